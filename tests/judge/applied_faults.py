@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from harness.core.catalog import FAULTS, ORACLES
 from harness.core.records import Case, Finding
 from harness.core.seams import inject
@@ -16,7 +14,6 @@ from harness.memory.poison.patterns import Poison
 
 def findings(oracle: str, params: dict[str, Any], sites: set[str], pattern: str = "nan") -> list[Finding]:
     """What `oracle` finds in one run of the engine under `pattern`; it must have looked at something."""
-    torch.set_num_threads(1)
     case = Case(id="case", scenario="s", system="engine", params=params, seed=7)
     assert not EngineTarget.why_not(case)
     run = EngineTarget(case).run(Poison(pattern, frozenset(sites)))

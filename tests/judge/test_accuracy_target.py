@@ -6,7 +6,6 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-import torch
 
 from harness.accuracy.answer_log import FILE_NAME, read_run
 from harness.core.cases import Case, Job
@@ -17,11 +16,6 @@ from harness.scenario.expand import expand, fault_cases
 from harness.scenario.load import load_scenarios, shipped_directory
 
 SCENARIOS = {scenario.name: scenario for scenario in load_scenarios(shipped_directory())}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def small(scenario: str, task: str, **params: object) -> Case:

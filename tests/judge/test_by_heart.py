@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from pydantic import ValidationError
 
 from harness.core.catalog import FAULTS, ORACLES
@@ -23,7 +22,6 @@ SMALL: dict[str, Any] = {
 
 
 def serve(**params: Any) -> Run:
-    torch.set_num_threads(1)
     case = Case(id="case", scenario="s", system="engine", params={**SMALL, **params}, seed=3)
     return EngineTarget(case).run(Poison("nan", frozenset({"kv.free", "kv.new", "kv.tail"})))
 

@@ -29,11 +29,6 @@ READERS, ALL = ["mla_decode", "mla_decode_sparse"], list(KERNEL)
 EVERY_SITE = frozenset(SITES.names())
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def case_of(op: str, **params: Any) -> Case:
     heads = {} if op == "write_kv" else {"num_heads": 2}
     given = {"kernel": KERNEL[op], "kv_lora_rank": 16, "qk_rope_head_dim": 8, **heads, **params}

@@ -20,7 +20,6 @@ PADDED_RANK = {"dp_rank_tokens": 100, "num_experts": 4}
 
 
 def served(params: dict[str, Any], sites: set[str] = ALL, patterns: tuple[str, ...] = ("nan", "zeros")) -> Evidence:
-    torch.set_num_threads(1)
     values = {"layers": ("mla",), "requests": REQUESTS, **params}
     case = Case(id="case", scenario="s", system="engine", params=values, seed=5)
     return Evidence(case, [EngineTarget(case).run(Poison(pattern, frozenset(sites))) for pattern in patterns])

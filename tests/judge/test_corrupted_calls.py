@@ -27,7 +27,6 @@ SCENARIOS = [one for one in load_scenarios(shipped_directory()) if "rejects" in 
 
 
 def judged(corrupt: str, name: str = "tiled", **changes: Any) -> CaseResult:
-    torch.set_num_threads(1)
     params = KERNEL_PARAMS["mla_decode"](kernel=name, corrupt=corrupt, **{**SMALL, **changes})
     poison = PoisonPlan(patterns=("nan",), sites=tuple(SITES.names()))
     names = {"id": "case", "scenario": "s", "system": "kernel", "op": "mla_decode", "seed": 7}
@@ -113,7 +112,6 @@ def test_an_unknown_corruption_is_an_error_with_the_nearest_name() -> None:
 
 @pytest.mark.parametrize("scenario", [one for one in SCENARIOS if one.device == "any"], ids=lambda one: one.name)
 def test_each_reference_kernel_is_right_or_refuses_with_the_name_of_the_argument(scenario: Any) -> None:
-    torch.set_num_threads(1)
     for case in expand(scenario):
         result = run_case(Job(key="k", case=case))
         assert result.verdict is Verdict.PASS, result.reason

@@ -70,21 +70,18 @@ def three_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("number", range(8))
 def test_sound_variants_pass_the_case_in_which_a_tie_was_decided_differently(number: int) -> None:
-    torch.set_num_threads(1)
     found = run_case(Job(key="case", case=case({"decode_kernel": f"sound-{number}"})))
     assert found.verdict is Verdict.PASS, found.reason
     assert found.looked_at["cold_warm"] > 0
 
 
 def test_a_sound_kernel_of_three_pieces_passes_in_which_it_was_accused(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.set_num_threads(1)
     three_pieces(monkeypatch)
     found = [run_case(Job(key="case", case=case({}, seed))) for seed in (SEED, *range(6))]
     assert [result.verdict for result in found] == [Verdict.PASS] * 7
 
 
 def parted() -> Run:
-    torch.set_num_threads(1)
     return EngineTarget(case({"decode_kernel": "sound-3"})).run(Poison("nan", frozenset(SITES.names())))
 
 
@@ -105,7 +102,6 @@ def test_a_divergence_within_rounding_is_a_note_and_less_is_looked_at(monkeypatc
 def test_a_selection_of_the_worst_tokens_in_the_second_epoch_names_the_decision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    torch.set_num_threads(1)
     best, calls = index.take_topk, [0]
 
     def worst_later(logits, lengths, before):  # type: ignore[no-untyped-def]

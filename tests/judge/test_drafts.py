@@ -23,7 +23,6 @@ PARTLY: dict[str, Any] = {
 
 
 def findings(oracle: str, params: dict[str, Any]) -> list[Finding]:
-    torch.set_num_threads(1)
     case = Case(id="case", scenario="s", system="engine", params=params, seed=3)
     run = EngineTarget(case).run(Poison("nan", frozenset()))
     assert all(run.events.get(event) for event in params.get("happens", ()))

@@ -33,7 +33,6 @@ def case(**params: Any) -> Case:
 
 
 def serve(sites: frozenset[str] = EVERY_SITE, pattern: str = "nan", strict: bool = False, **params: Any) -> Run:
-    torch.set_num_threads(1)
     return EngineTarget(case(**params)).run(Poison(pattern, sites, strict=strict, seed=5))
 
 
@@ -180,7 +179,6 @@ def test_a_refusal_and_a_full_memory_are_no_crash_of_the_engine(
 def test_an_error_of_a_probe_that_watches_the_engine_is_none_of_the_engine() -> None:
     broken = Trace()
     del broken.events
-    torch.set_num_threads(1)
     with pytest.raises(AttributeError, match="events"):
         EngineTarget(case()).run_traced(Poison("zeros", frozenset()), broken)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from harness.core.catalog import FAULTS
 from harness.core.errors import IllegalAddress
@@ -157,7 +156,6 @@ def test_a_token_past_the_vocabulary_is_an_illegal_address_of_the_drafter() -> N
 
 
 def test_an_id_of_padding_that_nobody_masked_is_looked_up_all_the_same() -> None:
-    torch.set_num_threads(1)
     params = PADDED | {"num_experts": 4, "route_kernel": "torch-live"}
     case = Case(id="case", scenario="s", system="engine", params=params, seed=7)
     strict = Poison("nan", frozenset({"router.ids"}), strict=True)

@@ -26,7 +26,6 @@ def case(**params: Any) -> Case:
 
 
 def serve(sites: frozenset[str] = EVERY_SITE, pattern: str = "nan", **params: Any) -> Run:
-    torch.set_num_threads(1)
     return EngineTarget(case(**params)).run(Poison(pattern, sites))
 
 

@@ -27,7 +27,6 @@ def case(**params: Any) -> Case:
 
 
 def run(**params: Any) -> Run:
-    torch.set_num_threads(1)
     with keeping_output_sites():  # as in a job
         return KernelTarget(case(**params)).run(Poison("nan", frozenset({"output", "lse", "kv.tail", "workspace"})))
 

@@ -31,11 +31,6 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def case_of(op: str, **params: Any) -> Case:
     values = KERNEL_PARAMS[op].model_validate(params).model_dump(mode="json")
     return Case(id="case", scenario="s", system="kernel", op=op, params=values, seed=7)

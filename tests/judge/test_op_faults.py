@@ -6,7 +6,6 @@ import contextlib
 from typing import Any
 
 import pytest
-import torch
 
 from harness.core.catalog import FAULTS, ORACLES, SITES
 from harness.core.op_params import KERNEL_PARAMS
@@ -18,7 +17,9 @@ from harness.memory.poison.patterns import Poison
 
 SMALL: dict[str, Any] = {"num_heads": 2, "kv_lora_rank": 32, "qk_rope_head_dim": 16}
 BOTH_EMPTY = {"empty_prefix_rows": 3, "empty_suffix_rows": 1}
+EMPTY_PREFIX = {"empty_prefix_rows": 2}
 PADS = {"context.pad"}
+NO_TAIL = set(SITES.names()) - {"kv.tail"}
 RAGGED = {"kernel": "torch-ragged"}
 PLANAR = {"kv": "indexer_planar", "seq_lens": [64]}
 INLINE = {"kv": "indexer_interleaved", "layers": 2}
@@ -33,23 +34,9 @@ CAUGHT = [
     ("merge.empty-lse-finite", "context_attention", {"kernel": "torch-plus-inf"}, "reference", "context.output", set()),
     ("kv.tail-masked-by-multiply", "mla_decode", {"seq_lens": [5, 70], **SMALL}, "finite", None, {"kv.tail"}),
     ("decode.zero-length-row-nan", "mla_decode", EMPTY, "finite", "graph.pad_rows", set()),
-    (
-        "merge.assume-minus-inf",
-        "merge_attn_states",
-        {"empty_prefix_rows": 2, "empty_lse": "+inf"},
-        "finite",
-        None,
-        set(),
-    ),
+    ("merge.assume-minus-inf", "merge_attn_states", EMPTY_PREFIX | {"empty_lse": "+inf"}, "finite", None, set()),
     ("merge.both-sides-empty", "merge_attn_states", BOTH_EMPTY, "finite", None, set()),
-    (
-        "merge.zero-weight-times-stale",
-        "merge_attn_states",
-        {"empty_prefix_rows": 2},
-        "finite",
-        None,
-        {"context.output"},
-    ),
+    ("merge.zero-weight-times-stale", "merge_attn_states", EMPTY_PREFIX, "finite", None, {"context.output"}),
     ("merge.prefix-strides-for-suffix", "merge_attn_states", {"padded": "suffix"}, "sentinel", "context.pad", PADS),
     ("merge.prefix-strides-for-suffix", "merge_attn_states", {"padded": "suffix"}, "reference", None, set()),
     ("context.stale-lse-of-empty-rows", "context_attention", {}, "finite", "context.lse", {"context.lse"}),
@@ -82,7 +69,6 @@ CAUGHT = [
 
 
 def findings(op: str, params: dict[str, Any], oracle: str, sites: set[str]) -> list[Finding]:
-    torch.set_num_threads(1)
     values = KERNEL_PARAMS[op].model_validate(params).model_dump(mode="json")
     case = Case(id="case", scenario="s", system="kernel", op=op, params=values, seed=7)
     runs = [KernelTarget(case).run(Poison(pattern, frozenset(sites))) for pattern in ("nan", "zeros")]
@@ -105,13 +91,7 @@ def test_a_fault_is_caught_while_it_is_applied_and_only_then(
     [
         ("merge.ignore-context-count", "merge_attn_states", {"num_with_context": 12}, "finite", None),
         ("kv.tail-masked-by-multiply", "mla_decode", {"seq_lens": [64, 128], **SMALL}, "finite", None),
-        (
-            "kv.tail-masked-by-multiply",
-            "mla_decode",
-            {"seq_lens": [5, 70], **SMALL},
-            "finite",
-            set(SITES.names()) - {"kv.tail"},
-        ),
+        ("kv.tail-masked-by-multiply", "mla_decode", {"seq_lens": [5, 70], **SMALL}, "finite", NO_TAIL),
         ("decode.zero-length-row-nan", "mla_decode", {**EMPTY, "kernel": "tiled"}, "finite", None),
         ("decode.zero-length-row-nan", "mla_decode", {**EMPTY, "seq_lens": [5, 70]}, "finite", None),
         ("merge.assume-minus-inf", "merge_attn_states", {"empty_prefix_rows": 2}, "finite", None),

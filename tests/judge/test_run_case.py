@@ -24,6 +24,8 @@ from harness.judge.target import Target
 from harness.kernels.call import note_launch
 from harness.memory.poison.patterns import Poison
 
+ALL_NAN = torch.full((3, 8), float("nan"))
+
 
 def answer() -> torch.Tensor:
     return torch.randn(3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -70,15 +72,12 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> type[StubTarget]:
 
 def job(**changes: object) -> Job:
     case = {
-        "id": "decode[kv=fp32]",
-        "scenario": "decode",
-        "system": "kernel",
-        "op": "mla_decode",
+        "id": "decode[kv=fp32]", "scenario": "decode", "system": "kernel", "op": "mla_decode",
         "params": {"kernel": "tiled", "kv": "fp32"},
         "poison": PoisonPlan(patterns=("nan", "zeros"), sites=("kv.tail", "output")),
         "oracles": ("finite", "sentinel", "reference", "non_interference"),
         "seed": 7,
-    }
+    }  # fmt: skip
     own = {key: value for key, value in changes.items() if key in Job.model_fields}
     case |= {key: value for key, value in changes.items() if key not in own}
     return Job(**({"key": "k", "case": Case(**case)} | own))  # type: ignore[arg-type]
@@ -90,6 +89,20 @@ def test_a_right_answer_passes_and_every_oracle_says_how_much_it_saw(stub):
     assert result.looked_at == {"finite": 48, "sentinel": 48, "reference": 48, "non_interference": 24, "crash": 2}
     assert (result.key, result.id, result.scenario) == ("k", "decode[kv=fp32]", "decode")
     assert result.seconds > 0
+
+
+def raising(error: Exception) -> Any:
+    """A `behave` that ends so."""
+
+    def behave(poison: Poison) -> Run:
+        raise error
+
+    return staticmethod(behave)
+
+
+def returning(tensor: torch.Tensor) -> Any:
+    """A `behave` with this output, whatever the poison."""
+    return staticmethod(lambda poison: Run(poison.pattern, [observed(tensor)]))
 
 
 def calling(*kernels: str) -> Any:
@@ -130,16 +143,13 @@ def test_a_result_says_how_often_the_main_run_launched_each_kernel(stub):
 
 
 def test_a_failure_stays_a_failure_if_the_kernel_was_never_called(stub):
-    stub.behave = staticmethod(lambda poison: Run(poison.pattern, [observed(torch.full((3, 8), float("nan")))]))
+    stub.behave = returning(ALL_NAN)
     assert run_case(job(named=("kernel",))).verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize("is_there", [False, True])
 def test_a_case_that_needs_a_package_of_an_extra_is_a_skip_where_it_is_not_installed(stub, monkeypatch, is_there):
-    def behave(poison: Poison) -> Run:
-        raise ModuleNotFoundError("No module named 'absent.part'", name="absent.part")
-
-    stub.behave = staticmethod(behave)
+    stub.behave = raising(ModuleNotFoundError("No module named 'absent.part'", name="absent.part"))
     monkeypatch.setitem(PACKAGES, "absent", ("absent-package", "accuracy"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if is_there else None)
     result = run_case(job())
@@ -168,7 +178,7 @@ def test_the_target_is_told_the_device(stub):
 
 
 def test_a_wrong_answer_fails_with_the_findings_of_all_oracles_that_saw_it(stub):
-    stub.behave = staticmethod(lambda poison: Run(poison.pattern, [observed(torch.full((3, 8), float("nan")))]))
+    stub.behave = returning(ALL_NAN)
     result = run_case(job())
     assert result.verdict is Verdict.FAIL
     assert {finding.oracle for finding in result.findings} == {"finite", "reference", "non_interference"}
@@ -190,12 +200,7 @@ def test_an_answer_that_depends_on_the_poison_fails_by_non_interference(stub):
 )
 @pytest.mark.parametrize("raised", [True, False])
 def test_a_run_that_the_kernel_ended_is_a_crash_and_no_other_oracle_is_asked(stub, error, raised):
-    def behave(poison: Poison) -> Run:
-        if raised:
-            raise error
-        return Run(poison.pattern, error=error)
-
-    stub.behave = staticmethod(behave)
+    stub.behave = raising(error) if raised else staticmethod(lambda poison: Run(poison.pattern, error=error))
     result = run_case(job())
     assert result.verdict is Verdict.CRASH
     assert [finding.oracle for finding in result.findings] == ["crash"]
@@ -204,10 +209,7 @@ def test_a_run_that_the_kernel_ended_is_a_crash_and_no_other_oracle_is_asked(stu
 
 
 def test_an_exception_of_the_harness_is_an_error_with_the_end_of_the_traceback(stub):
-    def behave(poison: Poison) -> Run:
-        raise RuntimeError("slipped\nand fell")
-
-    stub.behave = staticmethod(behave)
+    stub.behave = raising(RuntimeError("slipped\nand fell"))
     result = run_case(job())
     assert result.verdict is Verdict.ERROR
     assert result.reason == "RuntimeError: slipped"
@@ -242,7 +244,7 @@ def test_a_case_whose_runs_have_no_live_row_is_an_error(stub):
 
 
 def test_findings_outweigh_an_oracle_that_looked_at_nothing(stub):
-    stub.behave = staticmethod(lambda poison: Run(poison.pattern, [observed(torch.zeros(3, 8))]))
+    stub.behave = returning(torch.zeros(3, 8))
     result = run_case(job(oracles=("replay", "reference")))
     assert result.verdict is Verdict.FAIL
 
@@ -325,10 +327,7 @@ def test_on_cuda_it_is_skipped_where_the_engine_runs_other_kernels(stub, monkeyp
 
 @pytest.mark.parametrize("error", [KernelError("x raised RuntimeError: CUDA error"), RuntimeError("CUDA error: lost")])
 def test_a_bad_index_that_a_check_found_is_named_rather_than_the_fault_it_led_to(stub, monkeypatch, error):
-    def behave(poison: Poison) -> Run:
-        raise error
-
-    stub.behave = staticmethod(behave)
+    stub.behave = raising(error)
     monkeypatch.setattr(verdict_of, "bad_index", lambda: IllegalAddress("outside", tensor="block_table"))
     monkeypatch.setattr(verdict_of, "is_device_failure", lambda raised: True)
     result = run_case(job())

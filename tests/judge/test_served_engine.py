@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tokenizers import Tokenizer
 
 from harness.accuracy.backends import CANARY_NOTE, open_backend
@@ -20,11 +19,6 @@ from harness.judge.served_engine import open_engine
 from harness.memory.poison.patterns import Poison
 
 CANARY = FIXTURES / "canary-mla"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def test_the_canary_answers_its_questions_in_every_epoch_and_the_run_says_what_it_is(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from harness.core.records import Case, FirstNan
 from harness.engine import attention, batch, engine, experts, runner, speculation
@@ -21,7 +20,6 @@ DRAFTS = {"requests": ((64, 3), (64, 7)), "chains": ("a", "a"), "arrivals": (0, 
 
 
 def record(**params: Any) -> FirstNan:
-    torch.set_num_threads(1)
     case = Case(id="case", scenario="s", system="engine", params={**SMALL, **params}, seed=3)
     return EngineTarget(case).first_writer(Poison("nan", frozenset()))
 
