@@ -63,18 +63,18 @@ def load_scenarios(
     paths = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
     if not paths:
         raise InputError(f"{folder}: no scenario here; a scenario is a file that ends in .yaml")
-    if (alone := folder / f"{only}{SUFFIXES[0]}") in paths and (found := _load(alone, whole)[0]).name == only:
+    if (alone := folder / f"{only}{SUFFIXES[0]}") in paths and (found := _load(alone, whole)).name == only:
         return [found]
     if folder.resolve() != shipped_directory().resolve():
         whole = _every
     origin: dict[str, Path] = {}
     scenarios = []
     for path in paths:
-        scenario, document = _load(path, whole)
+        scenario = _load(path, whole)
         if scenario.name in origin:
             first = origin[scenario.name]
             message = f"the name {scenario.name!r} is taken by {first}; rename one of them"
-            raise _input_error(Problem(("name",), message), document, path)
+            raise _input_error(Problem(("name",), message), load_record(path, Scenario)[1], path)
         origin[scenario.name] = path
         scenarios.append(scenario)
     return scenarios
@@ -82,15 +82,15 @@ def load_scenarios(
 
 def load_scenario(path: Path) -> Scenario:
     """One scenario file. Raises InputError for its first problem."""
-    return _load(path)[0]
+    return _load(path)
 
 
-def _load(path: Path, whole: Callable[[str], bool] = _every) -> tuple[Scenario, Document]:
+def _load(path: Path, whole: Callable[[str], bool] = _every) -> Scenario:
     scenario, found = load_record(path, Scenario)
     problems = list(matrix.check(scenario, whole=whole(scenario.name)))
     if problems:
         raise _first(problems, found, path)
-    return scenario, found
+    return scenario
 
 
 def load_record(path: Path, model: type[RecordT]) -> tuple[RecordT, Document]:
