@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from harness.core.cases import Case
 from harness.core.catalog import FAULTS
 from harness.diagnose.script.recipes import RECIPES
@@ -22,6 +24,7 @@ def declared() -> list[tuple[str, Case]]:
     ]
 
 
+@functools.cache
 def script_of(fault: str | None, case: Case, *, is_pytest: bool = False, title: str = "A bug.") -> str:
     """The script of one case."""
     refs = (FAULTS.get(fault).ref,) if fault else case.refs
