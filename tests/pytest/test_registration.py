@@ -1,4 +1,5 @@
-"""The plug-in is found however it is asked for, never twice, and leaves a project's own `harness` alone."""
+"""An installed harness has all its files; its plug-in is found however it is asked for, never twice, and leaves a
+project's own `harness` alone."""
 
 from __future__ import annotations
 
@@ -65,6 +66,20 @@ def foreign(pytester: pytest.Pytester, site: Path, monkeypatch: pytest.MonkeyPat
         }
     )
     return pytester
+
+
+def test_a_wheel_finds_its_scenarios_and_canaries_from_any_folder(site: Path, tmp_path: Path) -> None:
+    code = (
+        "import harness, sys\nfrom harness.cli.main import exit_code_of\n"
+        "from harness.core.files import FIXTURES\n"
+        "assert 'site' in harness.__file__ and (FIXTURES / 'canary-mla').is_dir()\n"
+        "sys.exit(exit_code_of(['show', 'mixed-context']))"
+    )
+    path = {**os.environ, "PYTHONPATH": str(site)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "mixed-context[" in done.stdout
 
 
 def test_a_wheel_has_the_entry_points_and_is_typed(site: Path) -> None:
