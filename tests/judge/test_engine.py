@@ -197,6 +197,11 @@ def test_a_block_that_is_not_freed_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     assert any("free blocks after the last request" in message for message in found)
 
 
+def test_a_request_past_the_length_it_was_admitted_with_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sequence, "max_length", property(lambda self: self.num_prompt_tokens))
+    assert any(message.startswith("requests past the length") for message in judge("conserved", serve()))
+
+
 def test_a_request_that_gets_too_few_tokens_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sequence, "is_finished", property(lambda self: self.num_generated_tokens >= 3))
     assert any(message.startswith("tokens of request 0: 3, not 6") for message in judge("conserved", serve()))

@@ -226,7 +226,18 @@ def variants(op: str, given: Given) -> Iterator[Given]:
         for one in (*(real | heads for heads in divided), real):
             yield {name: value for name, value in one.items() if name != "layout"}
             yield one
-    yield _in_fours(drawn) if op == "select_topk" else drawn
+    yield _in_fours(drawn) if op == "select_topk" else _for_a_gpu(drawn) if op == "mla_decode" else drawn
+
+
+def _for_a_gpu(drawn: Given) -> Given:
+    """The call as drawn, with the least latent of Triton's products, and pages that span as little as "large" does."""
+    given = drawn | ({"kv_lora_rank": 32, "qk_rope_head_dim": 16} if drawn.get("kv_lora_rank", 512) < 32 else {})
+    if 0 < given.get("page_stride", 0) < 48 * PAGE_SIZE:
+        given["page_stride"] = 49 * PAGE_SIZE
+    elif given.get("page_stride", 0) >= 2**31 and "layout" not in given:
+        del given["page_stride"]
+        given["layout"] = "large"
+    return given
 
 
 def _long(op: str, given: Given, topk: int) -> Given:
