@@ -55,14 +55,16 @@ def test_a_smaller_trace_keeps_what_belongs_to_a_request() -> None:
     assert any(steps[0].ask == ("s:3", "b:2p") for steps in found) and any(not steps[0].together for steps in found)
 
 
+# How small a trace gets in two seconds depends on the machine; in a minute it does not.
+@pytest.mark.parametrize(("seconds", "most"), [("2", 20), pytest.param("60", 8, marks=pytest.mark.nightly)])
 def test_a_bug_is_found_shrunk_and_shown_by_a_script_without_the_harness(
-    start_server: Callable[..., str], tmp_path: Path
+    start_server: Callable[..., str], tmp_path: Path, seconds: str, most: int
 ) -> None:
     url, runs = start_server(START, "loses-last-token"), tmp_path / "runs"
-    assert exit_code_of(["serve-check", url, "--fuzz", "9", "--shrink-seconds", "2", "--out", str(runs)]) == 1
+    assert exit_code_of(["serve-check", url, "--fuzz", "9", "--shrink-seconds", seconds, "--out", str(runs)]) == 1
     (folder,) = runs.iterdir()
     trace = json.loads((folder / "trace.yaml").read_text())
-    assert sum(len(step["ask"]) for step in trace["steps"]) <= 8
+    assert sum(len(step["ask"]) for step in trace["steps"]) <= most
     shown = subprocess.run([sys.executable, str(folder / "trace.py")], capture_output=True, text=True, cwd=tmp_path)
     assert shown.returncode == 1 and " tokens instead of " in shown.stdout
     assert "harness" not in (folder / "trace.py").read_text()
