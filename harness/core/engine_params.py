@@ -92,12 +92,12 @@ class GraphParams(Params):
 
     GRAPH: ClassVar[str] = "graph"
 
-    graph: Literal["none", "full"] = "none"
+    graph: Literal["none", "full", "breakable"] = "none"
     capture: Literal["persistent", "lazy"] = Field(
-        default="persistent",
-        description="persistent: buffers filled before each replay; lazy: planned inside the capture",
+        default="persistent", description="persistent: filled before each replay; lazy: planned inside the capture"
     )
     capture_sizes: tuple[Count, ...] = (1, 2, 4, 8)
+    capture_order: Literal["falling", "rising"] = Field(default="falling", description="the order of the sizes")
     drafter: bool = Field(default=False, description="a second graph in the same pool runs before logits are consumed")
 
 
@@ -180,8 +180,7 @@ class ChangeParams(Params):
     """Changes of the state of a running engine."""
 
     changes: tuple[tuple[Change, Length], ...] = Field(
-        default=(),
-        description="state changes, each before this step of the last epoch; at 0 no request runs",
+        default=(), description="state changes, each before this step of the last epoch; at 0 no request runs"
     )
     adapters: tuple[Annotated[int, Field(ge=0, le=2)], ...] = Field(
         default=(), description="the slot of each request's adapter on kv_b_proj; 0, also without an entry, is none"
@@ -215,9 +214,8 @@ class EngineParams(ServingParams, ModelSizes, WorkloadParams, ChangeParams):
             yield "arrivals and chains have at most one entry for each request"
         if any(request >= len(self.requests) for request, _ in self.aborts):
             yield "aborts names a request that is not there"
-        if self.blocks_needed > self.num_blocks - 2:
-            left = self.num_blocks - 2
-            yield f"num_blocks {self.num_blocks} leaves {left} blocks, a request needs {self.blocks_needed}"
+        if (need := self.blocks_needed) > self.num_blocks - 2:
+            yield f"num_blocks {self.num_blocks} leaves {self.num_blocks - 2} blocks, a request needs {need}"
         yield from self._change_problems()
         yield from self._drafter_problems()
         yield from conflicts(self, set(self.layers), self.num_experts)
@@ -386,6 +384,8 @@ def conflicts(params: EngineParams, layers: Set[str], num_experts: int) -> Itera
         yield "prefix_caching shares pages of full and sparse layers, and states; a window of another request it cannot"
     if params.speculative_tokens and "kda" in layers:
         yield "speculative_tokens with kda layers: a state cannot be taken back when a draft is wrong"
+    if (params.graph, params.capture) == ("breakable", "lazy"):
+        yield "capture lazy with graph breakable: a plan is made in an eager part, which no capture records"
     if num_experts % params.expert_ranks:
         yield f"expert_ranks {params.expert_ranks} with {num_experts} experts: each rank holds an equal share"
     if params.amax_rows == "batch":

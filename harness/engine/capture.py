@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,9 @@ from harness.engine.probe import Probe
 from harness.kernels.call import BoundKernel
 from harness.memory.graph.interface import Graph, GraphPool, tensors_of
 from harness.memory.poison.patterns import Poison
+
+Bridges = dict[tuple[int, ...], Any]
+"""The results of eager parts that segments read, by size of the graph and number of the part."""
 
 
 class PersistentPlans:
@@ -79,7 +83,10 @@ def metadata_for_capture(warmed_up: DecodeMetadata) -> DecodeMetadata:
 
 @dataclass(slots=True)
 class DecodeGraphs:
-    """One captured decode step for each size, on static inputs, all in one pool."""
+    """One captured decode step for each size, on static inputs, all in one pool.
+
+    With `in_parts` the attention of each layer is an eager part, as in a breakable graph.
+    """
 
     model: PagedModel
     static: Batch
@@ -87,7 +94,9 @@ class DecodeGraphs:
     plans: Plans
     pool: GraphPool
     probe: Probe
+    in_parts: bool = False
     _graphs: dict[int, Graph] = field(default_factory=dict)
+    _bridges: Bridges = field(default_factory=dict)
 
     @property
     def sizes(self) -> list[int]:
@@ -101,8 +110,14 @@ class DecodeGraphs:
         inputs.decode.metadata = warmed_up = self.plans.warmup_metadata(inputs)
         self.model.forward(inputs, self.memory)
         inputs.decode.metadata = self.plans.capture_metadata(size, inputs, warmed_up)
-        self._graphs[size] = self.pool.capture(lambda: self.model.forward(inputs, self.memory))
+        self._graphs[size] = self._captured(size, lambda: self.model.forward(inputs, self.memory))
         self.probe.on_capture(inputs, self._graphs[size])
+
+    def _captured(self, size: int, forward: Callable[[], Forwarded]) -> Graph:
+        if not self.in_parts:
+            return self.pool.capture(forward)
+        keep = functools.partial(bridge, self._bridges, size)
+        return self.pool.capture_in_parts(forward, f"the graph of {size}", keep)
 
     def replay(self, size: int) -> Forwarded:
         """Replay the graph of `size` on the static inputs. The result is memory of the pool."""
@@ -119,6 +134,16 @@ class DecodeGraphs:
         for graph in self._graphs.values():
             for memory in graph.owned_memory():
                 poison.fill_(memory, "graph.pool")
+
+
+@seam("graph.weak-eager-results", "graph.bridge-outgrown")
+def bridge(bridges: Bridges, size: int, part: int, result: Any) -> Any:
+    """The tensors where the next segment reads the `result` of an eager part: the result of the capture.
+
+    No segment writes them, so they must have an owner as long as the graph is there (sgl-project/sglang#37448).
+    """
+    bridges[size, part] = result
+    return result
 
 
 def reachable_sizes(capture_sizes: tuple[int, ...], max_num_seqs: int) -> list[int]:

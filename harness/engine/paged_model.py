@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from harness.core.engine_params import EngineParams
+from harness.core.seams import seam
 from harness.engine.attention import PagedKDA, PagedMLA, PagedWindowMLA
 from harness.engine.batch import Batch
 from harness.engine.experts import RoutedExperts
@@ -21,6 +22,7 @@ from harness.engine.model.next_token import NextTokenModule
 from harness.engine.model.transformer import CausalLM, DecoderLayer
 from harness.engine.next_tokens import DraftMLA, ModuleDrafter, draft_plane
 from harness.engine.sparse_attention import PagedSparseMLA
+from harness.memory.graph.launch import eager_part
 from harness.memory.poison.patterns import Poison
 
 
@@ -130,7 +132,7 @@ class PagedModel:
         expert_ids: list[Tensor] = []
         selected: list[Tensor] = []
         for layer, attend, experts in zip(self._layers(), self._attention, self._experts, strict=True):
-            attended = attend(layer.input_layernorm(x), batch, memory)
+            attended = eager_part(attend, handed_over(layer.input_layernorm(x)), batch, memory)
             if isinstance(attended, tuple):
                 attended, positions = attended
                 selected.append(positions)
@@ -148,6 +150,12 @@ class PagedModel:
 
     def _layers(self) -> list[DecoderLayer]:
         return [layer for layer in self.model.layers if isinstance(layer, DecoderLayer)]
+
+
+@seam("graph.weak-segment-output")
+def handed_over(x: Tensor) -> Tensor:
+    """What a segment gives to an eager part, [T, hidden]. It is owned until that part has read it (ROCm/ATOM#1902)."""
+    return x
 
 
 def _quantizer(params: EngineParams, kernels: Kernels, poison: Poison) -> ActivationQuantizer:

@@ -73,7 +73,7 @@ class ModelRunner:
     def capture(self) -> None:
         """Capture the decode graphs, if the case has some; after a change of addresses again."""
         params = self._params
-        if params.graph != "full":
+        if not params.has_graph:
             return
         self._static = self._dummy(max(params.capture_sizes))
         assert self._static.decode is not None
@@ -82,9 +82,11 @@ class ModelRunner:
         if params.capture == "persistent":
             kernels = self.paged_model.kernels
             plans = PersistentPlans(kernels.mla_decode_plan, params.num_heads, kernels.plan_options)
-        self._graphs = DecodeGraphs(self.paged_model, self._static, self.memory, plans, self._graph_pool, self._probe)
+        more = (self._graph_pool, self._probe, params.graph == "breakable")
+        self._graphs = DecodeGraphs(self.paged_model, self._static, self.memory, plans, *more)
+        sizes = reachable_sizes(params.capture_sizes, params.max_num_seqs)
         # Larger graphs first, as in engines: smaller ones reuse their memory.
-        for size in reversed(reachable_sizes(params.capture_sizes, params.max_num_seqs)):
+        for size in sizes if params.capture_order == "rising" else reversed(sizes):
             self._graphs.capture(size)
             if self._drafter is not None:
                 self._drafter.capture(size * self._query_len)

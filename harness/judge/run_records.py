@@ -73,6 +73,8 @@ class ReplayedStep:
     """A second eager run, if the first differs and the device may not repeat its bits."""
     stale_site: str | None = None
     """The site of a captured input that differed from the input of the eager step."""
+    stale: str = ""
+    """The part of the graph that read memory without an owner, the tensor, and who wrote it last."""
     inputs: tuple[int, ...] = ()
     """A number for what each live row was computed from; empty if each replay has inputs of its own."""
 

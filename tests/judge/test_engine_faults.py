@@ -29,6 +29,7 @@ CHUNKED = {"layers": ("mla",), "context_chunk": 24, "max_batched_tokens": 40, "r
 FRESH_SHORTER = {"layers": ("mla",), "max_batched_tokens": 48, "requests": ((70, 2), (17, 3))}
 FRESH_LONGER = FRESH_SHORTER | {"requests": ((53, 2), (60, 3))}
 PADDED_RANK = {"quantize": "fp8_per_tensor", "dp_rank_tokens": 40, "requests": ((9, 2),)}
+PARTS = PADDED | {"graph": "breakable", "capture_sizes": (2, 4), "capture_order": "rising"}
 DUMMY = {"dummy_steps": True, "requests": ((9, 3), (20, 2))}
 
 
@@ -55,6 +56,9 @@ CAUGHT = [
     ("scale.dp-padding-in-amax", "finite", PADDED_RANK, {"dp.pad_rows"}, None),
     ("scale.sentinel-never-replaced", "reference", {"kv": "fp8_e4m3", "requests": ((9, 3),)}, set(), None),
     ("graph.shared-pool-overwrite", "sentinel", PADDED | {"drafter": True}, {"graph.pool"}, "graph.pool"),
+    ("graph.weak-eager-results", "replay", PARTS, {"graph.pool"}, "graph.pool"),
+    ("graph.bridge-outgrown", "replay", PARTS, {"graph.pool"}, "graph.pool"),
+    ("graph.weak-segment-output", "replay", PARTS, {"graph.pool"}, "graph.pool"),
     ("kv.runner-ignores-zero-list", "zeroed", MIXED, {"kv.new"}, "kv.new"),
     ("kv.zero-gate-by-exact-type", "finite", MIXED, {"kv.new"}, None),
     ("kv.states-zeroed-only", "finite", HYBRID, {"kv.new"}, None),
@@ -99,6 +103,8 @@ SILENT = [
     ("router.int64-ids", "finite", EXPERTS | {"zero_fill_output": True}, set()),
     ("graph.shared-pool-overwrite", "finite", PADDED | {"drafter": True}, {"output", "sched_meta"}),
     ("graph.shared-pool-overwrite", "finite", PADDED, {"graph.pool"}),
+    ("graph.bridge-outgrown", "replay", PARTS | {"capture_order": "falling"}, {"graph.pool"}),
+    ("graph.weak-segment-output", "replay", PARTS | {"graph": "full"}, {"graph.pool"}),
     ("graph.plan-in-warmup-only", "replay", PADDED | {"capture": "persistent"}, set()),
     ("graph.fresh-plan-each-step", "address", PADDED | {"capture": "lazy"}, set()),
     ("kv.zero-gate-by-exact-type", "finite", HYBRID, {"kv.new"}),

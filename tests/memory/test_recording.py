@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from harness.core.errors import CaptureError
-from harness.memory.graph.launch import launch
+from harness.memory.graph.launch import eager_part, launch
 from harness.memory.graph.recording import CpuGraph, CpuGraphPool
+from harness.memory.poison.patterns import Poison
 
 
 def capture(function: Callable[[], Any]) -> CpuGraph:
@@ -203,3 +204,28 @@ def test_an_address_leads_to_what_the_graph_reads_there() -> None:
     read = graph.tensor_at(static.data_ptr())
     assert read is not None and torch.equal(read, static)
     assert graph.tensor_at(torch.ones(3).data_ptr()) is None
+
+
+def in_parts(keep: Callable[[int, Any], Any]) -> tuple[torch.Tensor, CpuGraph]:
+    """A graph of (2 * x + 1) * 10 whose addition is an eager part."""
+    static = torch.ones(3)
+    pool = CpuGraphPool(Poison("nan", sites=frozenset({"graph.pool"})))
+    graph = pool.capture_in_parts(lambda: eager_part(lambda x: x + 1, static * 2) * 10, "the graph", keep)
+    return static, graph
+
+
+def test_a_graph_in_parts_calls_its_eager_part_in_each_replay_and_reads_what_it_kept() -> None:
+    kept = []
+    static, graph = in_parts(lambda number, result: kept.append(result) or result)
+    static.fill_(4.0)
+    graph.replay()
+    assert torch.equal(graph.outputs, torch.full((3,), 90.0)) and graph.stale_reads == []
+
+
+def test_a_result_of_an_eager_part_without_an_owner_is_filled_before_the_next_segment_reads_it() -> None:
+    _, graph = in_parts(lambda number, result: result)
+    graph.replay()
+    (stale,) = graph.stale_reads
+    assert graph.outputs.isnan().all()
+    assert stale.startswith("segment 1 of the graph read the result [3] of ")
+    assert stale.endswith("which no tensor owned; eager part 0 of the graph wrote it last")

@@ -132,7 +132,7 @@ def prefill_step(case: Case) -> Numbers:
 
 def _decode_numbers(params: EngineParams, step: Step) -> Numbers:
     num_live = len(step.decodes)
-    sizes = [size for size in params.capture_sizes if size >= num_live and params.graph == "full"]
+    sizes = [size for size in params.capture_sizes if size >= num_live and params.has_graph]
     size = min(sizes, default=num_live)
     lengths = [decode.seq_len for decode in step.decodes]
     same = params.model_dump(include={"num_blocks", "num_experts", "hidden_size"})

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.core.engine_params import BatchParams
 from harness.engine.batch import NO_KEYS, Batch, DecodeInputs, Padding, fill_static
+from harness.engine.capture import Bridges
 from harness.engine.kernels import Workspace
 from harness.engine.memory import PagedMemory
 from harness.engine.paged_model import Forwarded
@@ -95,6 +98,30 @@ def replace_table(static: DecodeInputs, live: DecodeInputs) -> None:
     # The captured table stays allocated, as in the engine that had the bug; it is only not updated any more.
     table.captured = static.block_table  # type: ignore[attr-defined]
     static.block_table = table
+
+
+def weak_result(bridges: Bridges, size: int, part: int, result: Tensor) -> Tensor:
+    """Hold the result [T, H] of an eager part weakly, so that a later capture may take its block
+    (sgl-project/sglang#37606)."""
+    return result
+
+
+def one_bridge_a_layer(bridges: Bridges, size: int, part: int, result: Tensor) -> Tensor:
+    """Share one buffer among all graphs, and replace it when a result [T, H] is larger (sgl-project/sglang#34183)."""
+    held: Tensor | None = bridges.get((part,))
+    if held is None or len(held) < len(result):
+        bridges[part,] = held = result
+    return held[: len(result)].copy_(result)
+
+
+def weak_output(x: Tensor) -> Tensor:
+    """In a capture give an eager part the address of x [T, hidden] alone, so that its block is free before the part
+    has read it (ROCm/ATOM#1902)."""
+    if ACTIVE.get() is None:
+        return x
+    with _disable_current_modes():
+        raw = (ctypes.c_char * x.nbytes).from_address(x.data_ptr())
+        return torch.frombuffer(raw, dtype=x.dtype).view(x.shape)
 
 
 def borrow_logits(forwarded: Forwarded, num_live: int) -> Tensor:

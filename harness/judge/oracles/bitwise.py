@@ -169,6 +169,7 @@ def _covers(spread: float, name: str, difference: float, notes: list[str]) -> bo
 def _unlike_eager(run: Run, step: ReplayedStep, mismatch: Mismatch) -> Finding:
     rows = mismatch.where("row")
     stale = f", and the graph read a stale {step.stale_site}" if step.stale_site else ""
+    stale += f" ({step.stale})" if step.stale else ""
     return Finding(
         oracle="replay",
         site=step.stale_site,

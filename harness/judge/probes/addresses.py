@@ -39,9 +39,14 @@ class GraphAddresses:
         """Whether the plan that the graph of `size` read differs from `fresh`, made for the same lengths."""
         for name, tensor in plan_tensors(fresh).items():
             read = self._graphs[size].tensor_at(self._captured[size][name])
-            if read is None or not torch.equal(read.flatten(), tensor.flatten()):
+            # A graph in parts does not read the plan: its eager parts do.
+            if read is not None and not torch.equal(read.flatten(), tensor.flatten()):
                 return True
         return False
+
+    def stale_reads(self, size: int) -> list[str]:
+        """What parts of the graph of `size` read in its newest replay although no tensor owned it."""
+        return self._graphs[size].stale_reads
 
     def _addresses(self, inputs: Batch) -> dict[str, int]:
         assert inputs.decode is not None

@@ -116,6 +116,8 @@ class EngineRecorder(Probe):
     def on_replay(self, inputs: Batch) -> Iterator[None]:
         """Make the pending rows live. The replay of a dummy step has none, and what follows in the step has none."""
         num_live, self._num_pending = self._num_pending, 0
+        # Eager parts between segments make their calls again.
+        self.on_forward(inputs.num_decode_tokens)
         with self._live(num_live):
             yield
 

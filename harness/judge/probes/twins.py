@@ -82,7 +82,10 @@ class Twins(Probe):
         self._run_padded(copied, memory)
         eager = self._model.forward(copied, copy_of_memory(memory))
         assert copied.decode is not None
-        is_stale = self._addresses.is_stale(inputs.num_decodes, copied.decode.metadata.plan)
+        stale = self._addresses.stale_reads(inputs.num_decodes)
+        site = "graph.pool" if stale else None
+        if not stale and self._addresses.is_stale(inputs.num_decodes, copied.decode.metadata.plan):
+            site = "sched_meta"
         rows = self._inputs_of_rows(copied.decode.query_len)
         live = torch.arange(len(replayed)) < len(rows)
         runs = [eager]
@@ -99,7 +102,8 @@ class Twins(Probe):
                 eager=eager.logits.cpu(),
                 live=live,
                 eager_again=runs[1].logits.cpu() if len(runs) > 1 else None,
-                stale_site="sched_meta" if is_stale else None,
+                stale_site=site,
+                stale="; ".join(stale[:1]),
                 inputs=rows,
             )
         )

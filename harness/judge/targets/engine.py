@@ -79,6 +79,8 @@ class EngineTarget(Target):
         if device == "cuda" and (params.quantize, params.graph) == ("mxfp8", "full"):
             why = "quantize_blocks/torch reads its offsets on the host, which a captured CUDA graph cannot"
             return Reason(why, Code.UNSUPPORTED)
+        if device == "cuda" and params.graph == "breakable":
+            return Reason("graph breakable is simulated on a CPU", Code.UNSUPPORTED)
         if reason := why_not_together(model_config(params), params):
             return Reason(reason, Code.UNSUPPORTED)
         kernel = KERNELS.get(f"mla_decode/{params.decode_kernel}")

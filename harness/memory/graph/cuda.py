@@ -13,7 +13,7 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -81,6 +81,7 @@ class CudaGraph:
     _foreign: list[Tensor]
     _made: list[weakref.ref[Tensor]]
     outputs: Any
+    stale_reads: list[str] = field(default_factory=list)
 
     def replay(self) -> None:
         """Launch the graph on the current stream. `outputs` hold its results until the next replay in the pool."""

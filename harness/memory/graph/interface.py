@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from harness.core.errors import InputError
 from harness.memory.poison.patterns import Poison
 
 
@@ -62,6 +63,8 @@ class Graph(Protocol):
     """A captured sequence of launches. `outputs` is the result of the captured function."""
 
     outputs: Any
+    stale_reads: list[str]
+    """What the parts of the newest replay read although no tensor owned it, and who wrote it last."""
 
     def replay(self) -> None:
         """Repeat every launch on the memory of the capture."""
@@ -85,10 +88,20 @@ class GraphPool(ABC):
         self._aliases: dict[int, list[Tensor]] = {}
         self._foreign: dict[int, Tensor] = {}
         self._dirty: list[Graph] = []
+        self._filled: set[int] = set()
+        """The storages that hold poison, as far as the parts of graphs did not write them since."""
 
     @abstractmethod
     def capture(self, function: Callable[[], Any]) -> Graph:
         """Capture the launches of `function`. Raises CaptureError for a function that no graph can hold."""
+
+    def capture_in_parts(self, function: Callable[[], Any], name: str, keep: Callable[[int, Any], Any]) -> Graph:
+        """Capture `function` as segments, with its calls of `eager_part` between them. Reports call the graph `name`.
+
+        `keep` takes the number and the result of each eager part, and returns the tensors that the next segment reads.
+        Each replay copies the new result there.
+        """
+        raise InputError("graph breakable is simulated on a CPU; on a GPU use graph full")
 
     def add(self, aliases: Iterable[Tensor], owned: Iterable[int] = ()) -> None:
         """Keep the aliases of a new graph, of any shape. It allocated the storages at the addresses `owned` itself."""
@@ -109,8 +122,14 @@ class GraphPool(ABC):
             return
         for graph in self._dirty:
             for memory in graph.owned_memory():
-                self._poison.fill_(memory, "graph.pool")
+                self._fill(memory)
         self._dirty.clear()
         for address, alias in self._foreign.items():
             if use_count(alias) == len(self._aliases[address]):
-                self._poison.fill_(whole_storage(alias), "graph.pool")
+                self._fill(whole_storage(alias))
+
+    def _fill(self, memory: Tensor) -> None:
+        """Fill a storage [n], if the poison is for graphs."""
+        if self._poison is not None:
+            self._poison.fill_(memory, "graph.pool")
+            self._filled.add(storage_address(memory))

@@ -33,7 +33,14 @@ class LaunchProbe:
         """After a replay on a CPU repeated one launch or ATen op. Replays on CUDA run no Python."""
 
 
+class PartRecorder(Protocol):
+    """A capture in progress that ends a segment in front of each eager part."""
+
+    def eager(self, function: Function, args: tuple[Any, ...]) -> Any: ...
+
+
 ACTIVE: ContextVar[Recorder | None] = ContextVar("harness_graph_recorder", default=None)
+IN_PARTS: ContextVar[PartRecorder | None] = ContextVar("harness_part_recorder", default=None)
 _PROBE: ContextVar[LaunchProbe | None] = ContextVar("harness_launch_probe", default=None)
 
 
@@ -55,6 +62,12 @@ def launch(function: Function, *args: Any, **kwargs: Any) -> Any:
     if probe is not None:
         probe.after_launch(noted, result)
     return result
+
+
+def eager_part(function: Function, *args: Any) -> Any:
+    """Call `function`. A capture in parts does not record it: each replay calls it again, on the captured tensors."""
+    recorder = IN_PARTS.get()
+    return function(*args) if recorder is None else recorder.eager(function, args)
 
 
 def launch_unseen(function: Function, *args: Any, **kwargs: Any) -> Any:

@@ -3,14 +3,20 @@
 A replay repeats each op and copies its result to the captured memory; views are not repeated. The recording holds its
 own aliases of all tensors. So it keeps memory as a graph keeps addresses: it does not follow rebound objects, and it
 knows when a storage has no other user. Unlike a CUDA capture, a CPU capture runs the ops.
+
+A capture in parts is a breakable graph: segments, and eager parts between them that a replay calls again. It keeps no
+tensor alive. Memory of a segment belongs to the replay as long as a tensor owned it in the capture. Results of eager
+parts are ordinary memory, which belongs to its owner alone. A replay fills the rest in front of each part.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+import itertools
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,8 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from harness.core.errors import CaptureError
-from harness.memory.graph.interface import GraphPool, alias_of, storage_address, tensors_of, whole_storage
-from harness.memory.graph.launch import ACTIVE, repeat
+from harness.memory.graph.interface import GraphPool, alias_of, storage_address, tensors_of, use_count, whole_storage
+from harness.memory.graph.launch import ACTIVE, IN_PARTS, Function, repeat
 from harness.memory.poison.allocations import ALLOCATIONS, QuickDispatch
 from harness.memory.poison.patterns import Poison
 
@@ -53,41 +59,109 @@ class _Node:
                     )
                 recorded.copy_(result)
 
+    def reads(self) -> Iterator[Tensor]:
+        """The tensors that it takes, without the ones that an op only writes."""
+        written: set[str | int] = set()
+        if isinstance(self.function, torch._ops.OpOverload):
+            arguments = enumerate(self.function._schema.arguments)
+            written = {key for n, a in arguments if a.alias_info and a.alias_info.is_write for key in (n, a.name)}
+        for key, value in itertools.chain(enumerate(self.args), self.kwargs.items()):
+            if key not in written:
+                yield from tensors_of(value)
+
+
+@dataclass(slots=True)
+class _Part:
+    """A segment of a graph, or one eager part.
+
+    `reads` names each storage that it reads and that none of its own nodes wrote before. `freed` are the storages of
+    segments that have no owner any more where it starts.
+    """
+
+    name: str
+    nodes: list[_Node]
+    freed: list[Tensor] = field(default_factory=list)
+    reads: dict[int, str] = field(default_factory=dict)
+    writes: set[int] = field(default_factory=set)
+
+    def note_accesses(self, made: dict[int, str]) -> None:
+        """Note what the nodes read and write. `made` names the storages that the graph has made so far."""
+        for node in self.nodes:
+            for tensor in node.reads():
+                address = storage_address(tensor)
+                if address in made and address not in self.writes:
+                    self.reads.setdefault(address, made[address])
+            for tensor in node.outputs:
+                made.setdefault(storage_address(tensor), f"the result {list(tensor.shape)} of {node.name}")
+                self.writes.add(storage_address(tensor))
+
 
 class CpuGraphPool(GraphPool):
     """Recordings that share memory."""
+
+    def __init__(self, poison: Poison | None = None) -> None:
+        super().__init__(poison)
+        self._writers: dict[int, str] = {}
 
     def capture(self, function: Callable[[], Any]) -> CpuGraph:
         """Run `function` once and record its ops and launches.
 
         Raises CaptureError if it reads a device value on the host outside a launch, or copies from the host.
         """
-        recorder = _Recorder()
+        return self._record(_Recorder(), function)
+
+    def capture_in_parts(self, function: Callable[[], Any], name: str, keep: Callable[[int, Any], Any]) -> CpuGraph:
+        recorder = _PartRecorder(name, keep)
+        token = IN_PARTS.set(recorder)
+        try:
+            return self._record(recorder, function)
+        finally:
+            IN_PARTS.reset(token)
+
+    def _record(self, recorder: _Recorder, function: Callable[[], Any]) -> CpuGraph:
         token = ACTIVE.set(recorder)
         try:
             with torch.no_grad(), recorder:
                 outputs = function()
         finally:
             ACTIVE.reset(token)
+        parts = recorder.parts()
         aliases, owned = recorder.finish()
-        graph = CpuGraph(self, recorder.nodes, aliases, owned, outputs)
+        graph = CpuGraph(self, parts, aliases, owned, outputs)
         self.add(aliases, owned)
         self.mark_written(graph)
         return graph
+
+    def run(self, part: _Part) -> list[str]:
+        """Fill what has no owner, and run a part. Returns what it read of filled memory."""
+        self.sweep()
+        for memory in part.freed:
+            self._fill(memory)
+        stale = [
+            f"{part.name} read {what}, which no tensor owned; {self._writers.get(address, 'the capture')} wrote it last"
+            for address, what in part.reads.items()
+            if address in self._filled
+        ]
+        for node in part.nodes:
+            node.run()
+        self._filled -= part.writes
+        self._writers |= dict.fromkeys(part.writes, part.name)
+        return stale
 
 
 class CpuGraph:
     """One recording, made by a pool's `capture`. `outputs` is the result of the captured function."""
 
     def __init__(
-        self, pool: CpuGraphPool, nodes: list[_Node], aliases: list[Tensor], owned: set[int], outputs: Any
+        self, pool: CpuGraphPool, parts: list[_Part], aliases: list[Tensor], owned: set[int], outputs: Any
     ) -> None:
         self._pool = pool
-        self._nodes = nodes
+        self._parts = parts
         self._aliases = aliases
         first_of = {storage_address(alias): alias for alias in reversed(aliases)}
         self._owned_memory = [whole_storage(first_of[address]) for address in sorted(owned)]
         self.outputs = outputs
+        self.stale_reads: list[str] = []
 
     def owned_memory(self) -> list[Tensor]:
         """The storages that the capture allocated."""
@@ -96,14 +170,12 @@ class CpuGraph:
     @property
     def launches(self) -> list[str]:
         """The names of the ops and launches of a replay, in order."""
-        return [node.name for node in self._nodes]
+        return [node.name for part in self._parts for node in part.nodes]
 
     def replay(self) -> None:
         """Repeat the recording. `outputs` hold its results until the next replay in the pool."""
-        self._pool.sweep()
         with torch.no_grad():
-            for node in self._nodes:
-                node.run()
+            self.stale_reads = [stale for part in self._parts for stale in self._pool.run(part)]
         self._pool.mark_written(self)
 
     def tensor_at(self, address: int) -> Tensor | None:
@@ -117,9 +189,9 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.nodes: list[_Node] = []
-        self._alias_of: dict[int, Tensor] = {}
-        # Originals stay alive during the capture, so that neither an id nor an address is used twice.
-        self._originals: list[Any] = []
+        self._alias_of: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+        # Aliases of each storage keep its address from being used twice. They do not keep the captured tensors.
+        self._aliases: dict[int, list[Tensor]] = {}
         # Storages allocated during the capture, also temporary ones of a launch.
         self._made: set[int] = set()
         self._owned: set[int] = set()
@@ -153,14 +225,16 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
             result = function(*args, **kwargs)
         finally:
             self._paused = False
-        name = getattr(function, "__qualname__", type(function).__name__)
-        self.nodes.append(_Node(name, function, recorded_args, recorded_kwargs, self._results(result)))
+        self.nodes.append(_Node(_name_of(function), function, recorded_args, recorded_kwargs, self._results(result)))
         return result
+
+    def parts(self) -> list[_Part]:
+        """What was recorded, in order."""
+        return [_Part("", self.nodes)]
 
     def finish(self) -> tuple[list[Tensor], set[int]]:
         """The aliases to hold, and the storage addresses allocated by the recording."""
-        self._originals.clear()
-        aliases = [alias for alias in self._alias_of.values() if storage_address(alias) not in self._scalars]
+        aliases = [one for address, held in self._aliases.items() if address not in self._scalars for one in held]
         return aliases, self._owned
 
     def _aliased(self, value: Any) -> Any:
@@ -198,14 +272,60 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
         return result
 
     def _alias(self, tensor: Tensor) -> Tensor:
-        alias = self._alias_of.get(id(tensor))
-        if alias is None:
-            self._paused, paused = True, self._paused
-            alias = alias_of(tensor)
-            self._paused = paused
-            self._alias_of[id(tensor)] = alias
-            self._originals.append(tensor)
+        known = self._alias_of.get(id(tensor))
+        if known is not None and known[0]() is tensor:
+            return known[1]
+        self._paused, paused = True, self._paused
+        alias = alias_of(tensor)
+        self._paused = paused
+        self._alias_of[id(tensor)] = weakref.ref(tensor), alias
+        self._aliases.setdefault(storage_address(tensor), []).append(alias)
         return alias
+
+
+class _PartRecorder(_Recorder):  # type: ignore[no-untyped-call]
+    """Records segments, and the eager parts between them."""
+
+    def __init__(self, name: str, keep: Callable[[int, Any], Any]) -> None:
+        super().__init__()
+        self._name, self._keep = name, keep
+        self._parts: list[_Part] = []
+        self._freed: set[int] = set()
+
+    def eager(self, function: Function, args: tuple[Any, ...]) -> Any:
+        """End the segment, run `function` and note it as a part of its own."""
+        self._end_segment()
+        # Its arguments are weak: the aliases say where they are, and do not own them.
+        given = tuple(self._alias(value) if isinstance(value, Tensor) else value for value in args)
+        freed = [a for a in self._owned - self._freed if use_count(self._aliases[a][0]) <= len(self._aliases[a])]
+        self._freed.update(freed)
+        self._paused, token, number = True, ACTIVE.set(None), len(self._parts) // 2
+        try:
+            result = self._keep(number, function(*args))
+        finally:
+            ACTIVE.reset(token)
+            self._paused = False
+        kept = tensors_of(result)
+        self._made -= {storage_address(tensor) for tensor in kept}
+        node = _Node(_name_of(function), function, given, {}, [self._alias(tensor) for tensor in kept])
+        memory = [whole_storage(self._aliases[address][0]) for address in freed]
+        self._parts.append(_Part(f"eager part {number} of {self._name}", [node], memory))
+        return result
+
+    def parts(self) -> list[_Part]:
+        self._end_segment()
+        made: dict[int, str] = {}
+        for part in self._parts:
+            part.note_accesses(made)
+        return self._parts
+
+    def _end_segment(self) -> None:
+        self._parts.append(_Part(f"segment {len(self._parts) // 2} of {self._name}", self.nodes))
+        self.nodes = []
+
+
+def _name_of(function: Function) -> str:
+    return getattr(function, "__qualname__", type(function).__name__)
 
 
 def _refuse_host_reads(func: Any, args: tuple[Any, ...]) -> None:
