@@ -118,7 +118,7 @@ PLANTED = (
             "preempted-requests[model=window,graph=none]",
             where="not sequence.is_finished and bool(sequence.window_blocks)"),
     Planted("last-page-is-never-given", SCHEDULER + "Scheduler._fits",
-            "needed <= self.pool.num_free_blocks", "needed < self.pool.num_free_blocks",
+            "num_new_tokens) <= self.pool.num_free_blocks", "num_new_tokens) < self.pool.num_free_blocks",
             "queued-requests[load=whole_pool]",
             where="self._blocks_for(sequence, sequence.num_computed_tokens + num_new_tokens) == "
             "self.pool.num_free_blocks"),
