@@ -70,20 +70,19 @@ def sglang_cases() -> dict[str, tuple[str, dict[str, Any]]]:
         found[f"glm_moe_dsa-auto-{graphs}"] = "glm_moe_dsa", options
         for backend in ("triton", "fa3", "flashmla"):
             found[f"deepseek_v2-{backend}-{graphs}"] = "deepseek_v2", options | {"attention_backend": backend}
-    for prefill, decode in (("flashmla_sparse", "flashmla_sparse"), ("fa3", "fa3"), ("flashmla_kv", "flashmla_kv")):
-        cache = {"kv_cache_dtype": "fp8_e4m3"} if decode == "flashmla_kv" else {}
-        backends = {"nsa_prefill_backend": prefill, "nsa_decode_backend": decode}
-        found[f"deepseek_v32-{decode}-eager"] = "deepseek_v32", eager | cache | backends
+    for backend in ("flashmla_sparse", "fa3", "flashmla_kv"):
+        cache = {"kv_cache_dtype": "fp8_e4m3"} if backend == "flashmla_kv" else {}
+        backends = {"nsa_prefill_backend": backend, "nsa_decode_backend": backend}
+        found[f"deepseek_v32-{backend}-eager"] = "deepseek_v32", eager | cache | backends
     found["kimi_linear-auto-eager"] = "kimi_linear", eager
     found["longcat_flash-auto-eager"] = "longcat_flash", eager
     return found
 
 
-def ask_sglang(checkpoint: Path, options: dict[str, Any], out: Path) -> None:
-    """As `ask`, with SGLang."""
+def ask_sglang(checkpoint: Path, prompts: list[list[int]], options: dict[str, Any]) -> dict[str, Any]:
+    """As `ask_vllm`, with SGLang."""
     import sglang
 
-    known = json.loads((checkpoint / "prompts.json").read_text())
     base = {
         "skip_tokenizer_init": True, "context_length": 1024, "max_total_tokens": 16384, "max_running_requests": 8,
         "mem_fraction_static": 0.1, "disable_radix_cache": True, "random_seed": 0, "page_size": 64,
@@ -92,53 +91,47 @@ def ask_sglang(checkpoint: Path, options: dict[str, Any], out: Path) -> None:
 
     def answers(max_tokens: int, **more: Any) -> list[Any]:
         params = {"temperature": 0.0, "max_new_tokens": max_tokens, "ignore_eos": True}
-        return engine.generate(input_ids=known["sequences"], sampling_params=params, return_logprob=True, **more)
+        return engine.generate(input_ids=prompts, sampling_params=params, return_logprob=True, **more)
 
     of_prompts = [answer["meta_info"]["input_token_logprobs"] for answer in answers(1, logprob_start_len=0)]
     generated = [answer["meta_info"]["output_token_logprobs"] for answer in answers(32)]
-    found = {
+    engine.shutdown()
+    return {
         "logprobs": [[entry[0] for entry in entries[1:]] for entries in of_prompts],
         "generated": [[entry[1] for entry in entries] for entries in generated],
         "generated_logprobs": [[entry[0] for entry in entries] for entries in generated],
     }
-    out.write_text(json.dumps(found))
-    engine.shutdown()
 
 
-def ask(checkpoint: Path, options: dict[str, Any], out: Path) -> None:
-    """In a child: load vLLM, and write what it says of the prompts and of what it generates."""
+def ask_vllm(checkpoint: Path, prompts: list[list[int]], options: dict[str, Any]) -> dict[str, Any]:
+    """In a child: load vLLM. Returns what it says of the tokens of the prompts, and of what it generates."""
     from vllm import LLM, SamplingParams
 
     from mla_harness_vllm import activate
 
     activate()
 
-    known = json.loads((checkpoint / "prompts.json").read_text())
     base = {
         "skip_tokenizer_init": True, "max_model_len": 1024, "gpu_memory_utilization": 0.1, "max_num_seqs": 8,
         "kv_cache_memory_bytes": 512 << 20, "max_num_batched_tokens": 2048, "enable_prefix_caching": False, "seed": 0,
     }  # fmt: skip
     llm = LLM(str(checkpoint), **(base | options))
-    asked: list[Any] = [{"prompt_token_ids": tokens} for tokens in known["sequences"]]
+    asked: list[Any] = [{"prompt_token_ids": tokens} for tokens in prompts]
     only = SamplingParams(temperature=0, max_tokens=1, detokenize=False, prompt_logprobs=0)
     of_prompts = [
         [entry[token].logprob for entry, token in zip(answer.prompt_logprobs[1:], tokens[1:], strict=True)]
-        for answer, tokens in zip(llm.generate(asked, only, use_tqdm=False), known["sequences"], strict=True)
+        for answer, tokens in zip(llm.generate(asked, only, use_tqdm=False), prompts, strict=True)
     ]
     more = SamplingParams(temperature=0, max_tokens=32, detokenize=False, logprobs=0, ignore_eos=True)
     generated = [answer.outputs[0] for answer in llm.generate(asked, more, use_tqdm=False)]
-    out.write_text(
-        json.dumps(
-            {
-                "logprobs": of_prompts,
-                "generated": [list(answer.token_ids) for answer in generated],
-                "generated_logprobs": [
-                    [entry[token].logprob for entry, token in zip(answer.logprobs, answer.token_ids, strict=True)]
-                    for answer in generated
-                ],
-            }
-        )
-    )
+    return {
+        "logprobs": of_prompts,
+        "generated": [list(answer.token_ids) for answer in generated],
+        "generated_logprobs": [
+            [entry[token].logprob for entry, token in zip(answer.logprobs, answer.token_ids, strict=True)]
+            for answer in generated
+        ],
+    }
 
 
 def start(name: str, case: tuple[str, dict[str, Any]], args: argparse.Namespace) -> subprocess.Popen[bytes]:
@@ -187,9 +180,10 @@ def main() -> None:
     parser.add_argument("--engine", choices=["vllm", "sglang"], default="vllm")
     parser.add_argument("--case")
     args = parser.parse_args()
-    ask_engine, named = (ask, cases) if args.engine == "vllm" else (ask_sglang, sglang_cases)
+    ask_engine, named = (ask_vllm, cases) if args.engine == "vllm" else (ask_sglang, sglang_cases)
     if args.case is not None:
-        ask_engine(args.checkpoints, json.loads(args.case), args.out)
+        prompts = json.loads((args.checkpoints / "prompts.json").read_text())["sequences"]
+        args.out.write_text(json.dumps(ask_engine(args.checkpoints, prompts, json.loads(args.case))))
         return
     args.out.mkdir(parents=True, exist_ok=True)
     chosen = {name: case for name, case in named().items() if args.only in name}

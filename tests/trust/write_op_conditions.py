@@ -226,7 +226,9 @@ def variants(op: str, given: Given) -> Iterator[Given]:
         for one in (*(real | heads for heads in divided), real):
             yield {name: value for name, value in one.items() if name != "layout"}
             yield one
-    yield _in_fours(drawn) if op == "select_topk" else _for_a_gpu(drawn) if op == "mla_decode" else drawn
+    if op == "mla_decode":
+        drawn = _for_a_gpu(drawn)
+    yield _in_fours(drawn) if op == "select_topk" else drawn
 
 
 def _for_a_gpu(drawn: Given) -> Given:

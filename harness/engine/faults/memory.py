@@ -101,8 +101,7 @@ def replace_table(static: DecodeInputs, live: DecodeInputs) -> None:
 
 
 def weak_result(bridges: Bridges, size: int, part: int, result: Tensor) -> Tensor:
-    """Hold the result [T, H] of an eager part weakly, so that a later capture may take its block
-    (sgl-project/sglang#37606)."""
+    """Hold the result [T, H] of an eager part weakly: a later capture may take its block (sgl-project/sglang#37606)."""
     return result
 
 

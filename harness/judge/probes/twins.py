@@ -103,7 +103,7 @@ class Twins(Probe):
                 live=live,
                 eager_again=runs[1].logits.cpu() if len(runs) > 1 else None,
                 stale_site=site,
-                stale="; ".join(stale[:1]),
+                stale=stale[0] if stale else "",
                 inputs=rows,
             )
         )
