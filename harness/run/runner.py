@@ -7,8 +7,9 @@ import selectors
 import sys
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 from harness.core.cases import Job
@@ -16,6 +17,7 @@ from harness.core.crash_stack import user_frame
 from harness.core.errors import HarnessError, InputError
 from harness.core.records import BAD, CaseResult, Finding, Verdict
 from harness.run.child import MAX_LOG_BYTES, ONE_THREAD, TICK_SECONDS, Child, ChildDied
+from harness.run.compiling import Compiling
 from harness.run.environment import Environment, num_usable_cores
 from harness.run.fork_server import Forks
 from harness.run.gpus import GpuLocks
@@ -59,6 +61,7 @@ class WorkerPool(Pool):
         self._per_gpu = per_gpu
         self._workers: list[Worker] = []
         self._selector = selectors.DefaultSelector()
+        self._compiling = Compiling()
         self._gpus: GpuLocks | None = None
         self._gpu_of: dict[Worker, int] = {}
         self._spares: defaultdict[int | None, list[Worker]] = defaultdict(list)
@@ -146,6 +149,10 @@ class WorkerPool(Pool):
                     if result is not None:
                         del busy[worker]
                         yield result
+                        given_up = self._compiling.end(job, result, waiting)
+                        for left in [job for job in waiting if job.key in given_up]:
+                            waiting.remove(left)
+                            yield given_up[left.key]
         finally:
             # After an early stop, a busy worker would answer the next run with a result of this one.
             for worker in busy:
@@ -160,7 +167,7 @@ class WorkerPool(Pool):
                 self._workers.append(self._spawn())
         for worker in self._workers:
             if waiting and worker not in busy and worker.is_ready:
-                job = self._next_for(worker, waiting)
+                job = self._next_for(worker, waiting, busy.values())
                 if job is None:
                     continue
                 worker.empty_log()
@@ -178,15 +185,18 @@ class WorkerPool(Pool):
         num_gpus = 1 if self.environment is None else max(1, len(self.environment.gpus))
         return len(waiting) - on_gpu + min(on_gpu, self._per_gpu * num_gpus)
 
-    def _next_for(self, worker: Worker, waiting: deque[Job]) -> Job | None:
+    def _next_for(self, worker: Worker, waiting: deque[Job], running: Iterable[Job]) -> Job | None:
         """The first waiting job that `worker` can run. For a job on CUDA, the worker locks a GPU and keeps it."""
-        on_gpu = (job for job in waiting if job.device == "cuda")
+        free = (job for job in waiting if not self._compiling.must_wait(job, running))
+        first = next(free, None)
+        if first is None:
+            return None
         if worker in self._gpu_of:
             # Other workers can run the rest, but not on this GPU.
-            return next(on_gpu, waiting[0])
-        if waiting[0].device == "cuda" and self._take_gpu(worker):
-            return waiting[0]
-        return next((job for job in waiting if job.device != "cuda"), None)
+            return next((job for job in chain([first], free) if job.device == "cuda"), first)
+        if first.device != "cuda" or self._take_gpu(worker):
+            return first
+        return next((job for job in free if job.device != "cuda"), None)
 
     def _take_gpu(self, worker: Worker) -> bool:
         assert self.environment is not None

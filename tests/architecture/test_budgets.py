@@ -22,7 +22,7 @@ BUDGETS = {
     "harness/memory": 3906,
     "harness/pytest": 1239,
     "harness/report": 3037,
-    "harness/run": 2927,
+    "harness/run": 2975,
     "harness/scenario": 2772,
     "harness/store": 1279,
     "tools": 248,
