@@ -24,6 +24,10 @@ _NAMED = re.compile(r"\w+(?:Error|Exception)\b")
 """The last line of a traceback."""
 _LOGGED = re.compile(r"^(?:\([^)]* pid=\d+\) )?(?:[A-Z]+ [-\d]+ [:\d]+ \[[^\]]*\] )?")
 """The prefix of a line of a worker process: the process, then level, time and place."""
+_RANK = re.compile(r"^\((\w*Worker[^)]*?) pid=\d+\) ")
+"""The rank of a line, such as Worker_TP1, as vLLM names its processes."""
+STARTED = "mla-harness: start took"
+"""A line of a serving process: its engine has started, and questions follow."""
 _ELSEWHERE = ("initialization failed", "timed out", "died unexpectedly", "Executor failed")
 """Last errors without a cause: a worker failed and printed the cause before."""
 
@@ -44,8 +48,13 @@ class Serving:
         log: Path,
         seconds: float,
         forks: ForkServer | None = None,
+        num_ranks: int = 1,
+        hangs: str = "",
     ) -> dict[str, Any]:
-        """The reply of the serving process. Raises InputError if it refuses, and KernelError if it fails or dies."""
+        """The reply of the serving process. Raises InputError if it refuses, and KernelError if it fails or dies.
+
+        `hangs` says which settings are known to hang, for the message if it is ended at its limit.
+        """
         name = f"{self.title}'s process"
         with Child(module, name=name, forks=forks, environ=settings, log=log) as child:
             child.send(request, seconds)
@@ -54,12 +63,16 @@ class Serving:
                 reply = child.receive()
             if reply is None or reply.failed is not None:
                 death = child.death()
-                how = f"{self.title} hung: no end after {seconds} s" if death.is_hang else f"{name} {death.ended}"
-            self.log_tail, cause = child.log(), last_words(child.printed(CAUSE_BYTES))
+                how = f"{name} {death.ended}"
+            printed = child.printed(CAUSE_BYTES)
+            self.log_tail, cause = child.log(), last_words(printed)
         if reply is None or reply.failed is not None:
+            if death.is_hang:
+                hung = f"{self.title} hung: no end after {seconds} s, {waits_for(printed, num_ranks)}"
+                raise KernelError("; ".join(filter(None, [hung, hangs])), **death.as_cause)
             # The log of the engine is the one place that names the exception.
             named = _NAMED.search(cause)
-            ended = {"cause": Code.RAISED, "error": named[0]} if named and not death.is_hang else death.as_cause
+            ended = {"cause": Code.RAISED, "error": named[0]} if named else death.as_cause
             raise KernelError(f"{how}: {cause[-300:]}", **ended)
         if reply.result is None:
             raise InputError(reply.refused)
@@ -97,3 +110,17 @@ def last_words(log: str) -> str:
     # Other workers fail after the first one, because it is gone.
     of_workers = (_LOGGED.sub("", line) for line in lines if line not in errors)
     return next((line for line in of_workers if _ERROR.match(line)), last)
+
+
+def waits_for(log: str, num_ranks: int) -> str:
+    """When an engine hung, and the last line of each rank; in front the rank that was silent first."""
+    last: dict[str, str] = {}
+    for line in log.splitlines():
+        if (found := _RANK.match(line)) and (words := _LOGGED.sub("", line).strip()):
+            # A rank that prints again moves to the end.
+            last.pop(found[1], None)
+            last[found[1]] = words[-150:]
+    lines = [f"{rank}: {words}" for rank, words in last.items()] or [last_words(log)[-300:]]
+    if last and (silent := num_ranks - len(last)) > 0:
+        lines.insert(0, f"{silent} of {num_ranks} ranks printed nothing")
+    return f"{'while it was asked' if STARTED in log else 'it had not started'}; last lines: {' | '.join(lines)}"

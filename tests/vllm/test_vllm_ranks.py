@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from harness.core.cases import Case, Job, PoisonPlan
-from harness.core.errors import HarnessError, InputError
+from harness.core.cause_codes import Code
+from harness.core.errors import HarnessError, InputError, KernelError
 from harness.core.records import Blame, FirstNan, Verdict
 from harness.diagnose.session import recorded_job
+from harness.engines.serving import STARTED, Serving, waits_for
 from harness.engines.vllm.options import environ, llm_options
 from harness.engines.vllm.params import VllmParams
-from harness.engines.vllm.ranks import collected, rank_environ
+from harness.engines.vllm.ranks import collected, known_to_hang, rank_environ
 from harness.engines.vllm.serve import plugin
 from harness.engines.vllm.serve.settings import ServePoison
 from harness.judge.run_case import run_case
@@ -101,16 +103,25 @@ def test_a_vllm_that_dies_before_its_recorders_told_says_so(tmp_path: Path, monk
     )
 
 
-@pytest.mark.nightly
-def test_ranks_that_hang_are_a_crash_after_the_time_limit_and_leave_no_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("how", "phase"),
+    [
+        ("start-hangs", "it had not started"),
+        pytest.param("ranks-hang", "while it was asked", marks=pytest.mark.nightly),
+    ],
+)
+def test_ranks_that_hang_are_ended_at_the_limit_and_their_last_lines_are_named(
+    how: str, phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FAKE_VLLM", "ranks-hang")
+    monkeypatch.setenv("FAKE_VLLM", how)
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
     pids = tmp_path / "pids"
     pids.mkdir()
     monkeypatch.setenv("FAKE_PIDS", str(pids))
-    result = run_case(job(tmp_path, fault=None, timeout_seconds=20))
-    assert result.verdict is Verdict.CRASH and "vLLM hung: no end after 20 s" in result.reason
+    result = run_case(job(tmp_path, fault=None, timeout_seconds=25))
+    assert result.verdict is Verdict.CRASH and f"vLLM hung: no end after 25 s, {phase}" in result.reason
+    for line in ("Worker_TP0: vLLM is using nccl", "Worker_TP1: building trtllm_mnnvl_comm", "NCCL_NVLS_ENABLE=1 (0)"):
+        assert line in result.reason
     hung = [int(path.name) for path in pids.iterdir()]
     assert len(hung) == 2
     for _ in range(50):
@@ -118,6 +129,32 @@ def test_ranks_that_hang_are_a_crash_after_the_time_limit_and_leave_no_process(
             return
         time.sleep(0.1)
     pytest.fail(f"workers {hung} are still there")
+
+
+def test_a_start_that_hangs_is_ended_at_its_limit_with_the_rank_and_the_setting_in_the_message(tmp_path: Path) -> None:
+    began, request = time.monotonic(), case().poison
+    with pytest.raises(KernelError) as raised:
+        Serving("vLLM").reply("tests.vllm.hanging_start", request, {}, tmp_path / "log", 3.0, num_ranks=2, hangs="X=1")
+    assert time.monotonic() - began < 30
+    assert str(raised.value) == (
+        "vLLM hung: no end after 3.0 s, it had not started; last lines: Worker_TP1: building trtllm_mnnvl_comm | "
+        "Worker_TP0: vLLM is using nccl; X=1"
+    )
+    assert raised.value.cause is Code.TIME_LIMIT
+
+
+def test_the_rank_that_was_silent_first_stands_in_front_and_one_without_a_line_is_counted() -> None:
+    log = "(Worker_TP1 pid=2) INFO 11-25 14:20:01 [a.py:1] reading\n(Worker_TP0 pid=1) waiting\n(Worker_TP1 pid=2) \n"
+    assert waits_for(log, 2) == "it had not started; last lines: Worker_TP1: reading | Worker_TP0: waiting"
+    assert "last lines: 1 of 3 ranks printed nothing | Worker_TP1" in waits_for(log, 3)
+    assert waits_for(f"{STARTED} 3 s\nasking\n", 1) == "while it was asked; last lines: asking"
+
+
+def test_variables_that_wait_for_multicast_are_named_for_several_ranks_alone() -> None:
+    ours = rank_environ(2, (), {})
+    assert known_to_hang(2, ours) == known_to_hang(1, {}) == ""
+    ours["VLLM_ALLREDUCE_USE_FLASHINFER"] = "1"
+    assert known_to_hang(2, ours).endswith(": VLLM_ALLREDUCE_USE_FLASHINFER=1 (0)")
 
 
 @pytest.mark.nightly

@@ -58,6 +58,15 @@ def rank_environ(num_ranks: int, gpus: tuple[int, ...], inherited: Mapping[str, 
     return ours
 
 
+def known_to_hang(num_ranks: int, environ: Mapping[str, str]) -> str:
+    """The variables of a start over several ranks that make it wait for NVLink multicast; empty if none does."""
+    off = {**NO_MULTICAST, "VLLM_ALLREDUCE_USE_FLASHINFER": "0"} if num_ranks > 1 else {}
+    wrong = [f"{name}={environ.get(name, '')} ({value})" for name, value in off.items() if environ.get(name) != value]
+    return (
+        f"known to hang where NVLink multicast does not come up (what avoids it): {', '.join(wrong)}" if wrong else ""
+    )
+
+
 def why_not_split(params: VllmParams, checkpoint: Path) -> str:
     """Why a case cannot be split over its ranks here, in one sentence; empty if it can."""
     num_ranks = params.tensor_parallel

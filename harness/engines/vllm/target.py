@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tempfile
 from importlib.util import find_spec
@@ -23,7 +24,7 @@ from harness.engines.serving import NEVER_READY, EngineForks, Serving
 from harness.engines.vllm.faults import why_not
 from harness.engines.vllm.options import HTTP_ENVIRON, canary, environ, llm_options, serve_words
 from harness.engines.vllm.params import VllmParams
-from harness.engines.vllm.ranks import collected, why_not_split
+from harness.engines.vllm.ranks import collected, known_to_hang, why_not_split
 from harness.engines.vllm.serve.child import REFUSED, ServeRequest
 from harness.engines.vllm.serve.scripts import ScriptRequest
 from harness.engines.vllm.serve.settings import SITES, ServePoison
@@ -185,4 +186,6 @@ class VllmTarget(Target):
         self, module: str, request: Record, settings: dict[str, str], folder: Path, forks: ForkServer | None = None
     ) -> dict[str, Any]:
         """See :meth:`Serving.reply`."""
-        return self._serving.reply(module, request, settings, folder / "vllm.log", self._params.timeout_seconds, forks)
+        seconds, ranks = self._params.timeout_seconds, self._params.num_gpus
+        hangs = known_to_hang(ranks, {**os.environ, **settings})
+        return self._serving.reply(module, request, settings, folder / "vllm.log", seconds, forks, ranks, hangs)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 from harness.core.errors import InputError
 from harness.core.params import Record
+from harness.engines.serving import STARTED
 from harness.run.protocol import answer_once
 
 RANKS_SECONDS = 30.0
@@ -41,6 +43,7 @@ def serve(request: ServeRequest) -> dict[str, Any]:
     from harness.engines.vllm.serve.worker_state import state_of_worker, summed
 
     activate()
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         task = load_task(request.task, Path(scratch), limit=request.limit)
         try:
@@ -48,6 +51,7 @@ def serve(request: ServeRequest) -> dict[str, Any]:
         except (NotImplementedError, ValueError) as error:
             # vLLM checks its options with these. Whatever else goes wrong at the start is a crash.
             return {REFUSED: " ".join(str(error).split())}
+        print(f"{STARTED} {time.monotonic() - began:.1f} s", flush=True)
         try:
             folder = Path(request.directory)
             run_epochs(backend, task, folder, num_epochs=request.epochs, max_tokens=request.max_tokens, resume=True)

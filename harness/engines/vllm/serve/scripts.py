@@ -18,7 +18,7 @@ from harness.accuracy.script_check import ScriptCheck, check_script
 from harness.core.errors import HarnessError
 from harness.core.extras import httpx, safetensors
 from harness.core.params import Record
-from harness.engines.serving import NEVER_READY
+from harness.engines.serving import NEVER_READY, STARTED
 from harness.run.protocol import Parent, Reply, reply_to_error, run_child
 from harness.run.scripts import load_script
 
@@ -93,11 +93,13 @@ class _Server:
 
     def url(self) -> str:
         """The address, once it answers. Raises HarnessError if it ends before."""
+        began = time.monotonic()
         while not self._is_ready:
             if error := self.death():
                 raise error
             with contextlib.suppress(httpx.TransportError):
                 self._is_ready = httpx.get(f"http://127.0.0.1:{self._port}/health", timeout=5.0).status_code == 200
+                print(f"{STARTED} {time.monotonic() - began:.1f} s", flush=True)
             time.sleep(0.3)
         return f"http://127.0.0.1:{self._port}/v1"
 

@@ -45,6 +45,8 @@ class LLM:
 
             store = Path(tempfile.mkdtemp()) / "store"
             self._executor = Executor(settings["tensor_parallel_size"], settings["worker_extension_cls"], str(store))
+            if os.environ.get("FAKE_VLLM") == "start-hangs":
+                self._executor.ask("hang")
 
     def generate(self, prompts: list[str], params: SamplingParams, use_tqdm: bool = False) -> list[Any]:
         if self._executor:
