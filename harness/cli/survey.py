@@ -53,14 +53,17 @@ def survey(context: typer.Context, given: SurveyOptions) -> None:
     if engine is not None and engine not in ENGINES:
         raise InputError(f"survey {engine}: unknown engine; {nearest(engine, ENGINES.names())}")
     scenario = f"{engine or 'vllm'}-survey"
-    wanted = Wanted((scenario,), ("nightly",), timeout_seconds=600.0, scenarios=given.scenarios)
     if store := run_and_report.to_resume(context, given.resume, given.out, "run"):
         planned = {job.case.scenario for job in store.plan.jobs}
-        if engine is not None and planned != {scenario}:
+        if engine is not None and not planned <= {scenario, f"{scenario}-ranks"}:
             raise InputError(f"--resume: the run is of {', '.join(sorted(planned))}; leave out {engine}")
     found: list[OptionSet] = []
     with run_and_report.pool_for(shared_options.LOCAL, None, given.workers, given.per_gpu) as pool:
-        store = store or run_and_report.planned(given.root, wanted, Planner(wanted, pool).jobs())
+        if store is None:
+            # Options of several ranks have a scenario of their own, so that an array for one GPU stays as it is.
+            chosen = f"{scenario}*" if len(pool.start().gpus) > 1 else scenario
+            wanted = Wanted((chosen,), ("nightly",), timeout_seconds=600.0, scenarios=given.scenarios)
+            store = run_and_report.planned(given.root, wanted, Planner(wanted, pool).jobs())
         store.note_source(run_and_report.source_under_test(given.commit, given.branch))
 
         def work() -> None:

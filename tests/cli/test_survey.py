@@ -1,0 +1,44 @@
+"""`survey` on a machine with two GPUs, which are a stand-in: cases of a kernel stand for an engine's options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.run.environment import Gpu
+from harness.run.runner import WorkerPool
+from harness.store.run_folder import RunStore
+from tests.conftest import Cli
+
+OPTIONS = """name: {name}
+summary: options
+why: a stand-in
+refs: [vllm-project/vllm#36540]
+tags: [nightly]
+system: kernel
+op: quantize_fp8
+params: {{num_tokens: 6, num_live: 4}}
+"""
+
+
+@pytest.mark.parametrize(("num_gpus", "drawn"), [(1, {"vllm-survey"}), (2, {"vllm-survey", "vllm-survey-ranks"})])
+def test_options_of_several_ranks_are_drawn_where_two_gpus_are_there(
+    num_gpus: int, drawn: set[str], cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = WorkerPool.start
+    gpus = tuple(Gpu(name="H100", capability="9.0", memory_bytes=1, uuid=str(number)) for number in range(num_gpus))
+
+    def with_gpus(pool: WorkerPool) -> Any:
+        return start(pool).model_copy(update={"gpus": gpus})
+
+    monkeypatch.setattr(WorkerPool, "start", with_gpus)
+    for name in ("vllm-survey", "vllm-survey-ranks"):
+        (tmp_path / f"{name}.yaml").write_text(OPTIONS.format(name=name))
+    code, out, _ = cli("survey", "vllm", "--scenarios", tmp_path, "-n", 1, "--out", tmp_path / "runs")
+    assert code == 2 and "no CUDA device on this machine" in out, "the cases of such a machine run on its GPUs"
+    (run,) = (tmp_path / "runs").iterdir()
+    assert {job.case.scenario for job in RunStore.open(run).plan.jobs} == drawn
+    assert cli("survey", "vllm", "--resume", run)[0] == 2
+    assert cli("survey", "sglang", "--resume", run)[2].count("leave out sglang") == 1
