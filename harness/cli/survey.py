@@ -60,9 +60,8 @@ def survey(context: typer.Context, given: SurveyOptions) -> None:
     found: list[OptionSet] = []
     with run_and_report.pool_for(shared_options.LOCAL, None, given.workers, given.per_gpu) as pool:
         if store is None:
-            # Options of several ranks have a scenario of their own, so that an array for one GPU stays as it is.
-            chosen = f"{scenario}*" if len(pool.start().gpus) > 1 else scenario
-            wanted = Wanted((chosen,), ("nightly",), timeout_seconds=600.0, scenarios=given.scenarios)
+            several = "*" if len(pool.start().gpus) > 1 else ""
+            wanted = Wanted((scenario + several,), ("nightly",), timeout_seconds=600.0, scenarios=given.scenarios)
             store = run_and_report.planned(given.root, wanted, Planner(wanted, pool).jobs())
         store.note_source(run_and_report.source_under_test(given.commit, given.branch))
 
@@ -87,14 +86,12 @@ def _report(store: RunStore, screen: Console, found: list[OptionSet], *, as_json
     write_atomic(store.path / SETS, jsonlib.dumps(sets, indent=1) + "\n")
     if as_json:
         print_json(sets)
-    all_skipped = run_and_report.is_all_skipped([result.verdict for result in store.results()])
-    return 2 if all_skipped else exit_code(store.results())
+    return 2 if run_and_report.is_all_skipped([one.verdict for one in store.results()]) else exit_code(store.results())
 
 
 def _sets(store: RunStore, pool: Pool, seconds: float) -> list[OptionSet]:
     """The sets of options that explain the failures. The first planned combination has the plain values."""
     jobs = store.jobs_by_key()
     failures = [(store.placed(jobs[result.key]), result) for result in store.results() if is_failure(result)]
-    plain = next(iter(jobs.values())).case.params
     right = [jobs[result.key].case.params for result in store.results() if result.verdict is Verdict.PASS]
-    return smallest_sets(pool, failures, plain, seconds=seconds, right=right)
+    return smallest_sets(pool, failures, next(iter(jobs.values())).case.params, seconds=seconds, right=right)
