@@ -4,6 +4,7 @@
 # Without selectors all kernel-matrix-conditions-* scenarios run. DEVICE=cpu tries the script without a GPU.
 # The cells come in drawn order (SAMPLE of them, default all), so a run that its time limit cuts is a sample.
 # One run holds a GPU at a time: another `mla-harness run` waits for it, unless it has a TMPDIR of its own.
+# SHARD=1/2 runs half of the cells, for one GPU of two.
 # Each step has its time limit, writes to $OUT, and does not stop the next.
 set -u
 cd "$(dirname "$0")/.."
@@ -21,7 +22,7 @@ for step in $STEPS; do
   case $step in
     matrix)
       harness "$MATRIX_SECONDS" run "${selected[@]}" "${where[@]}" -n "$WORKERS" -q --history none --out "$RUNS" \
-        --sample "$SAMPLE" --seed "$SEED" > "$OUT/matrix.log" 2>&1;;
+        --sample "$SAMPLE" --seed "$SEED" ${SHARD:+--shard "$SHARD"} > "$OUT/matrix.log" 2>&1;;
     margins)
       kernels=(mla_decode/triton context_attention/torch merge_attn_states/triton write_kv/triton quantize_fp8/triton)
       [ "$DEVICE" = cuda ] && kernels+=(mla_decode/vllm-{flashmla,flashmla-fp8,fa3,triton} mla_decode/flashinfer-fa3 \
