@@ -39,7 +39,7 @@ def train(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Tokenizer:
     return tokenizer
 
 
-def save(tokenizer: Tokenizer, directory: Path) -> None:
+def save(tokenizer: Tokenizer, directory: Path, max_length: int = 2048) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json` in the form of transformers."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
@@ -53,7 +53,7 @@ def save(tokenizer: Tokenizer, directory: Path) -> None:
         "add_eos_token": False,
         # The default of old readers drops the space before punctuation, which changes answers.
         "clean_up_tokenization_spaces": False,
-        "model_max_length": 2048,
+        "model_max_length": max_length,
         "padding_side": "left",
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

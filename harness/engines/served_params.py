@@ -8,6 +8,8 @@ from pydantic import Field
 
 from harness.core.params import Count, Params
 
+LONGEST = {"dsa": 8192}
+"""Canary -> the most tokens of a request, if they are more than 1,024."""
 RECORDED_QUESTIONS = 32
 """The most questions of a run that records the first NaN."""
 

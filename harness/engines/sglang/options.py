@@ -11,6 +11,7 @@ from typing import Any
 from harness.core.cases import Case
 from harness.core.files import FIXTURES
 from harness.engines import base
+from harness.engines.served_params import LONGEST
 from harness.engines.sglang.params import SglangParams
 from harness.engines.sglang.tables import ENGINE
 
@@ -30,14 +31,13 @@ def engine_options(params: SglangParams, graph: str) -> dict[str, Any]:
     options: dict[str, Any] = {
         "model_path": str(canary(params)),
         "dtype": "bfloat16",
-        "context_length": 1024,
+        "context_length": LONGEST.get(params.canary, 1024),
         "chunked_prefill_size": params.max_batched_tokens,
         "max_running_requests": params.max_num_seqs,
         "max_total_tokens": params.num_slots,
         "mem_fraction_static": 0.25,
         "page_size": params.page_size,
         "kv_cache_dtype": "auto" if params.kv == "bf16" else params.kv,
-        "attention_backend": params.backend,
         "disable_radix_cache": not params.prefix_caching,
         "disable_overlap_schedule": not params.overlap,
         "enable_mixed_chunk": params.mixed_chunk,
@@ -46,8 +46,13 @@ def engine_options(params: SglangParams, graph: str) -> dict[str, Any]:
         "disable_flashinfer_autotune": True,
         "random_seed": 0,
     }
-    if params.prefill_backend != "same" and params.prefill_backend != params.backend:
+    if params.backend != "default":
+        options["attention_backend"] = params.backend
+    if params.backend not in ("default", params.prefill_backend) and params.prefill_backend != "same":
         options |= {"prefill_attention_backend": params.prefill_backend, "decode_attention_backend": params.backend}
+    if params.canary == "dsa":
+        # Its top-k kernel chooses 2,048.
+        options["json_model_override_args"] = json.dumps({"index_topk": 2048})
     if params.canary == "moe":
         options["moe_runner_backend"] = "triton"
     if params.quantization != "none":

@@ -10,7 +10,7 @@ from pydantic import Field
 from harness.core.params import Params
 from harness.engines.served_params import ServedParams
 
-PAGE_OF = {"flashmla": 64, "cutlass_mla": 128}
+PAGE_OF = {"flashmla": 64, "cutlass_mla": 128, "default": 64}
 """The page size that a backend needs."""
 
 
@@ -19,9 +19,9 @@ class SglangParams(ServedParams):
 
     GRAPH: ClassVar[str] = "graph"
 
-    canary: Literal["mla", "moe"] = Field(default="mla", description="the checkpoint under fixtures/")
-    backend: Literal["triton", "flashmla", "flashinfer", "fa3", "cutlass_mla"] = Field(
-        default="triton", description="SGLang's attention backend for decodes"
+    canary: Literal["mla", "moe", "dsa"] = Field(default="mla", description="the checkpoint under fixtures/")
+    backend: Literal["triton", "flashmla", "flashinfer", "fa3", "cutlass_mla", "default"] = Field(
+        default="triton", description="SGLang's attention backend for decodes; default: its own choice, for canary dsa"
     )
     prefill_backend: Literal["same", "triton"] = Field(
         default="triton", description="its backend for prefills; FlashInfer compiles kernels for minutes at first use"
@@ -41,6 +41,8 @@ class SglangParams(ServedParams):
 
     def problems(self) -> Iterator[str]:
         """See :meth:`Params.problems`."""
+        if (self.canary == "dsa") != (self.backend == "default"):
+            yield "canary dsa needs backend default, and no other canary takes it"
         if (needed := PAGE_OF.get(self.backend)) and self.page_size != needed:
             yield f"backend {self.backend} needs page_size {needed}"
         if self.num_slots % self.page_size:

@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.core.cases import Case
 from harness.core.files import FIXTURES
+from harness.engines.served_params import LONGEST
 from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.ranks import rank_environ, rank_options
 from harness.engines.vllm.serve.settings import (
@@ -30,12 +31,12 @@ def canary(params: VllmParams) -> Path:
 def llm_options(params: VllmParams, graph: str) -> dict[str, Any]:
     """Arguments of `vllm.LLM`. All memory sizes are fixed, so that several processes can share a GPU."""
     options: dict[str, Any] = {
-        "max_model_len": 1024,
+        "max_model_len": LONGEST.get(params.canary, 1024),
         "max_num_batched_tokens": params.max_batched_tokens,
         "num_gpu_blocks_override": params.num_blocks,
         "kv_cache_memory_bytes": params.kv_megabytes << 20,
         "gpu_memory_utilization": 0.08,
-        "kv_cache_dtype": "auto" if params.kv == "bf16" else "fp8",
+        "kv_cache_dtype": "auto" if params.kv == "bf16" else "fp8_ds_mla" if params.canary == "dsa" else "fp8",
         "enable_prefix_caching": params.prefix_caching,
         "quantization": None if params.quantization == "none" else params.quantization,
         "attention_backend": params.backend,
@@ -43,6 +44,8 @@ def llm_options(params: VllmParams, graph: str) -> dict[str, Any]:
         "seed": 0,
     }
     options |= rank_options(params)
+    if params.canary == "dsa":
+        options["hf_overrides"] = {"index_topk": params.index_topk}
     if params.canary == "moe" and params.moe_backend != "default":
         # The default differs between releases, and some defaults compile kernels at the first start.
         options["moe_backend"] = params.moe_backend

@@ -10,18 +10,22 @@ from pydantic import Field
 from harness.core.params import Params
 from harness.engines.served_params import ServedParams
 
+Dense = Literal["FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA", "CUTLASS_MLA", "FLASHINFER_MLA"]
+Sparse = Literal["FLASHMLA_SPARSE", "FLASHINFER_MLA_SPARSE_SM90", "FLASH_ATTN_MLA_SPARSE"]
+
 
 class VllmParams(ServedParams):
     """A canary served by vLLM in its own process."""
 
     GRAPH: ClassVar[str] = "graph"
 
-    canary: Literal["mla", "hybrid", "moe"] = Field(default="mla", description="the checkpoint under fixtures/")
+    canary: Literal["mla", "hybrid", "moe", "dsa"] = Field(default="mla", description="the checkpoint under fixtures/")
     runner: Literal["v1", "v2"] = Field(default="v1", description="vLLM's model runner")
     graph: Literal["none", "piecewise", "full", "full_decode_only", "full_and_piecewise", "default"] = Field(
         default="none", description="vLLM's cudagraph_mode; default: its own mode, sizes and compiler"
     )
-    backend: Literal["FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA", "CUTLASS_MLA", "FLASHINFER_MLA"] = "FLASHMLA"
+    backend: Literal[Dense, Sparse] = "FLASHMLA"
+    index_topk: Literal[512, 1024, 2048] = Field(default=512, description="tokens that canary dsa attends to")
     num_blocks: Annotated[int, Field(ge=4, le=1_000_000)] = Field(default=1024, description="num_gpu_blocks_override")
     kv_megabytes: Annotated[int, Field(ge=16, le=1_000_000)] = 512
     prefix_caching: bool = False
@@ -56,6 +60,8 @@ class VllmParams(ServedParams):
 
     def problems(self) -> Iterator[str]:
         """See :meth:`Params.problems`."""
+        if (self.canary == "dsa") != ("SPARSE" in self.backend):
+            yield f"backend {self.backend} does not go with canary {self.canary}: sparse backends serve dsa alone"
         if self.script and self.compare_eager:
             yield "compare_eager compares answers to questions, and a script asks none"
         tensor, context, rank = self.tensor_parallel, self.decode_context_parallel, self.poison_rank

@@ -32,6 +32,8 @@ from harness.engines.vllm.serve.writes import FILLED, FINITE, fill, worker_rank
 from harness.memory.poison.patterns import bits_view, sentinel_bits
 
 Runner = FirstRunner | SecondRunner
+INDEX_KEY, INDEX_SCALE = 128, 4
+"""Bytes of a key of an indexer, and of its scale."""
 PRINTED_STEPS = frozenset(10**power for power in range(9))
 """Steps after which a worker prints its counts: a server has no caller that could read them."""
 
@@ -130,14 +132,21 @@ class StepPoison:
         FILLED.blocks += len(blocks)
 
     def _fill_pages(self, cache: torch.Tensor, ids: torch.Tensor, first: int) -> None:
+        """Fill slots from `first` on of the blocks `ids` [n] of a cache [N, P, D]."""
         values = cache.view(torch.float8_e4m3fn) if cache.dtype == torch.uint8 else cache
         if self._poison.pattern == "nan":
-            bits_view(values)[ids, first:] = sentinel_bits(values.dtype, "kv.new")
+            bits: int | torch.Tensor = sentinel_bits(values.dtype, "kv.new")
+        else:
+            # Older torch cannot index fp8, so the bits of the value are written.
+            value = FINITE if self._poison.pattern == "finite" else torch.finfo(values.dtype).max
+            bits = bits_view(torch.full((1,), value, device=cache.device).to(values.dtype))
+        if values.dtype == cache.dtype or cache.shape[2] != INDEX_KEY + INDEX_SCALE:
+            bits_view(values)[ids, first:] = bits
             return
-        # Older torch cannot index fp8, so the bits of the value are written.
-        value = FINITE if self._poison.pattern == "finite" else torch.finfo(values.dtype).max
-        bits = bits_view(torch.full((1,), value, device=cache.device).to(values.dtype))
-        bits_view(values)[ids, first:] = bits
+        # A page of an indexer: all keys, then all scales.
+        page, end = bits_view(values).flatten(1), cache.shape[1] * INDEX_KEY
+        page[ids, first * INDEX_KEY : end] = bits
+        page[ids, end + first * INDEX_SCALE :] = bits
 
 
 def is_capturing() -> bool:
