@@ -25,8 +25,7 @@ MAX_UNMET, MAX_REFUSED, MAX_WORDS = 20, 4, 300
 
 def coverage(
     names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[RUN] [OP]", help="A run, else the latest; an op shows its details."),
+        list[str] | None, typer.Argument(metavar="[RUN] [OP]", help="A run, else the latest; an op shows its details.")
     ] = None,
     out: Out = None,
     json: Json = False,

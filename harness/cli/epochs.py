@@ -119,13 +119,7 @@ def _checked(given: dict[str, Any]) -> ModelParams:
     return ModelParams(**given)
 
 
-def _perform(
-    store: RunStore,
-    process: ModelProcess,
-    params: ModelParams,
-    screen: Console,
-    given: EpochsOptions,
-) -> int:
+def _perform(store: RunStore, process: ModelProcess, params: ModelParams, screen: Console, given: EpochsOptions) -> int:
     """Ask the questions, then judge, store, report and print what there is. Returns the exit code."""
     died: ChildDied | None = None
 

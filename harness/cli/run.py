@@ -153,12 +153,7 @@ def finish(
 
     def work() -> None:
         run_and_report.work_on(
-            store,
-            pool,
-            screen,
-            shrink_seconds=shrink_seconds,
-            max_failures=max_failures,
-            loudness=loudness,
+            store, pool, screen, shrink_seconds=shrink_seconds, max_failures=max_failures, loudness=loudness
         )
 
     def report() -> int:

@@ -12,6 +12,7 @@ from rich.console import Console
 from harness.cli import run_and_report
 from harness.cli.option_records import MakingRuns, with_options
 from harness.cli.output import console, print_json
+from harness.core.cause_codes import Code
 from harness.core.checkout import TRUST, from_checkout
 from harness.core.errors import InputError
 from harness.core.records import CaseResult, Verdict
@@ -104,13 +105,21 @@ def _skipped(store: RunStore) -> list[CaseResult]:
     return [result for result in found if result is not None and result.verdict is Verdict.SKIP]
 
 
+def _late(store: RunStore) -> set[str]:
+    """The keys of cases on right kernels that the time limit ended. A slow machine is no false alarm."""
+    on_sound = {job.key for job in store.plan.jobs if job.case.uses_sound_variant}
+    ended = (result for result in store.results() if any(f.cause == Code.TIME_LIMIT for f in result.findings))
+    return on_sound & {result.key for result in ended}
+
+
 def _code(store: RunStore) -> int:
     """As for `run`: 0 all good, 1 a regression or a missed fault, 2 nothing ran, 3 the harness could not judge."""
-    results, tried = store.results(), store.tried()
+    late, tried = _late(store), store.tried()
+    results = [result for result in store.results() if result.key not in late]
     verdicts = [result.verdict for result in [*results, *tried.values()]]
     if run_and_report.is_all_skipped(verdicts) and not store.untried_controls():
         return 2
-    return exit_code(results, store.faults(), tried.values()) or (3 if store.unfinished_controls() else 0)
+    return exit_code(results, store.faults(), tried.values()) or (3 if late or store.unfinished_controls() else 0)
 
 
 def _print(screen: Console, store: RunStore) -> None:
@@ -122,8 +131,10 @@ def _print(screen: Console, store: RunStore) -> None:
     more = "".join(f", {count} {word}" for word, count in counts.items() if count)
     num_judged = len(store.plan.controls) - len(skipped)
     if num_on_sound := sum(job.case.uses_sound_variant for job in store.plan.jobs):
-        false_alarms = sum(result.verdict is not Verdict.PASS for result in view.results)
-        screen.print(f"false alarms: {false_alarms} in {num_on_sound} cases on right kernels")
+        late = len(_late(store))
+        false_alarms = sum(result.verdict is not Verdict.PASS for result in view.results) - late
+        more = f", {late} not judged within the time limit" if late else ""
+        screen.print(f"false alarms: {false_alarms} in {num_on_sound - late} cases on right kernels{more}")
     else:
         screen.print(f"faults caught: {sum(fault.caught for fault in view.faults)} of {num_judged}{more}")
     if view.results:

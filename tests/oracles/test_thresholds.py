@@ -71,8 +71,8 @@ def decode_in(products: str, given: DecodeInputs, keep: slice = slice(None)) -> 
         rounded = e4m3(p) if products == "fp8" else p.bfloat16().float()
         out = torch.einsum("shn,nd->shd", rounded, k[:, :512]) / p.sum(-1, keepdim=True) * after
         outs.append(out.bfloat16())
-        lses.append(scores.logsumexp(-1).T)
-    return torch.stack(outs), torch.stack(lses)
+        lses.append(scores.logsumexp(-1))
+    return torch.cat(outs), torch.cat(lses)
 
 
 def judged(products: str, seed: int, keep: slice = slice(None)) -> tuple[bool, bool]:
@@ -126,8 +126,8 @@ def decode_split(given: DecodeInputs, piece: int = 64) -> tuple[torch.Tensor, to
         lse = torch.stack(partial_lses).logsumexp(0)
         weights = (torch.stack(partial_lses) - lse).exp()[..., None]
         outs.append((torch.stack(partial_outs).float() * weights).sum(0).bfloat16())
-        lses.append(lse.T)
-    return torch.stack(outs), torch.stack(lses)
+        lses.append(lse)
+    return torch.cat(outs), torch.cat(lses)
 
 
 @pytest.mark.parametrize("seed", range(4))

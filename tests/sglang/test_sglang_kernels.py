@@ -127,7 +127,7 @@ def test_cutlass_gets_whole_pages_of_128_and_its_missing_lse_is_not_judged(
         assert (q_nope.shape[2], q_pe.shape[2], page_table.shape[1] % 2) == (512, 64, 0)
         assert (workspace.dtype, seq_lens.dtype, page_table.dtype) == (torch.uint8, torch.int32, torch.int32)
         q, lens = torch.cat([q_nope, q_pe], -1)[:, None], seq_lens if is_right else seq_lens - 1
-        return reference.mla_decode(q, kv_c_and_k_pe_cache, page_table, lens, scale=sm_scale).out[:, 0].to(q.dtype)
+        return reference.mla_decode(q, kv_c_and_k_pe_cache, page_table, lens, scale=sm_scale).out.to(q.dtype)
 
     module(monkeypatch, "sgl_kernel", cutlass_mla_decode=decode, cutlass_mla_get_workspace_size=size)
     found = findings(monkeypatch, "mla_decode", "sglang-cutlass", seq_lens=(5, 130), table_pad=0, num_heads=2)

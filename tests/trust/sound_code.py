@@ -42,22 +42,25 @@ def mla_decode(
     num_requests, num_query, num_heads, head_dim = q.shape
     out = torch.empty(num_requests, num_query, num_heads, latent_rank(head_dim), dtype=q.dtype)
     lse = torch.empty(num_requests, num_heads, num_query, dtype=torch.float32)
-    positions = torch.arange(int(seq_lens.max()))
-    limits = (seq_lens[:, None] + torch.arange(1 - num_query, 1))[..., None]
-    seen = positions < limits
-    live = positions < seq_lens[:, None]
-    if window is not None:
-        # Pages in front of the window may have been given away.
-        seen &= positions >= limits - window
-        live &= positions >= limits[:, 0] - window
-    pages = torch.where(live, block_table.long()[:, positions // PAGE_SIZE], 0)
-    keys = gather_slots(kv_cache, pages * PAGE_SIZE + positions % PAGE_SIZE).masked_fill(~live[..., None], 0.0)
-    rows = seen.repeat_interleave(num_heads, dim=1)
-    got, got_lse = _latent_attention(style, q.flatten(1, 2), keys, rows, scale, kv_scale, kv_cache.dtype)
-    written = torch.ones_like(seen[..., 0]) if style.writes_empty else limits[..., 0] > 0
-    out.copy_(torch.where(written[..., None, None], got.view(out.shape).to(out.dtype), out))
-    got_lse = got_lse.view(num_requests, num_query, num_heads).transpose(1, 2)
-    lse.copy_(torch.where(written[:, None], got_lse, lse))
+    largest = float(q.abs().amax())
+    # Side by side, requests would take the memory of the longest.
+    for b, length in enumerate(seq_lens.tolist()):
+        positions = torch.arange(length)
+        limits = length + torch.arange(1 - num_query, 1)[:, None]
+        seen, live = positions < limits, torch.ones_like(positions, dtype=torch.bool)
+        if window is not None:
+            # Pages in front of the window may have been given away.
+            seen &= positions >= limits - window
+            live = positions >= limits[0] - window
+        pages = torch.where(live, block_table[b].long()[positions // PAGE_SIZE], 0)
+        slots = pages * PAGE_SIZE + positions % PAGE_SIZE
+        keys = gather_slots(kv_cache, slots).masked_fill(~live[:, None], 0.0)[None]
+        rows = seen.repeat_interleave(num_heads, dim=0)[None]
+        queries = q[b].flatten(0, 1)[None]
+        got, got_lse = _latent_attention(style, queries, keys, rows, scale, kv_scale, kv_cache.dtype, largest)
+        written = torch.ones_like(limits[:, 0], dtype=torch.bool) if style.writes_empty else limits[:, 0] > 0
+        out[b] = torch.where(written[:, None, None], got.view(out[b].shape).to(out.dtype), out[b])
+        lse[b] = torch.where(written, got_lse.view(num_query, num_heads).T, lse[b])
     return out, lse
 
 
@@ -86,7 +89,8 @@ def mla_decode_sparse(
     chosen = indices >= 0
     keys = gather_slots(kv_cache, torch.where(chosen, indices, 0).long()).masked_fill(~chosen[..., None], 0.0)
     seen = chosen[:, None].expand(-1, num_heads, -1)
-    got, got_lse = _latent_attention(style, q, keys, seen, scale, kv_scale, kv_cache.dtype)
+    largest = float(q.abs().amax())
+    got, got_lse = _latent_attention(style, q, keys, seen, scale, kv_scale, kv_cache.dtype, largest)
     written = (chosen.any(dim=1) | style.writes_empty)[:, None]
     out.copy_(torch.where(written[..., None], got.to(out.dtype), out))
     lse.copy_(torch.where(written, got_lse, lse))
@@ -268,13 +272,17 @@ def _latent_attention(
     scale: float,
     kv_scale: float | Tensor | None,
     cache_dtype: torch.dtype,
+    largest: float,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of q [A, rows, D] to unscaled latents [A, n, D] float32: out [A, rows, R], lse [A, rows] float32."""
+    """Attention of q [A, rows, D] to unscaled latents [A, n, D] float32: out [A, rows, R], lse [A, rows] float32.
+
+    `largest` is the largest element of the queries of the batch, which share a scale.
+    """
     q_dtype, unit, after = q.dtype, 1.0, 1.0
     factor = 1.0 if kv_scale is None else float(kv_scale)
     q, is_fp8 = q.float(), cache_dtype == torch.float8_e4m3fn and q_dtype == torch.bfloat16
     if is_fp8 and style.products == "fp8":
-        unit = float(q.abs().amax()) / 448 or 1.0
+        unit = largest / 448 or 1.0
         q, after = _e4m3(q / unit).float() * unit, factor
     elif is_fp8 and style.products == "bf16":
         keys = (keys * factor).bfloat16().float()

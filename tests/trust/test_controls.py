@@ -18,22 +18,33 @@ def test_draws_on_right_kernels_have_no_finding(cli: Cli) -> None:
     assert "false alarms: 0 in 8 cases on right kernels" in told and "faults caught" not in told
 
 
-def test_a_false_alarm_fails(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], object]:
+    """Has each process run some code as it starts."""
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}")
+    return (tmp_path / "sitecustomize.py").write_text
+
+
+def test_a_false_alarm_fails(cli: Cli, at_start: Callable[[str], object]) -> None:
     # A bound that no kernel can keep makes every float comparison a finding.
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(
-        "import sys, importlib.abc\n"
+    at_start(
         "import harness.judge.oracles.thresholds as t\n"
         "from dataclasses import replace\n"
         "bounds = t.BOUNDS.scoped(*(replace(row, ulps=0, floor=0, relative_l2=1e-30) for row in t.BOUNDS))\n"
         "bounds.__enter__()\n"
     )
-    root = Path(__file__).parents[2]
-    monkeypatch.setenv("PYTHONPATH", f"{site}:{root}")
     code, told, _ = cli("selftest", "--controls", 4, "--seed", 4, "--json", *HOW)
     assert code == 1
     assert json.loads(told)["totals"]["fail"] > 0
+
+
+def test_a_case_that_the_time_limit_ends_is_not_judged_and_no_false_alarm(
+    cli: Cli, at_start: Callable[[str], object]
+) -> None:
+    at_start("import time, torch\ntorch.manual_seed = lambda seed: time.sleep(60)\n")
+    code, told, _ = cli("selftest", "--controls", 2, "--seed", 4, "--timeout", 0.2, *HOW)
+    assert code == 3
+    assert "false alarms: 0 in 0 cases on right kernels, 2 not judged within the time limit" in told
 
 
 def test_controls_take_no_selector(cli: Cli) -> None:

@@ -172,12 +172,7 @@ def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
             "request" if num_query_tokens == 1 else f"query token (of {num_query_tokens} a request)",
             "graph.pad_rows",
             (out.flatten(0, 1), _by_token(lse)),
-            reference.Attention(
-                want.out.flatten(0, 1),
-                _by_token(want.lse),
-                want.defined.flatten(),
-                want.slack and (want.slack[0].flatten(0, 1), _by_token(want.slack[1])),
-            ),
+            want,
         )
 
     dims = {"B": num_requests, "S": num_query_tokens, "H": num_heads, "R": params.kv_lora_rank}

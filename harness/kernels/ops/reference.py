@@ -6,6 +6,7 @@ Rows that an op leaves undefined are NaN, and `defined` is false for them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -17,13 +18,14 @@ from harness.kernels.ops.block_formats import FORMATS, SCALE_TILE, BlockFormat, 
 from harness.kernels.ops.record_formats import decode
 
 E4M3_MAX = 448.0
+LEAST_LSE = 32.0  # Smaller log-sum-exps are rounded within every bound: by 2^-18 of a weight.
 _NAN = float("nan")
 
 
 class Attention(NamedTuple):
-    """out and lse in float64, shaped as the op returns them, and which rows are defined.
+    """out and lse in float64, a row for each token, and which rows are defined.
 
-    `slack` has how far the kernel's declared roundings move each element of out and lse. See :class:`Rounding`.
+    `slack` has how far roundings that a case makes large move each element of out and lse. See :class:`Rounding`.
     """
 
     out: Tensor
@@ -33,7 +35,7 @@ class Attention(NamedTuple):
 
 
 class Rounding(NamedTuple):
-    """The largest roundings of a kernel that multiplies fp8 by fp8, or dequantized values in bfloat16.
+    """The largest roundings of a kernel. In float32 (`weight` is 0) only the log-sum-exps of merged pieces count.
 
     `query` and `weight` are shares of an element of the query, and of a probability, and `least_query` and
     `least_weight` their least: e4m3 has no finer steps below its normal numbers. `product` is a share of a product.
@@ -46,23 +48,31 @@ class Rounding(NamedTuple):
     least_weight: float = 0.0
 
     @classmethod
-    def of(cls, products: str, q: Tensor, cache_dtype: torch.dtype) -> Rounding | None:
+    def of(cls, products: str, q: Tensor, cache_dtype: torch.dtype) -> Rounding:
         """The roundings of a kernel by its `fp8_products`, for queries q [..., D] of one scale for all of them."""
         if products == "fp8":
             return cls(2.0**-4, float(q.abs().max()) / E4M3_MAX * 2.0**-10, 0.0, 2.0**-4, 2.0**-10)
         # A key is rounded once. FlashMLA also rounds the scale of a record.
-        return cls(product=2.0**-7 if cache_dtype == torch.uint8 else 2.0**-8) if products == "bf16" else None
+        return cls(product=2.0**-7 if cache_dtype == torch.uint8 else 2.0**-8) if products == "bf16" else cls(weight=0)
 
-    def slack(self, q: Tensor, keys: Tensor, scale: float, weights: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-        """What a row may be off: q [H, D], keys [n, D], weights [H, n], out [H, R] float64 -> out [H, R], lse [H].
+    def slack(
+        self, q: Tensor, keys: Tensor, scale: float, weights: Tensor, out: Tensor, lse: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """What a row may be off, or None: q [H, D], keys [n, D], weights [H, n], out [H, R], lse [H] -> out, lse.
 
-        Roundings add as squares. A score that is off by d moves its weight w by w (e^d - 1).
+        All are float64. Roundings add as squares. A score that is off by d moves its weight w by w (e^d - 1).
         """
+        values = keys[:, : out.shape[1]]
+        if not self.weight and not (lse.abs() > LEAST_LSE).any():
+            return None
+        if not self.weight:
+            # A piece is weighed by e^(its lse - lse of all), both rounded. One that has all the weight has exactly 1.
+            moved = torch.minimum(lse.abs() * 2.0**-23, weights.amax(1).log().abs())
+            return moved[:, None] * (weights @ values.abs()), torch.zeros_like(lse)
         query = (q.abs() * self.query).clamp(min=self.least_query) + q.abs() * self.product
         moved = (query.square() @ keys.square().T).sqrt() * scale
         rounded = torch.maximum(weights * self.weight, weights.amax(1, keepdim=True) * self.least_weight)
         square = (weights * moved.clamp(max=700).expm1()).clamp(max=1).square() + rounded.square()
-        values = keys[:, : out.shape[1]]
         off = square @ values.square() - 2 * (square @ values) * out + square.sum(1, keepdim=True) * out.square()
         tilted = (weights.clamp(min=1e-300).log() + moved).softmax(dim=1)
         return off.clamp(min=0).sqrt(), (tilted * moved).square().sum(1).sqrt()
@@ -113,6 +123,23 @@ def gather_latents(kv_cache: Tensor, block_row: Tensor, num_tokens: int) -> Tens
     return slots[block, positions % PAGE_SIZE].view(kv_cache.dtype)
 
 
+def _attended(q: Tensor, seen: Iterable[tuple[int, Tensor]], scale: float, rounding: Rounding) -> Attention:
+    """Attention of tokens q [T, H, D]: `seen` has the number and the keys [n, D] float64 of a token. lse is [T, H]."""
+    rank = latent_rank(q.shape[-1])
+    out = torch.full((*q.shape[:2], rank), _NAN, dtype=torch.float64, device=q.device)
+    lse, defined = torch.full_like(out[..., 0], _NAN), torch.zeros(len(q), dtype=torch.bool, device=q.device)
+    slack: tuple[Tensor, Tensor] | None = None
+    for t, keys in seen:
+        query = q[t].double()
+        scores = query @ keys.T * scale
+        weights = scores.softmax(dim=-1)
+        out[t], lse[t], defined[t] = weights @ keys[:, :rank], scores.logsumexp(dim=-1), True
+        if moved := rounding.slack(query, keys, scale, weights, out[t], lse[t]):
+            slack = slack or (torch.zeros_like(out), torch.zeros_like(lse))
+            slack[0][t], slack[1][t] = moved
+    return Attention(out, lse, defined, slack)
+
+
 def mla_decode(
     q: Tensor,
     kv_cache: Tensor,
@@ -124,31 +151,17 @@ def mla_decode(
     window: int | None = None,
     products: str = "float32",
 ) -> Attention:
-    """out [B, S, H, R], lse [B, H, S], defined [B, S]: a query token without keys is undefined."""
-    num_requests, num_query_tokens, num_heads, head_dim = q.shape
-    rank = latent_rank(head_dim)
-    out = torch.full((num_requests, num_query_tokens, num_heads, rank), _NAN, dtype=torch.float64, device=q.device)
-    lse = torch.full((num_requests, num_heads, num_query_tokens), _NAN, dtype=torch.float64, device=q.device)
-    defined = torch.zeros((num_requests, num_query_tokens), dtype=torch.bool, device=q.device)
-    rounding = Rounding.of(products, q, kv_cache.dtype)
-    slack = (torch.zeros_like(out), torch.zeros_like(lse)) if rounding else None
-    for b, length in enumerate(seq_lens.tolist()):
-        keys = dequantized(gather_latents(kv_cache, block_table[b], length), kv_scale)
-        for s in range(num_query_tokens):
-            visible = length - num_query_tokens + s + 1
-            if visible <= 0:
-                continue
-            first = 0 if window is None else max(visible - window, 0)
-            scores = q[b, s].double() @ keys[first:visible].T * scale
-            lse[b, :, s] = scores.logsumexp(dim=-1)
-            weights = scores.softmax(dim=-1)
-            out[b, s] = weights @ keys[first:visible, :rank]
-            defined[b, s] = True
-            if rounding and slack:
-                slack[0][b, s], slack[1][b, :, s] = rounding.slack(
-                    q[b, s].double(), keys[first:visible], scale, weights, out[b, s]
-                )
-    return Attention(out, lse, defined, slack)
+    """out [B * S, H, R], lse [B * S, H], defined [B * S]: a query token without keys is undefined."""
+    num_query_tokens = q.shape[1]
+
+    def seen() -> Iterator[tuple[int, Tensor]]:
+        for b, length in enumerate(seq_lens.tolist()):
+            keys = dequantized(gather_latents(kv_cache, block_table[b], length), kv_scale)
+            for s, visible in enumerate(range(length - num_query_tokens + 1, length + 1)):
+                if visible > 0:
+                    yield b * num_query_tokens + s, keys[0 if window is None else max(visible - window, 0) : visible]
+
+    return _attended(q.flatten(0, 1), seen(), scale, Rounding.of(products, q, kv_cache.dtype))
 
 
 def mla_decode_sparse(
@@ -161,27 +174,15 @@ def mla_decode_sparse(
     products: str = "float32",
 ) -> Attention:
     """out [T, H, R], lse [T, H], defined [T]: a token whose indices are all negative is undefined."""
-    num_tokens, num_heads, head_dim = q.shape
-    rank = latent_rank(head_dim)
-    out = torch.full((num_tokens, num_heads, rank), _NAN, dtype=torch.float64, device=q.device)
-    lse = torch.full((num_tokens, num_heads), _NAN, dtype=torch.float64, device=q.device)
-    defined = (indices >= 0).any(dim=1)
-    page_size = kv_cache.shape[1]
-    rounding = Rounding.of(products, q, kv_cache.dtype)
-    slack = (torch.zeros_like(out), torch.zeros_like(lse)) if rounding else None
-    for t in defined.nonzero().flatten().tolist():
-        slots = indices[t][indices[t] >= 0].tolist()
-        rows = [kv_cache[slot // page_size, slot % page_size] for slot in slots]
-        records = torch.stack(rows)
-        is_packed = records.dtype == torch.uint8
-        keys = decode(records, "fp8_ds_mla") if is_packed else dequantized(records, kv_scale)
-        scores = q[t].double() @ keys.T * scale
-        lse[t] = scores.logsumexp(dim=-1)
-        weights = scores.softmax(dim=-1)
-        out[t] = weights @ keys[:, :rank]
-        if rounding and slack:
-            slack[0][t], slack[1][t] = rounding.slack(q[t].double(), keys, scale, weights, out[t])
-    return Attention(out, lse, defined, slack)
+
+    def seen() -> Iterator[tuple[int, Tensor]]:
+        for t in (indices >= 0).any(dim=1).nonzero().flatten().tolist():
+            slots = indices[t][indices[t] >= 0].tolist()
+            records = torch.stack([kv_cache[divmod(slot, kv_cache.shape[1])] for slot in slots])
+            is_packed = records.dtype == torch.uint8
+            yield t, decode(records, "fp8_ds_mla") if is_packed else dequantized(records, kv_scale)
+
+    return _attended(q, seen(), scale, Rounding.of(products, q, kv_cache.dtype))
 
 
 def context_attention(
