@@ -116,10 +116,14 @@ def _check_cover(ordered: Sequence[RunStore]) -> None:
 
 
 def _environment(machines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The values of the machines: one where all agree, else all of them in one text."""
+    """The values of the machines: one where all agree, one list of lists, else all of them in one text."""
     merged: dict[str, Any] = {}
     for name in machines[0]:
         values = [machine.get(name) for machine in machines]
-        same = all(value == values[0] for value in values)
-        merged[name] = values[0] if same else " / ".join(dict.fromkeys(map(str, values)))
+        if all(value == values[0] for value in values):
+            merged[name] = values[0]
+        elif all(isinstance(value, list) for value in values):
+            merged[name] = values[0] + [one for value in values[1:] for one in value if one not in values[0]]
+        else:
+            merged[name] = " / ".join(dict.fromkeys(map(str, values)))
     return merged

@@ -24,7 +24,7 @@ BUDGETS = {
     "harness/report": 3037,
     "harness/run": 2975,
     "harness/scenario": 2772,
-    "harness/store": 1279,
+    "harness/store": 1282,
     "tools": 248,
 }
 """Room -> its most lines: what it had on the day of this table, and 2 %. `harness` are the files beside the rooms."""

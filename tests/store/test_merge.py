@@ -9,6 +9,8 @@ import pytest
 from harness.core.cases import Case, Job
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, Verdict
+from harness.report.page import judged
+from harness.report.run_view import RunView
 from harness.store.merge import merge
 from harness.store.run_folder import RunStore, ShardNote
 
@@ -50,6 +52,15 @@ def test_two_shards_become_the_run_of_the_whole_plan_in_its_order(tmp_path: Path
     assert merged.blames()["c"].sites == ("output",)
     assert merged.plan.environment == {"torch": "2.13.0", "cpu": "machine 1 / machine 2"}
     assert merged.plan.shard is None
+
+
+def test_the_gpus_of_all_machines_are_one_list_and_the_report_names_them(tmp_path: Path) -> None:
+    shards = [shard(tmp_path, 1, "ac"), shard(tmp_path, 2, "b")]
+    for one, uuids in zip(shards, ("ab", "bc"), strict=True):
+        one.note_environment({"gpus": [{"name": "NVIDIA H100", "uuid": uuid} for uuid in uuids]})
+    merged = merge(shards, tmp_path, command="x")
+    assert [gpu["uuid"] for gpu in merged.plan.environment["gpus"]] == ["a", "b", "c"]
+    assert dict(judged(RunView(merged)))["device"] == "CPU"
 
 
 def test_a_missing_shard_is_refused_by_its_number(tmp_path: Path) -> None:
