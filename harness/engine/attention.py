@@ -18,7 +18,6 @@ from harness.engine.kernels import ActivationQuantizer, Kernels
 from harness.engine.memory import PagedMemory
 from harness.engine.model.kda import KimiDeltaAttention
 from harness.engine.model.mla import MLAAttention
-from harness.engine.padded_attention import padded_causal_attention
 from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE
 from harness.memory.bounds import check_indices
 from harness.memory.graph.launch import launch
@@ -171,6 +170,34 @@ def causal_attention(
         lses.append(scores.logsumexp(-1))
         outs.append(torch.einsum("hqk,khv->qhv", scores.softmax(-1), v[start:end]))
     return torch.cat(outs), torch.cat(lses, dim=1)
+
+
+def padded_causal_attention(
+    q: Tensor, k: Tensor, v: Tensor, spans: list[tuple[int, int]], scale: float
+) -> tuple[Tensor, Tensor]:
+    """As `causal_attention`, with its shapes, and all requests padded to the longest: launches cost a GPU more.
+
+    Padding follows a request's tokens, so the causal mask hides its scores. Its values are zeroed, because a weight
+    of 0 does not remove NaN.
+    """
+    longest = max(end - start for start, end in spans)
+    bounds = torch.tensor(spans, device=q.device)
+    padded_rows = bounds[:, :1] + torch.arange(longest, device=q.device)
+    live = padded_rows < bounds[:, 1:]
+    rows = torch.where(live, padded_rows, bounds[:, :1])
+    scores = torch.einsum("bqhd,bkhd->bhqk", q[rows], k[rows]) * scale
+    future = torch.ones(longest, longest, dtype=torch.bool, device=q.device).triu(1)
+    scores = scores.masked_fill(future, -torch.inf)
+    values = torch.where(live[:, :, None, None], v[rows], 0.0)
+    out = torch.einsum("bhqk,bkhv->bqhv", scores.softmax(-1), values)
+    # Padding is scattered to one more row, which is cut off.
+    total = q.shape[0]
+    target = torch.where(live, padded_rows, total)
+    packed = out.new_empty(total + 1, *out.shape[2:])
+    packed[target] = out
+    lse = scores.new_empty(total + 1, q.shape[1])
+    lse[target] = scores.logsumexp(-1).transpose(1, 2)
+    return packed[:total], lse[:total].T.contiguous()
 
 
 def context_chunks(requests: tuple[PrefillRequest, ...], context_chunk: int) -> list[list[range]]:

@@ -76,13 +76,14 @@ class PagedModel:
             self._attention.append(self._paged(layer.self_attn, index, params, poison))
             moe = layer.mlp if isinstance(layer.mlp, MoE) else None
             self._experts.append(RoutedExperts(moe, kernels, poison, params.expert_ranks, moves) if moe else None)
-
         self.drafter = None if drafter is None else self._paged_drafter(drafter, params)
 
     def _paged_drafter(self, module: NextTokenModule, params: EngineParams) -> ModuleDrafter:
         assert isinstance(module.layer.self_attn, MLAAttention)
-        more = (self.kernels, self._quantize, params.context_chunk, params.context_ranks)
-        attention = DraftMLA(module.layer.self_attn, draft_plane(len(self._attention)), *more)
+        plane = draft_plane(len(self._attention))
+        attention = DraftMLA(
+            module.layer.self_attn, plane, self.kernels, self._quantize, params.context_chunk, params.context_ranks
+        )
         return ModuleDrafter(module, self.model.embed_tokens.weight, attention)
 
     def _paged(

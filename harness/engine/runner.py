@@ -82,8 +82,10 @@ class ModelRunner:
         if params.capture == "persistent":
             kernels = self.paged_model.kernels
             plans = PersistentPlans(kernels.mla_decode_plan, params.num_heads, kernels.plan_options)
-        more = (self._graph_pool, self._probe, params.graph == "breakable")
-        self._graphs = DecodeGraphs(self.paged_model, self._static, self.memory, plans, *more)
+        in_parts = params.graph == "breakable"
+        self._graphs = DecodeGraphs(
+            self.paged_model, self._static, self.memory, plans, self._graph_pool, self._probe, in_parts
+        )
         sizes = reachable_sizes(params.capture_sizes, params.max_num_seqs)
         # Larger graphs first, as in engines: smaller ones reuse their memory.
         for size in sizes if params.capture_order == "rising" else reversed(sizes):

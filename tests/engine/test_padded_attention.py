@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.engine.attention import causal_attention
-from harness.engine.padded_attention import padded_causal_attention
+from harness.engine.attention import causal_attention, padded_causal_attention
 
 SPANS = [(0, 5), (5, 70), (70, 71), (71, 100)]
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.core.engine_params import EngineParams
 from harness.engine.batch import Batch, tensors_by_name
 from harness.engine.paged_model import PagedModel
 from harness.judge.run_records import Binding
@@ -14,11 +15,11 @@ from harness.memory.graph.interface import Graph
 
 
 class GraphAddresses:
-    """The address of each input of each graph, at its capture. Weights are inputs in a case that `has_changes`."""
+    """The address of each input of each graph, at its capture. Weights are inputs in a case with changes."""
 
-    def __init__(self, model: PagedModel, has_changes: bool) -> None:
+    def __init__(self, model: PagedModel, params: EngineParams) -> None:
         self._model = model
-        self._has_changes = has_changes
+        self._params = params
         self._graphs: dict[int, Graph] = {}
         self._captured: dict[int, dict[str, int]] = {}
 
@@ -39,8 +40,9 @@ class GraphAddresses:
         """Whether the plan that the graph of `size` read differs from `fresh`, made for the same lengths."""
         for name, tensor in plan_tensors(fresh).items():
             read = self._graphs[size].tensor_at(self._captured[size][name])
-            # A graph in parts does not read the plan: its eager parts do.
-            if read is not None and not torch.equal(read.flatten(), tensor.flatten()):
+            # Without the plan a whole graph reads another one. Of a breakable graph the eager parts read the plan.
+            in_parts = self._params.graph == "breakable"
+            if not (in_parts if read is None else torch.equal(read.flatten(), tensor.flatten())):
                 return True
         return False
 
@@ -55,7 +57,7 @@ class GraphAddresses:
         if workspace is not None:
             named["workspace.counters"] = workspace.counters(size)
         found = {name: tensor.data_ptr() for name, tensor in named.items()}
-        if self._has_changes:
+        if self._params.changes:
             weights = self._model.tensors() | {f"constant {i}": t for i, t in enumerate(self._model.constants())}
             addresses = {f"weights.{name}": tensor.data_ptr() for name, tensor in weights.items()}
             held, graph = self._captured.get(size), self._graphs[size]

@@ -20,6 +20,6 @@ class Notes(ProbeGroup):
         self.answers = Answers()
         self.choices = Choices(params.prefix_caching)
         self.writes = StrayWrites()
-        self.twins = Twins(poison, padding_bound, bool(params.changes))
+        self.twins = Twins(params, poison, padding_bound)
         self.conditions = StepConditions(params)
         super().__init__(self.answers, self.choices, self.writes, self.twins, self.conditions, *more)

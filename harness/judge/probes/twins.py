@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.core.engine_params import EngineParams
 from harness.engine.batch import Batch, DecodeMetadata, Padding, dummy_batch, fill_static, tensors_by_name
 from harness.engine.memory import PagedMemory
 from harness.engine.paged_model import Forwarded, PagedModel
@@ -32,10 +33,10 @@ class Twins(Probe):
     """Each replay beside an eager run, and the first ones without padding beside a run with padding.
 
     Padding is compared within `padding_bound`, a row of the tolerance table, or bit by bit if it is empty. `poison` is
-    what padded rows hold. With `has_changes` graphs must read the weights that there are now.
+    what padded rows hold. In a case with changes graphs must read the weights that there are now.
     """
 
-    def __init__(self, poison: Poison, padding_bound: str, has_changes: bool) -> None:
+    def __init__(self, params: EngineParams, poison: Poison, padding_bound: str) -> None:
         self.replays: list[ReplayedStep] = []
         self.drafts: list[ReplayedStep] = []
         """The guesses that a drafter's graph made behind a replay, beside the guesses from the eager step."""
@@ -43,7 +44,7 @@ class Twins(Probe):
         self.padded: list[Pair] = []
         self._poison = poison
         self._padding_bound = padding_bound
-        self._has_changes = has_changes
+        self._params = params
         self._tried: dict[int, int] = {}
         self._step = -1
         self._ordered: list[ScheduledSequence] = []
@@ -52,7 +53,7 @@ class Twins(Probe):
 
     def on_start(self, model: PagedModel, memory: PagedMemory, pool: BlockPool, padding: Padding) -> None:
         self._model, self._memory, self._padding = model, memory, padding
-        self._addresses = GraphAddresses(model, self._has_changes)
+        self._addresses = GraphAddresses(model, self._params)
 
     def on_capture(self, inputs: Batch, graph: Graph) -> None:
         self._addresses.capture(inputs, graph)
