@@ -41,6 +41,16 @@ class Column:
         return {case["id"]: case for case in self.summary.get("cases", [])}
 
     @property
+    def fault_cells(self) -> dict[tuple[str, str], str]:
+        """(case, fault) -> what became of the fault, in words."""
+        cells = {
+            (one["case"], one["fault"]): f"caught {one['by'][0]}" if one["caught"] else "MISSED" for one in self.faults
+        }
+        for one in self.skipped_faults:
+            cells[one["case"], one["fault"]] = "as released" if one["cause"] == Code.AS_RELEASED else "skip"
+        return cells
+
+    @property
     def label(self) -> str:
         """The judged version: of an engine where one is installed, else of Python."""
         for name, version in engine_versions(self.environment).items():
@@ -146,15 +156,13 @@ def reasons(columns: Sequence[Column]) -> list[str]:
 
 
 def _fault_rows(columns: Sequence[Column], refs: dict[str, tuple[str, ...]]) -> dict[str, list[Row]]:
-    pairs = dict.fromkeys(
-        (fault["case"], fault["fault"]) for column in columns for fault in (*column.faults, *column.skipped_faults)
-    )
+    cells = [column.fault_cells for column in columns]
     found: dict[str, list[Row]] = {}
-    for case, fault in pairs:
-        cells = tuple(_fault_cell(column, case, fault) for column in columns)
-        num_caught = sum(cell.startswith("caught") for cell in cells)
-        answer = f"caught {num_caught} of {num_caught + cells.count('MISSED')}"
-        found.setdefault(case, []).append(Row(f"{case} with {fault}", refs.get(case, ()), cells, answer, is_fault=True))
+    for case, fault in dict.fromkeys(pair for of_column in cells for pair in of_column):
+        own = tuple(of_column.get((case, fault), "-") for of_column in cells)
+        num_caught = sum(cell.startswith("caught") for cell in own)
+        answer = f"caught {num_caught} of {num_caught + own.count('MISSED')}"
+        found.setdefault(case, []).append(Row(f"{case} with {fault}", refs.get(case, ()), own, answer, is_fault=True))
     return found
 
 
@@ -164,13 +172,3 @@ def _case_cell(case: dict[str, Any] | None) -> str:
     verdict = str(case["verdict"])
     word = verdict.upper() if verdict in (*FAILED, "error") else verdict
     return f"{word} {case['findings'][0]['oracle']}" if verdict in BAD and case["findings"] else word
-
-
-def _fault_cell(column: Column, case: str, fault: str) -> str:
-    for result in column.faults:
-        if (result["case"], result["fault"]) == (case, fault):
-            return f"caught {result['by'][0]}" if result["caught"] else "MISSED"
-    for result in column.skipped_faults:
-        if (result["case"], result["fault"]) == (case, fault):
-            return "as released" if result["cause"] == Code.AS_RELEASED else "skip"
-    return "-"

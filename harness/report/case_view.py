@@ -14,7 +14,7 @@ from harness.core.oracles import most_telling_first
 from harness.core.records import Blame, CaseResult, FaultResult, Finding, Shrunk, Verdict
 from harness.core.systems import engine_versions
 from harness.report.causes import facts as facts_of
-from harness.report.wording import first_nan_lines, num, one_line, printable, reproduce, reproduce_case, show
+from harness.report.wording import first_nan_lines, one_line, outcome_line, printable, reproduce, reproduce_case, show
 from harness.store.run_folder import RunPlan
 
 MAX_FINDINGS = 25
@@ -132,11 +132,9 @@ def diagnosis(
         name, _, text = line.partition(": ")
         found.append(Fact(name, text[:MAX_TEXT]))
     if shrunk:
-        ending = "no smaller case fails alike" if shrunk.is_smallest else "the time was up before all were tried"
-        text = f"{num(len(shrunk.steps), 'step')}, {num(shrunk.num_trials, 'trial')}, {shrunk.seconds:.1f} s; {ending}"
         steps = tuple((step.what, step.before, step.after) for step in shrunk.steps)
         again = reproduce_case(shrunk.case.id, shrunk.fault, plan.options)
-        found.append(Fact("smallest failing case", text, again, steps))
+        found.append(Fact("smallest failing case", outcome_line(shrunk), again, steps))
     return tuple(found)
 
 

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING
 from harness.report.wording import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, JustifyMethod
     from rich.table import Table
 
 PIPE_WIDTH = 140
@@ -30,14 +30,15 @@ def console_for(stream: IO[str] | None = None, *, moves: bool = True) -> Console
     return Console(file=target, markup=False, highlight=False, emoji=False, width=width, force_terminal=is_forced)
 
 
-def table(*titles: str, no_wrap: Collection[str] = ()) -> Table:
-    """An empty table with these columns. Long cells are folded, except in the columns of `no_wrap`."""
+def table(*titles: str, no_wrap: Collection[str] = (), numbers: Collection[str] = ()) -> Table:
+    """An empty table with these columns, `numbers` to the right. Long cells are folded, except in `no_wrap`."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     made = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in titles:
-        made.add_column(printable(name), overflow="fold", no_wrap=name in no_wrap)
+        side: JustifyMethod = "right" if name in numbers else "left"
+        made.add_column(printable(name), justify=side, overflow="fold", no_wrap=name in no_wrap)
     return made
 
 

@@ -6,8 +6,6 @@ A known failure counts as skipped, with its issue in the message.
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from collections import Counter
-from collections.abc import Sequence
 from itertools import groupby
 
 from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult, Verdict
@@ -15,48 +13,44 @@ from harness.report.run_view import RunView
 from harness.report.wording import blamed, model_sentence, one_line, printable
 
 FAULT_SUITE = "injected faults"
+COUNTED = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+"""Attribute of a suite -> the element of the tests that it counts."""
 
 
 def render(view: RunView) -> str:
     """The run as JUnit XML: one suite for each scenario, and one for faults when there are any."""
     root = ET.Element("testsuites", {"name": "mla-harness"})
     for scenario, group in groupby(view.results, key=lambda result: result.scenario):
-        _add_suite(root, scenario, list(group), view)
+        suite = _add_suite(root, scenario, [_of_case(result, view) for result in group])
+        suite.set("timestamp", view.plan.started)
     if view.faults:
-        _add_fault_suite(root, view.faults)
-    for attribute in ("tests", "failures", "errors", "skipped"):
+        _add_suite(root, FAULT_SUITE, list(map(_of_fault, view.faults)))
+    for attribute in ("tests", *COUNTED):
         root.set(attribute, str(sum(int(suite.get(attribute, "0")) for suite in root)))
     root.set("time", f"{view.plan.seconds:.3f}")
     ET.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
 
-def _add_suite(root: ET.Element, name: str, results: Sequence[CaseResult], view: RunView) -> None:
-    counts = Counter(result.verdict for result in results)
-    suite = _suite(
-        root,
-        name,
-        results,
-        failures=counts[Verdict.FAIL],
-        errors=counts[Verdict.CRASH] + counts[Verdict.ERROR] + counts[Verdict.NOT_RUN],
-        skipped=counts[Verdict.SKIP] + counts[Verdict.KNOWN],
-    )
-    suite.set("timestamp", view.plan.started)
-    for result in results:
-        _add_case(suite, result, view)
+def _add_suite(root: ET.Element, name: str, tests: list[ET.Element]) -> ET.Element:
+    counts = {words: sum(test.find(tag) is not None for test in tests) for words, tag in COUNTED.items()}
+    numbers = {words: str(count) for words, count in {"tests": len(tests), **counts}.items()}
+    seconds = sum(float(test.get("time", "0")) for test in tests)
+    suite = ET.SubElement(root, "testsuite", {"name": printable(name), **numbers, "time": f"{seconds:.3f}"})
+    suite.extend(tests)
+    return suite
 
 
-def _suite(root: ET.Element, name: str, results: Sequence[CaseResult | FaultResult], **counts: int) -> ET.Element:
-    numbers = {name: str(count) for name, count in {"tests": len(results), **counts}.items()}
-    seconds = sum(result.seconds for result in results)
-    return ET.SubElement(root, "testsuite", {"name": printable(name), **numbers, "time": f"{seconds:.3f}"})
+def _test(scenario: str, name: str, seconds: float, record: AccuracyRecord | None) -> ET.Element:
+    attributes = {"classname": printable(scenario), "name": printable(name), "time": f"{seconds:.3f}"}
+    element = ET.Element("testcase", attributes)
+    if record is not None:
+        _add_properties(element, record)
+    return element
 
 
-def _add_case(suite: ET.Element, result: CaseResult, view: RunView) -> None:
-    attributes = {"classname": result.scenario, "name": result.id, "time": f"{result.seconds:.3f}"}
-    element = ET.SubElement(suite, "testcase", {name: printable(value) for name, value in attributes.items()})
-    if result.accuracy is not None:
-        _add_properties(element, result.accuracy)
+def _of_case(result: CaseResult, view: RunView) -> ET.Element:
+    element = _test(result.scenario, result.id, result.seconds, result.accuracy)
     if result.verdict in (Verdict.SKIP, Verdict.KNOWN):
         ET.SubElement(element, "skipped", {"message": one_line(result.reason)})
     elif result.verdict is not Verdict.PASS:
@@ -66,6 +60,18 @@ def _add_case(suite: ET.Element, result: CaseResult, view: RunView) -> None:
         problem.text = printable(_details(result, view.blames.get(result.key), view.command(result)))
         if result.log:
             ET.SubElement(element, "system-err").text = printable(result.log)
+    return element
+
+
+def _of_fault(fault: FaultResult) -> ET.Element:
+    element = _test(fault.scenario, f"{fault.fault} on {fault.case}", fault.seconds, fault.accuracy)
+    if not fault.caught:
+        problem = ET.SubElement(element, "failure", {"type": "not-caught", "message": one_line(fault.reason)})
+        problem.text = printable(
+            f"expected: {fault.expected_by} blaming {', '.join(fault.expected_blame) or 'no site'}\n"
+            f"found: {', '.join(fault.by) or 'nothing'} blaming {', '.join(fault.blamed) or 'no site'}"
+        )
+    return element
 
 
 def _add_properties(element: ET.Element, record: AccuracyRecord) -> None:
@@ -101,20 +107,3 @@ def _details(result: CaseResult, blame: Blame | None, command: str) -> str:
     if blame:
         lines.append(f"blame: {blamed(blame)}")
     return "\n".join([*lines, f"reproduce: {command}"])
-
-
-def _add_fault_suite(root: ET.Element, faults: Sequence[FaultResult]) -> None:
-    missed = sum(not fault.caught for fault in faults)
-    suite = _suite(root, FAULT_SUITE, faults, failures=missed, errors=0, skipped=0)
-    for fault in faults:
-        name = f"{fault.fault} on {fault.case}"
-        attributes = {"classname": fault.scenario, "name": printable(name), "time": f"{fault.seconds:.3f}"}
-        element = ET.SubElement(suite, "testcase", attributes)
-        if fault.accuracy is not None:
-            _add_properties(element, fault.accuracy)
-        if not fault.caught:
-            problem = ET.SubElement(element, "failure", {"type": "not-caught", "message": one_line(fault.reason)})
-            problem.text = printable(
-                f"expected: {fault.expected_by} blaming {', '.join(fault.expected_blame) or 'no site'}\n"
-                f"found: {', '.join(fault.by) or 'nothing'} blaming {', '.join(fault.blamed) or 'no site'}"
-            )

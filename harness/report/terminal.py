@@ -21,7 +21,7 @@ from harness.core.crash_stack import innermost
 from harness.core.finding_words import few
 from harness.core.records import BAD, AccuracyRecord, CaseResult, EpochAccuracy, FaultResult, Finding, Shrunk, Verdict
 from harness.report.causes import Cause, facts, symptom_of
-from harness.report.console import say
+from harness.report.console import say, table
 from harness.report.run_view import RunView
 from harness.report.wording import (
     EPOCHS,
@@ -32,6 +32,7 @@ from harness.report.wording import (
     model_sentence,
     num,
     one_line,
+    outcome_line,
     printable,
 )
 from harness.store.summary import totals
@@ -162,19 +163,14 @@ def print_run(console: Console, view: RunView, *, with_table: bool = False) -> N
 
 def verdict_table(view: RunView) -> Table:
     """Counts of verdicts, a row for each scenario in the order they ran."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("scenario", no_wrap=True)
     verdicts = list(view.counts)
-    for verdict in verdicts:
-        table.add_column(verdict, justify="right")
-    table.add_column("s", justify="right")
-    table.add_column("references", style="dim", overflow="fold")
+    made = table("scenario", *verdicts, "s", "references", no_wrap={"scenario"}, numbers={*verdicts, "s"})
     for name, group in view.scenarios.items():
         found = totals(group)
         counts = [count_text(verdict, found.get(verdict, 0)) for verdict in verdicts]
         seconds = f"{sum(result.seconds for result in group):.1f}"
-        table.add_row(printable(name), *counts, seconds, ", ".join(group[0].refs))
-    return table
+        made.add_row(printable(name), *counts, seconds, Text(", ".join(group[0].refs), style="dim"))
+    return made
 
 
 def count_text(verdict: str, count: int) -> Text:
@@ -336,12 +332,6 @@ def _row(epoch: EpochAccuracy) -> tuple[str, ...]:
 
 def _interval(interval: tuple[float, float]) -> str:
     return f"{interval[0]:.4f} to {interval[1]:.4f}"
-
-
-def outcome_line(shrunk: Shrunk) -> str:
-    """How the search ended: ``18 steps, 89 trials, 5.4 s; no smaller case fails alike``."""
-    end = "no smaller case fails alike" if shrunk.is_smallest else "the time was up; a smaller one may exist"
-    return f"{num(len(shrunk.steps), 'step')}, {num(shrunk.num_trials, 'trial')}, {shrunk.seconds:.1f} s; {end}"
 
 
 def print_shrunk(console: Console, shrunk: Shrunk, command: str) -> None:
