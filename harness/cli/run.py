@@ -81,17 +81,7 @@ def run(context: typer.Context, given: RunOptions) -> None:
     with _pool(given, sanitizer) as pool:
         store = store or _planned(wanted, pool, given, again)
         store.note_source(run_and_report.source_under_test(given.commit, given.branch, wanted.plugins))
-        code = finish(
-            store,
-            pool,
-            as_json=given.json,
-            shrink_seconds=given.shrink_seconds,
-            max_failures=1 if given.first_failure else given.max_failures,
-            loudness=given.verbose - given.quiet,
-            fail_on=given.fail_on,
-            history=given.history,
-            accepted=accepted,
-        )
+        code = finish(store, pool, given, accepted)
     raise typer.Exit(code)
 
 
@@ -135,25 +125,15 @@ def _planned(wanted: Wanted, pool: Pool, given: RunOptions, again: Collection[st
     return run_and_report.planned(given.root, wanted, jobs, controls=controls, sanitizer=tool, shard=note)
 
 
-def finish(
-    store: RunStore,
-    pool: Pool,
-    *,
-    as_json: bool,
-    shrink_seconds: float = 0.0,
-    max_failures: int | None = None,
-    loudness: int = 0,
-    fail_on: Collection[str] | None = None,
-    history: str | None = None,
-    accepted: RunEntry | None = None,
-) -> int:
-    """Run what is left of a planned run, and print it: less with `loudness` -1, more with 1. Returns the exit code."""
+def finish(store: RunStore, pool: Pool, given: RunOptions, accepted: RunEntry | None = None) -> int:
+    """Run what is left of a planned run, and print it. Returns the exit code."""
     # A moving line would disturb a debugger.
-    screen = console(as_json, moves=not isinstance(pool, InProcessPool))
+    screen = console(given.json, moves=not isinstance(pool, InProcessPool))
+    max_failures, loudness = 1 if given.first_failure else given.max_failures, given.verbose - given.quiet
 
     def work() -> None:
         run_and_report.work_on(
-            store, pool, screen, shrink_seconds=shrink_seconds, max_failures=max_failures, loudness=loudness
+            store, pool, screen, shrink_seconds=given.shrink_seconds, max_failures=max_failures, loudness=loudness
         )
 
     def report() -> int:
@@ -163,9 +143,9 @@ def finish(
             print_run(screen, RunView(store), with_table=loudness > 0)
         if (fault := store.plan.options.get("fault")) and {one.verdict for one in store.results()} == {Verdict.PASS}:
             say(screen, f"{fault}: no case fails with it; leave out the selector to run the scenarios that declare it")
-        if as_json:
+        if given.json:
             print_json(summarise(store))
-        runs = run_and_report.past_runs(history, store.path.parent)
-        return code_of(store, fail_on or (), runs, accepted, screen)
+        runs = run_and_report.past_runs(given.history, store.path.parent)
+        return code_of(store, given.fail_on or (), runs, accepted, screen)
 
     return run_and_report.work_and_report(store, work, stop=pool.close, report=report)

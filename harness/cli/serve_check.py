@@ -74,8 +74,7 @@ def serve_check(context: typer.Context, given: ServeCheckOptions) -> None:
     2 if the script could show nothing.
     """
     request, started = _request(asdict(given)), time.monotonic()
-    child = "harness.diagnose.traces" if isinstance(request, TraceCheck) else "harness.run.serve_check"
-    answer = ask(child, request, name="the process that asks")
+    answer = ask("harness.diagnose.traces", request, name="the process that asks")
     result = CaseResult.model_validate(answer["result"])
     store = _stored(result, request, given.root, time.monotonic() - started)
     store.note_source(run_and_report.source_under_test(given.commit, given.branch))

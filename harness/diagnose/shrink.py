@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -23,6 +24,7 @@ from pydantic import ValidationError
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.catalog import ENGINES, KERNELS, SYSTEMS
 from harness.core.errors import InputError
+from harness.core.files import read_rows
 from harness.core.finding_words import kind_of
 from harness.core.records import Blame, CaseResult, Finding, ShrinkStep, Shrunk, Verdict
 from harness.diagnose.blame import find_blame
@@ -31,54 +33,13 @@ from harness.run.pool import Pool
 from harness.scenario.schema import Given
 from harness.scenario.variant import shown, vary
 
-PLAINEST: dict[str, tuple[Any, ...]] = {
-    "kv": ("fp32", "bf16"),
-    "graph": ("none",),
-    "quantize": ("none",),
-    "capture": ("persistent",),
-    "free_list": ("fifo",),
-    "empty_lse": ("-inf",),
-    "padded": ("none",),
-    "block_format": ("nvfp4",),
-    "planned": (False,),
-    "contiguous_q": (True,),
-    "zero_fill_output": (False,),
-    "drafter": (False,),
-    "dummy_steps": (False,),
-    "max_batched_tokens": (96,),
-    "max_num_seqs": (8,),
-    "context_chunk": (128,),
-    "window": (48,),
-    "index_topk": (16,),
-}
-"""Parameter -> its plain values, the plainest first.
-
-The limits of a batch are choices too: a smaller limit is not simpler, as it cuts prompts into more pieces.
-"""
-
-POWERS = (
-    "hidden_size",
-    "kv_lora_rank",
-    "qk_rope_head_dim",
-    "qk_nope_head_dim",
-    "qk_head_dim",
-    "v_head_dim",
-    "vocab_size",
-    "width",
-)
-"""Sizes that must be powers of two in many kernels. They shrink to smaller powers."""
+_TABLES = read_rows(Path(__file__).with_name("shrink.yaml"))
+PLAINEST: dict[str, list[Any]] = _TABLES["plainest"]
+POWERS: list[str] = _TABLES["powers"]
+TOGETHER: dict[str, list[str]] = _TABLES["together"]
+ONLY_WITH: dict[str, str] = _TABLES["only_with"]
+FIRST: list[str] = _TABLES["first"]
 LEAST_POWER = 8
-
-TOGETHER = {"context_attention": ("query_lens", "context_lens")}
-"""Op -> lists with one entry a request, which lose a request together."""
-
-ONLY_WITH = {"num_experts_per_tok": "num_experts", "capture_sizes": "graph", "capture": "graph"}
-"""Parameter -> the parameter without which it has no effect. It is then left as it is."""
-
-FIRST = ("epochs", "requests", "seq_lens", "query_lens", "context_lens", "layers", "num_tokens", "drafter",
-         "dummy_steps", "graph", "num_experts", "quantize", "zero_fill_output", "shared_prefix", "query_len",
-         "num_heads", "num_blocks", "capture_sizes")  # fmt: skip
-"""The parameters to reduce first, as they make later trials quicker and the case easier to read."""
 
 
 @dataclass(slots=True)

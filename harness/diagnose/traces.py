@@ -2,7 +2,7 @@
 
 A trace is a script of bursts: prompts that share prefixes, with lengths at the borders of pages and chunks, streams
 that are closed early, arrivals apart by milliseconds. Its judgement is that of a script: each answer beside the same
-request asked alone. As a module, `python -m harness.diagnose.traces`, it is the child process of `serve-check --fuzz`.
+request asked alone. As a module, `python -m harness.diagnose.traces`, it is the child process of `serve-check`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from harness.core.cause_codes import Code
 from harness.core.errors import InputError, Refused
 from harness.core.records import Finding
 from harness.diagnose.reduce import Reducer, fewer
-from harness.diagnose.trace_script import trace_script
+from harness.diagnose.script.code import templates
 from harness.run.protocol import answer_once
 
 PREFIXES, TAILS = "abc", "stuvw"
@@ -35,10 +35,10 @@ TRIES = 3
 
 
 class TraceCheck(ScriptCheck):
-    """A server, and the number and seed of its traces. `script` is not used."""
+    """A server, and the number and seed of its traces. Without a number it takes the `script`."""
 
     script: Script = Script(name="fuzz", summary="drawn traces of requests", steps=())
-    fuzz: int
+    fuzz: int = 0
     seed: int = 0
     shrink_seconds: float = 60.0
 
@@ -181,22 +181,34 @@ class _Fuzz:
         return trace
 
 
+def trace_script(check: ScriptCheck, model: str, steps: Sequence[tuple[bool, Sequence[Request]]]) -> str:
+    """A trace as a script that needs `httpx` alone. A step says whether its requests come at once."""
+    asked = {"url": check.url.rstrip("/"), "model": model, "near": 2 * check.tolerance, "timeout": check.timeout}
+    return templates().get_template("trace.py.j2").render(asked, steps=steps)
+
+
 def _has_died(judged: Judged) -> bool:
     return any(finding.cause == Code.DIED for finding in judged.findings)
 
 
-def fuzz(check: TraceCheck) -> dict[str, Any]:
-    """Take drawn traces to the server. Returns what was found, as an object, as lines, as a case, and as a script."""
+def answer(check: TraceCheck) -> dict[str, Any]:
+    """Take the script, or drawn traces, to the server. Returns what was found; of a trace that fails also a script."""
+    if not check.fuzz:
+        return _shown(check_script(check))
     found, script = _Fuzz(check), ""
     trace = found.run()
     if trace is not None:
         steps = [requests_of(trace, step, found.pool) for step in trace.steps]
         together = [step.together for step in trace.steps]
         script = trace_script(check, found.total.model.removeprefix("server:"), list(zip(together, steps, strict=True)))
-    total = found.total
-    shown = {"trace": trace and trace.model_dump(mode="json", exclude_defaults=True), "python": script}
-    return {"found": total.as_dict() | shown, "lines": total.lines(), "result": total.result().model_dump(mode="json")}
+    return _shown(found.total, trace=trace and trace.model_dump(mode="json", exclude_defaults=True), python=script)
+
+
+def _shown(judged: Judged, **more: Any) -> dict[str, Any]:
+    """What was found, as an object, as lines, and as a case."""
+    found = judged.as_dict() | more
+    return {"found": found, "lines": judged.lines(), "result": judged.result().model_dump(mode="json")}
 
 
 if __name__ == "__main__":
-    answer_once(TraceCheck, fuzz)
+    answer_once(TraceCheck, answer)

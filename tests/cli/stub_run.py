@@ -53,7 +53,9 @@ def main() -> None:
     stubs: dict[str, Any] = {"execute": "stub_execute:execute", "environ": {"PYTHONPATH": stub}}
     address = os.environ.get("STUB_RAY_ADDRESS")
     with RayPool(address, **stubs) if address else WorkerPool(2, **stubs) as pool:
-        sys.exit((selftest if is_selftest else run).finish(store, pool, as_json=False))
+        if is_selftest:
+            sys.exit(selftest.finish(store, pool, as_json=False))
+        sys.exit(run.finish(store, pool, run.RunOptions()))
 
 
 if __name__ == "__main__":

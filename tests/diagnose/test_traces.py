@@ -14,7 +14,7 @@ import pytest
 
 from harness.accuracy.script import Pool, Script, Step, requests_of
 from harness.cli.main import exit_code_of
-from harness.diagnose.traces import Draws, TraceCheck, drawn_step, fuzz, smaller
+from harness.diagnose.traces import Draws, TraceCheck, answer, drawn_step, smaller
 
 pytest.importorskip("httpx")
 
@@ -22,7 +22,7 @@ START = "sequence_server.py"
 
 
 def found_by(url: str, **more: Any) -> dict[str, Any]:
-    return fuzz(TraceCheck(url=url, timeout=20.0, **{"fuzz": 12, "shrink_seconds": 0.0, **more}))["found"]
+    return answer(TraceCheck(url=url, timeout=20.0, **{"fuzz": 12, "shrink_seconds": 0.0, **more}))["found"]
 
 
 @pytest.mark.parametrize("pool", [Pool(4, 24), Pool(16, 40), Pool(64, 4000)])

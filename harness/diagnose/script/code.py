@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from harness.core.errors import HarnessError, InputError
 from harness.core.literals import Code, literal
 
@@ -75,6 +77,20 @@ def only_code(value: Any) -> Any:
     if isinstance(value, (Code, int, float)):
         return value
     raise HarnessError(f"a template of a script prints {type(value).__name__} {value!r} as it is; pass it through `py`")
+
+
+def templates() -> Environment:
+    """The templates of scripts. They print code alone, and any other value through the filters `py` and `long_text`."""
+    found = Environment(
+        loader=PackageLoader("harness.diagnose.script"),
+        undefined=StrictUndefined,
+        finalize=only_code,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    found.filters |= {"py": literal, "long_text": long_text}
+    return found
 
 
 def without_bug(text: str) -> str:

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import Environment as Templates
-from jinja2 import PackageLoader, StrictUndefined
 
 from harness.core.cases import Case
 from harness.core.catalog import ENGINES, FAULTS, KERNELS
 from harness.core.errors import InputError
 from harness.core.kernels import KernelSpec
-from harness.core.literals import Code, literal
+from harness.core.literals import Code
 from harness.core.registry import attribute_at
 from harness.core.shapes import sizes_of
 from harness.diagnose.script.code import (
@@ -26,8 +25,7 @@ from harness.diagnose.script.code import (
     identifier,
     inline,
     kernel_in,
-    long_text,
-    only_code,
+    templates,
     tidy,
     without_dead_code,
 )
@@ -226,18 +224,9 @@ def _header(export: Export) -> list[str]:
 
 
 def _templates(recipe: Recipe | None) -> Templates:
-    templates = Templates(
-        loader=PackageLoader("harness.diagnose.script"),
-        undefined=StrictUndefined,
-        finalize=only_code,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    templates.filters |= {"py": literal, "long_text": long_text}
-
     def bug(hook: str) -> Code:
         return Code(recipe.line + MARKER if recipe is not None and recipe.hook == hook else DROPPED)
 
-    templates.globals["bug"] = bug
-    return templates
+    found = templates()
+    found.globals["bug"] = bug
+    return found
