@@ -17,8 +17,7 @@ functions, because the engine may not be installed.
   `harness.engines.patches.Patch` for each range of releases. A fault with a `target` and a `replacement` is injected
   in the worker: the target is a function of the engine that is marked with `@seam("ENGINE.bug")`.
 - `KERNELS`: a `KernelSpec` for each kernel, named "ENGINE-variant", with `origin` the engine's name. It takes the op's
-  arguments in `harness.core.ops`; its `requires` returns why it cannot run here, from `why_no_kernels` and
-  `why_not_built`.
+  arguments in `harness.core.ops`; its `requires` returns why it cannot run here, from `why_no_kernels`.
 - `MODELS`: a `ModelSpec` for `epochs --model NAME:WHERE`, with a function that returns a
   `harness.accuracy.backends.Backend`.
 - `SITES`, `ORACLES`: memory to poison and checks of results that only this engine has.
@@ -64,13 +63,18 @@ def why_not_installed(engine: EngineSpec) -> str:
     return Reason(f"{engine.title} is not installed ({how})", Code.NOT_INSTALLED)
 
 
-def why_no_kernels(engine: EngineSpec, device: str) -> str:
-    """Why no CUDA kernel of the engine runs on `device` here; empty if no reason is known."""
+def why_no_kernels(engine: EngineSpec, device: str, majors: Container[int] | None = None, words: str = "") -> str:
+    """Why no CUDA kernel of the engine runs on `device` here; empty if no reason is known.
+
+    `majors` and `words` as in `why_not_built`, for kernels that are not built for every CUDA device.
+    """
     if device != "cuda":
         return Reason(f"{engine.title}'s kernels run on cuda, not on {device}", Code.NO_DEVICE)
     if reason := why_not_installed(engine):
         return reason
-    return "" if torch.cuda.is_available() else Reason("no CUDA device on this machine", Code.NO_DEVICE)
+    if not torch.cuda.is_available():
+        return Reason("no CUDA device on this machine", Code.NO_DEVICE)
+    return "" if majors is None else why_not_built(majors, words)
 
 
 def why_not_built(majors: Container[int], words: str) -> str:

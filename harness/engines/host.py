@@ -16,7 +16,7 @@ import torch
 from harness.core.registry import attribute_at
 from harness.engines.base import installed_version
 from harness.engines.host_target import Host, HostRequest
-from harness.engines.patches import find_owner, patch_for, replace
+from harness.engines.patches import find_owner, replace
 from harness.judge.run_records import Run
 from harness.memory.poison.patterns import Poison
 from harness.memory.triton_interpreter import prepare
@@ -68,7 +68,7 @@ def injected(host: Host, fault: str | None) -> Iterator[None]:
         yield
         return
     version = installed_version(host.engine) or ""
-    patch = patch_for(host.patches, fault, version)
+    patch = host.patches.find(fault, version)
     edited = {edit.target for edit in patch.edits}
     originals = [(owner, name, owner.__dict__[name]) for owner, name in map(find_owner, edited)]
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar, cast
@@ -15,10 +15,11 @@ from harness.core.cases import Case
 from harness.core.cause_codes import Code, Reason
 from harness.core.errors import InputError, KernelError
 from harness.core.extras import MissingPackage
+from harness.core.files import read_rows, with_tuples
 from harness.core.params import Record
 from harness.core.systems import EngineSpec
 from harness.engines import base
-from harness.engines.patches import Patch, patch_for
+from harness.engines.patches import Patches
 from harness.judge.run_records import Run
 from harness.judge.target import Target, class_of
 from harness.memory.poison.patterns import Poison
@@ -38,8 +39,8 @@ class Host:
     parts: str
     install: str
     needed: tuple[str, ...]
-    environ: Mapping[str, str]
-    patches: Mapping[str, tuple[Patch, ...]]
+    patches: Patches
+    environ: Mapping[str, str] = field(default_factory=dict)
     prepare: str = ""
 
     @property
@@ -50,6 +51,11 @@ class Host:
     def lacks(self, packages: str) -> str:
         """The sentence about missing packages."""
         return f"{self.engine.title}'s Python needs {packages} ({self.extra})"
+
+
+def read_host(engine: EngineSpec, patches: Patches, file: Path) -> Host:
+    """The host of an engine in a YAML file."""
+    return Host(engine, patches=patches, **with_tuples(read_rows(file)))
 
 
 ENVIRON = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1", "HF_HUB_OFFLINE": "1"}
@@ -93,7 +99,7 @@ class HostTarget(Target):
         missing = [name for name in host.needed if find_spec(name) is None]
         if missing:
             return Reason(host.lacks(", ".join(missing)), Code.NOT_INSTALLED)
-        return patch_for(host.patches, fault, version).why_not(version) if fault else ""
+        return host.patches.why_not(fault, version)
 
     def run(self, poison: Poison) -> Run:
         """Run the part in a child. A child that dies is the run's error. Raises InputError if it refuses."""

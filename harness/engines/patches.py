@@ -10,7 +10,7 @@ import importlib
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -84,27 +84,38 @@ class Patch:
         return _compiled(function, source)
 
 
-def read_patches(engine: EngineSpec, file: Path) -> dict[str, tuple[Patch, ...]]:
-    """The patches in a YAML file, by fault, each in the order of releases."""
+class Patches(dict[str, tuple[Patch, ...]]):
+    """The patches of an engine by fault, each in the order of releases."""
+
+    def find(self, fault: str, version: str) -> Patch:
+        """The patch that injects a fault into a release. If none does, a patch with the reason in its `why_not`.
+
+        Raises InputError for an unknown fault.
+        """
+        if fault not in self:
+            raise InputError(f"unknown fault {fault!r}; {nearest(fault, list(self))}")
+        own = self[fault]
+        nearest_patch = own[-1] if release_of(version) >= release_of(own[-1].last) else own[0]
+        return next((patch for patch in own if not patch.why_not(version)), nearest_patch)
+
+    def why_not(self, fault: str | None, version: str) -> str:
+        """Why a fault cannot be injected into a release, by its number alone; empty if it can be tried, or is None."""
+        return self.find(fault, version).why_not(version) if fault else ""
+
+    def inject(self, fault: str, version: str) -> None:
+        """Inject a fault into this process. Raises InputError for an unknown one, PatchRefused if it does not fit."""
+        self.find(fault, version).apply(version)
+
+
+def read_patches(engine: EngineSpec, file: Path) -> Patches:
+    """The patches in a YAML file."""
 
     def patch(fault: str, given: dict[str, Any]) -> Patch:
         first, _, last = given["releases"].partition(" to ")
         edits = tuple(Edit(edit["in"], edit["old"], edit["new"]) for edit in given["edits"])
         return Patch(engine, fault, first, last, edits, given.get("as_released", ""))
 
-    return {fault: tuple(patch(fault, one) for one in rows) for fault, rows in read_rows(file).items()}
-
-
-def patch_for(patches: Mapping[str, tuple[Patch, ...]], fault: str, version: str) -> Patch:
-    """The patch that injects a fault into a release. If none does, a patch with the reason in its `why_not`.
-
-    `patches` has the patches of each fault in the order of releases. Raises InputError for an unknown fault.
-    """
-    if fault not in patches:
-        raise InputError(f"unknown fault {fault!r}; {nearest(fault, list(patches))}")
-    own = patches[fault]
-    nearest_patch = own[-1] if release_of(version) >= release_of(own[-1].last) else own[0]
-    return next((patch for patch in own if not patch.why_not(version)), nearest_patch)
+    return Patches({fault: tuple(patch(fault, one) for one in rows) for fault, rows in read_rows(file).items()})
 
 
 def edited_text(source: str, edit: Edit) -> str:

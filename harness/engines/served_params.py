@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
+from harness.core.files import FIXTURES
 from harness.core.params import Count, Params
 
 LONGEST = {"dsa": 8192}
@@ -36,6 +38,13 @@ class ServedParams(Params):
     timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
         default=600, description="how long one serving process may take; a cold one compiles kernels for minutes"
     )
+
+    canary: str
+
+    @property
+    def checkpoint(self) -> Path:
+        """The folder of the checkpoint that a case serves."""
+        return FIXTURES / f"canary-{self.canary}"
 
     @property
     def cache_type(self) -> str:

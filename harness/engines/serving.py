@@ -15,6 +15,8 @@ from harness.core.params import Record
 from harness.run.child import Child, ChildDied
 from harness.run.fork_server import Forks, ForkServer
 
+FIRST_NAN_FILE = "first-nan-rank{rank}.json"
+"""The report of a rank's recorder of the first NaN."""
 NEVER_READY = "serve was never ready"
 """Words of an error without a cause: the server printed the cause before."""
 CAUSE_BYTES = 200_000
@@ -30,6 +32,17 @@ STARTED = "mla-harness: start took"
 """A line of a serving process: its engine has started, and questions follow."""
 _ELSEWHERE = ("initialization failed", "timed out", "died unexpectedly", "Executor failed")
 """Last errors without a cause: a worker failed and printed the cause before."""
+
+
+class ServeRequest(Record):
+    """The `options` of an engine, the questions to ask it, and the folder for the answers."""
+
+    options: dict[str, Any]
+    task: str
+    limit: int | None
+    epochs: int
+    max_tokens: int
+    directory: str
 
 
 class Serving:

@@ -17,11 +17,11 @@ def bisected(engine: str, label: str, releases: tuple[str, ...]) -> list[dict[st
     variable = f"MLA_HARNESS_{engine.upper()}_SITES"
     root = os.environ.get(variable)
     if not root:
-        pytest.skip(f"{variable} names no folder: make one with harness.engines.download")
+        pytest.skip(f"{variable} names no folder: make one with tests.engines.download")
     sites = [Path(root) / f"{engine}-{release}" for release in releases]
     missing = [str(site) for site in sites if not (site / engine).is_dir()]
     if missing:
-        pytest.skip(f"{missing[0]} is not there: make it with harness.engines.download")
+        pytest.skip(f"{missing[0]} is not there: make it with tests.engines.download")
     command = [sys.executable, "-m", "harness.cli.main", "bisect", f"{engine}-host", "--faults", "--json"]
     done = subprocess.run(
         [*command, *(word for site in sites for word in ("--site", str(site)))], capture_output=True, text=True

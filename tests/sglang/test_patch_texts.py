@@ -14,7 +14,7 @@ import torch
 
 from harness.core.catalog import FAULTS
 from harness.engines.patches import edited_text
-from harness.engines.sglang.faults import PATCHES, patch_for, why_not
+from harness.engines.sglang.faults import PATCHES
 from harness.engines.sglang.options import engine_options
 from harness.engines.sglang.params import SglangParams
 from harness.scenario.expand import expand
@@ -39,8 +39,8 @@ def text_of(site: Path, target: str) -> str:
 
 def test_each_fault_of_the_table_has_a_patch_and_a_release_out_of_range_is_refused() -> None:
     assert set(PATCHES) == {spec.name for spec in FAULTS if spec.name.startswith("sglang.")}
-    assert all(why_not(fault, "0.5.20") == "" for fault in PATCHES)
-    assert all("this is 0.5.99" in str(why_not(fault, "0.5.99")) for fault in PATCHES)
+    assert all(PATCHES.why_not(fault, "0.5.20") == "" for fault in PATCHES)
+    assert all("this is 0.5.99" in str(PATCHES.why_not(fault, "0.5.99")) for fault in PATCHES)
 
 
 @pytest.mark.parametrize("fault", PATCHES)
@@ -48,7 +48,7 @@ def test_each_fault_of_the_table_has_a_patch_and_a_release_out_of_range_is_refus
 def test_a_patch_finds_its_text_and_what_it_makes_of_it_is_python(release: str | None, fault: str) -> None:
     if release is None:
         pytest.skip("MLA_HARNESS_SGLANG_SITES names no folder with a release")
-    patch = patch_for(PATCHES, fault, release)
+    patch = PATCHES.find(fault, release)
     if patch.why_not(release):
         return
     for target in {edit.target for edit in patch.edits}:
@@ -80,7 +80,7 @@ def test_a_release_has_each_argument_that_it_is_started_with(
 def test_a_pool_with_the_fault_gives_the_padding_slot_away(release: str | None) -> None:
     if release is None:
         pytest.skip("MLA_HARNESS_SGLANG_SITES names no folder with a release")
-    (edit,) = patch_for(PATCHES, "sglang.padding-slot-given", release).edits
+    (edit,) = PATCHES.find("sglang.padding-slot-given", release).edits
     text = text_of(ROOT / f"sglang-{release}", edit.target)
     given = {}
     for how, source in (("released", text), ("with the fault", edited_text(text, edit))):

@@ -17,12 +17,13 @@ from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.errors import HarnessError
 from harness.core.files import FIXTURES
 from harness.core.records import Verdict
+from harness.engines.served_target import FILLED_FILE
 from harness.engines.serving import EngineForks
 from harness.engines.sglang.options import engine_options, environ, serve_command
 from harness.engines.sglang.params import SglangParams
 from harness.engines.sglang.plain_script import script
 from harness.engines.sglang.serve.plan import SITES, STATE, Plan, check
-from harness.engines.sglang.target import FILLED_FILE, SglangTarget, why_no_forks
+from harness.engines.sglang.target import SglangTarget, why_no_forks
 from harness.judge.run_case import run_case
 from harness.memory.poison.patterns import Poison
 from harness.scenario.expand import expand

@@ -11,7 +11,7 @@ import pytest
 
 from harness.core.cause_codes import Code, cause_of
 from harness.engines.patches import Edit, Patch, PatchRefused
-from harness.engines.vllm.faults import PATCHES, patch_for, why_not
+from harness.engines.vllm.faults import PATCHES
 from harness.engines.vllm.tables import ENGINE
 
 SOURCE = """
@@ -78,11 +78,11 @@ def test_a_release_outside_the_range_is_refused(version: str, module: str) -> No
 
 
 def test_a_release_with_the_bug_says_so() -> None:
-    assert "as released" in str(why_not("vllm.plan-in-warmup-only", "0.21.0"))
-    assert "as released" in str(why_not("vllm.skip-zero-new-blocks", "0.22.1"))
-    assert why_not("vllm.skip-zero-new-blocks", "0.24.0") == ""
-    assert "as released" in str(why_not("vllm.context-for-first-rows", "0.27.1"))
-    assert not any(why_not(name, "0.33.0") for name in PATCHES)
+    assert "as released" in str(PATCHES.why_not("vllm.plan-in-warmup-only", "0.21.0"))
+    assert "as released" in str(PATCHES.why_not("vllm.skip-zero-new-blocks", "0.22.1"))
+    assert PATCHES.why_not("vllm.skip-zero-new-blocks", "0.24.0") == ""
+    assert "as released" in str(PATCHES.why_not("vllm.context-for-first-rows", "0.27.1"))
+    assert not any(PATCHES.why_not(name, "0.33.0") for name in PATCHES)
 
 
 @pytest.mark.parametrize("fault", PATCHES)
@@ -91,12 +91,12 @@ def test_of_several_patches_the_one_for_the_release_is_taken_and_there_is_no_gap
     for before, after in itertools.pairwise(patches):
         assert before.last == after.first
     for patch in patches:
-        assert patch_for(fault, patch.first) is patch
-    assert why_not(fault, "0.33.0") == ""
+        assert PATCHES.find(fault, patch.first) is patch
+    assert PATCHES.why_not(fault, "0.33.0") == ""
 
 
 def test_a_release_newer_than_all_that_were_examined_is_refused_by_the_newest_range() -> None:
-    reason = why_not("vllm.plan-in-warmup-only", "0.34.0")
+    reason = PATCHES.why_not("vllm.plan-in-warmup-only", "0.34.0")
     assert cause_of(reason) == Code.NO_PATCH and "0.26.0 up to, not including, 0.34.0" in reason
 
 

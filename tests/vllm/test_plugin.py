@@ -61,7 +61,7 @@ def test_a_fault_is_injected_before_hooks_are_installed(monkeypatch: pytest.Monk
     for name in ("_active", "_recording", "_routing", "_fault"):
         monkeypatch.setattr(plugin, name, "" if name == "_fault" else False)
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.33.0"))
-    monkeypatch.setattr("harness.engines.vllm.faults.inject", lambda name, version: order.append(name))
+    monkeypatch.setattr("harness.engines.patches.Patches.inject", lambda patches, name, version: order.append(name))
     monkeypatch.setattr("harness.engines.vllm.serve.first_nan.install", lambda where: order.append("recorder"))
     monkeypatch.setattr("harness.engines.vllm.serve.hooks.install", lambda poison: order.append("poison"))
     plugin.activate()

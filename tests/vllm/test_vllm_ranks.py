@@ -15,10 +15,11 @@ from harness.core.cause_codes import Code
 from harness.core.errors import HarnessError, InputError, KernelError
 from harness.core.records import Blame, FirstNan, Verdict
 from harness.diagnose.session import recorded_job
+from harness.engines.served_target import collected
 from harness.engines.serving import STARTED, Serving, waits_for
 from harness.engines.vllm.options import environ, llm_options
 from harness.engines.vllm.params import VllmParams
-from harness.engines.vllm.ranks import collected, known_to_hang, rank_environ
+from harness.engines.vllm.ranks import known_to_hang, rank_environ
 from harness.engines.vllm.serve import plugin
 from harness.engines.vllm.serve.settings import ServePoison
 from harness.judge.run_case import run_case
@@ -253,8 +254,8 @@ def test_a_rank_that_saw_nothing_is_told_beside_the_one_that_did() -> None:
 def test_a_rank_without_a_recorder_is_an_error_and_one_that_died_is_told(tmp_path: Path) -> None:
     (tmp_path / "first-nan-rank0.json").write_text(report(0, "attention").model_dump_json())
     with pytest.raises(HarnessError, match="no recorder reported from rank 1"):
-        collected(tmp_path, 2)
-    found = collected(tmp_path, 2, "vLLM's process died (SIGABRT)")
+        collected(tmp_path, 2, "vLLM")
+    found = collected(tmp_path, 2, "vLLM", "vLLM's process died (SIGABRT)")
     assert found.statement.endswith("rank 1 ended before its recorder reported: vLLM's process died (SIGABRT)")
     assert found.rank == 0 and found.statement.startswith("rank 0: ")
 

@@ -1,7 +1,7 @@
 """Check by its text that a release of vLLM has each name, parameter and option that the harness uses.
 
     python3 -m pip install -c constraints.txt -e '.[dev]'
-    python -m harness.engines.download vllm SITES 0.24.0 0.33.0
+    python -m tests.engines.download vllm SITES 0.24.0 0.33.0
     python -m tests.vllm_fits SITES/vllm-0.24.0 SITES/vllm-0.33.0
     python -m tests.vllm_fits SITES/vllm-0.33.0:FLASHINFER --docs docs/vllm-releases.md
     python -m tests.vllm_fits --docs docs/vllm-releases.md

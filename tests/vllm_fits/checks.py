@@ -27,7 +27,7 @@ from harness.core.kernels import KernelSpec
 from harness.engines.base import release_of
 from harness.engines.patches import Patch, PatchRefused, edited_text
 from harness.engines.vllm import objects
-from harness.engines.vllm.faults import PATCHES, patch_for
+from harness.engines.vllm.faults import PATCHES
 from harness.engines.vllm.objects import RELIED, Relied
 from harness.engines.vllm.options import llm_options
 from harness.engines.vllm.params import VllmParams
@@ -224,7 +224,7 @@ def _keys(text: str) -> set[str]:
 def _fault(release: Release, fault: str) -> Fit:
     """Whether a release has the text that the fault's patch replaces."""
     part = f"bug `{fault}`"
-    patch = patch_for(fault, release.version)
+    patch = PATCHES.find(fault, release.version)
     if reason := patch.why_not(release.version):
         return Fit(part, skipped="has it as released" if cause_of(reason) == Code.AS_RELEASED else reason)
     return Fit(part, len(patch.edits), tuple(_refused(release, patch)))

@@ -11,7 +11,7 @@ import griffe
 
 from harness.core.errors import InputError
 
-DOWNLOAD = "python -m harness.engines.download vllm"
+DOWNLOAD = "python -m tests.engines.download vllm"
 
 
 class Release:

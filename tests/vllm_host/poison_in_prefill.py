@@ -11,7 +11,7 @@ import sys
 
 import torch
 
-from harness.engines.vllm.faults import inject
+from harness.engines.vllm.faults import PATCHES
 from harness.engines.vllm.serve import context_rows
 from harness.engines.vllm.serve.settings import ServePoison
 from harness.engines.vllm.serve.writes import FILLED
@@ -43,7 +43,7 @@ def main() -> None:
     prepare()
     version = importlib.import_module("vllm").__version__
     if "--fault" in sys.argv:
-        inject(FAULT, version)
+        PATCHES.inject(FAULT, version)
     where = context_rows.install(ServePoison(("context.output", "context.lse")))
     rows, is_finite, error = prefill()
     print(json.dumps({"version": version, "where": where, "rows": rows, "finite": is_finite, "error": error}))

@@ -10,7 +10,7 @@ import griffe
 import pytest
 
 from harness.engines.patches import edited_text
-from harness.engines.vllm.faults import PATCHES, patch_for
+from harness.engines.vllm.faults import PATCHES
 from tests.vllm_fits.release import Release
 
 ROOT = Path(os.environ.get("MLA_HARNESS_VLLM_SITES") or "no such folder")
@@ -30,8 +30,8 @@ def test_a_patch_finds_its_text_in_each_release_of_its_range_and_what_it_makes_o
     release: str | None, fault: str
 ) -> None:
     if release is None:
-        pytest.skip("MLA_HARNESS_VLLM_SITES names no folder with a release: see harness.engines.download")
-    patch = patch_for(fault, release)
+        pytest.skip("MLA_HARNESS_VLLM_SITES names no folder with a release: see tests.engines.download")
+    patch = PATCHES.find(fault, release)
     if reason := patch.why_not(release):
         assert "as released" in reason
         return

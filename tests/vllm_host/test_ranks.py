@@ -21,7 +21,7 @@ FAULT = "vllm.merge-ignore-context-count"
 def test_a_bug_is_put_back_in_every_process_of_vllms_executor(release: str) -> None:
     root = os.environ.get("MLA_HARNESS_VLLM_SITES")
     if not root or not (site := Path(root) / f"vllm-{release}").is_dir():
-        pytest.skip("MLA_HARNESS_VLLM_SITES names no folder with this release: see harness.engines.download")
+        pytest.skip("MLA_HARNESS_VLLM_SITES names no folder with this release: see tests.engines.download")
     path = os.pathsep.join(map(str, (ROOT, HERE / "ranks", site)))
     environ = {**os.environ, **AMONG_RANKS, "PYTHONPATH": path, "MLA_HARNESS_FAULT": FAULT, "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-P", "-m", "serve_without_gpu"]

@@ -37,7 +37,7 @@ def told_by(release: str, *words: str) -> dict[str, Any]:
     """What a script prints last, run with a release on the path."""
     site = Path(os.environ.get("MLA_HARNESS_VLLM_SITES") or "/nowhere", f"vllm-{release}")
     if not (site / "vllm").is_dir():
-        pytest.skip(f"MLA_HARNESS_VLLM_SITES has no vllm-{release}: make it with harness.engines.download")
+        pytest.skip(f"MLA_HARNESS_VLLM_SITES has no vllm-{release}: make it with tests.engines.download")
     environ = {
         **os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{site}", "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",

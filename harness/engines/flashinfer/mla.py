@@ -5,6 +5,7 @@ FlashInfer compiles a kernel when it first runs, for minutes without its cache p
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from harness.core.errors import Refused
-from harness.engines.base import why_no_kernels, why_not_built
+from harness.engines.base import why_no_kernels
 from harness.engines.flashinfer.tables import ENGINE
 from harness.kernels.torch.plan import num_pages
 
@@ -21,14 +22,10 @@ WORKSPACE_BYTES = 128 << 20
 """The size that FlashInfer recommends, for partial results of split requests."""
 
 
-def on_ampere(device: str) -> str:
-    """For the FA2 backend, built for compute capability 8.0 and later."""
-    return why_no_kernels(ENGINE, device) or why_not_built(range(8, 100), "Ampere (8.0) and later")
-
-
-def on_hopper(device: str) -> str:
-    """For the FA3 backend, built for compute capability 9.0."""
-    return why_no_kernels(ENGINE, device) or why_not_built((9,), "Hopper (9.0)")
+on_ampere = functools.partial(why_no_kernels, ENGINE, majors=range(8, 100), words="Ampere (8.0) and later")
+"""For the FA2 backend."""
+on_hopper = functools.partial(why_no_kernels, ENGINE, majors=(9,), words="Hopper (9.0)")
+"""For the FA3 backend."""
 
 
 def mla_decode_fa2(

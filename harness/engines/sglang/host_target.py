@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from harness.engines.host_target import Host, HostTarget
+from pathlib import Path
+
+from harness.engines.host_target import HostTarget, read_host
 from harness.engines.sglang.faults import PATCHES
 from harness.engines.sglang.tables import ENGINE
 
@@ -10,26 +12,4 @@ from harness.engines.sglang.tables import ENGINE
 class SglangHostTarget(HostTarget):
     """One part of the installed SGLang."""
 
-    host = Host(
-        ENGINE,
-        parts="harness.engines.sglang.host",
-        install="pip install --no-deps sglang==0.5.23",
-        needed=(
-            "triton",
-            "dill",
-            "einops",
-            "gguf",
-            "msgspec",
-            "openai",
-            "orjson",
-            "partial_json_parser",
-            "psutil",
-            "pybase64",
-            "sniffio",
-            "starlette",
-            "zmq",
-        ),
-        environ={},
-        patches=PATCHES,
-        prepare="harness.engines.sglang.host.stand_ins:install",
-    )
+    host = read_host(ENGINE, PATCHES, Path(__file__).with_name("host.yaml"))

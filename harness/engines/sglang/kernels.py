@@ -33,13 +33,7 @@ _WRITERS = ("sglang.srt.mem_cache.triton_ops.mla_buffer", "sglang.srt.mem_cache.
 """The module of the writer, in the newest release first."""
 
 
-def on_any(device: str, majors: tuple[int, ...] | None = None, words: str = "") -> str:
-    """For kernels built for these major compute capabilities, called `words`; by default for every CUDA device."""
-    if reason := base.why_no_kernels(ENGINE, device):
-        return reason
-    return "" if majors is None else base.why_not_built(majors, words)
-
-
+on_any = functools.partial(base.why_no_kernels, ENGINE)
 on_hopper = functools.partial(on_any, majors=(9,), words="Hopper (9.0)")
 on_blackwell = functools.partial(on_any, majors=(10,), words="data-center Blackwell (10.0, 10.3)")
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.cases import Case
-from harness.core.files import FIXTURES
 from harness.engines import base
 from harness.engines.served_params import LONGEST
 from harness.engines.sglang.params import SglangParams
@@ -21,15 +20,10 @@ KEPT_MODELS = ("deepseek_v2",)
 """Modules of `sglang.srt.models` with the canaries' models. SGLang imports all others too unless it is forbidden to."""
 
 
-def canary(params: SglangParams) -> Path:
-    """The folder of the checkpoint that a case serves."""
-    return FIXTURES / f"canary-{params.canary}"
-
-
 def engine_options(params: SglangParams, graph: str) -> dict[str, Any]:
     """Arguments of `sglang.Engine`. The pool has a fixed size, so that several processes can share a GPU."""
     options: dict[str, Any] = {
-        "model_path": str(canary(params)),
+        "model_path": str(params.checkpoint),
         "dtype": "bfloat16",
         "context_length": LONGEST.get(params.canary, 1024),
         "chunked_prefill_size": params.max_batched_tokens,

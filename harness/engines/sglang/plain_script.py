@@ -6,13 +6,14 @@ from harness.core.cases import Case
 from harness.engines.plain_script import Start, plain_script
 from harness.engines.sglang.options import engine_options
 from harness.engines.sglang.params import SglangParams
+from harness.engines.sglang.tables import ENGINE
 
 KEPT = frozenset(("canary", "limit", "epochs", "max_tokens", "num_slots", "quantization"))
 """Parameters that the plain engine shares with the failing one: the model, the questions and the size of the pool."""
 _START = """\
 def start(path):
     engine = sglang.Engine(model_path=path, **options)
-    params = {"temperature": 0.0, "max_new_tokens": $max_tokens, "stop": ["Question:"]}
+    params = {"temperature": 0.0, "max_new_tokens": MAX_TOKENS, "stop": ["Question:"]}
 
     def ask(prompts):
         answers = engine.generate(prompt=prompts, sampling_params=params, return_logprob=True)
@@ -26,10 +27,7 @@ def start(path):
 def script(case: Case, marker: str) -> str:
     """The script of :func:`plain_script`. The plain engine captures no graph and has the default backend."""
     params = case.params_as(SglangParams)
-    plain = SglangParams(**params.model_dump(include=set(KEPT)))
-    return plain_script(
-        params, _start(plain), _start(params), marker, package="sglang", title="SGLang", start=_START, absent=None
-    )
+    return plain_script(ENGINE, params, marker, kept=KEPT, start_of=_start, start=_START, absent=None)
 
 
 def _start(params: SglangParams) -> Start:

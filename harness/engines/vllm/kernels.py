@@ -31,12 +31,12 @@ OLDEST = "0.20"
 
 def on_any(device: str, majors: tuple[int, ...] | None = None, words: str = "") -> str:
     """For kernels built for these major compute capabilities, called `words`; by default for every CUDA device."""
-    if reason := base.why_no_kernels(ENGINE, device):
+    if reason := base.why_no_kernels(ENGINE, device, majors, words):
         return reason
     found = str(base.installed_version(ENGINE))
     if found != "unknown" and base.release_of(found) < base.release_of(OLDEST):
         return f"vLLM {found} is older than {OLDEST}, the first release with the signatures that are called"
-    return "" if majors is None else base.why_not_built(majors, words)
+    return ""
 
 
 on_hopper = functools.partial(on_any, majors=(9,), words="Hopper (9.0)")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.cases import Case
-from harness.core.files import FIXTURES
 from harness.engines.served_params import LONGEST
 from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.ranks import rank_environ, rank_options
@@ -21,11 +20,6 @@ from harness.engines.vllm.serve.settings import (
     VARIABLE,
     ServePoison,
 )
-
-
-def canary(params: VllmParams) -> Path:
-    """The folder of the checkpoint that a case serves."""
-    return FIXTURES / f"canary-{params.canary}"
 
 
 def llm_options(params: VllmParams, graph: str) -> dict[str, Any]:
@@ -104,7 +98,11 @@ def serve_words(params: VllmParams) -> list[str]:
     options = llm_options(params, params.graph) | {"max_num_seqs": params.max_num_seqs}
     if params.script == "sleep":
         options["enable_sleep_mode"] = True
-    return ["serve", str(canary(params)), *(word for name, value in options.items() for word in _option(name, value))]
+    return [
+        "serve",
+        str(params.checkpoint),
+        *(word for name, value in options.items() for word in _option(name, value)),
+    ]
 
 
 def _option(name: str, value: Any) -> list[str]:

@@ -6,6 +6,7 @@ from harness.core.cases import Case
 from harness.engines.plain_script import Start, plain_script
 from harness.engines.vllm.options import llm_options
 from harness.engines.vllm.params import VllmParams
+from harness.engines.vllm.tables import ENGINE
 
 KEPT = frozenset(
     ("canary", "limit", "epochs", "max_tokens", "num_blocks", "kv_megabytes", "quantization", "moe_backend")
@@ -19,7 +20,7 @@ ENVIRON = {
 _START = """\
 def start(path):
     llm = vllm.LLM(model=path, **options)
-    params = vllm.SamplingParams(temperature=0, max_tokens=$max_tokens, stop=["Question:"], logprobs=0)
+    params = vllm.SamplingParams(temperature=0, max_tokens=MAX_TOKENS, stop=["Question:"], logprobs=0)
 
     def ask(prompts):
         answers = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
@@ -34,10 +35,7 @@ def start(path):
 def script(case: Case, marker: str) -> str:
     """The script of :func:`plain_script`. The plain engine captures no graph and has the default backend and runner."""
     params = case.params_as(VllmParams)
-    plain = VllmParams(**params.model_dump(include=set(KEPT)))
-    return plain_script(
-        params, _start(plain), _start(params), marker, package="vllm", title="vLLM", start=_START, absent=False
-    )
+    return plain_script(ENGINE, params, marker, kept=KEPT, start_of=_start, start=_START, absent=False)
 
 
 def _start(params: VllmParams) -> Start:

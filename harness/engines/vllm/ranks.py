@@ -1,4 +1,4 @@
-"""Cases of vLLM over several GPUs: options, environment, and the reports of the ranks' recorders."""
+"""Cases of vLLM over several GPUs: options, and environment."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ from typing import Any
 
 import torch
 
-from harness.core.errors import HarnessError
-from harness.core.records import FirstNan
 from harness.engines.vllm.params import VllmParams
-from harness.engines.vllm.serve.first_nan import FILE
-from harness.memory.first_nan.recorder import first_of_ranks
 
 EXTENSION = "harness.engines.vllm.serve.worker.Extension"
 """Imported by vLLM in its workers. Never import it here: the import activates the plug-in."""
@@ -83,21 +79,3 @@ def why_not_split(params: VllmParams, checkpoint: Path) -> str:
     if (seen := torch.cuda.device_count()) < params.num_gpus:
         return f"needs {params.num_gpus} GPUs; this machine shows {seen}"
     return ""
-
-
-def collected(folder: Path, num_ranks: int, failure: str = "") -> FirstNan:
-    """The first writer over all ranks, from the reports of their recorders in `folder`.
-
-    `failure` is how vLLM failed, if it did. Then reports may be missing. Raises HarnessError if a report is missing
-    without a failure, because that rank ran without the recorder.
-    """
-    files = [folder / FILE.format(rank=rank) for rank in range(num_ranks)]
-    reports = [FirstNan.model_validate_json(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
-    missing = [rank for rank, file in enumerate(files) if not file.is_file()]
-    if missing and not failure:
-        raise HarnessError(f"no recorder reported from rank {', '.join(map(str, missing))}, though vLLM did not fail")
-    who = f"rank {', '.join(map(str, missing))}" if num_ranks > 1 else "vLLM"
-    missing_report = f"{who} ended before its recorder reported: {failure}" if missing else ""
-    if not reports:
-        return FirstNan(num_ranks=num_ranks, missing_report=missing_report)
-    return first_of_ranks(reports).model_copy(update={"num_ranks": num_ranks, "missing_report": missing_report})

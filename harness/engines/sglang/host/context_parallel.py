@@ -8,7 +8,6 @@ the ranks of a decode, `interleave` in a row.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import itertools
 from collections.abc import Iterator
@@ -129,14 +128,13 @@ def _splitter() -> tuple[Any, int]:
     return by_function, 1 + several
 
 
-def _plain_prefill() -> contextlib.ExitStack:
+def _plain_prefill() -> Any:
     """Attention without an indexer, which is not asked for by a server's arguments here."""
     name = "dsa" if find_spec("sglang.srt.layers.attention.dsa") else "nsa"
     module = importlib.import_module(f"sglang.srt.layers.attention.{name}.utils")
-    stack = contextlib.ExitStack()
-    for each in (f"is_{name}_prefill_cp_round_robin_split", f"is_{name}_enable_prefill_cp"):
-        stack.enter_context(mock.patch.object(module, each, lambda: False))
-    return stack
+    asked = (f"is_{name}_prefill_cp_round_robin_split", f"is_{name}_enable_prefill_cp")
+    off: dict[str, Any] = dict.fromkeys(asked, lambda: False)
+    return mock.patch.multiple(module, **off)
 
 
 class _OnTheCpu(TorchFunctionMode):

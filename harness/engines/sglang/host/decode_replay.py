@@ -7,10 +7,9 @@ metadata.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -303,8 +302,7 @@ def runner_of(server: Server) -> Any:
     )
 
 
-@contextlib.contextmanager
-def one_rank(backend: Any) -> Iterator[None]:
+def one_rank(backend: Any) -> Any:
     """Answer what a backend asks the process and the model while it is made: one rank, no GPU, no linear attention."""
     alone = SimpleNamespace(attn_tp_size=1, attn_dcp_size=1, attn_dcp_rank=0)
     answers: dict[str, Any] = {
@@ -313,8 +311,5 @@ def one_rank(backend: Any) -> Iterator[None]:
         "get_attention_tp_size": lambda: 1,  # until 0.5.13
         **dict.fromkeys(LINEAR_ATTENTION, lambda *_: None),
     }
-    with contextlib.ExitStack() as patches:
-        for name, answer in answers.items():
-            if hasattr(backend, name):
-                patches.enter_context(mock.patch.object(backend, name, answer))
-        yield
+    known = {name: answer for name, answer in answers.items() if hasattr(backend, name)}
+    return mock.patch.multiple(backend, **known)

@@ -71,11 +71,9 @@ def _operators() -> ExitStack:
     stack = ExitStack()
     kernels = sys.modules[fused_moe.invoke_fused_moe_kernel.__module__]
     off = SimpleNamespace(moe=SimpleNamespace(enable_fused_moe_sum_all_reduce=False))
-    stack.enter_context(mock.patch.object(fused_moe, "_is_cuda", True))
-    stack.enter_context(mock.patch.object(fused_moe, "silu_and_mul", _silu_and_mul, create=True))
-    stack.enter_context(mock.patch.object(fused_moe, "get_exec", lambda: off, create=True))
-    stack.enter_context(mock.patch.object(kernels, "scaled_fp8_quant", _scaled_fp8_quant))
-    stack.enter_context(mock.patch.object(kernels, "padding_size", 0, create=True))
+    sequence: dict[str, Any] = {"_is_cuda": True, "silu_and_mul": _silu_and_mul, "get_exec": lambda: off}
+    stack.enter_context(mock.patch.multiple(fused_moe, create=True, **sequence))
+    stack.enter_context(mock.patch.multiple(kernels, create=True, scaled_fp8_quant=_scaled_fp8_quant, padding_size=0))
     return stack
 
 

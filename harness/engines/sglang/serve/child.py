@@ -15,25 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.errors import InputError
-from harness.core.params import Record
+from harness.engines.serving import ServeRequest
 from harness.engines.sglang.serve.plan import METHOD, Plan, starting, states
 from harness.run.protocol import answer_once
 
 
-class ServeRequest(Record):
-    """A model to serve with `options` of `sglang.Engine`, the questions, and the folder for the answers."""
+class SglangRequest(ServeRequest):
+    """A checkpoint to serve with `options` of `sglang.Engine`, and with the plan in its schedulers."""
 
-    options: dict[str, Any]
     plan: Plan
-    task: str
-    limit: int | None
-    epochs: int
-    max_tokens: int
-    directory: str
     forks: bool = False
 
 
-def serve(request: ServeRequest) -> dict[str, Any]:
+def serve(request: SglangRequest) -> dict[str, Any]:
     """Start SGLang with the plan in its schedulers, and ask every question. Returns their states, and seconds."""
     from harness.accuracy.epochs import run_epochs
     from harness.accuracy.tasks import load_task
@@ -91,4 +85,4 @@ class _Clock:
 
 
 if __name__ == "__main__":
-    answer_once(ServeRequest, serve)
+    answer_once(SglangRequest, serve)

@@ -15,7 +15,8 @@ import torch
 
 from harness.core.files import write_atomic
 from harness.core.records import FirstNan
-from harness.engines.sglang.serve.plan import FIRST_NAN, Plan
+from harness.engines.serving import FIRST_NAN_FILE
+from harness.engines.sglang.serve.plan import Plan
 from harness.memory.first_nan.recorder import ModuleRecorder, StepNotes, describe
 from harness.memory.first_nan.table import Table
 
@@ -82,4 +83,4 @@ class SchedulerRecorder:
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         with torch.inference_mode():
             found = describe(self.table, self._notes, rank) or FirstNan(rank=rank)
-        write_atomic(self._folder / FIRST_NAN.format(rank=rank), found.model_dump_json(indent=1) + "\n")
+        write_atomic(self._folder / FIRST_NAN_FILE.format(rank=rank), found.model_dump_json(indent=1) + "\n")

@@ -10,9 +10,10 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -66,33 +67,24 @@ def _properties() -> bytes:
     return json.dumps({name: value for name, value in named.items() if isinstance(value, int | str)}).encode()
 
 
-def _put(functions: Mapping[str, Any]) -> None:
-    for name, function in functions.items():
-        setattr(torch.cuda, name, function)
-
-
 def import_all() -> None:
     """Import MODULES. Raises ImportError if their process cannot be forked."""
     found = _in_a_fork(_properties)
     if not found:
         raise ImportError("CUDA does not start in a fork")
     gpu = SimpleNamespace(**json.loads(found))
-    answers = {
+    answers: dict[str, Any] = {
         "_lazy_init": _refuse,
         "current_device": lambda: 0,
         "get_device_capability": lambda *_: (gpu.major, gpu.minor),
         "get_device_properties": lambda *_: gpu,
     }
-    kept = {name: getattr(torch.cuda, name) for name in answers}
-    _put(answers)
-    try:
+    with mock.patch.multiple(torch.cuda, **answers):
         for module in MODULES:
             try:
                 importlib.import_module(module)
             except TouchesCuda as error:
                 raise ImportError(f"{module} cannot be imported before a fork: {error}") from error
-    finally:
-        _put(kept)
     # torch keeps the properties; the forks ask the GPU itself.
     interface = sys.modules.get("torch._dynamo.device_interface")
     if interface is not None:

@@ -36,7 +36,7 @@ TABLES = ("block_table.pad", "graph.pad_rows")
 SITES = (*FREED, *PAGES, *TABLES)
 
 SWEEPS = "sweeps"
-STATE, FIRST_NAN = "state-rank{rank}.json", "first-nan-rank{rank}.json"
+STATE = "state-rank{rank}.json"
 REFUSED_PLAN, REFUSED_OPTIONS = "refused-plan.txt", "refused-options.txt"
 """Files of a scheduler process in the plan's folder."""
 METHOD = "mla_harness_state"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from harness.core.files import write_atomic
-from harness.engines.sglang.faults import inject
+from harness.engines.sglang.faults import PATCHES
 from harness.engines.sglang.serve import first_nan, hooks
 from harness.engines.sglang.serve.plan import COUNTS, METHOD, REFUSED_PLAN, STATE, Plan, note_refusal, starting
 
@@ -38,7 +38,7 @@ def install(plan: Plan) -> None:
     # Before a fault's modules: imported first, some of them fail where a part of FlashInfer is missing.
     runner: Any = importlib.import_module(RUNNER).ModelRunner
     if plan.fault:
-        inject(plan.fault, str(importlib.import_module("sglang").__version__))
+        PATCHES.inject(plan.fault, str(importlib.import_module("sglang").__version__))
     if plan.records:
         first_nan.install(runner, plan)
     # Also without sites: the hook counts the steps.

@@ -108,21 +108,21 @@ class Exchange:
 def on_exchange(exchange: Exchange) -> Iterator[None]:
     """Let vLLM's Mooncake workers use `exchange` for the length of the block."""
     loops = {"new_event_loop": lambda: exchange.loop, "run_coroutine_threadsafe": exchange.schedule}
+    of_connector: dict[str, Any] = {
+        "TransferEngine": exchange.engine,
+        "get_ip": lambda: "host",
+        "make_zmq_socket": exchange.socket,
+        "should_launch_bootstrap_server": lambda config: False,
+        "asyncio": SimpleNamespace(**vars(asyncio) | loops),
+        "threading": SimpleNamespace(**vars(threading) | {"Thread": mock.Mock()}),
+    }
+    of_worker: dict[str, Any] = {
+        "shutdown": lambda one: None,
+        "_mooncake_sender_listener": lambda one, *args: exchange.listen(one, *args),
+        "_connect_to_prefiller_bootstrap": lambda one, address: exchange.connect(one, address),
+    }
     worker = connector.MooncakeConnectorWorker
-    replaced: list[tuple[Any, str, Any]] = [
-        (connector, "TransferEngine", exchange.engine),
-        (connector, "get_ip", lambda: "host"),
-        (connector, "make_zmq_socket", exchange.socket),
-        (connector, "should_launch_bootstrap_server", lambda config: False),
-        (connector, "asyncio", SimpleNamespace(**vars(asyncio) | loops)),
-        (connector, "threading", SimpleNamespace(**vars(threading) | {"Thread": mock.Mock()})),
-        (worker, "shutdown", lambda one: None),
-        (worker, "_mooncake_sender_listener", lambda one, *args: exchange.listen(one, *args)),
-        (worker, "_connect_to_prefiller_bootstrap", lambda one, address: exchange.connect(one, address)),
-    ]
-    with contextlib.ExitStack() as stack:
-        for owner, name, made in replaced:
-            stack.enter_context(mock.patch.object(owner, name, made))
+    with mock.patch.multiple(connector, **of_connector), mock.patch.multiple(worker, **of_worker):
         yield
     for task in asyncio.all_tasks(exchange.loop):
         task.cancel()

@@ -184,18 +184,21 @@ def in_place(device: Device) -> Iterator[None]:
     event = lambda *args, **options: Event(device)  # noqa: E731
     threads = mock.Mock(wraps=threading, Thread=InlineThread)
     queues = mock.Mock(wraps=queue, SimpleQueue=OwnQueue)
+    cuda: dict[str, Any] = {
+        "Stream": stream,
+        "Event": event,
+        "stream": device.within,
+        "current_stream": device.current_stream,
+    }
     patches: list[Any] = [
-        *(mock.patch.object(torch.cuda, name, made) for name, made in (("Stream", stream), ("Event", event))),
+        mock.patch.multiple(torch.cuda, **cuda),
         mock.patch.object(torch, "Event", event),
         mock.patch.object(torch.accelerator, "current_device_index", lambda: 0),
-        mock.patch.object(torch.cuda, "stream", device.within),
-        mock.patch.object(torch.cuda, "current_stream", device.current_stream),
-        mock.patch.object(copy_backend, "threading", threads),
-        mock.patch.object(copy_backend, "queue", queues),
+        mock.patch.multiple(copy_backend, threading=threads, queue=queues),
         mock.patch.object(cuda_mem_ops, *_driver_copy(device)),
         mock.patch.object(_custom_ops, "swap_blocks_batch", device.swap_blocks_batch),
     ]
-    of_platform = {
+    of_platform: dict[str, Any] = {
         "Stream": device.stream,
         "stream": device.within,
         "current_stream": device.current_stream,
@@ -207,7 +210,7 @@ def in_place(device: Device) -> Iterator[None]:
             patches.append(mock.patch.object(module, name, False if name.isupper() else lambda: False))
     if hasattr(spec, "_all_workers_barrier"):
         patches.append(mock.patch.object(spec, "_all_workers_barrier", lambda: None))
-    patches += [mock.patch.object(current_platform, name, made, create=True) for name, made in of_platform.items()]
+    patches.append(mock.patch.multiple(current_platform, create=True, **of_platform))
     with contextlib.ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)

@@ -159,7 +159,7 @@ class InlineExecutor:
 @contextlib.contextmanager
 def on_network(network: Network) -> Iterator[None]:
     """Let vLLM's connectors use the agents of `network`, on one rank, for the length of the block."""
-    replaced = {
+    replaced: dict[str, Any] = {
         "NixlWrapper": network.agent,
         "nixl_agent_config": None,
         "get_tensor_model_parallel_rank": lambda: 0,
@@ -170,8 +170,7 @@ def on_network(network: Network) -> Iterator[None]:
     }
     with contextlib.ExitStack() as stack:
         for module in [module for name, module in sys.modules.items() if name.startswith(PACKAGE)]:
-            for name, made in replaced.items():
-                if name in vars(module):
-                    stack.enter_context(mock.patch.object(module, name, made))
+            if known := {name: made for name, made in replaced.items() if name in vars(module)}:
+                stack.enter_context(mock.patch.multiple(module, **known))
         stack.enter_context(mock.patch.object(current_platform, "device_type", "cuda", create=True))
         yield

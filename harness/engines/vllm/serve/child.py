@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.errors import InputError
-from harness.core.params import Record
-from harness.engines.serving import STARTED
+from harness.engines.serving import STARTED, ServeRequest
 from harness.run.protocol import answer_once
 
 RANKS_SECONDS = 30.0
@@ -21,20 +20,14 @@ REFUSED = "refused"
 """The only key of the result if vLLM refuses the options. The value is its message."""
 
 
-class ServeRequest(Record):
-    """A model to serve with `options` of `vllm.LLM`, the questions, and the folder for the answers."""
+class VllmRequest(ServeRequest):
+    """A checkpoint to serve with `options` of `vllm.LLM`."""
 
     model: str
-    options: dict[str, Any]
     concurrency: int
-    task: str
-    limit: int | None
-    epochs: int
-    max_tokens: int
-    directory: str
 
 
-def serve(request: ServeRequest) -> dict[str, Any]:
+def serve(request: VllmRequest) -> dict[str, Any]:
     """Start vLLM with the plug-in active, and ask every question of every epoch. Returns `worker_state.summed`."""
     from harness.accuracy.epochs import run_epochs
     from harness.accuracy.tasks import load_task
@@ -68,4 +61,4 @@ def serve(request: ServeRequest) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    answer_once(ServeRequest, serve)
+    answer_once(VllmRequest, serve)

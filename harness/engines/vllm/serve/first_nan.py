@@ -26,6 +26,7 @@ from torch import nn
 
 from harness.core.files import write_atomic
 from harness.core.records import FirstNan
+from harness.engines.serving import FIRST_NAN_FILE
 from harness.engines.vllm.objects import InputBatch, Router, RouterHolder, SchedulerOutput
 from harness.engines.vllm.serve.hooks import Runner, runners
 from harness.engines.vllm.serve.writes import worker_rank
@@ -36,8 +37,6 @@ ATTENTION = ("forward_mqa", "forward_mha")
 """Methods of an MLA layer's `impl`. Decodes return (out, lse); prefills write to their argument `output`."""
 RECORDERS: list[WorkerRecorder] = []
 """The recorders of this process."""
-FILE = "first-nan-rank{rank}.json"
-"""The report of a rank in the folder."""
 
 
 def install(where: str) -> list[str]:
@@ -142,7 +141,7 @@ class WorkerRecorder:
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
             content = (found or FirstNan(rank=self.rank)).model_dump_json(indent=1)
-            write_atomic(self._folder / FILE.format(rank=self.rank), content + "\n")
+            write_atomic(self._folder / FIRST_NAN_FILE.format(rank=self.rank), content + "\n")
 
     def request_report(self, *_: Any) -> None:
         """Report now, or at the end of the current step: a signal can arrive in the middle of a launch."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from unittest import mock
 
 import torch
 
@@ -55,8 +56,7 @@ def _register(name: str) -> None:
 
 def import_all() -> None:
     """Import what a serving process needs, as far as it touches no CUDA, and register the models of the canaries."""
-    initialize, torch.cuda._lazy_init = torch.cuda._lazy_init, _refuse
-    try:
+    with mock.patch.object(torch.cuda, "_lazy_init", _refuse):
         for module in MODULES:
             try:
                 importlib.import_module(module)
@@ -67,5 +67,3 @@ def import_all() -> None:
                 _register(name)
             except (ImportError, KeyError, TouchesCuda) as error:
                 print(f"mla-harness: {name} is inspected by the forks: {error}", file=sys.stderr)
-    finally:
-        torch.cuda._lazy_init = initialize

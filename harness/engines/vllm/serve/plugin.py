@@ -53,9 +53,9 @@ def _change_vllm() -> None:
     if name and not _fault:
         import importlib
 
-        from harness.engines.vllm.faults import inject
+        from harness.engines.vllm.faults import PATCHES
 
-        inject(name, importlib.import_module("vllm").__version__)
+        PATCHES.inject(name, importlib.import_module("vllm").__version__)
         _fault = name
     if os.environ.get("VLLM_MOE_ROUTING_SIMULATION_STRATEGY") == "mla_harness_topk" and not _routing:
         from harness.engines.vllm.serve.routing import register

@@ -1,7 +1,7 @@
 """Download releases of an engine into folders, to judge them without a GPU.
 
     python3 -m pip install -c constraints.txt '.[vllm-host]'
-    python -m harness.engines.download vllm SITES 0.21.0 0.24.0 0.33.0
+    python -m tests.engines.download vllm SITES 0.21.0 0.24.0 0.33.0
     mla-harness bisect vllm-host --site SITES/vllm-0.21.0 --site SITES/vllm-0.24.0 --site SITES/vllm-0.33.0
 
 A release is one wheel: 0.3 GB of vLLM, 12 MB of SGLang. Its Python files are kept (0.06 to 0.17 GB of vLLM) without its
@@ -30,7 +30,7 @@ PYTHONS = {"vllm": ("312", "abi3", "cp312"), "sglang": ("311", "cp311")}
 def main() -> None:
     """The command line. Exit code 1, after pip's message, if a release cannot be downloaded."""
     parser = argparse.ArgumentParser(
-        prog="python -m harness.engines.download", description=(__doc__ or "").partition("\n")[0]
+        prog="python -m tests.engines.download", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("engine", choices=sorted(PYTHONS))
     parser.add_argument("directory", type=Path, help="where the folders are made")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
-from harness.engines.download import unpack
+from tests.engines.download import unpack
 
 
 def test_everything_but_compiled_extensions_is_unpacked(tmp_path: Path) -> None:

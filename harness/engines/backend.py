@@ -1,0 +1,81 @@
+"""An engine in this process as a backend, through its public `generate` only."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.accuracy.backends import Answer, Identity, OnAnswer, cut_at_stop, describe_directory, has_invalid_text
+from harness.core.errors import InputError
+from harness.core.systems import EngineSpec
+
+CHUNK = 1024
+"""Prompts of one `generate`. It returns all answers at its end, so a killed process loses this many."""
+
+Generated = tuple[str, str, Sequence[int], Sequence[float | None]]
+"""An answer of the engine: its text, why it ended, its tokens and their log probabilities."""
+
+
+def cache_option(engine: EngineSpec, kv: str | None, names: Mapping[str, str]) -> dict[str, Any]:
+    """The engine's option for a value of `--kv`, by the engine's `names`. Raises InputError for other values."""
+    if kv is not None and kv not in names:
+        raise InputError(f"--kv {kv}: {engine.title} takes {', '.join(names)}")
+    return {} if kv is None else {"kv_cache_dtype": names[kv]}
+
+
+class EngineBackend:
+    """One engine for the whole run, so that slots of its KV cache are recycled between epochs.
+
+    Answers are not deterministic: the batch changes the rounding of kernels.
+    """
+
+    def __init__(self, engine: EngineSpec, path: str, module: str) -> None:
+        """Import a module of the engine. Raises InputError if it cannot be imported."""
+        try:
+            self._module: Any = importlib.import_module(module)
+            self._version = str(importlib.import_module(engine.package).__version__)
+        except ImportError as error:
+            how = "install it, or use server:URL"
+            where = f"--model {engine.name}:{path}"
+            raise InputError(f"{where}: {engine.title} cannot be imported here ({error}); {how}") from None
+        self._spec, self._path = engine, path
+
+    def describe(self, vocab_size: int, dtype: object, cache: object) -> None:
+        """Note what runs: the types of the model and of its cache, as the engine names them."""
+        self._vocab_size, path = vocab_size, Path(self._path)
+        of_model, of_cache = str(dtype).removeprefix("torch."), str(cache)
+        card = describe_directory(path) if path.is_dir() else None
+        self.identity = Identity(
+            model=card.name if card else self._path,
+            engine=self._spec.name,
+            dtype=of_model if of_cache in ("auto", of_model) else f"{of_model}, kv {of_cache}",
+            model_hash=card.hash if card else f"name:{path}",
+            note=", ".join(filter(None, [card.note if card else "", f"{self._spec.title} {self._version}"])),
+        )
+
+    def generate(
+        self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str], on_answer: OnAnswer | None = None
+    ) -> list[Answer]:
+        """Greedy answers in the order of `prompts`. An answer with a NaN in its log probabilities is invalid."""
+        answers: list[Answer] = []
+        for start in range(0, len(prompts), CHUNK):
+            words = [word for word in stop if word]
+            for generated in self._generated(list(prompts[start : start + CHUNK]), max_tokens, words):
+                answers.append(self._answer(generated, stop))
+                if on_answer:
+                    on_answer(len(answers) - 1, answers[-1])
+        return answers
+
+    def _generated(self, prompts: list[str], max_tokens: int, stop: list[str]) -> Iterable[Generated]:
+        raise NotImplementedError
+
+    def _answer(self, generated: Generated, stop: Sequence[str]) -> Answer:
+        text, finish, tokens, logprobs = generated
+        text, _ = cut_at_stop(text, stop)
+        # A NaN in the logits makes every log probability of its row NaN.
+        is_bad = finish == "abort" or any(value is None or not math.isfinite(value) for value in logprobs)
+        outside = any(not 0 <= token < self._vocab_size for token in tokens)
+        return Answer(text, finish, len(tokens), is_bad or outside or has_invalid_text(text, finish))

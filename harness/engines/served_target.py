@@ -1,0 +1,153 @@
+"""An engine as a target: its processes serve one canary, which answers a task under poison, with or without a fault."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from harness.accuracy.answer_log import read_run
+from harness.core import extras
+from harness.core.cases import Case
+from harness.core.cause_codes import Code, Reason
+from harness.core.errors import HarnessError, KernelError
+from harness.core.params import Record
+from harness.core.records import FirstNan
+from harness.core.systems import EngineSpec
+from harness.engines import base
+from harness.engines.patches import Patches
+from harness.engines.served_params import ServedParams
+from harness.engines.serving import FIRST_NAN_FILE, EngineForks, Serving
+from harness.judge.run_records import Run
+from harness.judge.target import Target
+from harness.memory.first_nan.recorder import first_of_ranks
+from harness.memory.poison.patterns import Poison
+from harness.run.fork_server import ForkServer
+
+FILLED_FILE = "poison.json"
+"""What the poison of the workers filled, in the folder of the answers."""
+PATTERNS = ("nan", "max")
+"""Patterns of a scenario that the hooks fill. Any other leaves memory as it is."""
+
+
+class ServedTarget(Target):
+    """Serves a case's canary for each poison pattern, and without graphs to compare the answers."""
+
+    injects_faults = True
+    engine: ClassVar[EngineSpec]
+    patches: ClassVar[Patches]
+    _forks: ClassVar[EngineForks]
+
+    def __init__(self, case: Case, device: str = "cpu", **more: Any) -> None:
+        super().__init__(case, device, **more)
+        self._served = case.params_as(ServedParams)
+        self._serving = Serving(self.engine.title)
+
+    @classmethod
+    def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
+        """See :meth:`Target.why_not`."""
+        if reason := base.why_not_installed(cls.engine):
+            return reason
+        if not torch.cuda.is_available():
+            why = f"{cls.engine.title} serves on CUDA, and there is no CUDA device on this machine"
+            return Reason(why, Code.NO_DEVICE)
+        if reason := extras.why_not(extras.ACCURACY):
+            return reason
+        checkpoint = case.params_as(ServedParams).checkpoint
+        if not (checkpoint / "config.json").is_file():
+            return f"{checkpoint} is not there: train one with `canary train`"
+        version = str(base.installed_version(cls.engine))
+        return cls._why_refused(case, version) or cls.patches.why_not(fault, version)
+
+    @classmethod
+    @abstractmethod
+    def _why_refused(cls, case: Case, version: str) -> str:
+        """Why this release does not serve the case on this machine; empty if it does."""
+
+    @abstractmethod
+    def _serve(self, folder: Path, poison: Poison, *, is_eager: bool = False, records: bool = False) -> None:
+        """Run one serving process to its end, without graphs if `is_eager`, with recorders of the first NaN on request.
+
+        Raises as `Serving.reply` does, Refused if the engine refuses its options, InputError for a fault that does not
+        fit, and HarnessError if a worker lacks what the case is about.
+        """
+
+    def run(self, poison: Poison) -> Run:
+        """Ask all questions. A process that dies or raises is the run's error, with the end of the engine's log."""
+        run = Run(poison.pattern)
+        with tempfile.TemporaryDirectory() as scratch:
+            try:
+                self._ask(run, Path(self.directory or scratch) / poison.pattern, poison)
+            except KernelError as error:
+                run.error = error
+            run.log = self._serving.log_tail
+        return run
+
+    def _ask(self, run: Run, folder: Path, poison: Poison) -> None:
+        self._serve(folder / "asked", poison)
+        run.accuracy = read_run(folder / "asked")
+        run.least_accuracy = self._served.least_correct_percent / 100
+        if self._served.compare_eager and self._served.has_graph:
+            self._serve(folder / "eager", poison, is_eager=True)
+            run.eager = read_run(folder / "eager")
+
+    def first_writer(self, poison: Poison) -> FirstNan:
+        """Serve once with the first-NaN recorder in every worker. Returns the first writer over all ranks.
+
+        If the engine dies before its recorders report, the result has the reason. Raises HarnessError if it does not
+        fail and a worker had no recorder.
+        """
+        with tempfile.TemporaryDirectory() as scratch:
+            folder, failure = Path(scratch) / "asked", ""
+            try:
+                self._serve(folder, poison, records=True)
+            except KernelError as error:
+                failure = str(error)
+            return collected(folder, self._served.num_gpus, self.engine.title, failure)
+
+    def _questions(self, folder: Path) -> dict[str, Any]:
+        """The fields of a :class:`harness.engines.serving.ServeRequest`. Makes the folder for the answers."""
+        folder.mkdir(parents=True, exist_ok=True)
+        return self._served.model_dump(include={"task", "limit", "epochs", "max_tokens"}) | {"directory": str(folder)}
+
+    def _forked(self, environ: dict[str, str]) -> ForkServer | None:
+        """The server of forks; None where each process imports the engine anew."""
+        return None if self._served.process == "spawn" else self._forks.server(environ, self._served.timeout_seconds)
+
+    def _reply(
+        self, module: str, request: Record, settings: dict[str, str], folder: Path, forks: ForkServer | None = None
+    ) -> dict[str, Any]:
+        """See :meth:`Serving.reply`."""
+        log, seconds, ranks = folder / f"{self.engine.name}.log", self._served.timeout_seconds, self._served.num_gpus
+        return self._serving.reply(module, request, settings, log, seconds, forks, ranks, self._known_to_hang(settings))
+
+    def _known_to_hang(self, settings: dict[str, str]) -> str:
+        """Which of the settings are known to hang, for the message of a hang; empty if none is."""
+        return ""
+
+
+def keep_filled(folder: Path, filled: dict[str, Any]) -> None:
+    """Store what the poison filled beside the answers."""
+    (folder / FILLED_FILE).write_text(json.dumps(filled), encoding="utf-8")
+
+
+def collected(folder: Path, num_ranks: int, title: str, failure: str = "") -> FirstNan:
+    """The first writer over all ranks, from the reports of their recorders in `folder`.
+
+    `failure` is how the engine failed, if it did. Then reports may be missing. Raises HarnessError if a report is
+    missing without a failure, because that rank ran without the recorder.
+    """
+    files = [folder / FIRST_NAN_FILE.format(rank=rank) for rank in range(num_ranks)]
+    reports = [FirstNan.model_validate_json(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
+    missing = ", ".join(str(rank) for rank, file in enumerate(files) if not file.is_file())
+    if missing and not failure:
+        raise HarnessError(f"no recorder reported from rank {missing}, though {title} did not fail")
+    who = f"rank {missing}" if num_ranks > 1 else title
+    missing_report = f"{who} ended before its recorder reported: {failure}" if missing else ""
+    if not reports:
+        return FirstNan(num_ranks=num_ranks, missing_report=missing_report)
+    return first_of_ranks(reports).model_copy(update={"num_ranks": num_ranks, "missing_report": missing_report})
