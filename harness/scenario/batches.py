@@ -11,10 +11,11 @@ from itertools import islice
 from random import Random
 from typing import Any
 
-from harness.core.conditions import mla_decode as decode
+from harness.core.conditions.mla_decode import TILE
+from harness.core.conditions.table import SPACES
 from harness.core.ops import PAGE_SIZE
 
-_RANGES = {dimension.name: dimension.numbers for dimension in decode.SPACE.dimensions}
+_DECODE = SPACES["mla_decode"]
 Given = dict[str, Any]
 Wanted = dict[str, str]
 """Dimension -> class that a unit of the call shall show."""
@@ -28,11 +29,10 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int = 100) ->
     first = next(wanted)
 
     def chosen(name: str, weights: Sequence[int] | None = None) -> str:
-        labels = next(d.classes for d in decode.SPACE.dimensions if d.name == name)
-        return first.get(name) or random.choices(labels, weights)[0]
+        return first.get(name) or random.choices(_DECODE[name].classes, weights)[0]
 
     def number(name: str, most: int, weights: Sequence[int] | None = None) -> int:
-        numbers = _RANGES[name][chosen(name, weights)]
+        numbers = _DECODE[name].numbers[chosen(name, weights)]
         return random.choice(numbers[: max(most - numbers.start, 1)])
 
     tokens = number("tokens", 12, (6, 4, 3, 2, 1))
@@ -51,7 +51,7 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int = 100) ->
         requests[0], requests[place] = requests[place], requests[0]
     lengths = _lengths(random, requests, tokens, (2 if batch > 16 else 4) if heads < 100 else 2)
     if first.get("spare") == "none":
-        pages = _RANGES["pages"][first.get("pages", "2")].start
+        pages = _DECODE["pages"].numbers[first.get("pages", "2")].start
         lengths = [min(n, pages * PAGE_SIZE) for n in lengths]
     if not any(lengths):
         lengths[-1] = PAGE_SIZE + tokens
@@ -71,7 +71,7 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int = 100) ->
         "kv": chosen("kv"),
         "page_order": words[:17],
         "values": values[:13],
-        "table_pad": random.choice(_RANGES["spare"][chosen("spare")][:12]),
+        "table_pad": random.choice(_DECODE["spare"].numbers[chosen("spare")][:12]),
         "planned": chosen("plan") == "given",
         "contiguous_q": chosen("q") == "packed",
         "num_spare_blocks": random.choice((1, 2, 4)),
@@ -113,7 +113,6 @@ def _lengths(random: Random, requests: Sequence[Wanted], tokens: int, more: int)
 
 def _length(random: Random, want: Wanted, tokens: int, more: int) -> int:
     needs_keys = {"values", "order", "shared", "block", "offset"} & set(want)
-    ends = next(d.classes for d in decode.SPACE.dimensions if d.name == "end")
     if want.get("end") == "empty" or want.get("pages") == "none":
         return 0
     if not want and random.random() < 0.12:
@@ -124,10 +123,10 @@ def _length(random: Random, want: Wanted, tokens: int, more: int) -> int:
     label = want.get("pages") or max(least, drawn, key=labels.index)
     if want.get("shared") == "some" and label == "1":
         label = "2"
-    pages = random.choice(_RANGES["pages"][label][: 3 if label == "33+" else 6])
-    end = want.get("end") or random.choice(ends[1:])
+    pages = random.choice(_DECODE["pages"].numbers[label][: 3 if label == "33+" else 6])
+    end = want.get("end") or random.choice(_DECODE["end"].classes[1:])
     slots = {"first": 1, "last": PAGE_SIZE - 1, "whole": PAGE_SIZE}.get(end)
     if slots is None:
-        slots = random.choice([n for n in range(12, PAGE_SIZE - 1) if (n % decode.TILE == 0) == (end == "tile")])
+        slots = random.choice([n for n in range(12, PAGE_SIZE - 1) if (n % TILE == 0) == (end == "tile")])
     length = (pages - 1) * PAGE_SIZE + slots
     return max(length, tokens) if needs_keys or length else length

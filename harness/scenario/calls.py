@@ -19,13 +19,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from harness.core.conditions.model import Combination, Dimension, Space
+from harness.core.conditions.model import Combination, Dimension
 from harness.core.conditions.table import SPACES, key_of
-from harness.core.conditions.writes import PAGES, REQUEST_ENDS
 from harness.core.op_params import KERNEL_PARAMS
 from harness.core.ops import PAGE_SIZE
 from harness.scenario.batches import decode_call
 
+RECORDS = SPACES["read_records"]
 Given = dict[str, Any]
 Wanted = dict[str, str]
 """Dimension -> class that a unit of the call shall show."""
@@ -46,14 +46,12 @@ MOST_CYCLED = 13
 class Draws:
     """What the dimensions of an op do not say: how to draw its calls.
 
-    - `count`: the dimension of the number of units.
     - `lists`: parameters with one entry for each unit; other lists are repeated.
     - `empty`: the parameters of an empty unit.
     - `weights`: dimension -> how often each class is drawn; the first classes are more frequent without.
     - `settle`: makes the parameters legal; gets what the first unit wants.
     """
 
-    count: str
     lists: tuple[str, ...] = ()
     empty: Mapping[str, int] | None = None
     settle: Callable[[Random, Given, Wanted], None] = lambda random, given, first: None
@@ -179,23 +177,23 @@ def _map(random: Random, given: Given, first: Wanted) -> None:
 
 _ROWS = dict.fromkeys(("tokens",), (2, 6, 3, 1))
 DRAWS: dict[str, Draws] = {
-    "mla_decode_sparse": Draws("tokens", ("num_chosen",), {"num_chosen": 0}, _sparse,
+    "mla_decode_sparse": Draws(("num_chosen",), {"num_chosen": 0}, _sparse,
                                {"chosen": (1, 2, 5, 1, 1), "latent": (10, 1), "kv": (3, 3, 3, 1),
                                 "tokens": (2, 6, 2), "block": (5, 1)}),
-    "context_attention": Draws("batch", ("query_lens", "context_lens"), {"context_lens": 0}, _context,
+    "context_attention": Draws(("query_lens", "context_lens"), {"context_lens": 0}, _context,
                                {"queries": (4, 6, 2, 3, 1, 1), "context": (2, 3, 5, 2, 1, 1, 1), "sizes": (6, 1)}),
-    "merge_attn_states": Draws("tokens", (), None, _merge, {**_ROWS, "width": (6, 1)}),
-    "write_kv": Draws("tokens", (), None, _padded("write_kv"), {**_ROWS, "latent": (8, 1), "block": (4, 1)}),
-    "write_records": Draws("tokens", (), None, _padded("write_records"), {**_ROWS, "block": (3, 1)}),
-    "read_records": Draws("batch", ("seq_lens",), {"seq_lens": 0}, _records, {"block": (3, 1)}),
-    "route_experts": Draws("tokens", (), None, _route, _ROWS),
-    "align_experts": Draws("experts", (), None, _align, {**_ROWS, "experts": (2, 6, 3, 1)}),
-    "quantize_fp8": Draws("tokens", (), None, _quantize, _ROWS),
-    "index_logits": Draws("batch", ("seq_lens",), {"seq_lens": 0}, _records,
+    "merge_attn_states": Draws((), None, _merge, {**_ROWS, "width": (6, 1)}),
+    "write_kv": Draws((), None, _padded("write_kv"), {**_ROWS, "latent": (8, 1), "block": (4, 1)}),
+    "write_records": Draws((), None, _padded("write_records"), {**_ROWS, "block": (3, 1)}),
+    "read_records": Draws(("seq_lens",), {"seq_lens": 0}, _records, {"block": (3, 1)}),
+    "route_experts": Draws((), None, _route, _ROWS),
+    "align_experts": Draws((), None, _align, {**_ROWS, "experts": (2, 6, 3, 1)}),
+    "quantize_fp8": Draws((), None, _quantize, _ROWS),
+    "index_logits": Draws(("seq_lens",), {"seq_lens": 0}, _records,
                           {"heads": (2, 4, 1, 1), "batch": (1, 6, 1), "size": (1, 2)}),
-    "select_topk": Draws("batch", ("seq_lens",), {"seq_lens": 0}, _topk, {"batch": (1, 6, 2)}),
-    "map_indices": Draws("tokens", (), None, _map),
-    "quantize_blocks": Draws("experts", ("expert_rows",), {"expert_rows": 0}, _blocks,
+    "select_topk": Draws(("seq_lens",), {"seq_lens": 0}, _topk, {"batch": (1, 6, 2)}),
+    "map_indices": Draws((), None, _map),
+    "quantize_blocks": Draws(("expert_rows",), {"expert_rows": 0}, _blocks,
                              {"run": (3, 6, 2, 1, 1), "experts": (2, 6, 1)}),
 }  # fmt: skip
 """Op -> how its calls are drawn. `mla_decode` has a draw of its own, in :mod:`harness.scenario.batches`."""
@@ -247,13 +245,16 @@ def drawn_call(op: str, random: Random, wanted: Iterator[Wanted], largest: int =
     for d in space.dimensions:
         if not _is_of_unit(d, plain) and (shows := d.shown_by(first.get(d.name) or _label(random, d, how))):
             given |= _nearest(random, shows)
-    count = given.get(space_count(space, how).param) or _count(random, space, how, first)
+    counted = space[space.units]
+    count = given.get(counted.param) or random.choice(
+        counted.numbers[first.get(counted.name) or _label(random, counted, how)][:64]
+    )
     count = min(count, largest)
     if first.get("place") in ("middle", "last") and count < 3:
-        count = 3 if how.count not in first else count
-    if "num_tokens" in plain and how.count == "tokens":
+        count = 3 if counted.name not in first else count
+    if "num_tokens" in plain and counted.name == "tokens":
         given["num_tokens"] = count
-    elif how.count == "experts" and "num_experts" in plain:
+    elif counted.name == "experts" and "num_experts" in plain:
         given["num_experts"] = count
     requests = [first, *islice(wanted, min(count, 128) - 1)]
     place = {"last": count - 1, "middle": count // 2}.get(first.get("place", ""), 0)
@@ -278,16 +279,6 @@ def drawn_call(op: str, random: Random, wanted: Iterator[Wanted], largest: int =
         return model.model_validate(model.settled(plain | given)).model_dump(include=set(given))
     except ValidationError:
         return drawn_call(op, random, wanted, largest)
-
-
-def space_count(space: Space, how: Draws) -> Dimension:
-    return next(d for d in space.dimensions if d.name == how.count)
-
-
-def _count(random: Random, space: Space, how: Draws, first: Wanted) -> int:
-    d = space_count(space, how)
-    numbers = d.numbers[first.get(d.name) or _label(random, d, how)]
-    return random.choice(numbers[:64])
 
 
 def _is_of_unit(d: Dimension, plain: Given) -> bool:
@@ -325,9 +316,9 @@ def _length(random: Random, want: Wanted) -> int:
     if want.get("end") == "empty" or want.get("pages") == "none" or (not want and random.random() < 0.15):
         return 0
     least = {"mixed": "3-4"}.get(want.get("order", ""), "2" if "order" in want or want.get("shared") == "some" else "1")
-    labels = PAGES.classes[1:]
+    labels, ends = RECORDS["pages"].classes[1:], RECORDS["end"].classes[1:]
     drawn = max(least, random.choices(labels, (4, 3, 2, 0.3))[0], key=labels.index)
-    pages = random.choice(PAGES.numbers[want.get("pages") or drawn][:4])
-    end = want.get("end") or random.choice(REQUEST_ENDS[1:])
+    pages = random.choice(RECORDS["pages"].numbers[want.get("pages") or drawn][:4])
+    end = want.get("end") or random.choice(ends)
     slots = {"first": 1, "last": PAGE_SIZE - 1, "whole": PAGE_SIZE}.get(end) or random.randint(2, PAGE_SIZE - 2)
     return (pages - 1) * PAGE_SIZE + slots

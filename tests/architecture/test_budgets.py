@@ -13,7 +13,7 @@ BUDGETS = {
     "harness": 42,
     "harness/accuracy": 2463,
     "harness/cli": 2740,
-    "harness/core": 5580,
+    "harness/core": 4728,
     "harness/diagnose": 3009,
     "harness/engine": 6101,
     "harness/engines": 9270,
@@ -23,7 +23,7 @@ BUDGETS = {
     "harness/pytest": 1239,
     "harness/report": 3019,
     "harness/run": 2957,
-    "harness/scenario": 2772,
+    "harness/scenario": 2762,
     "harness/store": 1282,
     "tools": 248,
 }

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from itertools import product
 from random import Random
+from typing import Any
 
 import pytest
 
 from harness.core.conditions.model import Dimension, Never, Shown, Space
+from harness.core.conditions.rows import space_of
 from harness.core.conditions.table import SPACES, space_for
 from harness.core.kernels import KernelSpec
 from harness.core.shapes import DEEPSEEK, Shapes
 
 TINY = Space(
     op="tiny",
-    read=lambda points: points,
+    reader=lambda points: points,
     optional=frozenset({"order"}),
     dimensions=(
         Dimension("pages", ("0", "1", "2"), ""),
@@ -84,6 +86,65 @@ def test_a_kernel_without_the_default_cache_type_refuses_no_other_class_for_it()
     space = space_for(KernelSpec("mla_decode", "mine", "", "", kv=("fp8_e4m3",), shapes=DEEPSEEK))
     assert space.allowed and ("heads", "16") not in space.refused
     assert ("kv", "bf16") in space.refused and ("kv", "fp8_e4m3") not in space.refused
+
+
+ROW: dict[str, Any] = {
+    "units": "tokens",
+    "previous": ["before"],
+    "empty": {"keys": "none"},
+    "dimensions": {
+        "tokens": {"is": "tokens of the call", "from": "1 2 17", "param": "num_tokens"},
+        "keys": {"is": "keys of the token", "from": "0 1 2"},
+        "block": {"is": "its block", "from": {"low": 0, "high": 128}, "classes": {"low": {"n": 1}, "high": []}},
+        "kv": {"is": "type of the cache", "classes": ["bf16", "one key"], "param": "kv"},
+        "place": {"is": "place", "classes": ["only", "first", "middle", "last"]},
+        "around": {"is": "", "classes": ["live", "empty before", "empty after", "empty both"]},
+        "neighbour": {"is": "", "classes": ["equal", "other"]},
+        "before": {"is": "", "classes": ["same", "other"]},
+    },
+    "never": {
+        "no keys": [{"keys": "none", "each": {"kv": "any", "block": {"but": "low"}}}],
+        "both": [{"either": [{"tokens": 1}, {"place": "only"}], "kv": "bf16", "block": ["low", "high"]}],
+    },
+}
+
+
+def test_a_row_says_the_classes_of_each_dimension_and_what_shows_them() -> None:
+    space = space_of("tiny", ROW, lambda: [{"tokens": 16, "keys": 0, "block": 128, "kv": "bf16"}])
+    assert space["tokens"].classes == ("1", "2-16", "17+") and space["keys"].classes == ("none", "1", "2+")
+    assert space["tokens"].shown_by("2-16")[:2] == [{"num_tokens": 2}, {"num_tokens": 3}]
+    assert space["block"].shown_by("low") == ({"n": 1},) and not space["block"].shown_by("high")
+    assert space["kv"].shown_by("one key") == ({"kv": "one_key"},)
+    assert space.read() == [{"tokens": "2-16", "keys": "none", "block": "high", "kv": "bf16"}]
+
+
+def test_a_row_says_which_classes_no_call_has_together() -> None:
+    rules: dict[str, list[dict[str, Any]]] = {}
+    for rule in space_of("tiny", ROW, list).rules:
+        rules.setdefault(rule.why, []).append(dict(rule.classes))
+    assert rules["no keys"] == [
+        {"keys": ("none",), "kv": ("bf16", "one key")},
+        {"keys": ("none",), "block": ("high",)},
+    ]
+    assert rules["both"] == [
+        {"kv": ("bf16",), "block": ("low", "high"), "tokens": ("1",)},
+        {"kv": ("bf16",), "block": ("low", "high"), "place": ("only",)},
+    ]
+    assert rules["nothing is before it"] == [
+        {"tokens": ("1",), "before": ("same", "other")},
+        {"place": ("only", "first"), "before": ("same", "other")},
+        {"place": ("only", "first"), "around": ("empty before", "empty both")},
+    ]
+    live = {"around": ("live", "empty after"), "neighbour": ("equal",), "keys": ("none",)}
+    assert live in rules["of two equal neighbours both are empty, or none is"]
+
+
+@pytest.mark.parametrize("op", SPACES)
+def test_every_rule_names_classes_that_there_are(op: str) -> None:
+    space = SPACES[op]
+    named = {(name, label) for rule in space.rules for name, labels in rule.classes.items() for label in labels}
+    assert named <= set(space.labels) and space.optional <= {dimension.name for dimension in space.dimensions}
+    assert all(len(rule.classes) in (2, 3) and all(rule.classes.values()) for rule in space.rules)
 
 
 @pytest.mark.parametrize("op", SPACES)

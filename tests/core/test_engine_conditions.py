@@ -10,7 +10,7 @@ from harness.core.conditions.engine import SPACE, Request, Step
 
 
 def points(*requests: Request, layers: dict[str, str | None] | None = None, **step: Any) -> list[dict[str, str | None]]:
-    return SPACE.read(Step(requests, layers or {"full": "fp32"}, **step))  # type: ignore[return-value]
+    return SPACE.read(Step(requests, layers or {"full": "fp32"}, **step))
 
 
 def decode(computed: int, **more: Any) -> Request:

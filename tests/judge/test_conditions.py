@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from harness.core.cases import AskVerdict, Job
-from harness.core.conditions.mla_decode import SPACE
 from harness.core.conditions.model import Shown
 from harness.core.conditions.table import SPACES, key_of
 from harness.core.op_params import MlaDecodeParams
@@ -20,6 +19,7 @@ from harness.scenario.batches import decode_call
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
 
+SPACE = SPACES["mla_decode"]
 SMALL = {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "num_heads": 2}
 SCENARIOS = {s.op: s for s in load_scenarios(shipped_directory()) if s.op and "conditions" in s.tags}
 
@@ -27,7 +27,7 @@ SCENARIOS = {s.op: s for s in load_scenarios(shipped_directory()) if s.op and "c
 def points(**given: Any) -> list[dict[str, str | None]]:
     params = MlaDecodeParams.model_validate(SMALL | given)
     made = inputs.mla_decode(params, 3)
-    return SPACE.read(  # type: ignore[return-value]
+    return SPACE.read(
         made.q, made.kv_cache, made.block_table, made.seq_lens, scale=made.scale, kv_scale=made.kv_scale,
         window=params.window, metadata=params.planned or None,
     )  # fmt: skip

@@ -8,11 +8,12 @@ import pytest
 
 from harness.core.cases import Case, Job
 from harness.core.catalog import KERNELS
-from harness.core.conditions.mla_decode import SPACE
-from harness.core.conditions.table import key_of, space_for
+from harness.core.conditions.table import SPACES, key_of, space_for
 from harness.core.op_params import MlaDecodeParams
 from harness.core.records import CaseResult, Verdict
 from harness.report.conditions import Coverage, coverages
+
+SPACE = SPACES["mla_decode"]
 
 
 def found(*cases: tuple[str, str, Verdict], key: str = key_of(SPACE)) -> list[Coverage]:

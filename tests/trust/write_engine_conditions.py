@@ -19,7 +19,7 @@ from covering_calls import covering_calls
 from torch import Tensor
 
 from harness.core.cases import Case
-from harness.core.conditions.engine import LAYERS, RANGES, SPACE
+from harness.core.conditions.engine import LAYERS, SPACE
 from harness.core.conditions.model import Shown
 from harness.core.conditions.table import key_of
 from harness.core.engine_params import EngineParams
@@ -163,7 +163,7 @@ def engine_case(random: Random, wanted: Iterator[Wanted]) -> Given:
     first = next(wanted)
 
     def pick(name: str, *weights: int) -> str:
-        labels = next(d.classes for d in SPACE.dimensions if d.name == name)
+        labels = SPACE[name].classes
         return first.get(name) or random.choices(labels, weights or None)[0]
 
     wants_hit = first.get("hit", "none") != "none"
@@ -181,7 +181,7 @@ def engine_case(random: Random, wanted: Iterator[Wanted]) -> Given:
     own = next(kind for kind, name in LAYERS.items() if name == layer)
     others = [kind for kind in kinds if kind != own]
     layers = [*random.sample(others, min(random.choice((1, 1, 2, 0 if own != "kda" else 1)), len(others))), own]
-    target = random.choice(RANGES["batch"][pick("batch", 2, 4, 4, 2)][:4])
+    target = random.choice(SPACE["batch"].numbers[pick("batch", 2, 4, 4, 2)][:4])
     is_early = "batch" in first or target > 4
     count = min(target + random.choice((0, 1, 1, 2, 3)), 13)
     edges = EDGES if target > 4 or random.random() < 0.4 else (*EDGES, 100, 127, 128, 129, 190, 192, 193, 257, 300)

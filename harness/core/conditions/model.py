@@ -18,7 +18,8 @@ DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 NO_CLASS = "-"
 MOST_EXAMPLES = 64
 
-Point = Mapping[str, str | None]
+Point = dict[str, str | int | None]
+"""Dimension -> the class of a unit, or its number."""
 Combination = tuple[tuple[str, str], ...]
 """Classes of two or three dimensions, in the order of the dimensions: (("tokens", "2"), ("heads", "128"))."""
 
@@ -73,16 +74,24 @@ class Never:
 class Space:
     """The conditions of an op: its dimensions, the rules, and the function that reads the points of a call.
 
-    `read` takes the arguments of a call of the kernel by name. `optional` dimensions may have no class. `refused` has
-    classes that the kernel under test does not take, and why.
+    `reader` takes the arguments of a call of the kernel by name. `optional` dimensions may have no class. Dimension
+    `units` counts the units of a call. `refused` has classes that the kernel under test does not take, and why.
     """
 
     op: str
     dimensions: tuple[Dimension, ...]
     rules: tuple[Never, ...]
-    read: Callable[..., list[Point]]
+    reader: Callable[..., list[Point]]
     optional: frozenset[str] = frozenset()
+    units: str = ""
     refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Dimension:
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, Dimension]:
+        return {dimension.name: dimension for dimension in self.dimensions}
 
     @cached_property
     def labels(self) -> list[tuple[str, str]]:
@@ -98,7 +107,14 @@ class Space:
         """Eight digits that change with the classes. Points of other classes cannot be counted with these."""
         return f"{zlib.crc32(repr(self.labels).encode()):08x}"
 
-    def coded(self, point: Point) -> str:
+    def read(self, *arguments: Any, **named: Any) -> list[dict[str, str | None]]:
+        """The points of a call, with a class for each number."""
+        return [
+            {name: self[name].of(found) if isinstance(found, int) else found for name, found in point.items()}
+            for point in self.reader(*arguments, **named)
+        ]
+
+    def coded(self, point: Mapping[str, str | None]) -> str:
         """A point as a word of one character for each dimension."""
         found = ((dimension, point.get(dimension.name)) for dimension in self.dimensions)
         return "".join(NO_CLASS if label is None else DIGITS[d.classes.index(label)] for d, label in found)

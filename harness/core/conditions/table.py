@@ -7,16 +7,21 @@ from dataclasses import replace
 from typing import Any
 
 from harness.core.catalog import planner_of
-from harness.core.conditions import attention, engine, experts, indexing, mla_decode, writes
+from harness.core.conditions import engine
 from harness.core.conditions.model import Space
+from harness.core.conditions.rows import space_of
+from harness.core.files import rows_beside
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import KERNEL_PARAMS
 from harness.core.ops import OPS
+from harness.core.registry import attribute_at
 from harness.core.shapes import ANY, sizes_of
 
-_OF_OPS = (*attention.SPACES, *writes.SPACES, *experts.SPACES, *indexing.SPACES)
-SPACES: dict[str, Space] = {space.op: space for space in (mla_decode.SPACE, *_OF_OPS, engine.SPACE)}
-"""Op, or `engine` for the steps of the reference engine -> its space."""
+_ROWS = {op: row for op, row in rows_beside(__file__).items() if not op.startswith("_")}
+SPACES = {
+    op: space_of(op, row, attribute_at(f"harness.core.conditions.{row['reader']}")) for op, row in _ROWS.items()
+} | {engine.SPACE.op: engine.SPACE}
+"""Op -> its space, as `table.yaml` says; `engine` -> the space of the steps of the reference engine."""
 
 
 def shown_by(op: str, args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
