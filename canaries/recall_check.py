@@ -1,10 +1,14 @@
 """Measures canary-dsa with transformers' own DeepSeek V3.2: the share of right answers under a right and a wrong top-k.
 
-One forward over prompt and answer shows what greedy decoding gives, as in `canaries/check.py`.
+    python -m canaries.recall_check fixtures/canary-dsa [--device cuda] [--limit N] [--out FILE]
+
+One forward over prompt and answer shows what greedy decoding gives, as in `canaries/check.py`. A row of the table is a
+change of the top-k in both layers, in the first, or in the second.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,9 +59,14 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu", 
     # `to` would round the frequencies of the rotary embedding too.
     for layer in (model.model.embed_tokens, model.model.layers, model.model.norm, model.lm_head):
         layer.to(dtype)
-    for layer in model.model.layers:
-        layer.self_attn.indexer.index_topk = topk or model.config.index_topk
+    choose(model, topk or model.config.index_topk)
     return model.to(device)
+
+
+def choose(model: Any, topk: int) -> None:
+    """Let each indexer choose `topk` tokens."""
+    for layer in model.model.layers:
+        layer.self_attn.indexer.index_topk = topk
 
 
 @contextmanager
@@ -109,3 +118,53 @@ def is_right(model: Any, question: Question) -> bool:
 def share(model: Any, questions: Sequence[Question]) -> float:
     """The share of right answers."""
     return sum(is_right(model, question) for question in questions) / len(questions)
+
+
+def table(folder: Path, device: str, limit: int, progress: Callable[[str], None]) -> None:
+    """Report the rows of a table, one by one: change, and the share of right answers of each task."""
+    tasks = {name: recall.questions(*lengths)[-limit:] for name, lengths in recall.TASKS.items()}
+    sizes = {"recall": 512, "recall_long": 2048}
+    progress(f"| top-k, layers | {' | '.join(f'{name} ({len(asked)})' for name, asked in tasks.items())} |")
+    progress("| --- " * (1 + len(tasks)) + "|")
+
+    def row(title: str, model: Any, topk: dict[str, int]) -> None:
+        cells = []
+        for name, asked in tasks.items():
+            choose(model, topk[name])
+            cells.append(f"{share(model, asked):.4f}")
+        progress(f"| {title} | {' | '.join(cells)} |")
+
+    model = load(folder, torch.float32, device)
+    row("every token, float32", model, dict.fromkeys(tasks, 10**6))
+    for name, change in CHANGES.items():
+        for layers in ((0, 1), (0,), (1,)):
+            if layers == (0, 1) or name != "the right top-k":
+                with changed(model, change, layers):
+                    row(f"{name}, {' and '.join(map(str, layers))}, float32", model, sizes)
+    model = load(folder, torch.bfloat16, device)
+    row("the right top-k, bfloat16", model, sizes)
+    with rounded(model):
+        row("the right top-k, bfloat16, latents and index in e4m3", model, sizes)
+
+
+def main() -> None:
+    """Print the table, and write it to --out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--limit", type=int, default=100, help="only the last N questions of each task, the longest")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    lines: list[str] = []
+
+    def progress(line: str) -> None:
+        print(line, flush=True)
+        lines.append(line)
+        if args.out:
+            args.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    table(args.folder, args.device, args.limit, progress)
+
+
+if __name__ == "__main__":
+    main()
