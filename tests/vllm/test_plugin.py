@@ -94,6 +94,24 @@ def test_fp8_pages_held_as_bytes_get_the_nan_of_fp8() -> None:
     assert cache[6].unique().tolist() == [0xFF]
 
 
+def test_the_tail_of_a_page_of_index_keys_is_in_its_keys_and_in_its_scales() -> None:
+    cache = torch.zeros(16, 64, 132, dtype=torch.uint8)
+    StepPoison(ServePoison(("kv.tail",)))(runner(cache), step())
+    keys, scales = cache[7].view(-1)[: 64 * 128].view(64, 128), cache[7].view(-1)[64 * 128 :].view(64, 4)
+    for part in (keys, scales):
+        assert not part[:6].any() and (part[6:] == 0xFF).all()
+
+
+def test_the_buffer_of_chosen_tokens_gets_a_place_that_no_request_has() -> None:
+    model, subject = torch.nn.Linear(1, 1), runner(torch.zeros(12, 64, 8))
+    model.topk_indices_buffer = torch.zeros(4, 8, dtype=torch.int32)
+    subject.get_model = lambda: model
+    subject.vllm_config.model_config = SimpleNamespace(max_model_len=256)
+    FILLED.topk_buffers = 0
+    StepPoison(ServePoison(("sparse.topk",)))(subject, step())
+    assert (model.topk_indices_buffer == 255).all() and FILLED.topk_buffers == 1
+
+
 def test_a_finite_pattern_is_what_an_older_latent_could_have_left() -> None:
     cache = torch.zeros(16, 64, 8, dtype=torch.bfloat16)
     StepPoison(ServePoison(("kv.new",), "finite"))(runner(cache), step())

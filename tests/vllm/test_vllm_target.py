@@ -102,6 +102,16 @@ def test_memory_and_graphs_are_stated_to_vllm() -> None:
     assert llm_options(VllmParams(), "none")["enforce_eager"] is True
 
 
+def test_the_canary_of_sparse_attention_has_its_own_backends_lengths_and_cache() -> None:
+    params = VllmParams(canary="dsa", backend="FLASHMLA_SPARSE", kv="fp8_e4m3", index_topk=2048)
+    options = llm_options(params, "none")
+    assert (options["kv_cache_dtype"], options["max_model_len"]) == ("fp8_ds_mla", 8192)
+    assert options["hf_overrides"] == {"index_topk": 2048}
+    for wrong in ({"canary": "dsa"}, {"backend": "FLASHMLA_SPARSE"}):
+        with pytest.raises(ValueError, match="sparse backends serve dsa alone"):
+            VllmParams.model_validate(wrong)
+
+
 def test_a_poison_that_filled_nothing_is_an_error_and_no_pass(tmp_path: Path) -> None:
     subject = case(canary="hybrid").model_copy(update={"oracles": ("answers",)})
     subject = subject.model_copy(update={"poison": PoisonPlan(patterns=("nan",), sites=("kv.new",))})
@@ -167,7 +177,15 @@ def test_the_cause_is_that_of_the_worker_which_failed_first(log: str, words: str
 
 def worker(rank: int, **changes: Any) -> dict[str, Any]:
     """What a worker says of itself whose free memory was swept, and nothing else filled."""
-    counts = {"steps": 9, "sweeps": 9, "blocks": 0, "workspaces": 0, "context_rows": 0, "segments": 0}
+    counts = {
+        "steps": 9,
+        "sweeps": 9,
+        "blocks": 0,
+        "workspaces": 0,
+        "context_rows": 0,
+        "segments": 0,
+        "topk_buffers": 0,
+    }
     return {"rank": rank, "process": 100 + rank, "fault": "", "routing": False, **counts, **changes}
 
 

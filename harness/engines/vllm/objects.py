@@ -147,6 +147,7 @@ class AttentionLayer(Protocol):
 @of_vllm(ANSWERS, "vllm.config.model:ModelConfig")
 class ModelConfig(Protocol):
     dtype: Any
+    max_model_len: int
 
     def get_vocab_size(self) -> int: ...
 

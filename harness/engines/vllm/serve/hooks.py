@@ -27,7 +27,7 @@ from harness.engines.vllm.objects import (
     SecondRunner,
 )
 from harness.engines.vllm.serve import context_rows, segments
-from harness.engines.vllm.serve.settings import CONTEXT, ServePoison
+from harness.engines.vllm.serve.settings import CONTEXT, TOPK, ServePoison
 from harness.engines.vllm.serve.writes import FILLED, FINITE, fill, worker_rank
 from harness.memory.poison.patterns import bits_view, sentinel_bits
 
@@ -101,6 +101,12 @@ class StepPoison:
             for buffer in workspaces():
                 fill(buffer[: len(buffer) // 2 * 2].view(torch.bfloat16), self._poison.pattern, "workspace")
                 FILLED.workspaces += 1
+        if TOPK in self._poison.sites:
+            for module in runner.get_model().modules():
+                if isinstance(chosen := getattr(module, "topk_indices_buffer", None), torch.Tensor):
+                    # A valid place, in a block that no request of this length has.
+                    chosen.fill_(runner.vllm_config.model_config.max_model_len - 1)
+                    FILLED.topk_buffers += 1
         if "kv.null" in self._poison.sites:
             for _, caches, ratio in groups(runner):
                 self._fill(caches, ratio, [0], 0)
@@ -144,7 +150,7 @@ class StepPoison:
             bits_view(values)[ids, first:] = bits
             return
         # A page of an indexer: all keys, then all scales.
-        page, end = bits_view(values).flatten(1), cache.shape[1] * INDEX_KEY
+        page, end = bits_view(values).view(len(cache), -1), cache.shape[1] * INDEX_KEY
         page[ids, first * INDEX_KEY : end] = bits
         page[ids, end + first * INDEX_SCALE :] = bits
 

@@ -23,9 +23,11 @@ CONTEXT = ("context.output", "context.lse")
 """Rows of tokens without context, which a kernel need not write. They are also filled within a step."""
 BLOCKS = ("kv.new", "kv.tail", "kv.null")
 """Sites inside vLLM's KV pages."""
+TOPK = "sparse.topk"
+"""The places that an indexer chose in the step before, in a buffer that all layers share."""
 PATTERNS = ("nan", "max", "finite")
 """`finite` has the size of a latent: for kernels that need finite pages."""
-SITES = (*FREED, *BLOCKS)
+SITES = (*FREED, *BLOCKS, TOPK)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.core.errors import HarnessError
 from harness.engines.vllm.serve import plugin
-from harness.engines.vllm.serve.settings import BLOCKS, CONTEXT, ServePoison
+from harness.engines.vllm.serve.settings import BLOCKS, CONTEXT, TOPK, ServePoison
 from harness.engines.vllm.serve.writes import FILLED, worker_rank
 
 COUNTS = tuple(asdict(FILLED))
@@ -62,6 +62,7 @@ def _check_filled(ranks: list[dict[str, Any]], poison: ServePoison) -> None:
     wanted = {
         "sweeps": poison.sweeps,
         "blocks": any(site in BLOCKS for site in poison.sites),
+        "topk_buffers": TOPK in poison.sites,
         "context_rows": any(site in CONTEXT for site in poison.sites),
     }
     for one in ranks:

@@ -22,6 +22,7 @@ class Filled:
     blocks: int = 0
     workspaces: int = 0
     context_rows: int = 0
+    topk_buffers: int = 0
     segments: int = 0
     """Fills between segments of breakable graphs."""
 
