@@ -46,9 +46,9 @@ def document(stores: list[RunStore]) -> str:
         "one, a copy left out, a value of the step before. A judgement kills it if an oracle finds it in a case that "
         "executes its line. Exceptions are counted apart: any run would show them. If no output of these cases moves, "
         "the mutant runs on drawn inputs that no scenario has: 2,000 schedules without a model for the scheduler and "
-        "the pool, else 30 to 120 drawn cases that execute its line. It is equivalent if no bit moves there either; "
-        "the proof says how often the changed value was computed, and how often it differed. Anything else is not "
-        "exercised, and counts. A trial that the clock stopped is an error, never a kill. Branches that only a GPU takes "
+        "the pool, else 30 to 120 drawn cases that execute its line. It is equivalent if no bit moves there either, or "
+        "outputs move by rounding alone, in float32 too, and no decision or count; the proof says how often the changed "
+        "value was computed, and how often it differed. Anything else is not exercised, and counts. A trial that the clock stopped is an error, never a kill. Branches that only a GPU takes "
         "are no part of this. Nor are the model's own layers: the reference shares them, and "
         "`tests/model/test_witness.py` judges them.",
         f"{score(every).statement}. Seeds: {', '.join(map(_seed, stores))}. "

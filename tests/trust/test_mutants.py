@@ -5,15 +5,18 @@ from __future__ import annotations
 import ast
 import functools
 import os
+import re
 import signal
 import textwrap
 import time
+from pathlib import Path
 from typing import Any
 
 import mutant_operators as operators
 import mutant_trials as trials
 import pytest
 import torch
+import yaml
 from mutant_operators import OPERATORS, Mutant, mutants_of, mutated
 from mutant_records import MutantResult
 
@@ -86,6 +89,13 @@ def test_the_mutants_of_the_real_code_have_different_names_and_compile() -> None
     for mutant in known[::50]:
         text = (trials.ROOT / mutant.file).read_text(encoding="utf-8")
         assert ast.dump(mutated(text, mutant)) != ast.dump(ast.parse(text))
+
+
+def test_each_reason_names_a_mutant_of_the_code_as_it_is() -> None:
+    reasons = yaml.safe_load(Path(__file__).with_name("mutants.yaml").read_text(encoding="utf-8"))
+    known = {(f"{mutant.file} {mutant.function}", mutant.change) for mutant in trials.all_mutants()}
+    named = [(place, change) for place, changes in reasons.items() for change in changes]
+    assert [(p, change) for p, change in named if not {(p, change), (p, re.sub(r"^\d+ ", "", change))} & known] == []
 
 
 def test_a_seed_draws_the_same_mutants_again_and_another_seed_others() -> None:
@@ -205,7 +215,7 @@ def test_results_come_in_order_and_a_process_that_dies_gives_none() -> None:
 
 
 def test_methods_properties_and_functions_behind_decorators_are_changed() -> None:
-    files = {mutant.file: mutant.file for mutant in trials.all_mutants()}
+    files = {mutant.file: mutant.file for mutant in trials.trials.all_mutants()}
     for file in files:
         module = __import__("harness." + file.removesuffix(".py").replace("/", "."), fromlist=["x"])
         for name, _ in operators.functions(ast.parse((trials.ROOT / file).read_text(encoding="utf-8"))):
