@@ -119,10 +119,10 @@ def _environment(machines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The values of the machines: one where all agree, one list of lists, else all of them in one text."""
     merged: dict[str, Any] = {}
     for name in machines[0]:
-        first, *others = values = [machine.get(name) for machine in machines]
+        values: list[Any] = [machine.get(name) for machine in machines]
         if all(isinstance(value, list) for value in values):
-            merged[name] = first + [one for value in others for one in value if one not in first]
+            merged[name] = values[0] + [one for value in values[1:] for one in value if one not in values[0]]
         else:
-            same = all(value == first for value in others)
-            merged[name] = first if same else " / ".join(dict.fromkeys(map(str, values)))
+            same = all(value == values[0] for value in values)
+            merged[name] = values[0] if same else " / ".join(dict.fromkeys(map(str, values)))
     return merged
