@@ -49,6 +49,7 @@ CAUGHT = [
     ("scale.orphan-rows-to-expert-zero", "quantize_blocks", {"expert_rows": [2, 1]}, "finite", None, {"scale.pad"}),
     ("sparse.scales-of-first-layer", "index_logits", LAYERS, "finite", None, {"kv.neighbor"}),
     ("sparse.scales-of-first-layer", "index_logits", LAYERS, "reference", None, set()),
+    ("sparse.pages-of-replaced-manager", "index_logits", {}, "reference", None, set()),
     ("sparse.width-by-size", "index_logits", {"num_heads": 2, "page_stride": 2**29}, "reference", None, set()),
     ("sparse.topk-from-unwritten", "select_topk", {}, "sentinel", None, {"sparse.logits", "sparse.topk"}),
     ("sparse.ties-by-arrival", "select_topk", {"values": ["zero"], "launches": 2}, "repeats", None, set()),

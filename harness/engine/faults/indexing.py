@@ -15,24 +15,21 @@ _launches = itertools.count()
 def topk_by_threshold(logits: Tensor, lengths: Tensor, before: Tensor) -> Tensor:
     """Choose the logits [T, N] that are at least as large as the K-th largest, with unwritten logits among them.
 
-    No logit reaches a threshold of NaN, so that positions [T, K] stay as they were `before` (PR 49896).
-    """
+    No logit reaches a threshold of NaN, so that positions [T, K] stay as they were `before` (PR 49896)."""
     out, topk = before.clone(), before.shape[1]
     thresholds = logits.topk(min(topk, logits.shape[1]), dim=-1).values[:, -1:]
-    is_token = torch.arange(logits.shape[1], device=logits.device) < lengths[:, None]
-    for row, reached in enumerate((logits >= thresholds) & is_token):
-        chosen = reached.nonzero().flatten()[:topk]
+    places = torch.arange(logits.shape[1], device=logits.device)
+    for row, reached in enumerate((logits >= thresholds) & (places < lengths[:, None])):
+        chosen = places[reached][:topk]
         out[row, : len(chosen)] = chosen.to(torch.int32)
     return out
 
 
 def topk_by_arrival(logits: Tensor, lengths: Tensor, before: Tensor) -> Tensor:
-    """Choose among equal logits [T, N] in the order of arrival, another one in each launch (sgl-project/sglang#31115).
-
-    The K positions [T, K] int32 are a right choice all the same.
-    """
-    order = torch.randperm(logits.shape[1], generator=torch.Generator().manual_seed(next(_launches)))
-    order = order.to(logits.device)
+    """Choose among equal logits [T, N] in the order of arrival, another one in each launch (sgl-project/sglang#31115):
+    K positions [T, K] int32 that are a right choice all the same."""
+    generator = torch.Generator().manual_seed(next(_launches))
+    order = torch.randperm(logits.shape[1], generator=generator).to(logits.device)
     masked = logits.masked_fill(torch.arange(logits.shape[1], device=logits.device) >= lengths[:, None], -torch.inf)
     best = order[masked[:, order].sort(dim=-1, descending=True, stable=True).indices[:, : before.shape[1]]]
     out = torch.full_like(before, -1)
@@ -59,23 +56,25 @@ def columns_from_the_end(positions: Tensor, page_size: int, num_columns: int) ->
 def scales_of_first_layer(kv_cache: Tensor) -> Tensor:
     """The scales [N, P] float32 at an offset from the start of the memory, where layer 0 lies (ROCm/ATOM#1466)."""
     num_blocks, page_size, size = kv_cache.shape
-    keys = page_size * (size - SCALE_BYTES)
-    shape, stride = (num_blocks, page_size * SCALE_BYTES), (kv_cache.stride(0), 1)
-    return kv_cache.as_strided(shape, stride, storage_offset=keys).view(torch.float32)
+    shape, start = (num_blocks, page_size * SCALE_BYTES), page_size * (size - SCALE_BYTES)
+    return kv_cache.as_strided(shape, (kv_cache.stride(0), 1), start).view(torch.float32)
 
 
 def offsets_by_size(kv_cache: Tensor, blocks: Tensor) -> Tensor:
     """Form offsets of blocks [B, M] in 32 bits where the cache has fewer elements than 2^31 (ROCm/aiter#4673).
 
-    An offset that wraps below the cache reads zeros, as a checked load of a buffer does; one above it a wrong block.
-    """
+    One that wraps below the cache reads zeros, one above it a wrong block."""
     if kv_cache.numel() >= 2**31:
         return kv_cache[blocks]
     offsets = (blocks * kv_cache.stride(0) + 2**31) % 2**32 - 2**31
     found = offsets.div(kv_cache.stride(0), rounding_mode="floor")
     is_inside = (found >= 0) & (found < len(kv_cache))
-    pages = kv_cache[torch.where(is_inside, found, 0)]
-    return torch.where(is_inside[..., None, None], pages, torch.zeros_like(pages))
+    return kv_cache[torch.where(is_inside, found, 0)].masked_fill(~is_inside[..., None, None], 0)
+
+
+def pages_of_larger_blocks(kv_cache: Tensor, blocks: Tensor) -> Tensor:
+    """Read blocks [B, M] at four times their number, all inside the pool (NVIDIA/TensorRT-LLM#16219)."""
+    return kv_cache[blocks * 4 % len(kv_cache)]
 
 
 def unguarded_search(counts: Tensor) -> Tensor:

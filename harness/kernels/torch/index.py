@@ -66,7 +66,7 @@ def load_keys(kv_cache: Tensor, blocks: Tensor) -> Tensor:
     return codes.float().view(*blocks.shape, page_size, -1) * page_scales(kv_cache)[blocks].unsqueeze(-1)
 
 
-@seam("sparse.width-by-size")
+@seam("sparse.width-by-size", "sparse.pages-of-replaced-manager")
 def load_pages(kv_cache: Tensor, blocks: Tensor) -> Tensor:
     """The pages [B, M, P, W] of blocks [B, M] int64 of a cache [N, P, W] of any dtype.
 
