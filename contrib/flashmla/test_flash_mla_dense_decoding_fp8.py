@@ -21,6 +21,9 @@ except ImportError:
 
 E4M3_MAX = 448.0
 UNUSED_ENTRY = 2147480000
+# Hopper adds fp8 products in groups of 32 and cuts each to 2^-13 of the power of two of the largest, here 4: half of that is
+# lost on average, always in one direction. 18 groups, over the root mean square of 576 products. Seen: 0.0029.
+SCORE_OFF = 18 * 32 * 2**-14 * 4 / 24
 
 
 @dataclasses.dataclass
@@ -88,8 +91,9 @@ def generate_test_data(t: TestParam, device: str) -> TestData:
 def reference_torch(t: TestParam, data: TestData) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """out [b, s_q, h_q, dv], lse [b, h_q, s_q], and how far out may be off.
 
-    A probability p is rounded by at most 2^-4 p, and below the normal numbers of e4m3 by 2^-10 of the largest one.
-    Roundings of many keys add as squares; four standard deviations are allowed, and bf16 for the output.
+    A probability p is rounded by at most 2^-4 p, and below the normal numbers of e4m3 by 2^-10 of the largest one. The sum
+    that divides them has no such rounding. Roundings of many keys add as squares; four standard deviations are allowed,
+    bf16 for the output, and what Hopper's fp8 products leave of a score (SCORE_OFF).
     """
     device = data.q.device
     out = torch.zeros(t.b, t.s_q, t.h_q, t.dv, device=device)
@@ -108,9 +112,8 @@ def reference_torch(t: TestParam, data: TestData) -> Tuple[torch.Tensor, torch.T
             p = scores.softmax(dim=-1)
             out[i, s], lse[i, :, s] = p @ values, scores.logsumexp(dim=-1)
             rounding = torch.maximum(p * 2**-4, p.amax(-1, keepdim=True) * 2**-10).square()
-            spread = rounding @ values.square() - 2 * (rounding @ values) * out[i, s]
-            spread = spread + rounding.sum(-1, keepdim=True) * out[i, s].square()
-            off[i, s] += 4 * spread.clamp(min=0).sqrt() + out[i, s].abs() * 2**-8
+            spread = rounding @ values.square() + SCORE_OFF**2 * (p @ (values.square()))
+            off[i, s] += 4 * spread.sqrt() + out[i, s].abs() * 2**-8
     return out, lse, off
 
 
@@ -134,7 +137,7 @@ def test_flash_mla_fp8(t: TestParam, device: str) -> Optional[str]:
     share = ((out.float() - out_ref).abs() / off)[live_out]
     if share.numel() and share.max() > 1:
         return f"out: {float(share.max()):.2f} of the tolerance"
-    if not torch.allclose(lse[live], lse_ref[live], rtol=1e-4, atol=1e-3):
+    if not torch.allclose(lse[live], lse_ref[live], rtol=1e-4, atol=SCORE_OFF):
         return f"lse: off by {float((lse - lse_ref)[live].abs().max()):.2e}"
     return None
 
