@@ -179,3 +179,16 @@ def test_nothing_of_a_cancelled_transfer_lands_later():
     streams.launch("compute", "next owner", writes=[("target", 2, 0, 1)])
     streams.finish()
     assert target.equal(landed) and streams.races == []
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_the_host_may_change_memory_only_after_it_waited_for_what_reads_it(waits: bool) -> None:
+    streams, pinned = Streams(1), ("pinned", 0, 0, 8)
+    streams.touch("first list", [pinned])
+    streams.launch("a", "copy", reads=[pinned])
+    if waits:
+        streams.synchronize(streams.record("a"))
+    streams.touch("second list", [pinned])
+    found = [(race.first.name, race.second.stream, race.how) for race in streams.races]
+    assert found == ([] if waits else [("copy", "host", "read and write")])
+    assert list(orders_to_try(streams.races)) == []

@@ -56,6 +56,11 @@ def forget(transport: Transport, transfer: Transfer) -> None:
     """Give the pages back at once. The prefill engine goes on writing (sgl-project/sglang#24527)."""
 
 
+def first_row(num_lists: int) -> int:
+    """Keep one row for all lists, also while a copy of the last one is queued (PR 48085)."""
+    return 0
+
+
 def host_row(region: Region, device: int, host: int) -> int:
     """Use the ids of host pages for the index keys on the device (sgl-project/sglang#31901)."""
     rows = region.buffer.data.shape[0]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from harness.core.move_params import MoveParams
+from harness.core.seams import seam
 from harness.engine.moves.layout import PAD, TABLES, Memory, Region, Tables, memory_of
 from harness.engine.schedule.block_pool import BlockPool
 from harness.memory.moves.checks import Landed
@@ -56,6 +57,7 @@ class Server:
     given_at: dict[int, int] = field(default_factory=dict)
     pool: BlockPool = field(init=False)
     ranks: list[Memory] = field(init=False)
+    _lists: dict[int, list[tuple[Tensor, Span]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.pool = BlockPool(self.params.num_blocks, "lifo")
@@ -94,12 +96,17 @@ class Server:
     def _blank(self, table: str, rows: list[int], stream: str) -> None:
         parts = [part for memory in self.ranks for row in rows for part in _blanks(memory, table, row)]
         if parts:
+            place = list_row(len(self._lists))
+            listed = [(f"{self.name} pinned lists", place, 0, len(parts))]
+            self.streams.touch(f"{self.name} lists new blocks", listed)
+            self._lists[place] = parts
 
             def run() -> None:
-                for data, (_, row, start, end) in parts:
+                for data, (_, row, start, end) in self._lists[place]:
                     data[row, start:end] = unsent(end)
 
-            self.streams.launch(stream, f"{self.name} marks new blocks", run, writes=[span for _, span in parts])
+            name = f"{self.name} marks new blocks"
+            self.streams.launch(stream, name, run, listed, [span for _, span in parts])
 
     def free(self, request: MovedRequest) -> None:
         """Take all blocks of a request back."""
@@ -190,6 +197,12 @@ class Server:
                 yield f"padding of {buffer.name}", now.new_full(now.shape, PAD), now
                 reserved = buffer.data[[0, self.pool.trap_block], :page]
                 yield f"blocks without an owner of {buffer.name}", unsent(page).expand(2, page).clone(), reserved
+
+
+@seam("move.list-of-queued-copy")
+def list_row(num_lists: int) -> int:
+    """The row of pinned memory for the next list of new blocks: one that no queued copy reads (PR 48085)."""
+    return num_lists
 
 
 def _blanks(memory: Memory, table: str, row: int) -> Iterator[tuple[Tensor, Span]]:
