@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# On one GPU: kernels at a fence, kernels behind a slow predecessor, and a sample of the matrix under compute-sanitizer.
-# benchmarks/gpu_time.sh OUT [twins|fence-after|fence-before|predecessor|memcheck|racecheck|synccheck]...
+# On one GPU: kernels at a fence, behind a slow predecessor or a held producer, and a sample under compute-sanitizer.
+# benchmarks/gpu_time.sh OUT [twins|fence-after|fence-before|predecessor|stream-twins|streams|memcheck|racecheck|synccheck]...
 # Each part ends with a table after PART_SECONDS at most; logs and runs go to OUT. WORKERS share the GPU.
 set -u
 out=$1; shift
@@ -12,7 +12,7 @@ part() { # NAME COMMAND...: the last lines, the exit code, and the seconds
   local name=$1 start=$SECONDS; shift
   "$@" > "$out/$name.log" 2>&1
   echo "== $name: exit code $?, $((SECONDS - start)) s"
-  grep -E '^(FAIL|CRASH|ERROR|  sentinel|  finite|  reference|  crash|  sanitizer)|(pass|fail|skip|crash).* in [0-9.]+ s|cases after|^skipped' "$out/$name.log" | cut -c1-240 | tail -${LINES_OF_PART:-14}
+  grep -E '^(FAIL|CRASH|ERROR|  ordered|  sentinel|  finite|  reference|  crash|  sanitizer)|(pass|fail|skip|crash).* in [0-9.]+ s|cases after|^skipped' "$out/$name.log" | cut -c1-240 | tail -${LINES_OF_PART:-14}
 }
 matrix() { part "$1" harness run -m "$MARK" $device -n "$WORKERS" --history none --out "$out/$1" --set "$2" --sample "${SAMPLE:-1500}" --seed "$3"; }
 for what in "${@:-twins}"; do
@@ -26,6 +26,11 @@ for what in "${@:-twins}"; do
       done;;
     fence-after) matrix "$what" fence=after 0;;
     fence-before) matrix "$what" fence=before 1;;
+    stream-twins)
+      kernels=$(printf ' --kernel %s' side-waits side-reads side-leaves host-waits host-rewrites)
+      part "$what" harness run merge-kernel --plugin tests/gpu/stream_kernels.py $device --out "$out/runs" -n 4 $kernels --set streams=delayed
+      part "held-producer" "${PYTHON:-python3}" -m pytest -q tests/gpu/test_delayed_streams.py;;
+    streams) matrix "$what" streams=delayed 3;;
     predecessor) matrix "$what" predecessor=slow 2;;
     memcheck|racecheck|synccheck)
       LINES_OF_PART=30 part "$what" harness run -m "$MARK" --device cuda -n "$WORKERS" --history none --out "$out/$what" --sanitizer "$what" --sample "${SANITIZED:-200}" --seed 7;;

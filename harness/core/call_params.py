@@ -24,6 +24,10 @@ class KernelParams(Params):
     predecessor: Literal["none", "slow"] = Field(
         default="none", description="slow: the kernel in front starts the next one at once, and writes its inputs late"
     )
+    streams: Literal["none", "delayed"] = Field(
+        default="none",
+        description="delayed: another stream writes the inputs late; host memory changes after a call",
+    )
     corrupt: str = Field(
         default="", description="what is wrong with an argument, or `all` in turn; see docs/reject-or-correct.md"
     )

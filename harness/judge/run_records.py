@@ -140,9 +140,9 @@ class ChosenExperts:
 
 @dataclass(slots=True)
 class Moved:
-    """What one schedule of a case that moves its cache showed.
+    """What one schedule of a case showed: it moves its cache, or delays streams.
 
-    `num_bytes` were read, `num_pairs` of accesses compared. `order` says how the schedule was chosen.
+    `num_bytes` were read, `num_pairs` of accesses compared. `order` says how the schedule was made. Races name `site`.
     """
 
     num_bytes: int
@@ -150,6 +150,7 @@ class Moved:
     misplaced: list[Misplaced]
     races: list[Race]
     order: str = ""
+    site: str | None = "move.late"
 
 
 @dataclass(slots=True)

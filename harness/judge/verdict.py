@@ -79,7 +79,8 @@ def judge(evidence: Evidence) -> Outcome:
     outcome = Outcome(Verdict.PASS)
     blind: list[str] = []
     notes: list[str] = []
-    for name in dict.fromkeys((*evidence.case.oracles, "crash")):
+    orders = ["ordered"] if any(run.moved for run in evidence.runs) else []
+    for name in dict.fromkeys((*evidence.case.oracles, *orders, "crash")):
         judgement: Judgement = crash if name == "crash" else ORACLES.get(name).judge(evidence)
         outcome.findings.extend(judgement.findings)
         outcome.looked_at[name] = judgement.looked_at

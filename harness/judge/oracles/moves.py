@@ -49,9 +49,9 @@ def _unordered(moved: Moved) -> Iterator[Finding]:
         buffer, row, start, end = race.span
         yield Finding(
             oracle="ordered",
-            site="move.late",
+            site=moved.site,
             tensor=buffer,
-            where=f"block {row}, bytes {start} to {end - 1}",
+            where=f"block {row}, bytes {start} to {end - 1}" if end else "",
             cause=f"{Code.UNORDERED}: {race.how}",
             message=f"no event orders a {race.how} of the same bytes: {race.first.name} on stream {race.first.stream}, "
             f"and {race.second.name} on stream {race.second.stream} ({moved.order})",

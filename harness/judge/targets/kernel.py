@@ -34,6 +34,7 @@ from harness.judge.run_records import Observed, Run
 from harness.judge.target import Target
 from harness.judge.targets.corrupted import planned_lengths
 from harness.judge.targets.corrupted_call import corrupted_call
+from harness.judge.targets.delayed_streams import without_order
 from harness.judge.targets.expert_calls import align_experts, route_experts
 from harness.judge.targets.index_calls import INDEX_CALLS
 from harness.judge.targets.kernel_call import (
@@ -74,8 +75,11 @@ class KernelTarget(Target):
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
         spec = find_kernel(case.op or "", case.params_as(KernelParams).kernel)
-        if case.params_as(KernelParams).predecessor == "slow" and device != "cuda":
+        params = case.params_as(KernelParams)
+        if device != "cuda" and params.predecessor == "slow":
             return "predecessor: slow needs a GPU, where a kernel may begin before its predecessor has ended"
+        if params.streams == "delayed" and (device != "cuda" or params.cache_layout == "large"):
+            return "streams: delayed needs a GPU, where a kernel may work on another stream, and copies of its inputs"
         return spec.why_not_graph(device) if case.params.has_graph else ""
 
     @property
@@ -109,7 +113,8 @@ class KernelTarget(Target):
             is_graph = self.params.has_graph
             # A graph plans in each replay. Here it is enough that there is a plan.
             keywords = call.kwargs | {"metadata": call.plan} if is_graph else call.keywords(is_captured=False)
-            if poison.pattern == self.case.poison.patterns[0]:
+            is_main = poison.pattern == self.case.poison.patterns[0]
+            if is_main:
                 run.shown = shown_by(self.op, call.args, keywords)
             if is_graph:
                 result, run.replays = replayed(self.spec, poison, call)
@@ -120,8 +125,18 @@ class KernelTarget(Target):
             run.pairs = repeated(self.spec, poison, call, outputs, self.params.num_launches, between)
             if self.params.predecessor == "slow":
                 launch = behind_slow_predecessor(self.spec, call)
-                run.observed = list(late_inputs(self.spec, call, launch))
+                run.observed = [
+                    replace(one, name=f"{one.name} with {name} written late")
+                    for name, late in late_inputs(self.spec, call)
+                    for one in late(launch)
+                ]
                 run.guards = slow_reader(self.spec, launch)
+            if self.params.streams == "delayed" and is_main:
+                from harness.memory.delayed_streams import DelayedStreams
+
+                streams = DelayedStreams(call.args[0].device, self.case.seed)
+                other = self._call(poison, self.case.seed ^ 1)
+                run.moved = [without_order(self.case, self.spec, self._call(poison, self.case.seed), other, streams)]
         except SystemUnderTestError as error:
             run.error = error
             return run

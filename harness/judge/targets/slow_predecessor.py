@@ -7,7 +7,6 @@ predecessor still reads that memory. See :mod:`harness.memory.graph.early_launch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -27,28 +26,44 @@ Launch = Callable[[Sequence[tuple[Tensor, Tensor]]], tuple[Tensor, ...]]
 """Launches the call behind copies (source, target) of contiguous tensors. Returns the outputs."""
 
 
-def late_inputs(spec: KernelSpec, call: KernelCall, launch: Launch) -> Iterator[Observed]:
-    """What to judge of the outputs while one input after the other is written late.
+Late = Callable[[Launch], list[Observed]]
+"""Launches a call while one of its inputs is written late. Returns what to judge."""
+
+
+def restoring(spec: KernelSpec, call: KernelCall) -> Callable[[], None]:
+    """What gives the arguments that the kernel writes their present content."""
+    written = [tensor for tensor in call.args if isinstance(tensor, Tensor)] if not OPS.get(spec.op).outputs else []
+    kept = [(whole_storage(tensor), whole_storage(tensor).clone()) for tensor in written]
+
+    def restore() -> None:
+        for memory, content in kept:
+            memory.copy_(content)
+
+    return restore
+
+
+def late_inputs(spec: KernelSpec, call: KernelCall) -> Iterator[tuple[str, Late]]:
+    """Each input by its name, and the launch that has it written late.
 
     Until then floats are NaN, and integers belong to the next row. An input without another valid value is left out.
     """
-    row = OPS.get(spec.op)
-    written = [tensor for tensor in call.args if isinstance(tensor, Tensor)] if not row.outputs else []
-    before = [whole_storage(tensor).clone() for tensor in written]
-    for name, argument in zip(row.positional, call.args, strict=True):
-        if not isinstance(argument, Tensor) or not argument.numel():
-            continue
-        memory, early = whole_storage(argument), _stand_in(argument)
-        if early is None:
-            continue
-        for tensor, content in zip(written, before, strict=True):
-            whole_storage(tensor).copy_(content)
-        right = memory.clone()
-        argument.copy_(early)
-        outputs = launch([(right, memory)])
-        on_host = tuple(output.cpu() for output in outputs)
-        memory.copy_(right)
-        yield from (replace(one, name=f"{one.name} with {name} written late") for one in call.observe(on_host))
+    restore = restoring(spec, call)
+    for name, argument in zip(OPS.get(spec.op).positional, call.args, strict=True):
+        if isinstance(argument, Tensor) and argument.numel() and (early := _stand_in(argument)) is not None:
+            yield name, partial(_written_late, call, restore, argument, early)
+
+
+def _written_late(
+    call: KernelCall, restore: Callable[[], None], argument: Tensor, early: Tensor, launch: Launch
+) -> list[Observed]:
+    """See `Late`: the argument, of any shape, holds `early` before it is written."""
+    restore()
+    memory = whole_storage(argument)
+    right = memory.clone()
+    argument.copy_(early)
+    observed = call.observe(tuple(output.cpu() for output in launch([(right, memory)])))
+    memory.copy_(right)
+    return observed
 
 
 def _stand_in(argument: Tensor) -> Tensor | None:

@@ -1,0 +1,98 @@
+"""A kernel call whose inputs another stream writes late, and whose host memory changes while copies of it are queued.
+
+The caller's stream waits for the producer's event, and reads the outputs at once. A kernel that works on another stream
+without an event of its own reads, or returns, what the memory held before. See :mod:`harness.memory.delayed_streams`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.core.cases import Case
+from harness.core.kernels import KernelSpec
+from harness.judge.oracles.agreement import reference
+from harness.judge.oracles.values import finite
+from harness.judge.run_records import Evidence, Moved, Observed, Run
+from harness.judge.targets.kernel_call import KernelCall, Observe
+from harness.judge.targets.slow_predecessor import Late, late_inputs, restoring
+from harness.kernels.call import BoundKernel
+from harness.memory.moves.streams import Launch, Race
+from harness.memory.poison.patterns import bits_view
+
+PRODUCER, CALLER, HOST = "producer", "caller", "host"
+OTHER = "unknown"
+"""The stream of work that did not wait for the caller's."""
+Streams = Callable[
+    [Callable[[], Any], Sequence[tuple[Tensor, Tensor]], Callable[[], Any] | None, bool], tuple[Tensor, ...]
+]
+"""See :class:`harness.memory.delayed_streams.DelayedStreams`."""
+Attempt = Callable[[bool], list[Observed]]
+"""Makes a call, in order or not. Returns what to judge."""
+
+
+def without_order(case: Case, spec: KernelSpec, call: KernelCall, other: KernelCall, streams: Streams) -> Moved:
+    """What no event orders in the `call`. `other` is a call of the kernel on other inputs.
+
+    A result that is wrong in the right order as well is no finding of order.
+    """
+    call.observe = _remembering(call.observe)
+    pairs = list(_pairs(spec, call, other, streams))
+    races = []
+    for race, attempt in pairs:
+        if _is_wrong(case, attempt(False)) and not _is_wrong(case, attempt(True)):
+            races.append(race)
+            if race.second.stream == CALLER:
+                # Outputs that come too late are wrong in the other attempts, too.
+                break
+    return Moved(0, len(pairs), [], races, "streams delayed", site=None)
+
+
+def _pairs(spec: KernelSpec, call: KernelCall, other: KernelCall, streams: Streams) -> Iterator[tuple[Race, Attempt]]:
+    """Each two accesses that need an order, and the call that shows whether they have it."""
+    # Without poison: a fill of an allocation would be work on the caller's stream.
+    kernel, restore = BoundKernel(spec, None), restoring(spec, call)
+
+    def launch(one: KernelCall = call) -> Any:
+        return kernel(*one.args, **one.keywords(is_captured=True))
+
+    def attempt(after: Callable[[], Any] | None, in_order: bool) -> list[Observed]:
+        restore()
+        return call.observe(tuple(output.cpu() for output in streams(launch, [], after, in_order)))
+
+    def written_late(late: Late, in_order: bool) -> list[Observed]:
+        return late(lambda copies: streams(launch, copies, None, in_order))
+
+    own = Launch(spec.name, OTHER)
+    yield _race(own, "write", Launch("its caller", CALLER), "read", "outputs"), partial(attempt, None)
+    for name, late in late_inputs(spec, call):
+        writer = Launch(f"the producer of {name}", PRODUCER)
+        yield _race(writer, "write", own, "read", name), partial(written_late, late)
+    copy, host = Launch(f"a copy of {spec.name}", CALLER), Launch(f"the next call of {spec.name}", HOST)
+    yield _race(copy, "read", host, "write", "host memory of the kernel"), partial(attempt, partial(launch, other))
+
+
+def _remembering(observe: Observe) -> Observe:
+    """`observe` without a second reference for outputs with the bits of the first ones. Writers have no outputs."""
+    known: list[tuple[tuple[Tensor, ...], list[Observed]]] = []
+
+    def observed(outputs: tuple[Tensor, ...]) -> list[Observed]:
+        if outputs and known and all(map(torch.equal, map(bits_view, outputs), map(bits_view, known[0][0]))):
+            return known[0][1]
+        known.append((outputs, observe(outputs)))
+        return known[-1][1]
+
+    return observed
+
+
+def _race(first: Launch, does: str, second: Launch, then: str, memory: str) -> Race:
+    return Race(first, second, (memory, 0, 0, 0), f"{does} and {then}")
+
+
+def _is_wrong(case: Case, observed: list[Observed]) -> bool:
+    evidence = Evidence(case, [Run("", observed)])
+    return any(oracle(evidence).findings for oracle in (finite, reference))

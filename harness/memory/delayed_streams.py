@@ -1,0 +1,85 @@
+"""A call on a stream of its own, behind the event of a producer on another stream that is held until the call returned.
+
+Work of the call on any other stream does not wait for the event, so it reads what the inputs held before the producer
+wrote. Host memory that the call keeps for its copies can be changed while the copies are still queued.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import cuda
+
+from harness.memory.graph.interface import tensors_of
+from harness.memory.poison.cuda_sweep import CudaSweep
+
+MOST_NANOSECONDS = 30_000_000
+"""A call that waits for its stream ends the hold after this time."""
+DELAY = (0.0003, 0.002)
+"""Seconds from the return of a call to the end of the hold: a seed draws the delay."""
+
+
+@triton.jit
+def _hold(released, most):
+    start = cuda.globaltimer()
+    flag = released.to(tl.pointer_type(tl.int32))
+    while (tl.load(flag, volatile=True) == 0) & (cuda.globaltimer() - start < most):
+        pass
+
+
+class DelayedStreams:
+    """A producer's stream and a caller's stream of one device. The delay is drawn from the seed."""
+
+    def __init__(self, device: torch.device, seed: int) -> None:
+        self._device, self._random = device, random.Random(seed)
+        # The host ends the hold, so no other stream is needed for it.
+        self._released = torch.zeros(1, dtype=torch.int32).pin_memory()
+        # Streams of another priority share no queue of the device with those of a kernel.
+        self._producer, self._caller = (torch.cuda.Stream(device, priority=-1) for _ in range(2))  # type: ignore[no-untyped-call]
+
+    def __call__(
+        self,
+        function: Callable[[], Any],
+        copies: Sequence[tuple[Tensor, Tensor]],
+        after: Callable[[], Any] | None,
+        in_order: bool,
+    ) -> tuple[Tensor, ...]:
+        """Call `function` behind the producer's copies (source, target), then `after`. Returns copies of its outputs.
+
+        With `in_order` the host waits for the producer, and for the function, before it goes on.
+        """
+        torch.cuda.synchronize(self._device)
+        # An output that is written too late holds this, not the values of an earlier call.
+        CudaSweep.of(self._device)()
+        self._released.fill_(int(in_order))
+        torch.cuda.synchronize(self._device)
+        with torch.cuda.stream(self._producer):
+            _hold[(1,)](self._released.data_ptr(), MOST_NANOSECONDS, num_warps=1)
+            for source, target in copies:
+                target.copy_(source)
+        self._caller.wait_stream(self._producer)
+        try:
+            with torch.cuda.stream(self._caller):
+                self._wait(in_order)
+                found = tensors_of(function())
+                self._wait(in_order)
+                outputs = tuple(output.clone() for output in found)
+                if after is not None:
+                    after()
+            time.sleep(self._random.uniform(*DELAY))
+        finally:
+            self._released.fill_(1)
+            torch.cuda.synchronize(self._device)
+        return outputs
+
+    def _wait(self, in_order: bool) -> None:
+        if in_order:
+            torch.cuda.synchronize(self._device)
