@@ -18,7 +18,7 @@ from harness.engines.serving import EngineForks, last_words
 from harness.engines.vllm.options import environ, llm_options, serve_command
 from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.serve.settings import ROUTING_VARIABLE, STRATEGY, ServePoison
-from harness.engines.vllm.serve.worker_state import check, summed
+from harness.engines.vllm.serve.worker_state import COUNTS, check, summed
 from harness.engines.vllm.target import VllmTarget
 from harness.judge.run_case import run_case
 from harness.memory.poison.patterns import Poison
@@ -177,15 +177,7 @@ def test_the_cause_is_that_of_the_worker_which_failed_first(log: str, words: str
 
 def worker(rank: int, **changes: Any) -> dict[str, Any]:
     """What a worker says of itself whose free memory was swept, and nothing else filled."""
-    counts = {
-        "steps": 9,
-        "sweeps": 9,
-        "blocks": 0,
-        "workspaces": 0,
-        "context_rows": 0,
-        "segments": 0,
-        "topk_buffers": 0,
-    }
+    counts = dict.fromkeys(COUNTS, 0) | {"steps": 9, "sweeps": 9}
     return {"rank": rank, "process": 100 + rank, "fault": "", "routing": False, **counts, **changes}
 
 
@@ -223,6 +215,11 @@ def test_what_workers_filled_is_added_up_and_kept_by_rank() -> None:
     told = summed([worker(1, blocks=3), worker(0)])
     assert (told["sweeps"], told["blocks"]) == (18, 3)
     assert [(one["rank"], one["blocks"]) for one in told["ranks"]] == [(0, 0), (1, 3)]
+
+
+def test_delayed_copies_of_which_none_was_watched_prove_nothing(tmp_path: Path) -> None:
+    result = run(tmp_path, case(streams="delayed").model_copy(update={"oracles": ("answers",)}))
+    assert (result.verdict, result.cause) == (Verdict.ERROR, Code.BLIND) and "ordered" in result.reason
 
 
 def test_options_that_vllm_refuses_are_a_skip_with_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from harness.engines.vllm.serve.settings import (
     FIRST_NAN_VARIABLE,
     ROUTING_VARIABLE,
     STRATEGY,
+    STREAMS_VARIABLE,
     VARIABLE,
     ServePoison,
 )
@@ -82,6 +83,8 @@ def environ(
     }
     if params.routing == "simulated":
         ours[ROUTING_VARIABLE] = STRATEGY
+    if params.streams == "delayed":
+        ours[STREAMS_VARIABLE] = "7"
     if first_nan is not None:
         ours[FIRST_NAN_VARIABLE] = str(first_nan)
     return {**ours, **rank_environ(params.num_gpus, gpus, os.environ)}

@@ -30,6 +30,9 @@ class VllmParams(ServedParams):
     kv_megabytes: Annotated[int, Field(ge=16, le=1_000_000)] = 512
     prefix_caching: bool = False
     async_scheduling: bool = False
+    streams: Literal["none", "delayed"] = Field(
+        default="none", description="delayed: copies from pinned memory take longer, and their sources are watched"
+    )
     expert_parallel: bool = False
     moe_backend: Literal["triton", "default"] = "triton"
     speculative: Literal["none", "ngram"] = Field(

@@ -26,7 +26,8 @@ from harness.engines.vllm.serve.scripts import ScriptRequest
 from harness.engines.vllm.serve.settings import SITES, ServePoison
 from harness.engines.vllm.serve.worker_state import check
 from harness.engines.vllm.tables import ENGINE
-from harness.judge.run_records import Run
+from harness.judge.run_records import Moved, Run
+from harness.memory.moves.streams import Launch, Race
 from harness.memory.poison.patterns import Poison
 
 QUESTIONS, SCRIPTS = "harness.engines.vllm.serve.child", "harness.engines.vllm.serve.scripts"
@@ -40,6 +41,17 @@ MULTIPLYING = ("FLASHMLA", "FLASH_ATTN_MLA", *BLACKWELL)
 """Backends that need finite pages. In a model with MLA layers only, all pages are finite."""
 
 
+def watched(states: dict[str, Any]) -> Moved:
+    """The copies from pinned memory of all workers, and the sources that changed before their copy had ended."""
+    races = []
+    for worker in states["ranks"]:
+        for copied, changed in worker["races"]:
+            copy = Launch(f"the copy at {copied}", f"of rank {worker['rank']}")
+            change = Launch(f"a change before {changed}", "host")
+            races.append(Race(copy, change, ("pinned memory", 0, 0, 0), "read and write"))
+    return Moved(0, states["copies"], [], races, "copies delayed", site=None)
+
+
 class VllmTarget(ServedTarget):
     """A canary served by vLLM."""
 
@@ -49,6 +61,8 @@ class VllmTarget(ServedTarget):
     def __init__(self, case: Case, device: str = "cpu", **more: Any) -> None:
         super().__init__(case, device, **more)
         self._params = case.params_as(VllmParams)
+        self._states: dict[str, Any] = {}
+        """What the workers of the latest serving process said of themselves."""
 
     @classmethod
     def _why_refused(cls, case: Case, version: str) -> str:
@@ -67,8 +81,10 @@ class VllmTarget(ServedTarget):
     def _ask(self, run: Run, folder: Path, poison: Poison) -> None:
         if self._params.script:
             run.scripts = [self._take_script(folder, self._params.script)]
-        else:
-            super()._ask(run, folder, poison)
+            return
+        super()._ask(run, folder, poison)
+        if self._params.streams == "delayed":
+            run.moved = [watched(self._states)]
 
     def _poison(self, poison: Poison) -> ServePoison | None:
         """The case's sites in vLLM's memory, without the sites that the backend needs finite; None if none is left."""
@@ -110,6 +126,7 @@ class VllmTarget(ServedTarget):
         if REFUSED in filled:
             raise Refused(f"vLLM refuses these options: {filled[REFUSED][:500]}")
         keep_filled(folder, filled)
+        self._states = filled
         check(
             filled,
             params.num_gpus,

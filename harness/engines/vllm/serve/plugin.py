@@ -9,6 +9,7 @@ import os
 
 _active = False
 _recording = False
+_active_copies = False
 _routing = False
 _fault = ""
 
@@ -18,7 +19,7 @@ def activate() -> None:
 
     A second call does nothing. Raises InputError for an invalid setting, or for a fault that does not fit this release.
     """
-    global _active, _recording
+    global _active, _active_copies, _recording
     # The fault comes first, so that the hooks below wrap the function with the bug.
     _change_vllm()
     where = os.environ.get("MLA_HARNESS_FIRST_NAN", "")
@@ -27,6 +28,12 @@ def activate() -> None:
         from harness.engines.vllm.serve.first_nan import install as record
 
         record(where)
+    seed = os.environ.get("MLA_HARNESS_STREAMS", "")
+    if seed and not _active_copies:
+        _active_copies = True
+        from harness.engines.vllm.serve.copies import install as watch
+
+        watch(int(seed))
     text = os.environ.get("MLA_HARNESS_POISON", "")
     if text and not _active:
         _active = True

@@ -26,7 +26,9 @@ def state_of_worker(worker: Any) -> dict[str, Any]:
     if first_nan is not None:
         for recorder in first_nan.RECORDERS:
             recorder.write_report()
+    copies = sys.modules.get("harness.engines.vllm.serve.copies")
     return {
+        "races": [] if copies is None else copies.races(),
         "rank": worker_rank(),
         "process": os.getpid(),
         "fault": plugin.fault(),

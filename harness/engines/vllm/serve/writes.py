@@ -25,6 +25,8 @@ class Filled:
     topk_buffers: int = 0
     segments: int = 0
     """Fills between segments of breakable graphs."""
+    copies: int = 0
+    """Copies from pinned memory that were watched."""
 
 
 FILLED = Filled()

@@ -1,0 +1,139 @@
+"""Copies from pinned memory in a vLLM worker: their streams are delayed, and their sources watched until they ended.
+
+A source that changes before the event behind its copy has happened is a race, whatever the copy read. Watched are
+`copy_`, `to` and `cuda` with `non_blocking`, outside of captures: the input batch, metadata, and what an offloading
+stream copies with torch. Not watched are batched copies by the driver, and kernels that read host memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from harness.engines.vllm.serve.writes import FILLED
+
+METHODS = ("copy_", "to", "cuda")
+MOST_BYTES = 1 << 20
+"""The largest source that is watched: weights are larger, inputs of a step are not."""
+DELAYED = 0.125
+"""The share of copies that the seed delays."""
+CYCLES = (500_000, 5_000_000)
+"""How long the stream is held in front of a delayed copy."""
+
+
+class Event(Protocol):
+    """A point in a stream."""
+
+    def query(self) -> bool: ...
+
+
+class Flight(NamedTuple):
+    """A copy that was queued: its source, the bytes [n] that it must read, the event behind it, and its line."""
+
+    source: Tensor
+    content: Tensor
+    event: Event
+    line: str
+
+
+class Copies:
+    """The copies of one process that have not ended, and the races that were seen, as (copy, change) lines."""
+
+    def __init__(self, seed: int, record: Callable[[], Event], hold: Callable[[int], object]) -> None:
+        self.races: set[tuple[str, str]] = set()
+        self._random, self._record, self._hold = random.Random(seed), record, hold
+        self._flights: list[Flight] = []
+
+    def check(self, line: str) -> None:
+        """Look at each source that may still be read. What changed, changed before `line`."""
+        flights, self._flights = self._flights, []
+        for flight in flights:
+            changed = not torch.equal(_bytes(flight.source), flight.content)
+            # The content comes first: after its event a source may change.
+            if flight.event.query():
+                continue
+            if not changed:
+                self._flights.append(flight)
+            elif (flight.line, line) not in self.races:
+                self.races.add((flight.line, line))
+                print(f"mla-harness: the copy at {flight.line} was queued when its source changed", file=sys.stderr)
+
+    def watched(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The method `name` of tensors of any shape, with its copies watched."""
+
+        @functools.wraps(original)
+        def method(self_: Tensor, *args: Any, **kwargs: Any) -> Any:
+            source = args[0] if name == "copy_" and args else kwargs.get("src", self_)
+            is_async = kwargs.get("non_blocking") is True or any(one is True for one in args)
+            if torch.compiler.is_compiling() or not is_async or not is_source(source):
+                return original(self_, *args, **kwargs)
+            line = caller(sys._getframe(1))
+            self.check(line)
+            if self._random.random() < DELAYED:
+                self._hold(self._random.randint(*CYCLES))
+            content = _bytes(source).clone()
+            result = original(self_, *args, **kwargs)
+            self._flights.append(Flight(source, content, self._record(), line))
+            FILLED.copies += 1
+            return result
+
+        return method
+
+
+def is_source(value: Any) -> bool:
+    """Whether a copy from `value`, a tensor of any shape, is watched."""
+    return (
+        isinstance(value, Tensor)
+        and value.device.type == "cpu"
+        and 0 < value.nbytes <= MOST_BYTES
+        and value.is_contiguous()
+        and value.is_pinned()
+        and not torch.cuda.is_current_stream_capturing()
+    )
+
+
+def caller(frame: FrameType | None) -> str:
+    """The innermost two lines, `file:line in function`, the outer one first: helpers copy for their callers."""
+    lines: list[str] = []
+    while frame is not None and len(lines) < 2:
+        code = frame.f_code
+        lines.append(f"{'/'.join(code.co_filename.split('/')[-2:])}:{frame.f_lineno} in {code.co_name}")
+        frame = frame.f_back
+    return " > ".join(reversed(lines))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """The bytes [n] of a contiguous tensor of any shape."""
+    return tensor.detach().view(-1).view(torch.uint8)
+
+
+def _recorded() -> Event:
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+COPIES: list[Copies] = []
+"""The watch of this process, if it has one."""
+
+
+def install(seed: int) -> None:
+    """Watch the copies of this process."""
+    copies = Copies(seed, _recorded, torch.cuda._sleep)
+    COPIES.append(copies)
+    for name in METHODS:
+        setattr(torch.Tensor, name, copies.watched(name, getattr(torch.Tensor, name)))
+
+
+def races() -> list[list[str]]:
+    """What was seen in this process so far: the lines of a copy, and of the first copy behind the change."""
+    for copies in COPIES:
+        copies.check("the end")
+    return sorted([*pair] for copies in COPIES for pair in copies.races)
