@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -35,6 +36,12 @@ def _hold(released, most):
         pass
 
 
+@cache
+def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    """Two streams for all calls, as each keeps memory. At another priority they share no queue with a kernel's own."""
+    return torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+
+
 class DelayedStreams:
     """A producer's stream and a caller's stream of one device. The delay is drawn from the seed."""
 
@@ -42,8 +49,7 @@ class DelayedStreams:
         self._device, self._random = device, random.Random(seed)
         # The host ends the hold, so no other stream is needed for it.
         self._released = torch.zeros(1, dtype=torch.int32).pin_memory()
-        # Streams of another priority share no queue of the device with those of a kernel.
-        self._producer, self._caller = (torch.cuda.Stream(device, priority=-1) for _ in range(2))  # type: ignore[no-untyped-call]
+        self._producer, self._caller = _streams(device)
 
     def __call__(
         self,

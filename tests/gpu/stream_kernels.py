@@ -51,8 +51,8 @@ def _copy(address, target, size, width, row_step, column_step, BLOCK: tl.constex
 
 @cache
 def _pinned() -> tuple[Tensor, torch.cuda.Event]:
-    """The address of an input [1] int64 in pinned memory, and the event behind its latest copy."""
-    return torch.zeros(1, dtype=torch.int64).pin_memory(), torch.cuda.Event()
+    """The address of an input, [1024] int64 times, in pinned memory, and the event behind its latest copy."""
+    return torch.zeros(1024, dtype=torch.int64).pin_memory(), torch.cuda.Event()
 
 
 def _by_address(sides: tuple[Tensor, ...], *, waits: bool, **more: Any) -> tuple[Tensor, Tensor]:

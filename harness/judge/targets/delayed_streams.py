@@ -43,7 +43,7 @@ def without_order(case: Case, spec: KernelSpec, call: KernelCall, other: KernelC
     call.observe = _remembering(call.observe)
     pairs = list(_pairs(spec, call, other, streams))
     races = []
-    for race, attempt in pairs:
+    for race, attempt in [] if _is_wrong(case, pairs[0][1](True)) else pairs:
         if _is_wrong(case, attempt(False)) and not _is_wrong(case, attempt(True)):
             races.append(race)
             if race.second.stream == CALLER:
@@ -77,14 +77,14 @@ def _pairs(spec: KernelSpec, call: KernelCall, other: KernelCall, streams: Strea
 
 
 def _remembering(observe: Observe) -> Observe:
-    """`observe` without a second reference for outputs with the bits of the first ones. Writers have no outputs."""
-    known: list[tuple[tuple[Tensor, ...], list[Observed]]] = []
+    """`observe` with nothing to judge for outputs that have the bits of the first ones. Writers have no outputs."""
+    known: list[tuple[Tensor, ...]] = []
 
     def observed(outputs: tuple[Tensor, ...]) -> list[Observed]:
-        if outputs and known and all(map(torch.equal, map(bits_view, outputs), map(bits_view, known[0][0]))):
-            return known[0][1]
-        known.append((outputs, observe(outputs)))
-        return known[-1][1]
+        if outputs and known and all(map(torch.equal, map(bits_view, outputs), map(bits_view, known[0]))):
+            return []
+        known.append(outputs)
+        return observe(outputs)
 
     return observed
 
