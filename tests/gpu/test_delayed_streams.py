@@ -48,3 +48,21 @@ def test_only_a_copy_that_nobody_waits_for_reads_what_the_host_wrote_later(waits
     for in_order in (True, False):
         (found,) = streams(lambda: copy(1.0), [], lambda: copy(2.0), in_order)
         assert found.unique().tolist() == [1.0 if waits or in_order else 2.0]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_only_a_pinned_input_that_changes_under_its_copy_is_found(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness.engines.vllm.serve import copies
+
+    for name in copies.METHODS:
+        monkeypatch.setattr(torch.Tensor, name, getattr(torch.Tensor, name))
+    monkeypatch.setattr(copies, "COPIES", [])
+    copies.install(7)
+    pinned, target, copied = torch.zeros(64).pin_memory(), torch.zeros(64, device="cuda"), torch.cuda.Event()
+    for value in range(60):
+        if waits:
+            copied.synchronize()
+        pinned.fill_(float(value))
+        target.copy_(pinned, non_blocking=True)
+        copied.record()
+    assert bool(copies.races()) is not waits

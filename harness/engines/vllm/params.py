@@ -82,7 +82,8 @@ class VllmParams(ServedParams):
 
     def gives(self) -> frozenset[str]:
         """See :meth:`Params.gives`."""
-        return super().gives() | {"script" if self.script else "answers"}
+        delayed = {"moves"} if self.streams == "delayed" else set()
+        return super().gives() | {"script" if self.script else "answers"} | delayed
 
 
 class VllmHostParams(Params):
