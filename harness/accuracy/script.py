@@ -123,7 +123,7 @@ class Request:
     @property
     def alone(self) -> Request:
         """The request whose answer this one's must have: to its end, and no longer than the stream is read."""
-        budget = self.max_tokens if self.abort_after is None else max(1, self.abort_after)
+        budget = self.max_tokens if self.abort_after is None else min(self.max_tokens, max(1, self.abort_after))
         return Request(self.label, self.prompt, budget, self.weights)
 
 

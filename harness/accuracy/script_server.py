@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import time
 import uuid
 from collections.abc import Sequence
@@ -141,10 +142,19 @@ class ScriptServer(ServerBackend):
 
     def checkpoint(self) -> str:
         """The weights that the server was started with, by its own name. Raises Refused if it does not say it."""
-        for entry in self._call("GET", "/v1/models").get("data") or ():
-            if isinstance(entry, dict) and entry.get("id") == self._served_model and entry.get("root"):
-                return str(entry["root"])
+        if root := self._entry().get("root"):
+            return str(root)
         raise Refused(f"{self._url}/models does not say the path of the server's own weights, to load them again")
+
+    def longest(self) -> int:
+        """The most tokens of a prompt and its answer; a large number if the server does not say it."""
+        given = self._entry().get("max_model_len")
+        return given if isinstance(given, int) and given > 0 else sys.maxsize
+
+    def _entry(self) -> dict[str, Any]:
+        """What /v1/models says about the served model."""
+        entries = self._call("GET", "/v1/models").get("data") or ()
+        return next((e for e in entries if isinstance(e, dict) and e.get("id") == self._served_model), {})
 
     def is_sleeping(self) -> bool:
         return bool(self._call("GET", "/is_sleeping").get("is_sleeping"))

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.accuracy.script import Pool, Request, Script, Step, length_of, requests_of
@@ -32,6 +32,10 @@ CHUNKS = (512, 2048, 8192)
 BUDGETS = ("1", "2", "8", "1p", "1p+1")
 TRIES = 3
 """How often a smaller trace is tried before it counts as right: the order on a server is not the same each time."""
+REPEATS = 5
+"""How often a trace that fails, and the first of its requests alone, are taken again as they are."""
+MOST_ALONE = 4
+"""Requests of a trace that are asked alone again."""
 
 
 class TraceCheck(ScriptCheck):
@@ -123,9 +127,12 @@ class _Fuzz:
         self.check, self.references = check, dict[Request, Reply]()
         with closing(ScriptServer(check.url, served_model=check.served_model, timeout=check.timeout)) as server:
             self.total, pool = Judged(server.identity.model, f"fuzz,seed={check.seed}"), server.metrics().cache
+            longest = server.longest()
         if pool is None:
             raise Refused("the server's /metrics do not say the pages of its cache, which the lengths follow")
-        self.pool, self.draws = pool, Draws(check.seed, pool)
+        # Two pages of the pool stay free: so many tokens are the longest request.
+        self.pool, fitting = pool, replace(pool, num_pages=min(pool.num_pages, longest // pool.page + 2))
+        self.draws = Draws(check.seed, fitting)
 
     def run(self) -> Script | None:
         """Take the traces to the server until one fails. Returns that trace, shrunk."""
@@ -136,7 +143,11 @@ class _Fuzz:
             self._add(judged)
             if judged.findings:
                 self.total.notes.append(f"trace {number} of {self.check.fuzz} fails")
-                return self._shrunk(trace, judged)
+                if _has_died(judged):
+                    return trace
+                trace = self._shrunk(trace, judged)
+                self._repeat(trace)
+                return trace
         kinds = "; ".join(
             f"{count} with {', '.join(sorted(kind)) or 'none'}" for kind, count in self.draws.seen.items()
         )
@@ -162,23 +173,43 @@ class _Fuzz:
             getattr(total, name).extend(getattr(judged, name))
 
     def _shrunk(self, trace: Script, judged: Judged) -> Script:
-        is_alone = any(finding.where == ALONE for finding in judged.findings)
-
         def again(candidates: Sequence[Script]) -> list[Judged | None]:
-            # A fault of a lone answer shows only where it is asked again.
-            tries = (self._judged(candidates[0], {} if is_alone else None) for _ in range(TRIES))
+            tries = (self._again(candidates[0]) for _ in range(TRIES))
             return [next((one for one in tries if one.findings and not _has_died(one)), None)]
 
         reducer = Reducer(again, 1, time.monotonic() + self.check.shrink_seconds)
-        if _has_died(judged) or again([trace]) == [None]:
+        if again([trace]) == [None]:
             self.total.notes.append("the trace does not fail again by itself, so it was not shrunk")
             return trace
         while found := reducer.first(smaller(trace)):
             trace, judged = found
         self.total.findings = judged.findings
-        if sum(len(step.ask) for step in trace.steps) == 1:
-            self.total.notes.append("one request alone fails now; on a fresh server too, or the trace left it wrong")
         return trace
+
+    def _again(self, trace: Script) -> Judged:
+        """The trace once more. A fault of a lone answer shows only where it is asked again."""
+        return self._judged(trace, {} if any(finding.where == ALONE for finding in self.total.findings) else None)
+
+    def _repeat(self, trace: Script) -> None:
+        """Note what tells noise from a bug: how often the trace fails as it is, and its requests asked alone."""
+        failed = sum(bool(self._again(trace).findings) for _ in range(REPEATS))
+        self.total.notes.append(f"taken again as it is, the trace fails in {failed} of {REPEATS} tries")
+        requests = [one.alone for step in trace.steps for one in requests_of(trace, step, self.pool)]
+        with closing(ScriptServer(self.check.url, served_model=self.check.served_model)) as server:
+            for request in list(dict.fromkeys(requests))[:MOST_ALONE]:
+                answers = server.ask_alone([request] * REPEATS)
+                different = len({reply.tokens for reply, _ in answers})
+                note = f"request {request.label} alone {REPEATS} times: {different} different answers"
+                if margins := [[margin for margin, _ in scores] for _, scores in answers if scores]:
+                    worst = [max(one) for one in margins]
+                    most = margins[worst.index(max(worst))]
+                    place = most.index(max(most))
+                    rest = max((value for one in margins for value in one[:place] + one[place + 1 :]), default=0.0)
+                    spread = (
+                        f"{min(worst):.3f} to {max(worst):.3f} nats at most, {rest:.3f} at other tokens than {place}"
+                    )
+                    note += f"; a prefill prefers other tokens by {spread}"
+                self.total.notes.append(note)
 
 
 def trace_script(check: ScriptCheck, model: str, steps: Sequence[tuple[bool, Sequence[Request]]]) -> str:

@@ -79,6 +79,22 @@ def test_near_ties_are_no_bug(start_server: Callable[..., str]) -> None:
     assert found["verdict"] == "pass" and found["ties"]
 
 
+def test_a_draw_keeps_to_the_length_of_the_model(start_server: Callable[..., str]) -> None:
+    found = found_by(start_server(START, "short"), fuzz=4)
+    assert (found["verdict"], found["not_shown"]) == ("pass", [])
+
+
+@pytest.mark.parametrize(
+    ("bug", "failed", "answers"), [("drifts", "5 of 5", "1 diff"), ("alternates", "5 of 5", "2 diff")]
+)
+def test_a_trace_that_fails_says_how_often_and_what_its_requests_answer_alone(
+    start_server: Callable[..., str], bug: str, failed: str, answers: str
+) -> None:
+    notes = " ".join(found_by(start_server(START, bug))["notes"])
+    assert f"fails in {failed} tries" in notes and f"alone 5 times: {answers}" in notes
+    assert ("8.900 nats at most" in notes) == (bug == "alternates")
+
+
 def test_fuzz_stands_alone() -> None:
     assert exit_code_of(["serve-check", "http://127.0.0.1:9/v1", "--fuzz", "3", "--script", "abort"]) == 2
 
@@ -88,7 +104,7 @@ def test_fuzz_stands_alone() -> None:
     "bug",
     [
         "hash-without-past", "found-after-eviction", "kept-after-preemption", "abort-keeps-slot", "prompt-as-decode",
-        "drifts", "dies-of-preemption",
+        "drifts", "dies-of-preemption", "row-of-neighbour", "late-reads-short",
     ],
 )  # fmt: skip
 def test_each_planted_bug_is_found(start_server: Callable[..., str], bug: str) -> None:

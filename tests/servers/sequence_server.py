@@ -33,10 +33,13 @@ BUGS = {
     "loses-last-token": "the last token of an answer gets lost if requests run together",
     "drifts": "log probabilities change if requests run together",
     "dies-of-preemption": "the process ends when a request is preempted",
+    "row-of-neighbour": "the fourth of four requests that run together gets the token of the third",
+    "late-reads-short": "a request that joins others that run does not read its first page at first",
+    "alternates": "every second lone answer has another first token",
     "near-tie": "two tokens are equally likely; requests that run together take the second",
     "third-of-ties": "three tokens are equally likely; requests that run together take the third",
     "no-prefix-cache": "", "roomy": "", "no-metrics": "", "no-endpoints": "", "never-aborts": "", "no-salt": "",
-    "no-scores": "", "no-root": "",
+    "no-scores": "", "no-root": "", "short": "",
 }  # fmt: skip
 GIVEN = set(sys.argv[1:])
 WEIGHTS = next((word[8:] for word in GIVEN if word.startswith("weights=")), "own")
@@ -44,6 +47,8 @@ PORT = next((int(word[5:]) for word in GIVEN if word.startswith("port=")), 0)
 GIVEN -= {f"weights={WEIGHTS}", f"port={PORT}"}
 assert set(BUGS) >= GIVEN, GIVEN - set(BUGS)
 PAGE, NUM_PAGES, NUM_SLOTS, DRAFTS = 4, 400 if "roomy" in GIVEN else 24, 32, 3
+LONGEST = 24 if "short" in GIVEN else 10**6
+MODEL = {"max_model_len": LONGEST} | ({} if "no-root" in GIVEN else {"root": WEIGHTS})
 STEP_SECONDS = 0.001
 LAST_SECONDS = 0.01
 """How long requests that come together wait for the next one, so that answers of few tokens meet on a busy machine."""
@@ -83,6 +88,7 @@ class Engine:
         self.running: list[Request] = []
         self.sleeping = False
         self.newest = 0.0
+        self.flipped = False
         self.count = dict.fromkeys(
             ("prefix_cache_hits", "prefix_cache_queries", "num_preemptions", "generation_tokens"), 0
         )
@@ -161,11 +167,19 @@ class Engine:
             if (at + 1) % PAGE == 0 and (key := self.key(request, at // PAGE)) not in self.found:
                 self.found[key] = pages[at // PAGE]
                 self.keys[pages[at // PAGE]] = key
+        joins = fresh and any(other.computed > other.num_prompt for other in self.running)
         request.computed = len(request.tokens)
+        if "row-of-neighbour" in GIVEN and self.running.index(request) == 3:
+            pages = self.running[2].pages
         read = [self.slots[page][slot] for page in pages for slot in range(PAGE)][: request.computed]
         if "prompt-as-decode" in GIVEN and fresh and request.computed == 1 + DRAFTS:
             read = read[-1:] * 2
+        if "late-reads-short" in GIVEN and joins and len(read) > PAGE:
+            read = read[PAGE:]
         token, second = choice(read, self.weights, self.state[request.slot])
+        if "alternates" in GIVEN and fresh:
+            self.flipped = not self.flipped
+            token, second = (second, token) if self.flipped else (token, second)
         logprob, other = -0.1, -3.0
         best = [(token, logprob), (second, other)]
         if "near-tie" in GIVEN:
@@ -255,7 +269,7 @@ class Served(Handler):
             if self.path == "/health":
                 self.reply(200, {})
             elif self.path == "/v1/models":
-                self.reply(200, {"data": [{"id": "hashing"} | ({} if "no-root" in GIVEN else {"root": WEIGHTS})]})
+                self.reply(200, {"data": [{"id": "hashing"} | MODEL]})
             elif self.path == "/is_sleeping" and "no-endpoints" not in GIVEN:
                 self.reply(200, {"is_sleeping": ENGINE.sleeping})
             elif self.path == "/metrics" and "no-metrics" not in GIVEN:
@@ -299,6 +313,9 @@ class Served(Handler):
     def complete(self, body: dict[str, object]) -> None:
         assert isinstance(body["prompt"], list) and body["ignore_eos"] and body["temperature"] == 0.0
         salt = "" if "no-salt" in GIVEN else str(body.get("cache_salt", ""))
+        if len(body["prompt"]) + int(str(body["max_tokens"])) > LONGEST + ("prompt_logprobs" in body):
+            self.reply(400, {"message": f"at most {LONGEST} tokens"})
+            return
         request = Request(body["prompt"], int(str(body["max_tokens"])), salt)
         if "prompt_logprobs" in body:
             assert body["max_tokens"] == 1
