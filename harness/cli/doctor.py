@@ -31,10 +31,11 @@ def doctor(json: Json = False) -> None:
         return
     screen = console()
     gpus = ", ".join(gpu.name for gpu in environment.gpus)
-    facts = environment.model_dump(mode="json", exclude={"engines", "engine_paths"})
+    facts = environment.model_dump(mode="json", exclude={"engines", "engine_paths", "variables"})
     facts |= {engine.name: environment.engines.get(engine.name) for engine in ENGINES}
     facts |= {"gpus": gpus or "none", "cuda": environment.cuda or "none", "cluster": environment.cluster or "none"}
     print_block(screen, "this machine", {name: "not installed" if v is None else str(v) for name, v in facts.items()})
+    print_block(screen, "variables of engines", environment.variables)
     print_block(screen, "engines that do not load", BROKEN)
     print_block(screen, "devices", devices)
     # The block above says why a device cannot be used at all.

@@ -37,6 +37,9 @@ class SurveyOptions(LeavingRuns):
     engine: Annotated[
         str | None, typer.Argument(metavar="ENGINE", help="An engine with a scenario ENGINE-survey [default: vllm].")
     ] = None
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="The engine's batch-invariant mode: scripts that allow 0 bits.")
+    ] = False
     seconds: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.0, help="Time for the smallest sets of options.")
     ] = 600.0
@@ -52,7 +55,7 @@ def survey(context: typer.Context, given: SurveyOptions) -> None:
     engine, screen = given.engine, console(given.json)
     if engine is not None and engine not in ENGINES:
         raise InputError(f"survey {engine}: unknown engine; {nearest(engine, ENGINES.names())}")
-    scenario = f"{engine or 'vllm'}-survey"
+    scenario = f"{engine or 'vllm'}-{'batch-invariant' if given.batch_invariant else 'survey'}"
     if store := run_and_report.to_resume(context, given.resume, given.out, "run"):
         planned = {job.case.scenario for job in store.plan.jobs}
         if engine is not None and not planned <= {scenario, f"{scenario}-ranks"}:

@@ -71,8 +71,8 @@ class EngineSpec:
 
     `name` is its folder, `title` its name in texts, `distribution` its name for pip, `package` its name for import,
     `install` the argument for pip if it is not the distribution. Environment variables that begin with one of
-    `variables` change what it does, and are stored with a case. `slow_modules` take seconds to import; a spare worker
-    imports them before it has a case.
+    `variables` change what it does; `doctor` and reports show those in `reported`. `slow_modules` take seconds to
+    import; a spare worker imports them before it has a case.
     """
 
     name: str
@@ -81,6 +81,7 @@ class EngineSpec:
     package: str
     install: str = ""
     variables: tuple[str, ...] = ()
+    reported: tuple[str, ...] = ()
     slow_modules: tuple[str, ...] = ()
 
     @property

@@ -31,11 +31,10 @@ CHUNKS = (512, 2048, 8192)
 """Tokens of a chunk of prefill in servers as released."""
 BUDGETS = ("1", "2", "8", "1p", "1p+1")
 TRIES = 3
-"""How often a smaller trace is tried before it counts as right: the order on a server is not the same each time."""
-REPEATS = 5
-"""How often a trace that fails, and the first of its requests alone, are taken again as they are."""
-MOST_ALONE = 4
-"""Requests of a trace that are asked alone again."""
+"""How often a smaller trace is tried before it counts as right: the order on a server is not the same each time.
+
+As often a trace that fails, and its requests alone, are taken again as they are.
+"""
 
 
 class TraceCheck(ScriptCheck):
@@ -192,24 +191,17 @@ class _Fuzz:
 
     def _repeat(self, trace: Script) -> None:
         """Note what tells noise from a bug: how often the trace fails as it is, and its requests asked alone."""
-        failed = sum(bool(self._again(trace).findings) for _ in range(REPEATS))
-        self.total.notes.append(f"taken again as it is, the trace fails in {failed} of {REPEATS} tries")
+        failed = sum(bool(self._again(trace).findings) for _ in range(TRIES))
+        self.total.notes.append(f"taken again as it is, the trace fails in {failed} of {TRIES} tries")
         requests = [one.alone for step in trace.steps for one in requests_of(trace, step, self.pool)]
         with closing(ScriptServer(self.check.url, served_model=self.check.served_model)) as server:
-            for request in list(dict.fromkeys(requests))[:MOST_ALONE]:
-                answers = server.ask_alone([request] * REPEATS)
-                different = len({reply.tokens for reply, _ in answers})
-                note = f"request {request.label} alone {REPEATS} times: {different} different answers"
-                if margins := [[margin for margin, _ in scores] for _, scores in answers if scores]:
-                    worst = [max(one) for one in margins]
-                    most = margins[worst.index(max(worst))]
-                    place = most.index(max(most))
-                    rest = max((value for one in margins for value in one[:place] + one[place + 1 :]), default=0.0)
-                    spread = (
-                        f"{min(worst):.3f} to {max(worst):.3f} nats at most, {rest:.3f} at other tokens than {place}"
-                    )
-                    note += f"; a prefill prefers other tokens by {spread}"
-                self.total.notes.append(note)
+            for request in list(dict.fromkeys(requests))[:4]:
+                answers = server.ask_alone([request] * TRIES)
+                widest = [sorted((margin for margin, _ in scores), reverse=True)[:2] for _, scores in answers if scores]
+                shown = "; ".join(", ".join(f"{margin:.3f}" for margin in two) for two in widest)
+                count = f"{len({reply.tokens for reply, _ in answers})} different answers in {TRIES} tries"
+                shown = f"the widest margins of a prefill, nats: {shown or 'unknown'}"
+                self.total.notes.append(f"request {request.label} alone: {count}; {shown}")
 
 
 def trace_script(check: ScriptCheck, model: str, steps: Sequence[tuple[bool, Sequence[Request]]]) -> str:

@@ -159,7 +159,7 @@ def machine(environment: dict[str, Any]) -> str:
     """Versions and devices that a failure depends on, in one line."""
     gpus = ", ".join(gpu["name"] for gpu in environment.get("gpus") or ())
     versions = {name: environment.get(name) for name in ("python", "torch", "triton")} | engine_versions(environment)
-    words = [f"{name} {version}" for name, version in versions.items() if version]
+    words = [f"{name} {version}" for name, version in (versions | environment.get("variables", {})).items() if version]
     return ", ".join([*words, gpus or str(environment.get("cpu") or "")])
 
 

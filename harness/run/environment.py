@@ -47,6 +47,8 @@ class Environment(Record):
     """The version of each engine of the catalog that is installed, by its name."""
     engine_paths: dict[str, str] = Field(default={})
     """The folder that each installed engine is imported from."""
+    variables: dict[str, str] = Field(default={})
+    """Environment variables of engines that are set, of those that reports show."""
     pandas: str | None = None
     cluster: str = ""
     """The cluster at the start of the run, if there is one. The other facts are about one of its nodes."""
@@ -116,6 +118,7 @@ def describe_machine() -> Environment:
         triton=version_of("triton"),
         engines=_found((engine.name, engine_version(engine)) for engine in ENGINES),
         engine_paths=_found((engine.name, _path_of(engine.package)) for engine in ENGINES),
+        variables=_found((name, os.environ.get(name)) for engine in ENGINES for name in engine.reported),
         pandas=version_of("pandas"),
     )
 

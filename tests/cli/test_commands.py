@@ -135,9 +135,12 @@ def test_list_names_everything_and_its_case_ids_are_runnable(cli: Cli, scenarios
     assert cli("show", ids[-1], "--scenarios", scenarios)[0] == 0
 
 
-def test_doctor_says_what_runs_here_and_why_not(cli: Cli) -> None:
+def test_doctor_says_what_runs_here_and_why_not(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_RAISE_ON_LOGIT_NANS", "1")
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
     code, out, _ = cli("doctor", "--json")
     found = json.loads(out)
+    assert found["environment"]["variables"] == {"VLLM_RAISE_ON_LOGIT_NANS": "1"}
     assert code == 0 and found["devices"]["cpu"] == "yes"
     assert found["devices"]["cuda"] == "yes" or "torch" in found["devices"]["cuda"]
     assert {"kernel", "cpu", "cuda"} == set(found["kernels"][0])

@@ -42,3 +42,11 @@ def test_options_of_several_ranks_are_drawn_where_two_gpus_are_there(
     assert {job.case.scenario for job in RunStore.open(run).plan.jobs} == drawn
     assert cli("survey", "vllm", "--resume", run)[0] == 2
     assert cli("survey", "sglang", "--resume", run)[2].count("leave out sglang") == 1
+
+
+def test_batch_invariance_has_a_scenario_of_its_own(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text(OPTIONS.format(name="vllm-batch-invariant"))
+    code, _, err = cli("survey", "--batch-invariant", "--scenarios", tmp_path, "-n", 1, "--out", tmp_path / "runs")
+    (run,) = (tmp_path / "runs").iterdir()
+    assert (code, {job.case.scenario for job in RunStore.open(run).plan.jobs}) == (0, {"vllm-batch-invariant"}), err
+    assert cli("survey", "sglang", "--batch-invariant", "-n", 1)[0] == 2

@@ -32,6 +32,7 @@ BUGS = {
     "reload-keeps-half": "a reload leaves one of two tensors as it was",
     "loses-last-token": "the last token of an answer gets lost if requests run together",
     "drifts": "log probabilities change if requests run together",
+    "last-bit": "log probabilities change in their last bits if requests run together",
     "dies-of-preemption": "the process ends when a request is preempted",
     "row-of-neighbour": "the fourth of four requests that run together gets the token of the third",
     "late-reads-short": "a request that joins others that run does not read its first page at first",
@@ -191,6 +192,8 @@ class Engine:
         logprob = dict(best)[token]
         if "drifts" in GIVEN and together:
             logprob -= 1.0
+        if "last-bit" in GIVEN and together:
+            logprob -= 2.0**-24
         request.tokens.append(token)
         self.count["generation_tokens"] += 1
         if not ("loses-last-token" in GIVEN and together and request.is_done):

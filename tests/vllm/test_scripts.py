@@ -64,6 +64,13 @@ def test_a_bug_is_caught_by_its_script(serve: Callable[..., str], name: str, bug
     assert found.findings[0].message.startswith("request ")
 
 
+def test_the_last_bit_counts_without_a_tolerance(serve: Callable[..., str]) -> None:
+    url = serve("last-bit")
+    assert judged(url, "lengths").verdict == "pass"
+    assert "has log probability" in judged(url, "lengths", tolerance=0.0).findings[0].message
+    assert judged(serve(), "lengths", tolerance=0.0).verdict == "pass"
+
+
 def test_a_reload_that_keeps_half_is_caught_by_a_server_that_was_started_with_the_weights(
     serve: Callable[..., str],
 ) -> None:

@@ -81,6 +81,8 @@ def environ(
         VARIABLE: poison.text() if poison else "",
         FAULT_VARIABLE: fault or "",
     }
+    if params.batch_invariant:
+        ours["VLLM_BATCH_INVARIANT"] = "1"
     if params.routing == "simulated":
         ours[ROUTING_VARIABLE] = STRATEGY
     if params.streams == "delayed":

@@ -41,6 +41,7 @@ class VllmParams(ServedParams):
     script: Literal["abort", "cache-reuse", "lengths", "preempt", "reload", "sleep"] | None = Field(
         default=None, description="serve over HTTP, and take the steps of this script in place of questions"
     )
+    batch_invariant: bool = Field(default=False, description="VLLM_BATCH_INVARIANT=1, where a script allows 0 bits")
     quantization: Literal["none", "fp8_per_tensor"] = Field(
         default="none",
         description="fp8_per_tensor: weights in fp8; experts quantize their input by one scale of the whole batch",

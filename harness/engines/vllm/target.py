@@ -101,7 +101,8 @@ class VllmTarget(ServedTarget):
         """Run a script against `vllm serve`. Raises as `_reply` does, and Refused if nothing is shown."""
         place.mkdir(parents=True, exist_ok=True)
         settings = environ(self._params, None, self.fault, self.gpus) | HTTP_ENVIRON
-        request = ScriptRequest(words=tuple(serve_words(self._params)), script=script)
+        more = {"tolerance": 0.0} if self._params.batch_invariant else {}
+        request = ScriptRequest(words=tuple(serve_words(self._params)), script=script, **more)
         try:
             result = CaseResult.model_validate(self._reply(SCRIPTS, request, settings, place)["result"])
         except KernelError as error:

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import torch
 
-from harness.accuracy.script_check import ScriptCheck, check_script
+from harness.accuracy.script_check import TOLERANCE, ScriptCheck, check_script
 from harness.core.errors import HarnessError
 from harness.core.extras import httpx, safetensors
 from harness.core.params import Record
@@ -35,6 +35,7 @@ class ScriptRequest(Record):
     reloads: bool = False
     """Start the second server, with other weights, beside the first: a later script is `reload`."""
     timeout: float = 120.0
+    tolerance: float = TOLERANCE
 
 
 def take_scripts(parent: Parent) -> None:
@@ -58,11 +59,11 @@ def take_scripts(parent: Parent) -> None:
 
 def _taken(request: ScriptRequest, own: _Server, other: _Server | None) -> dict[str, Any]:
     """The result of a script. Raises HarnessError if a server ends."""
-    url, more = own.url(), {}
+    more: dict[str, Any] = {"url": own.url(), "timeout": request.timeout, "tolerance": request.tolerance}
     if request.script == "reload" and other:
-        more = {"weights": other.words[1], "against": other.url()}
+        more |= {"weights": other.words[1], "against": other.url()}
     started = time.monotonic()
-    judged = check_script(ScriptCheck(url=url, script=load_script(request.script), timeout=request.timeout, **more))
+    judged = check_script(ScriptCheck(script=load_script(request.script), **more))
     if error := own.death():
         raise error
     seconds = round(time.monotonic() - started, 1)
