@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from harness.cli import run_and_report, shared_options
-from harness.cli.fail_on import Against, FailOn, code_of
 from harness.cli.option_records import MakingRuns, with_options
 from harness.cli.output import console, print_json
-from harness.cli.sharding import cut
+from harness.core.cases import Job
 from harness.core.errors import InputError
-from harness.core.records import Verdict
+from harness.core.records import FAILED, Verdict
 from harness.report.console import say
 from harness.report.run_view import RunView
 from harness.report.terminal import print_run, totals_line
+from harness.report.wording import num
 from harness.run.in_process import InProcessPool
 from harness.run.planning import Planner, Wanted
 from harness.run.pool import Pool
 from harness.run.sanitizer import SanitizedPool, check
-from harness.store.history.entry import RunEntry, read_entry
-from harness.store.run_folder import Control, RunStore, find_run
+from harness.scenario.shard import Shard, split
+from harness.store.history.compare import last_green
+from harness.store.history.entry import MISSED, RunEntry, entry_of, read_entry
+from harness.store.history.runs import PastRuns
+from harness.store.run_folder import Control, RunStore, ShardNote, find_run
 from harness.store.summary import summarise
+
+_Word = StrEnum("_Word", ["skip", "new", "error"])
+FailOn = Annotated[
+    list[_Word] | None,
+    typer.Option("--fail-on", help="Exit code 1 for skips, for new failures only, or for errors; may be repeated."),
+]
+Against = Annotated[
+    str | None,
+    typer.Option(metavar="RUN", help="With --fail-on new: the run with failures that you accept [default: none]."),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,3 +164,48 @@ def finish(store: RunStore, pool: Pool, given: RunOptions, accepted: RunEntry | 
         return code_of(store, given.fail_on or (), runs, accepted, screen)
 
     return run_and_report.work_and_report(store, work, stop=pool.close, report=report)
+
+
+def cut(text: str, jobs: Sequence[Job], controls: Sequence[Control]) -> tuple[list[Job], list[Control], ShardNote]:
+    """The jobs and controls of shard `text` (``I/N``), and the note that merging it needs.
+
+    A control stays in the shard of its clean measurement. Raises InputError for a malformed or an empty shard.
+    """
+    shard = Shard.parsed(text)
+    part = set(split([job.key for job in jobs], shard.count)[shard.index - 1])
+    if not part:
+        raise InputError(f"--shard {text}: {len(jobs)} cases leave nothing for this shard; cut into fewer")
+    mine = [job for job in jobs if job.key in part]
+    ids = {job.case.id for job in mine}
+    note = ShardNote(
+        index=shard.index,
+        count=shard.count,
+        keys=tuple(job.key for job in jobs),
+        controls=tuple(control.job.key for control in controls),
+    )
+    return mine, [control for control in controls if control.job.case.id in ids], note
+
+
+def code_of(
+    store: RunStore, fail_on: Collection[str], runs: PastRuns | None, accepted: RunEntry | None, screen: Console
+) -> int:
+    """The exit code of a run: 1 for a failure, 3 for an error, 2 if all cases were skipped, else 0.
+
+    With `skip` and `error` in `fail_on`, these are failures too. With `new`, failures of the run `accepted` do not
+    count. Without it, the last green run among `runs` decides: all failures are new since then.
+    """
+    run = entry_of(store)
+    counted = (*FAILED, MISSED, *fail_on)
+    failed = {key for key, entry in run.entries.items() if entry.verdict in counted}
+    if failed and "new" in fail_on and runs is not None:
+        before = accepted or last_green(run, runs, counted)
+        known = accepted.entries if accepted else {}
+        old = {key for key in failed if key in known and known[key].verdict in counted}
+        kind = "accepted" if accepted else "last green"
+        since = f"since {before.run_id} ({kind} run)" if before else "as there is no green run before"
+        screen.print(f"{len(failed - old)} of {num(len(failed), 'failure')} new {since}", markup=False, soft_wrap=True)
+        failed -= old
+    if failed:
+        return 1
+    verdicts = {result.verdict.value for result in store.results()} | {entry.verdict for entry in run.faults}
+    return 3 if verdicts & {"error", "not-run"} else 2 if verdicts == {"skip"} else 0

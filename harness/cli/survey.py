@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import json as jsonlib
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from harness.cli import run_and_report, shared_options
 from harness.cli.option_records import LeavingRuns, with_options
 from harness.cli.output import console, print_json
+from harness.core.cases import Case
 from harness.core.catalog import ENGINES
 from harness.core.errors import InputError
 from harness.core.files import write_atomic
-from harness.core.records import OptionSet, Verdict
-from harness.core.registry import nearest
+from harness.core.records import CaseResult, OptionSet, Verdict
+from harness.core.registry import attribute_at, nearest
 from harness.diagnose.run_jobs import exit_code, run_jobs
 from harness.diagnose.smallest_options import is_failure, smallest_sets
+from harness.report.console import table
 from harness.report.run_view import RunView
-from harness.report.survey import sets_table, to_object
 from harness.report.terminal import LiveProgress, print_run
+from harness.report.wording import printable
 from harness.run.planning import Planner, Wanted
 from harness.run.pool import Pool
+from harness.scenario.variant import shown
 from harness.store.run_folder import RunStore
 
 SETS = "survey.json"
 """The smallest sets of options that fail, each with its command."""
+MOST = 300
+"""Characters of a finding or a refusal in the terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,3 +106,40 @@ def _sets(store: RunStore, pool: Pool, seconds: float) -> list[OptionSet]:
     failures = [(store.placed(jobs[result.key]), result) for result in store.results() if is_failure(result)]
     right = [jobs[result.key].case.params for result in store.results() if result.verdict is Verdict.PASS]
     return smallest_sets(pool, failures, next(iter(jobs.values())).case.params, seconds=seconds, right=right)
+
+
+def sets_table(results: Sequence[CaseResult], found: Sequence[OptionSet]) -> Table:
+    """The sets of options that fail, each with its command, and why others were skipped (the engine refuses some)."""
+    made = table("combinations", "verdict", "options", "what was seen")
+    for one in found:
+        seen = one.result.findings[0].message if one.result.findings else one.result.reason
+        made.add_row(str(len(one.keys)), one.result.verdict.value, words_of(one), printable(seen)[:MOST])
+        made.add_row("", "", "", command_of(one.case))
+    refusals = Counter(result.reason for result in results if result.verdict is Verdict.SKIP)
+    for reason, count in refusals.most_common():
+        made.add_row(str(count), "skipped", "", printable(reason)[:MOST])
+    return made
+
+
+def words_of(one: OptionSet) -> str:
+    """`backend=TRITON_MLA graph=default`: the options that fail together."""
+    text = " ".join(f"{name}={shown(value)}" for name, value in one.options.items()) or "plain options"
+    return text if one.is_smallest else f"{text} (perhaps fewer: the time was up)"
+
+
+def command_of(case: Case) -> str:
+    """The shell command that starts the engine with the options of `case`; empty if the engine has none."""
+    path = case.kind.serve_command
+    return str(attribute_at(path)(case)) if path else ""
+
+
+def to_object(one: OptionSet) -> dict[str, Any]:
+    return {
+        "options": one.options,
+        "verdict": one.result.verdict.value,
+        "case": one.case.id,
+        "combinations": one.keys,
+        "trials": one.num_trials,
+        "is_smallest": one.is_smallest,
+        "command": command_of(one.case),
+    }

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
-from harness.engine.drafts import SuffixDrafts
 from harness.engine.model.next_token import NextTokenModule
 from harness.engine.model.transformer import CausalLM
 from harness.engine.probe import Probe, Sampled
@@ -20,7 +19,7 @@ from harness.engine.schedule.config import why_not_together
 from harness.engine.schedule.events import verified
 from harness.engine.schedule.scheduler import Scheduler
 from harness.engine.schedule.sequence import ScheduledSequence, Sequence, Step
-from harness.engine.speculation import confirmed, greedy_tokens, row_behind
+from harness.engine.speculation import SuffixDrafts, confirmed, greedy_tokens, row_behind
 from harness.memory.bounds import raise_bad_indices
 from harness.memory.poison.patterns import Poison
 

@@ -1,4 +1,4 @@
-"""Speculative decoding: drafts are verified by the target's tokens, and a drafter has graphs of its own."""
+"""Speculative decoding: drafts are verified by the target's tokens. A drafter has graphs of its own, or needs no model."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ from torch import Tensor
 
 from harness.core.seams import seam
 from harness.engine.model.transformer import CausalLM
+from harness.engine.schedule.sequence import Sequence
 from harness.memory.bounds import check_indices
 from harness.memory.graph.interface import Graph, GraphPool
 from harness.memory.graph.launch import launch
+
+MATCH = 2
+"""How many last tokens must match earlier ones."""
+FILLER_DRAFT = 0
+"""The draft without a match. All decoding requests of a batch verify the same number of drafts."""
 
 
 @seam("verify.nan-row-to-vocab-size")
@@ -38,6 +44,27 @@ def confirmed(drafts: list[int], tokens: list[int]) -> list[int]:
 def row_behind(given: list[int]) -> int:
     """The row of the last accepted token, where the next draft is found (antirez/ds4#750)."""
     return len(given) - 1
+
+
+class SuffixDrafts:
+    """Drafts are the tokens that followed an earlier match of the last tokens, in any request."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._histories: dict[int, list[int]] = {}
+
+    def propose(self, sequence: Sequence) -> list[int]:
+        """`count` drafts for the next tokens of `sequence`."""
+        self._histories[sequence.request] = sequence.tokens
+        found = self._continuation(sequence.tokens)
+        return (found + [FILLER_DRAFT] * self._count)[: self._count]
+
+    def _continuation(self, tokens: list[int]) -> list[int]:
+        for history in reversed(self._histories.values()):
+            for end in range(len(history) - 1, MATCH - 1, -1):
+                if history[end - MATCH : end] == tokens[-MATCH:]:
+                    return history[end : end + self._count]
+        return []
 
 
 class Drafter:

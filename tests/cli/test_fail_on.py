@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.fail_on import code_of
 from harness.cli.output import console
+from harness.cli.run import code_of
 from harness.core.cases import Case, Job
 from harness.core.records import CaseResult, FaultResult, Verdict
 from harness.report.run_view import RunView

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
+from harness.cli.survey import sets_table, words_of
 from harness.core.cases import Case, Job
 from harness.core.records import CaseResult, Finding, Verdict
 from harness.diagnose.smallest_options import smallest_sets, suspected
 from harness.engines.vllm.options import serve_command
 from harness.engines.vllm.params import VllmParams
-from harness.report.survey import sets_table, words_of
 from harness.run.pool import Pool
 
 PLAIN = VllmParams()

@@ -14,12 +14,12 @@ from harness.core.records import CaseResult, Verdict
 from harness.engine import attention, runner
 from harness.engine import batch as batches
 from harness.engine import engine as engines
-from harness.engine.drafts import SuffixDrafts
 from harness.engine.engine import Engine
 from harness.engine.schedule import block_pool
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.scheduler import Scheduler
 from harness.engine.schedule.sequence import Sequence, Step
+from harness.engine.speculation import SuffixDrafts
 from harness.judge.run_case import run_case
 from harness.kernels.torch import plan
 from harness.run.in_process import InProcessPool

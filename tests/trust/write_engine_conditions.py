@@ -25,12 +25,12 @@ from harness.core.conditions.table import key_of
 from harness.core.engine_params import EngineParams
 from harness.engine import batch as batches
 from harness.engine.capture import reachable_sizes
-from harness.engine.drafts import SuffixDrafts
 from harness.engine.engine import Engine
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.config import PAGE_SIZE, num_pages
 from harness.engine.schedule.scheduler import Scheduler
 from harness.engine.schedule.sequence import Step
+from harness.engine.speculation import SuffixDrafts
 from harness.judge.probes.answers import Answers
 from harness.judge.probes.conditions import StepConditions
 from harness.judge.probes.group import ProbeGroup
