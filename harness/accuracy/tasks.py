@@ -28,7 +28,7 @@ from harness.core.files import TASKS
 from harness.core.registry import nearest
 
 if TYPE_CHECKING:
-    from harness.accuracy.kept_prompts import KeptPrompts
+    from harness.accuracy.lm import KeptPrompts
 
 INVALID = "[invalid]"
 """The result of lm-eval's regular-expression filters for an answer that does not parse."""
@@ -113,7 +113,7 @@ def load_task(
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     from lm_eval.tasks import TaskManager  # type: ignore[import-untyped]
 
-    from harness.accuracy.kept_prompts import KeptPrompts
+    from harness.accuracy.lm import KeptPrompts
 
     manager = TaskManager(include_path=str(spec.parent), include_defaults=False)
     try:

@@ -1,4 +1,4 @@
-"""Speculative decoding: drafts are verified by the target's tokens. A drafter has graphs of its own, or needs no model."""
+"""Speculative decoding: drafts are verified by the target's tokens. Drafters have graphs of their own, or no model."""
 
 from __future__ import annotations
 
