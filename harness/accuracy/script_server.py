@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.accuracy.script import FIRST_TOKEN, Pool, Request
-from harness.accuracy.server_backend import ServerBackend, Unanswered
-from harness.accuracy.whole_reply import BadReply, fetched, lines_of, object_of
+from harness.accuracy.server_backend import BadReply, ServerBackend, Unanswered, fetched, lines_of, object_of
 from harness.core.errors import InputError, Refused
 from harness.core.extras import httpx
 

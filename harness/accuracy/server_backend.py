@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import random
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from harness.accuracy.acceptance import Drafts, drafts_in
 from harness.accuracy.backends import CANARY_NOTE, Answer, Identity, OnAnswer, cut_at_stop, has_invalid_text
-from harness.accuracy.whole_reply import BadReply, fetched, fetched_async, object_of
 from harness.core.errors import HarnessError, InputError
 from harness.core.extras import httpx
 
@@ -254,3 +255,80 @@ def _seconds(header: str | None) -> float:
         return max(0.0, float(header or 0))
     except ValueError:
         return 0.0
+
+
+MOST_BYTES = 2**26
+"""The longest reply that is read, unpacked."""
+
+
+class BadReply(Exception):
+    """A reply that is too long, too slow, or no HTTP. Its text is the reason."""
+
+
+def fetched(client: httpx.Client, method: str, url: str, *, seconds: float, **more: Any) -> httpx.Response:
+    """The whole reply. Raises BadReply, and httpx.TransportError if there is none."""
+    ends, parts, size = time.monotonic() + seconds, list[bytes](), 0
+    try:
+        with client.stream(method, url, **more) as response:
+            for part in response.iter_bytes():
+                parts.append(part)
+                size += len(part)
+                _check(size, time.monotonic() > ends)
+    except httpx.DecodingError:
+        raise BadReply("the reply cannot be unpacked") from None
+    return _read(response, b"".join(parts))
+
+
+async def fetched_async(
+    client: httpx.AsyncClient, method: str, url: str, *, seconds: float, **more: Any
+) -> httpx.Response:
+    """As `fetched`. Also raises TimeoutError."""
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(seconds), client.stream(method, url, **more) as response:
+            async for part in response.aiter_bytes():
+                parts.append(part)
+                size += len(part)
+                _check(size, False)
+    except httpx.DecodingError:
+        raise BadReply("the reply cannot be unpacked") from None
+    return _read(response, b"".join(parts))
+
+
+async def lines_of(response: httpx.Response) -> AsyncIterator[str]:
+    """The lines of a stream. Raises BadReply for a line without an end."""
+    kept, size = b"", 0
+    try:
+        async for part in response.aiter_bytes():
+            size += len(part)
+            *whole, kept = (kept + part).split(b"\n")
+            _check(size, False)
+            for line in whole:
+                yield line.decode(errors="replace").rstrip("\r")
+    except httpx.DecodingError:
+        raise BadReply("the reply cannot be unpacked") from None
+    yield kept.decode(errors="replace")
+
+
+def object_of(text: str | bytes) -> dict[str, Any]:
+    """The JSON object in a reply. Raises ValueError for anything else."""
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError("no object")
+    return found
+
+
+def _check(size: int, is_late: bool) -> None:
+    if size > MOST_BYTES:
+        raise BadReply(f"the reply is longer than {MOST_BYTES >> 20} MiB")
+    if is_late:
+        raise BadReply("the reply does not end in time")
+
+
+def _read(response: httpx.Response, content: bytes) -> httpx.Response:
+    kept = {name: value for name, value in response.headers.items() if name in ("retry-after", "content-type")}
+    return httpx.Response(response.status_code, headers=kept, content=content, request=response.request)

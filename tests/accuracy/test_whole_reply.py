@@ -8,15 +8,15 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from harness.accuracy import whole_reply
-from harness.accuracy.whole_reply import BadReply, fetched, object_of
+from harness.accuracy import server_backend
+from harness.accuracy.server_backend import BadReply, fetched, object_of
 
 
 @pytest.mark.parametrize("kind", ["slow loris", "endless", "bad gzip"])
 def test_a_reply_without_an_end_ends(
     start_server: Callable[..., str], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(whole_reply, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(server_backend, "MOST_BYTES", 2**20)
     url, started = start_server("hostile_server.py", kind, "models"), time.monotonic()
     with httpx.Client(timeout=5.0) as client, pytest.raises(BadReply):
         fetched(client, "GET", f"{url}/models", seconds=0.5)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType, TracebackType
 
 import pytest
+import torch
 
-from harness.memory.poison.marks import describe, short
-from harness.pytest.poison.process import end_of_test
-from harness.pytest.poison.process.observation import PoisonFound
+from harness.memory.graph.interface import tensors_of
+from harness.memory.poison.marks import describe, find, short
+from harness.pytest.poison.process.examined_names import examined_whole
+from harness.pytest.poison.process.observation import Observation, PoisonFound, described, looking, readable
 from harness.pytest.poison.process.passes import SECTION, lost_cuda, run_item
 from harness.pytest.poison.process.watch import Watch
 from harness.pytest.poison.settings import Settings
@@ -57,7 +60,7 @@ class Judge:
                 report.outcome = "failed"
                 report.longrepr = f"this test left CUDA unusable, and ended before that showed: {reason}"
         elif report.passed and not hasattr(report, "wasxfail"):
-            found = [*seen.found, *(end_of_test.judge(seen) if not seen.found else [])]
+            found = [*seen.found, *(found_at_end(seen) if not seen.found else [])]
             if found:
                 report.outcome = "failed"
                 lines = ["this test passes on uninitialised memory:", *sentences(found)]
@@ -65,7 +68,7 @@ class Judge:
                 report.__dict__["poison_found"] = True
                 sums["found"] = 1
         elif report.failed and call.excinfo is not None:
-            held = seen.found or end_of_test.in_traceback(seen, call.excinfo.tb)
+            held = seen.found or found_in_traceback(seen, call.excinfo.tb)
             if held:
                 report.sections.append((SECTION, "\n".join(sentences(held))))
                 report.__dict__["poison_held"] = True
@@ -98,3 +101,57 @@ def _origin(one: PoisonFound) -> list[str]:
         first, *rest = map(describe, stack)
         lines += [f"    {short(first)}", *(f"      from {short(line)}" for line in rest)]
     return lines
+
+
+def found_at_end(observation: Observation) -> list[PoisonFound]:
+    """The marks in locals that the test examined as a whole.
+
+    A buffer that the test allocated counts only if a part of it was written. An entirely unwritten buffer is an input
+    that does not matter; if it matters, the comparing functions have seen it.
+    """
+    frames = [*observation.frames_done, *([observation.frame] if observation.frame is not None else [])]
+    found: list[PoisonFound] = []
+    if observation.poison.pattern != "nan":
+        return found
+    with looking(observation.poison):
+        for frame in frames:
+            held = list(_held(frame, observation, None))
+            if not held:
+                continue
+            names = examined_whole(frame, lambda name: hasattr(torch.Tensor, name))
+            for name, one in held:
+                is_input = one.owner == "tests" and one.count == one.total
+                if name in names and not is_input and one.owner is not None:
+                    found.append(one)
+    return found
+
+
+def found_in_traceback(observation: Observation, traceback: TracebackType | None) -> list[PoisonFound]:
+    """The marks in locals of the suite's frames of a failure, which the failed assertion may have read."""
+    found: list[PoisonFound] = []
+    sites = observation.poison.call_sites
+    with looking(observation.poison):
+        while traceback is not None:
+            frame = traceback.tb_frame
+            if sites.owner_of(frame.f_code.co_filename) == "tests":
+                found += [one for _, one in _held(frame, observation, traceback.tb_lineno)]
+            traceback = traceback.tb_next
+    return found
+
+
+def _held(frame: FrameType, observation: Observation, line: int | None) -> Iterator[tuple[str, PoisonFound]]:
+    place = f"{frame.f_code.co_filename}:{line or frame.f_code.co_firstlineno}"
+    for name, value in list(frame.f_locals.items()):
+        for tensor in _tensors(value):
+            values = readable(tensor)
+            for mark in find(values) if values is not None else ():
+                owner, origins = observation.origins_of(mark)
+                assert values is not None
+                what = f"local {name!r} of {frame.f_code.co_qualname}"
+                yield name, described(mark, values, what, place, owner, origins)
+
+
+def _tensors(value: object) -> Iterable[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return (value,)
+    return tensors_of(value) if isinstance(value, list | tuple | dict) else ()

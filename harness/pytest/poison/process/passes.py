@@ -13,8 +13,9 @@ import pytest
 import torch
 from _pytest.runner import runtestprotocol
 
-from harness.pytest.poison.process.difference import differences
-from harness.pytest.poison.process.observation import Asserted
+from harness.judge.oracles.compare import compare_bits
+from harness.memory.poison.marks import plain
+from harness.pytest.poison.process.observation import Asserted, Kept
 from harness.pytest.poison.process.watch import Watch
 
 SECTION = "poison"
@@ -176,3 +177,53 @@ def _is_used(index: int) -> bool:
         return torch.cuda.memory_reserved(index) > 0
     except RuntimeError:
         return index == torch.cuda.current_device()  # The allocator keeps no statistics.
+
+
+MAX_SHOWN = 5
+
+
+def differences(first: list[Asserted], second: list[Asserted]) -> list[str]:
+    """A sentence for each difference between the asserted values of two runs.
+
+    An assertion is left out if its two sides have the same bits in each run: a test may compare its unwritten buffer
+    with itself.
+    """
+    with torch._C.DisableTorchFunction():  # A suite may have set a default device; these are copies on the CPU.
+        found = _found(first, second)
+    return found[:MAX_SHOWN] + ([f"and {len(found) - MAX_SHOWN} more"] if len(found) > MAX_SHOWN else [])
+
+
+def _found(first: list[Asserted], second: list[Asserted]) -> list[str]:
+    found: list[str] = []
+    for one, other in zip(first, second, strict=False):
+        if one.where != other.where:
+            found.append(f"the first run goes on with {one.where}, the second with {other.where}")
+            break
+        if _is_round_trip(one) and _is_round_trip(other):
+            continue
+        for number, (left, right) in enumerate(zip(one.sides, other.sides, strict=False), start=1):
+            if (difference := _difference(left, right)) is not None:
+                found.append(f"argument {number} of {one.where}: {difference}")
+    if not found and len(first) != len(second):
+        found.append(f"the first run makes {len(first)} assertions on tensors, the second {len(second)}")
+    return found
+
+
+def _is_round_trip(asserted: Asserted) -> bool:
+    return len(asserted.sides) == 2 and _difference(*asserted.sides) is None
+
+
+def _difference(left: Kept, right: Kept) -> str | None:
+    if (left.shape, left.dtype) != (right.shape, right.dtype):
+        return f"{left.dtype} {list(left.shape)} in the first run, {right.dtype} {list(right.shape)} in the second"
+    if left.tensor is None or right.tensor is None:
+        return None if left.digest == right.digest else "the bits differ (too large to keep, digests compared)"
+    mine, theirs = plain(left.tensor).reshape(-1), plain(right.tensor).reshape(-1)
+    mismatch = compare_bits(mine, theirs, torch.ones(mine.shape, dtype=torch.bool)).mismatch
+    if mismatch is None:
+        return None
+    at = mismatch.index[0]
+    return (
+        f"{mismatch.count} of {mine.numel()} elements differ, first at flat index {at}: "
+        f"{float(mine[at]):.6g} in the first run, {float(theirs[at]):.6g} in the second"
+    )
