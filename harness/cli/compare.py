@@ -16,8 +16,7 @@ from harness.report.run_view import RunView
 from harness.report.terminal_history import print_comparison
 from harness.store.history.compare import LATEST, Change, Comparison, choose
 from harness.store.history.compare import compare as compare_runs
-from harness.store.history.entry import Entry, RunEntry
-from harness.store.history.runs import PastRuns
+from harness.store.history.entry import Entry, PastRuns, RunEntry
 from harness.store.run_folder import DEFAULT_RUNS, RunStore
 
 

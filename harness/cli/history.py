@@ -14,8 +14,7 @@ from harness.cli.shared_options import History, Json
 from harness.core.errors import InputError, UnknownNameError
 from harness.core.registry import nearest
 from harness.report.terminal_history import print_case, print_runs, print_scenario
-from harness.store.history.entry import RunEntry
-from harness.store.history.runs import moment
+from harness.store.history.entry import RunEntry, moment
 from harness.store.history.trends import trends_over
 
 MAX_RUNS = 100_000

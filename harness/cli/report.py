@@ -1,8 +1,10 @@
-"""`mla-harness report RUN`: make the reports of a stored run again; also as Markdown."""
+"""`mla-harness report RUN`: make the reports of a stored run again, as Markdown, or as a table by its cases' values."""
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -11,15 +13,19 @@ import typer
 from harness.cli.output import console, print_json, warn
 from harness.cli.run_and_report import past_runs
 from harness.cli.shared_options import History, Json, Out
+from harness.core.cases import Case
 from harness.core.errors import InputError
+from harness.core.extras import pandas
+from harness.core.records import CaseResult
+from harness.core.registry import nearest
 from harness.report.console import table
 from harness.report.markdown import render
 from harness.report.markdown import table as markdown_table
-from harness.report.pivot import pivot as pivot_of
 from harness.report.run_view import RunView
 from harness.report.terminal import print_run
 from harness.report.wording import printable
 from harness.report.write import write_reports
+from harness.scenario.variant import shown
 from harness.store.epochs import take_in
 from harness.store.history.compare import Comparison, compare, previous_of
 from harness.store.history.entry import entry_of
@@ -88,3 +94,51 @@ def _since_before(store: RunStore, history: str | None) -> tuple[Comparison | No
     for reason in runs.damaged:
         warn(f"left out of the trends: {reason}")
     return compare(before, run) if before else None, trends
+
+
+def pivot_of(store: RunStore, shape: str) -> tuple[list[str], list[list[str]]]:
+    """The titles and rows of a table with the values `shape`: `kernel,kv/site,pattern` is ROWS/COLUMNS.
+
+    A cell counts the verdicts of its cases, a failure with its first oracle. Raises InputError for a value that no case
+    of the run has, and without pandas.
+    """
+    before, _, after = shape.partition("/")
+    if not before or not after:
+        raise InputError(f"--pivot {shape}: write ROWS/COLUMNS, such as kernel,kv/site,pattern")
+    rows, columns = before.split(","), after.split(",")
+    jobs = store.jobs_by_key()
+    cases = pandas.DataFrame(
+        [_values(jobs[result.key].case) | {"outcome": _outcome(result)} for result in store.results()]
+    ).fillna("")
+    known = sorted(cases.columns.drop("outcome", errors="ignore"))
+    for name in (*rows, *columns):
+        if name not in known:
+            raise InputError(f"--pivot: no case of the run has {name!r}; {nearest(name, known, see='')}")
+    column = cases[columns].agg(" ".join, axis=1)
+    cells = cases.groupby([*(cases[name] for name in rows), column], sort=False)["outcome"].agg(_words)
+    table = cells.unstack(fill_value="", sort=False).reset_index()
+    return [*rows, *table.columns[len(rows) :]], table.to_numpy().tolist()
+
+
+def _values(case: Case) -> dict[str, str]:
+    """What a case may be sorted by: its parameters, and its scenario, op, kernel, pattern and sites."""
+    sites, kernels = case.poison.sites, case.kernels()
+    own = {"scenario": case.scenario, "system": case.system, "pattern": next(iter(case.poison.patterns), "")}
+    own["site"] = sites[0] if len(sites) == 1 else f"{len(sites)} sites"
+    return {name: shown(value) for name, value in case.values().items()} | own | kernels
+
+
+def _outcome(result: CaseResult) -> str:
+    if "rejects" in result.looked_at:
+        # What a corrupted call came to.
+        return f"{result.verdict.value} {result.findings[0].cause if result.findings else result.cause}"
+    oracle = result.findings[0].oracle if result.findings else ""
+    return " ".join(filter(None, (result.verdict.value, oracle)))
+
+
+def _words(outcomes: Iterable[str]) -> str:
+    """`pass` for one case, `3 pass, 1 fail finite` for several."""
+    counts = Counter(outcomes)
+    if counts.total() == 1:
+        return next(iter(counts))
+    return ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))

@@ -26,8 +26,7 @@ from harness.run.pool import Pool
 from harness.run.sanitizer import SanitizedPool, check
 from harness.scenario.shard import Shard, split
 from harness.store.history.compare import last_green
-from harness.store.history.entry import MISSED, RunEntry, entry_of, read_entry
-from harness.store.history.runs import PastRuns
+from harness.store.history.entry import MISSED, PastRuns, RunEntry, entry_of, read_entry
 from harness.store.run_folder import Control, RunStore, ShardNote, find_run
 from harness.store.summary import summarise
 

@@ -30,7 +30,7 @@ from harness.run.planning import Wanted
 from harness.run.pool import Pool
 from harness.run.ray_pool import RayPool
 from harness.run.runner import WorkerPool
-from harness.store.history.runs import PastRuns
+from harness.store.history.entry import PastRuns
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
 from harness.store.source import Source, read_source
 

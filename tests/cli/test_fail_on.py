@@ -13,8 +13,7 @@ from harness.core.cases import Case, Job
 from harness.core.records import CaseResult, FaultResult, Verdict
 from harness.report.run_view import RunView
 from harness.report.write import write_reports
-from harness.store.history.entry import entry_of
-from harness.store.history.runs import PastRuns
+from harness.store.history.entry import PastRuns, entry_of
 from harness.store.run_folder import RunStore
 
 Cli = Callable[..., tuple[int, str, str]]

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.report import pivot_of as pivot
 from harness.core.cases import Job
 from harness.core.catalog import KERNELS
 from harness.core.errors import InputError
 from harness.core.ops import OPS
 from harness.core.records import Verdict
 from harness.judge.run_case import run_case
-from harness.report.pivot import pivot
 from harness.scenario.expand import KernelOverride
 from harness.scenario.selection import select
 from harness.scenario.susceptibility import case_of, cases, selected

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.store.history.entry import CAUGHT, Entry, RunEntry
-from harness.store.history.runs import PastRuns
+from harness.store.history.entry import CAUGHT, Entry, PastRuns, RunEntry
 from harness.store.source import Source
 
 MakeRun = Callable[..., RunEntry]

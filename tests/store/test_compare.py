@@ -15,8 +15,7 @@ from harness.core.records import Blame, CaseResult, Finding, Verdict
 from harness.report.run_view import RunView
 from harness.report.write import write_reports
 from harness.store.history.compare import Change, choose, compare, last_green, previous_of
-from harness.store.history.entry import Entry, RunEntry, entry_of
-from harness.store.history.runs import PastRuns
+from harness.store.history.entry import Entry, PastRuns, RunEntry, entry_of
 from harness.store.run_folder import RunStore
 
 from .entries import fault

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from harness.cli.main import exit_code_of
-from harness.store.history.entry import RunEntry
-from harness.store.history.runs import PastRuns
+from harness.store.history.entry import PastRuns, RunEntry
 
 NUM_RUNS, NUM_CASES = 1000, 500
 LIMIT_SECONDS = 12.0

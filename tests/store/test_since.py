@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from harness.core.errors import InputError
-from harness.store.history.runs import moment
+from harness.store.history.entry import moment
 
 NOW = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)
 

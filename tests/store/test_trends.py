@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.store.history.entry import Entry, RunEntry
-from harness.store.history.runs import PastRuns
+from harness.store.history.entry import Entry, PastRuns, RunEntry
 from harness.store.history.trends import Trends, trends_of, trends_over
 
 from .entries import fault

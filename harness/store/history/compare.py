@@ -8,8 +8,7 @@ from pathlib import Path
 
 from harness.core.errors import InputError
 from harness.core.registry import nearest
-from harness.store.history.entry import CAUGHT, MISSED, Entry, RunEntry, entry_of
-from harness.store.history.runs import PastRuns
+from harness.store.history.entry import CAUGHT, MISSED, Entry, PastRuns, RunEntry, entry_of
 from harness.store.run_folder import RunStore
 
 TIME_RATIO = 1.5

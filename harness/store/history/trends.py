@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from harness.store.history.entry import CAUGHT, MISSED, Entry, RunEntry
-from harness.store.history.runs import PastRuns
+from harness.store.history.entry import CAUGHT, MISSED, Entry, PastRuns, RunEntry
 
 LETTERS = {"pass": "p", "fail": "f", "crash": "c", "skip": "s", "error": "e", "known": "k", CAUGHT: "y", MISSED: "n"}
 ABSENT = "."
