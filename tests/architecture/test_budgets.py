@@ -24,7 +24,7 @@ BUDGETS = {
     "harness/report": 3019,
     "harness/run": 2960,
     "harness/scenario": 2762,
-    "harness/store": 1282,
+    "harness/store": 1272,
     "tools": 248,
 }
 """Room -> its most lines: what it had on the day of this table, and 2 %. `harness` are the files beside the rooms."""
