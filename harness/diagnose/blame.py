@@ -5,8 +5,8 @@ before gave no answer:
 1. Nothing is poisoned. If this fails too, no poison is to blame, and the findings name the memory.
 2. Each site alone is poisoned. A site that fails alone is to blame.
 3. All sites but one are poisoned. If this passes, that site is necessary. All necessary sites are to blame.
-4. If every trial passed, the case is repeated as it was. If it passes now, the same inputs give different results: a
-   state that is kept from call to call is to blame, and no memory that was poisoned.
+4. The case is repeated as it was, and so are the trials that name a site. If one ends otherwise now, the same inputs
+   give different results: a state that is kept from call to call is to blame, and no memory that was poisoned.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ def plan_trials(job: Job, result: CaseResult, done: Sequence[CaseResult] = ()) -
         return []
     tried = {trial.sites for trial in done}
     failed = {trial.sites for trial in done if fails_alike(result, trial)}
-    if () not in tried:
-        return [_trial(job, result, ())]
-    if () in failed:
-        return []
-    singles = [(site,) for site in sites] if len(sites) > 1 else []
+    if () not in tried or () in failed:
+        return [] if () in failed else [_trial(job, result, ())]
+    singles: list[tuple[str, ...]] = [(site,) for site in sites] if len(sites) > 1 else []
     rests = without_each(sites) if len(sites) > 2 else []
+    if failed:
+        named = [site for site in singles if site in failed] or [rest for rest in rests if rest not in failed]
+        again = [_trial(job, result, chosen, "again") for chosen in named]
+        return [] if sites in tried else [_trial(job, result, sites), *again]
     for group in (singles, rests, [sites]):
         if group and not tried & set(group):
-            return [] if failed else [_trial(job, result, chosen) for chosen in group]
+            return [_trial(job, result, chosen) for chosen in group]
     return []
 
 
@@ -52,7 +54,7 @@ def fails_alike(result: CaseResult, trial: CaseResult) -> bool:
 
 def conclude(job: Job, result: CaseResult, trials: Sequence[CaseResult]) -> Blame:
     """The blame that the finished rounds of `trials` allow for the failed `result` of `job`."""
-    verdicts = {_label(job.poisoned_sites, trial.sites or ()): trial.verdict.value for trial in trials}
+    verdicts = {trial.key.partition("~blame:")[2]: trial.verdict.value for trial in trials}
     sites, cause, how = _sites_to_blame(job.poisoned_sites, result, trials)
     return Blame(sites=sites, cause=cause, how=how, trials=verdicts)
 
@@ -62,10 +64,9 @@ def _sites_to_blame(
 ) -> tuple[tuple[str, ...], Code, str]:
     """The sites to blame, the code of how they were found, and a sentence that says why."""
     failed = {trial.sites for trial in trials if fails_alike(result, trial)}
-    passed = {trial.sites for trial in trials} - failed
-    if sites in passed:
-        how = "differs from call to call with the same inputs: repeated as it was, the case passes"
-        return (), Code.NOT_REPEATED, how
+    passed = {trial.sites for trial in trials if not fails_alike(result, trial)}
+    if sites in passed or failed & passed:
+        return (), Code.NOT_REPEATED, "differs from call to call with the same inputs: a repeated trial ends otherwise"
     oracle = primary(result.findings).oracle
     if () in failed or not sites:
         own = [finding.site for finding in result.findings if finding.oracle == oracle and finding.site]
@@ -88,7 +89,7 @@ def _sites_to_blame(
     return sites, Code.TOGETHER, "no single site makes it fail, and none is needed: several together are to blame"
 
 
-def _trial(job: Job, result: CaseResult, sites: tuple[str, ...]) -> Job:
+def _trial(job: Job, result: CaseResult, sites: tuple[str, ...], again: str = "") -> Job:
     """The job with other poisoned sites, judged by the oracle in question, with as few patterns as it needs.
 
     A site that is not poisoned holds zeros. So the pattern zeros repeats the trial without poison, and with
@@ -103,7 +104,7 @@ def _trial(job: Job, result: CaseResult, sites: tuple[str, ...]) -> Job:
     judged_by = tuple(name for name in case.oracles if name == oracle)
     return job.model_copy(
         update={
-            "key": f"{job.key}~blame:{_label(job.poisoned_sites, sites)}",
+            "key": f"{job.key}~blame:{_label(job.poisoned_sites, sites)} {again}".rstrip(),
             "case": case.model_copy(update={"poison": plan, "oracles": judged_by}),
             "sites": sites,
         }
@@ -112,10 +113,8 @@ def _trial(job: Job, result: CaseResult, sites: tuple[str, ...]) -> Job:
 
 def _label(full: tuple[str, ...], sites: tuple[str, ...]) -> str:
     """A set of poisoned sites as text: ``nothing``, ``kv.tail``, or ``all but kv.tail``."""
-    if not sites:
-        return "nothing"
-    if sites == full:
-        return "the same again"
+    if sites in ((), full):
+        return "the same again" if sites else "nothing"
     missing = [site for site in full if site not in sites]
     return f"all but {missing[0]}" if len(missing) == 1 and len(full) > 2 else "+".join(sites)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -36,7 +37,7 @@ def blame(behave: Behaviour, sites: tuple[str, ...] = SITES) -> tuple[Blame, lis
     done: list[CaseResult] = []
     rounds = []
     while trials := plan_trials(first, result, done):
-        assert len(rounds) < 4
+        assert len(rounds) < 5
         rounds.append([trial.sites for trial in trials])
         done.extend(result_of(trial, behave) for trial in trials)
     return conclude(first, result, done), rounds
@@ -49,9 +50,10 @@ def finite(site: str | None = None) -> tuple[Finding, ...]:
 def test_the_single_site_that_fails_alone_is_blamed():
     found, rounds = blame(lambda sites: finite() if "router.ids" in sites else ())
     assert found.sites == ("router.ids",)
-    assert rounds == [[()], [(site,) for site in SITES]]
+    assert rounds == [[()], [(site,) for site in SITES], [SITES, ("router.ids",)]]
     assert found.trials == {
         "nothing": "pass", "output": "pass", "kv.tail": "pass", "router.ids": "fail", "workspace": "pass",
+        "the same again": "fail", "router.ids again": "fail",
     }  # fmt: skip
     assert found.cause == Code.ALONE and "only router.ids" in found.how
 
@@ -64,6 +66,15 @@ def test_a_case_that_passes_when_it_is_repeated_blames_no_memory(sites):
     assert rounds[-1] == [sites] and found.trials["the same again"] == "pass"
 
 
+@pytest.mark.parametrize("failing", [{1, 3}, {1, 7, 8, 9, 11, 12}], ids=["a site alone", "all sites but one"])
+def test_a_trial_that_ends_otherwise_when_it_is_repeated_blames_no_memory(failing):
+    """A counter that is kept from call to call fails some calls, whatever is poisoned."""
+    calls = itertools.count(1)
+    found, _ = blame(lambda poisoned: finite() if next(calls) in failing else ())
+    assert (found.sites, found.cause) == ((), Code.NOT_REPEATED)
+    assert "with the same inputs" in found.how
+
+
 def test_two_sites_that_each_fail_alone_are_both_blamed():
     found, _ = blame(lambda sites: finite() if sites & {"output", "kv.tail"} else ())
     assert (found.sites, found.cause) == (("output", "kv.tail"), Code.ALONE)
@@ -72,7 +83,7 @@ def test_two_sites_that_each_fail_alone_are_both_blamed():
 def test_two_sites_that_fail_only_together_are_found_by_leaving_one_out():
     found, rounds = blame(lambda sites: finite() if {"output", "workspace"} <= sites else ())
     assert (found.sites, found.cause) == (("output", "workspace"), Code.NECESSARY)
-    assert len(rounds) == 3
+    assert rounds[3:] == [[SITES, SITES[1:], SITES[:-1]]]
     assert found.trials["all but output"] == "pass"
     assert found.trials["all but kv.tail"] == "fail"
 

@@ -10,6 +10,7 @@ from harness.core.records import Case, FirstNan
 from harness.engine import attention, batch, engine, experts, runner, speculation
 from harness.engine.attention import PagedMLA
 from harness.engine.experts import RoutedExperts
+from harness.engine.schedule.scheduler import Scheduler
 from harness.judge.targets.engine import EngineTarget
 from harness.memory.poison.patterns import Poison
 from harness.scenario.expand import expand
@@ -84,6 +85,31 @@ def test_latents_in_the_slots_of_others_name_the_pages(monkeypatch: pytest.Monke
     slots = PagedMLA._slots
     monkeypatch.setattr(PagedMLA, "_slots", lambda self, batch: slots(self, batch).roll(1))
     assert record().stage.startswith("the pages of layer 0, step 0: request 0, position 0")
+
+
+def test_tokens_that_count_as_computed_without_their_pages_name_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    start_over = Scheduler._start_over
+
+    def counts_one(scheduler: Any, sequence: Any) -> None:
+        had = sequence.num_computed_tokens
+        start_over(scheduler, sequence)
+        sequence.num_computed_tokens = min(had, 1)
+
+    monkeypatch.setattr(Scheduler, "_start_over", counts_one)
+    found = record(requests=((60, 12), (61, 12)), num_blocks=5, max_batched_tokens=128)
+    assert found.stage.startswith("the scheduler, step") and "pages that it lost" in found.stage
+
+
+def test_hidden_states_that_come_late_name_the_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+    replay, late = speculation.Drafter.replay, []
+
+    def behind(drafter: Any, hidden: Any, tokens: Any) -> Any:
+        late.append(hidden.clone())
+        return replay(drafter, late[-2] if len(late) > 1 else late[-1], tokens)
+
+    monkeypatch.setattr(speculation.Drafter, "replay", behind)
+    found = record(graph="full", drafter=True, requests=((5, 6), (7, 6)))
+    assert found.stage.startswith("the drafter, step 2")
 
 
 def test_the_second_best_token_names_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:

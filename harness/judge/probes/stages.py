@@ -2,14 +2,14 @@
 
 Each stage is compared on the inputs that it had in the engine, so an error names the stage that made it and none behind
 it: the tokens that the scheduler runs, the batch, the static inputs of a graph, the plan, and in each layer the pages,
-the attention and the experts; then the output head, the hand-over of logits, and the sampler. Only a stage that was
-compared is named. On a CPU: a replay on a GPU runs no Python, so what is between its stages is not seen.
+the attention and the experts; then the output head, the drafter, the hand-over of logits, and the sampler. Only a stage
+that was compared is named. On a CPU: a replay on a GPU runs no Python, so what is between its stages is not seen.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -26,12 +26,13 @@ from harness.engine.probe import Probe, Sampled
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.config import PAGE_SIZE
 from harness.engine.schedule.sequence import ScheduledSequence, Sequence
+from harness.engine.speculation import Drafter, greedy_tokens
 from harness.judge.dense_reference import DenseReference, visible_tokens
 from harness.judge.probes.addresses import plan_tensors
 from harness.memory.graph.launch import launch_unseen, launches_shown_to
 
-LONGEST = 600
-"""The longest request with a compared attention: the reference takes all its tokens in each step."""
+MOST_SCORES = 2**25
+"""The most scores of a compared attention: the reference takes all tokens of a request in each step."""
 EXACT = 1e-4
 """The most error of a float32 stage, as a share of the row's size: ten times what right stages need."""
 
@@ -54,10 +55,11 @@ class Stages(Probe):
         self._ordered: list[ScheduledSequence] = []
         self._tokens: dict[int, dict[int, int]] = {}
         """Request -> position -> the token that was computed there last."""
+        self._blocks: dict[int, list[int]] = {}
         self._history: dict[tuple[int, int], dict[int, Tensor]] = {}
         """Layer and request -> position -> the normed input [hidden] float64 of the attention."""
 
-    def detach(self) -> None:
+    def close(self) -> None:
         """Remove the hooks from the modules."""
         for handle in self._handles:
             handle.remove()
@@ -70,8 +72,7 @@ class Stages(Probe):
         self._keep_inputs_of(model.model.norm, ("behind", 0))
 
     def _keep_inputs_of(self, module: nn.Module, key: tuple[str, int]) -> None:
-        hook: Callable[..., None] = lambda _, args: launch_unseen(self._keep, key, args[0])  # noqa: E731
-        self._handles.append(module.register_forward_pre_hook(hook))
+        self._handles.append(module.register_forward_pre_hook(lambda _, args: launch_unseen(self._keep, key, args[0])))
 
     def _keep(self, key: tuple[str, int], x: Tensor) -> None:
         """Keep x [T, hidden] of the step's own forward. A graph repeats this in each replay."""
@@ -104,7 +105,7 @@ class Stages(Probe):
             yield
 
     def on_forwarded(self, forwarded: Forwarded) -> None:
-        self._logits = forwarded.logits.clone()
+        self._hidden, self._logits = forwarded.hidden.clone(), forwarded.logits.clone()
         if self.first or not self._kept:
             return
         self._check_plan()
@@ -123,6 +124,11 @@ class Stages(Probe):
             self._check_mlp(number, layer, ids)
         hidden = self._kept["behind", 0]
         self._compare("the output head", self._logits, self._reference.model.compute_logits(hidden), EXACT)
+
+    def on_drafted(self, drafter: Drafter, logits: Tensor) -> None:
+        with launches_shown_to(None):
+            want = drafter.forward(self._hidden, greedy_tokens(self._logits))
+        self._compare("the drafter", logits, want.double(), EXACT)
 
     def on_logits(self, logits: Tensor) -> None:
         """Keep the rows of logits [n, vocab] of each request: once it has tokens, it no longer says how many it had."""
@@ -198,6 +204,9 @@ class Stages(Probe):
         """Note what the request's rows brought to each attention; earlier positions were noted when they ran."""
         sequence, start = item.sequence, item.sequence.num_computed_tokens
         known, computed = _known(sequence), self._tokens.setdefault(sequence.request, {})
+        held, self._blocks[sequence.request] = self._blocks.get(sequence.request, []), list(sequence.blocks)
+        if start > sequence.num_shared_tokens and sequence.blocks[: len(held)] != held:
+            self._found("the scheduler", f"request {sequence.request} has {start} tokens in pages that it lost")
         for position in range(sequence.num_shared_tokens) if start == sequence.num_shared_tokens else ():
             self._take_shared(sequence, position)
         for row in range(rows.start, rows.stop):
@@ -228,7 +237,8 @@ class Stages(Probe):
         """The pages of a request and the attention of its rows, on the layer's own inputs; `selected` [T, K]."""
         sequence, start = item.sequence, item.sequence.num_computed_tokens
         end, history = start + item.num_new_tokens, self._history[number, sequence.request]
-        if self.first or end > LONGEST or any(position not in history for position in range(end)):
+        heads = self._model.model.config.num_heads
+        if self.first or heads * end**2 > MOST_SCORES or any(position not in history for position in range(end)):
             return
         x, positions = torch.stack([history[position] for position in range(end)])[None], torch.arange(end)
         if not isinstance(attention, MLAAttention):
@@ -299,13 +309,3 @@ def layers_of(model: CausalLM) -> list[DecoderLayer]:
 
 def _known(sequence: Sequence) -> list[int]:
     return sequence.tokens + sequence.drafts
-
-
-@contextlib.contextmanager
-def stages_of(reference: DenseReference, tolerance: float, rounding: float) -> Iterator[Stages]:
-    """A probe for one engine. Its hooks are removed from the model at the end of the block."""
-    stages = Stages(reference, tolerance, rounding)
-    try:
-        yield stages
-    finally:
-        stages.detach()

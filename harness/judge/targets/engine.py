@@ -40,7 +40,7 @@ from harness.judge.probes import recorder
 from harness.judge.probes.answers import Answers
 from harness.judge.probes.notes import Notes
 from harness.judge.probes.recorder import recorder_on
-from harness.judge.probes.stages import stages_of
+from harness.judge.probes.stages import Stages
 from harness.judge.probes.trace import Trace
 from harness.judge.run_records import ChosenExperts, Observed, Pair, Run
 from harness.judge.target import Target
@@ -91,8 +91,8 @@ class EngineTarget(Target):
     def first_writer(self, poison: Poison) -> FirstNan:
         reference = _reference(self._config, self._margin)
         rounding = 0.0 if self._params.quantize == "none" else _COARSE_STAGE["fp8_e4m3"]
-        stages_on = stages_of(reference, _COARSE_STAGE[self._coarsest], rounding)
-        with recorder_on(self.device) as watching, stages_on as stages:
+        stages = Stages(reference, _COARSE_STAGE[self._coarsest], rounding)
+        with recorder_on(self.device) as watching, contextlib.closing(stages):
             one_model = not (self._params.changes or self._params.adapters)
             try:
                 self.run(poison, watching, *([stages] if self.device == "cpu" and one_model else []))
