@@ -213,13 +213,13 @@ class ServerBackend:
         return InputError(f"{where}: check the address, which ends in /v1, and --served-model")
 
     def _only_model(self) -> str:
-        """The name of the served model. Raises InputError without a server."""
+        """The name of the served model, which a request can carry as UTF-8. Raises InputError without a server."""
         seconds = min(self._timeout, 10.0)
         try:
             with httpx.Client(headers=self._headers, timeout=seconds) as client:
                 response = fetched(client, "GET", f"{self._url}/models", seconds=seconds)
             response.raise_for_status()
-            names = [str(entry["id"]) for entry in object_of(response.content)["data"]]
+            names = [str(entry["id"]).encode().decode() for entry in object_of(response.content)["data"]]
         except httpx.TransportError as error:
             raise InputError(f"{self._url}: no server answers there ({type(error).__name__})") from None
         except (httpx.HTTPStatusError, BadReply, ValueError, KeyError, TypeError) as error:

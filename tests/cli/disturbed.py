@@ -2,7 +2,7 @@
 
 python tests/cli/disturbed.py --trials 40 [--seed N] prints a table. After each trial no process of the command lives,
 no file is torn, `report` and `compare` read the run, and `--resume` ends it with each result once. `kill_runs.py` has
-more of `run`: killed workers, and clocks that jump. A small disk is a tmpfs, so it needs root.
+more of `run`: clocks that jump. A small disk is a tmpfs, so it needs root. SGLANG names the folder of an SGLang.
 """
 
 from __future__ import annotations
@@ -23,16 +23,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from aftermath import ROOT, environment, harness, left_behind, torn_files, wrong_words  # type: ignore[import-not-found]
+import aftermath  # type: ignore[import-not-found]
+from aftermath import ROOT, environment, harness, living, wrong_words
 
 SERVER = ROOT / "tests" / "servers" / "sequence_server.py"
 COMMANDS: dict[str, tuple[str, ...]] = {
     "run": ("run", "write-kv-kernel", "merge-kernel", "-n", "2"),
     "selftest": ("selftest", "write-kv-kernel", "quantize-zeros", "-n", "2"),
     "survey": ("survey", "vllm", "--seconds", "5", "--scenarios", "surveyed", "-n", "2"),
+    "survey of SGLang": ("survey", "sglang", "--seconds", "5", "--scenarios", "surveyed", "-n", "2"),
+    "moves": ("run", "memory-moves-host", "memory-moves-handoff", "-n", "2"),
     "serve-check": ("serve-check", "URL", "--script", "cache-reuse"),
+    "serve-check of drawn traces": ("serve-check", "URL", "--fuzz", "6", "--seed", "1"),
 }
-KINDS = ("kill", "small disk", "file limit")
+if SGLANG := os.environ.get("SGLANG"):
+    COMMANDS["SGLang on a CPU"] = ("run", "-m", "sglang-host", "--engine-path", SGLANG, "-n", "2")
+KINDS = ("kill", "killed worker", "small disk", "file limit")
 STORED = ("results.jsonl", "tried.jsonl")
 SURVEY = "merge-kernel"
 """The scenario that stands for an engine's survey: its options are points of a kernel."""
@@ -60,7 +66,7 @@ def trial(command: str, kind: str, rng: random.Random, folder: Path) -> Trial:
     """Disturb a command, look at what it left, go on with it, and look again."""
     out = folder / "runs"
     out.mkdir()
-    _write_survey(folder / "surveyed")
+    _write_survey(folder / "surveyed", command)
     with _server(command) as url:
         words = [url if word == "URL" else word for word in COMMANDS[command]]
         words += ["--out", str(out)]
@@ -71,18 +77,18 @@ def trial(command: str, kind: str, rng: random.Random, folder: Path) -> Trial:
         with _small_disk(out, rng.choice([4, 40, 100, 200, 400])) if kind == "small disk" else _no_disk() as disk:
             moment = disk if kind != "file limit" else moment
             process = _started(words, folder, limit)
-            if kind == "kill":
-                moment = _kill(process, out, rng)
+            if kind in ("kill", "killed worker"):
+                moment = _kill(process, out, rng, kind)
             stdout, stderr = process.communicate(timeout=300)
             stored = len(_keys(out))
             wrong = wrong_words(stdout + stderr) + _living(process.pid)
             if kind == "small disk":
                 _grow(out)
-            wrong += [] if kind == "kill" else torn_files(out)
+            wrong += [] if kind.startswith("kill") else aftermath.torn_files(out)
             resumed = ""
             if run := next((plan.parent for plan in out.glob("*/run.json")), None):
-                wrong += left_behind(process.pid, out)
-                wrong += _gone_on(command, run, folder)
+                wrong += aftermath.left_behind(process.pid, out)
+                wrong += _gone_on(COMMANDS[command][0], run, folder, 1 if kind == "killed worker" else 0)
                 resumed = ", went on"
             keys = Counter(_keys(out))
             wrong += [f"{key} is stored twice" for key, count in keys.items() if count > 1]
@@ -98,28 +104,43 @@ def _started(words: list[str], folder: Path, limit: tuple[str, ...] = ()) -> sub
     )  # fmt: skip
 
 
-def _kill(process: subprocess.Popen[str], out: Path, rng: random.Random) -> str:
-    """Send SIGKILL after some seconds, or once so many results are on disk. Returns the moment."""
+def _kill(process: subprocess.Popen[str], out: Path, rng: random.Random, kind: str) -> str:
+    """Send SIGKILL after some seconds, or once so many results are on disk. Returns the moment.
+
+    A killed worker is a result too: a crash of the case that it ran.
+    """
     started, seconds, results = time.monotonic(), rng.uniform(0.2, 30.0), rng.randint(1, 30)
     by_results = rng.random() < 0.75
     while process.poll() is None:
         if (len(_keys(out)) >= results) if by_results else (time.monotonic() - started >= seconds):
             break
         time.sleep(0.01)
+    workers = _workers(process.pid)
     with contextlib.suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGKILL)
+        os.kill(rng.choice(workers) if kind == "killed worker" and workers else process.pid, signal.SIGKILL)
     return f"{results} results" if by_results else f"{seconds:.1f} s"
 
 
-def _gone_on(command: str, run: Path, folder: Path) -> list[str]:
-    """What is wrong with the rest of a run. `serve-check` stores a run at its end, so there is no rest."""
+def _workers(parent: int) -> list[int]:
+    """The processes that run cases for `parent`: their command line names it."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            if str(parent).encode() in words and {b"harness.run.worker", b"harness.run.fork_server"} & set(words):
+                found.append(int(folder.name))
+    return found
+
+
+def _gone_on(command: str, run: Path, folder: Path, most: int) -> list[str]:
+    """What is wrong with the rest of a run, whose exit code may be `most`. `serve-check` stores a run at its end."""
     if command == "serve-check":
         return []
     words = [command, "--resume", str(run), "-n", "2"]
     process = _started(words, folder)
     stdout, stderr = process.communicate(timeout=300)
-    wrong = wrong_words(stdout + stderr) + left_behind(process.pid, run.parent)
-    if process.returncode:
+    wrong = wrong_words(stdout + stderr) + aftermath.left_behind(process.pid, run.parent)
+    if process.returncode not in (0, most):
         wrong.append(f"--resume ends with {process.returncode}: {stderr.strip()[-200:]}")
     plan = json.loads((run / "run.json").read_text())
     planned = {job["key"] for job in plan["jobs"]} | {one["job"]["key"] for one in plan["controls"]}
@@ -139,21 +160,20 @@ def _keys(out: Path) -> list[str]:
 
 
 def _living(session: int) -> list[str]:
-    from aftermath import living
-
     return [f"process {pid} stays" for pid in living(session)]
 
 
-def _write_survey(folder: Path) -> None:
+def _write_survey(folder: Path, command: str) -> None:
     folder.mkdir()
+    engine = "sglang" if "SGLang" in command else "vllm"
     text = (ROOT / "scenarios" / f"{SURVEY}.yaml").read_text().partition("\nfaults:")[0]
-    text = text.replace(f"name: {SURVEY}", "name: vllm-survey").replace("tags: [prefill]", "tags: [nightly]")
-    (folder / "vllm-survey.yaml").write_text(text)
+    text = text.replace(f"name: {SURVEY}", f"name: {engine}-survey").replace("tags: [prefill]", "tags: [nightly]")
+    (folder / f"{engine}-survey.yaml").write_text(text)
 
 
 @contextlib.contextmanager
 def _server(command: str) -> Iterator[str]:
-    if command != "serve-check":
+    if not command.startswith("serve-check"):
         yield ""
         return
     with subprocess.Popen([sys.executable, str(SERVER)], stdout=subprocess.PIPE, text=True) as process:
@@ -188,12 +208,13 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
+    parser.add_argument("--commands", nargs="*", default=list(COMMANDS))
     given = parser.parse_args()
     rng = random.Random(given.seed)
     wrong = 0
     for number in range(given.trials):
-        command = list(COMMANDS)[number % len(COMMANDS)]
-        kind = given.kinds[number // len(COMMANDS) % len(given.kinds)]
+        command = given.commands[number % len(given.commands)]
+        kind = given.kinds[number // len(given.commands) % len(given.kinds)]
         with tempfile.TemporaryDirectory() as folder:
             found = trial(command, kind, rng, Path(folder))
         wrong += bool(found.wrong)

@@ -25,6 +25,7 @@ COMMANDS = {
     "epochs": ("--task", "gsm_symbolic", "--epochs", "1", "--limit", "1", "--timeout", "1"),
     "serve-check": ("--script", "lengths", "--timeout", "1"),
     "serve-check of streams": ("--script", "abort", "--timeout", "1"),
+    "serve-check of drawn traces": ("--fuzz", "2", "--seed", "1", "--shrink-seconds", "5", "--timeout", "1"),
 }
 
 

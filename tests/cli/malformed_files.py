@@ -1,4 +1,4 @@
-"""A hundred malformed files: scenarios, plug-ins, baselines, histories and run folders. Each is refused in one line.
+"""Malformed files: scenarios, scripts, plug-ins, baselines, histories and run folders. Each is refused in one line.
 
 python tests/cli/malformed_files.py prints what the command line says about each.
 """
@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from harness.cli.main import exit_code_of
@@ -30,7 +31,7 @@ class Malformed:
 
 def every() -> list[Malformed]:
     """All of them."""
-    return [*_scenarios(), *_plugins(), *_baselines(), *_runs()]
+    return [*_scenarios(), *_scripts(), *_plugins(), *_baselines(), *_runs()]
 
 
 def answer(one: Malformed, folder: Path) -> tuple[int, list[str]]:
@@ -48,6 +49,33 @@ system: kernel
 op: quantize_fp8
 matrix: {kernel: [torch]}
 """
+MOVES = "name: good\nsummary: one case\nsystem: moves\nparams: {move: host}\n"
+HOST = "name: good\nsummary: one case\nsystem: sglang-host\nparams: {part: free-pages}\n"
+SCRIPT = "name: own\nsummary: one step\nsteps:\n- {name: first, ask: ['a:1p']}\n"
+SCRIPTS: dict[str, str | bytes] = {
+    "empty": "",
+    "a list": "- a\n- b\n",
+    "no YAML": "a: [1, 2\n",
+    "no UTF-8": b"name: \xff\xfe\n",
+    "NUL": b"name: a\x00b\n",
+    "a tag of Python": "!!python/object/apply:os.system ['touch owned']\n",
+    "a tag of Python in a step": SCRIPT.replace("['a:1p']", "!!python/name:os.system"),
+    "a depth of 2000": "name: " + "[" * 2000 + "\n",
+    "a billion laughs": "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in pairwise("abcdefghij")),
+    "a key twice": SCRIPT + "name: other\n",
+    "an unknown key": SCRIPT + "exec: true\n",
+    "a name with an escape": SCRIPT.replace("own", '"\\e[31mred"'),
+    "no steps": SCRIPT.partition("steps")[0],
+    "a prompt that is no prompt": SCRIPT.replace("a:1p", "a b c"),
+    "a prompt of no token": SCRIPT.replace("a:1p", "a:0"),
+    "a prompt longer than any memory": SCRIPT.replace("a:1p", "a:1" + "0" * 30),
+    "a prompt of more digits than Python reads": SCRIPT.replace("a:1p", "a:1" + "0" * 5000),
+    "a prompt with an escape": SCRIPT.replace("'a:1p'", '"\\e[2J:1p"'),
+    "a pool of infinity": SCRIPT.replace("ask", "fill: .inf, ask"),
+    "an abort before the first": SCRIPT.replace("ask", "abort_after: [-1], ask"),
+    "a deed that there is not": SCRIPT.replace("ask: ['a:1p']", "do: rm"),
+    "an arrival of NaN": SCRIPT.replace("ask", "arrive_ms: [.nan], together: true, ask"),
+}
 SCENARIOS: dict[str, str | bytes] = {
     "empty": "",
     "a list": "- a\n- b\n",
@@ -69,6 +97,15 @@ SCENARIOS: dict[str, str | bytes] = {
     "an unknown op": GOOD.replace("quantize_fp8", "quantise"),
     "an unknown system": GOOD.replace("kernel\nop", "kernal\nop"),
     "an unknown kernel": GOOD.replace("[torch]", "[torhc]"),
+    "a move that there is not": MOVES.replace("host", "hots"),
+    "a move of no block": MOVES.replace("}", ", num_blocks: 0}"),
+    "a move of a page that divides into no kernel blocks": MOVES.replace("}", ", block_size: 100, kernel_block: 64}"),
+    "a move of requests of no tokens": MOVES.replace("}", ", requests: [[0, 0]]}"),
+    "a move of more blocks than memory has": MOVES.replace("}", ", num_blocks: 1" + "0" * 30 + "}"),
+    "a part of SGLang that there is not": HOST.replace("free-pages", "../../etc/passwd"),
+    "a part of SGLang with an escape": HOST.replace("free-pages", '"\\e]0;owned\\a"'),
+    "a page of SGLang of no slots": HOST.replace("}", ", page_size: 0}"),
+    "a survey of no option": GOOD.replace("kernel\nop: quantize_fp8", "sglang").replace("kernel: [torch]", "back: [x]"),
     "an empty axis": GOOD.replace("[torch]", "[]"),
     "an axis of maps": GOOD.replace("[torch]", "[[{}]]"),
     "an unknown oracle": GOOD + "oracles: [fnite]\n",
@@ -91,6 +128,17 @@ def _scenarios() -> Iterator[Malformed]:
     yield Malformed(
         "scenario", "a folder that is not there", lambda folder: ["run", "--scenarios", str(folder / "gone")]
     )
+
+
+def _scripts() -> Iterator[Malformed]:
+    for name, content in SCRIPTS.items():
+
+        def write(folder: Path, content: str | bytes = content) -> list[str]:
+            (folder / "own.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+            script, out = str(folder / "own.yaml"), str(folder / "runs")
+            return ["serve-check", "http://127.0.0.1:9/v1", "--script", script, "--timeout", "1", "--out", out]
+
+        yield Malformed("script", name, write)
 
 
 HEAD = "import torch\nfrom harness import kernel\n\n"

@@ -18,7 +18,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="a small disk is a tmp
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("command", disturbed.COMMANDS)
-@pytest.mark.parametrize("kind", ["kill", pytest.param("small disk", marks=needs_root), "file limit"])
+@pytest.mark.parametrize("kind", ["kill", "killed worker", pytest.param("small disk", marks=needs_root), "file limit"])
 def test_a_disturbed_command_goes_on(command: str, kind: str, tmp_path: Path) -> None:
     found = disturbed.trial(command, kind, random.Random(f"{command} {kind}"), tmp_path)
     assert not found.wrong, str(found)

@@ -14,9 +14,9 @@ OLDER = Path(__file__).parents[1] / "store" / "older"
 Cli = Callable[..., tuple[int, str, str]]
 
 
-def test_there_are_ninety_of_four_kinds() -> None:
-    assert len(every()) >= 90
-    assert {one.kind for one in every()} == {"scenario", "plug-in", "baseline", "run folder"}
+def test_there_are_a_hundred_and_twenty_of_five_kinds() -> None:
+    assert len(every()) >= 120
+    assert {one.kind for one in every()} == {"scenario", "script", "plug-in", "baseline", "run folder"}
 
 
 @pytest.mark.parametrize("one", every(), ids=lambda one: f"{one.kind}: {one.name}")
