@@ -242,10 +242,17 @@ def _gather(cache: Tensor, blocks: Tensor, offsets: Tensor, kv_scale: float | No
 
 def split_among_ranks(chunk: list[range], num_ranks: int) -> list[list[range]]:
     """The part of a chunk of context that each rank holds: every `num_ranks`-th position of each request."""
+    spans = [shared_keys(span, num_ranks) for span in chunk]
     return [
-        [range(span.start + (rank - span.start) % num_ranks, span.stop, num_ranks) for span in chunk]
+        [range(span.start + (rank - span.start) % num_ranks, span.stop, num_ranks) for span in spans]
         for rank in range(num_ranks)
     ]
+
+
+@seam("context.prefix-minus-padded", "context.owner-without-last-key")
+def shared_keys(span: range, num_ranks: int) -> range:
+    """The keys of a request that the ranks share: all, whatever the batch is padded to (sgl-project/sglang#23415)."""
+    return span
 
 
 @seam("context.rank-without-kv-lse-zero")

@@ -19,7 +19,7 @@ from harness.engine.schedule.config import why_not_together
 from harness.engine.schedule.events import verified
 from harness.engine.schedule.scheduler import Scheduler
 from harness.engine.schedule.sequence import ScheduledSequence, Sequence, Step
-from harness.engine.speculation import SuffixDrafts, confirmed, greedy_tokens, row_behind
+from harness.engine.speculation import SuffixDrafts, confirmed, greedy_tokens, row_behind, rows_walked
 from harness.memory.bounds import raise_bad_indices
 from harness.memory.poison.patterns import Poison
 
@@ -108,13 +108,14 @@ class Engine:
         drafted = self.runner.draft_logits
         guesses = None if drafted is None else drafted.argmax(dim=-1).tolist()
         sampled = []
-        end = 0
+        start = 0
         for item in step.scheduled:
-            start, end = end, end + item.num_rows
-            verified = list(item.sequence.drafts)
+            count = item.num_rows
+            end, verified = start + count, list(item.sequence.drafts)
             given = self._advance(item, tokens[start:end], None if guesses is None else guesses[start:end])
             guessed = None if drafted is None else drafted[start:end]
             sampled.append(Sampled(item.sequence, logits[start:end], given, guessed, verified))
+            start += rows_walked(count, given)
         return sampled
 
     def _advance(self, item: ScheduledSequence, tokens: list[int], guesses: list[int] | None) -> list[int]:

@@ -46,6 +46,12 @@ def row_behind(given: list[int]) -> int:
     return len(given) - 1
 
 
+@seam("verify.rows-of-kept-drafts")
+def rows_walked(num_rows: int, given: list[int]) -> int:
+    """How many rows to go on for the next request: all that were verified, kept or not (PR 49738)."""
+    return num_rows
+
+
 class SuffixDrafts:
     """Drafts are the tokens that followed an earlier match of the last tokens, in any request."""
 

@@ -82,3 +82,23 @@ def test_a_write_of_a_dummy_step_is_named_with_its_owner_and_layer() -> None:
 def test_what_a_module_cannot_draft_is_refused(params: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         EngineParams.model_validate({**SMALL, **params})
+
+
+@pytest.mark.parametrize(
+    ("fault", "params", "share", "oracle"),
+    [
+        ("drafter.row-of-partial-accept", {}, 0.6, "acceptance"),
+        ("drafter.placeholder-as-token", {}, 0.8889, "acceptance"),
+        # Its guesses come true all the same: their logits alone show it.
+        ("drafter.reduced-twice", {"speculative": "eagle"}, 1.0, "reference"),
+    ],
+)
+def test_broken_drafters_give_each_right_answer_and_are_caught(
+    fault: str, params: dict[str, Any], share: float, oracle: str
+) -> None:
+    requests = {"requests": ((9, 6), (66, 5), (30, 7)), "max_batched_tokens": 40}
+    with inject(FAULTS.get(fault)):
+        run = serve(**requests, **params)
+    verified = [count.found == count.expected for count in run.counts if count.oracle == "acceptance"]
+    assert findings("tokens", run) == [] and findings(oracle, run)
+    assert round(sum(verified) / len(verified), 4) == share

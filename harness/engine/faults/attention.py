@@ -57,6 +57,16 @@ def zero_lse(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     return torch.zeros_like(out), torch.zeros_like(lse)
 
 
+def prefix_minus_padded(span: range, num_ranks: int) -> range:
+    """Subtract padded tokens from an unpadded length: a prefix is shorter by its padding (sgl-project/sglang#23415)."""
+    return span[: max(0, len(span) - -len(span) % num_ranks)]
+
+
+def without_last_key(span: range, num_ranks: int) -> range:
+    """Count the keys before the last one on its owner (vllm-project/vllm-ascend#11849)."""
+    return span[:-1]
+
+
 def latents_from_the_front(q: Tensor, kv_c: Tensor, k_pe: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
     """Take the first latents [T, R] of the batch for prompts: they belong to decodes (PR 14253)."""
     count = len(q) - first
