@@ -9,6 +9,7 @@ from pathlib import Path
 import griffe
 import pytest
 
+from harness.engines.base import release_of
 from harness.engines.patches import edited_text
 from harness.engines.vllm.faults import PATCHES
 from tests.vllm_fits.release import Release
@@ -33,7 +34,8 @@ def test_a_patch_finds_its_text_in_each_release_of_its_range_and_what_it_makes_o
         pytest.skip("MLA_HARNESS_VLLM_SITES names no folder with a release: see tests.engines.download")
     patch = PATCHES.find(fault, release)
     if reason := patch.why_not(release):
-        assert "as released" in reason
+        # Older code may lack what the bug is in.
+        assert "as released" in reason or release_of(release) < release_of(PATCHES[fault][0].first)
         return
     for target in {edit.target for edit in patch.edits}:
         before = text_of(ROOT / f"vllm-{release}", target)

@@ -104,6 +104,8 @@ class VllmHostParams(Params):
         "indexer-records",
         "idle-rows",
         "context-parallel",
+        "in-flight",
+        "grammar-rows",
         "kv-moves",
         "kv-handoff",
     ] = Field(default="new-blocks", description="the part of vLLM to run; a module of harness/engines/vllm/host")
@@ -128,6 +130,13 @@ class VllmHostParams(Params):
     search: Literal["lengths", "drafts", "slots", "chunks", "partition"] = Field(
         default="lengths", description="which arithmetic `context-parallel` searches"
     )
+    event: Literal["preempt", "abort", "reset"] = Field(
+        default="preempt", description="what happens to requests of `in-flight` while their output is in flight"
+    )
+    drafts: Annotated[int, Field(ge=0, le=4)] = Field(default=0, description="drafts of a step of `in-flight`")
+    stages: Annotated[int, Field(ge=1, le=4)] = Field(
+        default=1, description="pipeline stages of `in-flight`, and steps in flight while one is scheduled"
+    )
     connector: Literal["simple", "offloading", "nixl", "mooncake"] = Field(
         default="simple",
         description="the KV connector: of `kv-moves` SimpleCPUOffloadConnector or OffloadingConnector, of `kv-handoff` "
@@ -144,4 +153,5 @@ class VllmHostParams(Params):
 
     def gives(self) -> frozenset[str]:
         """See :meth:`Params.gives`."""
-        return super().gives() | ({"moves"} if self.part.startswith("kv-") else set())
+        counts = {"requests"} if self.part == "in-flight" else set()
+        return super().gives() | counts | ({"moves"} if self.part.startswith("kv-") else set())

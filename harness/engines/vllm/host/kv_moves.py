@@ -122,7 +122,7 @@ def spec_of_window() -> Any:
 
 
 def settings(connector: str, is_overlapped: bool, engine: str) -> Any:
-    """vLLM's configuration with a connector."""
+    """vLLM's configuration with a connector, or with none if `connector` is empty."""
     cache = configs.CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
     cache.num_gpu_blocks = NUM_BLOCKS
     if IS_ONE_ALLOCATION:
@@ -137,7 +137,7 @@ def settings(connector: str, is_overlapped: bool, engine: str) -> Any:
         async_scheduling=is_overlapped,
     )
     transfer = configs.KVTransferConfig(
-        kv_connector=CLASSES[connector],
+        kv_connector=CLASSES.get(connector),
         kv_role="kv_both",
         engine_id=engine,
         kv_connector_extra_config={"cpu_bytes_to_use": HOST_BYTES, "block_size": BLOCK},
@@ -145,7 +145,7 @@ def settings(connector: str, is_overlapped: bool, engine: str) -> Any:
     made = configs.VllmConfig(
         cache_config=cache,
         scheduler_config=scheduler,
-        kv_transfer_config=transfer,
+        kv_transfer_config=transfer if connector else None,
         device_config=configs.DeviceConfig("cpu"),
     )
     made.model_config = TinyModel()
