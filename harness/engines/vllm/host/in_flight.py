@@ -135,7 +135,7 @@ def _served(params: VllmHostParams, seed: int, where: str) -> list[Count]:
         for _ in range(MOST_STEPS):
             if waiting and draws.random() < 0.4:
                 scheduler.add_request(_request(int(waiting.pop(0))))
-            if not (waiting or scheduler.has_requests() or queue):
+            if not (waiting or scheduler.has_requests()):
                 break
             if params.event == "abort" and draws.random() < 0.05:
                 name = draws.choice(list(given))
