@@ -109,10 +109,7 @@ def print_comparison(console: Console, found: Comparison, causes: Causes = ()) -
     for title, count, lines in change_groups(found, causes):
         if count or title in ("new failures", "fixed"):
             console.print(f"\n{title}: {count}", style=_GROUP_STYLES.get(title) if count else None)
-        for line in lines[:MAX_LISTED]:
-            console.print("  " + line, soft_wrap=True)
-        if len(lines) > MAX_LISTED:
-            console.print(f"  and {len(lines) - MAX_LISTED} more (--json has all)")
+        _print_lines(console, lines)
     console.print(f"\n{count_line(found)}", soft_wrap=True)
 
 
@@ -243,10 +240,14 @@ def _print_flaky(console: Console, found: Trends) -> None:
     flaky = found.flaky
     if flaky:
         console.print(f"\nflaky: {len(flaky)}", style="bold yellow")
-    for case in flaky[:MAX_LISTED]:
-        console.print("  " + flaky_line(case), soft_wrap=True)
-    if len(flaky) > MAX_LISTED:
-        console.print(f"  and {len(flaky) - MAX_LISTED} more (--json has all)")
+    _print_lines(console, [flaky_line(case) for case in flaky])
+
+
+def _print_lines(console: Console, lines: Sequence[str]) -> None:
+    for line in lines[:MAX_LISTED]:
+        console.print("  " + line, soft_wrap=True)
+    if len(lines) > MAX_LISTED:
+        console.print(f"  and {len(lines) - MAX_LISTED} more (--json has all)")
 
 
 def _describe(run: RunEntry) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 from harness.core.ops import SCALED_BLOCK, aligned_sizes
 from harness.engines import base
 from harness.engines.sglang.tables import ENGINE
+from harness.kernels.torch.index import row_lengths
 
 RANK = 512
 NUM_KV_SPLITS = 8
@@ -56,8 +57,7 @@ def triton_decode(
     decode = importlib.import_module("sglang.srt.layers.attention.triton_ops.decode_attention").decode_attention_fwd
     num_requests, num_tokens, num_heads, width = q.shape
     if num_tokens > 1:
-        back = torch.arange(num_tokens - 1, -1, -1, device=q.device, dtype=seq_lens.dtype)
-        seq_lens = (seq_lens[:, None] - back).clamp(min=0).reshape(-1)
+        seq_lens = row_lengths(seq_lens, num_tokens)
         block_table = block_table.repeat_interleave(num_tokens, dim=0)
     rows = num_requests * num_tokens
     starts, slots = ragged_slots(block_table, seq_lens, kv_cache.shape[1])
@@ -225,7 +225,6 @@ def quantize_row_blocks(x: Tensor, *, num_live: int | Tensor | None = None) -> t
 def fast_topk(logits: Tensor, seq_lens: Tensor, *, topk: int) -> Tensor:
     """`fast_topk_v2` of logits [B * S, L] float32: positions [B * S, 2048] int32. It has a length for each row."""
     num_tokens = len(logits) // len(seq_lens)
-    steps = torch.arange(1 - num_tokens, 1, device=logits.device, dtype=seq_lens.dtype)
-    lengths = (seq_lens[:, None] + steps).clamp(min=0).flatten()
+    lengths = row_lengths(seq_lens, num_tokens)
     found: Tensor = importlib.import_module("sgl_kernel").fast_topk_v2(logits, lengths, topk)
     return found

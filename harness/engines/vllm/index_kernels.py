@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.core.errors import Refused
+from harness.kernels.torch.index import row_lengths
 
 _TOPK = "vllm.model_executor.layers.indexer_topk"
 LANES = 128
@@ -29,8 +30,7 @@ def deepgemm_logits(q: Tensor, weights: Tensor, kv_cache: Tensor, block_table: T
     module = importlib.import_module("vllm.utils.deep_gemm")
     num_requests, num_tokens, num_heads, _ = q.shape
     page, columns = kv_cache.shape[1], block_table.shape[1] * kv_cache.shape[1]
-    steps = torch.arange(1 - num_tokens, 1, device=q.device, dtype=seq_lens.dtype)
-    lengths = (seq_lens[:, None] + steps).clamp(min=0).contiguous()
+    lengths = row_lengths(seq_lens, num_tokens).view(-1, num_tokens)
     if num_tokens not in NATIVE_TOKENS:
         q, lengths = q.flatten(0, 1)[:, None], lengths.view(-1, 1)
         block_table = block_table.repeat_interleave(num_tokens, dim=0)
@@ -55,8 +55,7 @@ def _select(backend: str, logits: Tensor, seq_lens: Tensor, *, topk: int, out: T
     if workspace._manager is None:
         workspace.init_workspace_manager(logits.device)
     num_tokens = len(logits) // len(seq_lens)
-    steps = torch.arange(1 - num_tokens, 1, device=logits.device, dtype=seq_lens.dtype)
-    lengths = (seq_lens[:, None] + steps).clamp(min=0).contiguous()
+    lengths = row_lengths(seq_lens, num_tokens).view(-1, num_tokens)
     found = torch.empty(len(logits), topk, dtype=torch.int32, device=logits.device) if out is None else out
     select = importlib.import_module(_TOPK).get_indexer_topk(backend)
     select(logits, lengths, num_tokens, found, topk, logits.shape[1])

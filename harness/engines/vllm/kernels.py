@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.engines import base
 from harness.engines.vllm.tables import ENGINE
+from harness.kernels.torch.index import row_lengths
 
 RANK = 512
 NUM_KV_SPLITS = 1
@@ -220,8 +221,7 @@ def triton_decode(
     decode = importlib.import_module("vllm.v1.attention.ops.triton_decode_attention").decode_attention_fwd
     num_requests, num_tokens, num_heads, width = q.shape
     if num_tokens > 1:
-        back = torch.arange(num_tokens - 1, -1, -1, device=q.device, dtype=seq_lens.dtype)
-        seq_lens = (seq_lens[:, None] - back).clamp(min=0).reshape(-1)
+        seq_lens = row_lengths(seq_lens, num_tokens)
         block_table = block_table.repeat_interleave(num_tokens, dim=0)
     rows = num_requests * num_tokens
     splits = 1 << (max(1, block_table.shape[1] * kv_cache.shape[1] // MIN_WORK_PER_SPLIT) - 1).bit_length()

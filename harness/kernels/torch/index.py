@@ -41,7 +41,7 @@ def index_logits(q: Tensor, weights: Tensor, kv_cache: Tensor, block_table: Tens
 
 def row_lengths(seq_lens: Tensor, num_tokens: int) -> Tensor:
     """The keys [B * S] that each query token sees, of requests of lengths seq_lens [B] with S tokens each."""
-    steps = torch.arange(1 - num_tokens, 1, device=seq_lens.device)
+    steps = torch.arange(1 - num_tokens, 1, device=seq_lens.device, dtype=seq_lens.dtype)
     return (seq_lens[:, None] + steps).clamp(min=0).flatten()
 
 
