@@ -37,7 +37,7 @@ def printed(folder: Path, *words: str) -> str:
 
 def test_a_decode_of_an_fp8_cache_rounds_query_and_probabilities_to_e4m3(folder: Path) -> None:
     found = printed(folder, "decode", CELL, "bf16")
-    assert found.startswith("fail") and "-0.267578 where -0.0501379" in found, "as on an H200"
+    assert found.startswith("fail out differs from the float64 reference") and "3 of 4 live rows" in found
     assert printed(folder, "decode", CELL, "fp8").strip() == "pass"
 
 
