@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
 import sys
@@ -15,8 +14,6 @@ from harness.cli.main import exit_code_of
 from harness.core.catalog import KERNELS
 from harness.run import runner
 from harness.run.fork_server import Forks, ForkServer
-from harness.scenario import load
-from harness.scenario.schema import Scenario
 
 # Matrices are small here. Several workers with several threads each would take ten times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -25,23 +22,6 @@ Cli = Callable[..., tuple[int, str, str]]
 OF_EACH_TEST = ("PYTEST_CURRENT_TEST", "COLUMNS")
 MAX_SERVERS = 3
 _kept: dict[object, Forks] = {}
-_read = load._load
-
-
-@functools.cache
-def _shipped(path: Path, is_whole: bool, kernels: frozenset[str]) -> Scenario:
-    return _read(path, lambda name: is_whole)
-
-
-def _read_once(path: Path, whole: Callable[[str], bool] = load._every) -> Scenario:
-    """Tests and their commands read shipped scenarios 400 times, half a second each; names are those of files."""
-    if path.parent != load.shipped_directory():
-        return _read(path, whole)
-    return _shipped(path, whole(path.stem), frozenset(spec.name for spec in KERNELS))
-
-
-# Modules of tests read scenarios while they are imported, before a fixture could patch it.
-load._load = _read_once
 
 
 @pytest.fixture(autouse=True)

@@ -191,10 +191,7 @@ class ServingParams(KernelParams, CacheParams, BatchParams, GraphParams, RankPar
     """How the reference engine serves any model: its cache, kernels, graphs and limits."""
 
     OPEN_SIZES: ClassVar[frozenset[str]] = frozenset({"layout", "dtype", "topk"})
-
-    @property
-    def cache_type(self) -> str:
-        return self.kv
+    CACHE_TYPE: ClassVar[str] = "kv"
 
 
 class EngineParams(ServingParams, ModelSizes, WorkloadParams, ChangeParams):
@@ -359,23 +356,6 @@ class AccuracyParams(EpochsParams):
 
     def gives(self) -> frozenset[str]:
         return super().gives() | {"answers"}
-
-
-ENGINE_KERNELS: dict[str, str] = {
-    "decode_kernel": "mla_decode",
-    "plan_kernel": "mla_decode_plan",
-    "sparse_kernel": "mla_decode_sparse",
-    "logits_kernel": "index_logits",
-    "topk_kernel": "select_topk",
-    "map_kernel": "map_indices",
-    "context_kernel": "context_attention",
-    "merge_kernel": "merge_attn_states",
-    "write_kernel": "write_kv",
-    "quantize_kernel": "quantize_fp8",
-    "route_kernel": "route_experts",
-    "blocks_kernel": "quantize_blocks",
-}
-"""Parameter -> op of the kernel that it names."""
 
 
 def conflicts(params: EngineParams, layers: Set[str], num_experts: int) -> Iterator[str]:

@@ -14,6 +14,8 @@ from harness.core.params import Count, Length
 class IndexLogitsParams(KernelParams):
     """One call of `index_logits`. The last `query_len` tokens of each request ask."""
 
+    CACHE_TYPE: ClassVar[str] = "kv"
+
     kv: Literal["fp32", "bf16", "indexer_planar"] = "bf16"
     seq_lens: tuple[Length, ...] = (1, 63, 64, 65, 0, 130)
     query_len: Count = 1
@@ -24,10 +26,6 @@ class IndexLogitsParams(KernelParams):
         default=0, description="elements from page to page; 0: as the layout has them"
     )
     layout: FlatLayout = "contiguous"
-
-    @property
-    def cache_type(self) -> str:
-        return self.kv
 
     @property
     def cache_layout(self) -> str:

@@ -43,6 +43,8 @@ def rank_problem(kv_lora_rank: int, rope_dim: int) -> Iterator[str]:
 class MlaDecodeParams(KernelParams):
     """One call of `mla_decode`."""
 
+    CACHE_TYPE: ClassVar[str] = "kv"
+    CACHE_LAYOUT: ClassVar[str] = "layout"
     GRAPH: ClassVar[str] = "graph"
 
     KEYWORDS: ClassVar[tuple[str, ...]] = ("window",)
@@ -82,14 +84,6 @@ class MlaDecodeParams(KernelParams):
     def num_launches(self) -> int:
         return self.launches
 
-    @property
-    def cache_type(self) -> str:
-        return self.kv
-
-    @property
-    def cache_layout(self) -> str:
-        return self.layout
-
     def gives(self) -> frozenset[str]:
         # One launch is captured, and no batches of an engine.
         return super().gives() - {"batches"} | ({"repeats"} if self.launches > 1 else set())
@@ -120,6 +114,9 @@ class MlaDecodeParams(KernelParams):
 class MlaDecodeSparseParams(KernelParams):
     """One call of `mla_decode_sparse`. Token i attends to `num_chosen[i]` slots, at most `topk`."""
 
+    CACHE_TYPE: ClassVar[str] = "kv"
+    CACHE_LAYOUT: ClassVar[str] = "layout"
+
     kernel: str = "gather"
     kv: KvType | Literal["fp8_ds_mla"] = "bf16"
     num_chosen: tuple[Length, ...] = (16, 0, 1, 5)
@@ -133,14 +130,6 @@ class MlaDecodeSparseParams(KernelParams):
     kv_lora_rank: Count = 512
     qk_rope_head_dim: Count = 64
     layout: FlatLayout = "contiguous"
-
-    @property
-    def cache_type(self) -> str:
-        return self.kv
-
-    @property
-    def cache_layout(self) -> str:
-        return self.layout
 
     def problems(self) -> Iterator[str]:
         if self.kv == "fp8_ds_mla" and (self.kv_lora_rank, self.qk_rope_head_dim) != (512, 64):
@@ -200,6 +189,9 @@ class MergeAttnStatesParams(KernelParams):
 class WriteKvParams(KernelParams):
     """One call of `write_kv` for `num_tokens` tokens; the last `num_padded` of them have slot -1."""
 
+    CACHE_TYPE: ClassVar[str] = "kv"
+    CACHE_LAYOUT: ClassVar[str] = "layout"
+
     kv: KvType = "bf16"
     num_tokens: Count = 9
     num_padded: Length = 3
@@ -212,14 +204,6 @@ class WriteKvParams(KernelParams):
     high_blocks: HighBlocks = 0
     contiguous: bool = Field(default=True, description="false: the latents are slices of a wider tensor")
     values: tuple[RowValues, ...] = ROW_VALUES
-
-    @property
-    def cache_type(self) -> str:
-        return self.kv
-
-    @property
-    def cache_layout(self) -> str:
-        return self.layout
 
     def problems(self) -> Iterator[str]:
         if self.num_padded >= self.num_tokens:
@@ -315,15 +299,13 @@ RecordFormat = Literal[
 class RecordParams(KernelParams):
     """Common to `write_records` and `read_records`."""
 
+    CACHE_TYPE: ClassVar[str] = "kv"
+
     kv: RecordFormat = "bf16"
     layers: Annotated[int, Field(ge=1, le=8)] = Field(
         default=1, description="layers whose blocks lie side by side in one allocation; the cache is the last's part"
     )
     high_blocks: HighBlocks = 0
-
-    @property
-    def cache_type(self) -> str:
-        return self.kv
 
 
 class WriteRecordsParams(RecordParams):

@@ -41,6 +41,10 @@ class Params(Record):
     """Sizes of a kernel's call that the parameters do not fix; see :data:`harness.core.shapes.SIZES`."""
     GRAPH: ClassVar[str] = ""
     """The parameter that says how graphs are used, `none` for no graph; empty if the case can have none."""
+    CACHE_TYPE: ClassVar[str] = ""
+    """The parameter with the element type of the cache; empty for a case without a cache."""
+    CACHE_LAYOUT: ClassVar[str] = ""
+    """The parameter that says how the pages of the cache lie in memory; empty if they are always contiguous."""
     TIMEOUT: ClassVar[str] = ""
     """The parameter with the time limit of the case in seconds; empty if the run decides it."""
 
@@ -74,12 +78,12 @@ class Params(Record):
     @property
     def cache_type(self) -> str | None:
         """The element type of the cache; None for a case without one."""
-        return None
+        return getattr(self, self.CACHE_TYPE) if self.CACHE_TYPE else None
 
     @property
     def cache_layout(self) -> str:
         """How the pages of the cache lie in memory."""
-        return "contiguous"
+        return getattr(self, self.CACHE_LAYOUT) if self.CACHE_LAYOUT else "contiguous"
 
     @property
     def own_timeout(self) -> float | None:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.core.engine_params import ENGINE_KERNELS
 from harness.core.errors import UnknownNameError
+from harness.core.files import rows_beside, with_tuples
 from harness.core.params import Params
 from harness.core.registry import attribute_at, nearest
 
@@ -112,66 +112,9 @@ class ModelSpec:
     options: tuple[str, ...] = ()
 
 
-SYSTEMS: tuple[SystemSpec, ...] = (
-    SystemSpec(
-        "kernel",
-        "one call of one op's kernel",
-        params="harness.core.op_params:KERNEL_PARAMS",
-        target="harness.judge.targets.kernel:KernelTarget",
-        with_op=True,
-        shows_launches=True,
-    ),
-    SystemSpec(
-        "engine",
-        "a serving run of the reference engine",
-        params="harness.core.engine_params:EngineParams",
-        target="harness.judge.targets.engine:EngineTarget",
-        kernels=ENGINE_KERNELS,
-        uses_twins=True,
-        has_accuracy=True,
-        shows_launches=True,
-        records_first_nan=True,
-    ),
-    SystemSpec(
-        "moves",
-        "engines without a model that move their cache, each byte with its owner in it",
-        params="harness.core.move_params:MoveParams",
-        target="harness.judge.targets.moves:MoveTarget",
-        devices=("cpu",),
-    ),
-    SystemSpec(
-        "accuracy",
-        "a task's questions asked of a canary on the reference engine, epoch after epoch",
-        params="harness.core.engine_params:AccuracyParams",
-        target="harness.judge.targets.accuracy:AccuracyTarget",
-        kernels=ENGINE_KERNELS,
-        uses_twins=True,
-        asks_canary=True,
-        in_scenarios=False,
-    ),
-    SystemSpec(
-        "model",
-        "a task's questions asked of a model by `mla-harness epochs`",
-        params="harness.core.model_params:ModelParams",
-        devices=("cpu",),
-        in_scenarios=False,
-    ),
-)
-
-MODELS: tuple[ModelSpec, ...] = (
-    ModelSpec(
-        "engine",
-        "DIR",
-        "a checkpoint on the reference engine",
-        open="harness.judge.served_engine:open_model",
-        options=("kv", "graph", "num_blocks", "device"),
-    ),
-    ModelSpec(
-        "server",
-        "URL",
-        "any OpenAI-compatible server",
-        open="harness.accuracy.server_backend:ServerBackend",
-        options=("served_model", "timeout"),
-    ),
-)
-"""What `mla-harness epochs --model KIND:WHERE` can ask."""
+_ROWS = rows_beside(__file__)
+SYSTEMS = tuple(SystemSpec(name, **with_tuples(row)) for name, row in _ROWS["systems"].items())
+MODELS = tuple(ModelSpec(name, **with_tuples(row)) for name, row in _ROWS["models"].items())
+"""The entries of `systems.yaml`, in its order. `mla-harness epochs --model KIND:WHERE` can ask a model."""
+ENGINE_KERNELS: Mapping[str, str] = _ROWS["systems"]["engine"]["kernels"]
+"""Parameter of the reference engine -> op of the kernel that it names."""

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from harness.core.catalog import KERNELS
-from harness.core.engine_params import ENGINE_KERNELS, EngineParams
+from harness.core.engine_params import EngineParams
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.core.params import KvType
 from harness.core.seams import seam
+from harness.core.systems import ENGINE_KERNELS
 from harness.engine.batch import Batch
 from harness.kernels.call import BoundKernel
 from harness.kernels.ops.block_formats import FORMATS, SCALE_TILE, decoded_scales, decoded_values

@@ -12,10 +12,11 @@ from pydantic import ValidationError
 
 from harness.accuracy.backends import Answer, Identity, OnAnswer, cut_at_stop, describe_directory, has_invalid_text
 from harness.core.catalog import cuda_twins
-from harness.core.engine_params import ENGINE_KERNELS, EngineParams
+from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
 from harness.core.extras import tokenizers
 from harness.core.files import FIXTURES
+from harness.core.systems import ENGINE_KERNELS
 from harness.engine.engine import Engine
 from harness.engine.model import checkpoint
 from harness.engine.schedule.config import PAGE_SIZE, ModelConfig, num_pages

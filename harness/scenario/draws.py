@@ -18,12 +18,12 @@ from pydantic import ValidationError
 from harness.core.call_params import FlatLayout
 from harness.core.cases import PoisonPlan
 from harness.core.catalog import KERNELS, SYSTEMS
-from harness.core.engine_params import ENGINE_KERNELS
 from harness.core.op_params import RecordFormat
 from harness.core.ops import PAGE_SIZE
 from harness.core.params import Params
 from harness.core.shapes import CacheLayout
 from harness.core.sites import SITES
+from harness.core.systems import ENGINE_KERNELS
 from harness.scenario.calls import call_of_conditions
 
 Given = dict[str, Any]

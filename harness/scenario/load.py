@@ -19,6 +19,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 import harness
+from harness.core.catalog import KERNELS
 from harness.core.errors import InputError
 from harness.scenario import matrix
 from harness.scenario.schema import Location, Problem, Scenario, explain_problems
@@ -52,7 +53,7 @@ def load_scenarios(
 ) -> list[Scenario]:
     """The scenarios of a folder, by file name, or the one of a file. Raises InputError for the first problem.
 
-    `whole`: by its name, whether a shipped scenario's parameters and cases are checked too, not only its form.
+    `whole`: by the name of its file, whether a shipped scenario's parameters and cases are checked too.
     With `only`, a file `ONLY.yaml` that holds the scenario of this name is read alone.
     """
     folder = default_directory() if directory is None else directory
@@ -86,21 +87,30 @@ def load_scenario(path: Path) -> Scenario:
 
 
 def _load(path: Path, whole: Callable[[str], bool] = _every) -> Scenario:
+    return _read(path, _content(path), whole(path.stem), frozenset(KERNELS.names()))
+
+
+@functools.lru_cache(maxsize=512)
+def _read(path: Path, content: bytes, is_whole: bool, kernels: frozenset[str]) -> Scenario:
+    """Read once in a process, unless the file changes, or the kernels, which plug-ins register and it may name."""
     scenario, found = load_record(path, Scenario)
-    problems = list(matrix.check(scenario, whole=whole(scenario.name)))
+    problems = list(matrix.check(scenario, whole=is_whole))
     if problems:
         raise _first(problems, found, path)
     return scenario
 
 
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}:1:1: cannot be read: {error.strerror}") from None
+
+
 def load_record(path: Path, model: type[RecordT]) -> tuple[RecordT, Document]:
     """A file as an object of `model`, with the places of its values. Raises InputError for its first problem."""
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}:1:1: cannot be read: {error.strerror}") from None
-    try:
-        found = read_document(content)
+        found = read_document(_content(path))
     except DocumentError as error:
         raise InputError(f"{path}:{error.line}:{error.column}: {error.message}") from None
     if not isinstance(found.data, dict):

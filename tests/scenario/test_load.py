@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.core.catalog import KERNELS
 from harness.core.errors import InputError
 from harness.scenario import load
 from harness.scenario.load import (
@@ -41,6 +43,16 @@ def test_two_files_with_one_name_are_refused_and_both_are_named(tmp_path: Path) 
     with pytest.raises(InputError) as caught:
         load_scenarios(tmp_path)
     assert str(caught.value) == f"{second}:2:7: the name 'x' is taken by {first}; rename one of them"
+
+
+def test_a_file_is_checked_once_unless_it_changes_or_a_kernel_is_registered(tmp_path: Path) -> None:
+    path = write(tmp_path, "x", GOOD.format(name="x"))
+    first = load_scenario(path)
+    assert load_scenario(path) is first
+    with KERNELS.scoped(replace(KERNELS.get("merge_attn_states/torch"), short_name="mine")):
+        assert load_scenario(path) is not first
+    write(tmp_path, "x", GOOD.format(name="y"))
+    assert load_scenario(path).name == "y"
 
 
 def test_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:

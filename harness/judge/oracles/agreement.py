@@ -22,7 +22,6 @@ that rounding does not explain is a finding.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 
@@ -132,34 +131,37 @@ def _wrong_tokens(observed: Observed, pattern: str) -> tuple[int, list[Finding]]
 
 def padding(evidence: Evidence) -> Judgement:
     """Compare each step with its twin without padding: bit by bit, or within the bound of the pair if it names one."""
-    return _judge(evidence, "padding", _padding_finding)
+    return _judge(evidence, "padding", "live rows of {} change when padded rows are added", "unpadded ")
 
 
 def cold_warm(evidence: Evidence) -> Judgement:
     """Compare the answers to a prompt with a cached prefix with the answers without."""
-    sentence = "is answered differently with a warm prefix cache than with a cold one"
-    return _judge(evidence, "cold_warm", lambda *found: _cache_finding(sentence, *found))
+    return _judge(evidence, "cold_warm", "{} is answered differently with a warm prefix cache than with a cold one")
 
 
 def flush(evidence: Evidence) -> Judgement:
     """Compare the answers after the flush with the answers of the first epoch."""
-    sentence = "is answered differently after a flush of the caches than at first"
-    return _judge(evidence, "flush", lambda *found: _cache_finding(sentence, *found))
+    return _judge(evidence, "flush", "{} is answered differently after a flush of the caches than at first")
 
 
 def repeats(evidence: Evidence) -> Judgement:
     """Compare each further launch on equal inputs with the first, bit by bit."""
-    return _judge(evidence, "repeats", _repeat_finding)
+    return _judge(evidence, "repeats", "{} differs from the first launch on equal inputs", "first launch ")
 
 
-def _judge(evidence: Evidence, oracle: str, finding_of: Callable[[Pair, Mismatch, str], Finding]) -> Judgement:
+def _judge(evidence: Evidence, oracle: str, sentence: str, other: str = "") -> Judgement:
+    """Compare the pairs of an oracle. `sentence` says what differs.
+
+    `other` names the first of two bit patterns. Without it, the finding names the worst element of the pair.
+    """
+
     def look(pair: Pair, pattern: str) -> tuple[int, list[Finding]]:
         if pair.bound:
             comparison = compare(pair.second, pair.first.double(), pair.live, bound(pair.bound))
         else:
             comparison = compare_bits(pair.second, pair.first, pair.live)
         mismatch, divergence = comparison.mismatch, pair.divergence
-        found = [finding_of(pair, mismatch, pattern)] if mismatch else []
+        found = [differing(pair, mismatch, pattern)] if mismatch else []
         if divergence is None:
             return comparison.looked_at, found
         if divergence.is_beyond_rounding:
@@ -167,6 +169,17 @@ def _judge(evidence: Evidence, oracle: str, finding_of: Callable[[Pair, Mismatch
         else:
             notes.append(f"{pair.name}: {divergence}; compared up to there")
         return comparison.looked_at + divergence.num_compared, found
+
+    def differing(pair: Pair, mismatch: Mismatch, pattern: str) -> Finding:
+        return Finding(
+            oracle=oracle,
+            tensor=pair.name,
+            where=mismatch.where(pair.describe, "first" if other else "worst"),
+            bits=mismatch.bits(pair.second, pair.first, other) if other else mismatch.bits(pair.second),
+            cause=Code.DIFFERS,
+            excess=None if other else mismatch.finite_excess,
+            message=f"{sentence.format(pair.name)}: {mismatch.message} (pattern {pattern})",
+        )
 
     notes: list[str] = []
     judged = (look(pair, run.pattern) for run in evidence.runs for pair in run.pairs if pair.oracle == oracle)
@@ -183,38 +196,4 @@ def divergence_finding(oracle: str, name: str, describe: str, divergence: Diverg
         where=f"{describe} {divergence.row}",
         cause=Code.DIVERGED,
         message=f"{name} is decided differently, and rounding does not explain it: {divergence} (pattern {pattern})",
-    )
-
-
-def _repeat_finding(pair: Pair, mismatch: Mismatch, pattern: str) -> Finding:
-    return Finding(
-        oracle=pair.oracle,
-        tensor=pair.name,
-        where=mismatch.where(pair.describe),
-        bits=mismatch.bits(pair.second, pair.first, "first launch "),
-        cause=Code.DIFFERS,
-        message=f"{pair.name} differs from the first launch on equal inputs: {mismatch.message} (pattern {pattern})",
-    )
-
-
-def _padding_finding(pair: Pair, mismatch: Mismatch, pattern: str) -> Finding:
-    return Finding(
-        oracle=pair.oracle,
-        tensor=pair.name,
-        where=mismatch.where(pair.describe),
-        bits=mismatch.bits(pair.second, pair.first, "unpadded "),
-        cause=Code.DIFFERS,
-        message=f"live rows of {pair.name} change when padded rows are added: {mismatch.message} (pattern {pattern})",
-    )
-
-
-def _cache_finding(sentence: str, pair: Pair, mismatch: Mismatch, pattern: str) -> Finding:
-    return Finding(
-        oracle=pair.oracle,
-        tensor=pair.name,
-        where=mismatch.where(pair.describe, "worst"),
-        bits=mismatch.bits(pair.second),
-        cause=Code.DIFFERS,
-        excess=mismatch.finite_excess,
-        message=f"{pair.name} {sentence}: {mismatch.message} (pattern {pattern})",
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from harness.core.engine_params import ENGINE_KERNELS, EngineParams
+from harness.core.engine_params import EngineParams
+from harness.core.systems import ENGINE_KERNELS
 from harness.engine.schedule.config import PAGE_SIZE, num_pages
 from harness.engine.schedule.sequence import Sequence
 from harness.judge.run_records import Count
