@@ -7,8 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from harness.core.call_params import FlatLayout, KernelParams
-from harness.core.params import Count, Length
+from harness.core.params import Count, FlatLayout, KernelParams, Length
 
 
 class IndexLogitsParams(KernelParams):

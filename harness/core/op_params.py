@@ -7,10 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from harness.core.call_params import FlatLayout, KernelParams
 from harness.core.index_params import IndexLogitsParams, MapIndicesParams, SelectTopkParams
 from harness.core.ops import latent_rank
-from harness.core.params import Count, KvType, Length
+from harness.core.params import Count, FlatLayout, KernelParams, KvType, Length
 from harness.core.shapes import CacheLayout
 
 PageOrder = Literal["random", "rising", "falling", "repeated", "prefix", "same"]

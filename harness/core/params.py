@@ -12,6 +12,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
+from harness.core.ops import PAGE_SIZE
+
+FlatLayout = Literal["contiguous", "block_major", "padded_pages", "large"]
+"""How the pages of a cache lie in memory; see :mod:`harness.kernels.ops.cache_layouts`. Only a block table shows the
+blocks of a manager, a flat slot does not."""
 KvType = Literal["fp32", "bf16", "fp8_e4m3"]
 Length = Annotated[int, Field(ge=0, le=100_000)]
 Count = Annotated[int, Field(ge=1, le=4096)]
@@ -125,3 +130,33 @@ class UnreadParams(Params):
     """The parameters of a system that is not there. Any are taken, as no case of it runs."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
+
+
+class KernelParams(Params):
+    """Common to all ops: the kernel under test."""
+
+    kernel: str = "torch"
+    fence: Literal["none", "before", "after"] = Field(
+        default="none", description="inputs begin (before) or end (after) at memory without access"
+    )
+    predecessor: Literal["none", "slow"] = Field(
+        default="none", description="slow: the kernel in front starts the next one at once, and writes its inputs late"
+    )
+    streams: Literal["none", "delayed"] = Field(
+        default="none",
+        description="delayed: another stream writes the inputs late; host memory changes after a call",
+    )
+    corrupt: str = Field(
+        default="", description="what is wrong with an argument, or `all` in turn; see docs/reject-or-correct.md"
+    )
+    page_size: ClassVar[int] = PAGE_SIZE
+
+    @property
+    def num_launches(self) -> int:
+        """Launches on the same inputs."""
+        return 1
+
+    @property
+    def dtype(self) -> str:
+        """The type of queries, keys and latents: float32 beside a float32 cache, else bfloat16."""
+        return "fp32" if self.cache_type == "fp32" else "bf16"

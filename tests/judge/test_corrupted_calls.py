@@ -17,7 +17,7 @@ from harness.core.kernels import KernelSpec
 from harness.core.op_params import KERNEL_PARAMS
 from harness.core.records import CaseResult, Verdict
 from harness.judge.run_case import run_case
-from harness.judge.targets import corrupted_call
+from harness.judge.targets import further_launches
 from harness.kernels.torch.decode import mla_decode
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
@@ -99,7 +99,7 @@ def test_a_failure_of_the_device_is_a_crash_where_an_error_is_promised(
     def fails(*_: Any) -> Any:
         raise KernelError("planted failed on the device: CUDA error", cause=Code.DEVICE, kernel="mla_decode/planted")
 
-    monkeypatch.setattr(corrupted_call, "invoke", fails)
+    monkeypatch.setattr(further_launches, "invoke", fails)
     with KERNELS.scoped(KernelSpec("mla_decode", "planted", "planted", mla_decode, checks_values=checks)):
         assert judged("length-past-table", "planted").verdict is verdict
         assert judged("query-strided", "planted").verdict is Verdict.CRASH

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.core.call_params import KernelParams
 from harness.core.catalog import KERNELS
-from harness.judge.oracles.moves import ordered
+from harness.core.params import KernelParams
+from harness.judge.oracles.contracts import ordered
 from harness.judge.run_records import Evidence, Run
 from harness.judge.targets.delayed_streams import without_order
 from harness.judge.targets.kernel import KernelTarget

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.core.call_params import KernelParams
 from harness.core.catalog import KERNELS
 from harness.core.errors import Refused
+from harness.core.params import KernelParams
 from harness.judge.targets.kernel import KernelTarget
 from harness.judge.targets.kernel_call import KernelCall
 from harness.judge.targets.slow_predecessor import behind_slow_predecessor, late_inputs, slow_reader

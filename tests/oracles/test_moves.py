@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.judge.oracles.moves import landed, ordered
+from harness.judge.oracles.contracts import landed, ordered
 from harness.judge.run_records import Moved, Run
 from harness.memory.moves.checks import Misplaced
 from harness.memory.moves.streams import Launch, Race

@@ -11,7 +11,7 @@ import torch
 from harness.engines.vllm.serve import copies
 from harness.engines.vllm.serve.copies import Copies
 from harness.engines.vllm.target import watched
-from harness.judge.oracles.moves import ordered
+from harness.judge.oracles.contracts import ordered
 from harness.judge.run_records import Evidence, Run
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.selection import select

@@ -44,9 +44,8 @@ from harness.judge.probes.stages import Stages
 from harness.judge.probes.trace import Trace
 from harness.judge.run_records import ChosenExperts, Observed, Pair, Run
 from harness.judge.target import Target
-from harness.judge.targets.engine_counts import counts_after_flush, counts_of_hits, counts_of_launches, length
 from harness.judge.targets.serving import Served, serve
-from harness.judge.targets.step_counts import counts_of_steps
+from harness.judge.targets.step_counts import counts_of_run, counts_of_steps, length
 from harness.kernels.call import counting_launches
 from harness.memory.graph.launch import launches_shown_to
 from harness.memory.poison.patterns import Poison
@@ -128,8 +127,7 @@ class EngineTarget(Target):
             ids = torch.cat(notes.choices.routed)
             run.chosen = [ChosenExperts("expert ids of all forwards", ids, self._config.num_experts)]
         run.counts = served.counts + served.counts_at_end()
-        run.counts += [*counts_of_launches(params, launched), *counts_of_hits(params, epochs)]
-        run.counts += counts_after_flush(params, epochs)
+        run.counts += counts_of_run(params, launched, epochs)
         run.counts += counts_of_steps(params.steps, notes.answers.decided)
         run.counts += counts_of_drafts(params, notes.answers)
         run.events = dict(engine.scheduler.events + engine.pool.events)

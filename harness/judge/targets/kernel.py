@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.core.call_params import KernelParams
 from harness.core.cases import Case
 from harness.core.catalog import planner_of
 from harness.core.conditions.table import shown_by
@@ -30,13 +29,12 @@ from harness.core.op_params import (
     WriteKvParams,
 )
 from harness.core.ops import PAGE_SIZE, SCALED_BLOCK
+from harness.core.params import KernelParams
 from harness.judge.run_records import Observed, Run
 from harness.judge.target import Target
 from harness.judge.targets.corrupted import planned_lengths
-from harness.judge.targets.corrupted_call import corrupted_call
 from harness.judge.targets.delayed_streams import without_order
-from harness.judge.targets.expert_calls import align_experts, route_experts
-from harness.judge.targets.index_calls import INDEX_CALLS
+from harness.judge.targets.further_launches import corrupted_call, repeated, replayed
 from harness.judge.targets.kernel_call import (
     Guarded,
     KernelCall,
@@ -48,8 +46,7 @@ from harness.judge.targets.kernel_call import (
     keeps,
     prepared,
 )
-from harness.judge.targets.kernel_graph import repeated, replayed
-from harness.judge.targets.record_calls import read_records, write_records
+from harness.judge.targets.op_calls import CALLS
 from harness.judge.targets.slow_predecessor import behind_slow_predecessor, late_inputs, slow_reader
 from harness.kernels.call import BoundKernel
 from harness.kernels.ops import expert_inputs, reference
@@ -379,14 +376,10 @@ def _quantize_blocks(params: QuantizeBlocksParams, setting: Setting) -> KernelCa
 _BUILDERS: dict[str, Callable[[Any, Setting], KernelCall]] = {
     "mla_decode": _mla_decode,
     "mla_decode_sparse": _mla_decode_sparse,
-    **INDEX_CALLS,
+    **CALLS,
     "context_attention": _context_attention,
     "merge_attn_states": _merge_attn_states,
     "write_kv": _write_kv,
     "quantize_fp8": _quantize_fp8,
-    "route_experts": route_experts,
-    "align_experts": align_experts,
     "quantize_blocks": _quantize_blocks,
-    "write_records": write_records,
-    "read_records": read_records,
 }

@@ -18,7 +18,7 @@ from harness.engines.vllm.host.stand_ins import accepted
 from harness.engines.vllm.params import VllmHostParams
 from harness.engines.vllm.record_kernels import read_indexer_shuffled, write_indexer_shuffled
 from harness.judge.run_records import Guard, Observed, Run
-from harness.judge.targets import record_calls
+from harness.judge.targets import op_calls
 from harness.judge.targets.kernel_call import KernelCall, Setting, prepared
 from harness.kernels.ops import record_inputs
 from harness.kernels.plugins import find_kernel
@@ -41,11 +41,11 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
     if params.writer == "fused":
         found.observed.append(_fused(poison))
         return found
-    call = record_calls.write_records(WRITING, _setting("write_records", poison))
+    call = op_calls.write_records(WRITING, _setting("write_records", poison))
     # The interpreter has no arithmetic of bfloat16.
     write_indexer_shuffled(call.args[0].float(), *call.args[1:], **call.kwargs)
     _judge(found, call, ())
-    call = record_calls.read_records(READING, _setting("read_records", poison))
+    call = op_calls.read_records(READING, _setting("read_records", poison))
     _judge(found, call, (read_indexer_shuffled(*call.args, **call.kwargs),))
     return found
 
