@@ -120,6 +120,9 @@ def mutated(text: str, mutant: Mutant, *, noting: bool = False) -> ast.Module:
     function = dict(functions(tree))[mutant.function]
     place = next(place for number, place in enumerate(_places(function)) if number == mutant.node)
     changed = list(_variants(place.node, place.following))[mutant.variant][1]
+    if "super()" in ast.unparse(function):
+        # Python gives a method the cell of its class only if the method names `super`.
+        function.body.append(ast.Expr(ast.Name("super", ast.Load())))
     count = len(changed)
     if noting:
         changed = _noted(place.node, changed)
