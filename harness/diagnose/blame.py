@@ -6,7 +6,7 @@ before gave no answer:
 2. Each site alone is poisoned. A site that fails alone is to blame.
 3. All sites but one are poisoned. If this passes, that site is necessary. All necessary sites are to blame.
 4. The case is repeated as it was, and so are the trials that name a site. If one ends otherwise now, the same inputs
-   give different results: a state that is kept from call to call is to blame, and no memory that was poisoned.
+   give different results: a state that is kept from call to call is to blame, and no memory. Injected faults keep none.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def plan_trials(job: Job, result: CaseResult, done: Sequence[CaseResult] = ()) -
     if failed:
         named = [site for site in singles if site in failed] or [rest for rest in rests if rest not in failed]
         again = [_trial(job, result, chosen, "again") for chosen in named]
-        return [] if sites in tried else [_trial(job, result, sites), *again]
+        return [] if job.fault or sites in tried else [_trial(job, result, sites), *again]
     for group in (singles, rests, [sites]):
         if group and not tried & set(group):
             return [_trial(job, result, chosen) for chosen in group]

@@ -18,7 +18,7 @@ Behaviour = Callable[[frozenset[str]], tuple[Finding, ...]]
 
 
 def job(sites: tuple[str, ...] = SITES) -> Job:
-    return Job(key="k", case=Case(id="c", scenario="s", system="engine", poison=PoisonPlan(sites=sites)), fault="f")
+    return Job(key="k", case=Case(id="c", scenario="s", system="engine", poison=PoisonPlan(sites=sites)))
 
 
 def result_of(of: Job, behave: Behaviour) -> CaseResult:
@@ -30,9 +30,11 @@ def result_of(of: Job, behave: Behaviour) -> CaseResult:
     return CaseResult(key=of.key, id="c", scenario="s", sites=of.sites, verdict=verdict, findings=findings)
 
 
-def blame(behave: Behaviour, sites: tuple[str, ...] = SITES) -> tuple[Blame, list[list[tuple[str, ...] | None]]]:
+def blame(
+    behave: Behaviour, sites: tuple[str, ...] = SITES, fault: str | None = None
+) -> tuple[Blame, list[list[tuple[str, ...] | None]]]:
     """The conclusion, and the sets of sites tried in each round."""
-    first = job(sites)
+    first = job(sites).model_copy(update={"fault": fault})
     result = result_of(first, behave)
     done: list[CaseResult] = []
     rounds = []
@@ -145,9 +147,14 @@ def test_nothing_is_tried_for_a_case_that_did_not_fail(verdict):
 
 
 def test_trials_keep_the_fault_the_case_and_get_keys_of_their_own():
-    first = job()
+    first = job().model_copy(update={"fault": "f"})
     trials = plan_trials(first, result_of(first, lambda sites: finite()))
     assert [(trial.key, trial.fault, trial.case.id) for trial in trials] == [("k~blame:nothing", "f", "c")]
+
+
+def test_trials_of_an_injected_fault_are_not_repeated():
+    found, rounds = blame(lambda sites: finite() if "output" in sites else (), fault="f")
+    assert (found.sites, len(rounds)) == (("output",), 2)
 
 
 def trials_of(oracle: str, *patterns: str) -> list[Job]:
