@@ -63,7 +63,7 @@ def prefix_minus_padded(span: range, num_ranks: int) -> range:
 
 
 def without_last_key(span: range, num_ranks: int) -> range:
-    """Count the keys before the last one on its owner (vllm-project/vllm-ascend#11849)."""
+    """Count the keys before the last one on its owner."""
     return span[:-1]
 
 
