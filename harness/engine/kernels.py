@@ -158,8 +158,7 @@ class ActivationQuantizer:
             x = launch(pad_to_longest_rank, x, self.rank_tokens, self.poison)
             num_live = rows_of_this_rank(num_tokens) if num_live is None else num_live
         x8, scale = self.kernel(x, num_live=num_live)
-        if scale.shape[-1] > 1:
-            scale = scale.repeat_interleave(x8.shape[1] // scale.shape[1], dim=1)
+        scale = scale.repeat_interleave(x8.shape[1] // scale.shape[-1], dim=-1)
         rounded: Tensor = x8.to(x.dtype) * scale.to(x.dtype)
         return rounded[:num_tokens]
 

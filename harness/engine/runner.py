@@ -134,7 +134,7 @@ class ModelRunner:
         self._probe.on_forwarded(forwarded)
         logits = take_logits(forwarded, batch.num_decode_tokens)
         if forwarded.drafted is not None:
-            self.draft_logits = forwarded.drafted[: batch.num_decode_tokens].clone()
+            self.draft_logits = forwarded.drafted[: batch.num_decode_tokens]
         if self._drafter is not None:
             drafted = self._drafter.replay(forwarded.hidden, greedy_tokens(forwarded.logits))
             self._probe.on_drafted(self._drafter, drafted)

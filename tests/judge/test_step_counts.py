@@ -82,6 +82,16 @@ def test_a_replay_of_an_engine_without_graphs_is_found(monkeypatch: pytest.Monke
     assert broken(**QUEUE) == {"replays of an engine without graphs"}
 
 
+def test_a_drafter_that_is_never_made_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = runner.ModelRunner.__init__
+
+    def without_drafter(self: Any, model: Any, params: EngineParams, *more: Any) -> None:
+        right(self, model, params.model_copy(update={"drafter": False}), *more)
+
+    monkeypatch.setattr(runner.ModelRunner, "__init__", without_drafter)
+    assert broken(**GRAPH | {"drafter": "true"}) == {"replays of a drafter"}
+
+
 def test_a_block_that_no_request_can_own_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right = BlockPool.__init__
 

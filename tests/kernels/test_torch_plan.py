@@ -35,9 +35,10 @@ def decoded(given: inputs.DecodeInputs, metadata: SplitPlan | None = None) -> to
 def counted(
     given: inputs.DecodeInputs, workspace: torch.Tensor | None = None, metadata: SplitPlan | None = None
 ) -> torch.Tensor:
+    words = torch.zeros(len(given.seq_lens), dtype=torch.int32) if workspace is None else workspace
     out, _ = mla_decode_counted(
         given.q, given.kv_cache, given.block_table, given.seq_lens,
-        scale=given.scale, kv_scale=given.kv_scale, metadata=metadata, workspace=workspace,
+        scale=given.scale, kv_scale=given.kv_scale, metadata=metadata, workspace=words,
     )  # fmt: skip
     return out
 
@@ -145,5 +146,5 @@ def test_the_counted_kernel_is_called_with_a_poisoned_plan_as_the_others_are() -
     with pytest.raises(IllegalAddress, match=r"metadata\.num_splits"):
         torch_decode.mla_decode_counted(
             given.q, given.kv_cache, given.block_table, given.seq_lens,
-            scale=given.scale, kv_scale=given.kv_scale, metadata=plan,
+            scale=given.scale, kv_scale=given.kv_scale, metadata=plan, workspace=torch.zeros(3, dtype=torch.int32),
         )  # fmt: skip

@@ -33,8 +33,11 @@ _ON_A_GPU = frozenset({"is_cuda", "_rounded", "least_admitted"})
 """Names in a condition that holds on a GPU only: there are other right forms for it, and kernels of bfloat16 alone."""
 _NAME_MEMORY = frozenset({"PagedModel.tensors", "PagedModel.constants", "ModelRunner.unmap", "DecodeGraphs.unmap"})
 """Functions that only name or fill the memory that the harness spoils after a sleep, and watches."""
-_ONLY_COUNT = frozenset({"BlockPool._is_computed_twice"})
+_ONLY_COUNT = frozenset({"BlockPool._is_computed_twice", "BlockPool.next_blocks"})
 """Functions that only count an event of a case."""
+_ONLY_FROM_A_GPU = frozenset({"padded_causal_attention"})
+"""Functions that only a branch for a GPU calls. On a CPU tests/engine/test_padded_attention.py compares this one with the
+plain form."""
 
 _RENAMED = {
     EMPTY: "zeros=empty zeros_like=empty_like new_zeros=new_empty",
@@ -97,7 +100,7 @@ def mutants_of(file: str, text: str) -> list[Mutant]:
     """All mutants of a file's text, in order."""
     found = []
     for name, function in functions(ast.parse(text)):
-        if name in _NAME_MEMORY | _ONLY_COUNT:
+        if name in _NAME_MEMORY | _ONLY_COUNT | _ONLY_FROM_A_GPU:
             continue
         for number, place in enumerate(_places(function)):
             for variant, (operator, changed) in enumerate(_variants(place.node, place.following)):

@@ -91,6 +91,16 @@ def test_the_mutants_of_the_real_code_have_different_names_and_compile() -> None
         assert ast.dump(mutated(text, mutant)) != ast.dump(ast.parse(text))
 
 
+def test_what_only_a_branch_for_a_gpu_calls_is_left_alone() -> None:
+    file = "engine/attention.py"
+    text = (trials.ROOT / file).read_text(encoding="utf-8")
+    names = {name for name, _ in operators.functions(ast.parse(text))}
+    assert operators._ONLY_FROM_A_GPU.issubset(names)
+    mutated_names = {one.function for one in mutants_of(file, text)}
+    assert "causal_attention" in mutated_names and not operators._ONLY_FROM_A_GPU & mutated_names
+    assert changes("return a + 7", "def f(a):") and not changes("return a + 7", "def padded_causal_attention(a):")
+
+
 def test_each_reason_names_a_mutant_of_the_code_as_it_is() -> None:
     reasons = yaml.safe_load(Path(__file__).with_name("mutants.yaml").read_text(encoding="utf-8"))
     known = {(f"{mutant.file} {mutant.function}", mutant.change) for mutant in trials.all_mutants()}

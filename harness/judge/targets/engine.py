@@ -42,7 +42,7 @@ from harness.judge.probes.notes import Notes
 from harness.judge.probes.recorder import recorder_on
 from harness.judge.probes.stages import Stages
 from harness.judge.probes.trace import Trace
-from harness.judge.run_records import ChosenExperts, Observed, Pair, Run
+from harness.judge.run_records import ChosenExperts, Count, Observed, Pair, Run
 from harness.judge.target import Target
 from harness.judge.targets.serving import Served, serve
 from harness.judge.targets.step_counts import counts_of_run, counts_of_steps, length
@@ -130,6 +130,8 @@ class EngineTarget(Target):
         run.counts += counts_of_run(params, launched, epochs)
         run.counts += counts_of_steps(params.steps, notes.answers.decided)
         run.counts += counts_of_drafts(params, notes.answers)
+        replays = len(notes.twins.replays) if params.drafter or params.has_module else 0
+        run.counts.append(Count("replays of a drafter", replays, len(notes.twins.drafts)))
         run.events = dict(engine.scheduler.events + engine.pool.events)
         run.replays, run.bindings = notes.twins.replays + notes.twins.drafts, notes.twins.bindings
         for replay in run.replays:

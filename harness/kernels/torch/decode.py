@@ -54,7 +54,7 @@ def mla_decode(
     unused values by a probability of 0. `write_empty_rows` gives rows without keys out 0 and lse -inf. `prefetch_page`
     looks up the last page of every request, empty ones too. With `count_pieces` the last piece of a request to arrive
     combines them. Arrivals are counted in `workspace`, int32 words that are zero on entry and on return; word b belongs
-    to request b, and the kernel knows the address only. Without a workspace it makes its own.
+    to request b, and the kernel knows the address only.
     """
     tables = ("block_table", block_table, "BM"), ("seq_lens", seq_lens, "B")
     check_shapes(("q", q, "BSHD"), ("kv_cache", kv_cache, "NPD"), *tables, P=PAGE_SIZE)
@@ -65,8 +65,7 @@ def mla_decode(
         check_indices(block_table.gather(1, last_page[:, None]), kv_cache.shape[0], "block_table")
     counters = None
     if count_pieces:
-        if workspace is None:
-            workspace = torch.zeros(num_requests, dtype=torch.int32, device=q.device)
+        assert workspace is not None
         counters = _words_at(workspace, num_requests)
     out_shape = (num_requests, num_query_tokens, num_heads, latent_rank(head_dim))
     out = torch.empty(out_shape, dtype=q.dtype, device=q.device)
@@ -81,7 +80,7 @@ def mla_decode(
     partial_lse = torch.empty((num_requests * plan.room, num_rows), dtype=torch.float32, device=plan.work.device)
     _attend(call, plan, partial_out, partial_lse)
     arrived = plan.num_splits if counters is None else count_arrivals(counters, plan.num_splits)
-    written = torch.ones_like(out[..., 0, 0], dtype=torch.bool) if write_empty_rows else call.key_limits() > 0
+    written = seq_lens.new_ones(out.shape[:2], dtype=torch.bool) if write_empty_rows else call.key_limits() > 0
     if counters is not None:
         # A request whose last piece never arrives is not combined.
         written &= (arrived >= 0)[:, None]
@@ -328,7 +327,4 @@ def gather_slots(kv_cache: Tensor, slots: Tensor) -> Tensor:
     pages = pages_as_stored(kv_cache)
     if pages.dtype == torch.uint8:
         return ds_mla_rows(pages[block, offset])
-    if pages.dtype != torch.float8_e4m3fn:
-        return pages[block, offset].float()
-    # Older torch cannot index fp8, only its bytes.
-    return pages.view(torch.uint8)[block, offset].view(torch.float8_e4m3fn).float()
+    return pages[block, offset].float()

@@ -130,10 +130,12 @@ def _encoded(rows: Tensor, record_format: str, scale: float | None) -> list[Tens
     """The parts of the records of rows [n, W] float32, as bytes [n, part]."""
     if record_format == "bf16":
         return [_bytes(rows.bfloat16())]
+    if scale is not None:
+        rows = rows / scale
     if record_format == "fp8_e4m3":
-        return [_e4m3(rows / (1.0 if scale is None else scale))]
+        return [_e4m3(rows)]
     if record_format.startswith("nvfp4"):
-        blocks = (rows / (1.0 if scale is None else scale)).view(len(rows), -1, _NVFP4.block)
+        blocks = rows.view(len(rows), -1, _NVFP4.block)
         codes = scale_codes(blocks.abs().amax(dim=-1), _NVFP4)
         return [element_codes(blocks, codes, _NVFP4), codes]
     latents = _LATENTS if record_format == "fp8_ds_mla" else _INDEX_WIDTH
@@ -145,17 +147,19 @@ def _encoded(rows: Tensor, record_format: str, scale: float | None) -> list[Tens
 
 def _decoded(parts: list[Tensor], record_format: str, scale: float | None) -> Tensor:
     """Rows [n, W] float32 of the parts of their records."""
-    factor = 1.0 if scale is None else scale
+    values, *scales = parts
     if record_format == "bf16":
-        return parts[0].view(torch.bfloat16).float()
-    if record_format == "fp8_e4m3":
-        return parts[0].view(torch.float8_e4m3fn).float() * factor
+        return values.view(torch.bfloat16).float()
     if record_format == "fp8_ds_mla":
-        return ds_mla_rows(parts[0])
+        return ds_mla_rows(values)
     if record_format.startswith("nvfp4"):
-        scales = parts[1].contiguous().view(torch.float8_e4m3fn).float()
-        return decoded_values(parts[0], _NVFP4) * (scales * factor).repeat_interleave(_NVFP4.block, dim=1)
-    return parts[0].contiguous().view(torch.float8_e4m3fn).float() * parts[1].contiguous().view(torch.float32)
+        factors = scales[0].view(torch.float8_e4m3fn).float().repeat_interleave(_NVFP4.block, dim=1)
+        rows = decoded_values(values, _NVFP4) * factors
+    else:
+        rows = values.view(torch.float8_e4m3fn).float()
+        if scales:
+            rows = rows * scales[0].contiguous().view(torch.float32)
+    return rows if scale is None else rows * scale
 
 
 def ds_mla_rows(records: Tensor) -> Tensor:
