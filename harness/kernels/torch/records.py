@@ -147,18 +147,18 @@ def _encoded(rows: Tensor, record_format: str, scale: float | None) -> list[Tens
 
 def _decoded(parts: list[Tensor], record_format: str, scale: float | None) -> Tensor:
     """Rows [n, W] float32 of the parts of their records."""
-    values, *scales = parts
+    values = parts[0]
     if record_format == "bf16":
         return values.view(torch.bfloat16).float()
     if record_format == "fp8_ds_mla":
         return ds_mla_rows(values)
     if record_format.startswith("nvfp4"):
-        factors = scales[0].view(torch.float8_e4m3fn).float().repeat_interleave(_NVFP4.block, dim=1)
+        factors = parts[1].view(torch.float8_e4m3fn).float().repeat_interleave(_NVFP4.block, dim=1)
         rows = decoded_values(values, _NVFP4) * factors
     else:
         rows = values.view(torch.float8_e4m3fn).float()
-        if scales:
-            rows = rows * scales[0].contiguous().view(torch.float32)
+        if len(parts) > 1:
+            rows = rows * parts[1].contiguous().view(torch.float32)
     return rows if scale is None else rows * scale
 
 
