@@ -126,10 +126,8 @@ class EngineTarget(Target):
         if notes.choices.routed:
             ids = torch.cat(notes.choices.routed)
             run.chosen = [ChosenExperts("expert ids of all forwards", ids, self._config.num_experts)]
-        run.counts = served.counts + served.counts_at_end()
-        run.counts += counts_of_run(params, launched, epochs)
-        run.counts += counts_of_steps(params.steps, notes.answers.decided)
-        run.counts += counts_of_drafts(params, notes.answers)
+        run.counts = served.counts + served.counts_at_end() + counts_of_run(params, launched, epochs)
+        run.counts += counts_of_steps(params.steps, notes.answers.decided) + counts_of_drafts(params, notes.answers)
         replays = len(notes.twins.replays) if params.drafter or params.has_module else 0
         run.counts.append(Count("replays of a drafter", replays, len(notes.twins.drafts)))
         run.events = dict(engine.scheduler.events + engine.pool.events)
