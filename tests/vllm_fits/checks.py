@@ -155,7 +155,10 @@ def _values_of_options() -> dict[str, set[str]]:
     fields = ("canary", "runner", "graph", "kv", "backend", "quantization")
     choices = [get_args(VllmParams.model_fields[name].annotation) for name in fields]
     for values in itertools.product(*choices, (1, 2)):
-        params = VllmParams(**dict(zip(fields, values[:-1], strict=True)), tensor_parallel=values[-1])
+        chosen = dict(zip(fields, values[:-1], strict=True))
+        if (chosen["canary"] == "dsa") != ("SPARSE" in chosen["backend"]):
+            continue  # No parameters: a sparse backend serves canary-dsa alone.
+        params = VllmParams(**chosen, tensor_parallel=values[-1])
         given = {"model": "", "max_num_seqs": 1, **llm_options(params, params.graph)}
         for option, value in _flat(given):
             words = seen.setdefault(option, set())
@@ -167,7 +170,7 @@ def _values_of_options() -> dict[str, set[str]]:
 def _flat(given: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for option, value in given.items():
         yield prefix + option, value
-        if isinstance(value, dict):
+        if isinstance(value, dict) and option != "hf_overrides":  # whose names are those of a model
             yield from _flat(value, f"{prefix}{option}.")
 
 
