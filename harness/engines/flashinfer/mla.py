@@ -1,7 +1,6 @@
-"""FlashInfer's MLA wrapper and its reader of NVFP4 records, called as engines call them.
+"""FlashInfer's MLA wrapper, called as engines call it: planned on the host for each batch, then run over paged latents.
 
-The wrapper is planned on the host for each batch, then run over paged latents. FlashInfer compiles a kernel when it
-first runs, for minutes without its cache package. The reader has not run on a GPU yet.
+FlashInfer compiles a kernel when it first runs, for minutes without its cache package.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ import torch
 from torch import Tensor
 
 from harness.core.errors import Refused
-from harness.engines import base
+from harness.engines.base import why_no_kernels
 from harness.engines.flashinfer.tables import ENGINE
-from harness.kernels.ops.record_formats import RECORDS
 from harness.kernels.torch.plan import num_pages
 
 RANK = 512
@@ -24,9 +22,9 @@ WORKSPACE_BYTES = 128 << 20
 """The size that FlashInfer recommends, for partial results of split requests."""
 
 
-on_ampere = functools.partial(base.why_no_kernels, ENGINE, majors=range(8, 100), words="Ampere (8.0) and later")
+on_ampere = functools.partial(why_no_kernels, ENGINE, majors=range(8, 100), words="Ampere (8.0) and later")
 """For the FA2 backend."""
-on_hopper = functools.partial(base.why_no_kernels, ENGINE, majors=(9,), words="Hopper (9.0)")
+on_hopper = functools.partial(why_no_kernels, ENGINE, majors=(9,), words="Hopper (9.0)")
 """For the FA3 backend."""
 
 
@@ -70,36 +68,3 @@ def _decode(
     out, lse = wrapper.run(q_nope, q_rope, latents, rope_keys, return_lse=True, return_lse_base_on_e=True)
     lse = lse.reshape(num_requests, num_tokens, num_heads).transpose(1, 2)
     return out.reshape(num_requests, num_tokens, num_heads, RANK), lse.contiguous()
-
-
-OLDEST = "0.6.16"
-"""The first release with the reader, of those looked at."""
-
-
-def on_ampere_since_0_6_16(device: str) -> str:
-    """For the reader, which is compiled for compute capability 8.0 and later."""
-    reason: str = on_ampere(device)
-    if reason:
-        return reason
-    found = str(base.installed_version(ENGINE))
-    if found == "unknown" or base.release_of(found) >= base.release_of(OLDEST):
-        return ""
-    return f"FlashInfer {found} is older than {OLDEST}, which has nvfp4_kv_dequantize_paged"
-
-
-def read_nvfp4(
-    cache: Tensor, block_table: Tensor, cu_seq_lens: Tensor, *, record_format: str, scale: float | None = None
-) -> Tensor:
-    """`nvfp4_kv_dequantize_paged` with one head: `nvfp4_linear` records -> [T, 128], rounded to bf16."""
-    read = importlib.import_module("flashinfer.quantization").nvfp4_kv_dequantize_paged
-    form, (num_blocks, page_size) = RECORDS[record_format], cache.shape[:2]
-    blocks, border = cache.flatten(1), page_size * form.parts[0]
-    codes = blocks[:, :border].view(num_blocks, page_size, 1, -1)
-    scales = blocks[:, border:].view(num_blocks, page_size, 1, -1).view(torch.float8_e4m3fn)
-    factor = torch.full((1,), 1.0 if scale is None else scale, dtype=torch.float32, device=cache.device)
-    lengths = cu_seq_lens.diff()
-    shape = (len(lengths), block_table.shape[1] * page_size, 1, form.width)
-    keys, values = (torch.empty(shape, dtype=torch.bfloat16, device=cache.device) for _ in range(2))
-    read((codes, codes), (scales, scales), block_table, lengths, factor, factor, keys, values, kv_layout="NHD")
-    is_token = torch.arange(shape[1], device=cache.device) < lengths[:, None]
-    return keys[:, :, 0][is_token].float()

@@ -1,0 +1,44 @@
+"""FlashInfer's reader of NVFP4 records."""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+from torch import Tensor
+
+from harness.engines import base
+from harness.engines.flashinfer.mla import on_ampere
+from harness.engines.flashinfer.tables import ENGINE
+from harness.kernels.ops.record_formats import RECORDS
+
+OLDEST = "0.6.16"
+"""The first release with the reader, of those looked at."""
+
+
+def on_ampere_since_0_6_16(device: str) -> str:
+    """For the reader, which is compiled for compute capability 8.0 and later."""
+    if reason := on_ampere(device):
+        return reason
+    found = str(base.installed_version(ENGINE))
+    if found == "unknown" or base.release_of(found) >= base.release_of(OLDEST):
+        return ""
+    return f"FlashInfer {found} is older than {OLDEST}, which has nvfp4_kv_dequantize_paged"
+
+
+def read_nvfp4(
+    cache: Tensor, block_table: Tensor, cu_seq_lens: Tensor, *, record_format: str, scale: float | None = None
+) -> Tensor:
+    """`nvfp4_kv_dequantize_paged` with one head: `nvfp4_linear` records -> [T, 128], rounded to bf16."""
+    read = importlib.import_module("flashinfer.quantization").nvfp4_kv_dequantize_paged
+    form, (num_blocks, page_size) = RECORDS[record_format], cache.shape[:2]
+    blocks, border = cache.flatten(1), page_size * form.parts[0]
+    codes = blocks[:, :border].view(num_blocks, page_size, 1, -1)
+    scales = blocks[:, border:].view(num_blocks, page_size, 1, -1).view(torch.float8_e4m3fn)
+    factor = torch.full((1,), 1.0 if scale is None else scale, dtype=torch.float32, device=cache.device)
+    lengths = cu_seq_lens.diff()
+    shape = (len(lengths), block_table.shape[1] * page_size, 1, form.width)
+    keys, values = (torch.empty(shape, dtype=torch.bfloat16, device=cache.device) for _ in range(2))
+    read((codes, codes), (scales, scales), block_table, lengths, factor, factor, keys, values, kv_layout="NHD")
+    is_token = torch.arange(shape[1], device=cache.device) < lengths[:, None]
+    return keys[:, :, 0][is_token].float()
