@@ -28,13 +28,13 @@ Failure = tuple[Job, CaseResult]
 def plan_trials(job: Job, result: CaseResult, done: Sequence[CaseResult] = ()) -> list[Job]:
     """The next round of trials for a failed `result` of `job`; empty if the trials `done` are enough."""
     sites = job.poisoned_sites
-    # A case that poisons nothing has been its own trial.
-    if not result.has_failed or not sites:
-        return []
     tried = {trial.sites for trial in done}
     failed = {trial.sites for trial in done if fails_alike(result, trial)}
-    if () not in tried or () in failed:
-        return [] if () in failed else [_trial(job, result, ())]
+    # A case that poisons nothing has been its own trial.
+    if not result.has_failed or not sites or () in failed:
+        return []
+    if () not in tried:
+        return [_trial(job, result, ())]
     singles: list[tuple[str, ...]] = [(site,) for site in sites] if len(sites) > 1 else []
     rests = without_each(sites) if len(sites) > 2 else []
     if failed:

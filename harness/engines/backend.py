@@ -61,8 +61,8 @@ class EngineBackend:
     ) -> list[Answer]:
         """Greedy answers in the order of `prompts`. An answer with a NaN in its log probabilities is invalid."""
         answers: list[Answer] = []
+        words = [word for word in stop if word]
         for start in range(0, len(prompts), CHUNK):
-            words = [word for word in stop if word]
             for generated in self._generated(list(prompts[start : start + CHUNK]), max_tokens, words):
                 answers.append(self._answer(generated, stop))
                 if on_answer:

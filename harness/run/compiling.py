@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.core.cases import Job
+from harness.core.cases import Case, Job
 from harness.core.catalog import KERNELS
 from harness.core.cause_codes import Code
 from harness.core.records import CaseResult, Verdict
+
+
+def compile_seconds(case: Case) -> dict[str, float]:
+    """The kernels of a case that compile on their first call, and for how long they may."""
+    names = (name for name in case.kernels().values() if name in KERNELS)
+    return {name: seconds for name in names if (seconds := KERNELS.get(name).compile_seconds)}
 
 
 class Compiling:
@@ -16,23 +22,18 @@ class Compiling:
     def __init__(self) -> None:
         self._compiled: set[str] = set()
 
-    def _kernels_of(self, job: Job) -> set[str]:
-        """The kernels of a job that still have to be compiled."""
-        names = {name for name in job.case.kernels().values() if name in KERNELS}
-        return {name for name in names if KERNELS.get(name).compile_seconds} - self._compiled
-
     def must_wait(self, job: Job, running: Iterable[Job]) -> bool:
         """Whether a running job compiles a kernel of this one."""
-        kernels = self._kernels_of(job)
-        return bool(kernels) and any(kernels & self._kernels_of(other) for other in running)
+        kernels = compile_seconds(job.case).keys() - self._compiled
+        return bool(kernels) and any(kernels & compile_seconds(other.case).keys() for other in running)
 
-    def end(self, job: Job, result: CaseResult, waiting: Iterable[Job]) -> dict[str, CaseResult]:
-        """Note that a job has ended. After a time limit: the results of waiting jobs with its kernels, by key."""
-        kernels = self._kernels_of(job)
+    def end(self, job: Job, result: CaseResult, waiting: Iterable[Job]) -> list[tuple[Job, CaseResult]]:
+        """Note that a job has ended. After a time limit: the waiting jobs with its kernels, and their results."""
+        kernels = compile_seconds(job.case).keys() - self._compiled
         self._compiled |= kernels
         if not kernels or not any(finding.cause == Code.TIME_LIMIT for finding in result.findings):
-            return {}
+            return []
         names, seconds = ", ".join(sorted(kernels)), job.timeout_seconds
         reason = f"not started: the first call of {names}, in {job.case.id}, did not end within {seconds:.0f} s"
         left = [other for other in waiting if not kernels.isdisjoint(other.case.kernels().values())]
-        return {other.key: CaseResult.of(other, Verdict.ERROR, reason=reason) for other in left}
+        return [(other, CaseResult.of(other, Verdict.ERROR, reason=reason)) for other in left]

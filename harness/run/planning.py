@@ -13,6 +13,7 @@ from harness.core.catalog import FAULTS, KERNELS
 from harness.core.errors import InputError
 from harness.core.kernels import KernelSpec
 from harness.core.shapes import Shapes
+from harness.run.compiling import compile_seconds
 from harness.run.environment import DEVICES
 from harness.scenario.expand import GPU, KernelOverride, control_cases, fault_cases, on_device
 from harness.scenario.load import SUFFIXES, load_scenarios
@@ -110,15 +111,14 @@ class Planner:
 
     def job_of(self, case: Case, fault: str | None = None) -> Job:
         """The job of one case, on the device that its kernels and the options allow."""
-        device = self._device_of(case)
-        compiling = sum(KERNELS.get(name).compile_seconds for name in case.kernels().values() if name in KERNELS)
+        device, limit = self._device_of(case), case.params.own_timeout or self.wanted.timeout_seconds
         return Job(
             key=f"{case.id}!{fault}" if fault else case.id,
             case=on_device(case, device),
             fault=fault,
             device=device,
             plugins=tuple(str(path) for path in self.wanted.plugins),
-            timeout_seconds=(case.params.own_timeout or self.wanted.timeout_seconds) + compiling,
+            timeout_seconds=limit + sum(compile_seconds(case).values()),
         )
 
     def control_jobs(self, num_draws: int) -> list[Job]:

@@ -149,10 +149,9 @@ class WorkerPool(Pool):
                     if result is not None:
                         del busy[worker]
                         yield result
-                        given_up = self._compiling.end(job, result, waiting)
-                        for left in [job for job in waiting if job.key in given_up]:
+                        for left, given_up in self._compiling.end(job, result, waiting):
                             waiting.remove(left)
-                            yield given_up[left.key]
+                            yield given_up
         finally:
             # After an early stop, a busy worker would answer the next run with a result of this one.
             for worker in busy:

@@ -15,7 +15,7 @@ from harness.core.errors import Refused
 from harness.core.params import KernelParams
 from harness.judge.targets.kernel import KernelTarget
 from harness.judge.targets.kernel_call import KernelCall
-from harness.judge.targets.slow_predecessor import behind_slow_predecessor, late_inputs, slow_reader
+from harness.judge.targets.slow_predecessor import behind_slow_predecessor, late_inputs, restoring, slow_reader
 from harness.kernels.call import BoundKernel
 from harness.memory.graph.early_launch import PROGRAMMATIC, edges_of
 from harness.memory.poison.patterns import Poison
@@ -57,7 +57,8 @@ def test_only_an_early_kernel_returns_what_the_inputs_held_before(name: str, wai
     call = target._call(Poison("zeros", frozenset()), case.seed)
     spec = KERNELS.get(f"{case.op}/{case.params_as(KernelParams).kernel}")
     launch = behind(call, BoundKernel(spec, None), waits=waits)
-    observed = [(name, one) for name, late in late_inputs(spec, call) for one in late(launch)]
+    restore = restoring(spec, call)
+    observed = [(name, one) for name, late in late_inputs(spec, call, restore) for one in late(launch)]
     wrong = [
         name for name, one in observed if one.tensor.is_floating_point() and bool(one.tensor[one.live].isnan().any())
     ]

@@ -69,7 +69,7 @@ def _pairs(spec: KernelSpec, call: KernelCall, other: KernelCall, streams: Strea
 
     own = Launch(spec.name, OTHER)
     yield _race(own, "write", Launch("its caller", CALLER), "read", "outputs"), partial(attempt, None)
-    for name, late in late_inputs(spec, call):
+    for name, late in late_inputs(spec, call, restore):
         writer = Launch(f"the producer of {name}", PRODUCER)
         yield _race(writer, "write", own, "read", name), partial(written_late, late)
     copy, host = Launch(f"a copy of {spec.name}", CALLER), Launch(f"the next call of {spec.name}", HOST)

@@ -47,7 +47,7 @@ from harness.judge.targets.kernel_call import (
     prepared,
 )
 from harness.judge.targets.op_calls import CALLS
-from harness.judge.targets.slow_predecessor import behind_slow_predecessor, late_inputs, slow_reader
+from harness.judge.targets.slow_predecessor import behind_slow_predecessor, late_inputs, restoring, slow_reader
 from harness.kernels.call import BoundKernel
 from harness.kernels.ops import expert_inputs, reference
 from harness.kernels.ops import inputs as op_inputs
@@ -124,7 +124,7 @@ class KernelTarget(Target):
                 launch = behind_slow_predecessor(self.spec, call)
                 run.observed = [
                     replace(one, name=f"{one.name} with {name} written late")
-                    for name, late in late_inputs(self.spec, call)
+                    for name, late in late_inputs(self.spec, call, restoring(self.spec, call))
                     for one in late(launch)
                 ]
                 run.guards = slow_reader(self.spec, launch)

@@ -42,12 +42,11 @@ def restoring(spec: KernelSpec, call: KernelCall) -> Callable[[], None]:
     return restore
 
 
-def late_inputs(spec: KernelSpec, call: KernelCall) -> Iterator[tuple[str, Late]]:
-    """Each input by its name, and the launch that has it written late.
+def late_inputs(spec: KernelSpec, call: KernelCall, restore: Callable[[], None]) -> Iterator[tuple[str, Late]]:
+    """Each input by its name, and the launch that has it written late, behind `restore` (see :func:`restoring`).
 
     Until then floats are NaN, and integers belong to the next row. An input without another valid value is left out.
     """
-    restore = restoring(spec, call)
     for name, argument in zip(OPS.get(spec.op).positional, call.args, strict=True):
         if isinstance(argument, Tensor) and argument.numel() and (early := _stand_in(argument)) is not None:
             yield name, partial(_written_late, call, restore, argument, early)
