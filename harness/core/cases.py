@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, SerializeAsAny, ValidationInfo, model_validator
 
-from harness.core.catalog import SYSTEMS
+from harness.core.catalog import KERNELS, SYSTEMS
 from harness.core.errors import UnknownNameError
 from harness.core.kernels import SOUND
 from harness.core.params import Params, ParamsT, Record
@@ -116,6 +116,11 @@ class Case(Record):
     def uses_kernel(self, names: Collection[str]) -> bool:
         """Whether one of its kernels has a name of `names`, with or without its op: `mine`, `mla_decode/mine`."""
         return any(name in names or name.partition("/")[2] in names for name in self.kernels().values())
+
+    def compile_seconds(self) -> dict[str, float]:
+        """The kernels that compile on their first call, and for how long they may."""
+        names = (name for name in self.kernels().values() if name in KERNELS)
+        return {name: seconds for name in names if (seconds := KERNELS.get(name).compile_seconds)}
 
 
 class AskVerdict(Record):

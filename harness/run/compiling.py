@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.core.cases import Case, Job
-from harness.core.catalog import KERNELS
+from harness.core.cases import Job
 from harness.core.cause_codes import Code
 from harness.core.records import CaseResult, Verdict
-
-
-def compile_seconds(case: Case) -> dict[str, float]:
-    """The kernels of a case that compile on their first call, and for how long they may."""
-    names = (name for name in case.kernels().values() if name in KERNELS)
-    return {name: seconds for name in names if (seconds := KERNELS.get(name).compile_seconds)}
 
 
 class Compiling:
@@ -24,12 +17,12 @@ class Compiling:
 
     def must_wait(self, job: Job, running: Iterable[Job]) -> bool:
         """Whether a running job compiles a kernel of this one."""
-        kernels = compile_seconds(job.case).keys() - self._compiled
-        return bool(kernels) and any(kernels & compile_seconds(other.case).keys() for other in running)
+        kernels = job.case.compile_seconds().keys() - self._compiled
+        return bool(kernels) and any(kernels & other.case.compile_seconds().keys() for other in running)
 
     def end(self, job: Job, result: CaseResult, waiting: Iterable[Job]) -> list[tuple[Job, CaseResult]]:
         """Note that a job has ended. After a time limit: the waiting jobs with its kernels, and their results."""
-        kernels = compile_seconds(job.case).keys() - self._compiled
+        kernels = job.case.compile_seconds().keys() - self._compiled
         self._compiled |= kernels
         if not kernels or not any(finding.cause == Code.TIME_LIMIT for finding in result.findings):
             return []

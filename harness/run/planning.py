@@ -13,7 +13,6 @@ from harness.core.catalog import FAULTS, KERNELS
 from harness.core.errors import InputError
 from harness.core.kernels import KernelSpec
 from harness.core.shapes import Shapes
-from harness.run.compiling import compile_seconds
 from harness.run.environment import DEVICES
 from harness.scenario.expand import GPU, KernelOverride, control_cases, fault_cases, on_device
 from harness.scenario.load import SUFFIXES, load_scenarios
@@ -118,7 +117,7 @@ class Planner:
             fault=fault,
             device=device,
             plugins=tuple(str(path) for path in self.wanted.plugins),
-            timeout_seconds=limit + sum(compile_seconds(case).values()),
+            timeout_seconds=limit + sum(case.compile_seconds().values()),
         )
 
     def control_jobs(self, num_draws: int) -> list[Job]:
