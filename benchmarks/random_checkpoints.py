@@ -37,6 +37,7 @@ def cases() -> dict[str, tuple[str, dict[str, Any]]]:
         options: dict[str, Any] = dict(GRAPHS[graphs])
         options |= {"attention_backend": backend} if backend else {}
         options |= {"kv_cache_dtype": cache} if cache != "auto" else {}
+        options |= {"skip_tokenizer_init": False} if architecture == "kimi_linear" else {}
         options |= {"max_num_batched_tokens": 96, "enable_chunked_prefill": True} if "chunks" in more else {}
         found[name] = (architecture, options)
 

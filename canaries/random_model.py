@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from canaries import block_fp8
 from canaries.canary_requests import RandomCanary
 from harness.core.errors import InputError
 from harness.run.protocol import Parent, Reply, run_child
@@ -32,6 +34,12 @@ BF16, E4M3 = 2.0**-9, 2.0**-4
 """The largest relative error of one rounding."""
 INDEX_INPUTS = re.compile(r"indexer\.(wq_b|q_b_proj|k_norm|kv_norm)$")
 """Engines round queries and keys of an indexer to e4m3, whatever the type of the cache."""
+PACKED_INPUTS = re.compile(
+    r"self_attn\.([qo]_[ab]_proj|kv_proj)$|indexer\.q_b_proj$|mlp\.experts$|shared_experts\.(gate|up|down)_proj$"
+)
+PRODUCTS = re.compile(r"mlp\.experts\.act_fn$")
+"""Modules of transformers whose inputs engines round to e4m3 where weights are packed, and the input of an expert's
+second product by its factor."""
 LATENTS = re.compile(r"(kv_a_layernorm|self_attn\.kv_norm|compressor\.kv_norm)$")
 FORMATS = {"bf16": BF16, "fp8": E4M3}
 """Type of the cache -> the error of a stored latent."""
@@ -57,8 +65,10 @@ class Architecture:
 
     sizes: dict[str, Any]
     more: dict[str, Any] = field(default_factory=dict)
-    renamed: tuple[str, str] = ("", "")
-    """A part of the names of weights that transformers writes, and what engines read in its place."""
+    renamed: dict[str, str] = field(default_factory=dict)
+    """Patterns in the names of weights that transformers writes -> what engines read in their place."""
+    packed: re.Pattern[str] | None = None
+    """The weights, by the names that engines read, that are published in e4m3. Engines round the inputs too."""
 
 
 ARCHITECTURES = {
@@ -78,7 +88,12 @@ ARCHITECTURES = {
             "num_hidden_layers": 3, "mlp_layer_types": ["hash_moe", "moe", "moe"],
             "layer_types": ["sliding_attention", "heavily_compressed_attention", "compressed_sparse_attention"],
         },
-        {"expert_dtype": "bf16"},
+        {
+            "expert_dtype": "fp8", "topk_method": "noaux_tc", "num_nextn_predict_layers": 0,
+            "quantization_config": block_fp8.CONFIG,
+        },
+        {r"^model\.": "", r"^embed_tokens": "embed", r"^hc_head\.hc_": "hc_head_", r"\.attn\.norm\.": ".attn.kv_norm."},
+        re.compile(r"attn\.(w[qo]_[ab]|wkv|indexer\.wq_b)\.weight$|experts(\.\d+)?\.w[123]\.weight$"),
     ),
     "kimi_linear": Architecture(
         _COMMON
@@ -98,7 +113,7 @@ ARCHITECTURES = {
                 "short_conv_kernel_size": 4,
             },
         },
-        ("layers.0.block_sparse_moe.", "layers.0.mlp."),
+        {r"layers\.0\.block_sparse_moe\.": "layers.0.mlp."},
     ),
     "longcat_flash": Architecture(
         _COMMON
@@ -144,7 +159,7 @@ def build(name: str, seed: int) -> Any:
     """A model of the architecture in float32 with weights that bfloat16 holds exactly. Raises InputError.
 
     Weights have 16 levels, so that a checkpoint packs to a quarter, and a root mean square of 1.5 / sqrt(inputs);
-    embeddings have 1. Vectors keep what transformers gives them.
+    embeddings have 1. If some are packed, the steps are powers of two. Vectors keep what transformers gives them.
     """
     if name not in ARCHITECTURES:
         raise InputError(f"canary random {name}: choose one of {', '.join(ARCHITECTURES)}")
@@ -162,7 +177,8 @@ def build(name: str, seed: int) -> Any:
                 scale = 1.0 if "embed" in key else 1.5 * weight.shape[-1] ** -0.5
                 # 16 levels -15, -13, ..., 15 have a root mean square of 9.2.
                 levels = torch.randint(16, weight.shape, generator=generator) * 2.0 - 15.0
-                weight.copy_(levels * (scale / 9.2))
+                step = scale / 9.2
+                weight.copy_(levels * (2.0 ** round(math.log2(step)) if ARCHITECTURES[name].packed else step))
             weight.copy_(weight.bfloat16().float())
         for key, values in model.named_buffers():
             if key.endswith("tid2eid"):
@@ -189,24 +205,25 @@ def rounding_noise(model: nn.Module, cache: str, generator: torch.Generator) -> 
     """Inside the block the output of each module is off by a random share of one rounding.
 
     It is that of bfloat16, of e4m3 for queries and keys of an indexer, and of `cache`, a key of FORMATS, for latents.
+    Where weights are packed, the inputs of their products are off by one rounding to e4m3.
     """
 
-    def hook(size: float) -> Callable[..., Any]:
-        def noisy(module: nn.Module, args: Any, output: Any) -> Any:
-            values = output[0] if isinstance(output, tuple) else output
-            if not isinstance(values, Tensor) or not values.is_floating_point():
-                return output
-            values = values * (1 + size * (2 * torch.rand(values.shape, generator=generator) - 1))
-            return (values, *output[1:]) if isinstance(output, tuple) else values
+    def noisy(found: Any, size: float) -> Any:
+        values = found[0] if isinstance(found, tuple) else found
+        if not isinstance(values, Tensor) or not values.is_floating_point():
+            return found
+        values = values * (1 + size * (2 * torch.rand(values.shape, generator=generator) - 1))
+        return (values, *found[1:]) if isinstance(found, tuple) else values
 
-        return noisy
-
-    handles = []
+    packed, handles = ARCHITECTURES[model.config.model_type].packed, []  # type: ignore[union-attr]
     for name, module in model.named_modules():
         if not name or "rotary" in name:
             continue
-        size = E4M3 if INDEX_INPUTS.search(name) else FORMATS[cache] if LATENTS.search(name) else BF16
-        handles.append(module.register_forward_hook(hook(size)))
+        of_index = INDEX_INPUTS.search(name) or (packed and PRODUCTS.search(name))
+        size = E4M3 if of_index else FORMATS[cache] if LATENTS.search(name) else BF16
+        handles.append(module.register_forward_hook(lambda _module, _args, output, size=size: noisy(output, size)))
+        if packed and PACKED_INPUTS.search(name):
+            handles.append(module.register_forward_pre_hook(lambda _module, args: noisy(args, E4M3)))
     try:
         yield
     finally:
@@ -247,19 +264,39 @@ def write_checkpoint(name: str, out: Path, seed: int) -> Any:
     out.mkdir(parents=True, exist_ok=True)
     # A copy: `to` rounds the frequencies of the rotary embedding too, and `float` keeps that.
     deepcopy(model).to(torch.bfloat16).save_pretrained(out)
-    before, after = ARCHITECTURES[name].renamed
-    if before:
-        from safetensors.torch import load_file, save_file
-
-        file = out / "model.safetensors"
-        weights = {key.replace(before, after): weight.clone() for key, weight in load_file(file).items()}
-        save_file(weights, file, metadata={"format": "pt"})
+    _rewrite_weights(out / "model.safetensors", ARCHITECTURES[name])
+    _save_tokenizer(out, model.config.vocab_size)
     config = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps(config | ARCHITECTURES[name].more, indent=1))
     sequences = prompts(model.config.vocab_size, seed)
     truth = [token_logprobs(model, tokens).tolist() for tokens in sequences]
     (out / PROMPTS).write_text(json.dumps({"sequences": sequences, "logprobs": truth}))
     return model
+
+
+def _rewrite_weights(file: Path, architecture: Architecture) -> None:
+    """Give the weights of a file the names and the types that engines read."""
+    from safetensors.torch import load_file, save_file
+
+    def engine_name(key: str) -> str:
+        for pattern, name in architecture.renamed.items():
+            key = re.sub(pattern, name, key)
+        return key
+
+    weights = {engine_name(key): weight.clone() for key, weight in load_file(file).items()}
+    if architecture.packed:
+        weights = block_fp8.packed(weights, architecture.packed)
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+def _save_tokenizer(out: Path, vocab_size: int) -> None:
+    """A word for each token: vLLM does not load Kimi Linear without a tokenizer."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({f"t{token}": token for token in range(vocab_size)}, unk_token="t0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="t1", unk_token="t0").save_pretrained(out)
 
 
 def save_truth(folder: Path, truth: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from canaries import logprobs
 from harness.core.errors import InputError
 
 pytest.importorskip("transformers")
-from canaries import judge_logprobs, random_model
+from canaries import block_fp8, judge_logprobs, random_model
 
 SMALL = {
     "vocab_size": 256, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "kv_lora_rank": 32,
@@ -141,6 +142,62 @@ def test_the_truth_has_the_frequencies_that_engines_compute(tmp_path: Path, monk
 def test_the_seed_decides_each_value_also_those_that_transformers_draws() -> None:
     first, again = (dict(random_model.build("kimi_linear", 3).state_dict()) for _ in range(2))
     assert all(torch.equal(values, again[name]) for name, values in first.items())
+
+
+@pytest.fixture
+def packed_architecture(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A small DeepSeek V4."""
+    row = random_model.ARCHITECTURES["deepseek_v4"]
+    sizes = row.sizes | {"vocab_size": 32, "head_dim": 128, "index_n_heads": 4}
+    monkeypatch.setitem(random_model.ARCHITECTURES, "deepseek_v4", dataclasses.replace(row, sizes=sizes))
+    return "deepseek_v4"
+
+
+def test_packed_weights_hold_the_bits_of_the_truth_under_the_names_that_engines_read(
+    packed_architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.torch import load_file
+
+    monkeypatch.setattr(random_model, "prompts", lambda *args: [[2, 3, 4]])
+    model = random_model.write_checkpoint(packed_architecture, tmp_path, 0)
+    weights, parameters = load_file(tmp_path / "model.safetensors"), dict(model.named_parameters())
+    attention, experts = "layers.2.attn.", "layers.0.ffn.experts.1."
+    pairs = {
+        attention + "wq_b": parameters["model.layers.2.self_attn.q_b_proj.weight"],
+        attention + "indexer.wq_b": parameters["model.layers.2.self_attn.compressor.indexer.q_b_proj.weight"],
+        experts + "w2": parameters["model.layers.0.mlp.experts.down_proj"][1],
+        experts + "w3": parameters["model.layers.0.mlp.experts.gate_up_proj"][1].chunk(2)[1],
+    }
+    for name, wanted in pairs.items():
+        codes, scales = weights[f"{name}.weight"], weights[f"{name}.scale"]
+        assert codes.dtype == torch.float8_e4m3fn and scales.dtype == torch.float32
+        spread = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)[: codes.shape[0], : codes.shape[1]]
+        assert torch.equal(codes.float() * spread, wanted)
+    assert weights[attention + "compressor.wkv.weight"].dtype == torch.bfloat16
+    named = {
+        "embed.weight",
+        "norm.weight",
+        "hc_head_fn",
+        attention + "kv_norm.weight",
+        attention + "compressor.norm.weight",
+    }
+    assert named <= weights.keys() and not any(name.startswith("model.") for name in weights)
+
+
+def test_a_weight_that_e4m3_does_not_hold_is_refused() -> None:
+    with pytest.raises(ValueError, match="w is not an integer of 4 bits"):
+        block_fp8.packed({"w": torch.tensor([[1.0, 0.3]])}, re.compile("w"))
+
+
+def test_inputs_of_packed_weights_are_rounded_to_e4m3(
+    packed_architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokens = random_model.build(packed_architecture, 0), list(range(2, 32))
+    steady = torch.tensor(random_model.with_spread(model, tokens, 0, ("bf16",))["bf16"]["steady"])
+    monkeypatch.setattr(random_model, "PACKED_INPUTS", re.compile("no module"))
+    monkeypatch.setattr(random_model, "PRODUCTS", re.compile("no module"))
+    unpacked = torch.tensor(random_model.with_spread(model, tokens, 0, ("bf16",))["bf16"]["steady"])
+    assert steady.abs().median() > 2 * unpacked.abs().median()
 
 
 def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
