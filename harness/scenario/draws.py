@@ -2,7 +2,7 @@
 
 A seed stands for one case in each version of the draws, and the id of a case names the version if it is not 1. So a
 change of what is drawn is a new version. Version 1 has eight of the ops, and no layouts, graphs or launches. Version 3
-draws most calls from triples of their conditions.
+draws most calls from triples of their conditions, version 4 some with the 2,048 slots of a DeepSeek V3.2.
 """
 
 from __future__ import annotations
@@ -27,20 +27,14 @@ from harness.scenario.calls import call_of_conditions
 
 Given = dict[str, Any]
 
-VERSION = 3
+VERSION = 4
 """The version of new cases."""
 BY_CONDITIONS = 0.8  # How often version 3 draws a call from conditions.
+WIDE, WIDEST = 0.05, 2048  # How often version 4 draws a call of `mla_decode_sparse` with so many slots.
 SECOND_PATTERNS = ("zeros", "max", "inf", "random")
 KV_TYPES = ("fp32", "bf16", "fp8_e4m3")
-LAYERS = (
-    ("mla",),
-    ("mla", "mla"),
-    ("mla", "kda"),
-    ("kda", "mla"),
-    ("window", "mla"),
-    ("sparse", "mla"),
-    ("window", "sparse"),
-)
+PACKED = {"kv": "fp8_ds_mla", "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+ALL_LAYERS = ("mla", "mla mla", "mla kda", "kda mla", "window mla", "sparse mla", "window sparse")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +53,17 @@ def draw(seed: str, version: int = 1) -> Draw:
     ops = _OPS if version == 1 else _OPS | _OPS_2
     op = rng.choice([*ops, *(_OPS_3 if version > 2 else ()), None])
     system = "kernel" if op else "engine"
-    if op and version > 2 and (op in _OPS_3 or rng.random() < BY_CONDITIONS):
+    if op == "mla_decode_sparse" and version > 3 and rng.random() < WIDE:
+        given = _wide_decode_sparse(rng)
+    elif op and version > 2 and (op in _OPS_3 or rng.random() < BY_CONDITIONS):
         given = call_of_conditions(rng, op, _kernel(rng, op))
     else:
         given = ops[op](rng) if op else _engine(rng)
     patterns = rng.choice([("nan", second) for second in SECOND_PATTERNS] * 3 + [("inf", "max")])
     # In version 1 no case has neighbours, and one more coin would change the cases that ids stand for.
     names = [site.name for site in SITES if version > 1 or site.name != "kv.neighbor"]
-    sites = names if _coin(rng) else [name for name in names if _coin(rng)]
-    poison = PoisonPlan(patterns=patterns, sites=tuple(sites), strict=_coin(rng))
+    sites = tuple(names if _coin(rng) else [name for name in names if _coin(rng)])
+    poison = PoisonPlan(patterns=patterns, sites=sites, strict=_coin(rng))
     params = SYSTEMS.get(system).model(op).model_validate(given)
     if op and version > 1:
         params = _with_more(rng, op, params)
@@ -135,6 +131,14 @@ def _mla_decode_sparse(rng: Random) -> Given:
     }
 
 
+def _wide_decode_sparse(rng: Random) -> Given:
+    """A token or more chooses WIDEST slots, which may be all of the pool."""
+    num_chosen = [WIDEST, *rng.choices([0, 1, WIDEST - 1, WIDEST, rng.randint(2, WIDEST)], k=rng.randint(0, 2))]
+    rng.shuffle(num_chosen)
+    given = {"num_chosen": num_chosen, "topk": WIDEST, "num_blocks": rng.randint(32, 64)}
+    return _mla_decode_sparse(rng) | given | (PACKED if _coin(rng) else {})
+
+
 def _context_attention(rng: Random) -> Given:
     query_lens = _lengths(rng, 1, 40, most=4)
     context_lens = [rng.randint(0, 200) for _ in query_lens]
@@ -183,8 +187,7 @@ def _quantize_fp8(rng: Random) -> Given:
 
 
 def _route_experts(rng: Random) -> Given:
-    num_experts = rng.randint(1, 64)
-    num_tokens = rng.randint(1, 60)
+    num_experts, num_tokens = rng.randint(1, 64), rng.randint(1, 60)
     return {
         "kernel": _kernel(rng, "route_experts"),
         "num_tokens": num_tokens,
@@ -241,7 +244,7 @@ def _engine(rng: Random) -> Given:
     requests = [(rng.randint(1, 150), rng.randint(1, 5)) for _ in range(rng.randint(0, 3))]
     # The last request decodes at least once, so that a graph is replayed.
     requests.append((rng.randint(1, 150), rng.randint(2, 5)))
-    layers = rng.choice(LAYERS)
+    layers = rng.choice(ALL_LAYERS).split()
     prefix_caching = "kda" not in layers and "window" not in layers and rng.random() < 0.25
     if prefix_caching:
         # A prompt of more than a page, so that the second epoch finds a cached page.
@@ -358,9 +361,7 @@ _OPS: dict[str, Callable[[Random], Given]] = {
     "quantize_blocks": _quantize_blocks,
 }
 """Op -> the function that draws its parameters. Another op would give every id of version 1 another case."""
-_OPS_2: dict[str, Callable[[Random], Given]] = {
-    "align_experts": _align_experts, "write_records": _write_records, "read_records": _read_records
-}  # fmt: skip
+_OPS_2 = {"align_experts": _align_experts, "write_records": _write_records, "read_records": _read_records}
 """The ops of version 2, beside these."""
 _OPS_3 = ("index_logits", "select_topk", "map_indices")  # In version 3 as well, always drawn from conditions.
 MORE: dict[str, dict[str, list[Any]]] = {

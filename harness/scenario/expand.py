@@ -33,7 +33,7 @@ NATURAL = "natural"
 NUM_VARIANTS = 64
 """Sound variants of one seed of a selftest's controls."""
 _DRAWN_ID = re.compile(
-    r"^(?P<name>[a-z0-9-]+)\[(?:kernel=(?P<kernel>[^,]+),(?:shapes=[^,]+,)?)?seed=(?P<seed>\d{1,18}),draw=(?P<draw>\d{1,9})(?:,v=(?P<version>[23]))?\]$",
+    r"^(?P<name>[a-z0-9-]+)\[(?:kernel=(?P<kernel>[^,]+),(?:shapes=[^,]+,)?)?seed=(?P<seed>\d{1,18}),draw=(?P<draw>\d{1,9})(?:,v=(?P<version>[2-4]))?\]$",
     re.ASCII,
 )
 

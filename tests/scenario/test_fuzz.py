@@ -35,12 +35,12 @@ OLD = json.loads(Path(__file__).with_name("old_draws.json").read_text(encoding="
 def test_scenario_draws_as_many_cases_as_it_says() -> None:
     assert FUZZ.fuzz is not None
     assert len(DRAWN) == FUZZ.fuzz.examples == 60
-    assert DRAWN[12].id == "fuzz[seed=7,draw=12,v=3]"
+    assert DRAWN[12].id == "fuzz[seed=7,draw=12,v=4]"
 
 
 def test_id_alone_reproduces_its_case() -> None:
-    assert drawn_case(FUZZ, "fuzz[seed=7,draw=50,v=3]") == DRAWN[50]
-    assert select([FUZZ], ["fuzz[seed=7,draw=50,v=3]"]) == [DRAWN[50]]
+    assert drawn_case(FUZZ, "fuzz[seed=7,draw=50,v=4]") == DRAWN[50]
+    assert select([FUZZ], ["fuzz[seed=7,draw=50,v=4]"]) == [DRAWN[50]]
 
 
 @pytest.mark.parametrize("identity", OLD)
@@ -68,7 +68,7 @@ def test_draw_beyond_the_examples_can_be_named() -> None:
         "fuzz[seed=x,draw=1]",
         "other[seed=1,draw=1]",
         "fuzz[seed=1,draw=1,v=1]",
-        "fuzz[seed=1,draw=1,v=4]",
+        "fuzz[seed=1,draw=1,v=5]",
     ],
 )
 def test_other_ids_are_no_draws(wrong: str) -> None:

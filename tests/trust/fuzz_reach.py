@@ -1,4 +1,4 @@
-"""What `fuzz` draws: how many of the draws of a seed have each property, in two versions of the draws. No case runs.
+"""What `fuzz` draws: how many of the draws of a seed have each property, in each version of the draws. No case runs.
 
 Prints the table of `docs/conditions.md`: `python tests/trust/fuzz_reach.py --draws 5000 --seed 1`.
 """
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    versions = (VERSION - 1, VERSION)
+    versions = range(2, VERSION + 1)
     counts = [reached(given.seed, given.draws, version) for version in versions]
     rows = [(name, *(f"{one[name]:,}" for one in counts)) for name in PROPERTIES]
     print(table((f"of {given.draws:,} draws", *(f"version {version}" for version in versions)), rows))
