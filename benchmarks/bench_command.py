@@ -8,13 +8,21 @@ import typer
 
 from harness.cli.output import console, print_json
 from harness.cli.shared_options import Json, Scenarios, Seed, Selectors, Tags
+from harness.core.cases import Case
 from harness.core.checkout import BENCHMARKS, on_path
 from harness.core.errors import InputError
+from harness.core.params import Record
 from harness.report.console import table
 from harness.run.child import ONE_THREAD, ask
 from harness.run.planning import Wanted, load
-from harness.run.requests import MeasureCases
 from harness.scenario.selection import select
+
+
+class MeasureCases(Record):
+    """For `harness_cost.py`: cases to time, each `repeats` times."""
+
+    cases: tuple[Case, ...]
+    repeats: int
 
 
 def bench(

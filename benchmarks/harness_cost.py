@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from bench_command import MeasureCases
 
 from harness.core.cases import Case, Job
 from harness.core.conditions.model import Space
@@ -27,7 +28,6 @@ from harness.judge.targets.engine import EngineTarget
 from harness.judge.verdict import poison_of
 from harness.kernels.call import without_interception
 from harness.run.protocol import answer_once
-from harness.run.requests import MeasureCases
 
 
 class StepTimer(Probe):

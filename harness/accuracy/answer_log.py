@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,14 +73,11 @@ class AccuracyRun:
 
 
 class AnswerLog:
-    """An open log. Each line is flushed at once, so that a SIGKILL loses no answer that was counted.
-
-    Forcing each line to the disk would cost milliseconds an answer and guard only against a power cut. `sync` does it
-    once an epoch.
-    """
+    """A log. Each line is flushed at once, so that a SIGKILL loses no answer that was counted."""
 
     def __init__(self, path: Path, header: RunHeader, *, resume: bool = False) -> None:
         self.results: dict[tuple[int, str], QuestionResult] = {}
+        self._path = path
         if path.exists() and path.stat().st_size:
             if not resume:
                 raise InputError(f"{path}: holds a run already; choose another --out, or continue it with --resume")
@@ -89,27 +85,14 @@ class AnswerLog:
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             append_line(path, header.model_dump_json())
-        with path.open("rb+") as stream:
-            stream.seek(-1, os.SEEK_END)
-            if stream.read(1) != b"\n":
-                # A kill has torn the last line.
-                stream.write(b"\n")
-        self._stream = path.open("a", encoding="utf-8")
 
     def add(self, result: QuestionResult) -> None:
         """Store one result. Raises AssertionError for a second result of a question in one epoch."""
         key = (result.epoch, result.question)
         if key in self.results:
             raise AssertionError(f"question {result.question} was answered twice in epoch {result.epoch}")
-        self._stream.write(result.model_dump_json() + "\n")
-        self._stream.flush()
+        append_line(self._path, result.model_dump_json())
         self.results[key] = result
-
-    def sync(self) -> None:
-        os.fsync(self._stream.fileno())
-
-    def close(self) -> None:
-        self._stream.close()
 
     def _continue(self, path: Path, header: RunHeader) -> None:
         before, results = read_log(path)

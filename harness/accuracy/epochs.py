@@ -7,7 +7,6 @@ import json
 import random
 import time
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -71,14 +70,13 @@ def run_epochs(
     lm = BackendLM(backend, max_tokens=max_tokens)
     header = make_header(backend, task, seed=seed, num_epochs=num_epochs)
     path = directory / FILE_NAME
-    with closing(AnswerLog(path, header, resume=resume)) as log:
-        for epoch in range(1, num_epochs + 1):
-            before = _drafts(backend)
-            _EpochOf(lm, task, log, header, epoch, on_progress).run()
-            log.sync()
-            after = _drafts(backend)
-            if before is not None and after is not None:
-                _keep_drafts(directory / ACCEPTANCE_FILE, epoch, after.since(before))
+    log = AnswerLog(path, header, resume=resume)
+    for epoch in range(1, num_epochs + 1):
+        before = _drafts(backend)
+        _EpochOf(lm, task, log, header, epoch, on_progress).run()
+        after = _drafts(backend)
+        if before is not None and after is not None:
+            _keep_drafts(directory / ACCEPTANCE_FILE, epoch, after.since(before))
     return AccuracyRun(header, log.results, path, time.perf_counter() - started)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import importlib.metadata
 import os
@@ -13,7 +12,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.commands import CONTEXT, Commands
-from harness.core.errors import INTERRUPTED, HarnessError
+from harness.core.errors import INTERRUPTED, HarnessError, names_a_full_disk
 from harness.core.files import keep_for_reader
 
 EXIT_CODES = (
@@ -21,8 +20,6 @@ EXIT_CODES = (
     "130 interrupted."
 )
 
-NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-"""Errors of a full disk, or of a limit on it."""
 MANY_OBJECTS = 400_000
 """New objects before Python looks for garbage. Imports and scenarios make as many, and all of them stay."""
 
@@ -61,21 +58,28 @@ def installed_version() -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     gc.set_threshold(MANY_OBJECTS)
-    sys.exit(exit_code_of(sys.argv[1:] if arguments is None else arguments))
+    code = exit_code_of(sys.argv[1:] if arguments is None else arguments)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # What cannot be printed goes nowhere: Python would end with exit code 120.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
 
 
 def exit_code_of(arguments: list[str]) -> int:
     """Run one command line and return its exit code. An error is printed as one line on standard error."""
     try:
-        code = app(args=arguments, standalone_mode=False)
+        with names_a_full_disk():
+            code = app(args=arguments, standalone_mode=False)
+            sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except HarnessError as error:
         return _refuse(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         return _refuse("interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of the output (`| head`) ended. That is no error.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (BrokenPipeError, SystemExit):
+        # The reader of the output (`| head`) ended, for which click exits. That is no error.
         return 0
     except Exception as error:
         # A usage error is recognized by its method: older typer imports click, and newer typer has a copy of it.
@@ -83,8 +87,6 @@ def exit_code_of(arguments: list[str]) -> int:
             context = getattr(error, "ctx", None)
             command = context.command_path.removeprefix(context.find_root().info_name) if context else ""
             return _refuse(f"{error.format_message()} (see mla-harness{command} --help)", 2)
-        if isinstance(error, OSError) and error.errno in NO_ROOM:
-            return _refuse(f"{error.filename or 'writing'}: {error.strerror}; make room, and go on with --resume", 3)
         where = keep_for_reader(traceback.format_exc(), "traceback")
         return _refuse(f"{type(error).__name__}: {error}; traceback in {where}", 3)
 

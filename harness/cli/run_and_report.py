@@ -18,7 +18,7 @@ from rich.console import Console
 
 from harness.cli.shared_options import LOCAL, NO_HISTORY, command_line
 from harness.core.cases import Job
-from harness.core.errors import INTERRUPTED, HarnessError, InputError
+from harness.core.errors import INTERRUPTED, HarnessError, InputError, NoRoomError
 from harness.core.records import BAD, CaseResult, Verdict
 from harness.diagnose.run_jobs import diagnose, judge_faults, run_jobs
 from harness.report.run_view import RunView
@@ -37,12 +37,10 @@ from harness.store.source import Source, read_source
 NOTHING_RAN = "nothing ran: every selected case was skipped; see the reasons above"
 RAY = "ray"
 
-_HOW_TO_RUN = ("resume", "out", "workers", "per_gpu", "executor", "ray_address", "shrink_seconds")
-_OF_A_SURVEY = ("engine", "seconds")
-_HOW_LONG_AND_LOUD = ("first_failure", "max_failures", "quiet", "verbose")
-NOT_OF_THE_PLAN = frozenset(
-    (*_HOW_TO_RUN, *_OF_A_SURVEY, *_HOW_LONG_AND_LOUD, "fail_on", "against", "history", "commit", "branch", "json")
-)
+NOT_OF_THE_PLAN = {
+    "resume", "out", "workers", "per_gpu", "executor", "ray_address", "shrink_seconds", "engine", "seconds", "quiet",
+    "verbose", "first_failure", "max_failures", "fail_on", "against", "history", "commit", "branch", "json",
+}  # fmt: skip
 """Parameters of commands that may change when a run is continued."""
 
 
@@ -144,6 +142,8 @@ def work_and_report(
     except KeyboardInterrupt:
         # The results are stored. Going on writes the reports.
         ended, code = "interrupted", INTERRUPTED
+    except NoRoomError as error:
+        ended, code = ended or str(error), error.exit_code
     if ended:
         print(f"{ended}; continue with: {command_to_resume(store)}", file=sys.stderr)
     if code == 0 and own_code == 2:
@@ -204,7 +204,8 @@ def past_runs(history: str | None, root: Path | None = None) -> PastRuns | None:
 
 
 def command_to_resume(store: RunStore) -> str:
-    return shlex.join(["mla-harness", _kind(store), "--resume", str(store.path)])
+    kind = "survey" if store.plan.command.startswith("mla-harness survey") else _kind(store)
+    return shlex.join(["mla-harness", kind, "--resume", str(store.path)])
 
 
 def to_resume(context: typer.Context, name: str | None, out: Path | None, command: str) -> RunStore | None:

@@ -17,6 +17,7 @@ from harness.cli.output import print_json
 from harness.cli.shared_options import ServedModel, command_line
 from harness.core.cases import Case, Job
 from harness.core.errors import InputError
+from harness.core.files import write_atomic
 from harness.core.model_params import ModelParams
 from harness.core.records import CaseResult, Verdict
 from harness.diagnose.traces import TraceCheck
@@ -76,18 +77,21 @@ def serve_check(context: typer.Context, given: ServeCheckOptions) -> None:
     request, started = _request(asdict(given)), time.monotonic()
     answer = ask("harness.diagnose.traces", request, name="the process that asks")
     result = CaseResult.model_validate(answer["result"])
+    if not given.json:
+        # First, because a full disk must not lose it.
+        print(*map(printable, answer["lines"]), sep="\n")
     store = _stored(result, request, given.root, time.monotonic() - started)
     store.note_source(run_and_report.source_under_test(given.commit, given.branch))
     write_reports(RunView(store))
     script = answer["found"].get("python", "")
     if script:
-        (store.path / "trace.py").write_text(script, encoding="utf-8")
+        write_atomic(store.path / "trace.py", script)
         # JSON is YAML too.
-        (store.path / "trace.yaml").write_text(json.dumps(answer["found"]["trace"], indent=1), encoding="utf-8")
+        write_atomic(store.path / "trace.yaml", json.dumps(answer["found"]["trace"], indent=1))
     if given.json:
         print_json(answer["found"] | {"directory": str(store.path)})
     else:
-        print(*map(printable, answer["lines"]), f"report: {store.path / 'report.html'}", sep="\n")
+        print(f"report: {store.path / 'report.html'}")
         print(f"\n{printable(str(store.path / 'trace.py'))}:\n\n{script}" if script else "", end="")
     raise typer.Exit({Verdict.PASS: 0, Verdict.SKIP: 2}.get(result.verdict, 1))
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import traceback
+from collections.abc import Iterator
 
 from harness.core.cause_codes import Code
 
@@ -22,6 +25,25 @@ class InputError(HarnessError):
     exit_code = 2
 
 
+class NoRoomError(HarnessError):
+    """A file cannot grow: the disk is full, or a limit is reached. Exit code 3."""
+
+
+@contextlib.contextmanager
+def names_a_full_disk(path: object = None) -> Iterator[None]:
+    """Raise NoRoomError with `path`, or the error's own, for an error of a full disk, or of a limit on it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+            raise
+        raise NoRoomError(f"{path or error.filename or 'the output'}: {error.strerror}; make room") from None
+
+
+class UnknownNameError(InputError):
+    """A name that no registry has. The message gives the nearest names."""
+
+
 class Refused(HarnessError):
     """An engine refuses the options of a case. The case is skipped, with the engine's words.
 
@@ -31,10 +53,6 @@ class Refused(HarnessError):
     def __init__(self, *words: object) -> None:
         super().__init__(*words)
         self.shown: dict[str, tuple[str, ...]] = {}
-
-
-class UnknownNameError(InputError):
-    """A name that no registry has. The message gives the nearest names."""
 
 
 def line_of(frame: traceback.FrameSummary) -> str:

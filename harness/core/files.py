@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harness.core.errors import InputError
+from harness.core.errors import InputError, names_a_full_disk
 
 LoadedT = TypeVar("LoadedT")
 _INSTALLED = Path(__file__).resolve().parents[1] / "_fixtures"
@@ -47,10 +47,11 @@ def with_tuples(row: dict[str, Any]) -> dict[str, Any]:
 
 def write_atomic(path: Path, text: str) -> None:
     """Replace a file by `text` at once: a reader sees the old file or the whole new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with names_a_full_disk(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        with names_a_full_disk(path), os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
@@ -68,7 +69,7 @@ _synced: dict[Path, float] = {}
 
 def append_line(path: Path, line: str) -> None:
     """Append one line. It is flushed to disk at most once in SYNC_SECONDS. A torn last line is ended first."""
-    with path.open("a+b") as stream:
+    with names_a_full_disk(path), path.open("a+b") as stream:
         size = stream.seek(0, os.SEEK_END)
         if size:
             stream.seek(size - 1)

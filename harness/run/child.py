@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from typing import IO, Any, BinaryIO, NamedTuple, Protocol, Self, cast
 
 from harness.core.cause_codes import Code
 from harness.core.crash_stack import shortened
-from harness.core.errors import HarnessError, InputError
+from harness.core.errors import HarnessError, InputError, NoRoomError
 from harness.core.files import keep_for_reader
 from harness.core.params import Record
 from harness.run.protocol import Reply, encode
@@ -286,6 +287,12 @@ class Child:
         text = self.log(num_bytes, self._stack_begins)
         died_of_signal = self._death is not None and self._death.code is not None and self._death.code < 0
         return text.rpartition(CRASH_TITLE)[0] if died_of_signal and CRASH_TITLE in text else text
+
+    def check_room(self) -> None:
+        """Raise NoRoomError if the log cannot grow: then what the child prints may have ended it."""
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        if not os.fstatvfs(self._log.fileno()).f_bavail or 0 < limit <= self._log_size():
+            raise NoRoomError(f"{tempfile.gettempdir()}: no room for the log of {self.name}; make room, or set TMPDIR")
 
     def last_line(self) -> str:
         """The end of the last line of the child's own output."""

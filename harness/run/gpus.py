@@ -19,10 +19,6 @@ from harness.run.environment import Gpu
 PATIENCE_SECONDS = 1800.0
 
 
-class GpuBusy(HarnessError):
-    """Other sessions held the GPUs for too long. Exit code 3."""
-
-
 class GpuLocks:
     """The GPUs of this machine that this session may hand to its workers."""
 
@@ -32,14 +28,11 @@ class GpuLocks:
         self._shares, self._held = shares, Counter[int]()
         self._waiting_since: float | None = None
 
-    def __len__(self) -> int:
-        return len(self._locks)
-
     def take(self, count: int = 1) -> tuple[int, ...]:
         """Lock `count` GPUs and return their numbers; lock none and return () while fewer are free.
 
-        All or none: two sessions never wait for GPUs of each other. Raises GpuBusy after half an hour in which this
-        session held no GPU.
+        All or none: two sessions never wait for GPUs of each other. Raises HarnessError after half an hour in which
+        this session held no GPU.
         """
         taken: list[int] = []
         for index in sorted(range(len(self._locks)), key=self._held.__getitem__):
@@ -70,7 +63,7 @@ class GpuLocks:
         self._waiting_since = self._waiting_since or now
         if now - self._waiting_since > PATIENCE_SECONDS:
             files = ", ".join(lock.lock_file for lock in self._locks)
-            raise GpuBusy(f"GPUs have been in use by other sessions for {PATIENCE_SECONDS:g} s; see {files}")
+            raise HarnessError(f"GPUs have been in use by other sessions for {PATIENCE_SECONDS:g} s; see {files}")
 
     def give_back(self, index: int) -> None:
         self._held[index] -= 1

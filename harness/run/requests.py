@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.core.cases import Case, Job
+from harness.core.cases import Job
 from harness.core.model_params import ModelParams
 from harness.core.params import Record
 
@@ -31,13 +31,6 @@ class AskModel(Record):
 
     directory: str
     resume: bool
-
-
-class MeasureCases(Record):
-    """For `benchmarks/harness_cost.py`: cases to time, each `repeats` times."""
-
-    cases: tuple[Case, ...]
-    repeats: int
 
 
 class CommandLine(Record):

@@ -223,14 +223,17 @@ class WorkerPool(Pool):
             if reply.is_spent:
                 # The CUDA context has failed for good; the next case needs a new process.
                 self._replace(worker)
-            is_bad = result.verdict in BAD
-            return result.model_copy(update={"log": f"{printed}\n{result.log}".strip()}) if is_bad else result
+            if result.verdict not in BAD:
+                return result
+            worker.check_room()
+            return result.model_copy(update={"log": f"{printed}\n{result.log}".strip()})
         if worker.ended():
             return self._bury(worker, job, None)
         return None
 
     def _bury(self, worker: Worker, job: Job, how: str | None) -> CaseResult:
         """End `worker`, and return the crash of its job."""
+        worker.check_room()
         death = worker.death()
         self._replace(worker)
         reason, seconds = how or death.how, round(death.seconds, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -10,9 +11,12 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-CONTROLS = ("\x1b", "\x00", "\x07", "\u202e", "Traceback", "traceback in", "--help)")
+CONTROLS = ("\x1b", "\x00", "\x07", "\u202e", "Traceback", "traceback in", "Exception ignored", "--help)")
 TAG = "<img src=x"
 """What a hostile text would be on a page that does not escape it."""
+FORK_SERVER, WORKER = b"harness.run.fork_server", b"harness.run.worker"
+TRIALS = (b"mutant_trials", b"condition_trials")
+ASKERS = (b"harness.diagnose.traces", b"harness.run.epochs")
 
 
 def harness(*words: str, folder: Path, environ: dict[str, str] | None = None, limit: tuple[str, ...] = ()) -> list[str]:
@@ -22,7 +26,7 @@ def harness(*words: str, folder: Path, environ: dict[str, str] | None = None, li
 
 def environment(folder: Path) -> dict[str, str]:
     """The environment of such a process, with its temporary files in `folder`."""
-    return os.environ | {
+    return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | {
         "PYTHONPATH": str(ROOT),
         "TMPDIR": str(folder),
         "OMP_NUM_THREADS": "1",
@@ -41,9 +45,12 @@ def wrong_words(text: str) -> list[str]:
     return [f"prints {mark!r}" for mark in CONTROLS if mark in text]
 
 
-def left_behind(session: int, out: Path) -> list[str]:
-    """What is wrong with what a command left below `out`: its session lives, a file is torn, a run cannot be read."""
-    wrong = [f"process {pid} stays" for pid in living(session)]
+def left_behind(folder: Path, out: Path) -> list[str]:
+    """What is wrong with what a command left below `out`: its processes live, a file is torn, a run cannot be read.
+
+    `folder` is that of the command's temporary files.
+    """
+    wrong = [f"process {pid} stays" for pid in living(folder)]
     for plan in out.glob("*/run.json"):
         run = plan.parent
         for words in (["report", str(run)], ["compare", str(run), str(run)]):
@@ -63,20 +70,77 @@ def torn_files(out: Path) -> list[str]:
     return [f"{file.name} is a part of a file" for file in out.rglob(".*") if file.is_file()]
 
 
-def living(session: int) -> list[int]:
-    """The processes of a session that still live after some seconds."""
+def living(folder: Path) -> list[int]:
+    """The processes with temporary files in `folder` that still live after some seconds."""
     found: list[int] = []
     for _ in range(50):
-        found = [int(stat.parent.name) for stat in Path("/proc").glob("[0-9]*/stat") if _is_of(stat, session)]
-        if not found:
+        if not (found := processes(folder)):
             break
         time.sleep(0.1)
     return found
 
 
-def _is_of(stat: Path, session: int) -> bool:
-    try:
-        state, _, _, own, *_ = stat.read_text().rpartition(")")[2].split()
-    except OSError:
-        return False
-    return int(own) == session and state != "Z"
+def processes(folder: Path) -> list[int]:
+    """The processes that a command started, and itself: a session of its own does not hide one, nor does a fork."""
+    mark, found = f"TMPDIR={folder}".encode(), []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in environ.read_bytes().split(b"\0") and _state(int(environ.parent.name)) != "Z":
+                found.append(int(environ.parent.name))
+    return found
+
+
+def workers_of(parent: int) -> list[int]:
+    """The processes that run cases for `parent`, forked or not, which their command line names."""
+    return [pid for pid in _named(parent) if WORKER in _words(pid) or is_fork(pid)]
+
+
+def fork_servers_of(parent: int) -> list[int]:
+    """The processes that fork workers for `parent`."""
+    return [pid for pid in _named(parent) if FORK_SERVER in _words(pid) and not is_fork(pid)]
+
+
+def children_of(parent: int) -> list[int]:
+    """The workers of `parent` and the processes that fork them."""
+    return workers_of(parent) + fork_servers_of(parent)
+
+
+def is_fork(pid: int) -> bool:
+    """Whether a process is a fork of one of the harness: it has the command line of its parent."""
+    with contextlib.suppress(OSError, IndexError):
+        return bool(_words(pid)) and _words(pid) == _words(int(_stat(pid)[1]))
+    return False
+
+
+def runs_module(pid: int, *modules: bytes) -> bool:
+    """Whether the command line of a process names one of the modules."""
+    return not set(modules).isdisjoint(_words(pid))
+
+
+def cpu_ticks(pid: int) -> int:
+    """The CPU time that a process has used, in ticks; -1 once it is gone."""
+    with contextlib.suppress(OSError, IndexError):
+        return sum(map(int, _stat(pid)[11:13]))
+    return -1
+
+
+def _named(parent: int) -> list[int]:
+    pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+    return [pid for pid in pids if str(parent).encode() in _words(pid) and _state(pid) != "Z"]
+
+
+def _words(pid: int) -> list[bytes]:
+    with contextlib.suppress(OSError):
+        return list(filter(None, Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")))
+    return []
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of a process from its state on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _state(pid: int) -> str:
+    with contextlib.suppress(OSError, IndexError):
+        return _stat(pid)[0]
+    return "Z"

@@ -1,8 +1,10 @@
-"""Kill `run`, `selftest`, `survey` and `serve-check` at random moments, or let their disk be full; then go on.
+"""Kill commands and their workers in the middle of their work, let their disks be full, and go on.
 
-python tests/cli/disturbed.py --trials 40 [--seed N] prints a table. After each trial no process of the command lives,
-no file is torn, `report` and `compare` read the run, and `--resume` ends it with each result once. `kill_runs.py` has
-more of `run`: clocks that jump. A small disk is a tmpfs, so it needs root. SGLANG names the folder of an SGLang.
+python tests/cli/disturbed.py [--commands NAME...] [--kinds KIND...] [--seed N] prints a line for each trial, and a
+table. Each blow is aimed by a clean run of the same command: it falls once a part of the results is stored, on a
+process that works. After each trial no process of the command lives, no file is torn, `report` and `compare` read the
+run, and `--resume` ends it with each result once. `kill_runs.py` has clocks that jump. A small disk is a tmpfs, so it
+needs root. SGLANG names the folder of an SGLang.
 """
 
 from __future__ import annotations
@@ -19,164 +21,308 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 sys.path.insert(0, str(Path(__file__).parent))
 import aftermath  # type: ignore[import-not-found]
-from aftermath import ROOT, environment, harness, living, wrong_words
+from aftermath import ROOT, environment, harness
+from disturbed_commands import COMMANDS, Command, prepare  # type: ignore[import-not-found]
 
+AT_A_LIMIT = ("full disk", "full temporary folder", "file limit", "full output")
+KINDS = ("kill", "killed worker", "killed fork server", *AT_A_LIMIT)
+ON_DISK, SMALL_DISKS = ("full disk", "file limit"), ("full disk", "full temporary folder")
 SERVER = ROOT / "tests" / "servers" / "sequence_server.py"
-COMMANDS: dict[str, tuple[str, ...]] = {
-    "run": ("run", "write-kv-kernel", "merge-kernel", "-n", "2"),
-    "selftest": ("selftest", "write-kv-kernel", "quantize-zeros", "-n", "2"),
-    "survey": ("survey", "vllm", "--seconds", "5", "--scenarios", "surveyed", "-n", "2"),
-    "survey of SGLang": ("survey", "sglang", "--seconds", "5", "--scenarios", "surveyed", "-n", "2"),
-    "moves": ("run", "memory-moves-host", "memory-moves-handoff", "-n", "2"),
-    "serve-check": ("serve-check", "URL", "--script", "cache-reuse"),
-    "serve-check of drawn traces": ("serve-check", "URL", "--fuzz", "6", "--seed", "1"),
-}
-if SGLANG := os.environ.get("SGLANG"):
-    COMMANDS["SGLang on a CPU"] = ("run", "-m", "sglang-host", "--engine-path", SGLANG, "-n", "2")
-KINDS = ("kill", "killed worker", "small disk", "file limit")
-STORED = ("results.jsonl", "tried.jsonl")
-SURVEY = "merge-kernel"
-"""The scenario that stands for an engine's survey: its options are points of a kernel."""
+STORED = ("results.jsonl", "tried.jsonl", "mutants.jsonl", "accuracy.jsonl")
+DISK = "64m"
+SECONDS = 400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Clean:
+    """A command that nothing disturbed: what it takes and stores."""
+
+    seconds: float
+    code: int
+    verdicts: dict[str, str]
+    largest: int
+    """Bytes of the largest file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One disturbed command: what was done to it, what it stored till then, and what is wrong afterwards."""
+    """One disturbed command: what was done to it, whether it felt it, and what is wrong afterwards."""
 
     command: str
     kind: str
     moment: str
     code: int
+    took_effect: bool
     stored: int
     results: int
-    wrong: tuple[str, ...]
-    said: str
+    wrong: tuple[str, ...] = ()
+    said: str = ""
 
     def __str__(self) -> str:
-        counts = f"exit {self.code}\t{self.stored} stored\t{self.results} at the end"
-        return f"{self.command}\t{self.kind}\t{self.moment}\t{counts}\t{'; '.join(self.wrong)}\t{self.said[:120]!r}"
+        effect = "" if self.took_effect else "no effect\t"
+        counts = f"exit {self.code}\t{effect}{self.stored} stored\t{self.results} at the end"
+        return f"{self.command}\t{self.kind}\t{self.moment}\t{counts}\t{'; '.join(self.wrong)}\t{self.said[:200]!r}"
 
 
-def trial(command: str, kind: str, rng: random.Random, folder: Path) -> Trial:
+def fits(command: Command, kind: str) -> bool:
+    """Whether a blow can hit the command: one that has such a process, or writes to such a place."""
+    if kind == "killed worker":
+        return bool(command.worker)
+    if kind in ("killed fork server", "full temporary folder"):
+        return command.worker == "fork" or (bool(command.worker) and kind == "full temporary folder")
+    return command.writes or kind not in ON_DISK
+
+
+def clean_run(name: str, prepared: Path) -> Clean:
+    """Run a command to its end, in a folder that is removed."""
+    with _place(name, prepared) as place, _server(name) as url:
+        started = time.monotonic()
+        process = place.start(COMMANDS[name].in_words(url, place.out, prepared))
+        stdout, stderr = process.communicate(timeout=SECONDS)
+        seconds = time.monotonic() - started
+        if process.returncode not in COMMANDS[name].codes:
+            raise SystemExit(
+                f"{name}: exit {process.returncode} though nothing disturbs it: {stderr[-500:]}{stdout[-500:]}"
+            )
+        sizes = [file.stat().st_size for file in place.out.rglob("*") if file.is_file()]
+        return Clean(seconds, process.returncode, place.verdicts(), max(sizes, default=0))
+
+
+def trial(name: str, kind: str, rng: random.Random, prepared: Path, clean: Clean) -> Trial:
     """Disturb a command, look at what it left, go on with it, and look again."""
-    out = folder / "runs"
-    out.mkdir()
-    _write_survey(folder / "surveyed", command)
-    with _server(command) as url:
-        words = [url if word == "URL" else word for word in COMMANDS[command]]
-        words += ["--out", str(out)]
-        limit: tuple[str, ...] = ()
-        if kind == "file limit":
-            moment = f"{(size := rng.choice([2, 8, 20, 60, 150]))} KiB a file"
-            limit = (f"--fsize={size * 1024}",)
-        with _small_disk(out, rng.choice([4, 40, 100, 200, 400])) if kind == "small disk" else _no_disk() as disk:
-            moment = disk if kind != "file limit" else moment
-            process = _started(words, folder, limit)
-            if kind in ("kill", "killed worker"):
-                moment = _kill(process, out, rng, kind)
-            stdout, stderr = process.communicate(timeout=300)
-            stored = len(_keys(out))
-            wrong = wrong_words(stdout + stderr) + _living(process.pid)
-            if kind == "small disk":
-                _grow(out)
-            wrong += [] if kind.startswith("kill") else aftermath.torn_files(out)
-            resumed = ""
-            if run := next((plan.parent for plan in out.glob("*/run.json")), None):
-                wrong += aftermath.left_behind(process.pid, out)
-                wrong += _gone_on(COMMANDS[command][0], run, folder, 1 if kind == "killed worker" else 0)
-                resumed = ", went on"
-            keys = Counter(_keys(out))
-            wrong += [f"{key} is stored twice" for key, count in keys.items() if count > 1]
-            said = (stderr.strip().splitlines() or [""])[-1] + resumed
-            return Trial(command, kind, moment, process.returncode, stored, len(keys), tuple(wrong), said)
+    command = COMMANDS[name]
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(_place(name, prepared))
+        url = stack.enter_context(_server(name))
+        full = {"full disk": place.out, "full temporary folder": place.temporary}.get(kind)
+        if full is not None:
+            stack.enter_context(_small_disk(full))
+        limit = rng.randint(1024, max(2048, clean.largest // 2))
+        process = place.start(
+            command.in_words(url, place.out, prepared),
+            limit=(f"--fsize={limit}",) if kind == "file limit" else (),
+            stdout=stack.enter_context(open("/dev/full", "w")) if kind == "full output" else subprocess.PIPE,
+        )
+        moment = f"{limit} bytes a file" if kind == "file limit" else ""
+        if kind not in ("file limit", "full output"):
+            moment = _wait(process, place, rng, clean, kind)
+            before = _lines(place)
+            if full is not None:
+                _fill(full)
+            else:
+                _kill(process, place, kind, command)
+        else:
+            before = []
+        stdout, stderr = process.communicate(timeout=SECONDS)
+        wrong = aftermath.wrong_words((stdout or "") + stderr)
+        wrong += [f"process {pid} stays" for pid in aftermath.living(place.temporary)]
+        kept, stored = _lines(place), place.verdicts()
+        wrong += [] if kept[: len(before)] == before else ["stored results changed"]
+        effect, more = _effect(kind, command, process.returncode, stored, clean, stderr)
+        wrong += more
+        if full is not None:
+            wrong += _report_on_full(place, full)
+            (full / "ballast").unlink()
+        wrong += [] if kind.startswith("kill") else aftermath.torn_files(place.out)
+        wrong += aftermath.left_behind(place.temporary, place.out)
+        wrong += _gone_on(command, place, clean, crashed=kind.startswith("killed ") and effect)
+        doubled = Counter(place.stored())
+        wrong += [f"{key} is stored twice" for key, count in doubled.items() if count > 1]
+        said = (stderr.strip().splitlines() or [""])[-1]
+        return Trial(name, kind, moment, process.returncode, effect, len(stored), len(doubled), tuple(wrong), said)
 
 
-def _started(words: list[str], folder: Path, limit: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        harness(*words, folder=folder, limit=limit), stdout=pipe, stderr=pipe, text=True,
-        env=environment(folder), cwd=folder, start_new_session=True,
-    )  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The folders of one command: its own, that of its runs, and that of its temporary files."""
+
+    folder: Path
+    out: Path
+    temporary: Path
+
+    def start(
+        self, words: list[str], limit: tuple[str, ...] = (), stdout: int | IO[str] = subprocess.PIPE
+    ) -> subprocess.Popen[str]:
+        """Start the command line with these words."""
+        return subprocess.Popen(
+            harness(*words, folder=self.folder, limit=limit), stdout=stdout, stderr=subprocess.PIPE, text=True,
+            env=environment(self.temporary), cwd=self.folder, start_new_session=True,
+        )  # fmt: skip
+
+    def results(self) -> list[dict[str, str]]:
+        """The results on disk; a torn line is none."""
+        found = []
+        for name in STORED:
+            for file in sorted(self.out.glob(f"*/{name}")):
+                for line in file.read_text(errors="replace").splitlines():
+                    with contextlib.suppress(ValueError):
+                        found.append(json.loads(line))
+        return found
+
+    def stored(self) -> list[str]:
+        return [_key(result) for result in self.results() if _key(result)]
+
+    def verdicts(self) -> dict[str, str]:
+        """The key of each result -> its verdict, and why it is one of a process that was killed."""
+        found = {}
+        for result in self.results():
+            verdict = str(result.get("verdict") or result.get("status") or result.get("correct"))
+            is_killed = any(word in str(result.get("reason", "")) for word in ("SIGKILL", "exit code -9"))
+            if _key(result):
+                found[_key(result)] = verdict + (", killed" if is_killed else "")
+        return found
+
+    def run(self) -> Path | None:
+        """The folder of the run, if it has begun."""
+        return next((plan.parent for plan in self.out.glob("*/run.json")), None)
 
 
-def _kill(process: subprocess.Popen[str], out: Path, rng: random.Random, kind: str) -> str:
-    """Send SIGKILL after some seconds, or once so many results are on disk. Returns the moment.
-
-    A killed worker is a result too: a crash of the case that it ran.
-    """
-    started, seconds, results = time.monotonic(), rng.uniform(0.2, 30.0), rng.randint(1, 30)
-    by_results = rng.random() < 0.75
-    while process.poll() is None:
-        if (len(_keys(out)) >= results) if by_results else (time.monotonic() - started >= seconds):
-            break
-        time.sleep(0.01)
-    workers = _workers(process.pid)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(rng.choice(workers) if kind == "killed worker" and workers else process.pid, signal.SIGKILL)
-    return f"{results} results" if by_results else f"{seconds:.1f} s"
+def _key(result: dict[str, str]) -> str:
+    """What names a result: its key, its mutant, or its question and epoch; empty for a header."""
+    question = f"{result['question']} {result['epoch']}" if "question" in result else ""
+    return str(result.get("key") or (result.get("name") if "operator" in result else "") or question)
 
 
-def _workers(parent: int) -> list[int]:
-    """The processes that run cases for `parent`: their command line names it."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-            if str(parent).encode() in words and {b"harness.run.worker", b"harness.run.fork_server"} & set(words):
-                found.append(int(folder.name))
-    return found
-
-
-def _gone_on(command: str, run: Path, folder: Path, most: int) -> list[str]:
-    """What is wrong with the rest of a run, whose exit code may be `most`. `serve-check` stores a run at its end."""
-    if command == "serve-check":
-        return []
-    words = [command, "--resume", str(run), "-n", "2"]
-    process = _started(words, folder)
-    stdout, stderr = process.communicate(timeout=300)
-    wrong = wrong_words(stdout + stderr) + aftermath.left_behind(process.pid, run.parent)
-    if process.returncode not in (0, most):
-        wrong.append(f"--resume ends with {process.returncode}: {stderr.strip()[-200:]}")
-    plan = json.loads((run / "run.json").read_text())
-    planned = {job["key"] for job in plan["jobs"]} | {one["job"]["key"] for one in plan["controls"]}
-    lost = planned - set(_keys(run.parent))
-    return wrong + [f"{key} is lost" for key in lost]
-
-
-def _keys(out: Path) -> list[str]:
-    """The key of each result on disk; a torn line is none."""
+def _lines(place: Place) -> list[str]:
+    """The whole lines of the stored results. Reading stops at the first torn one of a file."""
     found = []
     for name in STORED:
-        for file in out.glob(f"*/{name}"):
-            for line in file.read_text(errors="replace").splitlines():
-                with contextlib.suppress(ValueError):
-                    found.append(json.loads(line)["key"])
+        for file in sorted(place.out.glob(f"*/{name}")):
+            found += [f"{name} {line}" for line in file.read_text(errors="replace").split("\n")[:-1]]
     return found
 
 
-def _living(session: int) -> list[str]:
-    return [f"process {pid} stays" for pid in living(session)]
+def _wait(process: subprocess.Popen[str], place: Place, rng: random.Random, clean: Clean, kind: str) -> str:
+    """Wait until a third of the results at most are stored, or a part of the time is over. Returns the moment."""
+    count, share = rng.randint(1, max(1, len(clean.verdicts) // 3)), rng.uniform(0.25, 0.7)
+    is_counted = len(clean.verdicts) > 1
+    if kind == "kill" and rng.random() < 0.3:
+        is_counted, share = False, rng.uniform(0.05, 0.9)
+    started = time.monotonic()
+    while process.poll() is None:
+        if len(place.stored()) >= count if is_counted else time.monotonic() - started >= share * clean.seconds:
+            break
+        time.sleep(0.01)
+    return f"{count} results" if is_counted else f"{share:.0%} of the time"
 
 
-def _write_survey(folder: Path, command: str) -> None:
-    folder.mkdir()
-    engine = "sglang" if "SGLang" in command else "vllm"
-    text = (ROOT / "scenarios" / f"{SURVEY}.yaml").read_text().partition("\nfaults:")[0]
-    text = text.replace(f"name: {SURVEY}", f"name: {engine}-survey").replace("tags: [prefill]", "tags: [nightly]")
-    (folder / f"{engine}-survey.yaml").write_text(text)
+def _kill(process: subprocess.Popen[str], place: Place, kind: str, command: Command) -> None:
+    """Send SIGKILL to the command, or to one of its processes that works."""
+    victim: int | None = process.pid
+    if kind != "kill":
+        victim = None
+        while victim is None and process.poll() is None:
+            victim = _at_work(place, process.pid, kind, command.worker)
+    if victim is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+
+
+def _at_work(place: Place, parent: int, kind: str, worker: str) -> int | None:
+    """A process of a kind that uses the CPU now, if there is one. It is stopped then, so that it cannot end first."""
+    if kind == "killed fork server":
+        return next(iter(aftermath.fork_servers_of(parent)), None) if aftermath.workers_of(parent) else None
+    if worker == "fork":
+        found = aftermath.workers_of(parent)
+    elif worker == "trial":
+        found = [p for p in aftermath.processes(place.temporary) if aftermath.runs_module(p, *aftermath.TRIALS)]
+        found = [pid for pid in found if aftermath.is_fork(pid)]
+    else:
+        pids = aftermath.processes(place.temporary)
+        return next((pid for pid in pids if aftermath.runs_module(pid, *aftermath.ASKERS)), None)
+    before = {pid: aftermath.cpu_ticks(pid) for pid in found}
+    time.sleep(0.05)
+    busy = [pid for pid in found if aftermath.cpu_ticks(pid) > before[pid] >= 0]
+    if busy:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(busy[0], signal.SIGSTOP)
+    return busy[0] if busy else None
+
+
+def _effect(
+    kind: str, command: Command, code: int, stored: dict[str, str], clean: Clean, stderr: str
+) -> tuple[bool, list[str]]:
+    """Whether the command felt the blow, and what is wrong with how it took it."""
+    killed = {key for key, verdict in stored.items() if verdict.endswith("killed")}
+    others = {key: verdict for key, verdict in stored.items() if key not in killed}
+    wrong = [f"{key} is {verdict}" for key, verdict in others.items() if verdict != clean.verdicts.get(key, verdict)]
+    if kind == "kill":
+        return code == -signal.SIGKILL, wrong
+    lines = [line for line in stderr.splitlines() if line.strip()]
+    if kind in AT_A_LIMIT:
+        if code == clean.code and "No space left" not in stderr and "File too large" not in stderr:
+            return False, wrong
+        if code not in (2, 3):
+            wrong.append(f"exit code {code}")
+        if len(lines) != 1 or not any(word in lines[0] for word in ("make room", "choose another")):
+            wrong.append(f"{len(lines)} lines: {stderr.strip()[-300:]}")
+        return True, wrong
+    if command.worker == "child":
+        if code != 3 or len(lines) != 1:
+            wrong.append(f"exit {code}, {len(lines)} lines: {stderr.strip()[-300:]}")
+        return "SIGKILL" in stderr, wrong
+    if clean.verdicts and killed:
+        lost = set(clean.verdicts) - set(stored)
+        wrong += [f"{key} did not go on" for key in sorted(lost)]
+        wrong += [f"exit code {code}"] if code not in command.codes_of_a_killed_worker else []
+    return bool(killed) or not clean.verdicts, wrong
+
+
+def _report_on_full(place: Place, full: Path) -> list[str]:
+    """What is wrong with `report` while there is no room."""
+    run = place.run()
+    if run is None:
+        return []
+    done = subprocess.run(
+        harness("report", str(run), folder=place.folder), capture_output=True, text=True, check=False,
+        env=environment(place.temporary), cwd=place.folder,
+    )  # fmt: skip
+    is_line = done.returncode == 3 and done.stderr.count("\n") == 1 and "make room" in done.stderr
+    if is_line or (done.returncode == 0 and not done.stderr):
+        return aftermath.wrong_words(done.stderr)
+    return [f"report on a full disk ends with {done.returncode}: {done.stderr.strip()[-300:]}"]
+
+
+def _gone_on(command: Command, place: Place, clean: Clean, *, crashed: bool) -> list[str]:
+    """What is wrong with the rest of a command: of its run, or of the same words once more."""
+    run = place.run()
+    if not command.resume or run is None:
+        return []
+    process = place.start([command.resume, "--resume", str(run), *command.more])
+    stdout, stderr = process.communicate(timeout=SECONDS)
+    wrong = aftermath.wrong_words(stdout + stderr) + aftermath.left_behind(place.temporary, place.out)
+    wrong += aftermath.torn_files(place.out) if command.resume == "merge" else []
+    allowed = (*command.codes, *command.codes_of_a_killed_worker) if crashed else command.codes
+    if process.returncode not in allowed:
+        wrong.append(f"--resume ends with {process.returncode}: {stderr.strip()[-200:]}")
+    found = place.verdicts()
+    wrong += [f"{key} is lost" for key in sorted(set(clean.verdicts) - set(found))]
+    others = [key for key in found if found[key] != clean.verdicts.get(key, found[key]) and not crashed]
+    return wrong + [f"{key} is {found[key]} at the end" for key in others]
 
 
 @contextlib.contextmanager
-def _server(command: str) -> Iterator[str]:
-    if not command.startswith("serve-check"):
+def _place(name: str, prepared: Path) -> Iterator[Place]:
+    with tempfile.TemporaryDirectory(prefix="disturbed-") as folder:
+        place = Place(Path(folder), Path(folder) / "runs", Path(folder) / "tmp")
+        place.out.mkdir()
+        place.temporary.mkdir()
+        yield place
+
+
+@contextlib.contextmanager
+def _server(name: str) -> Iterator[str]:
+    if "URL" not in " ".join(COMMANDS[name].words):
         yield ""
         return
-    with subprocess.Popen([sys.executable, str(SERVER)], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, str(SERVER), "roomy"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
@@ -185,42 +331,52 @@ def _server(command: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _small_disk(folder: Path, kibibytes: int) -> Iterator[str]:
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kibibytes}k", "tmpfs", str(folder)], check=True)
+def _small_disk(folder: Path) -> Iterator[None]:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)], check=True)
     try:
-        yield f"{kibibytes} KiB of disk"
+        yield
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def _grow(folder: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,size=64m", str(folder)], check=True)
-
-
-@contextlib.contextmanager
-def _no_disk() -> Iterator[str]:
-    yield ""
+def _fill(folder: Path) -> None:
+    """Write to a disk until nothing more fits."""
+    with (folder / "ballast").open("wb", buffering=0) as stream, contextlib.suppress(OSError):
+        while stream.write(bytes(1 << 16)):
+            pass
 
 
 def main() -> None:
-    """Print one line for each trial, and the sum."""
+    """Print one line for each trial, and a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
     parser.add_argument("--commands", nargs="*", default=list(COMMANDS))
+    parser.add_argument("--at-once", type=int, default=2)
     given = parser.parse_args()
-    rng = random.Random(given.seed)
-    wrong = 0
-    for number in range(given.trials):
-        command = given.commands[number % len(given.commands)]
-        kind = given.kinds[number // len(given.commands) % len(given.kinds)]
-        with tempfile.TemporaryDirectory() as folder:
-            found = trial(command, kind, rng, Path(folder))
-        wrong += bool(found.wrong)
-        print(("WRONG " if found.wrong else "") + str(found), flush=True)
-    print(f"{given.trials} disturbed commands, {wrong} with something wrong afterwards")
-    sys.exit(bool(wrong))
+    found: list[Trial] = []
+    with tempfile.TemporaryDirectory(prefix="prepared-") as folder, ThreadPoolExecutor(given.at_once) as pool:
+        prepared = Path(folder)
+        prepare(prepared, given.commands)
+
+        def of(name: str) -> None:
+            clean = clean_run(name, prepared)
+            print(f"{name}\tclean\t{clean.seconds:.1f} s\texit {clean.code}\t{len(clean.verdicts)} results", flush=True)
+            for number in range(given.rounds):
+                for kind in (kind for kind in given.kinds if fits(COMMANDS[name], kind)):
+                    rng = random.Random(f"{given.seed} {number} {name} {kind}")
+                    one = trial(name, kind, rng, prepared, clean)
+                    found.append(one)
+                    print(("WRONG " if one.wrong else "") + str(one), flush=True)
+
+        list(pool.map(of, given.commands))
+    print("| blow | commands | tried | took effect | wrong |\n| --- | --- | --- | --- | --- |")
+    for kind in given.kinds:
+        some = [one for one in found if one.kind == kind]
+        felt, wrong = sum(one.took_effect for one in some), sum(bool(one.wrong) for one in some)
+        print(f"| {kind} | {len({one.command for one in some})} | {len(some)} | {felt} | {wrong} |")
+    sys.exit(any(one.wrong for one in found))
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def asked(kind: str, part: str, command: str, folder: Path) -> Asked:
     finally:
         server.kill()
         server.communicate()
-    wrong += wrong_words(stdout + stderr) + left_behind(process.pid, out) + torn_files(out)
+    wrong += wrong_words(stdout + stderr) + left_behind(folder, out) + torn_files(out)
     if process.returncode not in (0, 1, 2, 3):
         wrong.append(f"exit code {process.returncode}")
     said = (stderr.strip() or stdout.strip()).splitlines()

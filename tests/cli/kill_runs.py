@@ -23,6 +23,9 @@ from pathlib import Path
 
 from harness.store.history.entry import read_entry
 
+sys.path.insert(0, str(Path(__file__).parent))
+from aftermath import workers_of  # type: ignore[import-not-found]
+
 ROOT = Path(__file__).parents[2]
 SELECTORS = ("write-kv-kernel", "merge-kernel", "router-kernel", "quantize-kernel", "decode-kernel")
 JUMPING = r"""
@@ -139,20 +142,6 @@ class Bench:
         lost, doubled = len(set(planned) - set(counts)), sum(counts.values()) - len(counts)
         crashes = sum(line["verdict"] == "crash" for line in lines)
         return Trial(kind, str(moment), before, len(planned), lost, doubled, crashes, in_history, said)
-
-
-def workers_of(pid: int) -> list[int]:
-    """Worker processes that were started by `pid`."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                words = (folder / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if b"harness.run.worker" in words and str(pid).encode() in words:
-                found.append(int(folder.name))
-    return found
 
 
 def killed(bench: Bench, kind: str, moment: Moment) -> Trial:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import sys
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -12,15 +14,28 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import disturbed  # type: ignore[import-not-found]
 import hostile_servers  # type: ignore[import-not-found]
+from disturbed import COMMANDS, KINDS, SMALL_DISKS, fits
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="a small disk is a tmpfs, which only root may mount")
+TRIALS = [(command, kind) for command in COMMANDS for kind in KINDS if fits(COMMANDS[command], kind)]
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Callable[[str], disturbed.Clean]]]:
+    """What the commands read, and a clean run of each."""
+    folder = tmp_path_factory.mktemp("prepared")
+    disturbed.prepare(folder, list(COMMANDS))
+    yield folder, cache(partial(disturbed.clean_run, prepared=folder))
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("command", disturbed.COMMANDS)
-@pytest.mark.parametrize("kind", ["kill", "killed worker", pytest.param("small disk", marks=needs_root), "file limit"])
-def test_a_disturbed_command_goes_on(command: str, kind: str, tmp_path: Path) -> None:
-    found = disturbed.trial(command, kind, random.Random(f"{command} {kind}"), tmp_path)
+@pytest.mark.parametrize(("command", "kind"), TRIALS)
+def test_a_disturbed_command_goes_on(
+    command: str, kind: str, clean: tuple[Path, Callable[[str], disturbed.Clean]]
+) -> None:
+    if kind in SMALL_DISKS and os.geteuid() != 0:
+        pytest.skip("a small disk is a tmpfs, which only root may mount")
+    prepared, run = clean
+    found = disturbed.trial(command, kind, random.Random(f"{command} {kind}"), prepared, run(command))
     assert not found.wrong, str(found)
 
 

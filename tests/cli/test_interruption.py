@@ -15,7 +15,8 @@ import pytest
 from harness.cli.run_and_report import work_and_report
 from harness.store.run_folder import RunStore
 
-from .kill_runs import workers_of  # type: ignore[import-not-found]
+sys.path.insert(0, str(Path(__file__).parent))
+from aftermath import children_of, workers_of  # type: ignore[import-not-found]
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "stub_run.py"
@@ -42,10 +43,10 @@ def wait_for_results(run: Path, count: int, name: str = "results.jsonl") -> None
 
 def assert_no_workers(pid: int) -> None:
     for _ in range(100):
-        if not workers_of(pid):
+        if not children_of(pid):
             return
         time.sleep(0.05)
-    pytest.fail("workers outlived their parent")
+    pytest.fail("workers, or the process that forks them, outlived their parent")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -81,6 +82,7 @@ def test_an_interrupted_run_leaves_no_spare_worker(
 def test_a_killed_run_is_resumed_where_it_was(tmp_path: Path) -> None:
     process, run = start(tmp_path, 0.4)
     wait_for_results(run, 2)
+    assert len(workers_of(process.pid)) == 2, "the look at the processes finds them while they live"
     process.kill()
     process.communicate(timeout=60)
     assert_no_workers(process.pid)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from harness.cli.run_and_report import command_to_resume
 from harness.run.environment import Gpu
 from harness.run.runner import WorkerPool
 from harness.store.run_folder import RunStore
@@ -50,3 +51,8 @@ def test_batch_invariance_has_a_scenario_of_its_own(cli: Cli, tmp_path: Path) ->
     (run,) = (tmp_path / "runs").iterdir()
     assert (code, {job.case.scenario for job in RunStore.open(run).plan.jobs}) == (0, {"vllm-batch-invariant"}), err
     assert cli("survey", "sglang", "--batch-invariant", "-n", 1)[0] == 2
+
+
+def test_a_survey_goes_on_as_a_survey_which_looks_for_the_smallest_sets(tmp_path: Path) -> None:
+    store = RunStore.create(tmp_path, (), command="mla-harness survey vllm --seconds 5")
+    assert command_to_resume(store) == f"mla-harness survey --resume {store.path}"

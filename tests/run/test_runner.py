@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from harness.core.cases import Case, Job
+from harness.core.errors import NoRoomError
 from harness.core.records import Verdict
 from harness.run.runner import WorkerError, WorkerPool
 
@@ -54,6 +55,17 @@ def test_a_worker_that_dies_is_that_cases_crash_and_the_run_goes_on(pool: Worker
     assert result.verdict is Verdict.CRASH
     assert [finding.oracle for finding in result.findings] == ["crash"]
     assert how in result.reason and how in result.findings[0].message
+
+
+def test_a_worker_that_dies_while_its_log_cannot_grow_is_no_crash_of_its_case(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What it printed may have ended it.
+    full = os.statvfs_result((4096, 4096, 10, 0, 0, 10, 10, 10, 0, 255))
+    monkeypatch.setattr(os, "fstatvfs", lambda descriptor: full)
+    with pytest.raises(NoRoomError, match="no room for the log of the worker; make room, or set TMPDIR"):
+        one(pool, job("died", "exit"))
+    assert one(pool, job("passes")).verdict is Verdict.PASS
 
 
 def test_the_log_of_a_segfault_holds_the_python_stack(pool: WorkerPool) -> None:

@@ -32,6 +32,7 @@ from mutant_operators import KEEP_LAST, NOTE, Mutant, mutants_of, mutated
 from mutant_records import MutantResult, Status, SurveyedCase, Trials
 
 from harness.core.cases import Job
+from harness.core.errors import HarnessError
 from harness.core.records import FAILED, CaseResult, Verdict
 from harness.judge.run_case import outcome_of
 from harness.kernels.plugins import load_plugins
@@ -344,7 +345,7 @@ def _all(found: Iterator[tuple[T, R | Died]]) -> list[R]:
     results = []
     for _, result in found:
         if isinstance(result, Died):
-            raise MemoryError(f"a process of the survey died: exit code {result.exit_code}")
+            raise HarnessError(f"a process of the survey died: exit code {result.exit_code}")
         results.append(result)
     return results
 

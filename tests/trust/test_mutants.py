@@ -21,6 +21,7 @@ from mutant_operators import OPERATORS, Mutant, mutants_of, mutated
 from mutant_records import MutantResult
 
 from harness.core.cases import Job
+from harness.core.errors import HarnessError
 from harness.run.in_process import InProcessPool
 from harness.run.planning import Planner, Wanted
 from harness.scenario.selection import select
@@ -222,6 +223,8 @@ def test_results_come_in_order_and_a_process_that_dies_gives_none() -> None:
         return number * 2
 
     assert list(trials.in_forks([0, 1, 2, 3], work, 3)) == [(0, 0), (1, trials.Died(7)), (2, 4), (3, 6)]
+    with pytest.raises(HarnessError, match="a process of the survey died: exit code 7"):
+        trials._all(trials.in_forks([1], work, 1))
 
 
 def test_methods_properties_and_functions_behind_decorators_are_changed() -> None:

@@ -1,0 +1,75 @@
+"""A full disk is one line that names what cannot grow, with exit code 3; what was stored before stays readable."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.core import files
+from harness.core.errors import NoRoomError
+
+ROOT = Path(__file__).parents[2]
+Cli = Callable[..., tuple[int, str, str]]
+FULL = OSError(errno.ENOSPC, "No space left on device")
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
+def test_a_line_or_a_file_that_does_not_fit_is_refused_with_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "results.jsonl").symlink_to("/dev/full")
+    with pytest.raises(NoRoomError, match=rf"^{tmp_path}/results.jsonl: No space left on device; make room$"):
+        files.append_line(tmp_path / "results.jsonl", "{}")
+    (tmp_path / "run.json").write_text("old")
+
+    def sync(descriptor: int) -> None:
+        raise FULL
+
+    monkeypatch.setattr(os, "fsync", sync)
+    with pytest.raises(NoRoomError, match=rf"^{tmp_path}/run.json: "):
+        files.write_atomic(tmp_path / "run.json", "new")
+    assert (tmp_path / "run.json").read_text() == "old" and len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_run_on_a_full_disk_ends_in_one_line_keeps_its_results_and_goes_on(
+    cli: Cli, scenarios: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append, count = files.append_line, 0
+
+    def appended(path: Path, line: str) -> None:
+        nonlocal count
+        if (count := count + 1) > 2:
+            path = path.with_name("full")
+            path.symlink_to("/dev/full")
+        append(path, line)
+
+    monkeypatch.setattr("harness.store.run_folder.append_line", appended)
+    code, _, err = cli("run", "quantize", "--scenarios", scenarios, "--out", tmp_path / "runs", "-n", 1)
+    (run,) = (tmp_path / "runs").iterdir()
+    told = f"{run}/full: No space left on device; make room; continue with: mla-harness run --resume {run}\n"
+    assert (code, err) == (3, told)
+    monkeypatch.undo()
+    code, out, _ = cli("report", run)
+    assert code == 0 and "2 pass, 2 not run" in out
+    assert cli("run", "--resume", run, "-n", 1)[0] == 0
+
+
+@pytest.mark.parametrize("words", ["--version", "list", "show fuzz"])
+def test_a_full_output_is_one_line_and_a_reader_that_ends_is_no_error(words: str) -> None:
+    command = [sys.executable, "-m", "harness.cli.main", *words.split()]
+    environ = BUFFERED | {"PYTHONPATH": str(ROOT)}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environ, check=False)
+    assert done.returncode == 3
+    assert done.stderr == "mla-harness: the output: No space left on device; make room\n"
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environ, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
