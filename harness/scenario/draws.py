@@ -132,10 +132,10 @@ def _mla_decode_sparse(rng: Random) -> Given:
 
 
 def _wide_decode_sparse(rng: Random) -> Given:
-    """A token or more chooses WIDEST slots, which may be all of the pool."""
+    """A token or more chooses WIDEST slots. Block 0 is nobody's, so that 33 blocks have as many."""
     num_chosen = [WIDEST, *rng.choices([0, 1, WIDEST - 1, WIDEST, rng.randint(2, WIDEST)], k=rng.randint(0, 2))]
     rng.shuffle(num_chosen)
-    given = {"num_chosen": num_chosen, "topk": WIDEST, "num_blocks": rng.randint(32, 64)}
+    given = {"num_chosen": num_chosen, "topk": WIDEST, "num_blocks": rng.randint(33, 64)}
     return _mla_decode_sparse(rng) | given | (PACKED if _coin(rng) else {})
 
 
