@@ -76,8 +76,12 @@ COMMANDS: dict[str, Command] = {
     "survey sglang": Command(
         ("survey", "sglang", "--seconds", "5", "--scenarios", "PREPARED/sglang", *TWO), resume="survey"
     ),
-    "serve-check": Command(("serve-check", "URL", "--script", "cache-reuse"), worker="child", resume=""),
-    "serve-check --fuzz": Command(("serve-check", "URL", "--fuzz", "30", "--seed", "1"), worker="child", resume=""),
+    "serve-check": Command(
+        ("serve-check", "URL", "--script", "cache-reuse"), worker="child", resume="", codes_of_a_killed_worker=(3,)
+    ),
+    "serve-check --fuzz": Command(
+        ("serve-check", "URL", "--fuzz", "30", "--seed", "1"), worker="child", resume="", codes_of_a_killed_worker=(3,)
+    ),
     "epochs": Command(
         ("epochs", "--task", "gsm_symbolic", "--model", "server:URL", "--epochs", "6", "--limit", "8"),
         worker="child", resume="epochs", more=(), codes=(0, 1),

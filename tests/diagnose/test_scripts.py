@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,8 @@ from harness.diagnose.script.recipes import RECIPES
 from harness.scenario.expand import fault_cases
 
 from .cases import SCENARIOS, declared, script_of  # type: ignore[import-not-found]
+
+ROOT = Path(__file__).parents[2]
 
 DECLARED = declared()
 IDS = [f"{fault}-{case.scenario}" for fault, case in DECLARED]
@@ -159,3 +163,22 @@ def test_a_script_can_be_a_test() -> None:
     text = script_of(fault, case, is_pytest=True)
     assert "def test_cudagraph_padding" in text and "__main__" not in text
     assert check(text, is_pytest=True).holds
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux ends a process with its parent")
+def test_a_script_ends_with_the_process_that_tries_it(tmp_path: Path) -> None:
+    (tmp_path / "hang.py").write_text("import os, time\nprint(os.getpid(), file=open('pid', 'w'))\ntime.sleep(600)\n")
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom harness.diagnose.script.export import run\nrun(Path(sys.argv[1]))"
+    )
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "hang.py")], env=environ) as parent:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.05)
+        parent.kill()
+    stat = Path("/proc") / (tmp_path / "pid").read_text().strip() / "stat"
+    for _ in range(100):
+        if not stat.exists() or ") Z " in stat.read_text():
+            return
+        time.sleep(0.05)
+    pytest.fail("the script outlived it")

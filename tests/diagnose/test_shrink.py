@@ -187,7 +187,7 @@ def fault_job(scenario_name: str, fault: str) -> Job:
 )
 def test_a_real_failure_is_shrunk_to_a_case_whose_id_alone_fails_so_again(scenario, fault, kept, lost):
     job = fault_job(scenario, fault)
-    found = shrink(HerePool(), job, seconds=60)
+    found = shrink(HerePool(), job, seconds=600)
     assert found.is_smallest
     assert found.case.values().items() >= lost.items()
     for site in kept.get("sites", ()):
