@@ -121,7 +121,7 @@ def load_task(
             task = manager.load([str(spec)])["tasks"][name]
     except Exception as error:  # datasets, its readers and the hub raise many types
         where = ", ".join(data_files.values()) if data_files else "the hub"
-        reason = (str(error) or type(error).__name__).splitlines()[0][:160]
+        reason = (str(error.__cause__ or error) or type(error).__name__).splitlines()[0][:160]
         raise InputError(f"--task {name}: lm-eval cannot load it from {where}: {reason}") from None
     if task.get_config("num_fewshot") is None:
         task.set_config(key="num_fewshot", value=0)

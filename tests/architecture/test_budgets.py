@@ -14,7 +14,7 @@ BUDGETS = {
     "harness/accuracy": 2436,
     "harness/cli": 2825,
     "harness/core": 4640,
-    "harness/diagnose": 3032,
+    "harness/diagnose": 3031,
     "harness/engine": 6143,
     "harness/engines": 9870,
     "harness/judge": 6531,

@@ -37,7 +37,7 @@ ON_DISK, SMALL_DISKS = ("full disk", "file limit"), ("full disk", "full temporar
 SERVER = ROOT / "tests" / "servers" / "sequence_server.py"
 STORED = ("results.jsonl", "tried.jsonl", "mutants.jsonl", "accuracy.jsonl")
 DISK = "64m"
-SECONDS = 400.0
+SECONDS = 1200.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,7 @@ def _effect(
             return False, wrong
         if code not in (2, 3):
             wrong.append(f"exit code {code}")
-        if len(lines) != 1 or not any(word in lines[0] for word in ("make room", "choose another")):
+        if len(lines) != 1 or not any(word in lines[0] for word in ("make room", "choose another", "File too large")):
             wrong.append(f"{len(lines)} lines: {stderr.strip()[-300:]}")
         return True, wrong
     if command.worker == "child":

@@ -97,7 +97,9 @@ COMMANDS: dict[str, Command] = {
     ),
 }  # fmt: skip
 if SGLANG := os.environ.get("SGLANG"):
-    COMMANDS["run of SGLang on a CPU"] = Command(("run", "-m", "sglang-host", "--engine-path", SGLANG, *TWO))
+    COMMANDS["run of SGLang on a CPU"] = Command(
+        ("run", "sglang-host-free-pages", "-m", "sglang-host", "--engine-path", SGLANG, *TWO)
+    )
 
 
 def prepare(folder: Path, commands: Sequence[str]) -> None:

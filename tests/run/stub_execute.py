@@ -73,8 +73,10 @@ def execute(job: Job) -> CaseResult:
     if does == "skip":
         return _result(job, Verdict.SKIP, reason="this machine has no GPU")
     if does == "end_the_node":
-        # On a node of a cluster, the parent is the actor: as the end of the machine would, it takes both.
-        os.kill(os.getppid(), signal.SIGKILL)
+        # On a node of a cluster, the actor starts the process that forks this one: the end of the machine takes all.
+        words, stat = (Path(f"/proc/{os.getppid()}/{name}").read_text() for name in ("cmdline", "stat"))
+        is_forked = "harness.run.fork_server" in words.split("\0")
+        os.kill(int(stat.rpartition(")")[2].split()[1]) if is_forked else os.getppid(), signal.SIGKILL)
         time.sleep(3600)
     if does == "note":
         place = Path(job.directory or "")

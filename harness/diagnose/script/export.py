@@ -18,7 +18,7 @@ from pathlib import Path
 from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS
 from harness.core.errors import HarnessError
-from harness.core.files import FIXTURES
+from harness.core.files import FIXTURES, write_atomic
 from harness.core.records import CaseResult, Finding, Shrunk, Verdict
 from harness.diagnose.script.code import without_bug
 from harness.diagnose.script.render import Export, Story, render, why_of
@@ -192,8 +192,7 @@ def check(
 
         def ran(label: str, content: str) -> Outcome:
             path = Path(folder) / label / f"test_{label}_bug.py"
-            path.parent.mkdir()
-            path.write_text(content, encoding="utf-8")
+            write_atomic(path, content)
             return run(path, is_pytest=is_pytest, python=python, seconds=seconds)
 
         with ThreadPoolExecutor(2) as threads:
