@@ -73,11 +73,10 @@ class AccuracyRun:
 
 
 class AnswerLog:
-    """A log. Each line is flushed at once, so that a SIGKILL loses no answer that was counted."""
+    """The log of a run that goes on. Each line is in the file at once: a SIGKILL loses no answer that was counted."""
 
     def __init__(self, path: Path, header: RunHeader, *, resume: bool = False) -> None:
-        self.results: dict[tuple[int, str], QuestionResult] = {}
-        self._path = path
+        self._path, self.results = path, dict[tuple[int, str], QuestionResult]()
         if path.exists() and path.stat().st_size:
             if not resume:
                 raise InputError(f"{path}: holds a run already; choose another --out, or continue it with --resume")

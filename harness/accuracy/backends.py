@@ -125,9 +125,7 @@ def describe_directory(directory: Path) -> Description:
         raise InputError(f"{config_file}: not JSON ({error})") from None
     card = directory / "README.md"
     is_canary = card.is_file() and "measures inference, not ability" in card.read_text(encoding="utf-8")
-    return Description(
-        name=directory.resolve().name, hash=hash_directory(directory), note=CANARY_NOTE if is_canary else ""
-    )
+    return Description(directory.resolve().name, hash_directory(directory), CANARY_NOTE if is_canary else "")
 
 
 def hash_directory(directory: Path) -> str:

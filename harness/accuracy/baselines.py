@@ -76,7 +76,7 @@ def read_baseline(path: Path) -> Baseline:
     """Read one file. Raises InputError with the file's name when it is no baseline."""
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-        baseline = Baseline.model_validate(loaded).model_copy(update={"name": path.stem})
+        baseline = Baseline.model_validate(loaded).but(name=path.stem)
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
     except ValidationError as error:

@@ -110,29 +110,27 @@ def epoch_order(num_questions: int, seed: int, epoch: int) -> list[int]:
     return order
 
 
+@dataclass
 class _EpochOf:
     """One epoch of a run. One call of `lm_eval.evaluate` asks the questions that have no result yet."""
 
-    def __init__(
-        self,
-        lm: Any,
-        task: Task,
-        log: AnswerLog,
-        header: RunHeader,
-        epoch: int,
-        on_progress: Callable[[Progress], None] | None,
-    ) -> None:
-        self.lm, self.task, self.log, self.header, self.epoch = lm, task, log, header, epoch
-        self.on_progress = on_progress
-        order = epoch_order(len(task.questions), header.seed, epoch)
+    lm: Any
+    task: Task
+    log: AnswerLog
+    header: RunHeader
+    epoch: int
+    on_progress: Callable[[Progress], None] | None
+    num_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        order = epoch_order(len(self.task.questions), self.header.seed, self.epoch)
         self.place = {question: place for place, question in enumerate(order)}
-        self.left = [i for i, name in enumerate(task.questions) if (epoch, name) not in log.results]
-        done = [result for (number, _), result in log.results.items() if number == epoch]
+        self.left = [i for i, name in enumerate(self.task.questions) if (self.epoch, name) not in self.log.results]
+        done = [result for (number, _), result in self.log.results.items() if number == self.epoch]
         self.answered = len(done)
         self.num_correct = sum(result.correct for result in done)
         self.unanswered = sum(result.unanswered is not None for result in done)
-        self.num_tokens = 0
-        self.seconds_before = lm.seconds_generating
+        self.seconds_before = self.lm.seconds_generating
 
     def run(self) -> None:
         """Ask, grade and store; then compare each stored grade with lm-eval's own."""

@@ -54,7 +54,7 @@ def judge(
     """Turn a run into its record. Raises InputError when the baseline has another task or other questions."""
     use = _use(run, baseline)
     counted = [_count(run.epoch(n), n) for n in range(1, run.header.num_epochs + 1)]
-    epochs = tuple(epoch.model_copy(update=_against_reference(run, epoch.epoch, baseline)) for epoch in counted)
+    epochs = tuple(epoch.but(**_against_reference(run, epoch.epoch, baseline)) for epoch in counted)
     judgement = _judge(run, epochs, use, limits or AccuracyLimits())
     return AccuracyRecord(
         scenario=scenario,
@@ -124,11 +124,9 @@ def _outcomes(results: Sequence[QuestionResult]) -> dict[str, bool]:
 
 
 def _against_reference(run: AccuracyRun, epoch: int, baseline: Baseline | None) -> dict[str, object]:
-    first = {result.question: result for result in run.epoch(1)}
+    first = {result.question: result.answer_hash for result in run.epoch(1)}
     results = run.epoch(epoch)
-    changed = sum(
-        result.answer_hash != first[result.question].answer_hash for result in results if result.question in first
-    )
+    changed = sum(first.get(one.question, one.answer_hash) != one.answer_hash for one in results)
     if baseline is None and epoch == 1:
         return {"changed": changed}
     reference = baseline.outcomes if baseline else _outcomes(run.epoch(1))
@@ -146,19 +144,18 @@ def _flips(before: dict[str, bool], after: dict[str, bool], reference: str) -> F
 def _judge(
     run: AccuracyRun, epochs: Sequence[EpochAccuracy], use: BaselineUse | None, limits: AccuracyLimits
 ) -> AccuracyJudgement:
-    missing = [epoch for epoch in epochs if epoch.num_questions < len(run.header.questions)]
-    if missing:
-        num_questions = len(run.header.questions)
-        lacks = (
-            f"epoch {missing[0].epoch} lacks {num_questions - missing[0].num_questions} of {num_questions} questions"
-        )
-        statement = f"{lacks}: continue with --resume"
-        kinds = (AccuracyReason(cause=Code.INCOMPLETE, epoch=missing[0].epoch),)
-        return AccuracyJudgement(verdict=Verdict.ERROR, statement=statement, reasons=(statement,), kinds=kinds)
-    trend = _trend(run) if len(epochs) > 1 else None
+    num_questions = len(run.header.questions)
+    for epoch in epochs:
+        if num_missing := num_questions - epoch.num_questions:
+            statement = f"epoch {epoch.epoch} lacks {num_missing} of {num_questions} questions: continue with --resume"
+            kinds = (AccuracyReason(cause=Code.INCOMPLETE, epoch=epoch.epoch),)
+            return AccuracyJudgement(verdict=Verdict.ERROR, statement=statement, reasons=(statement,), kinds=kinds)
+    first, *others = by_epoch = [_outcomes(run.epoch(epoch.epoch)) for epoch in epochs]
+    asked = [question for question in first if all(question in epoch for epoch in others)]
+    trend = trend_p([[epoch[question] for question in asked] for epoch in by_epoch]) if others else None
     compared = [epoch.flips for epoch in epochs if epoch.flips]
     p_values = [flips.p_value for flips in compared] + ([trend] if trend is not None else [])
-    num_flips = _flips_between_epochs(run)
+    num_flips = len({name for later in others for name in later if name in first and later[name] != first[name]})
     reasons = [
         *_significant_drops(epochs, trend, len(p_values), limits.alpha),
         *_limit_reasons(epochs, limits),
@@ -182,22 +179,7 @@ def _judge(
         smallest_drop=drop,
         num_flips=num_flips,
     )
-    return judgement.model_copy(update={"statement": _statement(run, epochs, judgement, use)})
-
-
-def _trend(run: AccuracyRun) -> float:
-    by_epoch = [_outcomes(run.epoch(n)) for n in range(1, run.header.num_epochs + 1)]
-    asked = [question for question in run.header.questions if all(question in epoch for epoch in by_epoch)]
-    return trend_p([[epoch[question] for question in asked] for epoch in by_epoch])
-
-
-def _flips_between_epochs(run: AccuracyRun) -> int:
-    first = _outcomes(run.epoch(1))
-    flipped = set()
-    for n in range(2, run.header.num_epochs + 1):
-        later = _outcomes(run.epoch(n))
-        flipped |= {question for question in later if question in first and later[question] != first[question]}
-    return len(flipped)
+    return judgement.but(statement=_statement(run, epochs, judgement, use))
 
 
 def _significant_drops(
@@ -207,10 +189,9 @@ def _significant_drops(
     for epoch in epochs:
         flips = epoch.flips
         if flips and flips.lost > flips.gained and flips.p_value * num_tests <= alpha:
-            words = (
-                f"epoch {epoch.epoch} lost {flips.lost} and gained {flips.gained} of {flips.num_shared:,} answers "
-                f"against {flips.reference} (exact McNemar, adjusted p = {flips.p_value * num_tests:.2g})"
-            )
+            changed = f"lost {flips.lost} and gained {flips.gained} of {flips.num_shared:,} answers"
+            test = f"exact McNemar, adjusted p = {flips.p_value * num_tests:.2g}"
+            words = f"epoch {epoch.epoch} {changed} against {flips.reference} ({test})"
             reasons.append((AccuracyReason(cause=Code.DROP, epoch=epoch.epoch), words))
     if trend is not None and trend * num_tests <= alpha:
         words = f"accuracy falls over the epochs (signed-rank trend, adjusted p = {trend * num_tests:.2g})"

@@ -115,11 +115,9 @@ class Judged:
 
     def result(self) -> CaseResult:
         """The script as a case, for run folders and reports."""
-        name, looked_at = f"{SCENARIO}[script={self.script},model={self.model}]", {ORACLE: self.num_tokens}
-        names, verdict = {"key": name, "id": name, "scenario": SCENARIO}, self.verdict
-        return CaseResult(
-            **names, verdict=verdict, reason=self.reason, findings=tuple(self.findings), looked_at=looked_at
-        )
+        name = f"{SCENARIO}[script={self.script},model={self.model}]"
+        ended: dict[str, Any] = {"verdict": self.verdict, "reason": self.reason, "findings": tuple(self.findings)}
+        return CaseResult(key=name, id=name, scenario=SCENARIO, looked_at={ORACLE: self.num_tokens}, **ended)
 
 
 def check_script(check: ScriptCheck, references: dict[Request, Reply] | None = None) -> Judged:

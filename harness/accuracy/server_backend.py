@@ -70,12 +70,8 @@ class ServerBackend:
             raise InputError(f"{url}: the address must start with http:// or https://")
         if concurrency < 1 or max_attempts < 1:
             raise InputError("--concurrency and the number of attempts must be at least 1")
-        self._url = url.rstrip("/")
-        self._max_attempts = max_attempts
-        self._backoff = backoff
-        self._longest_wait = longest_wait
-        self._concurrency = concurrency
-        self._timeout = timeout
+        self._url, self._concurrency, self._timeout = url.rstrip("/"), concurrency, timeout
+        self._max_attempts, self._backoff, self._longest_wait = max_attempts, backoff, longest_wait
         self._num_replies = 0
         key = os.environ.get(KEY_VARIABLE)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -218,13 +214,13 @@ class ServerBackend:
         try:
             with httpx.Client(headers=self._headers, timeout=seconds) as client:
                 response = fetched(client, "GET", f"{self._url}/models", seconds=seconds)
+            if response.status_code in REFUSED_KEY:
+                raise self._refusal(response)
             response.raise_for_status()
             names = [str(entry["id"]).encode().decode() for entry in object_of(response.content)["data"]]
         except httpx.TransportError as error:
             raise InputError(f"{self._url}: no server answers there ({type(error).__name__})") from None
-        except (httpx.HTTPStatusError, BadReply, ValueError, KeyError, TypeError) as error:
-            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in REFUSED_KEY:
-                raise self._refusal(error.response) from None
+        except (httpx.HTTPStatusError, BadReply, ValueError, KeyError, TypeError):
             raise InputError(f"{self._url}/models lists no model; name it with --served-model") from None
         if len(names) != 1:
             raise InputError(f"{self._url}: it serves {len(names)} models; name one with --served-model")
@@ -267,33 +263,30 @@ class BadReply(Exception):
 
 def fetched(client: httpx.Client, method: str, url: str, *, seconds: float, **more: Any) -> httpx.Response:
     """The whole reply. Raises BadReply, and httpx.TransportError if there is none."""
-    ends, parts, size = time.monotonic() + seconds, list[bytes](), 0
+    ends, content = time.monotonic() + seconds, bytearray()
     try:
         with client.stream(method, url, **more) as response:
             for part in response.iter_bytes():
-                parts.append(part)
-                size += len(part)
-                _check(size, time.monotonic() > ends)
+                content += part
+                _check(len(content), time.monotonic() > ends)
     except httpx.DecodingError:
         raise BadReply("the reply cannot be unpacked") from None
-    return _read(response, b"".join(parts))
+    return _read(response, content)
 
 
 async def fetched_async(
     client: httpx.AsyncClient, method: str, url: str, *, seconds: float, **more: Any
 ) -> httpx.Response:
     """As `fetched`. Also raises TimeoutError."""
-    parts: list[bytes] = []
-    size = 0
+    content = bytearray()
     try:
         async with asyncio.timeout(seconds), client.stream(method, url, **more) as response:
             async for part in response.aiter_bytes():
-                parts.append(part)
-                size += len(part)
-                _check(size, False)
+                content += part
+                _check(len(content), False)
     except httpx.DecodingError:
         raise BadReply("the reply cannot be unpacked") from None
-    return _read(response, b"".join(parts))
+    return _read(response, content)
 
 
 async def lines_of(response: httpx.Response) -> AsyncIterator[str]:
@@ -329,6 +322,6 @@ def _check(size: int, is_late: bool) -> None:
         raise BadReply("the reply does not end in time")
 
 
-def _read(response: httpx.Response, content: bytes) -> httpx.Response:
+def _read(response: httpx.Response, content: bytearray) -> httpx.Response:
     kept = {name: value for name, value in response.headers.items() if name in ("retry-after", "content-type")}
-    return httpx.Response(response.status_code, headers=kept, content=content, request=response.request)
+    return httpx.Response(response.status_code, headers=kept, content=bytes(content), request=response.request)

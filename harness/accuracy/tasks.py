@@ -15,7 +15,6 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,11 +65,8 @@ class Task:
 
     def grade(self, instance: Any, text: str) -> Grade:
         """Judge one answer with the calls that `lm_eval.evaluate` makes."""
-        filtered = self.lm_eval_task.filtered(instance, text)
-        scores = {
-            name: float(self.lm_eval_task.process_results(instance.doc, [answer])[self.metric])
-            for name, answer in filtered.items()
-        }
+        filtered, judge = self.lm_eval_task.filtered(instance, text), self.lm_eval_task.process_results
+        scores = {name: float(judge(instance.doc, [answer])[self.metric]) for name, answer in filtered.items()}
         return Grade(scores[self.filter] == 1.0, scores, filtered[self.filter] == INVALID)
 
 
@@ -172,8 +168,6 @@ def _forbid_network() -> None:
             sys.modules[module].HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
 
 
-@contextlib.contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def _no_progress_bars() -> contextlib.redirect_stderr[io.StringIO]:
     """Hides the progress bars of lm-eval and datasets on standard error."""
-    with contextlib.redirect_stderr(io.StringIO()):
-        yield
+    return contextlib.redirect_stderr(io.StringIO())

@@ -25,7 +25,6 @@ from harness.cli.option_records import RunningCases, with_options
 from harness.cli.output import console, print_json
 from harness.cli.shared_options import Tags
 from harness.core.errors import InputError
-from harness.core.records import Verdict
 from harness.report.bisect import Column, Row, in_order, is_good, reasons, rows, to_object
 from harness.report.console import table
 from harness.report.wording import printable
@@ -115,12 +114,12 @@ def _interpreter(name: str) -> str:
     found = str(path.absolute()) if is_program else shutil.which(name)
     if found is None:
         raise InputError(f"--python {name}: no interpreter there; name an executable or the folder of a venv")
-    with suppress(OSError, subprocess.TimeoutExpired):
+    with suppress(OSError, subprocess.SubprocessError):
         asked = [found, "-c", "import sys; print('Python', *sys.version_info[:2])"]
-        done = subprocess.run(
-            asked, capture_output=True, text=True, errors="replace", timeout=START_SECONDS, check=False
+        said = subprocess.check_output(
+            asked, stderr=subprocess.DEVNULL, text=True, errors="replace", timeout=START_SECONDS
         )
-        if done.returncode == 0 and re.fullmatch(r"Python \d+ \d+\s*", done.stdout):
+        if re.fullmatch(r"Python \d+ \d+\s*", said):
             return found
     raise InputError(f"--python {name}: not a Python interpreter; name an executable or the folder of a venv")
 
@@ -178,11 +177,7 @@ def _ask(interpreter: str, site: Path | None, command: list[str], children: list
             store = RunStore.open(summary.parent)
             column.summary = jsonlib.loads(summary.read_text(encoding="utf-8"))
             column.faults = [fault.model_dump(mode="json") for fault in store.faults()]
-            column.skipped_faults = [
-                {"fault": result.fault, "case": result.id, "reason": result.reason, "cause": result.cause}
-                for result in store.tried().values()
-                if result.verdict is Verdict.SKIP
-            ]
+            column.skipped_faults = store.skipped_faults()
         if not column.summary:
             column.trouble = f"{ended}: {child.last_line()}"
         child.close()
@@ -193,11 +188,10 @@ def _print(screen: Console, columns: list[Column]) -> None:
     found = rows(columns)
     _print_table(screen, columns, found, range(len(columns)))
     for column in columns:
-        environment = column.summary.get("environment", {})
-        paths = environment.get("engine_paths") or {}
-        facts = [*list(paths.values())[:1], f"Python {environment.get('python')}, torch {environment.get('torch')}"]
-        where = ", ".join(fact for fact in (column.interpreter, *facts) if fact)
-        screen.print(printable(f"{column.label}: {where}, {column.seconds:.0f} s"), soft_wrap=True)
+        there = column.environment
+        paths = [*(there.get("engine_paths") or {}).values()][:1]
+        facts = [column.interpreter, *paths, f"Python {there.get('python')}, torch {there.get('torch')}"]
+        screen.print(printable(f"{column.label}: {', '.join(facts)}, {column.seconds:.0f} s"), soft_wrap=True)
     for line in reasons(columns):
         screen.print(printable(line), soft_wrap=True)
 

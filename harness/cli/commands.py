@@ -74,15 +74,12 @@ class Commands(TyperGroup):
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
         folder, _, file = module.rpartition("/")
-        if folder:
-            found = getattr(from_checkout(ROOT / folder, file, cmd_name), name)
-        else:
-            found = getattr(importlib.import_module(f"harness.cli.{module}"), name)
+        in_checkout = folder and from_checkout(ROOT / folder, file, cmd_name)
+        app = found = getattr(in_checkout or importlib.import_module(f"harness.cli.{module}"), name)
         if not isinstance(found, typer.Typer):
             app = new_app()
             app.command(cmd_name, cls=Command)(found)
-            found = app
-        command = typer.main.get_command(found)
+        command = typer.main.get_command(app)
         command.name = cmd_name
         return command
 

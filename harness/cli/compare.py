@@ -14,9 +14,9 @@ from harness.cli.shared_options import History, Json, Out
 from harness.core.errors import InputError
 from harness.report.run_view import RunView
 from harness.report.terminal_history import print_comparison
-from harness.store.history.compare import LATEST, Change, Comparison, choose
+from harness.store.history.compare import LATEST, Change, choose
 from harness.store.history.compare import compare as compare_runs
-from harness.store.history.entry import Entry, PastRuns, RunEntry
+from harness.store.history.entry import PastRuns, RunEntry
 from harness.store.run_folder import DEFAULT_RUNS, RunStore
 
 
@@ -39,7 +39,8 @@ def compare(
         warn(f"{runs.names[0]} is newer than {after.run_id}, but nothing ran in it; to compare it, name it")
     found = compare_runs(before, after)
     if json:
-        print_json(_to_object(found), default=_of_change)
+        shown = {field.name: getattr(found, field.name) for field in fields(found)}
+        print_json(shown | {"before": _of_run(before), "after": _of_run(after)}, default=_of_change)
     else:
         folder = Path(after.folder)
         causes = RunView(RunStore.open(folder)).causes if (folder / "run.json").is_file() else []
@@ -47,19 +48,11 @@ def compare(
     raise typer.Exit(int(bool(found.new_failures or found.lost)))
 
 
-def _to_object(found: Comparison) -> dict[str, object]:
-    shown = {field.name: getattr(found, field.name) for field in fields(found)}
-    return shown | {"before": _of_run(found.before), "after": _of_run(found.after)}
-
-
 def _of_run(run: RunEntry) -> dict[str, object]:
     return {name: getattr(run, name) for name in ("run_id", "started", "seconds", "folder")} | run.source.model_dump()
 
 
 def _of_change(change: Change) -> dict[str, object]:
-    before = change.before and _of_entry(change.before)
-    return {"key": change.key, "scenario": change.after.scenario, "before": before, "after": _of_entry(change.after)}
-
-
-def _of_entry(entry: Entry) -> dict[str, object]:
-    return {name: getattr(entry, name) for name in ("verdict", "seconds", "accuracy", "note", "oracles", "blamed")}
+    named = ("verdict", "seconds", "accuracy", "note", "oracles", "blamed")
+    before, after = (one and {name: getattr(one, name) for name in named} for one in (change.before, change.after))
+    return {"key": change.key, "scenario": change.after.scenario, "before": before, "after": after}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.cli.shrink import step_line
+from harness.cli.shrink import step_shower
 from harness.core.cases import Job
 from harness.core.errors import InputError
 from harness.core.files import write_atomic
@@ -35,7 +35,9 @@ def export_script(
         raise InputError(f"--script {path}: give a file name that ends in .py, in a folder that exists")
     exported = _exported(with_fault(wanted), pool, screen, is_pytest=is_pytest, seconds=seconds)
     write_atomic(path, exported.text)
-    _print(screen, path, exported)
+    lines = num(exported.text.count("\n"), "line")
+    screen.print(f"{path}: {lines}, from {exported.case.id}", markup=False, soft_wrap=True)
+    screen.print(exported.check.sentence, markup=False, soft_wrap=True)
 
 
 def _exported(wanted: Wanted, pool: WorkerPool, screen: Console, *, is_pytest: bool, seconds: float | None) -> Exported:
@@ -70,17 +72,5 @@ def _shrunk(
         # One worker for all trials: a worker on another GPU would import an engine again.
         pool.num_workers = 1
     with screen.status("trying smaller cases") as status:
-        return shrink(
-            pool,
-            job,
-            result,
-            seconds=seconds,
-            blame_seconds=blame_seconds,
-            on_step=lambda step: status.update(step_line(step)),
-        )
-
-
-def _print(screen: Console, path: Path, exported: Exported) -> None:
-    lines = num(exported.text.count("\n"), "line")
-    screen.print(f"{path}: {lines}, from {exported.case.id}", markup=False, soft_wrap=True)
-    screen.print(exported.check.sentence, markup=False, soft_wrap=True)
+        show = step_shower(status)
+        return shrink(pool, job, result, seconds=seconds, blame_seconds=blame_seconds, on_step=show)

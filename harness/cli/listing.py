@@ -57,16 +57,17 @@ def list_(
         tables |= _other_tables()
     if json:
         print_json(tables)
-    else:
-        _print_tables(tables)
+        return
+    # Hundreds of rows: a table of rich takes as long as all the rest of the command.
+    for title, rows in tables.items():
+        typer.secho(f"\n{title}", bold=True)
+        print(*columns(rows), sep="\n")
 
 
 def _other_tables() -> dict[str, list[dict[str, Any]]]:
+    kernels = [(k.name, ", ".join(k.devices), ", ".join(k.kv), k.summary) for k in KERNELS]
     return {
-        "kernels": [
-            {"name": k.name, "devices": ", ".join(k.devices), "kv": ", ".join(k.kv), "summary": k.summary}
-            for k in KERNELS
-        ],
+        "kernels": [dict(zip(("name", "devices", "kv", "summary"), kernel, strict=True)) for kernel in kernels],
         "faults": [{"name": f.name, "ref": f.ref, "summary": f.summary} for f in FAULTS],
         "oracles": [{"name": o.name, "summary": o.summary} for o in ORACLES],
         "sites": [{"name": s.name, "summary": s.summary} for s in SITES],
@@ -83,13 +84,6 @@ def _scenario_row(scenario: Scenario) -> dict[str, Any]:
         "refs": ", ".join(scenario.refs),
         "summary": scenario.summary,
     }
-
-
-def _print_tables(tables: dict[str, list[dict[str, Any]]]) -> None:
-    # Hundreds of rows: a table of rich takes as long as all the rest of the command.
-    for title, rows in tables.items():
-        typer.secho(f"\n{title}", bold=True)
-        print(*columns(rows), sep="\n")
 
 
 def show(

@@ -59,23 +59,20 @@ def report(
         take_in(store)
     if canonical:
         sys.stdout.write(canonical_lines(store))
-        return
-    if pivot:
-        _print_pivot(store, pivot, markdown=markdown)
-        return
-    view = RunView(store)
-    write_reports(view)
-    if markdown:
-        sys.stdout.write(render(view, *_since_before(store, history)))
-        return
-    if json:
-        print_json(summarise(store))
-        return
-    print_run(console(), view, with_table=True)
+    elif pivot:
+        _print_pivot(*pivot_of(store, pivot), markdown=markdown)
+    else:
+        view = RunView(store)
+        write_reports(view)
+        if markdown:
+            sys.stdout.write(render(view, *_since_before(store, history)))
+        elif json:
+            print_json(summarise(store))
+        else:
+            print_run(console(), view, with_table=True)
 
 
-def _print_pivot(store: RunStore, shape: str, *, markdown: bool) -> None:
-    titles, rows = pivot_of(store, shape)
+def _print_pivot(titles: list[str], rows: list[list[str]], *, markdown: bool) -> None:
     if markdown:
         print(markdown_table(titles, rows))
         return
@@ -138,7 +135,7 @@ def _outcome(result: CaseResult) -> str:
 
 def _words(outcomes: Iterable[str]) -> str:
     """`pass` for one case, `3 pass, 1 fail finite` for several."""
-    counts = Counter(outcomes)
-    if counts.total() == 1:
-        return next(iter(counts))
-    return ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+    first, *others = sorted(Counter(outcomes).items())
+    return (
+        ", ".join(f"{count} {outcome}" for outcome, count in (first, *others)) if others or first[1] > 1 else first[0]
+    )

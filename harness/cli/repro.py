@@ -39,6 +39,7 @@ from harness.scenario.schema import FaultUse, Scenario
 from harness.scenario.selection import as_reference, select, selects_scenario, unknown_reference
 from harness.store.summary import totals
 
+NOT_JUDGED = Text("not judged: the case that the scenario tries it on was skipped", style="dim")
 MAX_CASES = 16
 """Cases shown of a scenario: more cases of a large matrix show nothing new."""
 
@@ -138,14 +139,15 @@ class _Reproduction:
             _print_title(self.screen, scenario)
         judged = _judged(declared, results, blames)
         smallest: dict[str, Shrunk] = {}
-        for fault in () if is_skipped else faults:
-            spec = FAULTS.get(fault)
+        for spec in () if is_skipped else map(FAULTS.get, faults):
+            fault = spec.name
             self.screen.print(f"\nfault {fault} ({spec.ref}): {spec.summary}", soft_wrap=True)
             by_case = [(results[case.id], results[f"{case.id}!{fault}"]) for case in cases]
             self.screen.print(_side_by_side(by_case, blames))
             _print_example(self.screen, [faulty for _, faulty in by_case], blames)
             smallest |= self._print_smallest([(job, results[job.key]) for job in jobs if job.fault == fault], blames)
-            _print_judged(self.screen, [found for found in judged if found.fault == fault])
+            own = [fault_line(found) for found in judged if found.fault == fault]
+            self.screen.print(*own or [NOT_JUDGED], sep="\n", soft_wrap=True)
         self.cases += [_as_object(j, results[j.key], blames.get(j.key), smallest.get(j.key)) for j in jobs]
         self.faults += [found.model_dump(mode="json") for found in judged]
         if is_skipped:
@@ -197,11 +199,8 @@ def _judged(
 ) -> list[FaultResult]:
     """Judge each declared fault on its case; skipped ones are left out."""
     tried = [(use, results[f"{case.id}!{use.name}"]) for use, case in declared]
-    return [
-        judge_fault(use, result, blames.get(result.key, Blame()), 0.0)
-        for use, result in tried
-        if result.verdict is not Verdict.SKIP
-    ]
+    ran = [(use, result) for use, result in tried if result.verdict is not Verdict.SKIP]
+    return [judge_fault(use, result, blames.get(result.key, Blame()), 0.0) for use, result in ran]
 
 
 def _print_title(screen: Console, scenario: Scenario) -> None:
@@ -209,13 +208,6 @@ def _print_title(screen: Console, scenario: Scenario) -> None:
     screen.print(", ".join(scenario.refs), style="dim", soft_wrap=True)
     if scenario.why:
         say(screen, " ".join(scenario.why.split()))
-
-
-def _print_judged(screen: Console, judged: list[FaultResult]) -> None:
-    for found in judged:
-        screen.print(fault_line(found), soft_wrap=True)
-    if not judged:
-        screen.print("not judged: the case that the scenario tries it on was skipped", style="dim")
 
 
 def _side_by_side(pairs: list[tuple[CaseResult, CaseResult]], blames: dict[str, Blame]) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -144,11 +145,8 @@ def finish(store: RunStore, pool: Pool, given: RunOptions, accepted: RunEntry | 
     # A moving line would disturb a debugger.
     screen = console(given.json, moves=not isinstance(pool, InProcessPool))
     max_failures, loudness = 1 if given.first_failure else given.max_failures, given.verbose - given.quiet
-
-    def work() -> None:
-        run_and_report.work_on(
-            store, pool, screen, shrink_seconds=given.shrink_seconds, max_failures=max_failures, loudness=loudness
-        )
+    how: dict[str, Any] = {"max_failures": max_failures, "loudness": loudness, "shrink_seconds": given.shrink_seconds}
+    work = partial(run_and_report.work_on, store, pool, screen, **how)
 
     def report() -> int:
         if loudness < 0:

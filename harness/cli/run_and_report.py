@@ -176,7 +176,7 @@ def as_last_failed(wanted: Wanted, root: Path) -> tuple[Wanted, frozenset[str]]:
     failed = [result.id for result in store.results() if result.verdict in BAD]
     if not failed:
         raise InputError(f"--last-failed: no case failed in {store.path.name}")
-    old, unset = store.plan.options, Wanted()
+    old = store.plan.options
     kernel = old.get("kernel")
     then = Wanted(
         selectors=tuple(failed),
@@ -188,9 +188,8 @@ def as_last_failed(wanted: Wanted, root: Path) -> tuple[Wanted, frozenset[str]]:
         scenarios=Path(old["scenarios"]) if old.get("scenarios") else None,
         engine_path=wanted.engine_path or _engine_path_of(store),
     )
-    given = {field.name: getattr(wanted, field.name) for field in fields(wanted)}
-    changed = {name: value for name, value in given.items() if value != getattr(unset, name)}
-    return replace(then, **changed), frozenset(failed)
+    given = {one.name: getattr(wanted, one.name) for one in fields(wanted) if getattr(wanted, one.name) != one.default}
+    return replace(then, **given), frozenset(failed)
 
 
 def is_all_skipped(verdicts: list[Verdict]) -> bool:
@@ -218,18 +217,16 @@ def to_resume(context: typer.Context, name: str | None, out: Path | None, comman
     changed = []
     for parameter in context.command.params:
         option = parameter.name or ""
-        source = context.get_parameter_source(option)
-        if option in NOT_OF_THE_PLAN or source is None or source.name != "COMMANDLINE":
-            continue
-        if parameter.param_type_name != "argument":
-            changed.append(parameter.opts[0])
-        elif context.params[option]:
-            changed.append("a selector")
+        source, is_argument = context.get_parameter_source(option), parameter.param_type_name == "argument"
+        is_given = (
+            source is not None and source.name == "COMMANDLINE" and not (is_argument and not context.params[option])
+        )
+        if is_given and option not in NOT_OF_THE_PLAN:
+            changed.append("a selector" if is_argument else parameter.opts[0])
     if changed:
         raise InputError(f"--resume: continues the run as it was planned; leave out {', '.join(changed)}")
     store = RunStore.open(find_run(name, out or DEFAULT_RUNS))
-    kind = _kind(store)
-    if kind != command:
+    if (kind := _kind(store)) != command:
         raise InputError(f"{store.path}: a run of `{kind}`; continue it with: {command_to_resume(store)}")
     _engine_path_of(store)
     return store

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from harness.cli.output import console, print_json
 from harness.core.cause_codes import Code
 from harness.core.checkout import TRUST, from_checkout
 from harness.core.errors import InputError
-from harness.core.records import CaseResult, Verdict
+from harness.core.records import Verdict
 from harness.diagnose.run_jobs import exit_code
 from harness.report.run_view import RunView
 from harness.report.terminal import print_accuracy, print_failures, print_skips, totals_line
@@ -92,17 +93,8 @@ def finish(store: RunStore, pool: Pool, *, as_json: bool) -> int:
             print_json(_object(store, is_good=code == 0))
         return code
 
-    def work() -> None:
-        run_and_report.work_on(store, pool, screen)
-
+    work = partial(run_and_report.work_on, store, pool, screen)
     return run_and_report.work_and_report(store, work, stop=pool.close, report=report)
-
-
-def _skipped(store: RunStore) -> list[CaseResult]:
-    """The results of faults that could not run here."""
-    tried = store.tried()
-    found = (tried.get(control.job.key) for control in store.plan.controls)
-    return [result for result in found if result is not None and result.verdict is Verdict.SKIP]
 
 
 def _late(store: RunStore) -> set[str]:
@@ -123,13 +115,13 @@ def _code(store: RunStore) -> int:
 
 
 def _print(screen: Console, store: RunStore) -> None:
-    view, skipped = RunView(store), _skipped(store)
+    view, num_skipped = RunView(store), len(store.skipped_faults())
     print_accuracy(screen, view.accuracy)
     print_failures(screen, view)
     print_skips(screen, view.skips)
-    counts = {"skipped": len(skipped), "not judged yet": len(store.unfinished_controls())}
+    counts = {"skipped": num_skipped, "not judged yet": len(store.unfinished_controls())}
     more = "".join(f", {count} {word}" for word, count in counts.items() if count)
-    num_judged = len(store.plan.controls) - len(skipped)
+    num_judged = len(store.plan.controls) - num_skipped
     if num_on_sound := sum(job.case.uses_sound_variant for job in store.plan.jobs):
         late = len(_late(store))
         false_alarms = sum(result.verdict is not Verdict.PASS for result in view.results) - late
@@ -152,7 +144,5 @@ def _object(store: RunStore, *, is_good: bool) -> dict[str, Any]:
         "totals": summary["totals"],
         "not_clean": [case for case in summary["cases"] if case["verdict"] not in ("pass", "skip", "known")],
         "faults": [fault.model_dump(mode="json") for fault in store.faults()],
-        "skipped_faults": [
-            {"fault": r.fault, "case": r.id, "reason": r.reason, "cause": r.cause} for r in _skipped(store)
-        ],
+        "skipped_faults": store.skipped_faults(),
     }

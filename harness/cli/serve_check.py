@@ -118,6 +118,6 @@ def _stored(result: CaseResult, request: ScriptCheck, root: Path, seconds: float
     case = Case(id=result.id, scenario=SCENARIO, system="model", params=params, oracles=(ORACLE,))
     job = Job(key=result.key, case=case)
     store = RunStore.create(root, [job], command=command_line(), options={SCENARIO: given})
-    store.add(result.model_copy(update={"seconds": round(seconds, 3)}))
+    store.add(result.but(seconds=round(seconds, 3)))
     store.add_seconds(seconds)
     return store

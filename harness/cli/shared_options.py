@@ -104,22 +104,15 @@ History = Annotated[
         "--history",
         metavar="DIR|none",
         envvar="MLA_HARNESS_HISTORY",
-        show_envvar=True,
         callback=_folder_of_runs,
         help="Folder of earlier runs to compare with [default: that of --out].",
     ),
 ]
 Commit = Annotated[
-    str,
-    typer.Option(
-        metavar="SHA", envvar="MLA_HARNESS_COMMIT", show_envvar=True, help="Commit under test [default: from git]."
-    ),
+    str, typer.Option(metavar="SHA", envvar="MLA_HARNESS_COMMIT", help="Commit under test [default: from git].")
 ]
 Branch = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME", envvar="MLA_HARNESS_BRANCH", show_envvar=True, help="Branch under test [default: from git]."
-    ),
+    str, typer.Option(metavar="NAME", envvar="MLA_HARNESS_BRANCH", help="Branch under test [default: from git].")
 ]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
+from rich.status import Status
 
 from harness.cli import shared_options
 from harness.cli.option_records import RunningCases, with_options
@@ -41,12 +43,13 @@ def shrink(context: typer.Context, given: ShrinkOptions) -> None:
         with_bug = f" with {given.fault}" if given.fault else ""
         screen.print(f"shrinking {job.case.id}{with_bug}", markup=False, soft_wrap=True)
         with screen.status("trying smaller cases") as status:
-            oracle, show = declared_oracle(wanted, job), lambda step: status.update(step_line(step))
+            oracle, show = declared_oracle(wanted, job), step_shower(status)
             shrunk = search(pool, job, result, oracle=oracle, seconds=given.seconds, on_step=show)
     print_shrunk(screen, shrunk, reproduce_case(shrunk.case.id, shrunk.fault, wanted.reproduction()))
     if given.json:
         print_json(shrunk.model_dump(mode="json"))
 
 
-def step_line(step: ShrinkStep) -> str:
-    return f"trying smaller cases: {step.what} is {step.after}"[:100]
+def step_shower(status: Status) -> Callable[[ShrinkStep], None]:
+    """What shows each accepted step in a line of status."""
+    return lambda step: status.update(f"trying smaller cases: {step.what} is {step.after}"[:100])

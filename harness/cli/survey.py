@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json as jsonlib
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -24,7 +24,7 @@ from harness.core.registry import attribute_at, nearest
 from harness.diagnose.run_jobs import exit_code, run_jobs
 from harness.diagnose.smallest_options import is_failure, smallest_sets
 from harness.report.console import table
-from harness.report.run_view import RunView
+from harness.report.run_view import RunView, skip_reasons
 from harness.report.terminal import LiveProgress, print_run
 from harness.report.wording import printable
 from harness.run.planning import Planner, Wanted
@@ -82,9 +82,7 @@ def survey(context: typer.Context, given: SurveyOptions) -> None:
             with screen.status("looking for the smallest sets of options"):
                 found.extend(_sets(store, pool, given.seconds))
 
-        def report() -> int:
-            return _report(store, screen, found, as_json=given.json)
-
+        report = partial(_report, store, screen, found, as_json=given.json)
         code = run_and_report.work_and_report(store, work, stop=pool.close, report=report)
     raise typer.Exit(code)
 
@@ -115,8 +113,7 @@ def sets_table(results: Sequence[CaseResult], found: Sequence[OptionSet]) -> Tab
         seen = one.result.findings[0].message if one.result.findings else one.result.reason
         made.add_row(str(len(one.keys)), one.result.verdict.value, words_of(one), printable(seen)[:MOST])
         made.add_row("", "", "", command_of(one.case))
-    refusals = Counter(result.reason for result in results if result.verdict is Verdict.SKIP)
-    for reason, count in refusals.most_common():
+    for reason, count in skip_reasons(results).most_common():
         made.add_row(str(count), "skipped", "", printable(reason)[:MOST])
     return made
 

@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue, SerializeAsAny, ValidationInfo, model_val
 
 from harness.core.catalog import KERNELS, SYSTEMS
 from harness.core.errors import UnknownNameError
-from harness.core.kernels import SOUND
+from harness.core.kernels import SOUND, KernelSpec
 from harness.core.params import Params, ParamsT, Record
 from harness.core.systems import SystemSpec
 
@@ -117,10 +117,13 @@ class Case(Record):
         """Whether one of its kernels has a name of `names`, with or without its op: `mine`, `mla_decode/mine`."""
         return any(name in names or name.partition("/")[2] in names for name in self.kernels().values())
 
+    def known_kernels(self) -> list[KernelSpec]:
+        """Its kernels that are registered here."""
+        return [KERNELS.get(name) for name in self.kernels().values() if name in KERNELS]
+
     def compile_seconds(self) -> dict[str, float]:
         """The kernels that compile on their first call, and for how long they may."""
-        names = (name for name in self.kernels().values() if name in KERNELS)
-        return {name: seconds for name in names if (seconds := KERNELS.get(name).compile_seconds)}
+        return {spec.name: spec.compile_seconds for spec in self.known_kernels() if spec.compile_seconds}
 
 
 class AskVerdict(Record):

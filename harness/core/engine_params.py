@@ -90,8 +90,6 @@ class BatchParams(Params):
 class GraphParams(Params):
     """The graphs that replay decodes."""
 
-    GRAPH: ClassVar[str] = "graph"
-
     graph: Literal["none", "full", "breakable"] = "none"
     capture: Literal["persistent", "lazy"] = Field(
         default="persistent", description="persistent: filled before each replay; lazy: planned inside the capture"
@@ -271,7 +269,7 @@ class EngineParams(ServingParams, ModelSizes, WorkloadParams, ChangeParams):
         return tuple(dict.fromkeys((*self.happens, *(change for change, _ in self.changes))))
 
     def varied(self) -> Self:
-        return self.model_copy(update={"steps": ()})
+        return self.but(steps=())
 
     page_size: ClassVar[int] = PAGE_SIZE
 
@@ -332,8 +330,6 @@ class EngineParams(ServingParams, ModelSizes, WorkloadParams, ChangeParams):
 
 class EpochsParams(ServingParams):
     """Common to all accuracy measurements of a scenario: the canary, how it is served, how it is asked."""
-
-    TIMEOUT: ClassVar[str] = "timeout_seconds"
 
     OPEN_SIZES: ClassVar[frozenset[str]] = frozenset(itertools.chain(*SIZES.values()))
     """The model that answers has the sizes."""

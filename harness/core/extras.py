@@ -16,28 +16,23 @@ __all__ = [
     "why_module_missing", "why_not",
 ]  # fmt: skip
 
-PACKAGES = {
-    "lm_eval": ("lm-eval", "accuracy"),
-    "scipy": ("scipy", "accuracy"),
-    "httpx": ("httpx", "accuracy"),
-    "safetensors": ("safetensors", "accuracy"),
-    "tokenizers": ("tokenizers", "accuracy"),
-    "pandas": ("pandas", "reports"),
-    "transformers": ("transformers", "dev"),
-    "griffe": ("griffelib", "dev"),
-    "pytest": ("pytest", "pytest"),
-    "pluggy": ("pluggy", "pytest"),
-    "ray": ("ray", "ray"),
-    "triton": ("triton", "triton"),
-    "vllm": ("vllm", "vllm"),
-    "flashinfer": ("flashinfer-python", "flashinfer"),
-    "sglang": ("sglang", "sglang"),
-    "sgl_kernel": ("sglang-kernel", "sglang"),
+ACCURACY = ("lm_eval", "scipy", "httpx", "safetensors", "tokenizers")
+_EXTRAS = {
+    "accuracy": ACCURACY,
+    "dev": ("transformers", "griffe"),
+    "pytest": ("pytest", "pluggy"),
+    "sglang": ("sglang", "sgl_kernel"),
+    "reports": ("pandas",),
 }
+_PIP_NAMES = {
+    "lm_eval": "lm-eval",
+    "griffe": "griffelib",
+    "flashinfer": "flashinfer-python",
+    "sgl_kernel": "sglang-kernel",
+}
+_BY_EXTRA = _EXTRAS | {extra: (extra,) for extra in ("ray", "triton", "vllm", "flashinfer")}
+PACKAGES = {name: (_PIP_NAMES.get(name, name), extra) for extra, names in _BY_EXTRA.items() for name in names}
 """Name for import -> name for pip, and the extra of this package that brings it."""
-
-
-ACCURACY = tuple(name for name, (_, extra) in PACKAGES.items() if extra == "accuracy")
 
 
 class MissingPackage(InputError):

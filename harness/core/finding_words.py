@@ -41,16 +41,11 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
         groups.setdefault(kind_of(finding), []).append(finding)
-    return [_with_count(group[0], len(group)) for group in groups.values()]
+    counted = ((first, len(others)) for first, *others in groups.values())
+    return [one.but(message=f"{one.message} ({more} more like it)") if more else one for one, more in counted]
 
 
 def kind_of(finding: Finding) -> tuple[str, ...]:
     """What makes two findings the same failure: oracle, site, tensor without its numbers, and cause."""
     tensor = re.sub(r"\d+", "#", finding.tensor)
     return finding.oracle, finding.site or "", tensor, finding.cause, finding.error, finding.kernel
-
-
-def _with_count(finding: Finding, count: int) -> Finding:
-    if count == 1:
-        return finding
-    return finding.model_copy(update={"message": f"{finding.message} ({count - 1} more like it)"})

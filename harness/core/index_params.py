@@ -9,6 +9,8 @@ from pydantic import Field
 
 from harness.core.params import Count, FlatLayout, KernelParams, Length
 
+PageStride = Annotated[int, Field(ge=0, le=2**32, description="elements from page to page; 0: as the layout has them")]
+
 
 class IndexLogitsParams(KernelParams):
     """One call of `index_logits`. The last `query_len` tokens of each request ask."""
@@ -21,9 +23,7 @@ class IndexLogitsParams(KernelParams):
     num_heads: Count = Field(default=64, description="heads of the indexer")
     index_head_dim: Count = 128
     table_pad: Annotated[int, Field(ge=0, le=64)] = 3
-    page_stride: Annotated[int, Field(ge=0, le=2**32)] = Field(
-        default=0, description="elements from page to page; 0: as the layout has them"
-    )
+    page_stride: PageStride = 0
     layout: FlatLayout = "contiguous"
 
     @property
@@ -45,8 +45,6 @@ zeros of both signs."""
 class SelectTopkParams(KernelParams):
     """One call of `select_topk`."""
 
-    GRAPH: ClassVar[str] = "graph"
-
     seq_lens: tuple[Length, ...] = (15, 16, 17, 0, 1, 90)
     query_len: Count = 1
     topk: Count = 16
@@ -61,15 +59,11 @@ class SelectTopkParams(KernelParams):
     )
 
     @property
-    def num_launches(self) -> int:
-        return self.launches
-
-    @property
     def cache_layout(self) -> str:
         return "large" if self.row_stride else "contiguous"
 
     def gives(self) -> frozenset[str]:
-        return super().gives() - {"batches", "floats"} | ({"repeats"} if self.launches > 1 else set())
+        return super().gives() - {"floats"}
 
     def problems(self) -> Iterator[str]:
         if self.has_graph and len(set(self.seq_lens)) < 2:

@@ -31,6 +31,11 @@ class ModelParams(Params):
     repeat: int = 0
     least_acceptance: float | None = None
 
+    @property
+    def has_graph(self) -> bool:
+        """False: the model that is asked has the graphs, and the case has none."""
+        return False
+
     @model_validator(mode="before")
     @classmethod
     def _flat(cls, values: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from harness.core.index_params import IndexLogitsParams, MapIndicesParams, SelectTopkParams
+from harness.core.index_params import IndexLogitsParams, MapIndicesParams, PageStride, SelectTopkParams
 from harness.core.ops import latent_rank
 from harness.core.params import Count, FlatLayout, KernelParams, KvType, Length
 from harness.core.shapes import CacheLayout
@@ -22,11 +22,10 @@ RowValues = Literal["plain", "zero", "tiny", "large"]
 SlotOrder = Literal["random", "rising", "falling", "from_first", "from_last"]
 """The slots of the tokens of a call: scattered, one behind the other, or so from the first or last slot of a page."""
 Padded = Literal["end", "between"]
+PAGE_ORDER = Field(default=(), description="order of each request's pages, or which it shares; repeated for more")
 ROW_VALUES = Field(default=(), description="size of each row; repeated for more rows")
 PAGES_OF_MANAGER_BLOCK = 4
 """Pages of one block of the manager in the layout `manager_blocks`."""
-
-
 HighBlocks = Annotated[int, Field(ge=0, le=2**20, description="unused blocks below the blocks of the call")]
 
 
@@ -43,9 +42,6 @@ class MlaDecodeParams(KernelParams):
     """One call of `mla_decode`."""
 
     CACHE_TYPE: ClassVar[str] = "kv"
-    CACHE_LAYOUT: ClassVar[str] = "layout"
-    GRAPH: ClassVar[str] = "graph"
-
     KEYWORDS: ClassVar[tuple[str, ...]] = ("window",)
 
     kernel: str = "tiled"
@@ -63,29 +59,17 @@ class MlaDecodeParams(KernelParams):
     planned: bool = Field(default=True, description="pass a plan made by the kernel's own mla_decode_plan")
     contiguous_q: bool = Field(default=True, description="false: q is a slice of a wider tensor")
     window: Count | None = Field(default=None, description="keys that a query sees at most, for kernels that can")
-    page_stride: Annotated[int, Field(ge=0, le=2**32)] = Field(
-        default=0, description="elements from page to page; 0: as the layout has them"
-    )
+    page_stride: PageStride = 0
     layout: CacheLayout = "contiguous"
     graph: Literal["none", "full"] = Field(
         default="none", description="full: the kernel is captured with the rows of the batch in another order"
     )
     launches: Annotated[int, Field(ge=1, le=1000)] = Field(default=1, description="launches on the same inputs")
-    page_order: tuple[PageOrder, ...] = Field(
-        default=(), description="order of each request's pages, or which it shares; repeated for more requests"
-    )
+    page_order: tuple[PageOrder, ...] = PAGE_ORDER
     high_blocks: HighBlocks = 0
     values: tuple[DecodeValues, ...] = Field(
         default=(), description="scores of each request's keys; repeated for more requests"
     )
-
-    @property
-    def num_launches(self) -> int:
-        return self.launches
-
-    def gives(self) -> frozenset[str]:
-        # One launch is captured, and no batches of an engine.
-        return super().gives() - {"batches"} | ({"repeats"} if self.launches > 1 else set())
 
     def resized(self, size: str, value: int, changes: dict[str, Any]) -> dict[str, Any]:
         if not self.page_stride or size == "num_heads":
@@ -114,7 +98,6 @@ class MlaDecodeSparseParams(KernelParams):
     """One call of `mla_decode_sparse`. Token i attends to `num_chosen[i]` slots, at most `topk`."""
 
     CACHE_TYPE: ClassVar[str] = "kv"
-    CACHE_LAYOUT: ClassVar[str] = "layout"
 
     kernel: str = "gather"
     kv: KvType | Literal["fp8_ds_mla"] = "bf16"
@@ -189,7 +172,6 @@ class WriteKvParams(KernelParams):
     """One call of `write_kv` for `num_tokens` tokens; the last `num_padded` of them have slot -1."""
 
     CACHE_TYPE: ClassVar[str] = "kv"
-    CACHE_LAYOUT: ClassVar[str] = "layout"
 
     kv: KvType = "bf16"
     num_tokens: Count = 9
@@ -322,9 +304,7 @@ class ReadRecordsParams(RecordParams):
 
     seq_lens: tuple[Length, ...] = (5, 64, 65)
     table_pad: Annotated[int, Field(ge=0, le=64)] = 1
-    page_order: tuple[PageOrder, ...] = Field(
-        default=(), description="order of each request's pages, or which it shares; repeated for more requests"
-    )
+    page_order: tuple[PageOrder, ...] = PAGE_ORDER
 
     def problems(self) -> Iterator[str]:
         if not any(self.seq_lens):

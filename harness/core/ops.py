@@ -49,6 +49,10 @@ class Op:
     """Keywords that a kernel need not have. It is then called without them."""
     activations: tuple[str, ...] = ()
     """The positional arguments of the model's dtype. The first output has it too."""
+    finite: tuple[str, ...] = ()
+    """Float inputs that must be finite. If they are, the op itself caused a NaN in its output."""
+    sizes: tuple[str, ...] = ()
+    """The sizes that a kernel can declare, see :class:`harness.core.shapes.Shapes`."""
     reads: tuple[str, ...] = ()
     """The sites of uninitialised memory that a kernel could read."""
     arguments: str = ""

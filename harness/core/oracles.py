@@ -60,10 +60,8 @@ class OracleSpec:
         return attribute_at(self.impl)(evidence)
 
 
-def _oracle(name: str, row: dict[str, Any]) -> OracleSpec:
-    """The oracle of a row."""
-    return OracleSpec(name, row["passes"], f"harness.judge.oracles.{row['impl']}", row.get("needs", ""))
-
-
-ORACLES = tuple(_oracle(name, row) for name, row in rows_beside(__file__).items())
+ORACLES = tuple(
+    OracleSpec(name, row["passes"], f"harness.judge.oracles.{row['impl']}", row.get("needs", ""))
+    for name, row in rows_beside(__file__).items()
+)
 """The entries of `oracles.yaml`, in its order."""

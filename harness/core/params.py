@@ -34,6 +34,10 @@ class Record(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
+    def but(self, **changes: Any) -> Self:
+        """A copy with other values of these fields, which are not checked."""
+        return self.model_copy(update=changes)
+
 
 class Params(Record):
     """The parameters of one kind of case."""
@@ -44,14 +48,8 @@ class Params(Record):
     """Parameters that are optional keywords of the kernel. None stands for a call without it."""
     OPEN_SIZES: ClassVar[frozenset[str]] = frozenset()
     """Sizes of a kernel's call that the parameters do not fix; see :data:`harness.core.shapes.SIZES`."""
-    GRAPH: ClassVar[str] = ""
-    """The parameter that says how graphs are used, `none` for no graph; empty if the case can have none."""
     CACHE_TYPE: ClassVar[str] = ""
     """The parameter with the element type of the cache; empty for a case without a cache."""
-    CACHE_LAYOUT: ClassVar[str] = ""
-    """The parameter that says how the pages of the cache lie in memory; empty if they are always contiguous."""
-    TIMEOUT: ClassVar[str] = ""
-    """The parameter with the time limit of the case in seconds; empty if the run decides it."""
 
     def problems(self) -> Iterator[str]:
         """Yield a sentence for each thing that is wrong with the combination of these values."""
@@ -77,8 +75,8 @@ class Params(Record):
 
     @property
     def has_graph(self) -> bool:
-        """Whether the case captures a graph."""
-        return bool(self.GRAPH) and getattr(self, self.GRAPH) != "none"
+        """Whether the case captures a graph, as a parameter `graph` says."""
+        return bool(self._of("graph", "none") != "none")
 
     @property
     def cache_type(self) -> str | None:
@@ -87,13 +85,17 @@ class Params(Record):
 
     @property
     def cache_layout(self) -> str:
-        """How the pages of the cache lie in memory."""
-        return getattr(self, self.CACHE_LAYOUT) if self.CACHE_LAYOUT else "contiguous"
+        """How the pages of the cache lie in memory: the parameter `layout`, if there is one."""
+        return str(self._of("layout", "contiguous"))
 
     @property
     def own_timeout(self) -> float | None:
-        """The time limit of the case in seconds, or None if the run decides it."""
-        return getattr(self, self.TIMEOUT) if self.TIMEOUT else None
+        """The time limit of the case: the parameter `timeout_seconds`, or None if the run decides it."""
+        limit: float | None = self._of("timeout_seconds")
+        return limit
+
+    def _of(self, name: str, otherwise: Any = None) -> Any:
+        return getattr(self, name) if name in type(self).model_fields else otherwise
 
     @property
     def num_gpus(self) -> int:
@@ -153,8 +155,12 @@ class KernelParams(Params):
 
     @property
     def num_launches(self) -> int:
-        """Launches on the same inputs."""
-        return 1
+        """Launches on the same inputs, as a parameter `launches` says."""
+        return int(self._of("launches", 1))
+
+    def gives(self) -> frozenset[str]:
+        # One launch is captured, and no batches of an engine.
+        return super().gives() - {"batches"} | ({"repeats"} if self.num_launches > 1 else set())
 
     @property
     def dtype(self) -> str:

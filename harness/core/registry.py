@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import operator
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -91,12 +92,9 @@ class Registry(Generic[EntryT]):
 
     def get(self, name: str) -> EntryT:
         """The entry called `name`. Raises UnknownNameError with the nearest name."""
-        if name not in self._entries:
-            self.add_family(name)
-        try:
-            return self._entries[name]
-        except KeyError:
-            raise UnknownNameError(f"unknown {self.kind} {name!r}: {nearest(name, self.names())}") from None
+        if name not in self:
+            raise UnknownNameError(f"unknown {self.kind} {name!r}: {nearest(name, self.names())}")
+        return self._entries[name]
 
     @contextlib.contextmanager
     def scoped(self, *entries: EntryT) -> Iterator[None]:
@@ -131,7 +129,4 @@ def attribute_at(path: str) -> Any:
     """The object at "module:name" or "module:Class.name". Imports the module."""
     module, _, name = path.partition(":")
     # Looked up for each point of a matrix: import_module takes ten times as long.
-    found = sys.modules.get(module) or importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
+    return operator.attrgetter(name)(sys.modules.get(module) or importlib.import_module(module))

@@ -5,26 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from harness.core.files import rows_beside, with_tuples
+from harness.core.ops import OPS
 from harness.core.params import Count, Params, Record
 
 Dtype = Literal["fp32", "bf16"]
 CacheLayout = Literal["contiguous", "block_major", "padded_pages", "manager_blocks", "large"]
 
-_LATENT = ("kv_lora_rank", "qk_rope_head_dim")
-_HEADS = ("num_heads", "qk_head_dim", "v_head_dim")
-SIZES: dict[str, tuple[str, ...]] = {
-    "mla_decode": (*_LATENT, "num_heads", "query_len", "page_size", "layout", "dtype"),
-    "mla_decode_sparse": (*_LATENT, "num_heads", "page_size", "layout", "dtype"),
-    "index_logits": ("num_heads", "query_len", "page_size", "layout"),
-    "select_topk": ("topk",),
-    "map_indices": ("topk",),
-    "context_attention": (*_HEADS, "dtype"),
-    "merge_attn_states": ("num_heads", "v_head_dim", "dtype"),
-    "write_kv": (*_LATENT, "page_size", "layout", "dtype"),
-}
+SIZES = {op.name: op.sizes for op in OPS if op.sizes}
 """Op -> the sizes that a kernel of it can declare. Kernels of other ops accept every size."""
 
-RESIZABLE = (*_LATENT, *_HEADS)
+RESIZABLE = ("kv_lora_rank", "qk_rope_head_dim", "num_heads", "qk_head_dim", "v_head_dim")
 """Sizes that say nothing about what a case tests, in the order in which they are adapted."""
 COUNTS = ("heads_multiple_of", "most_heads")
 """Fields of :class:`Shapes` that are one number."""
@@ -78,20 +69,9 @@ class Shapes(Record):
         return min(allowed or [rounded], key=lambda found: (abs(found - value), -found))
 
 
-ANY = Shapes(name="any")
-DEEPSEEK = Shapes(
-    name="deepseek",
-    kv_lora_rank=(512,),
-    qk_rope_head_dim=(64,),
-    qk_head_dim=(192,),
-    v_head_dim=(128,),
-    page_size=(64,),
-    dtype=("bf16",),
-)
-"""DeepSeek-V2, V3 and R1 with any number of heads, as tensor parallelism divides them (arXiv 2405.04434)."""
-KIMI_LINEAR = DEEPSEEK.model_copy(update={"name": "kimi-linear", "num_heads": (4, 8, 16, 32)})
-"""Kimi Linear: the latents of DeepSeek, and 32 heads divided by tensor parallelism (arXiv 2510.26692)."""
-NAMED: dict[str, Shapes] = {shapes.name: shapes for shapes in (ANY, DEEPSEEK, KIMI_LINEAR)}
+NAMED = {name: Shapes(name=name, **with_tuples(row)) for name, row in rows_beside(__file__).items()}
+"""The entries of `shapes.yaml`."""
+ANY, DEEPSEEK = NAMED["any"], NAMED["deepseek"]
 
 
 def shapes_of(given: str | Mapping[str, Any]) -> Shapes:

@@ -20,12 +20,16 @@ class Site:
     """A kind of memory that a kernel or an engine could read before it is written.
 
     `tag` (1..60) is the number in the payload of a NaN sentinel. Stored results contain it, so a tag is never reused.
+    `indices` are what a bounds check calls the indices that are read from it.
     """
 
     name: str
     tag: int
     summary: str
+    indices: tuple[str, ...] = ()
 
 
-SITES = tuple(Site(name, row["tag"], row["memory"]) for name, row in rows_beside(__file__).items())
+SITES = tuple(
+    Site(name, row["tag"], row["memory"], tuple(row.get("indices", ()))) for name, row in rows_beside(__file__).items()
+)
 """The entries of `sites.yaml`, in its order."""

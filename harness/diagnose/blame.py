@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 from harness.core.cases import Job
 from harness.core.catalog import ORACLES
@@ -100,14 +100,12 @@ def _trial(job: Job, result: CaseResult, sites: tuple[str, ...], again: str = ""
     if oracle not in ORACLES or ORACLES.get(oracle).needs != "patterns":
         telling = tuple(pattern for pattern in patterns if pattern != "zeros") if sites else patterns[:1]
         patterns = telling or patterns
-    plan = case.poison.model_copy(update={"patterns": patterns})
+    plan = case.poison.but(patterns=patterns)
     judged_by = tuple(name for name in case.oracles if name == oracle)
-    return job.model_copy(
-        update={
-            "key": f"{job.key}~blame:{_label(job.poisoned_sites, sites)} {again}".rstrip(),
-            "case": case.model_copy(update={"poison": plan, "oracles": judged_by}),
-            "sites": sites,
-        }
+    return job.but(
+        key=f"{job.key}~blame:{_label(job.poisoned_sites, sites)} {again}".rstrip(),
+        case=case.but(poison=plan, oracles=judged_by),
+        sites=sites,
     )
 
 
@@ -143,18 +141,9 @@ def find_blame(
             found[result.key] = result
             if time.monotonic() > deadline:
                 break
+        if any(trial.key not in found for jobs in rounds.values() for trial in jobs):
+            break
         for key in undecided:
-            if any(trial.key not in found for trial in rounds[key]):
-                return _concluded(failures, trials, undecided)
             trials[key] += [found[trial.key] for trial in rounds[key]]
-    return _concluded(failures, trials, {})
-
-
-def _concluded(
-    failures: Sequence[Failure], trials: dict[str, list[CaseResult]], undecided: Container[str]
-) -> dict[str, tuple[Blame, float]]:
-    return {
-        job.key: (conclude(job, result, trials[job.key]), sum(trial.seconds for trial in trials[job.key]))
-        for job, result in failures
-        if job.key not in undecided
-    }
+    decided = [(job, result, trials[job.key]) for job, result in failures if job.key not in undecided]
+    return {job.key: (conclude(job, result, own), sum(trial.seconds for trial in own)) for job, result, own in decided}

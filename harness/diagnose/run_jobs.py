@@ -159,14 +159,7 @@ def apply_known(job: Job, result: CaseResult, versions: Mapping[str, str]) -> Ca
         return result
     where = f"{entry.issue}, known in {entry.where}"
     if result.verdict.value in entry.expect:
-        return result.model_copy(
-            update={
-                "verdict": Verdict.KNOWN,
-                "cause": Code.KNOWN,
-                "reason": f"{where}: {result.reason}",
-                "known": entry,
-            }
-        )
+        return result.but(verdict=Verdict.KNOWN, cause=Code.KNOWN, reason=f"{where}: {result.reason}", known=entry)
     if result.verdict is not Verdict.PASS:
         return result
     passing, mend = f"{entry.engine} {versions.get(entry.engine)}", "narrow its `versions`"
@@ -174,4 +167,4 @@ def apply_known(job: Job, result: CaseResult, versions: Mapping[str, str]) -> Ca
         passing, mend = entry.where, "delete the entry"
     gone = f"passes on {passing}, which is known to fail: {where}; {mend}"
     finding = Finding(oracle=KNOWN_ORACLE, message=gone, cause=Code.KNOWN_GONE)
-    return result.model_copy(update={"verdict": Verdict.FAIL, "reason": gone, "findings": (finding,), "known": entry})
+    return result.but(verdict=Verdict.FAIL, reason=gone, findings=(finding,), known=entry)

@@ -108,7 +108,7 @@ def with_first_nan(
     for result in pool.run(list(jobs.values())):
         key = keys[result.key]
         if result.first_nan is not None:
-            found[key] = _with_stage(blames[key].model_copy(update={"first_nan": result.first_nan}), result.first_nan)
+            found[key] = _with_stage(blames[key].but(first_nan=result.first_nan), result.first_nan)
         if time.monotonic() > deadline:
             break
     return found
@@ -119,7 +119,7 @@ def _with_stage(blame: Blame, found: FirstNan) -> Blame:
     if blame.sites or not found.stage_site:
         return blame
     how = f"{blame.how}; {found.stage}" if blame.how else found.stage
-    return blame.model_copy(update={"sites": (found.stage_site,), "how": how})
+    return blame.but(sites=(found.stage_site,), how=how)
 
 
 def why_not_recorded(job: Job) -> str:
@@ -132,16 +132,14 @@ def why_not_recorded(job: Job) -> str:
 
 def recorded_job(job: Job, blame: Blame) -> Job:
     """The trial of a failing `job` with all its poison, which also finds the first reader of the memory to blame."""
-    case = job.case.model_copy(update={"params": job.case.params.recorded()})
+    case = job.case.but(params=job.case.params.recorded())
     # The search for a reader runs the case several times.
-    return job.model_copy(
-        update={
-            "key": f"{job.key}~first-nan",
-            "case": case,
-            "ask": AskFirstNan(sites=blame.sites or job.poisoned_sites),
-            "timeout_seconds": 4 * job.timeout_seconds,
-            "directory": None,
-        }
+    return job.but(
+        key=f"{job.key}~first-nan",
+        case=case,
+        ask=AskFirstNan(sites=blame.sites or job.poisoned_sites),
+        timeout_seconds=4 * job.timeout_seconds,
+        directory=None,
     )
 
 

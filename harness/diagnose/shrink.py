@@ -44,7 +44,7 @@ LEAST_POWER = 8
 
 @dataclass(slots=True)
 class _Search:
-    """The state of a search."""
+    """A search for the smallest case that fails as `job` does, for the reason `symptom`."""
 
     pool: Pool
     job: Job
@@ -54,10 +54,55 @@ class _Search:
     num_trials: int = 0
     steps: list[ShrinkStep] = field(default_factory=list)
 
+    def smallest(self, blame: Blame, on_step: Callable[[ShrinkStep], None] | None = None) -> tuple[Case, Finding, bool]:
+        """Reduce all fields, until a round changes none. Returns the case, its finding, and if the time was enough."""
+        case, finding, changed = self.job.case, self.symptom, True
+        if self.job.sites is not None:
+            case = case.but(poison=case.poison.but(sites=self.job.sites))
+        reducer = Reducer(self.tried, self.pool.num_workers, self.deadline, self.controls_hold)
+        while changed:
+            changed = False
+            for name in fields_of(case):
+                before = self.num_trials
+                while found := reducer.first(reductions(self.job.case, case, name, blame.sites)):
+                    reduction, finding = found
+                    case, changed = reduction.case, True
+                    texts = {"before": shown(reduction.before), "after": shown(reduction.after)}
+                    self.steps.append(ShrinkStep(what=reduction.what, tried=self.num_trials - before, **texts))
+                    before = self.num_trials
+                    if on_step is not None:
+                        on_step(self.steps[-1])
+                if reducer.is_out_of_time:
+                    return case, finding, False
+        return case, finding, True
+
     def tried(self, candidates: Sequence[Reduction]) -> list[Finding | None]:
         """For each candidate, its finding with the reason of this search, or None."""
-        results = _run(self, [_trial(self, reduction) for reduction in candidates])
-        return [_same(self, result) for result in results]
+        results = self._run([self._trial(reduction) for reduction in candidates])
+        return [self._same(result) for result in results]
+
+    def controls_hold(self, reduction: Reduction) -> bool:
+        """Whether the reduced case passes without the fault, and has another result without poison."""
+        trial, is_fault = self._trial(reduction), self.job.fault is not None
+        controls = [trial.but(fault=None)] if is_fault else []
+        results = self._run([*controls, trial.but(sites=())] if self.needs_poison else controls)
+        if is_fault and results[0].verdict is not Verdict.PASS:
+            return False
+        return not self.needs_poison or self._same(results[-1]) is None
+
+    def _trial(self, reduction: Reduction) -> Job:
+        return self.job.but(case=reduction.case, sites=None)
+
+    def _run(self, jobs: list[Job]) -> list[CaseResult]:
+        first, self.num_trials = self.num_trials, self.num_trials + len(jobs)
+        numbered = [job.but(key=f"{self.job.key}~shrink:{number}") for number, job in enumerate(jobs, first)]
+        return self.pool.run_in_order(numbered) if numbered else []
+
+    def _same(self, result: CaseResult) -> Finding | None:
+        """The finding of `result` with the reason of this search, or None."""
+        # The records of older runs have no cause.
+        key = kind_of if self.symptom.cause else lambda finding: kind_of(finding)[:3]
+        return same_failure(self.symptom, result, key)
 
 
 def why_not(job: Job) -> str:
@@ -99,12 +144,12 @@ def shrink(
     symptom = next((f for f in result.findings if f.oracle == oracle), primary(result.findings))
     needs_poison = blame.trials.get("nothing") == Verdict.PASS.value
     search = _Search(pool, job, symptom, needs_poison, deadline=time.monotonic() + seconds)
-    smallest, finding, is_smallest = _search(search, symptom, blame, on_step)
+    smallest, finding, is_smallest = search.smallest(blame, on_step)
     return Shrunk(
         key=job.key,
         id=job.case.id,
         fault=job.fault,
-        case=smallest.case,
+        case=smallest,
         oracle=symptom.oracle,
         sites=blame.sites,
         finding=finding,
@@ -118,74 +163,7 @@ def shrink(
 def job_of(job: Job, shrunk: Shrunk) -> Job:
     """The job that runs the smallest case of `shrunk` as `job` ran."""
     key = f"{shrunk.case.id}!{job.fault}" if job.fault else shrunk.case.id
-    return job.model_copy(update={"key": key, "case": shrunk.case, "sites": None})
-
-
-def _search(
-    search: _Search, finding: Finding, blame: Blame, on_step: Callable[[ShrinkStep], None] | None
-) -> tuple[Job, Finding, bool]:
-    """Reduce all fields, until a round changes none. Returns the job, its finding, and whether the time was enough."""
-    current = search.job
-    if search.job.sites is not None:
-        poison = current.case.poison.model_copy(update={"sites": search.job.sites})
-        current = current.model_copy(update={"case": current.case.model_copy(update={"poison": poison}), "sites": None})
-    base, changed = search.job.case, True
-    reducer = Reducer(
-        search.tried, search.pool.num_workers, search.deadline, lambda reduction: _controls_hold(search, reduction)
-    )
-    while changed:
-        changed = False
-        for name in fields_of(current.case):
-            while True:
-                before = search.num_trials
-                found = reducer.first(reductions(base, current.case, name, blame.sites))
-                if reducer.is_out_of_time and found is None:
-                    return current, finding, False
-                if found is None:
-                    break
-                reduction, finding = found
-                current = current.model_copy(update={"case": reduction.case})
-                texts = {"before": shown(reduction.before), "after": shown(reduction.after)}
-                step = ShrinkStep(what=reduction.what, tried=search.num_trials - before, **texts)
-                search.steps.append(step)
-                changed = True
-                if on_step is not None:
-                    on_step(step)
-    return current, finding, True
-
-
-def _trial(search: _Search, reduction: Reduction) -> Job:
-    return search.job.model_copy(update={"case": reduction.case, "sites": None})
-
-
-def _controls_hold(search: _Search, reduction: Reduction) -> bool:
-    """Whether the reduced case passes without the fault, and has another result without poison."""
-    trial = _trial(search, reduction)
-    controls = []
-    if search.job.fault is not None:
-        controls.append(trial.model_copy(update={"fault": None}))
-    if search.needs_poison:
-        controls.append(trial.model_copy(update={"sites": ()}))
-    results = _run(search, controls)
-    if search.job.fault is not None and results[0].verdict is not Verdict.PASS:
-        return False
-    return not search.needs_poison or _same(search, results[-1]) is None
-
-
-def _run(search: _Search, jobs: list[Job]) -> list[CaseResult]:
-    numbered = [
-        job.model_copy(update={"key": f"{search.job.key}~shrink:{search.num_trials + place}"})
-        for place, job in enumerate(jobs)
-    ]
-    search.num_trials += len(jobs)
-    return search.pool.run_in_order(numbered) if numbered else []
-
-
-def _same(search: _Search, result: CaseResult) -> Finding | None:
-    """The finding of `result` with the reason of this search, or None."""
-    # The records of older runs have no cause.
-    key = kind_of if search.symptom.cause else lambda finding: kind_of(finding)[:3]
-    return same_failure(search.symptom, result, key)
+    return job.but(key=key, case=shrunk.case, sites=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +220,10 @@ def _smaller_poison(plan: PoisonPlan, field: str, blamed: tuple[str, ...]) -> It
 def _smaller_params(case: Case, values: Given, field: str) -> Iterator[tuple[Any, Given]]:
     """Yield the value before and the parameters to change, for each reduction of one field."""
     if field == "each request":
-        yield from _fewer_requests(case, values)
+        names = TOGETHER[case.op or ""]
+        requests = list(zip(*(values[name] for name in names), strict=True))
+        for rest in fewer(requests, least=1):
+            yield requests, {name: list(column) for name, column in zip(names, zip(*rest, strict=True), strict=True)}
         return
     value, needed = values[field], ONLY_WITH.get(field)
     if needed is not None and values.get(needed, "none") in (0, "none"):
@@ -251,45 +232,29 @@ def _smaller_params(case: Case, values: Given, field: str) -> Iterator[tuple[Any
         yield value, {field: smaller}
 
 
-def _fewer_requests(case: Case, values: dict[str, Any]) -> Iterator[tuple[Any, Given]]:
-    names = TOGETHER[case.op or ""]
-    requests = list(zip(*(values[name] for name in names), strict=True))
-    for rest in fewer(requests, least=1):
-        yield requests, {name: list(column) for name, column in zip(names, zip(*rest, strict=True), strict=True)}
-
-
 def _smaller(case: Case, field: str, value: Any) -> Iterator[Any]:
-    kernels = case.kind.kernels_of(case.op)
-    if field in kernels:
-        yield from _plainer_kernel(case, field, value, kernels[field])
+    default = type(case.params).model_fields[field].default
+    if (op := case.kind.kernels_of(case.op).get(field)) is not None:
+        # The engine's default kernel instead of another built-in one. The kernel of a kernel case stays.
+        is_built_in = (name := f"{op}/{value}") in KERNELS and KERNELS.get(name).origin == "built in"
+        if not case.kind.with_op and value != default and is_built_in:
+            yield default
     elif field in PLAINEST:
         plainest = PLAINEST[field]
         yield from plainest[: plainest.index(value)] if value in plainest else plainest
     elif field in POWERS:
         # An engine's kernel is made for its sizes. With others it may take the worker down, and a new one imports the
         # engine again.
-        named = [name for name in case.kernels().values() if name in KERNELS]
-        if not any(KERNELS.get(name).origin in ENGINES for name in named):
+        if not any(spec.origin in ENGINES for spec in case.known_kernels()):
             yield from (power for place in range(13) if (power := LEAST_POWER << place) < value)
     elif isinstance(value, list):
-        default = type(case.params).model_fields[field].default
         least = [0] if field in ("seq_lens", "context_lens") else [1, 1]
         yield from _smaller_list(value, least, least_length=0 if default == () else 1)
     elif isinstance(value, bool | str):
         # Of other choices the default is plainest.
-        default = type(case.params).model_fields[field].default
         yield from (default,) if default != value else ()
     elif isinstance(value, int):
         yield from _smaller_int(value, _least(case, field))
-
-
-def _plainer_kernel(case: Case, field: str, value: str, op: str) -> Iterator[str]:
-    """Yield the engine's default kernel instead of another built-in one. The kernel of a kernel case stays."""
-    default = type(case.params).model_fields[field].default
-    name = f"{op}/{value}"
-    is_built_in = name in KERNELS and KERNELS.get(name).origin == "built in"
-    if not case.kind.with_op and value != default and is_built_in:
-        yield default
 
 
 def _smaller_list(values: list[Any], least: list[int], *, least_length: int) -> Iterator[list[Any]]:

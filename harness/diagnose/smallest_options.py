@@ -45,7 +45,7 @@ def smallest_sets(
         place = next((i for i, one in enumerate(found) if _explains(one, job, result)), len(found))
         if place == len(found):
             found.append(_reduced(pool, job, result, plain, deadline, suspected(kinds[_symptom(result)], right)))
-        found[place] = found[place].model_copy(update={"keys": (*found[place].keys, job.key)})
+        found[place] = found[place].but(keys=(*found[place].keys, job.key))
     return found
 
 
@@ -86,10 +86,10 @@ def _reduced(pool: Pool, job: Job, result: CaseResult, plain: Params, deadline: 
     def fails_without(sets: Sequence[Sequence[str]]) -> list[tuple[Case, CaseResult] | None]:
         """Set the options of each set back. Returns the case and its result where it fails as before."""
         nonlocal num_trials
-        plainer = [case.params.model_copy(update={name: getattr(plain, name) for name in names}) for names in sets]
+        plainer = [case.params.but(**{name: getattr(plain, name) for name in names}) for names in sets]
         tried = [vary(case, params, case.poison) for params in plainer]
         num_trials += len(tried)
-        trials = pool.run_in_order([job.model_copy(update={"key": one.id, "case": one}) for one in tried])
+        trials = pool.run_in_order([job.but(key=one.id, case=one) for one in tried])
         return [
             (one, trial) if same_failure(symptom, trial, _key) else None
             for one, trial in zip(tried, trials, strict=True)

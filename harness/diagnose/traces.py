@@ -104,11 +104,11 @@ def smaller(trace: Script) -> Iterator[Script]:
 
     def changed(place: int, **more: Any) -> Script:
         steps = list(trace.steps)
-        steps[place] = steps[place].model_copy(update=more)
-        return trace.model_copy(update={"steps": tuple(steps)})
+        steps[place] = steps[place].but(**more)
+        return trace.but(steps=tuple(steps))
 
     for rest in fewer(trace.steps, least=1):
-        yield trace.model_copy(update={"steps": tuple(rest)})
+        yield trace.but(steps=tuple(rest))
     for place, step in enumerate(trace.steps):
         for kept in fewer(range(len(step.ask)), least=1):
             names = ("ask", "abort_after", "arrive_ms")
@@ -156,7 +156,7 @@ class _Fuzz:
     def _judged(self, trace: Script, known: dict[Request, Reply] | None = None) -> Judged:
         known = self.references if known is None else known
         try:
-            return check_script(self.check.model_copy(update={"script": trace}), known)
+            return check_script(self.check.but(script=trace), known)
         except InputError as error:
             gone = Judged(self.total.model, trace.name)
             gone.findings.append(Finding(oracle="sequences", where="", message=str(error), cause=Code.DIED))

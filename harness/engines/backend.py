@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def cache_option(engine: EngineSpec, kv: str | None, names: Mapping[str, str]) -
     return {} if kv is None else {"kv_cache_dtype": names[kv]}
 
 
-class EngineBackend:
+class EngineBackend(ABC):
     """One engine for the whole run, so that slots of its KV cache are recycled between epochs.
 
     Answers are not deterministic: the batch changes the rounding of kernels.
@@ -69,8 +70,9 @@ class EngineBackend:
                     on_answer(len(answers) - 1, answers[-1])
         return answers
 
+    @abstractmethod
     def _generated(self, prompts: list[str], max_tokens: int, stop: list[str]) -> Iterable[Generated]:
-        raise NotImplementedError
+        """What the engine gives to some prompts, in their order."""
 
     def _answer(self, generated: Generated, stop: Sequence[str]) -> Answer:
         text, finish, tokens, logprobs = generated

@@ -14,8 +14,8 @@ from harness.core.oracles import most_telling_first
 from harness.core.records import Blame, CaseResult, FaultResult, Finding, Shrunk, Verdict
 from harness.core.systems import engine_versions
 from harness.report.causes import facts as facts_of
+from harness.report.run_view import RunView
 from harness.report.wording import first_nan_lines, one_line, outcome_line, printable, reproduce, reproduce_case, show
-from harness.store.run_folder import RunPlan
 
 MAX_FINDINGS = 25
 """Findings of one case that the page shows; results.jsonl has them all."""
@@ -61,71 +61,61 @@ class CaseView:
     @property
     def findings(self) -> list[tuple[Finding, tuple[str, ...]]]:
         """The facts that are shown, each with the other oracles that see it."""
-        return [(_cut(finding), also) for finding, also in facts_of(self.result.findings)[:MAX_FINDINGS]]
+        return [
+            (finding.but(message=finding.message[:MAX_TEXT], where=finding.where[:MAX_TEXT]), also)
+            for finding, also in facts_of(self.result.findings)[:MAX_FINDINGS]
+        ]
 
     @property
     def num_hidden(self) -> int:
         return max(0, len(facts_of(self.result.findings)) - MAX_FINDINGS)
 
 
-def of_result(
-    plan: RunPlan,
-    result: CaseResult,
-    job: Job,
-    anchor: str,
-    *,
-    blame: Blame | None = None,
-    shrunk: Shrunk | None = None,
-) -> CaseView:
+def of_result(view: RunView, result: CaseResult, anchor: str) -> CaseView:
     """The view of a case that ran."""
+    job, blame, options = view.jobs[result.key], view.blames.get(result.key), view.plan.options
     return CaseView(
         anchor=anchor,
         result=result,
         word=result.verdict.value,
         blame=blame,
-        diagnosis=(*_known(result), *diagnosis(result.findings, shrunk, plan, blame)),
-        facts=facts(job, result, plan.environment),
+        diagnosis=diagnosis(result, view.shrunk.get(result.key), options, blame),
+        facts=facts(job, result, view.plan.environment),
         params=params(job.case),
-        command=reproduce(result, plan.options),
-        show_command=show(result.id, plan.options),
+        command=view.command(result),
+        show_command=show(result.id, options),
     )
 
 
-def of_fault(
-    plan: RunPlan, found: FaultResult, case: Case | None, anchor: str, *, shrunk: Shrunk | None = None
-) -> CaseView:
+def of_fault(view: RunView, found: FaultResult, case: Case | None, anchor: str) -> CaseView:
     """The view of an injected fault. `case` is None when the plan does not hold it."""
-    blame = Blame(sites=found.blamed, how=found.how) if found.blamed or found.how else None
     result = CaseResult(
-        key=found.case,
+        key=f"{found.case}!{found.fault}",
         id=found.case,
-        scenario=found.scenario,
         refs=(found.ref,) if found.ref else (),
-        fault=found.fault,
         verdict=Verdict.PASS if found.caught else Verdict.FAIL,
-        seconds=found.seconds,
-        reason=found.reason,
-        findings=found.findings,
+        **{name: getattr(found, name) for name in ("scenario", "fault", "seconds", "reason", "findings")},
     )
     return CaseView(
         anchor=anchor,
         result=result,
         word="caught" if found.caught else "missed",
-        blame=blame,
-        diagnosis=diagnosis(found.findings, shrunk, plan),
+        blame=Blame(sites=found.blamed, how=found.how) if found.blamed or found.how else None,
+        diagnosis=diagnosis(result, view.shrunk.get(result.key), view.plan.options),
         facts=(("expected", f"{found.expected_by}, blaming {', '.join(found.expected_blame) or 'no site'}"),),
         params=params(case) if case else (),
-        command=reproduce(result, plan.options),
-        show_command=show(found.case, plan.options),
+        command=view.command(result),
+        show_command=show(found.case, view.plan.options),
     )
 
 
 def diagnosis(
-    findings: Iterable[Finding], shrunk: Shrunk | None, plan: RunPlan, blame: Blame | None = None
+    result: CaseResult, shrunk: Shrunk | None, options: dict[str, Any], blame: Blame | None = None
 ) -> tuple[Fact, ...]:
-    """The most telling finding, the first writer and reader, and the smallest failing case, as far as known."""
-    found = []
-    for first in most_telling_first(findings)[:1]:
+    """The known failure, the most telling finding, the first writer and reader, and the smallest failing case."""
+    entry = result.known
+    found = [Fact("known failure", f"{entry.issue} in {entry.where}")] if entry else []
+    for first in most_telling_first(result.findings)[:1]:
         where = f" at {first.where}" if first.where else ""
         found.append(Fact("most telling finding", f"{first.oracle} on {first.tensor or 'the worker'}{where}"))
     for line in first_nan_lines(blame):
@@ -133,7 +123,7 @@ def diagnosis(
         found.append(Fact(name, text[:MAX_TEXT]))
     if shrunk:
         steps = tuple((step.what, step.before, step.after) for step in shrunk.steps)
-        again = reproduce_case(shrunk.case.id, shrunk.fault, plan.options)
+        again = reproduce_case(shrunk.case.id, shrunk.fault, options)
         found.append(Fact("smallest failing case", outcome_line(shrunk), again, steps))
     return tuple(found)
 
@@ -165,15 +155,6 @@ def machine(environment: dict[str, Any]) -> str:
 
 def params(case: Case) -> tuple[tuple[str, str], ...]:
     return tuple((name, json.dumps(value)) for name, value in case.values().items() if value is not None)
-
-
-def _known(result: CaseResult) -> tuple[Fact, ...]:
-    entry = result.known
-    return (Fact("known failure", f"{entry.issue} in {entry.where}"),) if entry else ()
-
-
-def _cut(finding: Finding) -> Finding:
-    return finding.model_copy(update={"message": finding.message[:MAX_TEXT], "where": finding.where[:MAX_TEXT]})
 
 
 def case_data(

@@ -10,7 +10,7 @@ from itertools import groupby
 
 from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult, Verdict
 from harness.report.run_view import RunView
-from harness.report.wording import blamed, model_sentence, one_line, printable
+from harness.report.wording import blamed, interval_text, model_sentence, one_line, printable
 
 FAULT_SUITE = "injected faults"
 COUNTED = {"failures": "failure", "errors": "error", "skipped": "skipped"}
@@ -41,22 +41,24 @@ def _add_suite(root: ET.Element, name: str, tests: list[ET.Element]) -> ET.Eleme
     return suite
 
 
-def _test(scenario: str, name: str, seconds: float, record: AccuracyRecord | None) -> ET.Element:
-    attributes = {"classname": printable(scenario), "name": printable(name), "time": f"{seconds:.3f}"}
+def _test(result: CaseResult | FaultResult, name: str) -> ET.Element:
+    attributes = {"classname": printable(result.scenario), "name": printable(name), "time": f"{result.seconds:.3f}"}
     element = ET.Element("testcase", attributes)
-    if record is not None:
-        _add_properties(element, record)
+    if result.accuracy is not None:
+        _add_properties(element, result.accuracy)
     return element
 
 
 def _of_case(result: CaseResult, view: RunView) -> ET.Element:
-    element = _test(result.scenario, result.id, result.seconds, result.accuracy)
+    element = _test(result, result.id)
     if result.verdict in (Verdict.SKIP, Verdict.KNOWN):
         ET.SubElement(element, "skipped", {"message": one_line(result.reason)})
     elif result.verdict is not Verdict.PASS:
-        kind = "failure" if result.verdict is Verdict.FAIL else "error"
+        oracles = " ".join(dict.fromkeys(finding.oracle for finding in result.findings))
+        kinds = {Verdict.FAIL: ("failure", oracles), Verdict.CRASH: ("error", "crash")}
+        kind, what = kinds.get(result.verdict, ("error", "harness-error"))
         first = result.findings[0].message if result.findings else result.reason
-        problem = ET.SubElement(element, kind, {"type": _type_of(result), "message": one_line(first)})
+        problem = ET.SubElement(element, kind, {"type": what, "message": one_line(first)})
         problem.text = printable(_details(result, view.blames.get(result.key), view.command(result)))
         if result.log:
             ET.SubElement(element, "system-err").text = printable(result.log)
@@ -64,7 +66,7 @@ def _of_case(result: CaseResult, view: RunView) -> ET.Element:
 
 
 def _of_fault(fault: FaultResult) -> ET.Element:
-    element = _test(fault.scenario, f"{fault.fault} on {fault.case}", fault.seconds, fault.accuracy)
+    element = _test(fault, f"{fault.fault} on {fault.case}")
     if not fault.caught:
         problem = ET.SubElement(element, "failure", {"type": "not-caught", "message": one_line(fault.reason)})
         problem.text = printable(
@@ -83,19 +85,12 @@ def _add_properties(element: ET.Element, record: AccuracyRecord) -> None:
         values["baseline"] = f"{record.baseline.accuracy:.4f}"
     for epoch in record.epochs:
         if epoch.num_questions:
-            low, high = epoch.interval
             values[f"epoch-{epoch.epoch}-accuracy"] = f"{epoch.accuracy:.4f}"
-            values[f"epoch-{epoch.epoch}-interval"] = f"{low:.4f} to {high:.4f}"
+            values[f"epoch-{epoch.epoch}-interval"] = interval_text(epoch.interval)
     values["statement"] = record.judgement.statement
     properties = ET.SubElement(element, "properties")
     for name, value in values.items():
         ET.SubElement(properties, "property", {"name": f"accuracy.{name}", "value": one_line(value, 1000)})
-
-
-def _type_of(result: CaseResult) -> str:
-    if result.verdict is Verdict.FAIL:
-        return " ".join(dict.fromkeys(finding.oracle for finding in result.findings))
-    return "crash" if result.verdict is Verdict.CRASH else "harness-error"
 
 
 def _details(result: CaseResult, blame: Blame | None, command: str) -> str:

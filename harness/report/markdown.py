@@ -8,13 +8,12 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from harness.core.records import BAD, CaseResult
+from harness.core.records import BAD
 from harness.report.run_view import RunView
 from harness.report.terminal_history import change_groups, count_line, flaky_line
 from harness.report.wording import accuracy_title, known_line, num, one_line
 from harness.store.history.compare import Comparison
 from harness.store.history.trends import Trends
-from harness.store.source import Source
 from harness.store.summary import totals
 
 MAX_LISTED = 20
@@ -30,7 +29,7 @@ def render(view: RunView, comparison: Comparison | None = None, trends: Trends |
     """
     loader = FileSystemLoader(Path(__file__).parent)
     templates = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    functions = (accuracy_title, code, code_of, count_line, flaky_line, known_line, num, one_line, text)
+    functions = (accuracy_title, code, count_line, flaky_line, known_line, num, one_line, text)
     templates.filters |= {function.__name__: function for function in functions}
     plan, machine = view.plan, view.plan.environment
     torch = f"torch {machine['torch']}" if machine.get("torch") else ""
@@ -39,7 +38,7 @@ def render(view: RunView, comparison: Comparison | None = None, trends: Trends |
     return templates.get_template("summary.md.j2").render(
         view=view,
         most=MAX_LISTED,
-        facts=(plan.run_id, code_of(plan.source), f"{plan.seconds:.1f} s", torch, str(device or "")),
+        facts=(plan.run_id, plan.source.words, f"{plan.seconds:.1f} s", torch, str(device or "")),
         totals=_totals(view),
         comparison=comparison,
         groups=change_groups(comparison, view.causes) if comparison else (),
@@ -53,15 +52,17 @@ def _totals(view: RunView) -> str:
     groups, verdicts = view.scenarios, list(view.counts)
     # A scenario in which all is well is one of many; they are counted together.
     shown = {name: group for name, group in groups.items() if any(one.verdict in BAD for one in group)}
-    rows = [
-        [code(name), *_counts(group, verdicts), _seconds(group)] for name, group in list(shown.items())[:MAX_LISTED]
-    ]
+    counted = [(code(name), group) for name, group in list(shown.items())[:MAX_LISTED]]
     others = [result for name, group in groups.items() if name not in shown for result in group]
     if others:
-        named = num(len(groups) - len(shown), "scenario") + (" without a failure" if shown else "")
-        rows.append([named, *_counts(others, verdicts), _seconds(others)])
+        counted.append((num(len(groups) - len(shown), "scenario") + (" without a failure" if shown else ""), others))
     if len(groups) > 1 and shown:
-        rows.append(["**all**", *_counts(view.results, verdicts), _seconds(view.results)])
+        counted.append(("**all**", view.results))
+    rows = []
+    for name, results in counted:
+        counts = totals(results)
+        seconds = f"{sum(result.seconds for result in results):.1f}"
+        rows.append([name, *(counts.get(verdict) or "·" for verdict in verdicts), seconds])
     return table(["scenario", *verdicts, "s"], rows)
 
 
@@ -74,15 +75,6 @@ def _row(cells: Iterable[object]) -> str:
     return "| " + " | ".join(_BAR.sub(r"\|", " ".join(str(cell).split())) for cell in cells) + " |"
 
 
-def _counts(results: Sequence[CaseResult], verdicts: Iterable[str]) -> list[str]:
-    counts = totals(results)
-    return [str(counts.get(verdict) or "·") for verdict in verdicts]
-
-
-def _seconds(results: Sequence[CaseResult]) -> str:
-    return f"{sum(result.seconds for result in results):.1f}"
-
-
 def text(found: str) -> str:
     """Text that Markdown shows as it is, on one line."""
     return _SPECIAL.sub(r"\\\1", one_line(found, 1000))
@@ -91,12 +83,7 @@ def text(found: str) -> str:
 def code(found: str) -> str:
     """Text in a code span, fenced by more backticks than it holds in a row."""
     plain = one_line(found, 1000)
-    longest = max((len(run) for run in re.findall("`+", plain)), default=0)
-    fence = "`" * (longest + 1)
+    longest = max(map(len, re.findall("`+", plain)), default=0)
     pad = " " if longest else ""
+    fence = "`" * (longest + 1)
     return f"{fence}{pad}{plain}{pad}{fence}"
-
-
-def code_of(source: Source) -> str:
-    """The branch and the commit that a run judged."""
-    return " ".join(filter(None, [source.branch, source.short_commit]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from harness.core.records import BAD, AccuracyRecord, CaseResult, FaultResult, O
 from harness.core.systems import engine_versions
 from harness.report.case_view import CaseView, case_data, embedded, of_fault, of_result
 from harness.report.causes import facts, kernel_of
-from harness.report.run_view import RunView
+from harness.report.run_view import RunView, skip_reasons
 from harness.report.wording import accuracy_title, describe_faulty, model_sentence, num, one_line, printable, ref_url
 from harness.store.summary import accuracy_records, totals
 
@@ -61,27 +60,20 @@ MAX_NAMED = 6
 
 def render(view: RunView) -> str:
     """The page of a run."""
-    results, jobs = view.results, view.jobs
+    results = view.results
     anchors = {result.key: f"case-{number}" for number, result in enumerate(results, start=1)}
     ranked = sorted(results, key=lambda result: ORDER.index(result.verdict))
     faults = [(f"fault-{number}", fault) for number, fault in enumerate(view.faults, start=1)]
-    counts = view.counts
-    pairs = [(result, jobs[result.key]) for result in ranked]
+    pairs = [(result, view.jobs[result.key]) for result in ranked]
     shell: dict[str, Any] = {
-        "plan": view.plan,
-        "run_id": view.plan.run_id,
-        "counts": counts,
+        "run": view,
         "num_cases": len(results),
-        "headline": view.headline,
-        "covered": view.covered,
-        "order": [verdict.value for verdict in ORDER if counts.get(verdict.value)],
+        "order": [verdict.value for verdict in ORDER if view.counts.get(verdict.value)],
         "words": {verdict.value: word for verdict, word in VERDICT_WORDS.items()},
         "scenarios": sorted(view.scenarios.items(), key=lambda group: not any(one.verdict in BAD for one in group[1])),
         "results": ranked,
         "anchors": anchors,
-        "groups": view.causes,
         "judged": judged(view),
-        "known": view.known,
         "faults": faults,
         "measured": _measured([*((anchors[result.key], result) for result in results), *faults]),
         "num_hidden": max(0, len(view.accuracy) - MAX_MEASURED),
@@ -127,7 +119,15 @@ def environment_of_templates() -> Environment:
         finalize=_clean,
     )
     functions = (
-        *(ref_url, breakable, ticks, accuracy_title, model_sentence, describe_faulty, flipped, totals, num),
+        ref_url,
+        breakable,
+        ticks,
+        accuracy_title,
+        model_sentence,
+        describe_faulty,
+        flipped,
+        totals,
+        num,
         facts,
     )
     environment.filters |= {function.__name__: function for function in functions}
@@ -141,23 +141,15 @@ def _clean(value: Any) -> Any:
 
 
 def own_code() -> dict[str, str]:
-    style, script = (Markup((FOLDER / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))
-    return {"style": style, "script": script, "csp": _policy(style, script)}
-
-
-def _policy(style: str, script: str) -> str:
-    """The page's Content-Security-Policy: its own style and script by their hashes, and nothing else at all.
+    """Style and script of the page, and its Content-Security-Policy: these two by their hashes, nothing else at all.
 
     Text that got into the page as markup after all could neither run nor load anything.
     """
-
-    def digest(text: str) -> str:
-        return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-    return (
-        f"default-src 'none'; style-src '{digest(style)}'; script-src '{digest(script)}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
+    code = {"style": "page.css", "script": "page.js"}
+    texts = {name: Markup((FOLDER / file).read_text(encoding="utf-8")) for name, file in code.items()}
+    hashes = {name: base64.b64encode(hashlib.sha256(text.encode()).digest()) for name, text in texts.items()}
+    own = "; ".join(f"{name}-src 'sha256-{digest.decode()}'" for name, digest in hashes.items())
+    return {**texts, "csp": f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'"}
 
 
 def _wanted(
@@ -167,16 +159,13 @@ def _wanted(
     anchors: dict[str, str],
 ) -> Iterator[CaseView]:
     """The views that stand in the markup if there is room: failures, then faults, the missed ones first."""
-    jobs, blames, shrunk = view.jobs, view.blames, view.shrunk
-    cases = {job.case.id: job.case for job in (*jobs.values(), *(control.job for control in view.plan.controls))}
+    jobs = [*view.plan.jobs, *(control.job for control in view.plan.controls)]
+    cases = {job.case.id: job.case for job in jobs}
     for result in ranked:
         if result.verdict in IN_FULL:
-            key = result.key
-            blame, smallest = blames.get(key), shrunk.get(key)
-            yield of_result(view.plan, result, jobs[key], anchors[key], blame=blame, shrunk=smallest)
+            yield of_result(view, result, anchors[result.key])
     for anchor, fault in sorted(faults, key=lambda pair: pair[1].caught):
-        smallest = shrunk.get(f"{fault.case}!{fault.fault}")
-        yield of_fault(view.plan, fault, cases.get(fault.case), anchor, shrunk=smallest)
+        yield of_fault(view, fault, cases.get(fault.case), anchor)
 
 
 def _within(room: int, wanted: Iterator[CaseView], environment: Environment) -> dict[str, Markup]:
@@ -212,13 +201,12 @@ def judged(view: RunView) -> list[tuple[str, str]]:
     where = [gpus or "CUDA"] if "cuda" in devices else []
     where += [str(environment.get("cpu") or "CPU")] if "cpu" in devices else []
     versions = {"torch": environment.get("torch")} | engine_versions(environment)
-    commit = " ".join(filter(None, [plan.source.short_commit, plan.source.branch and f"on {plan.source.branch}"]))
     found = {
         "kernel": ", ".join(names) if len(names) <= MAX_NAMED else f"{len(names)} kernels",
         "plug-in": ", ".join(map(str, plan.options.get("plugins") or ())),
         "device": ", ".join(where),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
-        "commit": commit + (", with changes that are not committed" if commit and plan.source.changes else ""),
+        "commit": plan.source.in_full(plan.source.short_commit),
         "command": plan.command,
         "skipped": skipped_line(view.results),
     }
@@ -227,7 +215,7 @@ def judged(view: RunView) -> list[tuple[str, str]]:
 
 def skipped_line(results: Sequence[CaseResult]) -> str:
     """How many cases were skipped and why, the most frequent reasons first; empty if none was."""
-    reasons = Counter(result.reason for result in results if result.verdict is Verdict.SKIP)
+    reasons = skip_reasons(results)
     if not reasons:
         return ""
     texts = [f"{count} because {one_line(reason, MAX_REASON)}" for reason, count in reasons.most_common(NUM_REASONS)]
@@ -238,17 +226,14 @@ def skipped_line(results: Sequence[CaseResult]) -> str:
 
 def _facts(view: RunView) -> list[tuple[str, str]]:
     """The environment as name and text; a missing package reads `not installed`."""
-    source = view.plan.source
-    facts = {"run": view.plan.run_id, "command": view.plan.command, "started": view.plan.started}
-    if source.commit:
-        changed = ", with changes that are not committed" if source.changes else ""
-        facts["commit"] = source.commit + (f" on {source.branch}" if source.branch else "") + changed
-    lost = view.lost
-    if lost:
+    plan = view.plan
+    facts = {"run": plan.run_id, "command": plan.command, "started": plan.started}
+    facts["commit"] = plan.source.commit and plan.source.in_full(plan.source.commit)
+    if lost := view.lost:
         nodes = dict.fromkeys(node for result in lost for node in result.lost_nodes)
         facts["planned again"] = f"{num(len(lost), 'case')} after the loss of {', '.join(nodes)}"
     lines = []
-    for name, value in {**facts, **view.plan.environment}.items():
+    for name, value in {**facts, **plan.environment}.items():
         if value == "":
             continue
         if name == "gpus":

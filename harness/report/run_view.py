@@ -3,52 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from functools import cached_property
 
-from harness.core.cases import Job
-from harness.core.records import BAD, AccuracyRecord, Blame, CaseResult, FaultResult, Shrunk, Verdict
+from harness.core.records import BAD, AccuracyRecord, CaseResult, Verdict
 from harness.report.causes import Cause, causes, commands_for
 from harness.report.conditions import EVERY_KERNEL, Coverage, coverages
 from harness.report.wording import num, reproduce
-from harness.store.run_folder import RunPlan, RunStore
+from harness.store.run_folder import RunStore
 from harness.store.summary import accuracy_records, by_scenario, totals
 
 
 class RunView:
-    """One run for terminal, page, Markdown, JUnit and table. It reads each file of the run folder once, when needed."""
+    """One run for terminal, page, Markdown, JUnit and table. It reads each file of the run folder once."""
 
     def __init__(self, store: RunStore) -> None:
-        self.store = store
-        self.path = store.path
-        self.plan: RunPlan = store.plan
-
-    @cached_property
-    def results(self) -> list[CaseResult]:
+        self.store, self.path, self.plan = store, store.path, store.plan
+        self.results = store.results()
         """One result for each planned case, in the order of the plan."""
-        return self.store.results()
-
-    @cached_property
-    def jobs(self) -> dict[str, Job]:
-        return self.store.jobs_by_key()
-
-    @cached_property
-    def blames(self) -> dict[str, Blame]:
-        return self.store.blames()
-
-    @cached_property
-    def shrunk(self) -> dict[str, Shrunk]:
+        self.jobs, self.blames = store.jobs_by_key(), store.blames()
+        self.shrunk = store.shrunk()
         """The smallest failing cases by job key."""
-        return self.store.shrunk()
-
-    @cached_property
-    def faults(self) -> list[FaultResult]:
+        self.faults = store.faults()
         """The judged faults of a selftest."""
-        return self.store.faults()
-
-    @cached_property
-    def tried(self) -> dict[str, CaseResult]:
-        """The results of cases with a fault, by job key."""
-        return self.store.tried()
 
     @cached_property
     def causes(self) -> list[tuple[Cause, dict[str, str]]]:
@@ -88,7 +65,7 @@ class RunView:
     @cached_property
     def skips(self) -> Counter[str]:
         """Reason -> number of cases that were skipped for it, cases with a fault included."""
-        return skip_reasons([*self.results, *self.tried.values()])
+        return skip_reasons([*self.results, *self.store.tried().values()])
 
     @cached_property
     def lost(self) -> list[CaseResult]:
@@ -134,6 +111,6 @@ class RunView:
         return f"{ran}{caught}", "pass"
 
 
-def skip_reasons(results: list[CaseResult]) -> Counter[str]:
+def skip_reasons(results: Iterable[CaseResult]) -> Counter[str]:
     """Reason -> number of results that were skipped for it."""
     return Counter(result.reason for result in results if result.verdict is Verdict.SKIP)

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -28,6 +27,7 @@ from harness.report.wording import (
     accuracy_title,
     describe_faulty,
     first_nan_lines,
+    interval_text,
     known_line,
     model_sentence,
     num,
@@ -293,25 +293,24 @@ def print_accuracy(console: Console, records: Sequence[AccuracyRecord]) -> None:
         console.print(Text(one_line(accuracy_title(record), 300), style="bold"), soft_wrap=True)
         if sentence := model_sentence(record):
             console.print("  " + one_line(sentence), soft_wrap=True)
-        console.print(_table(record))
+        console.print(accuracy_table(record))
         if record.judgement.statement:
             console.print(" " + one_line(record.judgement.statement, 1000) + "\n", soft_wrap=True)
     if len(records) > MAX_RECORDS:
         console.print(f"and {len(records) - MAX_RECORDS} more measurements of accuracy in results.csv\n")
 
 
-def _table(record: AccuracyRecord) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=True)
-    for name in ("epoch", "right", "accuracy", "95 % interval", "lost", "gained", "p", "changed"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("not usable", overflow="fold")
+def accuracy_table(record: AccuracyRecord) -> Table:
+    """A row for the baseline and for each epoch."""
+    numbers = ("epoch", "right", "accuracy", "95 % interval", "lost", "gained", "p", "changed")
+    made = table(*numbers, "not usable", no_wrap=numbers, numbers=numbers)
     if use := record.baseline:
-        table.add_row("baseline", f"of {use.num_shared:,}", f"{use.accuracy:.4f}", _interval(use.interval))
+        made.add_row("baseline", f"of {use.num_shared:,}", f"{use.accuracy:.4f}", interval_text(use.interval))
     for epoch in record.epochs[:SHOWN_EPOCHS]:
-        table.add_row(*_row(epoch))
+        made.add_row(*_row(epoch))
     if len(record.epochs) > SHOWN_EPOCHS:
-        table.add_row("…", f"{len(record.epochs) - SHOWN_EPOCHS} more")
-    return table
+        made.add_row("…", f"{len(record.epochs) - SHOWN_EPOCHS} more")
+    return made
 
 
 def _row(epoch: EpochAccuracy) -> tuple[str, ...]:
@@ -323,15 +322,11 @@ def _row(epoch: EpochAccuracy) -> tuple[str, ...]:
         str(epoch.epoch),
         f"{epoch.num_correct:,} of {epoch.num_questions:,}",
         f"{epoch.accuracy:.4f}",
-        _interval(epoch.interval),
+        interval_text(epoch.interval),
         *compared,
         str(epoch.changed),
         printable(describe_faulty(epoch)),
     )
-
-
-def _interval(interval: tuple[float, float]) -> str:
-    return f"{interval[0]:.4f} to {interval[1]:.4f}"
 
 
 def print_shrunk(console: Console, shrunk: Shrunk, command: str) -> None:

@@ -251,7 +251,7 @@ def _print_lines(console: Console, lines: Sequence[str]) -> None:
 
 
 def _describe(run: RunEntry) -> str:
-    code = " ".join(filter(None, [printable(run.source.branch), run.source.short_commit])) or "commit not known"
+    code = printable(run.source.words) or "commit not known"
     unfinished = run.num_planned - len(run.cases)
     never = f", {num(unfinished, 'case')} never ran" if unfinished > 0 else ""
     faults = f", {num(len(run.faults), 'fault')}" if run.faults else ""

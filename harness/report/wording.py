@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ def accuracy_title(record: AccuracyRecord) -> str:
 def model_sentence(record: AccuracyRecord) -> str:
     """The note of the model. A canary's must stand wherever its accuracy does: it measures inference, not ability."""
     return f"{record.model} is {record.note}." if record.note.startswith("a canary") else record.note
+
+
+def interval_text(interval: tuple[float, float]) -> str:
+    return f"{interval[0]:.4f} to {interval[1]:.4f}"
 
 
 def describe_faulty(epoch: EpochAccuracy) -> str:
@@ -112,15 +117,7 @@ def reproduce(result: CaseResult, options: dict[str, Any]) -> str:
 
 def reproduce_case(case_id: str, fault: str | None, options: dict[str, Any]) -> str:
     """`mla-harness run ID` for a case without a result, such as the smallest failing one."""
-    words = ["mla-harness", "run", case_id]
-    for name, flag in OPTION_FLAGS.items():
-        value = options.get(name)
-        if value and (name, value) != ("device", "auto"):
-            words += _repeated(flag, value)
-    words += _plugins_and_seed(options)
-    if fault:
-        words += ["--fault", fault]
-    return printable(shlex.join(words))
+    return _command("run", case_id, options, OPTION_FLAGS, *(("--fault", fault) if fault else ()))
 
 
 def _questions_command(command: str, questions: dict[str, Any]) -> str:
@@ -134,16 +131,19 @@ def _questions_command(command: str, questions: dict[str, Any]) -> str:
 
 def show(case_id: str, options: dict[str, Any]) -> str:
     """`mla-harness show ID` with the options that decide which case the id names."""
-    words = ["mla-harness", "show", case_id]
-    for name in ("kernel", "scenarios"):
-        if options.get(name):
-            words += _repeated(OPTION_FLAGS[name], options[name])
-    return shlex.join(words + _plugins_and_seed(options))
+    return _command("show", case_id, options, ("kernel", "scenarios"))
 
 
-def _plugins_and_seed(options: dict[str, Any]) -> list[str]:
-    words = _repeated("--plugin", options.get("plugins", []))
-    return words + (["--seed", str(options["seed"])] if options.get("seed") else [])
+def _command(command: str, case_id: str, options: dict[str, Any], named: Iterable[str], *more: str) -> str:
+    """A command on a case, with those of the `named` options that were given, the plug-ins and the seed."""
+    words = ["mla-harness", command, case_id]
+    for name in named:
+        value = options.get(name)
+        if value and (name, value) != ("device", "auto"):
+            words += _repeated(OPTION_FLAGS[name], value)
+    words += _repeated("--plugin", options.get("plugins", []))
+    words += ["--seed", str(options["seed"])] if options.get("seed") else []
+    return printable(shlex.join([*words, *more]))
 
 
 def _repeated(flag: str, value: object) -> list[str]:

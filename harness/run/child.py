@@ -130,7 +130,7 @@ class Child:
         self._stream, replies = os.pipe()
         os.set_blocking(self._stream, False)
         parent = 0 if prefix else os.getpid()
-        self._start_clock(seconds)
+        self.allow(seconds)
         settings = _child_environ(environ or {})
         try:
             self._process: Process = (
@@ -165,7 +165,7 @@ class Child:
 
     def send(self, request: Record, seconds: float = math.inf) -> bool:
         """Send one request and start its clock. Returns False if the child is already dead."""
-        self._start_clock(seconds)
+        self.allow(seconds)
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(encode(request))
@@ -176,7 +176,7 @@ class Child:
 
     def allow(self, seconds: float) -> None:
         """Start the clock of the next reply."""
-        self._start_clock(seconds)
+        self._budget_seconds, self._started = seconds, time.monotonic()
 
     def read(self) -> None:
         """Read the replies that have arrived, without waiting."""
@@ -328,10 +328,6 @@ class Child:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-
-    def _start_clock(self, seconds: float) -> None:
-        self._budget_seconds = seconds
-        self._started = time.monotonic()
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._started

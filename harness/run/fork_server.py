@@ -90,16 +90,8 @@ class ForkServer:
         """
         reader, writer = os.pipe()
         try:
-            request = ForkRequest(
-                module=module,
-                arguments=arguments,
-                environ=dict(environ),
-                owner=os.getpid(),
-                requests=reader,
-                replies=replies,
-                log=log,
-            )
-            self._child.send(request)
+            files = {"owner": os.getpid(), "requests": reader, "replies": replies, "log": log}
+            self._child.send(ForkRequest(module=module, arguments=arguments, environ=dict(environ), **files))
             while (progress := (reply := self._child.answer()).progress) is None:
                 self._note(reply)
         except BaseException:

@@ -9,13 +9,14 @@ from typing import Any
 
 from harness.core.cases import Job
 from harness.core.records import CaseResult
+from harness.core.registry import attribute_at
 from harness.run.child import TICK_SECONDS
 from harness.run.environment import Environment, describe_machine
 from harness.run.gpus import GpuLocks
 from harness.run.pool import Pool
 from harness.run.requests import WorkerRequest
 from harness.run.runner import WorkerError
-from harness.run.worker import DESCRIBE, load, reply_to
+from harness.run.worker import DESCRIBE, reply_to
 
 
 class InProcessPool(Pool):
@@ -40,7 +41,7 @@ class InProcessPool(Pool):
 
     def describe_kernels(self, plugins: Sequence[str] = ()) -> list[dict[str, Any]]:
         self.start()
-        return list(load(DESCRIBE)(tuple(plugins)))
+        return list(attribute_at(DESCRIBE)(tuple(plugins)))
 
     def _run(self, waiting: deque[Job], on_start: Callable[[Job], None] | None) -> Generator[CaseResult]:
         """See :meth:`Pool._run`. Raises KeyboardInterrupt for Ctrl-C, and WorkerError once CUDA has failed for good."""
@@ -50,7 +51,7 @@ class InProcessPool(Pool):
             if on_start is not None:
                 on_start(job)
             gpu = self._own_gpu() if job.device == "cuda" else None
-            reply = reply_to(WorkerRequest(job=job, gpu=gpu), load(self._execute))
+            reply = reply_to(WorkerRequest(job=job, gpu=gpu), attribute_at(self._execute))
             result = CaseResult.model_validate(reply.result)
             if any(finding.error in ("KeyboardInterrupt", "BdbQuit") for finding in result.findings):
                 # The user pressed Ctrl-C in a kernel, or left the debugger.

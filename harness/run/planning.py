@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS, KERNELS
 from harness.core.errors import InputError
+from harness.core.files import with_tuples
 from harness.core.kernels import KernelSpec
 from harness.core.shapes import Shapes
 from harness.run.environment import DEVICES
@@ -131,8 +132,7 @@ class Planner:
 
     def faults(self) -> list[tuple[FaultUse, Job]]:
         """Each fault that the selected scenarios declare, with the job that tries it."""
-        scenarios = select_scenarios(self.scenarios(), self.wanted.selectors, tags=self.wanted.tags)
-        return self._faults_of(scenarios)
+        return self._faults_of(select_scenarios(self.scenarios(), self.wanted.selectors, tags=self.wanted.tags))
 
     def faults_in(self, jobs: Sequence[Job]) -> list[tuple[FaultUse, Job]]:
         """The faults that scenarios declare for the cases of `jobs`, each with the job that tries it.
@@ -180,11 +180,9 @@ class Planner:
     def _gpu_kernels(self) -> set[str]:
         """The kernels that run on a GPU here; empty without one."""
         if self._on_gpu is None:
-            described = []
-            if not self._pool.start().why_not("cuda"):
-                described = self._pool.describe_kernels()
-                if self.wanted.plugins:
-                    described += self._pool.describe_kernels([str(path) for path in self.wanted.plugins])
+            files = [str(path) for path in self.wanted.plugins]
+            asked = [] if self._pool.start().why_not("cuda") else [[], files] if files else [[]]
+            described = [kernel for plugins in asked for kernel in self._pool.describe_kernels(plugins)]
             self._on_gpu = {f"{d['op']}/{d['short_name']}" for d in described if not d["why_not"]["cuda"]}
         return self._on_gpu
 
@@ -219,13 +217,9 @@ def register_plugins(wanted: Wanted, pool: Pool) -> list[str]:
 
 def _register(described: list[dict[str, Any]]) -> None:
     for declared in described:
-        fields: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in declared.items()
-            if name not in ("why_not", "shapes")
-        }
+        promises = {name: value for name, value in with_tuples(declared).items() if name not in ("why_not", "shapes")}
         shapes = None if declared["shapes"] is None else Shapes.model_validate(declared["shapes"])
-        spec = KernelSpec(impl="", shapes=shapes, **fields)
+        spec = KernelSpec(impl="", shapes=shapes, **promises)
         if spec.name not in KERNELS:
             KERNELS.add(spec)
 

@@ -84,7 +84,7 @@ class NodeWorker:
                 changes["directory"] = scratch
                 for name, content in notes.items():
                     _write(Path(scratch) / name, content)
-            (result,) = self._pool.run([planned.model_copy(update=changes)])
+            (result,) = self._pool.run([planned.but(**changes)])
             made = read_files(Path(scratch)) if is_elsewhere else {}
         return _on_driver(result.model_dump_json(), here), made
 

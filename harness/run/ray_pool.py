@@ -196,7 +196,7 @@ class RayPool(Pool):
                 path = Path(job.directory) / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
-        return CaseResult.model_validate_json(text).model_copy(update={"lost_nodes": tuple(lost)})
+        return CaseResult.model_validate_json(text).but(lost_nodes=tuple(lost))
 
     @property
     def _has_gpus(self) -> bool:
@@ -285,7 +285,7 @@ class RayPool(Pool):
             self._refuse(worker, f"it has {versions}, other nodes {first.python} and {first.torch}")
             return
         worker.is_ready = True
-        self.environment = self.environment or found.model_copy(update={"cluster": self._cluster.describe()})
+        self.environment = self.environment or found.but(cluster=self._cluster.describe())
 
     def _refuse(self, worker: RemoteWorker, why: str) -> None:
         """Never use this worker's node again. Raises WorkerError if no other node is left."""

@@ -118,7 +118,7 @@ class WorkerPool(Pool):
         while waiting:
             job = waiting.popleft()
             with self._holding(job.case.params.num_gpus) as gpus:
-                yield from self._feed(deque([job.model_copy(update={"gpus": gpus})]), on_start)
+                yield from self._feed(deque([job.but(gpus=gpus)]), on_start)
 
     @contextmanager
     def _holding(self, count: int) -> Iterator[tuple[int, ...]]:
@@ -171,12 +171,11 @@ class WorkerPool(Pool):
                     continue
                 worker.empty_log()
                 gpu = self._gpu_of.get(worker) if job.device == "cuda" else None
-                if not worker.send(WorkerRequest(job=job, gpu=gpu), job.timeout_seconds):
-                    continue
-                waiting.remove(job)
-                busy[worker] = job
-                if on_start is not None:
-                    on_start(job)
+                if worker.send(WorkerRequest(job=job, gpu=gpu), job.timeout_seconds):
+                    waiting.remove(job)
+                    busy[worker] = job
+                    if on_start is not None:
+                        on_start(job)
 
     def _num_useful(self, waiting: deque[Job]) -> int:
         """How many workers the waiting jobs can keep busy: each job on CUDA needs a share of a GPU."""
@@ -226,7 +225,7 @@ class WorkerPool(Pool):
             if result.verdict not in BAD:
                 return result
             worker.check_room()
-            return result.model_copy(update={"log": f"{printed}\n{result.log}".strip()})
+            return result.but(log=f"{printed}\n{result.log}".strip())
         if worker.ended():
             return self._bury(worker, job, None)
         return None
@@ -260,9 +259,8 @@ class WorkerPool(Pool):
             is_spare = worker not in self._workers
             reason = (reply.refused or reply.failed) if reply else f"{worker.death().how}; {worker.last_line()}"
             self._retire(worker)
-            if is_spare:
-                return
-            raise WorkerError(f"a worker could not start: {reason} (try `mla-harness doctor`)")
+            if not is_spare:
+                raise WorkerError(f"a worker could not start: {reason} (try `mla-harness doctor`)")
 
     def _spawn(self, *arguments: str) -> Worker:
         environ = {**self._environ, **ONE_THREAD}

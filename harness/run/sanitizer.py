@@ -59,9 +59,11 @@ def run(jobs: Sequence[Job], tool: str, alive: set[Child]) -> list[CaseResult]:
     assert program is not None
     # Memory that the allocator reuses counts as written. But a graph needs its pool.
     environ = {} if jobs[0].case.params.has_graph else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    # Memcheck by itself counts calls of the CUDA API that fail. Triton and FlashInfer make some on purpose.
+    options = ("--report-api-errors", "no") if tool == "memcheck" else ()
     with tempfile.TemporaryDirectory(prefix="mla-harness-sanitizer-") as folder:
         report = Path(folder) / "report.txt"
-        prefix = (program, "--tool", tool, "--log-file", str(report), "--print-limit", "20", *_options(tool))
+        prefix = (program, "--tool", tool, "--log-file", str(report), "--print-limit", "20", *options)
         with Child("harness.judge.run_case", name="the process", prefix=prefix, environ=environ) as child:
             alive.add(child)
             child.send(Batch(jobs=tuple(_watched(job, tool) for job in jobs)))
@@ -73,17 +75,11 @@ def run(jobs: Sequence[Job], tool: str, alive: set[Child]) -> list[CaseResult]:
     return [with_report(result, tool, text) for result in results]
 
 
-def _options(tool: str) -> tuple[str, ...]:
-    """Memcheck by itself counts calls of the CUDA API that fail. Triton and FlashInfer make some on purpose."""
-    return ("--report-api-errors", "no") if tool == "memcheck" else ()
-
-
 def _result(job: Job, child: Child) -> CaseResult:
     """The next reply of the watched process, or its crash."""
     child.allow(SLOWDOWN * job.timeout_seconds)
     with contextlib.suppress(ChildDied):
-        found = child.receive().result
-        if found is not None:
+        if (found := child.receive().result) is not None:
             return CaseResult.model_validate(found)
     death = child.death()
     ended = "it ran out of time" if death.code is None else f"it ended with code {death.code}"
@@ -98,29 +94,22 @@ def _watched(job: Job, tool: str) -> Job:
         return job
     case = job.case
     oracles = tuple(name for name in case.oracles if name != "non_interference")
-    plan = case.poison.model_copy(update={"patterns": ("natural",), "sites": ()})
-    return job.model_copy(update={"case": case.model_copy(update={"poison": plan, "oracles": oracles})})
-
-
-def num_errors(text: str) -> int | None:
-    """The number of errors in a report; None for a report without a summary."""
-    match = _SUMMARY.search(text)
-    return int(match[1]) if match else None
+    return job.but(case=case.but(poison=case.poison.but(patterns=("natural",), sites=()), oracles=oracles))
 
 
 def with_report(result: CaseResult, tool: str, text: str) -> CaseResult:
     """`result` with the end of the sanitizer's report as its log, and with a finding if the report counts errors."""
-    count = num_errors(text)
+    summary = _SUMMARY.search(text)
     changes: dict[str, object] = {"log": text[-LOG_TAIL:]}
-    if count:
+    if summary and (count := int(summary[1])):
         first = next((line.lstrip("= ").strip() for line in text.splitlines()[1:] if line.strip("= \t")), "")
         message = f"compute-sanitizer {tool} reports {count} errors, first: {first}"
         changes["findings"] = (*result.findings, Finding(oracle=ORACLE, message=message, cause=Code.SANITIZER))
         if result.verdict is Verdict.PASS:
             changes |= {"verdict": Verdict.FAIL, "reason": message}
-    elif count is None and result.verdict is Verdict.PASS:
+    elif not summary and result.verdict is Verdict.PASS:
         changes |= {"verdict": Verdict.ERROR, "reason": f"compute-sanitizer {tool} left no summary"}
-    return result.model_copy(update=changes)
+    return result.but(**changes)
 
 
 class SanitizedPool(WorkerPool):
@@ -159,14 +148,10 @@ class SanitizedPool(WorkerPool):
     def _watch(self, batch: list[Job]) -> list[CaseResult]:
         """The results of a batch; of each case by itself, if something is wrong."""
         results = run(batch, self.tool, self._alive)
-        is_clean = all(one.verdict is not Verdict.CRASH and not _is_reported(one) for one in results)
-        if len(batch) == 1 or is_clean:
+        is_reported = any(finding.cause == Code.SANITIZER for one in results for finding in one.findings)
+        if len(batch) == 1 or not (is_reported or any(one.verdict is Verdict.CRASH for one in results)):
             return results
         return [one for job in batch if not self._is_stopping for one in run([job], self.tool, self._alive)]
-
-
-def _is_reported(result: CaseResult) -> bool:
-    return any(finding.cause == Code.SANITIZER for finding in result.findings)
 
 
 def _batches(jobs: Sequence[Job], has_graph: bool, size: int) -> list[list[Job]]:

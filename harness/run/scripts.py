@@ -19,10 +19,6 @@ def script_names() -> list[str]:
 
 def load_script(name: str) -> Script:
     """A shipped script by its name, or the script of a file. Raises InputError for a wrong name or file."""
-    if name.endswith(SUFFIXES):
-        return load_record(Path(name), Script)[0]
-    if name not in script_names():
-        raise InputError(
-            f"--script {name}: no such script; {nearest(name, script_names(), see='')}, or name a .yaml file"
-        )
-    return load_record(FOLDER / f"{name}.yaml", Script)[0]
+    if not name.endswith(SUFFIXES) and name not in (known := script_names()):
+        raise InputError(f"--script {name}: no such script; {nearest(name, known, see='')}, or name a .yaml file")
+    return load_record(Path(name) if name.endswith(SUFFIXES) else FOLDER / f"{name}.yaml", Script)[0]

@@ -15,6 +15,7 @@ from harness.core.catalog import ENGINES
 from harness.core.cause_codes import Code
 from harness.core.errors import HarnessError, line_of
 from harness.core.records import CaseResult, Finding, Verdict
+from harness.core.registry import attribute_at
 from harness.run.environment import describe_machine
 from harness.run.protocol import Parent, Reply, reply_to_error, run_child
 from harness.run.requests import WorkerRequest
@@ -25,13 +26,6 @@ DESCRIBE = "harness.kernels.plugins:describe_kernels"
 """The "module:function" that returns what the kernels of plug-in files declare."""
 
 Execute = Callable[[Job], CaseResult]
-
-
-def load(name: str) -> Callable[..., Any]:
-    """Import a "module:function", perhaps from a higher floor."""
-    module, _, attribute = name.partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    return function
 
 
 def answer(job: Job, execute: Execute) -> CaseResult:
@@ -55,7 +49,7 @@ def _unexpected(job: Job, verdict: Verdict, reason: str, **more: Any) -> CaseRes
 def reply_to(request: WorkerRequest, execute: Execute) -> Reply:
     if request.describe is not None:
         try:
-            return Reply(result={"kernels": load(DESCRIBE)(request.describe)})
+            return Reply(result={"kernels": attribute_at(DESCRIBE)(request.describe)})
         except HarnessError as error:
             return reply_to_error(error)
     assert request.job is not None
@@ -74,7 +68,7 @@ def _on_gpu(job: Job, gpu: int, execute: Execute) -> Reply:
     if result.verdict is Verdict.ERROR and is_spent:
         # The context failed at an unexpected place, for example in an oracle that first waited for the device.
         finding = Finding(oracle="crash", message=f"{job.case.id}: {result.reason}", cause=Code.DEVICE, at=result.at)
-        result = result.model_copy(update={"verdict": Verdict.CRASH, "findings": (finding,)})
+        result = result.but(verdict=Verdict.CRASH, findings=(finding,))
     if result.verdict in (Verdict.CRASH, Verdict.ERROR) and not is_spent:
         cuda_failures.free_memory()
     return Reply(result=result.model_dump(mode="json"), is_spent=is_spent)
@@ -97,7 +91,7 @@ def main(parent: Parent) -> None:
     import torch
 
     torch.set_num_threads(1)
-    execute = load(sys.argv[1])
+    execute = attribute_at(sys.argv[1])
     if sys.argv[2:]:
         _warm_up(int(sys.argv[2]))
     parent.reply(Reply(ready=describe_machine().model_dump(mode="json")))

@@ -21,8 +21,10 @@ from pydantic import ValidationError
 
 from harness.core.conditions.model import Combination, Dimension
 from harness.core.conditions.table import SPACES, key_of
+from harness.core.files import rows_beside, with_tuples
 from harness.core.op_params import KERNEL_PARAMS
 from harness.core.ops import PAGE_SIZE
+from harness.core.registry import attribute_at
 from harness.scenario.batches import decode_call
 
 RECORDS = SPACES["read_records"]
@@ -58,23 +60,23 @@ class Draws:
     weights: Mapping[str, Sequence[float]] | None = None
 
 
-def _padded(name: str) -> Callable[[Random, Given, Wanted], None]:
-    """Tokens without a slot, and how `num_tokens` counts them."""
+def _padded(random: Random, given: Given, first: Wanted) -> None:
+    """Tokens without a slot, counted among the tokens."""
+    if (first.get("slot"), first.get("before")) == ("last", "same page"):
+        # Only scattered slots show that, and few of them.
+        given |= {"num_tokens": 150, "slot_order": "random"}
+    tokens = given["num_tokens"]
+    padding = first.get("padding") or random.choice(("none", "end", "between", "between"))
+    if first.get("row") == "padded" and padding == "none":
+        padding = "end" if first.get("place") == "last" else "between"
+    padded = 0 if padding == "none" or tokens == 1 else random.choice((1, tokens // 3, tokens // 2)) or 1
+    given |= {"num_padded": padded, "padded_at": "end" if padding == "none" else padding}
 
-    def settle(random: Random, given: Given, first: Wanted) -> None:
-        if (first.get("slot"), first.get("before")) == ("last", "same page"):
-            # Only scattered slots show that, and few of them.
-            given |= {"num_tokens": 150, "slot_order": "random"}
-        tokens = given["num_tokens"]
-        padding = first.get("padding") or random.choice(("none", "end", "between", "between"))
-        if first.get("row") == "padded" and padding == "none":
-            padding = "end" if first.get("place") == "last" else "between"
-        padded = 0 if padding == "none" or tokens == 1 else random.choice((1, tokens // 3, tokens // 2)) or 1
-        given |= {"num_padded": padded, "padded_at": "end" if padding == "none" else padding}
-        if name == "write_records":
-            given["num_tokens"] = tokens - padded
 
-    return settle
+def _beside_padded(random: Random, given: Given, first: Wanted) -> None:
+    """Tokens without a slot, counted beside the others."""
+    _padded(random, given, first)
+    given["num_tokens"] -= given["num_padded"]
 
 
 def _sparse(random: Random, given: Given, first: Wanted) -> None:
@@ -162,9 +164,8 @@ def _topk(random: Random, given: Given, first: Wanted) -> None:
 
 def _map(random: Random, given: Given, first: Wanted) -> None:
     """Lengths of requests, of one to three query tokens each, for about the tokens that are wanted."""
-    tokens = {"1": 1, "2-16": random.randint(3, 9), "17+": 21}[
-        first.get("tokens") or random.choice(("1", "2-16", "17+"))
-    ]
+    numbers = {"1": 1, "2-16": random.randint(3, 9), "17+": 21}
+    tokens = numbers[first.get("tokens") or random.choice(("1", "2-16", "17+"))]
     given["query_len"] = queries = 1 if tokens == 1 else random.choice((1, 1, 3))
     longest = {"1": 64, "2": 128, "3-4": 256, "5+": 330}.get(first.get("column", ""), random.choice((64, 130, 330)))
     lengths = [
@@ -175,28 +176,11 @@ def _map(random: Random, given: Given, first: Wanted) -> None:
     given["seq_lens"] = lengths if any(lengths) else [0] if is_empty else [*lengths[1:], longest]
 
 
-_ROWS = dict.fromkeys(("tokens",), (2, 6, 3, 1))
-DRAWS: dict[str, Draws] = {
-    "mla_decode_sparse": Draws(("num_chosen",), {"num_chosen": 0}, _sparse,
-                               {"chosen": (1, 2, 5, 1, 1), "latent": (10, 1), "kv": (3, 3, 3, 1),
-                                "tokens": (2, 6, 2), "block": (5, 1)}),
-    "context_attention": Draws(("query_lens", "context_lens"), {"context_lens": 0}, _context,
-                               {"queries": (4, 6, 2, 3, 1, 1), "context": (2, 3, 5, 2, 1, 1, 1), "sizes": (6, 1)}),
-    "merge_attn_states": Draws((), None, _merge, {**_ROWS, "width": (6, 1)}),
-    "write_kv": Draws((), None, _padded("write_kv"), {**_ROWS, "latent": (8, 1), "block": (4, 1)}),
-    "write_records": Draws((), None, _padded("write_records"), {**_ROWS, "block": (3, 1)}),
-    "read_records": Draws(("seq_lens",), {"seq_lens": 0}, _records, {"block": (3, 1)}),
-    "route_experts": Draws((), None, _route, _ROWS),
-    "align_experts": Draws((), None, _align, {**_ROWS, "experts": (2, 6, 3, 1)}),
-    "quantize_fp8": Draws((), None, _quantize, _ROWS),
-    "index_logits": Draws(("seq_lens",), {"seq_lens": 0}, _records,
-                          {"heads": (2, 4, 1, 1), "batch": (1, 6, 1), "size": (1, 2)}),
-    "select_topk": Draws(("seq_lens",), {"seq_lens": 0}, _topk, {"batch": (1, 6, 2)}),
-    "map_indices": Draws((), None, _map),
-    "quantize_blocks": Draws(("expert_rows",), {"expert_rows": 0}, _blocks,
-                             {"run": (3, 6, 2, 1, 1), "experts": (2, 6, 1)}),
-}  # fmt: skip
-"""Op -> how its calls are drawn. `mla_decode` has a draw of its own, in :mod:`harness.scenario.batches`."""
+DRAWS = {
+    op: Draws(**with_tuples(row) | {"settle": attribute_at(f"harness.scenario.calls:_{row['settle']}")})
+    for op, row in rows_beside(__file__).items()
+}
+"""Op -> how its calls are drawn."""
 
 
 def call_of_conditions(random: Random, op: str, kernel: str) -> Given:
@@ -227,9 +211,8 @@ def _unmet(op: str) -> list[Combination]:
     """The triples that no call of the op's array shows."""
     packed = json.loads(UNMET.read_text(encoding="utf-8")).get(key_of(SPACES[op]), "")
     flags = zlib.decompress(base64.b64decode(packed)) if packed else b""
-    return [
-        one for n, one in enumerate(SPACES[op].combinations(3)) if n // 8 < len(flags) and flags[n // 8] >> n % 8 & 1
-    ]
+    of_flag = zip(SPACES[op].combinations(3), (byte >> n & 1 for byte in flags for n in range(8)), strict=False)
+    return [one for one, is_unmet in of_flag if is_unmet]
 
 
 def drawn_call(op: str, random: Random, wanted: Iterator[Wanted], largest: int = 140) -> Given:

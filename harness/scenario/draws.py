@@ -132,7 +132,7 @@ def _mla_decode_sparse(rng: Random) -> Given:
 
 
 def _wide_decode_sparse(rng: Random) -> Given:
-    """A token or more chooses WIDEST slots. Block 0 is nobody's, so that 33 blocks have as many."""
+    """A token or more chooses WIDEST slots. Block 0 has no owner, so 33 blocks have as many."""
     num_chosen = [WIDEST, *rng.choices([0, 1, WIDEST - 1, WIDEST, rng.randint(2, WIDEST)], k=rng.randint(0, 2))]
     rng.shuffle(num_chosen)
     given = {"num_chosen": num_chosen, "topk": WIDEST, "num_blocks": rng.randint(33, 64)}
@@ -344,24 +344,18 @@ def changes_between(rng: Random, given: Given) -> Given:
     steps = [0, 0, given["arrivals"][0] + 1 if can_run else 0]
     changes = [(rng.choice(kinds), rng.choice(steps)) for _ in range(rng.randint(1, 2))]
     slots = [1, *(rng.randint(0, 2) for _ in given["requests"][1:])]
-    has_adapters = any(kind == "switch_adapter" for kind, _ in changes)
-    return {"epochs": 2, "changes": sorted(changes, key=lambda change: change[1])} | (
-        {"adapters": slots} if has_adapters else {}
-    )
+    adapters = {"adapters": slots} if any(kind == "switch_adapter" for kind, _ in changes) else {}
+    return {"epochs": 2, "changes": sorted(changes, key=lambda change: change[1]), **adapters}
 
 
-_OPS: dict[str, Callable[[Random], Given]] = {
-    "mla_decode": _mla_decode,
-    "mla_decode_sparse": _mla_decode_sparse,
-    "context_attention": _context_attention,
-    "merge_attn_states": _merge_attn_states,
-    "write_kv": _write_kv,
-    "quantize_fp8": _quantize_fp8,
-    "route_experts": _route_experts,
-    "quantize_blocks": _quantize_blocks,
-}
+def _by_op(*draws: Callable[[Random], Given]) -> dict[str, Callable[[Random], Given]]:
+    return {draw.__name__.removeprefix("_"): draw for draw in draws}
+
+
+_OPS = _by_op(_mla_decode, _mla_decode_sparse, _context_attention, _merge_attn_states, _write_kv)
+_OPS |= _by_op(_quantize_fp8, _route_experts, _quantize_blocks)
 """Op -> the function that draws its parameters. Another op would give every id of version 1 another case."""
-_OPS_2 = {"align_experts": _align_experts, "write_records": _write_records, "read_records": _read_records}
+_OPS_2 = _by_op(_align_experts, _write_records, _read_records)
 """The ops of version 2, beside these."""
 _OPS_3 = ("index_logits", "select_topk", "map_indices")  # In version 3 as well, always drawn from conditions.
 MORE: dict[str, dict[str, list[Any]]] = {
@@ -386,12 +380,8 @@ def _coin(rng: Random) -> bool:
 
 def _kernel(rng: Random, op: str) -> str:
     """A built-in kernel of `op` that runs on a CPU without further packages."""
-    names = (
-        spec.short_name
-        for spec in KERNELS
-        if spec.op == op and spec.origin == "built in" and "cpu" in spec.devices and not spec.requires
-    )
-    return rng.choice(sorted(names))
+    own = (spec for spec in KERNELS if spec.op == op and spec.origin == "built in")
+    return rng.choice(sorted(spec.short_name for spec in own if "cpu" in spec.devices and not spec.requires))
 
 
 def _lengths(rng: Random, least: int, largest: int, *, most: int) -> list[int]:

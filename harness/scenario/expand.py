@@ -21,7 +21,7 @@ from harness.core.kernels import SOUND
 from harness.core.params import Params
 from harness.core.registry import nearest
 from harness.core.systems import SystemSpec
-from harness.scenario.matrix import ACCURACY, MatrixPoint, accuracy_points, case_id, points
+from harness.scenario.matrix import ACCURACY, MatrixPoint, accuracy_points, case_id, is_selected, points
 from harness.scenario.schema import FaultUse, Scenario
 
 GPU = "gpu"
@@ -64,7 +64,7 @@ class KernelOverride:
         replaced = {field: op for field, op in system.kernels_of(op).items() if op in self.ops}
         if not replaced:
             return None
-        named = point.params.model_copy(update=dict.fromkeys(replaced, self.short_name))
+        named = point.params.but(**dict.fromkeys(replaced, self.short_name))
         params, name = named, ""
         for spec in (KERNELS.get(f"{op}/{self.short_name}") for op in replaced.values()):
             if spec.shapes is not None:
@@ -101,7 +101,7 @@ def fault_cases(scenario: Scenario, *, seed: int = 0) -> list[tuple[FaultUse, Ca
     if scenario.fuzz is not None:
         return []
     found = [*points(scenario), *accuracy_points(scenario)]
-    tried = [(use, next(point for point in found if point.matches(use.on))) for use in scenario.faults]
+    tried = [(use, next(one for one in found if is_selected(one.labels, use.on))) for use in scenario.faults]
     return [(use, _case(scenario, point, seed)) for use, point in tried]
 
 
@@ -122,7 +122,7 @@ def _case(scenario: Scenario, point: MatrixPoint, seed: int) -> Case:
         return _made(scenario, point, poison, system=ACCURACY, seed=seed, tags=tags, oracles=(ACCURACY,))
     settings = scenario.poison
     patterns, sites = point.patterns or settings.patterns, point.sites or settings.sites
-    known = [use.model_dump(exclude={"on"}) for use in scenario.known if point.matches(use.on)]
+    known = [use.model_dump(exclude={"on"}) for use in scenario.known if is_selected(point.labels, use.on)]
     return _made(
         scenario,
         point,
@@ -228,4 +228,4 @@ def on_device(case: Case, device: str) -> Case:
     if device != "cuda" or not case.kind.uses_twins:
         return case
     twins = cuda_twins(case.kernels())
-    return case.model_copy(update={"params": case.params.model_copy(update=twins)}) if twins else case
+    return case.but(params=case.params.but(**twins)) if twins else case

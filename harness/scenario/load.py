@@ -64,29 +64,23 @@ def load_scenarios(
     paths = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
     if not paths:
         raise InputError(f"{folder}: no scenario here; a scenario is a file that ends in .yaml")
-    if (alone := folder / f"{only}{SUFFIXES[0]}") in paths and (found := _load(alone, whole)).name == only:
+    if (alone := folder / f"{only}{SUFFIXES[0]}") in paths and (found := load_scenario(alone, whole)).name == only:
         return [found]
     if folder.resolve() != shipped_directory().resolve():
         whole = _every
     origin: dict[str, Path] = {}
     scenarios = []
     for path in paths:
-        scenario = _load(path, whole)
-        if scenario.name in origin:
-            first = origin[scenario.name]
+        scenario = load_scenario(path, whole)
+        if (first := origin.setdefault(scenario.name, path)) != path:
             message = f"the name {scenario.name!r} is taken by {first}; rename one of them"
             raise _input_error(Problem(("name",), message), load_record(path, Scenario)[1], path)
-        origin[scenario.name] = path
         scenarios.append(scenario)
     return scenarios
 
 
-def load_scenario(path: Path) -> Scenario:
-    """One scenario file. Raises InputError for its first problem."""
-    return _load(path)
-
-
-def _load(path: Path, whole: Callable[[str], bool] = _every) -> Scenario:
+def load_scenario(path: Path, whole: Callable[[str], bool] = _every) -> Scenario:
+    """One scenario file. Raises InputError for its first problem. `whole` as for `load_scenarios`."""
     return _read(path, _content(path), whole(path.stem), frozenset(KERNELS.names()))
 
 

@@ -61,10 +61,6 @@ class MatrixPoint:
         """The only site that is filled, from the axis `site`; empty without it."""
         return (self.labels["site"],) if "site" in self.labels else ()
 
-    def matches(self, selector: Mapping[str, Any]) -> bool:
-        """Whether each axis of `selector` has this point's label, or a list that holds it."""
-        return is_selected(self.labels, selector)
-
 
 def is_selected(labels: Labels, selector: Mapping[str, Any]) -> bool:
     """Whether each axis of `selector` has the label, or a list that holds it."""
@@ -114,7 +110,7 @@ def num_points(scenario: Scenario) -> int:
         # Most points differ in their poison only.
         times = math.prod(len(values) for axis, values in scenario.matrix.items() if axis in POISON_AXES)
         of_call = {axis: values for axis, values in scenario.matrix.items() if axis not in POISON_AXES}
-        scenario = scenario.model_copy(update={"matrix": of_call})
+        scenario = scenario.but(matrix=of_call)
     return times * len(_given(scenario)) + (2 * len(settings.tasks) if settings else 0)
 
 
@@ -161,13 +157,7 @@ def _chosen(scenario: Scenario, axes: dict[str, list[str]]) -> Iterable[Labels]:
 
 
 def _is_excluded(labels: Labels, exceptions: Exceptions) -> bool:
-    for exception in exceptions:
-        for axis, wanted in exception:
-            if labels.get(axis) not in wanted:
-                break
-        else:
-            return True
-    return False
+    return any(all(labels.get(axis) in wanted for axis, wanted in exception) for exception in exceptions)
 
 
 def check(scenario: Scenario, *, whole: bool = True) -> Iterator[Problem]:
@@ -214,11 +204,8 @@ def _axis(scenario: Scenario, axis: str) -> list[tuple[str, Given]]:
     if axis == "kernel" and scenario.has_all_kernels:
         values = [spec.short_name for spec in KERNELS if spec.op == scenario.op]
     pairs = values.items() if isinstance(values, dict) else ((as_label(value), value) for value in values)
-    is_parameter = axis in scenario.model.model_fields
-    return [
-        (label, dict(value) if isinstance(value, dict) and not is_parameter else {axis: value})
-        for label, value in pairs
-    ]
+    several = () if axis in scenario.model.model_fields else dict
+    return [(label, dict(value) if isinstance(value, several) else {axis: value}) for label, value in pairs]
 
 
 def _check_system(scenario: Scenario) -> Iterator[Problem]:
@@ -239,9 +226,8 @@ def _check_system(scenario: Scenario) -> Iterator[Problem]:
     elif scenario.op is not None and not ops:
         yield Problem(("op",), f"'op' has no meaning for system {scenario.system}; remove it", at_key=True)
     elif scenario.op is not None and scenario.op not in ops:
-        yield Problem(
-            ("op",), f"op {scenario.op!r} is judged through mla_decode, not alone; {nearest(scenario.op, ops)}"
-        )
+        why = "is judged through mla_decode, not alone"
+        yield Problem(("op",), f"op {scenario.op!r} {why}; {nearest(scenario.op, ops)}")
 
 
 def _check_params(
@@ -378,10 +364,9 @@ def _check_selectors(scenario: Scenario) -> Iterator[Problem]:
 def _check_task(settings: AccuracySettings, selector: Mapping[str, Any], at: Location) -> Iterator[Problem]:
     """Check that a fault on a measurement of accuracy names one task and nothing else."""
     task = selector[ACCURACY]
-    others = [axis for axis in selector if axis != ACCURACY]
-    if others:
-        message = f"a measurement of accuracy is no point of the matrix; leave out {others[0]!r}"
-        yield Problem((*at, others[0]), message, at_key=True)
+    if other := next((axis for axis in selector if axis != ACCURACY), ""):
+        message = f"a measurement of accuracy is no point of the matrix; leave out {other!r}"
+        yield Problem((*at, other), message, at_key=True)
     elif task not in settings.tasks:
         message = f"{task!r} is no task of the accuracy section; {nearest(str(task), list(settings.tasks), see='')}"
         yield Problem((*at, ACCURACY), message)

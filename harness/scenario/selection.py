@@ -55,11 +55,12 @@ def select(
             matched.add(selector)
             found[case.id] = case
     for scenario in scenarios:
-        hits = [selector for selector in wanted if _may_name(selector, scenario)]
+        naming = [selector for selector in wanted if selects_scenario(selector, scenario)]
+        hits = [one for one in wanted if one in naming or _is_like(one.partition("[")[0], scenario.name)]
         if wanted and not hits:
             continue
-        whole = not wanted or any(selects_scenario(selector, scenario) for selector in hits)
-        matched.update(selector for selector in hits if selects_scenario(selector, scenario))
+        whole = not wanted or bool(naming)
+        matched.update(naming)
         for case in _candidates(scenario, hits, whole, seed, override, has_gpu):
             mine = [selector for selector in hits if selects_case(selector, case.id)]
             matched.update(mine)
@@ -168,10 +169,6 @@ def is_for_a_plain_run(case: Case, tags: Collection[str], override: KernelOverri
     if NIGHTLY in case.tags:
         return NIGHTLY in tags
     return not case.kind.asks_canary or override is None or ACCURACY in tags
-
-
-def _may_name(selector: str, scenario: Scenario) -> bool:
-    return selects_scenario(selector, scenario) or _is_like(selector.partition("[")[0], scenario.name)
 
 
 def _candidates(

@@ -27,17 +27,13 @@ class Shard:
             raise InputError(f"--shard {text}: not of the form I/N, or over 9999; give for example 1/4")
         index, count = int(match[1]), int(match[2])
         if not 1 <= index <= count:
-            raise InputError(
-                f"--shard {text}: shards are counted from 1 to N; give one from 1/{count} to {count}/{count}"
-            )
+            right = f"give one from 1/{count} to {count}/{count}"
+            raise InputError(f"--shard {text}: shards are counted from 1 to N; {right}")
         return cls(index, count)
 
 
 def split(keys: Sequence[str], count: int) -> list[list[str]]:
     """Split `keys` into `count` equal parts, each in the order of `keys`. A digest of a key decides its part."""
-    dealt = {key: place % count for place, key in enumerate(sorted(keys, key=_digest))}
+    by_digest = sorted(keys, key=lambda key: hashlib.sha256(key.encode()).digest())
+    dealt = {key: place % count for place, key in enumerate(by_digest)}
     return [[key for key in keys if dealt[key] == part] for part in range(count)]
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()

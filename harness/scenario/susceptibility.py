@@ -49,12 +49,8 @@ def selected(selector: str, override: KernelOverride | None, *, seed: int = 0) -
     if selector != SCENARIO:
         found = case_of(selector, seed=seed)
         return [found] if found else []
-    ours = [
-        spec
-        for spec in KERNELS
-        if override is None or (spec.short_name == override.short_name and spec.op in override.ops)
-    ]
-    return cases(ours, seed=seed)
+    ours = None if override is None else {f"{op}/{override.short_name}" for op in override.ops}
+    return cases([spec for spec in KERNELS if ours is None or spec.name in ours], seed=seed)
 
 
 def case_of(identity: str, *, seed: int = 0) -> Case | None:
@@ -62,14 +58,11 @@ def case_of(identity: str, *, seed: int = 0) -> Case | None:
     match = _ID.match(identity)
     if match is None or match[1] not in KERNELS:
         return None
-    spec = KERNELS.get(match[1])
-    kv = match[2] or ""
-    tokens, site, pattern = int(match[3] or 1), match[4], match[5]
-    if tokens not in TOKENS or (tokens > 1 and spec.op != "mla_decode"):
+    spec, kv, tokens, site, pattern = KERNELS.get(match[1]), match[2] or "", int(match[3] or 1), match[4], match[5]
+    is_drawn = tokens in TOKENS and (tokens == 1 or spec.op == "mla_decode") and pattern in PATTERNS
+    if not is_drawn or not OPS.get(spec.op).reads or kv not in _kv_types(spec) or site not in _sites(spec.op, tokens):
         return None
-    if not OPS.get(spec.op).reads or kv not in _kv_types(spec) or site not in _sites(spec.op, tokens):
-        return None
-    return _case(spec, kv, tokens, site, pattern, seed) if pattern in PATTERNS else None
+    return _case(spec, kv, tokens, site, pattern, seed)
 
 
 def _sites(op: str, tokens: int = 1) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ def vary(base: Case, params: Params, poison: PoisonPlan) -> Case:
     identity = f"{root}{MARK}{_written(differing)}" if differing else root
     oracles = usable(base.oracles, poison.patterns, params)
     params = params if params == base.params else params.varied()
-    return base.model_copy(update={"id": identity, "params": params, "poison": poison, "oracles": oracles})
+    return base.but(id=identity, params=params, poison=poison, oracles=oracles)
 
 
 def shown(value: Any) -> str:
@@ -122,4 +122,4 @@ def _poison(plan: PoisonPlan, values: Given, name: str) -> PoisonPlan:
         if not isinstance(values["strict"], bool):
             raise InputError(f"{name}: strict is true or false")
         update["strict"] = values["strict"]
-    return plan.model_copy(update=update)
+    return plan.but(**update)

@@ -16,7 +16,7 @@ from harness.core.errors import InputError
 from harness.core.files import BASELINES, write_atomic
 from harness.core.finding_words import few
 from harness.core.model_params import ModelParams
-from harness.core.records import AccuracyLimits, CaseResult, Finding, Verdict
+from harness.core.records import FAILED, AccuracyLimits, CaseResult, Finding, Verdict
 from harness.store.run_folder import RunStore
 
 SCENARIO = "epochs"
@@ -41,17 +41,10 @@ def choose_baseline(header: RunHeader, wanted: Path | None) -> Path | None:
 def create(root: Path, header: RunHeader, questions: ModelParams, baseline: Path | None, command: str) -> RunStore:
     """Make the run directory. It gets a copy of the baseline: a later change of it must not change the verdict."""
     name = f"{SCENARIO}[task={header.task},model={header.model}]"
-    case = Case(
-        id=name,
-        scenario=SCENARIO,
-        system="model",
-        params=questions,
-        oracles=("accuracy", "repeats") if questions.repeat else ("accuracy",),
-        seed=header.seed,
-    )
-    store = RunStore.create(
-        root, [Job(key=name, case=case)], command=command, options={SCENARIO: questions.model_dump()}
-    )
+    oracles = ("accuracy", "repeats") if questions.repeat else ("accuracy",)
+    case = Case(id=name, scenario=SCENARIO, system="model", params=questions, oracles=oracles, seed=header.seed)
+    options = {SCENARIO: questions.model_dump()}
+    store = RunStore.create(root, [Job(key=name, case=case)], command=command, options=options)
     if baseline:
         write_atomic(store.path / BASELINE_FOLDER / baseline.name, baseline.read_text(encoding="utf-8"))
     return store
@@ -80,20 +73,19 @@ def judged(store: RunStore, *, trouble: str = "", log: str = "", died: bool = Fa
     try:
         run = read_run(store.path)
     except InputError:
-        return result.model_copy(update={"reason": trouble or "nothing was answered before the run ended"})
+        return result.but(reason=trouble or "nothing was answered before the run ended")
     asked = job.case.params_as(ModelParams)
     limits = AccuracyLimits(accuracy=asked.least)
     baseline = stored_baseline(store)
     record = judge(run, baseline=baseline, limits=limits, scenario=SCENARIO, case=job.case.id)
-    record = record.model_copy(update={"seconds": store.plan.seconds})
+    record = record.but(seconds=store.plan.seconds)
     different, drafts = _unrepeated(store), read_drafts(store.path)
     refused = _refused(drafts, asked.least_acceptance, baseline)
     failed = Verdict.FAIL if different or refused else record.verdict
     verdict = Verdict.CRASH if died else failed
     if drafts:
         statement = f"{record.judgement.statement}; {acceptance_in_words(list(drafts.values()))}"
-        judgement = record.judgement.model_copy(update={"statement": statement})
-        record = record.model_copy(update={"judgement": judgement})
+        record = record.but(judgement=record.judgement.but(statement=statement))
     reason = "; ".join(filter(None, [trouble, record.judgement.statement]))
     findings = findings_of(record) + refused
     if different:
@@ -102,17 +94,16 @@ def judged(store: RunStore, *, trouble: str = "", log: str = "", died: bool = Fa
         findings.append(Finding(oracle="repeats", message=message, cause=Code.DIFFERS))
     if died:
         findings.insert(0, Finding(oracle="crash", message=trouble, cause=Code.DIED))
-    return result.model_copy(
-        update={
-            "verdict": verdict,
-            "reason": reason,
-            "findings": tuple(findings) if verdict in (Verdict.FAIL, Verdict.CRASH) else (),
-            "looked_at": {"accuracy": len(run.results)}
-            | ({"repeats": asked.repeat} if different is not None else {})
-            | ({"acceptance": sum(epoch.drafted for epoch in drafts.values())} if drafts else {}),
-            "accuracy": record,
-            "seconds": store.plan.seconds,
-        }
+    looked_at = {"accuracy": len(run.results)}
+    looked_at |= {"repeats": asked.repeat} if different is not None else {}
+    looked_at |= {"acceptance": sum(epoch.drafted for epoch in drafts.values())} if drafts else {}
+    return result.but(
+        verdict=verdict,
+        reason=reason,
+        findings=tuple(findings) if verdict in FAILED else (),
+        looked_at=looked_at,
+        accuracy=record,
+        seconds=store.plan.seconds,
     )
 
 
@@ -134,13 +125,7 @@ def _refused(epochs: dict[int, Drafts], least: float | None, baseline: Baseline 
     if not any(drafts.drafted for drafts in epochs.values()):
         message = "the server's /metrics count no drafts, so no acceptance is judged"
         return [Finding(oracle="acceptance", message=message, cause=Code.INCOMPLETE)]
-    return [
-        Finding(
-            oracle="acceptance",
-            where=f"epoch {epoch}",
-            message=f"{drafts.share:.4f} of {drafts.drafted} drafts were accepted, {why}",
-            cause=Code.DROP,
-        )
-        for epoch, drafts in epochs.items()
-        if drafts.share < least
-    ]
+    low = {epoch: drafts for epoch, drafts in epochs.items() if drafts.share < least}
+    said = {epoch: f"{one.share:.4f} of {one.drafted} drafts were accepted, {why}" for epoch, one in low.items()}
+    named = {"oracle": "acceptance", "cause": Code.DROP}
+    return [Finding(**named, where=f"epoch {epoch}", message=message) for epoch, message in said.items()]

@@ -55,8 +55,12 @@ def _checked(shards: Sequence[RunStore]) -> list[RunStore]:
     ordered = sorted(shards, key=lambda shard: _note(shard).index)
     if not ordered:
         raise InputError("merge: no run given; give the directories of all shards")
-    for shard in ordered[1:]:
-        _check_alike(ordered[0], shard)
+    first, *others = ordered
+    wanted = _in_common(first)
+    for other in others:
+        if differing := [name for name, value in _in_common(other).items() if value != wanted[name]]:
+            differ = f"{', '.join(differing)} differ from {first.path}"
+            raise InputError(f"{other.path}: {differ}; merge the shards of one plan")
     _check_numbers(ordered)
     _check_cover(ordered)
     for shard in ordered:
@@ -73,13 +77,6 @@ def _note(shard: RunStore) -> ShardNote:
     if shard.plan.shard is None:
         raise InputError(f"{shard.path}: not a shard of a run; make shards with: mla-harness run --shard I/N")
     return shard.plan.shard
-
-
-def _check_alike(first: RunStore, other: RunStore) -> None:
-    wanted, found = _in_common(first), _in_common(other)
-    differing = [name for name, value in found.items() if value != wanted[name]]
-    if differing:
-        raise InputError(f"{other.path}: {', '.join(differing)} differ from {first.path}; merge the shards of one plan")
 
 
 def _in_common(shard: RunStore) -> dict[str, object]:

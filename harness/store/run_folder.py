@@ -161,10 +161,17 @@ class RunStore:
     def tried(self) -> dict[str, CaseResult]:
         return {result.key: result for result in self._read("tried.jsonl", CaseResult)}
 
+    def skipped_faults(self) -> list[dict[str, Any]]:
+        """The faults that could not be tried here: `{fault, case, reason, cause}` of each."""
+        tried = self.tried()
+        found = [tried[control.job.key] for control in self.plan.controls if control.job.key in tried]
+        skipped = (one for one in found if one.verdict is Verdict.SKIP)
+        return [{"fault": one.fault, "case": one.id, "reason": one.reason, "cause": one.cause} for one in skipped]
+
     def unfinished_controls(self) -> list[Control]:
         """The controls that are not judged yet, except skipped ones."""
         finished = {(fault.fault, fault.case) for fault in self.faults()}
-        finished |= {(r.fault, r.id) for r in self.tried().values() if r.fault and r.verdict is Verdict.SKIP}
+        finished |= {(one["fault"], one["case"]) for one in self.skipped_faults()}
         return [control for control in self.plan.controls if (control.use.name, control.job.case.id) not in finished]
 
     def untried_controls(self) -> list[Control]:
@@ -190,7 +197,7 @@ class RunStore:
         name = re.sub(r"[^A-Za-z0-9_.=]+", "-", job.key).strip("-")
         if len(name) > MOST_LETTERS:
             name = f"{name[:MOST_LETTERS]}-{hashlib.sha256(job.key.encode()).hexdigest()[:12]}"
-        return job.model_copy(update={"directory": str(self.path.resolve() / "accuracy" / name)})
+        return job.but(directory=str(self.path.resolve() / "accuracy" / name))
 
     def jobs_by_key(self) -> dict[str, Job]:
         return {job.key: job for job in self.plan.jobs}
@@ -203,7 +210,7 @@ class RunStore:
         return [_parse(kind, raw, file) for raw in read_json_lines(file)]
 
     def _change_plan(self, **changes: Any) -> None:
-        self.plan = self.plan.model_copy(update=changes)
+        self.plan = self.plan.but(**changes)
         text = json.dumps(self.plan.model_dump(mode="json"), allow_nan=False, indent=1)
         write_atomic(self.path / "run.json", text + "\n")
 

@@ -33,11 +33,21 @@ class Source(Record):
         """The commit in seven digits, with a `+` when something was not committed; empty when not known."""
         return self.commit[:SHORT] + ("+" if self.commit and self.changes else "")
 
+    @property
+    def words(self) -> str:
+        """The branch and the short commit, as far as known."""
+        return " ".join(filter(None, [self.branch, self.short_commit]))
+
+    def in_full(self, commit: str) -> str:
+        """`1a2b3c4 on main, with changes that are not committed`, as far as known; `commit` is as it shall be shown."""
+        place = " ".join(filter(None, [commit, self.branch and f"on {self.branch}"]))
+        return place + (", with changes that are not committed" if place and self.changes else "")
+
     def continued(self, now: Source) -> Source:
         """The source of a resumed run. After a change of the code, its results belong to neither state."""
         if (now.commit, now.changes) == (self.commit, self.changes):
             return self
-        return self.model_copy(update={"changes": f"resumed at {now.commit} {now.changes}".strip()})
+        return self.but(changes=f"resumed at {now.commit} {now.changes}".strip())
 
 
 def read_source(folder: Path, environ: Mapping[str, str], *, commit: str = "", branch: str = "") -> Source:

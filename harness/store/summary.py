@@ -55,17 +55,12 @@ def summarise(store: RunStore) -> dict[str, Any]:
 
 def accuracy_records(results: Sequence[CaseResult | FaultResult]) -> list[AccuracyRecord]:
     """The measurements of accuracy in the order of `results`. Each record names its case and its fault."""
-    return [
-        result.accuracy.model_copy(
-            update={
-                "scenario": result.scenario,
-                "case": result.case if isinstance(result, FaultResult) else result.id,
-                "fault": result.fault,
-            }
-        )
-        for result in results
-        if result.accuracy is not None
-    ]
+    found = []
+    for result in results:
+        case = result.case if isinstance(result, FaultResult) else result.id
+        if result.accuracy is not None:
+            found.append(result.accuracy.but(scenario=result.scenario, case=case, fault=result.fault))
+    return found
 
 
 def to_json(summary: dict[str, Any]) -> str:
@@ -86,40 +81,24 @@ def canonical(store: RunStore) -> str:
 
     Times, process ids, addresses, logs, machines and the order of cases are left out; they are in `results.jsonl`.
     """
-    blames = store.blames()
-    lines = [_line(_canonical_case(result, blames.get(result.key))) for result in store.results()]
-    lines += [_line(_canonical_fault(fault)) for fault in store.faults()]
+    blames, lines = store.blames(), []
+    for result in store.results():
+        blame = blames.get(result.key)
+        named = result.model_dump(mode="json", include={"id", "fault", "verdict", "reason"})
+        lines.append(_line(result, named, blame=blame.model_dump(mode="json", exclude={"cause"}) if blame else None))
+    for fault in store.faults():
+        lines.append(_line(fault, {"id": fault.case} | fault.model_dump(include={"fault", "caught", "by", "blamed"})))
     return "".join(f"{line}\n" for line in sorted(lines))
 
 
-def _canonical_case(result: CaseResult, blame: Blame | None) -> dict[str, Any]:
-    return {
-        **result.model_dump(mode="json", include={"id", "fault", "verdict", "reason"}),
-        "findings": [_finding(finding) for finding in result.findings],
-        "blame": blame.model_dump(mode="json", exclude={"cause"}) if blame else None,
-        "accuracy": _answers(result.accuracy),
-    }
-
-
-def _canonical_fault(fault: FaultResult) -> dict[str, Any]:
-    return {
-        "id": fault.case,
-        **fault.model_dump(include={"fault", "caught", "by", "blamed"}),
-        "findings": [_finding(finding) for finding in fault.findings],
-        "accuracy": _answers(fault.accuracy),
-    }
+def _line(result: CaseResult | FaultResult, named: dict[str, Any], **more: Any) -> str:
+    # Answers stand question by question, one string for each epoch.
+    answers = list(result.accuracy.grid.rows) if result.accuracy else None
+    found = named | {"findings": [_finding(finding) for finding in result.findings], **more, "accuracy": answers}
+    return json.dumps(found, allow_nan=False, ensure_ascii=False, sort_keys=False)
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
     """What a finding says to people, without addresses (oracle `address`), which differ in every process."""
     shown = {"oracle", "site", "tensor", "where", "bits", "message"}
     return finding.model_dump(mode="json", include=shown - {"bits"} if finding.oracle == "address" else shown)
-
-
-def _answers(record: AccuracyRecord | None) -> list[str] | None:
-    """Question by question, one string for each epoch."""
-    return list(record.grid.rows) if record else None
-
-
-def _line(found: dict[str, Any]) -> str:
-    return json.dumps(found, allow_nan=False, ensure_ascii=False, sort_keys=False)

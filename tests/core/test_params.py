@@ -78,9 +78,14 @@ def test_a_stored_case_that_a_newer_rule_refuses_can_still_be_read() -> None:
     assert Case.model_validate_json(case.model_dump_json(), context=STORED) == case
 
 
-def test_each_model_names_its_parameters_of_graphs_and_time() -> None:
+def test_graphs_layouts_and_time_limits_are_those_of_the_parameters_of_these_names() -> None:
     models = {spec.model(op) for spec in SYSTEMS for op in (spec.ops() or [None]) if spec.name != "model"}
     for model in models:
-        assert ("graph" if "graph" in model.model_fields else "") == model.GRAPH, model
-        if "timeout_seconds" in model.model_fields:
-            assert model.TIMEOUT == "timeout_seconds" or "own_timeout" in vars(model.__mro__[1]), model
+        plain = model.model_construct()
+        assert plain.has_graph is (
+            model.model_fields["graph"].default != "none" if "graph" in model.model_fields else False
+        )
+        assert (plain.own_timeout is not None) is ("timeout_seconds" in model.model_fields), model
+        if "graph" in model.model_fields:
+            assert model.model_construct(graph="full").has_graph, model
+        assert plain.cache_layout == "contiguous", model

@@ -131,12 +131,8 @@ class Space:
     def why_not(self, combination: Iterable[tuple[str, str]]) -> str:
         """Why no legal call has these classes together; empty if a call may have them."""
         combination = tuple(combination)
-        for label in combination:
-            if label in self.refused:
-                return self.refused[label]
-        for rule in self.rules:
-            if rule.holds(combination):
-                return rule.why
+        if why := self._conflict(combination):
+            return why
         for d in self.dimensions:
             if d.name in dict(combination) or d.name in self.optional:
                 continue
@@ -146,14 +142,54 @@ class Space:
         return ""
 
     def _conflict(self, combination: Combination) -> str:
-        if combination[-1] in self.refused:
-            return self.refused[combination[-1]]
-        return next((rule.why for rule in self.rules if rule.holds(combination)), "")
+        refused = next((self.refused[label] for label in combination if label in self.refused), "")
+        return refused or next((rule.why for rule in self.rules if rule.holds(combination)), "")
 
     @cached_property
     def allowed(self) -> dict[tuple[int, int], int]:
         """Pair of numbers of classes -> the bits of later classes that make an allowed triple with it."""
-        return _allowed(self)
+        labels, number = self.labels, self.number
+        every = (1 << len(labels)) - 1
+        of_dimension = {d.name: sum(1 << number[d.name, label] for label in d.classes) for d in self.dimensions}
+        required = [mask for name, mask in of_dimension.items() if name not in self.optional]
+        goes = [every & ~of_dimension[name] for name, _ in labels]
+        for label in self.refused:
+            goes = [mask & ~(1 << number[label]) for mask in goes]
+            goes[number[label]] = 0
+        closed: dict[tuple[int, int], int] = {}
+        """Pair -> the classes that a rule of three dimensions forbids beside it."""
+        for rule in self.rules:
+            groups = [[number[name, label] for label in names] for name, names in rule.classes.items()]
+            for one, other in combinations(groups, 2):
+                third = sum(1 << n for group in groups if group is not one and group is not other for n in group)
+                for a, b in product(one, other):
+                    if len(groups) == 2:
+                        goes[a] &= ~(1 << b)
+                        goes[b] &= ~(1 << a)
+                    else:
+                        pair = min(a, b), max(a, b)
+                        closed[pair] = closed.get(pair, 0) | third
+
+        def with_room(wanted: int, mask: int, own: int) -> int:
+            """Those of `wanted` that leave a class of `mask` in every dimension that needs one, beside `own`."""
+            for one in required:
+                if not one & own:
+                    left = one & mask
+                    for n in bits(one & mask):
+                        left |= goes[n]
+                        if not wanted & ~left:
+                            break
+                    wanted &= left
+            return wanted
+
+        found: dict[tuple[int, int], int] = {}
+        for a in range(len(labels)):
+            for b in bits(goes[a] >> (a + 1) << (a + 1)):
+                both, own = goes[a] & goes[b] & ~closed.get((a, b), 0), 1 << a | 1 << b
+                if all((both | own) & one for one in required):
+                    later = both >> (b + 1) << (b + 1) & ~of_dimension[labels[b][0]]
+                    found[a, b] = with_room(later, both, own)
+        return found
 
     def combinations(self, strength: int) -> Iterator[Combination]:
         """Every allowed combination of classes of `strength` dimensions."""
@@ -176,51 +212,6 @@ def bits(mask: int) -> Iterator[int]:
         low = mask & -mask
         yield low.bit_length() - 1
         mask ^= low
-
-
-def _allowed(space: Space) -> dict[tuple[int, int], int]:
-    labels, number = space.labels, space.number
-    every = (1 << len(labels)) - 1
-    of_dimension = {d.name: sum(1 << number[d.name, label] for label in d.classes) for d in space.dimensions}
-    required = [mask for name, mask in of_dimension.items() if name not in space.optional]
-    goes = [every & ~of_dimension[name] for name, _ in labels]
-    for label in space.refused:
-        goes = [mask & ~(1 << number[label]) for mask in goes]
-        goes[number[label]] = 0
-    closed: dict[tuple[int, int], int] = {}
-    """Pair -> the classes that a rule of three dimensions forbids beside it."""
-    for rule in space.rules:
-        groups = [[number[name, label] for label in names] for name, names in rule.classes.items()]
-        for one, other in combinations(groups, 2):
-            third = sum(1 << n for group in groups if group is not one and group is not other for n in group)
-            for a, b in product(one, other):
-                if len(groups) == 2:
-                    goes[a] &= ~(1 << b)
-                    goes[b] &= ~(1 << a)
-                else:
-                    pair = min(a, b), max(a, b)
-                    closed[pair] = closed.get(pair, 0) | third
-
-    def with_room(wanted: int, mask: int, own: int) -> int:
-        """Those classes of `wanted` that leave a class of `mask` in every dimension that needs one, beside `own`."""
-        for one in required:
-            if not one & own:
-                left = one & mask
-                for n in bits(one & mask):
-                    left |= goes[n]
-                    if not wanted & ~left:
-                        break
-                wanted &= left
-        return wanted
-
-    found: dict[tuple[int, int], int] = {}
-    for a in range(len(labels)):
-        for b in bits(goes[a] >> (a + 1) << (a + 1)):
-            both, own = goes[a] & goes[b] & ~closed.get((a, b), 0), 1 << a | 1 << b
-            if all((both | own) & one for one in required):
-                later = both >> (b + 1) << (b + 1) & ~of_dimension[labels[b][0]]
-                found[a, b] = with_room(later, both, own)
-    return found
 
 
 class Shown:

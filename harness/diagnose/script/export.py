@@ -14,6 +14,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS
@@ -31,6 +32,7 @@ from harness.scenario.selection import selects_scenario
 SECONDS = 120.0
 """Limit for one run of a script, which mostly imports torch."""
 _NEVER_THE_BUG = ("SyntaxError", "IndentationError", "NameError", "ImportError", "ModuleNotFoundError")
+_STREAMS: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "errors": "replace"}
 _BLOCKER = """\
 import ctypes, runpy, sys
 sys.platform == "linux" and ctypes.CDLL(None).prctl(1, 9)  # The script ends with the process that tries it.
@@ -88,15 +90,13 @@ def first_that_shows(
     for case, steps in (tried | {job.case.id: (job.case, 0)}).values():
         story = _story(job, case, _telling(result, shrunk), environment, steps)
         try:
-            text = render(Export(case, job.fault, story, device=job.device, is_pytest=is_pytest))
-            scripts.append((text, case))
+            scripts.append((render(Export(case, job.fault, story, device=job.device, is_pytest=is_pytest)), case))
         except HarnessError as error:
             problems.append(error)
-    may_crash, seconds = result.verdict is Verdict.CRASH, job.case.params.own_timeout or SECONDS
+    how: dict[str, Any] = {"may_crash": result.verdict is Verdict.CRASH, "is_pytest": is_pytest}
+    how["seconds"] = job.case.params.own_timeout or SECONDS
     with ThreadPoolExecutor(max(1, len(scripts))) as threads:
-        checks = threads.map(
-            lambda script: check(script[0], may_crash=may_crash, is_pytest=is_pytest, seconds=seconds), scripts
-        )
+        checks = threads.map(lambda script: check(script[0], **how), scripts)
         for (text, case), done in zip(scripts, checks, strict=True):
             if done.holds:
                 return Exported(text, case, done)
@@ -207,17 +207,7 @@ def run(path: Path, *, is_pytest: bool = False, python: str | None = None, secon
     environ = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "FIXTURES": str(FIXTURES)}
     environ.pop("PYTEST_ADDOPTS", None)
     try:
-        done = subprocess.run(
-            words,
-            cwd=path.parent,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            check=False,
-        )
+        done = subprocess.run(words, cwd=path.parent, env=environ, timeout=seconds, check=False, **_STREAMS)
     except subprocess.TimeoutExpired:
         return Outcome(-1, "", seconds_ran_out=True)
     except OSError as error:

@@ -14,6 +14,7 @@ from typing import Any
 from harness.core.cases import Case
 from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
+from harness.core.files import rows_beside
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.config import KV_SCALE, PAGE_SIZE, model_config
 from harness.engine.schedule.scheduler import Scheduler
@@ -180,14 +181,8 @@ class Scene:
     op: str = "mla_decode"
 
 
-OP_SCENES: dict[str, Scene] = {
-    "mla_decode": Scene("decode"),
-    "context_attention": Scene("context"),
-    "merge_attn_states": Scene("merge"),
-    "write_kv": Scene("write"),
-    "quantize_fp8": Scene("quantize"),
-    "route_experts": Scene("route"),
-}
+_ROWS = rows_beside(__file__)
+OP_SCENES = {op: Scene(template) for op, template in _ROWS["ops"].items()}
 """The scene of a kernel case: one call of its op."""
 
 
@@ -200,19 +195,9 @@ class Recipe:
     engine: Scene
 
 
-RECIPES: dict[str, Recipe] = {
-    "merge.ignore-context-count": Recipe(
-        "merge.count", "num_tokens_with_context = None", Scene("prefill", prefill_step, "context_attention")
-    ),
-    "graph.fresh-plan-each-step": Recipe(
-        "replay.plan", "plan = torch.empty_like(plan)", Scene("replay_persistent", decode_step)
-    ),
-    "graph.plan-in-warmup-only": Recipe("replay.metadata", "captured = warmed_up", Scene("replay_lazy", decode_step)),
-    "kv.skip-zero-new-blocks": Recipe("decode.zeroed", "to_zero = []", Scene("decode", new_block_step)),
-    "router.int64-ids": Recipe(
-        "route.ids",
-        "ids = torch.empty(len(logits), K, dtype=torch.int64)",
-        Scene("experts", decode_step, "route_experts"),
-    ),
+_NUMBERS = {function.__name__: function for function in (decode_step, prefill_step, new_block_step)}
+RECIPES = {
+    fault: Recipe(row["hook"], row["line"], Scene(**row["scene"] | {"numbers": _NUMBERS[row["scene"]["numbers"]]}))
+    for fault, row in _ROWS["faults"].items()
 }
-"""Fault -> recipe."""
+"""Fault -> recipe, as `recipes.yaml` says."""

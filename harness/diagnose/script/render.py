@@ -77,7 +77,7 @@ def render(export: Export) -> str:
     if path := export.case.kind.plain_script:
         return "\n".join(_header(export)) + "\n" + str(attribute_at(path)(export.case, MARKER))
     recipe = RECIPES.get(export.fault or "")
-    scene = _scene(export, recipe)
+    scene = OP_SCENES[export.case.op] if export.case.op else RECIPES[export.fault or ""].engine
     template = _templates(recipe).get_template(f"scenes/{scene.template}.py.j2")
     context = _context(export, recipe, scene)
     text = tidy(without_dead_code(tidy(template.render(context))))
@@ -126,13 +126,6 @@ def why_of(scenario: str, fault: str | None) -> str:
     if known is None or fault is None or len({FAULTS.get(use.name).ref for use in known.faults}) > 1:
         return ""
     return known.why
-
-
-def _scene(export: Export, recipe: Recipe | None) -> Scene:
-    if export.case.op:
-        return OP_SCENES[export.case.op]
-    assert recipe is not None
-    return recipe.engine
 
 
 def _context(export: Export, recipe: Recipe | None, scene: Scene) -> dict[str, Any]:

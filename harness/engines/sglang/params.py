@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -16,8 +16,6 @@ PAGE_OF = {"flashmla": 64, "cutlass_mla": 128, "default": 64}
 
 class SglangParams(ServedParams):
     """A canary served by SGLang in its own processes."""
-
-    GRAPH: ClassVar[str] = "graph"
 
     canary: Literal["mla", "moe", "dsa"] = Field(default="mla", description="the checkpoint under fixtures/")
     backend: Literal["triton", "flashmla", "flashinfer", "fa3", "cutlass_mla", "default"] = Field(
@@ -55,9 +53,6 @@ class SglangParams(ServedParams):
 
 class SglangHostParams(Params):
     """A part of SGLang's own Python, run on a CPU on inputs of the harness."""
-
-    GRAPH: ClassVar[str] = "graph"
-    TIMEOUT: ClassVar[str] = "timeout_seconds"
 
     part: Literal["radix-cache", "free-pages", "padded-rows", "decode-replay", "remote-experts", "context-parallel"] = (
         Field(default="radix-cache", description="the part of SGLang to run; a module of harness/engines/sglang/host")

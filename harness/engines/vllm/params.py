@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -16,8 +16,6 @@ Sparse = Literal["FLASHMLA_SPARSE", "FLASHINFER_MLA_SPARSE_SM90", "FLASH_ATTN_ML
 
 class VllmParams(ServedParams):
     """A canary served by vLLM in its own process."""
-
-    GRAPH: ClassVar[str] = "graph"
 
     canary: Literal["mla", "hybrid", "moe", "dsa"] = Field(default="mla", description="the checkpoint under fixtures/")
     runner: Literal["v1", "v2"] = Field(default="v1", description="vLLM's model runner")
@@ -89,9 +87,6 @@ class VllmParams(ServedParams):
 
 class VllmHostParams(Params):
     """A part of vLLM's own Python, run on a CPU on inputs of the harness."""
-
-    GRAPH: ClassVar[str] = "graph"
-    TIMEOUT: ClassVar[str] = "timeout_seconds"
 
     part: Literal[
         "new-blocks",

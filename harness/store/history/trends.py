@@ -56,12 +56,8 @@ class Trends:
     @property
     def flaky(self) -> tuple[CaseTrend, ...]:
         """The flaky cases, worst first."""
-        return tuple(
-            sorted(
-                (case for case in self.cases if case.flaky),
-                key=lambda case: (-case.flaky.share if case.flaky else 0.0, case.key),
-            )
-        )
+        found = [(-case.flaky.share, case.key, case) for case in self.cases if case.flaky]
+        return tuple(case for *_, case in sorted(found, key=lambda one: one[:2]))
 
 
 def trends_of(run: RunEntry, runs: PastRuns, *, num_runs: int = NUM_RUNS) -> Trends:
@@ -82,25 +78,21 @@ def trends_over(runs: Sequence[RunEntry], name: str = "", *, keys: Iterable[str]
     return Trends(tuple(runs), tuple(found))
 
 
-def _ran(entry: Entry | None) -> Entry | None:
-    """The entry, unless it was skipped: then it took no time and measured nothing."""
-    return entry if entry and entry.verdict != "skip" else None
-
-
 def _of_case(key: str, scenario: str, row: Sequence[Entry | None], runs: Sequence[RunEntry]) -> CaseTrend:
     letters = "".join(LETTERS[entry.verdict] if entry else ABSENT for entry in row)
-    ran = [_ran(one) for one in row]
+    # A skipped case took no time and measured nothing.
+    ran = [entry if entry and entry.verdict != "skip" else None for entry in row]
     seconds = tuple(entry.seconds if entry else None for entry in ran)
     lowest = tuple(entry.accuracy if entry else None for entry in ran)
-    return CaseTrend(key, scenario, letters, seconds, lowest, _flakiness(row, runs))
+    return CaseTrend(key, scenario, letters, seconds, lowest, _flakiness(ran, runs))
 
 
-def _flakiness(row: Sequence[Entry | None], runs: Sequence[RunEntry]) -> Flakiness | None:
+def _flakiness(ran: Sequence[Entry | None], runs: Sequence[RunEntry]) -> Flakiness | None:
     """How flaky a case is, or None if it is not."""
     groups: dict[tuple[object, ...], Counter[str]] = {}
-    for entry, run in zip(row, runs, strict=True):
+    for entry, run in zip(ran, runs, strict=True):
         # Without a commit it is unknown whether the code was the same.
-        if _ran(entry) and entry and run.source.commit:
+        if entry and run.source.commit:
             # `run --fault` and `selftest` write the same key: a verdict in one, an outcome in the other.
             alike = (run.source.commit, run.source.changes, run.variant, entry.seed, entry.device, entry.is_fault)
             groups.setdefault(alike, Counter())[entry.verdict] += 1
