@@ -72,14 +72,8 @@ def drafted_beside_reference(
 
 def counts_of_drafts(params: EngineParams, answers: Answers) -> list[Count]:
     """Each draft that a step verified is the token that the target chose."""
-    layer = len(params.layers)
-    return [
-        Count(
-            f"draft of request {request} for position {position}",
-            token,
-            draft,
-            f"step {step}, layer {layer}",
-            "acceptance",
-        )
-        for step, request, position, draft, token in answers.verified
-    ]
+    layer, found = len(params.layers), []
+    for step, request, position, draft, token in answers.verified:
+        name, where = f"draft of request {request} for position {position}", f"step {step}, layer {layer}"
+        found.append(Count(name, token, draft, where, "acceptance"))
+    return found

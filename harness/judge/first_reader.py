@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from harness.core.cases import AskFirstNan, Case, Job
-from harness.core.catalog import KERNELS
+from harness.core.cases import AskFirstNan, Job
 from harness.core.errors import SystemUnderTestError
 from harness.core.records import Verdict
 from harness.judge.probes.trace import Trace, first_difference
@@ -56,7 +55,8 @@ def first_reader(job: Job, sites: tuple[str, ...]) -> Reading | None:
         if error:
             return Reading(error)
     indices = frozenset(sites) & INDEX_SITES
-    if indices and not _looks_up_padding(job.case):
+    looks_up_padding = any(spec.op == "mla_decode" and spec.needs_valid_table for spec in job.case.known_kernels())
+    if indices and not looks_up_padding:
         _, error = _trace(job, Poison("nan", indices, strict=True, seed=job.case.seed))
         if error:
             return Reading(error)
@@ -70,18 +70,12 @@ def _trace(job: Job, poison: Poison) -> tuple[Trace, str]:
     trace = Trace()
     try:
         run = target.run_traced(poison, trace)
+        if run.error is not None:
+            raise run.error
     except SystemUnderTestError as error:
         return trace, str(error).partition("\n")[0]
-    if run.error is not None:
-        return trace, str(run.error).partition("\n")[0]
     trace.note_outcome(run, target.reader)
     return trace, ""
-
-
-def _looks_up_padding(case: Case) -> bool:
-    """Whether the decode kernel of a case needs table entries that exist."""
-    decode = [name for name in case.kernels().values() if name.startswith("mla_decode/")]
-    return any(name in KERNELS and KERNELS.get(name).needs_valid_table for name in decode)
 
 
 def first_nan(job: Job) -> Outcome:
@@ -89,8 +83,8 @@ def first_nan(job: Job) -> Outcome:
     assert isinstance(job.ask, AskFirstNan)
     plan = job.case.poison
     found = target_of(job).first_writer(poison_of(plan, plan.patterns[0], sites_of(job), job.case.seed))
-    found = found.model_copy(update={"sites": job.ask.sites})
+    found = found.but(sites=job.ask.sites)
     if job.case.kind.shows_launches and job.device == "cpu" and job.ask.sites:
         reading = first_reader(job, job.ask.sites)
-        found = found.model_copy(update={"reader": reading.reader, "reader_at": reading.place} if reading else {})
+        found = found.but(**{"reader": reading.reader, "reader_at": reading.place} if reading else {})
     return Outcome(Verdict.FAIL if found.writer else Verdict.PASS, first_nan=found)

@@ -27,10 +27,7 @@ from harness.kernels.call import keeping_output_sites
 from harness.kernels.plugins import find_kernel, load_plugins
 from harness.run.protocol import answer_each
 
-ANSWERS: dict[type, Callable[[Job], Outcome]] = {
-    AskVerdict: verdict,
-    AskFirstNan: first_nan,
-}
+ANSWERS: dict[type, Callable[[Job], Outcome]] = {AskVerdict: verdict, AskFirstNan: first_nan}
 """The function that answers each kind of ask."""
 
 

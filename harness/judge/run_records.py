@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 
@@ -272,20 +272,7 @@ class Outcome:
     shown: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def result_of(self, job: Job, seconds: float) -> CaseResult:
-        """The result of `job`."""
-        return CaseResult.of(
-            job,
-            self.verdict,
-            seconds=seconds,
-            reason=self.reason,
-            cause=self.cause,
-            at=self.at,
-            findings=tuple(self.findings),
-            looked_at=self.looked_at,
-            accuracy=self.accuracy and self.accuracy.model_copy(update={"fault": job.fault}),
-            log=self.log,
-            first_nan=self.first_nan,
-            launched=self.launched,
-            filled=self.filled,
-            shown=self.shown,
-        )
+        """The result of `job`, with all of this but the runs."""
+        found = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "runs"}
+        found |= {"findings": tuple(self.findings), "accuracy": self.accuracy and self.accuracy.but(fault=job.fault)}
+        return CaseResult.of(job, seconds=seconds, **found)

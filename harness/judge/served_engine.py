@@ -236,7 +236,7 @@ def open_engine(
     params = engine_params(config, concurrency, length, prompts | options)
     if device == "cuda":
         named = {field: f"{op}/{getattr(params, field)}" for field, op in ENGINE_KERNELS.items()}
-        params = params.model_copy(update=cuda_twins(named))
+        params = params.but(**cuda_twins(named))
     engine = Engine(model, params, poison, length)
     if device == "cuda" and params.graph == "full":
         # If prompts start together, graphs run the steps in between.
@@ -265,7 +265,8 @@ def engine_params(config: ModelConfig, concurrency: int, max_model_len: int, opt
         "num_blocks": num_blocks,
         "max_num_seqs": concurrency,
         "max_batched_tokens": 512,
-        "capture_sizes": _capture_sizes(concurrency),
+        # Powers of two up to the first that holds every request.
+        "capture_sizes": tuple(1 << power for power in range((concurrency - 1).bit_length() + 1)),
         # Requests come one by one, of any length.
         "requests": ((1, 1),),
     }
@@ -275,14 +276,6 @@ def engine_params(config: ModelConfig, concurrency: int, max_model_len: int, opt
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise InputError(f"engine option {where}: {first['msg']}" if where else f"engine: {first['msg']}") from None
-
-
-def _capture_sizes(concurrency: int) -> tuple[int, ...]:
-    """Powers of two up to the first that holds every request."""
-    sizes = [1]
-    while sizes[-1] < concurrency:
-        sizes.append(2 * sizes[-1])
-    return tuple(sizes)
 
 
 def _available(device: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import cast
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, cast
 
 from harness.core.cases import Case, Job
 from harness.core.records import FirstNan
@@ -13,26 +14,19 @@ from harness.judge.run_records import Run
 from harness.memory.poison.patterns import Poison
 
 
+@dataclass(eq=False)
 class Target(ABC):
     """One case on one device. `fault` is the injected bug, `directory` keeps the progress of a long case."""
 
-    injects_faults = False
-    """Whether the target injects the bug into a process of its own. Otherwise the worker has the bug."""
+    case: Case
+    device: str = "cpu"
+    _: KW_ONLY
+    fault: str | None = None
+    directory: str | None = None
+    gpus: tuple[int, ...] = ()
 
-    def __init__(
-        self,
-        case: Case,
-        device: str = "cpu",
-        *,
-        fault: str | None = None,
-        directory: str | None = None,
-        gpus: tuple[int, ...] = (),
-    ) -> None:
-        self.case = case
-        self.device = device
-        self.fault = fault
-        self.directory = directory
-        self.gpus = gpus
+    injects_faults: ClassVar[bool] = False
+    """Whether the target injects the bug into a process of its own. Otherwise the worker has the bug."""
 
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from harness.core.cases import Case, Job, PoisonPlan
-from harness.core.catalog import KERNELS, ORACLES
+from harness.core.catalog import ORACLES
 from harness.core.cause_codes import Code
 from harness.core.cuda_failures import in_one_line, is_device_failure
 from harness.core.errors import KernelError, SystemUnderTestError
@@ -42,9 +42,7 @@ def verdict(job: Job) -> Outcome:
         _note_events(outcome, wanted)
     if outcome.verdict is Verdict.CRASH and job.device == "cuda":
         # The driver's log lists errors of many processes, so the message names its case.
-        outcome.findings = [
-            finding.model_copy(update={"message": f"{job.case.id}: {finding.message}"}) for finding in outcome.findings
-        ]
+        outcome.findings = [finding.but(message=f"{job.case.id}: {finding.message}") for finding in outcome.findings]
         outcome.reason = outcome.findings[0].message
     if outcome.verdict is not Verdict.PASS:
         outcome.log = next((log for run in evidence.runs if (log := run.log or _stack(run.error))), "")
@@ -72,13 +70,9 @@ def _stack(error: SystemUnderTestError | None) -> str:
 def judge(evidence: Evidence) -> Outcome:
     """Ask the oracles of the case in order. After a crash no other oracle is asked, as the runs are not complete."""
     crash: Judgement = ORACLES.get("crash").judge(evidence)
-    if crash.findings:
-        return Outcome(
-            Verdict.CRASH, crash.findings[0].message, findings=crash.findings, looked_at={"crash": crash.looked_at}
-        )
-    outcome = Outcome(Verdict.PASS)
-    blind: list[str] = []
-    notes: list[str] = []
+    if found := crash.findings:
+        return Outcome(Verdict.CRASH, found[0].message, findings=found, looked_at={"crash": crash.looked_at})
+    outcome, notes = Outcome(Verdict.PASS), list[str]()
     orders = ["ordered"] if any(run.moved for run in evidence.runs) else []
     for name in dict.fromkeys((*evidence.case.oracles, *orders, "crash")):
         judgement: Judgement = crash if name == "crash" else ORACLES.get(name).judge(evidence)
@@ -87,12 +81,11 @@ def judge(evidence: Evidence) -> Outcome:
         outcome.accuracy = judgement.accuracy or outcome.accuracy
         outcome.cause = judgement.cause or outcome.cause
         notes.extend(judgement.notes)
-        if judgement.looked_at == 0:
-            blind.append(name)
     outcome.reason = "; ".join(notes)
-    if blind:
+    if blind := [name for name, count in outcome.looked_at.items() if not count]:
         # A drawn case is known to show something with our own kernels. A plug-in rounds otherwise, so batches differ.
-        is_only_less = len(blind) < len(evidence.case.oracles) and _has_plugin(evidence.case)
+        has_plugin = any(spec.origin.endswith(".py") for spec in evidence.case.known_kernels())
+        is_only_less = has_plugin and len(blind) < len(evidence.case.oracles)
         outcome.verdict, outcome.cause = Verdict.SKIP if is_only_less else Verdict.ERROR, Code.BLIND
         outcome.reason = f"{', '.join(blind)} judged no element, so this case proves nothing"
     if outcome.findings:
@@ -102,19 +95,10 @@ def judge(evidence: Evidence) -> Outcome:
     return outcome
 
 
-def _has_plugin(case: Case) -> bool:
-    """Whether a file of the user has one of the case's kernels."""
-    names = case.kernels().values()
-    return any(name in KERNELS and KERNELS.get(name).origin.endswith(".py") for name in names)
-
-
 def _with_lines(findings: list[Finding], allocated: Mapping[str, list[str]]) -> list[Finding]:
     """The findings with the lines of code that allocated the memory: of the site that they name, or of the only one."""
     (only,) = allocated if len(allocated) == 1 else ("",)
-    return [
-        one.model_copy(update={"at": ", ".join(lines)}) if (lines := allocated.get(one.site or only)) else one
-        for one in findings
-    ]
+    return [one.but(at=", ".join(lines)) if (lines := allocated.get(one.site or only)) else one for one in findings]
 
 
 def never_called(case: Case, runs: Sequence[Run]) -> list[str]:

@@ -7,12 +7,16 @@ the same engine generates without them. `sequences` takes what scripts of reques
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+from harness.accuracy.answer_log import AccuracyRun
 from harness.accuracy.baselines import Baseline, baseline_of
 from harness.accuracy.judge import judge as judge_run
 from harness.core.cause_codes import Code
 from harness.core.errors import InputError
 from harness.core.records import AccuracyLimits, AccuracyRecord, Finding, Verdict
-from harness.judge.run_records import Evidence, Judgement
+from harness.judge.run_records import Evidence, Judgement, Run
 
 
 def judge(evidence: Evidence, baseline: Baseline | None = None) -> Judgement:
@@ -21,22 +25,29 @@ def judge(evidence: Evidence, baseline: Baseline | None = None) -> Judgement:
     Raises InputError without a stored baseline of this model, engine and dtype: a run that is wrong from its first
     epoch on would look flat.
     """
-    judgement = Judgement()
+
+    def against(run: Run, answered: AccuracyRun) -> dict[str, Any]:
+        if found := baseline or baseline_of(answered):
+            return {"baseline": found}
+        header = answered.header
+        raise InputError(
+            f"no baseline for task {header.task} of {header.model} ({header.model_hash}, {header.dtype}); "
+            "make it with `mla-harness baseline update`"
+        )
+
+    return _judged(evidence, "accuracy", against)
+
+
+def _judged(evidence: Evidence, oracle: str, against: Callable[[Run, AccuracyRun], dict[str, Any]]) -> Judgement:
+    """The judgement of an oracle. `against` says what the answers of a run are compared with."""
+    judgement, case = Judgement(), evidence.case
     for run in evidence.runs:
-        if run.accuracy is None:
-            continue
-        against = baseline or baseline_of(run.accuracy)
-        if against is None:
-            header = run.accuracy.header
-            raise InputError(
-                f"no baseline for task {header.task} of {header.model} ({header.model_hash}, {header.dtype}); "
-                "make it with `mla-harness baseline update`"
-            )
-        case = evidence.case
-        record = judge_run(run.accuracy, baseline=against, scenario=case.scenario, case=case.id)
-        judgement.accuracy = record
-        judgement.looked_at += len(run.accuracy.results)
-        judgement.findings += _findings(record)
+        if run.accuracy is not None:
+            how = against(run, run.accuracy)
+            record = judge_run(run.accuracy, scenario=case.scenario, case=case.id, **how)
+            judgement.accuracy = judgement.accuracy or record
+            judgement.looked_at += len(run.accuracy.results)
+            judgement.findings += _findings(record, oracle)
     return judgement
 
 
@@ -53,26 +64,16 @@ def answers(evidence: Evidence) -> Judgement:
 
     A baseline for every release, backend and cache type would be as many files. The canary's own accuracy is known.
     """
-    judgement = Judgement()
-    case = evidence.case
-    for run in evidence.runs:
-        if run.accuracy is None:
-            continue
+
+    def against(run: Run, answered: AccuracyRun) -> dict[str, Any]:
         if run.least_accuracy is None:
-            raise ValueError(f"{case.id}: its target names no least accuracy, so every accuracy would pass")
-        record = judge_run(
-            run.accuracy,
-            limits=AccuracyLimits(accuracy=run.least_accuracy, flips=None, alpha=1e-6),
-            scenario=case.scenario,
-            case=case.id,
-        )
-        judgement.accuracy = judgement.accuracy or record
-        judgement.looked_at += len(run.accuracy.results)
-        judgement.findings += _findings(record, oracle="answers")
-    return judgement
+            raise ValueError(f"{evidence.case.id}: its target names no least accuracy, so every accuracy would pass")
+        return {"limits": AccuracyLimits(accuracy=run.least_accuracy, flips=None, alpha=1e-6)}
+
+    return _judged(evidence, "answers", against)
 
 
-def _findings(record: AccuracyRecord, oracle: str = "accuracy") -> list[Finding]:
+def _findings(record: AccuracyRecord, oracle: str) -> list[Finding]:
     """One finding for each reason of a failed verdict, with the curve and the power of the run."""
     if record.verdict is not Verdict.FAIL:
         return []
@@ -107,14 +108,8 @@ def streams(evidence: Evidence) -> Judgement:
         different = [ours.question for ours, other in shared if ours.answer_hash != other.answer_hash]
         judgement.looked_at += len(shared)
         if len(different) > ALLOWED_SHARE * len(shared):
-            judgement.findings.append(
-                Finding(
-                    oracle="streams",
-                    tensor="generated text",
-                    cause=Code.DIFFERS,
-                    where=f"epoch 1, {len(different)} of {len(shared)} questions",
-                    message=f"{len(different)} of {len(shared)} answers with graphs differ from those without "
-                    f"(allowed for rounding: {ALLOWED_SHARE:.0%})",
-                )
-            )
+            count, allowed = f"{len(different)} of {len(shared)}", f"(allowed for rounding: {ALLOWED_SHARE:.0%})"
+            message = f"{count} answers with graphs differ from those without {allowed}"
+            named: dict[str, Any] = {"oracle": "streams", "tensor": "generated text", "cause": Code.DIFFERS}
+            judgement.findings.append(Finding(**named, where=f"epoch 1, {count} questions", message=message))
     return judgement

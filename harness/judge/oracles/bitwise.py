@@ -61,7 +61,9 @@ class _Spreads:
             return False
         again = self._again.observed[index]
         spread = largest_difference(ours.tensor, again.tensor, ours.live & _before_divergence(ours, again)[0])
-        return _covers(spread, ours.name, largest_difference(ours.tensor, theirs.tensor, live), self.notes)
+        note = explanation(ours.name, largest_difference(ours.tensor, theirs.tensor, live), spread)
+        self.notes += [note] if note else []
+        return note is not None
 
 
 def _between(first: Run, other: Run, spreads: _Spreads) -> Iterator[tuple[int, list[Finding]]]:
@@ -79,13 +81,10 @@ def _between(first: Run, other: Run, spreads: _Spreads) -> Iterator[tuple[int, l
             rows, divergences = _before_divergence(ours, theirs)
             both = both & rows
             beyond = [divergence for divergence in divergences if divergence.is_beyond_rounding]
-            yield (
-                sum(divergence.num_compared for divergence in divergences),
-                [_diverged(ours, divergence, other) for divergence in beyond],
-            )
-            spreads.notes += [
-                f"{ours.name}: {divergence}; compared up to there" for divergence in divergences if not beyond
-            ][:1]
+            found = [divergence_finding("non_interference", ours.name, "row", one, other.pattern) for one in beyond]
+            yield sum(divergence.num_compared for divergence in divergences), found
+            if divergences and not beyond:
+                spreads.notes.append(f"{ours.name}: {divergences[0]}; compared up to there")
         comparison = compare_bits(theirs.tensor, ours.tensor, both)
         mismatch = comparison.mismatch
         differs = mismatch is not None and not spreads.explain(index, ours, theirs, both)
@@ -98,10 +97,6 @@ def _before_divergence(ours: Observed, theirs: Observed) -> tuple[torch.Tensor, 
     if len(ours.decisions) != len(theirs.decisions) or not ours.decisions:
         return torch.ones_like(ours.live), []
     return rows_before_divergence(ours.decisions, theirs.decisions)
-
-
-def _diverged(ours: Observed, divergence: Divergence, other: Run) -> Finding:
-    return divergence_finding("non_interference", ours.name, "row", divergence, other.pattern)
 
 
 def _influenced(ours: Observed, theirs: Observed, mismatch: Mismatch, first: str, other: str) -> Finding:
@@ -156,12 +151,7 @@ def _is_spread(step: ReplayedStep, notes: list[str]) -> bool:
     if step.eager_again is None:
         return False
     spread = largest_difference(step.eager, step.eager_again, step.live)
-    return _covers(spread, step.name, largest_difference(step.replayed, step.eager, step.live), notes)
-
-
-def _covers(spread: float, name: str, difference: float, notes: list[str]) -> bool:
-    """Whether the spread explains the difference. Adds a note if so."""
-    note = explanation(name, difference, spread)
+    note = explanation(step.name, largest_difference(step.replayed, step.eager, step.live), spread)
     notes += [note] if note else []
     return note is not None
 
@@ -201,8 +191,7 @@ def _unmoved(run: Run, steps: Sequence[ReplayedStep]) -> Iterator[Finding]:
     stuck = ((seen > 1) & ~moved).nonzero().flatten().tolist()
     if not stuck:
         return
-    last = steps[-1]
-    row = stuck[0]
+    last, row = steps[-1], stuck[0]
     index = (row, *(0,) * (last.replayed.ndim - 1))
     yield Finding(
         oracle="replay",

@@ -8,7 +8,7 @@ must keep its own bounds.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy
@@ -83,9 +83,13 @@ def compare(
         raise ValueError("floating-point values are compared within a bound of oracles.thresholds")
     mine, reference = _by_row(ours.to(torch.float64)), _by_row(theirs.to(torch.float64))
     looked_at = mine.numel()
-    odd = _non_finite_disagreement(mine, reference)
+    same = (mine == reference) | (mine.isnan() & reference.isnan())
+    odd = ~same & ~(mine.isfinite() & reference.isfinite())
     if bool(odd.any()):
-        return Comparison(looked_at, _non_finite_mismatch(mine, reference, odd, rows, got.shape), math.inf)
+        at, mismatch = _elements("non-finite", odd, rows, got.shape)
+        values = f"{_number(mine[at])} where {_number(reference[at])} is expected"
+        message = f"{values}; {mismatch.count} of {looked_at} live elements are finite in only one of them"
+        return Comparison(looked_at, replace(mismatch, message=message), math.inf)
     least = None if slack is None else _by_row(slack[rows].to(reference.device))
     return _within(mine, reference, rows, got.shape, bound, least)
 
@@ -164,21 +168,14 @@ def _border_mismatch(got: torch.Tensor, want: torch.Tensor) -> Mismatch | None:
     return None
 
 
-def _non_finite_disagreement(mine: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    same = (mine == reference) | (mine.isnan() & reference.isnan())
-    return ~same & ~(mine.isfinite() & reference.isfinite())
-
-
-def _non_finite_mismatch(
-    mine: torch.Tensor, reference: torch.Tensor, odd: torch.Tensor, rows: torch.Tensor, shape: torch.Size
-) -> Mismatch:
-    first = odd.nonzero()[0]
-    at = (int(first[0]), int(first[1]))
-    message = (
-        f"{_number(mine[at])} where {_number(reference[at])} is expected; "
-        f"{int(odd.sum())} of {odd.numel()} live elements are finite in only one of them"
-    )
-    return Mismatch("non-finite", message, _rows(rows, odd.any(dim=1)), _index(rows, at, shape), int(odd.sum()))
+def _elements(
+    kind: Kind, wrong: torch.Tensor, rows: torch.Tensor, shape: torch.Size
+) -> tuple[tuple[int, int], Mismatch]:
+    """The first of the `wrong` [live rows, n] bool elements, and the mismatch of all of them."""
+    first = wrong.nonzero()[0]
+    at, count = (int(first[0]), int(first[1])), int(wrong.sum())
+    message = f"{count} of {wrong.numel()} live elements differ"
+    return at, Mismatch(kind, message, _rows(rows, wrong.any(dim=1)), _index(rows, at, shape), count)
 
 
 def _within(
@@ -235,16 +232,10 @@ def token_margins(logits: torch.Tensor, bound: Bound) -> torch.Tensor:
 
 
 def _bitwise(mine: torch.Tensor, reference: torch.Tensor, rows: torch.Tensor) -> Comparison:
-    shape = mine.shape
     differ = _by_row(mine != reference)
     if not bool(differ.any()):
         return Comparison(differ.numel())
-    first = differ.nonzero()[0]
-    at = (int(first[0]), int(first[1]))
-    message = f"{int(differ.sum())} of {differ.numel()} live elements differ"
-    index = _index(rows, at, shape)
-    mismatch = Mismatch("bits", message, _rows(rows, differ.any(dim=1)), index, int(differ.sum()))
-    return Comparison(differ.numel(), mismatch, math.inf)
+    return Comparison(differ.numel(), _elements("bits", differ, rows, mine.shape)[1], math.inf)
 
 
 def _ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

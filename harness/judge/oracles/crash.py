@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
+from harness.core.catalog import SITES
 from harness.core.errors import KernelError, SystemUnderTestError
 from harness.core.finding_words import merged
 from harness.core.records import Finding
 from harness.judge.run_records import Evidence, Judgement
 
-SITE_OF_INDEX = {
-    "metadata.work request": "sched_meta",
-    "metadata.num_splits": "sched_meta",
-    "metadata: piece in the scratch": "sched_meta",
-    "block_table column": "sched_meta",
-    "block_table": "block_table.pad",
-    "block_table of a context chunk": "block_table.pad",
-    "block_table of the indexer": "block_table.pad",
-    "expert ids": "router.ids",
-    "expert_offsets": "router.ids",
-}
+SITE_OF_INDEX = {index: site.name for site in SITES for index in site.indices}
 """The name that a bounds check gives an index -> the memory that the index was read from."""
 
 

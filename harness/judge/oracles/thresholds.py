@@ -45,6 +45,5 @@ BOUNDS: Registry[Bound] = Registry("bound", tuple(bound for row in _ROWS for bou
 """The entries of `thresholds.yaml`, in its order."""
 
 
-def bound(name: str) -> Bound:
-    """The bound called `name`. Raises UnknownNameError with the nearest name."""
-    return BOUNDS.get(name)
+bound = BOUNDS.get
+"""The bound of a name. Raises UnknownNameError with the nearest name."""

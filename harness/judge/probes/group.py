@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from typing import Concatenate, ParamSpec
 
-from torch import Tensor
+from harness.engine.probe import Probe
 
-from harness.engine.batch import Batch, Padding
-from harness.engine.memory import PagedMemory
-from harness.engine.paged_model import Forwarded, PagedModel
-from harness.engine.probe import Probe, Sampled
-from harness.engine.schedule.block_pool import BlockPool
-from harness.engine.schedule.sequence import ScheduledSequence, Step
-from harness.engine.speculation import Drafter
-from harness.memory.graph.interface import Graph
+Given = ParamSpec("Given")
+
+
+def _each(hook: Callable[Concatenate[Probe, Given], None]) -> Callable[Concatenate[ProbeGroup, Given], None]:
+    """The hook of a group that calls this `hook` of each of its probes."""
+
+    def call(self: ProbeGroup, /, *args: Given.args, **kwargs: Given.kwargs) -> None:
+        for probe in self.probes:
+            getattr(probe, hook.__name__)(*args, **kwargs)
+
+    return call
+
+
+def _around(
+    hook: Callable[Concatenate[Probe, Given], AbstractContextManager[None]],
+) -> Callable[Concatenate[ProbeGroup, Given], AbstractContextManager[None]]:
+    """The hook of a group that is around something with this `hook` of each of its probes."""
+
+    def call(self: ProbeGroup, /, *args: Given.args, **kwargs: Given.kwargs) -> AbstractContextManager[None]:
+        return within(getattr(probe, hook.__name__)(*args, **kwargs) for probe in self.probes)
+
+    return call
 
 
 class ProbeGroup(Probe):
@@ -27,47 +42,10 @@ class ProbeGroup(Probe):
     def __init__(self, *probes: Probe) -> None:
         self.probes = probes
 
-    def on_start(self, model: PagedModel, memory: PagedMemory, pool: BlockPool, padding: Padding) -> None:
-        for probe in self.probes:
-            probe.on_start(model, memory, pool, padding)
-
-    def on_capture(self, inputs: Batch, graph: Graph) -> None:
-        for probe in self.probes:
-            probe.on_capture(inputs, graph)
-
-    def before_step(self, step: Step) -> None:
-        for probe in self.probes:
-            probe.before_step(step)
-
-    def on_step(self, ordered: list[ScheduledSequence], batch: Batch) -> AbstractContextManager[None]:
-        return within(probe.on_step(ordered, batch) for probe in self.probes)
-
-    def on_forward(self, num_tokens: int) -> AbstractContextManager[None]:
-        return within(probe.on_forward(num_tokens) for probe in self.probes)
-
-    def on_replay(self, inputs: Batch) -> AbstractContextManager[None]:
-        return within(probe.on_replay(inputs) for probe in self.probes)
-
-    def on_forwarded(self, forwarded: Forwarded) -> None:
-        for probe in self.probes:
-            probe.on_forwarded(forwarded)
-
-    def on_drafted(self, drafter: Drafter, logits: Tensor) -> None:
-        """Draft logits [T, vocab] for each probe."""
-        for probe in self.probes:
-            probe.on_drafted(drafter, logits)
-
-    def on_logits(self, logits: Tensor) -> None:
-        """Logits [n, vocab] for each probe."""
-        for probe in self.probes:
-            probe.on_logits(logits)
-
-    def on_sampled(self, sampled: list[Sampled]) -> None:
-        for probe in self.probes:
-            probe.on_sampled(sampled)
-
-    def on_dummy_step(self) -> AbstractContextManager[None]:
-        return within(probe.on_dummy_step() for probe in self.probes)
+    on_start, on_capture, before_step = _each(Probe.on_start), _each(Probe.on_capture), _each(Probe.before_step)
+    on_step, on_forward, on_replay = _around(Probe.on_step), _around(Probe.on_forward), _around(Probe.on_replay)
+    on_forwarded, on_drafted = _each(Probe.on_forwarded), _each(Probe.on_drafted)
+    on_logits, on_sampled, on_dummy_step = _each(Probe.on_logits), _each(Probe.on_sampled), _around(Probe.on_dummy_step)
 
 
 def within(contexts: Iterable[AbstractContextManager[None]]) -> AbstractContextManager[None]:

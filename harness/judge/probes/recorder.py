@@ -30,17 +30,6 @@ from harness.memory.first_nan.table import Kind, Slot, Table
 from harness.memory.graph.interface import tensors_of
 from harness.memory.graph.launch import launch_unseen
 
-INPUTS = {
-    "mla_decode": ("q",),
-    "mla_decode_sparse": ("q",),
-    "index_logits": ("q", "weights"),
-    "context_attention": ("q", "k", "v"),
-    "merge_attn_states": ("suffix_out", "suffix_lse"),
-    "write_kv": ("kv_c", "k_pe"),
-    "quantize_fp8": ("x",),
-    "route_experts": ("logits",),
-}
-"""Float inputs that must be finite. If they are, the op itself caused a NaN in its output."""
 BLIND = {
     "mla_decode_sparse": ("kv_cache",),
     "merge_attn_states": ("prefix_out", "prefix_lse"),
@@ -78,7 +67,7 @@ class EngineRecorder(Probe):
         found = describe(self.table, self.notes)
         if found is None:
             return None
-        return found.model_copy(update={"not_watched": BLIND.get(found.writer.partition("/")[0], ())})
+        return found.but(not_watched=BLIND.get(found.writer.partition("/")[0], ()))
 
     def detach(self) -> None:
         """Remove the hooks from the modules."""
@@ -187,7 +176,7 @@ class EngineRecorder(Probe):
             return
         given = dict(zip(op.positional, args, strict=False))
         rows = "prefill" if op.name in OF_PROMPTS else "batch"
-        for what in INPUTS.get(op.name, ()):
+        for what in op.finite:
             value = given.get(what)
             if isinstance(value, Tensor):
                 value = value.flatten(0, 1) if op.name == "mla_decode" else value

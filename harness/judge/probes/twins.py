@@ -152,15 +152,9 @@ class Twins(Probe):
 
     def _forward(self, inputs: Batch, memory: PagedMemory, num_live: int, size: int, num_padded: int) -> Forwarded:
         assert inputs.decode is not None
-        twin = dummy_batch(
-            size,
-            self._model.model.embed_tokens,
-            inputs.decode.block_table.shape[1],
-            inputs.decode.query_len,
-            inputs.window_slots is not None,
-            self._padding,
-            inputs.adapters is not None,
-        )
+        more: dict[str, Any] = {"has_window": inputs.window_slots is not None, "padding": self._padding}
+        given = (size, self._model.model.embed_tokens, inputs.decode.block_table.shape[1], inputs.decode.query_len)
+        twin = dummy_batch(*given, has_adapters=inputs.adapters is not None, **more)
         assert twin.decode is not None
         # The static inputs of a graph hold the pages of earlier steps. These are in no pool, so a read of one shows.
         for table in (twin.decode.block_table, twin.decode.window_table):

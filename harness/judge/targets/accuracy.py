@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from harness.core import extras
 from harness.core.cases import Case
@@ -41,15 +42,8 @@ class AccuracyTarget(Target):
         )
         with tempfile.TemporaryDirectory() as scratch:
             task = load_task(params.task, Path(scratch), limit=params.limit)
-            found = run_epochs(
-                backend,
-                task,
-                Path(self.directory or scratch),
-                num_epochs=params.epochs,
-                seed=ORDER_SEED,
-                max_tokens=params.max_tokens,
-                resume=True,
-            )
+            how: dict[str, Any] = {"num_epochs": params.epochs, "seed": ORDER_SEED, "max_tokens": params.max_tokens}
+            found = run_epochs(backend, task, Path(self.directory or scratch), resume=True, **how)
         return Run(poison.pattern, accuracy=found)
 
 

@@ -91,10 +91,6 @@ def _repeated(tensor: Tensor, to: Any) -> Tensor:
     return changed
 
 
-def _narrow(tensor: Tensor, to: Any) -> Tensor:
-    return tensor[..., :-1].contiguous()
-
-
 def _strided(tensor: Tensor, to: Any) -> Tensor:
     """The same values, every second element of a wider tensor."""
     # As bytes, because older torch cannot copy fp8.
@@ -103,10 +99,9 @@ def _strided(tensor: Tensor, to: Any) -> Tensor:
     return wide[..., 0]
 
 
-def _heads(given: Any, corruption: Corruption) -> Any:
+def _heads(q: Tensor, to: Any) -> Tensor:
     """Queries [..., H, D] of as many heads as `to` says, those of the call again and again."""
-    q, count = getattr(given, corruption.argument), int(corruption.to or 0)
-    return replace(given, **{corruption.argument: q[..., torch.arange(count) % q.shape[-2], :].contiguous()})
+    return q[..., torch.arange(int(to)) % q.shape[-2], :].contiguous()
 
 
 def _pages(given: Any, corruption: Corruption) -> Any:
@@ -126,10 +121,6 @@ def _scores(given: Any, corruption: Corruption) -> Any:
     return replace(given, **{corruption.argument: keys, "q": q})
 
 
-def _keyword(given: Any, corruption: Corruption) -> Any:
-    return replace(given, **{corruption.argument: corruption.to})
-
-
 def _same(given: Any, corruption: Corruption) -> Any:
     return replace(given, **{corruption.argument: getattr(given, str(corruption.to))})
 
@@ -140,10 +131,6 @@ def _in_place(given: Any, corruption: Corruption) -> Any:
     return replace(given, positions=given.buffer[: len(given.positions)])
 
 
-def _of_call(given: Any, corruption: Corruption) -> Any:
-    return given
-
-
 _CHANGES: dict[str, Callable[[Any, Corruption], Any]] = {
     "element": _of_tensor(_element),
     "last": _of_tensor(_last),
@@ -152,15 +139,15 @@ _CHANGES: dict[str, Callable[[Any, Corruption], Any]] = {
     "swapped": _of_tensor(_swapped),
     "repeated": _of_tensor(_repeated),
     "fewer": _of_tensor(lambda tensor, to: tensor[: -1 if to is None else to]),
-    "narrow": _of_tensor(_narrow),
+    "narrow": _of_tensor(lambda tensor, to: tensor[..., :-1].contiguous()),
     "dtype": _of_tensor(lambda tensor, to: tensor.to(getattr(torch, to))),
     "strided": _of_tensor(_strided),
-    "heads": _heads,
+    "heads": _of_tensor(_heads),
     "pages": _pages,
     "scores": _scores,
-    "keyword": _keyword,
+    "keyword": lambda given, corruption: replace(given, **{corruption.argument: corruption.to}),
     "same": _same,
     "in_place": _in_place,
-    "plan": _of_call,
+    "plan": lambda given, corruption: given,
 }
 _SAME_VALUES = ("pages", "in_place", "plan", "strided")

@@ -69,7 +69,7 @@ class EngineTarget(Target):
         super().__init__(case, device, **more)
         params = case.params_as(EngineParams)
         # Graphs for more requests than the case has would never run.
-        self._params = params.model_copy(update={"max_num_seqs": min(params.max_num_seqs, len(params.requests))})
+        self._params = params.but(max_num_seqs=min(params.max_num_seqs, len(params.requests)))
         self._config = model_config(self._params)
 
     @classmethod
@@ -101,7 +101,7 @@ class EngineTarget(Target):
                 if not is_device_failure(error):
                     raise
             found = watching.report() or FirstNan()
-            return found.model_copy(update={"stage": stages.first, "stage_site": stages.site})
+            return found.but(stage=stages.first, stage_site=stages.site)
 
     def run(self, poison: Poison, probe: Probe | None = None, *more: Probe) -> Run:
         """Serve all requests `epochs` times under `poison` on a fresh engine.
@@ -117,7 +117,8 @@ class EngineTarget(Target):
         answered = [[sequence for sequence in epoch if sequence.num_generated_tokens] for epoch in epochs]
         run = Run(poison.pattern, shown=notes.conditions.shown)
         for epoch, sequences in enumerate(answered):
-            run.observed += self._observed(notes, self._epoch_name(epoch), sequences)
+            name = f"epoch {epoch}" if epoch < params.epochs else "the epoch after the flush"
+            run.observed += self._observed(notes, name, sequences)
         run.guards, run.zeroed = notes.writes.guards(), notes.writes.zeroed
         decisions = {made.request: made for observed in run.observed for made in observed.decisions}
         run.pairs = pairs_of(notes.answers, epochs, params, self._bound, decisions) + notes.twins.padded
@@ -139,10 +140,9 @@ class EngineTarget(Target):
 
     def _serve(self, poison: Poison, notes: Notes) -> Served:
         """Serve all requests on a fresh engine."""
-        longest = max(length(request) for request in self._params.requests)
-        model, prompts = _model(self._config, self.device), self._prompts()
+        longest, model = max(map(length, self._params.requests)), _model(self._config, self.device)
         engine = Engine(model, self._params, poison, longest, notes, self._module)
-        return serve(engine, notes, prompts, self._checkpoint)
+        return serve(engine, notes, self._prompts(), self._checkpoint)
 
     @property
     def _module(self) -> NextTokenModule | None:
@@ -164,8 +164,7 @@ class EngineTarget(Target):
         """
         engine, last = served.engine, served.epochs[-1]
         # Without graphs it is cheaper, and `replay` compares each graph with eager steps.
-        update = {"changes": (), "happens": (), "epochs": 1, "graph": "none", "chains": ()}
-        params = self._params.model_copy(update=update)
+        params = self._params.but(changes=(), happens=(), epochs=1, graph="none", chains=())
         notes = Notes(params, poison)
         cold = Engine(self._checkpoint(engine.num_reloads), params, poison, engine.max_model_len, notes)
         cold.num_reloads, cold.adapters = engine.num_reloads, engine.adapters
@@ -207,9 +206,6 @@ class EngineTarget(Target):
         params = self._params
         window_kv = params.window_kv if "window" in params.layers else None
         return max((params.kv, window_kv or params.kv), key=list(_TIE_MARGIN).index)
-
-    def _epoch_name(self, epoch: int) -> str:
-        return f"epoch {epoch}" if epoch < self._params.epochs else "the epoch after the flush"
 
     def _legitimate(self, poison: Poison) -> Poison:
         """`poison` with the engine's traps, and without the sites that must be finite for the decode kernel.
@@ -285,30 +281,19 @@ class EngineTarget(Target):
         margins = torch.split(token_margins(expected, bound(self._bound)), [len(made.tokens) for made in decisions])
         for made, of_tokens in zip(decisions, margins, strict=True):
             made.token_margins = of_tokens
-        observed = [
-            Observed(
-                name=f"logits of {epoch}",
-                tensor=torch.stack(rows).cpu(),
-                live=torch.ones(len(rows), dtype=torch.bool),
-                expected=expected,
-                bound=self._bound,
-                describe=f"generated token ({_ranges(sequences)})",
-                decisions=tuple(decisions),
-                tokens=torch.tensor(tokens),
-            )
-        ]
+
+        def of(what: str, rows: list[torch.Tensor], word: str, **more: Any) -> Observed:
+            live = torch.ones(len(rows), dtype=torch.bool)
+            return Observed(f"{what} of {epoch}", torch.stack(rows).cpu(), live, describe=word, **more)
+
+        judged = {"bound": self._bound, "decisions": tuple(decisions), "tokens": torch.tensor(tokens)}
+        observed = [of("logits", rows, f"generated token ({_ranges(sequences)})", expected=expected, **judged)]
         if (module := self._module) is not None:
-            reference, asked = (
-                _reference(self._config, self._margin, 0, 0),
-                [(one.request, one.tokens) for one in sequences],
-            )
+            reference, asked = _reference(self._config, self._margin, 0, 0), [(s.request, s.tokens) for s in sequences]
             found, wanted, word = drafted_beside_reference(module, reference, notes.answers, asked)
-            live, name = torch.ones(len(found), dtype=torch.bool), f"draft logits of {epoch}"
-            observed.append(Observed(name, torch.stack(found).cpu(), live, torch.stack(wanted), self._bound, word))
+            observed.append(of("draft logits", found, word, expected=torch.stack(wanted), bound=self._bound))
         if rejected:
-            live = torch.ones(len(rejected), dtype=torch.bool)
-            name = f"logits of rejected drafts of {epoch}"
-            observed.append(Observed(name, torch.stack(rejected).cpu(), live, describe="rejected draft"))
+            observed.append(of("logits of rejected drafts", rejected, "rejected draft"))
         return observed
 
 
@@ -376,11 +361,9 @@ def pair_of(
 
 def _ranges(sequences: list[Sequence]) -> str:
     """The rows of each request in words: ``request 0 has 0-11, request 1 has 12-21``."""
-    texts, start = [], 0
-    for index, sequence in enumerate(sequences):
-        texts.append(f"request {index} has {start}-{start + sequence.num_generated_tokens - 1}")
-        start += sequence.num_generated_tokens
-    return ", ".join(texts)
+    ends = list(itertools.accumulate((sequence.num_generated_tokens for sequence in sequences), initial=0))
+    spans = enumerate(itertools.pairwise(ends))
+    return ", ".join(f"request {index} has {start}-{end - 1}" for index, (start, end) in spans)
 
 
 @functools.lru_cache(maxsize=8)

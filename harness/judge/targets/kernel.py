@@ -40,6 +40,7 @@ from harness.judge.targets.kernel_call import (
     KernelCall,
     Setting,
     attention_rows,
+    by_op,
     by_rows,
     check_outputs,
     invoke,
@@ -183,7 +184,7 @@ def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
             f".{params.kv}",
             "request" if num_query_tokens == 1 else f"query token (of {num_query_tokens} a request)",
             "graph.pad_rows",
-            (out.flatten(0, 1), _by_token(lse)),
+            (out.flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)),
             want,
         )
 
@@ -202,11 +203,6 @@ def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
         call.kwargs["workspace"] = words[:num_requests]
         call.guarded.append(Guarded("the workspace", "workspace", before, lambda: by_rows(words.cpu())))
     return call
-
-
-def _by_token(lse: Tensor) -> Tensor:
-    """lse [B, H, S] -> [B * S, H]."""
-    return lse.transpose(1, 2).flatten(0, 1)
 
 
 def _rounded_products(setting: Setting, params: MlaDecodeParams | MlaDecodeSparseParams) -> str:
@@ -373,13 +369,5 @@ def _quantize_blocks(params: QuantizeBlocksParams, setting: Setting) -> KernelCa
     return KernelCall.of("quantize_blocks", given, kept, dims, (torch.uint8, torch.uint8), observe)
 
 
-_BUILDERS: dict[str, Callable[[Any, Setting], KernelCall]] = {
-    "mla_decode": _mla_decode,
-    "mla_decode_sparse": _mla_decode_sparse,
-    **CALLS,
-    "context_attention": _context_attention,
-    "merge_attn_states": _merge_attn_states,
-    "write_kv": _write_kv,
-    "quantize_fp8": _quantize_fp8,
-    "quantize_blocks": _quantize_blocks,
-}
+_BUILDERS = CALLS | by_op(_mla_decode, _mla_decode_sparse, _context_attention, _merge_attn_states)
+_BUILDERS |= by_op(_write_kv, _quantize_fp8, _quantize_blocks)

@@ -204,6 +204,15 @@ class Setting:
     corruption: Corruption | None = None
 
 
+Builder = Callable[[Any, Setting], KernelCall]
+"""Makes the call of an op from the parameters of a case."""
+
+
+def by_op(*builders: Builder) -> dict[str, Builder]:
+    """Op -> the builder that has its name."""
+    return {builder.__name__.lstrip("_"): builder for builder in builders}
+
+
 def attention_rows(
     spec: KernelSpec, kv: str, describe: str, empty_site: str, outputs: tuple[Tensor, Tensor], want: reference.Attention
 ) -> list[Observed]:

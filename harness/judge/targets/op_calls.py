@@ -5,9 +5,7 @@ Any right choice of a top-k is right. The reference of a format decodes a writer
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +15,7 @@ from harness.core.op_params import AlignExpertsParams, ReadRecordsParams, RouteE
 from harness.core.ops import PAGE_SIZE, aligned_sizes
 from harness.judge.oracles.compare import SLACK_OF_ELEMENT
 from harness.judge.run_records import ChosenExperts, Observed
-from harness.judge.targets.kernel_call import Guarded, KernelCall, Setting, prepared
+from harness.judge.targets.kernel_call import Guarded, KernelCall, Setting, by_op, prepared
 from harness.kernels.ops import expert_inputs, indexing, record_inputs, reference
 from harness.kernels.ops.inputs import NULL_BLOCK
 from harness.kernels.ops.record_formats import RECORDS, decode, places, rounding, stored
@@ -215,12 +213,4 @@ def read_records(params: ReadRecordsParams, setting: Setting) -> KernelCall:
     return KernelCall.of("read_records", given, kept, dims, (torch.float32,), observe)
 
 
-CALLS: dict[str, Callable[[Any, Setting], KernelCall]] = {
-    "index_logits": index_logits,
-    "select_topk": select_topk,
-    "map_indices": map_indices,
-    "route_experts": route_experts,
-    "align_experts": align_experts,
-    "write_records": write_records,
-    "read_records": read_records,
-}
+CALLS = by_op(index_logits, select_topk, map_indices, route_experts, align_experts, write_records, read_records)

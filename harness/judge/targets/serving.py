@@ -109,7 +109,7 @@ def _serve_epoch(
             prompt = _tokens_before(params.chains[request : request + 1], living) + prompts[request]
             living[request] = _added(engine, prompt[:length], count, *params.adapters[request : request + 1])
         for request in (request for request, at in params.aborts if at == step and request in living):
-            if _is_queued(engine, living[request]):
+            if living[request] in (*engine.scheduler.running, *engine.scheduler.waiting):
                 served.aborted[living[request].request] = living[request].num_generated_tokens
                 engine.abort(living[request])
         if not engine.scheduler.has_work and step >= max(arrivals):
@@ -135,10 +135,6 @@ def _tokens_before(chain: tuple[str, ...], living: dict[int, Sequence]) -> list[
     """The conversation that a chain such as `0+` goes on with: the prompt and the answer of that request."""
     before = living.get(int(chain[0][:-1])) if chain and chain[0].endswith("+") else None
     return before.tokens if before else []
-
-
-def _is_queued(engine: Engine, sequence: Sequence) -> bool:
-    return sequence in engine.scheduler.running or sequence in engine.scheduler.waiting
 
 
 def _counts_of_step(engine: Engine, answers: Answers) -> list[Count]:

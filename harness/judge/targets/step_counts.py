@@ -155,7 +155,10 @@ def length(request: tuple[int, int]) -> int:
 
 def counts_of_run(params: EngineParams, launched: Mapping[str, int], epochs: list[list[Sequence]]) -> list[Count]:
     """What a whole run must have done: launches, hits of the prefix cache, and none after a flush."""
-    return [*_of_launches(params, launched), *_of_hits(params, epochs), *_after_flush(params, epochs)]
+    # At least one request finds nothing in a cache that was just emptied: the first to start.
+    flushed = [min(sequence.num_shared_tokens for sequence in epoch) for epoch in epochs[params.epochs :] if epoch]
+    after = [Count("tokens that every request finds in the cache after a flush", 0, tokens) for tokens in flushed]
+    return [*_of_launches(params, launched), *_of_hits(params, epochs), *after]
 
 
 def _of_launches(params: EngineParams, launched: Mapping[str, int]) -> list[Count]:
@@ -165,12 +168,6 @@ def _of_launches(params: EngineParams, launched: Mapping[str, int]) -> list[Coun
     if params.quantize == "fp8_per_token":
         names.add("quantize_fp8/per-token")
     return [Count(f"launches of {name}, or 1 for any", 1, min(launched.get(name, 0), 1)) for name in sorted(names)]
-
-
-def _after_flush(params: EngineParams, epochs: list[list[Sequence]]) -> list[Count]:
-    """At least one request finds nothing in a cache that was just emptied: the first to start."""
-    found = [min(sequence.num_shared_tokens for sequence in epoch) for epoch in epochs[params.epochs :] if epoch]
-    return [Count("tokens that every request finds in the cache after a flush", 0, tokens) for tokens in found]
 
 
 def _of_hits(params: EngineParams, epochs: list[list[Sequence]]) -> list[Count]:
