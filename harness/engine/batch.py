@@ -301,10 +301,9 @@ def fill_static(static: Batch, live: Batch, poison: Poison, padding: Padding = N
         assert live.window_slots is not None and live.decode.window_table is not None
         static.window_slots[:rows] = live.window_slots
         static.decode.window_table[:num_live] = live.decode.window_table
-    if static.adapters is not None and live.adapters is not None:
-        static.adapters[:rows], static.adapters[rows:] = live.adapters, 0
-    if static.next_tokens is not None and live.next_tokens is not None:
-        static.next_tokens[:rows], static.next_tokens[rows:] = live.next_tokens, 0
+    for held, given in ((static.adapters, live.adapters), (static.next_tokens, live.next_tokens)):
+        if held is not None and given is not None:
+            held[:rows], held[rows:] = given, 0
     reset_padded_slots(static, rows, padding_slot(padding))
     pad_requests(static.decode, num_live, table_filler(poison), padding.num_keys)
     for padded in (static.hidden[rows:], static.positions[rows:]):

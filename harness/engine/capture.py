@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,18 +20,18 @@ Bridges = dict[tuple[int, ...], Any]
 """The results of eager parts that segments read, by size of the graph and number of the part."""
 
 
+@dataclass(slots=True)
 class PersistentPlans:
     """Plans made before each replay and copied into the captured tensors (model runner V1)."""
 
-    def __init__(self, planner: BoundKernel, num_heads: int, options: Mapping[str, Any]) -> None:
-        self._planner = planner
-        self._num_heads = num_heads
-        self._options = options
-        self._plans: dict[int, Any] = {}
+    planner: BoundKernel
+    num_heads: int
+    options: Mapping[str, Any]
+    _plans: dict[int, Any] = field(default_factory=dict)
 
     def _plan(self, batch: Batch) -> Any:
         assert batch.decode is not None
-        return self._planner(batch.decode.seq_lens, num_heads=self._num_heads, **self._options)
+        return self.planner(batch.decode.seq_lens, num_heads=self.num_heads, **self.options)
 
     def warmup_metadata(self, batch: Batch) -> DecodeMetadata:
         """Metadata for the run before the capture."""
@@ -110,14 +110,13 @@ class DecodeGraphs:
         inputs.decode.metadata = warmed_up = self.plans.warmup_metadata(inputs)
         self.model.forward(inputs, self.memory)
         inputs.decode.metadata = self.plans.capture_metadata(size, inputs, warmed_up)
-        self._graphs[size] = self._captured(size, lambda: self.model.forward(inputs, self.memory))
+        forward = functools.partial(self.model.forward, inputs, self.memory)
+        if self.in_parts:
+            keep = functools.partial(bridge, self._bridges, size)
+            self._graphs[size] = self.pool.capture_in_parts(forward, f"the graph of {size}", keep)
+        else:
+            self._graphs[size] = self.pool.capture(forward)
         self.probe.on_capture(inputs, self._graphs[size])
-
-    def _captured(self, size: int, forward: Callable[[], Forwarded]) -> Graph:
-        if not self.in_parts:
-            return self.pool.capture(forward)
-        keep = functools.partial(bridge, self._bridges, size)
-        return self.pool.capture_in_parts(forward, f"the graph of {size}", keep)
 
     def replay(self, size: int) -> Forwarded:
         """Replay the graph of `size` on the static inputs. The result is memory of the pool."""

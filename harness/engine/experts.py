@@ -24,10 +24,7 @@ class RoutedExperts:
     """
 
     def __init__(self, moe: MoE, kernels: Kernels, poison: Poison, num_ranks: int = 1, moves: bool = False) -> None:
-        self._moe = moe
-        self._kernels = kernels
-        self._poison = poison
-        self._num_ranks = num_ranks
+        self._moe, self._kernels, self._poison, self._num_ranks = moe, kernels, poison, num_ranks
         num_experts, device = len(moe.experts.gate_proj), moe.experts.gate_proj.device
         self.expert_at = torch.arange(num_experts, device=device)
         """The expert [X] in each place; rank r has the places from r * X / num_ranks on."""

@@ -20,6 +20,7 @@ from harness.core.params import KvType
 from harness.core.seams import seam
 from harness.core.systems import ENGINE_KERNELS
 from harness.engine.batch import Batch
+from harness.engine.memory import KV_DTYPES
 from harness.kernels.call import BoundKernel
 from harness.kernels.ops.block_formats import FORMATS, SCALE_TILE, decoded_scales, decoded_values
 from harness.memory.graph.launch import launch
@@ -84,9 +85,6 @@ class EngineKernel(BoundKernel):
         return (result[0].to(args[0].dtype), *result[1:]) if any(self._rounded) and result is not None else result
 
 
-_ITEMSIZE: dict[KvType, int] = {"fp32": 4, "bf16": 2, "fp8_e4m3": 1}
-
-
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """One kernel for each op, the workspace of a decode kernel that needs one, and the options of its planner."""
@@ -131,7 +129,7 @@ def planned_itemsize(kv: KvType) -> int:
 
     A plan made for bfloat16 does not fit a cache of another type (PR 38719).
     """
-    return _ITEMSIZE[kv]
+    return KV_DTYPES[kv].itemsize
 
 
 @dataclass(eq=False)

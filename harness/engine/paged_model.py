@@ -62,15 +62,13 @@ class PagedModel:
         self._quantize = _quantizer(params, kernels, poison)
         self._attention: list[PagedMLA | PagedSparseMLA | PagedKDA] = []
         self._experts: list[RoutedExperts | None] = []
-        if params.changes:
-            for attention in model.mla_layers():
+        for attention in model.mla_layers():
+            if params.changes:
                 weight, attention.absorbed_scale = absorbed_parts(attention.kv_b_proj.weight)
                 attention.absorbed = weight.view(attention.num_heads, -1, attention.kv_lora_rank)
-        if params.adapters:
-            for attention in model.mla_layers():
-                attention.adapters = Adapters(
-                    max(params.adapters) + 1, attention.kv_b_proj.weight, model.config.num_heads
-                )
+            if params.adapters:
+                num_slots, weight = max(params.adapters) + 1, attention.kv_b_proj.weight
+                attention.adapters = Adapters(num_slots, weight, model.config.num_heads)
         moves = any(change == "move_experts" for change, _ in params.changes)
         for index, layer in enumerate(self._layers()):
             self._attention.append(self._paged(layer.self_attn, index, params, poison))
@@ -107,11 +105,8 @@ class PagedModel:
             for name in ("absorbed", "absorbed_scale"):
                 if (tensor := getattr(attention, name)) is not None:
                     found[f"mla.{number}.{name}"] = tensor
-            if attention.adapters is not None:
-                found |= {
-                    f"mla.{number}.adapters.a": attention.adapters.a,
-                    f"mla.{number}.adapters.b": attention.adapters.b,
-                }
+            if (pairs := attention.adapters) is not None:
+                found |= {f"mla.{number}.adapters.a": pairs.a, f"mla.{number}.adapters.b": pairs.b}
         for number, experts in enumerate(self.routed_experts()):
             for rank, held in enumerate(experts.ranks):
                 found |= {f"moe.{number}.rank{rank}.{part}": tensor[:-1] for part, tensor in enumerate(held)}
@@ -125,29 +120,26 @@ class PagedModel:
 
     def forward(self, batch: Batch, memory: PagedMemory) -> Forwarded:
         """Run a batch and update `memory`. A decode has no host reads, so it can be captured."""
-        with self._around_forward(batch.hidden.shape[0]):
-            return self._forward(batch, memory)
-
-    def _forward(self, batch: Batch, memory: PagedMemory) -> Forwarded:
         x = batch.hidden
         expert_ids: list[Tensor] = []
         selected: list[Tensor] = []
-        for layer, attend, experts in zip(self._layers(), self._attention, self._experts, strict=True):
-            attended = eager_part(attend, handed_over(layer.input_layernorm(x)), batch, memory)
-            if isinstance(attended, tuple):
-                attended, positions = attended
-                selected.append(positions)
-            x = x + attended
-            normed = layer.post_attention_layernorm(x)
-            if experts is None:
-                x = x + layer.mlp(self._quantize(normed, batch))
-            else:
-                mixed, ids = experts(normed, batch, self._quantize)
-                expert_ids.append(ids)
-                x = x + mixed
-        logits = self.model.compute_logits(x)
-        drafted = None if self.drafter is None else self.drafter.forward(batch, memory, x, logits)
-        return Forwarded(x, logits, expert_ids, selected, drafted)
+        with self._around_forward(len(x)):
+            for layer, attend, experts in zip(self._layers(), self._attention, self._experts, strict=True):
+                attended = eager_part(attend, handed_over(layer.input_layernorm(x)), batch, memory)
+                if isinstance(attended, tuple):
+                    attended, positions = attended
+                    selected.append(positions)
+                x = x + attended
+                normed = layer.post_attention_layernorm(x)
+                if experts is None:
+                    x = x + layer.mlp(self._quantize(normed, batch))
+                else:
+                    mixed, ids = experts(normed, batch, self._quantize)
+                    expert_ids.append(ids)
+                    x = x + mixed
+            logits = self.model.compute_logits(x)
+            drafted = None if self.drafter is None else self.drafter.forward(batch, memory, x, logits)
+            return Forwarded(x, logits, expert_ids, selected, drafted)
 
     def _layers(self) -> list[DecoderLayer]:
         return [layer for layer in self.model.layers if isinstance(layer, DecoderLayer)]

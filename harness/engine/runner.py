@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -38,10 +40,7 @@ class ModelRunner:
         probe: Probe,
         module: NextTokenModule | None = None,
     ) -> None:
-        self._params = params
-        self._pool = pool
-        self._poison = poison
-        self._probe = probe
+        self._params, self._pool, self._poison, self._probe = params, pool, poison, probe
         self._embedding = model.embed_tokens
         device = model.embed_tokens.weight.device
         self._query_len = 1 + params.speculative_tokens
@@ -160,15 +159,9 @@ class ModelRunner:
                 self._graphs.replay(size)
 
     def _dummy(self, size: int) -> Batch:
-        return batches.dummy_batch(
-            size,
-            self._embedding,
-            self._num_columns,
-            self._query_len,
-            self._has_window,
-            self._padding,
-            bool(self._params.adapters),
-        )
+        more: dict[str, Any] = {"has_window": self._has_window, "has_adapters": bool(self._params.adapters)}
+        given = (size, self._embedding, self._num_columns, self._query_len)
+        return batches.dummy_batch(*given, padding=self._padding, **more)
 
     def clear(self, blocks: list[int]) -> None:
         """Fill free `blocks` as before the first request."""

@@ -72,7 +72,9 @@ def load(directory: str | Path, dtype: torch.dtype, device: str | torch.device =
     stored = safetensors.load_file(directory / WEIGHTS_FILE)
     state = {}
     for name, names in _hf_names(model).items():
-        parts = [_take(stored, hf_name, directory) for hf_name in names]
+        if missing := [hf_name for hf_name in names if hf_name not in stored]:
+            raise ValueError(f"{directory}: {WEIGHTS_FILE} lacks the tensor {missing[0]}")
+        parts = [stored.pop(hf_name) for hf_name in names]
         # Expert weights are stacked, even of a single expert.
         value = torch.stack(parts) if ".experts." in name else parts[0]
         expected = model.get_parameter(name).shape
@@ -92,13 +94,6 @@ def load(directory: str | Path, dtype: torch.dtype, device: str | torch.device =
 
 def _stored_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     return compute_dtype(dtype) if name.endswith(_FLOAT32_NAMES) else dtype
-
-
-def _take(stored: dict[str, Tensor], name: str, directory: Path) -> Tensor:
-    try:
-        return stored.pop(name)
-    except KeyError:
-        raise ValueError(f"{directory}: {WEIGHTS_FILE} lacks the tensor {name}") from None
 
 
 def _hf_names(model: CausalLM) -> dict[str, list[str]]:

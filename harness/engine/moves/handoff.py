@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from harness.core.move_params import MoveParams
 from harness.core.seams import seam
@@ -151,10 +151,4 @@ class Handoff:
 
 def request_like(prefilled: MovedRequest) -> MovedRequest:
     """The request as the decode engine gets it: its prompt is computed, and it has no blocks yet."""
-    return MovedRequest(
-        prefilled.number,
-        prefilled.num_prompt,
-        prefilled.num_tokens,
-        num_computed=prefilled.num_prompt,
-        num_shared=prefilled.num_shared,
-    )
+    return replace(prefilled, num_computed=prefilled.num_prompt, tables={}, ready={})

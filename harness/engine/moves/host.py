@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from harness.core.move_params import MoveParams
@@ -183,13 +183,9 @@ class HostTier:
         }
         name = f"store {self.num_stored} of request {request.number}"
         self.num_stored += 1
-        pairs = list(zip(self.server.ranks, self.host, strict=True))
+        ends = (self.server.ranks, self.host)
         for layer in range(self.params.num_layers):
-            parts = [
-                part
-                for device, tier in pairs
-                for part in self._copies(device, tier, tables, host, (layer, ""), num_tokens)
-            ]
+            parts = list(self._copies(ends, (tables, host), (layer, ""), num_tokens))
             self._launch(STORE, f"{name} layer {layer}", parts)
         return Stored(host, num_tokens, self.streams.record(STORE))
 
@@ -199,16 +195,10 @@ class HostTier:
         request.num_computed = stored.num_tokens
         self.server.give(request, stored.num_tokens, LOAD)
         ready: dict[tuple[int, str], Event] = {}
-        pairs = list(zip(self.server.ranks, self.host, strict=True))
+        ends, tables = (self.host, self.server.ranks), (stored.tables, request.tables)
         for layer in range(self.params.num_layers):
             for group in self.params.groups:
-                parts = [
-                    part
-                    for device, tier in pairs
-                    for part in self._copies(
-                        tier, device, stored.tables, request.tables, (layer, group), stored.num_tokens
-                    )
-                ]
+                parts = list(self._copies(ends, tables, (layer, group), stored.num_tokens))
                 self._launch(LOAD, f"load of request {request.number} layer {layer} {group}", parts)
                 ready[layer, group] = self.streams.record(LOAD)
         request.ready = awaited(ready)
@@ -217,23 +207,25 @@ class HostTier:
             self._loaded.append((self.streams.record(LOAD), stored.tables))
 
     def _copies(
-        self, source: Memory, target: Memory, given: Tables, taken: Tables, which: tuple[int, str], num_tokens: int
-    ) -> Iterable[Piece]:
-        """The copies of one layer, and of one group of it if `which` names one."""
-        layer, group = which
-        regions = [region for region in moved_regions(source.regions) if region.layer == layer]
-        sizes = lengths(regions)
-        for region, length in zip(regions, sizes, strict=True):
-            if group and region.group != group:
-                continue
-            other = next(one for one in target.regions if (one.group, one.layer) == (region.group, region.layer))
-            table = TABLES[region.group]
-            for page, rows in enumerate(zip(given[table], taken[table], strict=False)):
-                if rows[0] is None or rows[1] is None:
+        self, ends: tuple[list[Memory], list[Memory]], tables: tuple[Tables, Tables], which: tuple[int, str], count: int
+    ) -> Iterator[Piece]:
+        """The copies of `count` tokens of one layer, and of one group of it if `which` names one, on all ranks.
+
+        `ends` are the memories to read and to write, `tables` the blocks of the request there.
+        """
+        (layer, group), (given, taken) = which, tables
+        for source, target in zip(*ends, strict=True):
+            regions = [region for region in moved_regions(source.regions) if region.layer == layer]
+            for region, length in zip(regions, lengths(regions), strict=True):
+                if group and region.group != group:
                     continue
-                row = device_row(other, rows[1], rows[0]) if source in self.host else rows[1]
-                used = num_tokens - page * self.params.block_size
-                yield from self.copies(other, region, (rows[0], row), length, used)
+                other = next(one for one in target.regions if (one.group, one.layer) == (region.group, region.layer))
+                table = TABLES[region.group]
+                for page, (first, second) in enumerate(zip(given[table], taken[table], strict=False)):
+                    if first is not None and second is not None:
+                        row = device_row(other, second, first) if ends[0] is self.host else second
+                        used = count - page * self.params.block_size
+                        yield from self.copies(other, region, (first, row), length, used)
 
     def _launch(self, stream: str, name: str, parts: list[Piece]) -> None:
         def run() -> None:

@@ -20,13 +20,7 @@ PAD = 0xDB
 PAD_BYTES = 32
 _RECORDS = {"latent": 48, "heads": 32, "index": 20, "window": 48}
 """Bytes of a token, of one shard where there are shards. Index keys are no multiple of a word, as upstream."""
-TABLES: dict[MoveGroup, str] = {
-    "latent": "pages",
-    "heads": "pages",
-    "index": "pages",
-    "window": "window",
-    "state": "state",
-}
+TABLES: dict[MoveGroup, str] = dict.fromkeys(GROUPS, "pages") | {"window": "window", "state": "state"}
 """The list of blocks of a request that a group reads."""
 Tables = dict[str, list[int | None]]
 

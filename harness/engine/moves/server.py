@@ -60,11 +60,9 @@ class Server:
     _lists: dict[int, list[tuple[Tensor, Span]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.pool = BlockPool(self.params.num_blocks, "lifo")
-        self.ranks = [
-            memory_of(self.params, self.name, rank, self.num_ranks, self.params.num_blocks)
-            for rank in range(self.num_ranks)
-        ]
+        count = self.params.num_blocks
+        self.pool, ranks = BlockPool(count, "lifo"), range(self.num_ranks)
+        self.ranks = [memory_of(self.params, self.name, rank, self.num_ranks, count) for rank in ranks]
 
     @property
     def compute(self) -> str:
@@ -94,7 +92,8 @@ class Server:
             self.given_at |= {row: self.streams.num_launched for row in rows if row is not None}
 
     def _blank(self, table: str, rows: list[int], stream: str) -> None:
-        parts = [part for memory in self.ranks for row in rows for part in _blanks(memory, table, row)]
+        blank = [(row, found) for memory in self.ranks for row in rows for found in memory.blank(table, row)]
+        parts = [(buffer.data, (buffer.name, row, 0, page)) for row, (buffer, page) in blank]
         if parts:
             place = list_row(len(self._lists))
             listed = [(f"{self.name} pinned lists", place, 0, len(parts))]
@@ -203,8 +202,3 @@ class Server:
 def list_row(num_lists: int) -> int:
     """The row of pinned memory for the next list of new blocks: one that no queued copy reads (PR 48085)."""
     return num_lists
-
-
-def _blanks(memory: Memory, table: str, row: int) -> Iterator[tuple[Tensor, Span]]:
-    for buffer, page in memory.blank(table, row):
-        yield buffer.data, (buffer.name, row, 0, page)

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from harness.core.catalog import KERNELS
 from harness.core.engine_params import EngineParams, ModelSizes, conflicts
+from harness.core.files import rows_beside
 from harness.core.ops import PAGE_SIZE as PAGE_SIZE
 
 NULL_BLOCK = 0
@@ -18,7 +19,8 @@ KV_SCALE = 0.04
 Architecture = Literal["deepseek_v2", "kimi_linear"]
 LayerType = Literal["mla", "kda", "window", "sparse"]
 
-_CLASS_NAMES: dict[str, str] = {"deepseek_v2": "DeepseekV2ForCausalLM", "kimi_linear": "KimiLinearForCausalLM"}
+_CONSTANTS = rows_beside(__file__)
+"""The keys of a `config.json` that are the same for all models of an architecture."""
 _REQUIRED = ["vocab_size", "hidden_size", "intermediate_size"]
 _REQUIRED += ["kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"]
 _OPTIONAL = ["rope_theta", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings"]
@@ -70,8 +72,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer_types", tuple(self.layer_types))
-        if self.architecture not in _CLASS_NAMES:
-            raise ValueError(f"architecture must be one of {sorted(_CLASS_NAMES)}, got {self.architecture!r}")
+        if self.architecture not in _CONSTANTS:
+            raise ValueError(f"architecture must be one of {sorted(_CONSTANTS)}, got {self.architecture!r}")
         if len(self.layer_types) != self.num_layers:
             raise ValueError(f"layer_types names {len(self.layer_types)} layers, num_layers is {self.num_layers}")
         unknown = sorted(set(self.layer_types) - set(get_args(LayerType)))
@@ -112,17 +114,11 @@ class ModelConfig:
 
     def to_hf(self) -> dict[str, Any]:
         """The content of `config.json` for engines and transformers."""
-        common: dict[str, Any] = {
-            "architectures": [_CLASS_NAMES[self.architecture]],
+        common = _CONSTANTS[self.architecture] | {
             "model_type": self.architecture,
             "num_hidden_layers": self.num_layers,
             "num_attention_heads": self.num_heads,
             "num_key_value_heads": self.num_heads,
-            "hidden_act": "silu",
-            "q_lora_rank": None,
-            "initializer_range": 0.02,
-            "torch_dtype": "bfloat16",
-            "use_cache": True,
         }
         common |= {name: getattr(self, name) for name in (*_REQUIRED, *_OPTIONAL)}
         return common | (self._hf_deepseek() if self.architecture == "deepseek_v2" else self._hf_kimi())
@@ -136,16 +132,10 @@ class ModelConfig:
             "num_experts_per_tok": self.num_experts_per_tok or 1,
             "moe_intermediate_size": self.moe_intermediate_size or self.intermediate_size,
             "first_k_dense_replace": 0 if self.num_experts else self.num_layers,
-            "moe_layer_freq": 1,
             # With one group for each expert, engines call their CUDA kernel for plain top-k. With one group for all
             # experts they would compile a function in every process.
             "n_group": self.num_experts or 1,
             "topk_group": self.num_experts or 1,
-            "topk_method": "greedy",
-            "scoring_func": "softmax",
-            "norm_topk_prob": True,
-            "routed_scaling_factor": 1.0,
-            "attention_bias": False,
         }
 
     def _hf_kimi(self) -> dict[str, Any]:
@@ -155,15 +145,6 @@ class ModelConfig:
             "num_experts_per_token": self.num_experts_per_tok or None,
             "num_shared_experts": self.num_shared_experts if self.num_experts else 0,
             "moe_intermediate_size": self.moe_intermediate_size or None,
-            "first_k_dense_replace": 0,
-            "moe_layer_freq": 1,
-            "moe_renormalize": True,
-            "moe_router_activation_func": "softmax",
-            "use_grouped_topk": True,
-            "num_expert_group": 1,
-            "topk_group": 1,
-            "routed_scaling_factor": 1.0,
-            "num_nextn_predict_layers": 0,
             "linear_attn_config": {
                 # Kimi Linear counts layers from one.
                 "kda_layers": [i + 1 for i, kind in enumerate(self.layer_types) if kind == "kda"],
@@ -178,12 +159,11 @@ class ModelConfig:
     def from_hf(cls, config: dict[str, Any]) -> ModelConfig:
         """Read a `config.json`. Raises ValueError for an unsupported architecture or feature."""
         architecture = config.get("model_type")
-        if architecture not in _CLASS_NAMES:
-            raise ValueError(f"model_type must be one of {sorted(_CLASS_NAMES)}, got {architecture!r}")
+        if architecture not in _CONSTANTS:
+            raise ValueError(f"model_type must be one of {sorted(_CONSTANTS)}, got {architecture!r}")
         if config.get("q_lora_rank") is not None:
             raise ValueError(f"compressed queries are not supported: q_lora_rank is {config['q_lora_rank']}")
-        num_layers = config["num_hidden_layers"]
-        kimi = architecture == "kimi_linear"
+        num_layers, kimi = config["num_hidden_layers"], architecture == "kimi_linear"
         linear = (config.get("linear_attn_config") or {}) if kimi else {}
         kda_layers = set(linear.get("kda_layers", ()))
         num_experts = (config.get("num_experts") if kimi else config.get("n_routed_experts")) or 0
@@ -192,6 +172,7 @@ class ModelConfig:
             num_experts = 0
         elif num_experts and (first_moe_layer or config.get("moe_layer_freq", 1) != 1):
             raise ValueError("layers with and without experts in one model are not supported")
+        per_token = "num_experts_per_token" if kimi else "num_experts_per_tok"
         given = {"rms_norm_eps": 1e-6} | (config.get("rope_parameters") or {}) | config
         return cls(
             **{name: config[name] for name in _REQUIRED},
@@ -205,9 +186,7 @@ class ModelConfig:
             kda_head_dim=linear.get("head_dim", 0),
             conv_kernel_size=linear.get("short_conv_kernel_size", 4),
             num_experts=num_experts,
-            num_experts_per_tok=(
-                config["num_experts_per_token" if kimi else "num_experts_per_tok"] if num_experts else 0
-            ),
+            num_experts_per_tok=config[per_token] if num_experts else 0,
             moe_intermediate_size=config["moe_intermediate_size"] if num_experts else 0,
             num_shared_experts=config["num_shared_experts" if kimi else "n_shared_experts"] if num_experts else 1,
         )
