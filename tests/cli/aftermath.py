@@ -71,9 +71,12 @@ def torn_files(out: Path) -> list[str]:
 
 
 def living(folder: Path) -> list[int]:
-    """The processes with temporary files in `folder` that still live after some seconds."""
+    """The processes with temporary files in `folder` that still live after a minute.
+
+    A child that is still importing notices only then that its parent is gone: for SGLang after some seconds.
+    """
     found: list[int] = []
-    for _ in range(50):
+    for _ in range(600):
         if not (found := processes(folder)):
             break
         time.sleep(0.1)
