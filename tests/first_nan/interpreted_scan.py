@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.memory.first_nan.latch import DTYPES, exponent_mask
+from harness.memory.first_nan.latch import DTYPES
 from harness.memory.first_nan.table import BUFFERS, Table
-from harness.memory.poison.patterns import bits_view
+from harness.memory.poison.patterns import EXPONENT, bits_view
 from harness.memory.triton_interpreter import prepare
 
 assert prepare(), "set TRITON_INTERPRET=1"
@@ -18,8 +18,8 @@ def bad_values(dtype: torch.dtype, rows: int, width: int) -> tuple[torch.Tensor,
     generator = torch.Generator().manual_seed(rows * width)
     if dtype.is_floating_point:
         value = torch.randn(rows, width, generator=generator).to(dtype)
-        bits_view(value)[1, 3] = exponent_mask(dtype)
-        bits_view(value)[-1, -1] = exponent_mask(dtype) | 1
+        bits_view(value)[1, 3] = EXPONENT[dtype]
+        bits_view(value)[-1, -1] = EXPONENT[dtype] | 1
         return value, -1
     value = torch.randint(0, 9, (rows, width), generator=generator).to(dtype)
     value[1, 3], value[-1, 0] = -5, 9
@@ -70,3 +70,18 @@ def test_results_of_one_op_are_noted_as_if_each_had_a_launch_of_its_own(bad: tup
     for name in BUFFERS:
         assert torch.equal(getattr(here, name), getattr(there, name)), name
     assert int(here.count[0]) == len(bad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_a_look_at_words_tells_each_value_that_is_not_finite_from_all_others(dtype: torch.dtype) -> None:
+    from harness.memory.poison.cuda_kernels import any_not_finite
+
+    every = torch.arange(1 << 8 * dtype.itemsize, dtype=torch.int32).to(bits_view(torch.zeros(1).to(dtype)).dtype)
+    is_finite = every.view(dtype).float().isfinite()
+    assert not any_not_finite(every[is_finite], EXPONENT[dtype])
+    for bits in every[~is_finite][::61]:
+        # Odd lengths are read by elements, the others by words.
+        for length, place in ((5, 3), (8, 5)):
+            values = torch.zeros(length, dtype=every.dtype)
+            values[place] = bits
+            assert any_not_finite(values, EXPONENT[dtype])

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 import harness
-from harness.memory.first_nan.latch import DTYPES, exponent_mask
+from harness.memory.first_nan.latch import DTYPES
 from harness.memory.first_nan.table import BUFFERS, Slot, Table
-from harness.memory.poison.patterns import bits_view
+from harness.memory.poison.patterns import EXPONENT, bits_view
 
 
 def test_replays_of_a_cuda_graph_record_live_rows_and_no_padding() -> None:
@@ -38,8 +38,8 @@ def test_the_scan_on_the_device_leaves_what_the_cpus_leaves() -> None:
         value = torch.zeros(300, 777).to(dtype)
         limit = -1 if dtype.is_floating_point else 9
         if limit < 0:
-            bits_view(value)[250, 3] = exponent_mask(dtype)
-            bits_view(value)[7, 776] = exponent_mask(dtype) | 1
+            bits_view(value)[250, 3] = EXPONENT[dtype]
+            bits_view(value)[7, 776] = EXPONENT[dtype] | 1
         else:
             value[250, 3] = value[7, 776] = 9
         tables = [Table(torch.device(device), 4, 3) for device in ("cpu", "cuda")]

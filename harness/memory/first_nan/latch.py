@@ -1,4 +1,4 @@
-"""The fields of a latch and of an event, and the bits of a value that is not finite."""
+"""The fields of a latch and of an event."""
 
 from __future__ import annotations
 
@@ -15,8 +15,3 @@ EVENT_FIELDS = 3
 """Slot, step, phase."""
 
 DTYPES = (*EXPONENT, torch.int32, torch.int64)
-
-
-def exponent_mask(dtype: torch.dtype) -> int:
-    """The bits that tell what is not finite; 0 for integers, which are judged by their range."""
-    return EXPONENT.get(dtype, 0)

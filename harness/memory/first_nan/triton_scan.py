@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from harness.memory.first_nan.latch import DTYPES, LATCH_FIELDS, NEVER, exponent_mask
-from harness.memory.poison.patterns import bits_view
+from harness.memory.first_nan.latch import DTYPES, LATCH_FIELDS, NEVER
+from harness.memory.poison.patterns import EXPONENT, bits_view
 from harness.memory.triton_interpreter import prepare
 
 INTERPRETED = prepare()
@@ -155,7 +155,7 @@ class _Given:
     def of(cls, x: Tensor, slot: int, limit: int) -> _Given:
         """The arguments of a scan of x [rows, width]."""
         num_rows, width = x.shape
-        mask = 0 if limit >= 0 else exponent_mask(x.dtype)
+        mask = 0 if limit >= 0 else EXPONENT[x.dtype]
         shift = 32 if mask and x.element_size() == 8 else 0
         span = (num_rows - 1) * x.stride(0) + width
         constants = {

@@ -1,4 +1,4 @@
-"""The two Triton kernels of the poison: fill a table of chunks, and classify every element of a tensor in one pass."""
+"""The two Triton kernels of the poison: fill a table of chunks, and look for values that are not finite in one pass."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -8,9 +8,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CLASSES = 68
-"""Counters of a scan: 0..63 sentinels by site tag, then UNTAGGED, OTHER_NAN, INF and CANONICAL."""
-UNTAGGED, OTHER_NAN, INF, CANONICAL = 64, 65, 66, 67
 WORDS_A_PROGRAM = 4096
 
 
@@ -35,43 +32,14 @@ def fill_chunks(table: Tensor, num_chunks: int, word: int) -> None:
     _fill_chunks[(num_chunks,)](table, word, BLOCK=4096, num_warps=8)
 
 
-_MASKS = ["exponent", "mantissa", "sentinel", "exponents", "steps", "signs"]
-
-
-@triton.jit(do_not_specialize=["num_words", "num_elements", *_MASKS])
-def _classify(
-    words, counts, first, num_words, num_elements, exponent, mantissa, sentinel, exponents, steps, signs,
-    PACK: tl.constexpr, WIDTH: tl.constexpr, HAS_TAG: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+@triton.jit(do_not_specialize=["num_words", "exponents", "steps", "signs"])
+def _note_not_finite(words, found, num_words, exponents, steps, signs, BLOCK: tl.constexpr):
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     word = tl.load(words + index, mask=index < num_words, other=0).to(tl.int32)
     # Adding the lowest exponent bit to an exponent of all ones carries into the sign bit.
     odd = (((word & exponents) + steps) & signs) != 0
     if tl.max(odd.to(tl.int32), axis=0) > 0:
-        ones = mantissa | exponent | (mantissa + exponent + 1)
-        for part in tl.static_range(PACK):
-            value = word >> (part * WIDTH)
-            bad = (value & exponent) == exponent
-            # OTHER_NAN, unless the mantissa is empty (Inf) or the payload is a sentinel's.
-            kind = tl.where((value & mantissa) == 0, 66, 65)
-            # What arithmetic makes: all bits of the mantissa on NVIDIA GPUs, the highest alone on x86.
-            made = ((value & mantissa) == mantissa) | ((value & mantissa) == ((mantissa + 1) >> 1))
-            kind = tl.where(made, 67, kind)
-            if HAS_TAG:
-                # The sign is part of the pattern: a sentinel stands verbatim.
-                kind = tl.where((value & ones & ~0x3F) == sentinel, value & 0x3F, kind)
-            else:
-                kind = tl.where((value & ones) == ones, 64, kind)
-            element = index * PACK + part
-            lowest = tl.min(tl.where(bad, kind, 127), axis=0)
-            highest = tl.max(tl.where(bad, kind, -1), axis=0)
-            if lowest == highest:
-                # The common case, a stretch of one poison: one atomic for the block instead of one an element.
-                tl.atomic_add(counts + lowest, tl.sum(bad.to(tl.int64), axis=0))
-                tl.atomic_min(first + lowest, tl.min(tl.where(bad, element, num_elements), axis=0))
-            elif highest >= 0:
-                tl.atomic_add(counts + kind, tl.full((BLOCK,), 1, tl.int64), mask=bad)
-                tl.atomic_min(first + kind, element, mask=bad)
+        tl.store(found, 1)
 
 
 def _in_each_field(value: int, count: int, width: int) -> int:
@@ -80,25 +48,19 @@ def _in_each_field(value: int, count: int, width: int) -> int:
     return word - (1 << 32) if word >= 1 << 31 else word
 
 
-def classify(bits: Tensor, *, exponent: int, mantissa: int, sentinel: int | None) -> tuple[Tensor, Tensor]:
-    """Count the non-finite elements of a contiguous CUDA tensor by class, and find the first of each.
+def any_not_finite(bits: Tensor, exponent: int) -> Tensor:
+    """Whether an element of a contiguous CUDA tensor is not finite: [1] int32 on the device. No host sync.
 
-    bits: [n] uint8, int16 or int32 view of the values; `exponent` and `mantissa` are the masks of its float type,
-    `sentinel` the sentinel without its tag, or None for a type without room for tags.
-    Returns (counts[68], first[68]) int64 on the device; `first` is n where a class is empty. No host sync.
+    bits: [n] uint8, int16 or int32 view of the values; `exponent` is the mask of the exponent of their float type.
     """
-    counts = torch.zeros(CLASSES, dtype=torch.int64, device=bits.device)
-    first = torch.full((CLASSES,), bits.numel(), dtype=torch.int64, device=bits.device)
-    if not bits.numel():
-        return counts, first
+    found = torch.zeros(1, dtype=torch.int32, device=bits.device)
     size, words = bits.element_size(), bits
     # Narrow types are read four bytes at a time, where their memory can be.
     if size < 4 and bits.numel() * size % 4 == 0 and bits.data_ptr() % 4 == 0:
         words = bits.view(torch.int32)
     pack, step = words.element_size() // size, exponent & -exponent
-    _classify[(triton.cdiv(words.numel(), WORDS_A_PROGRAM),)](
-        words, counts, first, words.numel(), bits.numel(), exponent, mantissa, sentinel or 0,
-        *(_in_each_field(field, pack, 8 * size) for field in (exponent, step, exponent + step)),
-        PACK=pack, WIDTH=8 * size, HAS_TAG=sentinel is not None, BLOCK=WORDS_A_PROGRAM, num_warps=8,
-    )  # fmt: skip
-    return counts, first
+    fields = (_in_each_field(field, pack, 8 * size) for field in (exponent, step, exponent + step))
+    if words.numel():
+        grid = (triton.cdiv(words.numel(), WORDS_A_PROGRAM),)
+        _note_not_finite[grid](words, found, words.numel(), *fields, BLOCK=WORDS_A_PROGRAM, num_warps=8)
+    return found

@@ -71,11 +71,6 @@ def quiet_bits(dtype: torch.dtype) -> int | None:
     return _QUIET_BITS.get(dtype)
 
 
-def site_of_tag(tag: int) -> str | None:
-    """The site with this tag, or None."""
-    return _SITE_OF.get(tag)
-
-
 def site_of_bits(dtype: torch.dtype, bits: int) -> str | None:
     """The site of the sentinel `bits`, UNTAGGED for the all-ones pattern, or None for other values."""
     size = 8 * dtype.itemsize

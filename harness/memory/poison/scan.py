@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +16,6 @@ from harness.memory.poison.patterns import (
     narrower_nans,
     quiet_bits,
     site_of_bits,
-    site_of_tag,
 )
 
 Index = tuple[int, ...]
@@ -32,31 +30,24 @@ class Hits:
     first: Index
 
 
-HitsT = TypeVar("HitsT")
-
-
 @dataclass(slots=True)
-class Scan(Generic[HitsT]):
+class Scan:
     """The values of one tensor that are no ordinary ones.
 
     `sentinels` is keyed by site; UNTAGGED is the all-ones pattern or an impossible index.
     """
 
     looked_at: int
-    sentinels: dict[str, HitsT] = field(default_factory=dict)
-    canonical_nan: HitsT | None = None
-    other_nan: HitsT | None = None
-    inf: HitsT | None = None
+    sentinels: dict[str, Hits] = field(default_factory=dict)
+    canonical_nan: Hits | None = None
+    other_nan: Hits | None = None
+    inf: Hits | None = None
 
 
-Count = tuple[int, int]
-"""The number of elements, and the flat index of the first."""
-
-
-def scan(tensor: Tensor, judged: Tensor | None = None) -> Scan[Hits]:
+def scan(tensor: Tensor, judged: Tensor | None = None) -> Scan:
     """Scan `tensor` where the bool mask `judged` (of its shape, or of its rows) is set; None is everywhere."""
     mask = _full_mask(tensor, judged)
-    found: Scan[Hits] = Scan(looked_at=int(mask.sum()))
+    found = Scan(looked_at=int(mask.sum()))
     if tensor.is_cuda and _is_clean(tensor):
         return found
     suspects = (suspicious(tensor) & mask).nonzero()
@@ -68,45 +59,13 @@ def scan(tensor: Tensor, judged: Tensor | None = None) -> Scan[Hits]:
     return found
 
 
-def census(tensor: Tensor) -> Scan[Count]:
-    """Count the values that are not finite in a contiguous CUDA tensor of any shape.
-
-    Its dtype is float8, bfloat16, float16 or float32.
-
-    One pass on the GPU, and one host read at its end.
-    """
-    from harness.memory.poison.cuda_kernels import CANONICAL, INF, OTHER_NAN, classify
-    from harness.memory.poison.cuda_kernels import UNTAGGED as ALL_ONES
-
-    masks = {"exponent": EXPONENT[tensor.dtype], "mantissa": mantissa_bits(tensor.dtype)}
-    counts, first = classify(bits_view(tensor).flatten(), **masks, sentinel=quiet_bits(tensor.dtype))
-    pairs = list(zip(*torch.stack((counts, first)).tolist(), strict=True))
-    found: Scan[Count] = Scan(looked_at=tensor.numel())
-    for tag, (count, at) in enumerate(pairs[:ALL_ONES]):
-        site = site_of_tag(tag)
-        if count and site is not None:
-            found.sentinels[site] = (count, at)
-    if pairs[ALL_ONES][0]:
-        found.sentinels[UNTAGGED] = pairs[ALL_ONES]
-    # bfloat16's quiet NaN with tag 0, and a tag that no site has, are NaN like any other.
-    tagged = [pair for tag, pair in enumerate(pairs[:ALL_ONES]) if pair[0] and site_of_tag(tag) is None]
-    found.canonical_nan = _together([pairs[CANONICAL], *(tagged if tensor.dtype == torch.bfloat16 else [])])
-    found.other_nan = _together([pairs[OTHER_NAN], *([] if tensor.dtype == torch.bfloat16 else tagged)])
-    found.inf = _together([pairs[INF]])
-    return found
-
-
-def _together(pairs: list[Count]) -> Count | None:
-    counted = [pair for pair in pairs if pair[0]]
-    return (sum(count for count, _ in counted), min(at for _, at in counted)) if counted else None
-
-
 def _is_clean(tensor: Tensor) -> bool:
     """Whether one pass finds nothing; False for what that pass cannot read."""
     if tensor.dtype not in (torch.bfloat16, torch.float16, torch.float32) or not tensor.is_contiguous():
         return False
-    found = census(tensor)
-    return not (found.sentinels or found.canonical_nan or found.other_nan or found.inf)
+    from harness.memory.poison.cuda_kernels import any_not_finite
+
+    return not bool(any_not_finite(bits_view(tensor).flatten(), EXPONENT[tensor.dtype]))
 
 
 def suspicious(tensor: Tensor) -> Tensor:
@@ -157,7 +116,7 @@ def _full_mask(tensor: Tensor, judged: Tensor | None) -> Tensor:
     return judged.reshape(judged.shape + (1,) * (tensor.ndim - judged.ndim)).expand(tensor.shape)
 
 
-def _note(found: Scan[Hits], dtype: torch.dtype, bits: int, indices: Tensor) -> None:
+def _note(found: Scan, dtype: torch.dtype, bits: int, indices: Tensor) -> None:
     """File the elements that hold `bits` under what they are."""
     here = hits(indices)
     site = site_of_bits(dtype, bits) if dtype.is_floating_point else UNTAGGED
