@@ -17,11 +17,11 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from harness.core.errors import InputError
+from harness.engines.host_parts import Without, searched
 from harness.engines.sglang.params import SglangHostParams
-from harness.judge.run_records import Observed, Run
+from harness.judge.run_records import Run
 from harness.memory.poison.patterns import Poison
 
 PREFIXES = (0, 1, 7)
@@ -31,10 +31,7 @@ Found = Iterator[tuple[str, Tensor, Tensor]]
 
 def run(poison: Poison, params: SglangHostParams) -> Run:
     """Search the functions that `params` names. Every row must be equal to the definition."""
-    found = Run(poison.pattern)
-    for name, got, want in (_lengths if params.search == "lengths" else _prompts)():
-        found.observed.append(Observed(name, got.long(), torch.ones(len(got), dtype=torch.bool), want.long()))
-    return found
+    return searched(poison.pattern, _lengths() if params.search == "lengths" else _prompts())
 
 
 def _lengths() -> Found:
@@ -122,7 +119,7 @@ def _splitter() -> tuple[Any, int]:
 
     def by_function(padded: int, rank: int, ranks: int, lengths: list[int], extends: list[int]) -> Any:
         more = {"extend_seqs_len": extends, "device": "cpu"} if several else {}
-        with _OnTheCpu(), _plain_prefill():
+        with Without("device"), _plain_prefill():
             return module.prepare_context_parallel_metadata(padded, rank, ranks, lengths, **more)
 
     return by_function, 1 + several
@@ -135,10 +132,3 @@ def _plain_prefill() -> Any:
     asked = (f"is_{name}_prefill_cp_round_robin_split", f"is_{name}_enable_prefill_cp")
     off: dict[str, Any] = dict.fromkeys(asked, lambda: False)
     return mock.patch.multiple(module, **off)
-
-
-class _OnTheCpu(TorchFunctionMode):
-    """Tensors for "cuda" are made here."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **{name: value for name, value in (kwargs or {}).items() if name != "device"})

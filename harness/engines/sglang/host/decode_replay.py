@@ -18,6 +18,7 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor
 
+from harness.engines.host_parts import NUM_SM_PARTS, PLAN_WIDTH, Planner, made_without_init, of_all_rows, plan_of
 from harness.engines.sglang.host.free_pages import Owner, give_back, grow, start
 from harness.engines.sglang.host.graph_buffers import CAPTURED, GraphBuffers
 from harness.engines.sglang.host.scheduling import MAX_LENGTH, Server, fill, free_slots
@@ -33,7 +34,6 @@ STEPS = 6
 NUM_SLOTS = 2048
 LINEAR_ATTENTION = ("hybrid_gdn_config", "kimi_linear_config", "linear_attn_model_spec", "mambaish_config")
 """What a backend asks about layers of linear attention: of the runner until 0.5.15, and since then of the model."""
-NUM_SM_PARTS, PLAN_WIDTH, PARTS_USED = 132, 8, 4
 
 
 def run(poison: Poison, params: SglangHostParams) -> Run:
@@ -161,9 +161,8 @@ class TritonBackend(Backend):
         out = self.attention.forward_decode(q, None, None, self.layer, batch, save_kv_cache=False)
         expected = torch.stack([attended(query, one.values) for query, one in zip(q, owners, strict=False)])
         rows = out.view(len(q), NUM_HEADS, RANK)[: len(owners)]
-        live = torch.ones(len(owners), dtype=torch.bool)
         name = f"decode output, step {step}"
-        found.observed.append(Observed(name, rows, live, expected, "mla_decode.out.fp32", "request"))
+        found.observed.append(of_all_rows(name, rows, expected, "mla_decode.out.fp32", "request"))
 
 
 class FlashMLABackend(Backend):
@@ -173,41 +172,34 @@ class FlashMLABackend(Backend):
 
     def __init__(self, server: Server, poison: Poison) -> None:
         module = importlib.import_module("sglang.srt.layers.attention.flashmla_backend")
-        self.attention = object.__new__(module.FlashMLABackend)
         pages = (MAX_LENGTH + module.PAGE_SIZE) // module.PAGE_SIZE
         most = CAPTURED[-1]
-        attributes = {
-            "num_q_heads": NUM_HEADS,
-            "num_local_heads": NUM_HEADS,
-            "num_draft_tokens": None,
-            "is_fp8_kvcache": False,
-            "req_to_token": server.rows.req_to_token,
-            "page_size": server.page_size,
-            "cuda_graph_kv_indices": torch.ones(most, pages, dtype=torch.int32),
-            "cuda_graph_mla_metadata": poison.empty(NUM_SM_PARTS, PLAN_WIDTH, dtype=torch.int32, site="sched_meta"),
-            "cuda_graph_num_splits": poison.empty(most + 1, dtype=torch.int32, site="sched_meta"),
-            "cuda_graph_mla_metadata_view": None,
-            "cuda_graph_num_splits_view": None,
-            "kv_index_translator": translator_of(server),
-        }
-        for name, value in attributes.items():
-            setattr(self.attention, name, value)
-        self.plans: list[tuple[Tensor, Tensor]] = []
+        self.attention = made_without_init(
+            module.FlashMLABackend,
+            num_q_heads=NUM_HEADS,
+            num_local_heads=NUM_HEADS,
+            num_draft_tokens=None,
+            is_fp8_kvcache=False,
+            req_to_token=server.rows.req_to_token,
+            page_size=server.page_size,
+            cuda_graph_kv_indices=torch.ones(most, pages, dtype=torch.int32),
+            cuda_graph_mla_metadata=poison.empty(NUM_SM_PARTS, PLAN_WIDTH, dtype=torch.int32, site="sched_meta"),
+            cuda_graph_num_splits=poison.empty(most + 1, dtype=torch.int32, site="sched_meta"),
+            cuda_graph_mla_metadata_view=None,
+            cuda_graph_num_splits_view=None,
+            kv_index_translator=translator_of(server),
+        )
+        self.planner = Planner()
         self.module = module
-
-    def planned(self, lengths: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """The plan of a batch of lengths [B], in new memory. Plans are kept, so that no address comes again."""
-        self.plans.append(plan_of(lengths))
-        return self.plans[-1]
 
     def capture(self, buffers: GraphBuffers, size: int) -> Any:
         """See :meth:`Backend.capture`."""
-        with mock.patch.object(self.module, "get_mla_metadata", self.planned):
+        with mock.patch.object(self.module, "get_mla_metadata", self.planner):
             return super().capture(buffers, size)
 
     def replay(self, buffers: GraphBuffers, size: int) -> None:
         """See :meth:`Backend.replay`."""
-        with mock.patch.object(self.module, "get_mla_metadata", self.planned):
+        with mock.patch.object(self.module, "get_mla_metadata", self.planner):
             super().replay(buffers, size)
 
     def look(self, found: Run, step: int, captured: Any, owners: list[Owner], q: Tensor) -> None:
@@ -235,16 +227,9 @@ class FlashMLABackend(Backend):
 BACKENDS: dict[str, Callable[[Server, Poison], Backend]] = {"triton": TritonBackend, "flashmla": FlashMLABackend}
 
 
-def plan_of(lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """A plan that differs for each batch of lengths [B]: its tiles, and where the splits begin [B + 1]."""
-    tiles = (torch.arange(PARTS_USED, dtype=torch.int32)[:, None] + int(lengths.sum())).repeat(1, PLAN_WIDTH)
-    splits = torch.cat([torch.zeros(1, dtype=torch.int32), lengths.cumsum(0).to(torch.int32)])
-    return tiles, splits
-
-
 def observed(name: str, read: Tensor, wanted: Tensor, describe: str) -> Observed:
     """Numbers [n, width] that must be exact."""
-    return Observed(name, read, torch.ones(len(read), dtype=torch.bool), wanted.double(), "write_kv.fp32", describe)
+    return of_all_rows(name, read, wanted.double(), "write_kv.fp32", describe)
 
 
 def attended(q: Tensor, keys: Tensor) -> Tensor:

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.engines.host_parts import of_all_rows
 from harness.engines.sglang.host.scheduling import allocator_of, count_once, free_slots, publish
 from harness.engines.sglang.params import SglangHostParams
-from harness.judge.run_records import Count, Observed, Run
+from harness.judge.run_records import Count, Run
 from harness.memory.poison.patterns import Poison
 
 NUM_PAGES = {1: 96, 16: 24, 64: 12}
@@ -109,5 +110,4 @@ def look(found: Run, step: int, alloc: Any, owners: list[Owner], memory: Tensor,
     if owners:
         read = memory[torch.cat([owner.slots for owner in owners])]
         want = torch.cat([owner.values for owner in owners]).double()
-        live = torch.ones(len(read), dtype=torch.bool)
-        found.observed.append(Observed(f"values of owners in step {step}", read, live, want, "write_kv.fp32", "slot"))
+        found.observed.append(of_all_rows(f"values of owners in step {step}", read, want, "write_kv.fp32", "slot"))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.engines.host_parts import of_all_rows
 from harness.engines.sglang.host.scheduling import (
     VOCABULARY,
     WIDTH,
@@ -24,7 +25,7 @@ from harness.engines.sglang.host.scheduling import (
     prefix_length,
 )
 from harness.engines.sglang.params import SglangHostParams
-from harness.judge.run_records import Count, Observed, Run
+from harness.judge.run_records import Count, Run
 from harness.memory.poison.patterns import Poison
 
 NUM_REQUESTS = 24
@@ -88,16 +89,8 @@ class Play:
             wanted.append(values_of(one.tokens, self.values)[: one.stored])
         if reads:
             read, want = torch.cat(reads), torch.cat(wanted).double()
-            self.found.observed.append(
-                Observed(
-                    f"KV that is read in step {self.step}",
-                    read,
-                    torch.ones(len(read), dtype=torch.bool),
-                    want,
-                    "write_kv.fp32",
-                    "token of all live requests",
-                )
-            )
+            name, describe = f"KV that is read in step {self.step}", "token of all live requests"
+            self.found.observed.append(of_all_rows(name, read, want, "write_kv.fp32", describe))
         self.step += 1
 
 

@@ -19,10 +19,10 @@ import torch
 from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe
 from torch import Tensor
 
+from harness.engines.host_parts import expert_weights, gated, scaled_fp8_quant
 from harness.engines.sglang.host.scheduling import publish
 from harness.engines.sglang.params import SglangHostParams
 from harness.judge.run_records import Observed, Run
-from harness.kernels.torch.quantize import quantize_fp8_fmax, quantize_fp8_per_token
 from harness.kernels.torch.route import align_experts
 from harness.memory.poison.allocations import AllocationPoison
 from harness.memory.poison.patterns import Poison
@@ -36,8 +36,8 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
     publish(params.page_size)
     random = torch.Generator().manual_seed(poison.seed)
     x = torch.randn(NUM_TOKENS, HIDDEN, generator=random).bfloat16()
-    w1, w1_scale = _weights(2 * INTERMEDIATE, HIDDEN, random)
-    w2, w2_scale = _weights(HIDDEN, INTERMEDIATE, random)
+    w1, w1_scale = expert_weights(NUM_EXPERTS, 2 * INTERMEDIATE, HIDDEN, random)
+    w2, w2_scale = expert_weights(NUM_EXPERTS, HIDDEN, INTERMEDIATE, random)
     ids = torch.randint(0, NUM_EXPERTS, (NUM_TOKENS, 2), generator=random, dtype=torch.int32)
     ids[::2, 1] = -1
     sorted_ids, experts, count = align_experts(ids + 1, num_experts=NUM_EXPERTS + 1, block_size=BLOCKS["BLOCK_SIZE_M"])
@@ -59,13 +59,6 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
     return Run(poison.pattern, observed=[Observed("experts' output", out, live, describe="token", site="workspace")])
 
 
-def _weights(rows: int, columns: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Weights of all experts [X, rows, columns] in e4m3, with a scale for each expert [X]."""
-    drawn = torch.randn(NUM_EXPERTS, rows, columns, generator=random) * columns**-0.5
-    scale = drawn.abs().amax(dim=(1, 2)) / 448
-    return (drawn / scale[:, None, None]).to(torch.float8_e4m3fn), scale
-
-
 def _operators() -> ExitStack:
     """Replace the compiled operators of the path for CUDA, for the life of the block."""
     stack = ExitStack()
@@ -73,17 +66,10 @@ def _operators() -> ExitStack:
     off = SimpleNamespace(moe=SimpleNamespace(enable_fused_moe_sum_all_reduce=False))
     sequence: dict[str, Any] = {"_is_cuda": True, "silu_and_mul": _silu_and_mul, "get_exec": lambda: off}
     stack.enter_context(mock.patch.multiple(fused_moe, create=True, **sequence))
-    stack.enter_context(mock.patch.multiple(kernels, create=True, scaled_fp8_quant=_scaled_fp8_quant, padding_size=0))
+    stack.enter_context(mock.patch.multiple(kernels, create=True, scaled_fp8_quant=scaled_fp8_quant, padding_size=0))
     return stack
 
 
 def _silu_and_mul(given: Tensor, out: Tensor, expert_ids: Tensor | None = None, expert_step: int = 1) -> None:
-    gate, up = given.float().chunk(2, dim=-1)
     kept = torch.ones(len(given), dtype=torch.bool) if expert_ids is None else expert_ids >= 0
-    out[kept] = (torch.nn.functional.silu(gate) * up).to(out.dtype)[kept]
-
-
-def _scaled_fp8_quant(
-    x: Tensor, scale: Tensor | None = None, use_per_token_if_dynamic: bool = False
-) -> tuple[Tensor, Tensor]:
-    return quantize_fp8_per_token(x) if use_per_token_if_dynamic else quantize_fp8_fmax(x)
+    out[kept] = gated(given).to(out.dtype)[kept]

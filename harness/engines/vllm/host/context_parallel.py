@@ -21,18 +21,17 @@ import numpy as np
 import torch
 from torch import Tensor
 from vllm.model_executor.layers.attention import mla_attention
-from vllm.v1.attention.backend import CommonAttentionMetadata
-from vllm.v1.attention.backends.mla import flashmla, indexer
+from vllm.v1.attention.backends.mla import indexer
 from vllm.v1.attention.backends.utils import get_dcp_local_seq_lens
 from vllm.v1.worker.gpu import buffer_utils, cp_utils
 from vllm.v1.worker.gpu.block_table import BlockTables
 
 from harness.core.errors import InputError
+from harness.engines.host_parts import Without, accepted, made_without_init, searched
 from harness.engines.vllm.host.idle_rows import uva_buffer
-from harness.engines.vllm.host.prefill_step import Unpinned, builder
-from harness.engines.vllm.host.stand_ins import accepted, lazy_plans, made_without_init
+from harness.engines.vllm.host.prefill_step import attention, builder, lazy_plans, step_metadata
 from harness.engines.vllm.params import VllmHostParams
-from harness.judge.run_records import Observed, Run
+from harness.judge.run_records import Run
 from harness.memory.poison.patterns import Poison
 
 PAGE_SIZE = 16
@@ -76,11 +75,8 @@ Found = Iterator[tuple[str, Tensor, Tensor]]
 
 def run(poison: Poison, params: VllmHostParams) -> Run:
     """Search the functions that `params` names. Every row must be equal to the definition."""
-    found = Run(poison.pattern)
-    with Unpinned(), mock.patch.object(buffer_utils.UvaBuffer, "__init__", uva_buffer):
-        for name, got, want in SEARCHES[params.search]():
-            found.observed.append(Observed(name, got.long(), torch.ones(len(got), dtype=torch.bool), want.long()))
-    return found
+    with Without("pin_memory"), mock.patch.object(buffer_utils.UvaBuffer, "__init__", uva_buffer):
+        return searched(poison.pattern, SEARCHES[params.search]())
 
 
 def _lengths() -> Found:
@@ -222,17 +218,10 @@ def _gathered(split: Split, contexts: tuple[int, int]) -> Tensor:
         chunked_prefill_workspace_size=WORKSPACE_TOKENS,
         chunked_prefill_workspace=torch.zeros(rows, 2),
     )
-    impl = made_without_init(
-        flashmla.FlashMLAImpl,
-        num_heads=1,
-        qk_nope_head_dim=1,
-        v_head_dim=1,
-        kv_lora_rank=1,
-        qk_rope_head_dim=1,
-        kv_b_proj=ranks,
-        kv_cache_dtype="auto",
-        _use_flashinfer_concat_mla_k=False,
-    )
+    sizes = ("num_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank")
+    impl = attention(ranks, dcp_world_size=split.ranks, **dict.fromkeys(sizes, 1))
+    # Three and five new tokens. A request is known by its row of the block table.
+    step = step_metadata((3, 5), (contexts[0] + 3, contexts[1] + 5), torch.arange(2, dtype=torch.int32)[:, None])
     with (
         lazy_plans(),
         mock.patch.object(mla_attention.ops, "cp_gather_cache", ranks.cp_gather_cache),
@@ -242,32 +231,13 @@ def _gathered(split: Split, contexts: tuple[int, int]) -> Tensor:
             impl._context_parallel_compute_prefill_context(
                 torch.zeros(8, 1, 2),
                 torch.zeros(1, PAGE_SIZE, 2),
-                made.build(0, _two_prompts(contexts)),
+                made.build(0, step),
                 None,
                 split.ranks,
             )
         except AssertionError:
             return times - 1
     return times.index_add_(0, ranks.tokens, torch.ones_like(ranks.tokens))
-
-
-def _two_prompts(contexts: tuple[int, int]) -> CommonAttentionMetadata:
-    """A step of three and five new tokens after the contexts."""
-    starts = torch.tensor([0, 3, 8], dtype=torch.int32)
-    lengths = torch.tensor([contexts[0] + 3, contexts[1] + 5], dtype=torch.int32)
-    return CommonAttentionMetadata(
-        query_start_loc=starts,
-        query_start_loc_cpu=starts,
-        seq_lens=lengths,
-        seq_lens_cpu_upper_bound=lengths,
-        num_reqs=2,
-        num_actual_tokens=8,
-        max_query_len=5,
-        max_seq_len=int(lengths.max()),
-        # A request is known by its row.
-        block_table_tensor=torch.arange(2, dtype=torch.int32)[:, None],
-        slot_mapping=torch.zeros(8, dtype=torch.int64),
-    )
 
 
 class _Ranks:
@@ -277,7 +247,6 @@ class _Ranks:
 
     def __init__(self, split: Split, contexts: tuple[int, int]) -> None:
         owner_and_place = [split.rank_and_place(torch.arange(context)) for context in contexts]
-        self._split = split
         self._held = [
             [
                 request * max(CONTEXTS) + (owner == rank).nonzero().flatten()

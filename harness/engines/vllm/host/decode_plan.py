@@ -15,22 +15,20 @@ from torch import Tensor
 from vllm.config import CUDAGraphMode
 from vllm.v1.attention.backends.mla import flashmla
 
-from harness.engines.vllm.host.stand_ins import accepted, lazy_plans, made_without_init
+from harness.engines.host_parts import NUM_SM_PARTS, PLAN_WIDTH, Planner, accepted, made_without_init
+from harness.engines.vllm.host.prefill_step import lazy_plans
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Binding, ReplayedStep, Run
 from harness.memory.poison.patterns import Poison
 
-NUM_SM_PARTS = 132
-PLAN_WIDTH = 8
 MAX_REQUESTS = 64
-PARTS_USED = 4
 LENGTHS = ((16, 24), (17, 25), (18, 90), (19, 91))
 """Lengths of the two requests in each step. The graph is captured in the first step."""
 
 
 def run(poison: Poison, params: VllmHostParams) -> Run:
     """Build the metadata of each step. Observe the address of its plan and what a captured graph would read there."""
-    planner = _Planner()
+    planner = Planner()
     builder = _builder(poison)
     found = Run(poison.pattern)
     captured: list[tuple[str, Tensor]] = []
@@ -42,19 +40,6 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
                 found.bindings.append(Binding(step, name, "sched_meta", was.data_ptr(), now.data_ptr()))
                 found.replays.append(_step(step, name, was[: len(planned)], planned))
     return found
-
-
-class _Planner:
-    """Stands in for `get_mla_metadata_dense_fp8`: each plan has new memory. Plans are kept, so no address recurs."""
-
-    def __init__(self) -> None:
-        self.plans: list[tuple[Tensor, Tensor]] = []
-
-    def __call__(self, seq_lens: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        tiles = (torch.arange(PARTS_USED, dtype=torch.int32)[:, None] + int(seq_lens.sum())).repeat(1, PLAN_WIDTH)
-        splits = torch.cat([torch.zeros(1, dtype=torch.int32), seq_lens.to(torch.int32).cumsum(0).to(torch.int32)])
-        self.plans.append((tiles, splits))
-        return tiles, splits
 
 
 def _builder(poison: Poison) -> Any:

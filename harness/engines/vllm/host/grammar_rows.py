@@ -25,8 +25,7 @@ from vllm.v1.structured_output import StructuredOutputManager, utils
 from vllm.v1.worker.gpu import structured_outputs
 from vllm.v1.worker.gpu.structured_outputs import StructuredOutputsWorker
 
-from harness.engines.vllm.host.prefill_step import Unpinned
-from harness.engines.vllm.host.stand_ins import accepted, made_without_init
+from harness.engines.host_parts import Without, accepted, made_without_init
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Observed, Run
 from harness.memory.poison.patterns import Poison
@@ -95,7 +94,7 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
         "current_stream": mock.Mock(),
         "stream": lambda stream: contextlib.nullcontext(),
     }
-    with Unpinned(), mock.patch.multiple(torch.cuda, **streams):
+    with Without("pin_memory"), mock.patch.multiple(torch.cuda, **streams):
         later = accepted({"mask_stride": STRIDE, "num_bonus_tokens": 1}, StructuredOutputsWorker)
         worker = StructuredOutputsWorker(NUM_REQUESTS * STRIDE, VOCAB, torch.device("cpu"), **later)
         for first in KINDS:

@@ -18,7 +18,7 @@ from vllm.config import CUDAGraphMode
 from vllm.v1.worker.gpu import cudagraph_utils
 
 from harness.core.ops import PAGE_SIZE
-from harness.engines.vllm.host.stand_ins import made_without_init
+from harness.engines.host_parts import made_without_init
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import ReplayedStep, Run
 from harness.kernels.torch.decode import mla_decode

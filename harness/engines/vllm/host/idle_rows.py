@@ -20,8 +20,7 @@ from vllm.v1.worker.gpu import buffer_utils
 from vllm.v1.worker.gpu.block_table import BlockTables
 
 from harness.core.errors import InputError
-from harness.engines.vllm.host.prefill_step import Unpinned
-from harness.engines.vllm.host.stand_ins import accepted, made_without_init
+from harness.engines.host_parts import Without, accepted, made_without_init
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Guard, Run
 from harness.memory.poison.patterns import Poison
@@ -39,7 +38,7 @@ OWNERS = {
 def run(poison: Poison, params: VllmHostParams) -> Run:
     """Run a step of two requests, then a dummy step. The owned blocks must keep their bytes."""
     cache = torch.randn(NUM_BLOCKS, PAGE_SIZE, WIDTH, generator=torch.Generator().manual_seed(poison.seed))
-    with Unpinned(), mock.patch.object(buffer_utils.UvaBuffer, "__init__", uva_buffer):
+    with Without("pin_memory"), mock.patch.object(buffer_utils.UvaBuffer, "__init__", uva_buffer):
         tables = _tables()
         _step_of_two_requests(tables)
         before = cache.clone()

@@ -23,8 +23,8 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from harness.engines.host_parts import accepted
 from harness.engines.vllm.host.kv_moves import BLOCK, MOST_STEPS, NUM_BLOCKS, STOP, cache_config, settings
-from harness.engines.vllm.host.stand_ins import accepted
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Count, Run
 from harness.memory.poison.patterns import Poison

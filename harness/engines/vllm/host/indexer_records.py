@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.core.op_params import ReadRecordsParams, WriteRecordsParams
-from harness.engines.vllm.host.stand_ins import accepted
+from harness.engines.host_parts import accepted, of_all_rows
 from harness.engines.vllm.params import VllmHostParams
 from harness.engines.vllm.record_kernels import read_indexer_shuffled, write_indexer_shuffled
 from harness.judge.run_records import Guard, Observed, Run
@@ -69,8 +69,7 @@ def _fused(poison: Poison) -> Observed:
     is_flat = getattr(importlib.import_module("vllm.v1.attention.ops.rocm_aiter_mla_sparse"), _FLAT, None)
     layout = "indexer_planar" if is_flat and is_flat(RATIO) else FORMAT
     out = read_indexer_shuffled(given.cache, given.block_table, given.cu_seq_lens, record_format=layout)
-    live = torch.ones(len(keys), dtype=torch.bool)
-    return Observed("keys that were stored", out, live, keys.double(), "write_records.indexer", "token")
+    return of_all_rows("keys that were stored", out, keys.double(), "write_records.indexer", "token")
 
 
 _FLAT = "_indexer_k_is_c4a_block_flat"

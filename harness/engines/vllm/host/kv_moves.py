@@ -34,8 +34,8 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 
+from harness.engines.host_parts import accepted
 from harness.engines.vllm.host.moving_device import Device, in_place
-from harness.engines.vllm.host.stand_ins import accepted
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Moved, Run
 from harness.memory.moves.checks import Landed

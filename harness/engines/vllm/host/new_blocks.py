@@ -15,7 +15,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
 from harness.core.ops import PAGE_SIZE
-from harness.engines.vllm.host.stand_ins import accepted
+from harness.engines.host_parts import accepted, of_all_rows
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Observed, Run
 from harness.kernels.torch.decode import mla_decode_multiply
@@ -75,11 +75,5 @@ def _decoded(
     rank = out.shape[-1]
     keys = cache[table].reshape(-1, WIDTH)[:length].double()
     weights = torch.softmax(q[0, 0].double() @ keys.T * scale, dim=-1)
-    return Observed(
-        name=f"decode output, step {step}",
-        tensor=out[0],
-        live=torch.ones(1, dtype=torch.bool),
-        expected=(weights @ keys[:, :rank])[None],
-        bound="mla_decode.out.fp32",
-        describe=f"request {request}, query token",
-    )
+    expected, describe = (weights @ keys[:, :rank])[None], f"request {request}, query token"
+    return of_all_rows(f"decode output, step {step}", out[0], expected, "mla_decode.out.fp32", describe)

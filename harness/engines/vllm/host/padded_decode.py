@@ -15,7 +15,7 @@ from torch import Tensor
 from vllm.model_executor.layers.quantization.input_quant_fp8 import GroupShape, QuantFP8
 from vllm.v1.attention.backends.mla.triton_mla import TritonMLAImpl
 
-from harness.engines.vllm.host.stand_ins import made_without_init
+from harness.engines.host_parts import made_without_init
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Observed, Run
 from harness.memory.poison.patterns import Poison

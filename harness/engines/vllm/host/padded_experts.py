@@ -26,10 +26,9 @@ from vllm.model_executor.layers.fused_moe.utils import moe_kernel_quantize_input
 from vllm.v1.worker.gpu.input_batch import InputBuffers
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from harness.engines.vllm.host.stand_ins import made_without_init
+from harness.engines.host_parts import expert_weights, gated, made_without_init, scaled_fp8_quant
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Observed, Run
-from harness.kernels.torch.quantize import quantize_fp8_fmax, quantize_fp8_per_token
 from harness.kernels.torch.route import align_experts
 from harness.memory.poison.patterns import Poison
 
@@ -46,8 +45,8 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
     logits = torch.randn(NUM_ROWS, NUM_EXPERTS, generator=random)
     # As vLLM's Triton decode leaves the rows of padding: it divides 0 by 0 there.
     x[NUM_LIVE:] = torch.nan
-    w1, w1_scale = _weights(2 * INTERMEDIATE, HIDDEN, random)
-    w2, w2_scale = _weights(HIDDEN, INTERMEDIATE, random)
+    w1, w1_scale = expert_weights(NUM_EXPERTS, 2 * INTERMEDIATE, HIDDEN, random)
+    w2, w2_scale = expert_weights(NUM_EXPERTS, HIDDEN, INTERMEDIATE, random)
     per_token = params.amax == "per_token"
     scales = fp8_w8a8_moe_quant_config(w1_scale=w1_scale, w2_scale=w2_scale, per_act_token_quant=per_token)
     experts = made_without_init(
@@ -72,13 +71,6 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
     return Run(poison.pattern, observed=[Observed("experts' output", out, live, describe="token", site="workspace")])
 
 
-def _weights(rows: int, columns: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Weights of all experts [X, rows, columns] in e4m3, with a scale for each expert [X]."""
-    drawn = torch.randn(NUM_EXPERTS, rows, columns, generator=random) * columns**-0.5
-    scale = drawn.abs().amax(dim=(1, 2)) / 448
-    return (drawn / scale[:, None, None]).to(torch.float8_e4m3fn), scale
-
-
 def _padding(runner: str) -> Tensor | None:
     """The marks of padded rows [T] that this release's runner gives to the router; None if it marks none."""
     if runner == "v1":
@@ -95,8 +87,13 @@ def _padding(runner: str) -> Tensor | None:
 def _operators(padding: Tensor | None) -> ExitStack:
     """Replace the compiled operators, and give `padding` to the router, for the life of the block."""
     stack = ExitStack()
-    for name in ("topk_softmax", "scaled_fp8_quant", "moe_align_block_size", "moe_sum"):
-        stack.enter_context(mock.patch.object(_custom_ops, name, globals()[f"_{name}"]))
+    compiled: dict[str, Any] = {
+        "topk_softmax": _topk_softmax,
+        "scaled_fp8_quant": scaled_fp8_quant,
+        "moe_align_block_size": _moe_align_block_size,
+        "moe_sum": _moe_sum,
+    }
+    stack.enter_context(mock.patch.multiple(_custom_ops, **compiled))
     stack.enter_context(mock.patch.object(triton_moe.TritonExperts, "activation", _silu_and_mul))
     stack.enter_context(mock.patch.object(triton_moe, "try_get_optimal_moe_config", lambda *a, **k: BLOCKS))
     if hasattr(fused_topk_router, "_get_padding_mask"):
@@ -122,10 +119,6 @@ def _topk_softmax(
         topk_ids[is_padding] = -1
 
 
-def _scaled_fp8_quant(x: Tensor, scale: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor]:
-    return quantize_fp8_per_token(x) if options["use_per_token_if_dynamic"] else quantize_fp8_fmax(x)
-
-
 def _moe_align_block_size(
     topk_ids: Tensor,
     num_experts: int,
@@ -148,8 +141,7 @@ def _moe_align_block_size(
 
 
 def _silu_and_mul(self: Any, activation: Any, output: Tensor, given: Tensor, **options: Any) -> None:
-    gate, up = given.float().chunk(2, dim=-1)
-    output.copy_(torch.nn.functional.silu(gate) * up)
+    output.copy_(gated(given))
 
 
 def _moe_sum(given: Tensor, output: Tensor, *rest: Any) -> None:

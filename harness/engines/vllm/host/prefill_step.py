@@ -8,21 +8,20 @@ context from the cache, are the harness's.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from vllm.model_executor.layers.attention import mla_attention
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.mla import flashmla
 
 from harness.core.errors import InputError
 from harness.engine.attention import causal_attention
+from harness.engines.host_parts import Without, made_without_init, of_all_rows
 from harness.engines.vllm.host.runner_order import Request
-from harness.engines.vllm.host.stand_ins import lazy_plans, made_without_init
 from harness.judge.run_records import Observed, Run
 from harness.memory.poison.allocations import AllocationPoison
 from harness.memory.poison.patterns import Poison
@@ -97,17 +96,7 @@ class Step:
         """The output rows of each prefill with the expected rows."""
         start = self._metadata.num_decode_tokens
         output = torch.zeros(len(self._q) - start, NUM_HEADS * VALUE)
-        impl = made_without_init(
-            flashmla.FlashMLAImpl,
-            dcp_world_size=1,
-            num_heads=NUM_HEADS,
-            qk_nope_head_dim=NOPE,
-            v_head_dim=VALUE,
-            kv_lora_rank=LATENT,
-            kv_b_proj=_Projection(self._inputs.projection),
-            kv_cache_dtype="auto",
-            _use_flashinfer_concat_mla_k=False,
-        )
+        impl = attention(_Projection(self._inputs.projection))
         with mock.patch.object(mla_attention.ops, "gather_and_maybe_dequant_cache", _gather):
             impl.forward_mha(
                 q=self._q[start:],
@@ -124,32 +113,10 @@ class Step:
 
     def _planned(self, backend: _Backend) -> Any:
         """The metadata that vLLM's builder makes for the step."""
-        lengths = [request.num_scheduled for request in self._requests]
-        starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-        seq_lens = torch.tensor([request.num_tokens for request in self._requests], dtype=torch.int32)
-        common = CommonAttentionMetadata(
-            query_start_loc=starts,
-            query_start_loc_cpu=starts,
-            seq_lens=seq_lens,
-            seq_lens_cpu_upper_bound=seq_lens,
-            num_reqs=len(lengths),
-            num_actual_tokens=sum(lengths),
-            max_query_len=max(lengths),
-            max_seq_len=int(seq_lens.max()),
-            block_table_tensor=self._table,
-            slot_mapping=torch.zeros(sum(lengths), dtype=torch.int64),
-        )
-        with lazy_plans(), Unpinned():
+        num_new = [request.num_scheduled for request in self._requests]
+        common = step_metadata(num_new, [request.num_tokens for request in self._requests], self._table)
+        with lazy_plans(), Without("pin_memory"):
             return builder(backend).build(0, common)
-
-
-class Unpinned(TorchFunctionMode):
-    """Host memory is not pinned, because pinning needs a GPU."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.pin_memory:
-            return args[0]
-        return func(*args, **{name: value for name, value in (kwargs or {}).items() if name != "pin_memory"})
 
 
 class _Backend:
@@ -192,6 +159,45 @@ class _Projection:
         return latents @ self.weight, None
 
 
+def lazy_plans() -> Any:
+    """A patch with which FlashMLA's builder returns an empty plan, as its CUDA extension does before the first call."""
+    return mock.patch.object(flashmla, "get_mla_metadata", lambda *a, **k: (flashmla.FlashMLASchedMeta(), None))
+
+
+def step_metadata(num_new: Sequence[int], num_tokens: Sequence[int], table: Tensor) -> CommonAttentionMetadata:
+    """What vLLM tells all builders of a step: new and all tokens of each request, and the block table [R, M]."""
+    starts = torch.tensor([0, *num_new]).cumsum(0).to(torch.int32)
+    lengths = torch.tensor(num_tokens, dtype=torch.int32)
+    return CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=lengths,
+        seq_lens_cpu_upper_bound=lengths,
+        num_reqs=len(num_new),
+        num_actual_tokens=sum(num_new),
+        max_query_len=max(num_new),
+        max_seq_len=max(num_tokens),
+        block_table_tensor=table,
+        slot_mapping=torch.zeros(sum(num_new), dtype=torch.int64),
+    )
+
+
+def attention(projection: Any, **other: Any) -> Any:
+    """vLLM's attention of an MLA layer, of one rank unless `other` attributes say more."""
+    attributes = dict(
+        dcp_world_size=1,
+        num_heads=NUM_HEADS,
+        qk_nope_head_dim=NOPE,
+        qk_rope_head_dim=ROPE,
+        v_head_dim=VALUE,
+        kv_lora_rank=LATENT,
+        kv_b_proj=projection,
+        kv_cache_dtype="auto",
+        _use_flashinfer_concat_mla_k=False,
+    )
+    return made_without_init(flashmla.FlashMLAImpl, **attributes | other)
+
+
 def builder(backend: Any, **other: Any) -> Any:
     """vLLM's builder of a step's metadata, of one rank unless `other` attributes say more."""
     attributes = dict(
@@ -226,11 +232,5 @@ def _gather(src_cache: Tensor, dst: Tensor, block_table: Tensor, cu_seq_lens: Te
 
 def _observed(request: Request, rows: Tensor, inputs: Inputs) -> Observed:
     context = f"{request.num_computed} tokens of context" if request.num_computed else "no context"
-    return Observed(
-        name=f"prefill output of the {request.name}",
-        tensor=rows,
-        live=torch.ones(len(rows), dtype=torch.bool),
-        expected=inputs.expected(request),
-        bound="mla_decode.out.fp32",
-        describe=f"with {context}, new token",
-    )
+    name, describe = f"prefill output of the {request.name}", f"with {context}, new token"
+    return of_all_rows(name, rows, inputs.expected(request), "mla_decode.out.fp32", describe)

@@ -1,0 +1,92 @@
+"""What the parts of all engines share: stand-ins for compiled code, objects made without a GPU, and exact results."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from harness.judge.run_records import Observed, Run
+from harness.kernels.torch.quantize import quantize_fp8_fmax, quantize_fp8_per_token
+
+NUM_SM_PARTS, PLAN_WIDTH, PARTS_USED = 132, 8, 4
+"""The size of FlashMLA's buffer for plans on an H100, and how many of its rows a plan has here."""
+
+
+def made_without_init(kind: type, **attributes: Any) -> Any:
+    """An object of one of the engine's classes with these attributes. Its `__init__`, which needs a GPU, does not run."""
+    made: Any = object.__new__(kind)
+    for name, value in attributes.items():
+        setattr(made, name, value)
+    return made
+
+
+def accepted(arguments: dict[str, Any], *functions: Callable[..., Any]) -> dict[str, Any]:
+    """The `arguments` that at least one of the functions has as a parameter. Parameters differ between releases."""
+    named = {name for function in functions for name in inspect.signature(function).parameters}
+    return {name: value for name, value in arguments.items() if name in named}
+
+
+class Without(TorchFunctionMode):
+    """Functions of torch do not get the argument `name`: `pin_memory` needs a GPU, and so does a `device`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.pin_memory:
+            return args[0]
+        return func(*args, **{name: value for name, value in (kwargs or {}).items() if name != self._name})
+
+
+def of_all_rows(name: str, tensor: Tensor, expected: Tensor, bound: str, describe: str) -> Observed:
+    """A tensor to judge, of any shape, in which every row promises something."""
+    return Observed(name, tensor, torch.ones(len(tensor), dtype=torch.bool), expected, bound, describe)
+
+
+def searched(pattern: str, found: Iterable[tuple[str, Tensor, Tensor]]) -> Run:
+    """A search: what it is, integers [n, ...] as the engine computes them, and as the definition says. All are equal."""
+    return Run(pattern, observed=[of_all_rows(name, got.long(), want.long(), "", "row") for name, got, want in found])
+
+
+class Planner:
+    """Stands in for a planning function of FlashMLA: each plan has new memory. Plans are kept, so no address recurs."""
+
+    def __init__(self) -> None:
+        self.plans: list[tuple[Tensor, Tensor]] = []
+
+    def __call__(self, lengths: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        self.plans.append(plan_of(lengths))
+        return self.plans[-1]
+
+
+def plan_of(lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """A plan that differs for each batch of lengths [B]: its tiles, and where the splits begin [B + 1]."""
+    tiles = (torch.arange(PARTS_USED, dtype=torch.int32)[:, None] + int(lengths.sum())).repeat(1, PLAN_WIDTH)
+    splits = torch.cat([torch.zeros(1, dtype=torch.int32), lengths.cumsum(0).to(torch.int32)])
+    return tiles, splits
+
+
+def expert_weights(num_experts: int, rows: int, columns: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Weights of all experts [X, rows, columns] in e4m3, with a scale for each expert [X]."""
+    drawn = torch.randn(num_experts, rows, columns, generator=random) * columns**-0.5
+    scale = drawn.abs().amax(dim=(1, 2)) / 448
+    return (drawn / scale[:, None, None]).to(torch.float8_e4m3fn), scale
+
+
+def gated(given: Tensor) -> Tensor:
+    """The activation of experts: silu of the first half of the columns of [T, 2 * K] times the second, float32 [T, K]."""
+    gate, up = given.float().chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def scaled_fp8_quant(
+    x: Tensor, scale: Tensor | None = None, use_per_token_if_dynamic: bool = False, **_: Any
+) -> tuple[Tensor, Tensor]:
+    """Stands in for the compiled quantizer: x [T, K] as e4m3, and its scale. The maximum drops NaN, as CUDA's does."""
+    return quantize_fp8_per_token(x) if use_per_token_if_dynamic else quantize_fp8_fmax(x)
