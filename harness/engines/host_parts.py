@@ -18,7 +18,7 @@ NUM_SM_PARTS, PLAN_WIDTH, PARTS_USED = 132, 8, 4
 
 
 def made_without_init(kind: type, **attributes: Any) -> Any:
-    """An object of one of the engine's classes with these attributes. Its `__init__`, which needs a GPU, does not run."""
+    """An object of an engine's class with these attributes. Its `__init__`, which needs a GPU, does not run."""
     made: Any = object.__new__(kind)
     for name, value in attributes.items():
         setattr(made, name, value)
@@ -50,7 +50,7 @@ def of_all_rows(name: str, tensor: Tensor, expected: Tensor, bound: str, describ
 
 
 def searched(pattern: str, found: Iterable[tuple[str, Tensor, Tensor]]) -> Run:
-    """A search: what it is, integers [n, ...] as the engine computes them, and as the definition says. All are equal."""
+    """Rows (name, integers [n, ...] as the engine computes them, the same by the definition). All must be equal."""
     return Run(pattern, observed=[of_all_rows(name, got.long(), want.long(), "", "row") for name, got, want in found])
 
 
@@ -80,7 +80,7 @@ def expert_weights(num_experts: int, rows: int, columns: int, random: torch.Gene
 
 
 def gated(given: Tensor) -> Tensor:
-    """The activation of experts: silu of the first half of the columns of [T, 2 * K] times the second, float32 [T, K]."""
+    """The activation of experts: silu of the first half of [T, 2 * K] times the second half, float32 [T, K]."""
     gate, up = given.float().chunk(2, dim=-1)
     return torch.nn.functional.silu(gate) * up
 

@@ -33,7 +33,7 @@ class ServedParams(Params):
     least_correct_percent: Annotated[int, Field(ge=0, le=100)] = 97
     process: Literal["fork", "spawn"] = Field(
         default="fork",
-        description="fork: of a process that imported the engine once; spawn: new interpreters a case",
+        description="fork: of a process that imported the engine once, where it can be forked; spawn: new interpreters",
     )
     timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
         default=600, description="how long one serving process may take; a cold one compiles kernels for minutes"

@@ -40,7 +40,8 @@ class ServedTarget(Target):
     injects_faults = True
     engine: ClassVar[EngineSpec]
     patches: ClassVar[Patches]
-    _forks: ClassVar[EngineForks]
+    _forks: ClassVar[EngineForks | None] = None
+    """None for an engine with imports that start the CUDA driver: a CUDA context does not survive a fork."""
 
     def __init__(self, case: Case, device: str = "cpu", **more: Any) -> None:
         super().__init__(case, device, **more)
@@ -116,7 +117,9 @@ class ServedTarget(Target):
 
     def _forked(self, environ: dict[str, str]) -> ForkServer | None:
         """The server of forks; None where each process imports the engine anew."""
-        return None if self._served.process == "spawn" else self._forks.server(environ, self._served.timeout_seconds)
+        if self._forks is None or self._served.process == "spawn":
+            return None
+        return self._forks.server(environ, self._served.timeout_seconds)
 
     def _reply(
         self, module: str, request: Record, settings: dict[str, str], folder: Path, forks: ForkServer | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,18 +95,14 @@ class Serving:
 class EngineForks(Forks):
     """The process that imported an engine once, and whose forks serve this worker's cases."""
 
-    def __init__(self, imports: str, title: str, refused: Callable[[], str] = str) -> None:
-        """`imports` is the "module:function" that imports, `title` the engine's name in texts.
-
-        `refused` says why the imports cannot be forked, if that is known without them.
-        """
+    def __init__(self, imports: str, title: str) -> None:
+        """`imports` is the "module:function" that imports, `title` the engine's name in texts."""
         super().__init__([imports], name=f"the process with {title}'s imports")
-        self._title, self._refused = title, refused
+        self._title = title
 
     def server(self, environ: Mapping[str, str], seconds: float) -> ForkServer | None:
         """The server; None, and a line that says why, where this release cannot be imported before a fork."""
         was_refused = bool(self.why_not)
-        self.why_not = self.why_not or self._refused()
         server = super().server({**environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}, seconds)
         if self.why_not and not was_refused:
             print(f"no forks of {self._title}'s imports, each case imports anew: {self.why_not}", file=sys.stderr)

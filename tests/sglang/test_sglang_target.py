@@ -23,7 +23,7 @@ from harness.engines.sglang.options import engine_options, environ, serve_comman
 from harness.engines.sglang.params import SglangParams
 from harness.engines.sglang.plain_script import script
 from harness.engines.sglang.serve.plan import SITES, STATE, Plan, check
-from harness.engines.sglang.target import SglangTarget, why_no_forks
+from harness.engines.sglang.target import SglangTarget
 from harness.judge.run_case import run_case
 from harness.memory.poison.patterns import Poison
 from harness.scenario.expand import expand
@@ -73,7 +73,7 @@ def test_a_fault_in_the_scheduler_process_is_found(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def imported() -> Iterator[EngineForks]:
-    """The imports of all tests that need no process of its own."""
+    """The imports of all tests that need no process of its own. Imports of the real SGLang cannot be forked."""
     forks = EngineForks("harness.engines.sglang.serve.scheduler", "SGLang")
     yield forks
     forks.close()
@@ -82,6 +82,7 @@ def imported() -> Iterator[EngineForks]:
 @pytest.fixture
 def forks(imported: EngineForks, monkeypatch: pytest.MonkeyPatch) -> EngineForks:
     monkeypatch.setattr(SglangTarget, "_forks", imported)
+    monkeypatch.setenv("FAKE_SGLANG_START", "fork")
     return imported
 
 
@@ -91,26 +92,6 @@ def test_processes_that_are_forks_answer_like_spawned_ones(tmp_path: Path, forks
         result = run(tmp_path / verdict.value, subject, fault=fault or None)
         assert result.verdict is verdict, result.reason
     assert forks.server({}, 1.0) is not None
-
-
-def test_imports_that_cannot_be_forked_leave_the_case_to_spawned_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(
-        SglangTarget, "_forks", EngineForks("harness.engines.sglang.serve.imports:import_all", "SGLang")
-    )
-    assert run(tmp_path, case(process="fork")).verdict is Verdict.PASS
-    assert "no forks of SGLang's imports" in capsys.readouterr().err
-
-
-def test_imports_that_start_the_driver_are_not_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "cutlass").mkdir()
-    monkeypatch.syspath_prepend(str(tmp_path))
-    forks = EngineForks("no.such.module", "SGLang", why_no_forks)
-    assert forks.server({}, 1.0) is None and forks.server({}, 1.0) is None
-    assert capsys.readouterr().err.count("FlashInfer imports cutlass") == 1
 
 
 def test_the_first_nan_is_recorded_in_the_scheduler(tmp_path: Path) -> None:

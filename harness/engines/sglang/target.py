@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from harness.core.cause_codes import Code, Reason
 from harness.core.errors import KernelError
 from harness.engines import base
 from harness.engines.served_target import PATTERNS, ServedTarget, keep_filled
-from harness.engines.serving import EngineForks
 from harness.engines.sglang.faults import PATCHES
 from harness.engines.sglang.options import engine_options, environ
 from harness.engines.sglang.params import SglangParams
@@ -20,8 +18,8 @@ from harness.engines.sglang.serve.plan import PAGES, SITES, Plan, check, raise_r
 from harness.engines.sglang.tables import ENGINE
 from harness.memory.poison.patterns import Poison
 
-QUESTIONS, IMPORTS = "harness.engines.sglang.serve.child", "harness.engines.sglang.serve.imports:import_all"
-"""The module of a serving process, and what it imports."""
+QUESTIONS = "harness.engines.sglang.serve.child"
+"""The module of a serving process."""
 BUILT_FOR = {"flashmla": (9, 10), "fa3": (8, 9), "cutlass_mla": (10,)}
 """The major compute capabilities of backends that do not run on all."""
 SELECTING = ("triton",)
@@ -30,17 +28,10 @@ WITH_CANARY = (0, 5, 13)
 """The first release with `kv_canary`."""
 
 
-def why_no_forks() -> str:
-    """Why processes with SGLang's imports cannot be forked. Empty if only the imports can show it."""
-    found = importlib.util.find_spec("cutlass")
-    return "FlashInfer imports cutlass, which starts the CUDA driver" if found else ""
-
-
 class SglangTarget(ServedTarget):
     """A canary served by SGLang."""
 
     engine, patches = ENGINE, PATCHES
-    _forks = EngineForks(IMPORTS, ENGINE.title, why_no_forks)
 
     def __init__(self, case: Case, device: str = "cpu", **more: Any) -> None:
         super().__init__(case, device, **more)
@@ -77,15 +68,14 @@ class SglangTarget(ServedTarget):
     def _serve(self, folder: Path, poison: Poison, *, is_eager: bool = False, records: bool = False) -> None:
         """See :meth:`ServedTarget._serve`. The case is about the poison and the fault."""
         plan = self._plan(folder, None if is_eager else poison).model_copy(update={"records": records})
-        forks = self._forked(environ())
         request = SglangRequest(
             **self._questions(folder),
             options=engine_options(self._params, "none" if is_eager else self._params.graph),
             plan=plan,
-            forks=forks is not None,
         )
+        settings, forks = environ(is_faulty=bool(self.fault)), self._forked(environ())
         try:
-            found = self._reply(QUESTIONS, request, environ(is_faulty=bool(self.fault)), folder, forks)
+            found = self._reply(QUESTIONS, request, settings, folder, forks)
         except KernelError:
             # SGLang kills the serving process if a scheduler ends, also one that refused the plan or the options.
             raise_refusal(plan)

@@ -24,7 +24,6 @@ class SglangRequest(ServeRequest):
     """A checkpoint to serve with `options` of `sglang.Engine`, and with the plan in its schedulers."""
 
     plan: Plan
-    forks: bool = False
 
 
 def serve(request: SglangRequest) -> dict[str, Any]:
@@ -36,11 +35,7 @@ def serve(request: SglangRequest) -> dict[str, Any]:
 
     clock = _Clock()
     # An error while SGLang is imported is no refusal of options.
-    engine = importlib.import_module("sglang.srt.entrypoints.engine")
-    if request.forks:
-        from harness.engines.sglang.serve.forks import stand_in
-
-        engine.__dict__["mp"] = stand_in(2)
+    importlib.import_module("sglang.srt.entrypoints.engine")
     owned = functools.partial(run_scheduler, request.plan.model_dump_json())
     with tempfile.TemporaryDirectory() as scratch:
         task = load_task(request.task, Path(scratch), limit=request.limit)
