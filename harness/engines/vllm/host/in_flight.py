@@ -14,17 +14,19 @@ import zlib
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
-from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import RequestStatus
 
-from harness.engines.host_parts import accepted
-from harness.engines.vllm.host.kv_moves import BLOCK, MOST_STEPS, NUM_BLOCKS, STOP, cache_config, settings
+from harness.engines.vllm.host.kv_moves import (
+    MOST_STEPS,
+    NUM_BLOCKS,
+    STOP,
+    cache_config,
+    request_of,
+    runner_output,
+    scheduler_of,
+    settings,
+)
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Count, Run
 from harness.memory.poison.patterns import Poison
@@ -68,16 +70,8 @@ class Runner:
         for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
             if name in cached.resumed_req_ids:
                 self._begin(name, cached.all_token_ids[name], computed)
-        names = list(scheduled.num_scheduled_tokens)
-        drafts = scheduled.scheduled_spec_decode_tokens
-        return ModelRunnerOutput(
-            req_ids=names,
-            req_id_to_index={name: place for place, name in enumerate(names)},
-            sampled_token_ids=[
-                self._sampled(name, scheduled.num_scheduled_tokens[name], len(drafts.get(name, ()))) for name in names
-            ],
-            **accepted({"logprobs": None, "prompt_logprobs_dict": {}, "pooler_output": []}, ModelRunnerOutput),
-        )
+        counts, drafts = scheduled.num_scheduled_tokens, scheduled.scheduled_spec_decode_tokens
+        return runner_output({name: self._sampled(name, counts[name], len(drafts.get(name, ()))) for name in counts})
 
     def _begin(self, name: str, tokens: list[int], computed: int) -> None:
         self.known[name], self.computed[name] = list(tokens), computed
@@ -134,7 +128,8 @@ def _served(params: VllmHostParams, seed: int, where: str) -> list[Count]:
     try:
         for _ in range(MOST_STEPS):
             if waiting and draws.random() < 0.4:
-                scheduler.add_request(_request(int(waiting.pop(0))))
+                number = int(waiting.pop(0))
+                scheduler.add_request(request_of(number, _prompt(number), MOST_TOKENS))
             if not (waiting or scheduler.has_requests()):
                 break
             if params.event == "abort" and draws.random() < 0.05:
@@ -181,11 +176,4 @@ def _scheduler(params: VllmHostParams) -> Any:
     vllm_config.parallel_config.pipeline_parallel_size = params.stages
     if params.drafts:
         vllm_config.speculative_config = Drafter(params.drafts)
-    grammars = mock.Mock(**{"should_advance.return_value": False})
-    return AsyncScheduler(vllm_config, cache_config(False), grammars, BLOCK)
-
-
-def _request(number: int) -> Any:
-    parameters = SamplingParams(max_tokens=MOST_TOKENS, ignore_eos=True, stop_token_ids=[STOP])
-    hasher = get_request_block_hasher(BLOCK, sha256)
-    return Request(str(number), _prompt(number), parameters, None, block_hasher=hasher)
+    return scheduler_of(vllm_config, cache_config(False), True)

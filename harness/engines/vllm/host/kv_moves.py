@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import torch
@@ -71,30 +71,19 @@ class TinyModel:
     model, dtype, max_model_len, use_mla = "tiny", torch.bfloat16, 512, True
     runner_type, is_moe = "generate", True
     architectures: tuple[str, ...] = ()
-
-    def get_total_num_kv_heads(self) -> int:
-        """One latent for all heads."""
-        return 1
-
-    def get_num_kv_heads(self, parallel: Any) -> int:
-        """One latent for all heads."""
-        return 1
-
-    def get_num_layers(self, parallel: Any) -> int:
-        """The number of layers of this rank."""
-        return len(LAYERS)
-
-    def get_total_num_hidden_layers(self) -> int:
-        """The number of layers of all ranks."""
-        return len(LAYERS)
-
-    def get_head_size(self) -> int:
-        """Elements of a token."""
-        return WIDTH
+    SIZES: ClassVar[dict[str, int]] = {
+        "get_total_num_kv_heads": 1,  # one latent for all heads
+        "get_num_kv_heads": 1,
+        "get_num_layers": len(LAYERS),
+        "get_total_num_hidden_layers": len(LAYERS),
+        "get_head_size": WIDTH,
+    }
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in self.SIZES:
+            return lambda *_: self.SIZES[name]
         return False if name.startswith(("is_", "use", "has_", "enable_")) else None
 
 
@@ -183,6 +172,26 @@ def new_caches() -> dict[str, Tensor]:
     return dict(zip(LAYERS, parts, strict=True))
 
 
+def scheduler_of(vllm_config: Any, kv_config: Any, is_overlapped: bool) -> Any:
+    """vLLM's scheduler, without grammars."""
+    kind = AsyncScheduler if is_overlapped else Scheduler
+    return kind(vllm_config, kv_config, mock.Mock(**{"should_advance.return_value": False}), BLOCK)
+
+
+def request_of(number: int, tokens: list[int], max_tokens: int, transfer: dict[str, Any] | None = None) -> Any:
+    """A request that ends with the token STOP. `transfer` has the parameters of its move between engines."""
+    parameters = SamplingParams(max_tokens=max_tokens, ignore_eos=True, stop_token_ids=[STOP])
+    parameters.extra_args = transfer and {"kv_transfer_params": transfer}
+    return Request(str(number), tokens, parameters, None, block_hasher=get_request_block_hasher(BLOCK, sha256))
+
+
+def runner_output(sampled: dict[str, list[int]], **more: Any) -> Any:
+    """What a runner returns for a step: the tokens of each request."""
+    later = accepted({"logprobs": None, "prompt_logprobs_dict": {}, "pooler_output": []}, ModelRunnerOutput)
+    places = {name: place for place, name in enumerate(sampled)}
+    return ModelRunnerOutput(list(sampled), places, sampled_token_ids=list(sampled.values()), **more, **later)
+
+
 @dataclass(slots=True)
 class Serving:
     """One engine with its connector, step by step."""
@@ -199,9 +208,7 @@ class Serving:
 
     def __post_init__(self) -> None:
         vllm_config, kv_config = settings(self.connector, self.is_overlapped, self.name), cache_config(self.is_hybrid)
-        kind = AsyncScheduler if self.is_overlapped else Scheduler
-        grammars = mock.Mock(**{"should_advance.return_value": False})
-        self.scheduler = kind(vllm_config, kv_config, grammars, BLOCK)
+        self.scheduler = scheduler_of(vllm_config, kv_config, self.is_overlapped)
         self.caches = new_caches()
         self.device.caches |= {f"{self.name} {name}": cache for name, cache in self.caches.items()}
         self.worker = KVConnectorFactory.create_connector(vllm_config, KVConnectorRole.WORKER, kv_config)
@@ -222,11 +229,8 @@ class Serving:
         self.device.streams.finish()
 
     def add(self, number: int, length: int, transfer: dict[str, Any] | None = None, max_tokens: int = 24) -> None:
-        """Queue a request. `transfer` has the parameters of its move between engines."""
-        parameters = SamplingParams(max_tokens=max_tokens, ignore_eos=True, stop_token_ids=[STOP])
-        parameters.extra_args = transfer and {"kv_transfer_params": transfer}
-        hasher = get_request_block_hasher(BLOCK, sha256)
-        self.scheduler.add_request(Request(str(number), prompt(number, length), parameters, None, block_hasher=hasher))
+        """Queue a request; see `request_of`."""
+        self.scheduler.add_request(request_of(number, prompt(number, length), max_tokens, transfer))
 
     @property
     def compute(self) -> str:
@@ -281,15 +285,8 @@ class Serving:
         output.invalid_block_ids = worker.get_block_ids_with_load_errors()
         output.kv_connector_worker_meta = worker.build_connector_worker_meta()
         worker.clear_connector_metadata()
-        ids = list(scheduled.num_scheduled_tokens)
-        tokens = [self._sampled(request) for request in ids]
-        return ModelRunnerOutput(
-            req_ids=ids,
-            req_id_to_index={request: place for place, request in enumerate(ids)},
-            sampled_token_ids=tokens,
-            kv_connector_output=output,
-            **accepted({"logprobs": None, "prompt_logprobs_dict": {}, "pooler_output": []}, ModelRunnerOutput),
-        )
+        sampled = {request: self._sampled(request) for request in scheduled.num_scheduled_tokens}
+        return runner_output(sampled, kv_connector_output=output)
 
     def _sampled(self, request: str) -> list[int]:
         """The token of a request whose prompt is computed."""

@@ -28,7 +28,7 @@ connector: Any = importlib.import_module("vllm.distributed.kv_transfer.kv_connec
 # A worker that is collected later finds no engine to shut down.
 connector.MooncakeConnectorWorker.__del__ = lambda worker: None
 
-NUM_LANES, MOST_TURNS = 3, 12
+MOST_TURNS = 12
 PREFILL = "prefill"
 
 
@@ -60,14 +60,11 @@ class Exchange:
         return function(*args)
 
     def write(self, session: str, sources: list[int], targets: list[int], sizes: list[int]) -> int:
-        """The engine's transfer. Its pieces go through several lanes; it returns when all have landed."""
-        number, streams = next(self._numbers), self.device.streams
+        """The engine's transfer. It returns when all pieces have landed."""
+        number = next(self._numbers)
         fails = number in self.failing
-        parts = list(zip(sources, targets, sizes, strict=True))
-        for place, (source, target, size) in enumerate(parts[: len(parts) // 2] if fails else parts):
-            self.device.copy(f"mooncake {number}.{place % NUM_LANES}", [source], [target], [size])
-        for lane in range(NUM_LANES):
-            streams.synchronize(streams.record(f"mooncake {number}.{lane}"))
+        for event in self.device.send(f"mooncake {number}", list(zip(sources, targets, sizes, strict=True)), fails):
+            self.device.streams.synchronize(event)
         return -1 if fails else 0
 
     def engine(self) -> Any:

@@ -11,7 +11,7 @@ import ctypes
 import itertools
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -24,7 +24,7 @@ from vllm.v1.simple_kv_offload import copy_backend, cuda_mem_ops, worker
 
 from harness.memory.moves import streams
 
-PAGE = 4096
+PAGE, NUM_LANES = 4096, 3
 
 
 class Device:
@@ -59,6 +59,16 @@ class Device:
         reads = [span for source, _, size in parts for span in self.spans(source, size)]
         writes = [span for _, target, size in parts for span in self.spans(target, size)]
         self.streams.launch(stream, f"copy {next(self._copies)} on {stream}", run, reads, writes)
+
+    def send(self, name: str, parts: Sequence[tuple[int, int, int]], fails: bool) -> list[streams.Event]:
+        """Queue pieces (source, target, bytes) of a transfer on several lanes, so that they land in any order.
+
+        A transfer that `fails` sends its first half. Returns an event behind each lane.
+        """
+        lanes = [f"{name}.{lane}" for lane in range(NUM_LANES)]
+        for place, (source, target, size) in enumerate(parts[: len(parts) // 2] if fails else parts):
+            self.copy(lanes[place % NUM_LANES], [source], [target], [size])
+        return [self.streams.record(lane) for lane in lanes]
 
     @property
     def current(self) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import sys
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from typing import Any
 from unittest import mock
 
@@ -15,7 +15,6 @@ from vllm.platforms import current_platform
 from harness.engines.vllm.host.moving_device import Device
 from harness.memory.moves.streams import Event
 
-NUM_LANES = 3
 PACKAGE = "vllm.distributed.kv_transfer.kv_connector"
 
 
@@ -40,7 +39,7 @@ class Agent:
         self._network, self._name = network, name
         self._notes: dict[str, list[bytes]] = {}
         self._lists: dict[int, list[tuple[int, int]]] = {}
-        self._transfers: dict[int, tuple[Any, ...]] = {}
+        self._transfers: dict[int, tuple[list[tuple[int, int, int]], bytes | str]] = {}
         self._running: dict[int, tuple[list[Event], str, bytes | str]] = {}
         self._numbers = itertools.count(1)
 
@@ -75,23 +74,21 @@ class Agent:
         self, how: str, local: int, locals_: Any, remote: int, remotes: Any, notif_msg: bytes | str = b"", **more: Any
     ) -> int:
         """The number of a transfer between two lists, piece by piece."""
-        pairs = [
-            (self._lists[local][int(a)], self._lists[remote][int(b)]) for a, b in zip(locals_, remotes, strict=True)
-        ]
+        parts = []
+        for a, b in zip(locals_, remotes, strict=True):
+            (here, size), (there, _) = self._lists[local][int(a)], self._lists[remote][int(b)]
+            parts.append((there, here, size) if how == "READ" else (here, there, size))
         number = next(self._numbers)
-        self._transfers[number] = (how, pairs, notif_msg)
+        self._transfers[number] = parts, notif_msg
         return number
 
     def transfer(self, handle: int) -> str:
-        """Start a transfer. Its pieces go through several lanes and land in any order."""
-        network, (how, pairs, note) = self._network, self._transfers.pop(handle)
-        number = next(network.num_transfers)
-        fails = number in network.failing
-        streams, lanes = network.device.streams, [f"nixl {number}.{lane}" for lane in range(NUM_LANES)]
-        for place, (local, remote) in enumerate(pairs[: len(pairs) // 2] if fails else pairs):
-            source, target = (remote, local) if how == "READ" else (local, remote)
-            network.device.copy(lanes[place % NUM_LANES], [source[0]], [target[0]], [local[1]])
-        self._running[handle] = [streams.record(lane) for lane in lanes], "ERR" if fails else "DONE", note
+        """Start a transfer."""
+        parts, note = self._transfers.pop(handle)
+        number = next(self._network.num_transfers)
+        fails = number in self._network.failing
+        events = self._network.device.send(f"nixl {number}", parts, fails)
+        self._running[handle] = events, "ERR" if fails else "DONE", note
         return "PROC"
 
     def check_xfer_state(self, handle: int) -> str:
@@ -138,12 +135,12 @@ def _blocks(
         yield address + number * stride, num_bytes
 
 
-class InlineExecutor:
+class InlineExecutor(Executor):
     """An executor that runs what it is given at once."""
 
     def __init__(self, *args: Any, **options: Any) -> None: ...
 
-    def submit(self, function: Any, *args: Any, **options: Any) -> Future[Any]:
+    def submit(self, function: Any, /, *args: Any, **options: Any) -> Future[Any]:
         """Run a function. The future has its result or its error."""
         future: Future[Any] = Future()
         try:
@@ -151,9 +148,6 @@ class InlineExecutor:
         except Exception as error:
             future.set_exception(error)
         return future
-
-    def shutdown(self, *args: Any, **options: Any) -> None:
-        """Nothing runs."""
 
 
 @contextlib.contextmanager
