@@ -1,4 +1,4 @@
-"""The order of a batch, read from a model runner's own text: followed where it sorts, refused where it does not."""
+"""The order of a batch by a model runner's own code: followed where it sorts, refused where it does not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def sort_by_tokens(num_tokens_per_req: dict[str, int], decode_query_len: int) ->
 
 
 class ByAFunction:
-    def gather(self, scheduler_output: Any) -> Any:
+    def gather_batch_req_state(self, scheduler_output: Any, dummy_run: bool) -> Any:
+        assert not dummy_run
         num_tokens_per_req = scheduler_output.num_scheduled_tokens
         req_ids = sort_by_tokens(num_tokens_per_req, self.decode_query_len)  # type: ignore[attr-defined]
         return req_ids
@@ -57,14 +58,6 @@ class FillsTheKeysInALoop:
 class NotSorted:
     def prepare_inputs(self, scheduler_output: Any) -> Any:
         req_ids = list(scheduler_output.num_scheduled_tokens)
-        return req_ids
-
-
-class SortedTwice(ByTokensAlone):
-    def prepare_inputs(self, scheduler_output: Any, batch_desc: Any) -> Any:
-        num_tokens_per_req = scheduler_output.num_scheduled_tokens
-        req_ids = sorted(num_tokens_per_req)
-        req_ids = sorted(num_tokens_per_req, key=num_tokens_per_req.get)
         return req_ids
 
 
@@ -102,10 +95,9 @@ def test_a_runner_that_puts_requests_with_context_first_is_seen_as_mended(runner
 @pytest.mark.parametrize(
     ("runner", "words"),
     [
-        (NotSorted, "no method sorts the requests into `req_ids` by `num_tokens_per_req`"),
-        (SortedTwice, "2 statements sort the requests"),
-        (AsksForMore, "the sort of prepare_inputs asks for more than stands in here"),
-        (LosesOne, "which are not the requests of the step"),
+        (NotSorted, "does not sort the scheduled requests"),
+        (AsksForMore, "asks for more than stands in here"),
+        (LosesOne, "does not sort the scheduled requests"),
     ],
 )
 def test_other_code_is_refused_in_one_line_that_names_the_class(runner: type, words: str) -> None:
@@ -113,7 +105,7 @@ def test_other_code_is_refused_in_one_line_that_names_the_class(runner: type, wo
         second_runner(runner, (FRESH, CHUNK, DECODE))
     told = str(refusal.value)
     assert words in told and "\n" not in told
-    assert f":{runner.__name__} is not what this part was written for" in told
+    assert f":{runner.__name__}.prepare_inputs is not what this part was written for" in told
 
 
 def test_a_reordering_in_place_swaps_everything_that_it_reads() -> None:
