@@ -7,6 +7,7 @@ import inspect
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -18,7 +19,7 @@ from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.kernels.undeclared import hint
 from harness.memory.graph.interface import tensors_of
-from harness.memory.graph.launch import launch
+from harness.memory.graph.launch import holding, launch
 from harness.memory.poison.allocations import AllocationPoison
 from harness.memory.poison.patterns import Poison
 
@@ -33,11 +34,10 @@ _output_sites: ContextVar[OutputSites | None] = ContextVar("harness_output_sites
 def counting_launches() -> Iterator[Counter[str]]:
     """The name of each kernel that is launched inside the block -> how often. Blocks around it count them too."""
     launched: Counter[str] = Counter()
-    token = _launched.set(launched)
     try:
-        yield launched
+        with holding(_launched, launched):
+            yield launched
     finally:
-        _launched.reset(token)
         if (around := _launched.get()) is not None:
             around.update(launched)
 
@@ -49,24 +49,14 @@ def note_launch(name: str) -> None:
         launched[name] += 1
 
 
-@contextlib.contextmanager
-def keeping_output_sites() -> Iterator[None]:
+def keeping_output_sites() -> AbstractContextManager[OutputSites | None]:
     """Inside the block all kernels share what is known of their outputs. Outside of one, each kernel has its own."""
-    token = _output_sites.set({})
-    try:
-        yield
-    finally:
-        _output_sites.reset(token)
+    return holding(_output_sites, {})
 
 
-@contextlib.contextmanager
-def without_interception() -> Iterator[None]:
+def without_interception() -> AbstractContextManager[bool]:
     """Record and fill no allocation of a kernel inside the block."""
-    token = _intercepts.set(False)
-    try:
-        yield
-    finally:
-        _intercepts.reset(token)
+    return holding(_intercepts, False)
 
 
 class BoundKernel:

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from harness.core import cuda_failures
 from harness.core.errors import CaptureError
 from harness.memory.graph.interface import GraphPool, alias_of, storage_address, tensors_of, whole_storage
-from harness.memory.graph.launch import ACTIVE
+from harness.memory.graph.launch import ACTIVE, holding
 from harness.memory.poison.allocations import QuickDispatch
 from harness.memory.poison.cuda_sweep import CudaSweep, fill_word
 from harness.memory.poison.patterns import Poison
@@ -51,12 +51,10 @@ class CudaGraphPool(GraphPool):
         was_collecting = gc.isenabled()
         # A collection may free another graph, which CUDA forbids during a capture.
         gc.disable()
-        token = ACTIVE.set(recorder)
         try:
-            with torch.no_grad(), torch.cuda.stream(stream):
+            with holding(ACTIVE, recorder), torch.no_grad(), torch.cuda.stream(stream):
                 outputs = _captured(graph, self._handle, recorder, function)
         finally:
-            ACTIVE.reset(token)
             if was_collecting:
                 gc.enable()
         torch.cuda.current_stream(self._device).wait_stream(stream)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 Function = Callable[..., Any]
+ValueT = TypeVar("ValueT")
 
 
 class Recorder(Protocol):
@@ -45,13 +47,18 @@ _PROBE: ContextVar[LaunchProbe | None] = ContextVar("harness_launch_probe", defa
 
 
 @contextlib.contextmanager
-def launches_shown_to(probe: LaunchProbe | None) -> Iterator[None]:
-    """Show every launch within the block to `probe` alone, or to no probe."""
-    token = _PROBE.set(probe)
+def holding(variable: ContextVar[ValueT], value: ValueT) -> Iterator[ValueT]:
+    """Give a context variable this value within the block."""
+    token = variable.set(value)
     try:
-        yield
+        yield value
     finally:
-        _PROBE.reset(token)
+        variable.reset(token)
+
+
+def launches_shown_to(probe: LaunchProbe | None) -> AbstractContextManager[LaunchProbe | None]:
+    """Show every launch within the block to `probe` alone, or to no probe."""
+    return holding(_PROBE, probe)
 
 
 def launch(function: Function, *args: Any, **kwargs: Any) -> Any:

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map
 
 from harness.core.errors import CaptureError
 from harness.memory.graph.interface import GraphPool, alias_of, storage_address, tensors_of, use_count, whole_storage
-from harness.memory.graph.launch import ACTIVE, IN_PARTS, Function, repeat
+from harness.memory.graph.launch import ACTIVE, IN_PARTS, Function, holding, repeat
 from harness.memory.poison.allocations import ALLOCATIONS, QuickDispatch
 from harness.memory.poison.patterns import Poison
 
@@ -112,19 +112,12 @@ class CpuGraphPool(GraphPool):
 
     def capture_in_parts(self, function: Callable[[], Any], name: str, keep: Callable[[int, Any], Any]) -> CpuGraph:
         recorder = _PartRecorder(name, keep)
-        token = IN_PARTS.set(recorder)
-        try:
+        with holding(IN_PARTS, recorder):
             return self._record(recorder, function)
-        finally:
-            IN_PARTS.reset(token)
 
     def _record(self, recorder: _Recorder, function: Callable[[], Any]) -> CpuGraph:
-        token = ACTIVE.set(recorder)
-        try:
-            with torch.no_grad(), recorder:
-                outputs = function()
-        finally:
-            ACTIVE.reset(token)
+        with holding(ACTIVE, recorder), torch.no_grad(), recorder:
+            outputs = function()
         parts = recorder.parts()
         aliases, owned = recorder.finish()
         graph = CpuGraph(self, parts, aliases, owned, outputs)
@@ -299,11 +292,11 @@ class _PartRecorder(_Recorder):  # type: ignore[no-untyped-call]
         given = tuple(self._alias(value) if isinstance(value, Tensor) else value for value in args)
         freed = [a for a in self._owned - self._freed if use_count(self._aliases[a][0]) <= len(self._aliases[a])]
         self._freed.update(freed)
-        self._paused, token, number = True, ACTIVE.set(None), len(self._parts) // 2
+        self._paused, number = True, len(self._parts) // 2
         try:
-            result = self._keep(number, function(*args))
+            with holding(ACTIVE, None):
+                result = self._keep(number, function(*args))
         finally:
-            ACTIVE.reset(token)
             self._paused = False
         kept = tensors_of(result)
         self._made -= {storage_address(tensor) for tensor in kept}
