@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 from abc import abstractmethod
@@ -14,18 +15,19 @@ from harness.accuracy.answer_log import read_run
 from harness.core import extras
 from harness.core.cases import Case
 from harness.core.cause_codes import Code, Reason
-from harness.core.errors import HarnessError, KernelError
+from harness.core.errors import HarnessError, InputError, KernelError
 from harness.core.params import Record
 from harness.core.records import FirstNan
 from harness.core.systems import EngineSpec
 from harness.engines import base
 from harness.engines.patches import Patches
 from harness.engines.served_params import ServedParams
-from harness.engines.serving import FIRST_NAN_FILE, EngineForks, Serving
+from harness.engines.serving import CAUSE_BYTES, FIRST_NAN_FILE, NAMED, EngineForks, last_words, waits_for
 from harness.judge.run_records import Run
 from harness.judge.target import Target
 from harness.memory.first_nan.recorder import first_of_ranks
 from harness.memory.poison.patterns import Poison
+from harness.run.child import Child, ChildDied
 from harness.run.fork_server import ForkServer
 
 FILLED_FILE = "poison.json"
@@ -46,7 +48,7 @@ class ServedTarget(Target):
     def __init__(self, case: Case, device: str = "cpu", **more: Any) -> None:
         super().__init__(case, device, **more)
         self._served = case.params_as(ServedParams)
-        self._serving = Serving(self.engine.title)
+        self._log_tail = ""
 
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
@@ -73,7 +75,7 @@ class ServedTarget(Target):
     def _serve(self, folder: Path, poison: Poison, *, is_eager: bool = False, records: bool = False) -> None:
         """Run one serving process to its end, without graphs if `is_eager`, with recorders of the first NaN on request.
 
-        Raises as `Serving.reply` does, Refused if the engine refuses its options, InputError for a fault that does not
+        Raises as `_reply` does, Refused if the engine refuses its options, InputError for a fault that does not
         fit, and HarnessError if a worker lacks what the case is about.
         """
 
@@ -85,7 +87,7 @@ class ServedTarget(Target):
                 self._ask(run, Path(self.directory or scratch) / poison.pattern, poison)
             except KernelError as error:
                 run.error = error
-            run.log = self._serving.log_tail
+            run.log = self._log_tail
         return run
 
     def _ask(self, run: Run, folder: Path, poison: Poison) -> None:
@@ -124,9 +126,31 @@ class ServedTarget(Target):
     def _reply(
         self, module: str, request: Record, settings: dict[str, str], folder: Path, forks: ForkServer | None = None
     ) -> dict[str, Any]:
-        """See :meth:`Serving.reply`."""
-        log, seconds, ranks = folder / f"{self.engine.name}.log", self._served.timeout_seconds, self._served.num_gpus
-        return self._serving.reply(module, request, settings, log, seconds, forks, ranks, self._known_to_hang(settings))
+        """The reply of the serving process. Raises InputError if it refuses, and KernelError if it fails or dies."""
+        title, seconds, log = self.engine.title, self._served.timeout_seconds, folder / f"{self.engine.name}.log"
+        name = f"{title}'s process"
+        with Child(module, name=name, forks=forks, environ=settings, log=log) as child:
+            child.send(request, seconds)
+            reply = None
+            with contextlib.suppress(ChildDied):
+                reply = child.receive()
+            if reply is None or reply.failed is not None:
+                death = child.death()
+                how = f"{name} {death.ended}"
+            printed = child.printed(CAUSE_BYTES)
+            self._log_tail, cause = child.log(), last_words(printed)
+        if reply is None or reply.failed is not None:
+            if death.is_hang:
+                hung = f"{title} hung: no end after {seconds} s, {waits_for(printed, self._served.num_gpus)}"
+                known = self._known_to_hang(settings)
+                raise KernelError("; ".join(filter(None, [hung, known])), **death.as_cause)
+            # The log of the engine is the one place that names the exception.
+            named = NAMED.search(cause)
+            ended = {"cause": Code.RAISED, "error": named[0]} if named else death.as_cause
+            raise KernelError(f"{how}: {cause[-300:]}", **ended)
+        if reply.result is None:
+            raise InputError(reply.refused)
+        return reply.result
 
     def _known_to_hang(self, settings: dict[str, str]) -> str:
         """Which of the settings are known to hang, for the message of a hang; empty if none is."""

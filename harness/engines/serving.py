@@ -1,18 +1,13 @@
-"""The serving processes of an engine: their replies, the cause if one died, and the process that they are forks of."""
+"""The serving processes of an engine: requests, the cause if one died, and the process that they are forks of."""
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from harness.core.cause_codes import Code
-from harness.core.errors import InputError, KernelError
 from harness.core.params import Record
-from harness.run.child import Child, ChildDied
 from harness.run.fork_server import Forks, ForkServer
 
 FIRST_NAN_FILE = "first-nan-rank{rank}.json"
@@ -22,7 +17,7 @@ NEVER_READY = "serve was never ready"
 CAUSE_BYTES = 200_000
 """How much of the end of the log is searched for the cause: tracebacks of several workers are long."""
 _ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*: ")
-_NAMED = re.compile(r"\w+(?:Error|Exception)\b")
+NAMED = re.compile(r"\w+(?:Error|Exception)\b")
 """The last line of a traceback."""
 _LOGGED = re.compile(r"^(?:\([^)]* pid=\d+\) )?(?:[A-Z]+ [-\d]+ [:\d]+ \[[^\]]*\] )?")
 """The prefix of a line of a worker process: the process, then level, time and place."""
@@ -43,53 +38,6 @@ class ServeRequest(Record):
     epochs: int
     max_tokens: int
     directory: str
-
-
-class Serving:
-    """The serving processes of one case, one at a time."""
-
-    def __init__(self, title: str) -> None:
-        """`title` is the engine's name in texts."""
-        self.title = title
-        self.log_tail = ""
-
-    def reply(
-        self,
-        module: str,
-        request: Record,
-        settings: dict[str, str],
-        log: Path,
-        seconds: float,
-        forks: ForkServer | None = None,
-        num_ranks: int = 1,
-        hangs: str = "",
-    ) -> dict[str, Any]:
-        """The reply of the serving process. Raises InputError if it refuses, and KernelError if it fails or dies.
-
-        `hangs` says which settings are known to hang, for the message if it is ended at its limit.
-        """
-        name = f"{self.title}'s process"
-        with Child(module, name=name, forks=forks, environ=settings, log=log) as child:
-            child.send(request, seconds)
-            reply = None
-            with contextlib.suppress(ChildDied):
-                reply = child.receive()
-            if reply is None or reply.failed is not None:
-                death = child.death()
-                how = f"{name} {death.ended}"
-            printed = child.printed(CAUSE_BYTES)
-            self.log_tail, cause = child.log(), last_words(printed)
-        if reply is None or reply.failed is not None:
-            if death.is_hang:
-                hung = f"{self.title} hung: no end after {seconds} s, {waits_for(printed, num_ranks)}"
-                raise KernelError("; ".join(filter(None, [hung, hangs])), **death.as_cause)
-            # The log of the engine is the one place that names the exception.
-            named = _NAMED.search(cause)
-            ended = {"cause": Code.RAISED, "error": named[0]} if named else death.as_cause
-            raise KernelError(f"{how}: {cause[-300:]}", **ended)
-        if reply.result is None:
-            raise InputError(reply.refused)
-        return reply.result
 
 
 class EngineForks(Forks):

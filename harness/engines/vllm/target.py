@@ -104,9 +104,9 @@ class VllmTarget(ServedTarget):
         more = {"tolerance": 0.0} if self._params.batch_invariant else {}
         request = ScriptRequest(words=tuple(serve_words(self._params)), script=script, **more)
         try:
-            result = CaseResult.model_validate(self._reply(SCRIPTS, request, settings, place)["result"])
+            result = CaseResult.model_validate(self._reply(SCRIPTS, request, settings, place))
         except KernelError as error:
-            if NEVER_READY in self._serving.log_tail and (words := _REFUSES.search(str(error))):
+            if NEVER_READY in self._log_tail and (words := _REFUSES.search(str(error))):
                 raise Refused(f"vLLM refuses these options: {words[0]}") from None
             raise
         if result.verdict is Verdict.SKIP:

@@ -1,4 +1,4 @@
-"""The process that starts `vllm serve` and takes scripts of requests to it, one at a time."""
+"""The process that starts `vllm serve` and takes a script of requests to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.core.errors import HarnessError
 from harness.core.extras import httpx, safetensors
 from harness.core.params import Record
 from harness.engines.serving import NEVER_READY, STARTED
-from harness.run.protocol import Parent, Reply, reply_to_error, run_child
+from harness.run.protocol import answer_once
 from harness.run.scripts import load_script
 
 SERVER = "vllm.entrypoints.cli.main"
@@ -28,46 +28,34 @@ NOISE = 0.05
 
 
 class ScriptRequest(Record):
-    """A script for a server, which the first request starts. The second word after `vllm` is a checkpoint."""
+    """A script for a server. The second word after `vllm` is a checkpoint."""
 
     words: tuple[str, ...]
     script: str
-    reloads: bool = False
-    """Start the second server, with other weights, beside the first: a later script is `reload`."""
-    timeout: float = 120.0
     tolerance: float = TOLERANCE
 
 
-def take_scripts(parent: Parent) -> None:
-    """Answer each request with the result of its script. Ends after an error: the server may be gone."""
+def take_script(request: ScriptRequest) -> dict[str, Any]:
+    """Start the server, and for `reload` a second one with other weights. Returns the result of the script.
+
+    Raises HarnessError if a server ends.
+    """
     with contextlib.ExitStack() as stack:
-        own: _Server | None = None
-        other: _Server | None = None
-        for request in parent.requests(ScriptRequest):
-            own = own or stack.enter_context(_Server(request.words))
-            if other is None and (request.reloads or request.script == "reload"):
+        own = stack.enter_context(_Server(request.words))
+        more: dict[str, Any] = {}
+        try:
+            if request.script == "reload":
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 serve, model, *options = request.words
                 weights = _other_weights(Path(model), folder / Path(model).name)
-                other = stack.enter_context(_Server((serve, weights, *options)))
-            try:
-                parent.reply(Reply(result=_taken(request, own, other)))
-            except Exception as error:
-                parent.reply(reply_to_error(own.death() or error))
-                return
-
-
-def _taken(request: ScriptRequest, own: _Server, other: _Server | None) -> dict[str, Any]:
-    """The result of a script. Raises HarnessError if a server ends."""
-    more: dict[str, Any] = {"url": own.url(), "timeout": request.timeout, "tolerance": request.tolerance}
-    if request.script == "reload" and other:
-        more |= {"weights": other.words[1], "against": other.url()}
-    started = time.monotonic()
-    judged = check_script(ScriptCheck(script=load_script(request.script), **more))
-    if error := own.death():
-        raise error
-    seconds = round(time.monotonic() - started, 1)
-    return {"found": judged.as_dict() | {"seconds": seconds}, "result": judged.result().model_dump(mode="json")}
+                more = {"weights": weights, "against": stack.enter_context(_Server((serve, weights, *options))).url()}
+            check = ScriptCheck(url=own.url(), script=load_script(request.script), tolerance=request.tolerance, **more)
+            judged = check_script(check)
+        except Exception as error:
+            raise own.death() or error from None
+        if death := own.death():
+            raise death
+        return judged.result().model_dump(mode="json")
 
 
 class _Server:
@@ -78,7 +66,7 @@ class _Server:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
-        self.words, self._is_ready = words, False
+        self._is_ready = False
         command = [sys.executable, "-m", SERVER, *words, "--host", "127.0.0.1", "--port", str(self._port)]
         self._process = subprocess.Popen(command)
 
@@ -128,4 +116,4 @@ def _other_weights(model: Path, folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    run_child(take_scripts)
+    answer_once(ScriptRequest, take_script)
