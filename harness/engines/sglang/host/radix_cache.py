@@ -73,22 +73,15 @@ class Play:
         fill(self.poison, server.cache, free, "kv.free")
         fill(self.poison, server.cache, torch.arange(server.page_size), "kv.null")
         self.found.counts.append(count_once(free, f"step {self.step}"))
-        reads, wanted = [], []
         for one in self.live:
             slots = server.slots_of(one.req, one.stored)
             if server.page_size > 1 and len(slots):
                 end = int(slots[-1]) + 1
-                fill(
-                    self.poison,
-                    server.cache,
-                    torch.arange(end, -(-end // server.page_size) * server.page_size),
-                    "kv.tail",
-                )
-        for one in self.live:
-            reads.append(server.cache[server.slots_of(one.req, one.stored)])
-            wanted.append(values_of(one.tokens, self.values)[: one.stored])
-        if reads:
-            read, want = torch.cat(reads), torch.cat(wanted).double()
+                tail = torch.arange(end, -(-end // server.page_size) * server.page_size)
+                fill(self.poison, server.cache, tail, "kv.tail")
+        if self.live:
+            read = torch.cat([server.cache[server.slots_of(one.req, one.stored)] for one in self.live])
+            want = torch.cat([values_of(one.tokens, self.values)[: one.stored] for one in self.live]).double()
             name, describe = f"KV that is read in step {self.step}", "token of all live requests"
             self.found.observed.append(of_all_rows(name, read, want, "write_kv.fp32", describe))
         self.step += 1
@@ -108,8 +101,10 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
         may_start = len(play.live) < NUM_ROWS and waiting and has_room(server, play.live, waiting[0])
         if started or (may_start and (not play.live or rng.random() < 0.6)):
             batch = prefill(play, started, waiting)
-            if batch is not None:
-                running = batch if running is None or not running.reqs else merged(running, batch)
+            if batch is not None and running is not None and running.reqs:
+                running.merge_batch(batch)
+            elif batch is not None:
+                running = batch
         else:
             decode(play, running)
             running.filter_batch()
@@ -210,12 +205,6 @@ def answered(play: Play, one: Live, *, is_decoded: bool) -> None:
 
 FINISHED = object()
 """Any reason: a request with one has finished."""
-
-
-def merged(running: Any, batch: Any) -> Any:
-    """The running batch with the requests of another."""
-    running.merge_batch(batch)
-    return running
 
 
 def at_end(play: Play) -> None:

@@ -7,6 +7,7 @@ harness's, and the metadata is planned lazily, as FlashMLA's is (vllm-project/vl
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import ReplayedStep, Run
 from harness.kernels.torch.decode import mla_decode
 from harness.kernels.torch.plan import SplitPlan, mla_decode_plan
+from harness.memory.graph.launch import ACTIVE, holding, launch
 from harness.memory.poison.patterns import Poison
 
 WIDTH = 576
@@ -44,8 +46,8 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
         graph = _captured(decode)
         for step, lengths in enumerate(LENGTHS):
             decode.seq_lens.copy_(torch.tensor(lengths, dtype=torch.int32))
-            for launch in graph.launches:
-                launch()
+            for repeat in graph.launches:
+                repeat()
             replayed = decode.out.clone()
             eager, plan = decode.eager()
             live = torch.ones(NUM_REQUESTS, dtype=torch.bool)
@@ -55,14 +57,17 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
 
 
 class _Recording:
-    """Stands in for `torch.cuda.CUDAGraph`: the kernels launched during the capture."""
+    """Stands in for `torch.cuda.CUDAGraph`: the kernels launched during the capture, which do not run."""
 
     def __init__(self) -> None:
         self.launches: list[Callable[[], object]] = []
 
+    def launch(self, function: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.launches.append(functools.partial(function, *args, **kwargs))
+
 
 class _Decode:
-    """One decode batch in persistent buffers, launched eagerly or into a recording."""
+    """One decode batch in persistent buffers."""
 
     def __init__(self, poison: Poison) -> None:
         random = torch.Generator().manual_seed(poison.seed)
@@ -72,7 +77,6 @@ class _Decode:
         self.seq_lens = torch.full((NUM_REQUESTS,), WARMUP_LENGTH, dtype=torch.int32)
         self.out = torch.zeros(NUM_REQUESTS, NUM_HEADS, RANK)
         self.plans: list[SplitPlan] = []
-        self._recording: _Recording | None = None
 
     def create(self, desc: Any, **_: Any) -> _Forward:
         """Stands in for vLLM's `create_forward_fn`: a forward with metadata that has no plan yet."""
@@ -82,22 +86,6 @@ class _Decode:
         """Output and plan of the same step without a graph."""
         plan = mla_decode_plan(self.seq_lens, num_heads=NUM_HEADS)
         return self.attend(plan), plan
-
-    @contextlib.contextmanager
-    def recorded(self, graph: _Recording, *_: Any, **__: Any) -> Iterator[None]:
-        """Stands in for `torch.cuda.graph`: kernels are recorded and do not run."""
-        self._recording = graph
-        try:
-            yield
-        finally:
-            self._recording = None
-
-    def launch(self, kernel: Callable[[], object]) -> None:
-        """Run a kernel, or record it during a capture."""
-        if self._recording is not None:
-            self._recording.launches.append(kernel)
-        else:
-            kernel()
 
     def plan_into(self, plan: SplitPlan) -> None:
         fresh = mla_decode_plan(self.seq_lens, num_heads=NUM_HEADS)
@@ -126,17 +114,11 @@ class _Forward:
             shape = mla_decode_plan(decode.seq_lens, num_heads=NUM_HEADS)
             self.plan = plan = SplitPlan(torch.zeros_like(shape.work), torch.zeros_like(shape.num_splits))
             decode.plans.append(plan)
-            decode.launch(lambda: decode.plan_into(plan))
-        decode.launch(lambda: decode.out.copy_(decode.attend(plan)))
+            launch(decode.plan_into, plan)
+        launch(lambda: decode.out.copy_(decode.attend(plan)))
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self, "metadata"))
-
-
-@contextlib.contextmanager
-def _no_device(**_: Any) -> Iterator[Any]:
-    """Stands in for vLLM's `graph_capture`, which makes a CUDA stream."""
-    yield SimpleNamespace(stream=None)
 
 
 def _captured(decode: _Decode) -> _Recording:
@@ -157,13 +139,14 @@ def _captured(decode: _Decode) -> _Recording:
         ubatch_runner=None,
         vllm_config=SimpleNamespace(use_cumem_cudagraph_pool=False),
     )
+    no_stream = contextlib.nullcontext(SimpleNamespace(stream=None))
     with (
-        mock.patch.object(cudagraph_utils, "graph_capture", _no_device),
+        mock.patch.object(cudagraph_utils, "graph_capture", lambda **_: no_stream),
         mock.patch.object(cudagraph_utils, "get_offloader", mock.MagicMock()),
         mock.patch.object(cudagraph_utils, "is_global_first_rank", lambda: False),
         mock.patch.object(cudagraph_utils, "current_stream", lambda: None, create=True),  # called since 0.29.0
         mock.patch.object(torch.cuda, "CUDAGraph", _Recording),
-        mock.patch.object(torch.cuda, "graph", decode.recorded),
+        mock.patch.object(torch.cuda, "graph", lambda graph, *_, **__: holding(ACTIVE, graph)),
     ):
         manager.capture(decode.create)
     graph: _Recording = manager.graphs[desc]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -44,13 +45,7 @@ class Judge:
             return
         counts = seen.counts
         counts.filled = self._watch.poison.filled - seen.filled_before
-        report.__dict__["poison"] = sums = {
-            "tests": 1,
-            "filled": counts.filled,
-            "compared": counts.compared,
-            "elements": counts.elements,
-            "unreadable": counts.unreadable,
-        }
+        report.__dict__["poison"] = sums = {"tests": 1, **asdict(counts)}
         if self._watch.not_swept:
             report.__dict__["poison_note"] = self._watch.not_swept
         reason = lost_cuda()
