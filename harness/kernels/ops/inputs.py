@@ -132,8 +132,7 @@ def mla_decode(params: MlaDecodeParams, seed: int) -> DecodeInputs:
         live = decode_conditions.arranged(live, params.page_order)
         left = set().union(*own).difference(*live)
         free = torch.cat((torch.tensor(sorted(left), dtype=torch.int32), free))
-    kv_dtype, q_dtype = cache_layouts.KV_DTYPES[params.kv], _activation_dtype(params.kv)
-    kv_scale = cache_layouts.KV_SCALE if params.kv == "fp8_e4m3" else None
+    kv_dtype, q_dtype, kv_scale = _types_of(params.kv)
     kv_cache = cache_layouts.empty_cache(num_blocks, head_dim, kv_dtype, params.layout, params.page_stride)
     table = torch.zeros(len(counts), max(map(len, owned)) + params.table_pad, dtype=torch.int32)
     unowned = [Unowned("kv.null", kv_cache[:per_block])]
@@ -183,8 +182,7 @@ def mla_decode_sparse(params: MlaDecodeSparseParams, seed: int) -> SparseInputs:
             "give one count for each token, none of them larger than either"
         )
     generator = torch.Generator().manual_seed(seed)
-    kv_dtype, q_dtype = cache_layouts.KV_DTYPES[params.kv], _activation_dtype(params.kv)
-    kv_scale = cache_layouts.KV_SCALE if params.kv == "fp8_e4m3" else None
+    kv_dtype, q_dtype, kv_scale = _types_of(params.kv)
     latents = torch.randn(params.num_blocks, PAGE_SIZE, head_dim, generator=generator)
     indices = torch.full((len(params.num_chosen), params.topk), -1, dtype=torch.int32)
     before = torch.empty(0, dtype=torch.int32)
@@ -290,8 +288,7 @@ def write_kv(params: WriteKvParams, seed: int) -> WriteInputs:
     num_live = params.num_tokens - params.num_padded
     num_pages = 2 + -(-num_live // PAGE_SIZE)
     first_page = 1 + params.high_blocks
-    kv_dtype, dtype = cache_layouts.KV_DTYPES[params.kv], _activation_dtype(params.kv)
-    kv_scale = cache_layouts.KV_SCALE if params.kv == "fp8_e4m3" else None
+    kv_dtype, dtype, kv_scale = _types_of(params.kv)
     others = torch.randn(first_page + num_pages + 1, PAGE_SIZE, head_dim, generator=generator)
     kv_cache = cache_layouts.laid_out(cached_latents(others, kv_dtype, kv_scale), params.layout)
     slots = row_conditions.ordered_slots(num_live, num_pages, params.slot_order, generator)
@@ -351,9 +348,10 @@ def _beside(kv_cache: Tensor, layout: CacheLayout) -> list[Unowned]:
     return [Unowned("kv.neighbor", memory) for memory in cache_layouts.neighbors(kv_cache, layout).values()]
 
 
-def _activation_dtype(kv: str) -> torch.dtype:
-    """The type of activations beside a cache of type `kv`: an fp8 cache serves a bfloat16 model."""
-    return torch.float32 if kv == "fp32" else torch.bfloat16
+def _types_of(kv: str) -> tuple[torch.dtype, torch.dtype, float | None]:
+    """The types of a cache and of activations, and the cache's scale: an fp8 cache serves a bfloat16 model."""
+    activations = torch.float32 if kv == "fp32" else torch.bfloat16
+    return cache_layouts.KV_DTYPES[kv], activations, cache_layouts.KV_SCALE if kv == "fp8_e4m3" else None
 
 
 def randn(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:

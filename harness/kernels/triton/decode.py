@@ -37,7 +37,7 @@ class Tiling:
     stages: int
 
 
-def default_tiling(num_rows: int, compute: torch.dtype) -> Tiling:
+def tiling_of(num_rows: int, compute: torch.dtype) -> Tiling:
     """Tiling for S * H query rows: measured on an H100 for 16 rows, chosen not to spill registers for more."""
     if compute == torch.float32:
         return Tiling(rows=16, slots=16, warps=8, stages=3)
@@ -59,7 +59,6 @@ def mla_decode(
     scale: float,
     kv_scale: float | Tensor | None = None,
     metadata: SplitPlan | None = None,
-    tiling: Tiling | None = None,
     mask_values: bool = True,
     write_empty_rows: bool = True,
     prefetch_page: bool = False,
@@ -98,7 +97,7 @@ def mla_decode(
     compute = torch.float32 if torch.float32 in (q.dtype, kv_cache.dtype) else torch.bfloat16
     if narrow and compute == torch.bfloat16:
         compute = torch.float16
-    tiling = tiling or default_tiling(num_rows, compute)
+    tiling = tiling_of(num_rows, compute)
     rope_dim = head_dim - rank
     constant = float(kv_scale) if isinstance(kv_scale, int | float) else 1.0
     cache = kv_cache.view(torch.int16) if narrow else kv_cache

@@ -18,10 +18,10 @@ CAPTURED = (1, 2, 4, 8)
 class GraphBuffers:
     """The buffers that a graph reads, filled for a batch by SGLang."""
 
-    def __init__(self, fill_length: int, device: str = "cpu") -> None:
+    def __init__(self, fill_length: int) -> None:
         self.fill_length, self.rows = fill_length, CAPTURED[-1]
         shape: dict[str, Any] = {
-            "device": torch.device(device),
+            "device": torch.device("cpu"),
             "max_bs": self.rows,
             "max_num_token": self.rows,
             "seq_len_fill_value": fill_length,

@@ -153,10 +153,10 @@ class Server:
         else:
             common.maybe_cache_unfinished_req(req, self.tree, chunked=is_chunked)
 
-    def release(self, req: Any, *, is_kept: bool = True) -> None:
-        """End a request. Its memory goes into the radix cache, or is freed."""
+    def release(self, req: Any) -> None:
+        """End a request. Its memory goes into the radix cache."""
         known = inspect.signature(common.release_kv_cache).parameters
-        common.release_kv_cache(req, self.tree, **{"checkpoint" if "checkpoint" in known else "is_insert": is_kept})
+        common.release_kv_cache(req, self.tree, **{"checkpoint" if "checkpoint" in known else "is_insert": True})
 
     def slots_of(self, req: Any, length: int) -> Tensor:
         """The slots of a request's tokens, as a kernel reads them."""
