@@ -14,6 +14,7 @@ from harness.core.errors import InputError
 from harness.engines.vllm.serve import plugin
 from harness.engines.vllm.serve.hooks import FILLED, StepPoison, groups, new_blocks
 from harness.engines.vllm.serve.settings import ServePoison
+from harness.memory.poison import cuda_sweep
 
 
 class MLAAttentionSpec:
@@ -126,7 +127,7 @@ def test_the_workspace_that_layers_share_is_filled_before_a_step(
     manager = SimpleNamespace(_current_workspaces=[None, buffer])
     monkeypatch.setitem(sys.modules, "vllm.v1.worker.workspace", SimpleNamespace(_manager=manager))
     poison = StepPoison(ServePoison(sites))
-    monkeypatch.setattr(poison, "_sweep", lambda: None)
+    monkeypatch.setattr(cuda_sweep.CudaSweep, "of", lambda: lambda: None)
     poison(runner(torch.zeros(16, 64, 8)), step())
     assert bool(buffer[:64].view(torch.bfloat16).isnan().all()) is is_filled
     assert buffer[64] == 0, "half a number"

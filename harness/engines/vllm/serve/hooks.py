@@ -74,11 +74,10 @@ def _wrapped(original: Callable[..., Any], before: StepPoison) -> Callable[..., 
 
 
 class StepPoison:
-    """Fills uninitialised memory before a step. One object a runner class: it keeps the sweep's table."""
+    """Fills uninitialised memory before a step."""
 
     def __init__(self, poison: ServePoison) -> None:
         self._poison = poison
-        self._sweep: Callable[[], Any] | None = None
 
     def __call__(self, runner: Runner, step: SchedulerOutput) -> None:
         """Poison before one step, in inference mode: vLLM's caches can be changed in no other mode."""
@@ -91,11 +90,9 @@ class StepPoison:
 
     def _before(self, runner: Runner, step: SchedulerOutput) -> None:
         if self._poison.sweeps and not is_capturing():
-            if self._sweep is None:
-                from harness.memory.poison.cuda_sweep import CudaSweep
+            from harness.memory.poison.cuda_sweep import CudaSweep
 
-                self._sweep = CudaSweep()
-            self._sweep()
+            CudaSweep.of()()
             FILLED.sweeps += 1
         if "workspace" in self._poison.sites and not is_capturing():
             for buffer in workspaces():

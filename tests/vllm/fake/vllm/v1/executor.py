@@ -46,7 +46,7 @@ def work(rank: int, num_ranks: int, extension: str, store: str, pipe: Connection
     from harness.memory.poison import cuda_sweep
 
     # This machine has no memory that a sweep could fill: it counts only.
-    cuda_sweep.CudaSweep = lambda: lambda: None  # type: ignore[assignment, misc]
+    cuda_sweep.CudaSweep.of = lambda: lambda: None  # type: ignore[assignment, method-assign, misc]
     torch.cuda.is_current_stream_capturing = lambda: False
     importlib.import_module(extension.rpartition(".")[0])
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks)
