@@ -85,8 +85,7 @@ def test_a_writer_gets_only_rows_with_a_slot(monkeypatch: pytest.MonkeyPatch) ->
         assert loc.min() >= 0
         buffer[loc] = torch.cat([nope, rope], -1)
 
-    module(monkeypatch, "sglang.srt.mem_cache.triton_ops.mla_buffer")
-    module(monkeypatch, "sglang.srt.mem_cache.utils", set_mla_kv_buffer_triton=write)
+    module(monkeypatch, "sglang.srt.mem_cache.memory_pool", set_mla_kv_buffer_triton=write)
     cache = torch.zeros(2, 64, 576)
     kernels.write_kv(torch.ones(2, 512), torch.ones(2, 64), cache, torch.tensor([70, -1]))
     assert cache[1, 6].eq(1).all() and cache.sum() == 576

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -30,8 +29,6 @@ CUTLASS_PAGE = 128
 """Slots of a page of CUTLASS MLA. Smaller pages must fill it."""
 _FLASHMLA = "sgl_kernel.flash_mla"
 _FP8 = "sglang.srt.layers.quantization.fp8_kernel"
-_WRITERS = ("sglang.srt.mem_cache.triton_ops.mla_buffer", "sglang.srt.mem_cache.utils")
-"""The module of the writer, in the newest release first."""
 
 
 on_any = functools.partial(base.why_no_kernels, ENGINE)
@@ -185,20 +182,9 @@ def write_kv(
     live = slot_mapping >= 0
     latents = kv_cache.view(-1, 1, kv_cache.shape[-1])
     if bool(live.any()):
-        _writer().set_mla_kv_buffer_triton(
-            latents, slot_mapping[live].long(), kv_c[live].unsqueeze(1), k_pe[live].unsqueeze(1)
-        )
-
-
-def _writer() -> ModuleType:
-    for name in _WRITERS:
-        try:
-            module = importlib.import_module(name)
-        except ModuleNotFoundError:
-            continue
-        if hasattr(module, "set_mla_kv_buffer_triton"):
-            return module
-    raise ImportError(f"none of {', '.join(_WRITERS)} has set_mla_kv_buffer_triton")
+        # The module that defines it differs between releases; the pool imports it from there.
+        write = importlib.import_module("sglang.srt.mem_cache.memory_pool").set_mla_kv_buffer_triton
+        write(latents, slot_mapping[live].long(), kv_c[live].unsqueeze(1), k_pe[live].unsqueeze(1))
 
 
 def quantize_fp8(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Tensor, Tensor]:

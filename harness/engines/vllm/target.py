@@ -8,8 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from harness.core.cases import Case
 from harness.core.cause_codes import Code, Reason
 from harness.core.errors import KernelError, Refused
@@ -67,11 +65,8 @@ class VllmTarget(ServedTarget):
     @classmethod
     def _why_refused(cls, case: Case, version: str) -> str:
         release, params = base.release_of(version), case.params_as(VllmParams)
-        if params.backend in BLACKWELL:
-            major, minor = torch.cuda.get_device_capability()
-            if major != 10:
-                why = f"{params.backend} is built for data-center Blackwell (10.0, 10.3); this GPU is {major}.{minor}"
-                return Reason(why, Code.NO_DEVICE)
+        if params.backend in BLACKWELL and (reason := base.why_not_built((10,), "data-center Blackwell (10.0, 10.3)")):
+            return Reason(f"{params.backend} is {reason}", Code.NO_DEVICE)
         if params.backend == "TRITON_MLA" and params.graph == "full" and release < TRITON_IN_FULL_GRAPHS:
             return f"vLLM {version} refuses full graphs with TRITON_MLA"
         if params.quantization != "none" and release[:2] == (0, 22) and find_spec("humming") is None:

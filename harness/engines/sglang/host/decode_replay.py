@@ -7,6 +7,7 @@ metadata.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import random
 from collections.abc import Callable
@@ -43,7 +44,8 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
     cache = poison.fill_(server.cache, "kv.new")
     backend = BACKENDS[params.backend](server, poison)
     buffers = GraphBuffers(backend.fill_length)
-    captured = {size: backend.capture(buffers, size) for size in reversed(CAPTURED)}
+    with backend.planning():
+        captured = {size: backend.capture(buffers, size) for size in reversed(CAPTURED)}
     owners: list[Owner] = []
     found = Run(poison.pattern)
     for step in range(STEPS):
@@ -61,7 +63,8 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
         size = buffers.fill(rows, lengths, torch.cat([one.slots[-1:] for one in owners]))
         fill(poison, cache, free_slots(server.alloc), "kv.free")
         fill(poison, cache, torch.arange(server.page_size), "kv.null")
-        backend.replay(buffers, size)
+        with backend.planning():
+            backend.replay(buffers, size)
         backend.look(found, step, captured[size], owners, torch.randn(size, NUM_HEADS, RANK + ROPE, generator=values))
     return found
 
@@ -71,6 +74,10 @@ class Backend:
 
     fill_length: int
     attention: Any
+
+    def planning(self) -> Any:
+        """A patch of what makes plans, while the backend is used."""
+        return contextlib.nullcontext()
 
     def batch(self, buffers: GraphBuffers, size: int) -> Any:
         """The batch that SGLang gives to its backend: views of the buffers."""
@@ -192,15 +199,9 @@ class FlashMLABackend(Backend):
         self.planner = Planner()
         self.module = module
 
-    def capture(self, buffers: GraphBuffers, size: int) -> Any:
-        """See :meth:`Backend.capture`."""
-        with mock.patch.object(self.module, "get_mla_metadata", self.planner):
-            return super().capture(buffers, size)
-
-    def replay(self, buffers: GraphBuffers, size: int) -> None:
-        """See :meth:`Backend.replay`."""
-        with mock.patch.object(self.module, "get_mla_metadata", self.planner):
-            super().replay(buffers, size)
+    def planning(self) -> Any:
+        """See :meth:`Backend.planning`."""
+        return mock.patch.object(self.module, "get_mla_metadata", self.planner)
 
     def look(self, found: Run, step: int, captured: Any, owners: list[Owner], q: Tensor) -> None:
         """Observe the page table and the plan, and where SGLang wrote the plan. q is [B, H, D]."""

@@ -323,15 +323,11 @@ def _stored(ranks: int, dcp: int, sharded: bool, counts: Any, prefills: Any, tim
         device=CPU,
         shard_decode_requests=sharded,
     )
-    layout = manager._build_batch_layout
-    computed = np.array([0, 3])
     starts = np.array([0, *counts.cumsum()])
-    layout(counts, computed, prefills, starts)
-    rows = manager._padded_gather_idx
-    tokens = torch.arange(starts[-1])
-    times[0].index_add_(
-        0, rows[manager._gathered_kv_write_mask], torch.ones_like(rows[manager._gathered_kv_write_mask])
-    )
+    manager._build_batch_layout(counts, np.array([0, 3]), prefills, starts)
+    rows, tokens = manager._padded_gather_idx, torch.arange(starts[-1])
+    stored = rows[manager._gathered_kv_write_mask]
+    times[0].index_add_(0, stored, torch.ones_like(stored))
     times[1, : len(tokens)] = (rows[manager._hidden_restore_idx.clamp(0, len(rows) - 1)] == tokens).long()
     return times
 
