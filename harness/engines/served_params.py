@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -18,6 +18,8 @@ RECORDED_QUESTIONS = 32
 
 class ServedParams(Params):
     """A canary that an engine serves in processes of its own, while it answers the questions of a task."""
+
+    CACHE_TYPE: ClassVar[str] = "kv"
 
     kv: Literal["bf16", "fp8_e4m3"] = "bf16"
     task: str = "gsm_symbolic"
@@ -45,10 +47,6 @@ class ServedParams(Params):
     def checkpoint(self) -> Path:
         """The folder of the checkpoint that a case serves."""
         return FIXTURES / f"canary-{self.canary}"
-
-    @property
-    def cache_type(self) -> str:
-        return self.kv
 
     @property
     def own_timeout(self) -> float:

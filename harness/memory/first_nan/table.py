@@ -150,8 +150,8 @@ class Table:
     """The buffers on `device` for at most `max_slots` watched tensors and `ring` latest events.
 
     `live` [1] int32 is the number of live first rows of each watched tensor, negative for all. Each scan reads it on
-    the device, so replays follow it. `clock` [2] int32 holds step and phase. `num_unwatched` is the number of tensors
-    without a slot. `order` has the tick of each slot's last scan, in the program's order, as far as Python saw it.
+    the device, so replays follow it. `clock` [2] int32 holds step and phase. `order` has the tick of each slot's last
+    scan, in the program's order, as far as Python saw it.
     """
 
     def __init__(self, device: torch.device, max_slots: int = MAX_SLOTS, ring: int = RING) -> None:
@@ -163,7 +163,6 @@ class Table:
         self.latches, self.events = zeros(max_slots, LATCH_FIELDS), zeros(ring, EVENT_FIELDS)
         self.first = torch.full((max_slots,), NEVER, dtype=torch.int64, device=device)
         self.slots: list[Slot] = []
-        self.num_unwatched = 0
         self.order: dict[int, int] = {}
         self._ticks = 0
         self._slot_of: dict[Hashable, int] = {}
@@ -172,7 +171,6 @@ class Table:
         """The number of the slot with this key, made if it is new; None if the table is full."""
         if key not in self._slot_of:
             if len(self.slots) == self.max_slots:
-                self.num_unwatched += 1
                 return None
             self._slot_of[key] = len(self.slots)
             self.slots.append(slot)

@@ -166,7 +166,6 @@ class DispatcherPoison:
         self.wanted: Callable[[CallSite], bool] = lambda site: True
         self.on_fill: Callable[[CallSite, FrameType | None], None] = lambda site, frame: None
         self.filled = 0
-        self.too_large = 0
         self.pattern: str | None = None
         self._poison: Poison | None = None
         self.is_paused = False
@@ -237,7 +236,6 @@ class DispatcherPoison:
         """
         num_bytes = tensor.nbytes if is_all else tensor.untyped_storage().nbytes()
         if num_bytes > MAX_BYTES or tensor.is_quantized:
-            self.too_large += 1
             return
         if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
             return  # a captured fill would run again at each replay; free memory of the pool is swept instead

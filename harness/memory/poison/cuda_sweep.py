@@ -149,8 +149,8 @@ class CudaPoison:
 
     def __init__(self, pattern: str = "nan", device: torch.device | str | int | None = None) -> None:
         self.poison = Poison(pattern, frozenset(SITES.names()))
-        chosen = torch.device("cuda", device) if isinstance(device, int) else device
-        self._sweep = CudaSweep.of(torch.device(chosen) if isinstance(chosen, str) else chosen)
+        chosen = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
+        self._sweep = CudaSweep.of(chosen)
         self._mode: AllocationPoison | None = None
 
     def sweep(self) -> Swept:
