@@ -20,7 +20,7 @@ BUDGETS = {
     "harness/judge": 6343,
     "harness/kernels": 4220,
     "harness/memory": 3792,
-    "harness/pytest": 1217,
+    "harness/pytest": 1211,
     "harness/report": 2822,
     "harness/run": 2904,
     "harness/scenario": 2710,

@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 
 JUDGING = "harness.pytest.poison.process.judging"
 """Imported by name, only in processes that run tests: it needs torch."""
+SENTENCES = {
+    "excepted": "ran without poison: marked poison_ok",
+    "failed_anyway": "failed without poison too",
+    "unwatched": "fail only while their comparisons are watched, and were not watched",
+    "lost": "failed because the process could not use CUDA any more; each section 'poison' says why",
+    "unreadable": "sides of comparisons were no dense tensors or arrays, and were not judged",
+}
+"""A count that is shown if it is not 0, with the words behind it."""
 
 
 class PoisonHooks:
@@ -90,18 +98,7 @@ def summary(sums: Counter[str], patterns: Sequence[str]) -> list[str]:
         f"{sums['compared']} comparisons checked ({sums['elements']} elements), "
         f"{sums['found']} found on uninitialised memory"
     ]
-    if sums["excepted"]:
-        lines.append(f"{sums['excepted']} ran without poison: marked poison_ok")
-    if sums["failed_anyway"]:
-        lines.append(f"{sums['failed_anyway']} failed without poison too")
-    if sums["unwatched"]:
-        lines.append(f"{sums['unwatched']} fail only while their comparisons are watched, and were not watched")
-    if sums["lost"]:
-        lines.append(
-            f"{sums['lost']} failed because the process could not use CUDA any more; each section 'poison' says why"
-        )
-    if sums["unreadable"]:
-        lines.append(f"{sums['unreadable']} sides of comparisons were no dense tensors or arrays, and were not judged")
+    lines += [f"{sums[count]} {words}" for count, words in SENTENCES.items() if sums[count]]
     if not sums["filled"]:
         lines.append("no memory was filled: these tests allocate nothing through torch's dispatcher, or none ran")
     return lines

@@ -109,14 +109,8 @@ class Observation:
         where = f"{place.f_code.co_filename}:{place.f_lineno}"
         with looking(self.poison):
             tensors = [readable(side) for side in sides]
-            self.counts.compared += 1
-            self.counts.elements += sum(tensor.numel() for tensor in tensors if tensor is not None)
             self.counts.unreadable += sum(tensor is None for tensor in tensors)
-            if self.poison.pattern == "nan":
-                for number, tensor in enumerate(tensors):
-                    if tensor is not None:
-                        other = tensors[1 - number] if len(tensors) == 2 else None
-                        self.found += self._judge(f"argument {number + 1} of {name}", where, tensor, other)
+            self.found += self._judged("argument", name, where, tensors)
             if self.keeps:
                 kept = tuple(self._keep(tensor) for tensor in tensors if tensor is not None)
                 self.asserted.append(Asserted(f"{name} at {short(where)}", kept))
@@ -129,15 +123,18 @@ class Observation:
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         with looking(self.poison):
             tensors = [readable(side) if isinstance(side, torch.Tensor) else None for side in sides]
-            self.counts.compared += 1
-            self.counts.elements += sum(tensor.numel() for tensor in tensors if tensor is not None)
-            if self.poison.pattern != "nan":
-                return []
-            found: list[PoisonFound] = []
-            for number, (tensor, other) in enumerate(zip(tensors, reversed(tensors), strict=True), start=1):
-                if tensor is not None:
-                    found += self._judge(f"side {number} of {name}", where, tensor, other)
-            return found
+            return self._judged("side", name, where, tensors)
+
+    def _judged(self, word: str, name: str, where: str, tensors: list[torch.Tensor | None]) -> list[PoisonFound]:
+        """Count the comparison `name` of tensors of any shape. Returns what each of them holds, called by `word`."""
+        self.counts.compared += 1
+        self.counts.elements += sum(tensor.numel() for tensor in tensors if tensor is not None)
+        found: list[PoisonFound] = []
+        for number, tensor in enumerate(tensors if self.poison.pattern == "nan" else ()):
+            if tensor is not None:
+                other = tensors[1 - number] if len(tensors) == 2 else None
+                found += self._judge(f"{word} {number + 1} of {name}", where, tensor, other)
+        return found
 
     def _judge(self, what: str, where: str, tensor: torch.Tensor, other: torch.Tensor | None) -> Iterator[PoisonFound]:
         marks = find(tensor)
