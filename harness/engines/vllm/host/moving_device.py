@@ -194,33 +194,22 @@ def in_place(device: Device) -> Iterator[None]:
     event = lambda *args, **options: Event(device)  # noqa: E731
     threads = mock.Mock(wraps=threading, Thread=InlineThread)
     queues = mock.Mock(wraps=queue, SimpleQueue=OwnQueue)
-    cuda: dict[str, Any] = {
-        "Stream": stream,
-        "Event": event,
-        "stream": device.within,
-        "current_stream": device.current_stream,
-    }
+    shared: dict[str, Any] = {"stream": device.within, "current_stream": device.current_stream}
     patches: list[Any] = [
-        mock.patch.multiple(torch.cuda, **cuda),
+        mock.patch.multiple(torch.cuda, Stream=stream, Event=event, **shared),
         mock.patch.object(torch, "Event", event),
         mock.patch.object(torch.accelerator, "current_device_index", lambda: 0),
         mock.patch.multiple(copy_backend, threading=threads, queue=queues),
         mock.patch.object(cuda_mem_ops, *_driver_copy(device)),
         mock.patch.object(_custom_ops, "swap_blocks_batch", device.swap_blocks_batch),
     ]
-    of_platform: dict[str, Any] = {
-        "Stream": device.stream,
-        "stream": device.within,
-        "current_stream": device.current_stream,
-        "set_device": lambda *args: None,
-        "is_cuda_alike": lambda: True,
-    }
     for module, name in itertools.product((worker, gpu_worker), ("PIN_MEMORY", "is_pin_memory_available")):
         if hasattr(module, name):
             patches.append(mock.patch.object(module, name, False if name.isupper() else lambda: False))
     if hasattr(spec, "_all_workers_barrier"):
         patches.append(mock.patch.object(spec, "_all_workers_barrier", lambda: None))
-    patches.append(mock.patch.multiple(current_platform, create=True, **of_platform))
+    shared |= {"Stream": device.stream, "set_device": lambda *args: None, "is_cuda_alike": lambda: True}
+    patches.append(mock.patch.multiple(current_platform, create=True, **shared))
     with contextlib.ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
