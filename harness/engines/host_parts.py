@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -52,6 +53,11 @@ def of_all_rows(name: str, tensor: Tensor, expected: Tensor, bound: str, describ
 def searched(pattern: str, found: Iterable[tuple[str, Tensor, Tensor]]) -> Run:
     """Rows (name, integers [n, ...] as the engine computes them, the same by the definition). All must be equal."""
     return Run(pattern, observed=[of_all_rows(name, got.long(), want.long(), "", "row") for name, got, want in found])
+
+
+def lazy_plans(flashmla: Any) -> Any:
+    """A patch with which FlashMLA's builder returns an empty plan, as its CUDA extension does before the first call."""
+    return mock.patch.object(flashmla, "get_mla_metadata", lambda *a, **k: (flashmla.FlashMLASchedMeta(), None))
 
 
 class Planner:

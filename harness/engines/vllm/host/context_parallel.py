@@ -21,15 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor
 from vllm.model_executor.layers.attention import mla_attention
-from vllm.v1.attention.backends.mla import indexer
+from vllm.v1.attention.backends.mla import flashmla, indexer
 from vllm.v1.attention.backends.utils import get_dcp_local_seq_lens
 from vllm.v1.worker.gpu import buffer_utils, cp_utils
 from vllm.v1.worker.gpu.block_table import BlockTables
 
 from harness.core.errors import InputError
-from harness.engines.host_parts import Without, accepted, made_without_init, searched
+from harness.engines.host_parts import Without, accepted, lazy_plans, made_without_init, searched
 from harness.engines.vllm.host.idle_rows import uva_buffer
-from harness.engines.vllm.host.prefill_step import attention, builder, lazy_plans, step_metadata
+from harness.engines.vllm.host.prefill_step import attention, builder, step_metadata
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Run
 from harness.memory.poison.patterns import Poison
@@ -223,7 +223,7 @@ def _gathered(split: Split, contexts: tuple[int, int]) -> Tensor:
     # Three and five new tokens. A request is known by its row of the block table.
     step = step_metadata((3, 5), (contexts[0] + 3, contexts[1] + 5), torch.arange(2, dtype=torch.int32)[:, None])
     with (
-        lazy_plans(),
+        lazy_plans(flashmla),
         mock.patch.object(mla_attention.ops, "cp_gather_cache", ranks.cp_gather_cache),
         mock.patch.object(mla_attention, "get_dcp_group", lambda: ranks),
     ):

@@ -15,8 +15,7 @@ from torch import Tensor
 from vllm.config import CUDAGraphMode
 from vllm.v1.attention.backends.mla import flashmla
 
-from harness.engines.host_parts import NUM_SM_PARTS, PLAN_WIDTH, Planner, accepted, made_without_init
-from harness.engines.vllm.host.prefill_step import lazy_plans
+from harness.engines.host_parts import NUM_SM_PARTS, PLAN_WIDTH, Planner, accepted, lazy_plans, made_without_init
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Binding, ReplayedStep, Run
 from harness.memory.poison.patterns import Poison
@@ -32,7 +31,7 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
     builder = _builder(poison)
     found = Run(poison.pattern)
     captured: list[tuple[str, Tensor]] = []
-    with lazy_plans(), mock.patch.object(flashmla, "get_mla_metadata_dense_fp8", planner):
+    with lazy_plans(flashmla), mock.patch.object(flashmla, "get_mla_metadata_dense_fp8", planner):
         for step, lengths in enumerate(LENGTHS):
             built = _plan_of(builder, lengths)
             captured = captured or built

@@ -20,7 +20,7 @@ from vllm.v1.attention.backends.mla import flashmla
 
 from harness.core.errors import InputError
 from harness.engine.attention import causal_attention
-from harness.engines.host_parts import Without, made_without_init, of_all_rows
+from harness.engines.host_parts import Without, lazy_plans, made_without_init, of_all_rows
 from harness.engines.vllm.host.runner_order import Request
 from harness.judge.run_records import Observed, Run
 from harness.memory.poison.allocations import AllocationPoison
@@ -115,7 +115,7 @@ class Step:
         """The metadata that vLLM's builder makes for the step."""
         num_new = [request.num_scheduled for request in self._requests]
         common = step_metadata(num_new, [request.num_tokens for request in self._requests], self._table)
-        with lazy_plans(), Without("pin_memory"):
+        with lazy_plans(flashmla), Without("pin_memory"):
             return builder(backend).build(0, common)
 
 
@@ -157,11 +157,6 @@ class _Projection:
 
     def __call__(self, latents: Tensor) -> tuple[Tensor, None]:
         return latents @ self.weight, None
-
-
-def lazy_plans() -> Any:
-    """A patch with which FlashMLA's builder returns an empty plan, as its CUDA extension does before the first call."""
-    return mock.patch.object(flashmla, "get_mla_metadata", lambda *a, **k: (flashmla.FlashMLASchedMeta(), None))
 
 
 def step_metadata(num_new: Sequence[int], num_tokens: Sequence[int], table: Tensor) -> CommonAttentionMetadata:
