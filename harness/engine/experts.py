@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from harness.core.seams import seam
 from harness.engine.batch import Batch
-from harness.engine.kernels import ActivationQuantizer, Kernels, live_rows
+from harness.engine.kernels import ActivationQuantizer, Kernels, live_rows, pad_to_longest_rank
 from harness.engine.model.layers import MoE
 from harness.engine.poisoned import trap_expert
 from harness.memory.bounds import check_indices
@@ -54,7 +54,12 @@ class RoutedExperts:
         ids, weights = self._route(self._moe.gate(x), k, batch)
         ids = launch(hand_over_ids, ids, self._poison)
         rounded = quantize(x, batch)
-        out = self._apply(rounded, ids if self.place_of is None else places_of(ids, self.place_of), weights)
+        rows = [rounded, ids if self.place_of is None else places_of(ids, self.place_of), weights]
+        if len(x) < quantize.rank_tokens:
+            # Data-parallel ranks gather all their rows.
+            rows = [launch(pad_to_longest_rank, part, quantize.rank_tokens, self._poison) for part in rows]
+            rows[1] = launch(mask_padding, rows[1], len(x))
+        out = self._apply(*rows)[: len(x)]
         if self._moe.shared_experts is not None:
             out = out + self._moe.shared_experts(rounded)
         return out, ids
@@ -98,11 +103,11 @@ def look_up_places(ids: Tensor, place_of: Tensor) -> Tensor:
     return torch.where(known, place_of[torch.where(known, ids, 0).long()], ids)
 
 
-@seam("router.unmasked-padding-ids")
-def mask_padding(ids: Tensor, num_live: Tensor) -> Tensor:
+@seam("router.unmasked-padding-ids", "router.unwritten-rank-padding")
+def mask_padding(ids: Tensor, num_live: Tensor | int) -> Tensor:
     """Expert ids [T, k] with -1 (no expert) in the rows from `num_live` [1] on.
 
-    A router that knows `num_live` leaves the other rows unwritten (sgl-project/sglang#28378).
+    The other rows are unwritten, by the router (sgl-project/sglang#28378) or to pad a rank (ROCm/ATOM#1229).
     """
     live = torch.arange(len(ids), device=ids.device) < num_live
     return torch.where(live[:, None], ids, -1)

@@ -182,11 +182,18 @@ class ModelRunner:
 
 def hand_over_blocks(memory: PagedMemory, step: Step, poison: Poison) -> None:
     """Prepare the blocks that changed their owner in `step`: old content, zeros, copied states."""
-    states = [memory.block(source) for source, _ in step.state_copies]
+    copies = states_to_copy(step)
+    states = [memory.block(source) for source, _ in copies]
     fill_handed_over(memory, step, poison)
     zero_listed_blocks(memory, step)
-    for (_, target), state in zip(step.state_copies, states, strict=True):
+    for (_, target), state in zip(copies, states, strict=True):
         memory.data[:, target] = state
+
+
+@seam("prefix.state-of-last-occupant")
+def states_to_copy(step: Step) -> tuple[tuple[int, int], ...]:
+    """Pairs of blocks, from and to: after a hit, what is kept by request is the last occupant's (ROCm/ATOM#1417)."""
+    return step.state_copies
 
 
 def in_order(rows: Tensor, ordered: list[ScheduledSequence], wanted: tuple[ScheduledSequence, ...]) -> Tensor:

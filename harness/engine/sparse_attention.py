@@ -95,12 +95,24 @@ class PagedSparseMLA:
         logits = self.kernels.index_logits(queries[:, None], weights[:, None], index_cache, tables, lengths)
         selected = select_tokens(self.kernels, logits, lengths, indexer.topk, batch.num_decode_tokens, self.poison)
         q = torch.cat((attention.absorb_q(q_nope), q_pe), dim=-1)
-        rows = torch.arange(len(tables), dtype=torch.int32, device=tables.device)
-        indices = self.kernels.map_indices(selected, tables, rows, page_size=PAGE_SIZE)
+        selected = own_choice(self.layer, selected)
+        indices = self.kernels.map_indices(selected, tables, table_rows(tables), page_size=PAGE_SIZE)
         out, _ = self.kernels.mla_decode_sparse(q, cache, indices, scale=attention.softmax_scale, kv_scale=kv_scale)
         values = attention.expand_v(out)
         projected: Tensor = attention.o_proj(self.quantize(values.flatten(1), batch))
         return projected, selected
+
+
+@seam("sparse.choice-of-another-layer")
+def own_choice(layer: int, selected: Tensor) -> Tensor:
+    """The positions [T, K] int32 that a layer with an indexer of its own attends to: what it chose (ROCm/ATOM#1362)."""
+    return selected
+
+
+@seam("sparse.request-past-the-table")
+def table_rows(tables: Tensor) -> Tensor:
+    """The row [T] int32 of each token in `tables` [T, M], which has no more rows than that (PR 55637)."""
+    return torch.arange(len(tables), dtype=torch.int32, device=tables.device)
 
 
 def rows_of_tokens(batch: Batch) -> tuple[Tensor, Tensor]:

@@ -158,6 +158,11 @@ def packed_pages(kv_cache: Tensor) -> Tensor:
     return kv_cache.as_strided(kv_cache.shape, (kv_cache[0].numel(), *kv_cache.stride()[1:]))
 
 
+def one_branch(kv_cache: Tensor) -> Tensor:
+    """Store into contiguous pages [N, P, D] alone, and drop what is for others (HYGON-AI/sglang-das#317)."""
+    return kv_cache if kv_cache.is_contiguous() else torch.empty_like(kv_cache)
+
+
 def page_stride_for_manager_blocks(kv_cache: Tensor) -> Tensor:
     """[N, P, D]: blocks of several pages begin stride(0) apart, their pages one behind the other (PR 51718)."""
     num_pages, page = len(kv_cache), kv_cache[0].numel()

@@ -12,8 +12,8 @@ from harness.kernels.ops.block_formats import num_scale_rows
 from harness.memory.poison.patterns import Poison
 
 
-def padding_unmasked(ids: Tensor, num_live: Tensor) -> Tensor:
-    """Leave the ids [T, k] of padding as memory was (sgl-project/sglang#28378)."""
+def padding_unmasked(ids: Tensor, num_live: Tensor | int) -> Tensor:
+    """Leave the ids [T, k] of padding as memory was (sgl-project/sglang#28378, ROCm/ATOM#1229)."""
     return ids
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from harness.kernels.torch.index import SCALE_BYTES, WORKERS
 
 _launches = itertools.count()
+_first_choice: list[Tensor] = []
 
 
 def topk_by_threshold(logits: Tensor, lengths: Tensor, before: Tensor) -> Tensor:
@@ -75,6 +76,18 @@ def offsets_by_size(kv_cache: Tensor, blocks: Tensor) -> Tensor:
 def pages_of_larger_blocks(kv_cache: Tensor, blocks: Tensor) -> Tensor:
     """Read blocks [B, M] at four times their number, all inside the pool (NVIDIA/TensorRT-LLM#16219)."""
     return kv_cache[blocks * 4 % len(kv_cache)]
+
+
+def choice_of_first(layer: int, selected: Tensor) -> Tensor:
+    """Attend to the positions [T, K] that the first layer chose, though this one has an indexer (ROCm/ATOM#1362)."""
+    _first_choice[:] = _first_choice if layer else [selected]
+    return _first_choice[0]
+
+
+def one_request_more(tables: Tensor) -> Tensor:
+    """Count a request more than `tables` [T, M] has rows, as a warm-up did, and give it the last token (PR 55637)."""
+    rows = torch.arange(len(tables), dtype=torch.int32, device=tables.device)
+    return rows + (rows == len(tables) - 1)
 
 
 def unguarded_search(counts: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.engine.schedule.block_pool import BlockPool, Prefix
-from harness.engine.schedule.sequence import ScheduledSequence, Sequence
+from harness.engine.schedule.sequence import ScheduledSequence, Sequence, Step
 
 
 def keep_entry(pool: BlockPool, block: int) -> None:
@@ -36,6 +36,16 @@ def keep_drafts(sequence: Sequence) -> None:
 def past_the_page(num_computed: int, num_new: int, num_tokens: int) -> int:
     """Cut no chunk, so that a state is kept with the tokens behind its page (PR 53912)."""
     return num_new
+
+
+def first_half(pages: list[Prefix]) -> Prefix:
+    """Take the key of half the pages: one of smaller blocks, with the same number (PR 10296 of the port to Ascend)."""
+    return pages[(len(pages) - 1) // 2]
+
+
+def no_copies(step: Step) -> tuple[tuple[int, int], ...]:
+    """Let a prompt that found its prefix go on from what its own block holds (ROCm/ATOM#1417)."""
+    return ()
 
 
 def one_page_ahead(pool: BlockPool, wanted: list[Prefix], num_found: int) -> int:

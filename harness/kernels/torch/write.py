@@ -36,9 +36,9 @@ def write_kv(
         kv_cache[block, offset] = rows.to(kv_cache.dtype)
 
 
-@seam("layout.packed-pages-written")
+@seam("layout.packed-pages-written", "layout.stored-in-one-branch")
 def pages_to_write(kv_cache: Tensor) -> Tensor:
-    """The cache [N, P, D] with the stride of its pages, which need not follow from their size (ROCm/aiter#3492)."""
+    """The cache [N, P, D] of any layout (HYGON-AI/sglang-das#317), with the stride of its pages (ROCm/aiter#3492)."""
     return kv_cache
 
 
