@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
+from harness.core.errors import Refused
 from harness.core.registry import attribute_at
 from harness.engines.base import installed_version
 from harness.engines.host_target import Host, HostRequest
@@ -33,7 +34,7 @@ def main(parent: Parent) -> None:
 
 
 def answer(request: HostRequest) -> Reply:
-    """Run one part. The result names a package that the engine imports and that is missing."""
+    """Run one part. The result names a package that is missing, or says that this release has no such code."""
     host = request.host
     try:
         torch.save(run(request), request.file)
@@ -42,6 +43,8 @@ def answer(request: HostRequest) -> Reply:
         if error.name and error.name.partition(".")[0] != host.engine.package:
             return Reply(result={"missing": error.name})
         return reply_to_error(error)
+    except Refused as error:
+        return Reply(result={"refused": str(error)})
     except Exception as error:
         return reply_to_error(error)
     return Reply(result={})

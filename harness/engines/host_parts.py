@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from harness.core.errors import Refused
 from harness.judge.run_records import Observed, Run
 from harness.kernels.torch.quantize import quantize_fp8_fmax, quantize_fp8_per_token
 
@@ -52,7 +54,20 @@ def of_all_rows(name: str, tensor: Tensor, expected: Tensor, bound: str, describ
 
 def searched(pattern: str, found: Iterable[tuple[str, Tensor, Tensor]]) -> Run:
     """Rows (name, integers [n, ...] as the engine computes them, the same by the definition). All must be equal."""
-    return Run(pattern, observed=[of_all_rows(name, got.long(), want.long(), "", "row") for name, got, want in found])
+    # Copied, as an engine may build the next in the same buffer.
+    judged = (of_all_rows(name, got.clone().long(), want.long(), "", "row") for name, got, want in found)
+    return Run(pattern, observed=list(judged))
+
+
+def first_module(*names: str, lacks: str = "") -> Any:
+    """The first of these modules that the release has. Raises Refused with what it `lacks` if it has none."""
+    for name in names:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if not f"{name}.".startswith(f"{error.name}."):
+                raise
+    raise Refused(f"this {lacks}")
 
 
 def lazy_plans(flashmla: Any) -> Any:

@@ -13,7 +13,7 @@ import torch
 
 from harness.core.cases import Case
 from harness.core.cause_codes import Code, Reason
-from harness.core.errors import InputError, KernelError
+from harness.core.errors import InputError, KernelError, Refused
 from harness.core.extras import MissingPackage
 from harness.core.files import read_rows, with_tuples
 from harness.core.params import Record
@@ -102,7 +102,7 @@ class HostTarget(Target):
         return host.patches.why_not(fault, version)
 
     def run(self, poison: Poison) -> Run:
-        """Run the part in a child. A child that dies is the run's error. Raises InputError if it refuses."""
+        """Run the part in a child. A child that dies is the run's error. Raises InputError or Refused if it refuses."""
         title = self.host.engine.title
         child = _child(self.host)
         with tempfile.TemporaryDirectory() as scratch:
@@ -125,6 +125,8 @@ class HostTarget(Target):
                 message = f"{title}'s process {died.death.ended}: {child.last_line()}"
                 error = KernelError(message, **died.death.as_cause)
                 return Run(poison.pattern, error=error, log=died.log)
+            if reply.result and "refused" in reply.result:
+                raise Refused(str(reply.result["refused"]))
             if reply.result:
                 raise MissingPackage(self.host.lacks(str(reply.result["missing"])))
             if reply.result is not None:

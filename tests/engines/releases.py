@@ -27,8 +27,7 @@ def bisected(engine: str, label: str, releases: tuple[str, ...]) -> list[dict[st
         [*command, *(word for site in sites for word in ("--site", str(site)))], capture_output=True, text=True
     )
     print(done.stderr)
-    # Parts that a release has not are errors, which the cells name.
-    assert done.returncode == 3, done.stderr
+    assert done.returncode == 0, done.stderr
     table = json.loads(done.stdout)
     assert [column["label"] for column in table["columns"]] == [f"{label} {release}" for release in releases]
     for column, site in zip(table["columns"], sites, strict=True):

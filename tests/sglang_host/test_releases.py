@@ -12,7 +12,7 @@ OTHERS = {
     "sglang-host-context-parallel[search=prompts]": ("known", "pass", "pass"),
     "sglang-host-context-parallel[search=prompts] with sglang.prefix-of-padded-length": ("as", "caught", "caught"),
     # Decode over ranks came after 0.5.14.
-    "sglang-host-context-parallel[search=lengths]": ("ERROR", "ERROR", "pass"),
+    "sglang-host-context-parallel[search=lengths]": ("skip", "skip", "pass"),
 }
 
 

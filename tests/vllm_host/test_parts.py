@@ -6,13 +6,16 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from harness.core.cases import Job
 from harness.core.cause_codes import Code
+from harness.core.errors import Refused
 from harness.core.records import Verdict
-from harness.engines import base, host_target
+from harness.engines import base, host, host_target
+from harness.engines.host_target import HostRequest
 from harness.engines.vllm.host_target import VllmHostTarget
 from harness.judge.run_case import run_case
 from harness.scenario.expand import expand, fault_cases
@@ -131,6 +134,22 @@ def test_code_that_is_called_otherwise_or_is_missing_is_an_error_that_names_it(
     result = run("vllm-host-new-blocks" if lacks == "renamed" else "vllm-host-decode-plan")
     assert result.verdict is Verdict.ERROR
     assert reason in result.reason
+
+
+def test_a_release_without_the_code_of_a_part_is_a_skip_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(request: HostRequest) -> Any:
+        raise Refused("this vLLM has no drafters")
+
+    def child(of: Any) -> Any:
+        made = Mock()
+        made.send.side_effect = lambda request: setattr(made.receive, "return_value", host.answer(request))
+        return made
+
+    monkeypatch.setattr(host, "run", refuse)
+    monkeypatch.setattr(host_target, "_child", child)
+    monkeypatch.setattr(VllmHostTarget, "why_not", lambda *_, **__: "")
+    result = run("vllm-host-idle-rows")
+    assert (result.verdict, result.reason) == (Verdict.SKIP, "this vLLM has no drafters")
 
 
 def test_a_package_that_only_the_import_misses_is_a_skip_with_the_line_that_installs_it(

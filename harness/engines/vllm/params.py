@@ -99,6 +99,7 @@ class VllmHostParams(Params):
         "indexer-records",
         "idle-rows",
         "context-parallel",
+        "compressed-metadata",
         "in-flight",
         "grammar-rows",
         "kv-moves",
@@ -124,6 +125,9 @@ class VllmHostParams(Params):
     idle: Literal["target", "drafter"] = Field(default="target", description="whose dummy step `idle-rows` runs")
     search: Literal["lengths", "drafts", "slots", "chunks", "partition"] = Field(
         default="lengths", description="which arithmetic `context-parallel` searches"
+    )
+    metadata: Literal["window", "drafts", "compressed", "states"] = Field(
+        default="window", description="which metadata of DeepSeek V4 `compressed-metadata` builds"
     )
     event: Literal["preempt", "abort", "reset"] = Field(
         default="preempt", description="what happens to requests of `in-flight` while their output is in flight"

@@ -18,8 +18,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from harness.core.errors import InputError
-from harness.engines.host_parts import Without, searched
+from harness.engines.host_parts import Without, first_module, searched
 from harness.engines.sglang.params import SglangHostParams
 from harness.judge.run_records import Run
 from harness.memory.poison.patterns import Poison
@@ -36,9 +35,8 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
 
 def _lengths() -> Found:
     """Tokens of each rank, from each start; and the number of each token there."""
-    if find_spec("sglang.srt.layers.dcp") is None:
-        raise InputError("this SGLang has no context-parallel decode: search=lengths needs a later one, such as 0.5.23")
-    layout = importlib.import_module("sglang.srt.layers.dcp.layout")
+    lacks = "SGLang has no context-parallel decode: search=lengths needs a later one, such as 0.5.23"
+    layout = first_module("sglang.srt.layers.dcp.layout", lacks=lacks)
     for ranks, size in itertools.product((2, 3, 4, 8), (1, 2, 16)):
         tokens = torch.arange(3 * ranks * size + 2)
         turn = tokens // size

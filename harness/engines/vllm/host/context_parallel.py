@@ -9,7 +9,6 @@ rank computes and stores a token of a prompt (partition).
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
@@ -26,8 +25,7 @@ from vllm.v1.attention.backends.utils import get_dcp_local_seq_lens
 from vllm.v1.worker.gpu import buffer_utils, cp_utils
 from vllm.v1.worker.gpu.block_table import BlockTables
 
-from harness.core.errors import InputError
-from harness.engines.host_parts import Without, accepted, lazy_plans, made_without_init, searched
+from harness.engines.host_parts import Without, accepted, first_module, lazy_plans, made_without_init, searched
 from harness.engines.vllm.host.idle_rows import uva_buffer
 from harness.engines.vllm.host.prefill_step import attention, builder, step_metadata
 from harness.engines.vllm.params import VllmHostParams
@@ -38,6 +36,7 @@ PAGE_SIZE = 16
 CPU = torch.device("cpu")
 PADDED = 2
 """Rows of a captured graph behind the requests."""
+NO_PARTITION = "vLLM has no prefill context parallelism: search=partition needs 0.26"
 CONTEXTS = (0, 1, 33, 64, 130)
 ROWS_OF_LENGTHS = "decode_seq_lens_buffer.dim() == 2" in inspect.getsource(indexer)
 """Whether the buffer of lengths has a row for each request, as in 0.21."""
@@ -317,7 +316,7 @@ def _partition() -> Found:
 def _stored(ranks: int, dcp: int, sharded: bool, counts: Any, prefills: Any, times: Tensor) -> Tensor:
     """Of each token [T], how many ranks store it, and how many of its hidden states come back: int64 [2, T]."""
     manager = made_without_init(
-        _pcp_manager(),
+        first_module("vllm.v1.worker.gpu.pcp_manager", lacks=NO_PARTITION).PCPManager,
         pcp_world_size=ranks,
         dcp_world_size=dcp,
         device=CPU,
@@ -330,14 +329,6 @@ def _stored(ranks: int, dcp: int, sharded: bool, counts: Any, prefills: Any, tim
     times[0].index_add_(0, stored, torch.ones_like(stored))
     times[1, : len(tokens)] = (rows[manager._hidden_restore_idx.clamp(0, len(rows) - 1)] == tokens).long()
     return times
-
-
-def _pcp_manager() -> Any:
-    """The second runner's manager of prefill context parallelism. Raises InputError before 0.26."""
-    try:
-        return importlib.import_module("vllm.v1.worker.gpu.pcp_manager").PCPManager
-    except ModuleNotFoundError:
-        raise InputError("this vLLM's second runner has no prefill context parallelism: partition needs 0.26") from None
 
 
 SEARCHES: dict[str, Callable[[], Found]] = {

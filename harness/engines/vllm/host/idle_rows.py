@@ -10,7 +10,6 @@ cache from another instance. The dummy step of the target wrote states through t
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 from unittest import mock
 
@@ -19,8 +18,7 @@ from torch import Tensor
 from vllm.v1.worker.gpu import buffer_utils
 from vllm.v1.worker.gpu.block_table import BlockTables
 
-from harness.core.errors import InputError
-from harness.engines.host_parts import Without, accepted, made_without_init
+from harness.engines.host_parts import Without, accepted, first_module, made_without_init
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Guard, Run
 from harness.memory.poison.patterns import Poison
@@ -93,10 +91,8 @@ def _target_step(tables: Any, cache: Tensor) -> None:
 
 def _drafter_step(tables: Any, cache: Tensor) -> None:
     """A dummy step of the drafter after its first token: it computes the slots of each draft itself."""
-    try:
-        module = importlib.import_module("vllm.v1.worker.gpu.spec_decode.speculator")
-    except ModuleNotFoundError:
-        raise InputError("this vLLM's drafters have no class in common: idle=drafter needs 0.24 or later") from None
+    lacks = "vLLM has no class that drafters have in common: idle=drafter needs 0.24"
+    module = first_module("vllm.v1.worker.gpu.spec_decode.speculator", lacks=lacks)
     num_rows = len(PAGES)
     drafter = made_without_init(
         _concrete(module.DraftModelSpeculator),

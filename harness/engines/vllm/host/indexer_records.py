@@ -8,13 +8,12 @@ called in the layout that the release asks for (vllm-project/vllm#52109).
 from __future__ import annotations
 
 import importlib
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from harness.core.op_params import ReadRecordsParams, WriteRecordsParams
-from harness.engines.host_parts import accepted, of_all_rows
+from harness.engines.host_parts import accepted, first_module, of_all_rows
 from harness.engines.vllm.params import VllmHostParams
 from harness.engines.vllm.record_kernels import read_indexer_shuffled, write_indexer_shuffled
 from harness.judge.run_records import Guard, Observed, Run
@@ -75,14 +74,13 @@ def _fused(poison: Poison) -> Observed:
 _FLAT = "_indexer_k_is_c4a_block_flat"
 """The function with which later releases choose the reader's layout."""
 _FUSED = "_fused_kv_compress_norm_rope_insert_indexer_attn"
-_FOLDERS = ("v1.attention.ops.deepseek_v4_ops", "models.deepseek_v4.common.ops")
-"""Where the fused writer is: in 0.21, and since 0.22."""
+_FOLDERS = ("vllm.models.deepseek_v4.common.ops", "vllm.v1.attention.ops.deepseek_v4_ops")
+"""Where the fused writer is: since 0.22, and in 0.21."""
 
 
 def _store_fused(keys: Tensor, cache: Tensor, slots: Tensor) -> None:
     """Give the writer states that it compresses, normalizes and rotates to `keys` [T, 128], rows of length 1."""
-    folder = _FOLDERS[find_spec("vllm.models") is not None]
-    kernel = getattr(importlib.import_module(f"vllm.{folder}.fused_compress_quant_cache"), _FUSED)
+    kernel = getattr(first_module(*(f"{folder}.fused_compress_quant_cache" for folder in _FOLDERS)), _FUSED)
     tokens = torch.arange(len(keys), dtype=torch.int32)
     states = torch.cat((keys, torch.zeros_like(keys)), dim=1)[:, None].repeat(1, RATIO, 1)
     arguments = {

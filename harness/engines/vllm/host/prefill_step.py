@@ -159,11 +159,11 @@ class _Projection:
         return latents @ self.weight, None
 
 
-def step_metadata(num_new: Sequence[int], num_tokens: Sequence[int], table: Tensor) -> CommonAttentionMetadata:
+def step_metadata(num_new: Sequence[int], num_tokens: Sequence[int], table: Tensor, **other: Any) -> Any:
     """What vLLM tells all builders of a step: new and all tokens of each request, and the block table [R, M]."""
     starts = torch.tensor([0, *num_new]).cumsum(0).to(torch.int32)
     lengths = torch.tensor(num_tokens, dtype=torch.int32)
-    return CommonAttentionMetadata(
+    given = dict(
         query_start_loc=starts,
         query_start_loc_cpu=starts,
         seq_lens=lengths,
@@ -175,6 +175,7 @@ def step_metadata(num_new: Sequence[int], num_tokens: Sequence[int], table: Tens
         block_table_tensor=table,
         slot_mapping=torch.zeros(sum(num_new), dtype=torch.int64),
     )
+    return CommonAttentionMetadata(**given | other)
 
 
 def attention(projection: Any, **other: Any) -> Any:
