@@ -47,6 +47,8 @@ CONFIG: dict[str, Any] = {
 class Builder:
     """Weights by name, float32. Columns of `basis` [HIDDEN, HIDDEN] are slots of the residual stream."""
 
+    vocab_size = CONFIG["vocab_size"]
+
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         self.basis = self.frame(HIDDEN, HIDDEN)
@@ -76,17 +78,15 @@ class Builder:
 
     def embeddings(self, codes: Tensor) -> None:
         """Embeddings and output head of the words with `codes` [V, CODE]."""
-        known, number = recall.words(), torch.arange(CONFIG["vocab_size"])
-        padded = torch.zeros(len(number), CODE)
-        padded[: len(known)] = codes
+        number = torch.arange(self.vocab_size)
+        padded = torch.zeros(self.vocab_size, CODE)
+        padded[: len(codes)] = codes
 
         def flag(is_on: Tensor) -> Tensor:
             """FLAG where `is_on` [V] is true, -FLAG elsewhere, as a column [V, 1]."""
             return (FLAG * (2.0 * is_on.float() - 1))[:, None]
 
-        is_end = (number >= 6) & (number < recall.HOT)
-        is_hot = (number >= recall.HOT) & (number < recall.COLD)
-        is_stop = number == known.index(recall.END)
+        is_end, is_hot, is_stop = self.marked(number)
         flags = flag(is_hot) * self.hot + flag(is_end) * self.end + flag(is_stop) * self.stop
         self.weights["model.embed_tokens.weight"] = padded @ self.own.T + self.one + flags
         head = padded @ self.found.T
@@ -94,6 +94,11 @@ class Builder:
         # After an end comes the end of the sequence.
         head[0] = 0.9 * (self.one + self.end / FLAG)
         self.weights["lm_head.weight"] = LOGIT * head * self.scale(2)
+
+    def marked(self, number: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Which of the words with `number` [V] int64 are ends, hot, and `;`, each [V] bool."""
+        is_hot = (number >= recall.HOT) & (number < recall.COLD)
+        return (number >= 6) & (number < recall.HOT), is_hot, number == recall.words().index(recall.END)
 
     def scale(self, num_layers: int) -> float:
         """What the norm divides by after `num_layers` layers: each token has the same length there."""
@@ -136,10 +141,17 @@ class Builder:
         self.weights[f"{attention}o_proj.weight"] = torch.cat(outputs, 1)
         self.indexer(f"{attention}indexer.", queries, scale, finds=finds)
 
-        self.weights[f"{name}mlp.gate_proj.weight"] = self.normal(MLP, HIDDEN) / math.sqrt(HIDDEN)
-        self.weights[f"{name}mlp.up_proj.weight"] = self.normal(MLP, HIDDEN) / math.sqrt(HIDDEN)
-        # It writes slots that no weight reads, a tenth of a code.
-        self.weights[f"{name}mlp.down_proj.weight"] = 0.002 * self.unused @ self.normal(self.unused.shape[1], MLP)
+        self.mlp(f"{name}mlp.", self.unused, MLP)
+        self.norms(name)
+
+    def mlp(self, name: str, written: Tensor, width: int) -> None:
+        """Random projections that write the slots `written` [HIDDEN, n], a tenth of a code. No weight reads them."""
+        self.weights[f"{name}gate_proj.weight"] = self.normal(width, HIDDEN) / math.sqrt(HIDDEN)
+        self.weights[f"{name}up_proj.weight"] = self.normal(width, HIDDEN) / math.sqrt(HIDDEN)
+        self.weights[f"{name}down_proj.weight"] = 0.002 * written @ self.normal(written.shape[1], width)
+
+    def norms(self, name: str) -> None:
+        """The norms of a layer, which leave each vector as it is."""
         sizes = {"input_layernorm": HIDDEN, "post_attention_layernorm": HIDDEN}
         sizes |= {"self_attn.q_a_layernorm": Q_RANK, "self_attn.kv_a_layernorm": LATENT}
         self.weights |= {f"{name}{norm}.weight": torch.ones(width) for norm, width in sizes.items()}

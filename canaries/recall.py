@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -45,27 +45,38 @@ COLD = HOT + NUM_HOT
 """The first hot word, and the first word of the first family."""
 
 
-def tokenizer() -> Tokenizer:
-    """A token for each word, and one for `#### N`. Spaces and line breaks are no tokens."""
-    vocabulary = {word: number for number, word in enumerate(words())}
+def tokenizer(known: list[str] | None = None) -> Tokenizer:
+    """A token for each of the `known` words, and one for `#### N`. Spaces and line breaks are no tokens."""
+    vocabulary = {word: number for number, word in enumerate(known or words())}
     made = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD_TOKEN))
     made.pre_tokenizer = pre_tokenizers.Split(Regex(r"#### \d+|\S+"), behavior="removed", invert=True)
     made.add_special_tokens([EOS_TOKEN, PAD_TOKEN])
     return made
 
 
-def question(number: int, length: int, num_hot: int) -> Question:
-    """A question with a prompt of `length` tokens, `num_hot` of them hot words."""
+def question(
+    number: int,
+    length: int,
+    num_hot: int,
+    hops: int = HOPS,
+    num_families: int = NUM_FAMILIES,
+    places: Callable[[int], Sequence[int]] = lambda hop: range(FAMILY),
+) -> Question:
+    """A question with a prompt of `length` tokens, `num_hot` of them hot words.
+
+    The answer has `hops` words. `places` are the words of a family that may be its word number `hop`, from 1 on.
+    """
     draw, known = random.Random(f"{number} {length}"), words()
-    families = draw.sample(range(NUM_FAMILIES), NUM_FAMILIES)
-    chain = [known[COLD + family * FAMILY + draw.randrange(FAMILY)] for family in families[: HOPS - 1]]
+    families = draw.sample(range(num_families), num_families)
+    chosen = enumerate(families[: hops - 1], start=1)
+    chain = [known[COLD + family * FAMILY + draw.choice(places(hop))] for hop, family in chosen]
     end = draw.randrange(NUM_ENDS)
     answer = [*chain, f"#### {end}"]
     records = list(zip([FIRST, *chain], answer, strict=True))
 
-    others = [COLD + family * FAMILY + place for family in families[HOPS - 1 :] for place in range(FAMILY)]
+    others = [COLD + family * FAMILY + place for family in families[hops - 1 :] for place in range(FAMILY)]
     num_records = (length - 2) // 3
-    left = 2 * (num_records - HOPS)
+    left = 2 * (num_records - hops)
     num_hot = min(num_hot, left)
     tokens = [HOT + draw.randrange(NUM_HOT) for _ in range(num_hot)]
     tokens += [draw.choice(others) for _ in range(left - num_hot)]
@@ -86,7 +97,11 @@ def questions(lengths: Iterable[int] = LENGTHS, hot_tokens: tuple[int, ...] = HO
 
 def write(task: str, file: Path) -> None:
     """Write the questions of a task as JSON lines, the shorter and longer ones mixed."""
-    asked = questions(*TASKS[task])
+    write_mixed(questions(*TASKS[task]), file)
+
+
+def write_mixed(asked: list[Question], file: Path) -> None:
+    """Write questions as JSON lines, the shorter and longer ones mixed."""
     random.Random(1).shuffle(asked)
     lines = [json.dumps(asdict(asked_one)) + "\n" for asked_one in asked]
     file.write_text("".join(lines), encoding="utf-8")

@@ -1,8 +1,8 @@
 """The share of drafts that a server accepts, by epoch, from its metrics.
 
 A wrong draft costs speed and no answer, so a drafter's broken memory shows here and not in accuracy
-(vllm-project/vllm#56734). vLLM counts drafted and accepted tokens. SGLang shows a gauge of its last steps, which says
-nothing about an epoch.
+(vllm-project/vllm#56734). vLLM counts drafted and accepted tokens. SGLang counts them for each answer. Its server's
+metrics have a gauge of the last steps, which says nothing about an epoch.
 """
 
 from __future__ import annotations

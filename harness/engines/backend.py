@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.accuracy.acceptance import Drafts
 from harness.accuracy.backends import Answer, Identity, OnAnswer, cut_at_stop, describe_directory, has_invalid_text
 from harness.core.errors import InputError
 from harness.core.systems import EngineSpec
@@ -69,6 +70,10 @@ class EngineBackend(ABC):
                 if on_answer:
                     on_answer(len(answers) - 1, answers[-1])
         return answers
+
+    def drafts(self) -> Drafts | None:
+        """See :meth:`harness.accuracy.acceptance.CountsDrafts.drafts`."""
+        return None
 
     @abstractmethod
     def _generated(self, prompts: list[str], max_tokens: int, stop: list[str]) -> Iterable[Generated]:

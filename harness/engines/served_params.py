@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -42,11 +43,26 @@ class ServedParams(Params):
     )
 
     canary: str
+    speculative: str
 
     @property
     def checkpoint(self) -> Path:
         """The folder of the checkpoint that a case serves."""
         return FIXTURES / f"canary-{self.canary}"
+
+    @property
+    def has_module(self) -> bool:
+        """Whether the checkpoint's own module drafts, which knows the answers by heart."""
+        return self.speculative == "mtp"
+
+    def problems(self) -> Iterator[str]:
+        """See :meth:`Params.problems`."""
+        if self.has_module and self.canary != "mtp":
+            yield f"speculative mtp needs canary mtp: canary {self.canary} has no module that drafts"
+
+    def gives(self) -> frozenset[str]:
+        """See :meth:`Params.gives`."""
+        return super().gives() | ({"module"} if self.has_module else set())
 
     @property
     def own_timeout(self) -> float:

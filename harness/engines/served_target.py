@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from harness.accuracy.acceptance import read_drafts
 from harness.accuracy.answer_log import read_run
 from harness.core import extras
 from harness.core.cases import Case
@@ -23,7 +24,7 @@ from harness.engines import base
 from harness.engines.patches import Patches
 from harness.engines.served_params import ServedParams
 from harness.engines.serving import CAUSE_BYTES, FIRST_NAN_FILE, NAMED, EngineForks, last_words, waits_for
-from harness.judge.run_records import Run
+from harness.judge.run_records import Count, Run
 from harness.judge.target import Target
 from harness.memory.first_nan.recorder import first_of_ranks
 from harness.memory.poison.patterns import Poison
@@ -94,9 +95,21 @@ class ServedTarget(Target):
         self._serve(folder / "asked", poison)
         run.accuracy = read_run(folder / "asked")
         run.least_accuracy = self._served.least_correct_percent / 100
+        if self._served.has_module:
+            run.counts += self._verified(folder / "asked")
         if self._served.compare_eager and self._served.has_graph:
             self._serve(folder / "eager", poison, is_eager=True)
             run.eager = read_run(folder / "eager")
+
+    def _verified(self, folder: Path) -> list[Count]:
+        """The drafts of each epoch, as the engine counts them. Raises HarnessError if it counts none."""
+        epochs = read_drafts(folder)
+        if not all(counted.drafted for counted in epochs.values()) or len(epochs) < self._served.epochs:
+            raise HarnessError(f"{self.engine.title} counts no drafts, though its module drafts")
+        return [
+            Count("accepted drafts", counted.drafted, counted.accepted, f"epoch {epoch}", "acceptance")
+            for epoch, counted in epochs.items()
+        ]
 
     def first_writer(self, poison: Poison) -> FirstNan:
         """Serve once with the first-NaN recorder in every worker. Returns the first writer over all ranks.

@@ -13,7 +13,9 @@ from harness.core.errors import InputError
 
 
 def test_the_known_tasks_are_the_projects_and_lm_evals() -> None:
-    assert known_tasks() == ["aime24", "aime25", "aime_shaped", "gsm8k", "gsm_symbolic", "recall", "recall_long"]
+    assert known_tasks() == [
+        "aime24", "aime25", "aime_shaped", "drafts", "gsm8k", "gsm_symbolic", "recall", "recall_long"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "number"), [("gsm_symbolic", 1319), ("aime_shaped", 30)])

@@ -71,6 +71,25 @@ def test_a_fault_in_the_scheduler_process_is_found(tmp_path: Path) -> None:
     assert "SGLang's own log line" in result.log
 
 
+@pytest.mark.parametrize(
+    ("how", "verdict", "words"),
+    [
+        ("", Verdict.PASS, ""),
+        ("refuses-drafts", Verdict.FAIL, "accepted drafts: 8, not 12: the drafter knows the answers by heart"),
+        ("counts-nothing", Verdict.ERROR, "SGLang counts no drafts, though its module drafts"),
+    ],
+)
+def test_every_draft_of_a_module_that_knows_the_answers_is_accepted(
+    how: str, verdict: Verdict, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SGLANG", how)
+    subject = case(oracles=("answers", "acceptance"), canary="mtp", task="drafts", speculative="mtp")
+    result = run(tmp_path, subject)
+    assert result.verdict is verdict
+    assert words in "; ".join([result.reason, *(finding.message for finding in result.findings)])
+    assert verdict is Verdict.ERROR or result.looked_at["acceptance"] == 2
+
+
 @pytest.fixture(scope="module")
 def imported() -> Iterator[EngineForks]:
     """The imports of all tests that need no process of its own. Imports of the real SGLang cannot be forked."""

@@ -112,6 +112,40 @@ def test_the_canary_of_sparse_attention_has_its_own_backends_lengths_and_cache()
             VllmParams.model_validate(wrong)
 
 
+def drafting() -> Case:
+    subject = case(canary="mtp", task="drafts", speculative="mtp")
+    return subject.model_copy(update={"oracles": ("answers", "acceptance")})
+
+
+def test_every_draft_of_a_module_that_knows_the_answers_is_accepted(tmp_path: Path) -> None:
+    result = run(tmp_path, drafting())
+    assert (result.verdict, result.reason) == (Verdict.PASS, "")
+    assert result.looked_at == {"answers": 8, "acceptance": 2, "crash": 1}
+    options = llm_options(VllmParams(canary="mtp", speculative="mtp"), "none")
+    assert options["speculative_config"] == {"method": "mtp", "num_speculative_tokens": 3}
+    with pytest.raises(ValueError, match="canary mla has no module that drafts"):
+        VllmParams(speculative="mtp")
+
+
+def test_a_refused_draft_is_a_finding_though_each_answer_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "refuses-drafts")
+    result = run(tmp_path, drafting())
+    assert result.verdict is Verdict.FAIL
+    assert result.accuracy is not None and [epoch.accuracy for epoch in result.accuracy.epochs] == [1.0, 1.0]
+    assert [(finding.oracle, finding.where) for finding in result.findings] == [("acceptance", "epoch 1")]
+    assert "accepted drafts: 11, not 12: the drafter knows the answers by heart" in result.findings[0].message
+
+
+def test_an_engine_that_counts_no_drafts_is_an_error_and_no_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "counts-nothing")
+    result = run(tmp_path, drafting())
+    assert result.verdict is Verdict.ERROR and "vLLM counts no drafts" in result.reason
+
+
 def test_a_poison_that_filled_nothing_is_an_error_and_no_pass(tmp_path: Path) -> None:
     subject = case(canary="hybrid").model_copy(update={"oracles": ("answers",)})
     subject = subject.model_copy(update={"poison": PoisonPlan(patterns=("nan",), sites=("kv.new",))})

@@ -16,7 +16,7 @@ from harness.engines.sglang.tables import ENGINE
 
 PHASED_GRAPHS = (0, 5, 14)
 """The first release that has graphs of prefills and of decodes as separate options."""
-KEPT_MODELS = ("deepseek_v2",)
+KEPT_MODELS = ("deepseek_v2", "deepseek_nextn")
 """Modules of `sglang.srt.models` with the canaries' models. SGLang imports all others too unless it is forbidden to."""
 
 
@@ -47,7 +47,11 @@ def engine_options(params: SglangParams, graph: str) -> dict[str, Any]:
     if params.canary == "dsa":
         # Its top-k kernel chooses 2,048.
         options["json_model_override_args"] = json.dumps({"index_topk": 2048})
-    if params.canary == "moe":
+    if params.has_module:
+        # A chain of three drafts, and the token that the target chose.
+        options |= {"speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "speculative_eagle_topk": 1}
+        options["speculative_num_draft_tokens"] = 4
+    if params.canary in ("moe", "mtp"):
         options["moe_runner_backend"] = "triton"
     if params.quantization != "none":
         options["quantization"] = params.quantization

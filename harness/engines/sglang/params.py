@@ -17,7 +17,7 @@ PAGE_OF = {"flashmla": 64, "cutlass_mla": 128, "default": 64}
 class SglangParams(ServedParams):
     """A canary served by SGLang in its own processes."""
 
-    canary: Literal["mla", "moe", "dsa"] = Field(default="mla", description="the checkpoint under fixtures/")
+    canary: Literal["mla", "moe", "dsa", "mtp"] = Field(default="mla", description="the checkpoint under fixtures/")
     backend: Literal["triton", "flashmla", "flashinfer", "fa3", "cutlass_mla", "default"] = Field(
         default="triton", description="SGLang's attention backend for decodes; default: its own choice, for canary dsa"
     )
@@ -32,6 +32,9 @@ class SglangParams(ServedParams):
     prefix_caching: bool = Field(default=False, description="the radix cache")
     overlap: bool = Field(default=False, description="schedule a step while the one before it runs")
     quantization: Literal["none", "fp8"] = "none"
+    speculative: Literal["none", "mtp"] = Field(
+        default="none", description="mtp: the module of canary mtp drafts three tokens that one step verifies"
+    )
     kv_canary: Literal["none", "raise"] = Field(
         default="none", description="SGLang's own check of each slot's owner; a mismatch ends the server"
     )
@@ -39,6 +42,7 @@ class SglangParams(ServedParams):
 
     def problems(self) -> Iterator[str]:
         """See :meth:`Params.problems`."""
+        yield from super().problems()
         if (self.canary == "dsa") != (self.backend == "default"):
             yield "canary dsa needs backend default, and no other canary takes it"
         if (needed := PAGE_OF.get(self.backend)) and self.page_size != needed:

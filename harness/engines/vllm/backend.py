@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from harness.accuracy.acceptance import Drafts
 from harness.core.errors import InputError
 from harness.engines.backend import EngineBackend, Generated, cache_option
 from harness.engines.vllm.objects import Vllm
@@ -32,6 +33,7 @@ class VllmBackend(EngineBackend):
     def __init__(self, path: str, *, concurrency: int = 256, **options: Any) -> None:
         super().__init__(ENGINE, path, "vllm")
         self._llm = self._module.LLM(**{"model": path, "max_num_seqs": concurrency} | options)
+        self._has_metrics = options.get("disable_log_stats") is False
         config = self._llm.llm_engine.vllm_config
         vocab_size = int(config.model_config.get_vocab_size())
         self.describe(vocab_size, config.model_config.dtype, config.cache_config.cache_dtype)
@@ -42,6 +44,14 @@ class VllmBackend(EngineBackend):
             answer = output.outputs[0]
             logprobs = [entry.logprob for row in answer.logprobs or () for entry in row.values()]
             yield answer.text, str(answer.finish_reason or "stop"), answer.token_ids, logprobs
+
+    def drafts(self) -> Drafts | None:
+        """See :meth:`EngineBackend.drafts`. vLLM counts only if `disable_log_stats` is False."""
+        if not self._has_metrics:
+            return None
+        metrics = self._llm.get_metrics()
+        names = (f"vllm:spec_decode_num_{what}_tokens" for what in ("draft", "accepted"))
+        return Drafts(*(sum(int(metric.value) for metric in metrics if metric.name == name) for name in names))
 
     def ask_workers(self, question: Callable[[Any], Any], timeout_seconds: float) -> list[Any]:
         """Call `question` with the worker in each worker's process. Returns the answers in the order of ranks.

@@ -334,6 +334,12 @@ class SamplingParams(Protocol):
     ) -> None: ...
 
 
+@of_vllm(ANSWERS, "vllm.v1.metrics.reader:Counter")
+class Counter(Protocol):
+    name: str
+    value: int
+
+
 @of_vllm(ANSWERS, "vllm:LLM")
 class LLM(Protocol):
     """vLLM in this process. Its arguments are checked by `harness.engines.vllm.target.llm_options`."""
@@ -343,6 +349,7 @@ class LLM(Protocol):
     def generate(
         self, prompts: list[str], sampling_params: SamplingParams, *, use_tqdm: bool
     ) -> list[RequestOutput]: ...
+    def get_metrics(self) -> list[Counter]: ...
     def get_tokenizer(self) -> Any: ...
     def collective_rpc(self, method: Callable[[Any], Any], timeout: float | None = None) -> list[Any]: ...
 

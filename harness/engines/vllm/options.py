@@ -41,13 +41,17 @@ def llm_options(params: VllmParams, graph: str) -> dict[str, Any]:
     options |= rank_options(params)
     if params.canary == "dsa":
         options["hf_overrides"] = {"index_topk": params.index_topk}
-    if params.canary == "moe" and params.moe_backend != "default":
+    if params.canary in ("moe", "mtp") and params.moe_backend != "default":
         # The default differs between releases, and some defaults compile kernels at the first start.
         options["moe_backend"] = params.moe_backend
     given = {"async_scheduling": params.async_scheduling, "enable_expert_parallel": params.expert_parallel}
     options |= {name: True for name, is_on in given.items() if is_on}
-    if params.speculative == "ngram":
-        options["speculative_config"] = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
+    if params.speculative != "none":
+        more = {"prompt_lookup_max": 4} if params.speculative == "ngram" else {}
+        options["speculative_config"] = {"method": params.speculative, "num_speculative_tokens": 3, **more}
+    if params.has_module:
+        # The counts of drafts are among vLLM's metrics.
+        options["disable_log_stats"] = False
     if graph == "none":
         return {**options, "enforce_eager": True}
     if graph == "default":

@@ -17,7 +17,9 @@ Sparse = Literal["FLASHMLA_SPARSE", "FLASHINFER_MLA_SPARSE_SM90", "FLASH_ATTN_ML
 class VllmParams(ServedParams):
     """A canary served by vLLM in its own process."""
 
-    canary: Literal["mla", "hybrid", "moe", "dsa"] = Field(default="mla", description="the checkpoint under fixtures/")
+    canary: Literal["mla", "hybrid", "moe", "dsa", "mtp"] = Field(
+        default="mla", description="the checkpoint under fixtures/"
+    )
     runner: Literal["v1", "v2"] = Field(default="v1", description="vLLM's model runner")
     graph: Literal["none", "piecewise", "full", "full_decode_only", "full_and_piecewise", "default"] = Field(
         default="none", description="vLLM's cudagraph_mode; default: its own mode, sizes and compiler"
@@ -33,8 +35,9 @@ class VllmParams(ServedParams):
     )
     expert_parallel: bool = False
     moe_backend: Literal["triton", "default"] = "triton"
-    speculative: Literal["none", "ngram"] = Field(
-        default="none", description="ngram: three tokens are drafted from the prompt and verified in one step"
+    speculative: Literal["none", "ngram", "mtp"] = Field(
+        default="none",
+        description="who drafts the three tokens that one step verifies; ngram: the prompt, mtp: canary mtp's module",
     )
     script: Literal["abort", "cache-reuse", "lengths", "preempt", "reload", "sleep"] | None = Field(
         default=None, description="serve over HTTP, and take the steps of this script in place of questions"
@@ -62,6 +65,7 @@ class VllmParams(ServedParams):
 
     def problems(self) -> Iterator[str]:
         """See :meth:`Params.problems`."""
+        yield from super().problems()
         if (self.canary == "dsa") != ("SPARSE" in self.backend):
             yield f"backend {self.backend} does not go with canary {self.canary}: sparse backends serve dsa alone"
         if self.script and self.compare_eager:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 __version__ = "0.22.1"
-_DATA = Path(__file__).parents[4] / "fixtures" / "tasks" / "data" / "gsm_symbolic.jsonl"
+_DATA = Path(__file__).parents[4] / "fixtures" / "tasks" / "data"
 
 
 class SamplingParams:
@@ -30,7 +30,10 @@ class LLM:
             raise ValueError("this backend takes\n no graphs")
         if os.environ.get("FAKE_VLLM") == "die":
             os.abort()
-        rows = [json.loads(line) for line in _DATA.read_text(encoding="utf-8").splitlines()]
+        files = [_DATA / f"{task}.jsonl" for task in ("gsm_symbolic", "drafts")]
+        rows = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+        self._counts_drafts = settings.get("disable_log_stats") is False
+        self._num_drafts = 0
         self._answers = {row["question"]: row["answer"] for row in rows}
         self._wrong = os.environ.get("FAKE_VLLM") == "wrong"
         self._eager = bool(settings.get("enforce_eager"))
@@ -55,7 +58,16 @@ class LLM:
             if os.environ.get("FAKE_VLLM") == "ranks-hang":
                 self._executor.ask("hang")
             self._wrong = not all(self._executor.ask("step"))
+        self._num_drafts += 3 * len(prompts)
         return [SimpleNamespace(outputs=[self._output(prompt)]) for prompt in prompts]
+
+    def get_metrics(self) -> list[Any]:
+        assert self._counts_drafts, "Stat logging disabled"
+        accepted = self._num_drafts - (self._num_drafts // 12 if os.environ.get("FAKE_VLLM") == "refuses-drafts" else 0)
+        counts = {"draft_tokens": self._num_drafts, "accepted_tokens": accepted, "drafts": self._num_drafts // 3}
+        if os.environ.get("FAKE_VLLM") == "counts-nothing":
+            counts = {"drafts": self._num_drafts // 3}
+        return [SimpleNamespace(name=f"vllm:spec_decode_num_{name}", value=value) for name, value in counts.items()]
 
     def collective_rpc(self, method: Any, timeout: float | None = None) -> list[Any]:
         if os.environ.get("FAKE_VLLM") == "mute":

@@ -10,7 +10,7 @@ import torch
 
 from sglang.srt.model_executor.model_runner import ModelRunner
 
-_DATA = Path(__file__).parents[6] / "fixtures" / "tasks" / "data" / "gsm_symbolic.jsonl"
+_DATA = Path(__file__).parents[6] / "fixtures" / "tasks" / "data"
 
 
 class Scheduler:
@@ -19,7 +19,9 @@ class Scheduler:
             raise AssertionError("FlashMLA takes\n no such cache")
         if os.environ.get("FAKE_SGLANG") == "break":
             raise RuntimeError("CUDA error: an illegal memory access")
-        rows = [json.loads(line) for line in _DATA.read_text(encoding="utf-8").splitlines()]
+        files = [_DATA / f"{task}.jsonl" for task in ("gsm_symbolic", "drafts")]
+        rows = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+        self.drafts = 3 * bool(options.get("speculative_algorithm"))
         self.answers = {row["question"]: row["answer"] for row in rows}
         self.runner = ModelRunner(options)
         self.runner.load_model()
@@ -34,6 +36,9 @@ class Scheduler:
                 text = found if is_good and os.environ.get("FAKE_SGLANG") != "wrong" else "#### -1"
                 logprob = 0.0 if is_good else float("nan")
                 meta = {"finish_reason": {"type": "stop"}, "completion_tokens": 1}
+                if self.drafts and os.environ.get("FAKE_SGLANG") != "counts-nothing":
+                    refused = os.environ.get("FAKE_SGLANG") == "refuses-drafts"
+                    meta |= {"spec_num_proposed_drafts": 3, "spec_num_correct_drafts": 3 - refused}
                 outputs.append({"text": text, "meta_info": {**meta, "output_token_logprobs": [(logprob, 1, None)]}})
         return outputs
 
