@@ -145,7 +145,9 @@ class VllmHostParams(Params):
         description="the KV connector: of `kv-moves` SimpleCPUOffloadConnector or OffloadingConnector, of `kv-handoff` "
         "NixlConnector or MooncakeConnector",
     )
-    hybrid: bool = Field(default=False, description="`kv-handoff` with a second group of layers, which has a window")
+    hybrid: bool = Field(
+        default=False, description="`kv-moves` and `kv-handoff` with a second group of layers, which has a window"
+    )
     failing: tuple[int, ...] = Field(default=(), description="transfers of `kv-handoff`, by number, that fail half-way")
     overlapped: bool = Field(
         default=False, description="`kv-moves` schedules a step before it looks at the result of the one before"

@@ -19,7 +19,7 @@ from vllm.v1.request import RequestStatus
 
 from harness.engines.vllm.host.kv_moves import (
     MOST_STEPS,
-    NUM_BLOCKS,
+    ONE_GROUP,
     STOP,
     cache_config,
     request_of,
@@ -157,7 +157,7 @@ def _served(params: VllmHostParams, seed: int, where: str) -> list[Count]:
         found = f"{len(tokens)} tokens" + (f", wrong from {same} on" if same is not None else "")
         runner.keep(f"tokens of request {name}", f"{len(wanted)} tokens", found)
     free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-    runner.keep("free blocks at the end", NUM_BLOCKS - 1, free)
+    runner.keep("free blocks at the end", ONE_GROUP.num_blocks - 1, free)
     return runner.counts
 
 

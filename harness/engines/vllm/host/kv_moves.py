@@ -43,10 +43,9 @@ from harness.memory.moves.owners import records, unsent
 from harness.memory.moves.streams import Event, Span, orders_to_try
 from harness.memory.poison.patterns import Poison
 
-BLOCK, NUM_BLOCKS, WIDTH = 16, 10, 24
+BLOCK, WIDTH = 16, 24
 TOKEN_BYTES = 2 * WIDTH
 LAYERS = ("model.layers.0.attn", "model.layers.1.attn")
-HOST_BYTES = 1 << 16
 CLASSES = {
     "simple": "SimpleCPUOffloadConnector",
     "offloading": "OffloadingConnector",
@@ -63,6 +62,19 @@ NUM_GENERATED, STOP = 6, 9_999
 
 # Once: up to 0.26 each call draws a new root of all hashes, and then no request finds the blocks of another one.
 init_none_hash(sha256)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Blocks of an engine, bytes of a host's memory, and the tokens that a window of a hybrid model has."""
+
+    num_blocks: int = 10
+    host_bytes: int = 1 << 16
+    window: int = 512
+
+
+ONE_GROUP, TWO_GROUPS = Sizes(), Sizes(20, 1 << 18, 40)
+"""Each group of layers has blocks of its own. By default a window is longer than every request."""
 
 
 class TinyModel:
@@ -104,16 +116,16 @@ def spec_of_layer() -> Any:
     return MLAAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=WIDTH, dtype=torch.bfloat16)
 
 
-def spec_of_window() -> Any:
-    """The cache of a layer with a window that is longer than every request, so that all its tokens are read."""
+def spec_of_window(window: int) -> Any:
+    """The cache of a layer with a window."""
     known = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": WIDTH // 2, "dtype": torch.bfloat16}
-    return SlidingWindowSpec(**known, sliding_window=TinyModel.max_model_len)
+    return SlidingWindowSpec(**known, sliding_window=window)
 
 
-def settings(connector: str, is_overlapped: bool, engine: str) -> Any:
+def settings(connector: str, is_overlapped: bool, engine: str, sizes: Sizes = ONE_GROUP) -> Any:
     """vLLM's configuration with a connector, or with none if `connector` is empty."""
     cache = configs.CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
-    cache.num_gpu_blocks = NUM_BLOCKS
+    cache.num_gpu_blocks = sizes.num_blocks
     if IS_ONE_ALLOCATION:
         # The engine core resolves the layout before any connector is made.
         cache.kv_cache_layout = "LBNHC"
@@ -129,7 +141,7 @@ def settings(connector: str, is_overlapped: bool, engine: str) -> Any:
         kv_connector=CLASSES.get(connector),
         kv_role="kv_both",
         engine_id=engine,
-        kv_connector_extra_config={"cpu_bytes_to_use": HOST_BYTES, "block_size": BLOCK},
+        kv_connector_extra_config={"cpu_bytes_to_use": sizes.host_bytes, "block_size": BLOCK},
     )
     made = configs.VllmConfig(
         cache_config=cache,
@@ -148,9 +160,9 @@ IS_ONE_ALLOCATION = "layers" in inspect.signature(KVCacheTensor).parameters
 """Whether this release describes all layers as places in one allocation, and not as a tensor each."""
 
 
-def cache_config(is_hybrid: bool) -> Any:
+def cache_config(is_hybrid: bool, sizes: Sizes = ONE_GROUP) -> Any:
     """The cache of two layers, as the release describes it. In a hybrid model the second one has a window."""
-    size = NUM_BLOCKS * BLOCK * TOKEN_BYTES
+    size = sizes.num_blocks * BLOCK * TOKEN_BYTES
     if IS_ONE_ALLOCATION:
         known = {"layers": list(LAYERS), "layer_stride": size, "block_stride": BLOCK * TOKEN_BYTES}
         tensors = [KVCacheTensor(size=len(LAYERS) * size, **known)]
@@ -158,17 +170,18 @@ def cache_config(is_hybrid: bool) -> Any:
         tensors = [KVCacheTensor(size=size, shared_by=[name]) for name in LAYERS]
     groups = [KVCacheGroupSpec(list(LAYERS), spec_of_layer())]
     if is_hybrid:
-        groups = [KVCacheGroupSpec([LAYERS[0]], spec_of_layer()), KVCacheGroupSpec([LAYERS[1]], spec_of_window())]
-    return KVCacheConfig(num_blocks=NUM_BLOCKS, kv_cache_tensors=tensors, kv_cache_groups=groups)
+        specs = (spec_of_layer(), spec_of_window(sizes.window))
+        groups = [KVCacheGroupSpec([name], spec) for name, spec in zip(LAYERS, specs, strict=True)]
+    return KVCacheConfig(num_blocks=sizes.num_blocks, kv_cache_tensors=tensors, kv_cache_groups=groups)
 
 
-def new_caches() -> dict[str, Tensor]:
+def new_caches(num_blocks: int) -> dict[str, Tensor]:
     """The cache [blocks, bytes] uint8 of each layer, with nothing in it."""
-    size = NUM_BLOCKS * BLOCK * TOKEN_BYTES
+    size = num_blocks * BLOCK * TOKEN_BYTES
     if IS_ONE_ALLOCATION:
-        parts = list(unsent(len(LAYERS) * size).clone().view(len(LAYERS), NUM_BLOCKS, -1))
+        parts = list(unsent(len(LAYERS) * size).clone().view(len(LAYERS), num_blocks, -1))
     else:
-        parts = [unsent(size).clone().view(NUM_BLOCKS, -1) for _ in LAYERS]
+        parts = [unsent(size).clone().view(num_blocks, -1) for _ in LAYERS]
     return dict(zip(LAYERS, parts, strict=True))
 
 
@@ -202,17 +215,20 @@ class Serving:
     is_overlapped: bool
     name: str = "engine"
     is_hybrid: bool = False
+    sizes: Sizes = ONE_GROUP
     scheduler: Any = field(init=False)
     worker: Any = field(init=False)
     caches: dict[str, Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
-        vllm_config, kv_config = settings(self.connector, self.is_overlapped, self.name), cache_config(self.is_hybrid)
+        vllm_config = settings(self.connector, self.is_overlapped, self.name, self.sizes)
+        kv_config = cache_config(self.is_hybrid, self.sizes)
         self.scheduler = scheduler_of(vllm_config, kv_config, self.is_overlapped)
-        self.caches = new_caches()
+        self.caches = new_caches(self.sizes.num_blocks)
         self.device.caches |= {f"{self.name} {name}": cache for name, cache in self.caches.items()}
         self.worker = KVConnectorFactory.create_connector(vllm_config, KVConnectorRole.WORKER, kv_config)
-        typed = {name: cache.view(torch.bfloat16).view(NUM_BLOCKS, BLOCK, WIDTH) for name, cache in self.caches.items()}
+        shape = (self.sizes.num_blocks, BLOCK, WIDTH)
+        typed = {name: cache.view(torch.bfloat16).view(shape) for name, cache in self.caches.items()}
         # Handlers refuse memory that is not on a GPU.
         with (
             configs.set_current_vllm_config(vllm_config),
@@ -302,7 +318,9 @@ class Serving:
                 lists = self.scheduler.kv_cache_manager.get_block_ids(request)
                 blocks = lists[layer if self.is_hybrid else 0]
                 of = (int(request), f"{self.name} {name}", layer, list(blocks))
-                old += [(request, *place) for place in places(*of, 0, end - count)]
+                # A window has the new token too.
+                first = max(0, end - count + 1 - self.sizes.window) if self.is_hybrid and layer else 0
+                old += [(request, *place) for place in places(*of, first, end - count)]
                 new += list(places(*of, end - count, end))
             if old or new:
                 self._launch(f"{self.name} step {self.device.streams.num_launched} layer {layer}", name, old, new)
@@ -363,6 +381,7 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
 def _served(params: VllmHostParams, seed: int, swapped: tuple[str, str] | None, order: str) -> Moved:
     device, landed = Device(seed, swapped), Landed()
     with in_place(device):
-        Serving(device, landed, params.connector, params.overlapped).run()
+        sizes = TWO_GROUPS if params.hybrid else ONE_GROUP
+        Serving(device, landed, params.connector, params.overlapped, is_hybrid=params.hybrid, sizes=sizes).run()
     streams = device.streams
     return Moved(landed.num_bytes, streams.num_compared, landed.misplaced, streams.races, order)
