@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from canaries import block_fp8
+from canaries import block_fp8, recall, tokenizer
 from canaries.canary_requests import RandomCanary
+from canaries.tokenizer import EOS_TOKEN, PAD_TOKEN
 from harness.core.errors import InputError
 from harness.run.protocol import Parent, Reply, run_child
 
@@ -201,7 +202,7 @@ def token_logprobs(model: Any, tokens: list[int]) -> Tensor:
 
 
 @contextmanager
-def rounding_noise(model: nn.Module, cache: str, generator: torch.Generator) -> Iterator[None]:
+def rounding_noise(model: Any, cache: str, generator: torch.Generator) -> Iterator[None]:
     """Inside the block the output of each module is off by a random share of one rounding.
 
     It is that of bfloat16, of e4m3 for queries and keys of an indexer, and of `cache`, a key of FORMATS, for latents.
@@ -215,12 +216,13 @@ def rounding_noise(model: nn.Module, cache: str, generator: torch.Generator) -> 
         values = values * (1 + size * (2 * torch.rand(values.shape, generator=generator) - 1))
         return (values, *found[1:]) if isinstance(found, tuple) else values
 
-    packed, handles = ARCHITECTURES[model.config.model_type].packed, []  # type: ignore[union-attr]
+    packed = ARCHITECTURES[model.config.model_type].packed
+    handles = []
     for name, module in model.named_modules():
         if not name or "rotary" in name:
             continue
-        of_index = INDEX_INPUTS.search(name) or (packed and PRODUCTS.search(name))
-        size = E4M3 if of_index else FORMATS[cache] if LATENTS.search(name) else BF16
+        is_e4m3 = INDEX_INPUTS.search(name) or (packed and PRODUCTS.search(name))
+        size = E4M3 if is_e4m3 else FORMATS[cache] if LATENTS.search(name) else BF16
         handles.append(module.register_forward_hook(lambda _module, _args, output, size=size: noisy(output, size)))
         if packed and PACKED_INPUTS.search(name):
             handles.append(module.register_forward_pre_hook(lambda _module, args: noisy(args, E4M3)))
@@ -264,8 +266,11 @@ def write_checkpoint(name: str, out: Path, seed: int) -> Any:
     out.mkdir(parents=True, exist_ok=True)
     # A copy: `to` rounds the frequencies of the rotary embedding too, and `float` keeps that.
     deepcopy(model).to(torch.bfloat16).save_pretrained(out)
-    _rewrite_weights(out / "model.safetensors", ARCHITECTURES[name])
-    _save_tokenizer(out, model.config.vocab_size)
+    if ARCHITECTURES[name].renamed or ARCHITECTURES[name].packed:
+        _rewrite_weights(out / "model.safetensors", ARCHITECTURES[name])
+    # vLLM does not load Kimi Linear without a tokenizer. Tokens 0 and 1 are the special ones.
+    known = [PAD_TOKEN, EOS_TOKEN, *(f"t{token}" for token in range(2, model.config.vocab_size))]
+    tokenizer.save(recall.tokenizer(known), out)
     config = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps(config | ARCHITECTURES[name].more, indent=1))
     sequences = prompts(model.config.vocab_size, seed)
@@ -287,16 +292,6 @@ def _rewrite_weights(file: Path, architecture: Architecture) -> None:
     if architecture.packed:
         weights = block_fp8.packed(weights, architecture.packed)
     save_file(weights, file, metadata={"format": "pt"})
-
-
-def _save_tokenizer(out: Path, vocab_size: int) -> None:
-    """A word for each token: vLLM does not load Kimi Linear without a tokenizer."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = Tokenizer(models.WordLevel({f"t{token}": token for token in range(vocab_size)}, unk_token="t0"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="t1", unk_token="t0").save_pretrained(out)
 
 
 def save_truth(folder: Path, truth: dict[str, Any]) -> None:
