@@ -67,7 +67,7 @@ def first_module(*names: str, lacks: str = "") -> Any:
         except ModuleNotFoundError as error:
             if not f"{name}.".startswith(f"{error.name}."):
                 raise
-    raise Refused(f"this {lacks}")
+    raise Refused(f"this {lacks or 'release has none of ' + ', '.join(names)}")
 
 
 def lazy_plans(flashmla: Any) -> Any:
