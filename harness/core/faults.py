@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from harness.core.files import rows_beside
+from harness.core.files import rows_beside, with_tuples
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,8 +13,9 @@ class FaultSpec:
     """A bug of the past: its name, the upstream reference, one sentence, and what it replaces by what.
 
     `target` is the "module:function" or "module:Class.method" with the correct code, which is marked as a seam (see
-    :mod:`harness.core.seams`). `replacement` is the "module:function" that behaves as the bug did. Both are empty for
-    a fault of a real engine: the process that imports the engine injects it.
+    :mod:`harness.core.seams`). `replacement` is the "module:function" that behaves as the bug did. Without one the bug
+    just returns what `gives` says: the argument of that name, any other value, or nothing for a step that is left out.
+    A fault of a real engine has no target: the process that imports the engine injects it.
     """
 
     name: str
@@ -21,12 +23,14 @@ class FaultSpec:
     summary: str
     target: str = ""
     replacement: str = ""
+    gives: Any = None
 
 
-def _fault(name: str, row: dict[str, str]) -> FaultSpec:
+def _fault(name: str, row: dict[str, Any]) -> FaultSpec:
     """The fault of a row."""
-    target, replacement = f"harness.{row['replaces']}", f"harness.engine.faults.{row['by']}"
-    return FaultSpec(name, row["ref"], row["bug"], target, replacement)
+    replacement = f"harness.engine.faults.{row['by']}" if "by" in row else ""
+    gives = with_tuples(row).get("gives")
+    return FaultSpec(name, row["ref"], row["bug"], f"harness.{row['replaces']}", replacement, gives)
 
 
 FAULTS = tuple(_fault(name, row) for name, row in rows_beside(__file__).items())

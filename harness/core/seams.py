@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -87,6 +88,12 @@ class Injection:
     was_reached: bool = False
 
 
+def _giving(what: Any, function: Function) -> Function:
+    """A function with the arguments of `function` that returns the one called `what`, or any other value as it is."""
+    signature = inspect.signature(function)
+    return lambda *args, **kwargs: signature.bind(*args, **kwargs).arguments[what] if isinstance(what, str) else what
+
+
 @contextlib.contextmanager
 def inject(fault: FaultSpec) -> Iterator[Injection]:
     """Run the fault's replacement at its seam, for the length of the block. Raises RuntimeError if it runs already.
@@ -100,8 +107,9 @@ def inject(fault: FaultSpec) -> Iterator[Injection]:
     if fault.name in _injected:
         raise RuntimeError(f"fault {fault.name} is injected already")
     target = find_seam(fault.target)
-    replacement: Function = attribute_at(fault.replacement)
+    replacement = attribute_at(fault.replacement) if fault.replacement else _giving(fault.gives, target.current)
 
+    @functools.wraps(target.current)
     def run(*args: Any, **kwargs: Any) -> Any:
         injection.was_reached = True
         return replacement(*args, **kwargs)

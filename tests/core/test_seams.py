@@ -31,8 +31,11 @@ def here() -> str:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_every_fault_has_its_seam_and_a_replacement_that_takes_the_same_arguments(fault) -> None:
     module, _, name = fault.replacement.partition(":")
-    replacement = getattr(importlib.import_module(module), name)
-    ours, theirs = (inspect.signature(function) for function in (find_seam(fault.target).current, replacement))
+    ours = inspect.signature(find_seam(fault.target).current)
+    if not name:
+        assert not isinstance(fault.gives, str) or fault.gives in ours.parameters
+        return
+    theirs = inspect.signature(getattr(importlib.import_module(module), name))
     assert [item.kind for item in ours.parameters.values()] == [item.kind for item in theirs.parameters.values()]
 
 

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 
 from harness.core.op_params import PAGES_OF_MANAGER_BLOCK
-from harness.core.params import KvType
-from harness.engine.batch import DecodeMetadata
 from harness.engine.kernels import Workspace
 from harness.engine.schedule.sequence import ScheduledSequence
 from harness.kernels.torch.decode import gather_slots
@@ -21,30 +19,9 @@ def minus_inf_only(lse: Tensor) -> Tensor:
     return lse == float("-inf")
 
 
-def unguarded_shift(maximum: Tensor) -> Tensor:
-    """Take the larger lse [H, T] from both, -inf too where both sides are empty (PR 27491)."""
-    return maximum
-
-
-def weigh_all(
-    blend: Tensor, prefix_out: Tensor, suffix_out: Tensor, prefix_empty: Tensor, suffix_empty: Tensor
-) -> Tensor:
-    """Rely on the weight 0 of an empty side in [T, H, V]: its output is unwritten (flashinfer-ai/flashinfer#4975)."""
-    return blend
-
-
 def suffix_by_prefix_strides(prefix_out: Tensor, suffix_out: Tensor) -> Tensor:
     """Read the suffix [T, H, V] at the offsets of the prefix."""
     return torch.as_strided(suffix_out, suffix_out.shape, prefix_out.stride())
-
-
-def lse_left_stale(lse: Tensor, rows: slice, value: float) -> None:
-    """Write no lse [H, T] for rows without keys, so that it is what memory held (sgl-project/sglang#22688)."""
-
-
-def lse_of_base_2(lse_base_2: Tensor) -> Tensor:
-    """Hand a base-2 lse [H, T] to a merge that takes natural ones (PR 52796)."""
-    return lse_base_2
 
 
 def reshaped_lse(lse_by_token: Tensor) -> Tensor:
@@ -108,11 +85,6 @@ def merge_all_tokens(
     return out, lse
 
 
-def finite_lse(convention: float) -> float:
-    """The lse of a row without keys as PR 49294 had it: 0, so that its unwritten output is merged."""
-    return 0.0
-
-
 def write_items_in_use(items: Tensor, begin: Tensor, end: Tensor, used: Tensor) -> None:
     """Fill in the items [B, M, 3] with work only: the grid's other blocks read unwritten ones.
 
@@ -128,11 +100,6 @@ def room_for_this_plan(num_splits: Tensor) -> int:
     return max(int(num_splits.amax()), 1)
 
 
-def itemsize_of_bfloat16(kv: KvType) -> int:
-    """Plan without asking for the type of the cache (PR 38719)."""
-    return 2
-
-
 def counters_in_scratch(workspace: Workspace, num_requests: int) -> Tensor:
     """Count in the scratch that all kernels share: the last kernel left it dirty (PR 25520)."""
     return workspace.scratch.view(torch.int32).flatten()[:num_requests]
@@ -141,11 +108,6 @@ def counters_in_scratch(workspace: Workspace, num_requests: int) -> Tensor:
 def rebind_plan(plans: dict[int, Any], size: int, fresh: Any) -> None:
     """Keep the new plan, and leave the tensors that the graph captured as they were (PR 35175)."""
     plans[size] = fresh
-
-
-def share_warmup_metadata(warmed_up: DecodeMetadata) -> DecodeMetadata:
-    """Capture with the metadata of the warm-up. It has a plan, so no planning is captured (PR 42444)."""
-    return warmed_up
 
 
 def offsets_in_32_bits(blocks: Tensor, page_stride: int) -> Tensor:

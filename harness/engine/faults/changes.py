@@ -5,17 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.engine.engine import Engine
 from harness.engine.experts import RoutedExperts, look_up_places
 from harness.engine.memory import CacheLayout
 from harness.engine.model.mla import Adapters, MLAAttention
-from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.sequence import Sequence
 from harness.memory.graph.launch import ACTIVE, launch
-
-
-def keep_prefixes(pool: BlockPool) -> None:
-    """Leave the prefix cache as it is (PR 48312, vllm-project/vllm-omni#6442)."""
 
 
 def rebind_absorbed(attention: MLAAttention, fresh: Tensor) -> None:
@@ -23,23 +17,10 @@ def rebind_absorbed(attention: MLAAttention, fresh: Tensor) -> None:
     attention.absorbed = fresh
 
 
-def keep_scale(attention: MLAAttention, fresh: Tensor) -> None:
-    """Leave the scale [1] of the old weights (PR 41670)."""
-
-
 def experts_in_new_tensors(ranks: list[list[Tensor]], fresh: list[list[Tensor]], *, in_place: bool) -> None:
     """Put the experts [X, ...] of each rank into new tensors in every reload (PR 40390)."""
     for held, loaded in zip(ranks, fresh, strict=True):
         held[:] = [torch.cat((weight, tensor[-1:])) for weight, tensor in zip(loaded, held, strict=True)]
-
-
-def keep_graphs(engine: Engine) -> None:
-    """Go on with the graphs of the old tensors (NVIDIA-NeMo/RL#2895)."""
-
-
-def all_constants(constants: list[Tensor]) -> list[Tensor]:
-    """Unmap the constants of graphs too, of any shape (PR 53343)."""
-    return constants
 
 
 def zero_scales(layout: CacheLayout, kv_scale: float | None, window_scale: float | None) -> None:

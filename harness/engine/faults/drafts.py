@@ -42,11 +42,6 @@ def guess_behind_chunk(item: ScheduledSequence) -> list[int]:
     return known + [-1] * (item.num_new_tokens - len(known))
 
 
-def first_row(given: list[int]) -> int:
-    """Take the row of the first token, however many were accepted (antirez/ds4#750)."""
-    return 0
-
-
 def rows_of_kept(num_rows: int, given: list[int]) -> int:
     """Go on by the drafts that were kept: each request behind has rows of the one before (PR 49738)."""
     return max(1, len(given))

@@ -12,11 +12,6 @@ from harness.kernels.ops.block_formats import num_scale_rows
 from harness.memory.poison.patterns import Poison
 
 
-def padding_unmasked(ids: Tensor, num_live: Tensor | int) -> Tensor:
-    """Leave the ids [T, k] of padding as memory was (sgl-project/sglang#28378, ROCm/ATOM#1229)."""
-    return ids
-
-
 def top_by_greater_than(scores: Tensor, num_experts_per_tok: int) -> tuple[Tensor, Tensor]:
     """Keep a score of [T, X] that is greater than the best so far, starting at expert 0. In a row of NaN no score is,
     so that expert 0 is chosen k times (PR 39593)."""
@@ -70,13 +65,3 @@ def orphans_to_expert_zero(num_rows: int, offsets: list[int]) -> Tensor:
         rows[start:end] = torch.arange(first, first + end - start)
         first += num_scale_rows([end - start])
     return rows
-
-
-def all_rows_of_all_ranks(num_tokens: int) -> int | None:
-    """Take the maximum over the padding of a data-parallel rank too (sgl-project/sglang#26133)."""
-    return None
-
-
-def sentinel_as_scale(loaded: float) -> float:
-    """Divide by what a scale held before loading."""
-    return loaded

@@ -13,28 +13,18 @@ from harness.core.engine_params import BatchParams
 from harness.engine.batch import NO_KEYS, Batch, DecodeInputs, Padding, fill_static
 from harness.engine.capture import Bridges
 from harness.engine.kernels import Workspace
-from harness.engine.memory import PagedMemory
 from harness.engine.paged_model import Forwarded
-from harness.engine.schedule.block_pool import BlockPool, CacheGroup, FreeList, Group
+from harness.engine.schedule.block_pool import CacheGroup, FreeList, Group
 from harness.engine.schedule.config import NULL_BLOCK
-from harness.engine.schedule.sequence import Sequence, Step
+from harness.engine.schedule.sequence import Sequence
 from harness.memory.graph.launch import ACTIVE
 from harness.memory.poison.patterns import Poison
-
-
-def ignore_zero_list(memory: PagedMemory, step: Step) -> None:
-    """Ignore the scheduler's list of blocks to zero, as a new model runner did (PR 43990)."""
 
 
 def gate_by_kind(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
     """Zero only in models with states, not with fp8 full attention and a bfloat16 window (PR 47574, PR 51749)."""
     names = {group.name for group in groups}
     return frozenset({"attention"}) if "state" in names else frozenset()
-
-
-def zero_states_only(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
-    """Zero new blocks of states, which start from zeros anyway, and no pages (PR 35219)."""
-    return frozenset({"state"})
 
 
 def reserve_unchecked(num_blocks: int, free_list: FreeList) -> list[int]:
@@ -47,23 +37,9 @@ def reserve_unchecked(num_blocks: int, free_list: FreeList) -> list[int]:
     return list(free)
 
 
-def skip_attention_blocks(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
-    """Zero no page: the check asks for full-attention layers, and MLA is another kind (PR 43961)."""
-    return frozenset()
-
-
-def values_as_loaded(values: Tensor, used: Tensor) -> Tensor:
-    """values [A, 64, R] as the page holds them, `used` [A, 64] ignored: 0 times NaN (flashinfer-ai/flashinfer#941)."""
-    return values
-
-
 def tokens_scheduled(sequence: Sequence, num_new_tokens: int) -> int:
     """Count the tokens of this step as written. If it is dropped, later prompts share unwritten pages (PR 50283)."""
     return sequence.num_computed_tokens + num_new_tokens
-
-
-def keep_evicted(window_blocks: list[int], num_evicted: int) -> None:
-    """Leave freed blocks in the table; other requests get them soon (PR 42273)."""
 
 
 def counters_that_grow(workspace: Workspace, num_requests: int) -> Tensor:
@@ -98,11 +74,6 @@ def replace_table(static: DecodeInputs, live: DecodeInputs) -> None:
     # The captured table stays allocated, as in the engine that had the bug; it is only not updated any more.
     table.captured = static.block_table  # type: ignore[attr-defined]
     static.block_table = table
-
-
-def weak_result(bridges: Bridges, size: int, part: int, result: Tensor) -> Tensor:
-    """Hold the result [T, H] of an eager part weakly: a later capture may take its block (sgl-project/sglang#37606)."""
-    return result
 
 
 def one_bridge_a_layer(bridges: Bridges, size: int, part: int, result: Tensor) -> Tensor:
@@ -147,16 +118,6 @@ def one_key_each(decode: DecodeInputs, num_live: int, filler: int, num_keys: int
     decode.state_blocks[num_live:] = NULL_BLOCK
 
 
-def null_block_as_trash(pool: BlockPool) -> int:
-    """Store padding in the null block, where padded table entries read it (huggingface/transformers#46765)."""
-    return NULL_BLOCK
-
-
-def all_rows(batch: Batch) -> None:
-    """Take the maximum over every row of the batch, rows of padding included (PR 37442)."""
-    return None
-
-
 def divide_without_guard(accumulated: Tensor, total: Tensor) -> Tensor:
     """accumulated [..., R] / total [...]. Both are 0 where no key was seen: NaN (PR 57017)."""
     return accumulated / total[..., None]
@@ -180,11 +141,6 @@ def build_then_clear(static: Batch, dummy: Batch, poison: Poison, padding: Paddi
 def zeroed_slots(num_tokens: int, slot: int, device: torch.device) -> Tensor:
     """A buffer of zeros: slot 0 is the first of the null block (PR 38719)."""
     return torch.zeros(num_tokens, dtype=torch.int64, device=device)
-
-
-def slot_zero(padding: Padding) -> int:
-    """Leave slots of padding and of dummy batches at 0: the first slot of the null block (PR 39444)."""
-    return 0
 
 
 def token_above_all(logits: Tensor) -> Tensor:

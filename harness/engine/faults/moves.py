@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.engine.moves.layout import Region
-from harness.engine.moves.server import Server
 from harness.memory.moves.streams import Event
-from harness.memory.moves.transport import Status, Transfer, Transport
-
-
-def no_events(server: Server) -> list[Event]:
-    """Copy at once, on a stream of its own, with no event of the model's stream (PR 45704, PR 47282)."""
-    return []
+from harness.memory.moves.transport import Status
 
 
 def all_but_the_index(regions: Iterable[Region]) -> list[Region]:
@@ -31,34 +25,15 @@ def planes(region: Region, used: int) -> list[tuple[int, int]]:
     return [(0, used_half), (half, half + used_half)]
 
 
-def whole_page(num_bytes: int, splits: int) -> int:
-    """Give each kernel block's descriptor the length of the whole page: they overlap (PR 54272)."""
-    return num_bytes
-
-
 def length_of_first(regions: list[Region]) -> list[int]:
     """Register one region for each base address, with the length of the first (PR 57661)."""
     first: dict[str, int] = {}
     return [first.setdefault(region.buffer.name, region.page_bytes) for region in regions]
 
 
-def rank_zero(region: Region, shard: int, rank: int, num_ranks: int) -> int:
-    """Take the whole model for replicated, because its MLA layers are: any rank will do (PR 49499)."""
-    return 0
-
-
 def ended(status: Status) -> bool:
     """Take a transfer that failed for one that is finished (PR 52234)."""
     return status != "busy"
-
-
-def forget(transport: Transport, transfer: Transfer) -> None:
-    """Give the pages back at once. The prefill engine goes on writing (sgl-project/sglang#24527)."""
-
-
-def first_row(num_lists: int) -> int:
-    """Keep one row for all lists, also while a copy of the last one is queued (PR 48085)."""
-    return 0
 
 
 def host_row(region: Region, device: int, host: int) -> int:
