@@ -7,6 +7,7 @@ head; those of packed records are not. Tensors are read by their methods: no tor
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -41,7 +42,7 @@ def read_decode(
     metadata: Any = None,
     window: int | None = None,
     **_: Any,
-) -> list[Point]:
+) -> Iterator[Point]:
     """A point for each request of `mla_decode`, by its last query token. Arguments are as the kernel gets them."""
     num_requests, num_tokens, num_heads, head_dim = q.shape
     stride, lengths, table = kv_cache.stride(0), seq_lens.tolist(), block_table.tolist()
@@ -58,7 +59,6 @@ def read_decode(
         "q": "packed" if q.is_contiguous() else "slice",
     }
     factor = scale * (1.0 if kv_scale is None else float(kv_scale))
-    points: list[Point] = []
     for b, (length, own) in enumerate(zip(lengths, pages, strict=True)):
         point: Point = {
             **call,
@@ -81,8 +81,7 @@ def read_decode(
                 "offset": "past 2^31" if (top + 1) * stride > FAR else "below",
                 "values": scores_of([score * factor for score in found]),
             }
-        points.append(point)
-    return points
+        yield point
 
 
 def _window(window: int | None, length: int) -> str:
@@ -91,7 +90,9 @@ def _window(window: int | None, length: int) -> str:
     return "one" if window == 1 else "inside" if window < length else "past"
 
 
-def read_sparse(q: Any, kv_cache: Any, indices: Any, *, scale: float, kv_scale: float | None = None, **_: Any) -> Any:
+def read_sparse(
+    q: Any, kv_cache: Any, indices: Any, *, scale: float, kv_scale: float | None = None, **_: Any
+) -> Iterator[Point]:
     """A point for each token. The tensors are those of :data:`harness.core.ops.OPS`."""
     rows = [[slot for slot in row if slot >= 0] for row in indices.tolist()]
     last = [max((i for i, slot in enumerate(row) if slot >= 0), default=-1) for row in indices.tolist()]
@@ -107,7 +108,6 @@ def read_sparse(q: Any, kv_cache: Any, indices: Any, *, scale: float, kv_scale: 
         "latent": "512+64" if q.shape[2] == 576 else "other",
         "pool": "packed" if kv_cache.stride(0) == kv_cache.shape[1] * kv_cache.shape[2] else "apart",
     }
-    points: list[Point] = []
     for t, own in enumerate(rows):
         point: Point = {
             **call,
@@ -124,17 +124,15 @@ def read_sparse(q: Any, kv_cache: Any, indices: Any, *, scale: float, kv_scale: 
                 pages, slots = [slot // PAGE_SIZE for slot in own], [slot % PAGE_SIZE for slot in own]
                 found = (keys[pages, slots] @ q[t, 0].float()).tolist()
                 point["values"] = scores_of([score * factor for score in found])
-        points.append(point)
-    return points
+        yield point
 
 
 def read_context(
     q: Any, k: Any, v: Any, query_start_loc: Any, chunk_start_loc: Any, *, scale: float, **_: Any
-) -> list[Point]:
+) -> Iterator[Point]:
     """A point for each request. The tensors are those of :data:`harness.core.ops.OPS`."""
     rows, keys = list(pairwise(query_start_loc.tolist())), list(pairwise(chunk_start_loc.tolist()))
     sizes = [(row[1] - row[0], key[1] - key[0]) for row, key in zip(rows, keys, strict=True)]
-    points: list[Point] = []
     for b, (tokens, context) in enumerate(sizes):
         point: Point = {
             "queries": tokens,
@@ -149,8 +147,7 @@ def read_context(
         if context:
             found = (k[slice(*keys[b]), 0].float() @ q[rows[b][1] - 1, 0].float()).tolist()
             point["values"] = scores_of([score * scale for score in found])
-        points.append(point)
-    return points
+        yield point
 
 
 def read_merge(
@@ -161,7 +158,7 @@ def read_merge(
     *,
     num_tokens_with_context: int | None = None,
     **_: Any,
-) -> list[Point]:
+) -> Iterator[Point]:
     """A point for each token, by the lse of its last head."""
     tokens, num_heads, width = prefix_out.shape
     merged = tokens if num_tokens_with_context is None else num_tokens_with_context
@@ -179,7 +176,6 @@ def read_merge(
         "prefix": "packed" if prefix_out.is_contiguous() else "columns",
         "suffix": "packed" if suffix_out.is_contiguous() else "columns",
     }
-    points: list[Point] = []
     for t, side in enumerate(sides):
         point: Point = {**call, "side": side, "place": place_of(t, tokens)}
         point["before"] = None if t == 0 else "same" if sides[t - 1] == side else "other"
@@ -188,5 +184,4 @@ def read_merge(
             point["gap"] = "near" if abs(apart) < FAR_APART else "prefix above" if apart > 0 else "suffix above"
         elif side != "copied":
             point["sign"] = "+inf" if "inf" in (str(prefix[t]), str(suffix[t])) else "-inf"
-        points.append(point)
-    return points
+        yield point

@@ -110,7 +110,7 @@ class Step:
             yield with_context if own else without
 
 
-def read(step: Step) -> list[Point]:
+def read(step: Step) -> Iterator[Point]:
     """A point for each request and each kind of layer."""
     count, requests = len(step.requests), step.requests
     num_decodes = sum(request.is_decode for request in requests)
@@ -128,7 +128,6 @@ def read(step: Step) -> list[Point]:
         call["size"] = "smallest" if step.replayed == min(step.sizes) else "larger"
         call["plan"] = step.plan
         call["padding"] = step.padding if step.replayed > count else None
-    points: list[Point] = []
     for number, (request, rounds) in enumerate(zip(requests, step.rounds(), strict=True)):
         point = call | _of_request(request)
         point["place"] = place_of(number, count)
@@ -149,8 +148,7 @@ def read(step: Step) -> list[Point]:
                 own["ranks"] = None if rounds in (None, "none") else step.ranks
             if request.is_decode and layer in ("full", "window"):
                 own["output"] = "persistent" if step.persistent_output else "new"
-            points.append(point | own)
-    return points
+            yield point | own
 
 
 def _of_request(request: Request) -> Point:

@@ -5,6 +5,7 @@ A unit is a token of the router, an expert of an alignment, a row of a quantizer
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -27,7 +28,7 @@ def _logits(row: list[float]) -> str:
     return "negative" if top < 0 else "plain"
 
 
-def read_route(logits: Any, *, num_experts_per_tok: int, num_live: int | None = None, **_: Any) -> list[Point]:
+def read_route(logits: Any, *, num_experts_per_tok: int, num_live: int | None = None, **_: Any) -> Iterator[Point]:
     """A point for each token."""
     tokens, experts = logits.shape
     rows, live = logits.float().tolist(), tokens if num_live is None else num_live
@@ -37,17 +38,15 @@ def read_route(logits: Any, *, num_experts_per_tok: int, num_live: int | None = 
         "per token": num_experts_per_tok,
         "live": "not given" if num_live is None else "all" if live == tokens else "some",
     }
-    points: list[Point] = []
     for t, row in enumerate(rows):
         point: Point = {**call, "place": place_of(t, tokens), "row": "live"}
         if t >= live:
-            points.append(point | {"row": "padded"})
+            yield point | {"row": "padded"}
             continue
         best = sorted(range(experts), key=row.__getitem__)[-num_experts_per_tok:]
         edges = 0 in best, experts - 1 in best
         point["ids"] = "both" if all(edges) else "first" if edges[0] else "last" if edges[1] else "inner"
-        points.append(point | {"values": _logits(row)})
-    return points
+        yield point | {"values": _logits(row)}
 
 
 def _run(count: int, size: int) -> str:
@@ -59,7 +58,7 @@ def _run(count: int, size: int) -> str:
     return "past" if count > size else "one" if count == 1 else "part"
 
 
-def read_align(topk_ids: Any, *, num_experts: int, block_size: int, **_: Any) -> list[Point]:
+def read_align(topk_ids: Any, *, num_experts: int, block_size: int, **_: Any) -> Iterator[Point]:
     """A point for each expert."""
     counts = [0] * num_experts
     for row in topk_ids.tolist():
@@ -71,13 +70,11 @@ def read_align(topk_ids: Any, *, num_experts: int, block_size: int, **_: Any) ->
         "experts": num_experts,
         "block": block_size,
     }
-    return [
-        {**call, "run": _run(n, block_size), "place": place_of(e, num_experts), "around": around(e, counts)}
-        for e, n in enumerate(counts)
-    ]
+    for e, n in enumerate(counts):
+        yield {**call, "run": _run(n, block_size), "place": place_of(e, num_experts), "around": around(e, counts)}
 
 
-def read_quantize_fp8(x: Any, *, num_live: Any = None, **_: Any) -> list[Point]:
+def read_quantize_fp8(x: Any, *, num_live: Any = None, **_: Any) -> Iterator[Point]:
     """A point for each row."""
     tokens, width = x.shape
     live = tokens if num_live is None else int(num_live)
@@ -90,20 +87,18 @@ def read_quantize_fp8(x: Any, *, num_live: Any = None, **_: Any) -> list[Point]:
         "width": width,
         "amax": "large" if amax >= 2.0**9 else "plain" if amax else "zero",
     }
-    points: list[Point] = []
     for t in range(tokens):
         point: Point = {**call, "place": place_of(t, tokens), "row": "live"}
         if t >= live:
-            points.append(point | {"row": "padded"})
+            yield point | {"row": "padded"}
             continue
         point["values"] = "zero" if not largest[t] else "largest" if largest[t] == amax else row_values(largest[t])
         if largest[t]:
             point["peak"] = end_in_page(peaks[t], width) if width > 1 else "inner"
-        points.append(point)
-    return points
+        yield point
 
 
-def read_quantize_blocks(x: Any, expert_offsets: Any, *, block_format: str, **_: Any) -> list[Point]:
+def read_quantize_blocks(x: Any, expert_offsets: Any, *, block_format: str, **_: Any) -> Iterator[Point]:
     """A point for each row that an expert has."""
     tokens, width = x.shape
     bounds = expert_offsets.tolist()
@@ -116,7 +111,6 @@ def read_quantize_blocks(x: Any, expert_offsets: Any, *, block_format: str, **_:
         "experts": len(counts),
         "orphans": "some" if tokens > bounds[-1] else "none",
     }
-    points: list[Point] = []
     for expert, (start, count) in enumerate(zip(bounds, counts, strict=False)):
         own = {
             **call,
@@ -124,7 +118,5 @@ def read_quantize_blocks(x: Any, expert_offsets: Any, *, block_format: str, **_:
             "place": place_of(expert, len(counts)),
             "around": around(expert, counts),
         }
-        points += [
-            {**own, "tile": end_in_page(row, 128), "values": row_values(largest[start + row])} for row in range(count)
-        ]
-    return points
+        for row in range(count):
+            yield {**own, "tile": end_in_page(row, 128), "values": row_values(largest[start + row])}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from harness.core.conditions.model import Point
@@ -13,10 +13,10 @@ from harness.core.ops import PAGE_SIZE
 SEEN = ("all", "part")
 
 
-def _requests(lengths: Sequence[int], num_tokens: int) -> list[Point]:
+def _requests(lengths: Sequence[int], num_tokens: int) -> Iterator[Point]:
     """A point for each request: its place, its neighbours, and whether each of its query tokens sees a key."""
-    return [
-        {
+    for b, length in enumerate(lengths):
+        yield {
             "batch": len(lengths),
             "queries": num_tokens,
             "place": place_of(b, len(lengths)),
@@ -24,11 +24,9 @@ def _requests(lengths: Sequence[int], num_tokens: int) -> list[Point]:
             "neighbour": same_as_before(b, lengths),
             "seen": SEEN[length < num_tokens] if length else None,
         }
-        for b, length in enumerate(lengths)
-    ]
 
 
-def read_logits(q: Any, weights: Any, kv_cache: Any, block_table: Any, seq_lens: Any, **_: Any) -> list[Point]:
+def read_logits(q: Any, weights: Any, kv_cache: Any, block_table: Any, seq_lens: Any, **_: Any) -> Iterator[Point]:
     """A point for each request. The tensors are those of :data:`harness.core.ops.OPS`."""
     lengths = seq_lens.tolist()
     call = {
@@ -37,18 +35,16 @@ def read_logits(q: Any, weights: Any, kv_cache: Any, block_table: Any, seq_lens:
         "kv": TYPES.get(str(kv_cache.dtype), "indexer_planar"),
         "pool": "packed" if kv_cache.stride(0) == kv_cache.shape[1] * kv_cache.shape[2] else "apart",
     }
-    points: list[Point] = []
     for point, length in zip(_requests(lengths, q.shape[1]), lengths, strict=True):
         pages = -(-length // PAGE_SIZE)
         own = {"end": end_of(length), "pages": pages, "spare": block_table.shape[1] - pages}
-        points.append({**call, **point, **own})
-    return points
+        yield {**call, **point, **own}
 
 
 RANKS = ("below", "at", "above")
 
 
-def read_topk(logits: Any, seq_lens: Any, *, topk: int, **_: Any) -> list[Point]:
+def read_topk(logits: Any, seq_lens: Any, *, topk: int, **_: Any) -> Iterator[Point]:
     """A point for each request, by the logits of its last query token."""
     lengths, (rows, columns) = seq_lens.tolist(), logits.shape
     num_tokens = rows // len(lengths)
@@ -57,7 +53,6 @@ def read_topk(logits: Any, seq_lens: Any, *, topk: int, **_: Any) -> list[Point]
         "columns": "more" if columns > max(lengths) else "as many",
         "rows": "packed" if logits.stride(0) == columns or rows == 1 else "apart",
     }
-    points: list[Point] = []
     for b, (point, length) in enumerate(zip(_requests(lengths, num_tokens), lengths, strict=True)):
         own = {**call, **point, "length": length}
         if length:
@@ -65,11 +60,10 @@ def read_topk(logits: Any, seq_lens: Any, *, topk: int, **_: Any) -> list[Point]
             best = sorted(logits[(b + 1) * num_tokens - 1, :length].tolist(), reverse=True)
             if length > topk:
                 own["ties"] = "none" if best[topk - 1] > best[topk] else "all" if best[0] == best[-1] else "at the last"
-        points.append(own)
-    return points
+        yield own
 
 
-def read_map(positions: Any, block_table: Any, requests: Any, *, page_size: int, **_: Any) -> list[Point]:
+def read_map(positions: Any, block_table: Any, requests: Any, *, page_size: int, **_: Any) -> Iterator[Point]:
     """A point for each token."""
     rows, table, owners = positions.tolist(), block_table.tolist(), requests.tolist()
     call = {
@@ -78,7 +72,6 @@ def read_map(positions: Any, block_table: Any, requests: Any, *, page_size: int,
         "later": "some" if len(owners) > len(rows) else "none",
     }
     live = [[position for position in row if position >= 0] for row in rows]
-    points: list[Point] = []
     for t, (row, own) in enumerate(zip(rows, live, strict=True)):
         listed = (
             "none" if not own else "full" if len(own) == len(row) else "short" if own == row[: len(own)] else "holes"
@@ -96,5 +89,4 @@ def read_map(positions: Any, block_table: Any, requests: Any, *, page_size: int,
             point["spread"] = "one page" if len(pages) == 1 else "more pages"
             point["block"] = max(table[owners[t]][page] for page in pages)
             point["edge"] = "last slot" if any(position % page_size == page_size - 1 for position in own) else "inner"
-        points.append(point)
-    return points
+        yield point

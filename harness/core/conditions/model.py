@@ -81,7 +81,7 @@ class Space:
     op: str
     dimensions: tuple[Dimension, ...]
     rules: tuple[Never, ...]
-    reader: Callable[..., list[Point]]
+    reader: Callable[..., Iterable[Point]]
     optional: frozenset[str] = frozenset()
     units: str = ""
     refused: Mapping[tuple[str, str], str] = field(default_factory=dict)

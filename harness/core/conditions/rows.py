@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +12,7 @@ Given = Mapping[str, Any]
 """Dimension -> its classes in a rule: one, a list of them, `any`, or all `but` some."""
 
 
-def space_of(op: str, row: Given, reader: Callable[..., list[Point]]) -> Space:
+def space_of(op: str, row: Given, reader: Callable[..., Iterable[Point]]) -> Space:
     """The space of a row. `reader` reads the points of a call."""
     dimensions = {name: _dimension(name, **given) for name, given in row["dimensions"].items()}
     units, rules = row.get("units", ""), [(why, given) for why, several in row["never"].items() for given in several]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -22,16 +22,15 @@ from harness.core.conditions.parts import (
 from harness.core.ops import PAGE_SIZE
 
 
-def _tokens(slots: Sequence[int], largest: Sequence[float], call: Point) -> list[Point]:
+def _tokens(slots: Sequence[int], largest: Sequence[float], call: Point) -> Iterator[Point]:
     """A point for each token: its slot, the slot before, and the largest element of its row."""
     padded = [t for t, slot in enumerate(slots) if slot < 0]
     is_end = padded == list(range(len(slots) - len(padded), len(slots)))
     call = call | {"tokens": len(slots), "padding": "none" if not padded else "end" if is_end else "between"}
-    points: list[Point] = []
     for t, slot in enumerate(slots):
         point: Point = {**call, "row": "live", "place": place_of(t, len(slots))}
         if slot < 0:
-            points.append(point | {"row": "padded"})
+            yield point | {"row": "padded"}
             continue
         point |= {"slot": end_in_page(slot), "block": slot // PAGE_SIZE, "values": row_values(largest[t])}
         if t:
@@ -39,8 +38,7 @@ def _tokens(slots: Sequence[int], largest: Sequence[float], call: Point) -> list
             is_same = before // PAGE_SIZE == slot // PAGE_SIZE
             follows = "next slot" if slot == before + 1 else "same page" if is_same else "other page"
             point["before"] = "padded" if before < 0 else follows
-        points.append(point)
-    return points
+        yield point
 
 
 def _largest(*parts: Any) -> list[float]:
@@ -49,7 +47,7 @@ def _largest(*parts: Any) -> list[float]:
     return [max(row) for row in zip(*found, strict=True)]
 
 
-def read_write_kv(kv_c: Any, k_pe: Any, kv_cache: Any, slot_mapping: Any, **_: Any) -> list[Point]:
+def read_write_kv(kv_c: Any, k_pe: Any, kv_cache: Any, slot_mapping: Any, **_: Any) -> Iterator[Point]:
     """A point for each token. The tensors are those of :data:`harness.core.ops.OPS`."""
     slots, stride = slot_mapping.tolist(), kv_cache.stride(0)
     head_dim = kv_cache.shape[2]
@@ -59,14 +57,13 @@ def read_write_kv(kv_c: Any, k_pe: Any, kv_cache: Any, slot_mapping: Any, **_: A
         "pool": "packed" if stride == PAGE_SIZE * head_dim else "apart",
         "rows": "packed" if kv_c.stride(0) == kv_c.shape[1] else "slice",
     }
-    points = _tokens(slots, _largest(kv_c, k_pe), call)
-    for point, slot in zip(points, slots, strict=True):
+    for point, slot in zip(_tokens(slots, _largest(kv_c, k_pe), call), slots, strict=True):
         if slot >= 0:
             point["offset"] = "past 2^31" if (slot // PAGE_SIZE + 1) * stride > FAR else "below"
-    return points
+        yield point
 
 
-def read_write_records(x: Any, cache: Any, slot_mapping: Any, *, record_format: str, **_: Any) -> list[Point]:
+def read_write_records(x: Any, cache: Any, slot_mapping: Any, *, record_format: str, **_: Any) -> Iterator[Point]:
     """A point for each token."""
     return _tokens(slot_mapping.tolist(), _largest(x), _of_records(cache, record_format))
 
@@ -82,15 +79,17 @@ def end_of(length: int) -> str:
     return "whole" if found == "last" else "last" if length % PAGE_SIZE == PAGE_SIZE - 1 else found
 
 
-def read_read_records(cache: Any, block_table: Any, cu_seq_lens: Any, *, record_format: str, **_: Any) -> list[Point]:
+def read_read_records(
+    cache: Any, block_table: Any, cu_seq_lens: Any, *, record_format: str, **_: Any
+) -> Iterator[Point]:
     """A point for each request."""
     lengths = [after - first for first, after in pairwise(cu_seq_lens.tolist())]
     table = block_table.tolist()
     pages = [row[: -(-n // PAGE_SIZE)] for row, n in zip(table, lengths, strict=True)]
     holders = Counter(page for row in pages for page in set(row))
     call = _of_records(cache, record_format)
-    return [
-        {
+    for b, (length, own) in enumerate(zip(lengths, pages, strict=True)):
+        yield {
             **call,
             "end": end_of(length),
             "pages": len(own),
@@ -103,5 +102,3 @@ def read_read_records(cache: Any, block_table: Any, cu_seq_lens: Any, *, record_
             "shared": shared_with(own, holders),
             "block": max(own, default=None),
         }
-        for b, (length, own) in enumerate(zip(lengths, pages, strict=True))
-    ]
