@@ -57,7 +57,7 @@ def test_only_a_pinned_input_that_changes_under_its_copy_is_found(waits: bool, m
     for name in copies.METHODS:
         monkeypatch.setattr(torch.Tensor, name, getattr(torch.Tensor, name))
     monkeypatch.setattr(copies, "COPIES", [])
-    copies.install(7)
+    copies.install("7")
     pinned, target, copied = torch.zeros(64).pin_memory(), torch.zeros(64, device="cuda"), torch.cuda.Event()
     for value in range(60):
         if waits:

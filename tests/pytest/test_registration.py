@@ -118,13 +118,20 @@ def test_poison_in_such_a_project_finds_its_bug_and_keeps_its_package(
     done.stdout.fnmatch_lines(["*harness/rows.py:3 in rows", "FAILED *::test_reads_unwritten_memory*"])
 
 
-@pytest.mark.parametrize("variable", ["", "MLA_HARNESS_POISON"])
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [
+        ("", ""),
+        ("MLA_HARNESS_POISON", "unknown site 'no-such-site'"),
+        ("MLA_HARNESS_STREAMS", "invalid literal for int() with base 10: 'no-such-site:nan'"),
+    ],
+)
 def test_vllm_s_entry_point_loads_this_harness_only_if_the_environment_asks(
-    foreign: pytest.Pytester, variable: str
+    foreign: pytest.Pytester, variable: str, words: str
 ) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("MLA_HARNESS_")}
     code = "import sys, mla_harness_vllm as p; print('harness' in sys.modules); p.activate()"
     ask = {variable: "no-such-site:nan"} if variable else {}
     done = subprocess.run([sys.executable, "-c", code], env=environ | ask, capture_output=True, text=True, check=False)
     assert done.stdout == "False\n"
-    assert (done.returncode == 0) is (not variable) and ("unknown site 'no-such-site'" in done.stderr) is bool(variable)
+    assert (done.returncode == 0) is (not variable) and (words in done.stderr if words else not done.stderr)

@@ -59,8 +59,7 @@ def test_a_fault_is_injected_before_hooks_are_installed(monkeypatch: pytest.Monk
     order: list[str] = []
     for name, value in {"POISON": "context.output", "FAULT": "vllm.some-bug", "FIRST_NAN": "1"}.items():
         monkeypatch.setenv(f"MLA_HARNESS_{name}", value)
-    for name in ("_active", "_recording", "_routing", "_fault"):
-        monkeypatch.setattr(plugin, name, "" if name == "_fault" else False)
+    monkeypatch.setattr(plugin, "INSTALLED", {})
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.33.0"))
     monkeypatch.setattr("harness.engines.patches.Patches.inject", lambda patches, name, version: order.append(name))
     monkeypatch.setattr("harness.engines.vllm.serve.first_nan.install", lambda where: order.append("recorder"))

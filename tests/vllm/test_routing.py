@@ -39,7 +39,9 @@ def test_it_registers_under_the_name_that_the_environment_gives(monkeypatch: pyt
     for i in range(len(parts)):
         monkeypatch.setitem(sys.modules, ".".join(parts[: i + 1]), ModuleType(".".join(parts[: i + 1])))
     monkeypatch.setitem(sys.modules, simulator.__name__, simulator)
-    register()
+    register("uniform_random")
+    assert not known
+    register(STRATEGY)
     assert list(known) == [STRATEGY]
     strategy = known[STRATEGY]
     assert isinstance(strategy, TopK) and isinstance(strategy, simulator.RoutingStrategy)

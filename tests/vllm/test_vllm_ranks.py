@@ -290,6 +290,6 @@ def test_a_rank_or_a_number_of_ranks_that_cannot_be_is_refused(change: str, word
 
 def test_a_fault_that_is_none_is_refused_by_the_plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLA_HARNESS_FAULT", "vllm.router-int64")
-    monkeypatch.setattr(plugin, "_fault", "")
+    monkeypatch.setattr(plugin, "INSTALLED", {})
     with pytest.raises(InputError, match=r"did you mean 'vllm\.router-int64-ids'"):
         plugin.activate()

@@ -23,7 +23,7 @@ STRATEGY = """
 import json
 import torch
 from harness.engines.vllm.serve.routing import STRATEGY, register
-register()
+register(STRATEGY)
 from vllm.model_executor.layers.fused_moe.router.routing_simulator_router import RoutingSimulator
 logits = torch.tensor([[1.0, 4.0, 2.0, 3.0]])
 weights, ids = RoutingSimulator.simulate_routing(torch.zeros(1, 8), logits, STRATEGY, 2)

@@ -124,9 +124,9 @@ COPIES: list[Copies] = []
 """The watch of this process, if it has one."""
 
 
-def install(seed: int) -> None:
-    """Watch the copies of this process."""
-    copies = Copies(seed, _recorded, torch.cuda._sleep)
+def install(seed: str) -> None:
+    """Watch the copies of this process. `seed` is a number."""
+    copies = Copies(int(seed), _recorded, torch.cuda._sleep)
     COPIES.append(copies)
     for name in METHODS:
         setattr(torch.Tensor, name, copies.watched(name, getattr(torch.Tensor, name)))

@@ -39,16 +39,13 @@ RECORDERS: list[WorkerRecorder] = []
 """The recorders of this process."""
 
 
-def install(where: str) -> list[str]:
-    """Wrap `load_model` and `execute_model` of every runner of this release. Returns the runners' paths."""
+def install(where: str) -> None:
+    """Wrap `load_model` and `execute_model` of every runner of this release."""
     # Cached code was compiled without the recorder's scans.
     os.environ.setdefault("VLLM_DISABLE_COMPILE_CACHE", "1")
-    wrapped = []
-    for path, runner in runners():
+    for runner in runners():
         runner.load_model = _attaching(runner.load_model, where)
         runner.execute_model = _stepping(runner.execute_model)
-        wrapped.append(path)
-    return wrapped
 
 
 def _attaching(original: Callable[..., Any], where: str) -> Callable[..., Any]:

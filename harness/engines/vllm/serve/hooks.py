@@ -38,28 +38,25 @@ PRINTED_STEPS = frozenset(10**power for power in range(9))
 """Steps after which a worker prints its counts: a server has no caller that could read them."""
 
 
-def runners() -> Iterator[tuple[str, Any]]:
-    """Path and class of every model runner of this release."""
+def runners() -> Iterator[Any]:
+    """The class of every model runner of this release."""
     for path in RUNNERS:
         module, _, name = path.partition(":")
         try:
-            runner = getattr(importlib.import_module(module), name)
+            yield getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError):
             continue
-        yield path, runner
 
 
-def install(poison: ServePoison) -> list[str]:
-    """Wrap `execute_model` of every runner of this release. Returns the paths of what was wrapped."""
-    wrapped = []
-    for path, runner in runners():
+def install(text: str) -> None:
+    """Wrap `execute_model` of every runner of this release, and what else the poison needs, see `ServePoison.parse`."""
+    poison = ServePoison.parse(text)
+    for runner in runners():
         runner.execute_model = _wrapped(runner.execute_model, StepPoison(poison))
-        wrapped.append(path)
     if any(site in poison.sites for site in CONTEXT):
-        wrapped.append(context_rows.install(poison))
+        context_rows.install(poison)
     if "graph.pool" in poison.sites and poison.pattern == "nan":
-        wrapped += segments.install()
-    return wrapped
+        segments.install()
 
 
 def _wrapped(original: Callable[..., Any], before: StepPoison) -> Callable[..., Any]:

@@ -29,11 +29,13 @@ class TopK:
         return weights / weights.sum(-1, keepdim=True), ids.to(indices_type or torch.long)
 
 
-def register() -> None:
-    """Register the strategy with vLLM in this process.
+def register(name: str) -> None:
+    """Register the strategy with vLLM in this process if `name` is its name, and not that of a strategy of vLLM.
 
     It also derives from vLLM's class, which since 0.33 has a property for kernels that route themselves.
     """
+    if name != STRATEGY:
+        return
     module: Any = importlib.import_module(_SIMULATOR)
     strategy: RoutingStrategy = type("TopK", (TopK, module.RoutingStrategy), {})()
     module.RoutingSimulator.register_strategy(STRATEGY, strategy)

@@ -23,12 +23,12 @@ class NotedSegments(list[Any]):
         self.fill.note()
 
 
-def install() -> list[str]:
-    """Wrap the capture and the replay of breakable graphs. Returns the path, or nothing for a release without them."""
+def install() -> None:
+    """Wrap the capture and the replay of breakable graphs, if this release has them."""
     try:
         capture = importlib.import_module(MODULE).BreakableCUDAGraphCapture
     except ImportError:
-        return []
+        return
     begin = capture.__init__
 
     def __init__(self: Any, pool: Any = None) -> None:
@@ -44,4 +44,3 @@ def install() -> list[str]:
                 segment()
 
     capture.__init__, capture.replay = __init__, replay
-    return [f"{MODULE}:BreakableCUDAGraphCapture"]

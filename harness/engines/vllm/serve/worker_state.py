@@ -12,8 +12,16 @@ from dataclasses import asdict
 from typing import Any
 
 from harness.core.errors import HarnessError
-from harness.engines.vllm.serve import plugin
-from harness.engines.vllm.serve.settings import BLOCKS, CONTEXT, TOPK, ServePoison
+from harness.engines.vllm.serve.plugin import INSTALLED
+from harness.engines.vllm.serve.settings import (
+    BLOCKS,
+    CONTEXT,
+    FAULT_VARIABLE,
+    ROUTING_VARIABLE,
+    STRATEGY,
+    TOPK,
+    ServePoison,
+)
 from harness.engines.vllm.serve.writes import FILLED, worker_rank
 
 COUNTS = tuple(asdict(FILLED))
@@ -31,8 +39,8 @@ def state_of_worker(worker: Any) -> dict[str, Any]:
         "races": [] if copies is None else copies.races(),
         "rank": worker_rank(),
         "process": os.getpid(),
-        "fault": plugin.fault(),
-        "routing": plugin.is_routing(),
+        "fault": INSTALLED.get(FAULT_VARIABLE, ""),
+        "routing": INSTALLED.get(ROUTING_VARIABLE) == STRATEGY,
         **asdict(FILLED),
     }
 
