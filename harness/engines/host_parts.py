@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -16,6 +16,8 @@ from harness.core.errors import Refused
 from harness.judge.run_records import Observed, Run
 from harness.kernels.torch.quantize import quantize_fp8_fmax, quantize_fp8_per_token
 
+Found = Iterator[tuple[str, Tensor, Tensor]]
+"""(what it is, as an engine computes it, the same by the definition), both of integers with rows in dim 0."""
 NUM_SM_PARTS, PLAN_WIDTH, PARTS_USED = 132, 8, 4
 """The size of FlashMLA's buffer for plans on an H100, and how many of its rows a plan has here."""
 
@@ -52,8 +54,8 @@ def of_all_rows(name: str, tensor: Tensor, expected: Tensor, bound: str, describ
     return Observed(name, tensor, torch.ones(len(tensor), dtype=torch.bool), expected, bound, describe)
 
 
-def searched(pattern: str, found: Iterable[tuple[str, Tensor, Tensor]]) -> Run:
-    """Rows (name, integers [n, ...] as the engine computes them, the same by the definition). All must be equal."""
+def searched(pattern: str, found: Found) -> Run:
+    """A run in which every row must be equal to the definition."""
     # Copied, as an engine may build the next in the same buffer.
     judged = (of_all_rows(name, got.clone().long(), want.long(), "", "row") for name, got, want in found)
     return Run(pattern, observed=list(judged))

@@ -61,7 +61,6 @@ def test_right_answers_under_poison_pass_and_the_scheduler_says_what_it_filled(t
     found = json.loads((tmp_path / "nan" / "asked" / FILLED_FILE).read_text())
     counts = found["ranks"][0]["counts"]
     assert counts["steps"] == 4 and all(counts[site] > 0 for site in PAGES_AND_TABLES)
-    assert {"imports", "start", "questions"} == set(found["seconds"])
 
 
 def test_a_fault_in_the_scheduler_process_is_found(tmp_path: Path) -> None:

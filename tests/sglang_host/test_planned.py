@@ -9,8 +9,8 @@ from harness.core.cases import Case, Job
 from harness.core.cause_codes import Code, cause_of
 from harness.core.records import Verdict
 from harness.engines import base, host_target
-from harness.engines.sglang.host_target import SglangHostTarget
 from harness.engines.sglang.params import SglangHostParams
+from harness.engines.sglang.target import SglangHostTarget
 from harness.judge.run_case import run_case
 from harness.judge.run_records import Count, Observed, Run
 from harness.memory.poison.patterns import Poison

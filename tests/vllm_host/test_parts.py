@@ -16,7 +16,7 @@ from harness.core.errors import Refused
 from harness.core.records import Verdict
 from harness.engines import base, host, host_target
 from harness.engines.host_target import HostRequest
-from harness.engines.vllm.host_target import VllmHostTarget
+from harness.engines.vllm.target import VllmHostTarget
 from harness.judge.run_case import run_case
 from harness.scenario.expand import expand, fault_cases
 from harness.scenario.load import load_scenarios, shipped_directory

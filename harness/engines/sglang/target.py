@@ -1,4 +1,4 @@
-"""SGLang as a target: its processes serve one canary, which answers a task under poison, with or without a fault."""
+"""SGLang as a target: its processes serve a canary, which answers a task under poison; or its Python runs on a CPU."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from harness.core.cases import Case
 from harness.core.cause_codes import Code, Reason
 from harness.core.errors import KernelError
 from harness.engines import base
+from harness.engines.host_target import HostTarget, read_host
 from harness.engines.served_target import PATTERNS, ServedTarget, keep_filled
 from harness.engines.sglang.faults import PATCHES
 from harness.engines.sglang.options import engine_options, environ
@@ -82,3 +83,9 @@ class SglangTarget(ServedTarget):
             raise
         keep_filled(folder, found)
         check(plan)
+
+
+class SglangHostTarget(HostTarget):
+    """One part of the installed SGLang, as `host.yaml` says."""
+
+    host = read_host(ENGINE, PATCHES, Path(__file__).with_name("host.yaml"))

@@ -1,4 +1,4 @@
-"""vLLM as a target: a process serves one canary, which answers a task under poison, with or without a fault."""
+"""vLLM as a target: a process serves a canary, which answers a task under poison; or its Python runs on a CPU."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from harness.core.cause_codes import Code, Reason
 from harness.core.errors import KernelError, Refused
 from harness.core.records import CaseResult, Verdict
 from harness.engines import base
+from harness.engines.host_target import HostTarget, read_host
 from harness.engines.served_target import PATTERNS, ServedTarget, keep_filled
 from harness.engines.serving import NEVER_READY, EngineForks
 from harness.engines.vllm.faults import PATCHES
@@ -135,3 +136,9 @@ class VllmTarget(ServedTarget):
     def _known_to_hang(self, settings: dict[str, str]) -> str:
         """See :meth:`ServedTarget._known_to_hang`."""
         return known_to_hang(self._params.num_gpus, {**os.environ, **settings})
+
+
+class VllmHostTarget(HostTarget):
+    """One part of the installed vLLM, as `host.yaml` says."""
+
+    host = read_host(ENGINE, PATCHES, Path(__file__).with_name("host.yaml"))

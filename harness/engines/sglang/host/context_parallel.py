@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 from unittest import mock
@@ -18,14 +17,12 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from harness.engines.host_parts import Without, first_module, searched
+from harness.engines.host_parts import Found, Without, first_module, searched
 from harness.engines.sglang.params import SglangHostParams
 from harness.judge.run_records import Run
 from harness.memory.poison.patterns import Poison
 
 PREFIXES = (0, 1, 7)
-Found = Iterator[tuple[str, Tensor, Tensor]]
-"""(what it is, as SGLang computes it, as the definition says), both of integers with rows in dim 0."""
 
 
 def run(poison: Poison, params: SglangHostParams) -> Run:

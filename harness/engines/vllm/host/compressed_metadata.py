@@ -20,7 +20,7 @@ from vllm.v1.attention.backends.mla import sparse_swa
 from vllm.v1.kv_cache_interface import MLAAttentionSpec, SlidingWindowMLASpec
 
 from harness.core.errors import Refused
-from harness.engines.host_parts import Without, accepted, first_module, searched
+from harness.engines.host_parts import Found, Without, accepted, first_module, searched
 from harness.engines.vllm.host.prefill_step import step_metadata
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Run
@@ -40,10 +40,6 @@ CONFIG = mock.Mock(
         "parallel_config.decode_context_parallel_size": 1,
     }
 )
-
-
-Found = Iterator[tuple[str, Tensor, Tensor]]
-"""(what it is, as vLLM computes it, as the definition says), both of integers with rows in dim 0."""
 
 
 @dataclass(frozen=True)

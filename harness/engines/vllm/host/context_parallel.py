@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -25,7 +25,7 @@ from vllm.v1.attention.backends.utils import get_dcp_local_seq_lens
 from vllm.v1.worker.gpu import buffer_utils, cp_utils
 from vllm.v1.worker.gpu.block_table import BlockTables
 
-from harness.engines.host_parts import Without, accepted, first_module, lazy_plans, made_without_init, searched
+from harness.engines.host_parts import Found, Without, accepted, first_module, lazy_plans, made_without_init, searched
 from harness.engines.vllm.host.idle_rows import uva_buffer
 from harness.engines.vllm.host.prefill_step import attention, builder, step_metadata
 from harness.engines.vllm.params import VllmHostParams
@@ -68,8 +68,6 @@ class Split:
 
 
 SPLITS = tuple(Split(ranks, interleave) for ranks in (2, 3, 4, 8) for interleave in (1, 2, 4, PAGE_SIZE))
-Found = Iterator[tuple[str, Tensor, Tensor]]
-"""(what it is, as vLLM computes it, as the definition says), both of integers with rows in dim 0."""
 
 
 def run(poison: Poison, params: VllmHostParams) -> Run:
