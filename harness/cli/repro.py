@@ -30,7 +30,7 @@ from harness.report.causes import facts
 from harness.report.console import say, table
 from harness.report.run_view import skip_reasons
 from harness.report.terminal import fault_line, finding_line, print_shrunk, print_skips, verdict_text
-from harness.report.wording import blame_lines, num, one_line, printable, reproduce_case
+from harness.report.wording import blamed, first_nan_lines, num, one_line, printable, reproduce_case
 from harness.run.planning import Planner, Wanted, load
 from harness.run.pool import Pool
 from harness.run.runner import WorkerPool
@@ -237,8 +237,9 @@ def _print_example(screen: Console, results: list[CaseResult], blames: dict[str,
     screen.print(printable(f"in {result.id}:"), soft_wrap=True)
     for finding, _ in facts(result.findings):
         say(screen, finding_line(finding), indent="  ")
-    for line in blame_lines(blames.get(result.key)):
-        say(screen, line, indent="  ")
+    if blame := blames.get(result.key):
+        for line in (f"blame: {blamed(blame)}", *first_nan_lines(blame)):
+            say(screen, line, indent="  ")
 
 
 def _as_object(job: Job, result: CaseResult, blame: Blame | None, smallest: Shrunk | None) -> dict[str, Any]:

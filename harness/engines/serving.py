@@ -10,6 +10,8 @@ from typing import Any
 from harness.core.params import Record
 from harness.run.fork_server import Forks, ForkServer
 
+FREED = ("output", "lse", "workspace", "context.output", "context.lse", "graph.pool", "sched_meta")
+"""Sites in memory that is free in the caching allocator before a step. One sweep fills all of them."""
 FIRST_NAN_FILE = "first-nan-rank{rank}.json"
 """The report of a rank's recorder of the first NaN."""
 NEVER_READY = "serve was never ready"

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING
 from harness.report.wording import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console, JustifyMethod
+    from rich.console import Console, JustifyMethod, OverflowMethod
     from rich.table import Table
 
 PIPE_WIDTH = 140
@@ -30,15 +30,22 @@ def console_for(stream: IO[str] | None = None, *, moves: bool = True) -> Console
     return Console(file=target, markup=False, highlight=False, emoji=False, width=width, force_terminal=is_forced)
 
 
-def table(*titles: str, no_wrap: Collection[str] = (), numbers: Collection[str] = ()) -> Table:
-    """An empty table with these columns, `numbers` to the right. Long cells are folded, except in `no_wrap`."""
+def table(
+    *titles: str, no_wrap: Collection[str] = (), numbers: Collection[str] = (), widths: Mapping[str, int] | None = None
+) -> Table:
+    """An empty table with these columns, `numbers` to the right. Long cells are folded, or cut in `no_wrap`.
+
+    Columns in `widths` are at least so wide.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     made = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in titles:
         side: JustifyMethod = "right" if name in numbers else "left"
-        made.add_column(printable(name), justify=side, overflow="fold", no_wrap=name in no_wrap)
+        how: OverflowMethod = "ellipsis" if name in no_wrap else "fold"
+        least = (widths or {}).get(name)
+        made.add_column(printable(name), justify=side, overflow=how, no_wrap=name in no_wrap, min_width=least)
     return made
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from harness.core.records import BAD
+from harness.report.page import templates
 from harness.report.run_view import RunView
 from harness.report.terminal_history import change_groups, count_line, flaky_line
 from harness.report.wording import accuracy_title, known_line, num, one_line
@@ -27,15 +25,12 @@ def render(view: RunView, comparison: Comparison | None = None, trends: Trends |
     Text of kernels, findings and branches is escaped: none of it can become HTML, an image or a row of a table. Lists
     are cut, so that it stays far below the 1 MiB that GitHub takes of a step.
     """
-    loader = FileSystemLoader(Path(__file__).parent)
-    templates = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    functions = (accuracy_title, code, count_line, flaky_line, known_line, num, one_line, text)
-    templates.filters |= {function.__name__: function for function in functions}
+    found = templates(accuracy_title, code, count_line, flaky_line, known_line, num, one_line, text)
     plan, machine = view.plan, view.plan.environment
     torch = f"torch {machine['torch']}" if machine.get("torch") else ""
     device = (machine.get("gpus") and machine["gpus"][0].get("name")) or machine.get("cpu")
     missed = [fault for fault in view.faults if not fault.caught]
-    return templates.get_template("summary.md.j2").render(
+    return found.get_template("summary.md.j2").render(
         view=view,
         most=MAX_LISTED,
         facts=(plan.run_id, plan.source.words, f"{plan.seconds:.1f} s", torch, str(device or "")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ def render(view: RunView) -> str:
         "data": Markup(embedded(case_data(pairs, view.plan.options, view.plan.environment))),
         **own_code(),
     }
-    environment = environment_of_templates()
+    environment = environment_of_page()
     template = environment.get_template("page.html")
     room = BUDGET - len(template.render(**shell, views={}, num_left_out=0).encode())
     views = _within(room, _wanted(view, ranked, faults, anchors), environment)
@@ -109,30 +109,20 @@ def flipped(found: OutcomeGrid) -> list[tuple[int, str, list[str]]]:
     return [(n, name, [OUTCOMES[mark] for mark in own]) for n, (name, *own) in marks if len({*own} - {"."}) > 1]
 
 
-def environment_of_templates() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(FOLDER),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_clean,
-    )
-    functions = (
-        ref_url,
-        breakable,
-        ticks,
-        accuracy_title,
-        model_sentence,
-        describe_faulty,
-        flipped,
-        totals,
-        num,
-        facts,
-    )
-    environment.filters |= {function.__name__: function for function in functions}
-    environment.filters["short"] = lambda text: one_line(text, MAX_REASON)
-    return environment
+def templates(*functions: Callable[..., Any], **options: Any) -> Environment:
+    """The templates of this folder, in which `functions` are filters."""
+    layout: dict[str, Any] = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    made = Environment(loader=FileSystemLoader(FOLDER), **layout, **options)
+    made.filters |= {function.__name__: function for function in functions}
+    return made
+
+
+def environment_of_page() -> Environment:
+    """The templates of the page, which escape what they print."""
+    known = (ref_url, breakable, ticks, accuracy_title, model_sentence, describe_faulty, flipped, totals, num, facts)
+    made = templates(*known, autoescape=True, finalize=_clean)
+    made.filters["short"] = lambda text: one_line(text, MAX_REASON)
+    return made
 
 
 def _clean(value: Any) -> Any:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from harness.report.causes import Cause
+from harness.report.console import table
 from harness.report.terminal import STYLES, count_text, verdict_text
 from harness.report.wording import num, one_line, printable
 from harness.store.history.compare import Change, Comparison
@@ -115,18 +114,7 @@ def print_comparison(console: Console, found: Comparison, causes: Causes = ()) -
 
 def change_groups(found: Comparison, causes: Causes = ()) -> list[tuple[str, int, list[str]]]:
     """Title, number of changes and lines of each group, what matters most first. Lost cases have a line a reason."""
-    shown = [
-        (title, len(changes), [row.line for row in change_rows(changes, causes)])
-        for title, changes in changes_by_title(found).items()
-    ]
-    lost = [f"{len(keys)}: {one_line(why, 200)}; {one_line(keys[0], 200)} first" for why, keys in found.lost.items()]
-    shown.insert(1, ("good before, skipped or gone now", sum(map(len, found.lost.values())), lost))
-    return shown
-
-
-def changes_by_title(found: Comparison) -> dict[str, tuple[Change, ...]]:
-    """Title of each group -> its changes, what matters most first. Lost cases are not among them."""
-    return {
+    titled = {
         "new failures": found.new_failures,
         "failing in another way": found.other_failures,
         "failing as before": found.same_failures,
@@ -136,41 +124,30 @@ def changes_by_title(found: Comparison) -> dict[str, tuple[Change, ...]]:
         "accuracy changed": found.accuracy,
         "time changed": found.time,
     }
+    shown = [(title, len(changes), list(_change_lines(changes, causes))) for title, changes in titled.items()]
+    lost = [f"{len(keys)}: {one_line(why, 200)}; {one_line(keys[0], 200)} first" for why, keys in found.lost.items()]
+    shown.insert(1, ("good before, skipped or gone now", sum(map(len, found.lost.values())), lost))
+    return shown
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeRow:
-    """One change, or the changes of all cases of one cause. `first` stands for them."""
-
-    first: Change
-    count: int = 1
-    title: str = ""
-    command: str = ""
-
-    @property
-    def difference(self) -> str:
-        """What differs besides the verdict, in the case that stands for the row."""
-        return difference(self.first)
-
-    @property
-    def line(self) -> str:
-        """The row on one line."""
-        before, after = self.first.before, self.first.after
-        word = after.verdict.upper() if before is None or before.verdict != after.verdict else after.verdict
-        named = f"{self.title}: {num(self.count, 'case')}, {self.first.key} first" if self.count > 1 else self.first.key
-        was = before.verdict if before else "not in the older run"
-        again = self.command and f"again: {self.command}"
-        return "; ".join(filter(None, [f"{word} {one_line(named, 300)}: was {was}", self.difference, again]))
-
-
-def change_rows(changes: Sequence[Change], causes: Causes = ()) -> list[ChangeRow]:
-    """A row for each cause of the changes, with its first command, then one for each other change."""
+def _change_lines(changes: Sequence[Change], causes: Causes) -> Iterator[str]:
+    """A line for each cause of the changes, with its first command, then one for each other change."""
     left = {change.key: change for change in changes}
-    rows = []
     for cause, commands in causes:
         if own := [left.pop(member.key) for member in cause.members if member.key in left]:
-            rows.append(ChangeRow(own[0], len(own), cause.kernel, next(iter(commands.values()), "")))
-    return rows + [ChangeRow(change) for change in left.values()]
+            yield _change_line(own, cause.kernel, next(iter(commands.values()), ""))
+    yield from (_change_line([change]) for change in left.values())
+
+
+def _change_line(changes: Sequence[Change], title: str = "", command: str = "") -> str:
+    """The changes of all cases of one cause, for which the first one stands."""
+    first = changes[0]
+    before, after = first.before, first.after
+    word = after.verdict.upper() if before is None or before.verdict != after.verdict else after.verdict
+    named = f"{title}: {num(len(changes), 'case')}, {first.key} first" if len(changes) > 1 else first.key
+    was = before.verdict if before else "not in the older run"
+    again = command and f"again: {command}"
+    return "; ".join(filter(None, [f"{word} {one_line(named, 300)}: was {was}", difference(first), again]))
 
 
 def difference(change: Change) -> str:
@@ -279,9 +256,5 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in columns:
-        is_number = name in _NUMBERS
-        width = _LEAST_WIDTHS.get(name, len(name) if is_number else None)
-        table.add_column(name, justify="right" if is_number else "left", min_width=width, no_wrap=name != "branch")
-    return table
+    widths = {name: len(name) for name in _NUMBERS} | _LEAST_WIDTHS
+    return table(*columns, no_wrap={*columns} - {"branch"}, numbers=_NUMBERS, widths=widths)

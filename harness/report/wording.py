@@ -80,13 +80,6 @@ def outcome_line(shrunk: Shrunk) -> str:
     return f"{num(len(shrunk.steps), 'step')}, {num(shrunk.num_trials, 'trial')}, {shrunk.seconds:.1f} s; {end}"
 
 
-def blame_lines(blame: Blame | None) -> list[str]:
-    """The memory to blame and how it was found, then the lines of `first_nan_lines`. Empty without a blame."""
-    if blame is None:
-        return []
-    return [f"blame: {blamed(blame)}", *first_nan_lines(blame)]
-
-
 def blamed(blame: Blame) -> str:
     """The memory to blame with how it was found; without such memory, why there is none."""
     how = one_line(blame.how)

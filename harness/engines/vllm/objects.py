@@ -310,8 +310,6 @@ class Completion(Protocol):
 @of_vllm(ANSWERS, "vllm.outputs:RequestOutput")
 class RequestOutput(Protocol):
     outputs: list[Completion]
-    prompt_token_ids: list[int]
-    prompt_logprobs: list[Mapping[int, Logprob]]
 
 
 @of_vllm(ANSWERS, "vllm.v1.engine.llm_engine:LLMEngine")
@@ -330,7 +328,6 @@ class SamplingParams(Protocol):
         max_tokens: int,
         stop: list[str] | None = None,
         logprobs: int | None = None,
-        prompt_logprobs: int | None = None,
     ) -> None: ...
 
 
@@ -350,7 +347,6 @@ class LLM(Protocol):
         self, prompts: list[str], sampling_params: SamplingParams, *, use_tqdm: bool
     ) -> list[RequestOutput]: ...
     def get_metrics(self) -> list[Counter]: ...
-    def get_tokenizer(self) -> Any: ...
     def collective_rpc(self, method: Callable[[Any], Any], timeout: float | None = None) -> list[Any]: ...
 
 

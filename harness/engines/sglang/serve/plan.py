@@ -16,19 +16,9 @@ from typing import Any
 from harness.core.errors import HarnessError, InputError, Refused
 from harness.core.files import write_atomic
 from harness.core.params import Record
+from harness.engines import serving
 
-FREED = (
-    "output",
-    "lse",
-    "workspace",
-    "context.output",
-    "context.lse",
-    "graph.pool",
-    "sched_meta",
-    "router.ids",
-    "router.weights",
-)
-"""Sites in memory that is free in the caching allocator before a step. One sweep fills all of them."""
+FREED = (*serving.FREED, "router.ids", "router.weights")
 PAGES = ("kv.new", "kv.tail", "kv.free", "kv.null")
 """Sites inside the KV pool. Padding slot 0 is `kv.null`: padded rows write and read it."""
 TABLES = ("block_table.pad", "graph.pad_rows")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from harness.core.errors import InputError
 from harness.core.registry import nearest
+from harness.engines import serving
 
 VARIABLE = "MLA_HARNESS_POISON"
 """What to fill, as `ServePoison.parse` reads it; nothing if unset or empty."""
@@ -19,8 +20,7 @@ ROUTING_VARIABLE = "VLLM_MOE_ROUTING_SIMULATION_STRATEGY"
 """A variable of vLLM. The plug-in registers STRATEGY if it has this value."""
 STRATEGY = "mla_harness_topk"
 
-FREED = ("output", "lse", "workspace", "context.output", "context.lse", "graph.pool", "graph.pad_rows", "sched_meta")
-"""Sites in memory that is free in the caching allocator before a step. One sweep fills all of them."""
+FREED = (*serving.FREED, "graph.pad_rows")
 CONTEXT = ("context.output", "context.lse")
 """Rows of tokens without context, which a kernel need not write. They are also filled within a step."""
 BLOCKS = ("kv.new", "kv.tail", "kv.null")
