@@ -134,7 +134,7 @@ class BoundKernel:
         """Ordinal of an allocation -> site, for the allocations that became outputs."""
         ordinal_of = {address: ordinal for ordinal, address in enumerate(allocations)}
         sites: dict[int, str] = {}
-        for output, value in zip(self._outputs, _as_tuple(result), strict=False):
+        for output, value in zip(self._outputs, result if isinstance(result, tuple) else (result,), strict=False):
             for tensor in tensors_of(value):
                 ordinal = ordinal_of.get(tensor.untyped_storage().data_ptr())
                 if ordinal is not None:
@@ -151,10 +151,6 @@ def kernel_of(launched: Callable[..., Any]) -> BoundKernel | None:
 def name_of(launched: Callable[..., Any]) -> str:
     """The name of a launched function."""
     return str(getattr(launched, "__name__", type(launched).__name__))
-
-
-def _as_tuple(result: Any) -> tuple[Any, ...]:
-    return result if isinstance(result, tuple) else (result,)
 
 
 def _shape_key(value: Any) -> Any:

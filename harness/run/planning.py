@@ -125,9 +125,7 @@ class Planner:
         """Draws on right kernels, as controls. Raises InputError if no scenario draws cases."""
         drawing = [scenario for scenario in self.scenarios() if scenario.fuzz and scenario.fuzz.draws == "all"]
         if not drawing or self.wanted.selectors or self.wanted.tags:
-            raise InputError(
-                "--controls: draws cases of the scenario `fuzz`; leave out selectors, tags and --scenarios"
-            )
+            raise InputError("--controls: draws cases of the scenario `fuzz`; leave out selectors, -m and --scenarios")
         return self.jobs_of(control_cases(drawing[0], self.wanted.seed, num_draws))
 
     def faults(self) -> list[tuple[FaultUse, Job]]:
@@ -142,7 +140,7 @@ class Planner:
         wanted = self.wanted
         if wanted.fault or wanted.kernels or wanted.plugins:
             raise InputError(
-                "--with-faults: scenarios declare faults of their own kernels; leave out --fault, --kernel and --plugin"
+                "--with-faults: faults are of the scenarios' kernels; leave out --fault, --kernel and --plugin"
             )
         planned = {job.case.id for job in jobs}
         found = [pair for pair in self._faults_of(self.scenarios()) if pair[1].case.id in planned]

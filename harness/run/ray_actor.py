@@ -59,8 +59,7 @@ class NodeWorker:
             found: dict[str, Any] = {"described": self._pool.describe_kernels(list(here.values()))}
         except InputError as error:
             found = {"refused": str(error)}
-        answer: dict[str, Any] = json.loads(_on_driver(json.dumps(found), here))
-        return answer
+        return dict(json.loads(_on_driver(json.dumps(found), here)))
 
     def run(
         self, job: str, plugins: list[Plugin], fixtures: bytes | None, notes: dict[str, bytes]
@@ -83,7 +82,7 @@ class NodeWorker:
             if is_elsewhere:
                 changes["directory"] = scratch
                 for name, content in notes.items():
-                    _write(Path(scratch) / name, content)
+                    write(Path(scratch) / name, content)
             (result,) = self._pool.run([planned.but(**changes)])
             made = read_files(Path(scratch)) if is_elsewhere else {}
         return _on_driver(result.model_dump_json(), here), made
@@ -95,7 +94,7 @@ class NodeWorker:
     def _placed(self, path: str, content: bytes) -> str:
         """Write a plug-in file to a folder named by its content. Returns its path on this node."""
         place = self._root.parent / f"plugin-{hashlib.sha256(content).hexdigest()[:16]}" / Path(path).name
-        _write(place, content)
+        write(place, content)
         return str(place)
 
 
@@ -123,7 +122,7 @@ def read_files(folder: Path) -> dict[str, bytes]:
     }
 
 
-def _write(path: Path, content: bytes) -> None:
+def write(path: Path, content: bytes) -> None:
     """Write a file so that another process reads the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_file() and path.read_bytes() == content:

@@ -85,8 +85,7 @@ class Cluster:
     def describe(self) -> str:
         slots = self.slots()
         gpus, nodes = sum(slot.has_gpu for slot in slots), len({slot.node for slot in slots})
-        cpus = len(slots) - gpus
-        return f"Ray {self._ray.__version__}, {self.address}: {nodes} nodes, {cpus} CPU slots, {gpus} GPUs"
+        return f"Ray {self._ray.__version__}, {self.address}: {nodes} nodes, {len(slots) - gpus} CPU slots, {gpus} GPUs"
 
     def put(self, value: bytes) -> Any:
         return self._ray.put(value)

@@ -24,7 +24,7 @@ from harness.run import parcel
 from harness.run.child import TICK_SECONDS
 from harness.run.environment import Environment
 from harness.run.pool import Pool
-from harness.run.ray_actor import read_files
+from harness.run.ray_actor import read_files, write
 from harness.run.ray_cluster import ActorLost, Cluster, Slot
 from harness.run.runner import WorkerError, default_num_workers
 
@@ -127,8 +127,7 @@ class RayPool(Pool):
             worker.pending = None
             if "refused" in found:
                 raise InputError(found["refused"])
-            described: list[dict[str, Any]] = found["described"]
-            return described
+            return list(found["described"])
         raise InputError(f"plug-in {', '.join(plugins)}: {MAX_LOSSES} nodes were lost while they loaded it")
 
     def _run(self, waiting: deque[Job], on_start: Callable[[Job], None] | None) -> Generator[CaseResult]:
@@ -193,9 +192,7 @@ class RayPool(Pool):
         worker.pending = None
         if job.directory is not None:
             for name, content in notes.items():
-                path = Path(job.directory) / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
+                write(Path(job.directory) / name, content)
         return CaseResult.model_validate_json(text).but(lost_nodes=tuple(lost))
 
     @property

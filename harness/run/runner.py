@@ -101,8 +101,7 @@ class WorkerPool(Pool):
             self._retire(worker)
             raise InputError(f"{what}: loading it ended the worker: {died.death.how}") from None
         assert result is not None
-        kernels: list[dict[str, Any]] = result["kernels"]
-        return kernels
+        return list(result["kernels"])
 
     def _run(self, waiting: deque[Job], on_start: Callable[[Job], None] | None) -> Generator[CaseResult]:
         """See :meth:`Pool._run`. Jobs that span several GPUs come last, each alone."""

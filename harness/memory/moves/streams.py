@@ -176,7 +176,8 @@ class Streams:
                 operation.run, operation.writes = None, ()
 
     def _run_one(self) -> None:
-        ready = [queue[0] for queue in self._queues.values() if queue and all(map(_happened, queue[0].waits))]
+        first = [queue[0] for queue in self._queues.values() if queue]
+        ready = [one for one in first if all(event.last is None or event.last.is_done for event in one.waits)]
         if not ready:
             raise RuntimeError("every stream waits for another: the copies can never run")
         operation = self._random.choice(self._willing(ready))
@@ -224,10 +225,6 @@ def orders_to_try(races: Iterable[Race]) -> Iterator[tuple[str, str]]:
 def title_of(name: str) -> str:
     """The name of an operation without the number of its piece."""
     return name.partition(",")[0]
-
-
-def _happened(event: Event) -> bool:
-    return event.last is None or event.last.is_done
 
 
 def _joined(one: Clock, other: Clock) -> Clock:
