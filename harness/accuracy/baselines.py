@@ -146,9 +146,9 @@ def plan_update(run: AccuracyRun, directory: Path = BASELINES) -> BaselineChange
 def write_baseline(change: BaselineChange, *, allow_regression: bool = False) -> Path:
     """Write the change; returns the file. Raises InputError for a change with objections that are not allowed."""
     if change.objections and not allow_regression:
-        raise InputError(
-            f"{change.path.name}: not written: {'; '.join(change.objections)}; if that is meant, add --allow-regression"
-        )
+        why = "; ".join(change.objections)
+        raise InputError(f"{change.path.name}: not written: {why}; if that is meant, add --allow-regression")
+    change.path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(change.path, _to_yaml(change.new))
     return change.path
 

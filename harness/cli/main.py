@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.commands import CONTEXT, Commands
-from harness.core.errors import INTERRUPTED, HarnessError, names_a_full_disk
+from harness.core.errors import INTERRUPTED, HarnessError, explained_writes
 from harness.core.files import keep_for_reader
 
 EXIT_CODES = (
@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
 def exit_code_of(arguments: list[str]) -> int:
     """Run one command line and return its exit code. An error is printed as one line on standard error."""
     try:
-        with names_a_full_disk():
+        with explained_writes():
             code = app(args=arguments, standalone_mode=False)
             sys.stdout.flush()
         return code if isinstance(code, int) else 0

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from harness.cli.shared_options import LOCAL, NO_HISTORY, command_line
 from harness.core.cases import Job
-from harness.core.errors import INTERRUPTED, HarnessError, InputError, NoRoomError
+from harness.core.errors import INTERRUPTED, GoneError, HarnessError, InputError, NoRoomError
 from harness.core.records import BAD, CaseResult, Verdict
 from harness.diagnose.run_jobs import diagnose, judge_faults, run_jobs
 from harness.report.run_view import RunView
@@ -121,7 +121,7 @@ def work_and_report(
 
     `stop` ends the workers after Ctrl-C. `before_report` gets the reason for an early end, or an empty string, and
     stores what is left. `report` prints the run and returns the exit code of a complete run. InputError is raised
-    before anything is written.
+    before anything is written, GoneError if the folder of the run was deleted.
     """
     ended, code = "", 0
     try:
@@ -130,7 +130,7 @@ def work_and_report(
     except KeyboardInterrupt:
         ended, code = "interrupted", INTERRUPTED
         stop()
-    except InputError:
+    except (InputError, GoneError):
         raise
     except HarnessError as error:
         ended, code = " ".join(str(error).split()), error.exit_code

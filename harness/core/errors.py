@@ -6,6 +6,7 @@ import contextlib
 import errno
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
 from harness.core.cause_codes import Code
 
@@ -29,12 +30,21 @@ class NoRoomError(HarnessError):
     """A file cannot grow: the disk is full, or a limit is reached. Exit code 3."""
 
 
+class GoneError(HarnessError):
+    """The folder of a run was deleted while the run wrote to it. Exit code 3."""
+
+    def __init__(self, folder: object) -> None:
+        super().__init__(f"{folder}: deleted or moved during the run; leave it in place, and run the command again")
+
+
 @contextlib.contextmanager
-def names_a_full_disk(path: object = None) -> Iterator[None]:
-    """Raise NoRoomError with `path`, or the error's own, for an error of a full disk, or of a limit on it."""
+def explained_writes(path: Path | None = None) -> Iterator[None]:
+    """Raise NoRoomError with `path`, or the error's own, for a full disk or a limit; GoneError without its folder."""
     try:
         yield
     except OSError as error:
+        if path and error.errno == errno.ENOENT:
+            raise GoneError(path.parent) from None
         if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
             raise
         raise NoRoomError(f"{path or error.filename or 'the output'}: {error.strerror}; make room") from None

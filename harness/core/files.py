@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harness.core.errors import InputError, names_a_full_disk
+from harness.core.errors import InputError, explained_writes
 
 LoadedT = TypeVar("LoadedT")
 _INSTALLED = Path(__file__).resolve().parents[1] / "_fixtures"
@@ -46,17 +46,17 @@ def with_tuples(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace a file by `text` at once: a reader sees the old file or the whole new one."""
-    with names_a_full_disk(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    """Replace a file by `text` at once: a reader sees the old file or the whole new one. Raises GoneError."""
+    with explained_writes(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with names_a_full_disk(path), os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
+        with explained_writes(path):
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.chmod(name, 0o644)
+            os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
@@ -68,8 +68,8 @@ _synced: dict[Path, float] = {}
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append one line. It is flushed to disk at most once in SYNC_SECONDS. A torn last line is ended first."""
-    with names_a_full_disk(path), path.open("a+b") as stream:
+    """Append a line; end a torn one first. Synced at most once in SYNC_SECONDS. Raises GoneError without a folder."""
+    with explained_writes(path), path.open("a+b") as stream:
         size = stream.seek(0, os.SEEK_END)
         if size:
             stream.seek(size - 1)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
-from harness.core.errors import Refused
+from harness.core.errors import Refused, explained_writes
 from harness.core.registry import attribute_at
 from harness.engines.base import installed_version
 from harness.engines.host_target import Host, HostRequest
@@ -37,7 +39,9 @@ def answer(request: HostRequest) -> Reply:
     """Run one part. The result names a package that is missing, or says that this release has no such code."""
     host = request.host
     try:
-        torch.save(run(request), request.file)
+        torch.save(run(request), made := io.BytesIO())
+        with explained_writes(file := Path(request.file)):
+            file.write_bytes(made.getvalue())
     except ModuleNotFoundError as error:
         # A missing module of the engine itself means that this release has other code than the harness calls.
         if error.name and error.name.partition(".")[0] != host.engine.package:

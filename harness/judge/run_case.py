@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
 from harness.core.cases import AskFirstNan, AskVerdict, Batch, Case, Job
 from harness.core.catalog import FAULTS
 from harness.core.cause_codes import Code, Reason, cause_of
-from harness.core.errors import HarnessError, Refused, line_of
+from harness.core.errors import HarnessError, NoRoomError, Refused, explained_writes, line_of
 from harness.core.extras import MissingPackage, why_module_missing
 from harness.core.records import CaseResult, Verdict
 from harness.core.seams import inject
@@ -32,7 +31,7 @@ ANSWERS: dict[type, Callable[[Job], Outcome]] = {AskVerdict: verdict, AskFirstNa
 
 
 def run_case(job: Job) -> CaseResult:
-    """Run one job and answer its ask. Raises no Exception: a failure of the harness is verdict `error`."""
+    """Run one job and answer its ask. A failure of the harness is verdict `error`, but a full disk is a NoRoomError."""
     started = time.perf_counter()
     return outcome_of(job).result_of(job, time.perf_counter() - started)
 
@@ -40,7 +39,10 @@ def run_case(job: Job) -> CaseResult:
 def outcome_of(job: Job) -> Outcome:
     """As `run_case`, with the runs of the case."""
     try:
-        return _outcome(job)
+        with explained_writes():
+            return _outcome(job)
+    except NoRoomError:
+        raise
     except Refused as error:
         return Outcome(Verdict.SKIP, str(error), Code.REFUSED, shown=error.shown)
     except MissingPackage as error:
@@ -98,10 +100,5 @@ def why_not(case: Case, device: str, fault: str | None = None) -> str:
     return class_of(case).why_not(case, device, fault)
 
 
-def _results(batch: Batch) -> Iterator[dict[str, Any]]:
-    for job in batch.jobs:
-        yield run_case(job).model_dump(mode="json")
-
-
 if __name__ == "__main__":
-    answer_each(Batch, _results)
+    answer_each(Batch, lambda batch: (run_case(job).model_dump(mode="json") for job in batch.jobs))

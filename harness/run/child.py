@@ -113,7 +113,7 @@ class Child:
         seconds: float = math.inf,
         forks: Forks | None = None,
     ) -> None:
-        """Start `python -P -m module`, where `module` calls :func:`harness.run.protocol.run_child`.
+        """Start `module` in a new interpreter. The module calls :func:`harness.run.protocol.run_child`.
 
         `name` is for sentences, such as "the worker". `prefix` is a program, with its arguments, that runs the
         interpreter. `environ` is added to this process's environment. The log is a temporary file unless `log` names
@@ -137,7 +137,7 @@ class Child:
                 forks.start(module, *arguments, environ=settings, log=self._log.fileno(), replies=replies)
                 if forks is not None
                 else subprocess.Popen(
-                    [*prefix, python, "-P", "-m", module, str(parent), str(replies), *arguments],
+                    [*prefix, python, "-P", "-m", "harness.run.launch", str(parent), module, str(replies), *arguments],
                     stdin=subprocess.PIPE,
                     stdout=self._log,
                     stderr=self._log,
@@ -200,11 +200,13 @@ class Child:
                 self._is_garbled = True
 
     def take(self) -> Reply | None:
-        """The oldest reply, or None. Taking a reply stops the clock."""
+        """The oldest reply, or None. Taking a reply stops the clock. Raises NoRoomError if that ended the request."""
         if not self._replies:
             return None
         self._budget_seconds = math.inf
-        return self._replies.popleft()
+        if (reply := self._replies.popleft()).is_full:
+            raise NoRoomError(reply.failed)
+        return reply
 
     def ended(self) -> bool:
         """Whether no more replies will come: the child died, ran out of time, or wrote garbage."""

@@ -23,6 +23,7 @@ from typing import NoReturn
 from harness.core.errors import HarnessError
 from harness.core.params import Record
 from harness.run.child import TICK_SECONDS, Child
+from harness.run.launch import die_with_parent
 from harness.run.protocol import Parent, Reply, run_child
 
 
@@ -144,13 +145,12 @@ class Forks:
         return self._server
 
     def close(self) -> None:
-        """End the server."""
         if self._server is not None:
             self._server.close()
 
 
 def _serve(parent: Parent) -> None:
-    before = dict(os.environ)
+    server, before = os.getpid(), dict(os.environ)
     for module in sys.argv[1:]:
         name, _, function = module.partition(":")
         owner = importlib.import_module(name)
@@ -184,6 +184,7 @@ def _serve(parent: Parent) -> None:
         ]
         pid = os.fork()
         if pid == 0:
+            die_with_parent(server)
             # A variable that the imports set would be lost, unless the case gave it a value of its own.
             kept = {name: value for name, value in imported.items() if request.environ.get(name) == before.get(name)}
             _become(parent, request.environ | kept, request, *files)
@@ -203,7 +204,6 @@ def _become(
     """Turn a fork into the child that `Child` expects: its group, folder, files, environment and arguments."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-    server = os.getppid()
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)
     parent.close()
@@ -215,17 +215,14 @@ def _become(
         os.close(file)
     os.environ.clear()
     os.environ.update(environ)
-    sys.argv = [request.module, str(server), str(replies), *request.arguments]
-    code = 0
+    sys.argv = [request.module, str(replies), *request.arguments]
     try:
         runpy.run_module(request.module, run_name="__main__", alter_sys=True)
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
-        code = 1
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 if __name__ == "__main__":

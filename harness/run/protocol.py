@@ -1,28 +1,24 @@
 """The one protocol between a process and its children: requests go one way, replies the other, one JSON object a line.
 
-:class:`harness.run.child.Child` starts a child as `python -P -m MODULE PARENT REPLIES [ARGUMENT]...`. PARENT is the
-process id of the parent, or 0 if another program stands between them. REPLIES is the descriptor for replies. Requests
-come on standard input. Standard output and standard error are the child's log: kernels may print what they like.
+`python -P -m harness.run.launch PARENT MODULE REPLIES [ARGUMENT]...` starts a child, as `harness.run.child.Child` does.
+PARENT is the process id of the parent, or 0 if another program stands between them. REPLIES is the descriptor for
+replies. Requests come on standard input. Standard output and standard error are the child's log: kernels may print.
 """
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import json
 import os
-import select
 import signal
 import sys
-import threading
 import traceback as tracebacks
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn, TypeVar
 
-from harness.core.errors import HarnessError, InputError
+from harness.core.errors import HarnessError, InputError, NoRoomError
 from harness.core.params import Record
 
-PR_SET_PDEATHSIG = 1
 MAX_SENTENCE = 1000
 
 RecordT = TypeVar("RecordT", bound=Record)
@@ -43,6 +39,8 @@ class Reply(Record):
     """One sentence about the error that ended the request."""
     traceback: str = ""
     """The stack of an unexpected error, beside `failed`."""
+    is_full: bool = False
+    """The error is that a disk is full, or a file may not grow."""
     is_spent: bool = False
     """The child's CUDA context failed for good. The child ends and must be replaced."""
 
@@ -61,7 +59,7 @@ def reply_to_error(error: BaseException) -> Reply:
     stack = "".join(tracebacks.format_exception(error))
     sys.stderr.write(stack)
     if isinstance(error, HarnessError):
-        return Reply(failed=_one_line(error))
+        return Reply(failed=_one_line(error), is_full=isinstance(error, NoRoomError))
     return Reply(failed=_one_line(f"{type(error).__name__}: {error}"), traceback=stack)
 
 
@@ -88,8 +86,7 @@ class Parent:
 
     def request(self, kind: type[RecordT]) -> RecordT | None:
         """The next request, or None when the parent has no more. Raises ValueError for a line that is no request."""
-        line = self._requests.readline()
-        return kind.model_validate_json(line) if line else None
+        return next(self.requests(kind), None)
 
     def requests(self, kind: type[RecordT]) -> Iterator[RecordT]:
         """All requests, until the parent has no more."""
@@ -104,30 +101,14 @@ class Parent:
         while payload:
             payload = payload[os.write(self._replies, payload) :]
 
-    def die_with_it(self) -> None:
-        """End this process and its group when the parent closes its end of the requests, or dies."""
-        poll = select.poll()
-        poll.register(self._requests.fileno(), 0)
-
-        def wait() -> None:
-            poll.poll()
-            os.killpg(os.getpgrp(), signal.SIGKILL)
-
-        threading.Thread(target=wait, daemon=True).start()
-
 
 def run_child(main: Callable[[Parent], None]) -> NoReturn:
     """Run `main` as a child process. An error is sent as a reply, and decides the exit code.
 
-    Takes PARENT and REPLIES from `sys.argv` and leaves the other arguments there. After a crash, or on SIGUSR1 before
-    the parent kills a hanging child, the log shows the stack of every thread.
+    Takes REPLIES from `sys.argv` and leaves the other arguments there. After a crash, or on SIGUSR1 before the parent
+    kills a hanging child, the log shows the stack of every thread.
     """
-    parent_id, replies = int(sys.argv.pop(1)), int(sys.argv.pop(1))
-    parent = Parent(replies)
-    if parent_id and sys.platform == "linux":
-        die_with_parent(parent_id)
-    else:
-        parent.die_with_it()
+    parent = Parent(int(sys.argv.pop(1)))
     faulthandler.enable(all_threads=True)
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
     code = 0
@@ -156,10 +137,3 @@ def answer_each(kind: type[RecordT], answers: Callable[[RecordT], Iterable[dict[
             parent.reply(Reply(result=result))
 
     run_child(main)
-
-
-def die_with_parent(parent: int = 0) -> None:
-    """Have Linux kill this process when its parent dies. Ends now if `parent` is given and already dead."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if parent and os.getppid() != parent:
-        os._exit(0)

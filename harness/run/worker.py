@@ -13,7 +13,7 @@ from harness.core import cuda_failures
 from harness.core.cases import Job
 from harness.core.catalog import ENGINES
 from harness.core.cause_codes import Code
-from harness.core.errors import HarnessError, line_of
+from harness.core.errors import HarnessError, NoRoomError, line_of
 from harness.core.records import CaseResult, Finding, Verdict
 from harness.core.registry import attribute_at
 from harness.run.environment import describe_machine
@@ -29,9 +29,14 @@ Execute = Callable[[Job], CaseResult]
 
 
 def answer(job: Job, execute: Execute) -> CaseResult:
-    """Execute one job. An unexpected exception is an error of the harness; an exit that a kernel raises is a crash."""
+    """Execute one job. An unexpected exception is an error of the harness; an exit that a kernel raises is a crash.
+
+    Raises NoRoomError: a full disk is no result of the job.
+    """
     try:
         return execute(job)
+    except NoRoomError:
+        raise
     except Exception as error:
         reason, at = f"{type(error).__name__}: {error}", line_of(traceback.extract_tb(error.__traceback__)[-1])
         return _unexpected(job, Verdict.ERROR, reason, cause=Code.HARNESS, at=at)

@@ -46,6 +46,7 @@ def create(root: Path, header: RunHeader, questions: ModelParams, baseline: Path
     options = {SCENARIO: questions.model_dump()}
     store = RunStore.create(root, [Job(key=name, case=case)], command=command, options=options)
     if baseline:
+        (store.path / BASELINE_FOLDER).mkdir()
         write_atomic(store.path / BASELINE_FOLDER / baseline.name, baseline.read_text(encoding="utf-8"))
     return store
 
@@ -81,8 +82,7 @@ def judged(store: RunStore, *, trouble: str = "", log: str = "", died: bool = Fa
     record = record.but(seconds=store.plan.seconds)
     different, drafts = _unrepeated(store), read_drafts(store.path)
     refused = _refused(drafts, asked.least_acceptance, baseline)
-    failed = Verdict.FAIL if different or refused else record.verdict
-    verdict = Verdict.CRASH if died else failed
+    verdict = Verdict.CRASH if died else Verdict.FAIL if different or refused else record.verdict
     if drafts:
         statement = f"{record.judgement.statement}; {acceptance_in_words(list(drafts.values()))}"
         record = record.but(judgement=record.judgement.but(statement=statement))
@@ -110,8 +110,7 @@ def judged(store: RunStore, *, trouble: str = "", log: str = "", died: bool = Fa
 def _unrepeated(store: RunStore) -> list[int] | None:
     """The prompts with another second answer; None if none was asked twice."""
     file = store.path / REPEATS_FILE
-    found: list[int] | None = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-    return found
+    return list(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
 
 
 def _refused(epochs: dict[int, Drafts], least: float | None, baseline: Baseline | None) -> list[Finding]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import Field, ValidationError
 
 from harness.core.cases import Job
-from harness.core.errors import InputError
+from harness.core.errors import GoneError, InputError
 from harness.core.files import append_line, read_json_lines, write_atomic
 from harness.core.params import STORED, Record
 from harness.core.records import SCHEMA_VERSION, Blame, CaseResult, FaultResult, Shrunk, Verdict
@@ -210,6 +210,8 @@ class RunStore:
         return [_parse(kind, raw, file) for raw in read_json_lines(file)]
 
     def _change_plan(self, **changes: Any) -> None:
+        if changes and not (self.path / "run.json").exists():
+            raise GoneError(self.path)
         self.plan = self.plan.but(**changes)
         text = json.dumps(self.plan.model_dump(mode="json"), allow_nan=False, indent=1)
         write_atomic(self.path / "run.json", text + "\n")

@@ -71,12 +71,12 @@ def torn_files(out: Path) -> list[str]:
 
 
 def living(folder: Path) -> list[int]:
-    """The processes with temporary files in `folder` that still live after a minute.
+    """The processes with temporary files in `folder` that still live after ten seconds.
 
-    A child that is still importing notices only then that its parent is gone: for SGLang after some seconds.
+    Four may end one after another, and each frees its memory first.
     """
     found: list[int] = []
-    for _ in range(600):
+    for _ in range(100):
         if not (found := processes(folder)):
             break
         time.sleep(0.1)

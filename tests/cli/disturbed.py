@@ -1,4 +1,4 @@
-"""Kill commands and their workers in the middle of their work, let their disks be full, and go on.
+"""Kill commands and their workers in the middle of their work, fill their disks, move their folders, and go on.
 
 python tests/cli/disturbed.py [--commands NAME...] [--kinds KIND...] [--seed N] prints a line for each trial, and a
 table. Each blow is aimed by a clean run of the same command: it falls once a part of the results is stored, on a
@@ -32,7 +32,7 @@ from aftermath import ROOT, environment, harness
 from disturbed_commands import COMMANDS, Command, prepare  # type: ignore[import-not-found]
 
 AT_A_LIMIT = ("full disk", "full temporary folder", "file limit", "full output")
-KINDS = ("kill", "killed worker", "killed fork server", *AT_A_LIMIT)
+KINDS = ("kill", "killed worker", "killed fork server", *AT_A_LIMIT, "moved folder")
 ON_DISK, SMALL_DISKS = ("full disk", "file limit"), ("full disk", "full temporary folder")
 SERVER = ROOT / "tests" / "servers" / "sequence_server.py"
 STORED = ("results.jsonl", "tried.jsonl", "mutants.jsonl", "accuracy.jsonl")
@@ -77,6 +77,8 @@ def fits(command: Command, kind: str) -> bool:
         return bool(command.worker)
     if kind in ("killed fork server", "full temporary folder"):
         return command.worker == "fork" or (bool(command.worker) and kind == "full temporary folder")
+    if kind == "moved folder":
+        return bool(command.resume) and command.needs_out
     return command.writes or kind not in ON_DISK
 
 
@@ -88,9 +90,7 @@ def clean_run(name: str, prepared: Path) -> Clean:
         stdout, stderr = process.communicate(timeout=SECONDS)
         seconds = time.monotonic() - started
         if process.returncode not in COMMANDS[name].codes:
-            raise SystemExit(
-                f"{name}: exit {process.returncode} though nothing disturbs it: {stderr[-500:]}{stdout[-500:]}"
-            )
+            raise SystemExit(f"{name}: exit {process.returncode} undisturbed: {stderr[-500:]}{stdout[-500:]}")
         sizes = [file.stat().st_size for file in place.out.rglob("*") if file.is_file()]
         return Clean(seconds, process.returncode, place.verdicts(), max(sizes, default=0))
 
@@ -116,6 +116,8 @@ def trial(name: str, kind: str, rng: random.Random, prepared: Path, clean: Clean
             before = _lines(place)
             if full is not None:
                 _fill(full)
+            elif kind == "moved folder":
+                _move(process, place)
             else:
                 _kill(process, place, kind, command)
         else:
@@ -124,7 +126,7 @@ def trial(name: str, kind: str, rng: random.Random, prepared: Path, clean: Clean
         wrong = aftermath.wrong_words((stdout or "") + stderr)
         wrong += [f"process {pid} stays" for pid in aftermath.living(place.temporary)]
         kept, stored = _lines(place), place.verdicts()
-        wrong += [] if set(before) <= set(kept) else ["stored results changed"]
+        wrong += [] if kind == "moved folder" or set(before) <= set(kept) else ["stored results changed"]
         effect, more = _effect(kind, command, process.returncode, stored, clean, stderr)
         wrong += more
         if full is not None:
@@ -226,6 +228,14 @@ def _kill(process: subprocess.Popen[str], place: Place, kind: str, command: Comm
             os.kill(victim, signal.SIGKILL)
 
 
+def _move(process: subprocess.Popen[str], place: Place) -> None:
+    """Move the folder of the run elsewhere."""
+    while place.run() is None and process.poll() is None:
+        time.sleep(0.01)
+    if run := place.run():
+        run.rename(place.folder / "moved")
+
+
 def _at_work(place: Place, parent: int, kind: str, worker: str) -> int | None:
     """A process of a kind that uses the CPU now, if there is one. It is stopped then, so that it cannot end first."""
     if kind == "killed fork server":
@@ -257,6 +267,10 @@ def _effect(
     if kind == "kill":
         return code == -signal.SIGKILL, wrong
     lines = [line for line in stderr.splitlines() if line.strip()]
+    if kind == "moved folder":
+        is_line = len(lines) == 1 and "moved during the run" in lines[0]
+        wrong += [] if (code, is_line) == (3, True) else [f"exit {code}, {len(lines)} lines: {stderr.strip()[-300:]}"]
+        return True, wrong + [f"{key} is stored again" for key in stored]
     if kind in AT_A_LIMIT:
         if code == clean.code and "No space left" not in stderr and "File too large" not in stderr:
             return False, wrong

@@ -1,9 +1,10 @@
-"""A full disk is one line that names what cannot grow, with exit code 3; what was stored before stays readable."""
+"""A full disk, or a run folder that is deleted, is one line with its path and exit code 3; what was stored stays."""
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -58,6 +59,25 @@ def test_a_run_on_a_full_disk_ends_in_one_line_keeps_its_results_and_goes_on(
     code, out, _ = cli("report", run)
     assert code == 0 and "2 pass, 2 not run" in out
     assert cli("run", "--resume", run, "-n", 1)[0] == 0
+
+
+@pytest.mark.parametrize("last", [1, 3], ids=["in the middle", "after the last result"])
+def test_a_run_folder_that_is_deleted_ends_the_run_in_one_line_and_is_not_made_again(
+    cli: Cli, scenarios: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int
+) -> None:
+    append, stored = files.append_line, []
+
+    def appended(path: Path, line: str) -> None:
+        append(path, line)
+        stored.append(path)
+        if len(stored) == last:
+            shutil.rmtree(path.parent)
+
+    monkeypatch.setattr("harness.store.run_folder.append_line", appended)
+    code, _, err = cli("run", "quantize", "--scenarios", scenarios, "--out", tmp_path / "runs", "-n", 1)
+    how = "deleted or moved during the run; leave it in place, and run the command again"
+    assert len(stored) == last and (code, err) == (3, f"mla-harness: {stored[0].parent}: {how}\n")
+    assert not list((tmp_path / "runs").iterdir())
 
 
 @pytest.mark.parametrize("words", ["--version", "list", "show fuzz"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.catalog import FAULTS, KERNELS
 from harness.core.cause_codes import Code
-from harness.core.errors import CaptureError, IllegalAddress, KernelError
+from harness.core.errors import CaptureError, IllegalAddress, KernelError, NoRoomError
 from harness.core.extras import PACKAGES
 from harness.core.faults import FaultSpec
 from harness.core.kernels import KernelSpec
@@ -216,6 +217,12 @@ def test_an_exception_of_the_harness_is_an_error_with_the_end_of_the_traceback(s
     assert result.reason == "RuntimeError: slipped"
     assert "in behave" in result.log
     assert result.findings == ()
+
+
+def test_a_full_disk_is_no_result_of_the_case(stub):
+    stub.behave = raising(OSError(errno.ENOSPC, "No space left on device", "scratch/run.pt"))
+    with pytest.raises(NoRoomError, match=r"^scratch/run.pt: No space left on device; make room$"):
+        run_case(job())
 
 
 @pytest.mark.parametrize("oracle", ["finite", "reference", "non_interference", "replay", "address"])

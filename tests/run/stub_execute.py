@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from harness.core.cases import Job
+from harness.core.errors import NoRoomError
 from harness.core.records import CaseResult, Finding, Verdict
 
 
@@ -43,6 +44,8 @@ def execute(job: Job) -> CaseResult:
         time.sleep(3600)
     if does == "raise":
         raise ValueError("planned by the stub")
+    if does == "full":
+        raise NoRoomError("run.pt: File too large; make room")
     if does == "sys_exit":
         sys.exit(5)
     if does == "print":

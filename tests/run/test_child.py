@@ -253,6 +253,33 @@ def test_a_child_does_not_outlive_a_parent_that_is_killed(what: str, prefix: tup
     assert_gone(pid)
 
 
+STARTS_AN_IMPORT = """
+import os, sys, time
+from harness.run.child import Child
+from harness.run.fork_server import ForkServer
+forks = ForkServer([], name="the server", environ={}, seconds=60) if sys.argv[1] == "forked" else None
+child = Child("imports_long", name="the child", prefix=sys.argv[2:], environ=dict(os.environ), forks=forks)
+time.sleep(3600)
+"""
+IMPORTS_LONG = "import os, time\nos.symlink(str(os.getpid()), 'importing')\ntime.sleep(60)\n"
+
+
+@pytest.mark.parametrize(
+    ("how", "prefix"), [("own", ()), ("wrapped", WRAPPER), ("forked", ())], ids=["own", "wrapped", "forked"]
+)
+def test_a_child_that_still_imports_does_not_outlive_a_parent_that_is_killed(
+    how: str, prefix: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "imports_long.py").write_text(IMPORTS_LONG)
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    with subprocess.Popen([sys.executable, "-c", STARTS_AN_IMPORT, how, *prefix], env=environ, cwd=tmp_path) as parent:
+        while not (tmp_path / "importing").is_symlink():
+            assert parent.poll() is None
+            time.sleep(0.05)
+        parent.kill()
+    assert_gone(int(os.readlink(tmp_path / "importing")))
+
+
 def test_a_program_around_the_interpreter_passes_requests_and_answers_on(start: Start) -> None:
     child = start("argument", prefix=WRAPPER)
     child.send(Do(what="print", text="noise"))

@@ -68,6 +68,12 @@ def test_a_worker_that_dies_while_its_log_cannot_grow_is_no_crash_of_its_case(
     assert one(pool, job("passes")).verdict is Verdict.PASS
 
 
+def test_a_file_of_a_case_that_does_not_fit_ends_the_run_and_is_no_result(pool: WorkerPool) -> None:
+    with pytest.raises(NoRoomError, match=r"^run.pt: File too large; make room$"):
+        one(pool, job("full", "full"))
+    assert one(pool, job("passes")).verdict is Verdict.PASS
+
+
 def test_the_log_of_a_segfault_holds_the_python_stack(pool: WorkerPool) -> None:
     result = one(pool, job("segfault", "segfault"))
     assert "Segmentation fault" in result.log and "stub_execute.py" in result.log

@@ -192,6 +192,7 @@ def check(
 
         def ran(label: str, content: str) -> Outcome:
             path = Path(folder) / label / f"test_{label}_bug.py"
+            path.parent.mkdir()
             write_atomic(path, content)
             return run(path, is_pytest=is_pytest, python=python, seconds=seconds)
 

@@ -15,7 +15,7 @@ def main() -> None:
     from harness.engines.vllm.ranks import rank_options
     from harness.engines.vllm.serve.plugin import activate
     from harness.engines.vllm.serve.worker_state import state_of_worker, summed
-    from harness.run.protocol import die_with_parent
+    from harness.run.launch import die_with_parent
 
     die_with_parent()
     activate()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 
 from harness.engines.vllm.serve.plugin import activate
-from harness.run.protocol import die_with_parent
+from harness.run.launch import die_with_parent
 
 
 class Extension:

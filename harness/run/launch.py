@@ -1,0 +1,39 @@
+"""The first code of a child process: from here on it dies with its parent, also while it imports its own module.
+
+Its arguments are those of :mod:`harness.run.protocol`. It imports little, to be ready at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import runpy
+import select
+import signal
+import sys
+import threading
+
+
+def die_with_parent(parent: int = 0) -> None:
+    """Have Linux kill this process when its parent dies. Ends now if `parent` is given and already dead."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    if parent and os.getppid() != parent:
+        os._exit(0)
+
+
+def _die_with_requests(requests: int) -> None:
+    """Wait until the parent closes its end of the requests, or dies. Then end this process and its group."""
+    poll = select.poll()
+    poll.register(requests, 0)
+    poll.poll()
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    parent, module = int(sys.argv[1]), sys.argv[2]
+    del sys.argv[1:3]
+    if parent and sys.platform == "linux":
+        die_with_parent(parent)
+    else:
+        threading.Thread(target=_die_with_requests, args=(os.dup(0),), daemon=True).start()
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
