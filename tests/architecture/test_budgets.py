@@ -12,7 +12,7 @@ SUFFIXES = {".py", ".j2", ".js", ".css", ".html"}
 BUDGETS = {
     "harness": 42,
     "harness/accuracy": 2397,
-    "harness/cli": 2760,
+    "harness/cli": 2761,
     "harness/core": 4582,
     "harness/diagnose": 2945,
     "harness/engine": 6126,
@@ -21,7 +21,7 @@ BUDGETS = {
     "harness/kernels": 4216,
     "harness/memory": 3789,
     "harness/pytest": 1211,
-    "harness/report": 2818,
+    "harness/report": 2817,
     "harness/run": 2913,
     "harness/scenario": 2710,
     "harness/store": 1243,
