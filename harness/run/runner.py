@@ -218,13 +218,13 @@ class WorkerPool(Pool):
             if result.key != job.key:
                 return self._bury(worker, job, f"the worker answered for another job ({result.key!r})")
             printed = worker.printed().strip()
+            if result.verdict in BAD:
+                worker.check_room()
+                result = result.but(log=f"{printed}\n{result.log}".strip())
             if reply.is_spent:
                 # The CUDA context has failed for good; the next case needs a new process.
                 self._replace(worker)
-            if result.verdict not in BAD:
-                return result
-            worker.check_room()
-            return result.but(log=f"{printed}\n{result.log}".strip())
+            return result
         if worker.ended():
             return self._bury(worker, job, None)
         return None

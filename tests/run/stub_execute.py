@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from harness.core import cuda_failures
 from harness.core.cases import Job
 from harness.core.errors import NoRoomError
 from harness.core.records import CaseResult, Finding, Verdict
@@ -44,6 +45,11 @@ def execute(job: Job) -> CaseResult:
         time.sleep(3600)
     if does == "raise":
         raise ValueError("planned by the stub")
+    if does == "spend":
+        # CUDA failed for good in the call.
+        cuda_failures.is_spent = lambda: True
+        print("the stub prints", flush=True)
+        return _result(job, Verdict.FAIL, findings=(Finding(oracle="finite", message="planned by the stub"),))
     if does == "full":
         raise NoRoomError("run.pt: File too large; make room")
     if does == "sys_exit":

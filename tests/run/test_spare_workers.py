@@ -81,6 +81,16 @@ def test_a_spare_that_dies_is_replaced_and_ends_no_run(pool: WorkerPool) -> None
     assert results[-1].reason != str(spare)
 
 
+def test_a_failure_that_spends_its_context_is_kept_with_its_log_and_a_spare_goes_on(
+    pool: WorkerPool, tmp_path: Path
+) -> None:
+    with_gpus(pool, 1, tmp_path)
+    jobs = [job_of("spends", device="cuda", does="spend"), job_of("after", device="cuda", does="pid")]
+    spent, after = pool.run_in_order(jobs)
+    assert spent.verdict is Verdict.FAIL and "the stub prints" in spent.log
+    assert after.verdict is Verdict.PASS and list(pool._gpu_of.values()) == [0]
+
+
 @pytest.mark.nightly
 def test_a_spare_takes_the_gpu_of_the_lost_worker_and_keeps_its_lock(pool: WorkerPool, tmp_path: Path) -> None:
     with_gpus(pool, 1, tmp_path)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.core.errors import Refused
 from harness.core.ops import SCALED_BLOCK, aligned_sizes
 from harness.engines import base
 from harness.engines.sglang.tables import ENGINE
@@ -27,6 +28,8 @@ PAGE_SIZE = 64
 """Of FlashMLA."""
 CUTLASS_PAGE = 128
 """Slots of a page of CUTLASS MLA. Smaller pages must fill it."""
+FAST_TOPK = 2048
+"""What `fast_topk_v2` chooses of a row."""
 _FLASHMLA = "sgl_kernel.flash_mla"
 _FP8 = "sglang.srt.layers.quantization.fp8_kernel"
 
@@ -210,6 +213,8 @@ def quantize_row_blocks(x: Tensor, *, num_live: int | Tensor | None = None) -> t
 
 def fast_topk(logits: Tensor, seq_lens: Tensor, *, topk: int) -> Tensor:
     """`fast_topk_v2` of logits [B * S, L] float32: positions [B * S, 2048] int32. It has a length for each row."""
+    if topk != FAST_TOPK:
+        raise Refused(f"fast_topk_v2 chooses {FAST_TOPK} positions, not {topk}")
     num_tokens = len(logits) // len(seq_lens)
     lengths = row_lengths(seq_lens, num_tokens)
     found: Tensor = importlib.import_module("sgl_kernel").fast_topk_v2(logits, lengths, topk)
