@@ -73,7 +73,7 @@ def sglang_cases() -> dict[str, tuple[str, dict[str, Any]]]:
             found[f"deepseek_v2-{backend}-{graphs}"] = "deepseek_v2", options | {"attention_backend": backend}
     for backend in ("flashmla_sparse", "fa3", "flashmla_kv"):
         cache = {"kv_cache_dtype": "fp8_e4m3"} if backend == "flashmla_kv" else {}
-        backends = {"nsa_prefill_backend": backend, "nsa_decode_backend": backend}
+        backends = {"dsa_prefill_backend": backend, "dsa_decode_backend": backend}
         found[f"deepseek_v32-{backend}-eager"] = "deepseek_v32", eager | cache | backends
     found["kimi_linear-auto-eager"] = "kimi_linear", eager
     found["longcat_flash-auto-eager"] = "longcat_flash", eager
@@ -139,7 +139,7 @@ def start(name: str, case: tuple[str, dict[str, Any]], args: argparse.Namespace)
     """The process of a case, in a session of its own, so that its engine ends with it."""
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_DEEP_GEMM_WARMUP": "skip",
     }  # fmt: skip
     folder, options = args.checkpoints / case[0], json.dumps(case[1])
     command = [sys.executable, __file__, str(folder), str(args.out / f"{name}.json"), "--case", options]

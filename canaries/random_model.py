@@ -57,7 +57,9 @@ _COMMON = {
     "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1,
     "tie_word_embeddings": False,
 }  # fmt: skip
-_ROUTING = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+_EACH_LAYER = {"moe_layer_freq": 1}
+"""SGLang reads it; transformers does not write it."""
+_ROUTING = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"} | _EACH_LAYER
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class Architecture:
 
 
 ARCHITECTURES = {
-    "deepseek_v2": Architecture(_COMMON | _MLA | _MOE | {"q_lora_rank": None, "topk_method": "greedy"}),
+    "deepseek_v2": Architecture(_COMMON | _MLA | _MOE | {"q_lora_rank": None, "topk_method": "greedy"}, _EACH_LAYER),
     "deepseek_v32": Architecture(_COMMON | _MLA | _MOE | _INDEX, _ROUTING),
     "glm_moe_dsa": Architecture(
         _COMMON | _MLA | _MOE | _INDEX | {"index_n_heads": 32, "mlp_layer_types": ["dense", "sparse"]},

@@ -49,7 +49,9 @@ class SurveyOptions(LeavingRuns):
         bool, typer.Option("--batch-invariant", help="The engine's batch-invariant mode: scripts that allow 0 bits.")
     ] = False
     seconds: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.0, help="Time for the smallest sets of options.")
+        float,
+        # typer 0.27.0 takes a metavar with the letters of the option as its name.
+        typer.Option("--seconds", metavar="SECONDS", min=0.0, help="Time for the smallest sets of options."),
     ] = 600.0
     resume: shared_options.Resume = None
     workers: shared_options.Workers = None

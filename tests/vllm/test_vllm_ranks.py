@@ -95,6 +95,15 @@ def test_the_recorder_names_the_rank_on_which_a_nan_began(tmp_path: Path) -> Non
     assert first_nan_lines(Blame(first_nan=found))[1].startswith("other rank: rank 0: layers.0.1")
 
 
+def test_options_that_a_rank_refuses_at_the_start_are_a_skip_with_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "rank-refuses")
+    result = run_case(job(tmp_path, fault=None))
+    assert (result.verdict, result.cause) == (Verdict.SKIP, Code.REFUSED)
+    assert result.reason == "vLLM refuses these options: ValueError: no such cache"
+
+
 def test_a_vllm_that_dies_before_its_recorders_told_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_VLLM", "rank-dies")
     result = run_case(recorded_job(job(tmp_path), Blame()))

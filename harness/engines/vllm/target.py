@@ -15,7 +15,7 @@ from harness.core.records import CaseResult, Verdict
 from harness.engines import base
 from harness.engines.host_target import HostTarget, read_host
 from harness.engines.served_target import PATTERNS, ServedTarget, keep_filled
-from harness.engines.serving import NEVER_READY, EngineForks
+from harness.engines.serving import NEVER_READY, STARTED, EngineForks
 from harness.engines.vllm.faults import PATCHES
 from harness.engines.vllm.options import HTTP_ENVIRON, environ, llm_options, serve_words
 from harness.engines.vllm.params import VllmParams
@@ -38,6 +38,12 @@ TRITON_IN_FULL_GRAPHS = (0, 22)
 """The first release that captures TRITON_MLA in full graphs."""
 MULTIPLYING = ("FLASHMLA", "FLASH_ATTN_MLA", *BLACKWELL)
 """Backends that need finite pages. In a model with MLA layers only, all pages are finite."""
+
+
+def refusal(error: KernelError) -> Exception:
+    """The refusal that an engine which did not start ended with, or `error` itself."""
+    words = _REFUSES.search(str(error))
+    return Refused(f"vLLM refuses these options: {words[0]}") if words else error
 
 
 def watched(states: dict[str, Any]) -> Moved:
@@ -102,9 +108,7 @@ class VllmTarget(ServedTarget):
         try:
             result = CaseResult.model_validate(self._reply(SCRIPTS, request, settings, place))
         except KernelError as error:
-            if NEVER_READY in self._log_tail and (words := _REFUSES.search(str(error))):
-                raise Refused(f"vLLM refuses these options: {words[0]}") from None
-            raise
+            raise refusal(error) if NEVER_READY in self._log_tail else error from None
         if result.verdict is Verdict.SKIP:
             raise Refused(result.reason)
         return result
@@ -119,7 +123,12 @@ class VllmTarget(ServedTarget):
             concurrency=params.max_num_seqs,
         )
         settings = environ(params, filling, self.fault, self.gpus, folder if records else None)
-        filled = self._reply(QUESTIONS, request, settings, folder, self._forked(environ(params, None)))
+        try:
+            filled = self._reply(QUESTIONS, request, settings, folder, self._forked(environ(params, None)))
+        except KernelError as error:
+            # A rank checks options too; then the engine's own error says only that a rank failed.
+            started = STARTED in (folder / f"{ENGINE.name}.log").read_text(encoding="utf-8", errors="replace")
+            raise error if started or params.num_gpus == 1 else refusal(error) from None
         if REFUSED in filled:
             raise Refused(f"vLLM refuses these options: {filled[REFUSED][:500]}")
         keep_filled(folder, filled)

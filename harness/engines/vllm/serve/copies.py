@@ -22,10 +22,10 @@ from harness.engines.vllm.serve.writes import FILLED
 METHODS = ("copy_", "to", "cuda")
 MOST_BYTES = 1 << 20
 """The largest source that is watched: weights are larger, inputs of a step are not."""
-DELAYED = 0.125
+DELAYED = 1 / 32
 """The share of copies that the seed delays."""
-CYCLES = (500_000, 5_000_000)
-"""How long the stream is held in front of a delayed copy."""
+CYCLES = (20_000_000, 200_000_000)
+"""How long the stream is held in front of a delayed copy: longer than the host needs for a step."""
 
 
 class Event(Protocol):

@@ -48,6 +48,9 @@ class LLM:
 
             store = Path(tempfile.mkdtemp()) / "store"
             self._executor = Executor(settings["tensor_parallel_size"], settings["worker_extension_cls"], str(store))
+            if os.environ.get("FAKE_VLLM") == "rank-refuses":
+                print("(Worker_TP0 pid=7) ERROR 11-26 01:01:37 [executor.py:1] ValueError: no such cache", flush=True)
+                raise RuntimeError("WorkerProc initialization failed due to an exception in a background process.")
             if os.environ.get("FAKE_VLLM") == "start-hangs":
                 self._executor.ask("hang")
 
