@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 ACCEPTANCE_FILE = "acceptance.json"
-"""In a run directory: drafted and accepted tokens of each epoch that was asked."""
+"""In a run directory: drafted and accepted tokens of each epoch that was asked, and where drafts were refused."""
+MOST_PLACES = 4
 MARGIN = 0.05
 """How far an epoch may accept less than its baseline: text differs between runs, a broken drafter loses more."""
 _COUNTER = re.compile(
@@ -29,6 +30,8 @@ class Drafts:
 
     drafted: int
     accepted: int
+    refused: tuple[str, ...] = ()
+    """Where drafts were refused, as far as the engine says it."""
 
     @property
     def share(self) -> float:
@@ -37,7 +40,14 @@ class Drafts:
 
     def since(self, before: Drafts) -> Drafts:
         """What came after `before`."""
-        return Drafts(self.drafted - before.drafted, self.accepted - before.accepted)
+        refused = self.refused[len(before.refused) :]
+        return Drafts(self.drafted - before.drafted, self.accepted - before.accepted, refused)
+
+    @property
+    def places(self) -> str:
+        """The first places of refused drafts, and how many more there are; empty if none is known."""
+        more = len(self.refused) - MOST_PLACES
+        return ", ".join([*self.refused[:MOST_PLACES], *([f"{more} more"] if more > 0 else [])])
 
 
 @runtime_checkable
@@ -62,7 +72,9 @@ def read_drafts(folder: Path) -> dict[int, Drafts]:
     """Epoch -> its drafts, of a run, if its server counted them."""
     file = folder / ACCEPTANCE_FILE
     found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return {int(epoch): Drafts(*counts) for epoch, counts in sorted(found.items(), key=lambda item: int(item[0]))}
+    ordered = sorted(found.items(), key=lambda item: int(item[0]))
+    # Older runs have no places.
+    return {int(epoch): Drafts(counts[0], counts[1], tuple(*counts[2:])) for epoch, counts in ordered}
 
 
 def acceptance_in_words(epochs: Sequence[Drafts]) -> str:

@@ -88,7 +88,7 @@ def _keep_drafts(file: Path, epoch: int, counted: Drafts) -> None:
     """Add an epoch. An epoch that `--resume` found complete has drafted nothing, and keeps its counts."""
     kept = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     if counted.drafted or str(epoch) not in kept:
-        write_atomic(file, json.dumps(kept | {str(epoch): [counted.drafted, counted.accepted]}))
+        write_atomic(file, json.dumps(kept | {str(epoch): [counted.drafted, counted.accepted, counted.refused]}))
 
 
 def make_header(backend: Backend, task: Task, *, seed: int, num_epochs: int) -> RunHeader:

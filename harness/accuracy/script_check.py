@@ -102,7 +102,8 @@ class Judged:
 
     @property
     def drafts(self) -> Drafts:
-        return Drafts(*(self.events.get(f"spec_decode_num_{kind}_tokens", 0) for kind in ("draft", "accepted")))
+        drafted, accepted = (self.events.get(f"spec_decode_num_{kind}_tokens", 0) for kind in ("draft", "accepted"))
+        return Drafts(drafted, accepted)
 
     def judge_drafts(self, least: float) -> None:
         """A finding if the server accepted less than the share `least`; not shown if it drafted nothing."""

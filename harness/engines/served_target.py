@@ -107,7 +107,13 @@ class ServedTarget(Target):
         if not all(counted.drafted for counted in epochs.values()) or len(epochs) < self._served.epochs:
             raise HarnessError(f"{self.engine.title} counts no drafts, though its module drafts")
         return [
-            Count("accepted drafts", counted.drafted, counted.accepted, f"epoch {epoch}", "acceptance")
+            Count(
+                "accepted drafts",
+                counted.drafted,
+                counted.accepted,
+                ": ".join(filter(None, [f"epoch {epoch}", counted.places])),
+                "acceptance",
+            )
             for epoch, counted in epochs.items()
         ]
 

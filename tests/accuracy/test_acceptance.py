@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.accuracy.acceptance import Drafts, acceptance_in_words, drafts_in
+from harness.accuracy.acceptance import Drafts, acceptance_in_words, drafts_in, read_drafts
 from harness.accuracy.answer_log import read_run
 from harness.accuracy.baselines import BaselineChange, plan_update, write_baseline
 from harness.accuracy.script_check import Judged
@@ -31,6 +31,13 @@ def test_the_counters_of_all_engines_of_vllm_are_added() -> None:
     assert drafts_in(text) == Drafts(200, 74)
     assert drafts_in("vllm:num_requests_running 1.0\nsglang:spec_accept_length 2.5\n") is None
     assert acceptance_in_words([Drafts(200, 74), Drafts(0, 0)]) == "drafts accepted 0.3700, 1.0000 (of 200, 0)"
+
+
+def test_places_of_refused_drafts_are_kept_by_epoch_and_a_run_without_them_is_read(tmp_path: Path) -> None:
+    epoch = Drafts(9, 6, tuple("abcdef")).since(Drafts(3, 2, ("a",)))
+    assert epoch == Drafts(6, 4, tuple("bcdef")) and epoch.places == "b, c, d, e, 1 more" and not Drafts(1, 1).places
+    (tmp_path / "acceptance.json").write_text('{"1": [3, 2], "2": [6, 4, ["b"]]}')
+    assert read_drafts(tmp_path) == {1: Drafts(3, 2), 2: Drafts(6, 4, ("b",))}
 
 
 def test_serve_check_prints_the_share_of_accepted_drafts() -> None:

@@ -70,6 +70,9 @@ def test_a_fault_in_the_scheduler_process_is_found(tmp_path: Path) -> None:
     assert "SGLang's own log line" in result.log
 
 
+PLACES = [f"answer {number}: 2 of 3 accepted" for number in range(4)]
+
+
 @pytest.mark.parametrize(
     ("how", "verdict", "words"),
     [
@@ -86,6 +89,9 @@ def test_every_draft_of_a_module_that_knows_the_answers_is_accepted(
     result = run(tmp_path, subject)
     assert result.verdict is verdict
     assert words in "; ".join([result.reason, *(finding.message for finding in result.findings)])
+    assert [finding.where for finding in result.findings] == ["epoch 1: " + ", ".join(PLACES)] * (
+        verdict is Verdict.FAIL
+    )
     assert verdict is Verdict.ERROR or result.looked_at["acceptance"] == 2
 
 

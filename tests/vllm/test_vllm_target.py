@@ -134,8 +134,9 @@ def test_a_refused_draft_is_a_finding_though_each_answer_is_right(
     result = run(tmp_path, drafting())
     assert result.verdict is Verdict.FAIL
     assert result.accuracy is not None and [epoch.accuracy for epoch in result.accuracy.epochs] == [1.0, 1.0]
-    assert [(finding.oracle, finding.where) for finding in result.findings] == [("acceptance", "epoch 1")]
-    assert "accepted drafts: 11, not 12: the drafter knows the answers by heart" in result.findings[0].message
+    (finding,) = result.findings
+    assert (finding.oracle, finding.where) == ("acceptance", "epoch 1: request 2 after 5 tokens: draft 3 of 3")
+    assert "accepted drafts: 11, not 12: the drafter knows the answers by heart" in finding.message
 
 
 def test_an_engine_that_counts_no_drafts_is_an_error_and_no_pass(

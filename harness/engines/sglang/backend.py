@@ -32,7 +32,8 @@ class SglangBackend(EngineBackend):
         super().__init__(ENGINE, str(options["model_path"]), "sglang.srt.entrypoints.engine")
         owned = {"run_scheduler_process_func": staticmethod(run_scheduler)} if run_scheduler else {}
         self._engine: Any = type("Engine", (self._module.Engine,), owned)(**options)
-        self._counts = [0, 0] if options.get("speculative_algorithm") else []
+        self._drafts = Drafts(0, 0) if options.get("speculative_algorithm") else None
+        self._num_answers = 0
         config = self._engine.tokenizer_manager.model_config
         self.describe(int(config.vocab_size), config.dtype, self._engine.server_args.kv_cache_dtype)
 
@@ -41,14 +42,18 @@ class SglangBackend(EngineBackend):
         for output in self._engine.generate(prompt=prompts, sampling_params=params, return_logprob=True):
             meta = output["meta_info"]
             finish = str((meta["finish_reason"] or {}).get("type", "stop"))
-            for place, what in enumerate(("proposed", "correct") if self._counts else ()):
-                self._counts[place] += int(meta.get(f"spec_num_{what}_drafts", 0))
+            if self._drafts is not None:
+                drafted, accepted = (int(meta.get(f"spec_num_{what}_drafts", 0)) for what in ("proposed", "correct"))
+                refused = [f"answer {self._num_answers}: {accepted} of {drafted} accepted"] * (accepted < drafted)
+                before = self._drafts
+                self._drafts = Drafts(before.drafted + drafted, before.accepted + accepted, (*before.refused, *refused))
+            self._num_answers += 1
             logprobs, tokens = ([row[at] for row in meta["output_token_logprobs"]] for at in (0, 1))
             yield output["text"], finish, tokens, logprobs
 
     def drafts(self) -> Drafts | None:
         """See :meth:`EngineBackend.drafts`. SGLang counts the drafts of each answer."""
-        return Drafts(*self._counts) if self._counts else None
+        return self._drafts
 
     def call_schedulers(self, method: str) -> None:
         """Call a method without arguments of every scheduler, in its process. Raises AssertionError if one fails."""

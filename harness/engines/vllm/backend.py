@@ -9,6 +9,7 @@ from harness.accuracy.acceptance import Drafts
 from harness.core.errors import InputError
 from harness.engines.backend import EngineBackend, Generated, cache_option
 from harness.engines.vllm.objects import Vllm
+from harness.engines.vllm.serve import refused_drafts
 from harness.engines.vllm.tables import ENGINE
 
 CACHE_TYPES = {"bf16": "bfloat16", "fp8_e4m3": "fp8_e4m3", "fp8": "fp8"}
@@ -51,7 +52,8 @@ class VllmBackend(EngineBackend):
             return None
         metrics = self._llm.get_metrics()
         names = (f"vllm:spec_decode_num_{what}_tokens" for what in ("draft", "accepted"))
-        return Drafts(*(sum(int(metric.value) for metric in metrics if metric.name == name) for name in names))
+        drafted, accepted = (sum(int(metric.value) for metric in metrics if metric.name == name) for name in names)
+        return Drafts(drafted, accepted, tuple(refused_drafts.REFUSED))
 
     def ask_workers(self, question: Callable[[Any], Any], timeout_seconds: float) -> list[Any]:
         """Call `question` with the worker in each worker's process. Returns the answers in the order of ranks.

@@ -32,10 +32,13 @@ def serve(request: VllmRequest) -> dict[str, Any]:
     from harness.accuracy.epochs import run_epochs
     from harness.accuracy.tasks import load_task
     from harness.engines.vllm.backend import VllmBackend
+    from harness.engines.vllm.serve import refused_drafts
     from harness.engines.vllm.serve.plugin import activate
     from harness.engines.vllm.serve.worker_state import state_of_worker, summed
 
     activate()
+    if request.options.get("disable_log_stats") is False:
+        refused_drafts.install()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         task = load_task(request.task, Path(scratch), limit=request.limit)

@@ -1,0 +1,13 @@
+"""A stand-in for vLLM's scheduler: it is told what each step verified."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Scheduler:
+    def make_spec_decoding_stats(
+        self, stats: Any, *, num_draft_tokens: int, num_accepted_tokens: int, request_id: str
+    ) -> Any:
+        assert 0 <= num_accepted_tokens <= num_draft_tokens and request_id
+        return stats
