@@ -38,8 +38,11 @@ class GoneError(HarnessError):
 
 
 @contextlib.contextmanager
-def explained_writes(path: Path | None = None) -> Iterator[None]:
-    """Raise NoRoomError with `path`, or the error's own, for a full disk or a limit; GoneError without its folder."""
+def explained_writes(path: Path | None = None, who: str = "the output") -> Iterator[None]:
+    """Raise NoRoomError for a full disk or a limit, and GoneError if the folder of `path` is gone.
+
+    The message begins with `path`, or the error's own, or else with `who`.
+    """
     try:
         yield
     except OSError as error:
@@ -47,7 +50,7 @@ def explained_writes(path: Path | None = None) -> Iterator[None]:
             raise GoneError(path.parent) from None
         if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
             raise
-        raise NoRoomError(f"{path or error.filename or 'the output'}: {error.strerror}; make room") from None
+        raise NoRoomError(f"{path or error.filename or who}: {error.strerror}; make room") from None
 
 
 class UnknownNameError(InputError):

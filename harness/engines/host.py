@@ -39,7 +39,8 @@ def answer(request: HostRequest) -> Reply:
     """Run one part. The result names a package that is missing, or says that this release has no such code."""
     host = request.host
     try:
-        torch.save(run(request), made := io.BytesIO())
+        with explained_writes(who=f"{host.engine.title}'s process"):
+            torch.save(run(request), made := io.BytesIO())
         with explained_writes(file := Path(request.file)):
             file.write_bytes(made.getvalue())
     except ModuleNotFoundError as error:

@@ -39,7 +39,7 @@ def run_case(job: Job) -> CaseResult:
 def outcome_of(job: Job) -> Outcome:
     """As `run_case`, with the runs of the case."""
     try:
-        with explained_writes():
+        with explained_writes(who=job.case.id):
             return _outcome(job)
     except NoRoomError:
         raise

@@ -219,11 +219,12 @@ class Child:
         return self._is_garbled or (self._is_closed_stream and not self._replies)
 
     def receive(self) -> Reply:
-        """Wait for the next reply. Raises ChildDied if none will come."""
+        """Wait for the next reply. Raises ChildDied if none will come, and NoRoomError if a full disk may be why."""
         poll = select.poll()
         poll.register(self._stream, select.POLLIN)
         while (reply := self.take()) is None:
             if self.ended():
+                self.check_room()
                 raise ChildDied(self.name, self.death())
             poll.poll(TICK_SECONDS * 1000)
             self.read()

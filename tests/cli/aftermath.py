@@ -121,9 +121,10 @@ def runs_module(pid: int, *modules: bytes) -> bool:
 
 
 def cpu_ticks(pid: int) -> int:
-    """The CPU time that a process has used, in ticks; -1 once it is gone."""
+    """The CPU time that a process and its children have used, in ticks; -1 once one is gone."""
     with contextlib.suppress(OSError, IndexError):
-        return sum(map(int, _stat(pid)[11:13]))
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return sum(sum(map(int, _stat(one)[11:13])) for one in (pid, *map(int, children)))
     return -1
 
 

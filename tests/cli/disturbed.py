@@ -4,7 +4,7 @@ python tests/cli/disturbed.py [--commands NAME...] [--kinds KIND...] [--seed N] 
 table. Each blow is aimed by a clean run of the same command: it falls once a part of the results is stored, on a
 process that works. After each trial no process of the command lives, no file is torn, `report` and `compare` read the
 run, and `--resume` ends it with each result once. `kill_runs.py` has clocks that jump. A small disk is a tmpfs, so it
-needs root. SGLANG names the folder of an SGLang.
+needs root. SGLANG and VLLM name the folders of releases.
 """
 
 from __future__ import annotations

@@ -96,10 +96,9 @@ COMMANDS: dict[str, Command] = {
         ("shrink", SURVEY, "--fault", "merge.ignore-context-count", *TWO), resume="", writes=False, needs_out=False
     ),
 }  # fmt: skip
-if SGLANG := os.environ.get("SGLANG"):
-    COMMANDS["run of SGLang on a CPU"] = Command(
-        ("run", "sglang-host-free-pages", "-m", "sglang-host", "--engine-path", SGLANG, *TWO)
-    )
+for title, scenario in (("SGLang", "sglang-host-free-pages"), ("vLLM", "vllm-host-kv-groups")):
+    if folder := os.environ.get(title.upper()):
+        COMMANDS[f"run of {title} on a CPU"] = Command(("run", scenario, "--engine-path", folder, *TWO))
 
 
 def prepare(folder: Path, commands: Sequence[str]) -> None:

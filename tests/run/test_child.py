@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from harness.core.cause_codes import Code
-from harness.core.errors import HarnessError, InputError
+from harness.core.errors import HarnessError, InputError, NoRoomError
 from harness.core.params import Record
 from harness.run.child import Child, ChildDied, ask
 
@@ -105,6 +105,17 @@ def test_how_a_child_died_is_told_in_words(
     assert str(error) == f"the child died ({cause})"
     assert (error.death.cause, error.death.how) == (cause, sentence)
     assert error.death.ended == (ended or f"died ({cause})") and not error.death.is_hang
+
+
+def test_a_child_that_dies_while_its_log_cannot_grow_is_a_full_disk(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = os.statvfs_result((4096, 4096, 10, 0, 0, 10, 10, 10, 0, 255))
+    monkeypatch.setattr(os, "fstatvfs", lambda descriptor: full)
+    child = start()
+    child.send(Do(what="exit"))
+    with pytest.raises(NoRoomError, match="no room for the log of the child; make room, or set TMPDIR"):
+        child.receive()
 
 
 def test_the_log_of_a_crash_has_the_stack_and_the_last_line_is_the_childs_own(start: Start) -> None:
