@@ -105,6 +105,8 @@ ARCHITECTURES = {
             "q_lora_rank": None, "num_local_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
             "moe_intermediate_size": 128, "intermediate_size": 256, "n_shared_experts": 1, "linear_num_heads": 8,
             "linear_head_dim": 128, "layer_types": ["linear_attention", "full_attention"],
+            # vLLM norms what KDA gives with 1e-5, whatever `config.json` says (finding 19).
+            "rms_norm_eps": 1e-5,
             "mlp_layer_types": ["dense", "sparse"],
         },
         {
