@@ -265,15 +265,9 @@ class QuantizeBlocksParams(KernelParams):
 
 
 RecordFormat = Literal[
-    "bf16",
-    "fp8_e4m3",
-    "fp8_ds_mla",
-    "indexer_planar",
-    "indexer_interleaved",
-    "indexer_shuffled",
-    "nvfp4_linear",
+    "bf16", "fp8_e4m3", "fp8_ds_mla", "indexer_planar", "indexer_interleaved", "indexer_shuffled", "nvfp4_linear",
     "nvfp4_swizzled",
-]
+]  # fmt: skip
 """How a cache stores a token, as in :mod:`harness.kernels.ops.record_formats`, which needs torch."""
 
 

@@ -76,11 +76,7 @@ class _Left:
 
 
 def _row(
-    axes: Mapping[str, Sequence[str]],
-    row: Labels,
-    left: _Left,
-    is_excluded: Callable[[Labels], bool],
-    random: Random,
+    axes: Mapping[str, Sequence[str]], row: Labels, left: _Left, is_excluded: Callable[[Labels], bool], random: Random
 ) -> Labels:
     """A point with the labels of `row` that holds many other choices, or {} if the labels drawn so far leave none."""
     rest = [axis for axis in axes if axis not in row]

@@ -64,12 +64,7 @@ def read_align(topk_ids: Any, *, num_experts: int, block_size: int, **_: Any) ->
     for row in topk_ids.tolist():
         for expert in row:
             counts[expert] += 1
-    call = {
-        "tokens": topk_ids.shape[0],
-        "per token": topk_ids.shape[1],
-        "experts": num_experts,
-        "block": block_size,
-    }
+    call = {"tokens": topk_ids.shape[0], "per token": topk_ids.shape[1], "experts": num_experts, "block": block_size}
     for e, n in enumerate(counts):
         yield {**call, "run": _run(n, block_size), "place": place_of(e, num_experts), "around": around(e, counts)}
 
@@ -112,11 +107,6 @@ def read_quantize_blocks(x: Any, expert_offsets: Any, *, block_format: str, **_:
         "orphans": "some" if tokens > bounds[-1] else "none",
     }
     for expert, (start, count) in enumerate(zip(bounds, counts, strict=False)):
-        own = {
-            **call,
-            "run": count or None,
-            "place": place_of(expert, len(counts)),
-            "around": around(expert, counts),
-        }
+        own = {**call, "run": count or None, "place": place_of(expert, len(counts)), "around": around(expert, counts)}
         for row in range(count):
             yield {**own, "tile": end_in_page(row, 128), "values": row_values(largest[start + row])}

@@ -66,11 +66,7 @@ def read_topk(logits: Any, seq_lens: Any, *, topk: int, **_: Any) -> Iterator[Po
 def read_map(positions: Any, block_table: Any, requests: Any, *, page_size: int, **_: Any) -> Iterator[Point]:
     """A point for each token."""
     rows, table, owners = positions.tolist(), block_table.tolist(), requests.tolist()
-    call = {
-        "tokens": len(rows),
-        "room": len(rows[0]),
-        "later": "some" if len(owners) > len(rows) else "none",
-    }
+    call = {"tokens": len(rows), "room": len(rows[0]), "later": "some" if len(owners) > len(rows) else "none"}
     live = [[position for position in row if position >= 0] for row in rows]
     for t, (row, own) in enumerate(zip(rows, live, strict=True)):
         listed = (

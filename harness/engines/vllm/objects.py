@@ -322,12 +322,7 @@ class SamplingParams(Protocol):
     """How answers are drawn. `logprobs` counts tokens besides the one taken."""
 
     def __init__(
-        self,
-        *,
-        temperature: float,
-        max_tokens: int,
-        stop: list[str] | None = None,
-        logprobs: int | None = None,
+        self, *, temperature: float, max_tokens: int, stop: list[str] | None = None, logprobs: int | None = None
     ) -> None: ...
 
 

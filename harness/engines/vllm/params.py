@@ -93,22 +93,10 @@ class VllmHostParams(Params):
     """A part of vLLM's own Python, run on a CPU on inputs of the harness."""
 
     part: Literal[
-        "new-blocks",
-        "decode-plan",
-        "graph-capture",
-        "prefill-merge",
-        "padded-decode",
-        "padded-experts",
-        "batch-order",
-        "indexer-records",
-        "idle-rows",
-        "context-parallel",
-        "compressed-metadata",
-        "in-flight",
-        "grammar-rows",
-        "kv-moves",
-        "kv-handoff",
-    ] = Field(default="new-blocks", description="the part of vLLM to run; a module of harness/engines/vllm/host")
+        "new-blocks", "decode-plan", "graph-capture", "prefill-merge", "padded-decode", "padded-experts", "batch-order",
+        "indexer-records", "idle-rows", "context-parallel", "compressed-metadata", "in-flight", "grammar-rows",
+        "drafter-tokens", "kv-moves", "kv-handoff",
+    ] = Field(default="new-blocks", description="the part to run; a module of harness/engines/vllm/host")  # fmt: skip
     graph: Literal["none", "full"] = Field(
         default="none", description="full: the part fills what a captured graph reads"
     )
@@ -132,6 +120,11 @@ class VllmHostParams(Params):
     )
     metadata: Literal["window", "drafts", "compressed", "states"] = Field(
         default="window", description="which metadata of DeepSeek V4 `compressed-metadata` builds"
+    )
+    prepares: Literal["padded", "listed", "second"] = Field(
+        default="padded",
+        description="who prepares the next tokens of `drafter-tokens`: the first runner, from padded rows or lists of "
+        "sampled tokens, or the second runner",
     )
     event: Literal["preempt", "abort", "reset"] = Field(
         default="preempt", description="what happens to requests of `in-flight` while their output is in flight"

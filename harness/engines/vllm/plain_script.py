@@ -12,11 +12,7 @@ KEPT = frozenset(
     ("canary", "limit", "epochs", "max_tokens", "num_blocks", "kv_megabytes", "quantization", "moe_backend")
 )
 """Parameters that the plain engine shares with the failing one: the model, the questions and the size of the pool."""
-ENVIRON = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-}
+ENVIRON = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
 _START = """\
 def start(path):
     llm = vllm.LLM(model=path, **options)

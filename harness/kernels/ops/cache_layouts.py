@@ -20,12 +20,7 @@ from harness.core.op_params import PAGES_OF_MANAGER_BLOCK
 from harness.core.ops import PAGE_SIZE
 from harness.core.shapes import CacheLayout
 
-KV_DTYPES = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp8_e4m3": torch.float8_e4m3fn,
-    "fp8_ds_mla": torch.uint8,
-}
+KV_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn, "fp8_ds_mla": torch.uint8}
 KV_SCALE = 0.0117
 """The per-tensor scale of fp8 caches: latents of unit variance use the range of e4m3 without saturating.
 

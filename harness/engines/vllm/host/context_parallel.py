@@ -226,11 +226,7 @@ def _gathered(split: Split, contexts: tuple[int, int]) -> Tensor:
     ):
         try:
             impl._context_parallel_compute_prefill_context(
-                torch.zeros(8, 1, 2),
-                torch.zeros(1, PAGE_SIZE, 2),
-                made.build(0, step),
-                None,
-                split.ranks,
+                torch.zeros(8, 1, 2), torch.zeros(1, PAGE_SIZE, 2), made.build(0, step), None, split.ranks
             )
         except AssertionError:
             return times - 1
