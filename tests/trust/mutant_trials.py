@@ -13,6 +13,7 @@ import gc
 import importlib
 import io
 import multiprocessing
+import os
 import random
 import resource
 import signal
@@ -37,6 +38,7 @@ from harness.core.records import FAILED, CaseResult, Verdict
 from harness.judge.run_case import outcome_of
 from harness.kernels.plugins import load_plugins
 from harness.memory.poison.patterns import bits_view
+from harness.run.launch import die_with_parent
 from harness.run.protocol import Parent, Reply, run_child
 
 ROOT = Path(__file__).resolve().parents[2] / "harness"
@@ -300,7 +302,8 @@ def in_forks(tasks: list[T], work: Callable[[T], R], at_most: int) -> Iterator[t
         while number not in done:
             while following < len(tasks) and len(running) < at_most:
                 receive, send = context.Pipe(duplex=False)
-                process = context.Process(target=_send, args=(send, work, tasks[following]), daemon=True)
+                given = (os.getpid(), send, work, tasks[following])
+                process = context.Process(target=_send, args=given, daemon=True)
                 process.start()
                 send.close()
                 running[receive] = (following, process)
@@ -320,7 +323,9 @@ def in_forks(tasks: list[T], work: Callable[[T], R], at_most: int) -> Iterator[t
         yield tasks[number], done.pop(number)
 
 
-def _send(connection: Connection, work: Callable[[T], R], task: T) -> None:
+def _send(parent: int, connection: Connection, work: Callable[[T], R], task: T) -> None:
+    # It holds the end that its parent reads from, so a large result would keep it alive for ever.
+    die_with_parent(parent)
     try:
         connection.send(work(task))
     except Exception as error:

@@ -7,6 +7,8 @@ import functools
 import os
 import re
 import signal
+import subprocess
+import sys
 import textwrap
 import time
 from pathlib import Path
@@ -25,6 +27,8 @@ from harness.core.errors import HarnessError
 from harness.run.in_process import InProcessPool
 from harness.run.planning import Planner, Wanted
 from harness.scenario.selection import select
+
+ROOT = Path(__file__).parents[2]
 
 
 def changes(body: str, head: str = "def f(self, a, b, x):") -> dict[str, set[str]]:
@@ -225,6 +229,37 @@ def test_results_come_in_order_and_a_process_that_dies_gives_none() -> None:
     assert list(trials.in_forks([0, 1, 2, 3], work, 3)) == [(0, 0), (1, trials.Died(7)), (2, 4), (3, 6)]
     with pytest.raises(HarnessError, match="a process of the survey died: exit code 7"):
         trials._all(trials.in_forks([1], work, 1))
+
+
+ENDS_WITH_ITS_PARENT = """
+import os, time
+from pathlib import Path
+import mutant_trials
+def work(number):
+    os.symlink(str(os.getpid()), "begun")
+    time.sleep(1)
+    return bytes(1 << 22)
+trials = mutant_trials.in_forks([0], work, 1)
+mutant_trials.wait = lambda running: time.sleep(3600)
+next(trials)
+"""
+
+
+def test_a_trial_ends_with_the_process_that_would_read_its_result(tmp_path: Path) -> None:
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "trust")))
+    with subprocess.Popen(
+        [sys.executable, "-c", ENDS_WITH_ITS_PARENT], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}
+    ) as parent:
+        while not (tmp_path / "begun").is_symlink():
+            assert parent.poll() is None
+            time.sleep(0.05)
+        parent.kill()
+    fork = Path("/proc", os.readlink(tmp_path / "begun"), "exe")
+    for _ in range(100):
+        if not fork.exists():
+            return
+        time.sleep(0.05)
+    pytest.fail("the trial is still there")
 
 
 def test_methods_properties_and_functions_behind_decorators_are_changed() -> None:
