@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
@@ -59,7 +60,7 @@ def take_script(request: ScriptRequest) -> dict[str, Any]:
 
 
 class _Server:
-    """A server, which ends with the block. Its output goes to the log of this process."""
+    """A server, which ends with the block, and with this process. Its output goes to the log of this process."""
 
     def __init__(self, words: tuple[str, ...]) -> None:
         """Start it, and do not wait."""
@@ -67,8 +68,8 @@ class _Server:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
         self._is_ready = False
-        command = [sys.executable, "-m", SERVER, *words, "--host", "127.0.0.1", "--port", str(self._port)]
-        self._process = subprocess.Popen(command)
+        launch = [sys.executable, "-m", "harness.run.launch", str(os.getpid()), SERVER]
+        self._process = subprocess.Popen([*launch, *words, "--host", "127.0.0.1", "--port", str(self._port)])
 
     def __enter__(self) -> Self:
         return self
