@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import os
 import resource
@@ -29,6 +30,8 @@ MAX_STACK_BYTES = 64_000
 """The end of a log in which the stack of a crash is looked for; faulthandler prints 100 frames of each thread."""
 MAX_LOG_BYTES = 8_000_000
 MAX_LINE_BYTES = 64_000_000
+FULL_BYTES = 4 << 20
+"""A disk with less room counts as full: what ends because of it frees its own files."""
 STACK_SECONDS = 0.5
 """How long a hanging child gets to print its stack before it is killed."""
 END_SECONDS = 5.0
@@ -127,6 +130,8 @@ class Child:
         self._death: Death | None = None
         self._stack_begins: int | None = None
         self._log = _open_log(log)
+        # The child inherits the descriptor, which does not append by the mode of its file object.
+        fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)
         self._stream, replies = os.pipe()
         os.set_blocking(self._stream, False)
         parent = 0 if prefix else os.getpid()
@@ -293,8 +298,8 @@ class Child:
 
     def check_room(self) -> None:
         """Raise NoRoomError if the log cannot grow: then what the child prints may have ended it."""
-        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-        if not os.fstatvfs(self._log.fileno()).f_bavail or 0 < limit <= self._log_size():
+        limit, disk = resource.getrlimit(resource.RLIMIT_FSIZE)[0], os.fstatvfs(self._log.fileno())
+        if disk.f_bavail * disk.f_frsize < FULL_BYTES or 0 < limit <= self._log_size():
             raise NoRoomError(f"{tempfile.gettempdir()}: no room for the log of {self.name}; make room, or set TMPDIR")
 
     def last_line(self) -> str:

@@ -74,6 +74,15 @@ def test_a_child_answers_one_request_after_another_and_what_it_prints_is_in_its_
     assert child.log() == ""
 
 
+def test_a_log_that_was_emptied_begins_with_what_is_printed_next(start: Start) -> None:
+    child = start()
+    for _ in range(2):
+        child.send(Do(what="print", text="new"))
+        child.receive()
+        assert child.log() == "new\non standard error\n"
+        child.empty_log()
+
+
 def test_a_child_has_no_input_but_its_requests(start: Start) -> None:
     child = start()
     child.send(Do(what="read_input"))
