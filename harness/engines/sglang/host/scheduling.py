@@ -75,10 +75,7 @@ class Server:
         self.alloc = allocator_of(page_size, num_slots, self.pool)
         self.tree = RadixCache(
             CacheInitParams(
-                disable=False,
-                req_to_token_pool=self.rows,
-                token_to_kv_pool_allocator=self.alloc,
-                page_size=page_size,
+                disable=False, req_to_token_pool=self.rows, token_to_kv_pool_allocator=self.alloc, page_size=page_size
             )
         )
 
