@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from harness.accuracy.answer_log import AccuracyRun, QuestionResult
 from harness.accuracy.backends import CANARY_NOTE
@@ -184,43 +184,36 @@ def _judge(
 
 def _significant_drops(
     epochs: Sequence[EpochAccuracy], trend: float | None, num_tests: int, alpha: float
-) -> list[tuple[AccuracyReason, str]]:
-    reasons = []
+) -> Iterator[tuple[AccuracyReason, str]]:
     for epoch in epochs:
         flips = epoch.flips
         if flips and flips.lost > flips.gained and flips.p_value * num_tests <= alpha:
             changed = f"lost {flips.lost} and gained {flips.gained} of {flips.num_shared:,} answers"
             test = f"exact McNemar, adjusted p = {flips.p_value * num_tests:.2g}"
             words = f"epoch {epoch.epoch} {changed} against {flips.reference} ({test})"
-            reasons.append((AccuracyReason(cause=Code.DROP, epoch=epoch.epoch), words))
+            yield AccuracyReason(cause=Code.DROP, epoch=epoch.epoch), words
     if trend is not None and trend * num_tests <= alpha:
         words = f"accuracy falls over the epochs (signed-rank trend, adjusted p = {trend * num_tests:.2g})"
-        reasons.append((AccuracyReason(cause=Code.TREND), words))
-    return reasons
+        yield AccuracyReason(cause=Code.TREND), words
 
 
-def _limit_reasons(epochs: Sequence[EpochAccuracy], limits: AccuracyLimits) -> list[tuple[AccuracyReason, str]]:
-    reasons = []
+def _limit_reasons(epochs: Sequence[EpochAccuracy], limits: AccuracyLimits) -> Iterator[tuple[AccuracyReason, str]]:
     for epoch in epochs:
         kind = AccuracyReason(cause=Code.LIMIT, epoch=epoch.epoch)
         for name, words in _FAULTY.items():
             limit, count = getattr(limits, name), getattr(epoch, name)
             if limit is not None and count > limit * epoch.num_questions:
                 share = f"{count} of {epoch.num_questions:,} answers {words} (limit {limit:.1%})"
-                reasons.append((kind, f"epoch {epoch.epoch}: {share}"))
+                yield kind, f"epoch {epoch.epoch}: {share}"
         if limits.accuracy is not None and epoch.accuracy < limits.accuracy:
-            words = f"epoch {epoch.epoch}: accuracy {epoch.accuracy:.4f} is below {limits.accuracy}"
-            reasons.append((kind, words))
-    return reasons
+            yield kind, f"epoch {epoch.epoch}: accuracy {epoch.accuracy:.4f} is below {limits.accuracy}"
 
 
-def _flip_reasons(run: AccuracyRun, num_flips: int, limits: AccuracyLimits) -> list[tuple[AccuracyReason, str]]:
+def _flip_reasons(run: AccuracyRun, num_flips: int, limits: AccuracyLimits) -> Iterator[tuple[AccuracyReason, str]]:
     limit = 0 if limits.flips is None and run.header.deterministic else limits.flips
-    if limit is None or num_flips <= limit:
-        return []
-    why = "of a deterministic engine " if run.header.deterministic else ""
-    words = f"{num_flips} answers {why}flipped between epochs (limit {limit})"
-    return [(AccuracyReason(cause=Code.FLIPS), words)]
+    if limit is not None and num_flips > limit:
+        why = "of a deterministic engine " if run.header.deterministic else ""
+        yield AccuracyReason(cause=Code.FLIPS), f"{num_flips} answers {why}flipped between epochs (limit {limit})"
 
 
 def _statement(

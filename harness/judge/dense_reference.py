@@ -35,15 +35,13 @@ class DenseReference:
         self._known: dict[tuple[Any, ...], tuple[Tensor, list[Decisions]]] = {}
 
     @torch.no_grad()
-    def logits(self, sequences: list[Sequence], expert_ids: Choices, selected: Choices | None = None) -> Tensor:
-        """Logits [generated tokens of all sequences in order, vocab] float64 that each token was chosen from."""
-        return self.judged(sequences, expert_ids, selected)[0]
-
-    @torch.no_grad()
     def judged(
         self, sequences: list[Sequence], expert_ids: Choices, selected: Choices | None = None
     ) -> tuple[Tensor, list[Decisions]]:
-        """The logits, and the decisions of each sequence; rounding of logits is left to the caller."""
+        """Logits [generated tokens of all sequences in order, vocab] float64 that each token was chosen from.
+
+        And the decisions of each sequence; rounding of logits is left to the caller.
+        """
         if self._chooses:
             return self._judge(sequences, expert_ids, selected or {})
         key = tuple((made.request, made.num_prompt_tokens, *made.tokens) for made in sequences)

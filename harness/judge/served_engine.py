@@ -34,15 +34,6 @@ _MAX_MODEL_LEN = 2048
 _TYPICAL_TOKENS = 4 * PAGE_SIZE
 
 
-@dataclass(frozen=True, slots=True)
-class NewToken:
-    """A token that a step generated for a request; `finite` is false if its logits were not."""
-
-    request: int
-    token: int
-    finite: bool = True
-
-
 class ServedEngine:
     """An `Engine` with request numbers and new tokens as its interface; it keeps no logits."""
 
@@ -64,14 +55,17 @@ class ServedEngine:
         self._live[sequence.request] = sequence
         return sequence.request
 
-    def step(self) -> list[NewToken]:
-        """Run one step of the batch. A request with an unfinished prompt has no new token."""
+    def step(self) -> list[tuple[int, int, bool]]:
+        """Run one step of the batch. Returns requests, their new tokens, and whether the logits were finite.
+
+        A request with an unfinished prompt has no new token.
+        """
         sampled = [item for item in self.engine.step() if item.tokens]
         if not sampled:
             return []
         newest = torch.stack([item.logits[len(item.tokens) - 1] for item in sampled])
         return [
-            NewToken(item.sequence.request, item.tokens[-1], is_finite)
+            (item.sequence.request, item.tokens[-1], is_finite)
             for item, is_finite in zip(sampled, newest.isfinite().all(dim=-1).tolist(), strict=True)
             if item.sequence.request in self._live
         ]
@@ -139,13 +133,11 @@ class EngineBackend:
 
     def _step(self, requests: dict[int, _Request], stop: Sequence[str], done: OnAnswer) -> None:
         stepped: list[tuple[int, _Request]] = []
-        for new in self._engine.step():
-            request = requests.get(new.request)
-            if request is None:
-                continue
-            request.tokens.append(new.token)
-            request.finite = request.finite and new.finite
-            stepped.append((new.request, request))
+        for number, token, is_finite in self._engine.step():
+            if (request := requests.get(number)) is not None:
+                request.tokens.append(token)
+                request.finite = request.finite and is_finite
+                stepped.append((number, request))
         stopped = self._have_stopped([request for _, request in stepped], stop)
         for (number, request), has_stopped in zip(stepped, stopped, strict=True):
             finish = self._finish(request, has_stopped)

@@ -41,7 +41,7 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def test_logits_are_those_before_each_generated_token() -> None:
     model, sequences = made(num_experts=0)
-    reference = DenseReference(model, 0.0).logits(sequences, {})
+    reference = DenseReference(model, 0.0).judged(sequences, {})[0]
     assert reference.dtype == torch.float64 and reference.shape == (7, 128)
     assert distance(reference, dense(model.double(), sequences)) < 1e-9
 
@@ -56,26 +56,26 @@ def test_a_remembered_reference_is_of_the_same_tokens_and_nothing_that_a_judge_c
     assert distance(again, dense(model.double(), sequences)) < 1e-9
     assert unchanged[0].token_margins.tolist() == [0, 0, 0]
     sequences[0].tokens[2] += 1
-    assert distance(reference.logits(sequences, {}), dense(model.double(), sequences)) < 1e-9
+    assert distance(reference.judged(sequences, {})[0], dense(model.double(), sequences)) < 1e-9
 
 
 def test_experts_that_are_not_tied_are_the_reference_own() -> None:
     model, sequences = made(num_experts=4)
-    own = DenseReference(model, 0.0).logits(sequences, {})
+    own = DenseReference(model, 0.0).judged(sequences, {})[0]
     assert distance(own, dense(model.double(), sequences)) < 1e-9
-    assert distance(own, DenseReference(model, 0.0).logits(sequences, choices(sequences, [0, 1]))) < 1e-9
+    assert distance(own, DenseReference(model, 0.0).judged(sequences, choices(sequences, [0, 1]))[0]) < 1e-9
 
 
 def test_tied_experts_are_the_engines() -> None:
     model, sequences = made(num_experts=4)
-    own = DenseReference(model, 0.0).logits(sequences, {})
-    followed = DenseReference(model, 1e9).logits(sequences, choices(sequences, [0, 1]))
+    own = DenseReference(model, 0.0).judged(sequences, {})[0]
+    followed = DenseReference(model, 1e9).judged(sequences, choices(sequences, [0, 1]))[0]
     assert distance(own, followed) > 0.1
 
 
 def test_experts_that_do_not_exist_or_repeat_are_never_followed() -> None:
     model, sequences = made(num_experts=4)
     reference = DenseReference(model, 1e9)
-    own = reference.logits(sequences, {})
+    own = reference.judged(sequences, {})[0]
     for ids in ([0, 4], [-1, 0], [2, 2]):
-        assert distance(own, reference.logits(sequences, choices(sequences, ids))) < 1e-9
+        assert distance(own, reference.judged(sequences, choices(sequences, ids))[0]) < 1e-9

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from harness.accuracy.backends import Answer, Identity
-from harness.judge.served_engine import EngineBackend, NewToken
+from harness.judge.served_engine import EngineBackend
 
 EOS = 256
 
@@ -42,9 +42,9 @@ class EchoEngine:
         self.live[number] = (prompt, [*self.script[prompt], EOS])
         return number
 
-    def step(self) -> Iterable[NewToken]:
+    def step(self) -> Iterable[tuple[int, int, bool]]:
         self.num_steps += 1
-        return [NewToken(n, tokens.pop(0), prompt not in self.not_finite) for n, (prompt, tokens) in self.live.items()]
+        return [(n, tokens.pop(0), prompt not in self.not_finite) for n, (prompt, tokens) in self.live.items()]
 
     def finish(self, request: int) -> None:
         self.finished.append(request)

@@ -63,7 +63,7 @@ def test_only_an_early_kernel_returns_what_the_inputs_held_before(name: str, wai
         name for name, one in observed if one.tensor.is_floating_point() and bool(one.tensor[one.live].isnan().any())
     ]
     assert observed and bool(wrong) is not waits
-    guards = slow_reader(spec, launch)
+    guards = list(slow_reader(spec, launch))
     assert all(torch.equal(guard.before, guard.after) is waits for guard in guards)
     assert bool(guards) is (case.op != "write_kv")
 

@@ -53,7 +53,8 @@ def dense_logits(model: CausalLM, tokens: Tensor) -> Tensor:
     """Logits [T, vocab] of the dense reference, as for a request with one prompt token."""
     sequence = Sequence(0, [*tokens[0].tolist(), 0], max_tokens=LENGTH)
     sequence.num_prompt_tokens = 1
-    return DenseReference(model, tie_margin=0.0).logits([sequence], {}, {})
+    logits, _ = DenseReference(model, tie_margin=0.0).judged([sequence], {}, {})
+    return logits
 
 
 def distance(one: Tensor, other: Tensor) -> float:

@@ -64,17 +64,15 @@ class StrayWrites(Probe):
         yield
         self.written += self._changed_blocks(before)
 
-    def _changed_blocks(self, before: Tensor) -> list[Guard]:
+    def _changed_blocks(self, before: Tensor) -> Iterator[Guard]:
         """The blocks that differ from `before` [slots, N, block_bytes] uint8, without the block of padding."""
         after = self._memory.data
         changed = (before != after).any(dim=-1).any(dim=0).nonzero().flatten().tolist()
         free = set(self._pool.free_blocks)
-        guards = []
         for block in (block for block in changed if block != self._trash_block):
             site = "kv.null" if block == NULL_BLOCK else "kv.free" if block in free else None
             name = f"block {block}{self._owner(block)}"
-            guards.append(Guard(name, site, before[:, block].cpu(), after[:, block].clone().cpu(), self._layers_of))
-        return guards
+            yield Guard(name, site, before[:, block].cpu(), after[:, block].clone().cpu(), self._layers_of)
 
     def _owner(self, block: int) -> str:
         """The owner of a block among the requests of the last step, in words; empty without one."""

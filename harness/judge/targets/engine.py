@@ -121,7 +121,7 @@ class EngineTarget(Target):
             run.observed += self._observed(notes, name, sequences)
         run.guards, run.zeroed = notes.writes.guards(), notes.writes.zeroed
         decisions = {made.request: made for observed in run.observed for made in observed.decisions}
-        run.pairs = pairs_of(notes.answers, epochs, params, self._bound, decisions) + notes.twins.padded
+        run.pairs = [*pairs_of(notes.answers, epochs, params, self._bound, decisions), *notes.twins.padded]
         if params.changes:
             run.pairs += self._beside_cold(served, poison, decisions)
         if notes.choices.routed:
@@ -157,7 +157,7 @@ class EngineTarget(Target):
     def _checkpoint(self, number: int) -> CausalLM:
         return _model(self._config, self.device, number)
 
-    def _beside_cold(self, served: Served, poison: Poison, decisions: dict[int, Decisions]) -> list[Pair]:
+    def _beside_cold(self, served: Served, poison: Poison, decisions: dict[int, Decisions]) -> Iterator[Pair]:
         """Answers after all changes beside an engine that starts with the last weights and adapters.
 
         It is asked the very prompts: a conversation goes on with an answer that the weights before may have given.
@@ -171,15 +171,10 @@ class EngineTarget(Target):
         (answers,) = serve(cold, notes, [_prompt(sequence) for sequence in last], self._checkpoint).epochs
         observed = self._observed(notes, "the engine that starts cold", answers)
         of_cold = {made.request: made for one in observed for made in one.decisions}
-        pairs = []
         for index, (first, later) in enumerate(zip(answers, last, strict=True)):
-            is_judged = later.request in decisions and first.request in of_cold
-            is_judged = is_judged and len(served.notes.answers.models[later.request]) == 1
-            if is_judged and first.is_finished and later.is_finished:
-                logits = (notes.answers.logits[first.request], served.notes.answers.logits[later.request])
-                made = (of_cold[first.request], decisions[later.request])
-                pairs.append(pair_of("cold_warm", f"request {index} after the changes", logits, made, self._bound))
-        return pairs
+            if len(served.notes.answers.models.get(later.request, ())) == 1:
+                sides = ((first, notes.answers, of_cold), (later, served.notes.answers, decisions))
+                yield from pair_of("cold_warm", f"request {index} after the changes", sides, self._bound)
 
     def run_traced(self, poison: Poison, trace: Trace) -> Run:
         return self.run(poison, probe=trace)
@@ -311,7 +306,7 @@ def errors_of_the_engine() -> Iterator[None]:
         stack = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in stack if Path(frame.filename).is_relative_to(ENGINE)]
         if isinstance(error, AttributeError) and type(error.obj).__module__.startswith("harness.engine."):
-            # What an engine does not have it lacks wherever it is looked up.
+            # A missing attribute of an engine object is the engine's error, wherever it is read.
             own = own or list(stack)
         if is_device_failure(error) or not own or any(Path(frame.filename).parent == PROBES for frame in stack):
             raise
@@ -321,24 +316,20 @@ def errors_of_the_engine() -> Iterator[None]:
 
 def pairs_of(
     answers: Answers, epochs: list[list[Sequence]], params: EngineParams, bound: str, decisions: dict[int, Decisions]
-) -> list[Pair]:
+) -> Iterator[Pair]:
     """Answers of the first epoch beside answers of later ones, which have a cached prefix or follow a flush.
 
     `decisions` are by number of the request.
     """
-    pairs = []
     for number, epoch in enumerate(epochs[1:], 1):
         is_flushed = number == params.epochs
+        oracle = "flush" if is_flushed else "cold_warm"
         for index, (first, later) in enumerate(zip(epochs[0], epoch, strict=True)):
             is_warm = later.num_shared_tokens > 0 and first.num_shared_tokens == 0
-            is_judged = {first.request, later.request} <= decisions.keys() and _prompt(first) == _prompt(later)
-            is_judged = is_judged and answers.models[first.request] == answers.models[later.request]
-            if is_judged and first.is_finished and later.is_finished and (is_flushed or is_warm):
-                logits = (answers.logits[first.request], answers.logits[later.request])
-                made = (decisions[first.request], decisions[later.request])
-                oracle = "flush" if is_flushed else "cold_warm"
-                pairs.append(pair_of(oracle, f"request {index} of epoch {number}", logits, made, bound))
-    return pairs
+            is_same = answers.models.get(first.request) == answers.models.get(later.request)
+            if (is_flushed or is_warm) and is_same and _prompt(first) == _prompt(later):
+                sides = ((first, answers, decisions), (later, answers, decisions))
+                yield from pair_of(oracle, f"request {index} of epoch {number}", sides, bound)
 
 
 def _prompt(sequence: Sequence) -> list[int]:
@@ -346,17 +337,14 @@ def _prompt(sequence: Sequence) -> list[int]:
 
 
 def pair_of(
-    oracle: str,
-    name: str,
-    logits: tuple[list[torch.Tensor], list[torch.Tensor]],
-    decisions: tuple[Decisions, Decisions],
-    bound: str,
-) -> Pair:
-    """Two answers to one prompt, of rows of logits [vocab]; rows count up to the first decision that differs."""
-    first, second = (torch.stack(rows).cpu() for rows in logits)
-    rows, divergences = rows_before_divergence(decisions[:1], decisions[1:])
-    divergence = divergences[0] if divergences else None
-    return Pair(oracle, name, first, second, rows, bound, "generated token", divergence)
+    oracle: str, name: str, sides: tuple[tuple[Sequence, Answers, dict[int, Decisions]], ...], bound: str
+) -> Iterator[Pair]:
+    """Two answers to one prompt, if both finished and were judged; rows count up to the first decision that differs."""
+    if all(sequence.is_finished and sequence.request in decisions for sequence, _, decisions in sides):
+        first, second = (torch.stack(answers.logits[sequence.request]).cpu() for sequence, answers, _ in sides)
+        one, other = ((decisions[sequence.request],) for sequence, _, decisions in sides)
+        rows, divergences = rows_before_divergence(one, other)
+        yield Pair(oracle, name, first, second, rows, bound, "generated token", next(iter(divergences), None))
 
 
 def _ranges(sequences: list[Sequence]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -56,19 +56,17 @@ def repeated(
     first: tuple[Tensor, ...],
     launches: int,
     between: Callable[[int], None],
-) -> list[Pair]:
+) -> Iterator[Pair]:
     """Launch the call again until it ran `launches` times. Returns the output of each beside `first`.
 
     `first` are the outputs of the first launch, in the shapes of the op; `between` is called before each launch.
     """
-    pairs = []
     for number in range(1, launches):
         between(number)
         again = invoke(spec, poison, call.args, call.keywords(is_captured=False))
         live, name = call.live_requests().cpu(), f"out of launch {number}"
         then, now = (call.same(_first(result)).cpu() for result in (first, again))
-        pairs.append(Pair("repeats", name, then, now, live, "", "request"))
-    return pairs
+        yield Pair("repeats", name, then, now, live, "", "request")
 
 
 def _first(result: Any) -> Tensor:

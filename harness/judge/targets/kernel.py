@@ -120,7 +120,7 @@ class KernelTarget(Target):
                 result = invoke(self.spec, poison, call.args, keywords)
             outputs = check_outputs(self.spec, result, call.shapes, call.dtypes, self.device)
             between = functools.partial(self._call_with_other_values, poison)
-            run.pairs = repeated(self.spec, poison, call, outputs, self.params.num_launches, between)
+            run.pairs += repeated(self.spec, poison, call, outputs, self.params.num_launches, between)
             if self.params.predecessor == "slow":
                 launch = behind_slow_predecessor(self.spec, call)
                 run.observed = [
@@ -128,7 +128,7 @@ class KernelTarget(Target):
                     for name, late in late_inputs(self.spec, call, restoring(self.spec, call))
                     for one in late(launch)
                 ]
-                run.guards = slow_reader(self.spec, launch)
+                run.guards += slow_reader(self.spec, launch)
             if self.params.streams == "delayed" and is_main:
                 from harness.memory.delayed_streams import DelayedStreams
 

@@ -73,9 +73,8 @@ def _stand_in(argument: Tensor) -> Tensor | None:
     return None if torch.equal(rolled, argument) else rolled
 
 
-def slow_reader(spec: KernelSpec, launch: Launch) -> list[Guard]:
+def slow_reader(spec: KernelSpec, launch: Launch) -> Iterator[Guard]:
     """Each output that the predecessor reads late: all of it must be as it was before the launch."""
-    guards: list[Guard] = []
     for output, tensor in zip(OPS.get(spec.op).outputs, launch([]), strict=False):
         if not tensor.is_contiguous() or not tensor.numel():
             continue
@@ -83,10 +82,7 @@ def slow_reader(spec: KernelSpec, launch: Launch) -> list[Guard]:
         memory.fill_(UNREAD)
         seen, before = torch.zeros_like(memory), torch.full_like(memory, UNREAD)
         launch([(memory, seen)])
-        guards.append(
-            Guard(f"memory of {output.name} while its reader ran", None, by_rows(before.cpu()), by_rows(seen.cpu()))
-        )
-    return guards
+        yield Guard(f"memory of {output.name} while its reader ran", None, by_rows(before.cpu()), by_rows(seen.cpu()))
 
 
 def behind_slow_predecessor(spec: KernelSpec, call: KernelCall) -> Launch:
