@@ -25,6 +25,7 @@ them in the right order proves nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -72,25 +73,13 @@ def _dirty(block: ZeroedBlock, pattern: str) -> Iterator[Finding]:
         )
 
 
-def conserved(evidence: Evidence) -> Judgement:
-    """Look at every promise that is counted, in every run."""
-    return _kept(evidence, "conserved")
-
-
-def policy(evidence: Evidence) -> Judgement:
-    """Look at every choice of this engine's own policy that is counted, in every run."""
-    return _kept(evidence, "policy")
-
-
-def acceptance(evidence: Evidence) -> Judgement:
-    """Look at every draft that a step verified, of a drafter that knows the answers by heart, in every run."""
-    return _kept(evidence, "acceptance")
-
-
 def _kept(evidence: Evidence, oracle: str) -> Judgement:
+    """Look at every number that is counted for an oracle, in every run."""
     counts = ((count, run.pattern) for run in evidence.runs for count in run.counts if count.oracle == oracle)
     return Judgement.of((1, _miscounted(count, pattern)) for count, pattern in counts)
 
+
+conserved, policy, acceptance = (partial(_kept, oracle=name) for name in ("conserved", "policy", "acceptance"))
 
 _POLICY = {
     "conserved": "",

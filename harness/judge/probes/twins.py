@@ -109,18 +109,19 @@ class Twins(Probe):
             )
         )
         if drafted is not None:
-            name = f"draft logits of the graph of {len(replayed)}"
-            guesses = [run.drafted.cpu() for run in runs if run.drafted is not None]
-            step = replace(self.replays[-1], name=name, replayed=drafted.cpu(), eager=guesses[0])
-            self.drafts.append(replace(step, eager_again=guesses[1] if len(guesses) > 1 else None))
+            self._note_drafts(drafted, [run.drafted.cpu() for run in runs if run.drafted is not None])
         self.bindings += self._addresses.bindings(inputs, self._step)
 
     def on_drafted(self, drafter: Drafter, logits: Tensor) -> None:
         """Draft from the eager twin of the step too. A copy of hidden states or tokens that comes late shows here."""
-        eager, *again = (drafter.forward(run.hidden, greedy_tokens(run.logits)).cpu() for run in self._eager)
-        name = f"draft logits of the graph of {len(logits)}"
-        step = replace(self.replays[-1], name=name, replayed=logits.cpu(), eager=eager)
-        self.drafts.append(replace(step, eager_again=again[0] if again else None))
+        runs = self._eager
+        self._note_drafts(logits, [drafter.forward(run.hidden, greedy_tokens(run.logits)).cpu() for run in runs])
+
+    def _note_drafts(self, replayed: Tensor, eager: list[Tensor]) -> None:
+        """Note the logits [n, vocab] of a drafter's graph beside those from each eager run of the newest step."""
+        name, again = f"draft logits of the graph of {len(replayed)}", eager[1] if len(eager) > 1 else None
+        step = replace(self.replays[-1], name=name, replayed=replayed.cpu(), eager=eager[0], eager_again=again)
+        self.drafts.append(step)
 
     def _inputs_of_rows(self, query_len: int) -> tuple[int, ...]:
         """A number for each live row. Rows of requests with equal tokens have equal numbers."""

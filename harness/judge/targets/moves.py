@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+
 from harness.core.cases import Case
 from harness.core.move_params import MoveParams
 from harness.core.registry import nearest
@@ -22,7 +26,6 @@ class MoveTarget(Target):
 
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
-        """See :meth:`Target.why_not`."""
         name = case.params_as(MoveParams).connector
         return (
             "" if name in CONNECTORS else f"no connector {name!r}: {nearest(name, CONNECTORS.names(), see='--plugin')}"
@@ -31,20 +34,29 @@ class MoveTarget(Target):
     def run(self, poison: Poison) -> Run:
         """Serve the requests in seeded orders. If two accesses have no order, try both."""
         params = self.case.params_as(MoveParams)
-        run = Run(poison.pattern)
-        for number in range(params.schedules):
-            seed = self.case.seed + number
-            moved = scheduled(params, seed, None, f"schedule {number}")
-            run.moved.append(moved)
-            if moved.misplaced:
-                return run
-            for earlier, later in list(orders_to_try(moved.races))[:MOST_SEARCHED]:
-                order = f"schedule {number}, in which {later} is held back until after {earlier}"
-                found = scheduled(params, seed, (earlier, later), order)
-                if found.misplaced:
-                    run.moved.append(found)
-                    return run
-        return run
+        found = in_orders(partial(scheduled, params), self.case.seed, params.schedules, MOST_SEARCHED)
+        return Run(poison.pattern, moved=list(found))
+
+
+def in_orders(
+    served: Callable[[int, tuple[str, str] | None, str], Moved], seed: int, schedules: int, most: int
+) -> Iterator[Moved]:
+    """What each of the `schedules` showed, and the first in which a step reads bytes of another owner: it is the last.
+
+    `served` makes a schedule, from its seed, two operations (earlier, later) and its name. Of two accesses without an
+    order it is asked for both orders, `most` times in a schedule.
+    """
+    for number in range(schedules):
+        moved = served(seed + number, None, f"schedule {number}")
+        yield moved
+        if moved.misplaced:
+            return
+        for pair in islice(orders_to_try(moved.races), most):
+            order = f"schedule {number}, in which {pair[1]} is held back until after {pair[0]}"
+            searched = served(seed + number, pair, order)
+            if searched.misplaced:
+                yield searched
+                return
 
 
 def scheduled(params: MoveParams, seed: int, swapped: tuple[str, str] | None, order: str) -> Moved:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -38,9 +39,10 @@ from harness.engines.host_parts import accepted
 from harness.engines.vllm.host.moving_device import Device, in_place
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Moved, Run
+from harness.judge.targets.moves import in_orders
 from harness.memory.moves.checks import Landed
 from harness.memory.moves.owners import records, unsent
-from harness.memory.moves.streams import Event, Span, orders_to_try
+from harness.memory.moves.streams import Event, Span
 from harness.memory.poison.patterns import Poison
 
 BLOCK, WIDTH = 16, 24
@@ -362,20 +364,8 @@ def places(
 
 def run(poison: Poison, params: VllmHostParams) -> Run:
     """Serve the rounds in several seeded orders. If two accesses have no order, try both."""
-    found = Run(poison.pattern)
-    for number in range(NUM_SCHEDULES):
-        seed = poison.seed + number
-        moved = _served(params, seed, None, f"schedule {number}")
-        found.moved.append(moved)
-        if moved.misplaced:
-            break
-        for pair in list(orders_to_try(moved.races))[:MOST_SEARCHED]:
-            order = f"schedule {number}, in which {pair[1]} is held back until after {pair[0]}"
-            searched = _served(params, seed, pair, order)
-            if searched.misplaced:
-                found.moved.append(searched)
-                return found
-    return found
+    found = in_orders(partial(_served, params), poison.seed, NUM_SCHEDULES, MOST_SEARCHED)
+    return Run(poison.pattern, moved=list(found))
 
 
 def _served(params: VllmHostParams, seed: int, swapped: tuple[str, str] | None, order: str) -> Moved:
