@@ -20,7 +20,7 @@ from harness.core.finding_words import few, place
 from harness.core.records import Finding
 from harness.judge.oracles.compare import compare_bits
 from harness.judge.run_records import Evidence, Guard, Judgement, Observed, Run
-from harness.memory.poison.patterns import UNTAGGED, bits_view, hex_bits
+from harness.memory.poison.patterns import UNTAGGED, bits_view, hex_bits, hex_of
 from harness.memory.poison.scan import hits, origins, scan
 
 
@@ -124,8 +124,7 @@ def _in_guard(run: Run, guard: Guard) -> Iterator[Finding]:
     bits = None
     if mismatch.index:
         was = int(bits_view(guard.before[mismatch.index].reshape(1)).item())
-        digits = 2 * guard.before.element_size()
-        bits = f"{hex_bits(guard.after, mismatch.index)}, was 0x{was & ((1 << 4 * digits) - 1):0{digits}x}"
+        bits = f"{hex_bits(guard.after, mismatch.index)}, was {hex_of(was, guard.before.element_size())}"
     named = few([guard.row_name(row) for row in mismatch.rows]) + ": " if guard.row_name else ""
     yield Finding(
         oracle="sentinel",

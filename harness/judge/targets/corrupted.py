@@ -93,7 +93,6 @@ def _repeated(tensor: Tensor, to: Any) -> Tensor:
 
 def _strided(tensor: Tensor, to: Any) -> Tensor:
     """The same values, every second element of a wider tensor."""
-    # As bytes, because older torch cannot copy fp8.
     wide = torch.zeros(*tensor.shape, 2, dtype=tensor.dtype, device=tensor.device)
     wide[..., 0] = tensor
     return wide[..., 0]

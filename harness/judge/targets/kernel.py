@@ -294,9 +294,7 @@ def _write_kv(params: WriteKvParams, setting: Setting) -> KernelCall:
 
     def slots_of(cache: Tensor, which: Tensor) -> Tensor:
         """The rows of a cache [blocks, page, width] at the slots `which`, as [slots, width] of its dtype."""
-        # As bytes, because older torch cannot index fp8.
-        raw_bytes = cache.cpu().view(torch.uint8).reshape(others.shape[0], -1)
-        return raw_bytes[which].view(cache.dtype)
+        return cache.cpu().reshape(others.shape[0], -1)[which]
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
         """The cache [blocks, page, R + rope] of the call, in the slots that it must write; there are no outputs."""

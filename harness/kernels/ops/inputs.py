@@ -146,8 +146,7 @@ def mla_decode(params: MlaDecodeParams, seed: int) -> DecodeInputs:
             decode_conditions.plant_keys(b, word, latents, length, params.query_len, pages)
         stored = cached_latents(latents, kv_dtype, kv_scale).view(len(pages), PAGE_SIZE, head_dim)
         places = decode_conditions.written_places(pages, own[b])
-        # As bytes, because older torch cannot index fp8.
-        kv_cache.view(torch.uint8)[torch.tensor(pages).long()[places]] = stored.view(torch.uint8)[places]
+        kv_cache[torch.tensor(pages).long()[places]] = stored[places]
         if length and used[pages[-1]] < PAGE_SIZE:
             unowned.append(Unowned("kv.tail", kv_cache[pages[-1], used[pages[-1]] :]))
         unowned.extend(Unowned("kv.tail", kv_cache[int(page)]) for page in rest[len(pages) :])

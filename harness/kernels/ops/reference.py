@@ -118,9 +118,8 @@ def gather_latents(kv_cache: Tensor, block_row: Tensor, num_tokens: int) -> Tens
     positions = torch.arange(num_tokens, device=kv_cache.device)
     block = block_row.to(torch.int64)[positions // PAGE_SIZE]
     assert num_tokens == 0 or 0 <= int(block.min()) <= int(block.max()) < kv_cache.shape[0], "a live page is no page"
-    # As bytes, because older torch cannot index fp8; by two indices, because a flat view of padded pages is a copy.
-    slots = kv_cache if kv_cache.element_size() > 1 else kv_cache.view(torch.uint8)
-    return slots[block, positions % PAGE_SIZE].view(kv_cache.dtype)
+    # By two indices, because a flat view of padded pages is a copy.
+    return kv_cache[block, positions % PAGE_SIZE]
 
 
 def _attended(q: Tensor, seen: Iterable[tuple[int, Tensor]], scale: float, rounding: Rounding) -> Attention:

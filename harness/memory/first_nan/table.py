@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.library import Library
 
 from harness.memory.first_nan.latch import DTYPES, EVENT_FIELDS, LATCH_FIELDS, NEVER
-from harness.memory.poison.patterns import EXPONENT, bits_view
+from harness.memory.poison.patterns import EXPONENT, bits_view, hex_of
 
 # Captures, torch.compile and a CPU's recordings keep an op. It changes the recorder's buffers, so none may drop it.
 _library = Library("mla_harness", "FRAGMENT")
@@ -258,5 +258,4 @@ def _hex(bits: int, dtype: torch.dtype) -> str:
     name = str(dtype).removeprefix("torch.")
     if not dtype.is_floating_point:
         return f"{bits - (1 << 32) if bits >> 31 else bits} {name}"
-    digits = 2 * min(dtype.itemsize, 4)
-    return f"0x{bits & ((1 << 4 * digits) - 1):0{digits}x} {name}"
+    return f"{hex_of(bits, min(dtype.itemsize, 4))} {name}"

@@ -252,5 +252,5 @@ def number_of(dtype: torch.dtype, bits: int, is_cuda: bool = False) -> tuple[int
     room, most = (WIDE, WIDE) if is_wide else (0x3F, NARROW)
     if bits & ~room == quiet and 1 <= bits & room <= most:
         return bits & room, is_wide
-    widened = (number_of(small, nan) for small, nan in reversed(narrower_nans(dtype, bits)))
+    widened = (number_of(small, nan) for small, nan in reversed(list(narrower_nans(dtype, bits))))
     return next((found for found in widened if found is not None), None)

@@ -9,7 +9,7 @@ poison or 0/0".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -43,15 +43,13 @@ def mantissa_bits(dtype: torch.dtype) -> int:
     return 0x7F if dtype == torch.float8_e4m3fn else ((1 << 8 * dtype.itemsize - 1) - 1) & ~EXPONENT[dtype]
 
 
-def narrower_nans(dtype: torch.dtype, bits: int) -> list[tuple[torch.dtype, int]]:
+def narrower_nans(dtype: torch.dtype, bits: int) -> Iterator[tuple[torch.dtype, int]]:
     """The NaN of each narrower type that a cast to `dtype` makes `bits` of: its payload moves to the upper bits."""
     mantissa = mantissa_bits(dtype)
-    found = []
     for narrow in (torch.bfloat16, torch.float16, torch.float32):
         shift = mantissa.bit_length() - mantissa_bits(narrow).bit_length()
         if shift > 0 and bits & mantissa & ((1 << shift) - 1) == 0:
-            found.append((narrow, EXPONENT[narrow] | (bits & mantissa) >> shift))
-    return found
+            yield narrow, EXPONENT[narrow] | (bits & mantissa) >> shift
 
 
 def bits_view(tensor: Tensor) -> Tensor:
@@ -82,11 +80,15 @@ def site_of_bits(dtype: torch.dtype, bits: int) -> str | None:
     return None
 
 
+def hex_of(bits: int, num_bytes: int) -> str:
+    """The lowest bytes of a signed integer: ``0x7fc1``."""
+    return f"0x{bits & ((1 << 8 * num_bytes) - 1):0{2 * num_bytes}x}"
+
+
 def hex_bits(tensor: Tensor, index: tuple[int, ...]) -> str:
-    """The bits of the element tensor[index] as text, for example ``0x7fc1 (bfloat16 NaN, site output)``."""
+    """The bits of the element tensor[index] as text, for example ``0x7fc1 bfloat16 sentinel of output``."""
     bits = int(bits_view(tensor[index].reshape(1)).item())
-    size = 8 * tensor.element_size()
-    text = f"0x{bits & ((1 << size) - 1):0{size // 4}x} {str(tensor.dtype).removeprefix('torch.')}"
+    text = f"{hex_of(bits, tensor.element_size())} {str(tensor.dtype).removeprefix('torch.')}"
     site = site_of_bits(tensor.dtype, bits)
     return f"{text} sentinel of {site}" if site else text
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.memory.poison.allocations import DispatcherPoison
 from harness.memory.poison.marks import FREE_MEMORY, CallSite, Line, Marked, Owner, find, frame_of, narrow, plain, short
-from harness.memory.poison.patterns import bits_view
+from harness.memory.poison.patterns import bits_view, hex_of
 
 KEPT_BYTES = 64 << 20
 """How much of a test's asserted tensors is kept to compare two runs. Of the rest, a digest is kept."""
@@ -208,8 +208,7 @@ def described(
     origins: tuple[tuple[Line, ...], ...],
 ) -> PoisonFound:
     """The finding for a mark in a tensor of any shape."""
-    size = 8 * tensor.element_size()
-    bits = f"0x{mark.bits & ((1 << size) - 1):0{size // 4}x} {str(tensor.dtype).removeprefix('torch.')}"
+    bits = f"{hex_of(mark.bits, tensor.element_size())} {str(tensor.dtype).removeprefix('torch.')}"
     index = tuple(map(int, numpy.unravel_index(mark.first, tensor.shape)))
     return PoisonFound(what, where, mark.count, tensor.numel(), index, bits, owner, origins)
 
