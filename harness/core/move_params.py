@@ -46,7 +46,6 @@ class MoveParams(Params):
     schedules: Count = Field(default=4, description="seeded orders of the operations that are tried")
 
     def problems(self) -> Iterator[str]:
-        """See :meth:`Params.problems`."""
         if self.block_size % self.kernel_block:
             yield f"block_size {self.block_size} is no multiple of kernel_block {self.kernel_block}"
         if self.shared_prefix and set(self.groups) & {"window", "state"}:
@@ -65,5 +64,4 @@ class MoveParams(Params):
         return lists * -(-num_tokens // self.block_size) + ("state" in self.groups)
 
     def gives(self) -> frozenset[str]:
-        """See :meth:`Params.gives`."""
         return super().gives() | {"moves"}

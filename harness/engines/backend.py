@@ -72,7 +72,6 @@ class EngineBackend(ABC):
         return answers
 
     def drafts(self) -> Drafts | None:
-        """See :meth:`harness.accuracy.acceptance.CountsDrafts.drafts`."""
         return None
 
     @abstractmethod

@@ -90,7 +90,6 @@ class HostTarget(Target):
 
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
-        """See :meth:`Target.why_not`."""
         host = cls.host
         version = base.installed_version(host.engine)
         if version is None:

@@ -56,12 +56,10 @@ class ServedParams(Params):
         return self.speculative == "mtp"
 
     def problems(self) -> Iterator[str]:
-        """See :meth:`Params.problems`."""
         if self.has_module and self.canary != "mtp":
             yield f"speculative mtp needs canary mtp: canary {self.canary} has no module that drafts"
 
     def gives(self) -> frozenset[str]:
-        """See :meth:`Params.gives`."""
         return super().gives() | ({"module"} if self.has_module else set())
 
     @property

@@ -53,7 +53,6 @@ class ServedTarget(Target):
 
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
-        """See :meth:`Target.why_not`."""
         if reason := base.why_not_installed(cls.engine):
             return reason
         if not torch.cuda.is_available():

@@ -41,7 +41,6 @@ class SglangParams(ServedParams):
     mixed_chunk: bool = Field(default=False, description="a chunk of a prompt and decodes in one batch")
 
     def problems(self) -> Iterator[str]:
-        """See :meth:`Params.problems`."""
         yield from super().problems()
         if (self.canary == "dsa") != (self.backend == "default"):
             yield "canary dsa needs backend default, and no other canary takes it"
@@ -51,7 +50,6 @@ class SglangParams(ServedParams):
             yield "num_slots is no multiple of page_size"
 
     def gives(self) -> frozenset[str]:
-        """See :meth:`Params.gives`."""
         return super().gives() | {"answers"}
 
 
@@ -79,10 +77,8 @@ class SglangHostParams(Params):
     )
 
     def problems(self) -> Iterator[str]:
-        """See :meth:`Params.problems`."""
         if self.part == "decode-replay" and (needed := PAGE_OF.get(self.backend)) and self.page_size != needed:
             yield f"backend {self.backend} needs page_size {needed}"
 
     def gives(self) -> frozenset[str]:
-        """See :meth:`Params.gives`."""
         return super().gives() | ({"requests"} if self.part in ("radix-cache", "free-pages") else set())

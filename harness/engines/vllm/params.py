@@ -64,7 +64,6 @@ class VllmParams(ServedParams):
     )
 
     def problems(self) -> Iterator[str]:
-        """See :meth:`Params.problems`."""
         yield from super().problems()
         if (self.canary == "dsa") != ("SPARSE" in self.backend):
             yield f"backend {self.backend} does not go with canary {self.canary}: sparse backends serve dsa alone"
@@ -84,7 +83,6 @@ class VllmParams(ServedParams):
         return self.tensor_parallel * self.pipeline_parallel
 
     def gives(self) -> frozenset[str]:
-        """See :meth:`Params.gives`."""
         delayed = {"moves"} if self.streams == "delayed" else set()
         return super().gives() | {"script" if self.script else "answers"} | delayed
 
@@ -150,6 +148,5 @@ class VllmHostParams(Params):
     )
 
     def gives(self) -> frozenset[str]:
-        """See :meth:`Params.gives`."""
         counts = {"requests"} if self.part == "in-flight" else set()
         return super().gives() | counts | ({"moves"} if self.part.startswith("kv-") else set())

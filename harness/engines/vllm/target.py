@@ -143,7 +143,6 @@ class VllmTarget(ServedTarget):
         )
 
     def _known_to_hang(self, settings: dict[str, str]) -> str:
-        """See :meth:`ServedTarget._known_to_hang`."""
         return known_to_hang(self._params.num_gpus, {**os.environ, **settings})
 
 

@@ -200,7 +200,6 @@ class FlashMLABackend(Backend):
         self.module = module
 
     def planning(self) -> Any:
-        """See :meth:`Backend.planning`."""
         return mock.patch.object(self.module, "get_mla_metadata", self.planner)
 
     def look(self, found: Run, step: int, captured: Any, owners: list[Owner], q: Tensor) -> None:
