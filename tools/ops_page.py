@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from harness.core.catalog import KERNELS, ORACLES, SITES
 from harness.core.ops import OPS, Op
-from harness.core.shapes import NAMED, SIZES, Shapes
+from harness.core.shapes import NAMED, SIZES
 from harness.report.markdown import table
 
 LETTERS = {
@@ -19,7 +19,9 @@ LETTERS = {
 
 def ops() -> str:
     letters = table(("letter", "means"), [(f"`{letter}`", words) for letter, words in LETTERS.items()])
-    sets = table(("set", *SIZES["mla_decode"][:5], "qk_head_dim", "v_head_dim", "dtype"), map(_set, NAMED.values()))
+    sizes = (*SIZES["mla_decode"][:5], "qk_head_dim", "v_head_dim", "dtype")
+    words = ([one.words(size) if getattr(one, size) else "any" for size in sizes] for one in NAMED.values())
+    sets = table(("set", *sizes), [(f"`{name}`", *row) for name, row in zip(NAMED, words, strict=True)])
     return f"""# Ops
 
 Written by `python tools/pages.py` from `harness/core/ops.yaml` and `harness/core/shapes.py`. A kernel under test implements one of these ops: it gets the positional arguments as tensors in this order, the others by keyword, and returns the outputs as a tuple. It allocates its outputs with torch. Every `lse` is a natural logarithm.
@@ -41,20 +43,13 @@ def _section(op: Op) -> Iterator[str]:
     yield f"## {op.name}\n"
     yield f"`{op.signature}`\n"
     yield f"{op.summary[:1].upper()}{op.summary[1:]}.\n"
-    rows = [("arguments", op.arguments)]
-    rows += [
-        ("returns", ", ".join(f"`{out.name} [{', '.join(out.shape.split())}]`" for out in op.outputs) or "nothing")
-    ]
+    returned = ", ".join(f"`{out.name} [{', '.join(out.shape.split())}]`" for out in op.outputs)
+    rows = [("arguments", op.arguments), ("returns", returned or "nothing")]
     if op.optional:
         rows.append(("optional keywords", ", ".join(f"`{word}`" for word in op.optional)))
     if op.name in SIZES:
         rows.append(("sizes to declare", ", ".join(f"`{size}`" for size in SIZES[op.name])))
     yield table(("", ""), rows) + "\n"
-
-
-def _set(shapes: Shapes) -> list[str]:
-    names = (*SIZES["mla_decode"][:5], "qk_head_dim", "v_head_dim", "dtype")
-    return [f"`{shapes.name}`", *(shapes.words(name) if getattr(shapes, name) else "any" for name in names)]
 
 
 def reference() -> str:

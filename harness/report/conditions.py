@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from harness.core.cases import Job
@@ -58,7 +58,7 @@ class Coverage:
         return found
 
 
-def coverages(results: Iterable[CaseResult], jobs: Mapping[str, Job]) -> list[Coverage]:
+def coverages(results: Iterable[CaseResult], jobs: Mapping[str, Job]) -> Iterator[Coverage]:
     """For each op with conditions: all its kernels together, then each kernel. Only cases that passed count.
 
     What all kernels of the run refuse does not count. Points that other classes coded are left out.
@@ -74,7 +74,6 @@ def coverages(results: Iterable[CaseResult], jobs: Mapping[str, Job]) -> list[Co
                 why = f"{result.verdict.value}, such as {result.id}: {words_of}"
                 seen = others.setdefault((op, kernel), {}).setdefault(result.verdict, (why, set()))[1]
             seen.update(found)
-    coverages = []
     for op, by_kernel in points.items():
         by_kernel = {name: found for name, found in by_kernel.items() if found}
         spaces = {name: space_for(KERNELS.get(name)) if name in KERNELS else SPACES[op] for name in by_kernel}
@@ -88,5 +87,4 @@ def coverages(results: Iterable[CaseResult], jobs: Mapping[str, Job]) -> list[Co
         for name, space in {EVERY_KERNEL: whole, **spaces}.items():
             shown = Shown(space)
             shown.add(by_kernel[name] if name in by_kernel else set().union(*by_kernel.values()))
-            coverages.append(Coverage(op, name, shown, dict(others.get((op, name), {}).values())))
-    return coverages
+            yield Coverage(op, name, shown, dict(others.get((op, name), {}).values()))

@@ -77,7 +77,7 @@ def render(view: RunView) -> str:
         "faults": faults,
         "measured": _measured([*((anchors[result.key], result) for result in results), *faults]),
         "num_hidden": max(0, len(view.accuracy) - MAX_MEASURED),
-        "environment": _facts(view),
+        "environment": list(_facts(view)),
         "data": Markup(embedded(case_data(pairs, view.plan.options, view.plan.environment))),
         **own_code(),
     }
@@ -214,7 +214,7 @@ def skipped_line(results: Sequence[CaseResult]) -> str:
     return f"{reasons.total()} of {num(len(results), 'case')}: {'; '.join(texts)}"
 
 
-def _facts(view: RunView) -> list[tuple[str, str]]:
+def _facts(view: RunView) -> Iterator[tuple[str, str]]:
     """The environment as name and text; a missing package reads `not installed`."""
     plan = view.plan
     facts = {"run": plan.run_id, "command": plan.command, "started": plan.started}
@@ -222,7 +222,6 @@ def _facts(view: RunView) -> list[tuple[str, str]]:
     if lost := view.lost:
         nodes = dict.fromkeys(node for result in lost for node in result.lost_nodes)
         facts["planned again"] = f"{num(len(lost), 'case')} after the loss of {', '.join(nodes)}"
-    lines = []
     for name, value in {**facts, **plan.environment}.items():
         if value == "":
             continue
@@ -232,5 +231,4 @@ def _facts(view: RunView) -> list[tuple[str, str]]:
             value = ", ".join(f"{engine} {fact}" for engine, fact in value.items()) or "none"
         elif value is None:
             value = "none" if name == "cuda" else "not installed"
-        lines.append((name.replace("_", " "), str(value)))
-    return lines
+        yield name.replace("_", " "), str(value)

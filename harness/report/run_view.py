@@ -38,7 +38,7 @@ class RunView:
     @cached_property
     def coverages(self) -> list[Coverage]:
         """What its calls showed of the conditions of each op: of all kernels, then of each."""
-        return coverages(self.results, self.jobs)
+        return list(coverages(self.results, self.jobs))
 
     @cached_property
     def covered(self) -> str:

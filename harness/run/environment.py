@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import Field
 
 from harness.core.catalog import ENGINES
+from harness.core.checkout import on_path
 from harness.core.errors import InputError
 from harness.core.params import Record
 from harness.core.systems import EngineSpec
@@ -97,7 +98,7 @@ def import_first(folder: Path) -> None:
     if not any((folder / engine.package).is_dir() for engine in ENGINES):
         names = " or ".join(engine.package for engine in ENGINES)
         raise InputError(f"--engine-path {folder}: no package {names} there; name the folder that holds it")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    os.environ |= on_path(folder)
     sys.path.insert(0, str(folder))
 
 

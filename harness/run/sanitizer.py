@@ -133,7 +133,8 @@ class SanitizedPool(WorkerPool):
         yield from super()._run(deque(job for job in jobs if job.sites is not None), on_start)
         watched = [job for job in jobs if job.sites is None]
         size = max(1, min(BATCH, len(watched) // self._watchers))
-        batches = [batch for kind in (False, True) for batch in _batches(watched, kind, size)]
+        kinds = ([job for job in watched if job.case.params.has_graph == has_graph] for has_graph in (False, True))
+        batches = [kind[start : start + size] for kind in kinds for start in range(0, len(kind), size)]
         executor, self._is_stopping = ThreadPoolExecutor(self._watchers), False
         try:
             for done in as_completed([executor.submit(self._watch, batch) for batch in batches]):
@@ -152,8 +153,3 @@ class SanitizedPool(WorkerPool):
         if len(batch) == 1 or not (is_reported or any(one.verdict is Verdict.CRASH for one in results)):
             return results
         return [one for job in batch if not self._is_stopping for one in run([job], self.tool, self._alive)]
-
-
-def _batches(jobs: Sequence[Job], has_graph: bool, size: int) -> list[list[Job]]:
-    chosen = [job for job in jobs if job.case.params.has_graph == has_graph]
-    return [chosen[start : start + size] for start in range(0, len(chosen), size)]

@@ -57,12 +57,11 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int = 100) ->
         lengths[-1] = PAGE_SIZE + tokens
     orders = {"rising": "rising", "falling": "falling", "mixed": "random", "repeated": "repeated"}
     shared = {"some": "prefix", "all": "same"}
-    kinds = {"plain": "plain", "zero": "zero", "ties": "ties", "one key": "one_key", "large": "large"}
     any_order = ("random", "rising", "falling", "repeated", "prefix", "same")
     words = [
         shared.get(w.get("shared", "")) or orders.get(w.get("order", "")) or random.choice(any_order) for w in requests
     ]
-    values = [kinds[w.get("values") or random.choice(list(kinds))] for w in requests]
+    values = [(w.get("values") or random.choice(_DECODE["values"].classes)).replace(" ", "_") for w in requests]
     window = {"none": None, "one": 1, "inside": random.choice((2, 40, 64, 100)), "past": 4096}
     given: Given = {
         "seq_lens": lengths,

@@ -87,7 +87,7 @@ def expand(
     """
     if scenario.fuzz is not None:
         return drawn_cases(scenario, seed, override)
-    found, measured = points(scenario), accuracy_points(scenario)
+    found, measured = points(scenario), list(accuracy_points(scenario))
     if override is not None:
         found = _overridden(scenario, scenario.kind, found, override)
         measured = _overridden(scenario, SYSTEMS.get(ACCURACY), measured, override)

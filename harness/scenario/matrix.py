@@ -83,19 +83,16 @@ def as_labels(wanted: Any) -> list[str]:
     return [as_label(item) for item in wanted] if isinstance(wanted, list | tuple) else [as_label(wanted)]
 
 
-def accuracy_points(scenario: Scenario) -> list[MatrixPoint]:
+def accuracy_points(scenario: Scenario) -> Iterator[MatrixPoint]:
     """The measurements of a scenario's accuracy: for each task a small one, and one of all questions."""
     settings = scenario.accuracy
     if settings is None:
-        return []
+        return
     common = settings.model_dump(exclude={"tasks", "limit", "nightly"})
     nightly = {**common, **settings.nightly.model_dump(exclude_none=True), "limit": None}
-    found = []
     for task in settings.tasks:
-        labels: Labels = {ACCURACY: task}
-        found.append(MatrixPoint(labels, AccuracyParams(**common, task=task, limit=settings.limit)))
-        found.append(MatrixPoint({**labels, "limit": "full"}, AccuracyParams(**nightly, task=task)))
-    return found
+        yield MatrixPoint({ACCURACY: task}, AccuracyParams(**common, task=task, limit=settings.limit))
+        yield MatrixPoint({ACCURACY: task, "limit": "full"}, AccuracyParams(**nightly, task=task))
 
 
 def points(scenario: Scenario) -> list[MatrixPoint]:

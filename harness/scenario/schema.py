@@ -38,6 +38,7 @@ PATTERNS: tuple[str, ...] = get_args(Pattern)
 REF = r"^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+#[0-9]+$"
 NAME = r"^[a-z0-9][a-z0-9-]*$"
 TAG = r"^[a-z][a-z0-9_-]*$"
+AXIS = r"^[a-z][a-z0-9_]*$"
 LABEL = r"^[A-Za-z0-9_.+-]+$"
 Location = tuple[str | int, ...]
 
@@ -87,7 +88,7 @@ Given = dict[str, JsonValue]
 """Parameters as a file gives them, before their model has checked them."""
 TaskName = Literal["gsm_symbolic", "aime_shaped"]
 """The tasks that the canaries were trained on."""
-Axis = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
+Axis = Annotated[str, StringConstraints(pattern=AXIS)]
 DEFAULT_ORACLES = "finite sentinel reference non_interference cold_warm flush zeroed distinct_experts tokens conserved"
 _scalar = {"type": ["string", "integer", "boolean"]}
 _labels = {"type": "object", "minProperties": 1, "propertyNames": {"pattern": LABEL}}
@@ -302,10 +303,10 @@ def _sentence(kind: str, given: Any, context: dict[str, Any], message: str) -> s
 
 
 _FORMS = {
-    r"^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+#[0-9]+$": "write owner/repository#number, such as flashinfer-ai/flashinfer#941",
-    r"^[a-z0-9][a-z0-9-]*$": "use small letters, digits and hyphens",
-    r"^[a-z][a-z0-9_-]*$": "use small letters, digits, hyphens and underscores",
-    r"^[a-z][a-z0-9_]*$": "an axis is named like a parameter: small letters, digits and underscores",
+    REF: "write owner/repository#number, such as flashinfer-ai/flashinfer#941",
+    NAME: "use small letters, digits and hyphens",
+    TAG: "use small letters, digits, hyphens and underscores",
+    AXIS: "an axis is named like a parameter: small letters, digits and underscores",
 }
 
 

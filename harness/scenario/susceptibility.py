@@ -28,7 +28,7 @@ TOKENS: dict[int, tuple[int, ...]] = {1: (), 4: (4, 63, 64, 67, 130, 0), 64: (64
 are a prompt, which some backends give to a decode kernel; it may then load whole pages."""
 TOKENS_SITES = ("kv.tail", "kv.free", "kv.null")
 ORACLES = ("finite", "sentinel", "reference", "non_interference")
-_ID = re.compile(rf"^{SCENARIO}\[kernel=([^,\]]+)(?:,kv=(\w+))?(?:,tokens=(\d+))?,site=([\w.]+),pattern=(\w+)\]$")
+_ID = re.compile(rf"{SCENARIO}\[kernel=([^,\]]+),")
 
 
 def cases(kernels: Iterator[KernelSpec] | list[KernelSpec], *, seed: int = 0) -> list[Case]:
@@ -56,13 +56,8 @@ def selected(selector: str, override: KernelOverride | None, *, seed: int = 0) -
 def case_of(identity: str, *, seed: int = 0) -> Case | None:
     """The case of an id; None if it names none."""
     match = _ID.match(identity)
-    if match is None or match[1] not in KERNELS:
-        return None
-    spec, kv, tokens, site, pattern = KERNELS.get(match[1]), match[2] or "", int(match[3] or 1), match[4], match[5]
-    is_drawn = tokens in TOKENS and (tokens == 1 or spec.op == "mla_decode") and pattern in PATTERNS
-    if not is_drawn or not OPS.get(spec.op).reads or kv not in _kv_types(spec) or site not in _sites(spec.op, tokens):
-        return None
-    return _case(spec, kv, tokens, site, pattern, seed)
+    own = [KERNELS.get(match[1])] if match and match[1] in KERNELS else []
+    return next((case for case in cases(own, seed=seed) if case.id == identity), None)
 
 
 def _sites(op: str, tokens: int = 1) -> tuple[str, ...]:

@@ -55,12 +55,8 @@ def summarise(store: RunStore) -> dict[str, Any]:
 
 def accuracy_records(results: Sequence[CaseResult | FaultResult]) -> list[AccuracyRecord]:
     """The measurements of accuracy in the order of `results`. Each record names its case and its fault."""
-    found = []
-    for result in results:
-        case = result.case if isinstance(result, FaultResult) else result.id
-        if result.accuracy is not None:
-            found.append(result.accuracy.but(scenario=result.scenario, case=case, fault=result.fault))
-    return found
+    named = ((one, one.case if isinstance(one, FaultResult) else one.id) for one in results)
+    return [one.accuracy.but(scenario=one.scenario, case=case, fault=one.fault) for one, case in named if one.accuracy]
 
 
 def to_json(summary: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ def found(*cases: tuple[str, str, Verdict], key: str = key_of(SPACE)) -> list[Co
         jobs[case.id] = job = Job(key=case.id, case=case)
         point: dict[str, Any] = {"tokens": tokens, "heads": "16", "window": "one"}
         results.append(CaseResult.of(job, verdict, shown={key: (SPACE.coded(point),)}))
-    return coverages(results, jobs)
+    return list(coverages(results, jobs))
 
 
 def test_kernels_are_counted_together_and_alone() -> None:

@@ -124,7 +124,8 @@ def without_dead_code(text: str) -> str:
         body, lines = tree.body, text.splitlines()
         given = {keyword.arg for call in ast.walk(tree) if isinstance(call, ast.Call) for keyword in call.keywords}
         for node in body:
-            names = _bound_by(node)
+            # A function that runs by itself is used.
+            names = {name for name in _bound_by(node) if name != "check" and not name.startswith("test_")}
             others = (child for other in body if other is not node for child in ast.walk(other))
             kept = names & {child.id for child in others if isinstance(child, ast.Name)}
             if names and not kept:
@@ -156,14 +157,14 @@ def _drop_keywords(node: ast.FunctionDef, given: set[str | None]) -> bool:
 
 
 def _bound_by(node: ast.stmt) -> set[str]:
-    """The names that a top-level definition, constant or import binds. A function that runs by itself binds none."""
+    """The names that a top-level definition, constant or import binds."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        return set() if node.name == "check" or node.name.startswith("test_") else {node.name}
+        return {node.name}
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-    if isinstance(node, ast.Assign):
-        return {child.id for target in node.targets for child in ast.walk(target) if isinstance(child, ast.Name)}
-    return set()
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    named = (child for target in targets for child in ast.walk(target) if isinstance(child, ast.Name))
+    return {child.id for child in named if isinstance(child.ctx, ast.Store)}
 
 
 @dataclass(slots=True)
@@ -225,7 +226,9 @@ class _Joined:
         for used in sorted({child.id for child in ast.walk(node) if isinstance(child, ast.Name)}):
             if used != definition and (used in source.defined or used in source.imported):
                 self.add(module, used)
-        self.parts.append(source.text_of(node))
+        if (text := source.text_of(node)) not in self.parts:
+            # One statement may bind two names.
+            self.parts.append(text)
 
     def _add_import(self, module: str, attribute: str, alias: str) -> None:
         if not attribute:
@@ -311,16 +314,12 @@ def _read(module: str) -> _Source:
     text = Path(origin).read_text(encoding="utf-8")
     source = _Source({}, {}, text.splitlines())
     for node in ast.parse(text).body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            source.defined[node.name] = node
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            source.defined[node.targets[0].id] = node
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            source.defined[node.target.id] = node
-        elif isinstance(node, ast.Import):
+        if isinstance(node, ast.Import):
             names = {alias.asname or alias.name.partition(".")[0]: (alias.name, "") for alias in node.names}
             source.imported.update(names)
         elif isinstance(node, ast.ImportFrom):
             names = {alias.asname or alias.name: (node.module or "", alias.name) for alias in node.names}
             source.imported.update(names)
+        else:
+            source.defined.update(dict.fromkeys(_bound_by(node), node))
     return source
