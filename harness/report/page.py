@@ -120,14 +120,11 @@ def templates(*functions: Callable[..., Any], **options: Any) -> Environment:
 def environment_of_page() -> Environment:
     """The templates of the page, which escape what they print."""
     known = (ref_url, breakable, ticks, accuracy_title, model_sentence, describe_faulty, flipped, totals, num, facts)
-    made = templates(*known, autoescape=True, finalize=_clean)
+    # Jinja calls it on each value before escaping it.
+    clean = {"finalize": lambda value: printable(value) if type(value) is str else value}
+    made = templates(*known, autoescape=True, **clean)
     made.filters["short"] = lambda text: one_line(text, MAX_REASON)
     return made
-
-
-def _clean(value: Any) -> Any:
-    """What Jinja calls on each value before escaping it."""
-    return printable(value) if type(value) is str else value
 
 
 def own_code() -> dict[str, str]:

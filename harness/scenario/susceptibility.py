@@ -37,9 +37,9 @@ def cases(kernels: Iterator[KernelSpec] | list[KernelSpec], *, seed: int = 0) ->
         _case(spec, kv, tokens, site, pattern, seed)
         for spec in kernels
         if OPS.get(spec.op).reads
-        for kv in _kv_types(spec)
+        for kv in (spec.kv if "kv" in KERNEL_PARAMS[spec.op].model_fields else ("",))
         for tokens in (TOKENS if spec.op == "mla_decode" else (1,))
-        for site in _sites(spec.op, tokens)
+        for site in (TOKENS_SITES if tokens > 1 else OPS.get(spec.op).reads)
         for pattern in PATTERNS
     ]
 
@@ -58,14 +58,6 @@ def case_of(identity: str, *, seed: int = 0) -> Case | None:
     match = _ID.match(identity)
     own = [KERNELS.get(match[1])] if match and match[1] in KERNELS else []
     return next((case for case in cases(own, seed=seed) if case.id == identity), None)
-
-
-def _sites(op: str, tokens: int = 1) -> tuple[str, ...]:
-    return TOKENS_SITES if tokens > 1 else OPS.get(op).reads
-
-
-def _kv_types(spec: KernelSpec) -> tuple[str, ...]:
-    return spec.kv if "kv" in KERNEL_PARAMS[spec.op].model_fields else ("",)
 
 
 def _case(spec: KernelSpec, kv: str, tokens: int, site: str, pattern: str, seed: int) -> Case:

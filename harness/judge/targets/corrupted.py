@@ -120,10 +120,6 @@ def _scores(given: Any, corruption: Corruption) -> Any:
     return replace(given, **{corruption.argument: keys, "q": q})
 
 
-def _same(given: Any, corruption: Corruption) -> Any:
-    return replace(given, **{corruption.argument: getattr(given, str(corruption.to))})
-
-
 def _in_place(given: Any, corruption: Corruption) -> Any:
     """The positions [T, K] in the buffer of the output, which begins with them."""
     given.buffer[: len(given.positions)] = given.positions
@@ -145,7 +141,7 @@ _CHANGES: dict[str, Callable[[Any, Corruption], Any]] = {
     "pages": _pages,
     "scores": _scores,
     "keyword": lambda given, corruption: replace(given, **{corruption.argument: corruption.to}),
-    "same": _same,
+    "same": lambda given, corruption: replace(given, **{corruption.argument: getattr(given, str(corruption.to))}),
     "in_place": _in_place,
     "plan": lambda given, corruption: given,
 }

@@ -168,9 +168,10 @@ class ModuleRecorder:
     def _slots(self, name: str, layer: int | None, kind: Kind, call: int = 0) -> list[int | None]:
         """Slots made beforehand: a compiled hook must change nothing of this process."""
         rows = "batch" if kind == "output" else ""
+        names = [kind, *(f"{kind} {place}" for place in range(1, MAX_TENSORS))]
         return [
-            self.table.slot((name, kind, place, call), Slot(name, _named(kind, place), kind, layer, (name, call), rows))
-            for place in range(MAX_TENSORS)
+            self.table.slot((name, kind, place, call), Slot(name, named, kind, layer, (name, call), rows))
+            for place, named in enumerate(names)
         ]
 
     def _scan(self, value: Any, numbers: list[int | None], name: str, layer: int | None, kind: Kind) -> None:
@@ -186,10 +187,6 @@ class ModuleRecorder:
         watched = [(n, tensor) for n, tensor in zip(numbers, tensors, strict=False) if n is not None]
         if watched:
             self.table.scan_together([number for number, _ in watched], [tensor for _, tensor in watched])
-
-
-def _named(kind: str, place: int) -> str:
-    return f"{kind} {place}" if place else kind
 
 
 def layer_of(path: str) -> int | None:

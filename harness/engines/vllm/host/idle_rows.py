@@ -93,9 +93,11 @@ def _drafter_step(tables: Any, cache: Tensor) -> None:
     """A dummy step of the drafter after its first token: it computes the slots of each draft itself."""
     lacks = "vLLM has no class that drafters have in common: idle=drafter needs 0.24"
     module = first_module("vllm.v1.worker.gpu.spec_decode.speculator", lacks=lacks)
-    num_rows = len(PAGES)
+    kind, num_rows = module.DraftModelSpeculator, len(PAGES)
+    # The class is abstract. Here nothing is left to implement.
+    concrete = type(kind.__name__, (kind,), dict.fromkeys(getattr(kind, "__abstractmethods__", ()), None))
     drafter = made_without_init(
-        _concrete(module.DraftModelSpeculator),
+        concrete,
         temperature=torch.zeros(num_rows),
         seeds=torch.zeros(num_rows, dtype=torch.int64),
         idx_mapping=torch.zeros(num_rows, dtype=torch.int32),
@@ -105,11 +107,6 @@ def _drafter_step(tables: Any, cache: Tensor) -> None:
     rows = torch.arange(num_rows, dtype=torch.int32)
     copy(num_rows, rows, drafter.temperature, drafter.seeds, **accepted({"dummy_run": True}, copy))
     _store(cache, _slots(tables, drafter.idx_mapping)[0])
-
-
-def _concrete(kind: type) -> type:
-    """The abstract class with nothing left to implement."""
-    return type(kind.__name__, (kind,), dict.fromkeys(getattr(kind, "__abstractmethods__", ()), None))
 
 
 def _store(cache: Tensor, slots: Tensor) -> None:

@@ -91,10 +91,11 @@ def _operators(padding: Tensor | None) -> ExitStack:
         "topk_softmax": _topk_softmax,
         "scaled_fp8_quant": scaled_fp8_quant,
         "moe_align_block_size": _moe_align_block_size,
-        "moe_sum": _moe_sum,
+        "moe_sum": lambda given, output, *rest: output.copy_(given.float().sum(dim=1)),
     }
     stack.enter_context(mock.patch.multiple(_custom_ops, **compiled))
-    stack.enter_context(mock.patch.object(triton_moe.TritonExperts, "activation", _silu_and_mul))
+    silu_and_mul = lambda self, activation, output, given, **options: output.copy_(gated(given))  # noqa: E731
+    stack.enter_context(mock.patch.object(triton_moe.TritonExperts, "activation", silu_and_mul))
     stack.enter_context(mock.patch.object(triton_moe, "try_get_optimal_moe_config", lambda *a, **k: BLOCKS))
     if hasattr(fused_topk_router, "_get_padding_mask"):
         context = SimpleNamespace(is_padding=padding)
@@ -138,11 +139,3 @@ def _moe_align_block_size(
     experts_ids.zero_()
     experts_ids[: used // block_size] = experts[: used // block_size]
     num_tokens_post_pad.copy_(count)
-
-
-def _silu_and_mul(self: Any, activation: Any, output: Tensor, given: Tensor, **options: Any) -> None:
-    output.copy_(gated(given))
-
-
-def _moe_sum(given: Tensor, output: Tensor, *rest: Any) -> None:
-    output.copy_(given.float().sum(dim=1))
