@@ -14,7 +14,6 @@ from harness.cli.main import exit_code_of
 from harness.core.catalog import KERNELS
 from harness.run import runner
 from harness.run.fork_server import Forks, ForkServer
-from tests.registries import scoped
 
 # Matrices are small here. Several workers with several threads each would take ten times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -29,7 +28,7 @@ _kept: dict[object, Forks] = {}
 def _forget_kernels_that_a_test_registers() -> Iterator[None]:
     # Imported by whom it concerns only: with torch behind it, it would slow down tests of what needs none.
     loaded = dict(getattr(sys.modules.get("harness.kernels.plugins"), "_loaded", {}))
-    with scoped(KERNELS):
+    with KERNELS.scoped():
         yield
     plugins = sys.modules.get("harness.kernels.plugins")
     if plugins is not None:

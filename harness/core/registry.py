@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import operator
@@ -94,6 +95,19 @@ class Registry(Generic[EntryT]):
         if name not in self:
             raise UnknownNameError(f"unknown {self.kind} {name!r}: {nearest(name, self.names())}")
         return self._entries[name]
+
+    @contextlib.contextmanager
+    def scoped(self, *entries: EntryT) -> Iterator[None]:
+        """Within the block, `entries` stand beside the others or replace entries of the same name.
+
+        After the block the registry is as it was before.
+        """
+        before = dict(self._entries)
+        self._entries.update((entry.name, entry) for entry in entries)
+        try:
+            yield
+        finally:
+            self._entries = before
 
     def names(self) -> list[str]:
         """All names in the order of registration."""

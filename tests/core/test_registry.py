@@ -8,7 +8,6 @@ import pytest
 
 from harness.core.errors import InputError
 from harness.core.registry import Registry
-from tests.registries import scoped
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,7 @@ class Row:
 
 def test_within_scoped_an_entry_is_added_or_replaced_and_afterwards_all_is_as_before() -> None:
     registry = Registry("thing", (Row("a", "first"),))
-    with pytest.raises(ZeroDivisionError), scoped(registry, Row("a", "second"), Row("b")):
+    with pytest.raises(ZeroDivisionError), registry.scoped(Row("a", "second"), Row("b")):
         registry.add(Row("c"))
         assert registry.names() == ["a", "b", "c"] and registry.get("a").summary == "second"
         raise ZeroDivisionError

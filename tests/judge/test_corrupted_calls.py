@@ -21,7 +21,6 @@ from harness.judge.targets import further_launches
 from harness.kernels.torch.decode import mla_decode
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
-from tests.registries import scoped
 
 SMALL = {"seq_lens": (70, 130, 65), "num_heads": 2, "kv_lora_rank": 32, "qk_rope_head_dim": 16}
 SCENARIOS = [one for one in load_scenarios(shipped_directory()) if "rejects" in one.oracles]
@@ -76,7 +75,7 @@ def spoiling(q: Any, kv_cache: Any, block_table: Any, seq_lens: Any, **more: Any
 )
 def test_a_planted_kernel_is_found(function: Callable[..., Any], corrupt: str, cause: Code) -> None:
     spec = KernelSpec("mla_decode", "planted", "planted", function, checks_values=True)
-    with scoped(KERNELS, spec):
+    with KERNELS.scoped(spec):
         result = judged(corrupt, "planted")
         assert result.verdict is Verdict.FAIL, result.reason
         assert {(finding.oracle, finding.cause) for finding in result.findings} == {("rejects", cause)}
@@ -85,11 +84,11 @@ def test_a_planted_kernel_is_found(function: Callable[..., Any], corrupt: str, c
 
 
 def test_a_kernel_that_promises_no_checks_may_return_garbage_for_values_alone() -> None:
-    with scoped(KERNELS, KernelSpec("mla_decode", "planted", "planted", clamped)):
+    with KERNELS.scoped(KernelSpec("mla_decode", "planted", "planted", clamped)):
         result = judged("entry-past-cache", "planted")
         assert (result.verdict, result.cause) == (Verdict.PASS, Code.SILENT_GARBAGE)
         assert result.reason.startswith("undefined by contract")
-    with scoped(KERNELS, KernelSpec("mla_decode", "planted", "planted", dense)):
+    with KERNELS.scoped(KernelSpec("mla_decode", "planted", "planted", dense)):
         assert judged("lengths-strided", "planted").verdict is Verdict.FAIL
 
 
@@ -101,7 +100,7 @@ def test_a_failure_of_the_device_is_a_crash_where_an_error_is_promised(
         raise KernelError("planted failed on the device: CUDA error", cause=Code.DEVICE, kernel="mla_decode/planted")
 
     monkeypatch.setattr(further_launches, "invoke", fails)
-    with scoped(KERNELS, KernelSpec("mla_decode", "planted", "planted", mla_decode, checks_values=checks)):
+    with KERNELS.scoped(KernelSpec("mla_decode", "planted", "planted", mla_decode, checks_values=checks)):
         assert judged("length-past-table", "planted").verdict is verdict
         assert judged("query-strided", "planted").verdict is Verdict.CRASH
 

@@ -23,7 +23,6 @@ from harness.kernels import plugins
 from harness.kernels.call import keeping_output_sites
 from harness.kernels.ops import reference
 from harness.memory.poison.patterns import Poison
-from tests.registries import scoped
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kernels"
 ALL_SITES = frozenset(SITES.names())
@@ -140,7 +139,7 @@ def test_an_illegal_address_ends_the_run_and_names_the_table() -> None:
     assert isinstance(old.impl, str)
     bare = KernelSpec("mla_decode", "tiled-prefetch", old.summary, old.impl)
     case = decode_case(kernel="tiled-prefetch")
-    with scoped(KERNELS, bare):
+    with KERNELS.scoped(bare):
         run = KernelTarget(case).run(poison(strict=True))
     assert isinstance(run.error, IllegalAddress) and "block_table" in str(run.error)
     (finding,) = ORACLES.get("crash").judge(Evidence(case, [run])).findings

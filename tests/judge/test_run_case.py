@@ -24,7 +24,6 @@ from harness.judge.run_records import Observed, Run
 from harness.judge.target import Target
 from harness.kernels.call import note_launch
 from harness.memory.poison.patterns import Poison
-from tests.registries import scoped
 
 ALL_NAN = torch.full((3, 8), float("nan"))
 
@@ -236,7 +235,7 @@ def test_an_oracle_that_looked_at_nothing_makes_the_case_an_error(stub, oracle):
 def test_a_drawn_case_that_shows_less_with_a_plugin_is_a_skip_and_no_error(stub):
     plugged = job(oracles=("finite", "replay"), params={"kernel": "mine", "kv": "fp32"})
     for origin, verdict in (("built in", Verdict.ERROR), ("/home/me/mine.py", Verdict.SKIP)):
-        with scoped(KERNELS, KernelSpec("mla_decode", "mine", "", "nowhere:f", kv=("fp32",), origin=origin)):
+        with KERNELS.scoped(KernelSpec("mla_decode", "mine", "", "nowhere:f", kv=("fp32",), origin=origin)):
             result = run_case(plugged)
         assert result.verdict is verdict and result.reason.startswith("replay judged no element")
 
@@ -300,7 +299,7 @@ def test_a_fault_is_in_place_during_the_runs_and_gone_afterwards(stub):
         raise IllegalAddress("x")
 
     stub.behave = staticmethod(behave)
-    with scoped(FAULTS, spec):
+    with FAULTS.scoped(spec):
         result = run_case(job(fault="stub.fault"))
     assert (result.verdict, result.fault) == (Verdict.CRASH, "stub.fault")
     assert during == ["wrong"]

@@ -14,7 +14,6 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
 from harness.judge.oracles.thresholds import BOUNDS
 from harness.judge.run_case import run_case
@@ -58,7 +57,7 @@ def false_alarms(num_draws: int) -> Counter[str]:
         for name in names.split()
     ]
     found: Counter[str] = Counter()
-    with mock.patch.dict(BOUNDS._entries, {bound.name: bound for bound in changed}):
+    with BOUNDS.scoped(*changed):
         for number, job in enumerate(Planner(Wanted(device="cpu"), InProcessPool()).control_jobs(num_draws), 1):
             for finding in run_case(job).findings:
                 match = SHARE.search(finding.message)

@@ -14,14 +14,13 @@ from harness.core.kernels import KernelSpec
 from harness.core.op_params import WriteKvParams
 from harness.core.records import CaseResult, Verdict
 from harness.run.runner import WorkerPool
-from tests.registries import scoped
 
 STUB = {"PYTHONPATH": str(Path(__file__).parent)}
 
 
 @pytest.fixture(autouse=True)
 def slow_kernel() -> Iterator[None]:
-    with scoped(KERNELS, KernelSpec(op="write_kv", short_name="slow", summary="", impl="", compile_seconds=1.0)):
+    with KERNELS.scoped(KernelSpec(op="write_kv", short_name="slow", summary="", impl="", compile_seconds=1.0)):
         yield
 
 

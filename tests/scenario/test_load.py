@@ -21,7 +21,6 @@ from harness.scenario.load import (
     read_document,
     shipped_directory,
 )
-from tests.registries import scoped
 
 GOOD = "name: {name}\nsummary: a scenario\nsystem: kernel\nop: merge_attn_states\n"
 
@@ -50,7 +49,7 @@ def test_a_file_is_checked_once_unless_it_changes_or_a_kernel_is_registered(tmp_
     path = write(tmp_path, "x", GOOD.format(name="x"))
     first = load_scenario(path)
     assert load_scenario(path) is first
-    with scoped(KERNELS, replace(KERNELS.get("merge_attn_states/torch"), short_name="mine")):
+    with KERNELS.scoped(replace(KERNELS.get("merge_attn_states/torch"), short_name="mine")):
         assert load_scenario(path) is not first
     write(tmp_path, "x", GOOD.format(name="y"))
     assert load_scenario(path).name == "y"

@@ -30,8 +30,7 @@ def test_a_false_alarm_fails(cli: Cli, at_start: Callable[[str], object]) -> Non
     at_start(
         "import harness.judge.oracles.thresholds as t\n"
         "from dataclasses import replace\n"
-        "from tests.registries import scoped\n"
-        "bounds = scoped(t.BOUNDS, *(replace(row, ulps=0, floor=0, relative_l2=1e-30) for row in t.BOUNDS))\n"
+        "bounds = t.BOUNDS.scoped(*(replace(row, ulps=0, floor=0, relative_l2=1e-30) for row in t.BOUNDS))\n"
         "bounds.__enter__()\n"
     )
     code, told, _ = cli("selftest", "--controls", 4, "--seed", 4, "--json", *HOW)
