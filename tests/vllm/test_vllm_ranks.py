@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -300,5 +302,7 @@ def test_a_rank_or_a_number_of_ranks_that_cannot_be_is_refused(change: str, word
 def test_a_fault_that_is_none_is_refused_by_the_plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLA_HARNESS_FAULT", "vllm.router-int64")
     monkeypatch.setattr(plugin, "INSTALLED", {})
+    # Afterwards no other test finds a vLLM that is imported.
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.22.1"))
     with pytest.raises(InputError, match=r"did you mean 'vllm\.router-int64-ids'"):
         plugin.activate()
