@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,7 +91,8 @@ class AnswerLog:
         key = (result.epoch, result.question)
         if key in self.results:
             raise AssertionError(f"question {result.question} was answered twice in epoch {result.epoch}")
-        append_line(self._path, result.model_dump_json())
+        # An answer may hold lone surrogates, which UTF-8 cannot encode.
+        append_line(self._path, json.dumps(result.model_dump(mode="json"), allow_nan=False))
         self.results[key] = result
 
     def _continue(self, path: Path, header: RunHeader) -> None:

@@ -46,6 +46,12 @@ def test_a_stored_position_is_the_place_in_which_the_question_was_asked(
     assert [prompt[result.question] for result in asked] == perfect.calls[0]
 
 
+def test_an_answer_that_utf_8_cannot_carry_is_stored_and_read(tmp_path: Path, sums: Task, scripted: Any) -> None:
+    run_epochs(scripted(lambda call, prompt: Answer("\ud800")), sums, tmp_path, num_epochs=1)
+    _, results = read_log(tmp_path / "accuracy.jsonl")
+    assert {result.answer for result in results.values()} == {"\ud800"}
+
+
 def test_stored_grades_are_those_of_lm_evals_own_run(
     tmp_path: Path, sums: Task, scripted: Any, right_answer: Callable[[str], str]
 ) -> None:
