@@ -106,16 +106,10 @@ def flashmla_decode(
     ops = importlib.import_module(_FLASHMLA)
     plan, num_splits = ops.get_mla_metadata(seq_lens, q.shape[1] * q.shape[2], 1, is_fp8_kvcache=False)
     out, lse = ops.flash_mla_with_kvcache(
-        q=q.contiguous(),
-        k_cache=kv_cache.view(-1, PAGE_SIZE, 1, q.shape[3]),
-        block_table=block_table,
-        cache_seqlens=seq_lens,
-        head_dim_v=RANK,
-        tile_scheduler_metadata=plan,
-        num_splits=num_splits,
-        softmax_scale=scale,
-        causal=True,
-    )
+        q=q.contiguous(), k_cache=kv_cache.view(-1, PAGE_SIZE, 1, q.shape[3]), block_table=block_table,
+        cache_seqlens=seq_lens, head_dim_v=RANK, tile_scheduler_metadata=plan, num_splits=num_splits,
+        softmax_scale=scale, causal=True,
+    )  # fmt: skip
     return out, lse
 
 
@@ -131,15 +125,10 @@ def cutlass_decode(
     table = torch.nn.functional.pad(block_table, (0, missing), value=-1)
     size = ops.cutlass_mla_get_workspace_size(table.shape[1] * kv_cache.shape[1], len(q), num_kv_splits=1)
     out = ops.cutlass_mla_decode(
-        q_nope=q[:, 0, :, :RANK],
-        q_pe=q[:, 0, :, RANK:],
-        kv_c_and_k_pe_cache=kv_cache,
-        seq_lens=seq_lens,
-        page_table=table,
-        workspace=torch.empty(size, dtype=torch.uint8, device=q.device),
-        sm_scale=scale,
+        q_nope=q[:, 0, :, :RANK], q_pe=q[:, 0, :, RANK:], kv_c_and_k_pe_cache=kv_cache, seq_lens=seq_lens,
+        page_table=table, workspace=torch.empty(size, dtype=torch.uint8, device=q.device), sm_scale=scale,
         num_kv_splits=1,
-    )
+    )  # fmt: skip
     return out[:, None], torch.empty(q.shape[0], q.shape[2], 1, dtype=torch.float32, device=q.device)
 
 

@@ -23,23 +23,14 @@ KEPT_MODELS = ("deepseek_v2", "deepseek_nextn")
 def engine_options(params: SglangParams, graph: str) -> dict[str, Any]:
     """Arguments of `sglang.Engine`. The pool has a fixed size, so that several processes can share a GPU."""
     options: dict[str, Any] = {
-        "model_path": str(params.checkpoint),
-        "dtype": "bfloat16",
-        "context_length": LONGEST.get(params.canary, 1024),
-        "chunked_prefill_size": params.max_batched_tokens,
-        "max_running_requests": params.max_num_seqs,
-        "max_total_tokens": params.num_slots,
-        "mem_fraction_static": 0.25,
-        "page_size": params.page_size,
+        "model_path": str(params.checkpoint), "dtype": "bfloat16", "context_length": LONGEST.get(params.canary, 1024),
+        "chunked_prefill_size": params.max_batched_tokens, "max_running_requests": params.max_num_seqs,
+        "max_total_tokens": params.num_slots, "mem_fraction_static": 0.25, "page_size": params.page_size,
         "kv_cache_dtype": "auto" if params.kv == "bf16" else params.kv,
-        "disable_radix_cache": not params.prefix_caching,
-        "disable_overlap_schedule": not params.overlap,
-        "enable_mixed_chunk": params.mixed_chunk,
-        "sampling_backend": "pytorch",
-        "grammar_backend": "none",
-        "disable_flashinfer_autotune": True,
-        "random_seed": 0,
-    }
+        "disable_radix_cache": not params.prefix_caching, "disable_overlap_schedule": not params.overlap,
+        "enable_mixed_chunk": params.mixed_chunk, "sampling_backend": "pytorch", "grammar_backend": "none",
+        "disable_flashinfer_autotune": True, "random_seed": 0,
+    }  # fmt: skip
     if params.backend != "default":
         options["attention_backend"] = params.backend
     if params.backend not in ("default", params.prefill_backend) and params.prefill_backend != "same":

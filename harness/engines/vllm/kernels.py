@@ -59,16 +59,9 @@ def flashmla_decode(
     if metadata is None:
         metadata = flashmla_plan(seq_lens, num_heads=q.shape[2])
     out, lse = ops.flash_mla_with_kvcache(
-        q=q.contiguous(),
-        k_cache=kv_cache.unsqueeze(-2),
-        block_table=block_table,
-        cache_seqlens=seq_lens,
-        head_dim_v=RANK,
-        tile_scheduler_metadata=metadata,
-        softmax_scale=scale,
-        causal=True,
-        is_fp8_kvcache=False,
-    )
+        q=q.contiguous(), k_cache=kv_cache.unsqueeze(-2), block_table=block_table, cache_seqlens=seq_lens,
+        head_dim_v=RANK, tile_scheduler_metadata=metadata, softmax_scale=scale, causal=True, is_fp8_kvcache=False,
+    )  # fmt: skip
     return out, lse
 
 
@@ -106,18 +99,11 @@ def flashmla_decode_fp8(
     q_scale = (amax / 448.0).reshape(1)
     q8 = (q.float() / q_scale).clamp(-448, 448).to(torch.float8_e4m3fn).contiguous()
     out, lse = ops.flash_mla_with_kvcache_fp8(
-        q=q8,
-        k_cache=kv_cache.unsqueeze(-2),
-        block_table=block_table,
-        cache_seqlens=seq_lens,
-        head_dim_v=RANK,
-        tile_scheduler_metadata=metadata.tile_scheduler_metadata,
-        num_splits=metadata.num_splits,
-        softmax_scale=scale,
-        causal=True,
-        descale_q=q_scale,
+        q=q8, k_cache=kv_cache.unsqueeze(-2), block_table=block_table, cache_seqlens=seq_lens, head_dim_v=RANK,
+        tile_scheduler_metadata=metadata.tile_scheduler_metadata, num_splits=metadata.num_splits, softmax_scale=scale,
+        causal=True, descale_q=q_scale,
         descale_k=torch.full((1,), 1.0 if kv_scale is None else kv_scale, device=q.device),
-    )
+    )  # fmt: skip
     return out, lse
 
 
@@ -159,20 +145,11 @@ def fa3_decode(
     # See `fa3_context_attention`: without splits, here without a key, the op returns undefined tensors.
     with _disable_current_modes():
         out, lse = attention(
-            q=flat[..., RANK:],
-            k=kv_cache[..., RANK:].unsqueeze(-2),
-            v=kv_cache[..., :RANK].unsqueeze(-2),
-            q_v=flat[..., :RANK],
-            max_seqlen_q=num_tokens,
-            cu_seqlens_q=starts,
-            max_seqlen_k=block_table.shape[1] * kv_cache.shape[1],
-            seqused_k=seq_lens,
-            block_table=block_table,
-            softmax_scale=scale,
-            causal=True,
-            return_softmax_lse=True,
-            fa_version=3,
-        )
+            q=flat[..., RANK:], k=kv_cache[..., RANK:].unsqueeze(-2), v=kv_cache[..., :RANK].unsqueeze(-2),
+            q_v=flat[..., :RANK], max_seqlen_q=num_tokens, cu_seqlens_q=starts,
+            max_seqlen_k=block_table.shape[1] * kv_cache.shape[1], seqused_k=seq_lens, block_table=block_table,
+            softmax_scale=scale, causal=True, return_softmax_lse=True, fa_version=3,
+        )  # fmt: skip
     lse = lse.reshape(num_heads, num_requests, num_tokens).permute(1, 0, 2)
     return out.reshape(num_requests, num_tokens, num_heads, RANK), lse.contiguous()
 
@@ -188,18 +165,9 @@ def fa3_context_attention(
     # allocates in C++, which only a sweep of free memory reaches.
     with _disable_current_modes():
         out, lse = attention(
-            q=q,
-            k=k,
-            v=v,
-            max_seqlen_q=longest_q,
-            max_seqlen_k=longest_k,
-            cu_seqlens_q=query_start_loc,
-            cu_seqlens_k=chunk_start_loc,
-            softmax_scale=scale,
-            causal=False,
-            return_softmax_lse=True,
-            fa_version=3,
-        )
+            q=q, k=k, v=v, max_seqlen_q=longest_q, max_seqlen_k=longest_k, cu_seqlens_q=query_start_loc,
+            cu_seqlens_k=chunk_start_loc, softmax_scale=scale, causal=False, return_softmax_lse=True, fa_version=3,
+        )  # fmt: skip
     return out, lse
 
 
@@ -257,17 +225,9 @@ def cutlass_mla_decode(
     workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
     nope, rope = padded[..., :RANK].contiguous(), padded[..., RANK:].contiguous()
     ops.sm100_cutlass_mla_decode(
-        out=out,
-        lse=lse,
-        q_nope=nope,
-        q_pe=rope,
-        kv_c_and_k_pe_cache=kv_cache,
-        seq_lens=seq_lens,
-        page_table=block_table,
-        workspace=workspace,
-        scale=scale,
-        num_kv_splits=NUM_KV_SPLITS,
-    )
+        out=out, lse=lse, q_nope=nope, q_pe=rope, kv_c_and_k_pe_cache=kv_cache, seq_lens=seq_lens,
+        page_table=block_table, workspace=workspace, scale=scale, num_kv_splits=NUM_KV_SPLITS,
+    )  # fmt: skip
     return out[:, None, :num_heads].contiguous(), lse[:, :num_heads, None].contiguous()
 
 
@@ -278,18 +238,10 @@ def flashinfer_mla_decode(
     decode = importlib.import_module("flashinfer.decode").trtllm_batch_decode_with_kv_cache_mla
     workspace = torch.zeros(128 << 20, dtype=torch.uint8, device=q.device)
     out = decode(
-        query=q,
-        kv_cache=kv_cache.unsqueeze(1),
-        workspace_buffer=workspace,
-        qk_nope_head_dim=128,
-        kv_lora_rank=RANK,
-        qk_rope_head_dim=q.shape[-1] - RANK,
-        block_tables=block_table,
-        seq_lens=seq_lens,
-        max_seq_len=block_table.shape[1] * kv_cache.shape[1],
-        bmm1_scale=scale,
-        bmm2_scale=1.0,
-    )
+        query=q, kv_cache=kv_cache.unsqueeze(1), workspace_buffer=workspace, qk_nope_head_dim=128, kv_lora_rank=RANK,
+        qk_rope_head_dim=q.shape[-1] - RANK, block_tables=block_table, seq_lens=seq_lens,
+        max_seq_len=block_table.shape[1] * kv_cache.shape[1], bmm1_scale=scale, bmm2_scale=1.0,
+    )  # fmt: skip
     return out, torch.empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32, device=q.device)
 
 

@@ -26,18 +26,14 @@ from harness.engines.vllm.serve.settings import (
 def llm_options(params: VllmParams, graph: str) -> dict[str, Any]:
     """Arguments of `vllm.LLM`. All memory sizes are fixed, so that several processes can share a GPU."""
     options: dict[str, Any] = {
-        "max_model_len": LONGEST.get(params.canary, 1024),
-        "max_num_batched_tokens": params.max_batched_tokens,
-        "num_gpu_blocks_override": params.num_blocks,
-        "kv_cache_memory_bytes": params.kv_megabytes << 20,
+        "max_model_len": LONGEST.get(params.canary, 1024), "max_num_batched_tokens": params.max_batched_tokens,
+        "num_gpu_blocks_override": params.num_blocks, "kv_cache_memory_bytes": params.kv_megabytes << 20,
         "gpu_memory_utilization": 0.08,
         "kv_cache_dtype": "auto" if params.kv == "bf16" else "fp8_ds_mla" if params.canary == "dsa" else "fp8",
         "enable_prefix_caching": params.prefix_caching,
         "quantization": None if params.quantization == "none" else params.quantization,
-        "attention_backend": params.backend,
-        "trust_remote_code": True,
-        "seed": 0,
-    }
+        "attention_backend": params.backend, "trust_remote_code": True, "seed": 0,
+    }  # fmt: skip
     options |= rank_options(params)
     if params.canary == "dsa":
         options["hf_overrides"] = {"index_topk": params.index_topk}

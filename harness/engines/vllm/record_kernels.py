@@ -127,16 +127,12 @@ def flashmla_sparse(
     padded[0, :, :num_heads] = q
     columns = indices.shape[1]
     out, lse = ops.flash_mla_with_kvcache(
-        q=padded,
-        k_cache=kv_cache.unsqueeze(-2),
-        block_table=torch.zeros(1, 1, dtype=torch.int32, device=q.device),
+        q=padded, k_cache=kv_cache.unsqueeze(-2), block_table=torch.zeros(1, 1, dtype=torch.int32, device=q.device),
         head_dim_v=RANK,
         cache_seqlens=torch.full((1,), kv_cache.shape[0] * kv_cache.shape[1], dtype=torch.int32, device=q.device),
-        tile_scheduler_metadata=ops.get_mla_metadata()[0],
-        is_fp8_kvcache=True,
-        indices=torch.nn.functional.pad(indices, (0, -columns % _GROUP), value=-1)[None],
-        softmax_scale=scale,
-    )
+        tile_scheduler_metadata=ops.get_mla_metadata()[0], is_fp8_kvcache=True,
+        indices=torch.nn.functional.pad(indices, (0, -columns % _GROUP), value=-1)[None], softmax_scale=scale,
+    )  # fmt: skip
     return out[0, :, :num_heads].contiguous(), lse[0, :num_heads].T.contiguous()
 
 

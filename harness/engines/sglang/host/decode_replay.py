@@ -144,19 +144,10 @@ class TritonBackend(Backend):
         poison.fill_(self.attention.cuda_graph_attn_lse, "workspace")
         self.fill_length = self.attention.get_cuda_graph_seq_len_fill_value()
         self.layer = SimpleNamespace(
-            tp_q_head_num=NUM_HEADS,
-            tp_k_head_num=1,
-            qk_head_dim=RANK + ROPE,
-            v_head_dim=RANK,
-            logit_capping_method="tanh",
-            logit_cap=0.0,
-            k_scale=None,
-            v_scale=None,
-            scaling=SCALE,
-            layer_id=0,
-            sliding_window_size=-1,
-            xai_temperature_len=-1,
-        )
+            tp_q_head_num=NUM_HEADS, tp_k_head_num=1, qk_head_dim=RANK + ROPE, v_head_dim=RANK,
+            logit_capping_method="tanh", logit_cap=0.0, k_scale=None, v_scale=None, scaling=SCALE, layer_id=0,
+            sliding_window_size=-1, xai_temperature_len=-1,
+        )  # fmt: skip
 
     def look(self, found: Run, step: int, captured: Any, owners: list[Owner], q: Tensor) -> None:
         """Observe the table of slots, and the output of the kernel over it. q is [B, H, D]."""
@@ -182,20 +173,14 @@ class FlashMLABackend(Backend):
         pages = (MAX_LENGTH + module.PAGE_SIZE) // module.PAGE_SIZE
         most = CAPTURED[-1]
         self.attention = made_without_init(
-            module.FlashMLABackend,
-            num_q_heads=NUM_HEADS,
-            num_local_heads=NUM_HEADS,
-            num_draft_tokens=None,
-            is_fp8_kvcache=False,
-            req_to_token=server.rows.req_to_token,
-            page_size=server.page_size,
+            module.FlashMLABackend, num_q_heads=NUM_HEADS, num_local_heads=NUM_HEADS, num_draft_tokens=None,
+            is_fp8_kvcache=False, req_to_token=server.rows.req_to_token, page_size=server.page_size,
             cuda_graph_kv_indices=torch.ones(most, pages, dtype=torch.int32),
             cuda_graph_mla_metadata=poison.empty(NUM_SM_PARTS, PLAN_WIDTH, dtype=torch.int32, site="sched_meta"),
             cuda_graph_num_splits=poison.empty(most + 1, dtype=torch.int32, site="sched_meta"),
-            cuda_graph_mla_metadata_view=None,
-            cuda_graph_num_splits_view=None,
+            cuda_graph_mla_metadata_view=None, cuda_graph_num_splits_view=None,
             kv_index_translator=translator_of(server),
-        )
+        )  # fmt: skip
         self.planner = Planner()
         self.module = module
 
@@ -257,34 +242,16 @@ def runner_of(server: Server) -> Any:
     """What a backend reads from its model runner. Anything else is an AttributeError."""
     config = SimpleNamespace(
         attention_arch=importlib.import_module("sglang.srt.configs.model_config").AttentionArch.MLA,
-        num_attention_heads=NUM_HEADS,
-        get_max_num_attention_heads=lambda: NUM_HEADS,
-        get_num_kv_heads=lambda *_: 1,
-        v_head_dim=RANK,
-        swa_v_head_dim=RANK,
-        head_dim=RANK + ROPE,
-        context_len=MAX_LENGTH,
-        is_encoder_decoder=False,
-        qk_nope_head_dim=RANK,
-        qk_rope_head_dim=ROPE,
-        kv_lora_rank=RANK,
-    )
+        num_attention_heads=NUM_HEADS, get_max_num_attention_heads=lambda: NUM_HEADS, get_num_kv_heads=lambda *_: 1,
+        v_head_dim=RANK, swa_v_head_dim=RANK, head_dim=RANK + ROPE, context_len=MAX_LENGTH, is_encoder_decoder=False,
+        qk_nope_head_dim=RANK, qk_rope_head_dim=ROPE, kv_lora_rank=RANK,
+    )  # fmt: skip
     return SimpleNamespace(
-        model_config=config,
-        req_to_token_pool=server.rows,
-        token_to_kv_pool=server.pool,
-        token_to_kv_pool_allocator=server.alloc,
-        server_args=server.arguments,
-        sliding_window_size=None,
-        **dict.fromkeys(LINEAR_ATTENTION),
-        device="cpu",
-        gpu_id=0,
-        page_size=server.page_size,
-        is_draft_worker=False,
-        kv_cache_dtype=torch.float32,
-        kv_index_translator=translator_of(server),
-        decode_num_tokens_per_req=lambda: 1,
-    )
+        model_config=config, req_to_token_pool=server.rows, token_to_kv_pool=server.pool,
+        token_to_kv_pool_allocator=server.alloc, server_args=server.arguments, sliding_window_size=None,
+        **dict.fromkeys(LINEAR_ATTENTION), device="cpu", gpu_id=0, page_size=server.page_size, is_draft_worker=False,
+        kv_cache_dtype=torch.float32, kv_index_translator=translator_of(server), decode_num_tokens_per_req=lambda: 1,
+    )  # fmt: skip
 
 
 def one_rank(backend: Any) -> Any:

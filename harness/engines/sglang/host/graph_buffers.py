@@ -42,34 +42,20 @@ class GraphBuffers:
         num_rows = len(rows)
         size = size or next(size for size in CAPTURED if size >= num_rows)
         batch = SimpleNamespace(
-            input_ids=torch.zeros(num_rows, dtype=torch.int64),
-            req_pool_indices=rows,
-            seq_lens=lengths,
-            seq_lens_cpu=lengths.clone(),
-            out_cache_loc=slots,
-            positions=lengths - 1,
-            mrope_positions=None,
-            encoder_lens=None,
-            mamba_track_indices=None,
-            mamba_track_mask=None,
-            num_token_non_padded=None,
-        )
+            input_ids=torch.zeros(num_rows, dtype=torch.int64), req_pool_indices=rows, seq_lens=lengths,
+            seq_lens_cpu=lengths.clone(), out_cache_loc=slots, positions=lengths - 1, mrope_positions=None,
+            encoder_lens=None, mamba_track_indices=None, mamba_track_mask=None, num_token_non_padded=None,
+        )  # fmt: skip
         if self._old is None:
             self._registry.fill_from(
                 batch, raw_bs=num_rows, padded_bs=size, raw_num_tokens=num_rows, padded_num_tokens=size
             )
         else:
             self._old.populate_from_forward_batch(
-                forward_batch=batch,
-                raw_bs=num_rows,
-                raw_num_token=num_rows,
-                bs=size,
-                seq_len_fill_value=self.fill_length,
-                require_gathered_buffer=False,
-                num_tokens_per_bs=1,
-                nsa_enable_prefill_cp=False,
-                enable_num_token_non_padded_flag=False,
-            )
+                forward_batch=batch, raw_bs=num_rows, raw_num_token=num_rows, bs=size,
+                seq_len_fill_value=self.fill_length, require_gathered_buffer=False, num_tokens_per_bs=1,
+                nsa_enable_prefill_cp=False, enable_num_token_non_padded_flag=False,
+            )  # fmt: skip
         return size
 
     def read(self, name: str, size: int) -> Tensor:
@@ -83,15 +69,6 @@ def old_buffers(shape: dict[str, Any]) -> Any:
     """The buffers of releases without a registry."""
     create = importlib.import_module("sglang.srt.model_executor.cuda_graph_runner").DecodeInputBuffers.create
     return create(
-        **shape,
-        hidden_size=8,
-        vocab_size=8,
-        dtype=torch.float32,
-        dp_size=1,
-        pp_size=1,
-        is_encoder_decoder=False,
-        require_mlp_tp_gather=False,
-        encoder_len_fill_value=0,
-        num_tokens_per_bs=1,
-        enable_mamba_track=False,
-    )
+        **shape, hidden_size=8, vocab_size=8, dtype=torch.float32, dp_size=1, pp_size=1, is_encoder_decoder=False,
+        require_mlp_tp_gather=False, encoder_len_fill_value=0, num_tokens_per_bs=1, enable_mamba_track=False,
+    )  # fmt: skip

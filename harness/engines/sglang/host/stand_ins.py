@@ -16,21 +16,9 @@ from typing import Any
 
 from pydantic_core import core_schema
 
-_PINNED = "needs the very transformers that SGLang pins"
-STAND_INS = {
-    "IPython": "shows tables in a notebook",
-    "compressed_tensors": _PINNED,
-    "flash_mla": "kernels compiled for a GPU",
-    "sgl_kernel": "kernels compiled for a GPU",
-    "sglang.srt.configs.model_config": _PINNED,
-    "sglang.srt.utils.hf_transformers": _PINNED,
-    "sglang.srt.utils.hf_transformers_patches": _PINNED,
-    "sglang.srt.utils.hf_transformers_utils": _PINNED,
-    "torchvision": "its compiled part must fit torch, and the registry has no such pair for a CPU",
-    "transformers": _PINNED,
-    "tvm_ffi": "calls kernels compiled for a GPU",
-    "xgrammar": "a compiled grammar engine; no part generates text",
-}
+from harness.core.files import read_rows
+
+STAND_INS: dict[str, str] = read_rows(Path(__file__).with_suffix(".yaml"))
 """Each module, with the reason for its stand-in. Modules below it are stand-ins too."""
 REGISTRY = "sglang.srt.configs"
 """A package that imports the configuration of every model. It is a stand-in; modules below it are SGLang's own."""

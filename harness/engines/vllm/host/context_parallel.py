@@ -144,19 +144,13 @@ def _decode_lengths(split: Split, rank: int, lengths: Tensor, counts: Tensor, na
     """vLLM's lengths [R, new] or [T] of the sparse indexer's decode. None if this release has one rank only."""
     new, room = int(counts.max()), 4 * len(lengths)
     made = made_without_init(
-        indexer.DeepseekV32IndexerMetadataBuilder,
-        vllm_config=mock.Mock(speculative_config=None),
-        supports_varlen=False,
-        arange_buffer=torch.arange(room, dtype=torch.int32),
-        offsets_buffer=torch.arange(new, dtype=torch.int32),
-        decode_lens_buffer=torch.zeros(room, dtype=torch.int32),
+        indexer.DeepseekV32IndexerMetadataBuilder, vllm_config=mock.Mock(speculative_config=None),
+        supports_varlen=False, arange_buffer=torch.arange(room, dtype=torch.int32),
+        offsets_buffer=torch.arange(new, dtype=torch.int32), decode_lens_buffer=torch.zeros(room, dtype=torch.int32),
         decode_seq_lens_buffer=torch.zeros(room, dtype=torch.int32),
-        expanded_block_table_buffer=torch.zeros(room, 1, dtype=torch.int32),
-        dcp_world_size=split.ranks,
-        dcp_rank=rank,
-        dcp_rank_tensor=torch.tensor(rank, dtype=torch.int32),
-        cp_kv_cache_interleave_size=split.interleave,
-    )
+        expanded_block_table_buffer=torch.zeros(room, 1, dtype=torch.int32), dcp_world_size=split.ranks, dcp_rank=rank,
+        dcp_rank_tensor=torch.tensor(rank, dtype=torch.int32), cp_kv_cache_interleave_size=split.interleave,
+    )  # fmt: skip
     localize = getattr(made, "_dcp_localize_decode_seq_lens", None)
     if localize is None and split.ranks > 1:
         return None
@@ -164,17 +158,10 @@ def _decode_lengths(split: Split, rank: int, lengths: Tensor, counts: Tensor, na
         made.decode_seq_lens_buffer = torch.zeros(room, new, dtype=torch.int32)
     num_tokens = int(counts.sum())
     found, *_ = made._prepare_decode_tensors(
-        seq_lens=lengths,
-        block_table=torch.zeros(len(lengths), 1, dtype=torch.int32),
-        decode_lens=counts,
-        decode_lens_cpu=counts,
-        query_start_loc=(counts.cumsum(0) - counts).int(),
-        num_decodes=len(lengths),
-        num_decode_tokens=num_tokens,
-        use_native=native,
-        next_n=new,
-        max_decode_len=new,
-    )
+        seq_lens=lengths, block_table=torch.zeros(len(lengths), 1, dtype=torch.int32), decode_lens=counts,
+        decode_lens_cpu=counts, query_start_loc=(counts.cumsum(0) - counts).int(), num_decodes=len(lengths),
+        num_decode_tokens=num_tokens, use_native=native, next_n=new, max_decode_len=new,
+    )  # fmt: skip
     own: Tensor = found if localize is None else localize(found, len(lengths), not native or new > 1)
     return own
 
@@ -203,18 +190,11 @@ def _gathered(split: Split, contexts: tuple[int, int]) -> Tensor:
     ranks = _Ranks(split, contexts)
     rows = WORKSPACE_TOKENS + WORKSPACE_TOKENS // split.ranks
     made = builder(
-        ranks,
-        dcp_world_size=split.ranks,
-        dcp_rank=0,
-        dcp_local_block_size=split.interleave,
-        dcp_virtual_block_size=split.interleave * split.ranks,
-        cp_kv_cache_interleave_size=split.interleave,
-        dcp_manager=ranks,
-        reorder_batch_threshold=1,
-        page_size=PAGE_SIZE,
-        chunked_prefill_workspace_size=WORKSPACE_TOKENS,
-        chunked_prefill_workspace=torch.zeros(rows, 2),
-    )
+        ranks, dcp_world_size=split.ranks, dcp_rank=0, dcp_local_block_size=split.interleave,
+        dcp_virtual_block_size=split.interleave * split.ranks, cp_kv_cache_interleave_size=split.interleave,
+        dcp_manager=ranks, reorder_batch_threshold=1, page_size=PAGE_SIZE,
+        chunked_prefill_workspace_size=WORKSPACE_TOKENS, chunked_prefill_workspace=torch.zeros(rows, 2),
+    )  # fmt: skip
     sizes = ("num_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank")
     impl = attention(ranks, dcp_world_size=split.ranks, **dict.fromkeys(sizes, 1))
     # Three and five new tokens. A request is known by its row of the block table.

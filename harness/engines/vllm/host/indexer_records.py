@@ -84,29 +84,14 @@ def _store_fused(keys: Tensor, cache: Tensor, slots: Tensor) -> None:
     tokens = torch.arange(len(keys), dtype=torch.int32)
     states = torch.cat((keys, torch.zeros_like(keys)), dim=1)[:, None].repeat(1, RATIO, 1)
     arguments = {
-        "state_cache_ptr": states,
-        "state_cache_stride0": states.stride(0),
-        "state_cache_stride1": states.stride(1),
-        "token_to_req_indices_ptr": tokens,
-        "positions_ptr": torch.full_like(tokens, RATIO - 1),
-        "slot_mapping_ptr": tokens,
-        "block_table_ptr": tokens[:, None],
-        "block_table_stride": 1,
-        "block_size": RATIO,
-        "rms_norm_weight_ptr": torch.ones(WIDTH),
-        "rms_norm_eps": 0.0,
+        "state_cache_ptr": states, "state_cache_stride0": states.stride(0), "state_cache_stride1": states.stride(1),
+        "token_to_req_indices_ptr": tokens, "positions_ptr": torch.full_like(tokens, RATIO - 1),
+        "slot_mapping_ptr": tokens, "block_table_ptr": tokens[:, None], "block_table_stride": 1, "block_size": RATIO,
+        "rms_norm_weight_ptr": torch.ones(WIDTH), "rms_norm_eps": 0.0,
         "cos_sin_cache_ptr": torch.cat((torch.ones(1, ROPE // 2), torch.zeros(1, ROPE // 2)), dim=1),
-        "cos_sin_stride": ROPE,
-        "k_cache_ptr": cache,
-        "kv_slot_mapping_ptr": slots,
-        "kv_cache_block_size": cache.shape[1],
-        "COMPRESS_RATIO": RATIO,
-        "OVERLAP": False,
-        "ROPE_HEAD_DIM": ROPE,
-        "FP8_MAX": 448.0,
-        "SCALE_DIM": 4,
-        "MX_SCALE": False,
-        "KV_BLOCK_STRIDE": cache.stride(0),
+        "cos_sin_stride": ROPE, "k_cache_ptr": cache, "kv_slot_mapping_ptr": slots,
+        "kv_cache_block_size": cache.shape[1], "COMPRESS_RATIO": RATIO, "OVERLAP": False, "ROPE_HEAD_DIM": ROPE,
+        "FP8_MAX": 448.0, "SCALE_DIM": 4, "MX_SCALE": False, "KV_BLOCK_STRIDE": cache.stride(0),
         **dict.fromkeys(("HEAD_SIZE", "TRITON_BLOCK_SIZE", "STATE_WIDTH", "QUANT_BLOCK", "TOKEN_STRIDE"), WIDTH),
-    }
+    }  # fmt: skip
     kernel[(len(keys),)](**accepted(arguments, kernel.fn))

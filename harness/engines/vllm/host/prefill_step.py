@@ -164,33 +164,19 @@ def step_metadata(num_new: Sequence[int], num_tokens: Sequence[int], table: Tens
     starts = torch.tensor([0, *num_new]).cumsum(0).to(torch.int32)
     lengths = torch.tensor(num_tokens, dtype=torch.int32)
     given = dict(
-        query_start_loc=starts,
-        query_start_loc_cpu=starts,
-        seq_lens=lengths,
-        seq_lens_cpu_upper_bound=lengths,
-        num_reqs=len(num_new),
-        num_actual_tokens=sum(num_new),
-        max_query_len=max(num_new),
-        max_seq_len=max(num_tokens),
-        block_table_tensor=table,
-        slot_mapping=torch.zeros(sum(num_new), dtype=torch.int64),
-    )
+        query_start_loc=starts, query_start_loc_cpu=starts, seq_lens=lengths, seq_lens_cpu_upper_bound=lengths,
+        num_reqs=len(num_new), num_actual_tokens=sum(num_new), max_query_len=max(num_new), max_seq_len=max(num_tokens),
+        block_table_tensor=table, slot_mapping=torch.zeros(sum(num_new), dtype=torch.int64),
+    )  # fmt: skip
     return CommonAttentionMetadata(**given | other)
 
 
 def attention(projection: Any, **other: Any) -> Any:
     """vLLM's attention of an MLA layer, of one rank unless `other` attributes say more."""
     attributes = dict(
-        dcp_world_size=1,
-        num_heads=NUM_HEADS,
-        qk_nope_head_dim=NOPE,
-        qk_rope_head_dim=ROPE,
-        v_head_dim=VALUE,
-        kv_lora_rank=LATENT,
-        kv_b_proj=projection,
-        kv_cache_dtype="auto",
-        _use_flashinfer_concat_mla_k=False,
-    )
+        dcp_world_size=1, num_heads=NUM_HEADS, qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE, v_head_dim=VALUE,
+        kv_lora_rank=LATENT, kv_b_proj=projection, kv_cache_dtype="auto", _use_flashinfer_concat_mla_k=False,
+    )  # fmt: skip
     return made_without_init(flashmla.FlashMLAImpl, **attributes | other)
 
 
