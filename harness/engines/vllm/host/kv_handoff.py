@@ -13,9 +13,10 @@ from unittest import mock
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import nixl as nixl
 
+from harness.engines.moving_device import Device
 from harness.engines.vllm.host.kv_moves import MOST_STEPS, Serving
 from harness.engines.vllm.host.mooncake_engine import PREFILL, Exchange, on_exchange
-from harness.engines.vllm.host.moving_device import Device, in_place
+from harness.engines.vllm.host.moving_device import in_place
 from harness.engines.vllm.host.nixl_agent import Network, on_network
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Moved, Run

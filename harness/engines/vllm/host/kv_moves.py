@@ -36,7 +36,8 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 
 from harness.engines.host_parts import accepted
-from harness.engines.vllm.host.moving_device import Device, in_place
+from harness.engines.moving_device import Device
+from harness.engines.vllm.host.moving_device import in_place
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Moved, Run
 from harness.judge.targets.moves import in_orders

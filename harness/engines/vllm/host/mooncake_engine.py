@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from harness.engines.vllm.host.moving_device import Device
+from harness.engines.moving_device import Device
 
 # The HTTP server is not run, so its package need not be there.
 sys.modules.setdefault("uvicorn", mock.Mock())

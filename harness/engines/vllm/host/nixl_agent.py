@@ -12,7 +12,7 @@ from unittest import mock
 
 from vllm.platforms import current_platform
 
-from harness.engines.vllm.host.moving_device import Device
+from harness.engines.moving_device import Device
 from harness.memory.moves.streams import Event
 
 PACKAGE = "vllm.distributed.kv_transfer.kv_connector"
