@@ -56,8 +56,12 @@ class SglangParams(ServedParams):
 class SglangHostParams(Params):
     """A part of SGLang's own Python, run on a CPU on inputs of the harness."""
 
-    part: Literal["radix-cache", "free-pages", "padded-rows", "decode-replay", "remote-experts", "context-parallel"] = (
-        Field(default="radix-cache", description="the part of SGLang to run; a module of harness/engines/sglang/host")
+    part: Literal[
+        "radix-cache", "free-pages", "padded-rows", "decode-replay", "remote-experts", "context-parallel", "hicache"
+    ] = Field(default="radix-cache", description="the part of SGLang to run; a module of harness/engines/sglang/host")
+    hicache: Literal["kernel", "direct", "states"] = Field(
+        default="kernel",
+        description="how `hicache` moves pages to the host; states: as direct, with layers of recurrent states too",
     )
     search: Literal["prompts", "lengths"] = Field(
         default="prompts", description="which arithmetic `context-parallel` searches"
@@ -81,4 +85,5 @@ class SglangHostParams(Params):
             yield f"backend {self.backend} needs page_size {needed}"
 
     def gives(self) -> frozenset[str]:
-        return super().gives() | ({"requests"} if self.part in ("radix-cache", "free-pages") else set())
+        given = {"radix-cache": {"requests"}, "free-pages": {"requests"}, "hicache": {"moves"}}
+        return super().gives() | given.get(self.part, set())

@@ -36,9 +36,9 @@ MODEL = SimpleNamespace(
 )
 
 
-def publish(page_size: int = 1) -> ServerArgs:
-    """Give SGLang the arguments of a server. Without a model's path it resolves none that need a model."""
-    arguments = ServerArgs(model_path="none", page_size=page_size, device="cpu", attention_backend="triton")
+def publish(page_size: int = 1, **more: Any) -> ServerArgs:
+    """Give SGLang the arguments of a server, and `more`. Without a model's path it resolves none that need a model."""
+    arguments = ServerArgs(model_path="none", page_size=page_size, device="cpu", attention_backend="triton", **more)
     set_global_server_args_for_scheduler(arguments)
     return arguments
 
