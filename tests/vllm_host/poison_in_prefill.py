@@ -31,7 +31,8 @@ def prefill() -> tuple[int, bool, float]:
         return context_attention(q, k, v, starts, keys, scale=SCALE)
 
     before = FILLED.context_rows
-    found = Step(REQUESTS, Inputs(Poison("none", frozenset()), REQUESTS), every_row_written).prefill()
+    none = Poison("none", frozenset())
+    found = Step(REQUESTS, Inputs(none, REQUESTS), every_row_written).run(none).observed
     actual = torch.cat([one.tensor for one in found])
     expected = torch.cat([one.expected for one in found if one.expected is not None])
     return FILLED.context_rows - before, bool(actual.isfinite().all()), float((actual - expected).abs().max())

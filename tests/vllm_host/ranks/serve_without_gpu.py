@@ -12,6 +12,7 @@ def main() -> None:
     from vllm.config import DeviceConfig, ParallelConfig, VllmConfig
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
+    from harness.engines.vllm.params import VllmParams
     from harness.engines.vllm.ranks import rank_options
     from harness.engines.vllm.serve.plugin import activate
     from harness.engines.vllm.serve.worker_state import state_of_worker, summed
@@ -19,7 +20,7 @@ def main() -> None:
 
     die_with_parent()
     activate()
-    parallel = ParallelConfig(worker_cls="worker_without_gpu.Worker", **rank_options(2))
+    parallel = ParallelConfig(worker_cls="worker_without_gpu.Worker", **rank_options(VllmParams(tensor_parallel=2)))
     config = VllmConfig(parallel_config=parallel, device_config=DeviceConfig(device="cpu"))
     nothing = SimpleNamespace(
         is_multimodal_model=False,
