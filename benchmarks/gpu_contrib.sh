@@ -2,7 +2,8 @@
 # The files of contrib/ against the installed FlashInfer, vLLM, and the FlashMLA inside vLLM: one summary line for each step.
 #   bash benchmarks/gpu_contrib.sh OUT
 # FLASHINFER_TESTS=DIR has FlashInfer's tests/test_helpers; without it a stand-in of their ledger is used.
-# PYTHONPATH may hold the packages. STAND_INS=1 (or the name of a planted bug) tries the script on a CPU. STEPS names the steps, SECONDS_EACH their time limit.
+# PYTHONPATH may hold the packages. STAND_INS=1 (or the name of a planted bug) tries the script on a CPU.
+# STEPS names the steps, SECONDS_EACH their time limit.
 set -u
 cd "$(dirname "$0")/.."
 OUT=${1:-reports/gpu-contrib}; mkdir -p "$OUT"; OUT=$(realpath "$OUT")

@@ -38,6 +38,9 @@ class Drafts:
         """The accepted share; 1 without drafts."""
         return self.accepted / self.drafted if self.drafted else 1.0
 
+    def __add__(self, more: Drafts) -> Drafts:
+        return Drafts(self.drafted + more.drafted, self.accepted + more.accepted, self.refused + more.refused)
+
     def since(self, before: Drafts) -> Drafts:
         """What came after `before`."""
         refused = self.refused[len(before.refused) :]

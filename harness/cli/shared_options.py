@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -61,6 +61,11 @@ Plugins = Annotated[
     list[Path] | None,
     typer.Option("--plugin", metavar="FILE", resolve_path=True, help="Python file with your kernels; may be repeated."),
 ]
+
+
+def seconds(text: str) -> Any:
+    """--seconds. It has its name here, as typer 0.27.0 takes a metavar of the same letters for it."""
+    return typer.Option("--seconds", metavar="SECONDS", min=0.0, help=text)
 
 
 def _imported_first(folder: Path | None) -> Path | None:

@@ -29,9 +29,7 @@ class ShrinkOptions(RunningCases):
     fault: shared_options.Fault = None
     kernel: shared_options.Kernel = None
     plugin: shared_options.Plugins = None
-    seconds: Annotated[float, typer.Option("--seconds", metavar="SECONDS", min=0.0, help="Time for smaller cases.")] = (
-        60.0
-    )
+    seconds: Annotated[float, shared_options.seconds("Time for smaller cases.")] = 60.0
 
 
 @with_options(ShrinkOptions)

@@ -48,11 +48,7 @@ class SurveyOptions(LeavingRuns):
     batch_invariant: Annotated[
         bool, typer.Option("--batch-invariant", help="The engine's batch-invariant mode: scripts that allow 0 bits.")
     ] = False
-    seconds: Annotated[
-        float,
-        # typer 0.27.0 takes a metavar with the letters of the option as its name.
-        typer.Option("--seconds", metavar="SECONDS", min=0.0, help="Time for the smallest sets of options."),
-    ] = 600.0
+    seconds: Annotated[float, shared_options.seconds("Time for the smallest sets of options.")] = 600.0
     resume: shared_options.Resume = None
     workers: shared_options.Workers = None
     per_gpu: shared_options.PerGpu = 1

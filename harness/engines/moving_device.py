@@ -64,7 +64,7 @@ class Device:
         return self._current[-1]
 
     def stream(self, *args: Any, **options: Any) -> Stream:
-        """A new stream, or the context manager of `torch.cuda.stream` does not need one."""
+        """A new stream."""
         number = next(self._numbers)
         self._names[number] = f"stream {number}"
         return Stream(self, self._names[number], number)
@@ -79,10 +79,6 @@ class Device:
         self._current.append(stream.name)
         yield
         self._current.pop()
-
-    def swap_blocks_batch(self, sources: Tensor, targets: Tensor, sizes: Tensor, **options: Any) -> None:
-        """vLLM's copy of blocks: addresses [n] and sizes [n], int64."""
-        self.copy(self.current, *(values.tolist() for values in (sources, targets, sizes)))
 
     def memcpy_batch(self, targets: int, sources: int, sizes: int, count: int, *more: Any) -> int:
         """The driver's batched copy; its arguments are addresses of arrays, the last one is the stream."""

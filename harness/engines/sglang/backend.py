@@ -44,9 +44,8 @@ class SglangBackend(EngineBackend):
             finish = str((meta["finish_reason"] or {}).get("type", "stop"))
             if self._drafts is not None:
                 drafted, accepted = (int(meta.get(f"spec_num_{what}_drafts", 0)) for what in ("proposed", "correct"))
-                refused = [f"answer {self._num_answers}: {accepted} of {drafted} accepted"] * (accepted < drafted)
-                before = self._drafts
-                self._drafts = Drafts(before.drafted + drafted, before.accepted + accepted, (*before.refused, *refused))
+                place = f"answer {self._num_answers}: {accepted} of {drafted} accepted"
+                self._drafts += Drafts(drafted, accepted, (place,) if accepted < drafted else ())
             self._num_answers += 1
             logprobs, tokens = ([row[at] for row in meta["output_token_logprobs"]] for at in (0, 1))
             yield output["text"], finish, tokens, logprobs

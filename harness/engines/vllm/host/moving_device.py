@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import Tensor
 from vllm import _custom_ops
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.cpu import gpu_worker, spec
@@ -65,6 +66,11 @@ def in_place(device: Device) -> Iterator[None]:
     event = lambda *args, **options: Event(device)  # noqa: E731
     threads = mock.Mock(wraps=threading, Thread=InlineThread)
     queues = mock.Mock(wraps=queue, SimpleQueue=OwnQueue)
+
+    def swap_blocks_batch(sources: Tensor, targets: Tensor, sizes: Tensor, **_: Any) -> None:
+        """The extension's copy of blocks: addresses [n] and sizes [n], int64."""
+        device.copy(device.current, *(values.tolist() for values in (sources, targets, sizes)))
+
     shared: dict[str, Any] = {"stream": device.within, "current_stream": device.current_stream}
     patches: list[Any] = [
         mock.patch.multiple(torch.cuda, Stream=stream, Event=event, **shared),
@@ -72,7 +78,7 @@ def in_place(device: Device) -> Iterator[None]:
         mock.patch.object(torch.accelerator, "current_device_index", lambda: 0),
         mock.patch.multiple(copy_backend, threading=threads, queue=queues),
         mock.patch.object(cuda_mem_ops, *_driver_copy(device)),
-        mock.patch.object(_custom_ops, "swap_blocks_batch", device.swap_blocks_batch),
+        mock.patch.object(_custom_ops, "swap_blocks_batch", swap_blocks_batch),
     ]
     for module, name in itertools.product((worker, gpu_worker), ("PIN_MEMORY", "is_pin_memory_available")):
         if hasattr(module, name):
