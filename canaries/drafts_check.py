@@ -1,10 +1,10 @@
 """Measures canary-mtp with transformers' own DeepSeek V3: the share of right answers and of accepted drafts.
 
-    python -m canaries.drafts_check fixtures/canary-mtp [--drafts 3] [--limit N]
+    python -m canaries.drafts_check fixtures/canary-mtp [--eagle fixtures/canary-eagle] [--drafts 3] [--limit N]
 
-The module is transformers' decoder layer between the projections of vLLM's `deepseek_mtp.py`. Drafts start behind each
-token of an answer, and the later ones of a step read what the module itself made. A row of the table is a change of
-what a serving engine may get wrong in the module.
+The module is transformers' decoder layer between the projections of vLLM's `deepseek_mtp.py`, or with `--eagle` those
+of its `deepseek_eagle.py`. Drafts start behind each token of an answer, and the later ones of a step read what the
+module itself made. A row of the table is a change of what a serving engine may get wrong in the module.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from canaries.tokenizer import EOS_TOKEN_ID
 
 CHANGES = {
     "nothing": "",
-    "the embedding of the first token is read, as SGLang does": "first",
+    "the embedding of the first token is read, as SGLang and Eagle do": "first",
     "hidden states of the row before": "hidden",
     "rows of decodes are not written": "stale",
     "positions of later drafts not advanced": "position",
@@ -33,9 +33,9 @@ CHANGES = {
 
 
 class Drafter:
-    """transformers' model of a checkpoint and its module for multi-token prediction."""
+    """transformers' model of a checkpoint and its module for multi-token prediction, or another checkpoint's layer."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32, eagle: Path | None = None) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         config = AutoConfig.from_pretrained(folder)
@@ -54,6 +54,21 @@ class Drafter:
         self.eh_proj = stored[f"model.layers.{number}.eh_proj.weight"].to(dtype)
         self.head = stored[f"model.layers.{number}.shared_head.head.weight"].to(dtype)
         self.layer.self_attn.layer_idx = 0
+        if eagle:
+            self._read_eagle(eagle, dtype)
+
+    def _read_eagle(self, folder: Path, dtype: torch.dtype) -> None:
+        """Take the layer and the projection of the draft model in `folder`, and the target's head."""
+        from transformers import AutoConfig
+
+        # All else of the folder is the target's: transformers has no model of the Eagle kind.
+        config = AutoConfig.from_pretrained(folder, attn_implementation="eager")
+        stored = load_file(folder / "model.safetensors")
+        self.layer = type(self.layer)(config, 0).eval().requires_grad_(False)
+        named = {name.removeprefix("layers.0."): weight.float() for name, weight in stored.items() if "layers" in name}
+        self.layer.load_state_dict(named)
+        self.layer.to(dtype)
+        self.eh_proj, self.head = stored["fc.weight"].to(dtype), self.model.lm_head.weight
 
     def target(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The hidden states [1, T, H] and the most likely next tokens [T] of `tokens` [T] int64."""
@@ -125,13 +140,14 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--eagle", type=Path, help="the folder of a draft model of the Eagle kind")
     parser.add_argument("--drafts", type=int, default=3)
     parser.add_argument("--limit", type=int, default=len(drafts.LENGTHS), help="only the first N questions")
     args = parser.parse_args()
     asked = drafts.questions()[: args.limit]
     print(f"| changed | type | right answers of {len(asked)} | drafts | accepted |\n| --- | --- | --- | --- | --- |")
     for dtype in (torch.float32, torch.bfloat16):
-        drafter = Drafter(args.folder, dtype)
+        drafter = Drafter(args.folder, dtype, args.eagle)
         for name, change in CHANGES.items():
             right, drafted, accepted = measured(drafter, asked, args.drafts, change)
             kind = str(dtype).removeprefix("torch.")

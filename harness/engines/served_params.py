@@ -52,12 +52,12 @@ class ServedParams(Params):
 
     @property
     def has_module(self) -> bool:
-        """Whether the checkpoint's own module drafts, which knows the answers by heart."""
-        return self.speculative == "mtp"
+        """Whether a layer drafts that knows the answers by heart: the checkpoint's own module, or canary-eagle's."""
+        return self.speculative in ("mtp", "eagle")
 
     def problems(self) -> Iterator[str]:
         if self.has_module and self.canary != "mtp":
-            yield f"speculative mtp needs canary mtp: canary {self.canary} has no module that drafts"
+            yield f"speculative {self.speculative} needs canary mtp: no drafter knows the answers of {self.canary}"
 
     def gives(self) -> frozenset[str]:
         return super().gives() | ({"module"} if self.has_module else set())

@@ -1,4 +1,4 @@
-"""canary-mtp: the drafts of its module are the target's tokens, and only a right drafter makes them."""
+"""canary-mtp and canary-eagle: their drafts are the target's tokens, and only a right drafter makes them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from canaries import construct_mtp, drafts, recall
+from canaries import construct_eagle, construct_mtp, drafts, recall
 from canaries.tokenizer import EOS_TOKEN_ID
 from harness.core.files import FIXTURES, TASKS
 
-CANARY = FIXTURES / "canary-mtp"
+CANARY, EAGLE = FIXTURES / "canary-mtp", FIXTURES / "canary-eagle"
 
 
 def test_a_prompt_has_each_record_of_the_answer_once_and_its_words_have_their_signs() -> None:
@@ -30,11 +30,12 @@ def test_a_prompt_has_each_record_of_the_answer_once_and_its_words_have_their_si
 def test_the_stored_questions_and_weights_are_those_of_the_modules(tmp_path: Path) -> None:
     drafts.write(tmp_path / "questions.jsonl")
     assert (tmp_path / "questions.jsonl").read_text() == (TASKS / "data" / "drafts.jsonl").read_text()
-    stored, made = load_file(CANARY / "model.safetensors"), construct_mtp.weights()
-    assert stored.keys() == made.keys()
-    assert json.loads((CANARY / "config.json").read_text()) == construct_mtp.CONFIG
-    for name, weight in stored.items():
-        torch.testing.assert_close(weight.float(), made[name], rtol=2**-7, atol=1e-4)
+    for folder, module in ((CANARY, construct_mtp), (EAGLE, construct_eagle)):
+        stored, made = load_file(folder / "model.safetensors"), module.weights()
+        assert stored.keys() == made.keys()
+        assert json.loads((folder / "config.json").read_text()) == module.CONFIG
+        for name, weight in stored.items():
+            torch.testing.assert_close(weight.float(), made[name], rtol=2**-7, atol=1e-4)
 
 
 def test_after_an_end_comes_the_end_of_the_sequence_and_so_on() -> None:
@@ -44,12 +45,13 @@ def test_after_an_end_comes_the_end_of_the_sequence_and_so_on() -> None:
 
 
 @pytest.mark.nightly
-def test_only_a_right_drafter_has_its_drafts_accepted() -> None:
+@pytest.mark.parametrize("eagle", [None, EAGLE], ids=["module", "eagle"])
+def test_only_a_right_drafter_has_its_drafts_accepted(eagle: Path | None) -> None:
     pytest.importorskip("transformers")
     from canaries import drafts_check
 
     torch.set_num_threads(1)
-    questions, drafter = drafts.questions()[:2], drafts_check.Drafter(CANARY)
+    questions, drafter = drafts.questions()[:2], drafts_check.Drafter(CANARY, eagle=eagle)
     for change in drafts_check.CHANGES.values():
         right, drafted, accepted = drafts_check.measured(drafter, questions, 3, change)
         assert (right, drafted) == (2, 2 * drafts.HOPS * 3)

@@ -13,6 +13,7 @@ import pytest
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.cause_codes import Code
 from harness.core.errors import HarnessError
+from harness.core.files import FIXTURES
 from harness.core.records import Verdict
 from harness.engines.serving import EngineForks, last_words
 from harness.engines.vllm.options import environ, llm_options, serve_command
@@ -123,7 +124,9 @@ def test_every_draft_of_a_module_that_knows_the_answers_is_accepted(tmp_path: Pa
     assert result.looked_at == {"answers": 8, "acceptance": 2, "crash": 1}
     options = llm_options(VllmParams(canary="mtp", speculative="mtp"), "none")
     assert options["speculative_config"] == {"method": "mtp", "num_speculative_tokens": 3}
-    with pytest.raises(ValueError, match="canary mla has no module that drafts"):
+    eagle = llm_options(VllmParams(canary="mtp", speculative="eagle"), "none")["speculative_config"]
+    assert eagle == {"method": "eagle", "num_speculative_tokens": 3, "model": str(FIXTURES / "canary-eagle")}
+    with pytest.raises(ValueError, match="no drafter knows the answers of mla"):
         VllmParams(speculative="mtp")
 
 

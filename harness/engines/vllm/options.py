@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.cases import Case
+from harness.core.files import FIXTURES
 from harness.engines.served_params import LONGEST
 from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.ranks import rank_environ, rank_options
@@ -43,8 +44,9 @@ def llm_options(params: VllmParams, graph: str) -> dict[str, Any]:
     given = {"async_scheduling": params.async_scheduling, "enable_expert_parallel": params.expert_parallel}
     options |= {name: True for name, is_on in given.items() if is_on}
     if params.speculative != "none":
-        more = {"prompt_lookup_max": 4} if params.speculative == "ngram" else {}
-        options["speculative_config"] = {"method": params.speculative, "num_speculative_tokens": 3, **more}
+        more: dict[str, Any] = {"ngram": {"prompt_lookup_max": 4}, "eagle": {"model": str(FIXTURES / "canary-eagle")}}
+        drafter = {"method": params.speculative, "num_speculative_tokens": 3}
+        options["speculative_config"] = {**drafter, **more.get(params.speculative, {})}
     if params.has_module:
         # The counts of drafts are among vLLM's metrics.
         options["disable_log_stats"] = False
@@ -103,11 +105,8 @@ def serve_words(params: VllmParams) -> list[str]:
     options = llm_options(params, params.graph) | {"max_num_seqs": params.max_num_seqs}
     if params.script == "sleep":
         options["enable_sleep_mode"] = True
-    return [
-        "serve",
-        str(params.checkpoint),
-        *(word for name, value in options.items() for word in _option(name, value)),
-    ]
+    words = (word for name, value in options.items() for word in _option(name, value))
+    return ["serve", str(params.checkpoint), *words]
 
 
 def _option(name: str, value: Any) -> list[str]:

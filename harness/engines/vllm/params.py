@@ -35,9 +35,10 @@ class VllmParams(ServedParams):
     )
     expert_parallel: bool = False
     moe_backend: Literal["triton", "default"] = "triton"
-    speculative: Literal["none", "ngram", "mtp"] = Field(
+    speculative: Literal["none", "ngram", "mtp", "eagle"] = Field(
         default="none",
-        description="who drafts the three tokens that one step verifies; ngram: the prompt, mtp: canary mtp's module",
+        description="who drafts the three tokens that one step verifies; ngram: the prompt, mtp: canary mtp's module, "
+        "eagle: the same layer as a model of its own, fixtures/canary-eagle",
     )
     script: Literal["abort", "cache-reuse", "lengths", "preempt", "reload", "sleep"] | None = Field(
         default=None, description="serve over HTTP, and take the steps of this script in place of questions"
