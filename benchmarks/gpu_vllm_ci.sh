@@ -36,7 +36,7 @@ done
 cd "$root"
 for raise in ${SERVED:+0 1}; do
   started=$SECONDS
-  VLLM_RAISE_ON_LOGIT_NANS=$raise timeout -k 5 200 "$PYTHON" -m harness.cli.main run "$SERVED" -m nightly --device cuda --sample 1 -q \
+  VLLM_RAISE_ON_LOGIT_NANS=$raise timeout -k 5 200 "$PYTHON" -m harness.cli.main run "$SERVED" --device cuda --sample 1 -q \
     --history none --out "$OUT/runs" > "$OUT/served-$raise.log" 2>&1
   echo "served, VLLM_RAISE_ON_LOGIT_NANS=$raise: exit $?, $(tail -n 1 "$OUT/served-$raise.log" | cut -c1-150) in $((SECONDS - started)) s" | tee -a "$OUT/summary.txt"
 done

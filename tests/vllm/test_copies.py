@@ -35,7 +35,7 @@ class Worker:
         self.pinned, self.target = torch.zeros(8), torch.zeros(8)
         self.events: list[Event] = []
         self.held: list[int] = []
-        self.copies = Copies(3, self._record, self.held.append)
+        self.copies = Copies(3, self._record, self.held.append, torch.clone)
         self._copy = self.copies.watched("copy_", torch.Tensor.copy_)
 
     def _record(self) -> Event:
@@ -74,6 +74,18 @@ def test_a_source_that_keeps_its_content_or_is_blocking_is_silent(monkeypatch: p
     worker.copies.watched("copy_", torch.Tensor.copy_)(worker.target, worker.pinned)
     worker.copies.watched("to", torch.Tensor.to)(worker.pinned, torch.float64)
     assert len(worker.events) == 3
+
+
+def test_a_queued_copy_reads_what_was_there_when_it_was_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(monkeypatch)
+    read: list[torch.Tensor] = []
+    copy = worker.copies.watched("copy_", lambda target, source, **_: read.append(source))
+    worker.pinned.fill_(1.0)
+    copy(worker.target, src=worker.pinned, non_blocking=True)
+    to = worker.copies.watched("to", lambda source, *_: read.append(source))
+    to(worker.pinned, torch.float64, True)
+    worker.pinned.fill_(2.0)
+    assert [one.tolist() for one in read] == [[1.0] * 8] * 2
 
 
 def test_a_change_after_the_last_copy_is_found_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """Copies from pinned memory in a vLLM worker: their streams are delayed, and their sources watched until they ended.
 
-A source that changes before the event behind its copy has happened is a race, whatever the copy read. Watched are
-`copy_`, `to` and `cuda` with `non_blocking`, outside of captures: the input batch, metadata, and what an offloading
+A source that changes before the event behind its copy has happened is a race. The copy itself reads a private copy of
+its source, so that a race is told and does no harm: rows read too late would end the process before it reports. Watched
+are `copy_`, `to` and `cuda` with `non_blocking`, outside of captures: the input batch, metadata, and what an offloading
 stream copies with torch. Not watched are batched copies by the driver, and kernels that read host memory.
 """
 
@@ -35,7 +36,7 @@ class Event(Protocol):
 
 
 class Flight(NamedTuple):
-    """A copy that was queued: its source, the bytes [n] that it must read, the event behind it, and its line."""
+    """A copy that was queued: its source, the content that it reads, the event behind it, and its line."""
 
     source: Tensor
     content: Tensor
@@ -46,16 +47,18 @@ class Flight(NamedTuple):
 class Copies:
     """The copies of one process that have not ended, and the races that were seen, as (copy, change) lines."""
 
-    def __init__(self, seed: int, record: Callable[[], Event], hold: Callable[[int], object]) -> None:
+    def __init__(
+        self, seed: int, record: Callable[[], Event], hold: Callable[[int], object], pin: Callable[[Tensor], Tensor]
+    ) -> None:
         self.races: set[tuple[str, str]] = set()
-        self._random, self._record, self._hold = random.Random(seed), record, hold
+        self._random, self._record, self._hold, self._pin = random.Random(seed), record, hold, pin
         self._flights: list[Flight] = []
 
     def check(self, line: str) -> None:
         """Look at each source that may still be read. What changed, changed before `line`."""
         flights, self._flights = self._flights, []
         for flight in flights:
-            changed = not torch.equal(_bytes(flight.source), flight.content)
+            changed = not torch.equal(_bytes(flight.source), _bytes(flight.content))
             # The content comes first: after its event a source may change.
             if flight.event.query():
                 continue
@@ -70,16 +73,18 @@ class Copies:
 
         @functools.wraps(original)
         def method(self_: Tensor, *args: Any, **kwargs: Any) -> Any:
-            source = args[0] if name == "copy_" and args else kwargs.get("src", self_)
+            operands = [self_, *args, *([kwargs.pop("src")] if "src" in kwargs else [])]
+            place = 1 if name == "copy_" else 0  # copy_ reads its argument, the others what they are called on.
+            source = operands[place]
             is_async = kwargs.get("non_blocking") is True or any(one is True for one in args)
             if torch.compiler.is_compiling() or not is_async or not is_source(source):
-                return original(self_, *args, **kwargs)
+                return original(*operands, **kwargs)
             line = caller(sys._getframe(1))
             self.check(line)
             if self._random.random() < DELAYED:
                 self._hold(self._random.randint(*CYCLES))
-            content = _bytes(source).clone()
-            result = original(self_, *args, **kwargs)
+            content = operands[place] = self._pin(source.detach().clone())
+            result = original(*operands, **kwargs)
             self._flights.append(Flight(source, content, self._record(), line))
             FILLED.copies += 1
             return result
@@ -126,7 +131,7 @@ COPIES: list[Copies] = []
 
 def install(seed: str) -> None:
     """Watch the copies of this process. `seed` is a number."""
-    copies = Copies(int(seed), _recorded, torch.cuda._sleep)
+    copies = Copies(int(seed), _recorded, torch.cuda._sleep, torch.Tensor.pin_memory)
     COPIES.append(copies)
     for name in METHODS:
         setattr(torch.Tensor, name, copies.watched(name, getattr(torch.Tensor, name)))
