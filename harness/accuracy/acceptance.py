@@ -16,7 +16,6 @@ from typing import Protocol, runtime_checkable
 
 ACCEPTANCE_FILE = "acceptance.json"
 """In a run directory: drafted and accepted tokens of each epoch that was asked, and where drafts were refused."""
-MOST_PLACES = 4
 MARGIN = 0.05
 """How far an epoch may accept less than its baseline: text differs between runs, a broken drafter loses more."""
 _COUNTER = re.compile(
@@ -45,12 +44,6 @@ class Drafts:
         """What came after `before`."""
         refused = self.refused[len(before.refused) :]
         return Drafts(self.drafted - before.drafted, self.accepted - before.accepted, refused)
-
-    @property
-    def places(self) -> str:
-        """The first places of refused drafts, and how many more there are; empty if none is known."""
-        more = len(self.refused) - MOST_PLACES
-        return ", ".join([*self.refused[:MOST_PLACES], *([f"{more} more"] if more > 0 else [])])
 
 
 @runtime_checkable

@@ -17,6 +17,7 @@ from harness.core import extras
 from harness.core.cases import Case
 from harness.core.cause_codes import Code, Reason
 from harness.core.errors import HarnessError, InputError, KernelError
+from harness.core.finding_words import few
 from harness.core.params import Record
 from harness.core.records import FirstNan
 from harness.core.systems import EngineSpec
@@ -110,7 +111,7 @@ class ServedTarget(Target):
                 "accepted drafts",
                 counted.drafted,
                 counted.accepted,
-                ": ".join(filter(None, [f"epoch {epoch}", counted.places])),
+                ": ".join(filter(None, [f"epoch {epoch}", few(counted.refused)])),
                 "acceptance",
             )
             for epoch, counted in epochs.items()
