@@ -59,6 +59,8 @@ class ServedTarget(Target):
         if not torch.cuda.is_available():
             why = f"{cls.engine.title} serves on CUDA, and there is no CUDA device on this machine"
             return Reason(why, Code.NO_DEVICE)
+        if (seen := torch.cuda.device_count()) < case.params.num_gpus > 1:
+            return Reason(f"needs {case.params.num_gpus} GPUs; this machine shows {seen}", Code.NO_DEVICE)
         if reason := extras.why_not(extras.ACCURACY):
             return reason
         checkpoint = case.params_as(ServedParams).checkpoint

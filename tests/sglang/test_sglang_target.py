@@ -183,9 +183,24 @@ def test_the_canary_of_sparse_attention_takes_the_backend_that_sglang_chooses() 
             SglangParams.model_validate(wrong)
 
 
+def test_ranks_of_experts_have_a_gpu_each_and_no_custom_all_reduce() -> None:
+    params = SglangParams(canary="moe", tensor_parallel=2, expert_parallel=True, quantization="fp8")
+    options = engine_options(params, "none")
+    assert params.num_gpus == 2
+    assert (options["tp_size"], options["ep_size"], options["disable_custom_all_reduce"]) == (2, 2, True)
+    assert engine_options(SglangParams(canary="moe", tensor_parallel=2), "none")["ep_size"] == 1
+    assert "tp_size" not in engine_options(SglangParams(), "none")
+
+
+@pytest.mark.parametrize(("seen", "why"), [(1, "needs 2 GPUs; this machine shows 1"), (2, "")])
+def test_ranks_are_skipped_where_there_are_too_few_gpus(monkeypatch: pytest.MonkeyPatch, seen: int, why: str) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: seen)
+    assert SglangTarget.why_not(case(tensor_parallel=2)) == why
+
+
 def test_a_scheduler_without_fault_poison_or_report_proves_nothing(tmp_path: Path) -> None:
     plan = Plan(folder=str(tmp_path), sites=("kv.new", "output"), fault="sglang.padding-slot-given")
-    with pytest.raises(HarnessError, match="nothing is known"):
+    with pytest.raises(HarnessError, match="0 of 1 schedulers"):
         check(plan)
     state = {"rank": 0, "process": 1, "fault": "", "counts": {"steps": 1, "sweeps": 1}}
     (tmp_path / STATE.format(rank=0)).write_text(json.dumps(state))
@@ -193,6 +208,8 @@ def test_a_scheduler_without_fault_poison_or_report_proves_nothing(tmp_path: Pat
         check(plan)
     with pytest.raises(HarnessError, match=r"filled nothing of kv.new"):
         check(plan.model_copy(update={"fault": ""}))
+    with pytest.raises(HarnessError, match="1 of 2 schedulers"):
+        check(Plan(folder=str(tmp_path)), num_ranks=2)
     (tmp_path / STATE.format(rank=0)).write_text(json.dumps(state | {"counts": {}}))
     with pytest.raises(HarnessError, match="ran no step"):
         check(Plan(folder=str(tmp_path)))

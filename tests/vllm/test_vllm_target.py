@@ -366,6 +366,8 @@ def test_a_script_that_shows_nothing_is_a_skip_and_a_server_that_ends_a_crash(
 def test_the_command_of_a_case_with_a_script_is_the_server_that_it_asks() -> None:
     command = serve_command(script_case("sleep", speculative="ngram"))
     assert "vllm serve " in command and "--enable-sleep-mode" in command and "ngram" in command
+    # vLLM's server has no --no-disable-log-stats.
+    assert "log-stats" not in serve_command(script_case("lengths", canary="mtp", speculative="mtp"))
     with pytest.raises(ValueError, match="a script asks none"):
         script_case("sleep", graph="full", compare_eager=True)
 

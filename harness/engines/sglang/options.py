@@ -46,6 +46,9 @@ def engine_options(params: SglangParams, graph: str) -> dict[str, Any]:
         options["moe_runner_backend"] = "triton"
     if params.quantization != "none":
         options["quantization"] = params.quantization
+    if params.tensor_parallel > 1:
+        options |= {"tp_size": params.tensor_parallel, "disable_custom_all_reduce": True}
+        options["ep_size"] = params.tensor_parallel if params.expert_parallel else 1
     if params.kv_canary != "none":
         options |= {"kv_canary": params.kv_canary, "kv_canary_real_data": "all"}
     return options | _graph_options(graph, params.capture_sizes)
@@ -54,17 +57,12 @@ def engine_options(params: SglangParams, graph: str) -> dict[str, Any]:
 def _graph_options(graph: str, sizes: tuple[int, ...]) -> dict[str, Any]:
     if graph == "default":
         return {}
-    is_phased = base.release_of(base.installed_version(ENGINE) or "99") >= PHASED_GRAPHS
-    if graph == "none":
-        both = {"cuda_graph_backend_decode": "disabled", "cuda_graph_backend_prefill": "disabled"}
-        return both if is_phased else {"disable_cuda_graph": True, "disable_piecewise_cuda_graph": True}
-    if is_phased:
-        return {
-            "cuda_graph_backend_decode": "full",
-            "cuda_graph_bs_decode": list(sizes),
-            "cuda_graph_backend_prefill": "disabled",
-        }
-    return {"cuda_graph_bs": list(sizes), "disable_piecewise_cuda_graph": True}
+    if base.release_of(base.installed_version(ENGINE) or "99") < PHASED_GRAPHS:
+        decode = {"disable_cuda_graph": True} if graph == "none" else {"cuda_graph_bs": list(sizes)}
+        return {**decode, "disable_piecewise_cuda_graph": True}
+    decode = {} if graph == "none" else {"cuda_graph_bs_decode": list(sizes)}
+    backend = "disabled" if graph == "none" else "full"
+    return {**decode, "cuda_graph_backend_decode": backend, "cuda_graph_backend_prefill": "disabled"}
 
 
 def environ(*, is_faulty: bool = False) -> dict[str, str]:

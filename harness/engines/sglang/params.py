@@ -39,6 +39,13 @@ class SglangParams(ServedParams):
         default="none", description="SGLang's own check of each slot's owner; a mismatch ends the server"
     )
     mixed_chunk: bool = Field(default=False, description="a chunk of a prompt and decodes in one batch")
+    tensor_parallel: Literal[1, 2] = Field(default=1, description="GPUs that the heads of a layer are split over")
+    expert_parallel: bool = Field(default=False, description="whole experts on each of these GPUs, not parts of each")
+
+    @property
+    def num_gpus(self) -> int:
+        """See :attr:`Params.num_gpus`. Each rank has one."""
+        return self.tensor_parallel
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()

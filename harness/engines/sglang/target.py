@@ -71,7 +71,8 @@ class SglangTarget(ServedTarget):
         plan = self._plan(folder, None if is_eager else poison).model_copy(update={"records": records})
         request = SglangRequest(
             **self._questions(folder),
-            options=engine_options(self._params, "none" if is_eager else self._params.graph),
+            options=engine_options(self._params, "none" if is_eager else self._params.graph)
+            | ({"base_gpu_id": self.gpus[0]} if self.gpus else {}),
             plan=plan,
         )
         settings, forks = environ(is_faulty=bool(self.fault)), self._forked(environ())
@@ -82,7 +83,7 @@ class SglangTarget(ServedTarget):
             raise_refusal(plan)
             raise
         keep_filled(folder, found)
-        check(plan)
+        check(plan, self._params.num_gpus)
 
 
 class SglangHostTarget(HostTarget):

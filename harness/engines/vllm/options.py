@@ -102,7 +102,8 @@ def serve_command(case: Case) -> str:
 
 def serve_words(params: VllmParams) -> list[str]:
     """`serve CHECKPOINT --option value …`."""
-    options = llm_options(params, params.graph) | {"max_num_seqs": params.max_num_seqs}
+    # A server counts drafts unless it is forbidden to.
+    options = llm_options(params, params.graph) | {"max_num_seqs": params.max_num_seqs, "disable_log_stats": None}
     if params.script == "sleep":
         options["enable_sleep_mode"] = True
     words = (word for name, value in options.items() for word in _option(name, value))

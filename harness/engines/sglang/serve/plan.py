@@ -57,11 +57,10 @@ def states(plan: Plan) -> list[dict[str, Any]]:
     return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 
 
-def check(plan: Plan) -> list[dict[str, Any]]:
+def check(plan: Plan, num_ranks: int = 1) -> list[dict[str, Any]]:
     """The states of the schedulers. Raises HarnessError if one lacks the fault or the poison, and proves nothing."""
-    found = states(plan)
-    if not found:
-        raise HarnessError("no scheduler of SGLang reported its state, so nothing is known to be installed")
+    if len(found := states(plan)) < num_ranks:
+        raise HarnessError(f"{len(found)} of {num_ranks} schedulers of SGLang reported what is installed in them")
     for one in found:
         who, counts = f"the scheduler of rank {one['rank']} (process {one['process']})", Counter(one["counts"])
         if one["fault"] != plan.fault:
@@ -97,10 +96,8 @@ def starting(plan: Plan) -> Iterator[None]:
 
 def raise_refusal(plan: Plan) -> None:
     """Raise InputError if a scheduler process refused the plan, and Refused if SGLang refused its options."""
-    for name, refusal, words in (
-        (REFUSED_PLAN, InputError, ""),
-        (REFUSED_OPTIONS, Refused, "SGLang refuses these options: "),
-    ):
+    of_options = (REFUSED_OPTIONS, Refused, "SGLang refuses these options: ")
+    for name, refusal, words in ((REFUSED_PLAN, InputError, ""), of_options):
         file = Path(plan.folder) / name
         if file.is_file():
             raise refusal(words + file.read_text(encoding="utf-8")[:500])
