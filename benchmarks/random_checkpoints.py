@@ -86,7 +86,7 @@ def ask_sglang(checkpoint: Path, prompts: list[list[int]], options: dict[str, An
 
     base = {
         "skip_tokenizer_init": True, "context_length": 1024, "max_total_tokens": 16384, "max_running_requests": 8,
-        "mem_fraction_static": 0.1, "disable_radix_cache": True, "random_seed": 0, "page_size": 64,
+        "mem_fraction_static": 0.25, "disable_radix_cache": True, "random_seed": 0, "page_size": 64,
     }  # fmt: skip
     engine = sglang.Engine(model_path=str(checkpoint), **(base | options))
 
