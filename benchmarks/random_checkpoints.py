@@ -1,12 +1,16 @@
 """How far vLLM or SGLang is from transformers on random checkpoints, by architecture, backend, cache and graphs.
 
     python benchmarks/random_checkpoints.py CHECKPOINTS OUT [--engine sglang] [--jobs 6] [--seconds 540] [--only TEXT]
+        [--with-faults] [--judge]
 
 CHECKPOINTS holds folders that `mla-harness canary random ARCH` wrote, named by architecture. Each case is a process of
 its own with the plain engine, or vLLM with what MLA_HARNESS_POISON and MLA_HARNESS_FAULT say: log probabilities of the
 prompts, then 32 generated tokens. OUT gets `CASE.json` for `mla-harness canary logprobs`, and `CASE.log`. The table at
 the end has the distances from the truth: median, 99 % quantile, and the median past token 512, where an indexer begins
-to select. A case that fails has its last words.
+to select. Then the decisions of vLLM that were recorded, by stage and layer. A case that fails has its last words.
+
+`--with-faults` also runs vLLM with each small bug of `vllm_faults.py`. `--judge` prints what `canary logprobs` says of
+each case; it needs a CPU for half a minute a case.
 """
 
 from __future__ import annotations
@@ -18,29 +22,37 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[1]
 EAGER = {"enforce_eager": True}
 FULL = {"compilation_config": {"cudagraph_mode": "FULL", "cudagraph_capture_sizes": [1, 2, 4, 8]}}
 GRAPHS: dict[str, dict[str, Any]] = {"eager": EAGER, "default": {}, "full": FULL}
 SPARSE = ("FLASHMLA_SPARSE", "FLASHINFER_MLA_SPARSE_SM90", "FLASH_ATTN_MLA_SPARSE")
+SPARSE_MODELS = ("deepseek_v32", "glm_moe_dsa")
+CHUNKS = {"max_num_batched_tokens": 96, "enable_chunked_prefill": True}
 SELECTED = 512
 
 
-def cases() -> dict[str, tuple[str, dict[str, Any]]]:
+def cases(with_faults: bool) -> dict[str, tuple[str, dict[str, Any]]]:
     """Name -> architecture and arguments of `LLM`. What matters most comes first."""
     found: dict[str, tuple[str, dict[str, Any]]] = {}
 
-    def add(architecture: str, backend: str, cache: str, graphs: str, **more: Any) -> None:
+    def add(architecture: str, backend: str, cache: str, graphs: str, *more: str, **arguments: Any) -> None:
         name = "-".join((architecture, backend.lower() or "auto", cache, graphs, *more))
-        options: dict[str, Any] = dict(GRAPHS[graphs])
+        options: dict[str, Any] = GRAPHS[graphs] | arguments
         options |= {"attention_backend": backend} if backend else {}
         options |= {"kv_cache_dtype": cache} if cache != "auto" else {}
         options |= {"skip_tokenizer_init": False} if architecture == "kimi_linear" else {}
-        options |= {"max_num_batched_tokens": 96, "enable_chunked_prefill": True} if "chunks" in more else {}
         found[name] = (architecture, options)
 
+    if with_faults:
+        from vllm_faults import FAULTS
+
+        for fault, (architecture, _) in FAULTS.items():
+            add(architecture, SPARSE[0] if architecture in SPARSE_MODELS else "", "auto", "eager", fault, fault=fault)
     for backend in SPARSE:
         add("deepseek_v32", backend, "auto", "eager")
     add("deepseek_v32", SPARSE[0], "fp8_ds_mla", "eager")
@@ -50,7 +62,7 @@ def cases() -> dict[str, tuple[str, dict[str, Any]]]:
         add("deepseek_v32", backend, "auto", "full")
         add("glm_moe_dsa", backend, "auto", "default")
     add("deepseek_v32", SPARSE[0], "fp8_ds_mla", "full")
-    add("deepseek_v32", SPARSE[0], "auto", "eager", chunks=True)
+    add("deepseek_v32", SPARSE[0], "auto", "eager", "chunks", **CHUNKS)
     add("deepseek_v4", "", "auto", "default")
     add("kimi_linear", "", "auto", "default")
     for backend in ("FLASH_ATTN_MLA", "FLASHMLA", "TRITON_MLA"):
@@ -58,12 +70,14 @@ def cases() -> dict[str, tuple[str, dict[str, Any]]]:
     for backend in ("FLASHMLA", "TRITON_MLA"):
         add("deepseek_v2", backend, "fp8", "full")
     add("deepseek_v32", SPARSE[0], "auto", "default")
-    add("deepseek_v32", SPARSE[1], "auto", "eager", chunks=True)
+    add("deepseek_v32", SPARSE[1], "auto", "eager", "chunks", **CHUNKS)
     return found
 
 
-def sglang_cases() -> dict[str, tuple[str, dict[str, Any]]]:
+def sglang_cases(with_faults: bool) -> dict[str, tuple[str, dict[str, Any]]]:
     """As `cases`, with arguments of `sglang.Engine`."""
+    if with_faults:
+        raise SystemExit("--with-faults: the small bugs are written for vLLM")
     eager = {"disable_cuda_graph": True}
     found: dict[str, tuple[str, dict[str, Any]]] = {}
     for graphs, options in (("eager", eager), ("default", {})):
@@ -105,13 +119,20 @@ def ask_sglang(checkpoint: Path, prompts: list[list[int]], options: dict[str, An
 
 
 def ask_vllm(checkpoint: Path, prompts: list[list[int]], options: dict[str, Any]) -> dict[str, Any]:
-    """In a child: load vLLM. Returns what it says of the tokens of the prompts, and of what it generates."""
+    """In a child: load vLLM. Returns what it says of the tokens of the prompts and of what it generates.
+
+    And its decisions, if it can be recorded. `fault` in the options is no argument of vLLM.
+    """
+    import vllm_decisions
+    import vllm_faults
     from vllm import LLM, SamplingParams
 
     from mla_harness_vllm import activate
 
     activate()
-
+    if fault := options.pop("fault", ""):
+        vllm_faults.install(fault)
+    recorder = vllm_decisions.install()
     base = {
         "skip_tokenizer_init": True, "max_model_len": 1024, "gpu_memory_utilization": 0.1, "max_num_seqs": 8,
         "kv_cache_memory_bytes": 512 << 20, "max_num_batched_tokens": 2048, "enable_prefix_caching": False, "seed": 0,
@@ -119,19 +140,23 @@ def ask_vllm(checkpoint: Path, prompts: list[list[int]], options: dict[str, Any]
     llm = LLM(str(checkpoint), **(base | options))
     asked: list[Any] = [{"prompt_token_ids": tokens} for tokens in prompts]
     only = SamplingParams(temperature=0, max_tokens=1, detokenize=False, prompt_logprobs=0)
-    of_prompts = [
-        [entry[token].logprob for entry, token in zip(answer.prompt_logprobs[1:], tokens[1:], strict=True)]
-        for answer, tokens in zip(llm.generate(asked, only, use_tqdm=False), prompts, strict=True)
-    ]
+    read = llm.generate(asked, only, use_tqdm=False)
     more = SamplingParams(temperature=0, max_tokens=32, detokenize=False, logprobs=0, ignore_eos=True)
-    generated = [answer.outputs[0] for answer in llm.generate(asked, more, use_tqdm=False)]
+    written = llm.generate(asked, more, use_tqdm=False)
+    generated = [answer.outputs[0] for answer in written]
     return {
-        "logprobs": of_prompts,
+        "logprobs": [
+            [entry[token].logprob for entry, token in zip(answer.prompt_logprobs[1:], tokens[1:], strict=True)]
+            for answer, tokens in zip(read, prompts, strict=True)
+        ],
         "generated": [list(answer.token_ids) for answer in generated],
         "generated_logprobs": [
             [entry[token].logprob for entry, token in zip(answer.logprobs, answer.token_ids, strict=True)]
             for answer in generated
         ],
+        "decisions": [recorder.safely(recorder.request, answer.request_id) or {} for answer in read],
+        "generated_decisions": [recorder.safely(recorder.request, answer.request_id) or {} for answer in written],
+        "not_recorded": recorder.problems,
     }
 
 
@@ -168,7 +193,29 @@ def row(name: str, architecture: str, args: argparse.Namespace) -> str:
     late = [abs(a - b) for sequence in pairs for a, b in sequence[SELECTED:]]
     bad = sum(not math.isfinite(value) for value in far)
     shown = (quantile(far, 0.5), quantile(far, 0.99), quantile(late, 0.5))
-    return f"{name:58} median {shown[0]}  99% {shown[1]}  past {SELECTED} {shown[2]}  not finite {bad}"
+    words = f"{name:58} median {shown[0]}  99% {shown[1]}  past {SELECTED} {shown[2]}  not finite {bad}"
+    return "  ".join([words, *recorded(json.loads(found.read_text()))])
+
+
+def recorded(found: dict[str, Any]) -> list[str]:
+    """What was recorded of the decisions, by stage and layer, and what was not."""
+    layers: dict[str, set[str]] = {}
+    for stages in (*found.get("decisions", ()), *found.get("generated_decisions", ())):
+        for stage, rows in stages.items():
+            layers.setdefault(stage, set()).update(rows)
+    words = [f"{stage} of layer {' and '.join(sorted(rows))}" for stage, rows in sorted(layers.items())]
+    return [*words, *(f"NOT {problem}" for problem in found.get("not_recorded", ()))]
+
+
+def verdict(name: str, architecture: str, args: argparse.Namespace) -> list[str]:
+    """What `canary logprobs` says of the log probabilities of a case, prompts and generated tokens."""
+    cache = "fp8" if "-fp8" in name else "bf16"
+    command = [sys.executable, "-m", "harness.cli.main", "canary", "logprobs", str(args.checkpoints / architecture)]
+    command += [str(args.out / f"{name}.json"), "--generated", "--cache", cache]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    words = done.stdout.splitlines() or done.stderr.splitlines()[-1:]
+    (args.out / f"{name}.verdict").write_text("\n".join(words))
+    return [f"{name}: {'pass' if done.returncode == 0 else 'FAIL'}", *(f"    {line}" for line in words)]
 
 
 def main() -> None:
@@ -179,15 +226,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=540.0)
     parser.add_argument("--only", default="")
     parser.add_argument("--engine", choices=["vllm", "sglang"], default="vllm")
+    parser.add_argument("--with-faults", action="store_true")
+    parser.add_argument("--judge", action="store_true")
     parser.add_argument("--case")
     args = parser.parse_args()
+    args.checkpoints, args.out = args.checkpoints.resolve(), args.out.resolve()
     ask_engine, named = (ask_vllm, cases) if args.engine == "vllm" else (ask_sglang, sglang_cases)
     if args.case is not None:
         prompts = json.loads((args.checkpoints / "prompts.json").read_text())["sequences"]
         args.out.write_text(json.dumps(ask_engine(args.checkpoints, prompts, json.loads(args.case))))
         return
     args.out.mkdir(parents=True, exist_ok=True)
-    chosen = {name: case for name, case in named().items() if args.only in name}
+    chosen = {name: case for name, case in named(args.with_faults).items() if args.only in name}
     waiting, running, begun = list(chosen), dict[str, subprocess.Popen[bytes]](), time.monotonic()
     while (waiting or running) and time.monotonic() - begun < args.seconds:
         while waiting and len(running) < args.jobs:
@@ -202,6 +252,10 @@ def main() -> None:
     print("\n".join(["", *(row(name, case[0], args) for name, case in chosen.items() if name not in waiting)]))
     for name in waiting:
         print(f"{name:58} not started")
+    judged = [name for name in chosen if args.judge and (args.out / f"{name}.json").is_file()]
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
+        for lines in pool.map(lambda name: verdict(name, chosen[name][0], args), judged):
+            print("\n".join(lines), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,9 @@ A token is *fragile* if a decision can move it: its free samples spread more tha
 ones. Each token is judged by the larger of its two spreads, steady and fragile ones apart, and both are counted.
 The median distance over the spread must not pass `RATIO` in any part of the sequences. Single tokens may be far where a
 decision falls otherwise that fell alike in all samples; so many as the samples show of each other are allowed.
+
+If the engine's decisions were recorded, truth and samples have them too (`replayed`). Then no token is fragile, and
+none may be far.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ RATIO = 1.5
 """The largest median of distance over spread. For an engine that rounds as often as the samples it is 0.61, as the
 spread is the larger of two estimates by four samples each. Squares of roundings add, so 1.5 allows six times as many.
 """
-FAR = 12.0
+FAR, FAR_REPLAYED = 12.0, 8.0
 """A token is far if its distance is so many times the largest of its samples, or of their median where that is more."""
 PARTS = (0, 128, 512, 1 << 30)
 """Where the parts of a sequence begin that are judged by themselves."""
@@ -43,14 +46,16 @@ class TokenLogprobs:
     """What an engine said of tokens beside the truth: `found` and `truth` [n] float64, `positions` [n] in a sequence.
 
     `steady` and `free` [S, n]: distances of samples with rounding noise from the truth, with its decisions and without.
+    `free` is None if the decisions are the engine's. `requests` [n] has the number of each token's sequence.
     """
 
     name: str
     found: torch.Tensor
     truth: torch.Tensor
     steady: torch.Tensor
-    free: torch.Tensor
+    free: torch.Tensor | None
     positions: torch.Tensor
+    requests: torch.Tensor
 
 
 def judged(tokens: TokenLogprobs) -> Judgement:
@@ -63,9 +68,11 @@ def judged(tokens: TokenLogprobs) -> Judgement:
 
 def _looks(tokens: TokenLogprobs, pattern: str, notes: list[str]) -> Iterator[tuple[int, list[Finding]]]:
     distance = (tokens.found - tokens.truth).abs()
-    steady, free = (spread(samples) for samples in (tokens.steady, tokens.free))
+    steady = spread(tokens.steady)
+    free = steady if tokens.free is None else spread(tokens.free)
     is_fragile, allowed = free > FRAGILE * steady, torch.maximum(steady, free)
-    notes.append(f"{tokens.name}: {int(is_fragile.sum())} of {len(distance)} tokens depend on decisions near a tie")
+    if tokens.free is not None:
+        notes.append(f"{tokens.name}: {int(is_fragile.sum())} of {len(distance)} tokens depend on decisions near a tie")
     bad = ~tokens.found.isfinite()
     if bool(bad.any()):
         yield len(distance), [_finding(tokens, bad, Code.NAN, f"{int(bad.sum())} are not finite", pattern)]
@@ -80,7 +87,10 @@ def _looks(tokens: TokenLogprobs, pattern: str, notes: list[str]) -> Iterator[tu
             is_wrong = ratio > RATIO
             found = [_finding(tokens, rows, Code.DIFFERS, words, pattern, ratio / RATIO)] if is_wrong else []
             yield int(rows.sum()), found
-    far, most = far_tokens(distance, tokens.free), allowed_far(tokens.free)
+    if tokens.free is None:
+        far, most = far_tokens(distance, tokens.steady, FAR_REPLAYED), 0
+    else:
+        far, most = far_tokens(distance, tokens.free), allowed_far(tokens.free)
     if int(far.sum()) > most:
         words = f"{int(far.sum())} tokens are far, {most} allowed"
         yield 0, [_finding(tokens, far, Code.DIFFERS, words, pattern)]
@@ -92,10 +102,10 @@ def spread(samples: Tensor) -> Tensor:
     return found.clamp(min=float(found.median()) / 4)
 
 
-def far_tokens(distance: Tensor, samples: Tensor) -> Tensor:
-    """The tokens [n] bool whose distance [n] is `FAR` times the largest of their samples [S, n]."""
+def far_tokens(distance: Tensor, samples: Tensor, times: float = FAR) -> Tensor:
+    """The tokens [n] bool whose distance [n] is so many `times` the largest of their samples [S, n]."""
     largest = samples.abs().amax(0)
-    return distance > FAR * largest.clamp(min=float(largest.median()))
+    return distance > times * largest.clamp(min=float(largest.median()))
 
 
 def allowed_far(samples: Tensor) -> int:
@@ -107,11 +117,14 @@ def allowed_far(samples: Tensor) -> int:
 def _finding(
     tokens: TokenLogprobs, rows: Tensor, cause: str, words: str, pattern: str, excess: float | None = None
 ) -> Finding:
+    distance = torch.where(rows, (tokens.found - tokens.truth).abs().nan_to_num(torch.inf), -1.0)
+    worst = int((distance / spread(tokens.steady)).argmax())
+    named = f"furthest request {int(tokens.requests[worst])}, token {int(tokens.positions[worst])}"
     return Finding(
         oracle="logprobs",
         tensor=tokens.name,
         where=place("token", tuple(rows.nonzero().flatten().tolist())),
         cause=cause,
         excess=excess,
-        message=f"log probabilities of {tokens.name}: {words} (pattern {pattern})",
+        message=f"log probabilities of {tokens.name}: {words}; {named} (pattern {pattern})",
     )
