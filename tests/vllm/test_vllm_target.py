@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -18,6 +19,7 @@ from harness.core.records import Verdict
 from harness.engines.serving import EngineForks, last_words
 from harness.engines.vllm.options import environ, llm_options, serve_command
 from harness.engines.vllm.params import VllmParams
+from harness.engines.vllm.serve import refused_drafts
 from harness.engines.vllm.serve.settings import ROUTING_VARIABLE, STRATEGY, ServePoison
 from harness.engines.vllm.serve.worker_state import COUNTS, check, summed
 from harness.engines.vllm.target import VllmTarget
@@ -140,6 +142,28 @@ def test_a_refused_draft_is_a_finding_though_each_answer_is_right(
     (finding,) = result.findings
     assert (finding.oracle, finding.where) == ("acceptance", "epoch 1: request 2 after 5 tokens: draft 3 of 3")
     assert "accepted drafts: 11, not 12: the drafter knows the answers by heart" in finding.message
+
+
+@pytest.mark.parametrize(("before", "counted"), [(0, []), (1, [3])])
+def test_placeholders_before_the_first_token_are_no_drafts(
+    monkeypatch: pytest.MonkeyPatch, before: int, counted: list[int]
+) -> None:
+    found: list[int] = []
+
+    class Scheduler:
+        requests: ClassVar[dict[str, Any]] = {"7": SimpleNamespace(num_output_tokens=before)}
+
+        def make_spec_decoding_stats(self, stats: str, *, num_draft_tokens: int, **more: Any) -> str:
+            found.append(num_draft_tokens)
+            return stats
+
+    monkeypatch.setitem(sys.modules, "vllm.v1.core.sched.scheduler", SimpleNamespace(Scheduler=Scheduler))
+    monkeypatch.setattr(refused_drafts, "REFUSED", [])
+    refused_drafts.install()
+    given = {"num_draft_tokens": 3, "num_accepted_tokens": 0, "request_id": "7"}
+    assert Scheduler().make_spec_decoding_stats("stats", **given) == "stats"
+    assert found == counted
+    assert ([f"request 7 after {before} tokens: draft 1 of 3"] if counted else []) == refused_drafts.REFUSED
 
 
 def test_an_engine_that_counts_no_drafts_is_an_error_and_no_pass(

@@ -97,8 +97,6 @@ def serve_command(case: Case) -> str:
         flag = f"--{name.replace('_', '-')}"
         if isinstance(value, bool):
             words += [flag] if value else []
-        elif isinstance(value, list):
-            words += [flag, *map(str, value)]
         else:
-            words += [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
+            words += [flag, *map(str, value if isinstance(value, list) else [value])]
     return shlex.join(words)

@@ -14,8 +14,6 @@ from harness.run.protocol import answer_once
 
 RANKS_SECONDS = 30.0
 """The time limit for the workers' states after the questions, or after a failure."""
-
-
 REFUSED = "refused"
 """The only key of the result if vLLM refuses the options. The value is its message."""
 

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections import Counter
 from typing import Any
 
 REFUSED: list[str] = []
-"""`request 12 after 17 tokens: draft 2 of 3`, in the order of the steps. The first token of an answer has no drafts."""
+"""`request 12 after 17 tokens: draft 2 of 3`, in the order of the steps."""
 
 
 def install() -> None:
-    """Note each step in which the target refuses a draft."""
+    """Note each step in which the target refuses a draft, and keep placeholders out of vLLM's counts.
+
+    vLLM pads the first step of a prompt that is cached to its last token, and counts the padding as refused drafts
+    (vllm-project/vllm#50518).
+    """
     scheduler: Any = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
-    original, verified = scheduler.make_spec_decoding_stats, Counter[str]()
+    original = scheduler.make_spec_decoding_stats
 
     @functools.wraps(original)
-    def noted(*args: Any, num_draft_tokens: int, num_accepted_tokens: int, request_id: str, **more: Any) -> Any:
-        if num_accepted_tokens < num_draft_tokens:
-            place = f"request {request_id} after {verified[request_id] + 1} tokens"
-            REFUSED.append(f"{place}: draft {num_accepted_tokens + 1} of {num_draft_tokens}")
-        verified[request_id] += num_accepted_tokens + 1
-        counts = {"num_draft_tokens": num_draft_tokens, "num_accepted_tokens": num_accepted_tokens}
-        return original(*args, request_id=request_id, **counts, **more)
+    def noted(self: Any, stats: Any, *, request_id: str, **more: Any) -> Any:
+        drafted, accepted = more["num_draft_tokens"], more["num_accepted_tokens"]
+        if accepted < drafted:
+            if not (before := self.requests[request_id].num_output_tokens):
+                return stats
+            REFUSED.append(f"request {request_id} after {before} tokens: draft {accepted + 1} of {drafted}")
+        return original(self, stats, request_id=request_id, **more)
 
     scheduler.make_spec_decoding_stats = noted

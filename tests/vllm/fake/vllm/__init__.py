@@ -66,8 +66,8 @@ class LLM:
 
         for number in range(len(prompts) if self._counts_drafts else 0):
             refuses = os.environ.get("FAKE_VLLM") == "refuses-drafts" and self._num_drafts == 12 and number == 2
-            for accepted in (3, 3 - refuses):
-                Scheduler().make_spec_decoding_stats(
+            for before, accepted in ((1, 3), (5, 3 - refuses)):
+                Scheduler(before).make_spec_decoding_stats(
                     None, num_draft_tokens=3, num_accepted_tokens=accepted, request_id=str(number)
                 )
         return [SimpleNamespace(outputs=[self._output(prompt)]) for prompt in prompts]

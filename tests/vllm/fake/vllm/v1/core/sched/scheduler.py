@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 
 class Scheduler:
+    def __init__(self, num_output_tokens: int) -> None:
+        self._request = SimpleNamespace(num_output_tokens=num_output_tokens)
+
+    @property
+    def requests(self) -> dict[str, Any]:
+        return {str(number): self._request for number in range(9)}
+
     def make_spec_decoding_stats(
         self, stats: Any, *, num_draft_tokens: int, num_accepted_tokens: int, request_id: str
     ) -> Any:
