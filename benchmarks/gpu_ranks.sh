@@ -33,7 +33,9 @@ for what in "$@"; do
     eagle) run eagle vllm-eagle-drafts --with-faults -m nightly -n 6 --per-gpu 4; wait; table eagle;;
     idle)
       idle() { timeout -k 10 "$PART_SECONDS" "$PYTHON" benchmarks/idle_rank.py "$out/idle-$1" "${@:2}" > "$out/idle-$1.log" 2>&1; echo "exit code $?" >> "$out/idle-$1.log"; }
-      idle moe-eager --canary moe --runner v1 & idle moe-graphs --canary moe --runner v2 --graph full_decode_only & idle mtp --canary mtp --runner v2 &
+      idle moe-eager --canary moe --runner v1 --backend TRITON_MLA --poison kv.new,output,lse,workspace:nan &
+      idle moe-graphs --canary moe --runner v2 --graph full_decode_only &
+      idle mtp --canary mtp --runner v2 --graph full_decode_only &
       wait; tail -n 32 "$out"/idle-*.log | cut -c1-230;;
     sglang) run sglang sglang-ranks -m nightly; wait; table sglang;;
   esac
