@@ -212,10 +212,14 @@ def verdict(name: str, architecture: str, args: argparse.Namespace) -> list[str]
     cache = "fp8" if "-fp8" in name else "bf16"
     command = [sys.executable, "-m", "harness.cli.main", "canary", "logprobs", str(args.checkpoints / architecture)]
     command += [str(args.out / f"{name}.json"), "--generated", "--cache", cache]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    words = done.stdout.splitlines() or done.stderr.splitlines()[-1:]
-    (args.out / f"{name}.verdict").write_text("\n".join(words))
-    return [f"{name}: {'pass' if done.returncode == 0 else 'FAIL'}", *(f"    {line}" for line in words)]
+    environment = os.environ | {"OMP_NUM_THREADS": "2"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    result = {0: "pass", 1: "FAIL"}.get(done.returncode, "NOT JUDGED")
+    lines = [f"{name}: {result}", *(f"    {line}" for line in done.stdout.splitlines())]
+    if result == "NOT JUDGED":
+        lines += [f"    {line}" for line in done.stderr.splitlines()[-3:]]
+    (args.out / f"{name}.verdict").write_text("\n".join(lines) + "\n")
+    return lines
 
 
 def main() -> None:

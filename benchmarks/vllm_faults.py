@@ -116,8 +116,10 @@ def _is_in(path: str, layer: int) -> bool:
 
 
 def install(fault: str) -> None:
-    """Inject a fault right after the model is loaded. Loading fails if no module fits."""
-    inject = FAULTS[fault][1]
+    """Inject a fault right after the model is loaded. Fails if no runner, or then no module, fits."""
+    inject, found = FAULTS[fault][1], list(runners())
+    if not found:
+        raise RuntimeError(f"fault {fault}: no runner of this vLLM was found")
 
     def loading(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -131,5 +133,5 @@ def install(fault: str) -> None:
 
         return load_model
 
-    for runner in runners():
+    for runner in found:
         runner.load_model = loading(runner.load_model)

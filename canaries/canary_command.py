@@ -90,7 +90,7 @@ def random(
 @app.command("logprobs", cls=Command)
 def logprobs(
     checkpoint: Annotated[Path, typer.Argument(metavar="DIR", help="A checkpoint that `canary random` wrote.")],
-    found: Annotated[Path, typer.Argument(metavar="FILE", help="JSON: `logprobs`, a list for each prompt.")],
+    found: Annotated[Path, typer.Argument(metavar="FILE", help="JSON: `logprobs`, `decisions`: lists by prompt.")],
     cache: Annotated[str, typer.Option(metavar="bf16|fp8", help="Type of the engine's cache.")] = "bf16",
     generated: Annotated[
         bool, typer.Option("--generated", help="Judge `generated` tokens and `generated_logprobs` too; takes minutes.")

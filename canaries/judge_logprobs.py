@@ -60,8 +60,11 @@ def of_generated(checkpoint: Path, found: dict[str, Any], cache: str) -> Judgeme
     return logprobs.judged(tokens_of(sequences, found["generated_logprobs"], cache, "generated tokens"))
 
 
-def along_decisions(checkpoint: Path, found: dict[str, Any], cache: str, *, generated: bool) -> Judgement:
-    """The tokens of the prompts, or the generated ones, beside the reference with the engine's decisions."""
+def along_decisions(checkpoint: Path, found: dict[str, Any], cache: str, *, generated: bool) -> Judgement | None:
+    """The tokens of the prompts, or the generated ones, beside the reference with the engine's decisions.
+
+    None if a decision was not recorded: another one in its place may move all later tokens.
+    """
     truth = random_model.load_truth(checkpoint)
     model = random_model.build(truth["architecture"], truth["seed"])
     prompts = [sequence["tokens"] for sequence in truth["sequences"]]
@@ -73,6 +76,8 @@ def along_decisions(checkpoint: Path, found: dict[str, Any], cache: str, *, gene
         ids = replayed.unpacked(found[f"{kind}decisions"][number])
         followed.append(replayed.follow(model, prompt + tokens, ids, truth["seed"] + number, cache))
         firsts.append(len(prompt) - 1 if generated else 0)
+    if any(one.num_unknown for one in followed):
+        return None
     truths, samples = (
         [getattr(one, part)[..., first:] for one, first in zip(followed, firsts, strict=True)]
         for part in ("truth", "samples")
@@ -86,9 +91,13 @@ def along_decisions(checkpoint: Path, found: dict[str, Any], cache: str, *, gene
 
 def judged(checkpoint: Path, found: dict[str, Any], cache: str, *, generated: bool) -> Judgement:
     """The judgement of the prompts or of the generated tokens, along the engine's decisions if they were recorded."""
-    if any(found.get("generated_decisions" if generated else "decisions", ())):
-        return along_decisions(checkpoint, found, cache, generated=generated)
-    return (of_generated if generated else of_prompts)(checkpoint, found, cache)
+    is_recorded = any(found.get("generated_decisions" if generated else "decisions", ()))
+    if is_recorded and (judgement := along_decisions(checkpoint, found, cache, generated=generated)):
+        return judgement
+    judgement = (of_generated if generated else of_prompts)(checkpoint, found, cache)
+    if is_recorded:
+        judgement.notes.append("not all decisions were recorded, so none is replayed")
+    return judgement
 
 
 def main(parent: Parent) -> None:

@@ -161,13 +161,14 @@ class Excess:
 class Followed:
     """One sequence along an engine's decisions: `truth` [n - 1], samples [S, n - 1], and decisions beyond rounding.
 
-    `num_decisions` were judged; `largest` is the largest shortfall of a decider in its margin.
+    `num_decisions` were judged, `num_unknown` not recorded; `largest` is a decider's largest shortfall in its margin.
     """
 
     truth: Tensor
     samples: Tensor
     excesses: list[Excess] = field(default_factory=list)
     num_decisions: int = 0
+    num_unknown: int = 0
     largest: dict[Decider, float] = field(default_factory=dict)
 
 
@@ -218,18 +219,21 @@ def _judge(found: Followed, path: Replay, decider: Decider, moves: Tensor, ids: 
     """Judge the decisions of one decider by how far rounding moves the difference of two scores, [T]."""
     scores, taken, known, invalid = (kept[decider] for kept in (path.scores, path.taken, path.known, path.invalid))
     seen = scores.isfinite()
-    decides = known & ~invalid & (taken.sum(1) < seen.sum(1))
-    below = torch.where(decides, shortfall(scores, taken), 0.0)
-    if bool(decides.any()):
-        allowed = MARGIN * moves.clamp(min=float(moves[decides].median()) / 4)
-        times = below / allowed
-        found.num_decisions += int(decides.sum())
+    decides = taken.sum(1) < seen.sum(1)
+    # No token follows the last position, and an engine does not compute a last generated token.
+    found.num_unknown += int((decides & ~known)[:-1].sum())
+    rows = (decides & known & ~invalid).nonzero().flatten()
+    if len(rows):
+        below, allowed = shortfall(scores[rows], taken[rows]), MARGIN * moves[rows]
+        times = below / allowed.clamp(min=float(allowed.median()) / 4)
+        found.num_decisions += len(rows)
         found.largest[decider] = max(0.0, float(times.max()))
-        for row in (~(times <= 1)).nonzero().flatten().tolist():
-            least, best = _pairs(scores, taken)[row].tolist()
-            words = f"takes {least}, not {best}: {float(below[row]):.3g} below it, "
-            words += f"{float(allowed[row]):.3g} is within rounding"
-            found.excesses.append(Excess(decider, row, words, float(times[row])))
+        pairs = _pairs(scores, taken)
+        for at in (~(times <= 1)).nonzero().flatten().tolist():
+            least, best = pairs[rows[at]].tolist()
+            words = f"takes {least}, not {best}: {float(below[at]):.3g} below it, "
+            words += f"{float(below[at] / times[at]):.3g} is within rounding"
+            found.excesses.append(Excess(decider, int(rows[at]), words, float(times[at])))
     for row in invalid.nonzero().flatten().tolist():
         assert ids is not None
         found.num_decisions += 1
@@ -252,7 +256,7 @@ def findings(followed: list[Followed], name: str) -> Iterator[Finding]:
         for excess in one.excesses:
             places.setdefault(excess.decider, []).append((request, excess))
     for decider in sorted(places, key=_order):
-        request, first = places[decider][0]
+        request, first = min(places[decider], key=lambda place: (place[0], place[1].position))
         more = f"; {len(places[decider]) - 1} more of this layer" if len(places[decider]) > 1 else ""
         yield Finding(
             oracle="logprobs",

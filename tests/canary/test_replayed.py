@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,11 @@ class Engine:
             ours.data = exact.data.clone()
         return engine
 
+    @functools.cached_property
+    def plain(self) -> dict[str, Any]:
+        """What the engine says with nothing injected."""
+        return self.answers()
+
     def answers(self, change: Change | None = None, decide: Callable[[int, Ids], None] | None = None) -> dict[str, Any]:
         """What the engine says; `change` is made to the model, `decide` to the decisions of a prompt."""
         engine = self.in_bfloat16()
@@ -66,7 +72,7 @@ class Engine:
         return found
 
     def judge(self, found: dict[str, Any]) -> Judgement:
-        return judge_logprobs.along_decisions(self.folder, found, "bf16", generated=False)
+        return judge_logprobs.judged(self.folder, found, "bf16", generated=False)
 
     def same_answers(self, change: Change) -> float:
         """The share of likeliest tokens that a changed model keeps."""
@@ -124,7 +130,7 @@ def epsilon(engine: Any) -> None:
 
 def test_rounding_passes_also_where_near_ties_fall_otherwise(v32: Engine, kimi: Engine) -> None:
     for engine in (v32, kimi):
-        found = engine.answers()
+        found = engine.plain
         judgement = engine.judge(found)
         assert not judgement.findings and judgement.looked_at > 500
         assert "decisions replayed" in judgement.notes[0]
@@ -136,7 +142,7 @@ def test_rounding_passes_also_where_near_ties_fall_otherwise(v32: Engine, kimi: 
 
 def test_replayed_decisions_leave_rounding_alone(v32: Engine) -> None:
     """The largest distance falls by a third at least, as other choices are no distance any more."""
-    found = v32.answers()
+    found = copy.deepcopy(v32.plain)
     far = {"replayed": 0.0, "own": 0.0}
     for number, tokens in enumerate(v32.prompts):
         values = torch.tensor(found["logprobs"][number])
@@ -193,7 +199,7 @@ def test_one_wrong_expert_is_named_with_request_token_layer_and_stage(v32: Engin
     ("row", "words"), [((0, 0), "takes 0 twice"), ((0, 9), "takes 9 of 8"), ((0, -1), "takes 1 of 8")]
 )
 def test_choices_that_are_no_set_of_experts_are_findings(v32: Engine, row: tuple[int, int], words: str) -> None:
-    found = v32.answers()
+    found = copy.deepcopy(v32.plain)
     ids = replayed.unpacked(found["decisions"][4])[EXPERTS]
     ids[30] = torch.tensor(row)
     found["decisions"][4]["experts"]["1"] = vllm_decisions.packed(ids)
@@ -202,24 +208,28 @@ def test_choices_that_are_no_set_of_experts_are_findings(v32: Engine, row: tuple
 
 
 def test_a_token_of_the_future_is_a_finding(v32: Engine) -> None:
-    found = v32.answers()
+    found = copy.deepcopy(v32.plain)
     ids = replayed.unpacked(found["decisions"][0])[INDEX]
     ids[120, -1] = 121
     found["decisions"][0]["index"]["1"] = vllm_decisions.packed(ids)
     assert "request 0, token 120, layer 1, index: takes 121 of 121" in v32.judge(found).findings[0].message
 
 
-def test_rows_that_were_not_recorded_are_not_judged(v32: Engine) -> None:
-    found = v32.answers()
+def test_with_a_decision_that_was_not_recorded_none_is_replayed(v32: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge_logprobs, "of_prompts", lambda *args: Judgement(looked_at=1))
+    found = copy.deepcopy(v32.plain)
     ids = replayed.unpacked(found["decisions"][1])[EXPERTS]
-    ids[5:9] = replayed.UNKNOWN
+    ids[-1] = replayed.UNKNOWN
     found["decisions"][1]["experts"]["1"] = vllm_decisions.packed(ids)
-    counts = [v32.judge(answers).notes[0] for answers in (v32.answers(), found)]
-    assert [int(re.findall(r"\d+", note)[0]) for note in counts] == [860, 856]
+    assert v32.judge(found).looked_at > 1
+    ids[5] = replayed.UNKNOWN
+    found["decisions"][1]["experts"]["1"] = vllm_decisions.packed(ids)
+    judgement = v32.judge(found)
+    assert (judgement.looked_at, judgement.notes) == (1, ["not all decisions were recorded, so none is replayed"])
 
 
 def test_generated_tokens_are_judged_after_their_prompts(v32: Engine) -> None:
-    found = v32.answers()
+    found = copy.deepcopy(v32.plain)
     cut = 20
     prompts, whole = [tokens[:-cut] for tokens in v32.prompts], v32.prompts
     random_model.save_truth(
@@ -238,6 +248,6 @@ def test_generated_tokens_are_judged_after_their_prompts(v32: Engine) -> None:
 
 
 def test_without_decisions_the_present_bound_judges(v32: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge_logprobs, "of_prompts", lambda *args: "as before")
-    found = {"logprobs": [], "decisions": [{}, {}]}
-    assert judge_logprobs.judged(v32.folder, found, "bf16", generated=False) == "as before"  # type: ignore[comparison-overlap]
+    monkeypatch.setattr(judge_logprobs, "of_prompts", lambda *args: Judgement(looked_at=1))
+    judgement = v32.judge({"logprobs": [], "decisions": [{}, {}]})
+    assert (judgement.looked_at, judgement.notes) == (1, [])
