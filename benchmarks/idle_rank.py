@@ -31,10 +31,11 @@ from harness.accuracy.tasks import Task, load_task
 from harness.core.extras import httpx
 from harness.engines.vllm.options import HTTP_ENVIRON, environ, serve_words
 from harness.engines.vllm.params import VllmParams
-from harness.engines.vllm.ranks import AMONG_RANKS, EXTENSION, NO_MULTICAST
+from harness.engines.vllm.ranks import AMONG_RANKS, NO_MULTICAST
 from harness.engines.vllm.serve.settings import ServePoison
 
 TIME = re.compile(r"(INFO|WARNING|ERROR) \d\d-\d\d (\d\d):(\d\d):(\d\d) \[")
+STEPS = re.compile(r"mla-harness: (\d+) dummy steps in process (\d+)")
 COUNTER = re.compile(r'^vllm:(\w+)_total\{[^}]*engine="(\d+)"[^}]*\} (\S+)$', re.MULTILINE)
 ASKED: dict[str, dict[str, Any]] = {
     "moe": {"task": "gsm_symbolic", "max_tokens": 112, "capture_sizes": (1, 2, 4, 8, 16)},
@@ -139,13 +140,22 @@ def server_command(args: argparse.Namespace, port: int) -> tuple[list[str], dict
         }
     )
     words = [*serve_words(params), "--data-parallel-size", "2", "--api-server-count", "1", "--port", str(port)]
-    words += ["--host", "127.0.0.1", "--worker-extension-cls", EXTENSION, "--disable-custom-all-reduce"]
+    words += [
+        "--host",
+        "127.0.0.1",
+        "--worker-extension-cls",
+        "idle_rank_worker.Extension",
+        "--disable-custom-all-reduce",
+    ]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         words += ["--data-parallel-rpc-port", str(free.getsockname()[1])]
     words += ["--kernel-config", '{"enable_flashinfer_autotune": false, "enable_jit_warmup": false}', *args.more]
     poison = None if args.poison == "none" else ServePoison.parse(args.poison)
     settings = {**environ(params, poison), **AMONG_RANKS, **NO_MULTICAST, **HTTP_ENVIRON}
+    settings["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    )
     return [sys.executable, "-m", "vllm.entrypoints.cli.main", *words], settings | {"VLLM_DEEP_GEMM_WARMUP": "skip"}
 
 
@@ -185,7 +195,10 @@ def main() -> int:
                 if httpx.get(f"{url}/health", timeout=5.0).status_code == 200:
                     print(f"up after {time.monotonic() - began:.0f} s", flush=True)
                     start_table(log)
-                    return take_phases(f"{url}/v1", args, what)
+                    found = take_phases(f"{url}/v1", args, what)
+                    steps = dict(reversed(pair) for pair in STEPS.findall(log.read_text(errors="replace")))
+                    print(f"dummy steps of each rank, at least: {', '.join(steps.values()) or 'none'}", flush=True)
+                    return found
             except httpx.TransportError:
                 time.sleep(1.0)
         print(f"no server after {time.monotonic() - began:.0f} s, exit code {server.poll()}; the log ends:")
