@@ -37,7 +37,7 @@ for what in "$@"; do
       idle moe-graphs --canary moe --runner v2 --graph full_decode_only &
       idle mtp --canary mtp --runner v2 --graph full_decode_only &
       wait; tail -n 32 "$out"/idle-*.log | cut -c1-230;;
-    sglang) run sglang sglang-ranks -m nightly; wait; table sglang;;
+    sglang) for n in heads experts; do run "sglang-$n" "sglang-ranks[ranks=$n" -m nightly; done; wait; table sglang-heads sglang-experts;;
   esac
   echo "== $what: $((SECONDS - start)) s"
 done
