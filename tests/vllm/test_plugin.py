@@ -25,14 +25,15 @@ class MambaSpec:
     block_size = 1024
 
 
-def runner(cache: torch.Tensor) -> Any:
+def runner(cache: torch.Tensor, num_blocks: int = 8) -> Any:
     kv_groups = [
         SimpleNamespace(kv_cache_spec=MambaSpec(), layer_names=["state"]),
         SimpleNamespace(kv_cache_spec=MLAAttentionSpec(), layer_names=["attention"]),
     ]
     layers = {"attention": SimpleNamespace(kv_cache=cache), "state": SimpleNamespace(kv_cache=[torch.zeros(2)])}
     config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
-    return SimpleNamespace(kv_cache_config=SimpleNamespace(kv_cache_groups=kv_groups), vllm_config=config)
+    caches = SimpleNamespace(num_blocks=num_blocks, kv_cache_groups=kv_groups)
+    return SimpleNamespace(kv_cache_config=caches, vllm_config=config)
 
 
 def step(**changes: Any) -> Any:
@@ -88,6 +89,16 @@ def test_the_tail_of_a_new_requests_last_block_is_filled_from_its_length_on() ->
     assert cache[7, 6:].isnan().all() and not cache[7, :6].isnan().any() and not cache[6].isnan().any()
 
 
+def test_a_compressed_cache_has_fewer_slots_in_a_block_than_tokens() -> None:
+    cache = torch.zeros(8, 32, 8, dtype=torch.bfloat16)
+    StepPoison(ServePoison(("kv.new",)))(runner(cache), step())
+    assert cache.isnan().all(dim=2).all(dim=1).nonzero().flatten().tolist() == [3, 5]
+    cache = torch.zeros(8, 32, 8, dtype=torch.bfloat16)
+    StepPoison(ServePoison(("kv.tail",)))(runner(cache), step())
+    # 70 of the 128 tokens of block 3 fill 17 slots of four.
+    assert cache[3, 17:].isnan().all() and not cache[3, :17].isnan().any() and int(cache.isnan().sum()) == 15 * 8
+
+
 def test_fp8_pages_held_as_bytes_get_the_nan_of_fp8() -> None:
     cache = torch.zeros(16, 64, 8, dtype=torch.uint8)
     StepPoison(ServePoison(("kv.new",)))(runner(cache), step())
@@ -133,8 +144,7 @@ def test_the_workspace_that_layers_share_is_filled_before_a_step(
 
 
 def test_only_groups_of_latents_are_touched() -> None:
-    found = list(groups(runner(torch.zeros(16, 64, 8))))
-    assert [(index, ratio) for index, _, ratio in found] == [(1, 2)]
+    assert [index for index, _ in groups(runner(torch.zeros(16, 64, 8)))] == [1]
 
 
 @pytest.mark.parametrize("text", ["kv.nwe", "kv.new:nann", ":nan"])

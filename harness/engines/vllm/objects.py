@@ -126,6 +126,7 @@ class KVCacheGroup(Protocol):
 
 @of_vllm(CACHES, "vllm.v1.kv_cache_interface:KVCacheConfig")
 class KVCacheConfig(Protocol):
+    num_blocks: int
     kv_cache_groups: list[KVCacheGroup]
 
 

@@ -102,31 +102,35 @@ class StepPoison:
                     chosen.fill_(runner.vllm_config.model_config.max_model_len - 1)
                     FILLED.topk_buffers += 1
         if "kv.null" in self._poison.sites:
-            for _, caches, ratio in groups(runner):
-                self._fill(caches, ratio, [0], 0)
+            for group, caches in groups(runner):
+                self._fill(runner, group, caches, [0])
         if "kv.new" in self._poison.sites:
-            for group, caches, ratio in groups(runner):
-                self._fill(caches, ratio, new_blocks(step, group, block_tokens(runner, group)), 0)
+            for group, caches in groups(runner):
+                self._fill(runner, group, caches, new_blocks(step, group, block_tokens(runner, group)))
         if "kv.tail" in self._poison.sites:
             self._tails(runner, step)
 
     def _tails(self, runner: Runner, step: SchedulerOutput) -> None:
         """Fill the slots of each new request's last block that this step does not write."""
-        for group, caches, ratio in groups(runner):
+        for group, caches in groups(runner):
             size = block_tokens(runner, group)
             for request in step.scheduled_new_reqs:
                 length = request.num_computed_tokens + step.num_scheduled_tokens[request.req_id]
                 blocks = request.block_ids[group]
                 if length % size and length // size < len(blocks):
-                    self._fill(caches, ratio, [blocks[length // size]], length % size)
+                    self._fill(runner, group, caches, [blocks[length // size]], length % size)
 
-    def _fill(self, caches: list[torch.Tensor], ratio: int, blocks: list[int], start: int) -> None:
-        """Fill scheduler blocks from slot `start` on. One of them is `ratio` kernel blocks of a cache [N, P, D]."""
+    def _fill(self, runner: Runner, group: int, caches: list[torch.Tensor], blocks: list[int], start: int = 0) -> None:
+        """Fill scheduler blocks from token `start` on. One is some kernel blocks of each cache [N, P, D].
+
+        A slot of a compressed cache is of several tokens, and is written with the last of them.
+        """
         for cache in caches if blocks else ():
-            page = cache.shape[1]
+            ratio, page = len(cache) // runner.kv_cache_config.num_blocks, cache.shape[1]
+            slot = start * ratio * page // block_tokens(runner, group)
             ids = torch.tensor(blocks, device=cache.device)
             for part in range(ratio):
-                first = min(page, max(0, start - part * page))
+                first = min(page, max(0, slot - part * page))
                 if first < page:
                     self._fill_pages(cache, ids * ratio + part, first)
         FILLED.blocks += len(blocks)
@@ -163,8 +167,8 @@ def workspaces() -> list[torch.Tensor]:
     return [] if manager is None else [buffer for buffer in manager._current_workspaces if buffer is not None]
 
 
-def groups(runner: Runner) -> Iterator[tuple[int, list[torch.Tensor], int]]:
-    """KV groups of latents: index, caches [N, P, D], and the number of kernel blocks in a block of the scheduler."""
+def groups(runner: Runner) -> Iterator[tuple[int, list[torch.Tensor]]]:
+    """KV groups of latents: index and caches [N, P, D]."""
     config: KVCacheConfig | None = getattr(runner, "kv_cache_config", None)
     if config is None:
         return
@@ -181,8 +185,7 @@ def groups(runner: Runner) -> Iterator[tuple[int, list[torch.Tensor], int]]:
             if isinstance(cache, torch.Tensor) and cache.ndim == 3:
                 caches[cache.data_ptr()] = cache
         if caches:
-            page = next(iter(caches.values())).shape[1]
-            yield index, list(caches.values()), max(1, int(group.kv_cache_spec.block_size) // page)
+            yield index, list(caches.values())
 
 
 def is_latent(spec: KVCacheSpec) -> bool:
