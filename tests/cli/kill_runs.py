@@ -1,7 +1,7 @@
 """Kill runs at random moments, go on with --resume, and count results that are lost or there twice.
 
 python tests/cli/kill_runs.py --trials 20 [--seed N] prints a table. SIGKILL hits the parent, a worker, or both; more
-trials have a full disk, and a clock that jumps by hours at each look.
+trials have a clock that jumps by hours at each look. `disturbed.py` fills the disk.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ class Trial:
     crashes: int
     """Cases whose worker was killed, which is a result too."""
     in_history: int
-    said: str = ""
 
     @property
     def is_good(self) -> bool:
@@ -131,17 +130,17 @@ class Bench:
         stdout, stderr = process.communicate(timeout=600)
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
-    def trial(self, kind: str, moment: Moment, before: int, said: str = "") -> Trial:
+    def trial(self, kind: str, moment: Moment, before: int) -> Trial:
         """Count what the finished run has on disk and in its summary."""
         run = self.run_folder()
-        assert run is not None, said
+        assert run is not None
         planned = [job["key"] for job in json.loads((run / "run.json").read_text())["jobs"]]
         counts = Counter(self.stored())
         lines = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines() if line.endswith("}")]
         in_history = len(read_entry(run).entries)
         lost, doubled = len(set(planned) - set(counts)), sum(counts.values()) - len(counts)
         crashes = sum(line["verdict"] == "crash" for line in lines)
-        return Trial(kind, str(moment), before, len(planned), lost, doubled, crashes, in_history, said)
+        return Trial(kind, str(moment), before, len(planned), lost, doubled, crashes, in_history)
 
 
 def killed(bench: Bench, kind: str, moment: Moment) -> Trial:
@@ -158,24 +157,6 @@ def killed(bench: Bench, kind: str, moment: Moment) -> Trial:
     process.communicate(timeout=600)
     bench.finish()
     return bench.trial(kind, moment, before)
-
-
-def disk_full(bench: Bench, kind: str, moment: Moment) -> Trial:
-    """Results go to a device that is always full from the tenth result on; then there is room again."""
-    process = bench.start(*SELECTORS)
-    while len(bench.stored()) < 10 and process.poll() is None:
-        time.sleep(0.02)
-    run = bench.run_folder()
-    assert run is not None
-    kept = run / "kept.jsonl"
-    (run / "results.jsonl").rename(kept)
-    (run / "results.jsonl").symlink_to("/dev/full")
-    _, stderr = process.communicate(timeout=600)
-    (run / "results.jsonl").unlink()
-    kept.rename(run / "results.jsonl")
-    before = len(bench.stored())
-    bench.finish()
-    return bench.trial(kind, moment, before, stderr.strip().splitlines()[-1] if stderr.strip() else "")
 
 
 def clock_jumps(bench: Bench, kind: str, moment: Moment) -> Trial:
@@ -197,7 +178,6 @@ KINDS: dict[str, Callable[[Bench, str, Moment], Trial]] = {
     "parent": killed,
     "worker": killed,
     "both": killed,
-    "full disk": disk_full,
     "clock": clock_jumps,
 }
 
@@ -214,7 +194,7 @@ def trials(kinds: list[str], seed: int, longest: float) -> list[Trial]:
 
 
 def _cells(trial: Trial) -> tuple[object, ...]:
-    return (trial.stored, trial.planned, trial.lost, trial.doubled, trial.crashes, trial.in_history, trial.said)
+    return (trial.stored, trial.planned, trial.lost, trial.doubled, trial.crashes, trial.in_history)
 
 
 def main() -> None:
@@ -224,9 +204,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--longest", type=float, default=8.0)
     given = parser.parse_args()
-    print("disturbed\tmoment\tstored\tplanned\tlost\tdoubled\tcrash\tin summary\tsaid")
+    print("disturbed\tmoment\tstored\tplanned\tlost\tdoubled\tcrash\tin summary")
     kinds = [("parent", "worker", "both")[number % 3] for number in range(given.trials)]
-    found = trials([*kinds, "full disk", "clock", "clock"], given.seed, given.longest)
+    found = trials([*kinds, "clock", "clock"], given.seed, given.longest)
     print(f"{len(found)} runs: {sum(t.lost for t in found)} results lost, {sum(t.doubled for t in found)} doubled")
     sys.exit(not all(trial.is_good for trial in found))
 
