@@ -6,19 +6,25 @@ Lengths are in tokens, or in pages of the server's cache: `3p` are three pages, 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from harness.core.files import read_rows
 from harness.core.params import Record
 
 Event = Literal["hits", "evicted", "preemptions", "aborted", "lengths", "slept", "changed"]
 Deed = Literal["reset_prefix_cache", "sleep", "wake_up", "reload"]
+SchemaName = Literal["colour", "number", "flag"]
+SCHEMAS: dict[SchemaName, dict[str, Any]] = read_rows(Path(__file__).with_suffix(".yaml"))
+"""JSON schemas of answers, each with all values that obey it. No value obeys two."""
 
 FIRST_TOKEN, LAST_TOKEN = 16, 250
 """Token ids of prompts: none is special, and every vocabulary has them."""
@@ -76,6 +82,8 @@ class Step(Record):
     arrive_ms: tuple[int, ...] = Field(
         default=(), description="together: milliseconds from the start of the step to each request, in turn"
     )
+    models: tuple[str | None, ...] = Field(default=(), description="served models, adapters for one, in turn")
+    schemas: tuple[SchemaName | None, ...] = Field(default=(), description="JSON schemas of the answers, in turn")
     weights: Literal["own", "other"] = Field(default="own", description="the weights of `reload` and of the answers")
     do: Deed | None = None
     level: Literal[1, 2] = 1
@@ -119,12 +127,38 @@ class Request:
     abort_after: int | None = None
     delay: float = 0.0
     """Seconds after the start of its step."""
+    model: str | None = None
+    """Another served model than the one that is checked."""
+    schema: SchemaName | None = None
+
+    @property
+    def more(self) -> dict[str, Any]:
+        """What the request says beside prompt and budget. An answer with a schema ends where the schema does."""
+        body: dict[str, Any] = {"model": self.model} if self.model else {}
+        if self.schema:
+            schema = {"name": self.schema, "schema": SCHEMAS[self.schema]["schema"]}
+            body |= {"ignore_eos": False, "response_format": {"type": "json_schema", "json_schema": schema}}
+        return body
+
+    @property
+    def values(self) -> list[str]:
+        """All answers that obey the schema, without spaces; none without a schema."""
+        return (
+            [json.dumps(value, separators=(",", ":")) for value in SCHEMAS[self.schema]["values"]]
+            if self.schema
+            else []
+        )
+
+    def obeyed_by(self, text: str, num_tokens: int) -> bool:
+        """Whether an answer obeys the schema; an answer that was cut, whether it can be the beginning of one."""
+        packed, is_cut = "".join(text.split()), self.abort_after is not None or num_tokens >= self.max_tokens
+        return not self.schema or any(v == packed or (is_cut and v.startswith(packed)) for v in self.values)
 
     @property
     def alone(self) -> Request:
         """The request whose answer this one's must have: to its end, and no longer than the stream is read."""
         budget = self.max_tokens if self.abort_after is None else min(self.max_tokens, max(1, self.abort_after))
-        return Request(self.label, self.prompt, budget, self.weights)
+        return Request(self.label, self.prompt, budget, self.weights, model=self.model, schema=self.schema)
 
 
 def requests_of(script: Script, step: Step, pool: Pool) -> list[Request]:
@@ -148,6 +182,8 @@ def requests_of(script: Script, step: Step, pool: Pool) -> list[Request]:
             weights=step.weights,
             abort_after=step.abort_after[number % len(step.abort_after)] if step.abort_after else None,
             delay=step.arrive_ms[number % len(step.arrive_ms)] / 1000 if step.arrive_ms and step.together else 0.0,
+            model=step.models[number % len(step.models)] if step.models else None,
+            schema=step.schemas[number % len(step.schemas)] if step.schemas else None,
         )
         for number, prompt in enumerate(prompts)
     ]

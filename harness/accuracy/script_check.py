@@ -115,7 +115,6 @@ class Judged:
             self.findings.append(Finding(oracle="acceptance", where="script", message=message, cause=Code.DROP))
 
     def result(self) -> CaseResult:
-        """The script as a case, for run folders and reports."""
         name = f"{SCENARIO}[script={self.script},model={self.model}]"
         ended: dict[str, Any] = {"verdict": self.verdict, "reason": self.reason, "findings": tuple(self.findings)}
         return CaseResult(key=name, id=name, scenario=SCENARIO, looked_at={ORACLE: self.num_tokens}, **ended)
@@ -184,7 +183,10 @@ class _Runner:
                 if reply.error:
                     raise Refused(f"{request.label}, asked alone: {reply.error}")
                 self.references[request] = reply
-                self._score(request, reply, scores)
+                if request.schema:
+                    self._obeys(request, reply, ALONE)
+                else:
+                    self._score(request, reply, scores)
         after = self.server.metrics()
         if (after - self.counts).get("prefix_cache_hits", 0):
             raise Refused("requests with a cache_salt of their own hit the prefix cache, so it cannot be switched off")
@@ -203,6 +205,14 @@ class _Runner:
                 )
                 self.judged.findings.append(Finding(oracle=ORACLE, where=ALONE, message=message, cause=Code.DIVERGED))
                 return
+
+    def _obeys(self, request: Request, reply: Reply, where: str) -> bool:
+        """Check an answer against the schema of its request."""
+        if request.obeyed_by(reply.text, len(reply.tokens)):
+            return True
+        message = f"{_named(request)}: {reply.text[:60]!r} does not obey the schema"
+        self.judged.findings.append(Finding(oracle=ORACLE, where=where, message=message, cause=Code.OUTSIDE_SCHEMA))
+        return False
 
     def _note(self, note: str) -> None:
         self.judged.notes += [note] if note not in self.judged.notes else []
@@ -257,12 +267,18 @@ class _Runner:
         if reply.error:
             return found(f": no answer: {reply.error}", Code.UNANSWERED)
         self.judged.num_answers += 1
+        if not self._obeys(request, reply, where):
+            return None
         for place, (token, right) in enumerate(zip(reply.tokens, expected.tokens, strict=False)):
             self.judged.num_tokens += 1
             if token != right:
-                top = expected.top[place]
+                top, now = expected.top[place], reply.top[place]
+                gaps = [abs(now[name] - top[name]) for name in now.keys() & top.keys()]
+                if request.schema and max(gaps, default=math.inf) <= self.check.tolerance:
+                    # A schema can exclude all of the best. They are alike, so the answer says how likely its token is.
+                    top = {token: reply.logprobs[place]} | top
                 # A token beyond the best is at least as far away as the last of them.
-                last = min(top.values()) if len(top) >= NUM_BEST else -math.inf
+                last = min(top.values()) if len(top) >= NUM_BEST and not request.schema else -math.inf
                 margin = expected.logprobs[place] - top.get(token, last)
                 known = f"margin {margin:.3f} nats" if token in top else f"which is not among the best {len(top)}"
                 what = f", token {place}: {token} instead of {right}, {known}"
@@ -280,9 +296,9 @@ class _Runner:
 
 
 def _named(request: Request) -> str:
-    """A request in words."""
     stop = "" if request.abort_after is None else f", stream closed after {request.abort_after}"
-    return f"request {request.label} ({len(request.prompt)} tokens{stop})"
+    more = "".join(f", {name}" for name in (request.model, request.schema and f"schema {request.schema}") if name)
+    return f"request {request.label} ({len(request.prompt)} tokens{stop}{more})"
 
 
 _WORDS = {

@@ -58,6 +58,7 @@ class Reply:
     top: tuple[dict[str, float], ...] = ()
     num_prompt_tokens: int | None = None
     error: str = ""
+    text: str = ""
 
     @property
     def ids(self) -> list[int] | None:
@@ -74,7 +75,6 @@ class Metrics:
     cache: Pool | None = None
 
     def __sub__(self, before: Metrics) -> dict[str, int]:
-        """The growth of each counter that proofs read."""
         return {name: int(self.counts[name] - before.counts.get(name, 0.0)) for name in _COUNTED if name in self.counts}
 
 
@@ -92,7 +92,7 @@ class ScriptServer(ServerBackend):
 
         async def one(client: httpx.AsyncClient, request: Request) -> Reply:
             await asyncio.sleep(request.delay)
-            body = self._request(request.prompt, request.max_tokens)
+            body = self._request(request.prompt, request.max_tokens) | request.more
             if request.abort_after is not None:
                 return await self._cut_short(client, body, request.abort_after)
             return await self._reply(client, body)
@@ -102,13 +102,14 @@ class ScriptServer(ServerBackend):
     def ask_alone(self, requests: Sequence[Request]) -> list[tuple[Reply, Scores | None]]:
         """The answers to requests that run one at a time and find no page in the prefix cache.
 
-        With each the scores of its tokens by a prefill of prompt and answer; None if the server scores no prompt.
+        With each the scores of its tokens by a prefill of prompt and answer; None if the server scores no prompt. A
+        prefill knows no schema.
         """
 
         async def one(client: httpx.AsyncClient, request: Request) -> tuple[Reply, Scores | None]:
-            alone = {"cache_salt": uuid.uuid4().hex}
+            alone = {"cache_salt": uuid.uuid4().hex} | request.more
             reply = await self._reply(client, self._request(request.prompt, request.max_tokens) | alone)
-            if reply.error or (answer := reply.ids) is None:
+            if reply.error or request.schema or (answer := reply.ids) is None:
                 return reply, None
             body = self._request((*request.prompt, *answer), 1) | alone | {"prompt_logprobs": 1}
             try:
@@ -120,7 +121,6 @@ class ScriptServer(ServerBackend):
         return asyncio.run(self._in_flight(one, requests, at_once=1))
 
     def close(self) -> None:
-        """Close the connection for metrics and changes."""
         self._client.close()
 
     def metrics(self) -> Metrics:
@@ -145,6 +145,16 @@ class ScriptServer(ServerBackend):
             return str(root)
         raise Refused(f"{self._url}/models does not say the path of the server's own weights, to load them again")
 
+    def has(self, request: Request) -> bool:
+        """Whether the server answers a request by its model and its schema."""
+        (reply,) = self.ask([request])
+        return not reply.error and request.obeyed_by(reply.text, len(reply.tokens))
+
+    def adapters(self) -> list[str]:
+        """The models that are served beside the one that is asked."""
+        ids = [entry.get("id") for entry in self._entries()]
+        return [name for name in ids if isinstance(name, str) and name != self._served_model]
+
     def longest(self) -> int:
         """The most tokens of a prompt and its answer; a large number if the server does not say it."""
         given = self._entry().get("max_model_len")
@@ -152,8 +162,11 @@ class ScriptServer(ServerBackend):
 
     def _entry(self) -> dict[str, Any]:
         """What /v1/models says about the served model."""
-        entries = self._call("GET", "/v1/models").get("data") or ()
-        return next((e for e in entries if isinstance(e, dict) and e.get("id") == self._served_model), {})
+        return next((entry for entry in self._entries() if entry.get("id") == self._served_model), {})
+
+    def _entries(self) -> list[dict[str, Any]]:
+        listed = self._call("GET", "/v1/models").get("data")
+        return [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
 
     def is_sleeping(self) -> bool:
         return bool(self._call("GET", "/is_sleeping").get("is_sleeping"))
@@ -221,7 +234,8 @@ class ScriptServer(ServerBackend):
                 while len(got.tokens) < after and (line := await anext(lines, None)) is not None:
                     if line.startswith("data: {"):
                         part = _read(object_of(line[6:]))
-                        got = Reply(got.tokens + part.tokens, got.logprobs + part.logprobs, got.top + part.top)
+                        lists = got.tokens + part.tokens, got.logprobs + part.logprobs, got.top + part.top
+                        got = Reply(*lists, text=got.text + part.text)
         except (httpx.TimeoutException, TimeoutError):
             return Reply(error="the stream does not end in time")
         except httpx.TransportError as error:
@@ -248,6 +262,7 @@ def _read(reply: dict[str, Any]) -> Reply:
             tuple(float(value) for value in found["token_logprobs"]),
             tuple({str(name): float(value) for name, value in top.items()} for top in found["top_logprobs"]),
             count if isinstance(count, int) else None,
+            text=str(reply["choices"][0].get("text", "")),
         )
         if len({len(read.tokens), len(read.logprobs), len(read.top)}) > 1:
             raise ValueError("other numbers of tokens and of log probabilities")

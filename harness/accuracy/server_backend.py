@@ -217,10 +217,12 @@ class ServerBackend:
             if response.status_code in REFUSED_KEY:
                 raise self._refusal(response)
             response.raise_for_status()
-            names = [str(entry["id"]).encode().decode() for entry in object_of(response.content)["data"]]
+            listed = object_of(response.content)["data"]
+            # An adapter names its base model as its parent.
+            names = [str(entry["id"]).encode().decode() for entry in listed if not entry.get("parent")]
         except httpx.TransportError as error:
             raise InputError(f"{self._url}: no server answers there ({type(error).__name__})") from None
-        except (httpx.HTTPStatusError, BadReply, ValueError, KeyError, TypeError):
+        except (httpx.HTTPStatusError, BadReply, ValueError, KeyError, TypeError, AttributeError):
             raise InputError(f"{self._url}/models lists no model; name it with --served-model") from None
         if len(names) != 1:
             raise InputError(f"{self._url}: it serves {len(names)} models; name one with --served-model")
@@ -277,7 +279,6 @@ def fetched(client: httpx.Client, method: str, url: str, *, seconds: float, **mo
 async def fetched_async(
     client: httpx.AsyncClient, method: str, url: str, *, seconds: float, **more: Any
 ) -> httpx.Response:
-    """As `fetched`. Also raises TimeoutError."""
     content = bytearray()
     try:
         async with asyncio.timeout(seconds), client.stream(method, url, **more) as response:

@@ -29,6 +29,7 @@ class Code(StrEnum):
     OTHER_COURSE = "other_course"
     """Two runs have other tensors."""
     WRONG_TOKEN = "wrong_token"
+    OUTSIDE_SCHEMA = "outside_schema"
 
     # Contracts.
     OTHER_ADDRESS = "other_address"

@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from harness.accuracy.script import Pool, Request, Script, Step, length_of, requests_of
+from harness.accuracy.script import FIRST_TOKEN, SCHEMAS, Pool, Request, Script, Step, length_of, requests_of
 from harness.accuracy.script_check import ALONE, Judged, ScriptCheck, check_script
 from harness.accuracy.script_server import Reply, ScriptServer
 from harness.core.cause_codes import Code
@@ -30,6 +30,8 @@ PAGES = (1, 1, 2, 2, 3, 5, 8)
 CHUNKS = (512, 2048, 8192)
 """Tokens of a chunk of prefill in servers as released."""
 BUDGETS = ("1", "2", "8", "1p", "1p+1")
+MOST_ADAPTERS, LONGEST_VALUE = 4, 32
+"""Adapters of a server that are drawn, and a budget that ends no answer with a schema."""
 TRIES = 3
 """How often a smaller trace is tried before it counts as right: the order on a server is not the same each time.
 
@@ -78,16 +80,24 @@ def _prompt(draw: random.Random, page: int, room: int) -> str:
 
 @dataclass
 class Draws:
-    """Half of its traces change a trace that showed what was seen least: hits, preemptions, drafts."""
+    """Half of its traces change a trace that showed what was seen least: hits, preemptions, drafts.
+
+    `more` has what requests of a step may carry, since version 2 of the draws. Without it all draws are as before.
+    """
 
     seed: int
     pool: Pool
     seen: Counter[frozenset[str]] = field(default_factory=Counter)
     kept: dict[frozenset[str], Script] = field(default_factory=dict)
+    more: dict[str, list[str]] = field(default_factory=dict)
 
     def next(self, number: int) -> Script:
         draw = random.Random(f"{self.seed}/{number}")
         steps = [drawn_step(draw, self.pool) for _ in range(draw.randint(1, 3))]
+        later = random.Random(f"{self.seed}/{number}/2")
+        for place, step in enumerate(steps):
+            drawn = {name: tuple(later.choice((None, *known)) for _ in step.ask) for name, known in self.more.items()}
+            steps[place] = step.but(**{name: values for name, values in drawn.items() if later.random() < 0.5})
         if self.kept and draw.random() < 0.5:
             rarest = self.kept[min(self.seen, key=lambda shown: self.seen[shown])].steps
             steps = [*rarest[-2:], steps[0]] if draw.random() < 0.5 else [steps[0], *rarest[:2]]
@@ -111,9 +121,10 @@ def smaller(trace: Script) -> Iterator[Script]:
         yield trace.but(steps=tuple(rest))
     for place, step in enumerate(trace.steps):
         for kept in fewer(range(len(step.ask)), least=1):
-            names = ("ask", "abort_after", "arrive_ms")
+            names = ("ask", "abort_after", "arrive_ms", "models", "schemas")
             yield changed(place, **{n: tuple(getattr(step, n)[i] for i in kept) for n in names if getattr(step, n)})
-        plain: dict[str, Any] = {"arrive_ms": (), "abort_after": (), "together": False, "max_tokens": "1"}
+        plain: dict[str, Any] = {"models": (), "schemas": (), "arrive_ms": (), "abort_after": ()}
+        plain |= {"together": False, "max_tokens": "1"}
         yield from (changed(place, **{n: value}) for n, value in plain.items() if getattr(step, n) != value)
         for number, prompt in enumerate(step.ask):
             for pieces in fewer(prompt.split(), least=1):
@@ -121,17 +132,28 @@ def smaller(trace: Script) -> Iterator[Script]:
                 yield changed(place, ask=asked)
 
 
+def offered(server: ScriptServer) -> dict[str, list[str]]:
+    """The adapters and schemas that the server answers by: each is asked for once."""
+    one = Request("one token", (FIRST_TOKEN,), LONGEST_VALUE, "own")
+    found: dict[str, list[str]] = {
+        "models": [name for name in server.adapters()[:MOST_ADAPTERS] if server.has(replace(one, model=name))],
+        "schemas": [name for name in SCHEMAS if server.has(replace(one, schema=name))],
+    }
+    return {name: known for name, known in found.items() if known}
+
+
 class _Fuzz:
     def __init__(self, check: TraceCheck) -> None:
         self.check, self.references = check, dict[Request, Reply]()
         with closing(ScriptServer(check.url, served_model=check.served_model, timeout=check.timeout)) as server:
-            self.total, pool = Judged(server.identity.model, f"fuzz,seed={check.seed}"), server.metrics().cache
-            longest = server.longest()
+            more, pool, longest = offered(server), server.metrics().cache, server.longest()
+            self.total = Judged(server.identity.model, f"fuzz,seed={check.seed}" + (",draws=2" if more else ""))
+            self.total.notes += [f"{name} of the server: {', '.join(known)}" for name, known in more.items()]
         if pool is None:
             raise Refused("the server's /metrics do not say the pages of its cache, which the lengths follow")
         # Two pages of the pool stay free: so many tokens are the longest request.
         self.pool, fitting = pool, replace(pool, num_pages=min(pool.num_pages, longest // pool.page + 2))
-        self.draws = Draws(check.seed, fitting)
+        self.draws = Draws(check.seed, fitting, more=more)
 
     def run(self) -> Script | None:
         """Take the traces to the server until one fails. Returns that trace, shrunk."""
@@ -228,7 +250,6 @@ def answer(check: TraceCheck) -> dict[str, Any]:
 
 
 def _shown(judged: Judged, **more: Any) -> dict[str, Any]:
-    """What was found, as an object, as lines, and as a case."""
     found = judged.as_dict() | more
     return {"found": found, "lines": judged.lines(), "result": judged.result().model_dump(mode="json")}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness.accuracy.script import Pool, Script, Step, requests_of
+from harness.accuracy.script import Pool, Request, Script, Step, requests_of
 from harness.cli.main import exit_code_of
 from harness.diagnose.traces import Draws, TraceCheck, answer, drawn_step, smaller
 
@@ -45,14 +45,39 @@ def test_a_seed_and_what_was_seen_decide_the_trace() -> None:
     assert any(kept.steps[0] in other.next(number).steps for number in range(9))
 
 
+def test_adapters_and_schemas_leave_the_rest_of_a_draw_as_it_was() -> None:
+    more = {"models": ["alpha"], "schemas": ["flag", "number"]}
+    plain, other = Draws(3, Pool(4, 24)), Draws(3, Pool(4, 24), more=more)
+    traces = [(plain.next(number), other.next(number)) for number in range(20)]
+    steps = [step for _, trace in traces for step in trace.steps]
+    for old, trace in traces:
+        assert trace.but(steps=tuple(step.but(models=(), schemas=()) for step in trace.steps)) == old
+    for name, known in more.items():
+        drawn = {value for step in steps for value in getattr(step, name)}
+        assert drawn == {None, *known} and not all(getattr(step, name) for step in steps)
+    assert Script.model_validate(traces[0][1].model_dump(mode="json")) == traces[0][1]
+
+
 def test_a_smaller_trace_keeps_what_belongs_to_a_request() -> None:
-    step = Step(ask=("a:1p s:3", "b:2p"), together=True, max_tokens="8", abort_after=(None, 3), arrive_ms=(0, 5))
+    given = {"together": True, "max_tokens": "8", "abort_after": (None, 3), "arrive_ms": (0, 5)}
+    step = Step(ask=("a:1p s:3", "b:2p"), models=(None, "alpha"), schemas=("flag", "number"), **given)
     trace = Script(name="fuzz", summary="", steps=(step, Step(ask=("c:1",), max_tokens="1")))
     found = [one.steps for one in smaller(trace)]
     assert (step,) in found and (trace.steps[1],) in found
-    alone = Step(ask=("b:2p",), together=True, max_tokens="8", abort_after=(3,), arrive_ms=(5,))
+    given |= {"abort_after": (3,), "arrive_ms": (5,)}
+    alone = Step(ask=("b:2p",), models=("alpha",), schemas=("number",), **given)
     assert (alone, trace.steps[1]) in found
     assert any(steps[0].ask == ("s:3", "b:2p") for steps in found) and any(not steps[0].together for steps in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_tokens", "is_obeyed"),
+    [('{ "flag": true }', 9, True), ('{"fl', 9, False), ('{"fl', 20, True), ('"red"', 20, False), ("", 20, True)],
+)
+def test_an_answer_obeys_its_schema_as_a_whole_or_as_far_as_its_budget(
+    text: str, num_tokens: int, is_obeyed: bool
+) -> None:
+    assert Request("a:1", (17,), 20, "own", schema="flag").obeyed_by(text, num_tokens) == is_obeyed
 
 
 # How small a trace gets in two seconds depends on the machine; in a minute it does not.
@@ -74,9 +99,34 @@ def test_a_bug_is_found_shrunk_and_shown_by_a_script_without_the_harness(
     assert (sound.returncode, sound.stdout) == (0, "0 answers differ from the same request asked alone\n")
 
 
-def test_near_ties_are_no_bug(start_server: Callable[..., str]) -> None:
-    found = found_by(start_server(START, "near-tie"), fuzz=3)
-    assert found["verdict"] == "pass" and found["ties"]
+@pytest.mark.parametrize("more", [(), ("schemas",)])
+def test_near_ties_are_no_bug(start_server: Callable[..., str], more: tuple[str, ...]) -> None:
+    found = found_by(start_server(START, "near-tie", *more), fuzz=6)
+    assert (found["verdict"], any("schema" in tie for tie in found["ties"])) == ("pass", bool(more))
+
+
+def test_the_server_is_asked_for_its_adapters_and_schemas(start_server: Callable[..., str]) -> None:
+    found = found_by(start_server(START, "adapters", "schemas"), fuzz=3)
+    assert (found["verdict"], found["script"]) == ("pass", "fuzz,seed=0,draws=2")
+    assert found["notes"][:2] == ["models of the server: alpha, beta", "schemas of the server: colour, number, flag"]
+    found = found_by(start_server(START, "schemas", "ignores-schemas"), fuzz=1)
+    assert (found["script"], "schemas" in " ".join(found["notes"])) == ("fuzz,seed=0", False)
+
+
+@pytest.mark.parametrize(
+    ("bug", "shown"), [("grammar-of-neighbour", "does not obey the schema"), ("adapter-of-neighbour", " instead of ")]
+)
+def test_a_grammar_and_an_adapter_of_another_request_are_found_and_shown_by_a_script(
+    start_server: Callable[..., str], tmp_path: Path, bug: str, shown: str
+) -> None:
+    found = found_by(start_server(START, bug), shrink_seconds=2.0)
+    assert found["verdict"] == "fail" and shown in " ".join(found["findings"])
+    (tmp_path / "trace.py").write_text(found["python"])
+    done = subprocess.run([sys.executable, str(tmp_path / "trace.py")], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1 and shown in done.stdout
+    sound = start_server(START, "adapters", "schemas")
+    done = subprocess.run([sys.executable, str(tmp_path / "trace.py"), sound], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "0 answers differ from the same request asked alone\n")
 
 
 def test_a_draw_keeps_to_the_length_of_the_model(start_server: Callable[..., str]) -> None:
@@ -104,7 +154,8 @@ def test_fuzz_stands_alone() -> None:
     "bug",
     [
         "hash-without-past", "found-after-eviction", "kept-after-preemption", "abort-keeps-slot", "prompt-as-decode",
-        "drifts", "dies-of-preemption", "row-of-neighbour", "late-reads-short",
+        "drifts", "dies-of-preemption", "row-of-neighbour", "late-reads-short", "grammar-of-neighbour",
+        "adapter-of-neighbour",
     ],
 )  # fmt: skip
 def test_each_planted_bug_is_found(start_server: Callable[..., str], bug: str) -> None:
@@ -112,6 +163,7 @@ def test_each_planted_bug_is_found(start_server: Callable[..., str], bug: str) -
 
 
 @pytest.mark.nightly
-def test_a_sound_server_passes(start_server: Callable[..., str]) -> None:
-    found = found_by(start_server(START), fuzz=30, seed=5)
+@pytest.mark.parametrize("more", [(), ("adapters", "schemas")])
+def test_a_sound_server_passes(start_server: Callable[..., str], more: tuple[str, ...]) -> None:
+    found = found_by(start_server(START, *more), fuzz=30, seed=5)
     assert (found["verdict"], found["findings"], found["ties"]) == ("pass", [], [])

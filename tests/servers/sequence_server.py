@@ -37,19 +37,24 @@ BUGS = {
     "row-of-neighbour": "the fourth of four requests that run together gets the token of the third",
     "late-reads-short": "a request that joins others that run does not read its first page at first",
     "alternates": "every second lone answer has another first token",
+    "grammar-of-neighbour": "of requests that run together each gets the grammar of the one before it",
+    "adapter-of-neighbour": "of requests that run together each is answered by the adapter of the first",
     "near-tie": "two tokens are equally likely; requests that run together take the second",
     "third-of-ties": "three tokens are equally likely; requests that run together take the third",
     "no-prefix-cache": "", "roomy": "", "no-metrics": "", "no-endpoints": "", "never-aborts": "", "no-salt": "",
-    "no-scores": "", "no-root": "", "short": "",
+    "no-scores": "", "no-root": "", "short": "", "adapters": "", "schemas": "", "ignores-schemas": "",
 }  # fmt: skip
 GIVEN = set(sys.argv[1:])
 WEIGHTS = next((word[8:] for word in GIVEN if word.startswith("weights=")), "own")
 PORT = next((int(word[5:]) for word in GIVEN if word.startswith("port=")), 0)
 GIVEN -= {f"weights={WEIGHTS}", f"port={PORT}"}
+GIVEN |= {"adapters"} if "adapter-of-neighbour" in GIVEN else set()
+GIVEN |= {"schemas"} if "grammar-of-neighbour" in GIVEN else set()
 assert set(BUGS) >= GIVEN, GIVEN - set(BUGS)
 PAGE, NUM_PAGES, NUM_SLOTS, DRAFTS = 4, 400 if "roomy" in GIVEN else 24, 32, 3
 LONGEST = 24 if "short" in GIVEN else 10**6
 MODEL = {"max_model_len": LONGEST} | ({} if "no-root" in GIVEN else {"root": WEIGHTS})
+ADAPTERS = ["alpha", "beta"] if "adapters" in GIVEN else []
 STEP_SECONDS = 0.001
 LAST_SECONDS = 0.01
 """How long requests that come together wait for the next one, so that answers of few tokens meet on a busy machine."""
@@ -60,7 +65,10 @@ def tensors(name: str) -> list[int]:
 
 
 class Request:
-    def __init__(self, prompt: list[int], budget: int, salt: str) -> None:
+    def __init__(
+        self, prompt: list[int], budget: int, salt: str, adapter: str = "", texts: tuple[str, ...] = ()
+    ) -> None:
+        self.adapter, self.texts = adapter, texts
         self.tokens, self.num_prompt, self.budget, self.salt = list(prompt), len(prompt), budget, salt
         self.pages: list[int] = []
         self.computed = 0
@@ -70,7 +78,18 @@ class Request:
 
     @property
     def is_done(self) -> bool:
-        return self.aborted or len(self.tokens) - self.num_prompt >= self.budget
+        return self.aborted or len(self.tokens) - self.num_prompt >= self.budget or self.text in self.texts
+
+    @property
+    def text(self) -> str:
+        """The answer. Only an answer with a schema has letters."""
+        answer = self.tokens[self.num_prompt :]
+        return bytes(answer).decode("latin-1") if self.texts else "?" * len(answer)
+
+    def allowed(self) -> list[int]:
+        """The tokens that the schema allows now; none without a schema."""
+        end = len(self.text)
+        return sorted({ord(text[end]) for text in self.texts if text.startswith(self.text) and len(text) > end})
 
 
 class Engine:
@@ -148,7 +167,7 @@ class Engine:
 
     def key(self, request: Request, number: int) -> object:
         start = number * PAGE if "hash-without-past" in GIVEN else 0
-        return request.salt, tuple(request.tokens[start : (number + 1) * PAGE])
+        return request.salt, request.adapter, tuple(request.tokens[start : (number + 1) * PAGE])
 
     def hits(self, request: Request) -> list[int]:
         pages: list[int] = []
@@ -161,10 +180,11 @@ class Engine:
         return pages
 
     def forward(self, request: Request, together: bool) -> None:
-        fresh, pages = request.computed == 0, request.pages
+        fresh, pages, weights = request.computed == 0, request.pages, self.weights_of(request)
+        before = self.running[self.running.index(request) - 1]
         for at in range(request.computed, len(request.tokens)):
             past = self.slots[pages[(at - 1) // PAGE]][(at - 1) % PAGE] if at else 0
-            self.slots[pages[at // PAGE]][at % PAGE] = hash((past, request.tokens[at], self.weights[0]))
+            self.slots[pages[at // PAGE]][at % PAGE] = hash((past, request.tokens[at], weights[0]))
             if (at + 1) % PAGE == 0 and (key := self.key(request, at // PAGE)) not in self.found:
                 self.found[key] = pages[at // PAGE]
                 self.keys[pages[at // PAGE]] = key
@@ -177,7 +197,9 @@ class Engine:
             read = read[-1:] * 2
         if "late-reads-short" in GIVEN and joins and len(read) > PAGE:
             read = read[PAGE:]
-        token, second = choice(read, self.weights, self.state[request.slot])
+        if "adapter-of-neighbour" in GIVEN:
+            weights = self.weights_of(self.running[0])
+        token, second = choice(read, weights, self.state[request.slot])
         if "alternates" in GIVEN and fresh:
             self.flipped = not self.flipped
             token, second = (second, token) if self.flipped else (token, second)
@@ -189,6 +211,13 @@ class Engine:
             best = [(token, -1.1), (second, -1.11), (second + 1, -1.12)]
         if len({round(value) for _, value in best}) == 1 and together and request.computed % 5 == 0:
             token = best[-1][0]
+        if allowed := (before if "grammar-of-neighbour" in GIVEN else request).allowed():
+            # The schema excludes the best tokens. The server says how likely they are all the same.
+            start = token % len(allowed)
+            allowed = allowed[start:] + allowed[:start]
+            is_second = "near-tie" in GIVEN and together and len(allowed) > 1
+            token, likely = (allowed[1], -7.02) if is_second else (allowed[0], -7.0)
+            best += [(number, logprob) for number, logprob in [(token, likely)] if number not in dict(best)]
         logprob = dict(best)[token]
         if "drifts" in GIVEN and together:
             logprob -= 1.0
@@ -200,6 +229,9 @@ class Engine:
             request.out.put((token, logprob, best))
         if request.is_done:
             self.leave(request)
+
+    def weights_of(self, request: Request) -> list[int]:
+        return tensors(request.adapter) if request.adapter else self.weights
 
     def leave(self, request: Request) -> None:
         self.running.remove(request)
@@ -272,7 +304,8 @@ class Served(Handler):
             if self.path == "/health":
                 self.reply(200, {})
             elif self.path == "/v1/models":
-                self.reply(200, {"data": [{"id": "hashing"} | MODEL]})
+                adapters = [{"id": name, "parent": "hashing"} for name in ADAPTERS]
+                self.reply(200, {"data": [{"id": "hashing", "parent": None} | MODEL, *adapters]})
             elif self.path == "/is_sleeping" and "no-endpoints" not in GIVEN:
                 self.reply(200, {"is_sleeping": ENGINE.sleeping})
             elif self.path == "/metrics" and "no-metrics" not in GIVEN:
@@ -314,15 +347,24 @@ class Served(Handler):
         self.reply(200, {"success": True})
 
     def complete(self, body: dict[str, object]) -> None:
-        assert isinstance(body["prompt"], list) and body["ignore_eos"] and body["temperature"] == 0.0
+        assert isinstance(body["prompt"], list) and body["temperature"] == 0.0
+        assert body["ignore_eos"] != ("response_format" in body)
+        if body["model"] not in ("hashing", *ADAPTERS):
+            self.reply(400, {"message": "no such model"})
+            return
+        texts = () if "ignores-schemas" in GIVEN else texts_of(body.get("response_format"))
+        if texts and "schemas" not in GIVEN:
+            self.reply(400, {"message": "no structured outputs"})
+            return
+        adapter = "" if body["model"] == "hashing" else str(body["model"])
         salt = "" if "no-salt" in GIVEN else str(body.get("cache_salt", ""))
         if len(body["prompt"]) + int(str(body["max_tokens"])) > LONGEST + ("prompt_logprobs" in body):
             self.reply(400, {"message": f"at most {LONGEST} tokens"})
             return
-        request = Request(body["prompt"], int(str(body["max_tokens"])), salt)
+        request = Request(body["prompt"], int(str(body["max_tokens"])), salt, adapter, texts)
         if "prompt_logprobs" in body:
             assert body["max_tokens"] == 1
-            found = {"text": "", "prompt_logprobs": scores(request.tokens, ENGINE.weights)}
+            found = {"text": "", "prompt_logprobs": scores(request.tokens, ENGINE.weights_of(request))}
             self.reply(200, {"choices": [{} if "no-scores" in GIVEN else found]})
             return
         with ENGINE.lock:
@@ -337,7 +379,7 @@ class Served(Handler):
         self.reply(
             200,
             {
-                "choices": [{"text": "?" * len(got), "logprobs": found}],
+                "choices": [{"text": request.text, "logprobs": found}],
                 "usage": usage,
             },
         )
@@ -368,12 +410,25 @@ class Served(Handler):
             if item is None:
                 return
             if item:
-                chunk = {"choices": [{"text": "?", "logprobs": logprobs([item], num_best)}]}
+                text = chr(item[0]) if request.texts else "?"
+                chunk = {"choices": [{"text": text, "logprobs": logprobs([item], num_best)}]}
                 try:
                     self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
                     self.wfile.flush()
                 except OSError:
                     request.aborted = "never-aborts" not in GIVEN
+
+
+def texts_of(wanted: object) -> tuple[str, ...]:
+    """All answers that obey a response format; none without one."""
+    if not isinstance(wanted, dict):
+        return ()
+    schema = wanted["json_schema"]["schema"]
+    if "enum" in schema:
+        return tuple(json.dumps(value) for value in schema["enum"])
+    assert schema["type"] == "object" and not schema["additionalProperties"]
+    parts = [[f"{json.dumps(name)}: {value}" for value in ("true", "false")] for name in schema["required"]]
+    return tuple(f"{{{', '.join(row)}}}" for row in itertools.product(*parts))
 
 
 def logprobs(got: list[tuple[int, float, list[tuple[int, float]]]], num_best: int) -> dict[str, object]:
