@@ -63,5 +63,4 @@ class VllmBackend(EngineBackend):
         return list(self._llm.collective_rpc(question, timeout=timeout_seconds))
 
     def close(self) -> None:
-        """Drop the engine and its memory."""
         del self._llm

@@ -101,7 +101,6 @@ def serve_command(case: Case) -> str:
 
 
 def serve_words(params: VllmParams) -> list[str]:
-    """`serve CHECKPOINT --option value …`."""
     # A server counts drafts unless it is forbidden to.
     options = llm_options(params, params.graph) | {"max_num_seqs": params.max_num_seqs, "disable_log_stats": None}
     if params.script == "sleep":

@@ -140,6 +140,9 @@ class VllmHostParams(Params):
     hybrid: bool = Field(
         default=False, description="`kv-moves` and `kv-handoff` with a second group of layers, which has a window"
     )
+    sidecar: Literal["none", "index", "state"] = Field(
+        default="none", description="what `kv-moves` and `kv-handoff` move beside latents"
+    )
     failing: tuple[int, ...] = Field(default=(), description="transfers of `kv-handoff`, by number, that fail half-way")
     overlapped: bool = Field(
         default=False, description="`kv-moves` schedules a step before it looks at the result of the one before"
@@ -147,6 +150,11 @@ class VllmHostParams(Params):
     timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
         default=300, description="how long one case may take; the first of a process imports vLLM"
     )
+
+    @property
+    def sidecars(self) -> str:
+        """What the layers of a connector's part keep beside latents."""
+        return "window" if self.hybrid else "" if self.sidecar == "none" else self.sidecar
 
     def gives(self) -> frozenset[str]:
         counts = {"requests"} if self.part == "in-flight" else set()

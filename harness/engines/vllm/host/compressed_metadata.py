@@ -103,7 +103,6 @@ def read(found: Tensor, lengths: Tensor, want: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def run(poison: Poison, params: VllmHostParams) -> Run:
-    """Build the metadata that `params` names."""
     with Without("pin_memory"), mock.patch.object(sparse_swa, "get_mla_metadata", lambda *_: (None, None)):
         return searched(poison.pattern, METADATA[params.metadata]())
 

@@ -52,7 +52,6 @@ class Request:
         return self.num_known + min(self.num_drafts, self.num_accepted)
 
     def sampled(self, number: int) -> list[int]:
-        """The tokens that the step adds to request `number`."""
         return [] if self.num_drafts < 0 else list(range(100 * number + self.num_known, 100 * number + self.end + 1))
 
 

@@ -74,7 +74,6 @@ class Grammar:
         return True
 
     def rollback(self, count: int) -> None:
-        """Take tokens back."""
         self.state -= count
 
     def is_terminated(self) -> bool:

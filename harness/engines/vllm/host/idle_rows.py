@@ -66,7 +66,6 @@ def _tables() -> Any:
 
 
 def _step_of_two_requests(tables: Any) -> None:
-    """What the runner does with the tables in a step with requests."""
     for slot, (pages, state) in enumerate(zip(PAGES, STATES, strict=True)):
         tables.append_block_ids(slot, (list(pages), [state]), overwrite=True)
     tables.apply_staged_writes()

@@ -17,11 +17,11 @@ from typing import Any
 
 from vllm.v1.request import RequestStatus
 
+from harness.engines.vllm.host.kv_layers import layers_of, planned
 from harness.engines.vllm.host.kv_moves import (
     MOST_STEPS,
     ONE_GROUP,
     STOP,
-    cache_config,
     request_of,
     runner_output,
     scheduler_of,
@@ -172,8 +172,9 @@ class Drafter:
 
 
 def _scheduler(params: VllmHostParams) -> Any:
-    vllm_config = settings("", True, "engine")
+    layers = layers_of("", 0)
+    vllm_config = settings("", True, "engine", layers)
     vllm_config.parallel_config.pipeline_parallel_size = params.stages
     if params.drafts:
         vllm_config.speculative_config = Drafter(params.drafts)
-    return scheduler_of(vllm_config, cache_config(False), True)
+    return scheduler_of(vllm_config, planned(vllm_config, layers), True)

@@ -59,7 +59,6 @@ def _judge(found: Run, call: KernelCall, outputs: tuple[Tensor, ...]) -> None:
 
 
 def _fused(poison: Poison) -> Observed:
-    """The keys of requests after the fused writer stored them and the reader gathered them."""
     given, _ = prepared(record_inputs.read_records(READING, poison.seed), _setting("read_records", poison))
     slots = given.slots()
     keys = torch.randn(len(slots), WIDTH, generator=torch.Generator().manual_seed(poison.seed))

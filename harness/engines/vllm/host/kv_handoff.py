@@ -42,7 +42,7 @@ def served(params: VllmHostParams, seed: int, order: str) -> Moved:
     exchange, pushes = Exchange(device, params.failing, seed), params.connector == "mooncake"
     with port, in_place(device), on_network(Network(device, params.failing)), on_exchange(exchange):
         prefill, decode = (
-            Serving(device, landed, params.connector, False, name, params.hybrid) for name in (PREFILL, "decode")
+            Serving(device, landed, params.connector, False, name, params.sidecars) for name in (PREFILL, "decode")
         )
         if not pushes:
             _shake_hands(prefill)
@@ -76,8 +76,7 @@ def served(params: VllmHostParams, seed: int, order: str) -> Moved:
         if not params.failing and (failed or finished < len(REQUESTS)):
             raise RuntimeError(f"{finished} of {len(REQUESTS)} requests ended, and {failed} failed without a cause")
         for engine in (prefill, decode):
-            engine.scheduler.connector.shutdown()
-            engine.worker.shutdown()
+            engine.close()
     streams = device.streams
     return Moved(landed.num_bytes, streams.num_compared, landed.misplaced, streams.races, order)
 
@@ -93,7 +92,6 @@ def _shake_hands(prefill: Serving) -> None:
 
 
 def _free_port() -> int:
-    """A port of this machine for the handshake."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port: int = bound.getsockname()[1]

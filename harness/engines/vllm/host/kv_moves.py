@@ -6,8 +6,8 @@ transport are the harness's (see `moving_device`). The model writes owners of to
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -22,39 +22,36 @@ from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.attention.backends.mla.triton_mla import TritonMLABackend
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.kv_cache_utils import (
+    generate_scheduler_kv_cache_config,
+    get_request_block_hasher,
+    init_none_hash,
+)
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import (
-    KVCacheConfig,
-    KVCacheGroupSpec,
-    KVCacheTensor,
-    MLAAttentionSpec,
-    SlidingWindowSpec,
-)
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 
+from harness.core.errors import Refused
 from harness.engines.host_parts import accepted
 from harness.engines.moving_device import Device
+from harness.engines.vllm.host.kv_layers import BLOCK, WIDTH, Layer, layers_of, memory_of, planned
 from harness.engines.vllm.host.moving_device import in_place
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Moved, Run
 from harness.judge.targets.moves import in_orders
 from harness.memory.moves.checks import Landed
-from harness.memory.moves.owners import records, unsent
 from harness.memory.moves.streams import Event, Span
 from harness.memory.poison.patterns import Poison
 
-BLOCK, WIDTH = 16, 24
-TOKEN_BYTES = 2 * WIDTH
-LAYERS = ("model.layers.0.attn", "model.layers.1.attn")
 CLASSES = {
     "simple": "SimpleCPUOffloadConnector",
     "offloading": "OffloadingConnector",
     "nixl": "NixlConnector",
     "mooncake": "MooncakeConnector",
 }
+ALONE = "engine"
+"""The name of an engine that hands nothing over to another one."""
 NUM_SCHEDULES, MOST_SEARCHED, MOST_STEPS = 8, 8, 400
 ROUNDS = (((0, 70), (1, 60)), ((2, 75), (3, 58), (4, 80), (5, 66), (6, 40)))
 """The requests of each round with the lengths of their prompts. The second round takes the blocks of the first."""
@@ -76,8 +73,9 @@ class Sizes:
     window: int = 512
 
 
-ONE_GROUP, TWO_GROUPS = Sizes(), Sizes(20, 1 << 18, 40)
-"""Each group of layers has blocks of its own. By default a window is longer than every request."""
+ONE_GROUP = Sizes()
+SIZES = {"": ONE_GROUP, "index": ONE_GROUP, "window": Sizes(20, 1 << 18, 40), "state": Sizes(24, 1 << 18)}
+"""By sidecar. Each group of layers has blocks of its own. By default a window is longer than every request."""
 
 
 class TinyModel:
@@ -89,8 +87,8 @@ class TinyModel:
     SIZES: ClassVar[dict[str, int]] = {
         "get_total_num_kv_heads": 1,  # one latent for all heads
         "get_num_kv_heads": 1,
-        "get_num_layers": len(LAYERS),
-        "get_total_num_hidden_layers": len(LAYERS),
+        "get_num_layers": 2,
+        "get_total_num_hidden_layers": 2,
         "get_head_size": WIDTH,
     }
 
@@ -102,34 +100,27 @@ class TinyModel:
         return False if name.startswith(("is_", "use", "has_", "enable_")) else None
 
 
-class Layer(AttentionLayerBase):  # type: ignore[misc]
+class Attention(AttentionLayerBase):  # type: ignore[misc]
     """An attention layer. A connector asks it where the dimension of blocks is."""
 
+    def __init__(self, layer: Layer) -> None:
+        self._layer = layer
+
     def get_attn_backend(self) -> Any:
-        """A backend of MLA, which has blocks outermost."""
         return TritonMLABackend
 
     def get_kv_cache_spec(self, vllm_config: Any) -> Any:
-        """The cache of one layer."""
-        return spec_of_layer()
+        return self._layer.spec
 
 
-def spec_of_layer() -> Any:
-    """The cache of one MLA layer."""
-    return MLAAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=WIDTH, dtype=torch.bfloat16)
-
-
-def spec_of_window(window: int) -> Any:
-    """The cache of a layer with a window."""
-    known = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": WIDTH // 2, "dtype": torch.bfloat16}
-    return SlidingWindowSpec(**known, sliding_window=window)
-
-
-def settings(connector: str, is_overlapped: bool, engine: str, sizes: Sizes = ONE_GROUP) -> Any:
+def settings(
+    connector: str, is_overlapped: bool, engine: str, layers: dict[str, Layer], sizes: Sizes = ONE_GROUP
+) -> Any:
     """vLLM's configuration with a connector, or with none if `connector` is empty."""
     cache = configs.CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
-    cache.num_gpu_blocks = sizes.num_blocks
-    if IS_ONE_ALLOCATION:
+    cache.num_gpu_blocks = cache.num_gpu_blocks_override = sizes.num_blocks
+    cache.mamba_block_size, cache.mamba_cache_mode = BLOCK, "align"
+    if hasattr(cache, "kv_cache_layout"):
         # The engine core resolves the layout before any connector is made.
         cache.kv_cache_layout = "LBNHC"
     scheduler = configs.SchedulerConfig(
@@ -143,7 +134,8 @@ def settings(connector: str, is_overlapped: bool, engine: str, sizes: Sizes = ON
     transfer = configs.KVTransferConfig(
         kv_connector=CLASSES.get(connector),
         kv_role="kv_both",
-        engine_id=engine,
+        # OffloadingConnector names a file in /dev/shm by it. Cases run in several processes.
+        engine_id=f"{engine}-{os.getpid()}" if engine == ALONE else engine,
         kv_connector_extra_config={"cpu_bytes_to_use": sizes.host_bytes, "block_size": BLOCK},
     )
     made = configs.VllmConfig(
@@ -155,43 +147,18 @@ def settings(connector: str, is_overlapped: bool, engine: str, sizes: Sizes = ON
     made.model_config = TinyModel()
     # A platform that is not known switches it off.
     made.scheduler_config.disable_hybrid_kv_cache_manager = False
-    made.compilation_config.static_forward_context.update({name: Layer() for name in LAYERS})
+    made.compilation_config.static_forward_context.update({name: Attention(one) for name, one in layers.items()})
     return made
 
 
-IS_ONE_ALLOCATION = "layers" in inspect.signature(KVCacheTensor).parameters
-"""Whether this release describes all layers as places in one allocation, and not as a tensor each."""
-
-
-def cache_config(is_hybrid: bool, sizes: Sizes = ONE_GROUP) -> Any:
-    """The cache of two layers, as the release describes it. In a hybrid model the second one has a window."""
-    size = sizes.num_blocks * BLOCK * TOKEN_BYTES
-    if IS_ONE_ALLOCATION:
-        known = {"layers": list(LAYERS), "layer_stride": size, "block_stride": BLOCK * TOKEN_BYTES}
-        tensors = [KVCacheTensor(size=len(LAYERS) * size, **known)]
-    else:
-        tensors = [KVCacheTensor(size=size, shared_by=[name]) for name in LAYERS]
-    groups = [KVCacheGroupSpec(list(LAYERS), spec_of_layer())]
-    if is_hybrid:
-        specs = (spec_of_layer(), spec_of_window(sizes.window))
-        groups = [KVCacheGroupSpec([name], spec) for name, spec in zip(LAYERS, specs, strict=True)]
-    return KVCacheConfig(num_blocks=sizes.num_blocks, kv_cache_tensors=tensors, kv_cache_groups=groups)
-
-
-def new_caches(num_blocks: int) -> dict[str, Tensor]:
-    """The cache [blocks, bytes] uint8 of each layer, with nothing in it."""
-    size = num_blocks * BLOCK * TOKEN_BYTES
-    if IS_ONE_ALLOCATION:
-        parts = list(unsent(len(LAYERS) * size).clone().view(len(LAYERS), num_blocks, -1))
-    else:
-        parts = [unsent(size).clone().view(num_blocks, -1) for _ in LAYERS]
-    return dict(zip(LAYERS, parts, strict=True))
-
-
 def scheduler_of(vllm_config: Any, kv_config: Any, is_overlapped: bool) -> Any:
-    """vLLM's scheduler, without grammars."""
     kind = AsyncScheduler if is_overlapped else Scheduler
-    return kind(vllm_config, kv_config, mock.Mock(**{"should_advance.return_value": False}), BLOCK)
+    return kind(
+        vllm_config,
+        generate_scheduler_kv_cache_config([kv_config]),
+        mock.Mock(**{"should_advance.return_value": False}),
+        BLOCK,
+    )
 
 
 def request_of(number: int, tokens: list[int], max_tokens: int, transfer: dict[str, Any] | None = None) -> Any:
@@ -216,45 +183,56 @@ class Serving:
     landed: Landed
     connector: str
     is_overlapped: bool
-    name: str = "engine"
-    is_hybrid: bool = False
+    name: str = ALONE
+    sidecar: str = ""
     sizes: Sizes = ONE_GROUP
+    layers: dict[str, Layer] = field(init=False)
     scheduler: Any = field(init=False)
     worker: Any = field(init=False)
     caches: dict[str, Tensor] = field(init=False)
+    groups: dict[str, int] = field(init=False)
+    """Layer -> its group of blocks."""
 
     def __post_init__(self) -> None:
-        vllm_config = settings(self.connector, self.is_overlapped, self.name, self.sizes)
-        kv_config = cache_config(self.is_hybrid, self.sizes)
+        self.layers = layers_of(self.sidecar, self.sizes.window)
+        vllm_config = settings(self.connector, self.is_overlapped, self.name, self.layers, self.sizes)
+        kv_config = planned(vllm_config, self.layers)
+        self.groups = {name: place for place, one in enumerate(kv_config.kv_cache_groups) for name in one.layer_names}
         self.scheduler = scheduler_of(vllm_config, kv_config, self.is_overlapped)
-        self.caches = new_caches(self.sizes.num_blocks)
-        self.device.caches |= {f"{self.name} {name}": cache for name, cache in self.caches.items()}
+        self.caches = memory_of(kv_config)
+        for name, cache in self.caches.items():
+            self.device.caches.setdefault(self._region(name), cache)
         self.worker = KVConnectorFactory.create_connector(vllm_config, KVConnectorRole.WORKER, kv_config)
-        shape = (self.sizes.num_blocks, BLOCK, WIDTH)
-        typed = {name: cache.view(torch.bfloat16).view(shape) for name, cache in self.caches.items()}
+        typed = {name: layer.typed(self.caches[name]) for name, layer in self.layers.items()}
         # Handlers refuse memory that is not on a GPU.
         with (
             configs.set_current_vllm_config(vllm_config),
             mock.patch.object(torch.Tensor, "is_cuda", True, create=True),
         ):
-            self.worker.register_kv_caches(typed)
+            try:
+                self.worker.register_kv_caches(typed)
+            except (AttributeError, ValueError) as error:
+                # Mooncake up to 0.28 takes a state apart in another way than the runner puts it together.
+                raise Refused(f"the connector registers no {self.sidecar or 'latents'}: {error}") from error
 
     def run(self) -> None:
-        """Serve all rounds."""
         for requests in ROUNDS:
             for number, length in requests:
                 self.add(number, length)
             self._serve()
         self.device.streams.finish()
+        self.close()
+
+    def close(self) -> None:
+        self.scheduler.connector.shutdown()
+        self.worker.shutdown()
 
     def add(self, number: int, length: int, transfer: dict[str, Any] | None = None, max_tokens: int = 24) -> None:
-        """Queue a request; see `request_of`."""
         self.scheduler.add_request(request_of(number, prompt(number, length), max_tokens, transfer))
 
     @property
     def compute(self) -> str:
-        """The stream of the model."""
-        return "compute" if self.name == "engine" else f"{self.name} compute"
+        return "compute" if self.name == ALONE else f"{self.name} compute"
 
     def tick(self) -> list[Any]:
         """One step, looked at before the next. Returns what vLLM says of its requests."""
@@ -308,25 +286,28 @@ class Serving:
         return runner_output(sampled, kv_connector_output=output)
 
     def _sampled(self, request: str) -> list[int]:
-        """The token of a request whose prompt is computed."""
         known = self.scheduler.requests[request]
         num_generated = known.num_computed_tokens - known.num_prompt_tokens
         return [] if num_generated < 0 else [STOP if num_generated >= NUM_GENERATED else 10_000 + int(request)]
 
     def _compute(self, scheduled: Any) -> None:
-        for layer, name in enumerate(LAYERS):
+        for name, layer in self.layers.items():
             old, new = [], []
             for request, count in scheduled.num_scheduled_tokens.items():
                 end = self.scheduler.requests[request].num_computed_tokens
-                lists = self.scheduler.kv_cache_manager.get_block_ids(request)
-                blocks = lists[layer if self.is_hybrid else 0]
-                of = (int(request), f"{self.name} {name}", layer, list(blocks))
+                blocks = self.scheduler.kv_cache_manager.get_block_ids(request)[self.groups[name]]
+                at = partial(places, layer, self._region(name), int(request), blocks)
                 # A window has the new token too.
-                first = max(0, end - count + 1 - self.sizes.window) if self.is_hybrid and layer else 0
-                old += [(request, *place) for place in places(*of, first, end - count)]
-                new += list(places(*of, end - count, end))
+                first = max(0, end - count + 1 - self.sizes.window) if layer.group == "window" else 0
+                old += [(request, *place) for place in at(first, end - count)]
+                new += list(at(end - count, end))
             if old or new:
-                self._launch(f"{self.name} step {self.device.streams.num_launched} layer {layer}", name, old, new)
+                self._launch(f"{self.name} step {self.device.streams.num_launched} {name}", name, old, new)
+
+    def _region(self, name: str) -> str:
+        """The name of the memory of a layer. Layers that share their memory have one."""
+        address = self.caches[name].data_ptr()
+        return f"{self.name} " + next(one for one, cache in self.caches.items() if cache.data_ptr() == address)
 
     def _launch(
         self, title: str, name: str, old: list[tuple[str, Span, Tensor]], new: list[tuple[Span, Tensor]]
@@ -334,7 +315,7 @@ class Serving:
         def run() -> None:
             for request, span, wanted in old:
                 found = self.caches[name][span[1], span[2] : span[3]].view(wanted.shape)
-                self.landed.compare(found, wanted, TOKEN_BYTES, span, f"{title}, request {request}")
+                self.landed.compare(found, wanted, wanted.shape[1], span, f"{title}, request {request}")
             for span, wanted in new:
                 self.caches[name][span[1], span[2] : span[3]] = wanted.flatten()
 
@@ -347,20 +328,25 @@ def prompt(number: int, length: int) -> list[int]:
 
 
 def owner(number: int, token: int) -> int:
-    """The request that a token of `number` is the same as."""
     shared, length = SHARES.get(number, (number, 0))
     return shared if token < length else number
 
 
 def places(
-    number: int, name: str, layer: int, blocks: list[int], start: int, end: int
+    layer: Layer, region: str, number: int, blocks: Sequence[int], start: int, end: int
 ) -> Iterator[tuple[Span, Tensor]]:
-    """The bytes of tokens `start` to `end` in a layer's cache, block by block, and their content."""
+    """The bytes of tokens `start` to `end` in a layer's memory, block by block, and their content.
+
+    Of a state only the last one counts: that after `end` tokens.
+    """
+    if layer.group == "state" and end:
+        last = end - 1
+        yield (region, blocks[last // BLOCK], 0, layer.width), layer.wanted(owner(number, last), last, end)
+        return
     for page in range(start // BLOCK, -(-end // BLOCK)):
         first, last = max(start, page * BLOCK), min(end, (page + 1) * BLOCK)
-        wanted = records(0, layer, 0, owner(number, first), last, TOKEN_BYTES)[first:]
-        span = (name, blocks[page], (first - page * BLOCK) * TOKEN_BYTES, (last - page * BLOCK) * TOKEN_BYTES)
-        yield span, wanted
+        span = (region, blocks[page], (first - page * BLOCK) * layer.width, (last - page * BLOCK) * layer.width)
+        yield span, layer.wanted(owner(number, first), first, last)
 
 
 def run(poison: Poison, params: VllmHostParams) -> Run:
@@ -372,7 +358,7 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
 def _served(params: VllmHostParams, seed: int, swapped: tuple[str, str] | None, order: str) -> Moved:
     device, landed = Device(seed, swapped), Landed()
     with in_place(device):
-        sizes = TWO_GROUPS if params.hybrid else ONE_GROUP
-        Serving(device, landed, params.connector, params.overlapped, is_hybrid=params.hybrid, sizes=sizes).run()
+        sidecar = params.sidecars
+        Serving(device, landed, params.connector, params.overlapped, sidecar=sidecar, sizes=SIZES[sidecar]).run()
     streams = device.streams
     return Moved(landed.num_bytes, streams.num_compared, landed.misplaced, streams.races, order)

@@ -48,7 +48,6 @@ class Exchange:
             self.loop.run_until_complete(asyncio.sleep(0))
 
     def schedule(self, coroutine: Coroutine[Any, Any, Any], loop: Any) -> Any:
-        """Start a coroutine on the loop, as from another thread. Its result can be waited for."""
         task = self.loop.create_task(coroutine)
         self.loop.run_until_complete(asyncio.sleep(0))
         return SimpleNamespace(done=task.done, cancel=task.cancel, result=lambda *_: self.loop.run_until_complete(task))
@@ -68,7 +67,6 @@ class Exchange:
         return -1 if fails else 0
 
     def engine(self) -> Any:
-        """A transfer engine, with the methods that vLLM calls."""
         succeeds = lambda *args: 0  # noqa: E731
         return SimpleNamespace(
             initialize=succeeds,
@@ -78,12 +76,10 @@ class Exchange:
         )
 
     async def listen(self, worker: Any, ready: threading.Event, *more: Any) -> None:
-        """A worker opens its socket."""
         self.listening[worker.engine_id] = worker
         ready.set()
 
     async def connect(self, worker: Any, address: str) -> None:
-        """A worker asks the HTTP server of the prefill engine for its sockets."""
         worker._remote_agents[PREFILL] = {0: {0: PREFILL}}
         worker._tp_size[PREFILL] = 1
         worker._pending_bootstrap_queries.pop(address).set()

@@ -31,7 +31,6 @@ class InlineThread:
         self._target, self._args = target, args
 
     def start(self) -> None:
-        """Run the loop for each item, in the thread that puts it."""
         target, (source, *rest) = self._target, self._args
 
         def put(item: Any) -> None:
@@ -83,6 +82,9 @@ def in_place(device: Device) -> Iterator[None]:
     for module, name in itertools.product((worker, gpu_worker), ("PIN_MEMORY", "is_pin_memory_available")):
         if hasattr(module, name):
             patches.append(mock.patch.object(module, name, False if name.isupper() else lambda: False))
+    if hasattr(gpu_worker, "swap_blocks_batch"):
+        # A Triton kernel copies small pages from the host, since 0.24. Triton's interpreter would copy at once.
+        patches.append(mock.patch.object(gpu_worker, "swap_blocks_batch", swap_blocks_batch))
     if hasattr(spec, "_all_workers_barrier"):
         patches.append(mock.patch.object(spec, "_all_workers_barrier", lambda: None))
     shared |= {"Stream": device.stream, "set_device": lambda *args: None, "is_cuda_alike": lambda: True}

@@ -27,7 +27,6 @@ class Network:
         self.num_transfers = itertools.count()
 
     def agent(self, name: str, config: Any = None) -> Agent:
-        """A new agent, as vLLM makes its wrapper."""
         made = self.agents[name] = Agent(self, name)
         return made
 
@@ -44,19 +43,15 @@ class Agent:
         self._numbers = itertools.count(1)
 
     def get_agent_metadata(self) -> bytes:
-        """What another agent needs to find this one."""
         return self._name.encode()
 
     def add_remote_agent(self, metadata: bytes) -> str:
-        """The name of the agent that this metadata is of."""
         return metadata.decode()
 
     def check_remote_metadata(self, name: str) -> bool:
-        """Whether another agent is known."""
         return name in self._network.agents
 
     def get_reg_descs(self, caches: Any, memory: str) -> Any:
-        """Descriptors of memory, as they are."""
         return caches
 
     def get_xfer_descs(self, blocks: Any, memory: str) -> Any:
@@ -64,7 +59,6 @@ class Agent:
         return blocks
 
     def prep_xfer_dlist(self, agent: str, descriptors: Any = None, **more: Any) -> int:
-        """The number of a list of descriptors."""
         number = next(self._numbers)
         descriptors = more.get("xfer_list", descriptors)
         self._lists[number] = [place for one in descriptors for place in _blocks(*map(int, one))]
@@ -83,7 +77,6 @@ class Agent:
         return number
 
     def transfer(self, handle: int) -> str:
-        """Start a transfer."""
         parts, note = self._transfers.pop(handle)
         number = next(self._network.num_transfers)
         fails = number in self._network.failing
@@ -102,12 +95,10 @@ class Agent:
         return end
 
     def get_new_notifs(self) -> dict[str, list[bytes]]:
-        """The notes of other agents since the last call."""
         notes, self._notes = self._notes, {}
         return {name: found for name, found in notes.items() if name != self._name}
 
     def send_notif(self, agent: str, notif_msg: bytes) -> None:
-        """Send a note."""
         self._network.agents[agent]._notes.setdefault(self._name, []).append(notif_msg)
 
     def get_xfer_telemetry(self, handle: int) -> Any:

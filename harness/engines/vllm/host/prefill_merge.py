@@ -25,7 +25,6 @@ REQUESTS = (DECODE, CHUNKS["longer"], FRESH)
 
 
 def run(poison: Poison, params: VllmHostParams) -> Run:
-    """Run one step of a prompt chunk with context and a fresh prompt, and observe both."""
     return Step(REQUESTS, Inputs(poison, REQUESTS), _context_kernel(poison)).run(poison)
 
 

@@ -112,7 +112,6 @@ class Step:
         return [_observed(request, own, self._inputs) for request, own in zip(prefills, rows, strict=True)]
 
     def _planned(self, backend: _Backend) -> Any:
-        """The metadata that vLLM's builder makes for the step."""
         num_new = [request.num_scheduled for request in self._requests]
         common = step_metadata(num_new, [request.num_tokens for request in self._requests], self._table)
         with lazy_plans(flashmla), Without("pin_memory"):

@@ -31,7 +31,6 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in the cache after the step."""
         return self.num_computed + self.num_scheduled
 
 

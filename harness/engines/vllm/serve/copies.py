@@ -130,7 +130,6 @@ COPIES: list[Copies] = []
 
 
 def install(seed: str) -> None:
-    """Watch the copies of this process. `seed` is a number."""
     copies = Copies(int(seed), _recorded, torch.cuda._sleep, torch.Tensor.pin_memory)
     COPIES.append(copies)
     for name in METHODS:

@@ -196,7 +196,6 @@ def is_latent(spec: KVCacheSpec) -> bool:
 
 
 def block_tokens(runner: Runner, group: int) -> int:
-    """Tokens in one block of the scheduler."""
     return int(runner.kv_cache_config.kv_cache_groups[group].kv_cache_spec.block_size)
 
 

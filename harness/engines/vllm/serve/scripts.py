@@ -63,7 +63,6 @@ class _Server:
     """A server, which ends with the block, and with this process. Its output goes to the log of this process."""
 
     def __init__(self, words: tuple[str, ...]) -> None:
-        """Start it, and do not wait."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]

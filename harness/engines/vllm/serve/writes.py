@@ -33,7 +33,6 @@ FILLED = Filled()
 
 
 def worker_rank() -> int:
-    """The rank of this worker in its server."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank()
     return int(os.environ.get("RANK", "0"))
