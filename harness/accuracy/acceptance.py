@@ -41,7 +41,6 @@ class Drafts:
         return Drafts(self.drafted + more.drafted, self.accepted + more.accepted, self.refused + more.refused)
 
     def since(self, before: Drafts) -> Drafts:
-        """What came after `before`."""
         refused = self.refused[len(before.refused) :]
         return Drafts(self.drafted - before.drafted, self.accepted - before.accepted, refused)
 

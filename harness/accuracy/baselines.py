@@ -92,7 +92,6 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def read_baselines(directory: Path = BASELINES) -> list[Baseline]:
-    """All baselines of a directory, by name."""
     return [read_baseline(path) for path in sorted(directory.glob("*.yaml"))]
 
 

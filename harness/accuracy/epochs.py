@@ -92,7 +92,6 @@ def _keep_drafts(file: Path, epoch: int, counted: Drafts) -> None:
 
 
 def make_header(backend: Backend, task: Task, *, seed: int, num_epochs: int) -> RunHeader:
-    """The header of a run of `task` on `backend`."""
     return RunHeader(
         task=task.name,
         filter=task.filter,

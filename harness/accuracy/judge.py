@@ -72,7 +72,6 @@ def judge(
 
 
 def findings_of(record: AccuracyRecord) -> list[Finding]:
-    """One finding for each reason of the verdict."""
     judgement = record.judgement
     pairs = zip(judgement.kinds, judgement.reasons, strict=True)
     return [Finding(oracle="accuracy", message=reason, cause=kind.cause) for kind, reason in pairs]

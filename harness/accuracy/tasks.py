@@ -64,7 +64,6 @@ class Task:
         self.questions = question_hashes([instance.doc for instance in self.instances])
 
     def grade(self, instance: Any, text: str) -> Grade:
-        """Judge one answer with the calls that `lm_eval.evaluate` makes."""
         filtered, judge = self.lm_eval_task.filtered(instance, text), self.lm_eval_task.process_results
         scores = {name: float(judge(instance.doc, [answer])[self.metric]) for name, answer in filtered.items()}
         return Grade(scores[self.filter] == 1.0, scores, filtered[self.filter] == INVALID)

@@ -90,7 +90,6 @@ class Case(Record):
 
     @property
     def kind(self) -> SystemSpec:
-        """The row of its system."""
         return SYSTEMS.get(self.system)
 
     def params_as(self, model: type[ParamsT]) -> ParamsT:
@@ -118,7 +117,6 @@ class Case(Record):
         return any(name in names or name.partition("/")[2] in names for name in self.kernels().values())
 
     def known_kernels(self) -> list[KernelSpec]:
-        """Its kernels that are registered here."""
         return [KERNELS.get(name) for name in self.kernels().values() if name in KERNELS]
 
     def compile_seconds(self) -> dict[str, float]:
@@ -168,7 +166,6 @@ class Job(Record):
 
     @property
     def poisoned_sites(self) -> tuple[str, ...]:
-        """The sites that are filled."""
         return self.case.poison.sites if self.sites is None else self.sites
 
 

@@ -275,7 +275,6 @@ class EngineParams(ServingParams, ModelSizes, WorkloadParams, ChangeParams):
 
     @property
     def query_len(self) -> int:
-        """Query tokens of a request in a decode."""
         return 1 + self.speculative_tokens
 
     @property

@@ -114,5 +114,4 @@ def missing_fault(name: str, broken: dict[str, str]) -> tuple[FaultSpec, ...]:
 
 
 def missing_engine(name: str, broken: dict[str, str]) -> tuple[EngineSpec, ...]:
-    """The stand-in for a broken engine."""
     return (EngineSpec(name, name, name, package=name),) if name in broken else ()

@@ -27,7 +27,6 @@ class FaultSpec:
 
 
 def _fault(name: str, row: dict[str, Any]) -> FaultSpec:
-    """The fault of a row."""
     replacement = f"harness.engine.faults.{row['by']}" if "by" in row else ""
     gives = with_tuples(row).get("gives")
     return FaultSpec(name, row["ref"], row["bug"], f"harness.{row['replaces']}", replacement, gives)

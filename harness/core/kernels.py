@@ -76,7 +76,6 @@ class KernelSpec:
 
     @property
     def name(self) -> str:
-        """`op/short_name`, unique among all kernels."""
         return f"{self.op}/{self.short_name}"
 
     def why_not(self, device: str) -> str:

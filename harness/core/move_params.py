@@ -59,7 +59,6 @@ class MoveParams(Params):
             yield f"num_blocks {self.num_blocks} leaves {self.num_blocks - 2} blocks, a request needs {most}"
 
     def blocks_of(self, num_tokens: int) -> int:
-        """The most blocks that a request of `num_tokens` tokens has."""
         lists = bool(set(self.groups) - {"window", "state"}) + ("window" in self.groups)
         return lists * -(-num_tokens // self.block_size) + ("state" in self.groups)
 

@@ -60,7 +60,6 @@ class Op:
 
     @property
     def signature(self) -> str:
-        """The signature as in Python."""
         return f"{self.name}({', '.join(self.positional)}, *, {', '.join(self.keywords)})"
 
 

@@ -75,7 +75,6 @@ class Params(Record):
 
     @property
     def has_graph(self) -> bool:
-        """Whether the case captures a graph, as a parameter `graph` says."""
         return bool(self._of("graph", "none") != "none")
 
     @property

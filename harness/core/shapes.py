@@ -89,7 +89,6 @@ def shapes_of(given: str | Mapping[str, Any]) -> Shapes:
 
 
 def sizes_of(op: str, params: Params) -> dict[str, int | str]:
-    """The sizes of the calls of `op` in a case."""
     found = {size: getattr(params, size) for size in SIZES.get(op, ()) if size not in params.OPEN_SIZES}
     return {size: value for size, value in found.items() if value is not None}
 

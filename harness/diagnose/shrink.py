@@ -285,7 +285,6 @@ def _smaller_int(value: int, least: int) -> Iterator[int]:
 
 
 def _least(case: Case, field: str) -> int:
-    """The least that a parameter's model allows."""
     for item in type(case.params).model_fields[field].metadata:
         if getattr(item, "ge", None) is not None:
             return int(item.ge)

@@ -113,7 +113,6 @@ def _reduced(pool: Pool, job: Job, result: CaseResult, plain: Params, deadline: 
 
 
 def _explains(one: OptionSet, job: Job, result: CaseResult) -> bool:
-    """Whether the job has all options of the set, and failed alike."""
     given: dict[str, Any] = job.case.params.model_dump(mode="json")
     return _symptom(one.result) == _symptom(result) and all(given[name] == value for name, value in one.options.items())
 

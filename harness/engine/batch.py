@@ -43,7 +43,6 @@ class DecodeMetadata:
 
 
 def tensors_by_name(inputs: DecodeInputs | Batch) -> dict[str, Tensor]:
-    """The fields of `inputs` that are tensors."""
     values = ((field.name, getattr(inputs, field.name)) for field in fields(inputs))
     return {name: value for name, value in values if isinstance(value, Tensor)}
 
@@ -124,7 +123,6 @@ class Batch:
         return 0 if self.decode is None else self.num_decodes * self.decode.query_len
 
     def head(self, size: int) -> Batch:
-        """The rows of the first `size` requests of a decode batch, as views."""
         assert self.decode is not None
         rows = size * self.decode.query_len
         views: dict[str, Any] = {name: tensor[:rows] for name, tensor in tensors_by_name(self).items()}

@@ -38,7 +38,6 @@ class PersistentPlans:
         return DecodeMetadata(self._plan(batch))
 
     def capture_metadata(self, size: int, batch: Batch, warmed_up: DecodeMetadata) -> DecodeMetadata:
-        """Metadata for the capture."""
         self._plans[size] = self._plan(batch)
         return DecodeMetadata(self._plans[size])
 
@@ -100,7 +99,6 @@ class DecodeGraphs:
 
     @property
     def sizes(self) -> list[int]:
-        """The captured sizes, rising."""
         return sorted(self._graphs)
 
     def capture(self, size: int) -> None:
@@ -129,7 +127,6 @@ class DecodeGraphs:
         return outputs
 
     def unmap(self, poison: Poison) -> None:
-        """Fill the memory of all graphs, as after a sleep."""
         for graph in self._graphs.values():
             for memory in graph.owned_memory():
                 poison.fill_(memory, "graph.pool")

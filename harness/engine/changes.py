@@ -54,7 +54,6 @@ def load_adapters(engine: Engine) -> None:
 
 @torch.no_grad()
 def with_adapter(model: CausalLM, adapter: int) -> CausalLM:
-    """A copy of `model` with an adapter added to its weights."""
     merged = copy.deepcopy(model)
     for layer, attention in enumerate(merged.mla_layers()):
         pairs = Adapters(2, attention.kv_b_proj.weight, attention.num_heads)

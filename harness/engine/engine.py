@@ -140,7 +140,6 @@ class Engine:
         return given
 
     def _without_cancelled(self, step: Step) -> Step:
-        """The step without cancelled requests. Frees their blocks."""
         left = [item.sequence for item in step.scheduled if item.sequence.request in self._cancelled]
         if not left:
             return step

@@ -62,7 +62,6 @@ class CacheLayout:
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:
-        """The groups of layers that share the pool, and the type that each stores."""
         dtypes = {"attention": str(self.kv_dtype), "window": str(self.window_dtype), "state": "state"}
         return tuple(CacheGroup(group, dtypes[group]) for group in dict.fromkeys(self.group_of_layer))
 

@@ -95,7 +95,6 @@ class PagedModel:
         return kind(attention, index, self.kernels, self._quantize, params.context_chunk, params.context_ranks)
 
     def routed_experts(self) -> list[RoutedExperts]:
-        """The experts of each layer that has some."""
         return [experts for experts in self._experts if experts is not None]
 
     def tensors(self) -> dict[str, Tensor]:

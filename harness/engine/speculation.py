@@ -91,7 +91,6 @@ class Drafter:
         self._graphs: dict[int, Graph] = {}
 
     def capture(self, size: int) -> None:
-        """Capture the drafter for a batch of `size` rows."""
         hidden, tokens = self._static[:size], self._tokens[:size]
         self.forward(hidden, tokens)
         self._graphs[size] = self._pool.capture(lambda: self.forward(hidden, tokens))

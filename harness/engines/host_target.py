@@ -45,7 +45,6 @@ class Host:
 
     @property
     def extra(self) -> str:
-        """The command that installs what the engine imports."""
         return f"pip install '.[{self.engine.name}-host]'"
 
     def lacks(self, packages: str) -> str:
@@ -54,7 +53,6 @@ class Host:
 
 
 def read_host(engine: EngineSpec, patches: Patches, file: Path) -> Host:
-    """The host of an engine in a YAML file."""
     return Host(engine, patches=patches, **with_tuples(read_rows(file)))
 
 

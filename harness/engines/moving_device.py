@@ -64,13 +64,11 @@ class Device:
         return self._current[-1]
 
     def stream(self, *args: Any, **options: Any) -> Stream:
-        """A new stream."""
         number = next(self._numbers)
         self._names[number] = f"stream {number}"
         return Stream(self, self._names[number], number)
 
     def current_stream(self, *args: Any) -> Stream:
-        """The stream that launches go to, as an engine asks for it."""
         return Stream(self, self.current, 0)
 
     @contextlib.contextmanager
@@ -94,16 +92,13 @@ class Stream:
         self._device, self.name, self.cuda_stream = device, name, number
 
     def wait_event(self, event: Event) -> None:
-        """Order later launches behind an event."""
         if event.recorded is not None:
             self._device.streams.wait(self.name, event.recorded)
 
     def wait_stream(self, other: Stream) -> None:
-        """Order later launches behind another stream."""
         self._device.streams.wait(self.name, self._device.streams.record(other.name))
 
     def synchronize(self) -> None:
-        """Wait on the host."""
         self._device.streams.synchronize(self._device.streams.record(self.name))
 
 
@@ -115,20 +110,16 @@ class Event:
         self.recorded: streams.Event | None = None
 
     def record(self, stream: Stream | None = None) -> None:
-        """Put the event behind what was launched."""
         self.recorded = self._device.streams.record(stream.name if stream else self._device.current)
 
     def query(self) -> bool:
-        """Whether it has happened."""
         return self.recorded is None or self._device.streams.is_done(self.recorded)
 
     def synchronize(self) -> None:
-        """Wait on the host."""
         if self.recorded is not None:
             self._device.streams.synchronize(self.recorded)
 
     def wait(self, stream: Stream | None = None) -> None:
-        """Order later launches of a stream behind it."""
         (stream or self._device.current_stream()).wait_event(self)
 
     def elapsed_time(self, other: Event) -> float:

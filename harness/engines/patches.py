@@ -108,7 +108,6 @@ class Patches(dict[str, tuple[Patch, ...]]):
 
 
 def read_patches(engine: EngineSpec, file: Path) -> Patches:
-    """The patches in a YAML file."""
 
     def patch(fault: str, given: dict[str, Any]) -> Patch:
         first, _, last = given["releases"].partition(" to ")

@@ -63,6 +63,5 @@ def plain_script(
 
 
 def _lines(options: Mapping[str, Any]) -> Code:
-    """A dict of options as Python code, an option a line."""
     rows = "".join(f"    {literal(name)}: {literal(value)},\n" for name, value in options.items())
     return Code(f"{{\n{rows}}}")

@@ -47,7 +47,6 @@ class ServedParams(Params):
 
     @property
     def checkpoint(self) -> Path:
-        """The folder of the checkpoint that a case serves."""
         return FIXTURES / f"canary-{self.canary}"
 
     @property

@@ -179,7 +179,6 @@ class ServedTarget(Target):
 
 
 def keep_filled(folder: Path, filled: dict[str, Any]) -> None:
-    """Store what the poison filled beside the answers."""
     (folder / FILLED_FILE).write_text(json.dumps(filled), encoding="utf-8")
 
 

@@ -79,7 +79,6 @@ def _trace(job: Job, poison: Poison) -> tuple[Trace, str]:
 
 
 def first_nan(job: Job) -> Outcome:
-    """Run the case with the recorder. Its report is `first_nan` of the outcome."""
     assert isinstance(job.ask, AskFirstNan)
     plan = job.case.poison
     found = target_of(job).first_writer(poison_of(plan, plan.patterns[0], sites_of(job), job.case.seed))

@@ -44,7 +44,6 @@ class Observed:
 
     @property
     def num_live_elements(self) -> int:
-        """The number of elements in live rows."""
         return int(self.live.sum()) * self.tensor[:1].numel()
 
 
@@ -272,7 +271,6 @@ class Outcome:
     shown: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def result_of(self, job: Job, seconds: float) -> CaseResult:
-        """The result of `job`, with all of this but the runs."""
         found = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "runs"}
         found |= {"findings": tuple(self.findings), "accuracy": self.accuracy and self.accuracy.but(fault=job.fault)}
         return CaseResult.of(job, seconds=seconds, **found)

@@ -57,10 +57,8 @@ class Target(ABC):
 
 
 def class_of(case: Case) -> type[Target]:
-    """The target of a case's system."""
     return cast("type[Target]", attribute_at(case.kind.target))
 
 
 def target_of(job: Job) -> Target:
-    """The target that runs a job."""
     return class_of(job.case)(job.case, job.device, fault=job.fault, directory=job.directory, gpus=job.gpus)

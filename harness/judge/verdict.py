@@ -139,10 +139,8 @@ def _runs(target: Target, job: Job) -> Iterator[Run]:
 
 
 def sites_of(job: Job) -> frozenset[str]:
-    """The sites that a run of the job poisons."""
     return frozenset(job.poisoned_sites)
 
 
 def poison_of(plan: PoisonPlan, pattern: str, sites: frozenset[str], seed: int) -> Poison:
-    """The poison of one run of a case."""
     return Poison(pattern, sites, strict=plan.strict, seed=seed, ignore_contracts=plan.ignore_contracts)

@@ -43,7 +43,6 @@ def counting_launches() -> Iterator[Counter[str]]:
 
 
 def note_launch(name: str) -> None:
-    """Count a launch of the kernel `name`."""
     launched = _launched.get()
     if launched is not None:
         launched[name] += 1
@@ -149,7 +148,6 @@ def kernel_of(launched: Callable[..., Any]) -> BoundKernel | None:
 
 
 def name_of(launched: Callable[..., Any]) -> str:
-    """The name of a launched function."""
     return str(getattr(launched, "__name__", type(launched).__name__))
 
 

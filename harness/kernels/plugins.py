@@ -131,7 +131,6 @@ def load_plugin(path: str | Path) -> tuple[KernelSpec, ...]:
 
 
 def load_plugins(paths: Iterable[str | Path]) -> tuple[KernelSpec, ...]:
-    """The kernels of several plug-in files, in order."""
     return tuple(spec for path in paths for spec in load_plugin(path))
 
 

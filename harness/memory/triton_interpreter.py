@@ -37,7 +37,6 @@ def unavailable(device: str) -> str:
 
 
 def interpreter_is_on() -> bool:
-    """Whether TRITON_INTERPRET asks for the interpreter, read as Triton reads it."""
     return os.environ.get("TRITON_INTERPRET", "0").strip().lower() in ("1", "true", "yes", "on", "y")
 
 

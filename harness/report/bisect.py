@@ -32,7 +32,6 @@ class Column:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The environment of its run; empty without a summary."""
         found: dict[str, Any] = self.summary.get("environment", {})
         return found
 

@@ -54,7 +54,6 @@ class CaseView:
 
     @property
     def refs(self) -> list[str]:
-        """The references of the case, and the issue of its known failure."""
         known = (self.result.known.issue,) if self.result.known else ()
         return list(dict.fromkeys((*self.result.refs, *known)))
 
@@ -213,7 +212,6 @@ def _common_params(pairs: Sequence[tuple[CaseResult, Job]]) -> dict[str, dict[st
 
 
 def _words(result: CaseResult, job: Job) -> str:
-    """Further words that the search finds."""
     sites = {finding.site for finding in result.findings if finding.site}
     oracles = {finding.oracle for finding in result.findings}
     return " ".join((*result.refs, *job.case.tags, *sorted(sites), *sorted(oracles), result.fault or "")).lower()

@@ -59,7 +59,6 @@ class Cause:
 
     @property
     def scenarios(self) -> dict[str, int]:
-        """Scenario -> number of its cases, the most first."""
         return dict(Counter(result.scenario for result in self.members).most_common())
 
     @property

@@ -110,7 +110,6 @@ def flipped(found: OutcomeGrid) -> list[tuple[int, str, list[str]]]:
 
 
 def templates(*functions: Callable[..., Any], **options: Any) -> Environment:
-    """The templates of this folder, in which `functions` are filters."""
     layout: dict[str, Any] = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     made = Environment(loader=FileSystemLoader(FOLDER), **layout, **options)
     made.filters |= {function.__name__: function for function in functions}

@@ -78,7 +78,6 @@ class RunView:
         return accuracy_records([*self.results, *self.faults])
 
     def command(self, result: CaseResult) -> str:
-        """The command that repeats a case."""
         return reproduce(result, self.plan.options)
 
     @cached_property

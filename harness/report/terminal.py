@@ -162,7 +162,6 @@ def print_run(console: Console, view: RunView, *, with_table: bool = False) -> N
 
 
 def verdict_table(view: RunView) -> Table:
-    """Counts of verdicts, a row for each scenario in the order they ran."""
     verdicts = list(view.counts)
     made = table("scenario", *verdicts, "s", "references", no_wrap={"scenario"}, numbers={*verdicts, "s"})
     for name, group in view.scenarios.items():
@@ -288,7 +287,6 @@ def _speed(state: dict[str, int]) -> str:
 
 
 def print_accuracy(console: Console, records: Sequence[AccuracyRecord]) -> None:
-    """Print the epochs of each record with their intervals, and the judgement."""
     for record in records[:MAX_RECORDS]:
         console.print(Text(one_line(accuracy_title(record), 300), style="bold"), soft_wrap=True)
         if sentence := model_sentence(record):
@@ -301,7 +299,6 @@ def print_accuracy(console: Console, records: Sequence[AccuracyRecord]) -> None:
 
 
 def accuracy_table(record: AccuracyRecord) -> Table:
-    """A row for the baseline and for each epoch."""
     numbers = ("epoch", "right", "accuracy", "95 % interval", "lost", "gained", "p", "changed")
     made = table(*numbers, "not usable", no_wrap=numbers, numbers=numbers)
     if use := record.baseline:

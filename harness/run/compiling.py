@@ -16,7 +16,6 @@ class Compiling:
         self._compiled: set[str] = set()
 
     def must_wait(self, job: Job, running: Iterable[Job]) -> bool:
-        """Whether a running job compiles a kernel of this one."""
         kernels = job.case.compile_seconds().keys() - self._compiled
         return bool(kernels) and any(kernels & other.case.compile_seconds().keys() for other in running)
 

@@ -110,7 +110,6 @@ class Planner:
         return [self.job_of(case, fault) for case in cases]
 
     def job_of(self, case: Case, fault: str | None = None) -> Job:
-        """The job of one case, on the device that its kernels and the options allow."""
         device, limit = self._device_of(case), case.params.own_timeout or self.wanted.timeout_seconds
         return Job(
             key=f"{case.id}!{fault}" if fault else case.id,
@@ -129,7 +128,6 @@ class Planner:
         return self.jobs_of(control_cases(drawing[0], self.wanted.seed, num_draws))
 
     def faults(self) -> list[tuple[FaultUse, Job]]:
-        """Each fault that the selected scenarios declare, with the job that tries it."""
         return self._faults_of(select_scenarios(self.scenarios(), self.wanted.selectors, tags=self.wanted.tags))
 
     def faults_in(self, jobs: Sequence[Job]) -> list[tuple[FaultUse, Job]]:
@@ -176,7 +174,6 @@ class Planner:
         return "cuda" if set(on_device(case, "cuda").kernels().values()) <= self._gpu_kernels() else "cpu"
 
     def _gpu_kernels(self) -> set[str]:
-        """The kernels that run on a GPU here; empty without one."""
         if self._on_gpu is None:
             files = [str(path) for path in self.wanted.plugins]
             asked = [] if self._pool.start().why_not("cuda") else [[], files] if files else [[]]

@@ -124,12 +124,10 @@ def run_child(main: Callable[[Parent], None]) -> NoReturn:
 
 
 def answer_once(kind: type[RecordT], answer: Callable[[RecordT], dict[str, Any]]) -> NoReturn:
-    """Run as a child process that answers one request."""
     answer_each(kind, lambda request: [answer(request)])
 
 
 def answer_each(kind: type[RecordT], answers: Callable[[RecordT], Iterable[dict[str, Any]]]) -> NoReturn:
-    """Run as a child process that gets one request and sends each of its answers when it is known."""
 
     def main(parent: Parent) -> None:
         request = parent.request(kind)

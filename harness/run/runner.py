@@ -230,7 +230,6 @@ class WorkerPool(Pool):
         return None
 
     def _bury(self, worker: Worker, job: Job, how: str | None) -> CaseResult:
-        """End `worker`, and return the crash of its job."""
         worker.check_room()
         death = worker.death()
         self._replace(worker)
@@ -287,7 +286,6 @@ class WorkerPool(Pool):
             self._gpu_of[self._workers[-1]] = gpu
 
     def _fill_spares(self, gpu: int | None) -> None:
-        """Start spares until a GPU, or the CPU, has all of them."""
         spares = self._spares[gpu]
         while len(spares) < min(MAX_SPARES, max(1, num_usable_cores() // 4)):
             spares.append(self._spawn(*(() if gpu is None else (str(gpu),))))

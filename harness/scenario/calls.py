@@ -280,7 +280,6 @@ def _nearest(random: Random, shows: Sequence[Mapping[str, Any]]) -> Given:
 
 
 def _beside(random: Random, how: Draws, requests: Sequence[Wanted], units: list[Given]) -> None:
-    """Empty and equal neighbours, where a unit wants them."""
     for b, want in enumerate(requests):
         around, neighbour = want.get("around", ""), want.get("neighbour", "")
         if how.empty and around in ("empty before", "empty both") and b:
@@ -295,7 +294,6 @@ def _beside(random: Random, how: Draws, requests: Sequence[Wanted], units: list[
 
 
 def _length(random: Random, want: Wanted) -> int:
-    """A length of a request of records."""
     if want.get("end") == "empty" or want.get("pages") == "none" or (not want and random.random() < 0.15):
         return 0
     least = {"mixed": "3-4"}.get(want.get("order", ""), "2" if "order" in want or want.get("shared") == "some" else "1")

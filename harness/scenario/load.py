@@ -239,7 +239,6 @@ def _built(event: Any, events: Iterator[Any], depth: int = 1) -> Any:
 
 
 def _refuse_marked(event: Any) -> None:
-    """Raise DocumentError for an alias, an anchor and a tag."""
     if event.anchor:  # An alias has no tag.
         raise DocumentError("anchors and aliases are not allowed; write the value out", *_position(event.start_mark))
     if event.tag:

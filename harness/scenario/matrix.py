@@ -53,7 +53,6 @@ class MatrixPoint:
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """The fill patterns of the axis `pattern`; empty without it."""
         return tuple(dict.fromkeys((self.labels["pattern"], "zeros"))) if "pattern" in self.labels else ()
 
     @property
@@ -194,7 +193,6 @@ def _is_installed(origin: str) -> bool:
 
 
 def _axis(scenario: Scenario, axis: str) -> list[tuple[str, Given]]:
-    """The labels of an axis, each with the parameters it sets."""
     values = scenario.matrix[axis]
     if axis in POISON_AXES:
         return [(as_label(value), {}) for value in values]
@@ -359,7 +357,6 @@ def _check_selectors(scenario: Scenario) -> Iterator[Problem]:
 
 
 def _check_task(settings: AccuracySettings, selector: Mapping[str, Any], at: Location) -> Iterator[Problem]:
-    """Check that a fault on a measurement of accuracy names one task and nothing else."""
     task = selector[ACCURACY]
     if other := next((axis for axis in selector if axis != ACCURACY), ""):
         message = f"a measurement of accuracy is no point of the matrix; leave out {other!r}"

@@ -236,7 +236,6 @@ class Scenario(Record):
 
     @property
     def model(self) -> type[Params]:
-        """The model of the parameters of its cases."""
         return self.kind.model(self.op)
 
 

@@ -80,7 +80,6 @@ def _note(shard: RunStore) -> ShardNote:
 
 
 def _in_common(shard: RunStore) -> dict[str, object]:
-    """What all shards of one plan have alike."""
     note, plan = _note(shard), shard.plan
     return {
         "the number of shards": note.count,

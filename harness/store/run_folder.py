@@ -154,7 +154,6 @@ class RunStore:
         return [finished.get(job.key) or CaseResult.of(job, Verdict.NOT_RUN, reason=why) for job in self.plan.jobs]
 
     def unfinished(self) -> list[Job]:
-        """The jobs that a resumed run still has to do."""
         done = self.finished()
         return [job for job in self.plan.jobs if job.key not in done]
 

@@ -35,7 +35,6 @@ class Source(Record):
 
     @property
     def words(self) -> str:
-        """The branch and the short commit, as far as known."""
         return " ".join(filter(None, [self.branch, self.short_commit]))
 
     def in_full(self, commit: str) -> str:

@@ -29,7 +29,6 @@ def totals(results: Sequence[CaseResult]) -> dict[str, int]:
 
 
 def by_scenario(results: Iterable[CaseResult]) -> dict[str, list[CaseResult]]:
-    """The results of each scenario, in the order of their first cases."""
     groups: dict[str, list[CaseResult]] = {}
     for result in results:
         groups.setdefault(result.scenario, []).append(result)

@@ -59,7 +59,6 @@ def _run(count: int, size: int) -> str:
 
 
 def read_align(topk_ids: Any, *, num_experts: int, block_size: int, **_: Any) -> Iterator[Point]:
-    """A point for each expert."""
     counts = [0] * num_experts
     for row in topk_ids.tolist():
         for expert in row:

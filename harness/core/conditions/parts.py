@@ -29,12 +29,10 @@ def around(b: int, live: Sequence[Any]) -> str:
 
 
 def same_as_before(b: int, units: Sequence[Any]) -> str | None:
-    """Whether the unit before is equal."""
     return None if b == 0 else "equal" if units[b] == units[b - 1] else "other"
 
 
 def end_in_page(slot: int, size: int = PAGE_SIZE) -> str:
-    """Where a slot lies in its page."""
     return {0: "first", size - 1: "last"}.get(slot % size, "inner")
 
 

@@ -83,7 +83,6 @@ def _nevers(why: str, given: Given, dimensions: Mapping[str, Dimension]) -> Iter
 
 
 def _classes(dimension: Dimension, given: Any) -> tuple[str, ...]:
-    """The classes that a rule names."""
     if given == "any":
         return dimension.classes
     if isinstance(given, dict):

@@ -64,7 +64,6 @@ def read_write_kv(kv_c: Any, k_pe: Any, kv_cache: Any, slot_mapping: Any, **_: A
 
 
 def read_write_records(x: Any, cache: Any, slot_mapping: Any, *, record_format: str, **_: Any) -> Iterator[Point]:
-    """A point for each token."""
     return _tokens(slot_mapping.tolist(), _largest(x), _of_records(cache, record_format))
 
 

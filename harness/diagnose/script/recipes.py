@@ -56,7 +56,6 @@ class Step:
 
 
 def steps(params: EngineParams) -> list[Step]:
-    """Every step of the serving run of `params`, in order."""
     pool = BlockPool(params.num_blocks, params.free_list)
     most = min(params.max_num_seqs, len(params.requests))
     scheduler = Scheduler(pool, params.max_batched_tokens, most, needs_state=model_config(params).is_hybrid)

@@ -111,7 +111,6 @@ def why_not(case: Case, fault: str | None) -> str:
 
 
 def _instead(case: Case, fault: str | None) -> str:
-    """The commands that show a bug without a script."""
     command = shlex.join(["mla-harness", "shrink", case.id, *(("--fault", fault) if fault else ())])
     smaller = f"make the case small with `{command}`"
     if fault is None:

@@ -130,7 +130,6 @@ class KimiDeltaAttention(nn.Module):
         self.o_proj = nn.Linear(width, hidden, bias=False)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of one request's states."""
         return {
             "conv": (3 * self.width, self.conv_kernel_size - 1),
             "ssm": (self.num_heads, self.head_dim, self.head_dim),

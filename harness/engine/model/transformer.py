@@ -66,7 +66,6 @@ class CausalLM(nn.Module):
         return logits
 
     def mla_layers(self) -> list[MLAAttention]:
-        """The MLA layers in order."""
         return [layer.self_attn for layer in self.layers if isinstance(layer.self_attn, MLAAttention)]
 
     @torch.no_grad()

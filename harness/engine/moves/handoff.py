@@ -58,11 +58,9 @@ class Handoff:
 
     @property
     def servers(self) -> list[Server]:
-        """The engines of the case."""
         return [self.prefill, self.decode]
 
     def run(self) -> None:
-        """Serve all requests to their end."""
         waiting = requests_of(self.params)
         prefilled: list[MovedRequest] = []
         decoding: list[MovedRequest] = []

@@ -80,11 +80,9 @@ class HostTier:
 
     @property
     def servers(self) -> list[Server]:
-        """The engines of the case."""
         return [self.server]
 
     def run(self) -> None:
-        """Serve all requests to their end."""
         waiting = deque(requests_of(self.params))
         while waiting or self.running:
             self._settle()
@@ -113,7 +111,6 @@ class HostTier:
         return page_copies(target, source, rows, length, used, self.params.unit)
 
     def _settle(self) -> None:
-        """Free the blocks of stores and loads that have ended."""
         for event, request in [one for one in self._leaving if self.streams.is_done(one[0])]:
             self._leaving.remove((event, request))
             self.server.free(request)

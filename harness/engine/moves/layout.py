@@ -66,16 +66,13 @@ class Region:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a block."""
         return self.tokens * self.token_bytes
 
     @property
     def is_sharded(self) -> bool:
-        """Whether ranks have different shards."""
         return self.group in ("heads", "state")
 
     def start(self, row: int) -> int:
-        """The first byte of a row in the buffer."""
         return row * self.buffer.data.shape[1]
 
     def wanted(self, generation: int, start: int, end: int) -> Tensor:
@@ -83,7 +80,6 @@ class Region:
         return _wanted(GROUPS.index(self.group), self.layer, self.shards, self.record, generation, start, end)
 
     def piece(self, source: Region, source_start: int, target_start: int, num_bytes: int) -> Piece:
-        """Bytes to copy from `source`, both ends counted from the start of their buffers."""
         given, taken = source.buffer.flat, self.buffer.flat
         count = min(num_bytes, len(given) - source_start, len(taken) - target_start)
         return Piece(

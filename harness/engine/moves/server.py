@@ -33,11 +33,9 @@ class MovedRequest:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all its tokens are computed."""
         return self.num_computed >= self.num_tokens
 
     def generation(self, token: int) -> int:
-        """The sequence that a token belongs to."""
         return 0 if token < self.num_shared else self.number
 
 
@@ -66,7 +64,6 @@ class Server:
 
     @property
     def compute(self) -> str:
-        """The stream of the model's steps."""
         return f"{self.name} compute"
 
     def lacks(self, request: MovedRequest, num_tokens: int) -> dict[str, int]:
@@ -76,7 +73,6 @@ class Server:
         return {name: (1 if name == "state" else pages) - len(request.tables.get(name, ())) for name in names}
 
     def fits(self, request: MovedRequest, num_tokens: int) -> bool:
-        """Whether the pool has the blocks that a request lacks."""
         return sum(self.lacks(request, num_tokens).values()) <= self.pool.num_free_blocks
 
     def give(self, request: MovedRequest, num_tokens: int, stream: str) -> None:
@@ -108,7 +104,6 @@ class Server:
             self.streams.launch(stream, name, run, listed, [span for _, span in parts])
 
     def free(self, request: MovedRequest) -> None:
-        """Take all blocks of a request back."""
         self.pool.free(row for rows in request.tables.values() for row in rows if row is not None)
         request.tables = {}
 
@@ -167,7 +162,6 @@ class Server:
             yield (region.buffer.name, row, *slots), region.wanted(request.generation(first), first, last)
 
     def _evict(self, request: MovedRequest) -> None:
-        """Free the window blocks that no later query sees."""
         rows = request.tables.get("window", [])
         first = max(request.num_computed - self.params.window + 1, 0) // self.params.block_size
         for page, row in enumerate(rows[:first]):

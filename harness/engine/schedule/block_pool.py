@@ -56,7 +56,6 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        """The number of free blocks."""
         return len(self._free)
 
     @property
@@ -70,7 +69,6 @@ class BlockPool:
         return sum(self._num_owners.values()) - self._num_reserved
 
     def next_blocks(self, count: int) -> list[int]:
-        """The free blocks that `allocate` would give."""
         return list(islice(reversed(self._free) if self._take_last else self._free, count))
 
     def allocate(self, count: int) -> list[int]:

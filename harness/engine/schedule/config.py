@@ -193,7 +193,6 @@ class ModelConfig:
 
 
 def num_pages(num_tokens: int) -> int:
-    """The number of pages for `num_tokens` tokens."""
     return -(-num_tokens // PAGE_SIZE)
 
 

@@ -137,7 +137,6 @@ class Scheduler:
             budget -= self._add(scheduled, sequence, self._chunk(sequence, min(sequence.num_uncomputed_tokens, budget)))
 
     def _chunk(self, sequence: Sequence, num_new_tokens: int) -> int:
-        """The tokens of a step, at most `num_new_tokens`."""
         length = len(sequence.tokens) if self.needs_state and self.prefix_caching else 0
         return up_to_page_end(sequence.num_computed_tokens, num_new_tokens, length)
 
@@ -177,7 +176,6 @@ class Scheduler:
             self._new_window += given
 
     def _to_zero(self) -> tuple[int, ...]:
-        """The new blocks of the groups that are zeroed."""
         new: dict[Group, list[int]] = {
             "attention": self._new_attention,
             "window": self._new_window,
@@ -186,7 +184,6 @@ class Scheduler:
         return tuple(block for group, blocks in new.items() if group in self.zeroed_groups for block in blocks)
 
     def _evict(self, sequence: Sequence) -> None:
-        """Free the window blocks that no later query of `sequence` sees."""
         if self.window:
             first, last = sequence.num_evicted_pages, first_visible(sequence, self.window) // PAGE_SIZE
             self._freed += self.pool.free(sequence.window_blocks[first:last])

@@ -43,7 +43,6 @@ class Sequence:
 
     @property
     def num_generated_tokens(self) -> int:
-        """The number of tokens added to the prompt."""
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
@@ -53,7 +52,6 @@ class Sequence:
 
     @property
     def num_tokens_to_run(self) -> int:
-        """The number of uncomputed tokens and drafts."""
         return self.num_uncomputed_tokens + len(self.drafts)
 
     @property
@@ -68,7 +66,6 @@ class Sequence:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all its tokens are generated."""
         return self.num_generated_tokens >= self.max_tokens
 
 

@@ -59,5 +59,4 @@ class SglangBackend(EngineBackend):
         self._engine.collective_rpc(method)
 
     def close(self) -> None:
-        """End the engine's processes."""
         self._engine.shutdown()

@@ -74,7 +74,6 @@ def _dirty(block: ZeroedBlock, pattern: str) -> Iterator[Finding]:
 
 
 def _kept(evidence: Evidence, oracle: str) -> Judgement:
-    """Look at every number that is counted for an oracle, in every run."""
     counts = ((count, run.pattern) for run in evidence.runs for count in run.counts if count.oracle == oracle)
     return Judgement.of((1, _miscounted(count, pattern)) for count, pattern in counts)
 

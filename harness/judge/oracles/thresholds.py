@@ -34,7 +34,6 @@ class Bound:
 
 
 def _bounds(row: dict[str, Any]) -> Iterator[Bound]:
-    """The same bound under each name of a row."""
     allowed = {field: row[field] for field in ("ulps", "floor", "relative_l2", "least_scale") if field in row}
     for name in row["bounds"]:
         yield Bound(name, dtype=getattr(torch, row["dtype"]), summary=row["why"].strip(), **allowed)

@@ -13,7 +13,6 @@ Given = ParamSpec("Given")
 
 
 def _each(hook: Callable[Concatenate[Probe, Given], None]) -> Callable[Concatenate[ProbeGroup, Given], None]:
-    """The hook of a group that calls this `hook` of each of its probes."""
 
     def call(self: ProbeGroup, /, *args: Given.args, **kwargs: Given.kwargs) -> None:
         for probe in self.probes:
@@ -25,7 +24,6 @@ def _each(hook: Callable[Concatenate[Probe, Given], None]) -> Callable[Concatena
 def _around(
     hook: Callable[Concatenate[Probe, Given], AbstractContextManager[None]],
 ) -> Callable[Concatenate[ProbeGroup, Given], AbstractContextManager[None]]:
-    """The hook of a group that is around something with this `hook` of each of its probes."""
 
     def call(self: ProbeGroup, /, *args: Given.args, **kwargs: Given.kwargs) -> AbstractContextManager[None]:
         return within(getattr(probe, hook.__name__)(*args, **kwargs) for probe in self.probes)

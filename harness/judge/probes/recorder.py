@@ -70,7 +70,6 @@ class EngineRecorder(Probe):
         return found.but(not_watched=BLIND.get(found.writer.partition("/")[0], ()))
 
     def detach(self) -> None:
-        """Remove the hooks from the modules."""
         for handle in self._handles:
             handle.remove()
 
@@ -116,7 +115,6 @@ class EngineRecorder(Probe):
             self._watch(HANDED_OUT, "logits", "output", logits, 0, rows="answers")
 
     def _note_rows(self, ordered: list[ScheduledSequence]) -> None:
-        """Note the requests of a step's rows, and its phase."""
         ends, end = [], 0
         for item in ordered:
             ends.append((str(item.sequence.request), end, end := end + item.num_new_tokens))
@@ -155,7 +153,6 @@ class EngineRecorder(Probe):
         return name, args, call
 
     def after_launch(self, noted: Any, result: Any) -> None:
-        """Scan the outputs."""
         launched, args, call = noted
         if isinstance(launched, BoundKernel):
             self._scan_outputs(launched, args, result, call)
@@ -234,7 +231,6 @@ class EngineRecorder(Probe):
         return hook
 
     def _call(self, name: str) -> int:
-        """The number of this call of the op in its layer and forward."""
         key = f"{self._layer} {name}"
         self._calls[key] = self._calls.get(key, -1) + 1
         return self._calls[key]

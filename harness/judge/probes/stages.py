@@ -60,7 +60,6 @@ class Stages(Probe):
         """Layer and request -> position -> the normed input [hidden] float64 of the attention."""
 
     def close(self) -> None:
-        """Remove the hooks from the modules."""
         for handle in self._handles:
             handle.remove()
 
@@ -178,7 +177,6 @@ class Stages(Probe):
                     self._found("the batch", f"{name} of request {sequence.request} is not what the request has")
 
     def _check_static(self, inputs: Batch) -> None:
-        """The inputs of a graph hold the batch of this step in its live rows."""
         batch = self._batch
         assert batch.decode is not None and inputs.decode is not None
         pairs = [(tensors_by_name(batch), tensors_by_name(inputs), batch.num_decode_tokens)]
@@ -189,7 +187,6 @@ class Stages(Probe):
                     self._found("the static inputs of the graph", f"{name} is not what the batch of the step has")
 
     def _check_plan(self) -> None:
-        """The plan of an eager step is the one for its lengths."""
         decode, kernels = self._batch.decode, self._model.kernels
         if decode is None or decode.metadata.plan is None:
             return
@@ -303,7 +300,6 @@ class Stages(Probe):
 
 
 def layers_of(model: CausalLM) -> list[DecoderLayer]:
-    """The layers of a model in order."""
     return [layer for layer in model.layers if isinstance(layer, DecoderLayer)]
 
 

@@ -35,7 +35,6 @@ class StrayWrites(Probe):
         self._null_block = memory.block(NULL_BLOCK)
 
     def guards(self) -> list[Guard]:
-        """The null block at the start and now, and all stray writes."""
         after = self._memory.block(NULL_BLOCK)
         return [Guard("the null block", "kv.null", self._null_block.cpu(), after.cpu()), *self.written]
 

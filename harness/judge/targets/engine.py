@@ -139,14 +139,12 @@ class EngineTarget(Target):
         return run
 
     def _serve(self, poison: Poison, notes: Notes) -> Served:
-        """Serve all requests on a fresh engine."""
         longest, model = max(map(length, self._params.requests)), _model(self._config, self.device)
         engine = Engine(model, self._params, poison, longest, notes, self._module)
         return serve(engine, notes, self._prompts(), self._checkpoint)
 
     @property
     def _module(self) -> NextTokenModule | None:
-        """The drafter that knows the answers to the case's prompts by heart."""
         params = self._params
         if not params.has_module:
             return None

@@ -146,7 +146,6 @@ class KernelTarget(Target):
         return run
 
     def _call(self, poison: Poison, seed: int, corruption: Corruption | None = None) -> KernelCall:
-        """The call on inputs of this seed."""
         setting = Setting(self.spec, poison, seed, self.device, self.params.fence, corruption)
         return _BUILDERS[self.op](self.params, setting)
 
@@ -211,7 +210,6 @@ def _rounded_products(setting: Setting, params: MlaDecodeParams | MlaDecodeSpars
 
 
 def _rank(setting: Setting, params: MlaDecodeParams | MlaDecodeSparseParams) -> dict[str, Any]:
-    """`kv_lora_rank` for a kernel that takes it."""
     return {"kv_lora_rank": params.kv_lora_rank} if "kv_lora_rank" in setting.spec.takes else {}
 
 

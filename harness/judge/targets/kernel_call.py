@@ -59,7 +59,6 @@ def invoke(spec: KernelSpec, poison: Poison, args: tuple[Any, ...], kwargs: dict
 
 
 def shape_of(output: Output, dims: dict[str, int]) -> Shape:
-    """The shape of an output in numbers, with the sizes of letters from `dims`."""
     return tuple(int(letter) if letter.isdigit() else dims[letter] for letter in output.shape.split())
 
 
@@ -142,7 +141,6 @@ class KernelCall:
     """Makes `metadata`; called with whether a graph captures it."""
 
     def keywords(self, *, is_captured: bool) -> dict[str, Any]:
-        """The keywords of a launch, with a fresh plan."""
         return self.kwargs if self.plan is None else self.kwargs | {"metadata": self.plan(is_captured)}
 
     def show(self, run: Run, outputs: tuple[Tensor, ...]) -> None:
@@ -288,7 +286,6 @@ def placed(tensor: Tensor, device: str, fence: Fence = "none") -> Tensor:
 
 
 def keeps(setting: Setting, promise: bool) -> bool:
-    """Whether this run keeps a promise to the kernel."""
     return promise and not setting.poison.ignore_contracts
 
 

@@ -55,7 +55,6 @@ class Before:
         return cls(running, tuple(engine.scheduler.waiting), engine.pool.num_free_blocks, needed)
 
     def counts(self, engine: Engine, notes: Notes) -> list[Count]:
-        """The counts of the step that the engine just ran."""
         number, params = notes.answers.num_steps - 1, engine.params
         where = f"step {number}"
         ran = {item.sequence: item.num_new_tokens for item in notes.answers.newest_step.scheduled}
@@ -135,7 +134,6 @@ def counts_of_steps(declared: tuple[str, ...], decided: list[str]) -> list[Count
 
 
 def _lacks(one: Sequence, params: EngineParams) -> int:
-    """The blocks that a request lacks for all its tokens and drafts."""
     lists = [one.blocks] + ([one.window_blocks] if "window" in params.layers else [])
     pages = num_pages(len(one.tokens) + len(one.drafts))
     return sum(max(pages - len(blocks), 0) for blocks in lists) + ("kda" in params.layers and one.state_block is None)

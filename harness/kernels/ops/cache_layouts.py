@@ -95,7 +95,6 @@ def allotted(
 
 
 def pages_in_block(layout: CacheLayout) -> int:
-    """Pages of one block of the cache's manager."""
     return PAGES_OF_MANAGER_BLOCK if layout == "manager_blocks" else 1
 
 

@@ -40,7 +40,6 @@ class RecordFormat:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of a record."""
         return sum(self.parts)
 
     @property

@@ -133,7 +133,6 @@ class ModuleRecorder:
         self._handles.append(model.register_forward_pre_hook(self._begin, prepend=True))
 
     def detach(self) -> None:
-        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

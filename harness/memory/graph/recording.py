@@ -209,7 +209,6 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
         return result
 
     def launch(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run `function` unseen and record it as one node."""
         if self._paused:
             return function(*args, **kwargs)
         recorded_args, recorded_kwargs = self._aliased(args), self._aliased(kwargs)
@@ -222,7 +221,6 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
         return result
 
     def parts(self) -> list[_Part]:
-        """What was recorded, in order."""
         return [_Part("", self.nodes)]
 
     def finish(self) -> tuple[list[Tensor], set[int]]:
@@ -231,7 +229,6 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
         return aliases, self._owned
 
     def _aliased(self, value: Any) -> Any:
-        """`value` with the recording's alias for each tensor, in copies of metadata objects."""
         if isinstance(value, Tensor):
             return self._alias(value)
         if type(value) in (tuple, list):
@@ -339,7 +336,6 @@ def _reads_on_host(func: Any) -> bool:
 
 @functools.cache
 def _is_view(func: Any) -> bool:
-    """Whether `func` returns a view of its argument."""
     schema = func._schema
     if any(argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments):
         return False

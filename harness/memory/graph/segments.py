@@ -42,7 +42,6 @@ def without(ranges: Iterable[Range], kept: Iterable[Range]) -> list[Range]:
 
 
 def chunked(ranges: Iterable[Range]) -> list[Range]:
-    """`ranges` in pieces of at most CHUNK_BYTES."""
     return [
         (address + offset, min(CHUNK_BYTES, size - offset))
         for address, size in ranges

@@ -35,7 +35,6 @@ class Operation:
     is_done: bool = False
 
     def is_before(self, other: Operation) -> bool:
-        """Whether every schedule runs this before `other`."""
         return other.clock.get(self.stream, 0) >= self.place
 
 
@@ -55,7 +54,6 @@ class Launch(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The name without the number of a piece."""
         return title_of(self.name)
 
 

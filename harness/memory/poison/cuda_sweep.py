@@ -89,7 +89,6 @@ class CudaSweep:
         return self._swept
 
     def _list_blocks(self) -> None:
-        """Update the device's table of chunks."""
         # Stream order keeps the table for earlier fills, but the last upload must be done with the host's copy.
         self._uploaded.synchronize()
         num_chunks, num_blocks, num_bytes, self._streams = list_chunks(self.device, self._host.numpy())

@@ -123,7 +123,6 @@ class Poison:
         return self.pattern == NATURAL
 
     def covers(self, site: str) -> bool:
-        """Whether `site` is poisoned."""
         return site in self.sites
 
     def fill_(self, tensor: Tensor, site: str) -> Tensor:

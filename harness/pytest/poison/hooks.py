@@ -54,7 +54,6 @@ class PoisonHooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-        """Run a test under each poison, and report it once."""
         if self._judge is None or not isinstance(item, pytest.Function) or _why_ok(item):
             return None  # Doctests and items of other plug-ins cannot run twice.
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
@@ -116,7 +115,6 @@ def _why_ok(item: pytest.Item) -> str:
 
 
 def is_controller(options: Any) -> bool:
-    """Whether this process only controls workers of xdist."""
     wants_workers = getattr(options, "numprocesses", None) or getattr(options, "tx", None)
     return bool(wants_workers) and "PYTEST_XDIST_WORKER" not in os.environ
 

@@ -88,7 +88,6 @@ class RunEntry:
 
     @property
     def totals(self) -> dict[str, int]:
-        """Cases by verdict."""
         counts = Counter(entry.verdict for entry in self.cases)
         return {name: counts[name] for name in shown_verdicts(counts)}
 

@@ -55,7 +55,6 @@ class Trends:
 
     @property
     def flaky(self) -> tuple[CaseTrend, ...]:
-        """The flaky cases, worst first."""
         found = [(-case.flaky.share, case.key, case) for case in self.cases if case.flaky]
         return tuple(case for *_, case in sorted(found, key=lambda one: one[:2]))
 

@@ -59,14 +59,12 @@ class GraphBuffers:
         return size
 
     def read(self, name: str, size: int) -> Tensor:
-        """The rows of a buffer that a graph of this size reads."""
         buffer = self._registry.get_slot(name).buffer if self._old is None else getattr(self._old, name)
         rows: Tensor = buffer[:size]
         return rows
 
 
 def old_buffers(shape: dict[str, Any]) -> Any:
-    """The buffers of releases without a registry."""
     create = importlib.import_module("sglang.srt.model_executor.cuda_graph_runner").DecodeInputBuffers.create
     return create(
         **shape, hidden_size=8, vocab_size=8, dtype=torch.float32, dp_size=1, pp_size=1, is_encoder_decoder=False,

@@ -228,7 +228,6 @@ def _as_rows(group: str, layer: int, memory: Tensor) -> tuple[str, str, int, Ten
 
 
 def tree_of(cache: Any, arguments: Any, *, has_states: bool) -> Any:
-    """The radix cache that the release chooses for a sparse model with HiCache."""
     registry = first_module(f"{CACHE}.registry", f"{CACHE}.hiradix_cache")
     if not hasattr(registry, "default_radix_cache_factory"):
         return registry.HiRadixCache(params=cache, server_args=arguments)  # up to 0.5.12
@@ -243,7 +242,6 @@ def prompt(number: int, num_pages: int) -> list[int]:
 
 
 def owner(number: int, page: int) -> int:
-    """The request that a page of `number` is the same as."""
     shared, length = SHARES.get(number, (number, 0))
     return shared if page < length else number
 

@@ -176,7 +176,6 @@ def prefill(play: Play, started: Live | None, waiting: list[Live]) -> Any:
 
 
 def decode(play: Play, running: Any) -> None:
-    """One token for each running request."""
     running.prepare_for_decode()
     play.server.forward(running)
     fill(play.poison, play.server.cache, running.out_cache_loc, "kv.new")

@@ -86,7 +86,6 @@ class Server:
         return layer.view(-1, self.width)
 
     def request(self, name: str, tokens: list[int], num_answers: int) -> Any:
-        """A request for `num_answers` tokens."""
         sampling = SamplingParams(max_new_tokens=num_answers)
         sampling.normalize(None)
         made = Req(name, "", array("q", tokens), sampling, vocab_size=VOCABULARY)
@@ -123,7 +122,6 @@ class Server:
         return end == total
 
     def extend(self, reqs: list[Any]) -> Any:
-        """A batch that prefills what was admitted."""
         batch = ScheduleBatch.init_new(reqs, self.rows, self.alloc, self.tree, MODEL, False, SpeculativeAlgorithm.NONE)
         batch.prepare_for_extend()
         return batch
@@ -144,25 +142,21 @@ class Server:
             self.alloc.free_group_end()
 
     def keep(self, req: Any, *, is_chunked: bool) -> None:
-        """Put what a running request has computed into the radix cache."""
         if hasattr(common, "checkpoint_kv_cache"):  # since 0.5.23
             common.checkpoint_kv_cache(req, self.tree)
         else:
             common.maybe_cache_unfinished_req(req, self.tree, chunked=is_chunked)
 
     def release(self, req: Any) -> None:
-        """End a request. Its memory goes into the radix cache."""
         known = inspect.signature(common.release_kv_cache).parameters
         common.release_kv_cache(req, self.tree, **{"checkpoint" if "checkpoint" in known else "is_insert": True})
 
     def slots_of(self, req: Any, length: int) -> Tensor:
-        """The slots of a request's tokens, as a kernel reads them."""
         slots: Tensor = self.rows.req_to_token[row_of(req), :length]
         return slots.long()
 
 
 def row_of(req: Any) -> int:
-    """The request's row in `req_to_token`."""
     kept: Any = getattr(req, "kv", None)
     return int(kept.req_pool_idx if hasattr(kept, "req_pool_idx") else req.req_pool_idx)  # since 0.5.19
 

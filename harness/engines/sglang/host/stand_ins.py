@@ -125,7 +125,6 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _Module(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """A stand-in has no code."""
         module.__dict__["__version__"] = "0"
 
 

@@ -50,12 +50,10 @@ class Runner(Protocol):
 
 
 def install(runner_class: Any, plan: Plan) -> None:
-    """Wrap `forward` of SGLang's `ModelRunner`."""
     runner_class.forward = wrapped(runner_class.forward, StepPoison(plan))
 
 
 def wrapped(original: Callable[..., Any], before: StepPoison) -> Callable[..., Any]:
-    """`forward` with the poison before it."""
 
     @functools.wraps(original)
     def forward(self: Runner, forward_batch: Batch, *args: Any, **kwargs: Any) -> Any:
@@ -83,7 +81,6 @@ class StepPoison:
         }
 
     def __call__(self, runner: Runner, batch: Batch) -> None:
-        """Fill the plan's sites, and count slots and rows by site."""
         if self._plan.sweeps:
             CudaSweep.of()()
             COUNTS[SWEEPS] += 1

@@ -52,7 +52,6 @@ class Plan(Record):
 
 
 def states(plan: Plan) -> list[dict[str, Any]]:
-    """The states that the scheduler processes wrote, in the order of ranks."""
     files = sorted(Path(plan.folder).glob(STATE.format(rank="*")))
     return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 
