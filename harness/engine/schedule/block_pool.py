@@ -82,7 +82,6 @@ class BlockPool:
         return given
 
     def reserve(self) -> int:
-        """Take a block for the engine itself, for the life of the pool."""
         (block,) = self.allocate(1)
         self._num_reserved += 1
         return block

@@ -221,7 +221,6 @@ def orders_to_try(races: Iterable[Race]) -> Iterator[tuple[str, str]]:
 
 
 def title_of(name: str) -> str:
-    """The name of an operation without the number of its piece."""
     return name.partition(",")[0]
 
 

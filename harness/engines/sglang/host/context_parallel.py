@@ -26,7 +26,6 @@ PREFIXES = (0, 1, 7)
 
 
 def run(poison: Poison, params: SglangHostParams) -> Run:
-    """Search the functions that `params` names. Every row must be equal to the definition."""
     return searched(poison.pattern, _lengths() if params.search == "lengths" else _prompts())
 
 

@@ -76,7 +76,6 @@ class Backend:
     attention: Any
 
     def planning(self) -> Any:
-        """A patch of what makes plans, while the backend is used."""
         return contextlib.nullcontext()
 
     def batch(self, buffers: GraphBuffers, size: int) -> Any:

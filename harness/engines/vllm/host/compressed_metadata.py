@@ -55,7 +55,6 @@ class Step:
         return rows, torch.cat([torch.arange(before, before + new) for before, new in self.requests])
 
     def common(self, block_size: int, **other: Any) -> Any:
-        """What a runner hands to the builder of layers with blocks of so many tokens."""
         rows, positions = self.tokens()
         counts = (*self.requests, *[(0, 0)] * self.padded)
         given = {

@@ -71,7 +71,6 @@ SPLITS = tuple(Split(ranks, interleave) for ranks in (2, 3, 4, 8) for interleave
 
 
 def run(poison: Poison, params: VllmHostParams) -> Run:
-    """Search the functions that `params` names. Every row must be equal to the definition."""
     with Without("pin_memory"), mock.patch.object(buffer_utils.UvaBuffer, "__init__", uva_buffer):
         return searched(poison.pattern, SEARCHES[params.search]())
 
