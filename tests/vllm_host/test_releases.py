@@ -107,11 +107,8 @@ INJECTED = {
     "vllm-host-kv-sidecars[sidecar=index,connector=offloading,overlapped=false] with vllm.index-left-on-device": (
         (CAUGHT,) * 4
     ),
-    # The bug of 0.24.0 itself shows too, so the blame names another site beside.
-    "vllm-host-kv-sidecars[sidecar=state,connector=offloading,overlapped=false] with vllm.load-of-first-group": (
-        "skip",
-        "skip",
-        "MISSED",
+    "vllm-host-kv-sidecars[sidecar=state,connector=offloading,overlapped=false] with vllm.states-left-on-device": (
+        *("skip",) * 3,
         CAUGHT,
     ),
     "vllm-host-kv-moves[connector=simple,overlapped=true] with vllm.store-before-write": (OWN, OWN, CAUGHT, CAUGHT),
