@@ -153,7 +153,7 @@ class ScriptServer(ServerBackend):
     def adapters(self) -> list[str]:
         """The models that are served beside the one that is asked."""
         ids = [entry.get("id") for entry in self._entries()]
-        return [name for name in ids if isinstance(name, str) and name != self._served_model]
+        return [name for name in ids if isinstance(name, str) and name.isprintable() and name != self._served_model]
 
     def longest(self) -> int:
         """The most tokens of a prompt and its answer; a large number if the server does not say it."""
