@@ -13,7 +13,7 @@ import pytest
 
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.cause_codes import Code
-from harness.core.errors import HarnessError
+from harness.core.errors import HarnessError, KernelError, Refused
 from harness.core.files import FIXTURES
 from harness.core.records import Verdict
 from harness.engines.serving import EngineForks, last_words
@@ -22,7 +22,7 @@ from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.serve import refused_drafts
 from harness.engines.vllm.serve.settings import ROUTING_VARIABLE, STRATEGY, ServePoison
 from harness.engines.vllm.serve.worker_state import COUNTS, check, summed
-from harness.engines.vllm.target import VllmTarget
+from harness.engines.vllm.target import VllmTarget, refusal
 from harness.judge.run_case import run_case
 from harness.memory.poison.patterns import Poison
 
@@ -288,6 +288,13 @@ def test_options_that_vllm_refuses_are_a_skip_with_its_words(tmp_path: Path, mon
     monkeypatch.setenv("FAKE_VLLM", "refuse")
     result = run(tmp_path, case(graph="full"))
     assert (result.verdict, result.cause) == (Verdict.SKIP, Code.REFUSED) and "takes no graphs" in result.reason
+
+
+def test_a_gpu_that_others_hold_is_a_crash_and_no_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "no-room")
+    result = run(tmp_path, case(graph="full"))
+    assert result.verdict is Verdict.CRASH and "Free memory on device" in result.reason
+    assert not isinstance(refusal(KernelError("ValueError: Free memory on device cuda:0")), Refused)
 
 
 @pytest.mark.parametrize("process", ["fork", "spawn"])

@@ -20,7 +20,7 @@ from harness.engines.vllm.faults import PATCHES
 from harness.engines.vllm.options import HTTP_ENVIRON, environ, llm_options, serve_words
 from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.ranks import known_to_hang, why_not_split
-from harness.engines.vllm.serve.child import REFUSED, VllmRequest
+from harness.engines.vllm.serve.child import NO_ROOM, REFUSED, VllmRequest
 from harness.engines.vllm.serve.scripts import ScriptRequest
 from harness.engines.vllm.serve.settings import SITES, ServePoison
 from harness.engines.vllm.serve.worker_state import check
@@ -31,7 +31,7 @@ from harness.memory.poison.patterns import Poison
 
 QUESTIONS, SCRIPTS = "harness.engines.vllm.serve.child", "harness.engines.vllm.serve.scripts"
 """The modules of serving processes."""
-_REFUSES = re.compile(r"(?:ValueError|NotImplementedError|ValidationError): .*")
+_REFUSES = re.compile(rf"(?:ValueError|NotImplementedError|ValidationError): (?!{NO_ROOM}).*")
 """The last words of a server that does not take its options: vLLM checks them with these errors."""
 BLACKWELL = ("CUTLASS_MLA", "FLASHINFER_MLA")
 TRITON_IN_FULL_GRAPHS = (0, 22)

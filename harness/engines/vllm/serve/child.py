@@ -14,6 +14,8 @@ from harness.run.protocol import answer_once
 
 RANKS_SECONDS = 30.0
 """The time limit for the workers' states after the questions, or after a failure."""
+NO_ROOM = "Free memory on device"
+"""How the message begins if other processes hold the GPU: a crash, and no refusal."""
 REFUSED = "refused"
 """The only key of the result if vLLM refuses the options. The value is its message."""
 
@@ -44,6 +46,8 @@ def serve(request: VllmRequest) -> dict[str, Any]:
             backend = VllmBackend(request.model, concurrency=request.concurrency, **request.options)
         except (NotImplementedError, ValueError) as error:
             # vLLM checks its options with these. Whatever else goes wrong at the start is a crash.
+            if str(error).startswith(NO_ROOM):
+                raise
             return {REFUSED: " ".join(str(error).split())}
         print(f"{STARTED} {time.monotonic() - began:.1f} s", flush=True)
         try:

@@ -26,6 +26,8 @@ class LLM:
         print("vLLM's own log line", flush=True)
         if os.environ.get("FAKE_VLLM") == "raise":
             raise RuntimeError("Engine core initialization failed")
+        if os.environ.get("FAKE_VLLM") == "no-room":
+            raise ValueError("Free memory on device cuda:0 (0.2/79.2 GiB) on startup is less than desired")
         if os.environ.get("FAKE_VLLM") == "refuse":
             raise ValueError("this backend takes\n no graphs")
         if os.environ.get("FAKE_VLLM") == "die":
