@@ -1,9 +1,10 @@
 """Measures canary-dsa with transformers' own DeepSeek V3.2: the share of right answers under a right and a wrong top-k.
 
-    python -m canaries.recall_check fixtures/canary-dsa [--device cuda] [--limit N] [--out FILE]
+    python -m canaries.recall_check fixtures/canary-dsa [--device cuda] [--limit N] [--small] [--out FILE]
 
 One forward over prompt and answer shows what greedy decoding gives, as in `canaries/check.py`. A row of the table is a
-change of the top-k in both layers, in the first, or in the second.
+change of the top-k in both layers, in the first, or in the second. With `--small` the rows are small errors of layer 1
+like those of `benchmarks/vllm_faults.py`, which only `canary logprobs` shows, on the shorter task: a CPU does it.
 """
 
 from __future__ import annotations
@@ -51,6 +52,10 @@ CHANGES: dict[str, Change] = {
 }
 
 
+def _least_lost(chosen: Tensor, places: Tensor) -> Tensor:
+    return torch.cat((chosen[..., :1], chosen[..., :-1]), -1)
+
+
 def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu", topk: int | None = None) -> Any:
     """transformers' model of the checkpoint; `topk` replaces its index_topk."""
     from transformers import AutoModelForCausalLM
@@ -84,6 +89,33 @@ def changed(model: Any, change: Change, layers: Sequence[int] = (0, 1)) -> Itera
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _wrong_scale(model: Any) -> Any:
+    model.model.layers[1].self_attn.scaling *= 1.05
+
+
+def _wrong_epsilon(model: Any) -> Any:
+    for module in model.model.layers[1].modules():
+        if hasattr(module, "variance_epsilon"):
+            module.variance_epsilon = 1e-5
+
+
+def _wrong_rope(model: Any) -> Any:
+    def hook(module: Any, args: Any, output: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+        """Cosines and sines [B, S, D], those of position 201 at 200 too."""
+        for part in output:
+            part[:, 200] = part[:, 201]
+        return output
+
+    model.model.rotary_emb.register_forward_hook(hook)
+
+
+SMALL: dict[str, Callable[[Any], Any]] = {
+    "softmax scale 5 % off": _wrong_scale,
+    "epsilon 1e-5 for 1e-6": _wrong_epsilon,
+    "position 200 rotated as 201": _wrong_rope,
+}
 
 
 @contextmanager
@@ -120,10 +152,10 @@ def share(model: Any, questions: Sequence[Question]) -> float:
     return sum(is_right(model, question) for question in questions) / len(questions)
 
 
-def table(folder: Path, device: str, limit: int, progress: Callable[[str], None]) -> None:
+def table(folder: Path, device: str, limit: int, is_small: bool, progress: Callable[[str], None]) -> None:
     """Report the rows of a table, one by one: change, and the share of right answers of each task."""
-    tasks = {name: recall.questions(*lengths)[-limit:] for name, lengths in recall.TASKS.items()}
-    sizes = {"recall": 512, "recall_long": 2048}
+    sizes = {"recall": 512} if is_small else {"recall": 512, "recall_long": 2048}
+    tasks = {name: recall.questions(*recall.TASKS[name])[-limit:] for name in sizes}
     progress(f"| top-k, layers | {' | '.join(f'{name} ({len(asked)})' for name, asked in tasks.items())} |")
     progress("| --- " * (1 + len(tasks)) + "|")
 
@@ -135,6 +167,15 @@ def table(folder: Path, device: str, limit: int, progress: Callable[[str], None]
         progress(f"| {title} | {' | '.join(cells)} |")
 
     model = load(folder, torch.float32, device)
+    if is_small:
+        row("nothing, float32", model, sizes)
+        with changed(model, _least_lost, (1,)):
+            row("the least of the top-k lost, float32", model, sizes)
+        for name, break_it in SMALL.items():
+            model = load(folder, torch.float32, device)
+            break_it(model)
+            row(f"{name}, float32", model, sizes)
+        return
     row("every token, float32", model, dict.fromkeys(tasks, 10**6))
     for name, change in CHANGES.items():
         for layers in ((0, 1), (0,), (1,)):
@@ -153,6 +194,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--limit", type=int, default=100, help="only the last N questions of each task, the longest")
+    parser.add_argument("--small", action="store_true", help="small errors in place of a wrong top-k")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     lines: list[str] = []
@@ -163,7 +205,7 @@ def main() -> None:
         if args.out:
             args.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
-    table(args.folder, args.device, args.limit, progress)
+    table(args.folder, args.device, args.limit, args.small, progress)
 
 
 if __name__ == "__main__":
