@@ -143,11 +143,8 @@ class Request:
     @property
     def values(self) -> list[str]:
         """All answers that obey the schema, without spaces; none without a schema."""
-        return (
-            [json.dumps(value, separators=(",", ":")) for value in SCHEMAS[self.schema]["values"]]
-            if self.schema
-            else []
-        )
+        values = SCHEMAS[self.schema]["values"] if self.schema else ()
+        return [json.dumps(value, separators=(",", ":")) for value in values]
 
     def obeyed_by(self, text: str, num_tokens: int) -> bool:
         """Whether an answer obeys the schema; an answer that was cut, whether it can be the beginning of one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -75,7 +76,7 @@ def serve_check(context: typer.Context, given: ServeCheckOptions) -> None:
     2 if the script could show nothing.
     """
     request, started = _request(asdict(given)), time.monotonic()
-    answer = ask("harness.diagnose.traces", request, name="the process that asks")
+    answer = ask("harness.diagnose.traces", request, name="the process that asks", on_progress=_say)
     result = CaseResult.model_validate(answer["result"])
     if not given.json:
         # First, because a full disk must not lose it.
@@ -94,6 +95,10 @@ def serve_check(context: typer.Context, given: ServeCheckOptions) -> None:
         print(f"report: {store.path / 'report.html'}")
         print(f"\n{printable(str(store.path / 'trace.py'))}:\n\n{script}" if script else "", end="")
     raise typer.Exit({Verdict.PASS: 0, Verdict.SKIP: 2}.get(result.verdict, 1))
+
+
+def _say(progress: dict[str, Any]) -> None:
+    print(progress["words"], file=sys.stderr, flush=True)
 
 
 def _request(given: dict[str, Any]) -> ScriptCheck:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,7 +23,7 @@ from harness.core.errors import InputError, Refused
 from harness.core.records import Finding
 from harness.diagnose.reduce import Reducer, fewer
 from harness.diagnose.script.code import templates
-from harness.run.protocol import answer_once
+from harness.run import protocol
 
 PREFIXES, TAILS = "abc", "stuvw"
 PAGES = (1, 1, 2, 2, 3, 5, 8)
@@ -155,9 +155,11 @@ class _Fuzz:
         self.pool, fitting = pool, replace(pool, num_pages=min(pool.num_pages, longest // pool.page + 2))
         self.draws = Draws(check.seed, fitting, more=more)
 
-    def run(self) -> Script | None:
-        """Take the traces to the server until one fails. Returns that trace, shrunk."""
+    def run(self, say: Callable[[dict[str, Any]], object]) -> Script | None:
+        """Take the traces to the server until one fails, and `say` how far it is. Returns that trace, shrunk."""
         for number in range(self.check.fuzz):
+            if number and number % 10 == 0:
+                say({"words": f"{number} of {self.check.fuzz} traces pass"})
             trace = self.draws.next(number)
             judged = self._judged(trace)
             self.draws.note(trace, judged)
@@ -169,10 +171,8 @@ class _Fuzz:
                 trace = self._shrunk(trace, judged)
                 self._repeat(trace)
                 return trace
-        kinds = "; ".join(
-            f"{count} with {', '.join(sorted(kind)) or 'none'}" for kind, count in self.draws.seen.items()
-        )
-        self.total.notes.append(f"{self.check.fuzz} traces by the counters that they moved: {kinds}")
+        kinds = [f"{count} with {', '.join(sorted(kind)) or 'none'}" for kind, count in self.draws.seen.items()]
+        self.total.notes.append(f"{self.check.fuzz} traces by the counters that they moved: {'; '.join(kinds)}")
         return None
 
     def _judged(self, trace: Script, known: dict[Request, Reply] | None = None) -> Judged:
@@ -180,9 +180,8 @@ class _Fuzz:
         try:
             return check_script(self.check.but(script=trace), known)
         except InputError as error:
-            gone = Judged(self.total.model, trace.name)
-            gone.findings.append(Finding(oracle="sequences", where="", message=str(error), cause=Code.DIED))
-            return gone
+            gone = Finding(oracle="sequences", where="", message=str(error), cause=Code.DIED)
+            return Judged(self.total.model, trace.name, findings=[gone])
 
     def _add(self, judged: Judged) -> None:
         total = self.total
@@ -236,12 +235,12 @@ def _has_died(judged: Judged) -> bool:
     return any(finding.cause == Code.DIED for finding in judged.findings)
 
 
-def answer(check: TraceCheck) -> dict[str, Any]:
+def answer(check: TraceCheck, say: Callable[[dict[str, Any]], object] = dict) -> dict[str, Any]:
     """Take the script, or drawn traces, to the server. Returns what was found; of a trace that fails also a script."""
     if not check.fuzz:
         return _shown(check_script(check))
     found, script = _Fuzz(check), ""
-    trace = found.run()
+    trace = found.run(say)
     if trace is not None:
         steps = [requests_of(trace, step, found.pool) for step in trace.steps]
         together = [step.together for step in trace.steps]
@@ -254,5 +253,11 @@ def _shown(judged: Judged, **more: Any) -> dict[str, Any]:
     return {"found": found, "lines": judged.lines(), "result": judged.result().model_dump(mode="json")}
 
 
+def _main(parent: protocol.Parent) -> None:
+    if (check := parent.request(TraceCheck)) is not None:
+        found = answer(check, lambda words: parent.reply(protocol.Reply(progress=words)))
+        parent.reply(protocol.Reply(result=found))
+
+
 if __name__ == "__main__":
-    answer_once(TraceCheck, answer)
+    protocol.run_child(_main)

@@ -25,6 +25,12 @@ def found_by(url: str, **more: Any) -> dict[str, Any]:
     return answer(TraceCheck(url=url, timeout=20.0, **{"fuzz": 12, "shrink_seconds": 0.0, **more}))["found"]
 
 
+def test_a_long_check_says_how_far_it_is(start_server: Callable[..., str]) -> None:
+    said: list[dict[str, Any]] = []
+    answer(TraceCheck(url=start_server(START), timeout=20.0, fuzz=21), said.append)
+    assert [one["words"] for one in said] == ["10 of 21 traces pass", "20 of 21 traces pass"]
+
+
 @pytest.mark.parametrize("pool", [Pool(4, 24), Pool(16, 40), Pool(64, 4000)])
 def test_each_drawn_request_fits_the_pool(pool: Pool) -> None:
     lengths = set()

@@ -153,12 +153,8 @@ def settings(
 
 def scheduler_of(vllm_config: Any, kv_config: Any, is_overlapped: bool) -> Any:
     kind = AsyncScheduler if is_overlapped else Scheduler
-    return kind(
-        vllm_config,
-        generate_scheduler_kv_cache_config([kv_config]),
-        mock.Mock(**{"should_advance.return_value": False}),
-        BLOCK,
-    )
+    merged, structured = generate_scheduler_kv_cache_config([kv_config]), {"should_advance.return_value": False}
+    return kind(vllm_config, merged, mock.Mock(**structured), BLOCK)
 
 
 def request_of(number: int, tokens: list[int], max_tokens: int, transfer: dict[str, Any] | None = None) -> Any:

@@ -14,10 +14,8 @@ from harness.run.protocol import answer_once
 
 RANKS_SECONDS = 30.0
 """The time limit for the workers' states after the questions, or after a failure."""
-NO_ROOM = "Free memory on device"
-"""How the message begins if other processes hold the GPU: a crash, and no refusal."""
-REFUSED = "refused"
-"""The only key of the result if vLLM refuses the options. The value is its message."""
+NO_ROOM, REFUSED = "Free memory on device", "refused"
+"""How vLLM's message begins if others hold the GPU, and the only key of a result with the message of a refusal."""
 
 
 class VllmRequest(ServeRequest):
