@@ -20,7 +20,8 @@ import vllm
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 
-from harness.engines.vllm.host.kv_moves import BLOCK, cache_config, request_of, runner_output, scheduler_of, settings
+from harness.engines.vllm.host.kv_layers import BLOCK, layers_of, planned
+from harness.engines.vllm.host.kv_moves import request_of, runner_output, scheduler_of, settings
 
 DRAFTS, ANSWER = 3, 9
 
@@ -36,9 +37,10 @@ class Eagle:
 
 def served(is_async: bool) -> list[str]:
     """Serve the prompt twice, each draft accepted. Returns the steps with drafts that were counted and not accepted."""
-    config, found = settings("", is_async, "engine"), list[str]()
+    layers, found = layers_of("", 0), list[str]()
+    config = settings("", is_async, "engine", layers)
     config.speculative_config = Eagle()
-    scheduler: Any = scheduler_of(config, cache_config(False), is_async)
+    scheduler: Any = scheduler_of(config, planned(config, layers), is_async)
     ahead = {"num_hash_lookahead_tokens": getattr(config, "num_hash_lookahead_tokens", 0)}
     known = inspect.signature(get_request_block_hasher).parameters
     hasher = get_request_block_hasher(BLOCK, sha256, **{name: ahead[name] for name in ahead if name in known})
