@@ -32,6 +32,7 @@ from harness.core.extras import httpx
 from harness.engines.vllm.options import HTTP_ENVIRON, environ, serve_words
 from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.ranks import AMONG_RANKS, NO_MULTICAST
+from harness.engines.vllm.serve.scripts import SERVER
 from harness.engines.vllm.serve.settings import ServePoison
 
 TIME = re.compile(r"(INFO|WARNING|ERROR) \d\d-\d\d (\d\d):(\d\d):(\d\d) \[")
@@ -127,6 +128,13 @@ def start_table(log: Path) -> None:
         print(f"| {seconds} | {after.replace('|', '/')} | {until.replace('|', '/')} |")
 
 
+def free_port() -> int:
+    """A port of this machine."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
 def server_command(args: argparse.Namespace, port: int) -> tuple[list[str], dict[str, str]]:
     """The command of the server and its environment: all memory sizes fixed, all warm-ups that have an option off."""
     more = {name: value for name, value in ASKED[args.canary].items() if name != "task"}
@@ -147,16 +155,16 @@ def server_command(args: argparse.Namespace, port: int) -> tuple[list[str], dict
         "idle_rank_worker.Extension",
         "--disable-custom-all-reduce",
     ]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        words += ["--data-parallel-rpc-port", str(free.getsockname()[1])]
+    words += ["--data-parallel-rpc-port", str(free_port())]
     words += ["--kernel-config", '{"enable_flashinfer_autotune": false, "enable_jit_warmup": false}', *args.more]
     poison = None if args.poison == "none" else ServePoison.parse(args.poison)
     settings = {**environ(params, poison), **AMONG_RANKS, **NO_MULTICAST, **HTTP_ENVIRON}
     settings["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     )
-    return [sys.executable, "-m", "vllm.entrypoints.cli.main", *words], settings | {"VLLM_DEEP_GEMM_WARMUP": "skip"}
+    # The server dies with this process, however that ends.
+    launch = [sys.executable, "-m", "harness.run.launch", str(os.getpid()), SERVER]
+    return [*launch, *words], settings | {"VLLM_DEEP_GEMM_WARMUP": "skip"}
 
 
 def main() -> int:
@@ -178,9 +186,7 @@ def main() -> int:
     what = ASKED[args.canary]
     if args.url:
         return take_phases(args.url, args, what)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command, settings = server_command(args, port)
     print(f"== {args.canary}, {args.runner}, {args.graph}, poison {args.poison}", flush=True)
     log = args.out / "server.log"
