@@ -9,28 +9,17 @@ A failure of the recorder is one line in `problems`, and never an error of vLLM.
 
 from __future__ import annotations
 
-import base64
 import functools
 import re
-import zlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from canaries.recorded import UNKNOWN, packed
 from harness.engines.vllm.serve.first_nan import request_order, router_of
 from harness.engines.vllm.serve.hooks import runners
-
-UNKNOWN, NONE = -2, -1
-"""In a row of ids: the row was not recorded, and no choice."""
-
-
-def packed(ids: Tensor) -> dict[str, Any]:
-    """Ids [T, k], each row sorted, as JSON."""
-    rows = ids.sort(dim=1).values.to(torch.int16).contiguous()
-    data = base64.b64encode(zlib.compress(rows.numpy().tobytes(), 9)).decode()
-    return {"shape": list(rows.shape), "data": data}
 
 
 class Recorder:
@@ -152,18 +141,28 @@ def rows_of_step(runner: Any, step: Any) -> tuple[list[tuple[str, int, int]], li
     return spans, positions[:end].tolist()
 
 
-def install() -> Recorder:
-    """Wrap `load_model` and `execute_model` of every runner of this release."""
-    recorder = Recorder()
+def after_loading(action: Callable[[Any], object]) -> int:
+    """Call `action` with a runner of this release after it has loaded its model. Returns how many kinds there are."""
+    kinds = list(runners())
 
     def loading(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(self, *args, **kwargs)
-            recorder.safely(recorder.attach, self)
+            action(self)
             return result
 
         return load_model
+
+    for kind in kinds:
+        kind.load_model = loading(kind.load_model)
+    return len(kinds)
+
+
+def install() -> Recorder:
+    """Wrap `load_model` and `execute_model` of every runner of this release."""
+    recorder = Recorder()
+    after_loading(lambda runner: recorder.safely(recorder.attach, runner))
 
     def stepping(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -177,6 +176,5 @@ def install() -> Recorder:
         return execute_model
 
     for runner in runners():
-        runner.load_model = loading(runner.load_model)
         runner.execute_model = stepping(runner.execute_model)
     return recorder

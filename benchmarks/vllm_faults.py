@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm_decisions import after_loading
 
 from harness.engines.vllm.serve.first_nan import router_of
-from harness.engines.vllm.serve.hooks import runners
 
 LAYER, POSITION = 1, 200
 """Where the bugs are."""
@@ -117,21 +117,12 @@ def _is_in(path: str, layer: int) -> bool:
 
 def install(fault: str) -> None:
     """Inject a fault right after the model is loaded. Fails if no runner, or then no module, fits."""
-    inject, found = FAULTS[fault][1], list(runners())
-    if not found:
+
+    def injected(runner: Any) -> None:
+        places = sum(FAULTS[fault][1](path, module) for path, module in runner.get_model().named_modules())
+        if not places:
+            raise RuntimeError(f"fault {fault}: no module of this vLLM fits")
+        print(f"fault {fault} in {places} places", flush=True)
+
+    if not after_loading(injected):
         raise RuntimeError(f"fault {fault}: no runner of this vLLM was found")
-
-    def loading(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(self, *args, **kwargs)
-            places = sum(inject(path, module) for path, module in self.get_model().named_modules())
-            if not places:
-                raise RuntimeError(f"fault {fault}: no module of this vLLM fits")
-            print(f"fault {fault} in {places} places", flush=True)
-            return result
-
-        return load_model
-
-    for runner in found:
-        runner.load_model = loading(runner.load_model)

@@ -12,6 +12,7 @@ from torch import Tensor
 from canaries import logprobs, random_model, replayed
 from canaries.canary_requests import JudgedLogprobs
 from canaries.logprobs import TokenLogprobs
+from canaries.recorded import unpacked
 from harness.core.errors import InputError
 from harness.judge.run_records import Judgement
 from harness.run.protocol import Parent, Reply, run_child
@@ -73,7 +74,7 @@ def along_decisions(checkpoint: Path, found: dict[str, Any], cache: str, *, gene
         name, kind, more = "generated tokens", "generated_", found["generated"]
     followed, firsts = [], []
     for number, (prompt, tokens) in enumerate(zip(prompts, more, strict=True)):
-        ids = replayed.unpacked(found[f"{kind}decisions"][number])
+        ids = unpacked(found[f"{kind}decisions"][number])
         followed.append(replayed.follow(model, prompt + tokens, ids, truth["seed"] + number, cache))
         firsts.append(len(prompt) - 1 if generated else 0)
     if any(one.num_unknown for one in followed):

@@ -8,18 +8,17 @@ rounding alone. See docs/tolerances.md.
 
 from __future__ import annotations
 
-import base64
 import re
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from canaries import random_model
+from canaries.recorded import NONE, Decider, Ids
 from harness.core.cause_codes import Code
 from harness.core.finding_words import place
 from harness.core.records import Finding
@@ -28,32 +27,8 @@ from harness.judge.decisions import shortfall
 SAMPLES = 8
 MARGIN = 12.0
 """The largest shortfall of a decision, in root mean squares of what rounding does to the difference of two scores."""
-UNKNOWN, NONE = -2, -1
-"""In a row of recorded ids: the row was not recorded, and no choice."""
 STAGES = {"index": re.compile(r"layers\.(\d+)\..*indexer$"), "experts": re.compile(r"layers\.(\d+)\..*(gate|router)$")}
 """Stage -> names of the deciding modules of transformers, in their order in a layer."""
-
-
-class Decider(NamedTuple):
-    """What decides: a stage of a layer."""
-
-    layer: int
-    stage: str
-
-
-Ids = dict[Decider, Tensor]
-"""The ids [T, k] that each decider chose at each position."""
-
-
-def unpacked(found: dict[str, dict[str, dict[str, Any]]]) -> Ids:
-    """The ids of one request, as a recorder of an engine wrote them: stage -> layer -> `shape` and packed `data`."""
-    ids: Ids = {}
-    for stage, layers in found.items():
-        for layer, rows in layers.items():
-            data = bytearray(zlib.decompress(base64.b64decode(rows["data"])))
-            values = torch.frombuffer(data, dtype=torch.int16).view(rows["shape"])
-            ids[Decider(int(layer), stage)] = values.long()
-    return ids
 
 
 class Replay(TorchFunctionMode):

@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-import vllm_decisions
 import vllm_faults
 
 pytest.importorskip("transformers")
 from canaries import judge_logprobs, random_model, replayed
-from canaries.replayed import Decider, Ids
+from canaries.recorded import UNKNOWN, Decider, Ids, packed, unpacked
 from harness.judge.run_records import Judgement
 from tests.canary.small_models import SMALL
 
@@ -65,10 +64,10 @@ class Engine:
                 with replayed.Replay(engine, ids):
                     values = random_model.token_logprobs(engine, tokens)
             found["logprobs"].append(values.tolist())
-            packed: dict[str, dict[str, Any]] = {}
+            written: dict[str, dict[str, Any]] = {}
             for decider, rows in ids.items():
-                packed.setdefault(decider.stage, {})[str(decider.layer)] = vllm_decisions.packed(rows)
-            found["decisions"].append(packed)
+                written.setdefault(decider.stage, {})[str(decider.layer)] = packed(rows)
+            found["decisions"].append(written)
         return found
 
     def judge(self, found: dict[str, Any]) -> Judgement:
@@ -136,7 +135,7 @@ def test_rounding_passes_also_where_near_ties_fall_otherwise(v32: Engine, kimi: 
         assert "decisions replayed" in judgement.notes[0]
         with replayed.Replay(engine.model, {}) as own:
             random_model.token_logprobs(engine.model, engine.prompts[0])
-        ours = replayed.unpacked(found["decisions"][0])[EXPERTS]
+        ours = unpacked(found["decisions"][0])[EXPERTS]
         assert (ours != replayed.as_ids(own.taken[EXPERTS]).sort(1).values).any()
 
 
@@ -146,7 +145,7 @@ def test_replayed_decisions_leave_rounding_alone(v32: Engine) -> None:
     far = {"replayed": 0.0, "own": 0.0}
     for number, tokens in enumerate(v32.prompts):
         values = torch.tensor(found["logprobs"][number])
-        ids = replayed.unpacked(found["decisions"][number])
+        ids = unpacked(found["decisions"][number])
         for name, choices in (("replayed", ids), ("own", {})):
             with replayed.Replay(v32.model, choices):
                 truth = random_model.token_logprobs(v32.model, tokens)
@@ -200,30 +199,30 @@ def test_one_wrong_expert_is_named_with_request_token_layer_and_stage(v32: Engin
 )
 def test_choices_that_are_no_set_of_experts_are_findings(v32: Engine, row: tuple[int, int], words: str) -> None:
     found = copy.deepcopy(v32.plain)
-    ids = replayed.unpacked(found["decisions"][4])[EXPERTS]
+    ids = unpacked(found["decisions"][4])[EXPERTS]
     ids[30] = torch.tensor(row)
-    found["decisions"][4]["experts"]["1"] = vllm_decisions.packed(ids)
+    found["decisions"][4]["experts"]["1"] = packed(ids)
     (finding,) = v32.judge(found).findings
     assert f"request 4, token 30, layer 1, experts: {words}" in finding.message
 
 
 def test_a_token_of_the_future_is_a_finding(v32: Engine) -> None:
     found = copy.deepcopy(v32.plain)
-    ids = replayed.unpacked(found["decisions"][0])[INDEX]
+    ids = unpacked(found["decisions"][0])[INDEX]
     ids[120, -1] = 121
-    found["decisions"][0]["index"]["1"] = vllm_decisions.packed(ids)
+    found["decisions"][0]["index"]["1"] = packed(ids)
     assert "request 0, token 120, layer 1, index: takes 121 of 121" in v32.judge(found).findings[0].message
 
 
 def test_with_a_decision_that_was_not_recorded_none_is_replayed(v32: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge_logprobs, "of_prompts", lambda *args: Judgement(looked_at=1))
     found = copy.deepcopy(v32.plain)
-    ids = replayed.unpacked(found["decisions"][1])[EXPERTS]
-    ids[-1] = replayed.UNKNOWN
-    found["decisions"][1]["experts"]["1"] = vllm_decisions.packed(ids)
+    ids = unpacked(found["decisions"][1])[EXPERTS]
+    ids[-1] = UNKNOWN
+    found["decisions"][1]["experts"]["1"] = packed(ids)
     assert v32.judge(found).looked_at > 1
-    ids[5] = replayed.UNKNOWN
-    found["decisions"][1]["experts"]["1"] = vllm_decisions.packed(ids)
+    ids[5] = UNKNOWN
+    found["decisions"][1]["experts"]["1"] = packed(ids)
     judgement = v32.judge(found)
     assert (judgement.looked_at, judgement.notes) == (1, ["not all decisions were recorded, so none is replayed"])
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("transformers")
-from canaries.replayed import Decider, unpacked
+from canaries.recorded import Decider, unpacked
 from tests.vllm_host.test_serving_poison import ROOT, told_by
 
 SCRIPT = Path(__file__).with_name("recorded_decisions.py")
