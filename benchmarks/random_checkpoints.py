@@ -187,14 +187,14 @@ def row(name: str, architecture: str, args: argparse.Namespace) -> str:
         words = [line for line in lines if "Error" in line or "error" in line] or lines
         return f"{name:58} FAILED {words[-1][:150] if words else 'no output'}"
     truth = json.loads((args.checkpoints / architecture / "prompts.json").read_text())["logprobs"]
-    answers = json.loads(found.read_text())["logprobs"]
-    pairs = [list(zip(ours, theirs, strict=True)) for ours, theirs in zip(answers, truth, strict=True)]
+    said = json.loads(found.read_text())
+    pairs = [list(zip(ours, theirs, strict=True)) for ours, theirs in zip(said["logprobs"], truth, strict=True)]
     far = [abs(a - b) for sequence in pairs for a, b in sequence]
     late = [abs(a - b) for sequence in pairs for a, b in sequence[SELECTED:]]
     bad = sum(not math.isfinite(value) for value in far)
     shown = (quantile(far, 0.5), quantile(far, 0.99), quantile(late, 0.5))
     words = f"{name:58} median {shown[0]}  99% {shown[1]}  past {SELECTED} {shown[2]}  not finite {bad}"
-    return "  ".join([words, *recorded(json.loads(found.read_text()))])
+    return "  ".join([words, *recorded(said)])
 
 
 def recorded(found: dict[str, Any]) -> list[str]:

@@ -3,7 +3,7 @@
     python -m canaries.recall_check fixtures/canary-dsa [--device cuda] [--limit N] [--small] [--out FILE]
 
 One forward over prompt and answer shows what greedy decoding gives, as in `canaries/check.py`. A row of the table is a
-change of the top-k in both layers, in the first, or in the second. With `--small` the rows are small errors of layer 1
+change of the top-k in both layers, in the first, or in the second. With `--small` the rows are small errors
 like those of `benchmarks/vllm_faults.py`, which only `canary logprobs` shows, on the shorter task: a CPU does it.
 """
 
@@ -91,17 +91,17 @@ def changed(model: Any, change: Change, layers: Sequence[int] = (0, 1)) -> Itera
             handle.remove()
 
 
-def _wrong_scale(model: Any) -> Any:
+def _wrong_scale(model: Any) -> None:
     model.model.layers[1].self_attn.scaling *= 1.05
 
 
-def _wrong_epsilon(model: Any) -> Any:
+def _wrong_epsilon(model: Any) -> None:
     for module in model.model.layers[1].modules():
         if hasattr(module, "variance_epsilon"):
             module.variance_epsilon = 1e-5
 
 
-def _wrong_rope(model: Any) -> Any:
+def _wrong_rope(model: Any) -> None:
     def hook(module: Any, args: Any, output: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
         """Cosines and sines [B, S, D], those of position 201 at 200 too."""
         for part in output:
@@ -111,7 +111,7 @@ def _wrong_rope(model: Any) -> Any:
     model.model.rotary_emb.register_forward_hook(hook)
 
 
-SMALL: dict[str, Callable[[Any], Any]] = {
+SMALL: dict[str, Callable[[Any], None]] = {
     "softmax scale 5 % off": _wrong_scale,
     "epsilon 1e-5 for 1e-6": _wrong_epsilon,
     "position 200 rotated as 201": _wrong_rope,
