@@ -16,7 +16,7 @@ from harness.accuracy.server_backend import BadReply, ServerBackend, Unanswered,
 from harness.core.errors import InputError, Refused
 from harness.core.extras import httpx
 
-IDLE_SECONDS = 60.0
+IDLE_SECONDS = 600.0
 """How long a server may take to be idle after the last answer."""
 MOST_TOGETHER = 1024
 NUM_BEST = 5

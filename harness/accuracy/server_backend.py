@@ -103,7 +103,7 @@ class ServerBackend:
 
     def drafts(self) -> Drafts | None:
         """The server's counts of drafts, from /metrics beside /v1; None if it has no such counters."""
-        where, seconds = f"{self._url.removesuffix('/v1')}/metrics", min(self._timeout, 10.0)
+        where, seconds = f"{self._url.removesuffix('/v1')}/metrics", self._timeout
         try:
             with httpx.Client(headers=self._headers, timeout=seconds) as client:
                 return drafts_in(fetched(client, "GET", where, seconds=seconds).text)
@@ -202,15 +202,18 @@ class ServerBackend:
             what = "refuses the key in the environment variable" if self._headers else "wants a key; give it in"
             return InputError(f"{where}: the server {what} {KEY_VARIABLE}")
         hello = {"model": self._served_model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
-        with contextlib.suppress(httpx.TransportError, BadReply), httpx.Client(headers=self._headers) as client:
-            chat = fetched(client, "POST", f"{self._url}/chat/completions", json=hello, seconds=10.0)
+        with (
+            contextlib.suppress(httpx.TransportError, BadReply),
+            httpx.Client(headers=self._headers, timeout=self._timeout) as client,
+        ):
+            chat = fetched(client, "POST", f"{self._url}/chat/completions", json=hello, seconds=self._timeout)
             if chat.status_code not in HOPELESS_STATUS:
                 return InputError(f"{where}: this server has chat only; /v1/completions is needed")
         return InputError(f"{where}: check the address, which ends in /v1, and --served-model")
 
     def _only_model(self) -> str:
         """The name of the served model, which a request can carry as UTF-8. Raises InputError without a server."""
-        seconds = min(self._timeout, 10.0)
+        seconds = self._timeout
         try:
             with httpx.Client(headers=self._headers, timeout=seconds) as client:
                 response = fetched(client, "GET", f"{self._url}/models", seconds=seconds)

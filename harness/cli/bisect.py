@@ -34,7 +34,7 @@ from harness.run.requests import CommandLine
 from harness.scenario.selection import select
 from harness.store.run_folder import RunStore
 
-START_SECONDS = 60.0
+START_SECONDS = 600.0
 """How long an interpreter gets to say its version."""
 
 

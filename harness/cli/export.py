@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from harness.core.cases import Job
 from harness.core.errors import InputError
 from harness.core.files import write_atomic
 from harness.core.records import CaseResult, Shrunk, Verdict
+from harness.diagnose.budget import Budget
 from harness.diagnose.script.export import Exported, first_that_shows, with_fault
 from harness.diagnose.script.render import why_not
 from harness.diagnose.session import candidates, first_failure
@@ -62,15 +62,15 @@ def _exported(wanted: Wanted, pool: WorkerPool, screen: Console, *, is_pytest: b
 def _shrunk(
     pool: WorkerPool, screen: Console, job: Job, result: CaseResult, seconds: float | None, spent: float
 ) -> Shrunk:
-    blame_seconds = math.inf
+    blame_budget = None
     if seconds is None:
         # The script imports what the first case imported. A trial that kills its worker has the next one import it too.
         left = BAR_SECONDS - spent * (3 if result.verdict is Verdict.CRASH else 2)
-        blame_seconds = max(0.0, left / 2)
-        seconds = min(MAX_SHRINK_SECONDS, blame_seconds)
+        blame_budget = Budget(max(0.0, left / 2))
+        seconds = min(MAX_SHRINK_SECONDS, blame_budget.seconds)
     if job.device == "cuda":
         # One worker for all trials: a worker on another GPU would import an engine again.
         pool.num_workers = 1
     with screen.status("trying smaller cases") as status:
         show = step_shower(status)
-        return shrink(pool, job, result, seconds=seconds, blame_seconds=blame_seconds, on_step=show)
+        return shrink(pool, job, result, seconds=seconds, blame_budget=blame_budget, on_step=show)

@@ -225,6 +225,9 @@ class CaseResult(Record):
     sites: tuple[str, ...] | None = None
     verdict: Verdict
     seconds: float = 0.0
+    cpu_seconds: float = Field(
+        default=0.0, description="processor time of the worker. Unlike `seconds`, a busy machine does not stretch it"
+    )
     reason: str = ""
     cause: str = Field(
         default="", description="why it proves nothing, or what it came to: a Code. Old records have none"

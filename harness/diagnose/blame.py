@@ -11,14 +11,13 @@ before gave no answer:
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Sequence
 
 from harness.core.cases import Job
 from harness.core.catalog import ORACLES
 from harness.core.cause_codes import Code
 from harness.core.records import Blame, CaseResult
+from harness.diagnose.budget import Budget
 from harness.diagnose.reduce import primary, same_failure, without_each
 from harness.run.pool import Pool
 
@@ -121,15 +120,13 @@ def _words(sites: Sequence[str], joint: str = "and") -> str:
     return sites[0] if len(sites) == 1 else f"{', '.join(sites[:-1])} {joint} {sites[-1]}"
 
 
-def find_blame(
-    pool: Pool, failures: Sequence[Failure], *, budget_seconds: float = math.inf
-) -> dict[str, tuple[Blame, float]]:
+def find_blame(pool: Pool, failures: Sequence[Failure], budget: Budget | None = None) -> dict[str, tuple[Blame, float]]:
     """Key of each failing job -> its blame, and the seconds of its trials.
 
-    The trials of all failures run together, so that no worker is idle. Jobs with trials that are not done within
-    `budget_seconds` are left out.
+    The trials of all failures run together, so that no worker is idle. Each is charged to `budget`. Jobs with trials
+    that are not done when it is spent are left out.
     """
-    deadline = time.monotonic() + budget_seconds
+    budget = budget or Budget()
     trials: dict[str, list[CaseResult]] = {job.key: [] for job, _ in failures}
     undecided = {job.key: (job, result) for job, result in failures}
     while undecided:
@@ -139,7 +136,8 @@ def find_blame(
         found: dict[str, CaseResult] = {}
         for result in pool.run([trial for jobs in rounds.values() for trial in jobs]):
             found[result.key] = result
-            if time.monotonic() > deadline:
+            budget.charge(result, pool.num_workers)
+            if budget.is_spent:
                 break
         if any(trial.key not in found for jobs in rounds.values() for trial in jobs):
             break

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from harness.core.cases import AskFirstNan, Job
 from harness.core.catalog import FAULTS, SYSTEMS
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, FirstNan, Shrunk
 from harness.diagnose.blame import Failure, find_blame
+from harness.diagnose.budget import Budget
 from harness.diagnose.shrink import shrink, why_not
 from harness.run.planning import Planner, Wanted, load
 from harness.run.pool import Pool
@@ -29,13 +29,13 @@ class Limits:
 
     num_blamed: int = 20
     """Failing cases that get a blame."""
-    blame_seconds: float = 90.0
-    """Seconds for all blames. A trial that kills its worker costs a new worker."""
+    blames: Budget = field(default_factory=lambda: Budget(90.0))
+    """For all blames. A trial that kills its worker costs a new worker."""
     num_served: int = 3
     """Failing cases of a serving engine that run again with the recorder."""
     num_recorded: int = 8
     """Failing cases that run again with the first-NaN recorder."""
-    recording_seconds: float = 45.0
+    recordings: Budget = field(default_factory=lambda: Budget(45.0))
     served_seconds: float = 120.0
     """Seconds that each served case adds to the time for recording."""
     shrink_seconds: float = 0.0
@@ -60,21 +60,18 @@ class Session:
         quick = [(job, result) for job, result in quick if not job.case.kind.serves][: left.num_blamed]
         left.num_served -= len(served)
         left.num_blamed -= len(quick)
-        started = time.monotonic()
-        found = find_blame(self._pool, quick, budget_seconds=left.blame_seconds)
-        left.blame_seconds -= time.monotonic() - started
+        found = find_blame(self._pool, quick, left.blames)
         blames = {key: blame for key, (blame, _) in found.items()} | {
             job.key: Blame(how=NOT_SOUGHT) for job, _ in served
         }
         return blames | self._with_first_nan(served + quick, blames)
 
     def _with_first_nan(self, failures: Sequence[Failure], blames: dict[str, Blame]) -> dict[str, Blame]:
-        left, started = self._left, time.monotonic()
+        left = self._left
         able = [job for job, _ in failures if job.key in blames and not why_not_recorded(job)][: left.num_recorded]
-        seconds = left.recording_seconds + sum(job.case.kind.serves for job in able) * left.served_seconds
-        found = with_first_nan(self._pool, able, blames, seconds)
+        left.recordings.seconds += sum(job.case.kind.serves for job in able) * left.served_seconds
+        found = with_first_nan(self._pool, able, blames, left.recordings)
         left.num_recorded -= len(able)
-        left.recording_seconds -= time.monotonic() - started
         return found
 
     def smallest(self, failures: Iterable[Failure], blames: dict[str, Blame]) -> Iterator[Shrunk]:
@@ -98,18 +95,22 @@ class Session:
 
 
 def with_first_nan(
-    pool: Pool, failing: Iterable[Job], blames: dict[str, Blame], budget_seconds: float = math.inf
+    pool: Pool, failing: Iterable[Job], blames: dict[str, Blame], budget: Budget | None = None
 ) -> dict[str, Blame]:
-    """Run each failing job again with the recorder. Returns the blames with the first writer and first reader."""
+    """Run each failing job again with the recorder. Returns the blames with the first writer and first reader.
+
+    Each run is charged to `budget`. The rest is left out when it is spent.
+    """
+    budget = budget or Budget()
     jobs = {job.key: recorded_job(job, blames[job.key]) for job in failing}
     keys = {recorded.key: key for key, recorded in jobs.items()}
     found: dict[str, Blame] = {}
-    deadline = time.monotonic() + budget_seconds
     for result in pool.run(list(jobs.values())):
         key = keys[result.key]
         if result.first_nan is not None:
             found[key] = _with_stage(blames[key].but(first_nan=result.first_nan), result.first_nan)
-        if time.monotonic() > deadline:
+        budget.charge(result, pool.num_workers)
+        if budget.is_spent:
             break
     return found
 

@@ -12,7 +12,6 @@ entries, and their entries shrink. Choices change to the plainest one.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from harness.core.files import read_rows
 from harness.core.finding_words import kind_of
 from harness.core.records import Blame, CaseResult, Finding, ShrinkStep, Shrunk, Verdict
 from harness.diagnose.blame import find_blame
+from harness.diagnose.budget import Budget
 from harness.diagnose.reduce import Reducer, fewer, primary, same_failure
 from harness.run.pool import Pool
 from harness.scenario.schema import Given
@@ -121,14 +121,14 @@ def shrink(
     blame: Blame | None = None,
     oracle: str | None = None,
     seconds: float = 60.0,
-    blame_seconds: float = math.inf,
+    blame_budget: Budget | None = None,
     on_step: Callable[[ShrinkStep], None] | None = None,
 ) -> Shrunk:
     """The smallest variant of `job.case` that fails as `result` does, with the steps to it.
 
     The reason is the first finding of `oracle`, or else the primary finding. A missing `result` or `blame` is found
-    first, in extra time; a blame that is not found in `blame_seconds` is done without. The answer is always the same,
-    unless `seconds` end the search (then `is_smallest` is false).
+    first, in extra time; a blame that is not found within `blame_budget` is done without. The answer is always
+    the same, unless `seconds` end the search (then `is_smallest` is false).
     Raises InputError if the job does not fail or its system cannot be shrunk.
     """
     if reason := why_not(job):
@@ -139,7 +139,8 @@ def shrink(
         reason = f" ({result.reason})" if result.reason else ""
         raise InputError(f"{job.case.id}: ends in {result.verdict.value}{reason}; only a failing case can be shrunk")
     if blame is None or (not blame.trials and job.case.poison.sites):
-        found = find_blame(pool, [(job, result)], budget_seconds=blame_seconds) if blame_seconds > 0 else {}
+        is_sought = blame_budget is None or not blame_budget.is_spent
+        found = find_blame(pool, [(job, result)], blame_budget) if is_sought else {}
         blame, _ = found.get(job.key, (Blame(), 0.0))
     symptom = next((f for f in result.findings if f.oracle == oracle), primary(result.findings))
     needs_poison = blame.trials.get("nothing") == Verdict.PASS.value

@@ -32,8 +32,9 @@ ANSWERS: dict[type, Callable[[Job], Outcome]] = {AskVerdict: verdict, AskFirstNa
 
 def run_case(job: Job) -> CaseResult:
     """Run one job and answer its ask. A failure of the harness is verdict `error`, but a full disk is a NoRoomError."""
-    started = time.perf_counter()
-    return outcome_of(job).result_of(job, time.perf_counter() - started)
+    started, worked = time.perf_counter(), time.process_time()
+    result = outcome_of(job).result_of(job, time.perf_counter() - started)
+    return result.but(cpu_seconds=time.process_time() - worked)
 
 
 def outcome_of(job: Job) -> Outcome:

@@ -32,10 +32,10 @@ MAX_LOG_BYTES = 8_000_000
 MAX_LINE_BYTES = 64_000_000
 FULL_BYTES = 4 << 20
 """A disk with less room counts as full: what ends because of it frees its own files."""
-STACK_SECONDS = 0.5
-"""How long a hanging child gets to print its stack before it is killed."""
-END_SECONDS = 5.0
-"""How long a child that has closed its replies gets to be gone."""
+STACK_SECONDS = 30.0
+"""How long a hanging child gets to print its stack, which ends it. Only one that no signal reaches takes so long."""
+END_SECONDS = 30.0
+"""How long a child that has closed its replies gets to be gone. Only one that hangs takes so long."""
 TICK_SECONDS = 0.2
 MEASURED = "COVERAGE_PROCESS_CONFIG"
 """The environment variable that coverage.py sets for the children of a process that it measures."""

@@ -20,7 +20,7 @@ class Pool(ABC):
     """How many jobs can run at one time."""
 
     def __init__(
-        self, *, execute: str = DEFAULT_EXECUTE, environ: dict[str, str] | None = None, start_seconds: float = 180.0
+        self, *, execute: str = DEFAULT_EXECUTE, environ: dict[str, str] | None = None, start_seconds: float = 600.0
     ) -> None:
         """Workers call `execute` ("module:function"), have `environ` beside their own, and start in `start_seconds`."""
         self.environment: Environment | None = None

@@ -110,7 +110,8 @@ def run_child(main: Callable[[Parent], None]) -> NoReturn:
     """
     parent = Parent(int(sys.argv.pop(1)))
     faulthandler.enable(all_threads=True)
-    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+    # After the stack the signal ends the process, so the parent sees that the stack is whole.
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=True)
     code = 0
     try:
         main(parent)

@@ -17,7 +17,7 @@ from harness.core.errors import HarnessError, InputError
 from harness.run import ray_actor
 
 LOCAL = "local"
-CONNECT_SECONDS = 5.0
+CONNECT_SECONDS = 60.0
 LISTED_SECONDS = 1.0
 """How long a list of nodes stays valid."""
 OBJECT_STORE_BYTES = 256 << 20

@@ -34,7 +34,7 @@ AVOIDED_SECONDS = 10.0
 """How long a node that lost an actor gets no new one. Ray needs some seconds to notice that a node is gone."""
 SECOND_TRY_SECONDS = 15.0
 """How long the first worker may start before a second one is tried on another slot."""
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 600.0
 """How long a run waits for a node if none is left."""
 TRAVELLING = ("MLA_HARNESS_", "TRITON_", "TORCH_", "PYTORCH_", *(name for one in ENGINES for name in one.variables))
 """Nodes get the driver's environment variables with these prefixes, which can change the outcome of a case."""

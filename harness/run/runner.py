@@ -29,7 +29,8 @@ MAX_SPARES = 2
 """Spare workers for each GPU, or for the CPU, once a worker there was lost. A machine of few cores has one."""
 CORES_FOR_EARLY_SPARES = 8
 """On a machine with so many cores the spares of a GPU start with its first worker: CUDA takes seconds to start."""
-DESCRIBE_SECONDS = 30.0
+DESCRIBE_SECONDS = 600.0
+"""How long plug-ins may take to load. Engines and their kernels take a minute on a busy machine."""
 
 
 class WorkerError(HarnessError):

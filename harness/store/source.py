@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.core.params import Record
 
-GIT_SECONDS = 5.0
+GIT_SECONDS = 60.0
 MAX_HASHED_BYTES = 4 << 20
 """Larger files that git does not know count by size and time alone."""
 SHORT = 7

@@ -64,7 +64,7 @@ def test_a_server_that_refuses_is_answered_with_what_it_wants(
 def test_a_run_with_repeats_is_judged_by_both_oracles(
     start_server: Callable[..., str], cli: Cli, tmp_path: Path
 ) -> None:
-    url = start_server("sum_server.py", "{}", "0")
+    url = start_server("sum_server.py", "{}", "inf", "none")
     code, _, _ = cli(*ASK, f"server:{url}", "--limit", 2, "--epochs", 2, "--repeat", 2, "--least", 1)
     assert code == 1
     (run,) = (tmp_path / "reports" / "runs").iterdir()

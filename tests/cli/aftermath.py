@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.waiting import HANG_SECONDS, POLL_SECONDS
+
 ROOT = Path(__file__).parents[2]
 CONTROLS = ("\x1b", "\x00", "\x07", "\u202e", "Traceback", "traceback in", "Exception ignored", "--help)")
 TAG = "<img src=x"
@@ -71,15 +73,13 @@ def torn_files(out: Path) -> list[str]:
 
 
 def living(folder: Path) -> list[int]:
-    """The processes with temporary files in `folder` that still live after ten seconds.
+    """The processes with temporary files in `folder` that do not end.
 
     Four may end one after another, and each frees its memory first.
     """
-    found: list[int] = []
-    for _ in range(100):
-        if not (found := processes(folder)):
-            break
-        time.sleep(0.1)
+    begun = time.monotonic()
+    while (found := processes(folder)) and time.monotonic() - begun < HANG_SECONDS:
+        time.sleep(POLL_SECONDS)
     return found
 
 

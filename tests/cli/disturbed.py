@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from tests.waiting import HANG_SECONDS
+
 sys.path.insert(0, str(Path(__file__).parent))
 import aftermath  # type: ignore[import-not-found]
 from aftermath import ROOT, environment, harness
@@ -37,7 +39,6 @@ ON_DISK, SMALL_DISKS = ("full disk", "file limit"), ("full disk", "full temporar
 SERVER = ROOT / "tests" / "servers" / "sequence_server.py"
 STORED = ("results.jsonl", "tried.jsonl", "mutants.jsonl", "accuracy.jsonl")
 DISK = "64m"
-SECONDS = 1200.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def clean_run(name: str, prepared: Path) -> Clean:
     with _place(name, prepared) as place, _server(name) as url:
         started = time.monotonic()
         process = place.start(COMMANDS[name].in_words(url, place.out, prepared))
-        stdout, stderr = process.communicate(timeout=SECONDS)
+        stdout, stderr = process.communicate(timeout=HANG_SECONDS)
         seconds = time.monotonic() - started
         if process.returncode not in COMMANDS[name].codes:
             raise SystemExit(f"{name}: exit {process.returncode} undisturbed: {stderr[-500:]}{stdout[-500:]}")
@@ -122,7 +123,7 @@ def trial(name: str, kind: str, rng: random.Random, prepared: Path, clean: Clean
                 _kill(process, place, kind, command)
         else:
             before = []
-        stdout, stderr = process.communicate(timeout=SECONDS)
+        stdout, stderr = process.communicate(timeout=HANG_SECONDS)
         wrong = aftermath.wrong_words((stdout or "") + stderr)
         wrong += [f"process {pid} stays" for pid in aftermath.living(place.temporary)]
         kept, stored = _lines(place), place.verdicts()
@@ -311,7 +312,7 @@ def _gone_on(command: Command, place: Place, clean: Clean, *, crashed: bool) -> 
     if not command.resume or run is None:
         return []
     process = place.start([command.resume, "--resume", str(run), *command.more])
-    stdout, stderr = process.communicate(timeout=SECONDS)
+    stdout, stderr = process.communicate(timeout=HANG_SECONDS)
     wrong = aftermath.wrong_words(stdout + stderr) + aftermath.left_behind(place.temporary, place.out)
     wrong += aftermath.torn_files(place.out) if command.resume == "merge" else []
     allowed = (*command.codes, *command.codes_of_a_killed_worker) if crashed else command.codes

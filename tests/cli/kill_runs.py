@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.store.history.entry import read_entry
+from tests.waiting import HANG_SECONDS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from aftermath import workers_of  # type: ignore[import-not-found]
@@ -127,7 +128,7 @@ class Bench:
         """Go on with the run, or begin it if nothing of it is on disk."""
         run = self.run_folder()
         process = self.start(*(("--resume", str(run)) if run else SELECTORS), environ=environ)
-        stdout, stderr = process.communicate(timeout=600)
+        stdout, stderr = process.communicate(timeout=HANG_SECONDS)
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
     def trial(self, kind: str, moment: Moment, before: int) -> Trial:
@@ -154,7 +155,7 @@ def killed(bench: Bench, kind: str, moment: Moment) -> Trial:
     for victim in victims[: 1 if kind == "worker" else None]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim, signal.SIGKILL)
-    process.communicate(timeout=600)
+    process.communicate(timeout=HANG_SECONDS)
     bench.finish()
     return bench.trial(kind, moment, before)
 
@@ -169,7 +170,7 @@ def clock_jumps(bench: Bench, kind: str, moment: Moment) -> Trial:
     moment.wait(bench, process)
     before = len(bench.stored())
     process.kill()
-    process.communicate(timeout=600)
+    process.communicate(timeout=HANG_SECONDS)
     bench.finish(environ)
     return bench.trial(kind, moment, before)
 

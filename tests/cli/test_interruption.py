@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from harness.cli.run_and_report import work_and_report
 from harness.store.run_folder import RunStore
+from tests.waiting import HANG_SECONDS, wait_until
 
 sys.path.insert(0, str(Path(__file__).parent))
 from aftermath import children_of, workers_of  # type: ignore[import-not-found]
@@ -22,9 +22,9 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "stub_run.py"
 
 
-def start(out: Path, seconds: float, run: Path | None = None) -> tuple[subprocess.Popen[str], Path]:
-    """Start a stub run; returns it and its run directory."""
-    command = [sys.executable, str(SCRIPT), str(out), str(seconds)] + ([str(run)] if run else [])
+def start(out: Path, held: int, run: Path | None = None) -> tuple[subprocess.Popen[str], Path]:
+    """Start a stub run, or go on with one, as far as case `held`; returns it and its run directory."""
+    command = [sys.executable, str(SCRIPT), str(out), str(held)] + ([str(run)] if run else [])
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
@@ -32,31 +32,23 @@ def start(out: Path, seconds: float, run: Path | None = None) -> tuple[subproces
     return process, Path(process.stdout.readline().strip())
 
 
-def wait_for_results(run: Path, count: int, name: str = "results.jsonl") -> None:
-    for _ in range(600):
-        file = run / name
-        if file.exists() and file.read_text().count("\n") >= count:
-            return
-        time.sleep(0.05)
-    pytest.fail("the stub run produced no results")
+def wait_for_results(process: subprocess.Popen[str], run: Path, count: int, name: str = "results.jsonl") -> None:
+    file = run / name
+    wait_until(lambda: file.exists() and file.read_text().count("\n") >= count, f"{count} results were there", process)
 
 
-def assert_no_workers(pid: int) -> None:
-    for _ in range(100):
-        if not children_of(pid):
-            return
-        time.sleep(0.05)
-    pytest.fail("workers, or the process that forks them, outlived their parent")
+def wait_until_no_workers(pid: int) -> None:
+    wait_until(lambda: not children_of(pid), "its workers, and the process that forks them, ended")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_keeps_its_results_writes_reports_and_says_how_to_go_on(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    process, run = start(tmp_path, 0.4)
-    wait_for_results(run, 2)
+    process, run = start(tmp_path, 2)
+    wait_for_results(process, run, 2)
     process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 130, stderr
     assert f"mla-harness run --resume {run}" in stderr and "Traceback" not in stderr
     assert "not run: the run ended before" in stdout
@@ -64,7 +56,7 @@ def test_an_interrupted_run_keeps_its_results_writes_reports_and_says_how_to_go_
     assert summary["totals"]["pass"] >= 2 and summary["totals"]["not-run"] >= 1
     assert sum(summary["totals"].values()) == 8
     assert (run / "report.html").exists() and (run / "junit.xml").exists()
-    assert_no_workers(process.pid)
+    wait_until_no_workers(process.pid)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -72,23 +64,24 @@ def test_an_interrupted_run_leaves_no_spare_worker(
     tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STUB_DOES", "exit")
-    process, run = start(tmp_path, 0.4)
-    wait_for_results(run, 1)
+    process, run = start(tmp_path, 1)
+    wait_for_results(process, run, 1)
     process.send_signal(number)
-    process.communicate(timeout=60)
-    assert_no_workers(process.pid)
+    process.communicate(timeout=HANG_SECONDS)
+    wait_until_no_workers(process.pid)
 
 
 def test_a_killed_run_is_resumed_where_it_was(tmp_path: Path) -> None:
-    process, run = start(tmp_path, 0.4)
-    wait_for_results(run, 2)
+    process, run = start(tmp_path, 2)
+    wait_for_results(process, run, 2)
     assert len(workers_of(process.pid)) == 2, "the look at the processes finds them while they live"
     process.kill()
-    process.communicate(timeout=60)
-    assert_no_workers(process.pid)
+    process.communicate(timeout=HANG_SECONDS)
+    wait_until_no_workers(process.pid)
     before = (run / "results.jsonl").read_text().splitlines()
-    again, same = start(tmp_path, 0.4, run)
-    _, stderr = again.communicate(timeout=120)
+    (tmp_path / "go").touch()
+    again, same = start(tmp_path, 2, run)
+    _, stderr = again.communicate(timeout=HANG_SECONDS)
     assert again.returncode == 0, stderr
     assert same == run
     lines = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]
@@ -102,18 +95,19 @@ def test_a_selftest_that_was_stopped_keeps_what_its_faults_gave_and_goes_on(
     tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STUB_SELFTEST", "1")
-    process, run = start(tmp_path, 0.4)
-    wait_for_results(run, 2, "tried.jsonl")
+    process, run = start(tmp_path, 4)
+    wait_for_results(process, run, 2, "tried.jsonl")
     process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=60)
-    assert_no_workers(process.pid)
+    stdout, stderr = process.communicate(timeout=HANG_SECONDS)
+    wait_until_no_workers(process.pid)
     if number is signal.SIGINT:
         assert process.returncode == 130, stderr
         assert f"mla-harness selftest --resume {run}" in stderr and "Traceback" not in stderr
         assert "faults caught: 0 of 6, 6 not judged yet" in stdout and (run / "report.html").exists()
     before = (run / "tried.jsonl").read_text().splitlines()
-    again, _ = start(tmp_path, 0.4, run)
-    stdout, stderr = again.communicate(timeout=120)
+    (tmp_path / "go").touch()
+    again, _ = start(tmp_path, 4, run)
+    stdout, stderr = again.communicate(timeout=HANG_SECONDS)
     assert again.returncode == 0, stderr
     assert "faults caught: 6 of 6\n" in stdout
     lines = (run / "tried.jsonl").read_text().splitlines()

@@ -18,6 +18,7 @@ from harness.diagnose.script.code import MARKER, without_bug
 from harness.diagnose.script.export import _BLOCKER
 from harness.diagnose.script.recipes import OP_SCENES
 from harness.diagnose.shrink import POWERS, reductions
+from tests.waiting import HANG_SECONDS
 
 from .cases import script_of  # type: ignore[import-not-found]
 
@@ -54,7 +55,9 @@ def ran(text: str, folder: Path, python_path: Path) -> subprocess.CompletedProce
     path.write_text(text)
     command = [sys.executable, "-c", _BLOCKER, "script", str(path), str(folder)]
     environ = {**os.environ, "PYTHONPATH": str(python_path)}
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=environ, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
 
 
 @pytest.mark.parametrize("spec", OF_ENGINES, ids=lambda spec: spec.name)

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from harness.diagnose.script.code import MARKER, inline, kernel_in, without_bug,
 from harness.diagnose.script.export import check
 from harness.diagnose.script.recipes import RECIPES
 from harness.scenario.expand import fault_cases
+from tests.waiting import HANG_SECONDS, wait_until, wait_until_gone
 
 from .cases import SCENARIOS, declared, script_of  # type: ignore[import-not-found]
 
@@ -81,7 +81,7 @@ def test_a_script_is_as_ruff_wants_it_with_its_bug_and_without(fault: str, case:
     root = Path(__file__).parents[2]
     for words in (("check", "--no-cache"), ("format", "--check", "--no-cache")):
         command = [sys.executable, "-m", "ruff", *words, "--config", str(root / "pyproject.toml"), str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
         assert done.returncode == 0, done.stdout
 
 
@@ -167,18 +167,12 @@ def test_a_script_can_be_a_test() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux ends a process with its parent")
 def test_a_script_ends_with_the_process_that_tries_it(tmp_path: Path) -> None:
-    (tmp_path / "hang.py").write_text("import os, time\nprint(os.getpid(), file=open('pid', 'w'))\ntime.sleep(600)\n")
+    (tmp_path / "hang.py").write_text("import os, time\nos.symlink(str(os.getpid()), 'pid')\ntime.sleep(3600)\n")
     code = (
         "import sys\nfrom pathlib import Path\nfrom harness.diagnose.script.export import run\nrun(Path(sys.argv[1]))"
     )
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "hang.py")], env=environ) as parent:
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-            time.sleep(0.05)
+        wait_until((tmp_path / "pid").is_symlink, "the script began", parent)
         parent.kill()
-    stat = Path("/proc") / (tmp_path / "pid").read_text().strip() / "stat"
-    for _ in range(100):
-        if not stat.exists() or ") Z " in stat.read_text():
-            return
-        time.sleep(0.05)
-    pytest.fail("the script outlived it")
+    wait_until_gone(int(os.readlink(tmp_path / "pid")))

@@ -12,11 +12,15 @@ from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.errors import HarnessError
 from harness.core.records import CaseResult, Finding, Verdict
 from harness.diagnose.blame import find_blame
+from harness.diagnose.budget import Budget
 from harness.diagnose.run_jobs import exit_code, run_jobs
 from harness.diagnose.session import Limits, Session, first_failure
+from harness.judge.run_case import run_case
 from harness.run.environment import Environment, Gpu
 from harness.run.planning import Planner, Wanted
 from harness.run.runner import WorkerPool
+from harness.scenario.load import load_scenarios
+from harness.scenario.selection import select
 from harness.store.run_folder import RunStore
 
 GPU = Gpu(name="H", capability="9.0", memory_bytes=1)
@@ -93,11 +97,28 @@ def test_the_blame_of_several_failures_is_found_together() -> None:
     assert [found[name][0].sites for name in "abc"] == [("kv.tail",)] * 3
 
 
-def test_the_search_for_blame_ends_when_its_time_is_over() -> None:
+def test_the_search_for_blame_ends_when_its_budget_is_spent() -> None:
     pool = FakePool("kv.tail")
     failures = [failing_job(str(n)) for n in range(50)]
-    assert find_blame(pool, failures, budget_seconds=0.0) == {}  # type: ignore[arg-type]
+    assert find_blame(pool, failures, Budget(0.0)) == {}  # type: ignore[arg-type]
     assert pool.num_run == 1
+
+
+def test_a_busy_machine_does_not_spend_the_budget_but_a_trial_that_waits_or_hangs_does() -> None:
+    job, _ = failing_job("a")
+    trial = CaseResult.of(job, Verdict.PASS, seconds=10.0, cpu_seconds=2.0)
+    budget = Budget(100.0)
+    budget.charge(trial, num_workers=2)
+    assert budget.seconds == 99.0
+    budget.charge(trial.but(cpu_seconds=0.001), num_workers=1)
+    assert budget.seconds == 98.5
+    budget.charge(trial.but(verdict=Verdict.CRASH, cpu_seconds=0.0), num_workers=1)
+    assert budget.seconds == 88.5
+
+
+def test_a_result_says_how_much_processor_time_it_took() -> None:
+    result = run_case(Job(key="a", case=select(load_scenarios(None), ["merge-kernel"])[0]))
+    assert result.cpu_seconds > 0
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import itertools
-import time
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, Finding, Verdict
+from harness.diagnose import reduce
 from harness.diagnose.shrink import job_of, shrink
 from harness.judge.run_case import run_case
 from harness.scenario.expand import fault_cases
@@ -26,11 +28,9 @@ class StubPool:
 
     behave: Behaviour
     num_workers: int = 2
-    seconds: float = 0.0
     seen: list[Job] = field(default_factory=list)
 
     def run_in_order(self, jobs: Sequence[Job]) -> list[CaseResult]:
-        time.sleep(self.seconds)
         self.seen += jobs
         return [self._result(job) for job in jobs]
 
@@ -125,8 +125,12 @@ def test_a_case_that_fails_whatever_is_poisoned_keeps_no_site():
     assert found.is_smallest
 
 
-def test_when_the_time_is_up_the_smallest_so_far_is_given_and_said_to_be_that():
-    found = shrink(StubPool(fails_with_a_long_request, seconds=0.02), decode_job(), seconds=0.15)
+def test_when_the_time_is_up_the_smallest_so_far_is_given_and_said_to_be_that(monkeypatch):
+    pool = StubPool(fails_with_a_long_request)
+    clock = SimpleNamespace(monotonic=lambda: float(len(pool.seen)))
+    monkeypatch.setattr(reduce, "time", clock)
+    monkeypatch.setattr("harness.diagnose.shrink.time", clock)
+    found = shrink(pool, decode_job(), seconds=12.0)
     assert not found.is_smallest
     assert found.steps
     assert found.case.params.seq_lens == (1, 63, 64, 65, 130) or max(found.case.params.seq_lens) >= 65
@@ -187,7 +191,7 @@ def fault_job(scenario_name: str, fault: str) -> Job:
 )
 def test_a_real_failure_is_shrunk_to_a_case_whose_id_alone_fails_so_again(scenario, fault, kept, lost):
     job = fault_job(scenario, fault)
-    found = shrink(HerePool(), job, seconds=600)
+    found = shrink(HerePool(), job, seconds=math.inf)
     assert found.is_smallest
     assert found.case.values().items() >= lost.items()
     for site in kept.get("sites", ()):
@@ -205,7 +209,7 @@ def test_a_drawn_case_is_shrunk_too():
         job = Job(key=case.id, case=case, fault="kv.tail-masked-by-multiply")
         if case.op == "mla_decode" and run_case(job).findings:
             break
-    found = shrink(HerePool(), job, seconds=30)
+    found = shrink(HerePool(), job, seconds=math.inf)
     assert found.case.id.startswith(f"{case.id}@")
     assert len(found.case.params.seq_lens) == 1
     assert run_case(job_of(job, found)).findings

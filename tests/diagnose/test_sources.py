@@ -10,6 +10,7 @@ import pytest
 
 from harness.core.cases import Case
 from harness.diagnose.script.code import inline
+from tests.waiting import HANG_SECONDS
 
 from .cases import script_of  # type: ignore[import-not-found]
 
@@ -20,7 +21,9 @@ def test_a_kernel_runs_from_its_source_alone(tmp_path: Path) -> None:
     text = "\n".join(["import torch", *found.imports, found.code, "print(quantize_fp8_fmax(torch.ones(2, 4))[1])"])
     path = tmp_path / "alone.py"
     path.write_text(text)
-    done = subprocess.run([sys.executable, "-I", str(path)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-I", str(path)], capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
     assert done.returncode == 0 and "0.0022" in done.stdout, done.stderr
 
 

@@ -15,6 +15,7 @@ import pytest
 from harness.accuracy.script import Pool, Request, Script, Step, requests_of
 from harness.cli.main import exit_code_of
 from harness.diagnose.traces import Draws, TraceCheck, answer, drawn_step, smaller
+from tests.waiting import HANG_SECONDS
 
 pytest.importorskip("httpx")
 
@@ -22,12 +23,12 @@ START = "sequence_server.py"
 
 
 def found_by(url: str, **more: Any) -> dict[str, Any]:
-    return answer(TraceCheck(url=url, timeout=20.0, **{"fuzz": 12, "shrink_seconds": 0.0, **more}))["found"]
+    return answer(TraceCheck(url=url, timeout=HANG_SECONDS, **{"fuzz": 12, "shrink_seconds": 0.0, **more}))["found"]
 
 
 def test_a_long_check_says_how_far_it_is(start_server: Callable[..., str]) -> None:
     said: list[dict[str, Any]] = []
-    answer(TraceCheck(url=start_server(START), timeout=20.0, fuzz=21), said.append)
+    answer(TraceCheck(url=start_server(START), timeout=HANG_SECONDS, fuzz=21), said.append)
     assert [one["words"] for one in said] == ["10 of 21 traces pass", "20 of 21 traces pass"]
 
 

@@ -19,6 +19,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.waiting import HANG_SECONDS
+
 ROOT = Path(__file__).parents[2]
 HOME = "/home/me/mla-harness"
 BLOCK = re.compile(r"^(<!-- not run: (?P<why>[^>]+) -->\n)?```console\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -70,7 +72,7 @@ def printed(command: str, folder: Path) -> str:
     environ |= {"PYTHONUNBUFFERED": "1"}
     done = subprocess.run(
         ["bash", "-c", command], cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, timeout=600, check=False,
+        stderr=subprocess.STDOUT, text=True, timeout=HANG_SECONDS, check=False,
     )  # fmt: skip
     if done.returncode > 1:
         raise RuntimeError(f"{command}: ended in exit code {done.returncode}: {done.stdout[-500:]}")

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.waiting import HANG_SECONDS
+
 ROOT = Path(__file__).parents[2]
 GOOD = """
 import torch
@@ -65,7 +67,12 @@ def job(repository: Path, cache: Path, kernel: str) -> tuple[bool, str]:
         elif "run" in step and "pip install" not in step["run"]:
             script = step["run"].replace("run --plugin", "run quantize-kernel --plugin")
             done = subprocess.run(
-                ["bash", "-e", "-c", script], cwd=clone, env=environ, capture_output=True, text=True, timeout=300
+                ["bash", "-e", "-c", script],
+                cwd=clone,
+                env=environ,
+                capture_output=True,
+                text=True,
+                timeout=HANG_SECONDS,
             )
             printed += done.stdout + done.stderr
             green = green and done.returncode == 0

@@ -15,6 +15,7 @@ import torch
 from harness.memory.first_nan.recorder import StepNotes, describe
 from harness.memory.first_nan.table import Slot, Table
 from harness.memory.triton_interpreter import interpreter_is_on
+from tests.waiting import HANG_SECONDS
 
 HERE = Path(__file__).parent
 FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -176,7 +177,7 @@ def test_the_triton_scan_leaves_the_buffers_that_the_cpu_leaves() -> None:
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist",
          str(HERE / "interpreted_scan.py")],
         env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True, text=True, timeout=300, cwd=HERE.parent.parent,
+        capture_output=True, text=True, timeout=HANG_SECONDS, cwd=HERE.parent.parent,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert re.search(r"\d+ passed", done.stdout)

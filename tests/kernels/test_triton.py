@@ -17,6 +17,7 @@ from harness.core.cause_codes import Code, cause_of
 from harness.core.kernels import KernelSpec
 from harness.memory import triton_interpreter
 from harness.memory.triton_interpreter import interpreter_is_on, unavailable
+from tests.waiting import HANG_SECONDS
 
 TRITON = [spec for spec in KERNELS if spec.short_name == "triton"]
 HERE = Path(__file__).parent
@@ -79,7 +80,7 @@ def test_the_kernels_pass_their_tests_under_the_interpreter(name: str, when: str
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, str(HERE / name)],
         env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True, text=True, timeout=600, cwd=HERE.parent.parent,
+        capture_output=True, text=True, timeout=HANG_SECONDS, cwd=HERE.parent.parent,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert re.search(r"\d+ passed", done.stdout)

@@ -28,6 +28,7 @@ from harness.report import page as report
 from harness.report.run_view import RunView
 from harness.report.wording import reproduce
 from harness.store.run_folder import RunStore
+from tests import waiting
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -133,7 +134,7 @@ def opened(browser: Browser, file: Path) -> Iterator[Open]:
         context = browser.new_context(**({"viewport": {"width": 1240, "height": 900}} | settings))
         contexts.append(context)
         tab = context.new_page()
-        tab.set_default_timeout(10_000)
+        tab.set_default_timeout(1000 * waiting.HANG_SECONDS)
         tab.on("console", lambda message: trouble.append(message.text))
         tab.on("pageerror", lambda error: trouble.append(str(error)))
         tab.on("request", lambda request: request.url.startswith("file:") or trouble.append(request.url))
@@ -149,11 +150,7 @@ def opened(browser: Browser, file: Path) -> Iterator[Open]:
 def wait_until(tab: Page, predicate: str, argument: Any = None) -> None:
     """Ask the page until `predicate` holds. Playwright's own waiting evaluates strings, which the page's policy forbids
     whenever the answer is not there at once."""
-    for _ in range(500):
-        if tab.evaluate(predicate, argument):
-            return
-        tab.wait_for_timeout(10)
-    raise AssertionError(f"the page never came to: {predicate}")
+    waiting.wait_until(lambda: tab.evaluate(predicate, argument), f"the page came to: {predicate}")
 
 
 def visible(tab: Page, selector: str) -> list[str]:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from harness.core.errors import HarnessError, InputError
+from harness.core.files import write_atomic
 from harness.core.params import Record
 from harness.run.child import Child
 from harness.run.protocol import Parent, Reply, run_child
@@ -58,7 +59,7 @@ def main(parent: Parent) -> None:
         elif do.what == "hang":
             print("before the hang", flush=True)
             if os.fork():
-                Path(do.text).write_text(str(os.getpid()))
+                write_atomic(Path(do.text), str(os.getpid()))
             time.sleep(3600)
         elif do.what == "read_input":
             parent.reply(Reply(result={"read": sys.stdin.read()}))

@@ -12,6 +12,7 @@ from pathlib import Path
 from harness.core import cuda_failures
 from harness.core.cases import Job
 from harness.core.errors import NoRoomError
+from harness.core.files import write_atomic
 from harness.core.records import CaseResult, Finding, Verdict
 
 
@@ -41,7 +42,7 @@ def execute(job: Job) -> CaseResult:
     if does == "fork_and_hang":
         if os.fork() == 0:
             time.sleep(3600)
-        Path(options["pid_file"]).write_text(str(os.getpid()))
+        write_atomic(Path(options["pid_file"]), str(os.getpid()))
         time.sleep(3600)
     if does == "raise":
         raise ValueError("planned by the stub")

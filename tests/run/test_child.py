@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,9 @@ import pytest
 from harness.core.cause_codes import Code
 from harness.core.errors import HarnessError, InputError, NoRoomError
 from harness.core.params import Record
+from harness.run import child as child_module
 from harness.run.child import Child, ChildDied, ask
+from tests.waiting import HANG_SECONDS, end_limits_when, wait_until, wait_until_gone, wait_until_group_is_gone
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 STUB = {"PYTHONPATH": str(HERE)}
@@ -47,20 +49,12 @@ def start() -> Iterator[Start]:
         child.close()
 
 
-def died(child: Child, what: str, seconds: float = 30.0, text: str = "") -> ChildDied:
+def died(child: Child, what: str, seconds: float = HANG_SECONDS, text: str = "") -> ChildDied:
     """How the child ends that is asked for `what`."""
     child.send(Do(what=what, text=text), seconds)
     with pytest.raises(ChildDied) as caught:
         child.receive()
     return caught.value
-
-
-def assert_gone(pid: int) -> None:
-    for _ in range(100):
-        if not Path(f"/proc/{pid}/exe").exists():
-            return
-        time.sleep(0.05)
-    pytest.fail(f"process {pid} is still there")
 
 
 def test_a_child_answers_one_request_after_another_and_what_it_prints_is_in_its_log(start: Start) -> None:
@@ -134,28 +128,24 @@ def test_the_log_of_a_crash_has_the_stack_and_the_last_line_is_the_childs_own(st
     assert child.last_line() == "the last words"
 
 
-def test_a_hang_is_killed_with_what_it_forked_and_the_log_shows_where_it_hung(start: Start, tmp_path: Path) -> None:
+def test_a_hang_is_killed_with_what_it_forked_and_the_log_shows_where_it_hung(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end_limits_when(monkeypatch, child_module, (tmp_path / "pid").exists)
     child = start()
-    begun = time.monotonic()
     error = died(child, "hang", 2.0, str(tmp_path / "pid"))
-    assert time.monotonic() - begun < 20 and error.death.seconds >= 2
+    assert error.death.cause == "no answer within 2 s" and error.death.seconds >= 2
     assert error.death.is_hang and error.death.as_cause == {"cause": Code.TIME_LIMIT}
     assert 'stub_child.py", line' in error.log and child.last_line() == "before the hang"
-    for _ in range(100):
-        try:
-            os.killpg(int((tmp_path / "pid").read_text()), 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.05)
-    pytest.fail("the forked child is still alive")
+    wait_until_group_is_gone(int((tmp_path / "pid").read_text()))
 
 
 def test_the_clock_begins_with_each_request_and_stops_with_the_answer(start: Start) -> None:
-    child = start(seconds=60)
-    child.send(Do(what="pid"), 60)
+    child = start(seconds=HANG_SECONDS)
+    child.send(Do(what="pid"), HANG_SECONDS)
     child.receive()
     child.send(Do(what="pid"), 0.0)
-    time.sleep(0.5)
+    select.select([child], [], [])
     child.read()
     assert not child.ended(), "an answer that is there is no hang"
     assert child.receive().result and child.receive().result
@@ -166,7 +156,7 @@ def test_a_child_that_dies_after_its_answer_has_answered(start: Start) -> None:
     child = start()
     child.send(Do(what="abort_late"))
     assert child.receive().result == {}
-    assert child.wait(10) == -signal.SIGTERM
+    assert child.wait(HANG_SECONDS) == -signal.SIGTERM
     assert child.ended() and child.death().cause == "SIGTERM"
     assert not child.send(Do(what="pid")), "nothing can be asked of the dead"
 
@@ -196,7 +186,7 @@ def test_what_a_child_raises_is_one_sentence_and_its_exit_code(
     with pytest.raises(error, match=words) as caught:
         child.answer()
     assert not isinstance(caught.value, ChildDied)
-    assert child.wait(10) == code
+    assert child.wait(HANG_SECONDS) == code
     kept = [path.read_text() for path in tmp_path.glob("*.traceback.txt")]
     assert [str(caught.value).partition(";")[0] in text for text in kept] == [True] * ("; traceback" in words)
 
@@ -244,7 +234,7 @@ def test_closing_frees_descriptors_and_leaves_nothing_in_the_temporary_folder(
     child.close()
     child.close()
     assert result is not None
-    assert_gone(result["pid"])
+    wait_until_gone(result["pid"])
     assert os.listdir("/proc/self/fd") == before and not list(tmp_path.iterdir())
 
 
@@ -270,18 +260,18 @@ def test_a_child_does_not_outlive_a_parent_that_is_killed(what: str, prefix: tup
         pid = int(parent.stdout.readline())
         assert Path(f"/proc/{pid}").exists()
         parent.kill()
-    assert_gone(pid)
+    wait_until_gone(pid)
 
 
 STARTS_AN_IMPORT = """
-import os, sys, time
+import math, os, sys, time
 from harness.run.child import Child
 from harness.run.fork_server import ForkServer
-forks = ForkServer([], name="the server", environ={}, seconds=60) if sys.argv[1] == "forked" else None
+forks = ForkServer([], name="the server", environ={}, seconds=math.inf) if sys.argv[1] == "forked" else None
 child = Child("imports_long", name="the child", prefix=sys.argv[2:], environ=dict(os.environ), forks=forks)
 time.sleep(3600)
 """
-IMPORTS_LONG = "import os, time\nos.symlink(str(os.getpid()), 'importing')\ntime.sleep(60)\n"
+IMPORTS_LONG = "import os, time\nos.symlink(str(os.getpid()), 'importing')\ntime.sleep(3600)\n"
 
 
 @pytest.mark.parametrize(
@@ -293,11 +283,9 @@ def test_a_child_that_still_imports_does_not_outlive_a_parent_that_is_killed(
     (tmp_path / "imports_long.py").write_text(IMPORTS_LONG)
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
     with subprocess.Popen([sys.executable, "-c", STARTS_AN_IMPORT, how, *prefix], env=environ, cwd=tmp_path) as parent:
-        while not (tmp_path / "importing").is_symlink():
-            assert parent.poll() is None
-            time.sleep(0.05)
+        wait_until((tmp_path / "importing").is_symlink, "the child imported", parent)
         parent.kill()
-    assert_gone(int(os.readlink(tmp_path / "importing")))
+    wait_until_gone(int(os.readlink(tmp_path / "importing")))
 
 
 def test_a_program_around_the_interpreter_passes_requests_and_answers_on(start: Start) -> None:
@@ -308,4 +296,4 @@ def test_a_program_around_the_interpreter_passes_requests_and_answers_on(start: 
     result = child.receive().result
     child.close()
     assert result is not None
-    assert_gone(result["pid"])
+    wait_until_gone(result["pid"])

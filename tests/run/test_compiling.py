@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,9 @@ from harness.core.catalog import KERNELS
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import WriteKvParams
 from harness.core.records import CaseResult, Verdict
+from harness.run import child
 from harness.run.runner import WorkerPool
+from tests.waiting import HANG_SECONDS, end_limits_when
 
 STUB = {"PYTHONPATH": str(Path(__file__).parent)}
 
@@ -24,14 +27,15 @@ def slow_kernel() -> Iterator[None]:
         yield
 
 
-def job(name: str, kernel: str, *tags: str, timeout: float = 20.0) -> Job:
+def job(name: str, kernel: str, *tags: str, timeout: float = HANG_SECONDS) -> Job:
     params = WriteKvParams(kernel=kernel)
     case = Case(id=name, scenario="stub", system="kernel", op="write_kv", params=params, tags=tags)
     return Job(key=name, case=case, timeout_seconds=timeout)
 
 
 def run(*jobs: Job) -> list[CaseResult]:
-    with WorkerPool(3, execute="stub_execute:execute", environ=STUB) as pool:
+    # A worker may take as long to start as it likes, so that only the limit of a case can end one.
+    with WorkerPool(3, execute="stub_execute:execute", environ=STUB, start_seconds=math.inf) as pool:
         return list(pool.run(jobs))
 
 
@@ -49,8 +53,11 @@ def test_others_wait_until_one_has_compiled_and_workers_run_other_kernels(tmp_pa
         assert sorted(result.id for result in results) == ["first", "other 0", "other 1", "other 2"]
 
 
-def test_what_does_not_compile_in_time_is_an_error_of_each_case_and_started_once(tmp_path: Path) -> None:
+def test_what_does_not_compile_in_time_is_an_error_of_each_case_and_started_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started = tmp_path / "started"
+    end_limits_when(monkeypatch, child, started.exists)
     hangs = job("first", "slow", f"started={started}", "does=hang", timeout=1.0)
     others = [job(f"other {n}", "slow", f"started={started}") for n in range(3)]
     results = {result.id: result for result in run(hangs, *others, job("torch", "torch"))}

@@ -14,6 +14,7 @@ from harness.core.errors import HarnessError
 from harness.core.params import Record
 from harness.run.child import Child, ChildDied
 from harness.run.fork_server import ForkServer
+from tests.waiting import HANG_SECONDS
 
 CHILD = """
 import os, sys, time, signal
@@ -28,7 +29,7 @@ def answer(question):
     if question.what == "die":
         os.kill(os.getpid(), signal.SIGSEGV)
     if question.what == "hang":
-        time.sleep(60)
+        time.sleep(3600)
     return {"group": os.getpgrp(), "pid": os.getpid(), "slow": "slow_to_import" in sys.modules,
             "setting": os.environ.get("SETTING", ""), "imported": os.environ.get("IMPORTED"), "arguments": sys.argv[1:],
             "folder": os.getcwd()}
@@ -56,12 +57,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[ForkServer]:
-    started = ForkServer(["slow_to_import"], name="the imports", environ={"PYTHONPATH": str(folder)}, seconds=60)
+    started = ForkServer(
+        ["slow_to_import"], name="the imports", environ={"PYTHONPATH": str(folder)}, seconds=HANG_SECONDS
+    )
     yield started
     started.close()
 
 
-def ask(server: ForkServer, what: str, seconds: float = 30.0, log: Path | None = None, **environ: str) -> Any:
+def ask(server: ForkServer, what: str, seconds: float = HANG_SECONDS, log: Path | None = None, **environ: str) -> Any:
     with Child("asked_child", "word", name="the fork", environ=environ, log=log, forks=server) as child:
         child.send(Question(what=what), seconds)
         return child.answer().result
@@ -88,7 +91,7 @@ def test_a_fork_that_dies_or_hangs_is_reported_and_the_server_goes_on(
     what: str, cause: str, server: ForkServer
 ) -> None:
     with pytest.raises(ChildDied) as died:
-        ask(server, what, seconds=0.5 if what == "hang" else 30.0)
+        ask(server, what, seconds=0.5 if what == "hang" else HANG_SECONDS)
     assert died.value.death.cause == cause
     assert ask(server, "after")["slow"]
 
@@ -99,21 +102,21 @@ def test_several_forks_run_at_one_time_in_the_folder_of_who_asked_and_each_has_i
     monkeypatch.chdir(tmp_path)
     slow, dying, quick = (Child("asked_child", name="the fork", forks=server) for _ in range(3))
     with slow, dying, quick:
-        slow.send(Question(what="hang"), 30.0)
-        dying.send(Question(what="die"), 30.0)
-        quick.send(Question(what="quick"), 30.0)
+        slow.send(Question(what="hang"), HANG_SECONDS)
+        dying.send(Question(what="die"), HANG_SECONDS)
+        quick.send(Question(what="quick"), HANG_SECONDS)
         found = quick.answer().result
         assert found is not None and found["folder"] == str(tmp_path)
         with pytest.raises(ChildDied) as died:
             dying.receive()
-        assert died.value.death.cause == "SIGSEGV" and quick.wait(10.0) == 0
+        assert died.value.death.cause == "SIGSEGV" and quick.wait(HANG_SECONDS) == 0
         assert slow.wait(0.0) is None
 
 
 def test_a_fork_dies_with_its_server(folder: Path) -> None:
-    server = ForkServer([], name="the imports", environ={"PYTHONPATH": str(folder)}, seconds=60)
+    server = ForkServer([], name="the imports", environ={"PYTHONPATH": str(folder)}, seconds=HANG_SECONDS)
     with Child("asked_child", name="the fork", forks=server) as child:
-        child.send(Question(what="hang"), 30.0)
+        child.send(Question(what="hang"), HANG_SECONDS)
         time.sleep(0.5)
         server.close()
         with pytest.raises(ChildDied):
@@ -126,4 +129,4 @@ def test_a_fork_dies_with_its_server(folder: Path) -> None:
 )
 def test_a_server_that_cannot_fork_safely_does_not_start(module: str, words: str, folder: Path) -> None:
     with pytest.raises(HarnessError, match=words):
-        ForkServer([module], name="the imports", environ={"PYTHONPATH": str(folder)}, seconds=60)
+        ForkServer([module], name="the imports", environ={"PYTHONPATH": str(folder)}, seconds=HANG_SECONDS)

@@ -12,6 +12,7 @@ from harness.core.errors import HarnessError
 from harness.run import gpus
 from harness.run.environment import Gpu
 from harness.run.gpus import GpuLocks
+from tests.waiting import HANG_SECONDS
 
 TWO = tuple(Gpu(name="stub", capability="9.0", memory_bytes=1, uuid=f"uuid-{index}") for index in range(2))
 
@@ -50,7 +51,7 @@ def test_a_session_that_is_killed_leaves_its_gpu_free(tmp_path: Path) -> None:
         "print(GpuLocks((gpu,), pathlib.Path(sys.argv[1])).take()); sys.stdout.flush(); os.kill(os.getpid(), 9)"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
     assert done.stdout == "(0,)\n" and done.returncode == -9, done.stderr
     assert GpuLocks(TWO[:1], tmp_path).take() == (0,)
 

@@ -15,6 +15,7 @@ from harness.core.errors import InputError
 from harness.core.records import CaseResult
 from harness.run import parcel, ray_actor
 from harness.run.ray_actor import NodeWorker, unpack
+from tests.waiting import HANG_SECONDS
 
 STUB = {"PYTHONPATH": str(Path(__file__).parent)}
 Start = Callable[..., NodeWorker]
@@ -39,7 +40,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
 def stub(does: str, **more: object) -> str:
     case = Case(id=does, scenario="stub", system="kernel", op="write_kv", tags=(f"does={does}",))
-    return Job(key=does, case=case, timeout_seconds=30.0, **more).model_dump_json()  # type: ignore[arg-type]
+    return Job(key=does, case=case, timeout_seconds=HANG_SECONDS, **more).model_dump_json()  # type: ignore[arg-type]
 
 
 def test_what_a_case_notes_is_sent_back_where_the_node_does_not_see_the_runs_directory(started: Start) -> None:

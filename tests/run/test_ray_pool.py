@@ -24,6 +24,7 @@ from harness.core.records import CaseResult, Verdict
 from harness.run import ray_pool
 from harness.run.ray_pool import RayPool
 from harness.run.runner import WorkerError, WorkerPool
+from tests.waiting import HANG_SECONDS, wait_until
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
@@ -73,7 +74,7 @@ def cluster() -> Iterator[Nodes]:
     nodes.close()
 
 
-def job(name: str, does: str = "pass", *, timeout: float = 20.0, **options: Any) -> Job:
+def job(name: str, does: str = "pass", *, timeout: float = HANG_SECONDS, **options: Any) -> Job:
     tags = tuple(f"{name}={value}" for name, value in {"does": does, **options}.items())
     case = Case(id=name, scenario="stub", system="kernel", op="write_kv", tags=tags)
     return Job(key=name, case=case, timeout_seconds=timeout)
@@ -116,12 +117,11 @@ class Gate:
         self._thread.join()
 
     def _watch(self, started: Path, go: Path) -> None:
-        for _ in range(1200):
-            if started.exists() and len(started.read_text().split()) >= self.count:
-                self.before()
-                break
-            time.sleep(0.05)
-        go.touch()
+        try:
+            wait_until(lambda: started.exists() and len(started.read_text().split()) >= self.count, "all cases ran")
+            self.before()
+        finally:
+            go.touch()
 
 
 @pytest.mark.nightly
@@ -129,7 +129,7 @@ def test_both_nodes_work_and_their_workers_end_with_the_pool(cluster: Nodes, tmp
     with on_ray(cluster) as pool:
         assert "2 nodes, 2 CPU slots, 0 GPUs" in pool.start().cluster
         with Gate(tmp_path, 2) as gate:
-            jobs = [job(f"n{n}", "pid", timeout=90.0, **gate.params) for n in range(2)]
+            jobs = [job(f"n{n}", "pid", **gate.params) for n in range(2)]
             pids = {result.reason for result in pool.run_in_order(jobs)}
     assert len(pids) == 2
     for pid in pids:
@@ -151,7 +151,7 @@ def test_a_node_that_is_killed_costs_only_what_it_was_running_which_is_run_elsew
     cluster.add()
     running: list[str] = []
     with on_ray(cluster) as pool, Gate(tmp_path, 3, before=cluster.kill) as gate:
-        jobs = [job(f"n{n}", timeout=90.0, **gate.params) for n in range(6)]
+        jobs = [job(f"n{n}", **gate.params) for n in range(6)]
         results = list(pool.run(jobs, lambda taken: running.append(taken.key)))
     assert sorted(result.key for result in results) == [stub.key for stub in jobs]
     assert {result.verdict for result in results} == {Verdict.PASS}
@@ -243,22 +243,23 @@ def test_the_command_line_finds_the_same_with_a_plugin_that_fails(
 def test_an_interrupted_run_keeps_its_results_and_is_resumed(
     cluster: Nodes, tmp_path: Path, number: signal.Signals
 ) -> None:
-    command = [sys.executable, str(ROOT / "tests" / "cli" / "stub_run.py"), str(tmp_path), "0.5"]
+    command = [sys.executable, str(ROOT / "tests" / "cli" / "stub_run.py"), str(tmp_path), "2"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "STUB_RAY_ADDRESS": cluster.address}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
         assert process.stdout is not None
         run = Path(process.stdout.readline().strip())
-        for _ in range(600):
-            if (run / "results.jsonl").exists() and (run / "results.jsonl").read_text().count("\n") >= 2:
-                break
-            time.sleep(0.05)
+        results = run / "results.jsonl"
+        wait_until(lambda: results.exists() and results.read_text().count("\n") >= 2, "2 results were there", process)
         process.send_signal(number)
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 130, stderr
     assert f"mla-harness run --resume {run}" in stderr and "Traceback" not in stderr
     assert "not run: the run ended before" in stdout and (run / "report.html").exists()
     before = (run / "results.jsonl").read_text().splitlines()
-    again = subprocess.run([*command, str(run)], capture_output=True, text=True, check=False, env=environ, timeout=120)
+    (tmp_path / "go").touch()
+    again = subprocess.run(
+        [*command, str(run)], capture_output=True, text=True, check=False, env=environ, timeout=HANG_SECONDS
+    )
     assert again.returncode == 0, again.stderr
     lines = (run / "results.jsonl").read_text().splitlines()
     assert lines[: len(before)] == before and len({json.loads(line)["key"] for line in lines}) == len(lines) == 8

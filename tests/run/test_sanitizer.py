@@ -13,6 +13,7 @@ from harness.core.records import CaseResult, Verdict
 from harness.run import sanitizer
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.selection import select
+from tests.waiting import HANG_SECONDS
 
 REPORT = """========= COMPUTE-SANITIZER
 ========= Uninitialized __global__ memory read of size 4 bytes
@@ -101,7 +102,7 @@ def fake_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def watched() -> Job:
     case = select(load_scenarios(shipped_directory()), ["merge-kernel"])[0]
-    return Job(key="a", case=case, timeout_seconds=10)
+    return Job(key="a", case=case, timeout_seconds=HANG_SECONDS)
 
 
 def test_the_watched_process_answers_and_the_report_is_read_when_it_is_gone(fake_tool: None, tmp_path: Path) -> None:
@@ -117,7 +118,8 @@ def test_memcheck_counts_no_failed_call_of_the_cuda_api(fake_tool: None, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("does", "seconds", "words"), [("exit 9", 10.0, "it ended with code 9"), ("sleep 60", 0.02, "it ran out of time")]
+    ("does", "seconds", "words"),
+    [("exit 9", HANG_SECONDS, "it ended with code 9"), ("sleep 3600", 0.02, "it ran out of time")],
 )
 def test_a_watched_process_without_an_answer_is_a_crash(
     fake_tool: None, tmp_path: Path, does: str, seconds: float, words: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from harness.core.records import Verdict
 from harness.run import runner
 from harness.run.gpus import GpuLocks
 from harness.run.runner import WorkerPool
+from tests.waiting import wait_until
 
 from .test_runner import job, stub_pool  # type: ignore[import-not-found]
 from .test_several_gpus import GPUS, with_gpus  # type: ignore[import-not-found]
@@ -135,7 +135,4 @@ def test_several_workers_share_the_spares() -> None:
         assert [result.verdict is Verdict.CRASH for result in results] == [n in (1, 4) for n in range(6)]
         running = [*spares(pool), *(worker._process.pid for worker in pool._workers)]
         assert len(running) == 3
-    deadline = time.monotonic() + 5.0
-    while any(map(is_running, running)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(is_running, running))
+    wait_until(lambda: not any(map(is_running, running)), "the workers ended")

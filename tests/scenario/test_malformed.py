@@ -11,6 +11,7 @@ import pytest
 
 from harness.core.errors import InputError
 from harness.scenario.load import load_scenario
+from tests.waiting import HANG_SECONDS
 
 MALFORMED = Path(__file__).parent / "malformed"
 MESSAGES = dict(
@@ -43,7 +44,7 @@ def test_command_line_answers_a_malformed_scenario_with_one_line_and_exit_code_2
         [sys.executable, "-c", "from harness.cli.main import main; main()", command, "--scenarios", str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
         cwd=tmp_path,
     )
     assert done.returncode == 2, done.stderr

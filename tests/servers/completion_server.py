@@ -1,7 +1,8 @@
 """A small OpenAI-compatible server, run as a process of its own: `python completion_server.py SCRIPT.json`.
 
 The script maps a text found in the prompt to the misdeeds of its first attempts, in order: `drop`, `500`, `429`,
-`400`, `slow`, `empty`, `garbage`, `hang`. Later attempts are answered with `answer N` for a prompt ending in `N`.
+`400`, `empty`, `garbage`, `hang`, and `until PATH`, which is answered once that file is there. Later
+attempts are answered with `answer N` for a prompt ending in `N`.
 Each attempt is printed as a line; the first line is the port.
 """
 
@@ -11,6 +12,7 @@ import json
 import sys
 import threading
 import time
+from pathlib import Path
 
 from replies import Handler, serve  # type: ignore[import-not-found]
 
@@ -39,8 +41,11 @@ class Scripted(Handler):
             return self.reply(int(deed), {"error": f"scripted {deed}"})
         if deed == "garbage":
             return self.reply(200, {"nothing": True})
-        if deed in ("slow", "hang"):
-            time.sleep(0.5 if deed == "slow" else 5.0)
+        if deed.startswith("until "):
+            while not Path(deed.removeprefix("until ")).exists():
+                time.sleep(0.02)
+        if deed == "hang":
+            time.sleep(3600)
         text = "" if deed == "empty" else f" answer {prompt.split()[-1]}Question: more"
         self.reply(200, {"choices": [{"text": text, "finish_reason": "stop"}], "usage": {"completion_tokens": 3}})
 

@@ -1,23 +1,26 @@
-"""An OpenAI-compatible server that can add, run as a process of its own: `python sum_server.py SCRIPT DELAY`.
+"""An OpenAI-compatible server that can add, run as a process of its own: `python sum_server.py SCRIPT HELD GO`.
 
 SCRIPT is JSON: a number -> what becomes of the attempts at "What is N + N?", one word an attempt: `drop`, `500`,
 `empty`, `wrong`, `slow`; when they are used up, or without any, the answer is right. `always:WORD` never runs out.
+The request with the number HELD, and all after it, wait until there is a file GO: so a test decides how far a run gets.
 Its first line is its port.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
 import threading
 import time
+from pathlib import Path
 
 from replies import Handler, serve  # type: ignore[import-not-found]
 
 SCRIPT: dict[str, list[str]] = json.loads(sys.argv[1])
-DELAY = float(sys.argv[2])
-LOCK = threading.Lock()
+HELD, GO = float(sys.argv[2]), Path(sys.argv[3])
+LOCK, COUNT = threading.Lock(), itertools.count()
 
 
 class Scripted(Handler):
@@ -31,7 +34,10 @@ class Scripted(Handler):
         with LOCK:
             left = SCRIPT.get(number, [])
             deed = "right" if not left else left[0][7:] if left[0].startswith("always:") else left.pop(0)
-        time.sleep(DELAY + (0.5 if deed == "slow" else 0.0))
+            number_of_request = next(COUNT)
+        while number_of_request >= HELD and not GO.exists():
+            time.sleep(0.02)
+        time.sleep(0.5 if deed == "slow" else 0.0)
         if deed == "drop":
             self.drop()
         elif deed.isdigit():

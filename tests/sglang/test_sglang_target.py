@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -149,12 +148,10 @@ def test_a_server_that_hangs_is_ended_at_its_limit_before_the_worker_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_SGLANG", "hang")
-    subject, begun = case(timeout_seconds=2), time.monotonic()
-    result = run(tmp_path, subject)
+    result = run(tmp_path, case(timeout_seconds=2))
     assert result.verdict is Verdict.CRASH and "SGLang hung: no end after 2" in result.reason
-    limit = subject.params.own_timeout
-    assert limit is not None and time.monotonic() - begun < limit
-    assert case(timeout_seconds=2, compare_eager=True, graph="full").params.own_timeout == limit + 2
+    assert case(timeout_seconds=2).params.own_timeout == 2 + 60
+    assert case(timeout_seconds=2, compare_eager=True, graph="full").params.own_timeout == 2 + 2 + 60
 
 
 def test_a_fault_whose_code_is_not_there_is_an_error_and_never_a_pass(tmp_path: Path, forks: EngineForks) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from mutant_records import MutantResult, add_mutant, mutants_of, score, tables
 
 from harness.report.run_view import RunView
 from harness.store.run_folder import RunStore
+from tests.waiting import HANG_SECONDS, wait_until
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -114,12 +114,13 @@ def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     ]
     command += ["-n", "2", "--out", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        lines = 0
-        while lines < 3 and process.poll() is None:
-            time.sleep(0.05)
-            lines = sum(path.read_text(encoding="utf-8").count("\n") for path in tmp_path.glob("*/mutants.jsonl"))
+
+        def num_lines() -> int:
+            return sum(path.read_text(encoding="utf-8").count("\n") for path in tmp_path.glob("*/mutants.jsonl"))
+
+        wait_until(lambda: num_lines() >= 3, "3 mutants were tried", process)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=HANG_SECONDS)
     (run,) = tmp_path.iterdir()
     assert process.returncode == 130 and f"--resume {run}" in err
     store = RunStore.open(run)

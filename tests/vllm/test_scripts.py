@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from harness.accuracy.script_check import Judged, ScriptCheck, check_script
 from harness.core.errors import InputError
 from harness.run.scripts import load_script, script_names
 from tests.conftest import Cli
+from tests.waiting import HANG_SECONDS, wait_until, wait_until_gone
 
 pytest.importorskip("httpx")
 
@@ -32,7 +32,7 @@ def serve(start_server: Callable[..., str]) -> Callable[..., str]:
 
 
 def judged(url: str, name: str, **more: Any) -> Judged:
-    return check_script(ScriptCheck(url=url, script=load_script(name), timeout=30.0, **more))
+    return check_script(ScriptCheck(url=url, script=load_script(name), timeout=HANG_SECONDS, **more))
 
 
 STARTS_A_SERVER = """
@@ -46,22 +46,16 @@ time.sleep(3600)
 
 def test_a_server_ends_with_the_process_that_asks_it_also_by_sigkill(tmp_path: Path) -> None:
     words = "open('words', 'w').write(' '.join(sys.argv[1:3])); os.rename('words', 'begun')"
-    (tmp_path / "sleeps.py").write_text(f"import os, sys, time\n{words}\ntime.sleep(60)\n")
+    (tmp_path / "sleeps.py").write_text(f"import os, sys, time\n{words}\ntime.sleep(3600)\n")
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), str(tmp_path)])}
     command = [sys.executable, "-c", STARTS_A_SERVER]
     with subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True) as asker:
         assert asker.stdout is not None
-        server = Path("/proc", asker.stdout.readline().strip(), "exe")
-        while not (tmp_path / "begun").is_file():
-            assert asker.poll() is None and server.exists()
-            time.sleep(0.05)
+        server = int(asker.stdout.readline())
+        wait_until((tmp_path / "begun").is_file, "the server began", asker)
         asker.kill()
     assert (tmp_path / "begun").read_text() == "serve model"
-    for _ in range(100):
-        if not server.exists():
-            return
-        time.sleep(0.05)
-    pytest.fail("the server is still there")
+    wait_until_gone(server)
 
 
 def test_the_shipped_scripts_are_six() -> None:

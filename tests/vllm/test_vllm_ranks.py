@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +27,9 @@ from harness.engines.vllm.target import VllmTarget
 from harness.judge.run_case import run_case
 from harness.memory.first_nan.recorder import first_of_ranks
 from harness.report.wording import first_nan_lines
+from harness.run import child
 from harness.scenario.variant import changed
+from tests.waiting import end_limits_when, wait_until_gone
 
 pytest.importorskip("lm_eval")
 FAKE = Path(__file__).parent / "fake"
@@ -131,25 +132,25 @@ def test_ranks_that_hang_are_ended_at_the_limit_and_their_last_lines_are_named(
     pids = tmp_path / "pids"
     pids.mkdir()
     monkeypatch.setenv("FAKE_PIDS", str(pids))
+    end_limits_when(monkeypatch, child, lambda: len(list(pids.iterdir())) == 2)
     result = run_case(job(tmp_path, fault=None, timeout_seconds=25))
     assert result.verdict is Verdict.CRASH and f"vLLM hung: no end after 25 s, {phase}" in result.reason
     for line in ("Worker_TP0: vLLM is using nccl", "Worker_TP1: building trtllm_mnnvl_comm", "NCCL_NVLS_ENABLE=1 (0)"):
         assert line in result.reason
     hung = [int(path.name) for path in pids.iterdir()]
     assert len(hung) == 2
-    for _ in range(50):
-        if not any(Path(f"/proc/{pid}/exe").exists() for pid in hung):
-            return
-        time.sleep(0.1)
-    pytest.fail(f"workers {hung} are still there")
+    for pid in hung:
+        wait_until_gone(pid)
 
 
-def test_a_start_that_hangs_is_ended_at_its_limit_with_the_rank_and_the_setting_in_the_message(tmp_path: Path) -> None:
-    began, subject = time.monotonic(), case(timeout_seconds=3)
+def test_a_start_that_hangs_is_ended_at_its_limit_with_the_rank_and_the_setting_in_the_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, subject = tmp_path / "vllm.log", case(timeout_seconds=3)
+    end_limits_when(monkeypatch, child, lambda: log.exists() and log.read_text().count("\n") >= 2)
     settings = {**NO_MULTICAST, "VLLM_ALLREDUCE_USE_FLASHINFER": "1"}
     with pytest.raises(KernelError) as raised:
         VllmTarget(subject)._reply("tests.vllm.hanging_start", subject.poison, settings, tmp_path)
-    assert time.monotonic() - began < 30
     assert str(raised.value) == (
         "vLLM hung: no end after 3 s, it had not started; last lines: Worker_TP1: building trtllm_mnnvl_comm | "
         "Worker_TP0: vLLM is using nccl; known to hang where NVLink multicast does not come up (what avoids it): "

@@ -20,6 +20,7 @@ from tests.vllm_fits.page import (
     run_on_a_gpu,
     table,
 )  # fmt: skip
+from tests.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -94,7 +95,7 @@ def test_the_page_has_a_row_for_every_part_and_no_other(release: Maker) -> None:
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
     start = [sys.executable, "-m", "tests.vllm_fits"]
-    return subprocess.run([*start, *words], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return subprocess.run([*start, *words], cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS)
 
 
 @pytest.mark.nightly

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from rich.console import Console
 from harness.cli.bisect import _print
 from harness.cli.main import exit_code_of
 from harness.report.bisect import Column, first_bad, in_order, is_good, reasons, rows
+from tests.waiting import HANG_SECONDS, wait_until
 
 FAKE = Path(__file__).parent / "fake"
 
@@ -156,19 +156,17 @@ def test_any_scenario_runs_under_each_interpreter_and_a_broken_one_is_a_column_w
 
 def test_an_interruption_ends_all_children_and_shows_the_versions_that_ended(tmp_path: Path) -> None:
     started = tmp_path / "started"
-    slow = interpreter(tmp_path / "python", f"echo $$ $TMPDIR >> {started}\nexec sleep 600")
+    slow = interpreter(tmp_path / "python", f"echo $$ $TMPDIR >> {started}\nexec sleep 3600")
     broken = interpreter(tmp_path / "broken", "exit 7")
-    words = ["bisect", "router-kernel", "--parallel", "3"]
-    words += [word for script in (slow, broken, slow) for word in ("--python", str(script))]
+    # Of two at a time the third begins once the first has ended.
+    words = ["bisect", "router-kernel", "--parallel", "2"]
+    words += [word for script in (broken, slow, slow) for word in ("--python", str(script))]
     process = subprocess.Popen(
         [sys.executable, "-m", "harness.cli.main", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
-    while not started.exists() or len(started.read_text().splitlines()) < 2:
-        assert process.poll() is None
-        time.sleep(0.1)
-    time.sleep(1)
+    wait_until(lambda: started.exists() and len(started.read_text().splitlines()) == 2, "both slow ones began", process)
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 130 and f"{broken}: exit code 7" in out.replace("\n", "")
     children = [line.split() for line in started.read_text().splitlines()]
     assert len({folder for _, folder in children}) == 2, "a lock on a GPU would be shared"

@@ -13,6 +13,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from harness.core.files import FIXTURES
+from tests.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
 SHARED = ["model.embed_tokens.weight", "lm_head.weight"]
@@ -34,7 +35,7 @@ def loaded(site: Path, draft: Path) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     environ["VLLM_TARGET_DEVICE"] = "cpu"
     command = [sys.executable, "-P", "-m", "tests.vllm_host.load_eagle", str(FIXTURES / "canary-mtp"), str(draft)]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=HANG_SECONDS)
 
 
 def test_every_parameter_of_vllms_model_is_in_the_checkpoint_or_is_the_targets(site: Path) -> None:

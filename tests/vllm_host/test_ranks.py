@@ -12,6 +12,7 @@ import pytest
 
 from harness.engines.vllm.ranks import AMONG_RANKS
 from harness.engines.vllm.serve.worker_state import check
+from tests.waiting import HANG_SECONDS
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 FAULT = "vllm.merge-ignore-context-count"
@@ -25,7 +26,7 @@ def test_a_bug_is_put_back_in_every_process_of_vllms_executor(release: str) -> N
     path = os.pathsep.join(map(str, (ROOT, HERE / "ranks", site)))
     environ = {**os.environ, **AMONG_RANKS, "PYTHONPATH": path, "MLA_HARNESS_FAULT": FAULT, "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-P", "-m", "serve_without_gpu"]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"steps"')))
     check(told, 2, fault=FAULT, routing=False, poison=None)

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import HANG_SECONDS
+
 ROOT = Path(__file__).parents[2]
 FRESH_ROWS = 9
 """Tokens of the one prompt without context."""
@@ -42,7 +44,9 @@ def told_by(release: str, *words: str) -> dict[str, Any]:
         **os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{site}", "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
     }  # fmt: skip
-    done = subprocess.run([sys.executable, "-P", *words], capture_output=True, text=True, env=environ, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-P", *words], capture_output=True, text=True, env=environ, timeout=HANG_SECONDS
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return told

@@ -92,6 +92,6 @@ def build(torch_dir: Path, *extra: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         built = Path(folder, "list_chunks.so")
         subprocess.run(
-            [*options, "-o", str(built)], input=SOURCE, capture_output=True, text=True, check=True, timeout=120
+            [*options, "-o", str(built)], input=SOURCE, capture_output=True, text=True, check=True, timeout=1200
         )
         return built.read_bytes()

@@ -12,8 +12,8 @@ from harness.core.errors import InputError
 from harness.engines.serving import STARTED, ServeRequest
 from harness.run.protocol import answer_once
 
-RANKS_SECONDS = 30.0
-"""The time limit for the workers' states after the questions, or after a failure."""
+RANKS_SECONDS = 600.0
+"""The time limit for the workers' states after the questions, or after a failure. It only ends a hang."""
 NO_ROOM, REFUSED = "Free memory on device", "refused"
 """How vLLM's message begins if others hold the GPU, and the only key of a result with the message of a refusal."""
 

@@ -59,9 +59,9 @@ def work(rank: int, num_ranks: int, extension: str, store: str, pipe: Connection
         if message == "die":
             os._exit(9)
         if message == "hang":
-            Path(os.environ["FAKE_PIDS"], str(os.getpid())).touch()
             at = "01 [cuda.py:4] building trtllm_mnnvl_comm" if rank else "00 [pynccl.py:7] vLLM is using nccl"
             print(f"(Worker_TP{rank} pid={os.getpid()}) INFO 11-25 14:20:{at}", flush=True)
+            Path(os.environ["FAKE_PIDS"], str(os.getpid())).touch()
             time.sleep(3600)
         try:
             pipe.send(runner.execute_model(STEP) if message == "step" else message(runner))

@@ -18,7 +18,7 @@ class Engine:
         if how == "unknown":
             raise TypeError("ServerArgs.__init__() got an unexpected keyword argument 'enable_mixed_chunk'")
         if how == "hang":
-            time.sleep(600)
+            time.sleep(3600)
         mp.set_start_method(os.environ.get("FAKE_SGLANG_START", "spawn"), force=True)
         self._ours, theirs = mp.Pipe()
         self._process = mp.Process(target=self.run_scheduler_process_func, args=(options, theirs))
