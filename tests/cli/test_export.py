@@ -14,6 +14,7 @@ from harness.core.records import CaseResult
 from harness.diagnose.script.code import MARKER
 from harness.diagnose.script.recipes import OP_SCENES, RECIPES, Recipe
 from harness.run.runner import WorkerPool
+from tests.waiting import HANG_SECONDS
 
 from .conftest import GOOD_BODY  # type: ignore[import-not-found]
 
@@ -24,7 +25,7 @@ SHOWN = "fails with the bug: yes; passes without: yes"
 @pytest.fixture
 def repro(cli: Cli, scenarios: Path) -> Cli:
     """`repro` on the small scenarios, with little time to make cases smaller."""
-    return lambda *words: cli("repro", *words, "--scenarios", scenarios, "-n", 1, "--shrink-seconds", 3)
+    return lambda *words: cli("repro", *words, "--scenarios", scenarios, "-n", 1, "--shrink-seconds", HANG_SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_when_a_minute_is_nearly_over_the_case_as_found_is_exported(
     assert "made smaller" not in (tmp_path / "out.py").read_text()
     # No trial was run, neither for blame nor for smaller cases.
     assert tried == ["merge[num_with_context=7]!merge.ignore-context-count"]
-    assert cli(*words, "--shrink-seconds", 1)[0] == 0 and len(tried) > 5
+    assert cli(*words, "--shrink-seconds", HANG_SECONDS)[0] == 0 and len(tried) > 5
 
 
 @pytest.mark.nightly

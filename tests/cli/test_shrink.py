@@ -8,6 +8,8 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.waiting import HANG_SECONDS
+
 Cli = Callable[..., tuple[int, str, str]]
 FAULT = "merge.ignore-context-count"
 BROKEN = """
@@ -62,7 +64,9 @@ def test_repro_shows_the_smallest_failing_case_of_a_fault(cli: Cli, scenarios: P
 
 
 def test_a_run_keeps_the_smallest_case_of_each_reason_on_request(cli: Cli, scenarios: Path, tmp_path: Path) -> None:
-    code, out, _ = cli("run", "merge", "--fault", FAULT, "--scenarios", scenarios, "-n", 1, "--shrink-seconds", 20)
+    code, out, _ = cli(
+        "run", "merge", "--fault", FAULT, "--scenarios", scenarios, "-n", 1, "--shrink-seconds", HANG_SECONDS
+    )
     assert code == 1
     assert "smallest: mla-harness run 'merge[num_with_context=7]@num_tokens=1" in out
     (run,) = (tmp_path / "reports" / "runs").iterdir()

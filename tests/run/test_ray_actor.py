@@ -30,7 +30,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     workers: list[NodeWorker] = []
 
     def start(execute: str = "stub_execute:execute") -> NodeWorker:
-        workers.append(NodeWorker(parcel.digest(code), code, execute, STUB, 60.0))
+        workers.append(NodeWorker(parcel.digest(code), code, execute, STUB, HANG_SECONDS))
         return workers[-1]
 
     yield start
