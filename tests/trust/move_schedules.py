@@ -1,6 +1,6 @@
 """Count false alarms: clean moves of all shapes, each in many seeded schedules.
 
-python tools/move_schedules.py --each 50
+python tests/trust/move_schedules.py --each 50
 """
 
 from __future__ import annotations
