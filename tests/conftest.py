@@ -39,6 +39,9 @@ def _forget_kernels_that_a_test_registers() -> Iterator[None]:
 class _KeptForks(Forks):
     """Forks of one process for the pools of all tests with the same imports and environment variables."""
 
+    def begin(self, environ: Mapping[str, str], seconds: float) -> None:
+        """A server of an earlier test may be there, so none is started before one is used."""
+
     def server(self, environ: Mapping[str, str], seconds: float) -> ForkServer | None:
         variables = {name: value for name, value in os.environ.items() if name not in OF_EACH_TEST} | dict(environ)
         key = (tuple(self._imports), tuple(sorted(variables.items())))

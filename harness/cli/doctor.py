@@ -13,11 +13,13 @@ from harness.core.catalog import BROKEN, ENGINES
 from harness.report.wording import printable
 from harness.run.environment import DEVICES, Environment
 from harness.run.runner import WorkerPool
+from harness.run.worker import DESCRIBE
 
 
 def doctor(json: Json = False) -> None:
     """Show what can run on this machine, and why the rest cannot."""
-    with WorkerPool(1) as pool:
+    # It runs no case, so the worker imports no more than the kernels.
+    with WorkerPool(1, execute=DESCRIBE) as pool:
         environment = pool.start()
         described = pool.describe_kernels()
     kernels = [

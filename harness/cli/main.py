@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.metadata
 import os
 import sys
 import traceback
@@ -49,6 +48,9 @@ def _root(
 
 def installed_version() -> str:
     """The version of this package, or "from a checkout"."""
+    # Imported here only: a page of help must be instant.
+    import importlib.metadata
+
     try:
         return importlib.metadata.version("mla-harness")
     except importlib.metadata.PackageNotFoundError:

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from harness.core.errors import InputError
-from harness.run.environment import import_first
 
 LOCAL = "local"
 """The default of --executor."""
@@ -70,6 +69,9 @@ def seconds(text: str) -> Any:
 
 def _imported_first(folder: Path | None) -> Path | None:
     if folder is not None:
+        # Imported here only: it takes longer than a page of help.
+        from harness.run.environment import import_first
+
         import_first(folder)
     return folder
 

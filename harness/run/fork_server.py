@@ -70,19 +70,29 @@ class ForkedProcess:
 class ForkServer:
     """A server for the forks of this process. It dies with this process, and its forks with it."""
 
-    def __init__(self, imports: Sequence[str], *, name: str, environ: Mapping[str, str], seconds: float) -> None:
-        """Start the server and wait until it has imported the modules. `name` is for sentences.
-
-        Raises HarnessError if an import fails, touches CUDA, or takes longer than `seconds`.
-        """
-        self._is_closed = False
+    def __init__(
+        self, imports: Sequence[str], *, name: str, environ: Mapping[str, str], seconds: float, waits: bool = True
+    ) -> None:
+        """Start the server, and wait as `wait_until_ready` does, unless `waits` is false. `name` is for sentences."""
+        self._is_closed = self._is_ready = False
         self._codes: dict[int, int] = {}
         self._child = Child(__name__, *imports, name=name, environ=environ, seconds=seconds)
+        if waits:
+            self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        """Wait until the server has imported its modules.
+
+        Raises HarnessError if an import fails, touches CUDA, or takes longer than the server's `seconds`.
+        """
+        if self._is_ready:
+            return
         try:
             self._child.answer()
         except HarnessError:
-            self._child.close()
+            self.close()
             raise
+        self._is_ready = True
 
     def start(self, module: str, *arguments: str, environ: Mapping[str, str], log: int, replies: int) -> ForkedProcess:
         """Run `module` in a fork with this environment. `log` and `replies` are descriptors of this process.
@@ -135,14 +145,27 @@ class Forks:
         self.why_not = ""
         """Why there is no server, once it was found that none can be."""
 
+    def begin(self, environ: Mapping[str, str], seconds: float) -> None:
+        """Start the server, which then imports while this process does something else."""
+        if self._server is None and not self.why_not:
+            # What goes wrong is found when the server is used.
+            with contextlib.suppress(HarnessError):
+                self._server = self._started(environ, seconds)
+
     def server(self, environ: Mapping[str, str], seconds: float) -> ForkServer | None:
         """The server; None where its modules cannot be imported before a fork."""
-        if not self.why_not and (self._server is None or self._server.is_dead()):
-            try:
-                self._server = ForkServer(self._imports, name=self._name, environ=environ, seconds=seconds)
-            except HarnessError as error:
-                self._server, self.why_not = None, str(error)
+        if self.why_not:
+            return None
+        try:
+            if self._server is None or self._server.is_dead():
+                self._server = self._started(environ, seconds)
+            self._server.wait_until_ready()
+        except HarnessError as error:
+            self._server, self.why_not = None, str(error)
         return self._server
+
+    def _started(self, environ: Mapping[str, str], seconds: float) -> ForkServer:
+        return ForkServer(self._imports, name=self._name, environ=environ, seconds=seconds, waits=False)
 
     def close(self) -> None:
         if self._server is not None:

@@ -10,7 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 from harness.core.cases import Job
 from harness.core.crash_stack import user_frame
@@ -69,6 +69,17 @@ class WorkerPool(Pool):
         imports = ("torch", self._execute.partition(":")[0])
         # Elsewhere each worker imports by itself.
         self._forks = Forks(imports, name="the process that imports torch") if sys.platform == "linux" else None
+
+    def __enter__(self) -> Self:
+        """Begin what takes seconds, so that torch is imported while the run is planned."""
+        if self._forks is not None:
+            self._forks.begin(self._variables, self._start_seconds)
+        return super().__enter__()
+
+    @property
+    def _variables(self) -> dict[str, str]:
+        """What a worker has beside the environment of this process."""
+        return {**self._environ, **ONE_THREAD}
 
     def close(self) -> None:
         for worker in self._all():
@@ -262,7 +273,7 @@ class WorkerPool(Pool):
                 raise WorkerError(f"a worker could not start: {reason} (try `mla-harness doctor`)")
 
     def _spawn(self, *arguments: str) -> Worker:
-        environ = {**self._environ, **ONE_THREAD}
+        environ = self._variables
         worker = Worker(
             "harness.run.worker",
             self._execute,

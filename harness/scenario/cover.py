@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 
 ATTEMPTS = 4
@@ -20,30 +21,57 @@ STRENGTHS = {"pairs": 2, "triples": 3}
 """Value of `cover` in a scenario -> how many axes are combined."""
 
 
-def covering(
-    axes: Mapping[str, Sequence[str]], strength: int, is_excluded: Callable[[Labels], bool], seed: str
-) -> list[Labels]:
-    """Points that hold each choice of labels of `strength` axes, if a point that is not excluded holds it.
+class Exceptions:
+    """Points to leave out: those that have one of its labels on each axis of an exception."""
 
-    The first point has the first label of every axis, if that is legal. `is_excluded` gets points and parts of points.
-    The result depends on the arguments only. A choice that no attempt can place is left out.
+    def __init__(self, exceptions: Iterable[Mapping[str, Iterable[str]]] = ()) -> None:
+        self._all = [{axis: frozenset(labels) for axis, labels in one.items()} for one in exceptions]
+        # Most labels are in no exception.
+        self._others = defaultdict[tuple[str, str], list[dict[str, frozenset[str]]]](list)
+        for one in self._all:
+            for axis, labels in one.items():
+                for label in labels:
+                    self._others[axis, label].append({name: one[name] for name in one if name != axis})
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
+    def exclude(self, labels: Labels) -> bool:
+        """Whether a point, or a part of one, is left out."""
+        return any(_has_one_of_each(labels, one) for one in self._all)
+
+    def exclude_with(self, labels: Labels, axis: str, label: str) -> bool:
+        """Whether a part of a point that is not left out would be, with a label of one more axis."""
+        others = self._others.get((axis, label))
+        return others is not None and any(_has_one_of_each(labels, one) for one in others)
+
+
+def _has_one_of_each(labels: Labels, exception: dict[str, frozenset[str]]) -> bool:
+    return all(labels.get(axis) in excepted for axis, excepted in exception.items())
+
+
+def covering(axes: Mapping[str, Sequence[str]], strength: int, exceptions: Exceptions, seed: str) -> list[Labels]:
+    """Points that hold each choice of labels of `strength` axes, if a point that is not excepted holds it.
+
+    The first point has the first label of every axis, if that is legal. The result depends on the arguments only. A
+    choice that no attempt can place is left out.
     """
     random, strength = Random(seed), min(strength, len(axes))
     choices = sorted(
         choice
         for names in itertools.combinations(sorted(axes), strength)
         for choice in itertools.product(*([(name, label) for label in axes[name]] for name in names))
-        if names and not is_excluded(dict(choice))
+        if names and not exceptions.exclude(dict(choice))
     )
     left = _Left(axes, choices)
     first = {axis: labels[0] for axis, labels in axes.items()}
-    found = [] if is_excluded(first) or not choices else [first]
+    found = [] if exceptions.exclude(first) or not choices else [first]
     for row in found:
         left.take(row)
     for number, wanted in enumerate(choices):
         if not left.bits >> number & 1:
             continue
-        rows = [_row(axes, dict(wanted), left, is_excluded, random) for _ in range(ATTEMPTS)]
+        rows = [_row(axes, dict(wanted), left, exceptions, random) for _ in range(ATTEMPTS)]
         best = max((row for row in rows if row), key=lambda row: left.held_by(row).bit_count(), default=None)
         if best is not None:
             found.append({axis: best[axis] for axis in axes})
@@ -75,9 +103,7 @@ class _Left:
         self.bits &= ~self.held_by(row)
 
 
-def _row(
-    axes: Mapping[str, Sequence[str]], row: Labels, left: _Left, is_excluded: Callable[[Labels], bool], random: Random
-) -> Labels:
+def _row(axes: Mapping[str, Sequence[str]], row: Labels, left: _Left, exceptions: Exceptions, random: Random) -> Labels:
     """A point with the labels of `row` that holds many other choices, or {} if the labels drawn so far leave none."""
     rest = [axis for axis in axes if axis not in row]
     random.shuffle(rest)
@@ -85,7 +111,7 @@ def _row(
     held = left.held_by(row)
     later = [*itertools.accumulate((left.without[axis] for axis in reversed(rest)), operator.and_, initial=-1)]
     for axis, without in zip(rest, reversed(later[:-1]), strict=True):
-        legal = [label for label in axes[axis] if not is_excluded({**row, axis: label})]
+        legal = [label for label in axes[axis] if not exceptions.exclude_with(row, axis, label)]
         if not legal:
             return {}
         random.shuffle(legal)

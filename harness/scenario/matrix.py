@@ -20,7 +20,7 @@ from harness.core.engine_params import AccuracyParams
 from harness.core.kernels import KernelSpec
 from harness.core.params import ILLEGAL, Params
 from harness.core.registry import nearest
-from harness.scenario.cover import STRENGTHS, covering
+from harness.scenario.cover import STRENGTHS, Exceptions, covering
 from harness.scenario.schema import (
     LABEL,
     PATTERNS,
@@ -40,8 +40,6 @@ POISON_AXES: dict[str, tuple[str, ...]] = {"pattern": PATTERNS, "site": tuple(SI
 """Axes that vary the poison instead of a parameter -> their labels."""
 
 Labels = dict[str, str]
-Exceptions = tuple[tuple[tuple[str, frozenset[str]], ...], ...]
-"""Points to leave out: each axis of an exception with its labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,36 +122,37 @@ def _given_with(scenario: Scenario, kernels: tuple[KernelSpec, ...]) -> list[tup
     for spec in kernels:
         if scenario.device not in ("any", *spec.devices) or not _is_installed(spec.origin):
             del axes["kernel"][spec.short_name]
+    specs = {spec.short_name: spec for spec in kernels}
     found = []
-    # Many points differ in their poison only.
+    # Many points differ in their poison only, and many others in their kernel only.
     made: dict[tuple[str, ...], Given | None] = {}
-    valid: dict[tuple[str, ...], Params | None] = {}
+    without_kernel: dict[tuple[str, ...], tuple[Given, Params | None]] = {}
     for labels in _chosen(scenario, {axis: list(values) for axis, values in axes.items()}):
         key = tuple([labels[axis] for axis in of_call])
         if key not in made:
-            merged = dict(scenario.params)
-            for axis in of_call:
-                merged.update(axes[axis][labels[axis]])
-            others = tuple([labels[axis] for axis in of_call if axis != "kernel"])
-            made[key] = None if kernels and not _runs_here(scenario, merged, others, valid) else merged
-        if (given := made[key]) is not None:
-            found.append((labels, given))
+            others = tuple([labels[axis] for axis in of_call if axis != "kernel"]) if kernels else key
+            if others not in without_kernel:
+                merged = dict(scenario.params)
+                for axis in of_call:
+                    merged.update(axes[axis][labels[axis]])
+                without_kernel[others] = (merged, _valid(scenario, merged) if kernels else None)
+            given, params = without_kernel[others]
+            if kernels:
+                given = {**given, **axes["kernel"][labels["kernel"]]}
+            runs = params is None or not specs[labels["kernel"]].why_not_params(params)
+            made[key] = given if runs else None
+        if (known := made[key]) is not None:
+            found.append((labels, known))
     return found
 
 
 def _chosen(scenario: Scenario, axes: dict[str, list[str]]) -> Iterable[Labels]:
     """The labels of each point that is not excluded: of all points, or of few that hold every pair."""
-    exceptions = tuple(
-        tuple((axis, frozenset(as_labels(wanted))) for axis, wanted in e.items()) for e in scenario.exclude
-    )
+    exceptions = Exceptions({axis: as_labels(wanted) for axis, wanted in one.items()} for one in scenario.exclude)
     if (strength := STRENGTHS.get(scenario.cover)) and all(axes.values()):
-        return covering(axes, strength, lambda labels: _is_excluded(labels, exceptions), scenario.name)
+        return covering(axes, strength, exceptions, scenario.name)
     every = (dict(zip(axes, labels, strict=True)) for labels in itertools.product(*axes.values()))
-    return (labels for labels in every if not _is_excluded(labels, exceptions)) if exceptions else every
-
-
-def _is_excluded(labels: Labels, exceptions: Exceptions) -> bool:
-    return any(all(labels.get(axis) in wanted for axis, wanted in exception) for exception in exceptions)
+    return (labels for labels in every if not exceptions.exclude(labels)) if exceptions else every
 
 
 def check(scenario: Scenario, *, whole: bool = True) -> Iterator[Problem]:
@@ -171,20 +170,11 @@ def check(scenario: Scenario, *, whole: bool = True) -> Iterator[Problem]:
     yield from found
 
 
-def _runs_here(
-    scenario: Scenario, given: Given, others: tuple[str, ...], valid: dict[tuple[str, ...], Params | None]
-) -> bool:
-    """Whether the kernel of a point on a `kernel: [all]` axis runs with the point's parameters.
-
-    `valid` keeps them by the labels of the `others`, as kernels have many in common.
-    """
-    if others not in valid:
-        # The check of all points reports what is not legal.
-        valid[others] = None
-        with contextlib.suppress(ValidationError):
-            valid[others] = scenario.model.model_validate(given)
-    params = valid[others]
-    return params is None or not KERNELS.get(f"{scenario.op}/{given['kernel']}").why_not_params(params)
+def _valid(scenario: Scenario, given: Given) -> Params | None:
+    """The parameters of a point, or None if they are not legal, which the check of all points reports."""
+    with contextlib.suppress(ValidationError):
+        return scenario.model.model_validate(given)
+    return None
 
 
 @functools.cache
