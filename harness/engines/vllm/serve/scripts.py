@@ -24,7 +24,9 @@ from harness.run.protocol import answer_once
 from harness.run.scripts import load_script
 
 SERVER = "vllm.entrypoints.cli.main"
-END_SECONDS = 30.0
+END_SECONDS = 60.0
+"""How long a server that was told to end, or that answers no more, gets to be gone. It only ends a hang."""
+POLL_SECONDS = 0.3
 NOISE = 0.05
 
 
@@ -53,7 +55,7 @@ def take_script(request: ScriptRequest) -> dict[str, Any]:
             check = ScriptCheck(url=own.url(), script=load_script(request.script), tolerance=request.tolerance, **more)
             judged = check_script(check)
         except Exception as error:
-            raise own.death() or error from None
+            raise own.death(0.0 if own.answers() else END_SECONDS) or error from None
         if death := own.death():
             raise death
         return judged.result().model_dump(mode="json")
@@ -86,16 +88,22 @@ class _Server:
         while not self._is_ready:
             if error := self.death():
                 raise error
-            with contextlib.suppress(httpx.TransportError):
-                self._is_ready = httpx.get(f"http://127.0.0.1:{self._port}/health", timeout=5.0).status_code == 200
+            if self.answers():
+                self._is_ready = True
                 print(f"{STARTED} {time.monotonic() - began:.1f} s", flush=True)
-            time.sleep(0.3)
+            time.sleep(POLL_SECONDS)
         return f"http://127.0.0.1:{self._port}/v1"
 
-    def death(self) -> HarnessError | None:
-        """Why the server is gone, or None. Its connections close a moment before it ends."""
+    def answers(self) -> bool:
+        """Whether the server says that it is well."""
+        with contextlib.suppress(httpx.TransportError):
+            return bool(httpx.get(f"http://127.0.0.1:{self._port}/health", timeout=END_SECONDS).status_code == 200)
+        return False
+
+    def death(self, seconds: float = 0.0) -> HarnessError | None:
+        """Why the server is gone, or None if it is there after `seconds`. Its connections close before it ends."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(0.3)
+            code = self._process.wait(seconds)
             ended = f"ended with exit code {code}"
             while_asked = f"vllm serve {ended} while it was asked"
             return HarnessError(while_asked if self._is_ready else f"vllm {NEVER_READY}, it {ended}")
