@@ -56,7 +56,7 @@ def take_script(request: ScriptRequest) -> dict[str, Any]:
             judged = check_script(check)
         except Exception as error:
             raise own.death(0.0 if own.answers() else END_SECONDS) or error from None
-        if death := own.death():
+        if death := own.death(POLL_SECONDS):
             raise death
         return judged.result().model_dump(mode="json")
 
