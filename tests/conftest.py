@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,9 @@ from harness.core.catalog import KERNELS
 from harness.run import runner
 from harness.run.fork_server import Forks, ForkServer
 
+# A shell starts what runs in the background with Ctrl-C ignored, and processes inherit that: no test could send one.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Matrices are small here. Several workers with several threads each would take ten times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -29,7 +29,7 @@ from harness.run.planning import Wanted, load
 from harness.scenario.expand import fault_cases
 from harness.scenario.selection import selects_scenario
 
-SECONDS = 600.0
+SECONDS = 1800.0
 """Limit for one run of a script, which mostly imports torch."""
 _NEVER_THE_BUG = ("SyntaxError", "IndentationError", "NameError", "ImportError", "ModuleNotFoundError")
 _STREAMS: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "errors": "replace"}
