@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from rich.padding import Padding
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from harness.cli.output import console, print_block, print_json
 from harness.cli.shared_options import Json
-from harness.core.catalog import BROKEN, ENGINES
 from harness.report.wording import printable
-from harness.run.environment import DEVICES, Environment
-from harness.run.runner import WorkerPool
-from harness.run.worker import DESCRIBE
+
+if TYPE_CHECKING:
+    from harness.run.environment import Environment
 
 
 def doctor(json: Json = False) -> None:
     """Show what can run on this machine, and why the rest cannot."""
+    # Imported here only: a page of help must be instant.
+    from harness.core.catalog import BROKEN
+    from harness.run.environment import DEVICES
+    from harness.run.runner import WorkerPool
+    from harness.run.worker import DESCRIBE
+
     # It runs no case, so the worker imports no more than the kernels.
     with WorkerPool(1, execute=DESCRIBE) as pool:
         environment = pool.start()
@@ -31,6 +33,16 @@ def doctor(json: Json = False) -> None:
         found = {"environment": environment.model_dump(mode="json"), "devices": devices, "kernels": kernels}
         print_json(found | {"broken_engines": BROKEN})
         return
+    _print(environment, kernels, devices)
+
+
+def _print(environment: Environment, kernels: list[dict[str, Any]], devices: dict[str, str]) -> None:
+    """Print what is true of this machine: facts, engines that do not load, devices, and the kernels of each."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from harness.core.catalog import BROKEN, ENGINES
+
     screen = console()
     gpus = ", ".join(gpu.name for gpu in environment.gpus)
     facts = environment.model_dump(mode="json", exclude={"engines", "engine_paths", "variables"})

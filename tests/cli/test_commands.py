@@ -242,7 +242,7 @@ def test_an_unexpected_exception_is_one_line_exit_3_and_a_kept_traceback(
     def explode(*args: object, **kwargs: object) -> None:
         raise ZeroDivisionError("planned by the test")
 
-    monkeypatch.setattr("harness.cli.listing.load", explode)
+    monkeypatch.setattr("harness.run.planning.load", explode)
     code, _, err = cli("list")
     assert code == 3 and err.count("\n") == 1
     assert "ZeroDivisionError: planned by the test; traceback in " in err
