@@ -1,4 +1,4 @@
-"""No test depends on how quick the machine is: it waits for what happened, with the limit of a hang alone."""
+"""No test and no verdict depends on how quick the machine is: a limit by the clock is the user's, or it ends a hang."""
 
 from __future__ import annotations
 
@@ -59,6 +59,57 @@ def test_nothing_hangs_on_the_clock() -> None:
         for line, what in limits(ast.parse(path.read_text()))
     ]
     assert not found, "\n".join(found)
+
+
+SHORT = 30.0
+"""A limit of the product that is shorter than this, in seconds, may end something that is only slow."""
+PACES = {
+    "TICK_SECONDS": "how often a wait looks again",
+    "POLL_SECONDS": "how often a wait looks again",
+    "PROGRESS_SECONDS": "how often progress is told",
+    "SYNC_SECONDS": "how often a file is synced",
+    "LISTED_SECONDS": "how old a list of nodes may be",
+    "AVOIDED_SECONDS": "how long a lost node gets no work, which others do",
+    "SECOND_TRY_SECONDS": "after which a second worker is started beside the first",
+    "TIME_SECONDS": "the least change of a time that is shown",
+    "MAX_SHRINK_SECONDS": "the default of an option of `repro`",
+}
+"""Short times that end nothing, or that an option of the user replaces."""
+
+
+def short_limits(tree: ast.Module) -> Iterator[str]:
+    """The names of short times at the top of a module, and short times that a call is given as its `timeout`."""
+    for node in tree.body:
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, float)
+        ):
+            name = node.targets[0].id if isinstance(node.targets[0], ast.Name) else ""
+            if name.endswith("SECONDS") and node.value.value < SHORT:
+                yield name
+    for node in ast.walk(tree):
+        for limit in node.keywords if isinstance(node, ast.Call) else ():
+            if (
+                limit.arg == "timeout"
+                and isinstance(limit.value, ast.Constant)
+                and 0 < (limit.value.value or 0) < SHORT
+            ):
+                yield f"timeout={limit.value.value}"
+
+
+def test_a_limit_of_the_product_is_the_users_or_only_ends_a_hang() -> None:
+    found = {
+        name: path.name
+        for path in sorted((ROOT / "harness").rglob("*.py"))
+        for name in short_limits(ast.parse(path.read_text()))
+    }
+    assert found.keys() == PACES.keys(), {name: found.get(name) for name in found.keys() ^ PACES.keys()}
+
+
+def test_a_short_limit_of_the_product_is_seen() -> None:
+    assert list(short_limits(ast.parse("END_SECONDS = 5.0\nget(url, timeout=2.5)"))) == ["END_SECONDS", "timeout=2.5"]
+    assert not list(short_limits(ast.parse("END_SECONDS = 60.0\nget(url, timeout=given)")))
 
 
 @pytest.mark.parametrize(
