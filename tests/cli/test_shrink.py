@@ -58,7 +58,7 @@ def test_a_case_that_passes_is_refused_in_one_line(cli: Cli, scenarios: Path) ->
 
 
 def test_repro_shows_the_smallest_failing_case_of_a_fault(cli: Cli, scenarios: Path) -> None:
-    code, out, _ = cli("repro", "36540", "--scenarios", scenarios, "-n", 1)
+    code, out, _ = cli("repro", "36540", "--scenarios", scenarios, "-n", 1, "--shrink-seconds", HANG_SECONDS)
     assert code == 0
     assert "smallest: merge[num_with_context=7]@num_tokens=1" in out
 

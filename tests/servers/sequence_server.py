@@ -56,7 +56,7 @@ LONGEST = 24 if "short" in GIVEN else 10**6
 MODEL = {"max_model_len": LONGEST} | ({} if "no-root" in GIVEN else {"root": WEIGHTS})
 ADAPTERS = ["alpha", "beta"] if "adapters" in GIVEN else []
 STEP_SECONDS = 0.001
-LAST_SECONDS = 0.01
+LAST_SECONDS = 0.05
 """How long requests that come together wait for the next one, so that answers of few tokens meet on a busy machine."""
 
 
