@@ -12,7 +12,8 @@ from typing import Annotated
 import typer
 
 from harness.cli.commands import CONTEXT, Commands
-from harness.core.errors import INTERRUPTED, HarnessError, explained_writes
+from harness.core import unreadable
+from harness.core.errors import INTERRUPTED, HarnessError, InputError, explained_writes
 from harness.core.files import keep_for_reader
 
 EXIT_CODES = (
@@ -68,7 +69,22 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def exit_code_of(arguments: list[str]) -> int:
-    """Run one command line and return its exit code. An error is printed as one line on standard error."""
+    """Run one command line and return its exit code. An error is printed as one line on standard error.
+
+    With stored lines that could not be read there is no 0: what they held may be a failure.
+    """
+    unreadable.forget()
+    code = _run(arguments)
+    noted = unreadable.noted()
+    for path, numbers in noted.items():
+        lines = f"{len(numbers)} lines cannot be read, line {numbers[0]} first"
+        lines = lines if len(numbers) > 1 else f"line {numbers[0]} cannot be read"
+        mend = "what was there is left out; `--resume` of its run does it again"
+        print(f"mla-harness: warning: {path}: {lines}; {mend}", file=sys.stderr)
+    return code or (InputError.exit_code if noted else 0)
+
+
+def _run(arguments: list[str]) -> int:
     try:
         with explained_writes():
             code = app(args=arguments, standalone_mode=False)

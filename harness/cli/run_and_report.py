@@ -16,10 +16,12 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from harness.cli.output import warn
 from harness.cli.shared_options import LOCAL, NO_HISTORY, command_line
 from harness.core.cases import Job
 from harness.core.errors import INTERRUPTED, GoneError, HarnessError, InputError, NoRoomError
 from harness.core.records import BAD, CaseResult, Verdict
+from harness.core.stored import DAMAGED
 from harness.diagnose.run_jobs import diagnose, judge_faults, run_jobs
 from harness.report.run_view import RunView
 from harness.report.terminal import LiveProgress, verdict_text
@@ -228,6 +230,9 @@ def to_resume(context: typer.Context, name: str | None, out: Path | None, comman
     store = RunStore.open(find_run(name, out or DEFAULT_RUNS))
     if (kind := _kind(store)) != command:
         raise InputError(f"{store.path}: a run of `{kind}`; continue it with: {command_to_resume(store)}")
+    for file, count in store.mend().items():
+        kept = f"the file is kept as {file.name}{DAMAGED}"
+        warn(f"{file}: {num(count, 'line')} could not be read; what was there is done again; {kept}")
     _engine_path_of(store)
     return store
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import sys
 import tempfile
-import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,38 +58,6 @@ def write_atomic(path: Path, text: str) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-
-
-SYNC_SECONDS = 1.0
-"""How much of a run a machine that loses its power may forget. A process that ends loses nothing."""
-_synced: dict[Path, float] = {}
-
-
-def append_line(path: Path, line: str) -> None:
-    """Append a line; end a torn one first. Synced at most once in SYNC_SECONDS. Raises GoneError without a folder."""
-    with explained_writes(path), path.open("a+b") as stream:
-        size = stream.seek(0, os.SEEK_END)
-        if size:
-            stream.seek(size - 1)
-            if stream.read(1) != b"\n":
-                stream.write(b"\n")
-        stream.write(line.encode() + b"\n")
-        stream.flush()
-        if time.monotonic() - _synced.get(path, -SYNC_SECONDS) >= SYNC_SECONDS:
-            os.fsync(stream.fileno())
-            _synced[path] = time.monotonic()
-
-
-def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield each complete JSON object. A torn line is skipped, as its case never finished."""
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8", errors="replace") as stream:
-        for line in stream:
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                continue
 
 
 def keep_for_reader(text: str, kind: str) -> str:

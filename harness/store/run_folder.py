@@ -10,13 +10,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
+from harness.core import unreadable
 from harness.core.cases import Job
 from harness.core.errors import GoneError, InputError
-from harness.core.files import append_line, read_json_lines, write_atomic
-from harness.core.params import STORED, Record
+from harness.core.files import write_atomic
+from harness.core.params import Record
 from harness.core.records import SCHEMA_VERSION, Blame, CaseResult, FaultResult, Shrunk, Verdict
+from harness.core.stored import NoFile, append_line, read_json, read_records, record_of, set_aside
 from harness.scenario.schema import FaultUse
 from harness.store.source import Source
 
@@ -24,6 +26,9 @@ DEFAULT_RUNS = Path("reports") / "runs"
 MOST_LETTERS = 200
 """The longest name of a case's folder. A file system allows 255 bytes."""
 
+RESULTS = "results.jsonl"
+LINES = "*.jsonl"
+"""The files of a run folder with a record on each line. Those of measured cases are in folders below it."""
 RecordT = TypeVar("RecordT", bound=Record)
 
 
@@ -107,12 +112,18 @@ class RunStore:
         """Open a run that exists. Raises InputError when it is none, or written by a newer version."""
         file = path / "run.json"
         try:
-            raw = json.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+            raw = read_json(file)
+        except NoFile:
             raise InputError(f"{path}: not a run directory (it has no run.json)") from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise InputError(f"{file}: cannot be read: {error}") from None
-        return cls(path, _parse(RunPlan, raw, file))
+        return cls(path, record_of(RunPlan, raw, file))
+
+    def mend(self) -> dict[Path, int]:
+        """Take out the lines that cannot be read, so that their part of the run is done again.
+
+        Returns the number of these lines for each file that had some. The file as it was is kept beside it.
+        """
+        counts = {file: set_aside(file) for file in sorted(self.path.rglob(LINES))}
+        return {file: count for file, count in counts.items() if count}
 
     def note_environment(self, environment: dict[str, Any]) -> None:
         self._change_plan(environment=environment)
@@ -128,7 +139,7 @@ class RunStore:
 
     def add(self, result: CaseResult) -> None:
         """Append one result; a process that ends does not lose it."""
-        self._append("results.jsonl", result)
+        self._append(RESULTS, result)
 
     def add_tried(self, result: CaseResult) -> None:
         """Append the result of a case with a fault of a selftest. It is judged later, when the blame is known."""
@@ -145,12 +156,14 @@ class RunStore:
 
     def finished(self) -> dict[str, CaseResult]:
         """The results on disk by job key; a later result of a job replaces an earlier one."""
-        return {result.key: result for result in self._read("results.jsonl", CaseResult)}
+        return {result.key: result for result in self._read(RESULTS, CaseResult)}
 
     def results(self) -> list[CaseResult]:
         """One result for each planned job, in the order of the plan; `not-run` for a job without one."""
         finished = self.finished()
         why = "not run: the run ended before this case"
+        if num_lost := unreadable.count_in(self.path / RESULTS):
+            why = f"no result: {num_lost} of the lines of {RESULTS} cannot be read"
         return [finished.get(job.key) or CaseResult.of(job, Verdict.NOT_RUN, reason=why) for job in self.plan.jobs]
 
     def unfinished(self) -> list[Job]:
@@ -205,8 +218,7 @@ class RunStore:
         append_line(self.path / name, json.dumps(record.model_dump(mode="json"), allow_nan=False))
 
     def _read(self, name: str, kind: type[RecordT]) -> list[RecordT]:
-        file = self.path / name
-        return [_parse(kind, raw, file) for raw in read_json_lines(file)]
+        return read_records(self.path / name, kind)
 
     def _change_plan(self, **changes: Any) -> None:
         if changes and not (self.path / "run.json").exists():
@@ -226,20 +238,3 @@ def find_run(name: str, root: Path = DEFAULT_RUNS) -> Path:
             return path
     there = f"the latest in {root} is {runs[-1].name}" if runs else f"{root} holds no run yet: mla-harness run"
     raise InputError(f"no run {name!r}: give a run directory, a run id or 'latest'; {there}")
-
-
-def _parse(kind: type[RecordT], raw: Any, file: Path) -> RecordT:
-    version = raw.get("schema_version") if isinstance(raw, dict) else None
-    if not isinstance(version, int):
-        raise InputError(f"{file}: not written by mla-harness (no schema_version)")
-    if version > SCHEMA_VERSION:
-        raise InputError(
-            f"{file}: written by a newer mla-harness (schema {version}, this one reads up to {SCHEMA_VERSION}); "
-            "update mla-harness"
-        )
-    try:
-        return kind.model_validate(raw, context=STORED)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"{file}: damaged: {where}: {first['msg']}") from None

@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from harness.core.cases import Job
-from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult, Finding, Verdict
+from harness.core.records import SCHEMA_VERSION, AccuracyRecord, Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.store.run_folder import RunStore
 
 FAULT_FIELDS = {"fault", "scenario", "case", "caught", "by", "blamed", "seconds", "reason"}
@@ -40,6 +40,7 @@ def summarise(store: RunStore) -> dict[str, Any]:
     plan, results, faults = store.plan, store.results(), store.faults()
     jobs, blames = store.jobs_by_key(), store.blames()
     return {
+        "schema_version": SCHEMA_VERSION,
         "run_id": plan.run_id,
         "started": plan.started,
         "seconds": plan.seconds,

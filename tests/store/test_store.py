@@ -158,7 +158,8 @@ def test_the_summary_has_exactly_the_documented_fields(tmp_path: Path) -> None:
     store.add_seconds(2.5)
     summary = summarise(store)
     assert list(summary) == [
-        *("run_id", "started", "seconds", "environment", "source", "totals", "cases", "faults", "accuracy")
+        *("schema_version", "run_id", "started", "seconds", "environment", "source"),
+        *("totals", "cases", "faults", "accuracy"),
     ]
     assert summary["totals"] == {"pass": 0, "fail": 1, "crash": 0, "skip": 1, "error": 0}
     assert list(summary["cases"][0]) == [
