@@ -11,6 +11,7 @@ import typer
 from harness.cli.output import console, print_json, warn
 from harness.cli.run_and_report import past_runs
 from harness.cli.shared_options import History, Json, Out
+from harness.core import unreadable
 from harness.core.errors import InputError
 from harness.report.run_view import RunView
 from harness.report.terminal_history import print_comparison
@@ -37,6 +38,8 @@ def compare(
     before, after = choose(names or [], runs, branch=branch)
     if (not names or names[-1] == LATEST) and runs.names and runs.names[0] > after.run_id:
         warn(f"{runs.names[0]} is newer than {after.run_id}, but nothing ran in it; to compare it, name it")
+    for reason in runs.damaged:
+        unreadable.note(reason)
     found = compare_runs(before, after)
     if json:
         shown = {field.name: getattr(found, field.name) for field in fields(found)}
@@ -49,7 +52,9 @@ def compare(
 
 
 def _of_run(run: RunEntry) -> dict[str, object]:
-    return {name: getattr(run, name) for name in ("run_id", "started", "seconds", "folder")} | run.source.model_dump()
+    return {name: getattr(run, name) for name in ("run_id", "started", "seconds", "folder")} | run.source.model_dump(
+        exclude={"files"}
+    )
 
 
 def _of_change(change: Change) -> dict[str, object]:

@@ -14,6 +14,7 @@ from rich.console import Console
 from harness.cli import run_and_report, shared_options
 from harness.cli.option_records import MakingRuns, with_options
 from harness.cli.output import console, print_json
+from harness.core import unreadable
 from harness.core.cases import Job
 from harness.core.errors import InputError
 from harness.core.records import FAILED, Verdict
@@ -196,6 +197,8 @@ def code_of(
     failed = {key for key, entry in run.entries.items() if entry.verdict in counted}
     if failed and "new" in fail_on and runs is not None:
         before = accepted or last_green(run, runs, counted)
+        for reason in runs.damaged:
+            unreadable.note(reason)
         known = accepted.entries if accepted else {}
         old = {key for key in failed if key in known and known[key].verdict in counted}
         kind = "accepted" if accepted else "last green"

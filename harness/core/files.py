@@ -88,7 +88,8 @@ def load_once(
 
 def execute_file(file: Path, kind: str, module_name: str) -> None:
     """Execute a Python file as a module. Raises InputError that names the `kind` of file, the file and the line."""
-    if not file.is_file():
+    # `Path.is_file` raises for a name that is too long.
+    if not os.path.isfile(file):
         raise InputError(f"{kind} {file}: no such file, or a folder; give the path of a Python file")
     spec = importlib.util.spec_from_file_location(module_name, file)
     if spec is None or spec.loader is None:

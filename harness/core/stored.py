@@ -138,7 +138,7 @@ def read_lines(path: Path) -> Iterator[Any]:
             found = parsed(line.decode())
         except ValueError:
             if not _is_torn(line):
-                unreadable.note(path, number)
+                unreadable.note_line(path, number)
             continue
         yield found
 
@@ -167,7 +167,8 @@ def value_of(kind: TypeAdapter[ValueT], raw: Any, file: Path) -> ValueT:
         return kind.validate_python(raw)
 
 
-def _check_version(raw: Any, file: Path) -> None:
+def check_version(raw: Any, file: Path) -> None:
+    """Raise InputError for what a newer version wrote to `file`. What says no version passes."""
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise InputError(

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property
 
+from harness.core.catalog import KERNELS
 from harness.core.records import BAD, AccuracyRecord, CaseResult, Verdict
 from harness.report.causes import Cause, causes, commands_for
 from harness.report.conditions import EVERY_KERNEL, Coverage, coverages
@@ -26,6 +27,8 @@ class RunView:
         """The smallest failing cases by job key."""
         self.faults = store.faults()
         """The judged faults of a selftest."""
+        self.num_unjudged = len(store.unfinished_controls())
+        """The planned faults without a judgement: the run ended before, or what it stored is lost."""
 
     @cached_property
     def causes(self) -> list[tuple[Cause, dict[str, str]]]:
@@ -38,7 +41,9 @@ class RunView:
     @cached_property
     def coverages(self) -> list[Coverage]:
         """What its calls showed of the conditions of each op: of all kernels, then of each."""
-        return list(coverages(self.results, self.jobs))
+        # What a kernel refuses counts nowhere, so its promises decide the shares. They are those that it was judged by.
+        with KERNELS.scoped(*self.plan.kernels):
+            return list(coverages(self.results, self.jobs))
 
     @cached_property
     def covered(self) -> str:
@@ -97,6 +102,8 @@ class RunView:
             return f"{counts['error']} could not be judged: this run proves nothing about them", "error"
         if self.num_not_run:
             return f"{num(self.num_not_run, 'case')} not run: this run proves nothing about them", "error"
+        if self.num_unjudged:
+            return f"{num(self.num_unjudged, 'fault')} not judged: this run proves nothing about them", "error"
         if num_known and not counts["pass"]:
             return f"Nothing passed: {num(num_known, 'case')} failed as known", "known"
         if not counts["pass"]:

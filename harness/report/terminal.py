@@ -151,6 +151,8 @@ def print_run(console: Console, view: RunView, *, with_table: bool = False) -> N
     measured = view.accuracy if is_wanted else [one for one in view.accuracy if not one.fault]
     print_accuracy(console, [one for one in measured if is_wanted or one.verdict is not Verdict.PASS])
     print_failures(console, view)
+    if view.num_unjudged:
+        console.print(f"{num(view.num_unjudged, 'fault')} not judged: the run ended before", style=STYLES["error"])
     print_skips(console, view.skips)
     for result in view.lost[:MAX_FAILURES]:
         nodes = ", ".join(result.lost_nodes)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.core.errors import InputError
-from harness.store.run_folder import RunStore, ShardNote
+from harness.core.files import write_atomic
+from harness.core.finding_words import few
+from harness.core.stored import read_text
+from harness.store.run_folder import ANSWERS, RunStore, ShardNote
+from harness.store.source import differences
+
+
+CODE = "the code under test"
 
 
 def merge(shards: Sequence[RunStore], root: Path, *, command: str) -> RunStore:
@@ -28,6 +34,7 @@ def merge(shards: Sequence[RunStore], root: Path, *, command: str) -> RunStore:
         command=command,
         options=first.options,
         controls=[controls[key] for key in whole.controls],
+        kernels=tuple({spec.name: spec for shard in ordered for spec in shard.plan.kernels}.values()),
     )
     merged.note_environment(_environment([shard.plan.environment for shard in ordered]))
     merged.note_source(first.source)
@@ -42,12 +49,20 @@ def merge(shards: Sequence[RunStore], root: Path, *, command: str) -> RunStore:
             merged.add_tried(tried)
         for shrunk in shard.shrunk().values():
             merged.add_shrunk(shrunk)
-        if (shard.path / "accuracy").is_dir():
-            shutil.copytree(shard.path / "accuracy", merged.path / "accuracy", dirs_exist_ok=True)
+        _copy_answers(shard.path, merged.path)
     faults = [fault for shard in ordered for fault in shard.faults()]
     for fault in sorted(faults, key=lambda fault: (fault.scenario, fault.fault, fault.case)):
         merged.add_fault(fault)
     return merged
+
+
+def _copy_answers(shard: Path, merged: Path) -> None:
+    """Copy what the measured cases of a shard have in folders of their own."""
+    for file in sorted((shard / ANSWERS).rglob("*")):
+        if not file.is_dir() or file.is_symlink():
+            copy = merged / file.relative_to(shard)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(copy, read_text(file))
 
 
 def _checked(shards: Sequence[RunStore]) -> list[RunStore]:
@@ -60,6 +75,8 @@ def _checked(shards: Sequence[RunStore]) -> list[RunStore]:
     for other in others:
         if differing := [name for name, value in _in_common(other).items() if value != wanted[name]]:
             differ = f"{', '.join(differing)} differ from {first.path}"
+            if CODE in differing and (told := differences(first.plan.source, other.plan.source)):
+                differ += f" ({few(told, 'more files')})"
             raise InputError(f"{other.path}: {differ}; merge the shards of one plan")
     _check_numbers(ordered)
     _check_cover(ordered)
@@ -86,7 +103,7 @@ def _in_common(shard: RunStore) -> dict[str, object]:
         "the planned cases": note.keys,
         "the faults tried beside them": note.controls,
         "the options": plan.options,
-        "the code under test": (plan.source.commit, plan.source.changes),
+        CODE: (plan.source.commit, plan.source.changes),
     }
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,8 +15,10 @@ from pydantic import Field
 
 from harness.core import unreadable
 from harness.core.cases import Job
+from harness.core.catalog import KERNELS
 from harness.core.errors import GoneError, InputError
 from harness.core.files import write_atomic
+from harness.core.kernels import BUILT_IN, KernelSpec
 from harness.core.params import Record
 from harness.core.records import SCHEMA_VERSION, Blame, CaseResult, FaultResult, Shrunk, Verdict
 from harness.core.stored import NoFile, append_line, read_json, read_records, record_of, set_aside
@@ -28,7 +31,9 @@ MOST_LETTERS = 200
 
 RESULTS = "results.jsonl"
 LINES = "*.jsonl"
-"""The files of a run folder with a record on each line. Those of measured cases are in folders below it."""
+"""The files of a run folder with a record on each line."""
+ANSWERS = "accuracy"
+"""In a run folder: a folder for each measured case, with its answers."""
 RecordT = TypeVar("RecordT", bound=Record)
 
 
@@ -60,6 +65,8 @@ class RunPlan(Record):
     source: Source = Source()
     """The git commit and branch of the code under test."""
     jobs: tuple[Job, ...]
+    kernels: tuple[KernelSpec, ...] = ()
+    """The judged kernels that did not come with the harness, without their code: no later command imports a plug-in."""
     controls: tuple[Control, ...] = ()
     is_selftest: bool = False
     """Whether it is a selftest: its controls are blamed by trials."""
@@ -102,8 +109,9 @@ class RunStore:
             path.mkdir(parents=True)
         except OSError as error:
             raise InputError(f"{path}: cannot be created: {error.strerror}; choose another --out") from None
-        started = datetime.now(UTC).isoformat(timespec="seconds")
-        store = cls(path, RunPlan(run_id=run_id, started=started, command=command, jobs=tuple(jobs), **plan))
+        started, jobs = datetime.now(UTC).isoformat(timespec="seconds"), tuple(jobs)
+        plan = {"kernels": _foreign_kernels(jobs)} | plan
+        store = cls(path, RunPlan(run_id=run_id, started=started, command=command, jobs=jobs, **plan))
         store._change_plan()
         return store
 
@@ -162,7 +170,7 @@ class RunStore:
         """One result for each planned job, in the order of the plan; `not-run` for a job without one."""
         finished = self.finished()
         why = "not run: the run ended before this case"
-        if num_lost := unreadable.count_in(self.path / RESULTS):
+        if num_lost := unreadable.num_lines(self.path / RESULTS):
             why = f"no result: {num_lost} of the lines of {RESULTS} cannot be read"
         return [finished.get(job.key) or CaseResult.of(job, Verdict.NOT_RUN, reason=why) for job in self.plan.jobs]
 
@@ -209,7 +217,7 @@ class RunStore:
         name = re.sub(r"[^A-Za-z0-9_.=]+", "-", job.key).strip("-")
         if len(name) > MOST_LETTERS:
             name = f"{name[:MOST_LETTERS]}-{hashlib.sha256(job.key.encode()).hexdigest()[:12]}"
-        return job.but(directory=str(self.path.resolve() / "accuracy" / name))
+        return job.but(directory=str(self.path.resolve() / ANSWERS / name))
 
     def jobs_by_key(self) -> dict[str, Job]:
         return {job.key: job for job in self.plan.jobs}
@@ -226,6 +234,15 @@ class RunStore:
         self.plan = self.plan.but(**changes)
         text = json.dumps(self.plan.model_dump(mode="json"), allow_nan=False, indent=1)
         write_atomic(self.path / "run.json", text + "\n")
+
+
+def _foreign_kernels(jobs: Iterable[Job]) -> tuple[KernelSpec, ...]:
+    """The kernels of `jobs` that did not come with the harness, with all that share their names, without their code."""
+    names = {name for job in jobs for name in job.case.kernels().values()}
+    # A planner has the name of its kernel.
+    short_names = {name.partition("/")[2] for name in names}
+    own = (spec for spec in KERNELS if spec.short_name in short_names and spec.origin != BUILT_IN)
+    return tuple(replace(spec, impl="") for spec in own)
 
 
 def find_run(name: str, root: Path = DEFAULT_RUNS) -> Path:

@@ -45,7 +45,7 @@ def summarise(store: RunStore) -> dict[str, Any]:
         "started": plan.started,
         "seconds": plan.seconds,
         "environment": {**plan.environment, "command": plan.command, "options": plan.options},
-        "source": plan.source.model_dump(mode="json"),
+        "source": plan.source.model_dump(mode="json", exclude={"files"}),
         "totals": totals(results),
         "cases": [_case(result, jobs[result.key], blames.get(result.key)) for result in results],
         "faults": [fault.model_dump(mode="json", include=FAULT_FIELDS) for fault in faults],
@@ -84,6 +84,9 @@ def canonical(store: RunStore) -> str:
         lines.append(_line(result, named, blame=blame.model_dump(mode="json", exclude={"cause"}) if blame else None))
     for fault in store.faults():
         lines.append(_line(fault, {"id": fault.case} | fault.model_dump(include={"fault", "caught", "by", "blamed"})))
+    for control in store.unfinished_controls():
+        left = {"id": control.job.case.id, "fault": control.use.name, "caught": None, "reason": "not judged"}
+        lines.append(json.dumps(left))
     return "".join(f"{line}\n" for line in sorted(lines))
 
 

@@ -13,6 +13,7 @@ from harness.report.page import judged
 from harness.report.run_view import RunView
 from harness.store.merge import merge
 from harness.store.run_folder import RunStore, ShardNote
+from harness.store.source import Source
 
 KEYS = ("a", "b", "c")
 
@@ -30,11 +31,12 @@ def shard(
     keys: tuple[str, ...] = KEYS,
     finish: bool = True,
     seed: int = 0,
+    source: Source | None = None,
 ) -> RunStore:
     """A run directory of the jobs `names`, said to be part `index` of `count`."""
     store = RunStore.create(
         root, [job(name) for name in names], command="x", options={"seed": seed},
-        shard=ShardNote(index=index, count=count, keys=keys),
+        shard=ShardNote(index=index, count=count, keys=keys), source=source or Source(),
     )  # fmt: skip
     store.note_environment({"torch": "2.13.0", "cpu": f"machine {index}"})
     for name in names if finish else names[:-1]:
@@ -84,6 +86,16 @@ def test_a_case_without_a_result_is_a_gap(tmp_path: Path) -> None:
 def test_shards_cut_differently_are_refused(tmp_path: Path, one: str, two: str, what: str) -> None:
     with pytest.raises(InputError, match=f"{what}.*cut differently"):
         merge([shard(tmp_path, 1, one), shard(tmp_path, 2, two)], tmp_path, command="x")
+
+
+def test_shards_of_other_code_are_refused_by_the_files_that_differ(tmp_path: Path) -> None:
+    same = {"notes.txt": "1"}
+    first = Source(commit="aaa", changes="x", files=same | {"kernel.py": "2"})
+    second = Source(commit="aaa", changes="y", files=same | {"kernel.py": "3", "new.py": "4"})
+    shards = [shard(tmp_path, 1, "ac", source=first), shard(tmp_path, 2, "b", source=second)]
+    told = r"the code under test differ from .* \(kernel.py, new.py\); merge the shards of one plan"
+    with pytest.raises(InputError, match=told):
+        merge(shards, tmp_path, command="x")
 
 
 def test_shards_of_other_plans_are_refused(tmp_path: Path) -> None:
