@@ -23,8 +23,11 @@ ACCEPTANCE_FILE = "acceptance.json"
 """In a run directory: drafted and accepted tokens of each epoch that was asked, and where drafts were refused."""
 MARGIN = 0.05
 """How far an epoch may accept less than its baseline: text differs between runs, a broken drafter loses more."""
+NUMBER = r"\d{1,99}(?:\.\d*)?(?:[eE][+-]?\d\d?)?"
+"""A number in /metrics, which is finite and not negative."""
 _COUNTER = re.compile(
-    r"^vllm:spec_decode_num_(draft|accepted)_tokens(?:_total)?(?:\{[^}]*\})? ([\d.]+(?:[eE][+-]?\d+)?)", re.MULTILINE
+    rf"^vllm:spec_decode_num_(draft|accepted)_tokens(?:_total)?(?:\{{[^}}]*\}})? ({NUMBER})\s*$",
+    re.MULTILINE | re.ASCII,
 )
 
 
@@ -42,6 +45,11 @@ class Drafts:
     accepted: int
     refused: tuple[str, ...] = ()
     """Where drafts were refused, as far as the engine says it."""
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether these can be counts of one time. Counters of a server that was started again fall."""
+        return 0 <= self.accepted <= self.drafted
 
     @property
     def share(self) -> float:
@@ -85,9 +93,12 @@ def read_drafts(folder: Path) -> dict[int, Drafts]:
 
 
 def keep_drafts(folder: Path, epoch: int, counted: Drafts) -> None:
-    """Add an epoch to a run. An epoch that `--resume` found complete has drafted nothing, and keeps its counts."""
+    """Add an epoch to a run, unless its counts cannot be.
+
+    An epoch that `--resume` found complete has drafted nothing, and keeps its counts.
+    """
     kept = read_drafts(folder)
-    if counted.drafted or epoch not in kept:
+    if counted.is_possible and (counted.drafted or epoch not in kept):
         kept[epoch] = counted
     text = json.dumps({number: [one.drafted, one.accepted, one.refused] for number, one in kept.items()})
     write_atomic(folder / ACCEPTANCE_FILE, text)

@@ -143,6 +143,7 @@ def _perform(store: RunStore, process: ModelProcess, params: ModelParams, screen
             print_json(summarise(store))
         if died is not None:
             print(f"{died}; continue with: {run_and_report.command_to_resume(store)}", file=sys.stderr)
-        return exit_code(store.results())
+        results = store.results()
+        return 2 if run_and_report.is_all_skipped([one.verdict for one in results]) else exit_code(results)
 
     return run_and_report.work_and_report(store, work, stop=process.close, report=report, before_report=before_report)

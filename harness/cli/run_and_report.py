@@ -19,6 +19,7 @@ from rich.console import Console
 from harness.cli.output import warn
 from harness.cli.shared_options import LOCAL, NO_HISTORY, command_line
 from harness.core.cases import Job
+from harness.core.cause_codes import Code
 from harness.core.errors import INTERRUPTED, GoneError, HarnessError, InputError, NoRoomError
 from harness.core.records import BAD, CaseResult, Verdict
 from harness.core.stored import DAMAGED
@@ -149,7 +150,7 @@ def work_and_report(
     if ended:
         print(f"{ended}; continue with: {command_to_resume(store)}", file=sys.stderr)
     if code == 0 and own_code == 2:
-        print(NOTHING_RAN, file=sys.stderr)
+        print(nothing_shown(store), file=sys.stderr)
     return code or own_code
 
 
@@ -192,6 +193,12 @@ def as_last_failed(wanted: Wanted, root: Path) -> tuple[Wanted, frozenset[str]]:
     )
     given = {one.name: getattr(wanted, one.name) for one in fields(wanted) if getattr(wanted, one.name) != one.default}
     return replace(then, **given), frozenset(failed)
+
+
+def nothing_shown(store: RunStore) -> str:
+    """Why a run ends in 2: nothing of it ran, or what ran could have shown nothing."""
+    ran = any(result.cause == Code.POWERLESS for result in store.results())
+    return "nothing was shown: no measurement could have seen a loss; see the reasons above" if ran else NOTHING_RAN
 
 
 def is_all_skipped(verdicts: list[Verdict]) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from harness.core.catalog import KERNELS
+from harness.core.cause_codes import Code
 from harness.core.records import BAD, AccuracyRecord, CaseResult, Verdict
 from harness.report.causes import Cause, causes, commands_for
 from harness.report.conditions import EVERY_KERNEL, Coverage, coverages
@@ -109,6 +110,9 @@ class RunView:
         if not counts["pass"]:
             if num_faults and not counts["skip"]:
                 return f"All {num_faults} faults were caught", "pass"
+            powerless = sum(result.cause == Code.POWERLESS for result in self.results)
+            if powerless:
+                return f"Nothing was shown: {num(powerless, 'measurement')} could have seen no loss", "skip"
             return "Nothing ran: every case was skipped", "skip"
         caught = f", and all {num_faults} faults were caught" if num_faults else ""
         if num_known:

@@ -85,10 +85,15 @@ def judged(store: RunStore, *, trouble: str = "", log: str = "", died: bool = Fa
     different, drafts = _unrepeated(store), read_drafts(store.path)
     refused = _refused(drafts, asked.least_acceptance, baseline)
     verdict = Verdict.CRASH if died else Verdict.FAIL if different or refused else record.verdict
+    if verdict is Verdict.SKIP and (different is not None or asked.least_acceptance is not None):
+        # Its accuracy could have shown nothing. Something else was judged.
+        verdict = Verdict.PASS
     if drafts:
         statement = f"{record.judgement.statement}; {acceptance_in_words(list(drafts.values()))}"
         record = record.but(judgement=record.judgement.but(statement=statement))
     reason = "; ".join(filter(None, [trouble, record.judgement.statement]))
+    if different == []:
+        reason += f"; {asked.repeat} greedy answers are the same the second time"
     findings = findings_of(record) + refused
     if different:
         which = few([str(number) for number in different])
@@ -101,6 +106,7 @@ def judged(store: RunStore, *, trouble: str = "", log: str = "", died: bool = Fa
     looked_at |= {"acceptance": sum(epoch.drafted for epoch in drafts.values())} if drafts else {}
     return result.but(
         verdict=verdict,
+        cause=Code.POWERLESS if verdict is Verdict.SKIP else "",
         reason=reason,
         findings=tuple(findings) if verdict in FAILED else (),
         looked_at=looked_at,

@@ -14,7 +14,6 @@ from harness.core.stored import read_text
 from harness.store.run_folder import ANSWERS, RunStore, ShardNote
 from harness.store.source import differences
 
-
 CODE = "the code under test"
 
 

@@ -11,6 +11,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from pydantic import Field
+
 from harness.core.errors import InputError
 from harness.core.params import Record
 from harness.core.stored import opened
@@ -41,7 +43,7 @@ class Source(Record):
     branch: str = ""
     changes: str = ""
     """A digest of what was not committed, or empty when nothing was; equal digests mean equal code."""
-    files: dict[str, str] = {}
+    files: dict[str, str] = Field(default={})
     """The changed files by their paths in the repository, each with a digest; of many the first."""
 
     @property

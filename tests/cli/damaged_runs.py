@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
-import json
 import os
 import re
 import resource
@@ -294,9 +293,12 @@ def _forbidden(file: Path) -> Iterator[None]:
 
         return opening
 
-    with mock.patch("os.open", guarded(os.open)), mock.patch("io.open", guarded(io.open)):
-        with mock.patch("builtins.open", guarded(open)):
-            yield
+    with (
+        mock.patch("os.open", guarded(os.open)),
+        mock.patch("io.open", guarded(io.open)),
+        mock.patch("builtins.open", guarded(open)),
+    ):
+        yield
 
 
 def main() -> None:
