@@ -27,6 +27,7 @@ from harness.core.errors import InputError
 from harness.core.stored import read_json
 from harness.report.bisect import Column, Row, in_order, is_good, reasons, rows, to_object
 from harness.report.console import table
+from harness.report.progress import Waiting
 from harness.report.wording import printable
 from harness.run.child import Child, ChildDied
 from harness.run.planning import load
@@ -77,10 +78,10 @@ def bisect(context: typer.Context, given: BisectOptions) -> None:
     screen = console(given.json)
     asked: dict[int, Column] = {}
     try:
-        with screen.status("") as status:
+        with Waiting(screen, f"running {len(subjects)} versions") as live:
             for position, column in _ask_all(subjects, given.words(named, tags), given.parallel):
                 asked[position] = column
-                status.update(f"{len(asked)} of {len(subjects)} versions, {given.parallel} at a time")
+                live.update(f"{len(asked)} of {len(subjects)} versions, {given.parallel} at a time")
     except KeyboardInterrupt:
         if asked:
             _print(screen, _sorted(asked))

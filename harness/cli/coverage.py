@@ -16,6 +16,7 @@ from harness.core.conditions.table import SPACES
 from harness.core.errors import InputError
 from harness.report.conditions import EVERY_KERNEL, STRENGTHS, Coverage
 from harness.report.console import say, table
+from harness.report.progress import Waiting
 from harness.report.run_view import RunView
 from harness.report.wording import num
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
@@ -35,8 +36,10 @@ def coverage(
     runs = [name for name in names or () if name not in SPACES]
     if len(ops) > 1 or len(runs) > 1:
         raise InputError(f"coverage: give one run and one op of {', '.join(SPACES)}")
-    view = RunView(RunStore.open(find_run(runs[0] if runs else "latest", Path(out) if out else DEFAULT_RUNS)))
-    found = [one for one in view.coverages if not ops or one.op in ops]
+    store = RunStore.open(find_run(runs[0] if runs else "latest", Path(out) if out else DEFAULT_RUNS))
+    with Waiting(console(as_json=True), "counting the combinations"):
+        view = RunView(store)
+        found = [one for one in view.coverages if not ops or one.op in ops]
     if not found:
         raise InputError(f"coverage: no call of {', '.join(ops or SPACES)} in {view.path}, or its classes were others")
     if json:

@@ -20,8 +20,9 @@ from harness.core.catalog import MODELS
 from harness.core.errors import InputError
 from harness.core.model_params import ModelParams
 from harness.diagnose.run_jobs import exit_code
+from harness.report.progress import EpochProgress, Waiting
 from harness.report.run_view import RunView
-from harness.report.terminal import EpochProgress, print_run
+from harness.report.terminal import print_run
 from harness.run.child import ChildDied
 from harness.run.model_process import ModelProcess
 from harness.store.epochs import choose_baseline, create, judged
@@ -90,7 +91,7 @@ def epochs(context: typer.Context, given: EpochsOptions) -> None:
         params = given.params()
     screen = console(given.json)
     with ModelProcess(params) as process:
-        with screen.status("loading the task and the model"):
+        with Waiting(screen, "loading the task and the model"):
             ready = process.wait_until_ready()
         if store is None:
             header = RunHeader.model_validate(ready["header"])

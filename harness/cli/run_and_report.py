@@ -24,8 +24,9 @@ from harness.core.errors import INTERRUPTED, GoneError, HarnessError, InputError
 from harness.core.records import BAD, CaseResult, Verdict
 from harness.core.stored import DAMAGED
 from harness.diagnose.run_jobs import diagnose, judge_faults, run_jobs
+from harness.report.progress import LiveProgress, Waiting
 from harness.report.run_view import RunView
-from harness.report.terminal import LiveProgress, verdict_text
+from harness.report.terminal import verdict_text
 from harness.report.wording import num, one_line, printable
 from harness.report.write import write_reports
 from harness.run.environment import import_first
@@ -37,6 +38,7 @@ from harness.store.history.entry import PastRuns
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
 from harness.store.source import Source, read_source
 
+PLANNING = "planning the cases"
 NOTHING_RAN = "nothing ran: every selected case was skipped; see the reasons above"
 RAY = "ray"
 
@@ -105,7 +107,7 @@ def work_on(
     progress = EachCase if loudness > 0 else LiveProgress
     with progress(screen, num_left, every_failure=loudness < 0) as live:
         run_jobs(store, pool, live, max_failures=max_failures)
-    with screen.status("looking for the memory to blame"):
+    with Waiting(screen, "looking for the memory to blame", pool):
         judge_faults(store, pool)
         diagnose(store, pool, shrink_seconds=shrink_seconds)
     if max_failures is not None and (left := len(store.unfinished()) + len(store.untried_controls())):
