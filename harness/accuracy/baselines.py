@@ -78,7 +78,7 @@ def read_baseline(path: Path) -> Baseline:
     text = read_text(path)
     try:
         loaded = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
     check_version(loaded, path)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
@@ -46,7 +47,7 @@ def compare(
         print_json(shown | {"before": _of_run(before), "after": _of_run(after)}, default=_of_change)
     else:
         folder = Path(after.folder)
-        causes = RunView(RunStore.open(folder)).causes if (folder / "run.json").is_file() else []
+        causes = RunView(RunStore.open(folder)).causes if os.path.lexists(folder / "run.json") else []
         print_comparison(console(), found, causes)
     raise typer.Exit(int(bool(found.new_failures or found.lost)))
 

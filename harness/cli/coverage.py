@@ -43,13 +43,16 @@ def coverage(
     if not found:
         raise InputError(f"coverage: no call of {', '.join(ops or SPACES)} in {view.path}, or its classes were others")
     if json:
-        print_json({"run_id": view.plan.run_id, "coverage": [_object(one) for one in found]})
+        found_in = {"run_id": view.plan.run_id, "not_run": view.num_not_run}
+        print_json(found_in | {"coverage": [_object(one) for one in found]})
         return
     screen, shown = console(), table("op", "kernel", *STRENGTHS.values())
     for one in found:
         counts = [f"{one.share(n)} ({met:,} of {every:,})" for n in STRENGTHS for met, every in [one.shown.counts(n)]]
         shown.add_row(one.op, one.kernel.partition("/")[2] or one.kernel, *counts)
     screen.print(shown)
+    if view.num_not_run:
+        say(screen, f"{num(view.num_not_run, 'case')} not run: what they would have shown is missing")
     for one in found:
         if one.kernel == EVERY_KERNEL:
             if ops:

@@ -181,6 +181,9 @@ def check_version(raw: Any, file: Path) -> None:
 def _explained_damage(file: Path) -> Iterator[None]:
     try:
         yield
+    except (AttributeError, KeyError, TypeError) as error:
+        # A validator of a record was made for what the harness writes.
+        raise InputError(f"{file}: damaged: {type(error).__name__}: {error}; restore it, or remove it") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the whole"
@@ -246,10 +249,12 @@ def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
         number = 0
         while line := _line_of(stream, path):
             number += 1
+            is_too_long = len(line) == MOST_LINE_BYTES and not line.endswith(b"\n")
             if line.strip():
-                yield number, line
-            while len(line) == MOST_LINE_BYTES and not line.endswith(b"\n"):
-                line = _line_of(stream, path)
+                # With an end, as a part is no torn line.
+                yield number, line + (b"\n" if is_too_long else b"")
+            while is_too_long and (more := _line_of(stream, path)):
+                is_too_long = not more.endswith(b"\n")
 
 
 def _line_of(stream: BinaryIO, path: Path) -> bytes:

@@ -127,14 +127,20 @@ def _check_cover(ordered: Sequence[RunStore]) -> None:
         raise InputError(f"merge: {key} is in {how}: shards were cut differently; run all of them with one version")
 
 
+def _in_words(value: object) -> str:
+    return "none" if value is None else str(value)
+
+
 def _environment(machines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The values of the machines: one where all agree, one list of lists, else all of them in one text."""
     merged: dict[str, Any] = {}
-    for name in machines[0]:
+    for name in dict.fromkeys(name for machine in machines for name in machine):
         values: list[Any] = [machine.get(name) for machine in machines]
-        if all(isinstance(value, list) for value in values):
+        if all(isinstance(value, dict) for value in values):
+            merged[name] = _environment(values)
+        elif all(isinstance(value, list) for value in values):
             merged[name] = values[0] + [one for value in values[1:] for one in value if one not in values[0]]
         else:
             same = all(value == values[0] for value in values)
-            merged[name] = values[0] if same else " / ".join(dict.fromkeys(map(str, values)))
+            merged[name] = values[0] if same else " / ".join(dict.fromkeys(map(_in_words, values)))
     return merged

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -11,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from harness.core import unreadable
 from harness.core.cases import Job
@@ -53,6 +54,40 @@ class ShardNote(Record):
     controls: tuple[str, ...] = ()
 
 
+class _Open(BaseModel):
+    """Facts of which reports read some. They may be more, as in the plans of other versions."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class _Options(_Open):
+    device: str = "auto"
+    kernel: str | list[str] | None = None
+    plugins: list[str] = []
+    fault: str | None = None
+    seed: int = 0
+    scenarios: str | None = None
+    engine_path: str | None = None
+    epochs: dict[str, Any] = {}
+
+
+class _Gpu(_Open):
+    name: str
+
+
+class _Machine(_Open):
+    gpus: list[_Gpu] = []
+    engines: dict[str, str] = {}
+    engine_paths: dict[str, str] = {}
+    variables: dict[str, str] = {}
+
+
+def _checked(kind: type[_Open], facts: dict[str, Any]) -> dict[str, Any]:
+    """The facts as they are. Raises ValueError if one that reports read is of another type."""
+    kind.model_validate(facts)
+    return facts
+
+
 class RunPlan(Record):
     """The plan of a run (`run.json`). Machine and seconds are added while it runs."""
 
@@ -77,6 +112,16 @@ class RunPlan(Record):
     """The request of a run of mutants, which has no jobs of its own."""
     environment: dict[str, Any] = Field(default={})
     seconds: float = 0.0
+
+    @field_validator("options")
+    @classmethod
+    def _readable_options(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return _checked(_Options, value)
+
+    @field_validator("environment")
+    @classmethod
+    def _readable_environment(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return _checked(_Machine, value)
 
 
 class BlameLine(Record):
@@ -245,13 +290,24 @@ def _foreign_kernels(jobs: Iterable[Job]) -> tuple[KernelSpec, ...]:
     return tuple(replace(spec, impl="") for spec in own)
 
 
+def folders_with(name: str, root: Path) -> list[Path]:
+    """The folders in `root` that have a file of that name, in order. A link that leads nowhere counts, to be refused.
+
+    Without `root` there are none.
+    """
+    try:
+        return sorted(folder for folder in root.iterdir() if os.path.lexists(folder / name))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def find_run(name: str, root: Path = DEFAULT_RUNS) -> Path:
     """The run directory that `name` means: a path, a run id, or `latest`. Raises InputError."""
-    runs = sorted(path.parent for path in root.glob("*/run.json"))
+    runs = folders_with("run.json", root)
     if name == "latest" and runs:
         return runs[-1]
     for path in (Path(name), root / name):
-        if (path / "run.json").is_file():
+        if os.path.lexists(path / "run.json"):
             return path
     there = f"the latest in {root} is {runs[-1].name}" if runs else f"{root} holds no run yet: mla-harness run"
     raise InputError(f"no run {name!r}: give a run directory, a run id or 'latest'; {there}")

@@ -9,7 +9,7 @@ import pytest
 from harness.core.cases import Case, Job
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, Verdict
-from harness.report.page import judged
+from harness.report.page import judged, render
 from harness.report.run_view import RunView
 from harness.store.merge import merge
 from harness.store.run_folder import RunStore, ShardNote
@@ -63,6 +63,16 @@ def test_the_gpus_of_all_machines_are_one_list_and_the_report_names_them(tmp_pat
     merged = merge(shards, tmp_path, command="x")
     assert [gpu["uuid"] for gpu in merged.plan.environment["gpus"]] == ["a", "b", "c"]
     assert dict(judged(RunView(merged)))["device"] == "CPU"
+
+
+def test_machines_with_other_engines_and_variables_are_one_report(tmp_path: Path) -> None:
+    shards = [shard(tmp_path, 1, "ac"), shard(tmp_path, 2, "b")]
+    for one, version in zip(shards, ("0.32.0", "0.33.0"), strict=True):
+        one.note_environment({"engines": {"vllm": version}, "variables": {f"VLLM_{version[2:4]}": "1"}})
+    merged = merge(shards, tmp_path, command="x")
+    assert merged.plan.environment["engines"] == {"vllm": "0.32.0 / 0.33.0"}
+    assert merged.plan.environment["variables"] == {"VLLM_32": "1 / none", "VLLM_33": "none / 1"}
+    assert "vllm 0.32.0 / 0.33.0" in render(RunView(RunStore.open(merged.path)))
 
 
 def test_a_missing_shard_is_refused_by_its_number(tmp_path: Path) -> None:

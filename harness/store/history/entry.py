@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from harness.core.errors import InputError
 from harness.core.records import Verdict
 from harness.core.stored import read_json, value_of
-from harness.store.run_folder import RunStore
+from harness.store.run_folder import RunStore, folders_with
 from harness.store.source import Source
 from harness.store.summary import SUMMARY, shown_verdicts, summarise
 
@@ -247,7 +247,7 @@ class PastRuns:
         self.root = root
         self.damaged: list[str] = []
         """Why a run that was needed could not be read, a line each."""
-        self._folders = sorted((file.parent for file in root.glob(f"*/{SUMMARY}")), reverse=True)
+        self._folders = folders_with(SUMMARY, root)[::-1]
         self._read: dict[str, RunEntry | None] = {}
 
     def __iter__(self) -> Iterator[RunEntry]:
