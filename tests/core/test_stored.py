@@ -129,6 +129,6 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_number_is_a_finite_one() -> None:
     for text in ("NaN", "Infinity", "-Infinity", "1e400", "-1e400", "9" * 301):
-        with pytest.raises(ValueError, match="is no finite number|a number of 301 digits"):
+        with pytest.raises(ValueError, match=r"is no finite number|a number of 301 digits"):
             parsed(f'{{"a": [{text}]}}')
     assert parsed('[1e308, -0.5, 7, "NaN"]') == [1e308, -0.5, 7, "NaN"]
