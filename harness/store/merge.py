@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -136,10 +137,12 @@ def _environment(machines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for name in dict.fromkeys(name for machine in machines for name in machine):
         values: list[Any] = [machine.get(name) for machine in machines]
-        if all(isinstance(value, dict) for value in values):
-            merged[name] = _environment(values)
-        elif all(isinstance(value, list) for value in values):
-            merged[name] = values[0] + [one for value in values[1:] for one in value if one not in values[0]]
+        # A machine of which a fact is not known has nothing of it.
+        known = [value for value in values if value is not None]
+        if known and all(isinstance(value, dict) for value in known):
+            merged[name] = _environment([value or {} for value in values])
+        elif known and all(isinstance(value, list) for value in known):
+            merged[name] = list({json.dumps(one, sort_keys=True): one for value in known for one in value}.values())
         else:
             same = all(value == values[0] for value in values)
             merged[name] = values[0] if same else " / ".join(dict.fromkeys(map(_in_words, values)))

@@ -75,6 +75,14 @@ def test_machines_with_other_engines_and_variables_are_one_report(tmp_path: Path
     assert "vllm 0.32.0 / 0.33.0" in render(RunView(RunStore.open(merged.path)))
 
 
+def test_a_machine_that_is_not_known_does_not_spoil_what_the_others_say(tmp_path: Path) -> None:
+    shards = [shard(tmp_path, 1, "ac"), shard(tmp_path, 2, "b")]
+    shards[0].note_environment({})
+    shards[1].note_environment({"gpus": [{"name": "NVIDIA H100"}], "engines": {"vllm": "0.33.0"}, "torch": None})
+    merged = merge(shards, tmp_path, command="x").plan.environment
+    assert merged == {"gpus": [{"name": "NVIDIA H100"}], "engines": {"vllm": "none / 0.33.0"}, "torch": None}
+
+
 def test_a_missing_shard_is_refused_by_its_number(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"shard 2/2 is missing"):
         merge([shard(tmp_path, 1, "abc")], tmp_path, command="x")
