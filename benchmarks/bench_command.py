@@ -13,6 +13,8 @@ from harness.core.checkout import BENCHMARKS, on_path
 from harness.core.errors import InputError
 from harness.core.params import Record
 from harness.report.console import table
+from harness.report.progress import Waiting
+from harness.report.wording import num
 from harness.run.child import ONE_THREAD, ask
 from harness.run.planning import Wanted, load
 from harness.scenario.selection import select
@@ -43,7 +45,9 @@ def bench(
         written = {one.name for one in known if one.fuzz is None and one.device == "any"}
         cases = [case for case in cases if case.scenario in written and case.kind.shows_launches]
     request = MeasureCases(cases=tuple(cases), repeats=repeats)
-    answer = ask("harness_cost", request, name="bench: the measuring process", environ=ONE_THREAD | on_path(BENCHMARKS))
+    with Waiting(console(json), f"measuring {num(len(cases), 'case')}"):
+        environ = ONE_THREAD | on_path(BENCHMARKS)
+        answer = ask("harness_cost", request, name="bench: the measuring process", environ=environ)
     if json:
         print_json(answer)
     else:

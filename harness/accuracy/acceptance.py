@@ -14,12 +14,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from pydantic import TypeAdapter
+
+from harness.core.files import write_atomic
+from harness.core.stored import NoFile, read_json, value_of
+
 ACCEPTANCE_FILE = "acceptance.json"
 """In a run directory: drafted and accepted tokens of each epoch that was asked, and where drafts were refused."""
 MARGIN = 0.05
 """How far an epoch may accept less than its baseline: text differs between runs, a broken drafter loses more."""
+NUMBER = r"\d{1,99}(?:\.\d*)?(?:[eE][+-]?\d\d?)?"
+"""A number in /metrics, which is finite and not negative."""
 _COUNTER = re.compile(
-    r"^vllm:spec_decode_num_(draft|accepted)_tokens(?:_total)?(?:\{[^}]*\})? ([\d.]+(?:[eE][+-]?\d+)?)", re.MULTILINE
+    rf"^vllm:spec_decode_num_(draft|accepted)_tokens(?:_total)?(?:\{{[^}}]*\}})? ({NUMBER})\s*$",
+    re.MULTILINE | re.ASCII,
+)
+
+
+# Older runs have no places.
+_STORED: TypeAdapter[dict[int, tuple[int, int] | tuple[int, int, tuple[str, ...]]]] = TypeAdapter(
+    dict[int, tuple[int, int] | tuple[int, int, tuple[str, ...]]]
 )
 
 
@@ -31,6 +45,11 @@ class Drafts:
     accepted: int
     refused: tuple[str, ...] = ()
     """Where drafts were refused, as far as the engine says it."""
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether these can be counts of one time. Counters of a server that was started again fall."""
+        return 0 <= self.accepted <= self.drafted
 
     @property
     def share(self) -> float:
@@ -66,10 +85,23 @@ def drafts_in(metrics: str) -> Drafts | None:
 def read_drafts(folder: Path) -> dict[int, Drafts]:
     """Epoch -> its drafts, of a run, if its server counted them."""
     file = folder / ACCEPTANCE_FILE
-    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    ordered = sorted(found.items(), key=lambda item: int(item[0]))
-    # Older runs have no places.
-    return {int(epoch): Drafts(counts[0], counts[1], tuple(*counts[2:])) for epoch, counts in ordered}
+    try:
+        found = value_of(_STORED, read_json(file), file)
+    except NoFile:
+        return {}
+    return {epoch: Drafts(*counts) for epoch, counts in sorted(found.items())}
+
+
+def keep_drafts(folder: Path, epoch: int, counted: Drafts) -> None:
+    """Add an epoch to a run, unless its counts cannot be.
+
+    An epoch that `--resume` found complete has drafted nothing, and keeps its counts.
+    """
+    kept = read_drafts(folder)
+    if counted.is_possible and (counted.drafted or epoch not in kept):
+        kept[epoch] = counted
+    text = json.dumps({number: [one.drafted, one.accepted, one.refused] for number, one in kept.items()})
+    write_atomic(folder / ACCEPTANCE_FILE, text)
 
 
 def acceptance_in_words(epochs: Sequence[Drafts]) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from harness.core.errors import InputError
-from harness.core.files import append_line, read_json_lines
 from harness.core.params import Record
+from harness.core.stored import append_line, read_lines, record_of
 
 ANSWER_CHARS = 200
 
@@ -58,6 +59,10 @@ class QuestionResult(Record):
 FILE_NAME = "accuracy.jsonl"
 
 
+class NoAnswers(InputError):
+    """A run folder holds no answers yet."""
+
+
 @dataclass(frozen=True)
 class AccuracyRun:
     """A stored run: the header, and the results by (epoch, question hash)."""
@@ -78,7 +83,7 @@ class AnswerLog:
 
     def __init__(self, path: Path, header: RunHeader, *, resume: bool = False) -> None:
         self._path, self.results = path, dict[tuple[int, str], QuestionResult]()
-        if path.exists() and path.stat().st_size:
+        if os.path.lexists(path) and path.lstat().st_size:
             if not resume:
                 raise InputError(f"{path}: holds a run already; choose another --out, or continue it with --resume")
             self._continue(path, header)
@@ -106,17 +111,20 @@ class AnswerLog:
 
 
 def read_log(path: Path) -> tuple[RunHeader, dict[tuple[int, str], QuestionResult]]:
-    """Header and results by (epoch, question), without a line torn by a kill. Raises InputError for another file."""
-    lines = read_json_lines(path)
-    try:
-        header = RunHeader.model_validate(next(lines))
-        rows = [QuestionResult.model_validate(line) for line in lines]
-    except StopIteration:
-        raise InputError(f"{path}: no accuracy run; start one with `mla-harness epochs`") from None
-    except ValidationError as error:
-        raise InputError(f"{path}: not the log of this version: {error.errors()[0]['msg']}") from None
+    """Header and results by (epoch, question), without a line torn by a kill. Raises InputError for another file.
+
+    NoAnswers: the file is not there, or has no line that can be read.
+    """
+    lines = read_lines(path)
+    first = next(lines, None)
+    if first is None:
+        raise NoAnswers(f"{path}: no accuracy run; start one with `mla-harness epochs`")
+    if not isinstance(first, dict) or "questions" not in first:
+        raise InputError(f"{path}: damaged: its first line is no header; measure again with `mla-harness epochs`")
+    header = record_of(RunHeader, first, path)
     results: dict[tuple[int, str], QuestionResult] = {}
-    for row in rows:
+    for line in lines:
+        row = record_of(QuestionResult, line, path, versioned=False)
         results.setdefault((row.epoch, row.question), row)
     return header, results
 

@@ -15,6 +15,7 @@ from harness.accuracy.acceptance import MARGIN, read_drafts
 from harness.accuracy.answer_log import AccuracyRun, Measured
 from harness.core.errors import InputError
 from harness.core.files import BASELINES, write_atomic
+from harness.core.stored import check_version, read_text
 
 _HASHES_A_LINE = 8
 
@@ -74,11 +75,14 @@ class BaselineChange:
 
 def read_baseline(path: Path) -> Baseline:
     """Read one file. Raises InputError with the file's name when it is no baseline."""
+    text = read_text(path)
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-        baseline = Baseline.model_validate(loaded).but(name=path.stem)
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        loaded = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+    check_version(loaded, path)
+    try:
+        baseline = Baseline.model_validate(loaded).but(name=path.stem)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"

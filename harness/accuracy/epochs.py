@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 import time
 from collections.abc import Callable
@@ -11,12 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.accuracy.acceptance import ACCEPTANCE_FILE, CountsDrafts, Drafts
+from harness.accuracy.acceptance import CountsDrafts, Drafts, keep_drafts
 from harness.accuracy.answer_log import ANSWER_CHARS, FILE_NAME, AccuracyRun, AnswerLog, QuestionResult, RunHeader
 from harness.accuracy.backends import Answer, Backend
 from harness.accuracy.tasks import Task
 from harness.core.errors import HarnessError
-from harness.core.files import write_atomic
 
 REPEATS_FILE = "repeats.json"
 """In a run directory: the numbers of the prompts with another second answer."""
@@ -76,19 +74,12 @@ def run_epochs(
         _EpochOf(lm, task, log, header, epoch, on_progress).run()
         after = _drafts(backend)
         if before is not None and after is not None:
-            _keep_drafts(directory / ACCEPTANCE_FILE, epoch, after.since(before))
+            keep_drafts(directory, epoch, after.since(before))
     return AccuracyRun(header, log.results, path, time.perf_counter() - started)
 
 
 def _drafts(backend: Backend) -> Drafts | None:
     return backend.drafts() if isinstance(backend, CountsDrafts) else None
-
-
-def _keep_drafts(file: Path, epoch: int, counted: Drafts) -> None:
-    """Add an epoch. An epoch that `--resume` found complete has drafted nothing, and keeps its counts."""
-    kept = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    if counted.drafted or str(epoch) not in kept:
-        write_atomic(file, json.dumps(kept | {str(epoch): [counted.drafted, counted.accepted, counted.refused]}))
 
 
 def make_header(backend: Backend, task: Task, *, seed: int, num_epochs: int) -> RunHeader:

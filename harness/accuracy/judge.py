@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from harness.accuracy.answer_log import AccuracyRun, QuestionResult
 from harness.accuracy.backends import CANARY_NOTE
@@ -38,6 +39,8 @@ _FAULTY = {
 }
 _HEADER = {"task", "model", "model_hash", "engine", "dtype", "seed", "note", "filter"}
 POWER = 0.8
+BY_POWER = f"{POWER:.0%} power".replace("%", " %")
+MEND = "ask more questions, more epochs or with a baseline, or set the least accuracy"
 LARGE_DROP = 0.25
 """A smallest drop above it is no evidence of health: the statement says that the questions are too few."""
 
@@ -160,25 +163,71 @@ def _judge(
         *_limit_reasons(epochs, limits),
         *_flip_reasons(run, num_flips, limits),
     ]
-    verdict = Verdict.FAIL if reasons else Verdict.PASS if p_values else Verdict.SKIP
-    reference = use.accuracy if use else epochs[0].accuracy
-    drop = None
-    if p_values:
-        by_chance = min((flips.gained for flips in compared), default=0)
-        smallest = min((flips.num_shared for flips in compared), default=0)
-        drop = smallest_drop(smallest, reference, limits.alpha / len(p_values), by_chance)
+    power = _power(run, epochs, use, limits, p_values)
     judgement = AccuracyJudgement(
-        verdict=verdict,
+        verdict=Verdict.FAIL if reasons else Verdict.SKIP if power.why_nothing else Verdict.PASS,
         statement="",
         reasons=tuple(words for _, words in reasons),
         kinds=tuple(kind for kind, _ in reasons),
         p_value=adjust(p_values),
         trend_p_value=trend,
         num_tests=len(p_values),
-        smallest_drop=drop,
+        smallest_drop=power.drop,
         num_flips=num_flips,
     )
-    return judgement.but(statement=_statement(run, epochs, judgement, use))
+    return judgement.but(statement=_statement(run, epochs, judgement, use, power, limits))
+
+
+@dataclass(frozen=True, slots=True)
+class _Power:
+    """What a run could have shown.
+
+    `drop` is the smallest loss of accuracy that it would have seen, None if it would have seen none, and `how` why it
+    would have. `why_nothing` is the reason why the run could have shown nothing, in one clause; else it is empty.
+    """
+
+    drop: float | None
+    how: str
+    why_nothing: str
+
+
+def _power(
+    run: AccuracyRun,
+    epochs: Sequence[EpochAccuracy],
+    use: BaselineUse | None,
+    limits: AccuracyLimits,
+    p_values: Sequence[float],
+) -> _Power:
+    """What the comparisons of a run could have shown: McNemar's test, and the flips that the run may have.
+
+    A run that would have seen nothing short of the loss of every right answer shows nothing: most errors lose some. A
+    least accuracy is a question of its own, and always answered. Between epochs a limit of flips sees more than a test
+    does. It sees nothing of an engine that is as wrong in each epoch, so where there is a baseline, that decides.
+    """
+    compared = [epoch.flips for epoch in epochs if epoch.flips]
+    num_shared = min((flips.num_shared for flips in compared), default=0)
+    reference = use.accuracy if use else epochs[0].accuracy
+    right, limit = round(reference * num_shared), _flip_limit(run, limits)
+    by_test = None
+    if p_values:
+        gained = min((flips.gained for flips in compared), default=0)
+        by_test = smallest_drop(num_shared, reference, limits.alpha / len(p_values), gained)
+    if use is None and len(epochs) > 1 and limit is not None and limit < right:
+        by_flips = (limit + 1) / num_shared
+        if by_test is None or by_flips < by_test:
+            return _Power(by_flips, f"{limit + 1} {'flip fails' if limit == 0 else 'flips fail'} the run", "")
+    why = ""
+    if not p_values:
+        why = "there is nothing to compare with, as it has one epoch and no baseline"
+    elif not right:
+        why = f"no answer of {'the baseline' if use else 'epoch 1'} is right, so none could be lost"
+    elif by_test is None:
+        why = f"even the loss of all {right} right answers would not have been significant"
+    elif round(by_test * num_shared) == right:
+        why = f"nothing short of the loss of all {right} right answers would have been seen"
+    # A difference that was seen could be seen.
+    has_seen = bool(p_values) and min(p_values) * len(p_values) <= limits.alpha
+    return _Power(by_test, BY_POWER, "" if limits.accuracy or has_seen else why)
 
 
 def _significant_drops(
@@ -208,34 +257,49 @@ def _limit_reasons(epochs: Sequence[EpochAccuracy], limits: AccuracyLimits) -> I
             yield kind, f"epoch {epoch.epoch}: accuracy {epoch.accuracy:.4f} is below {limits.accuracy}"
 
 
+def _flip_limit(run: AccuracyRun, limits: AccuracyLimits) -> int | None:
+    """How many answers may flip between epochs; None for any number."""
+    return 0 if limits.flips is None and run.header.deterministic else limits.flips
+
+
 def _flip_reasons(run: AccuracyRun, num_flips: int, limits: AccuracyLimits) -> Iterator[tuple[AccuracyReason, str]]:
-    limit = 0 if limits.flips is None and run.header.deterministic else limits.flips
+    limit = _flip_limit(run, limits)
     if limit is not None and num_flips > limit:
         why = "of a deterministic engine " if run.header.deterministic else ""
         yield AccuracyReason(cause=Code.FLIPS), f"{num_flips} answers {why}flipped between epochs (limit {limit})"
 
 
 def _statement(
-    run: AccuracyRun, epochs: Sequence[EpochAccuracy], judgement: AccuracyJudgement, use: BaselineUse | None
+    run: AccuracyRun,
+    epochs: Sequence[EpochAccuracy],
+    judgement: AccuracyJudgement,
+    use: BaselineUse | None,
+    power: _Power,
+    limits: AccuracyLimits,
 ) -> str:
     accuracies = ", ".join(f"{epoch.accuracy:.4f}" for epoch in epochs)
     parts = [f"accuracy {accuracies}" + (f" (baseline {use.accuracy:.4f})" if use else "")]
     parts += judgement.reasons
+    is_pass, drop = judgement.verdict is Verdict.PASS, judgement.smallest_drop
     if judgement.verdict is Verdict.SKIP:
-        parts.append("nothing to compare with: one epoch and no baseline")
+        parts.append(f"this run could have shown nothing: {power.why_nothing}; {MEND}")
     if len(epochs) > 1 and judgement.num_flips == 0:
         why = ", as a deterministic engine must give" if run.header.deterministic else ""
         parts.append(f"0 flips in {len(epochs)} epochs{why}")
-    elif judgement.num_flips and judgement.verdict is Verdict.PASS:
+    elif judgement.num_flips and is_pass:
         parts.append(f"{judgement.num_flips} flips between epochs are within chance")
-    if judgement.verdict is Verdict.PASS:
+    if is_pass and limits.accuracy:
+        parts.append(f"no epoch is below {limits.accuracy}")
+    if is_pass and judgement.p_value is not None:
         parts.append(f"no significant drop (adjusted p = {judgement.p_value:.2g})")
-    if judgement.num_tests and judgement.smallest_drop is None:
+    if judgement.verdict is Verdict.SKIP or not judgement.num_tests:
+        pass
+    elif drop is None:
         parts.append("no drop could have been seen with so few questions right")
-    elif judgement.verdict is Verdict.PASS and (judgement.smallest_drop or 0) > LARGE_DROP:
-        parts.append(f"too few questions: only a drop of {judgement.smallest_drop:.0%} or more would have been seen")
-    elif judgement.num_tests:
-        parts.append(f"a drop of {judgement.smallest_drop:.2%} would have been seen (80 % power)")
+    elif is_pass and drop > LARGE_DROP:
+        parts.append(f"too few questions: only a drop of {drop:.0%} or more would have been seen")
+    else:
+        parts.append(f"a drop of {drop:.2%} would have been seen ({power.how})")
     if CANARY_NOTE in run.header.note and run.header.task in STOCK:
         canary = "the model is a canary, which knows only its own questions"
         parts.append(f"{canary}: near 0 is what it must come to on {run.header.task}")

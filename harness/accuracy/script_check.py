@@ -110,6 +110,8 @@ class Judged:
         drafts = self.drafts
         if not drafts.drafted:
             self.not_shown.append("the server's /metrics count no drafts")
+        elif not drafts.is_possible:
+            self.not_shown.append("the server's /metrics count more accepted drafts than drafts")
         elif drafts.share < least:
             message = f"{drafts.share:.4f} of {drafts.drafted} drafts were accepted, less than {least}"
             self.findings.append(Finding(oracle="acceptance", where="script", message=message, cause=Code.DROP))

@@ -11,8 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from harness.accuracy.acceptance import NUMBER
 from harness.accuracy.script import FIRST_TOKEN, Pool, Request
-from harness.accuracy.server_backend import BadReply, ServerBackend, Unanswered, fetched, lines_of, object_of
+from harness.accuracy.server_backend import (
+    BadReply,
+    ServerBackend,
+    Unanswered,
+    fetched,
+    lines_of,
+    log_probability,
+    object_of,
+    whole_number,
+)
 from harness.core.errors import InputError, Refused
 from harness.core.extras import httpx
 
@@ -22,10 +32,10 @@ MOST_TOGETHER = 1024
 NUM_BEST = 5
 """The tokens at each place whose log probabilities are asked for: as many as every server gives."""
 DEV_MODE = "vLLM has it with VLLM_SERVER_DEV_MODE=1"
-_SAMPLE = re.compile(
-    r"^(vllm|sglang):(\w+?)(?:_total)?(\{[^}]*\})? (\d{1,99}(?:\.\d*)?(?:[eE][+-]?\d\d?)?)\s*$", re.MULTILINE | re.ASCII
-)
-_ID = re.compile(r"token_id:(\d+)")
+_SAMPLE = re.compile(rf"^(vllm|sglang):(\w+?)(?:_total)?(\{{[^}}]*\}})? ({NUMBER})\s*$", re.MULTILINE | re.ASCII)
+_ID = re.compile(r"token_id:(\d{1,18})", re.ASCII)
+MOST_PAGE, MOST_PAGES, MOST_TOKENS = 1 << 16, 1 << 40, 1 << 31
+"""The most tokens of a page, pages of a cache, and tokens of a prompt that a server can have."""
 Scores = list[tuple[float, int]]
 """For each token of an answer: by how many nats another token is preferred, and this token."""
 _SGLANG = {
@@ -75,7 +85,11 @@ class Metrics:
     cache: Pool | None = None
 
     def __sub__(self, before: Metrics) -> dict[str, int]:
-        return {name: int(self.counts[name] - before.counts.get(name, 0.0)) for name in _COUNTED if name in self.counts}
+        """What happened since `before`. Raises Refused if a counter fell, which happens when a server starts again."""
+        grown = {name: self.counts[name] - before.counts.get(name, 0.0) for name in _COUNTED if name in self.counts}
+        if fallen := [name for name, count in grown.items() if count < 0]:
+            raise Refused(f"the server's counter {fallen[0]} fell meanwhile: it was started again")
+        return {name: int(count) for name, count in grown.items()}
 
 
 class ScriptServer(ServerBackend):
@@ -158,7 +172,7 @@ class ScriptServer(ServerBackend):
     def longest(self) -> int:
         """The most tokens of a prompt and its answer; a large number if the server does not say it."""
         given = self._entry().get("max_model_len")
-        return given if isinstance(given, int) and given > 0 else sys.maxsize
+        return whole_number(given, sys.maxsize) or sys.maxsize
 
     def _entry(self) -> dict[str, Any]:
         """What /v1/models says about the served model."""
@@ -204,13 +218,10 @@ class ScriptServer(ServerBackend):
                 name = _SGLANG.get(name, name)
             if name == "cache_config_info":
                 given = dict(re.findall(r'(\w+)="(\d{1,18})"', labels, re.ASCII))
-                if given.keys() >= {"block_size", "num_gpu_blocks"}:
-                    cache = Pool(int(given["block_size"]), int(given["num_gpu_blocks"]))
+                cache = _pool(given.get("block_size"), given.get("num_gpu_blocks"))
             else:
                 counts[name] = counts.get(name, 0.0) + float(value)
-        if counts.keys() >= {"page_size", "num_pages"}:
-            cache = Pool(int(counts["page_size"]), int(counts["num_pages"]))
-        return counts, cache
+        return counts, cache or _pool(counts.get("page_size"), counts.get("num_pages"))
 
     def _request(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
         more = {"ignore_eos": True, "logprobs": NUM_BEST, "return_tokens_as_token_ids": True, "cache_salt": self._salt}
@@ -234,6 +245,8 @@ class ScriptServer(ServerBackend):
                 while len(got.tokens) < after and (line := await anext(lines, None)) is not None:
                     if line.startswith("data: {"):
                         part = _read(object_of(line[6:]))
+                        if part.error:
+                            return part
                         lists = got.tokens + part.tokens, got.logprobs + part.logprobs, got.top + part.top
                         got = Reply(*lists, text=got.text + part.text)
         except (httpx.TimeoutException, TimeoutError):
@@ -245,8 +258,14 @@ class ScriptServer(ServerBackend):
         return got
 
 
+def _pool(page: str | float | None, num_pages: str | float | None) -> Pool | None:
+    """The cache of these sizes, as /metrics have them; None if they are no sizes of one."""
+    found = None if page is None or num_pages is None else Pool(int(page), int(num_pages))
+    return found if found and 1 <= found.page <= MOST_PAGE and 1 <= found.num_pages <= MOST_PAGES else None
+
+
 def _score(token: int, row: dict[str, dict[str, float]]) -> tuple[float, int]:
-    known = {int(name): float(entry["logprob"]) for name, entry in row.items()}
+    known = {int(name): log_probability(entry["logprob"]) for name, entry in row.items()}
     best = max(known, key=lambda name: known[name])
     return known[best] - known[token], best
 
@@ -254,18 +273,22 @@ def _score(token: int, row: dict[str, dict[str, float]]) -> tuple[float, int]:
 def _read(reply: dict[str, Any]) -> Reply:
     if "refused" in reply:
         return Reply(error=str(reply["refused"]))
+    if reply.get("choices") == []:
+        # The last part of a stream may have the usage alone.
+        return Reply()
     try:
         found = reply["choices"][0]["logprobs"] or {"tokens": (), "token_logprobs": (), "top_logprobs": ()}
         count = (reply.get("usage") or {}).get("prompt_tokens")
         read = Reply(
             tuple(map(str, found["tokens"])),
-            tuple(float(value) for value in found["token_logprobs"]),
-            tuple({str(name): float(value) for name, value in top.items()} for top in found["top_logprobs"]),
-            count if isinstance(count, int) else None,
+            tuple(map(log_probability, found["token_logprobs"])),
+            tuple({str(name): log_probability(value) for name, value in top.items()} for top in found["top_logprobs"]),
+            whole_number(count, MOST_TOKENS),
             text=str(reply["choices"][0].get("text", "")),
         )
         if len({len(read.tokens), len(read.logprobs), len(read.top)}) > 1:
             raise ValueError("other numbers of tokens and of log probabilities")
         return read
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-        return Reply(error="the reply has no log probabilities")
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        why = f": {error}" if isinstance(error, ValueError) else ""
+        return Reply(error=f"the reply has no log probabilities{why}")

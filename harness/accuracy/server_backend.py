@@ -27,6 +27,8 @@ REFUSED_KEY = (401, 403)
 HOPELESS_STATUS = (*REFUSED_KEY, 404, 405)
 KEY_VARIABLE = "OPENAI_API_KEY"
 
+MOST_LOG_PROBABILITY = 0.01
+
 QuestionT = TypeVar("QuestionT")
 ResultT = TypeVar("ResultT")
 
@@ -152,7 +154,7 @@ class ServerBackend:
             if failures:
                 await asyncio.sleep(self._pause(len(failures), failures[-1].after))
             try:
-                answer = _answer(await self._post(client, body), stop)
+                answer = _answer(await self._post(client, body), stop, body["max_tokens"])
             except Unanswered as failed:
                 if not failures:
                     num_replies = self._num_replies
@@ -232,7 +234,25 @@ class ServerBackend:
         return names[0]
 
 
-def _answer(reply: dict[str, Any], stop: Sequence[str]) -> Answer:
+def whole_number(value: Any, most: int) -> int | None:
+    """A count that a server sends; None for what is none: a text, true, a negative number, or more than `most`."""
+    return value if type(value) is int and 0 <= value <= most else None
+
+
+def log_probability(value: Any) -> float:
+    """A log probability that a server sends. Raises ValueError for what is none: a text, true, or a number above 0.
+
+    NaN is one, as a server that computes it sends it, and minus infinity is the logarithm of 0.
+    """
+    if type(value) is int and value.bit_length() < 64:
+        value = float(value)
+    # Rounding can leave a certain token a little above 0.
+    if type(value) is not float or value > MOST_LOG_PROBABILITY:
+        raise ValueError(f"{str(value)[:20]} is no log probability")
+    return value
+
+
+def _answer(reply: dict[str, Any], stop: Sequence[str], max_tokens: int) -> Answer:
     if "refused" in reply:
         return Answer("", "error", unanswered=str(reply["refused"]))
     try:
@@ -247,7 +267,8 @@ def _answer(reply: dict[str, Any], stop: Sequence[str]) -> Answer:
     text, found = cut_at_stop(text, stop)
     usage = reply.get("usage")
     count = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    num_tokens = count if isinstance(count, int) else 0
+    # A count that cannot be is as good as none.
+    num_tokens = whole_number(count, max_tokens) or 0
     return Answer(text, "stop" if found else finish, num_tokens, has_invalid_text(text, finish))
 
 

@@ -142,7 +142,8 @@ def _source(name: str, data_dir: Path | None) -> tuple[Path, dict[str, str]]:
 
 def _existing(name: str, files: dict[str, str], folder: Path) -> dict[str, str]:
     for file in files.values():
-        if not (folder / file).is_file():
+        # `Path.is_file` raises for a name that is too long.
+        if not os.path.isfile(folder / file):
             raise InputError(f"--data-dir {folder}: task {name} needs {folder / file}, which is not there")
         _check_lines(folder / file)
     return {split: str((folder / file).resolve()) for split, file in files.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -81,7 +82,7 @@ def _measured(name: str, root: Path) -> list[AccuracyRun]:
         directory = store.placed(job).directory
         if directory and not job.fault:
             folders.append(Path(directory))
-    found = [read_run(folder) for folder in folders if (folder / FILE_NAME).is_file()]
+    found = [read_run(folder) for folder in folders if os.path.lexists(folder / FILE_NAME)]
     if not found:
         raise InputError(f"{store.path}: measured no accuracy without a fault; measure one with `mla-harness epochs`")
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 import os
 import re
 import shutil
@@ -25,8 +24,10 @@ from harness.cli.option_records import RunningCases, with_options
 from harness.cli.output import console, print_json
 from harness.cli.shared_options import Tags
 from harness.core.errors import InputError
+from harness.core.stored import read_json
 from harness.report.bisect import Column, Row, in_order, is_good, reasons, rows, to_object
 from harness.report.console import table
+from harness.report.progress import Waiting
 from harness.report.wording import printable
 from harness.run.child import Child, ChildDied
 from harness.run.planning import load
@@ -77,10 +78,10 @@ def bisect(context: typer.Context, given: BisectOptions) -> None:
     screen = console(given.json)
     asked: dict[int, Column] = {}
     try:
-        with screen.status("") as status:
+        with Waiting(screen, f"running {len(subjects)} versions") as live:
             for position, column in _ask_all(subjects, given.words(named, tags), given.parallel):
                 asked[position] = column
-                status.update(f"{len(asked)} of {len(subjects)} versions, {given.parallel} at a time")
+                live.update(f"{len(asked)} of {len(subjects)} versions, {given.parallel} at a time")
     except KeyboardInterrupt:
         if asked:
             _print(screen, _sorted(asked))
@@ -175,7 +176,7 @@ def _ask(interpreter: str, site: Path | None, command: list[str], children: list
         column.seconds = time.monotonic() - started
         for summary in Path(scratch).glob("*/summary.json"):
             store = RunStore.open(summary.parent)
-            column.summary = jsonlib.loads(summary.read_text(encoding="utf-8"))
+            column.summary = read_json(summary)
             column.faults = [fault.model_dump(mode="json") for fault in store.faults()]
             column.skipped_faults = store.skipped_faults()
         if not column.summary:

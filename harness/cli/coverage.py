@@ -16,6 +16,7 @@ from harness.core.conditions.table import SPACES
 from harness.core.errors import InputError
 from harness.report.conditions import EVERY_KERNEL, STRENGTHS, Coverage
 from harness.report.console import say, table
+from harness.report.progress import Waiting
 from harness.report.run_view import RunView
 from harness.report.wording import num
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
@@ -35,18 +36,23 @@ def coverage(
     runs = [name for name in names or () if name not in SPACES]
     if len(ops) > 1 or len(runs) > 1:
         raise InputError(f"coverage: give one run and one op of {', '.join(SPACES)}")
-    view = RunView(RunStore.open(find_run(runs[0] if runs else "latest", Path(out) if out else DEFAULT_RUNS)))
-    found = [one for one in view.coverages if not ops or one.op in ops]
+    store = RunStore.open(find_run(runs[0] if runs else "latest", Path(out) if out else DEFAULT_RUNS))
+    with Waiting(console(as_json=True), "counting the combinations"):
+        view = RunView(store)
+        found = [one for one in view.coverages if not ops or one.op in ops]
     if not found:
         raise InputError(f"coverage: no call of {', '.join(ops or SPACES)} in {view.path}, or its classes were others")
     if json:
-        print_json({"run_id": view.plan.run_id, "coverage": [_object(one) for one in found]})
+        found_in = {"run_id": view.plan.run_id, "not_run": view.num_not_run}
+        print_json(found_in | {"coverage": [_object(one) for one in found]})
         return
     screen, shown = console(), table("op", "kernel", *STRENGTHS.values())
     for one in found:
         counts = [f"{one.share(n)} ({met:,} of {every:,})" for n in STRENGTHS for met, every in [one.shown.counts(n)]]
         shown.add_row(one.op, one.kernel.partition("/")[2] or one.kernel, *counts)
     screen.print(shown)
+    if view.num_not_run:
+        say(screen, f"{num(view.num_not_run, 'case')} not run: what they would have shown is missing")
     for one in found:
         if one.kernel == EVERY_KERNEL:
             if ops:

@@ -20,8 +20,9 @@ from harness.core.catalog import MODELS
 from harness.core.errors import InputError
 from harness.core.model_params import ModelParams
 from harness.diagnose.run_jobs import exit_code
+from harness.report.progress import EpochProgress, Waiting
 from harness.report.run_view import RunView
-from harness.report.terminal import EpochProgress, print_run
+from harness.report.terminal import print_run
 from harness.run.child import ChildDied
 from harness.run.model_process import ModelProcess
 from harness.store.epochs import choose_baseline, create, judged
@@ -90,7 +91,7 @@ def epochs(context: typer.Context, given: EpochsOptions) -> None:
         params = given.params()
     screen = console(given.json)
     with ModelProcess(params) as process:
-        with screen.status("loading the task and the model"):
+        with Waiting(screen, "loading the task and the model"):
             ready = process.wait_until_ready()
         if store is None:
             header = RunHeader.model_validate(ready["header"])
@@ -143,6 +144,7 @@ def _perform(store: RunStore, process: ModelProcess, params: ModelParams, screen
             print_json(summarise(store))
         if died is not None:
             print(f"{died}; continue with: {run_and_report.command_to_resume(store)}", file=sys.stderr)
-        return exit_code(store.results())
+        results = store.results()
+        return 2 if run_and_report.is_all_skipped([one.verdict for one in results]) else exit_code(results)
 
     return run_and_report.work_and_report(store, work, stop=process.close, report=report, before_report=before_report)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.cli.shrink import step_shower
+from harness.cli.shrink import TRYING, step_shower
 from harness.core.cases import Job
 from harness.core.errors import InputError
 from harness.core.files import write_atomic
@@ -17,6 +17,7 @@ from harness.diagnose.script.export import Exported, first_that_shows, with_faul
 from harness.diagnose.script.render import why_not
 from harness.diagnose.session import candidates, first_failure
 from harness.diagnose.shrink import shrink
+from harness.report.progress import Waiting
 from harness.report.wording import num
 from harness.run.planning import Planner, Wanted
 from harness.run.runner import WorkerPool
@@ -48,15 +49,15 @@ def _exported(wanted: Wanted, pool: WorkerPool, screen: Console, *, is_pytest: b
     fails with the bug and passes without.
     """
     started = time.monotonic()
-    with screen.status("looking for a failing case"):
+    with Waiting(screen, "looking for a failing case", pool):
         job, result = first_failure(pool, candidates(Planner(wanted, pool)), lambda job: why_not(job.case, job.fault))
     with_bug = f" with {job.fault}" if job.fault else ""
     screen.print(f"{job.case.id}{with_bug} fails", markup=False, soft_wrap=True)
     shrunk = None
     if job.case.kind.shows_launches:
         shrunk = _shrunk(pool, screen, job, result, seconds, time.monotonic() - started)
-    with screen.status("running the script with and without the bug"):
-        return first_that_shows(job, result, shrunk, pool.start(), is_pytest=is_pytest)
+    with Waiting(screen, "running the script with and without the bug"):
+        return first_that_shows(job, result, shrunk, pool.start(), is_pytest=is_pytest, seconds=wanted.timeout_seconds)
 
 
 def _shrunk(
@@ -71,6 +72,6 @@ def _shrunk(
     if job.device == "cuda":
         # One worker for all trials: a worker on another GPU would import an engine again.
         pool.num_workers = 1
-    with screen.status("trying smaller cases") as status:
-        show = step_shower(status)
+    with Waiting(screen, TRYING, pool) as live:
+        show = step_shower(live)
         return shrink(pool, job, result, seconds=seconds, blame_budget=blame_budget, on_step=show)

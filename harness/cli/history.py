@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from harness.cli.output import console, print_json, warn
+from harness.cli.output import console, print_json
 from harness.cli.run_and_report import past_runs
 from harness.cli.shared_options import History, Json
+from harness.core import unreadable
 from harness.core.errors import InputError, UnknownNameError
 from harness.core.registry import nearest
 from harness.report.terminal_history import print_case, print_runs, print_scenario
@@ -45,7 +46,7 @@ def history(
     recent = (run for run in runs if run.started >= start)
     chosen = list(islice(filter(is_wanted, recent), limit))[::-1]
     for reason in runs.damaged:
-        warn(f"left out: {reason}")
+        unreadable.note(reason)
     if name and not chosen and not any(name in (one.key, one.scenario) for run in runs for one in run.entries.values()):
         scenario, known = name.partition("[")[0], {one.scenario for run in runs for one in run.entries.values()}
         hint = nearest(scenario, sorted(known), see="mla-harness history")
@@ -68,4 +69,8 @@ def history(
 def run_object(run: RunEntry) -> dict[str, Any]:
     """The facts of a run, without its results, for JSON."""
     named = ("run_id", "started", "seconds", "command", "folder", "num_planned", "totals", "num_caught")
-    return {name: getattr(run, name) for name in named} | run.source.model_dump() | {"num_faults": len(run.faults)}
+    return (
+        {name: getattr(run, name) for name in named}
+        | run.source.model_dump(exclude={"files"})
+        | {"num_faults": len(run.faults)}
+    )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
 from harness.cli.output import console, print_json
+from harness.cli.run_and_report import is_all_skipped, nothing_shown
 from harness.cli.shared_options import Json, Out, command_line
 from harness.diagnose.run_jobs import exit_code
+from harness.report.progress import Waiting
 from harness.report.run_view import RunView
 from harness.report.terminal import print_run
 from harness.report.write import write_reports
@@ -25,10 +28,14 @@ def merge(
     """Merge the shards of one run."""
     root = out or DEFAULT_RUNS
     shards = [RunStore.open(find_run(name, root)) for name in names]
-    merged = put_together(shards, root, command=command_line())
-    view = RunView(merged)
-    write_reports(view)
+    with Waiting(console(as_json=True), "merging the shards"):
+        merged = put_together(shards, root, command=command_line())
+        view = RunView(merged)
+        write_reports(view)
     print_run(console(json), view)
     if json:
         print_json(summarise(merged))
-    raise typer.Exit(exit_code(merged.results()) or int(not all(fault.caught for fault in merged.faults())))
+    if is_all_skipped([result.verdict for result in view.results]) and not view.faults:
+        print(nothing_shown(merged), file=sys.stderr)
+        raise typer.Exit(2)
+    raise typer.Exit(exit_code(view.results) or int(not all(fault.caught for fault in view.faults)))

@@ -21,6 +21,7 @@ from harness.core.registry import nearest
 from harness.report.console import table
 from harness.report.markdown import render
 from harness.report.markdown import table as markdown_table
+from harness.report.progress import Waiting
 from harness.report.run_view import RunView
 from harness.report.terminal import print_run
 from harness.report.wording import printable
@@ -62,8 +63,10 @@ def report(
     elif pivot:
         _print_pivot(*pivot_of(store, pivot), markdown=markdown)
     else:
-        view = RunView(store)
-        write_reports(view)
+        # Standard output is for what is asked for.
+        with Waiting(console(as_json=True), "reading the run, and writing its reports"):
+            view = RunView(store)
+            write_reports(view)
         if markdown:
             sys.stdout.write(render(view, *_since_before(store, history)))
         elif json:

@@ -18,6 +18,7 @@ from harness.cli.option_records import RunningCases, with_options
 from harness.cli.output import console, print_json
 from harness.cli.run_and_report import NOTHING_RAN
 from harness.cli.shared_options import EnginePath, Plugins
+from harness.cli.shrink import TRYING
 from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS
 from harness.core.errors import InputError
@@ -28,6 +29,7 @@ from harness.diagnose.session import comes_from, declared_oracle, why_not_record
 from harness.diagnose.shrink import shrink, why_not
 from harness.report.causes import facts
 from harness.report.console import say, table
+from harness.report.progress import Waiting
 from harness.report.run_view import skip_reasons
 from harness.report.terminal import fault_line, finding_line, print_shrunk, print_skips, verdict_text
 from harness.report.wording import blamed, first_nan_lines, num, one_line, printable, reproduce_case
@@ -163,7 +165,8 @@ class _Reproduction:
         """Run each case as it is and with each fault; returns the jobs, and their results and blames by key."""
         planner = Planner(self.wanted, self.pool)
         jobs = [job for fault in (None, *faults) for job in planner.jobs_of(cases, fault)]
-        with self.screen.status(f"running {len(jobs)} cases of {cases[0].scenario}"):
+        what = f"running {num(len(jobs), 'case')} of {cases[0].scenario}, and looking for the memory to blame"
+        with Waiting(self.screen, what, self.pool):
             results = dict(zip([job.key for job in jobs], self.pool.run_in_order(jobs), strict=True))
             failing = [(job, results[job.key]) for job in jobs if results[job.key].findings]
             blames = {key: blame for key, (blame, _) in find_blame(self.pool, failing).items()}
@@ -179,7 +182,7 @@ class _Reproduction:
             return {}
         job, result = failing
         blame, oracle = blames.get(job.key), declared_oracle(self.wanted, job)
-        with self.screen.status("trying smaller cases"):
+        with Waiting(self.screen, TRYING, self.pool):
             shrunk = shrink(self.pool, job, result, blame=blame, oracle=oracle, seconds=self.shrink_seconds)
         self.screen.print("smaller, for the same reason:")
         print_shrunk(self.screen, shrunk, reproduce_case(shrunk.case.id, shrunk.fault, self.wanted.reproduction()))

@@ -14,10 +14,12 @@ from rich.console import Console
 from harness.cli import run_and_report, shared_options
 from harness.cli.option_records import MakingRuns, with_options
 from harness.cli.output import console, print_json
+from harness.core import unreadable
 from harness.core.cases import Job
 from harness.core.errors import InputError
 from harness.core.records import FAILED, Verdict
 from harness.report.console import say
+from harness.report.progress import Waiting
 from harness.report.run_view import RunView
 from harness.report.terminal import print_run, totals_line
 from harness.report.wording import num
@@ -94,10 +96,17 @@ def run(context: typer.Context, given: RunOptions) -> None:
         if sanitizer and (left := store.unfinished()):
             check(sanitizer, left)
     with _pool(given, sanitizer) as pool:
-        store = store or _planned(wanted, pool, given, again)
+        if store is None:
+            with Waiting(_screen(given, pool), run_and_report.PLANNING):
+                store = _planned(wanted, pool, given, again)
         store.note_source(run_and_report.source_under_test(given.commit, given.branch, wanted.plugins))
         code = finish(store, pool, given, accepted)
     raise typer.Exit(code)
+
+
+def _screen(given: RunOptions, pool: Pool) -> Console:
+    # A moving line would disturb a debugger.
+    return console(given.json, moves=not isinstance(pool, InProcessPool))
 
 
 def _accepted(given: RunOptions) -> RunEntry | None:
@@ -142,8 +151,7 @@ def _planned(wanted: Wanted, pool: Pool, given: RunOptions, again: Collection[st
 
 def finish(store: RunStore, pool: Pool, given: RunOptions, accepted: RunEntry | None = None) -> int:
     """Run what is left of a planned run, and print it. Returns the exit code."""
-    # A moving line would disturb a debugger.
-    screen = console(given.json, moves=not isinstance(pool, InProcessPool))
+    screen = _screen(given, pool)
     max_failures, loudness = 1 if given.first_failure else given.max_failures, given.verbose - given.quiet
     how: dict[str, Any] = {"max_failures": max_failures, "loudness": loudness, "shrink_seconds": given.shrink_seconds}
     work = partial(run_and_report.work_on, store, pool, screen, **how)
@@ -196,6 +204,8 @@ def code_of(
     failed = {key for key, entry in run.entries.items() if entry.verdict in counted}
     if failed and "new" in fail_on and runs is not None:
         before = accepted or last_green(run, runs, counted)
+        for reason in runs.damaged:
+            unreadable.note(reason)
         known = accepted.entries if accepted else {}
         old = {key for key in failed if key in known and known[key].verdict in counted}
         kind = "accepted" if accepted else "last green"

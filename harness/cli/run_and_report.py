@@ -16,13 +16,17 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from harness.cli.output import warn
 from harness.cli.shared_options import LOCAL, NO_HISTORY, command_line
 from harness.core.cases import Job
+from harness.core.cause_codes import Code
 from harness.core.errors import INTERRUPTED, GoneError, HarnessError, InputError, NoRoomError
 from harness.core.records import BAD, CaseResult, Verdict
+from harness.core.stored import DAMAGED
 from harness.diagnose.run_jobs import diagnose, judge_faults, run_jobs
+from harness.report.progress import LiveProgress, Waiting
 from harness.report.run_view import RunView
-from harness.report.terminal import LiveProgress, verdict_text
+from harness.report.terminal import verdict_text
 from harness.report.wording import num, one_line, printable
 from harness.report.write import write_reports
 from harness.run.environment import import_first
@@ -34,6 +38,7 @@ from harness.store.history.entry import PastRuns
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
 from harness.store.source import Source, read_source
 
+PLANNING = "planning the cases"
 NOTHING_RAN = "nothing ran: every selected case was skipped; see the reasons above"
 RAY = "ray"
 
@@ -102,7 +107,7 @@ def work_on(
     progress = EachCase if loudness > 0 else LiveProgress
     with progress(screen, num_left, every_failure=loudness < 0) as live:
         run_jobs(store, pool, live, max_failures=max_failures)
-    with screen.status("looking for the memory to blame"):
+    with Waiting(screen, "looking for the memory to blame", pool):
         judge_faults(store, pool)
         diagnose(store, pool, shrink_seconds=shrink_seconds)
     if max_failures is not None and (left := len(store.unfinished()) + len(store.untried_controls())):
@@ -147,7 +152,7 @@ def work_and_report(
     if ended:
         print(f"{ended}; continue with: {command_to_resume(store)}", file=sys.stderr)
     if code == 0 and own_code == 2:
-        print(NOTHING_RAN, file=sys.stderr)
+        print(nothing_shown(store), file=sys.stderr)
     return code or own_code
 
 
@@ -192,6 +197,12 @@ def as_last_failed(wanted: Wanted, root: Path) -> tuple[Wanted, frozenset[str]]:
     return replace(then, **given), frozenset(failed)
 
 
+def nothing_shown(store: RunStore) -> str:
+    """Why a run ends in 2: nothing of it ran, or what ran could have shown nothing."""
+    ran = any(result.cause == Code.POWERLESS for result in store.results())
+    return "nothing was shown: no measurement could have seen a loss; see the reasons above" if ran else NOTHING_RAN
+
+
 def is_all_skipped(verdicts: list[Verdict]) -> bool:
     """Whether there are results, and each of them is a skip."""
     return bool(verdicts) and all(verdict is Verdict.SKIP for verdict in verdicts)
@@ -228,6 +239,9 @@ def to_resume(context: typer.Context, name: str | None, out: Path | None, comman
     store = RunStore.open(find_run(name, out or DEFAULT_RUNS))
     if (kind := _kind(store)) != command:
         raise InputError(f"{store.path}: a run of `{kind}`; continue it with: {command_to_resume(store)}")
+    for file, count in store.mend().items():
+        kept = f"the file is kept as {file.name}{DAMAGED}"
+        warn(f"{file}: {num(count, 'line')} could not be read; what was there is done again; {kept}")
     _engine_path_of(store)
     return store
 

@@ -18,6 +18,7 @@ from harness.core.checkout import TRUST, from_checkout
 from harness.core.errors import InputError
 from harness.core.records import Verdict
 from harness.diagnose.run_jobs import exit_code
+from harness.report.progress import Waiting
 from harness.report.run_view import RunView
 from harness.report.terminal import print_accuracy, print_failures, print_skips, totals_line
 from harness.run.planning import Planner, Wanted
@@ -55,10 +56,11 @@ def selftest(context: typer.Context, given: SelftestOptions) -> None:
         raise InputError("--mutants, --conditions: judge their changes alone; leave out --controls and --faults-only")
     store = run_and_report.to_resume(context, given.resume, given.out, "selftest")
     with run_and_report.pool_for(given.executor, given.ray_address, workers, given.per_gpu) as pool:
-        if store is None and count is not None:
-            how: dict[str, Any] = {"out": given.root, "workers": workers, "conditions": mutants is None}
-            store = _mutants().planned_trials(wanted, pool, count, **how)
-        store = store or _planned(wanted, pool, given.root, no_clean=given.no_clean, num_draws=given.controls)
+        with Waiting(console(given.json), run_and_report.PLANNING):
+            if store is None and count is not None:
+                how: dict[str, Any] = {"out": given.root, "workers": workers, "conditions": mutants is None}
+                store = _mutants().planned_trials(wanted, pool, count, **how)
+            store = store or _planned(wanted, pool, given.root, no_clean=given.no_clean, num_draws=given.controls)
         store.note_source(run_and_report.source_under_test(given.commit, given.branch))
         if store.plan.trials:
             raise typer.Exit(_mutants().try_mutants(store, workers=workers, as_json=given.json))

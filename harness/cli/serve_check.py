@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ import typer
 from harness.accuracy.script_check import ORACLE, SCENARIO, TOLERANCE, ScriptCheck
 from harness.cli import run_and_report
 from harness.cli.option_records import LeavingRuns, with_options
-from harness.cli.output import print_json
+from harness.cli.output import console, print_json
 from harness.cli.shared_options import ServedModel, command_line
 from harness.core.cases import Case, Job
 from harness.core.errors import InputError
@@ -22,6 +23,7 @@ from harness.core.files import write_atomic
 from harness.core.model_params import ModelParams
 from harness.core.records import CaseResult, Verdict
 from harness.diagnose.traces import TraceCheck
+from harness.report.progress import Waiting
 from harness.report.run_view import RunView
 from harness.report.wording import printable
 from harness.report.write import write_reports
@@ -76,7 +78,10 @@ def serve_check(context: typer.Context, given: ServeCheckOptions) -> None:
     2 if the script could show nothing.
     """
     request, started = _request(asdict(given)), time.monotonic()
-    answer = ask("harness.diagnose.traces", request, name="the process that asks", on_progress=_say)
+    # Drawn traces say themselves how far they are.
+    waiting = nullcontext() if given.fuzz else Waiting(console(as_json=True), f"taking the steps of {given.script}")
+    with waiting:
+        answer = ask("harness.diagnose.traces", request, name="the process that asks", on_progress=_say)
     result = CaseResult.model_validate(answer["result"])
     if not given.json:
         # First, because a full disk must not lose it.

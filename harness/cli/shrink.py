@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import typer
-from rich.status import Status
 
 from harness.cli import shared_options
 from harness.cli.option_records import RunningCases, with_options
@@ -15,10 +14,13 @@ from harness.cli.output import console, print_json
 from harness.core.records import ShrinkStep
 from harness.diagnose.session import candidates, declared_oracle, first_failure
 from harness.diagnose.shrink import shrink as search
+from harness.report.progress import Waiting
 from harness.report.terminal import print_shrunk
-from harness.report.wording import reproduce_case
+from harness.report.wording import one_line, reproduce_case
 from harness.run.planning import Planner
 from harness.run.runner import WorkerPool
+
+TRYING = "trying smaller cases"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,18 +40,18 @@ def shrink(context: typer.Context, given: ShrinkOptions) -> None:
     judged = {"kernels": (given.kernel,) if given.kernel else (), "plugins": tuple(given.plugin or ())}
     wanted, screen = given.wanted(selectors=(given.selector,), fault=given.fault, **judged), console(given.json)
     with WorkerPool(given.workers) as pool:
-        with screen.status("looking for a failing case"):
+        with Waiting(screen, "looking for a failing case", pool):
             job, result = first_failure(pool, candidates(Planner(wanted, pool)))
         with_bug = f" with {given.fault}" if given.fault else ""
         screen.print(f"shrinking {job.case.id}{with_bug}", markup=False, soft_wrap=True)
-        with screen.status("trying smaller cases") as status:
-            oracle, show = declared_oracle(wanted, job), step_shower(status)
+        with Waiting(screen, TRYING, pool) as live:
+            oracle, show = declared_oracle(wanted, job), step_shower(live)
             shrunk = search(pool, job, result, oracle=oracle, seconds=given.seconds, on_step=show)
     print_shrunk(screen, shrunk, reproduce_case(shrunk.case.id, shrunk.fault, wanted.reproduction()))
     if given.json:
         print_json(shrunk.model_dump(mode="json"))
 
 
-def step_shower(status: Status) -> Callable[[ShrinkStep], None]:
-    """What shows each accepted step in a line of status."""
-    return lambda step: status.update(f"trying smaller cases: {step.what} is {step.after}"[:100])
+def step_shower(live: Waiting) -> Callable[[ShrinkStep], None]:
+    """What shows each accepted step while the others are tried."""
+    return lambda step: live.update(one_line(f"{TRYING}: {step.what} is {step.after}", 100))

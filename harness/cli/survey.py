@@ -24,8 +24,9 @@ from harness.core.registry import attribute_at, nearest
 from harness.diagnose.run_jobs import exit_code, run_jobs
 from harness.diagnose.smallest_options import is_failure, smallest_sets
 from harness.report.console import table
+from harness.report.progress import LiveProgress, Waiting
 from harness.report.run_view import RunView, skip_reasons
-from harness.report.terminal import LiveProgress, print_run
+from harness.report.terminal import print_run
 from harness.report.wording import printable
 from harness.run.planning import Planner, Wanted
 from harness.run.pool import Pool
@@ -69,15 +70,16 @@ def survey(context: typer.Context, given: SurveyOptions) -> None:
     found: list[OptionSet] = []
     with run_and_report.pool_for(shared_options.LOCAL, None, given.workers, given.per_gpu) as pool:
         if store is None:
-            several = "*" if len(pool.start().gpus) > 1 else ""
-            wanted = Wanted((scenario + several,), ("nightly",), timeout_seconds=600.0, scenarios=given.scenarios)
-            store = run_and_report.planned(given.root, wanted, Planner(wanted, pool).jobs())
+            with Waiting(screen, run_and_report.PLANNING):
+                several = "*" if len(pool.start().gpus) > 1 else ""
+                wanted = Wanted((scenario + several,), ("nightly",), timeout_seconds=600.0, scenarios=given.scenarios)
+                store = run_and_report.planned(given.root, wanted, Planner(wanted, pool).jobs())
         store.note_source(run_and_report.source_under_test(given.commit, given.branch))
 
         def work() -> None:
             with LiveProgress(screen, len(store.unfinished())) as live:
                 run_jobs(store, pool, live)
-            with screen.status("looking for the smallest sets of options"):
+            with Waiting(screen, "looking for the smallest sets of options", pool):
                 found.extend(_sets(store, pool, given.seconds))
 
         report = partial(_report, store, screen, found, as_json=given.json)

@@ -94,6 +94,8 @@ class Code(StrEnum):
     """Of older runs: it would have repeated a crash."""
     BLIND = "blind"
     """An oracle judged no element."""
+    POWERLESS = "powerless"
+    """A measurement of accuracy would have seen nothing short of the loss of every right answer."""
     HARNESS = "harness"
     """An error of the harness itself."""
     KNOWN = "known"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import sys
 import tempfile
-import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,38 +60,6 @@ def write_atomic(path: Path, text: str) -> None:
         raise
 
 
-SYNC_SECONDS = 1.0
-"""How much of a run a machine that loses its power may forget. A process that ends loses nothing."""
-_synced: dict[Path, float] = {}
-
-
-def append_line(path: Path, line: str) -> None:
-    """Append a line; end a torn one first. Synced at most once in SYNC_SECONDS. Raises GoneError without a folder."""
-    with explained_writes(path), path.open("a+b") as stream:
-        size = stream.seek(0, os.SEEK_END)
-        if size:
-            stream.seek(size - 1)
-            if stream.read(1) != b"\n":
-                stream.write(b"\n")
-        stream.write(line.encode() + b"\n")
-        stream.flush()
-        if time.monotonic() - _synced.get(path, -SYNC_SECONDS) >= SYNC_SECONDS:
-            os.fsync(stream.fileno())
-            _synced[path] = time.monotonic()
-
-
-def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield each complete JSON object. A torn line is skipped, as its case never finished."""
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8", errors="replace") as stream:
-        for line in stream:
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                continue
-
-
 def keep_for_reader(text: str, kind: str) -> str:
     """Write `text` to a new file of the temporary folder, for the reader of an error. Returns its path."""
     with contextlib.suppress(OSError):
@@ -122,7 +88,8 @@ def load_once(
 
 def execute_file(file: Path, kind: str, module_name: str) -> None:
     """Execute a Python file as a module. Raises InputError that names the `kind` of file, the file and the line."""
-    if not file.is_file():
+    # `Path.is_file` raises for a name that is too long.
+    if not os.path.isfile(file):
         raise InputError(f"{kind} {file}: no such file, or a folder; give the path of a Python file")
     spec = importlib.util.spec_from_file_location(module_name, file)
     if spec is None or spec.loader is None:

@@ -17,6 +17,8 @@ EmptyRows = Literal["undefined", "identity", "nan"]
 EmptyLse = Literal["-inf", "+inf", "undefined"]
 Fp8Products = Literal["float32", "bf16", "fp8"]
 Bf16Step = Literal["partials", "sums"]
+BUILT_IN = "built in"
+"""The origin of a kernel that comes with the harness. Any other is an engine, or the file of a plug-in."""
 SOUND = "sound-"
 """How the names of sound variants begin: right kernels that differ as real ones do, `tests/trust/sound_kernels.py`."""
 
@@ -71,7 +73,7 @@ class KernelSpec:
     cuda_twin: str = ""
     requires: str = ""
     compile_seconds: float = 0.0
-    origin: str = "built in"
+    origin: str = BUILT_IN
     unusable: str = ""
 
     @property

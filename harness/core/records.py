@@ -49,7 +49,9 @@ class Finding(Record):
     at: str = Field(
         default="", description="the line of code that raised, or that allocated the memory, with its file and function"
     )
-    excess: float | None = Field(default=None, description="the error as a multiple of its bound, if there is one")
+    excess: float | None = Field(
+        default=None, ge=0, description="the error as a multiple of its bound, if there is one"
+    )
 
 
 class Flips(Record):

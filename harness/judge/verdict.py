@@ -88,6 +88,9 @@ def judge(evidence: Evidence) -> Outcome:
         is_only_less = has_plugin and len(blind) < len(evidence.case.oracles)
         outcome.verdict, outcome.cause = Verdict.SKIP if is_only_less else Verdict.ERROR, Code.BLIND
         outcome.reason = f"{', '.join(blind)} judged no element, so this case proves nothing"
+    elif outcome.accuracy and outcome.accuracy.verdict is Verdict.SKIP:
+        outcome.verdict, outcome.cause = Verdict.SKIP, Code.POWERLESS
+        outcome.reason = outcome.accuracy.judgement.statement
     if outcome.findings:
         outcome.findings = most_telling_first(_with_lines(outcome.findings, evidence.runs[0].allocated))
         outcome.verdict, outcome.cause = Verdict.FAIL, ""

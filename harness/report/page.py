@@ -222,7 +222,7 @@ def _facts(view: RunView) -> Iterator[tuple[str, str]]:
         if value == "":
             continue
         if name == "gpus":
-            value = ", ".join(f"{gpu['name']} (sm {gpu['capability']})" for gpu in value) or "none"
+            value = ", ".join(f"{gpu['name']} (sm {gpu.get('capability', 'unknown')})" for gpu in value) or "none"
         elif isinstance(value, dict):
             value = ", ".join(f"{engine} {fact}" for engine, fact in value.items()) or "none"
         elif value is None:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property
 
+from harness.core.catalog import KERNELS
+from harness.core.cause_codes import Code
 from harness.core.records import BAD, AccuracyRecord, CaseResult, Verdict
 from harness.report.causes import Cause, causes, commands_for
 from harness.report.conditions import EVERY_KERNEL, Coverage, coverages
@@ -26,6 +28,8 @@ class RunView:
         """The smallest failing cases by job key."""
         self.faults = store.faults()
         """The judged faults of a selftest."""
+        self.num_unjudged = len(store.unfinished_controls())
+        """The planned faults without a judgement: the run ended before, or what it stored is lost."""
 
     @cached_property
     def causes(self) -> list[tuple[Cause, dict[str, str]]]:
@@ -38,7 +42,9 @@ class RunView:
     @cached_property
     def coverages(self) -> list[Coverage]:
         """What its calls showed of the conditions of each op: of all kernels, then of each."""
-        return list(coverages(self.results, self.jobs))
+        # What a kernel refuses counts nowhere, so its promises decide the shares. They are those that it was judged by.
+        with KERNELS.scoped(*self.plan.kernels):
+            return list(coverages(self.results, self.jobs))
 
     @cached_property
     def covered(self) -> str:
@@ -97,11 +103,16 @@ class RunView:
             return f"{counts['error']} could not be judged: this run proves nothing about them", "error"
         if self.num_not_run:
             return f"{num(self.num_not_run, 'case')} not run: this run proves nothing about them", "error"
+        if self.num_unjudged:
+            return f"{num(self.num_unjudged, 'fault')} not judged: this run proves nothing about them", "error"
         if num_known and not counts["pass"]:
             return f"Nothing passed: {num(num_known, 'case')} failed as known", "known"
         if not counts["pass"]:
             if num_faults and not counts["skip"]:
                 return f"All {num_faults} faults were caught", "pass"
+            powerless = sum(result.cause == Code.POWERLESS for result in self.results)
+            if powerless:
+                return f"Nothing was shown: {num(powerless, 'measurement')} could have seen no loss", "skip"
             return "Nothing ran: every case was skipped", "skip"
         caught = f", and all {num_faults} faults were caught" if num_faults else ""
         if num_known:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import re
-import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from harness.core.cases import Job
 from harness.core.crash_stack import innermost
 from harness.core.finding_words import few
 from harness.core.records import BAD, AccuracyRecord, CaseResult, EpochAccuracy, FaultResult, Finding, Shrunk, Verdict
-from harness.report.causes import Cause, facts, symptom_of
+from harness.report.causes import Cause, facts
 from harness.report.console import say, table
 from harness.report.run_view import RunView
 from harness.report.wording import (
@@ -50,81 +43,9 @@ MAX_FAILURES = 20
 MAX_FINDINGS = 3
 MAX_LOG_LINES = 12
 MAX_FRAMES = 5
-SECONDS_BETWEEN_LINES = 30.0
-"""Without a terminal, a line of progress is printed this often."""
 MAX_RECORDS = 30
 SHOWN_EPOCHS = 20
 MAX_VALUE = 60
-
-
-class _Bar:
-    """A bar with a count, the time and a note, for the length of a `with`. It shows nothing without a terminal."""
-
-    def __init__(self, console: Console, what: str, *, total: int | None = None, note: str = "") -> None:
-        self._console = console
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._progress.add_task(what, total=total, note=note)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self._progress.stop()
-
-
-class LiveProgress(_Bar):
-    """A progress bar with counts while the cases run; without a terminal a line now and then.
-
-    Of failures that are alike, the first is printed at once, with `every_failure` each. The others are counted.
-    """
-
-    def __init__(self, console: Console, num_jobs: int, *, every_failure: bool = False) -> None:
-        super().__init__(console, "cases", total=num_jobs, note="starting workers")
-        self._every_failure = every_failure
-        self._running: dict[str, str] = {}
-        self._counts: Counter[str] = Counter()
-        self._num_jobs, self._started = num_jobs, time.monotonic()
-        self._printed = self._started
-        self._seen: set[tuple[str, ...]] = set()
-
-    def on_start(self, job: Job) -> None:
-        self._running[job.key] = job.case.id
-        self._update(0)
-
-    def on_result(self, result: CaseResult, *, announce: bool = True) -> None:
-        """A job ended; a bad one is printed above the bar at once when `announce`."""
-        self._running.pop(result.key, None)
-        self._counts[result.verdict.value] += 1
-        if announce and result.verdict in BAD and (self._is_new(result) or self._every_failure):
-            self._console.print(failure_line(result), soft_wrap=True)
-        self._update(1)
-
-    def _is_new(self, result: CaseResult) -> bool:
-        kernel = re.search(r"kernel=([^],]+)", result.id)
-        kind = (kernel[1] if kernel else result.scenario, symptom_of(result))
-        is_new = kind not in self._seen
-        self._seen.add(kind)
-        return is_new
-
-    def _update(self, advance: int) -> None:
-        counts = " ".join(f"{verdict.value} {n}" for verdict in Verdict if (n := self._counts[verdict.value]))
-        now = time.monotonic()
-        if not self._console.is_terminal and now - self._printed >= SECONDS_BETWEEN_LINES:
-            self._printed = now
-            done = f"{self._counts.total()} of {self._num_jobs} cases after {now - self._started:.0f} s: {counts}"
-            self._console.print(done, soft_wrap=True)
-        running = one_line(next(iter(self._running.values()), ""), 50)
-        self._progress.update(self._task, advance=advance, note=f"{counts}  {running}")
 
 
 def verdict_text(verdict: str) -> Text:
@@ -151,6 +72,8 @@ def print_run(console: Console, view: RunView, *, with_table: bool = False) -> N
     measured = view.accuracy if is_wanted else [one for one in view.accuracy if not one.fault]
     print_accuracy(console, [one for one in measured if is_wanted or one.verdict is not Verdict.PASS])
     print_failures(console, view)
+    if view.num_unjudged:
+        console.print(f"{num(view.num_unjudged, 'fault')} not judged: the run ended before", style=STYLES["error"])
     print_skips(console, view.skips)
     for result in view.lost[:MAX_FAILURES]:
         nodes = ", ".join(result.lost_nodes)
@@ -260,30 +183,6 @@ def fault_line(fault: FaultResult) -> Text:
     if not fault.caught:
         line.append(f"\n       {one_line(fault.reason)}", style="default")
     return line
-
-
-class EpochProgress(_Bar):
-    """A bar for the epoch that runs; without a terminal, a line at the end of each epoch."""
-
-    def __init__(self, console: Console, num_epochs: int) -> None:
-        super().__init__(console, f"epoch 1 of {num_epochs}")
-        self._num_epochs = num_epochs
-        self._ended: set[int] = set()
-
-    def update(self, state: dict[str, int]) -> None:
-        epoch, answered, total = state["epoch"], state["answered"], state["num_questions"]
-        share = f"accuracy {state['num_correct'] / answered:.4f}"
-        note = share + (f", {state['unanswered']} unanswered" if state["unanswered"] else "")
-        description = f"epoch {epoch} of {self._num_epochs}"
-        self._progress.update(self._task, description=description, completed=answered, total=total, note=note)
-        if answered == total and epoch not in self._ended:
-            self._ended.add(epoch)
-            self._console.print(f"{description}: {total:,} questions, {note}{_speed(state)}", soft_wrap=True)
-
-
-def _speed(state: dict[str, int]) -> str:
-    tokens, seconds = state.get("num_tokens", 0), state.get("milliseconds", 0) / 1e3
-    return f", {tokens:,} tokens in {seconds:.2f} s, {tokens / seconds:,.0f} a second" if tokens and seconds else ""
 
 
 def print_accuracy(console: Console, records: Sequence[AccuracyRecord]) -> None:

@@ -54,6 +54,7 @@ def main(parent: Parent) -> None:
     )
     backend.close()
     if params.repeat:
+        parent.reply(Reply(progress={"repeats": params.repeat}))
         found = unrepeated(open_model(params.but(concurrency=1)), params.repeat)
         write_atomic(Path(request.directory) / REPEATS_FILE, json.dumps(found))
     parent.reply(Reply(result={"seconds": run.seconds}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from typing import Any, Self
 
 from harness.core.cases import Job
@@ -24,6 +25,10 @@ class Pool(ABC):
     ) -> None:
         """Workers call `execute` ("module:function"), have `environ` beside their own, and start in `start_seconds`."""
         self.environment: Environment | None = None
+        self.num_done = 0
+        """Results of all cases so far."""
+        self.latest = ""
+        """The id of the case that was started last."""
         self._execute, self._environ, self._start_seconds = execute, environ or {}, start_seconds
 
     def __enter__(self) -> Self:
@@ -53,7 +58,16 @@ class Pool(ABC):
         A worker gets its next job only after the caller asked for the next result, so a caller can write a result to
         disk before that worker goes on.
         """
-        yield from self._run(deque(jobs), on_start)
+
+        def started(job: Job) -> None:
+            self.latest = job.case.id
+            if on_start is not None:
+                on_start(job)
+
+        with closing(self._run(deque(jobs), started)) as results:
+            for result in results:
+                self.num_done += 1
+                yield result
 
     @abstractmethod
     def _run(self, waiting: deque[Job], on_start: Callable[[Job], None] | None) -> Generator[CaseResult]:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from harness.accuracy.acceptance import MARGIN, Drafts, acceptance_in_words, read_drafts
-from harness.accuracy.answer_log import FILE_NAME, AccuracyRun, RunHeader, read_run
+from harness.accuracy.answer_log import FILE_NAME, AccuracyRun, NoAnswers, RunHeader, read_run
 from harness.accuracy.baselines import Baseline, baseline_of, read_baseline
 from harness.accuracy.epochs import REPEATS_FILE
 from harness.accuracy.judge import findings_of, judge
 from harness.core.cases import Case, Job
 from harness.core.cause_codes import Code
-from harness.core.errors import InputError
 from harness.core.files import BASELINES, write_atomic
 from harness.core.finding_words import few
 from harness.core.model_params import ModelParams
 from harness.core.records import FAILED, AccuracyLimits, CaseResult, Finding, Verdict
+from harness.core.stored import NoFile, read_json, read_text, value_of
 from harness.store.run_folder import RunStore
 
 SCENARIO = "epochs"
 BASELINE_FOLDER = "baseline"
+_NUMBERS = TypeAdapter(list[int])
 
 
 def choose_baseline(header: RunHeader, wanted: Path | None) -> Path | None:
@@ -47,7 +49,7 @@ def create(root: Path, header: RunHeader, questions: ModelParams, baseline: Path
     store = RunStore.create(root, [Job(key=name, case=case)], command=command, options=options)
     if baseline:
         (store.path / BASELINE_FOLDER).mkdir()
-        write_atomic(store.path / BASELINE_FOLDER / baseline.name, baseline.read_text(encoding="utf-8"))
+        write_atomic(store.path / BASELINE_FOLDER / baseline.name, read_text(baseline))
     return store
 
 
@@ -60,7 +62,7 @@ def take_in(store: RunStore) -> None:
     """Judge the answers of a killed run: they are on disk, and no result counts them yet."""
     try:
         num_answers = len(read_run(store.path).results)
-    except InputError:
+    except NoAnswers:
         return
     counted = [result.looked_at.get("accuracy", 0) for result in store.finished().values()]
     if counted != [num_answers]:
@@ -73,7 +75,7 @@ def judged(store: RunStore, *, trouble: str = "", log: str = "", died: bool = Fa
     result = CaseResult(key=job.key, id=job.case.id, scenario=SCENARIO, verdict=Verdict.ERROR, log=log)
     try:
         run = read_run(store.path)
-    except InputError:
+    except NoAnswers:
         return result.but(reason=trouble or "nothing was answered before the run ended")
     asked = job.case.params_as(ModelParams)
     limits = AccuracyLimits(accuracy=asked.least)
@@ -83,10 +85,15 @@ def judged(store: RunStore, *, trouble: str = "", log: str = "", died: bool = Fa
     different, drafts = _unrepeated(store), read_drafts(store.path)
     refused = _refused(drafts, asked.least_acceptance, baseline)
     verdict = Verdict.CRASH if died else Verdict.FAIL if different or refused else record.verdict
+    if verdict is Verdict.SKIP and (different is not None or asked.least_acceptance is not None):
+        # Its accuracy could have shown nothing. Something else was judged.
+        verdict = Verdict.PASS
     if drafts:
         statement = f"{record.judgement.statement}; {acceptance_in_words(list(drafts.values()))}"
         record = record.but(judgement=record.judgement.but(statement=statement))
     reason = "; ".join(filter(None, [trouble, record.judgement.statement]))
+    if different == []:
+        reason += f"; {asked.repeat} greedy answers are the same the second time"
     findings = findings_of(record) + refused
     if different:
         which = few([str(number) for number in different])
@@ -99,6 +106,7 @@ def judged(store: RunStore, *, trouble: str = "", log: str = "", died: bool = Fa
     looked_at |= {"acceptance": sum(epoch.drafted for epoch in drafts.values())} if drafts else {}
     return result.but(
         verdict=verdict,
+        cause=Code.POWERLESS if verdict is Verdict.SKIP else "",
         reason=reason,
         findings=tuple(findings) if verdict in FAILED else (),
         looked_at=looked_at,
@@ -110,7 +118,10 @@ def judged(store: RunStore, *, trouble: str = "", log: str = "", died: bool = Fa
 def _unrepeated(store: RunStore) -> list[int] | None:
     """The prompts with another second answer; None if none was asked twice."""
     file = store.path / REPEATS_FILE
-    return list(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
+    try:
+        return value_of(_NUMBERS, read_json(file), file)
+    except NoFile:
+        return None
 
 
 def _refused(epochs: dict[int, Drafts], least: float | None, baseline: Baseline | None) -> list[Finding]:

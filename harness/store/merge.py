@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
+import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.core.errors import InputError
-from harness.store.run_folder import RunStore, ShardNote
+from harness.core.files import write_atomic
+from harness.core.finding_words import few
+from harness.core.stored import read_text
+from harness.store.run_folder import ANSWERS, RunStore, ShardNote
+from harness.store.source import differences
+
+CODE = "the code under test"
 
 
 def merge(shards: Sequence[RunStore], root: Path, *, command: str) -> RunStore:
@@ -28,6 +34,7 @@ def merge(shards: Sequence[RunStore], root: Path, *, command: str) -> RunStore:
         command=command,
         options=first.options,
         controls=[controls[key] for key in whole.controls],
+        kernels=tuple({spec.name: spec for shard in ordered for spec in shard.plan.kernels}.values()),
     )
     merged.note_environment(_environment([shard.plan.environment for shard in ordered]))
     merged.note_source(first.source)
@@ -42,12 +49,20 @@ def merge(shards: Sequence[RunStore], root: Path, *, command: str) -> RunStore:
             merged.add_tried(tried)
         for shrunk in shard.shrunk().values():
             merged.add_shrunk(shrunk)
-        if (shard.path / "accuracy").is_dir():
-            shutil.copytree(shard.path / "accuracy", merged.path / "accuracy", dirs_exist_ok=True)
+        _copy_answers(shard.path, merged.path)
     faults = [fault for shard in ordered for fault in shard.faults()]
     for fault in sorted(faults, key=lambda fault: (fault.scenario, fault.fault, fault.case)):
         merged.add_fault(fault)
     return merged
+
+
+def _copy_answers(shard: Path, merged: Path) -> None:
+    """Copy what the measured cases of a shard have in folders of their own."""
+    for file in sorted((shard / ANSWERS).rglob("*")):
+        if not file.is_dir() or file.is_symlink():
+            copy = merged / file.relative_to(shard)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(copy, read_text(file))
 
 
 def _checked(shards: Sequence[RunStore]) -> list[RunStore]:
@@ -60,6 +75,8 @@ def _checked(shards: Sequence[RunStore]) -> list[RunStore]:
     for other in others:
         if differing := [name for name, value in _in_common(other).items() if value != wanted[name]]:
             differ = f"{', '.join(differing)} differ from {first.path}"
+            if CODE in differing and (told := differences(first.plan.source, other.plan.source)):
+                differ += f" ({few(told, 'more files')})"
             raise InputError(f"{other.path}: {differ}; merge the shards of one plan")
     _check_numbers(ordered)
     _check_cover(ordered)
@@ -86,7 +103,7 @@ def _in_common(shard: RunStore) -> dict[str, object]:
         "the planned cases": note.keys,
         "the faults tried beside them": note.controls,
         "the options": plan.options,
-        "the code under test": (plan.source.commit, plan.source.changes),
+        CODE: (plan.source.commit, plan.source.changes),
     }
 
 
@@ -111,14 +128,22 @@ def _check_cover(ordered: Sequence[RunStore]) -> None:
         raise InputError(f"merge: {key} is in {how}: shards were cut differently; run all of them with one version")
 
 
+def _in_words(value: object) -> str:
+    return "none" if value is None else str(value)
+
+
 def _environment(machines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The values of the machines: one where all agree, one list of lists, else all of them in one text."""
     merged: dict[str, Any] = {}
-    for name in machines[0]:
+    for name in dict.fromkeys(name for machine in machines for name in machine):
         values: list[Any] = [machine.get(name) for machine in machines]
-        if all(isinstance(value, list) for value in values):
-            merged[name] = values[0] + [one for value in values[1:] for one in value if one not in values[0]]
+        # A machine of which a fact is not known has nothing of it.
+        known = [value for value in values if value is not None]
+        if known and all(isinstance(value, dict) for value in known):
+            merged[name] = _environment([value or {} for value in values])
+        elif known and all(isinstance(value, list) for value in known):
+            merged[name] = list({json.dumps(one, sort_keys=True): one for value in known for one in value}.values())
         else:
             same = all(value == values[0] for value in values)
-            merged[name] = values[0] if same else " / ".join(dict.fromkeys(map(str, values)))
+            merged[name] = values[0] if same else " / ".join(dict.fromkeys(map(_in_words, values)))
     return merged

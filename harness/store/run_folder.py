@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from harness.core import unreadable
 from harness.core.cases import Job
+from harness.core.catalog import KERNELS
 from harness.core.errors import GoneError, InputError
-from harness.core.files import append_line, read_json_lines, write_atomic
-from harness.core.params import STORED, Record
+from harness.core.files import write_atomic
+from harness.core.kernels import BUILT_IN, KernelSpec
+from harness.core.params import Record
 from harness.core.records import SCHEMA_VERSION, Blame, CaseResult, FaultResult, Shrunk, Verdict
+from harness.core.stored import NoFile, append_line, read_json, read_records, record_of, set_aside
 from harness.scenario.schema import FaultUse
 from harness.store.source import Source
 
@@ -24,6 +30,11 @@ DEFAULT_RUNS = Path("reports") / "runs"
 MOST_LETTERS = 200
 """The longest name of a case's folder. A file system allows 255 bytes."""
 
+RESULTS = "results.jsonl"
+LINES = "*.jsonl"
+"""The files of a run folder with a record on each line."""
+ANSWERS = "accuracy"
+"""In a run folder: a folder for each measured case, with its answers."""
 RecordT = TypeVar("RecordT", bound=Record)
 
 
@@ -43,6 +54,40 @@ class ShardNote(Record):
     controls: tuple[str, ...] = ()
 
 
+class _Open(BaseModel):
+    """Facts of which reports read some. They may be more, as in the plans of other versions."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class _Options(_Open):
+    device: str = "auto"
+    kernel: str | list[str] | None = None
+    plugins: list[str] = []
+    fault: str | None = None
+    seed: int = 0
+    scenarios: str | None = None
+    engine_path: str | None = None
+    epochs: dict[str, Any] = {}
+
+
+class _Gpu(_Open):
+    name: str
+
+
+class _Machine(_Open):
+    gpus: list[_Gpu] = []
+    engines: dict[str, str] = {}
+    engine_paths: dict[str, str] = {}
+    variables: dict[str, str] = {}
+
+
+def _checked(kind: type[_Open], facts: dict[str, Any]) -> dict[str, Any]:
+    """The facts as they are. Raises ValueError if one that reports read is of another type."""
+    kind.model_validate(facts)
+    return facts
+
+
 class RunPlan(Record):
     """The plan of a run (`run.json`). Machine and seconds are added while it runs."""
 
@@ -55,6 +100,8 @@ class RunPlan(Record):
     source: Source = Source()
     """The git commit and branch of the code under test."""
     jobs: tuple[Job, ...]
+    kernels: tuple[KernelSpec, ...] = ()
+    """The judged kernels that did not come with the harness, without their code: no later command imports a plug-in."""
     controls: tuple[Control, ...] = ()
     is_selftest: bool = False
     """Whether it is a selftest: its controls are blamed by trials."""
@@ -65,6 +112,16 @@ class RunPlan(Record):
     """The request of a run of mutants, which has no jobs of its own."""
     environment: dict[str, Any] = Field(default={})
     seconds: float = 0.0
+
+    @field_validator("options")
+    @classmethod
+    def _readable_options(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return _checked(_Options, value)
+
+    @field_validator("environment")
+    @classmethod
+    def _readable_environment(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return _checked(_Machine, value)
 
 
 class BlameLine(Record):
@@ -97,8 +154,9 @@ class RunStore:
             path.mkdir(parents=True)
         except OSError as error:
             raise InputError(f"{path}: cannot be created: {error.strerror}; choose another --out") from None
-        started = datetime.now(UTC).isoformat(timespec="seconds")
-        store = cls(path, RunPlan(run_id=run_id, started=started, command=command, jobs=tuple(jobs), **plan))
+        started, jobs = datetime.now(UTC).isoformat(timespec="seconds"), tuple(jobs)
+        plan = {"kernels": _foreign_kernels(jobs)} | plan
+        store = cls(path, RunPlan(run_id=run_id, started=started, command=command, jobs=jobs, **plan))
         store._change_plan()
         return store
 
@@ -107,12 +165,18 @@ class RunStore:
         """Open a run that exists. Raises InputError when it is none, or written by a newer version."""
         file = path / "run.json"
         try:
-            raw = json.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+            raw = read_json(file)
+        except NoFile:
             raise InputError(f"{path}: not a run directory (it has no run.json)") from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise InputError(f"{file}: cannot be read: {error}") from None
-        return cls(path, _parse(RunPlan, raw, file))
+        return cls(path, record_of(RunPlan, raw, file))
+
+    def mend(self) -> dict[Path, int]:
+        """Take out the lines that cannot be read, so that their part of the run is done again.
+
+        Returns the number of these lines for each file that had some. The file as it was is kept beside it.
+        """
+        counts = {file: set_aside(file) for file in sorted(self.path.rglob(LINES))}
+        return {file: count for file, count in counts.items() if count}
 
     def note_environment(self, environment: dict[str, Any]) -> None:
         self._change_plan(environment=environment)
@@ -128,7 +192,7 @@ class RunStore:
 
     def add(self, result: CaseResult) -> None:
         """Append one result; a process that ends does not lose it."""
-        self._append("results.jsonl", result)
+        self._append(RESULTS, result)
 
     def add_tried(self, result: CaseResult) -> None:
         """Append the result of a case with a fault of a selftest. It is judged later, when the blame is known."""
@@ -145,12 +209,14 @@ class RunStore:
 
     def finished(self) -> dict[str, CaseResult]:
         """The results on disk by job key; a later result of a job replaces an earlier one."""
-        return {result.key: result for result in self._read("results.jsonl", CaseResult)}
+        return {result.key: result for result in self._read(RESULTS, CaseResult)}
 
     def results(self) -> list[CaseResult]:
         """One result for each planned job, in the order of the plan; `not-run` for a job without one."""
         finished = self.finished()
         why = "not run: the run ended before this case"
+        if num_lost := unreadable.num_lines(self.path / RESULTS):
+            why = f"no result: {num_lost} of the lines of {RESULTS} cannot be read"
         return [finished.get(job.key) or CaseResult.of(job, Verdict.NOT_RUN, reason=why) for job in self.plan.jobs]
 
     def unfinished(self) -> list[Job]:
@@ -196,7 +262,7 @@ class RunStore:
         name = re.sub(r"[^A-Za-z0-9_.=]+", "-", job.key).strip("-")
         if len(name) > MOST_LETTERS:
             name = f"{name[:MOST_LETTERS]}-{hashlib.sha256(job.key.encode()).hexdigest()[:12]}"
-        return job.but(directory=str(self.path.resolve() / "accuracy" / name))
+        return job.but(directory=str(self.path.resolve() / ANSWERS / name))
 
     def jobs_by_key(self) -> dict[str, Job]:
         return {job.key: job for job in self.plan.jobs}
@@ -205,8 +271,7 @@ class RunStore:
         append_line(self.path / name, json.dumps(record.model_dump(mode="json"), allow_nan=False))
 
     def _read(self, name: str, kind: type[RecordT]) -> list[RecordT]:
-        file = self.path / name
-        return [_parse(kind, raw, file) for raw in read_json_lines(file)]
+        return read_records(self.path / name, kind)
 
     def _change_plan(self, **changes: Any) -> None:
         if changes and not (self.path / "run.json").exists():
@@ -216,30 +281,33 @@ class RunStore:
         write_atomic(self.path / "run.json", text + "\n")
 
 
+def _foreign_kernels(jobs: Iterable[Job]) -> tuple[KernelSpec, ...]:
+    """The kernels of `jobs` that did not come with the harness, with all that share their names, without their code."""
+    names = {name for job in jobs for name in job.case.kernels().values()}
+    # A planner has the name of its kernel.
+    short_names = {name.partition("/")[2] for name in names}
+    own = (spec for spec in KERNELS if spec.short_name in short_names and spec.origin != BUILT_IN)
+    return tuple(replace(spec, impl="") for spec in own)
+
+
+def folders_with(name: str, root: Path) -> list[Path]:
+    """The folders in `root` that have a file of that name, in order. A link that leads nowhere counts, to be refused.
+
+    Without `root` there are none.
+    """
+    try:
+        return sorted(folder for folder in root.iterdir() if os.path.lexists(folder / name))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def find_run(name: str, root: Path = DEFAULT_RUNS) -> Path:
     """The run directory that `name` means: a path, a run id, or `latest`. Raises InputError."""
-    runs = sorted(path.parent for path in root.glob("*/run.json"))
+    runs = folders_with("run.json", root)
     if name == "latest" and runs:
         return runs[-1]
     for path in (Path(name), root / name):
-        if (path / "run.json").is_file():
+        if os.path.lexists(path / "run.json"):
             return path
     there = f"the latest in {root} is {runs[-1].name}" if runs else f"{root} holds no run yet: mla-harness run"
     raise InputError(f"no run {name!r}: give a run directory, a run id or 'latest'; {there}")
-
-
-def _parse(kind: type[RecordT], raw: Any, file: Path) -> RecordT:
-    version = raw.get("schema_version") if isinstance(raw, dict) else None
-    if not isinstance(version, int):
-        raise InputError(f"{file}: not written by mla-harness (no schema_version)")
-    if version > SCHEMA_VERSION:
-        raise InputError(
-            f"{file}: written by a newer mla-harness (schema {version}, this one reads up to {SCHEMA_VERSION}); "
-            "update mla-harness"
-        )
-    try:
-        return kind.model_validate(raw, context=STORED)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"{file}: damaged: {where}: {first['msg']}") from None

@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from harness.core.cases import Job
-from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult, Finding, Verdict
+from harness.core.records import SCHEMA_VERSION, AccuracyRecord, Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.store.run_folder import RunStore
 
 FAULT_FIELDS = {"fault", "scenario", "case", "caught", "by", "blamed", "seconds", "reason"}
@@ -40,11 +40,12 @@ def summarise(store: RunStore) -> dict[str, Any]:
     plan, results, faults = store.plan, store.results(), store.faults()
     jobs, blames = store.jobs_by_key(), store.blames()
     return {
+        "schema_version": SCHEMA_VERSION,
         "run_id": plan.run_id,
         "started": plan.started,
         "seconds": plan.seconds,
         "environment": {**plan.environment, "command": plan.command, "options": plan.options},
-        "source": plan.source.model_dump(mode="json"),
+        "source": plan.source.model_dump(mode="json", exclude={"files"}),
         "totals": totals(results),
         "cases": [_case(result, jobs[result.key], blames.get(result.key)) for result in results],
         "faults": [fault.model_dump(mode="json", include=FAULT_FIELDS) for fault in faults],
@@ -83,6 +84,9 @@ def canonical(store: RunStore) -> str:
         lines.append(_line(result, named, blame=blame.model_dump(mode="json", exclude={"cause"}) if blame else None))
     for fault in store.faults():
         lines.append(_line(fault, {"id": fault.case} | fault.model_dump(include={"fault", "caught", "by", "blamed"})))
+    for control in store.unfinished_controls():
+        left = {"id": control.job.case.id, "fault": control.use.name, "caught": None, "reason": "not judged"}
+        lines.append(json.dumps(left))
     return "".join(f"{line}\n" for line in sorted(lines))
 
 

@@ -11,6 +11,7 @@ import pytest
 from harness.cli import export
 from harness.core.cases import Job
 from harness.core.records import CaseResult
+from harness.diagnose.script import export as script_export
 from harness.diagnose.script.code import MARKER
 from harness.diagnose.script.recipes import OP_SCENES, RECIPES, Recipe
 from harness.run.runner import WorkerPool
@@ -64,6 +65,25 @@ def test_when_a_minute_is_nearly_over_the_case_as_found_is_exported(
     # No trial was run, neither for blame nor for smaller cases.
     assert tried == ["merge[num_with_context=7]!merge.ignore-context-count"]
     assert cli(*words, "--shrink-seconds", HANG_SECONDS)[0] == 0 and len(tried) > 5
+
+
+@pytest.mark.parametrize(("timeout", "limit"), [((), 120), (("--timeout", 300), 300)], ids=["as it is", "with more"])
+def test_a_script_that_had_too_little_time_is_not_said_to_show_nothing(
+    cli: Cli, scenarios: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timeout: tuple[object, ...], limit: int
+) -> None:
+    given: list[float] = []
+
+    def check(text: str, *, seconds: float, **how: object) -> script_export.Check:
+        given.append(seconds)
+        late, passes = script_export.Outcome(-1, "", seconds_ran_out=True), script_export.Outcome(0, "")
+        return script_export.Check(with_bug=late, without_bug=passes)
+
+    monkeypatch.setattr(script_export, "check", check)
+    words = ("repro", "merge", "--scenarios", scenarios, "--script", tmp_path / "out.py", "--shrink-seconds", 0)
+    code, _, err = cli(*words, "-n", 1, *timeout)
+    assert code == 3 and set(given) == {limit} and not (tmp_path / "out.py").exists()
+    assert f"no script is written, as it did not end within {limit} s with the bug; " in err
+    assert f"give it more time: --timeout {2 * limit}\n" in err and "does not show" not in err
 
 
 @pytest.mark.nightly

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core import files
+from harness.core import files, stored
 from harness.core.errors import NoRoomError
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ def test_a_line_or_a_file_that_does_not_fit_is_refused_with_its_path(
 ) -> None:
     (tmp_path / "results.jsonl").symlink_to("/dev/full")
     with pytest.raises(NoRoomError, match=rf"^{tmp_path}/results.jsonl: No space left on device; make room$"):
-        files.append_line(tmp_path / "results.jsonl", "{}")
+        stored.append_line(tmp_path / "results.jsonl", "{}")
     (tmp_path / "run.json").write_text("old")
 
     def sync(descriptor: int) -> None:
@@ -41,7 +41,7 @@ def test_a_line_or_a_file_that_does_not_fit_is_refused_with_its_path(
 def test_a_run_on_a_full_disk_ends_in_one_line_keeps_its_results_and_goes_on(
     cli: Cli, scenarios: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append, count = files.append_line, 0
+    append, count = stored.append_line, 0
 
     def appended(path: Path, line: str) -> None:
         nonlocal count
@@ -65,18 +65,18 @@ def test_a_run_on_a_full_disk_ends_in_one_line_keeps_its_results_and_goes_on(
 def test_a_run_folder_that_is_deleted_ends_the_run_in_one_line_and_is_not_made_again(
     cli: Cli, scenarios: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int
 ) -> None:
-    append, stored = files.append_line, []
+    append, lines = stored.append_line, []
 
     def appended(path: Path, line: str) -> None:
         append(path, line)
-        stored.append(path)
-        if len(stored) == last:
+        lines.append(path)
+        if len(lines) == last:
             shutil.rmtree(path.parent)
 
     monkeypatch.setattr("harness.store.run_folder.append_line", appended)
     code, _, err = cli("run", "quantize", "--scenarios", scenarios, "--out", tmp_path / "runs", "-n", 1)
     how = "deleted or moved during the run; leave it in place, and run the command again"
-    assert len(stored) == last and (code, err) == (3, f"mla-harness: {stored[0].parent}: {how}\n")
+    assert len(lines) == last and (code, err) == (3, f"mla-harness: {lines[0].parent}: {how}\n")
     assert not list((tmp_path / "runs").iterdir())
 
 

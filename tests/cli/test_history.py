@@ -90,7 +90,7 @@ def test_a_damaged_run_costs_one_line_and_no_run(cli: Cli, scenarios: Path) -> N
     (line,) = err.strip().splitlines()
     assert code == 0 and line.startswith("mla-harness: warning: left out of the trends: ") and folder.name in line
     code, out, err = cli("history")
-    assert code == 0 and f"left out: {folder}" in err and run_ids()[-1] in out
+    assert code == 2 and f"left out: {folder}" in err and run_ids()[-1] in out
 
 
 def test_a_run_of_an_older_version_is_followed(cli: Cli, scenarios: Path) -> None:

@@ -14,7 +14,7 @@ from harness.core.errors import InputError
 from harness.core.op_params import WriteKvParams
 from harness.core.records import CaseResult, Finding, Verdict
 from harness.diagnose.run_jobs import KNOWN_ORACLE, apply_known, exit_code, quarantined, run_jobs
-from harness.report.terminal import LiveProgress
+from harness.report.progress import LiveProgress
 from harness.run.environment import Environment
 from harness.run.pool import Pool
 from harness.scenario.expand import expand

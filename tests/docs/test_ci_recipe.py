@@ -48,11 +48,7 @@ def job(repository: Path, cache: Path, kernel: str) -> tuple[bool, str]:
         ["git", "-c", "user.name=me", "-c", "user.email=me@example.org", "commit", "-qm", "kernel"], cwd=repository
     )
     subprocess.run(["git", "clone", "-q", str(repository), str(clone)], check=True)
-    bin_ = repository.with_name("bin")
-    bin_.mkdir(exist_ok=True)
-    (bin_ / "mla-harness").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m harness.cli.main "$@"\n')
-    (bin_ / "mla-harness").chmod(0o755)
-    environ = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    environ = with_command(repository.with_name("bin"))
     environ["GITHUB_STEP_SUMMARY"] = str(repository.with_name("summary.md"))
     green, printed = True, ""
     for step in recipe()["steps"]:
@@ -77,6 +73,34 @@ def job(repository: Path, cache: Path, kernel: str) -> tuple[bool, str]:
             printed += done.stdout + done.stderr
             green = green and done.returncode == 0
     return green, printed
+
+
+def with_command(folder: Path) -> dict[str, str]:
+    """The environment with a command `mla-harness`, which is put into `folder`."""
+    folder.mkdir(exist_ok=True)
+    (folder / "mla-harness").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m harness.cli.main "$@"\n')
+    (folder / "mla-harness").chmod(0o755)
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+
+
+def test_the_shards_of_the_page_are_merged_in_a_repository(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "ci.md").read_text()
+    (block,) = re.findall(r"```console\n(\$ mla-harness run --shard .*?)```", page, re.DOTALL)
+    commands = [line.removeprefix("$ ").partition("#")[0] for line in block.splitlines()]
+    assert [command.split()[1] for command in commands] == ["run", "run", "merge"]
+    # One scenario stands for all of them.
+    script = "\n".join(commands).replace("run --shard", "run quantize-kernel --shard")
+    repository = tmp_path / "repository"
+    subprocess.run(["git", "init", "-q", str(repository)], check=True)
+    (repository / "my_kernel.py").write_text(GOOD, encoding="utf-8")
+    who = ["-c", "user.name=me", "-c", "user.email=me@example.org"]
+    subprocess.run(["git", "add", "-A"], cwd=repository, check=True)
+    subprocess.run(["git", *who, "commit", "-qm", "kernel"], cwd=repository, check=True)
+    done = subprocess.run(
+        ["bash", "-e", "-c", script], cwd=repository, env=with_command(tmp_path / "bin"), capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"^9 pass in", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.nightly

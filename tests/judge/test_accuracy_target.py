@@ -29,9 +29,9 @@ def run(case: Case, fault: str | None = None, directory: Path | None = None) -> 
 
 
 def test_a_clean_canary_is_flat_and_its_record_is_in_the_result() -> None:
-    result = run(small("mrv2-capture", "aime_shaped", limit=4, epochs=2))
+    result = run(small("mrv2-capture", "aime_shaped", limit=9, epochs=2))
     assert result.verdict is Verdict.PASS, result.reason
-    assert result.looked_at["accuracy"] == 8
+    assert result.looked_at["accuracy"] == 18
     record = result.accuracy
     assert record is not None and record.fault is None and record.judgement.num_flips == 0
     assert [epoch.accuracy for epoch in record.epochs] == [1.0, 1.0]
@@ -69,11 +69,11 @@ def test_an_epoch_cut_short_is_continued_and_no_question_is_asked_twice(tmp_path
     # The header, the first epoch, one answer of the second, and half of the next line: what a SIGKILL leaves.
     (cut / FILE_NAME).write_text("".join(lines[:6]) + lines[6][:40])
     resumed = run(case, directory=cut)
-    assert resumed.verdict is Verdict.PASS, resumed.reason
+    assert resumed.verdict is Verdict.SKIP and resumed.cause == Code.POWERLESS, "four questions can show nothing"
     stored = read_run(cut)
     assert len(stored.results) == 8
     after = (cut / FILE_NAME).read_text().splitlines(keepends=True)
-    assert after[:6] == lines[:6] and len(after) == len(lines) + 1
+    assert after[:6] == lines[:6] and len(after) == len(lines)
     assert resumed.accuracy is not None and whole.accuracy is not None
     assert resumed.accuracy.grid == whole.accuracy.grid
 

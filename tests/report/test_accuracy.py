@@ -12,8 +12,9 @@ from harness.accuracy.answer_log import AccuracyRun, QuestionResult, RunHeader
 from harness.accuracy.baselines import Baseline
 from harness.accuracy.judge import judge
 from harness.core.cases import Case, Job
+from harness.core.cause_codes import Code
 from harness.core.records import AccuracyRecord, CaseResult, Verdict
-from harness.report import junit, page, table
+from harness.report import junit, markdown, page, table
 from harness.report.console import console_for
 from harness.report.run_view import RunView
 from harness.report.terminal import print_run
@@ -63,6 +64,7 @@ def stored(folder: Path, *records: AccuracyRecord) -> RunStore:
             CaseResult(
                 key=case.id, id=case.id, scenario="measured", verdict=record.verdict, accuracy=record,
                 reason=record.judgement.statement, looked_at={"accuracy": 1},
+                cause=Code.POWERLESS if record.verdict is Verdict.SKIP else "",
             )
         )  # fmt: skip
     return store
@@ -109,8 +111,23 @@ def test_every_report_says_that_a_canary_measures_inference(tmp_path: Path) -> N
 
 def test_accuracy_that_is_as_it_should_be_is_printed_on_request_only(tmp_path: Path) -> None:
     stream = io.StringIO()
-    print_run(console_for(stream), RunView(stored(tmp_path, measured("11", "11"))))
+    print_run(console_for(stream), RunView(stored(tmp_path, measured("1" * 20, "1" * 20))))
     assert len(stream.getvalue().splitlines()) == 2
+
+
+def test_a_measurement_that_could_show_nothing_is_green_in_no_report(tmp_path: Path) -> None:
+    view = RunView(stored(tmp_path, measured("0000", "0000")))
+    assert view.headline == ("Nothing was shown: 1 measurement could have seen no loss", "skip")
+    assert view.counts["pass"] == 0 and view.counts["skip"] == 1
+    html, stream = page.render(view), io.StringIO()
+    print_run(console_for(stream), view)
+    assert '<section id="verdict" class="skip"' in html and 'class="badge pass"' not in html
+    (case,) = ET.fromstring(junit.render(view)).iter("testcase")
+    skipped = case.find("skipped")
+    assert skipped is not None and "could have shown nothing" in skipped.get("message", "")
+    assert "could have shown nothing" in stream.getvalue() and "1 skip in" in stream.getvalue()
+    summary = markdown.render(view)
+    assert summary.startswith("## ❌") and "| skip |" in summary
 
 
 def test_the_csv_has_a_row_for_each_epoch_and_none_for_what_was_not_asked(tmp_path: Path) -> None:

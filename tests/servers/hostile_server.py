@@ -64,6 +64,27 @@ BODIES: dict[str, bytes] = {
     ).encode(),
     "NaN": b'{"choices": [{"text": "7", "logprobs": {"tokens": ["token_id:5"], "token_logprobs": [NaN], '
     b'"top_logprobs": [{"token_id:5": Infinity}]}}], "usage": {"completion_tokens": -7}}',
+    "impossible numbers": json.dumps(
+        {
+            "choices": [{"text": "7", "index": -1, "logprobs": logprobs(["token_id:5"], [5.5], [{"token_id:5": 0}])}],
+            "data": [{"id": "toy", "max_model_len": -(10**30)}],
+            "usage": {"completion_tokens": -(10**30), "prompt_tokens": True},
+        }
+    ).encode(),
+    "large numbers": json.dumps(
+        {
+            "choices": [
+                {
+                    "text": "7",
+                    "logprobs": logprobs(["token_id:" + "9" * 4000], [-(10**400)], [{"token_id:5": -(10**400)}]),
+                }
+            ],
+            "usage": {"completion_tokens": 10**400, "prompt_tokens": 10**400},
+        }
+    ).encode(),
+    "metrics of nothing": b'vllm:cache_config_info{block_size="0",num_gpu_blocks="0"} 1\nsglang:page_size 0\n'
+    b"sglang:num_pages 1e99\nvllm:spec_decode_num_draft_tokens_total 1.2.3\n"
+    b"vllm:spec_decode_num_accepted_tokens_total 1e400\n",
     "metrics of text": b"vllm:prefix_cache_hits_total owned\nvllm:num_requests_running ....\n"
     b"vllm:num_preemptions_total 1" + b"0" * 5000 + b"\nvllm:generation_tokens_total 1e999\nsglang:page_size 1e999\n"
     b'sglang:num_pages inf\nvllm:cache_config_info{block_size="2",num_gpu_blocks="' + b"9" * 5000 + b'"} 1\n',

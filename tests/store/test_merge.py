@@ -9,10 +9,11 @@ import pytest
 from harness.core.cases import Case, Job
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, Verdict
-from harness.report.page import judged
+from harness.report.page import judged, render
 from harness.report.run_view import RunView
 from harness.store.merge import merge
 from harness.store.run_folder import RunStore, ShardNote
+from harness.store.source import Source
 
 KEYS = ("a", "b", "c")
 
@@ -30,11 +31,12 @@ def shard(
     keys: tuple[str, ...] = KEYS,
     finish: bool = True,
     seed: int = 0,
+    source: Source | None = None,
 ) -> RunStore:
     """A run directory of the jobs `names`, said to be part `index` of `count`."""
     store = RunStore.create(
         root, [job(name) for name in names], command="x", options={"seed": seed},
-        shard=ShardNote(index=index, count=count, keys=keys),
+        shard=ShardNote(index=index, count=count, keys=keys), source=source or Source(),
     )  # fmt: skip
     store.note_environment({"torch": "2.13.0", "cpu": f"machine {index}"})
     for name in names if finish else names[:-1]:
@@ -63,6 +65,24 @@ def test_the_gpus_of_all_machines_are_one_list_and_the_report_names_them(tmp_pat
     assert dict(judged(RunView(merged)))["device"] == "CPU"
 
 
+def test_machines_with_other_engines_and_variables_are_one_report(tmp_path: Path) -> None:
+    shards = [shard(tmp_path, 1, "ac"), shard(tmp_path, 2, "b")]
+    for one, version in zip(shards, ("0.32.0", "0.33.0"), strict=True):
+        one.note_environment({"engines": {"vllm": version}, "variables": {f"VLLM_{version[2:4]}": "1"}})
+    merged = merge(shards, tmp_path, command="x")
+    assert merged.plan.environment["engines"] == {"vllm": "0.32.0 / 0.33.0"}
+    assert merged.plan.environment["variables"] == {"VLLM_32": "1 / none", "VLLM_33": "none / 1"}
+    assert "vllm 0.32.0 / 0.33.0" in render(RunView(RunStore.open(merged.path)))
+
+
+def test_a_machine_that_is_not_known_does_not_spoil_what_the_others_say(tmp_path: Path) -> None:
+    shards = [shard(tmp_path, 1, "ac"), shard(tmp_path, 2, "b")]
+    shards[0].note_environment({})
+    shards[1].note_environment({"gpus": [{"name": "NVIDIA H100"}], "engines": {"vllm": "0.33.0"}, "torch": None})
+    merged = merge(shards, tmp_path, command="x").plan.environment
+    assert merged == {"gpus": [{"name": "NVIDIA H100"}], "engines": {"vllm": "none / 0.33.0"}, "torch": None}
+
+
 def test_a_missing_shard_is_refused_by_its_number(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"shard 2/2 is missing"):
         merge([shard(tmp_path, 1, "abc")], tmp_path, command="x")
@@ -84,6 +104,16 @@ def test_a_case_without_a_result_is_a_gap(tmp_path: Path) -> None:
 def test_shards_cut_differently_are_refused(tmp_path: Path, one: str, two: str, what: str) -> None:
     with pytest.raises(InputError, match=f"{what}.*cut differently"):
         merge([shard(tmp_path, 1, one), shard(tmp_path, 2, two)], tmp_path, command="x")
+
+
+def test_shards_of_other_code_are_refused_by_the_files_that_differ(tmp_path: Path) -> None:
+    same = {"notes.txt": "1"}
+    first = Source(commit="aaa", changes="x", files=same | {"kernel.py": "2"})
+    second = Source(commit="aaa", changes="y", files=same | {"kernel.py": "3", "new.py": "4"})
+    shards = [shard(tmp_path, 1, "ac", source=first), shard(tmp_path, 2, "b", source=second)]
+    told = r"the code under test differ from .* \(kernel.py, new.py\); merge the shards of one plan"
+    with pytest.raises(InputError, match=told):
+        merge(shards, tmp_path, command="x")
 
 
 def test_shards_of_other_plans_are_refused(tmp_path: Path) -> None:

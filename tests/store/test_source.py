@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import pytest
 
 from harness.core.cases import Case, Job
 from harness.core.records import CaseResult, Verdict
+from harness.report.run_view import RunView
+from harness.report.write import write_reports
 from harness.store.run_folder import RunStore
-from harness.store.source import Source, read_source
+from harness.store.source import Source, differences, read_source
 
 
 def git(folder: Path, *words: str) -> str:
@@ -51,10 +54,71 @@ def test_what_is_not_committed_is_seen_and_equal_only_to_itself(repository: Path
     assert read_source(repository, {}) == edited
 
 
-def test_the_reports_of_earlier_runs_are_no_change_of_the_code(repository: Path) -> None:
-    (repository / "reports" / "runs" / "r1").mkdir(parents=True)
-    (repository / "reports" / "runs" / "r1" / "run.json").write_text("{}")
-    (repository / "reports" / "history.sqlite-wal").write_text("")
+def new_run(root: Path) -> Path:
+    """A run folder below `root`, as the store makes it, with some of its reports."""
+    job = Job(key="a", case=Case(id="a", scenario="a", system="kernel", op="write_kv"))
+    store = RunStore.create(root, [job], command="x")
+    store.add(CaseResult(key="a", id="a", scenario="a", verdict=Verdict.PASS))
+    (store.path / "accuracy" / "a").mkdir(parents=True)
+    for name in ("report.html", "accuracy/a/accuracy.jsonl"):
+        (store.path / name).write_text("written by a run")
+    return store.path
+
+
+@pytest.mark.parametrize("where", [".", "shards", "my code/out", "out/of/some"])
+def test_the_output_of_runs_is_no_change_of_the_code_wherever_it_lies(repository: Path, where: str) -> None:
+    new_run(repository / where)
+    assert read_source(repository, {}) == Source(commit=git(repository, "rev-parse", "HEAD"), branch="topic")
+    (repository / where / "kernel.py").write_text("beside a run\n")
+    assert list(read_source(repository, {}).files) == [str(Path(where) / "kernel.py")]
+
+
+def test_a_summary_alone_and_a_run_that_is_written_now_are_output_too(repository: Path) -> None:
+    run = new_run(repository / "kept")
+    write_reports(RunView(RunStore.open(run)))
+    (run / "run.json").unlink()
+    assert read_source(repository, {}).changes == ""
+    (run / "summary.json").rename(run / ".run.json.5x7")
+    assert read_source(repository, {}).changes == ""
+
+
+def test_a_folder_that_only_has_a_file_of_such_a_name_is_code(repository: Path) -> None:
+    for name, text in {"one": "{}", "two": '{"scripts": {"run_id": "x"}}'}.items():
+        (repository / name).mkdir()
+        (repository / name / "run.json").write_text(text)
+    assert list(read_source(repository, {}).files) == ["one/run.json", "two/run.json"]
+    os.mkfifo(repository / "one" / "summary.json")
+    assert len(read_source(repository, {}).files) == 2, "a pipe is not waited for"
+
+
+def test_a_run_that_was_committed_may_be_reported_again(repository: Path) -> None:
+    run = new_run(repository / "accepted")
+    git(repository, "add", ".")
+    git(repository, "commit", "-q", "-m", "accept these failures")
+    (run / "report.html").write_text("written again")
+    assert read_source(repository, {}).changes == ""
+
+
+def test_the_changed_files_are_named_and_equal_changes_are_equal(repository: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    git(repository, "clone", "-q", str(repository), str(other))
+    for folder in (repository, other):
+        (folder / "kernel.py").write_text("x = 2\n")
+        (folder / "big.bin").write_bytes(bytes(9))
+        (folder / "link").symlink_to("kernel.py")
+    mine, theirs = read_source(repository, {}), read_source(other, {})
+    assert list(mine.files) == ["big.bin", "kernel.py", "link"]
+    assert mine.changes == theirs.changes and differences(mine, theirs) == []
+    (other / "big.bin").write_bytes(bytes(8))
+    (other / "kernel.py").chmod(0o755)
+    theirs = read_source(other, {})
+    assert mine.changes != theirs.changes and differences(mine, theirs) == ["big.bin", "kernel.py"]
+    git(other, "commit", "-qam", "two")
+    assert differences(mine, read_source(other, {}))[0].startswith("commit ")
+
+
+def test_a_touched_file_is_no_change(repository: Path) -> None:
+    os.utime(repository / "kernel.py", (1, 1))
     assert read_source(repository, {}).changes == ""
 
 

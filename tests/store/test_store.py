@@ -112,10 +112,20 @@ def test_a_newer_schema_is_refused_in_one_sentence(tmp_path: Path, name: str) ->
     assert name in str(caught.value) and "\n" not in str(caught.value)
 
 
+def plan(**changes: object) -> str:
+    """A plan of no case, with changes."""
+    whole = {"schema_version": 1, "run_id": "r", "started": "", "command": "x", "jobs": []}
+    return json.dumps(whole | changes)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "what"),
     [
         ("run.json", "[]", "no schema_version"),
+        ("run.json", plan(options={"plugins": 5}), "damaged: options.plugins"),
+        ("run.json", plan(environment={"gpus": None}), "damaged: environment.gpus"),
+        ("run.json", plan(environment={"variables": [1]}), "damaged: environment.variables"),
+        ("run.json", plan(jobs=[{"key": "a", "case": {"system": None}}]), "damaged: "),
         ("run.json", "{", "cannot be read"),
         ("run.json", '{"schema_version": 1}', "damaged: run_id"),
         ("results.jsonl", '{"schema_version": 1, "key": 5}\n', "damaged"),
@@ -158,7 +168,8 @@ def test_the_summary_has_exactly_the_documented_fields(tmp_path: Path) -> None:
     store.add_seconds(2.5)
     summary = summarise(store)
     assert list(summary) == [
-        *("run_id", "started", "seconds", "environment", "source", "totals", "cases", "faults", "accuracy")
+        *("schema_version", "run_id", "started", "seconds", "environment", "source"),
+        *("totals", "cases", "faults", "accuracy"),
     ]
     assert summary["totals"] == {"pass": 0, "fail": 1, "crash": 0, "skip": 1, "error": 0}
     assert list(summary["cases"][0]) == [

@@ -13,6 +13,7 @@ from harness.cli.output import console, print_json
 from harness.core.checkout import TRUST, on_path
 from harness.core.errors import InputError
 from harness.report.console import table
+from harness.report.progress import Waiting
 from harness.report.wording import one_line, printable
 from harness.run.child import ONE_THREAD, Child
 from harness.run.environment import num_usable_cores
@@ -66,15 +67,15 @@ def try_mutants(store: RunStore, *, workers: int | None, as_json: bool) -> int:
     def work() -> None:
         done = tuple(result.name for result in mutants_of(store))
         request = trials.model_copy(update={"done": done, "workers": workers or trials.workers})
-        live = screen.status(f"looking at {len(trials.jobs)} cases")
-        with live as status, Child(MODULES[trials.conditions], name=NAME, environ=ONE_THREAD | on_path(TRUST)) as child:
+        live = Waiting(screen, f"looking at {len(trials.jobs)} cases")
+        with live, Child(MODULES[trials.conditions], name=NAME, environ=ONE_THREAD | on_path(TRUST)) as child:
             child.send(request)
             while (reply := child.answer()).result is None:
                 found = reply.progress or {}
                 unused.extend(SurveyedCase.model_validate(case) for case in found.get("unused", ()))
                 if "mutant" in found:
                     add_mutant(store, MutantResult.model_validate(found["mutant"]))
-                    status.update(score(mutants_of(store)).statement)
+                    live.update(score(mutants_of(store)).statement)
 
     def report() -> int:
         results = mutants_of(store)

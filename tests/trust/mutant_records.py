@@ -15,9 +15,9 @@ from pydantic import Field
 
 from harness.accuracy.judge import wilson_interval
 from harness.core.cases import Job
-from harness.core.files import append_line, read_json_lines
 from harness.core.params import Record
 from harness.core.records import SCHEMA_VERSION, Interval
+from harness.core.stored import append_line, read_records
 from harness.store.run_folder import RunStore
 
 FILE = "mutants.jsonl"
@@ -78,7 +78,7 @@ def add_mutant(store: RunStore, result: MutantResult) -> None:
 
 
 def mutants_of(store: RunStore) -> list[MutantResult]:
-    return [MutantResult.model_validate(line) for line in read_json_lines(store.path / FILE)]
+    return read_records(store.path / FILE, MutantResult)
 
 
 EXCEPTIONS = ("crash", "error")

@@ -30,7 +30,7 @@ from harness.scenario.expand import fault_cases
 from harness.scenario.selection import selects_scenario
 
 SECONDS = 1800.0
-"""Limit for one run of a script, which mostly imports torch."""
+"""Limit for one run of a script, which mostly imports torch. --timeout may raise it."""
 _NEVER_THE_BUG = ("SyntaxError", "IndentationError", "NameError", "ImportError", "ModuleNotFoundError")
 _STREAMS: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "errors": "replace"}
 _BLOCKER = """\
@@ -77,12 +77,18 @@ class Exported:
 
 
 def first_that_shows(
-    job: Job, result: CaseResult, shrunk: Shrunk | None, environment: Environment, *, is_pytest: bool
+    job: Job,
+    result: CaseResult,
+    shrunk: Shrunk | None,
+    environment: Environment,
+    *,
+    is_pytest: bool,
+    seconds: float = SECONDS,
 ) -> Exported:
     """The script of the smallest case, or else of the original case.
 
-    All runs of the scripts go on at once, as each may import an engine. Raises HarnessError if neither script fails
-    with the bug and passes without it.
+    All runs of the scripts go on at once, as each may import an engine. A run gets `seconds`, and no less than SECONDS.
+    Raises HarnessError if neither script fails with the bug and passes without it, and says if one had too little time.
     """
     problems: list[HarnessError] = []
     scripts: list[tuple[str, Case]] = []
@@ -94,14 +100,18 @@ def first_that_shows(
         except HarnessError as error:
             problems.append(error)
     how: dict[str, Any] = {"may_crash": result.verdict is Verdict.CRASH, "is_pytest": is_pytest}
-    how["seconds"] = job.case.params.own_timeout or SECONDS
+    how["seconds"] = limit = max(seconds, job.case.params.own_timeout or SECONDS)
     with ThreadPoolExecutor(max(1, len(scripts))) as threads:
         checks = threads.map(lambda script: check(script[0], **how), scripts)
         for (text, case), done in zip(scripts, checks, strict=True):
             if done.holds:
                 return Exported(text, case, done)
-            why = f"{case.id}: no script is written, as it does not show the bug: {done.sentence}"
-            problems.append(HarnessError(why))
+            why = f"as it does not show the bug: {done.sentence}"
+            if done.late:
+                why = (
+                    f"as it did not end within {limit:.0f} s {done.late}; give it more time: --timeout {2 * limit:.0f}"
+                )
+            problems.append(HarnessError(f"{case.id}: no script is written, {why}"))
     raise problems[-1]
 
 
@@ -152,7 +162,7 @@ class Outcome:
     @property
     def words(self) -> str:
         if self.seconds_ran_out:
-            return "ran out of time"
+            return "it did not end in time"
         return "passes" if self.passes else f"status {self.status}, {self.last_line or 'no words'}"
 
 
@@ -171,6 +181,13 @@ class Check:
     @property
     def holds(self) -> bool:
         return self.fails_with and self.without_bug.passes
+
+    @property
+    def late(self) -> str:
+        """Which of the runs did not end in time, and so showed nothing; empty if both ended."""
+        runs = {"with": self.with_bug, "without": self.without_bug}
+        late = [name for name, run in runs.items() if run.seconds_ran_out]
+        return f"{' and '.join(late)} the bug" if late else ""
 
     @property
     def sentence(self) -> str:

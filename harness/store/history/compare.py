@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,7 +184,7 @@ def last_green(run: RunEntry, runs: PastRuns, counted: Sequence[str]) -> RunEntr
 
 
 def _named(name: str, runs: PastRuns) -> RunEntry:
-    if (Path(name) / "run.json").is_file():
+    if os.path.lexists(Path(name) / "run.json"):
         return entry_of(RunStore.open(Path(name)))
     if name == LATEST and (newest := next((run for run in runs if run.has_judged), None)):
         return newest
@@ -191,7 +192,7 @@ def _named(name: str, runs: PastRuns) -> RunEntry:
         return found
     if runs.damaged:
         raise InputError(runs.damaged[-1])
-    if (runs.root / name / "run.json").is_file():
+    if os.path.lexists(runs.root / name / "run.json"):
         return entry_of(RunStore.open(runs.root / name))
     if name == LATEST and runs.names:
         raise InputError(f"{LATEST}: nothing ran in the runs of {runs.root}, all was skipped; name two runs")

@@ -12,9 +12,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from harness.core.errors import InputError
 from harness.core.records import Verdict
-from harness.store.run_folder import RunStore
+from harness.core.stored import read_json, value_of
+from harness.store.run_folder import RunStore, folders_with
 from harness.store.source import Source
 from harness.store.summary import SUMMARY, shown_verdicts, summarise
 
@@ -96,6 +99,68 @@ class RunEntry:
         return sum(entry.verdict == CAUGHT for entry in self.faults)
 
 
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    oracle: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A case in a summary. What a field of it means stands at :class:`harness.core.records.CaseResult`."""
+
+    id: str
+    scenario: str
+    verdict: Verdict
+    seconds: float
+    reason: str
+    findings: list[_Finding]
+    seed: int
+    device: str
+    blamed: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    fault: str
+    scenario: str
+    case: str
+    caught: bool
+    by: list[str]
+    blamed: list[str]
+    seconds: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Epoch:
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    case: str
+    fault: str | None
+    epochs: list[_Epoch]
+
+
+@dataclass(frozen=True, slots=True)
+class _Summary:
+    """What the history reads of a summary. Other keys are left out, so a newer summary may have more."""
+
+    run_id: str
+    started: str
+    seconds: float
+    environment: dict[str, Any]
+    source: Source
+    cases: list[_Case]
+    faults: list[_Fault]
+    accuracy: list[_Measured]
+
+
+_SUMMARY: TypeAdapter[_Summary] = TypeAdapter(_Summary)
+
+
 def entry_of(store: RunStore) -> RunEntry:
     """The entry of a run folder. Raises InputError when one of its files is damaged."""
     return _parsed(summarise(store), store.path)
@@ -106,56 +171,60 @@ def read_entry(folder: Path) -> RunEntry:
 
     Summaries of older versions lack facts; these runs are read from their results. Raises InputError for a damaged one.
     """
-    file = folder / SUMMARY
-    try:
-        summary = json.loads(file.read_text(encoding="utf-8"))
-        if "source" in summary:
-            return _parsed(summary, folder)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{file}: cannot be read: {type(error).__name__}: {error}") from None
-    return entry_of(RunStore.open(folder))
+    found = read_json(folder / SUMMARY)
+    if isinstance(found, dict) and "source" not in found:
+        return entry_of(RunStore.open(folder))
+    return _parsed(found, folder)
 
 
-def _parsed(summary: dict[str, Any], folder: Path) -> RunEntry:
-    facts = dict(summary["environment"])
+def _parsed(found: Any, folder: Path) -> RunEntry:
+    summary = value_of(_SUMMARY, found, folder / SUMMARY)
+    facts = dict(summary.environment)
     # The command is a fact of its own. The address of a cluster differs each time and decides nothing.
-    command, _ = facts.pop("command"), facts.pop("cluster", None)
+    command, _ = facts.pop("command", ""), facts.pop("cluster", None)
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
     accuracies = {
-        (record["case"], record["fault"]): tuple(epoch["accuracy"] for epoch in record["epochs"])
-        for record in summary["accuracy"]
+        (record.case, record.fault): tuple(epoch.accuracy for epoch in record.epochs) for record in summary.accuracy
     }
-    fault = facts["options"].get("fault")
+    options = facts.get("options")
+    fault = str(options["fault"]) if isinstance(options, dict) and options.get("fault") else None
     cases = [
         Entry(
-            key=f"{case['id']}!{fault}" if fault else case["id"],
-            **{name: case[name] for name in ("scenario", "verdict", "seconds", "seed", "device")},
-            note=_line(case["reason"] or next((finding["message"] for finding in case["findings"]), "")),
-            oracles=tuple(dict.fromkeys(finding["oracle"] for finding in case["findings"])),
-            blamed=tuple(case["blamed"]),
-            accuracies=accuracies.get((case["id"], fault), ()),
+            key=f"{case.id}!{fault}" if fault else case.id,
+            scenario=case.scenario,
+            verdict=case.verdict.value,
+            seconds=case.seconds,
+            seed=case.seed,
+            device=case.device,
+            note=_line(case.reason or next((finding.message for finding in case.findings), "")),
+            oracles=tuple(dict.fromkeys(finding.oracle for finding in case.findings)),
+            blamed=tuple(case.blamed),
+            accuracies=accuracies.get((case.id, fault), ()),
         )
-        for case in summary["cases"]
-        if case["verdict"] != Verdict.NOT_RUN
+        for case in summary.cases
+        if case.verdict != Verdict.NOT_RUN
     ]
     faults = [
         Entry(
-            key=f"{one['case']}!{one['fault']}",
-            **{name: one[name] for name in ("scenario", "seconds")},
-            verdict=CAUGHT if one["caught"] else MISSED,
-            note=_line(one["reason"]),
-            oracles=tuple(one["by"]),
-            blamed=tuple(one["blamed"]),
+            key=f"{one.case}!{one.fault}",
+            scenario=one.scenario,
+            seconds=one.seconds,
+            verdict=CAUGHT if one.caught else MISSED,
+            note=_line(one.reason),
+            oracles=tuple(one.by),
+            blamed=tuple(one.blamed),
         )
-        for one in summary["faults"]
+        for one in summary.faults
     ]
     return RunEntry(
-        **{name: summary[name] for name in ("run_id", "started", "seconds")},
-        command=command,
-        source=Source(**summary["source"]),
+        run_id=summary.run_id,
+        started=summary.started,
+        seconds=summary.seconds,
+        command=command if isinstance(command, str) else "",
+        source=summary.source,
         variant=digest.hexdigest()[:16],
         folder=str(folder.resolve()),
-        num_planned=len(summary["cases"]),
+        num_planned=len(summary.cases),
         entries={one.key: one for one in (*cases, *faults)},
     )
 
@@ -178,7 +247,7 @@ class PastRuns:
         self.root = root
         self.damaged: list[str] = []
         """Why a run that was needed could not be read, a line each."""
-        self._folders = sorted((file.parent for file in root.glob(f"*/{SUMMARY}")), reverse=True)
+        self._folders = folders_with(SUMMARY, root)[::-1]
         self._read: dict[str, RunEntry | None] = {}
 
     def __iter__(self) -> Iterator[RunEntry]:
