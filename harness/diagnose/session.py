@@ -179,10 +179,15 @@ def first_failure(pool: Pool, jobs: list[Job], refusal: Callable[[Job], str] = w
     raise InputError(f"{some}; only a failing case can be reduced: {hint}")
 
 
-def declared_oracle(wanted: Wanted, job: Job) -> str | None:
-    """The oracle that must catch the fault of a job, as its scenario declares, or None."""
+def declared_oracle(wanted: Wanted, job: Job, result: CaseResult) -> str | None:
+    """The oracle that catches the fault of a job, as its scenario declares; None if no declared one found something.
+
+    `result` is what the job ended in. A declaration may allow several oracles.
+    """
+    found = {finding.oracle for finding in result.findings}
     uses = (use for scenario in load(wanted) if scenario.name == job.case.scenario for use in scenario.faults)
-    return next((use.caught_by for use in uses if use.name == job.fault), None)
+    declared = (oracle for use in uses if use.name == job.fault for oracle in use.caught_by)
+    return next((oracle for oracle in declared if oracle in found), None)
 
 
 def comes_from(reference: str, fault: str) -> bool:

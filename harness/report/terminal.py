@@ -26,6 +26,8 @@ from harness.report.wording import (
     EPOCHS,
     accuracy_title,
     describe_faulty,
+    fault_counts,
+    fault_word,
     first_nan_lines,
     interval_text,
     known_line,
@@ -155,6 +157,8 @@ def print_run(console: Console, view: RunView, *, with_table: bool = False) -> N
     for result in view.lost[:MAX_FAILURES]:
         nodes = ", ".join(result.lost_nodes)
         console.print(f"planned again after the loss of {nodes}: {one_line(result.id, 200)}", soft_wrap=True)
+    if view.faults:
+        console.print(f"faults {fault_counts(view.faults)}", markup=False)
     console.print(totals_line(view))
     if view.covered:
         say(console, f"shown: {view.covered}")
@@ -252,10 +256,11 @@ def totals_line(view: RunView) -> Text:
 
 
 def fault_line(fault: FaultResult) -> Text:
-    """One line about one fault: caught or not, by what, blaming what, in how many seconds."""
+    """One line about one fault: what became of it, by what, blaming what, in how many seconds."""
     by, blamed = ", ".join(fault.by) or "nothing", ", ".join(fault.blamed) or "no site"
-    line = Text("caught " if fault.caught else "MISSED ", style=STYLES["pass" if fault.caught else "fail"])
-    line.append(f"{fault.fault} ", style="bold")
+    word = fault_word(fault.outcome)
+    line = Text(word if fault.caught else word.upper(), style=STYLES["pass" if fault.caught else "fail"])
+    line.append(f" {fault.fault} ", style="bold")
     line.append(printable(f"by {by}, blaming {blamed} ({fault.case}, {fault.seconds:.1f} s)"), style="default")
     if not fault.caught:
         line.append(f"\n       {one_line(fault.reason)}", style="default")

@@ -14,7 +14,7 @@ from harness.report.console import table
 from harness.report.terminal import STYLES, count_text, verdict_text
 from harness.report.wording import num, one_line, printable
 from harness.store.history.compare import Change, Comparison
-from harness.store.history.entry import Entry, RunEntry
+from harness.store.history.entry import FAULT_VERDICTS, Entry, RunEntry
 from harness.store.history.trends import LETTERS, CaseTrend, Trends
 from harness.store.summary import shown_verdicts
 
@@ -72,10 +72,10 @@ def print_scenario(console: Console, name: str, found: Trends) -> None:
     console.print(table)
     _print_changing(console, name, found)
     for case in found.cases:
-        caught, missed = case.verdicts.count("y"), case.verdicts.count("n")
-        if caught + missed:
-            where = f"fault {case.key.rpartition('!')[2]} caught in {caught} of {num(caught + missed, 'run')}"
-            console.print(where, style="bold red" if missed else "green")
+        caught, *others = (case.verdicts.count(LETTERS[outcome]) for outcome in FAULT_VERDICTS)
+        if total := caught + sum(others):
+            where = f"fault {case.key.rpartition('!')[2]} caught in {caught} of {num(total, 'run')}"
+            console.print(where, style="green" if caught == total else "bold red")
     _print_flaky(console, found)
 
 

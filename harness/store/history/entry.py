@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.errors import InputError
+from harness.core.fault_outcomes import CAUGHT, MISSED, WRONG_BLAME, fault_outcome
 from harness.core.records import Verdict
 from harness.store.run_folder import RunStore
 from harness.store.source import Source
@@ -20,8 +21,7 @@ from harness.store.summary import SUMMARY, shown_verdicts, summarise
 
 MAX_NOTE = 400
 """Characters kept of a reason; the run folder has all of it."""
-CAUGHT, MISSED = "caught", "missed"
-"""The verdicts of a fault."""
+FAULT_VERDICTS = (CAUGHT, WRONG_BLAME, MISSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Entry:
     """The case id, or `id!fault` where a fault was injected."""
     scenario: str
     verdict: str
-    """Of a case as everywhere; of a fault `caught` or `missed`."""
+    """Of a case as everywhere; of a fault one of FAULT_VERDICTS."""
     seconds: float = 0.0
     seed: int = 0
     device: str = "cpu"
@@ -45,7 +45,7 @@ class Entry:
 
     @property
     def is_fault(self) -> bool:
-        return self.verdict in (CAUGHT, MISSED)
+        return self.verdict in FAULT_VERDICTS
 
     @property
     def accuracy(self) -> float | None:
@@ -142,7 +142,7 @@ def _parsed(summary: dict[str, Any], folder: Path) -> RunEntry:
         Entry(
             key=f"{one['case']}!{one['fault']}",
             **{name: one[name] for name in ("scenario", "seconds")},
-            verdict=CAUGHT if one["caught"] else MISSED,
+            verdict=fault_outcome(one),
             note=_line(one["reason"]),
             oracles=tuple(one["by"]),
             blamed=tuple(one["blamed"]),
