@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import AliasChoices, Field, model_validator
 
 from harness.core.cases import Case, Job, KnownFailure
+from harness.core.cause_codes import Code
 from harness.core.fault_outcomes import fault_outcome
 from harness.core.params import Record
 
@@ -274,6 +275,11 @@ class Blame(Record):
     """Poisoned sites -> verdict of that trial, in the order of the trials."""
     first_nan: FirstNan | None = None
     """The first writer of a NaN and the first reader of the memory, if launches can be traced."""
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether it is known which memory is to blame, or that none is. Trials that did not end tell neither."""
+        return bool(self.sites) or self.cause not in (Code.OUT_OF_TIME, Code.NOT_SOUGHT)
 
 
 class ShrinkStep(Record):

@@ -74,7 +74,9 @@ def judge_faults(store: RunStore, pool: Pool) -> None:
 
 def diagnose(store: RunStore, pool: Pool, *, shrink_seconds: float = 0.0) -> None:
     """Store the missing blames of failing cases, and the smallest case for each reason, within `shrink_seconds`."""
-    session, jobs, blamed = Session(pool, Limits(shrink_seconds=shrink_seconds)), store.jobs_by_key(), store.blames()
+    session, jobs = Session(pool, Limits(shrink_seconds=shrink_seconds)), store.jobs_by_key()
+    # A run that is resumed has new time for the searches that ran out of it.
+    blamed = {key for key, blame in store.blames().items() if blame.cause != Code.OUT_OF_TIME}
     failures = [(jobs[result.key], result) for result in store.results() if result.has_failed]
     for key, blame in session.explain([pair for pair in failures if pair[1].key not in blamed]).items():
         store.add_blame(key, blame)

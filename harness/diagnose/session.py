@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from harness.core.cases import AskFirstNan, Job
 from harness.core.catalog import FAULTS, SYSTEMS
+from harness.core.cause_codes import Code
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, FirstNan, Shrunk
 from harness.diagnose.blame import Failure, find_blame
@@ -64,13 +65,15 @@ class Session:
         found = find_blame(self._pool, quick, budget_seconds=left.blame_seconds)
         left.blame_seconds -= time.monotonic() - started
         blames = {key: blame for key, (blame, _) in found.items()} | {
-            job.key: Blame(how=NOT_SOUGHT) for job, _ in served
+            job.key: Blame(cause=Code.NOT_SOUGHT, how=NOT_SOUGHT) for job, _ in served
         }
         return blames | self._with_first_nan(served + quick, blames)
 
     def _with_first_nan(self, failures: Sequence[Failure], blames: dict[str, Blame]) -> dict[str, Blame]:
         left, started = self._left, time.monotonic()
-        able = [job for job, _ in failures if job.key in blames and not why_not_recorded(job)][: left.num_recorded]
+        # Where the trials ran out of time, a recording would too.
+        in_time = {key for key, blame in blames.items() if blame.cause != Code.OUT_OF_TIME}
+        able = [job for job, _ in failures if job.key in in_time and not why_not_recorded(job)][: left.num_recorded]
         seconds = left.recording_seconds + sum(job.case.kind.serves for job in able) * left.served_seconds
         found = with_first_nan(self._pool, able, blames, seconds)
         left.num_recorded -= len(able)
