@@ -17,6 +17,7 @@ from rich.text import Text
 
 from harness.core.cases import Job
 from harness.core.crash_stack import innermost
+from harness.core.fault_outcomes import CAUGHT, MISSED, WRONG_BLAME
 from harness.core.finding_words import few
 from harness.core.records import BAD, AccuracyRecord, CaseResult, EpochAccuracy, FaultResult, Finding, Shrunk, Verdict
 from harness.report.causes import Cause, facts, symptom_of
@@ -47,6 +48,9 @@ STYLES = {
     "error": "bold yellow",
     "known": "cyan",
     "not-run": "dim",
+    CAUGHT: "green",
+    WRONG_BLAME: "bold red",
+    MISSED: "bold red",
 }
 MAX_FAILURES = 20
 MAX_FINDINGS = 3
@@ -130,8 +134,9 @@ class LiveProgress(_Bar):
 
 
 def verdict_text(verdict: str) -> Text:
-    """A verdict in its colour, in capitals when it needs a look."""
-    return Text(verdict.upper() if verdict in BAD else verdict, style=STYLES[verdict])
+    """A verdict, or what became of a fault, in its colour; in capitals when it needs a look."""
+    word = fault_word(verdict)
+    return Text(word.upper() if verdict in (*BAD, WRONG_BLAME, MISSED) else word, style=STYLES[verdict])
 
 
 def failure_line(result: CaseResult) -> Text:
@@ -258,9 +263,7 @@ def totals_line(view: RunView) -> Text:
 def fault_line(fault: FaultResult) -> Text:
     """One line about one fault: what became of it, by what, blaming what, in how many seconds."""
     by, blamed = ", ".join(fault.by) or "nothing", ", ".join(fault.blamed) or "no site"
-    word = fault_word(fault.outcome)
-    line = Text(word if fault.caught else word.upper(), style=STYLES["pass" if fault.caught else "fail"])
-    line.append(f" {fault.fault} ", style="bold")
+    line = Text.assemble(verdict_text(fault.outcome), (f" {fault.fault} ", "bold"))
     line.append(printable(f"by {by}, blaming {blamed} ({fault.case}, {fault.seconds:.1f} s)"), style="default")
     if not fault.caught:
         line.append(f"\n       {one_line(fault.reason)}", style="default")

@@ -44,7 +44,7 @@ def ref_url(ref: str) -> str:
 
 
 def fault_word(outcome: str) -> str:
-    """The outcome of an injected fault as a word for readers: caught, wrong blame or missed."""
+    """What became of an injected fault, or a verdict, as readers see it: caught, wrong blame, missed, not run."""
     return outcome.replace("-", " ")
 
 
