@@ -78,6 +78,8 @@ class Code(StrEnum):
     NO_DEVICE = "no_device"
     """The machine lacks the device, or its GPU is of another kind."""
     NOT_INSTALLED = "not_installed"
+    NO_MEMORY = "no_memory"
+    """The harness's own memory for it does not fit."""
     UNSUPPORTED = "unsupported"
     """A kernel has no such size, cache type, argument or graph."""
     AS_RELEASED = "as_released"

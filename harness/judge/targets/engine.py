@@ -17,7 +17,7 @@ import torch
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS
 from harness.core.cause_codes import Code, Reason
-from harness.core.cuda_failures import is_device_failure
+from harness.core.cuda_failures import is_device_failure, is_out_of_memory
 from harness.core.engine_params import EngineParams
 from harness.core.errors import HarnessError, KernelError, SystemUnderTestError, line_of
 from harness.core.params import KvType
@@ -299,7 +299,7 @@ def errors_of_the_engine() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, (HarnessError, torch.OutOfMemoryError, SystemUnderTestError)):
+        if isinstance(error, (HarnessError, SystemUnderTestError)) or is_out_of_memory(error):
             raise
         stack = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in stack if Path(frame.filename).is_relative_to(ENGINE)]
