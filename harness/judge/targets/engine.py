@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import copy
 import functools
 import itertools
 import traceback
@@ -140,7 +141,10 @@ class EngineTarget(Target):
 
     def _serve(self, poison: Poison, notes: Notes) -> Served:
         longest, model = max(map(length, self._params.requests)), _model(self._config, self.device)
-        engine = Engine(model, self._params, poison, longest, notes, self._module)
+        # The judge keeps the module on the CPU, beside its float64 reference.
+        module = copy.deepcopy(self._module)
+        served = None if module is None else module.to(self.device)
+        engine = Engine(model, self._params, poison, longest, notes, served)
         return serve(engine, notes, self._prompts(), self._checkpoint)
 
     @property
