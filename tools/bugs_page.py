@@ -19,7 +19,7 @@ def document(store: RunStore) -> str:
     for fault in faults:
         spec = FAULTS.get(fault.fault)
         ref = f"[{spec.ref}]({ref_url(spec.ref)})"
-        oracle = fault.expected_by if fault.caught else f"NOT CAUGHT: {fault.reason}"
+        oracle = " or ".join(fault.expected_by) if fault.caught else f"NOT CAUGHT: {fault.reason}"
         blamed = ", ".join(fault.blamed) or "no memory"
         rows.append((spec.summary, ref, f"`{spec.name}`", fault.scenario, oracle, blamed, f"{fault.seconds:.1f}"))
     return f"""# Bugs the harness knows

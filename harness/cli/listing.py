@@ -11,6 +11,7 @@ from harness.cli.output import console, print_block, print_json
 from harness.cli.shared_options import Json, Kernel, Plugins, Scenarios, Seed, Selectors, Tags
 from harness.core.cases import Case
 from harness.core.catalog import FAULTS, KERNELS, ORACLES, SITES
+from harness.core.fault_outcomes import declared_blame
 from harness.report.console import columns
 from harness.report.wording import reproduce_case
 from harness.run.planning import Wanted, load, register_plugins
@@ -132,7 +133,8 @@ def _print_case(case: Case, scenario: Scenario | None, command: str) -> None:
     values = {name: jsonlib.dumps(value) for name, value in case.values().items() if name != "op"}
     sites = {name: SITES.get(name).summary for name in case.poison.sites} or {"nothing": ""}
     faults = {
-        use.name: f"by {use.caught_by}, blaming {', '.join(use.blames) or 'no site'}; {FAULTS.get(use.name).summary}"
+        use.name: f"by {' or '.join(use.caught_by)}, blaming {declared_blame(use.blames, use.may_blame)}; "
+        + FAULTS.get(use.name).summary
         for use in (scenario.faults if scenario else ())
     }
     print_block(screen, f"system {case.system}{op}, seed {case.seed}", values)

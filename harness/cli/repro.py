@@ -181,7 +181,7 @@ class _Reproduction:
         if failing is None or why_not(failing[0]) or not self.shrink_seconds:
             return {}
         job, result = failing
-        blame, oracle = blames.get(job.key), declared_oracle(self.wanted, job)
+        blame, oracle = blames.get(job.key), declared_oracle(self.wanted, job, result)
         with Waiting(self.screen, TRYING, self.pool):
             shrunk = shrink(self.pool, job, result, blame=blame, oracle=oracle, seconds=self.shrink_seconds)
         self.screen.print("smaller, for the same reason:")
@@ -203,7 +203,7 @@ def _judged(
     """Judge each declared fault on its case; skipped ones are left out."""
     tried = [(use, results[f"{case.id}!{use.name}"]) for use, case in declared]
     ran = [(use, result) for use, result in tried if result.verdict is not Verdict.SKIP]
-    return [judge_fault(use, result, blames.get(result.key, Blame()), 0.0) for use, result in ran]
+    return [judge_fault(use, result, blames.get(result.key, Blame()), 0.0, results[result.id]) for use, result in ran]
 
 
 def _print_title(screen: Console, scenario: Scenario) -> None:

@@ -17,6 +17,7 @@ from harness.cli.output import console, print_json
 from harness.core import unreadable
 from harness.core.cases import Job
 from harness.core.errors import InputError
+from harness.core.fault_outcomes import MISSED, WRONG_BLAME
 from harness.core.records import FAILED, Verdict
 from harness.report.console import say
 from harness.report.progress import Waiting
@@ -29,7 +30,7 @@ from harness.run.pool import Pool
 from harness.run.sanitizer import SanitizedPool, check
 from harness.scenario.shard import Shard, split
 from harness.store.history.compare import last_green
-from harness.store.history.entry import MISSED, PastRuns, RunEntry, entry_of, read_entry
+from harness.store.history.entry import PastRuns, RunEntry, entry_of, read_entry
 from harness.store.run_folder import Control, RunStore, ShardNote, find_run
 from harness.store.summary import summarise
 
@@ -194,13 +195,13 @@ def cut(text: str, jobs: Sequence[Job], controls: Sequence[Control]) -> tuple[li
 def code_of(
     store: RunStore, fail_on: Collection[str], runs: PastRuns | None, accepted: RunEntry | None, screen: Console
 ) -> int:
-    """The exit code of a run: 1 for a failure, 3 for an error, 2 if all cases were skipped, else 0.
+    """The exit code: 1 for a failure or a fault not caught, 3 for an error, 2 if all cases were skipped, else 0.
 
     With `skip` and `error` in `fail_on`, these are failures too. With `new`, failures of the run `accepted` do not
     count. Without it, the last green run among `runs` decides: all failures are new since then.
     """
     run = entry_of(store)
-    counted = (*FAILED, MISSED, *fail_on)
+    counted = (*FAILED, WRONG_BLAME, MISSED, *fail_on)
     failed = {key for key, entry in run.entries.items() if entry.verdict in counted}
     if failed and "new" in fail_on and runs is not None:
         before = accepted or last_green(run, runs, counted)

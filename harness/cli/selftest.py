@@ -21,6 +21,7 @@ from harness.diagnose.run_jobs import exit_code
 from harness.report.progress import Waiting
 from harness.report.run_view import RunView
 from harness.report.terminal import print_accuracy, print_failures, print_skips, totals_line
+from harness.report.wording import fault_counts
 from harness.run.planning import Planner, Wanted
 from harness.run.pool import Pool
 from harness.scenario.selection import select
@@ -107,7 +108,7 @@ def _late(store: RunStore) -> set[str]:
 
 
 def _code(store: RunStore) -> int:
-    """As for `run`: 0 all good, 1 a regression or a missed fault, 2 nothing ran, 3 the harness could not judge."""
+    """As for `run`: 0 all good, 1 a regression or a fault not caught, 2 nothing ran, 3 the harness could not judge."""
     late, tried = _late(store), store.tried()
     results = [result for result in store.results() if result.key not in late]
     verdicts = [result.verdict for result in [*results, *tried.values()]]
@@ -130,7 +131,7 @@ def _print(screen: Console, store: RunStore) -> None:
         more = f", {late} not judged within the time limit" if late else ""
         screen.print(f"false alarms: {false_alarms} in {num_on_sound - late} cases on right kernels{more}")
     else:
-        screen.print(f"faults caught: {sum(fault.caught for fault in view.faults)} of {num_judged}{more}")
+        screen.print(f"faults {fault_counts(view.faults, num_judged)}{more}")
     if view.results:
         screen.print("clean cases:", totals_line(view))
     screen.print(f"report: {store.path / 'report.html'}", soft_wrap=True)

@@ -45,7 +45,7 @@ def shrink(context: typer.Context, given: ShrinkOptions) -> None:
         with_bug = f" with {given.fault}" if given.fault else ""
         screen.print(f"shrinking {job.case.id}{with_bug}", markup=False, soft_wrap=True)
         with Waiting(screen, TRYING, pool) as live:
-            oracle, show = declared_oracle(wanted, job), step_shower(live)
+            oracle, show = declared_oracle(wanted, job, result), step_shower(live)
             shrunk = search(pool, job, result, oracle=oracle, seconds=given.seconds, on_step=show)
     print_shrunk(screen, shrunk, reproduce_case(shrunk.case.id, shrunk.fault, wanted.reproduction()))
     if given.json:

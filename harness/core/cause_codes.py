@@ -16,6 +16,8 @@ class Code(StrEnum):
     NAN = "nan"
     INF = "inf"
     SENTINEL = "sentinel"
+    POISON_INDEX = "poison_index"
+    """An integer as the poison writes it, where the poison of zeros left another."""
     WRITTEN = "written"
     """Memory that must not change was written."""
     DIFFERS = "differs"
@@ -76,6 +78,8 @@ class Code(StrEnum):
     NO_DEVICE = "no_device"
     """The machine lacks the device, or its GPU is of another kind."""
     NOT_INSTALLED = "not_installed"
+    NO_MEMORY = "no_memory"
+    """The harness's own memory for it does not fit."""
     UNSUPPORTED = "unsupported"
     """A kernel has no such size, cache type, argument or graph."""
     AS_RELEASED = "as_released"
@@ -115,6 +119,12 @@ class Code(StrEnum):
     """The case fails without poison; its findings may name memory."""
     NOT_REPEATED = "not_repeated"
     """The same inputs give different results."""
+    NOT_FILLED = "not_filled"
+    """The case fills no memory, so trials can name none."""
+    NOT_SOUGHT = "not_sought"
+    """No trial was made: each would start a server."""
+    OUT_OF_TIME = "out_of_time"
+    """The trials did not end within the time for them."""
 
 
 class Reason(str):

@@ -21,6 +21,14 @@ def is_device_failure(error: BaseException) -> bool:
     return isinstance(error, kinds) or (isinstance(error, RuntimeError) and any(word in str(error) for word in _WORDS))
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation on the device or on the host did not fit."""
+    torch = sys.modules.get("torch")
+    kind = getattr(torch, "OutOfMemoryError", None)
+    is_device = isinstance(kind, type) and isinstance(error, kind)
+    return is_device or isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
+
+
 def in_one_line(error: BaseException) -> str:
     """The first line of CUDA's message. The others are advice on debugging."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -170,7 +170,8 @@ class WorkloadParams(Params):
     )
     steps: tuple[str, ...] = Field(
         default=(),
-        description="what each step decides, for `policy`: `0+64` a prompt's tokens, `1*3` a decode's, then its blocks",
+        description="what each step decides, for `policy`: `0+64` a prompt's tokens, `1*3` a decode's, then its "
+        "blocks; only the case as it is written, with seed 0, is held to it",
     )
 
 

@@ -30,6 +30,10 @@ class NoRoomError(HarnessError):
     """A file cannot grow: the disk is full, or a limit is reached. Exit code 3."""
 
 
+class NoMemoryError(HarnessError):
+    """Memory that the harness itself needs for a case does not fit. The case is skipped, with the size."""
+
+
 class GoneError(HarnessError):
     """The folder of a run was deleted while the run wrote to it. Exit code 3."""
 

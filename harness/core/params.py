@@ -119,7 +119,10 @@ class Params(Record):
         return {size: value}
 
     def varied(self) -> Self:
-        """These parameters in a variant of a case: without what holds for the written case alone."""
+        """These parameters in a variant of a case: without what holds for the written case alone.
+
+        A variant has other values, other kernels or another seed, and so other tokens.
+        """
         return self
 
     def recorded(self) -> Self:

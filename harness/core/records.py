@@ -5,9 +5,11 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, model_validator
 
 from harness.core.cases import Case, Job, KnownFailure
+from harness.core.cause_codes import Code
+from harness.core.fault_outcomes import fault_outcome
 from harness.core.params import Record
 
 SCHEMA_VERSION = 1
@@ -279,6 +281,11 @@ class Blame(Record):
     first_nan: FirstNan | None = None
     """The first writer of a NaN and the first reader of the memory, if launches can be traced."""
 
+    @property
+    def is_decided(self) -> bool:
+        """Whether it is known which memory is to blame, or that none is. Trials that did not end tell neither."""
+        return bool(self.sites) or self.cause not in (Code.OUT_OF_TIME, Code.NOT_SOUGHT)
+
 
 class ShrinkStep(Record):
     """One accepted step towards the smallest failing case. Values are written as in a case id."""
@@ -318,21 +325,36 @@ class OptionSet(Record):
 
 
 class FaultResult(Record):
-    """Whether one injected fault was caught."""
+    """Whether one injected fault was seen, and whether the blame is the declared one."""
 
     schema_version: int = SCHEMA_VERSION
     fault: str
     scenario: str
     case: str
     ref: str = ""
-    caught: bool
+    seen: bool = Field(default=False, description="a declared oracle fires with the fault, and not without it")
+    caught: bool = Field(description="it was seen, and the blame is as declared")
     by: tuple[str, ...] = ()
     blamed: tuple[str, ...] = ()
-    expected_by: str
-    expected_blame: tuple[str, ...] = ()
+    expected_by: tuple[str, ...] = Field(description="one of these oracles had to fire")
+    expected_blame: tuple[str, ...] = Field(default=(), description="the sites that had to be blamed")
+    allowed_blame: tuple[str, ...] = Field(default=(), description="further sites that could be blamed, or not")
     seconds: float = 0.0
     reason: str = ""
     how: str = ""
     findings: tuple[Finding, ...] = ()
     accuracy: AccuracyRecord | None = None
     """The accuracy with the fault, if it was tried on a measurement of accuracy."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_one_oracle(cls, values: Any) -> Any:
+        """Records of version 0.2 name one oracle, as text."""
+        if isinstance(values, dict) and isinstance(oracle := values.get("expected_by"), str):
+            return {"seen": values.get("caught", False), **values, "expected_by": (oracle,)}
+        return values
+
+    @property
+    def outcome(self) -> str:
+        """CAUGHT, WRONG_BLAME or MISSED."""
+        return fault_outcome(caught=self.caught, seen=self.seen)

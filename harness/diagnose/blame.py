@@ -2,7 +2,8 @@
 
 A trial fails for the same reason if the oracle of the primary finding fires again. A round runs only if the round
 before gave no answer:
-1. Nothing is poisoned. If this fails too, no poison is to blame, and the findings name the memory.
+1. Nothing is poisoned. If this fails too, no poison is to blame, and the findings name the memory. Without such a
+   name, no uninitialised memory is involved if two contents of it gave the same bits, or the same error.
 2. Each site alone is poisoned. A site that fails alone is to blame.
 3. All sites but one are poisoned. If this passes, that site is necessary. All necessary sites are to blame.
 4. The case is repeated as it was, and so are the trials that name a site. If one ends otherwise now, the same inputs
@@ -16,12 +17,20 @@ from collections.abc import Sequence
 from harness.core.cases import Job
 from harness.core.catalog import ORACLES
 from harness.core.cause_codes import Code
+from harness.core.finding_words import kind_of
 from harness.core.records import Blame, CaseResult
 from harness.diagnose.budget import Budget
 from harness.diagnose.reduce import primary, same_failure, without_each
 from harness.run.pool import Pool
 
 Failure = tuple[Job, CaseResult]
+
+NO_MEMORY = "fails without poison too: no uninitialised memory is involved"
+MAY_BE_MEMORY = "fails without poison too, so poison does not tell whether uninitialised memory is involved"
+NOT_FILLED = "the case fills no memory, so it does not tell whether stale or uninitialised memory is involved"
+OUT_OF_TIME = "the search for the memory to blame ran out of time"
+_REPEATED_ERRORS = (Code.RAISED, Code.UNDECLARED_SHAPES, Code.BAD_OUTPUT, Code.ILLEGAL_ADDRESS)
+"""Crashes with an error of their own. A process that died, or ran into its time limit, has none to compare."""
 
 
 def plan_trials(job: Job, result: CaseResult, done: Sequence[CaseResult] = ()) -> list[Job]:
@@ -70,10 +79,11 @@ def _sites_to_blame(
     if () in failed or not sites:
         own = [finding.site for finding in result.findings if finding.oracle == oracle and finding.site]
         named = tuple(dict.fromkeys(own or [finding.site for finding in result.findings if finding.site]))
-        if not named:
-            return (), Code.WITHOUT_POISON, "wrong without poison: not memory"
-        how = f"`{oracle}` fires without poison too; its findings name {_words(named)}"
-        return named, Code.WITHOUT_POISON, how
+        if named:
+            return named, Code.WITHOUT_POISON, f"`{oracle}` fires without poison too; its findings name {_words(named)}"
+        if not sites:
+            return (), Code.NOT_FILLED, NOT_FILLED
+        return (), Code.WITHOUT_POISON, NO_MEMORY if _has_shown_no_influence(result, trials) else MAY_BE_MEMORY
     if len(sites) == 1:
         return sites, Code.ONLY_SITE, f"{sites[0]} is the only poisoned site, and without it the case is clean"
     alone = tuple(site for site in sites if (site,) in failed)
@@ -88,6 +98,15 @@ def _sites_to_blame(
     return sites, Code.TOGETHER, "no single site makes it fail, and none is needed: several together are to blame"
 
 
+def _has_shown_no_influence(result: CaseResult, trials: Sequence[CaseResult]) -> bool:
+    """Whether two contents of the undefined memory gave the same: equal bits, or the same error."""
+    if result.looked_at.get("non_interference"):
+        return all(finding.oracle != "non_interference" for finding in result.findings)
+    finding = primary(result.findings)
+    bare = next((trial for trial in trials if trial.sites == ()), None)
+    return finding.cause in _REPEATED_ERRORS and bare is not None and same_failure(finding, bare, kind_of) is not None
+
+
 def _trial(job: Job, result: CaseResult, sites: tuple[str, ...], again: str = "") -> Job:
     """The job with other poisoned sites, judged by the oracle in question, with as few patterns as it needs.
 
@@ -96,7 +115,9 @@ def _trial(job: Job, result: CaseResult, sites: tuple[str, ...], again: str = ""
     """
     case, oracle = job.case, primary(result.findings).oracle
     patterns = case.poison.patterns
-    if oracle not in ORACLES or ORACLES.get(oracle).needs != "patterns":
+    is_between_patterns = oracle in ORACLES and ORACLES.get(oracle).needs == "patterns"
+    # An index is the poison's only if the run over zeros has another.
+    if not is_between_patterns and primary(result.findings).cause != Code.POISON_INDEX:
         telling = tuple(pattern for pattern in patterns if pattern != "zeros") if sites else patterns[:1]
         patterns = telling or patterns
     plan = case.poison.but(patterns=patterns)
@@ -123,8 +144,8 @@ def _words(sites: Sequence[str], joint: str = "and") -> str:
 def find_blame(pool: Pool, failures: Sequence[Failure], budget: Budget | None = None) -> dict[str, tuple[Blame, float]]:
     """Key of each failing job -> its blame, and the seconds of its trials.
 
-    The trials of all failures run together, so that no worker is idle. Each is charged to `budget`. Jobs with trials
-    that are not done when it is spent are left out.
+    The trials of all failures run together, so that no worker is idle. Each is charged to `budget`. If they are not
+    done when it is spent, the blame says so and names no memory.
     """
     budget = budget or Budget()
     trials: dict[str, list[CaseResult]] = {job.key: [] for job, _ in failures}
@@ -143,5 +164,11 @@ def find_blame(pool: Pool, failures: Sequence[Failure], budget: Budget | None = 
             break
         for key in undecided:
             trials[key] += [found[trial.key] for trial in rounds[key]]
-    decided = [(job, result, trials[job.key]) for job, result in failures if job.key not in undecided]
-    return {job.key: (conclude(job, result, own), sum(trial.seconds for trial in own)) for job, result, own in decided}
+    blames = {}
+    for job, result in failures:
+        own = trials[job.key]
+        blame = conclude(job, result, own)
+        if job.key in undecided:
+            blame = Blame(cause=Code.OUT_OF_TIME, how=OUT_OF_TIME, trials=blame.trials)
+        blames[job.key] = (blame, sum(trial.seconds for trial in own))
+    return blames

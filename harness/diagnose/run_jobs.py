@@ -9,6 +9,7 @@ from typing import Protocol
 from harness.core.cases import Case, Job, KnownFailure
 from harness.core.catalog import FAULTS
 from harness.core.cause_codes import Code
+from harness.core.fault_outcomes import declared_blame
 from harness.core.records import BAD, FAILED, Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.diagnose.blame import find_blame
 from harness.diagnose.session import Limits, Session
@@ -65,14 +66,17 @@ def judge_faults(store: RunStore, pool: Pool) -> None:
     todo = [(control, tried[control.job.key]) for control in store.unfinished_controls() if control.job.key in tried]
     failing = [(control.job, result) for control, result in todo if result.has_failed]
     blames = find_blame(pool, failing)
+    clean = store.finished()
     for control, result in todo:
         blame, seconds = blames.get(control.job.key, (Blame(), 0.0))
-        store.add_fault(judge_fault(control.use, result, blame, seconds))
+        store.add_fault(judge_fault(control.use, result, blame, seconds, clean.get(control.job.case.id)))
 
 
 def diagnose(store: RunStore, pool: Pool, *, shrink_seconds: float = 0.0) -> None:
     """Store the missing blames of failing cases, and the smallest case for each reason, within `shrink_seconds`."""
-    session, jobs, blamed = Session(pool, Limits(shrink_seconds=shrink_seconds)), store.jobs_by_key(), store.blames()
+    session, jobs = Session(pool, Limits(shrink_seconds=shrink_seconds)), store.jobs_by_key()
+    # A run that is resumed has new time for the searches that ran out of it.
+    blamed = {key for key, blame in store.blames().items() if blame.cause != Code.OUT_OF_TIME}
     failures = [(jobs[result.key], result) for result in store.results() if result.has_failed]
     for key, blame in session.explain([pair for pair in failures if pair[1].key not in blamed]).items():
         store.add_blame(key, blame)
@@ -84,46 +88,66 @@ def diagnose(store: RunStore, pool: Pool, *, shrink_seconds: float = 0.0) -> Non
 def exit_code(
     results: Sequence[CaseResult], faults: Sequence[FaultResult] = (), tried: Iterable[CaseResult] = ()
 ) -> int:
-    """0 if every case that ran passed, 1 for a regression or a missed fault, 3 if the harness could not judge.
+    """0 if every case that ran passed, 1 for a regression or a fault not caught, 3 if the harness could not judge.
 
+    A fault that is seen with another blame than declared is not caught: the blame is a part of the verdict.
     `tried` are the results with `faults`. A fault with an error was not judged, so it was not missed.
     """
     verdicts = {result.verdict for result in results}
     errors = {(result.fault, result.id) for result in tried if result.verdict is Verdict.ERROR}
-    missed = {(fault.fault, fault.case) for fault in faults if not fault.caught}
-    if verdicts & set(FAILED) or missed - errors:
+    not_caught = {(fault.fault, fault.case) for fault in faults if not fault.caught}
+    if verdicts & set(FAILED) or not_caught - errors:
         return 1
     return 3 if errors or verdicts & {Verdict.ERROR, Verdict.NOT_RUN} else 0
 
 
-def judge_fault(use: FaultUse, result: CaseResult, blame: Blame, trial_seconds: float) -> FaultResult:
-    """Compare a result and its blame with the oracle and sites that the scenario declares for a fault."""
+def judge_fault(
+    use: FaultUse, result: CaseResult, blame: Blame, trial_seconds: float, clean: CaseResult | None = None
+) -> FaultResult:
+    """Compare a result and its blame with the oracles and sites that the scenario declares for a fault.
+
+    `clean` is the result of the same case without the fault, if it ran.
+    """
     by = tuple(dict.fromkeys(finding.oracle for finding in result.findings))
-    problems = []
-    if result.verdict not in FAILED:
-        problems.append(f"the case ended in {result.verdict.value}" + (f": {result.reason}" if result.reason else ""))
-    elif use.caught_by not in by and not (use.caught_by == "answers" and by == ("crash",)):
-        # An engine that died gave no answers. The stale memory decides whether it dies.
-        problems.append(f"expected {use.caught_by} to fire, not {', '.join(by)}")
-    if not problems and sorted(blame.sites) != sorted(use.blames):
-        expected, got = ", ".join(use.blames) or "no site", ", ".join(blame.sites) or "no site"
-        problems.append(f"expected the blame on {expected}, not on {got}: {blame.how}")
+    reason = _why_missed(use, result, by, clean)
+    is_seen = not reason
+    if is_seen and not use.allows_blame(blame.sites):
+        got, declared = ", ".join(blame.sites) or "no site", declared_blame(use.blames, use.may_blame)
+        reason = f"seen by {', '.join(by)}, blamed {got} where {declared} was declared: {blame.how}"
     return FaultResult(
         fault=use.name,
         scenario=result.scenario,
         case=result.id,
         ref=FAULTS.get(use.name).ref,
-        caught=not problems,
+        seen=is_seen,
+        caught=not reason,
         by=by,
         blamed=blame.sites,
         expected_by=use.caught_by,
         expected_blame=use.blames,
+        allowed_blame=use.may_blame,
         seconds=round(result.seconds + trial_seconds, 3),
-        reason="; ".join(problems),
+        reason=reason,
         how=blame.how,
         findings=result.findings,
         accuracy=result.accuracy,
     )
+
+
+def _why_missed(use: FaultUse, result: CaseResult, by: tuple[str, ...], clean: CaseResult | None) -> str:
+    """Why no declared oracle sees the fault, in a sentence; empty if one fires with it, and not without it."""
+    if result.verdict not in FAILED:
+        return f"the case ended in {result.verdict.value}" + (f": {result.reason}" if result.reason else "")
+    fired = [oracle for oracle in use.caught_by if oracle in by]
+    if "answers" in use.caught_by and by == ("crash",):
+        # An engine that died gave no answers. The stale memory decides whether it dies.
+        fired = ["crash"]
+    if not fired:
+        return f"expected {' or '.join(use.caught_by)} to fire, not {', '.join(by)}"
+    without = {finding.oracle for finding in clean.findings} if clean else set()
+    if without.issuperset(fired):
+        return f"{' and '.join(fired)} fires without the fault too"
+    return ""
 
 
 def _is_here(entry: KnownFailure, case: Case, versions: Mapping[str, str]) -> bool:

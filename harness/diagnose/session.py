@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from harness.core.cases import AskFirstNan, Job
 from harness.core.catalog import FAULTS, SYSTEMS
+from harness.core.cause_codes import Code
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, FirstNan, Shrunk
 from harness.diagnose.blame import Failure, find_blame
@@ -62,13 +63,15 @@ class Session:
         left.num_blamed -= len(quick)
         found = find_blame(self._pool, quick, left.blames)
         blames = {key: blame for key, (blame, _) in found.items()} | {
-            job.key: Blame(how=NOT_SOUGHT) for job, _ in served
+            job.key: Blame(cause=Code.NOT_SOUGHT, how=NOT_SOUGHT) for job, _ in served
         }
         return blames | self._with_first_nan(served + quick, blames)
 
     def _with_first_nan(self, failures: Sequence[Failure], blames: dict[str, Blame]) -> dict[str, Blame]:
         left = self._left
-        able = [job for job, _ in failures if job.key in blames and not why_not_recorded(job)][: left.num_recorded]
+        # Where the trials ran out of time, a recording would too.
+        in_time = {key for key, blame in blames.items() if blame.cause != Code.OUT_OF_TIME}
+        able = [job for job, _ in failures if job.key in in_time and not why_not_recorded(job)][: left.num_recorded]
         left.recordings.seconds += sum(job.case.kind.serves for job in able) * left.served_seconds
         found = with_first_nan(self._pool, able, blames, left.recordings)
         left.num_recorded -= len(able)
@@ -180,10 +183,15 @@ def first_failure(pool: Pool, jobs: list[Job], refusal: Callable[[Job], str] = w
     raise InputError(f"{some}; only a failing case can be reduced: {hint}")
 
 
-def declared_oracle(wanted: Wanted, job: Job) -> str | None:
-    """The oracle that must catch the fault of a job, as its scenario declares, or None."""
+def declared_oracle(wanted: Wanted, job: Job, result: CaseResult) -> str | None:
+    """The oracle that catches the fault of a job, as its scenario declares; None if no declared one found something.
+
+    `result` is what the job ended in. A declaration may allow several oracles.
+    """
+    found = {finding.oracle for finding in result.findings}
     uses = (use for scenario in load(wanted) if scenario.name == job.case.scenario for use in scenario.faults)
-    return next((use.caught_by for use in uses if use.name == job.fault), None)
+    declared = (oracle for use in uses if use.name == job.fault for oracle in use.caught_by)
+    return next((oracle for oracle in declared if oracle in found), None)
 
 
 def comes_from(reference: str, fault: str) -> bool:

@@ -38,12 +38,12 @@ class Workspace:
     scratch: [T, H, D] float32, where the query of a decode is put together; it stays dirty.
     """
 
-    def __init__(self, params: EngineParams) -> None:
+    def __init__(self, params: EngineParams, device: torch.device | str = "cpu") -> None:
         self.num_requests = num_counters(params)
         query_len, head_dim = 1 + params.speculative_tokens, params.kv_lora_rank + params.qk_rope_head_dim
         num_tokens = query_len * max(params.max_num_seqs, *params.capture_sizes)
-        self.scratch = torch.zeros(num_tokens, params.num_heads, head_dim)
-        self.words = torch.zeros(self.num_requests + GUARD_WORDS, dtype=torch.int32)
+        self.scratch = torch.zeros(num_tokens, params.num_heads, head_dim, device=device)
+        self.words = torch.zeros(self.num_requests + GUARD_WORDS, dtype=torch.int32, device=device)
         self.words[self.num_requests :] = GUARD
 
     @seam("graph.workspace-grows", "graph.workspace-in-pool", "workspace.dirty-counters")
@@ -105,8 +105,11 @@ class Kernels:
     plan_options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def bind(params: EngineParams, poison: Poison) -> Kernels:
-    """Load the kernels that `params` names. Raises UnknownNameError for an unregistered kernel."""
+def bind(params: EngineParams, poison: Poison, device: torch.device | str = "cpu") -> Kernels:
+    """Load the kernels that `params` names, with a workspace on `device` for one that takes it.
+
+    Raises UnknownNameError for an unregistered kernel.
+    """
     names = {op: getattr(params, field) for field, op in ENGINE_KERNELS.items()}
     if params.quantize == "fp8_per_token":
         names["quantize_fp8"] = "per-token"
@@ -118,7 +121,7 @@ def bind(params: EngineParams, poison: Poison) -> Kernels:
     in_chunks = decode.chunked and plan.chunked and has_one_type
     return Kernels(
         **bound,
-        workspace=Workspace(params) if "workspace" in decode.takes else None,
+        workspace=Workspace(params, device) if "workspace" in decode.takes else None,
         plan_options={"kv_itemsize": planned_itemsize(params.kv)} if in_chunks else {},
     )
 

@@ -53,7 +53,7 @@ class ModelRunner:
         self.memory = PagedMemory(layout, device=device)
         fill_pool(self.memory, pool.trap_block, "kv.free", poison)
         self._sweep_free = free_memory_sweep(device, poison)
-        self.paged_model = PagedModel(model, params, bind(params, poison), poison, probe.on_forward, module)
+        self.paged_model = PagedModel(model, params, bind(params, poison, device), poison, probe.on_forward, module)
         probe.on_start(self.paged_model, self.memory, pool, self._padding)
         num_requests = max(*params.capture_sizes, params.max_num_seqs)
         shape = (num_requests, self._query_len, params.num_heads, params.kv_lora_rank)

@@ -14,7 +14,8 @@ import torch
 from harness.core.cases import AskFirstNan, AskVerdict, Batch, Case, Job
 from harness.core.catalog import FAULTS
 from harness.core.cause_codes import Code, Reason, cause_of
-from harness.core.errors import HarnessError, NoRoomError, Refused, explained_writes, line_of
+from harness.core.cuda_failures import in_one_line, is_out_of_memory
+from harness.core.errors import HarnessError, NoMemoryError, NoRoomError, Refused, explained_writes, line_of
 from harness.core.extras import MissingPackage, why_module_missing
 from harness.core.records import CaseResult, Verdict
 from harness.core.seams import inject
@@ -46,6 +47,8 @@ def outcome_of(job: Job) -> Outcome:
         raise
     except Refused as error:
         return Outcome(Verdict.SKIP, str(error), Code.REFUSED, shown=error.shown)
+    except NoMemoryError as error:
+        return Outcome(Verdict.SKIP, str(error), Code.NO_MEMORY)
     except MissingPackage as error:
         return Outcome(Verdict.SKIP, str(error), Code.NOT_INSTALLED)
     except HarnessError as error:
@@ -53,6 +56,9 @@ def outcome_of(job: Job) -> Outcome:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and (reason := why_module_missing(error)):
             return Outcome(Verdict.SKIP, reason, Code.NOT_INSTALLED)
+        if is_out_of_memory(error):
+            # Outside a kernel, so it is ours: a pool, a reference, a copy to compare with.
+            return Outcome(Verdict.SKIP, f"the harness needs more memory: {in_one_line(error)}", Code.NO_MEMORY)
         reason = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
         log = traceback.format_exc()[-LOG_TAIL:]
         return Outcome(Verdict.ERROR, reason, Code.HARNESS, at=_raised_at(error), log=log)

@@ -34,7 +34,7 @@ class Observed:
     bound: str = ""
     describe: str = "row"
     site: str | None = None
-    """The site to name if a non-finite value does not come from poison."""
+    """The site to name for a value without a site in its bits: a NaN that is no sentinel, or an index of the poison."""
     decisions: tuple[Decisions, ...] = ()
     """The decisions of the requests in the order of the rows, if the rows depend on decisions."""
     tokens: torch.Tensor | None = None

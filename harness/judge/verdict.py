@@ -5,12 +5,10 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 
-import torch
-
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.catalog import ORACLES
 from harness.core.cause_codes import Code
-from harness.core.cuda_failures import in_one_line, is_device_failure
+from harness.core.cuda_failures import in_one_line, is_device_failure, is_out_of_memory
 from harness.core.errors import KernelError, SystemUnderTestError
 from harness.core.oracles import most_telling_first
 from harness.core.records import Finding, Verdict
@@ -131,7 +129,7 @@ def _runs(target: Target, job: Job) -> Iterator[Run]:
                 run = Run(pattern, error=bad_index() or error)
             except RuntimeError as error:
                 # Memory that ran out outside a kernel says nothing about it.
-                if isinstance(error, torch.OutOfMemoryError) or not is_device_failure(error):
+                if is_out_of_memory(error) or not is_device_failure(error):
                     raise
                 line = in_one_line(error)
                 run = Run(pattern, error=bad_index() or KernelError(line, cause=Code.DEVICE, error=line))

@@ -9,8 +9,11 @@ from typing import Any
 
 from harness.core.catalog import ENGINES
 from harness.core.cause_codes import Code
+from harness.core.fault_outcomes import CAUGHT, MISSED, fault_outcome
 from harness.core.systems import engine_versions
+from harness.report.wording import fault_word
 
+_MISSED, _WRONG_BLAME = "MISSED", "WRONG BLAME"
 FAILED = ("fail", "crash")
 BAD = (*FAILED, "known")
 """A known failure is bad in its version, and fails no run."""
@@ -42,9 +45,7 @@ class Column:
     @property
     def fault_cells(self) -> dict[tuple[str, str], str]:
         """(case, fault) -> what became of the fault, in words."""
-        cells = {
-            (one["case"], one["fault"]): f"caught {one['by'][0]}" if one["caught"] else "MISSED" for one in self.faults
-        }
+        cells = {(one["case"], one["fault"]): _fault_cell(one) for one in self.faults}
         for one in self.skipped_faults:
             cells[one["case"], one["fault"]] = "as released" if one["cause"] == Code.AS_RELEASED else "skip"
         return cells
@@ -114,8 +115,8 @@ def is_good(columns: Sequence[Column]) -> int:
     verdicts = {case["verdict"] for column in columns for case in column.cases.values()}
     if any(column.trouble for column in columns) or "error" in verdicts:
         return 3
-    missed = any(not fault["caught"] for column in columns for fault in column.faults)
-    if missed or verdicts & set(FAILED):
+    is_caught = all(fault["caught"] for column in columns for fault in column.faults)
+    if not is_caught or verdicts & set(FAILED):
         return 1
     return 2 if verdicts == {"skip"} else 0
 
@@ -150,7 +151,8 @@ def reasons(columns: Sequence[Column]) -> list[str]:
                 lines[f"{column.label}: {name}: {[*messages, case['reason']][0]}"] = None
         for fault in column.faults:
             if not fault["caught"]:
-                lines[f"{column.label}: {fault['case']} with {fault['fault']}: MISSED: {fault['reason']}"] = None
+                word = fault_word(fault_outcome(caught=fault["caught"], seen=fault.get("seen", False))).upper()
+                lines[f"{column.label}: {fault['case']} with {fault['fault']}: {word}: {fault['reason']}"] = None
     return list(lines)
 
 
@@ -159,10 +161,18 @@ def _fault_rows(columns: Sequence[Column], refs: dict[str, tuple[str, ...]]) -> 
     found: dict[str, list[Row]] = {}
     for case, fault in dict.fromkeys(pair for of_column in cells for pair in of_column):
         own = tuple(of_column.get((case, fault), "-") for of_column in cells)
-        num_caught = sum(cell.startswith("caught") for cell in own)
-        answer = f"caught {num_caught} of {num_caught + own.count('MISSED')}"
+        outcomes = [word for word in (CAUGHT, _WRONG_BLAME, _MISSED) for cell in own if cell.startswith(word)]
+        answer = f"caught {outcomes.count(CAUGHT)} of {len(outcomes)}"
         found.setdefault(case, []).append(Row(f"{case} with {fault}", refs.get(case, ()), own, answer, is_fault=True))
     return found
+
+
+def _fault_cell(fault: dict[str, Any]) -> str:
+    """What became of a fault, and the first oracle that saw it."""
+    outcome = fault_outcome(caught=fault["caught"], seen=fault.get("seen", False))
+    if outcome == MISSED:
+        return _MISSED
+    return f"{CAUGHT if outcome == CAUGHT else _WRONG_BLAME} {fault['by'][0]}"
 
 
 def _case_cell(case: dict[str, Any] | None) -> str:

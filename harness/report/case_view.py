@@ -15,7 +15,17 @@ from harness.core.records import Blame, CaseResult, FaultResult, Finding, Shrunk
 from harness.core.systems import engine_versions
 from harness.report.causes import facts as facts_of
 from harness.report.run_view import RunView
-from harness.report.wording import first_nan_lines, one_line, outcome_line, printable, reproduce, reproduce_case, show
+from harness.report.wording import (
+    expected_of,
+    fault_word,
+    first_nan_lines,
+    one_line,
+    outcome_line,
+    printable,
+    reproduce,
+    reproduce_case,
+    show,
+)
 
 MAX_FINDINGS = 25
 """Findings of one case that the page shows; results.jsonl has them all."""
@@ -44,7 +54,7 @@ class CaseView:
     anchor: str
     result: CaseResult
     word: str
-    """What the badge says: the verdict, or whether the fault was caught."""
+    """What the badge says: the verdict, or what became of the fault."""
     blame: Blame | None
     diagnosis: tuple[Fact, ...]
     facts: tuple[tuple[str, str], ...]
@@ -98,10 +108,10 @@ def of_fault(view: RunView, found: FaultResult, case: Case | None, anchor: str) 
     return CaseView(
         anchor=anchor,
         result=result,
-        word="caught" if found.caught else "missed",
+        word=fault_word(found.outcome),
         blame=Blame(sites=found.blamed, how=found.how) if found.blamed or found.how else None,
         diagnosis=diagnosis(result, view.shrunk.get(result.key), view.plan.options),
-        facts=(("expected", f"{found.expected_by}, blaming {', '.join(found.expected_blame) or 'no site'}"),),
+        facts=(("expected", expected_of(found)),),
         params=params(case) if case else (),
         command=view.command(result),
         show_command=show(found.case, view.plan.options),

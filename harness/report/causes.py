@@ -84,6 +84,8 @@ class Cause:
         found = ", ".join(site for site in dict.fromkeys(order) if site in self.sites)
         if self.blame is None:
             return f"{found} (named by the findings; no trials were made)"
+        if not self.blame.is_decided:
+            return f"{found} (named by the findings; {one_line(self.blame.how)})"
         rest = len(self.members) - self.num_blamed
         also = f"; the other {num(rest, 'case')} fail alike and were not tried" if rest > 0 and self.num_blamed else ""
         return f"{found} ({one_line(self.blame.how)}{also})"
@@ -98,7 +100,8 @@ class Cause:
 def causes(failed: Iterable[CaseResult], jobs: Mapping[str, Job], blames: Mapping[str, Blame]) -> list[Cause]:
     """The root causes of failed results, most cases first. `jobs` and `blames` are by job key."""
     found: list[Cause] = []
-    for result in sorted(failed, key=lambda one: (one.key not in blames, not _sites(one))):
+    decided = {key for key, blame in blames.items() if blame.is_decided}
+    for result in sorted(failed, key=lambda one: (one.key not in decided, one.key not in blames, not _sites(one))):
         own = _cause_of(result, jobs[result.key].case, blames.get(result.key))
         cause = next((cause for cause in found if cause.takes(own)), None)
         if cause is None:
@@ -106,19 +109,22 @@ def causes(failed: Iterable[CaseResult], jobs: Mapping[str, Job], blames: Mappin
             continue
         cause.members.append(result)
         cause.writer = cause.writer or own.writer
-        if own.blame is not None:
+        if own.num_blamed:
             # One cause reaches more memory in a serving run, such as blocks that are newly given to a request.
             cause.sites = cause.sites & own.sites or cause.sites
             cause.reached |= own.sites
             cause.num_blamed += 1
     for cause in found:
         cause.members.sort(key=lambda one: (not _sites(one), -_clearness(one), *_size(jobs[one.key].case)))
-        cause.blame = blames.get(cause.first.key, cause.blame)
+        own_blame = blames.get(cause.first.key)
+        if own_blame is not None and (own_blame.is_decided or cause.blame is None or not cause.blame.is_decided):
+            cause.blame = own_blame
     return sorted(found, key=lambda cause: (cause.verdict not in FAILED, -len(cause.members)))
 
 
 def _cause_of(result: CaseResult, case: Case, blame: Blame | None) -> Cause:
-    sites = set(blame.sites) if blame else _sites(result)
+    is_decided = blame is not None and blame.is_decided
+    sites = set(blame.sites) if blame is not None and is_decided else _sites(result)
     first = blame.first_nan if blame else None
     return Cause(
         kernel=kernel_of(case),
@@ -129,7 +135,7 @@ def _cause_of(result: CaseResult, case: Case, blame: Blame | None) -> Cause:
         reached=set(sites),
         members=[result],
         blame=blame,
-        num_blamed=int(blame is not None),
+        num_blamed=int(is_decided),
     )
 
 

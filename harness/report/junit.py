@@ -10,7 +10,7 @@ from itertools import groupby
 
 from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult, Verdict
 from harness.report.run_view import RunView
-from harness.report.wording import blamed, interval_text, model_sentence, one_line, printable
+from harness.report.wording import blamed, expected_of, interval_text, model_sentence, one_line, printable
 
 FAULT_SUITE = "injected faults"
 COUNTED = {"failures": "failure", "errors": "error", "skipped": "skipped"}
@@ -68,9 +68,9 @@ def _of_case(result: CaseResult, view: RunView) -> ET.Element:
 def _of_fault(fault: FaultResult) -> ET.Element:
     element = _test(fault, f"{fault.fault} on {fault.case}")
     if not fault.caught:
-        problem = ET.SubElement(element, "failure", {"type": "not-caught", "message": one_line(fault.reason)})
+        problem = ET.SubElement(element, "failure", {"type": fault.outcome, "message": one_line(fault.reason)})
         problem.text = printable(
-            f"expected: {fault.expected_by} blaming {', '.join(fault.expected_blame) or 'no site'}\n"
+            f"expected: {expected_of(fault)}\n"
             f"found: {', '.join(fault.by) or 'nothing'} blaming {', '.join(fault.blamed) or 'no site'}"
         )
     return element

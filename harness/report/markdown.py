@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from harness.core.fault_outcomes import MISSED, WRONG_BLAME
 from harness.core.records import BAD
 from harness.report.page import templates
 from harness.report.run_view import RunView
 from harness.report.terminal_history import change_groups, count_line, flaky_line
-from harness.report.wording import accuracy_title, known_line, num, one_line
+from harness.report.wording import OTHER_BLAME, accuracy_title, known_line, num, one_line
 from harness.store.history.compare import Comparison
 from harness.store.history.trends import Trends
 from harness.store.summary import totals
 
 MAX_LISTED = 20
+UNCAUGHT = {MISSED: "Faults that were missed", WRONG_BLAME: f"Faults that were {OTHER_BLAME}"}
 _BAR = re.compile(r"(?<!\\)\|")
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>()!|~&$])")
 
@@ -29,7 +31,14 @@ def render(view: RunView, comparison: Comparison | None = None, trends: Trends |
     plan, machine = view.plan, view.plan.environment
     torch = f"torch {machine['torch']}" if machine.get("torch") else ""
     device = (machine.get("gpus") and machine["gpus"][0].get("name")) or machine.get("cpu")
-    missed = [fault for fault in view.faults if not fault.caught]
+    uncaught = {
+        title: [
+            f"{fault.fault} in {fault.case}: {one_line(fault.reason, 200)}"
+            for fault in view.faults
+            if fault.outcome == outcome
+        ]
+        for outcome, title in UNCAUGHT.items()
+    }
     return found.get_template("summary.md.j2").render(
         view=view,
         most=MAX_LISTED,
@@ -37,7 +46,7 @@ def render(view: RunView, comparison: Comparison | None = None, trends: Trends |
         totals=_totals(view),
         comparison=comparison,
         groups=change_groups(comparison, view.causes) if comparison else (),
-        missed=[f"{fault.fault} in {fault.case}: {one_line(fault.reason, 200)}" for fault in missed],
+        uncaught=uncaught,
         trends=trends,
     )
 

@@ -12,12 +12,22 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from harness.core.fault_outcomes import declared_blame
 from harness.core.records import BAD, AccuracyRecord, CaseResult, FaultResult, OutcomeGrid, Verdict
 from harness.core.systems import engine_versions
 from harness.report.case_view import CaseView, case_data, embedded, of_fault, of_result
 from harness.report.causes import facts, kernel_of
 from harness.report.run_view import RunView, skip_reasons
-from harness.report.wording import accuracy_title, describe_faulty, model_sentence, num, one_line, printable, ref_url
+from harness.report.wording import (
+    accuracy_title,
+    describe_faulty,
+    fault_word,
+    model_sentence,
+    num,
+    one_line,
+    printable,
+    ref_url,
+)
 from harness.store.summary import accuracy_records, totals
 
 FOLDER = Path(__file__).parent
@@ -119,9 +129,10 @@ def templates(*functions: Callable[..., Any], **options: Any) -> Environment:
 def environment_of_page() -> Environment:
     """The templates of the page, which escape what they print."""
     known = (ref_url, breakable, ticks, accuracy_title, model_sentence, describe_faulty, flipped, totals, num, facts)
+    of_faults = (declared_blame, fault_word)
     # Jinja calls it on each value before escaping it.
     clean = {"finalize": lambda value: printable(value) if type(value) is str else value}
-    made = templates(*known, autoescape=True, **clean)
+    made = templates(*known, *of_faults, autoescape=True, **clean)
     made.filters["short"] = lambda text: one_line(text, MAX_REASON)
     return made
 
@@ -144,7 +155,7 @@ def _wanted(
     faults: Sequence[tuple[str, FaultResult]],
     anchors: dict[str, str],
 ) -> Iterator[CaseView]:
-    """The views that stand in the markup if there is room: failures, then faults, the missed ones first."""
+    """The views that stand in the markup if there is room: failures, then faults, those that were not caught first."""
     jobs = [*view.plan.jobs, *(control.job for control in view.plan.controls)]
     cases = {job.case.id: job.case for job in jobs}
     for result in ranked:

@@ -11,7 +11,7 @@ from harness.core.cause_codes import Code
 from harness.core.records import BAD, AccuracyRecord, CaseResult, Verdict
 from harness.report.causes import Cause, causes, commands_for
 from harness.report.conditions import EVERY_KERNEL, Coverage, coverages
-from harness.report.wording import num, reproduce
+from harness.report.wording import fault_problems, num, reproduce
 from harness.store.run_folder import RunStore
 from harness.store.summary import accuracy_records, by_scenario, totals
 
@@ -92,13 +92,13 @@ class RunView:
         if self.plan.trials:
             return "Mutants were tried: mutants.jsonl has them", "pass"
         counts, num_faults = self.counts, len(self.faults)
-        missed = sum(not fault.caught for fault in self.faults)
+        uncaught = fault_problems(self.faults)
         bad, num_known = counts["fail"] + counts["crash"], counts.get("known", 0)
         if bad:
-            also = f", and {missed} of {num_faults} faults were not caught" if missed else ""
+            also = f", and {uncaught}" if uncaught else ""
             return f"{bad} {'case fails' if bad == 1 else 'cases fail'}{also}", "fail"
-        if missed:
-            return f"{missed} of {num_faults} faults were not caught", "fail"
+        if uncaught:
+            return uncaught, "fail"
         if counts["error"]:
             return f"{counts['error']} could not be judged: this run proves nothing about them", "error"
         if self.num_not_run:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.core.crash_stack import innermost
+from harness.core.fault_outcomes import CAUGHT, MISSED, WRONG_BLAME
 from harness.core.finding_words import few
 from harness.core.records import BAD, AccuracyRecord, CaseResult, EpochAccuracy, FaultResult, Finding, Shrunk, Verdict
 from harness.report.causes import Cause, facts
@@ -19,6 +20,8 @@ from harness.report.wording import (
     EPOCHS,
     accuracy_title,
     describe_faulty,
+    fault_counts,
+    fault_word,
     first_nan_lines,
     interval_text,
     known_line,
@@ -38,6 +41,9 @@ STYLES = {
     "error": "bold yellow",
     "known": "cyan",
     "not-run": "dim",
+    CAUGHT: "green",
+    WRONG_BLAME: "bold red",
+    MISSED: "bold red",
 }
 MAX_FAILURES = 20
 MAX_FINDINGS = 3
@@ -49,8 +55,9 @@ MAX_VALUE = 60
 
 
 def verdict_text(verdict: str) -> Text:
-    """A verdict in its colour, in capitals when it needs a look."""
-    return Text(verdict.upper() if verdict in BAD else verdict, style=STYLES[verdict])
+    """A verdict, or what became of a fault, in its colour; in capitals when it needs a look."""
+    word = fault_word(verdict)
+    return Text(word.upper() if verdict in (*BAD, WRONG_BLAME, MISSED) else word, style=STYLES[verdict])
 
 
 def failure_line(result: CaseResult) -> Text:
@@ -78,6 +85,8 @@ def print_run(console: Console, view: RunView, *, with_table: bool = False) -> N
     for result in view.lost[:MAX_FAILURES]:
         nodes = ", ".join(result.lost_nodes)
         console.print(f"planned again after the loss of {nodes}: {one_line(result.id, 200)}", soft_wrap=True)
+    if view.faults:
+        console.print(f"faults {fault_counts(view.faults)}", markup=False)
     console.print(totals_line(view))
     if view.covered:
         say(console, f"shown: {view.covered}")
@@ -175,10 +184,9 @@ def totals_line(view: RunView) -> Text:
 
 
 def fault_line(fault: FaultResult) -> Text:
-    """One line about one fault: caught or not, by what, blaming what, in how many seconds."""
+    """One line about one fault: what became of it, by what, blaming what, in how many seconds."""
     by, blamed = ", ".join(fault.by) or "nothing", ", ".join(fault.blamed) or "no site"
-    line = Text("caught " if fault.caught else "MISSED ", style=STYLES["pass" if fault.caught else "fail"])
-    line.append(f"{fault.fault} ", style="bold")
+    line = Text.assemble(verdict_text(fault.outcome), (f" {fault.fault} ", "bold"))
     line.append(printable(f"by {by}, blaming {blamed} ({fault.case}, {fault.seconds:.1f} s)"), style="default")
     if not fault.caught:
         line.append(f"\n       {one_line(fault.reason)}", style="default")

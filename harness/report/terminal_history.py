@@ -12,9 +12,9 @@ from rich.text import Text
 from harness.report.causes import Cause
 from harness.report.console import table
 from harness.report.terminal import STYLES, count_text, verdict_text
-from harness.report.wording import num, one_line, printable
+from harness.report.wording import fault_word, num, one_line, printable
 from harness.store.history.compare import Change, Comparison
-from harness.store.history.entry import Entry, RunEntry
+from harness.store.history.entry import FAULT_VERDICTS, Entry, RunEntry
 from harness.store.history.trends import LETTERS, CaseTrend, Trends
 from harness.store.summary import shown_verdicts
 
@@ -72,10 +72,10 @@ def print_scenario(console: Console, name: str, found: Trends) -> None:
     console.print(table)
     _print_changing(console, name, found)
     for case in found.cases:
-        caught, missed = case.verdicts.count("y"), case.verdicts.count("n")
-        if caught + missed:
-            where = f"fault {case.key.rpartition('!')[2]} caught in {caught} of {num(caught + missed, 'run')}"
-            console.print(where, style="bold red" if missed else "green")
+        caught, *others = (case.verdicts.count(LETTERS[outcome]) for outcome in FAULT_VERDICTS)
+        if total := caught + sum(others):
+            where = f"fault {case.key.rpartition('!')[2]} caught in {caught} of {num(total, 'run')}"
+            console.print(where, style="green" if caught == total else "bold red")
     _print_flaky(console, found)
 
 
@@ -143,9 +143,10 @@ def _change_line(changes: Sequence[Change], title: str = "", command: str = "") 
     """The changes of all cases of one cause, for which the first one stands."""
     first = changes[0]
     before, after = first.before, first.after
-    word = after.verdict.upper() if before is None or before.verdict != after.verdict else after.verdict
+    word = fault_word(after.verdict)
+    word = word.upper() if before is None or before.verdict != after.verdict else word
     named = f"{title}: {num(len(changes), 'case')}, {first.key} first" if len(changes) > 1 else first.key
-    was = before.verdict if before else "not in the older run"
+    was = fault_word(before.verdict) if before else "not in the older run"
     again = command and f"again: {command}"
     return "; ".join(filter(None, [f"{word} {one_line(named, 300)}: was {was}", difference(first), again]))
 

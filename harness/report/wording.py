@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from harness.core.fault_outcomes import CAUGHT, MISSED, WRONG_BLAME, declared_blame
+
 if TYPE_CHECKING:
-    from harness.core.records import AccuracyRecord, Blame, CaseResult, EpochAccuracy, Shrunk
+    from harness.core.records import AccuracyRecord, Blame, CaseResult, EpochAccuracy, FaultResult, Shrunk
 
 # XML 1.0 cannot hold these characters, not even escaped. A terminal obeys some of them.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u202a-\u202e\u2066-\u2069]")
 OPTION_FLAGS = {"device": "--device", "kernel": "--kernel", "scenarios": "--scenarios", "engine_path": "--engine-path"}
 EPOCHS, SERVE_CHECK = "epochs", "serve-check"
 """The scenario, and the key of `run.json`, of a run of `mla-harness epochs`."""
+OTHER_BLAME = "seen with another blame than declared"
 
 
 def printable(text: str) -> str:
@@ -37,6 +41,36 @@ def ref_url(ref: str) -> str:
     """The address of `owner/name#number` on GitHub."""
     repository, _, number = ref.partition("#")
     return f"https://github.com/{repository}/issues/{number}"
+
+
+def fault_word(outcome: str) -> str:
+    """What became of an injected fault, or a verdict, as readers see it: caught, wrong blame, missed, not run."""
+    return outcome.replace("-", " ")
+
+
+def expected_of(fault: FaultResult) -> str:
+    """What the scenario declares for an injected fault: ``answers or streams, blaming no site``."""
+    declared = declared_blame(fault.expected_blame, fault.allowed_blame)
+    return f"{' or '.join(fault.expected_by)}, blaming {declared}"
+
+
+def fault_counts(faults: Sequence[FaultResult], num_planned: int | None = None) -> str:
+    """``caught: 3 of 5, 1 seen with another blame than declared, 1 missed``; of `num_planned`, or of all `faults`."""
+    count = Counter(fault.outcome for fault in faults)
+    words = [f"caught: {count[CAUGHT]} of {len(faults) if num_planned is None else num_planned}"]
+    words += [f"{count[WRONG_BLAME]} {OTHER_BLAME}"] if count[WRONG_BLAME] else []
+    return ", ".join(words + ([f"{count[MISSED]} missed"] if count[MISSED] else []))
+
+
+def fault_problems(faults: Sequence[FaultResult]) -> str:
+    """``1 of 5 faults was missed, and 2 of 5 faults were seen with another blame than declared``; empty without any."""
+    count, total = Counter(fault.outcome for fault in faults), num(len(faults), "fault")
+    words = {MISSED: "missed", WRONG_BLAME: OTHER_BLAME}
+    found = {outcome: said for outcome, said in words.items() if count[outcome]}
+    return ", and ".join(
+        f"{count[outcome]} of {total} {'was' if count[outcome] == 1 else 'were'} {said}"
+        for outcome, said in found.items()
+    )
 
 
 def known_line(result: CaseResult) -> str:

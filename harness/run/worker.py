@@ -74,7 +74,8 @@ def _on_gpu(job: Job, gpu: int, execute: Execute) -> Reply:
         # The context failed at an unexpected place, for example in an oracle that first waited for the device.
         finding = Finding(oracle="crash", message=f"{job.case.id}: {result.reason}", cause=Code.DEVICE, at=result.at)
         result = result.but(verdict=Verdict.CRASH, findings=(finding,))
-    if result.verdict in (Verdict.CRASH, Verdict.ERROR) and not is_spent:
+    is_short = result.cause == Code.NO_MEMORY
+    if (result.verdict in (Verdict.CRASH, Verdict.ERROR) or is_short) and not is_spent:
         cuda_failures.free_memory()
     return Reply(result=result.model_dump(mode="json"), is_spent=is_spent)
 

@@ -64,7 +64,8 @@ class KernelOverride:
         replaced = {field: op for field, op in system.kernels_of(op).items() if op in self.ops}
         if not replaced:
             return None
-        named = point.params.but(**dict.fromkeys(replaced, self.short_name))
+        # Its id is another, so its prompts are other tokens, and its answers too.
+        named = point.params.varied().but(**dict.fromkeys(replaced, self.short_name))
         params, name = named, ""
         for spec in (KERNELS.get(f"{op}/{self.short_name}") for op in replaced.values()):
             if spec.shapes is not None:
@@ -116,6 +117,9 @@ def _overridden(
 
 
 def _case(scenario: Scenario, point: MatrixPoint, seed: int) -> Case:
+    if seed:
+        # Other prompts than the scenario's author saw.
+        point = MatrixPoint(point.labels, point.params.varied())
     if isinstance(point.params, AccuracyParams):
         # No memory is filled: stale bits have the effect that they have in production.
         poison, tags = PoisonPlan(patterns=(NATURAL,)), (NIGHTLY,) if "limit" in point.labels else ()

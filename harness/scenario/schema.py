@@ -6,13 +6,14 @@ An unknown key is an error. Each error is one clause that says what is wrong and
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     Field,
     JsonValue,
     StringConstraints,
@@ -79,6 +80,26 @@ def _enum(names: list[str]) -> WithJsonSchema:
 OracleName = Annotated[str, AfterValidator(_known(ORACLES)), _enum(ORACLES.names())]
 SiteName = Annotated[str, AfterValidator(_known(SITES)), _enum(SITES.names())]
 FaultName = Annotated[str, AfterValidator(_known(FAULTS)), _enum(FAULTS.names())]
+
+
+def _listed(value: Any) -> Any:
+    """One name, or a list of names, as a tuple."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list):
+        return tuple(value)
+    if isinstance(value, tuple):
+        return value
+    raise _refusal(f"expected the name of an oracle, or a list of names, not {_show(value)}")
+
+
+_one_oracle = {"type": "string", "enum": ORACLES.names()}
+OneOracleOrMore = Annotated[
+    tuple[OracleName, ...],
+    Field(min_length=1),
+    BeforeValidator(_listed),
+    WithJsonSchema({"anyOf": [_one_oracle, {"type": "array", "items": _one_oracle, "minItems": 1}]}),
+]
 IN_SCENARIOS: Registry[SystemSpec] = Registry(
     "system", tuple(spec for spec in SYSTEMS if spec.in_scenarios), lambda name: missing_system(name, BROKEN)
 )
@@ -113,12 +134,26 @@ class FaultUse(Record):
     """A fault that the scenario must catch, with the oracle that catches it and the memory to blame."""
 
     name: FaultName
-    caught_by: OracleName
+    caught_by: OneOracleOrMore = Field(description="the oracle that must fire; of a list, one of them")
     blames: tuple[SiteName, ...] = Field(default=(), description="sites that the diagnosis must name")
+    may_blame: tuple[SiteName, ...] = Field(
+        default=(),
+        description="sites that it may name besides, any or none: for a bug that reads whatever memory holds",
+    )
     on: Point = Field(
         default={},
         description="the point of the matrix to try it on, or `accuracy: TASK`; the first case when left out",
     )
+
+    @model_validator(mode="after")
+    def _names_each_site_once(self) -> FaultUse:
+        if both := sorted({*self.blames} & {*self.may_blame}):
+            raise _refusal(f"{both[0]} is in blames and in may_blame; name it in one of them")
+        return self
+
+    def allows_blame(self, sites: Collection[str]) -> bool:
+        """Whether a diagnosis may blame just these sites."""
+        return {*self.blames} <= {*sites} <= {*self.blames, *self.may_blame}
 
 
 class KnownUse(KnownFailure):

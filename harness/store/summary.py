@@ -11,7 +11,7 @@ from harness.core.cases import Job
 from harness.core.records import SCHEMA_VERSION, AccuracyRecord, Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.store.run_folder import RunStore
 
-FAULT_FIELDS = {"fault", "scenario", "case", "caught", "by", "blamed", "seconds", "reason"}
+FAULT_FIELDS = {"fault", "scenario", "case", "seen", "caught", "by", "blamed", "seconds", "reason"}
 SUMMARY = "summary.json"
 """The file of a run folder with the summary. History and comparisons read it alone."""
 

@@ -39,7 +39,7 @@ def store_of(root: Path, verdicts: str, *, caught: str = "") -> RunStore:
                 caught=letter == "y",
                 by=(),
                 blamed=(),
-                expected_by="finite",
+                expected_by=("finite",),
                 expected_blame=(),
                 seconds=0.0,
             )

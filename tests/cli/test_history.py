@@ -52,6 +52,21 @@ def test_runs_are_recorded_listed_followed_and_compared(cli: Cli, scenarios: Pat
     assert code == 0 and "new failures: 0" in out and "6 in both runs" in out
 
 
+def test_a_fault_in_a_case_is_followed_by_its_own_name(cli: Cli, scenarios: Path) -> None:
+    """`run --fault` and `selftest` write the same key: a verdict in one, what became of the fault in the other."""
+    key, file = "merge[num_with_context=7]!merge.ignore-context-count", scenarios / "merge.yaml"
+    for blames in ("[context.output, context.lse]", "[kv.tail]"):
+        file.write_text(file.read_text().replace("[context.output, context.lse]", blames))
+        cli("selftest", "merge", "--scenarios", scenarios, "-n", 1)
+    code, out, err = cli("history", key)
+    assert (code, err) == (0, "") and "caught" in out and "WRONG BLAME" in out
+    assert "blamed context.output, context.lse where kv.tail was declared" in " ".join(out.split())
+    _, out, _ = cli("history", "merge")
+    assert "fault merge.ignore-context-count caught in 1 of 2 runs" in out
+    code, out, _ = cli("compare")
+    assert code == 1 and "WRONG BLAME" in out
+
+
 def test_compare_tells_new_failures_first_and_ends_in_1(cli: Cli, scenarios: Path, plugin: Callable[..., Path]) -> None:
     good, options = plugin(GOOD), ("--scenarios", scenarios, "--kernel", "mine", "-n", 1)
     assert cli("run", "quantize", "--plugin", good, *options)[0] == 0

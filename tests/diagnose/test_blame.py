@@ -10,8 +10,11 @@ from harness.core.catalog import ORACLES
 from harness.core.cause_codes import Code
 from harness.core.oracles import TELLING_ORDER
 from harness.core.records import Blame, CaseResult, Finding, Verdict
-from harness.diagnose.blame import conclude, fails_alike, plan_trials
+from harness.diagnose.blame import MAY_BE_MEMORY, NO_MEMORY, NOT_FILLED, conclude, fails_alike, plan_trials
 from harness.diagnose.reduce import primary
+from harness.judge.run_case import run_case
+from harness.scenario.expand import expand
+from harness.scenario.load import load_scenarios
 
 SITES = ("output", "kv.tail", "router.ids", "workspace")
 Behaviour = Callable[[frozenset[str]], tuple[Finding, ...]]
@@ -100,6 +103,82 @@ def test_a_case_that_fails_with_nothing_poisoned_is_blamed_by_what_its_findings_
 def test_a_case_that_fails_with_nothing_poisoned_and_names_nothing_blames_nothing():
     found, _ = blame(lambda sites: finite(None))
     assert (found.sites, found.cause) == ((), Code.WITHOUT_POISON)
+
+
+def without_poison(
+    *findings: Finding, trial: tuple[Finding, ...] = (), looked_at: int = 0, sites: tuple[str, ...] = SITES
+) -> Blame:
+    """The conclusion for a case that fails without poison as well, by the findings of `trial` or the same."""
+    first, verdict = job(sites), Verdict.CRASH if findings[0].oracle == "crash" else Verdict.FAIL
+    result = CaseResult(
+        key="k", id="c", scenario="s", verdict=verdict, findings=findings, looked_at={"non_interference": looked_at}
+    )
+    bare = result.model_copy(update={"key": "k~blame:nothing", "sites": (), "findings": trial or findings})
+    return conclude(first, result, [bare] if sites else [])
+
+
+OFF = Finding(oracle="reference", message="off")
+
+
+def test_equal_bits_over_two_poisons_prove_that_no_uninitialised_memory_is_involved():
+    assert without_poison(OFF, looked_at=7).how == NO_MEMORY
+    assert NO_MEMORY == "fails without poison too: no uninitialised memory is involved"
+
+
+def test_without_two_poisons_or_with_other_bits_poison_tells_nothing_of_memory():
+    """A row that is never written holds a wrong number over zeros too."""
+    assert without_poison(OFF).how == MAY_BE_MEMORY
+    assert without_poison(OFF, Finding(oracle="non_interference"), looked_at=7).how == MAY_BE_MEMORY
+
+
+def test_the_same_error_over_two_contents_of_memory_is_no_matter_of_memory():
+    raised = Finding(
+        oracle="crash", cause=Code.RAISED, error="ValueError", kernel="mla_decode/mine", message="at 16 heads"
+    )
+    assert without_poison(raised).how == NO_MEMORY
+    assert without_poison(raised, trial=(raised.model_copy(update={"error": "IndexError"}),)).how == MAY_BE_MEMORY
+    assert without_poison(Finding(oracle="crash", cause=Code.DIED)).how == MAY_BE_MEMORY
+
+
+def test_a_case_that_fills_no_memory_does_not_tell_whether_stale_memory_is_involved():
+    """Accuracy is measured over what production would find: stale pages are memory, and no poison shows them."""
+    found = without_poison(Finding(oracle="accuracy", cause="drop", message="lost 13 of 16"), sites=())
+    assert (found.sites, found.cause, found.how) == ((), Code.NOT_FILLED, NOT_FILLED)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("select-topk[kernel=torch,values=equal,rows=edges]", "sparse.ties-by-arrival"),
+        ("map-indices[kernel=torch,missing=last,rows=decodes]", "sparse.minus-one-looked-up"),
+    ],
+)
+def test_a_wrong_choice_of_an_index_kernel_is_not_blamed_on_the_buffer_it_writes(name: str, fault: str):
+    (scenario,) = (one for one in load_scenarios() if one.name == name.partition("[")[0])
+    (case,) = (one for one in expand(scenario) if one.id == name)
+    first = Job(key=name, case=case, fault=fault)
+    result, done = run_case(first), []
+    while trials := plan_trials(first, result, done):
+        done += [run_case(trial) for trial in trials]
+    found = conclude(first, result, done)
+    assert (found.sites, found.cause) == ((), Code.WITHOUT_POISON)
+    assert all(finding.site is None for finding in result.findings)
+
+
+def test_a_trial_of_an_index_of_the_poison_keeps_the_run_over_zeros():
+    """Without it a -1 that the kernel writes itself would be taken for the poison's."""
+    case = Case(
+        id="c",
+        scenario="s",
+        system="engine",
+        oracles=("sentinel",),
+        poison=PoisonPlan(patterns=("nan", "zeros"), sites=SITES),
+    )
+    for cause, patterns in ((Code.POISON_INDEX, ("nan", "zeros")), (Code.SENTINEL, ("nan",))):
+        findings = (Finding(oracle="sentinel", cause=cause),)
+        result = CaseResult(key="k", id="c", scenario="s", verdict=Verdict.FAIL, findings=findings)
+        (trial,) = plan_trials(Job(key="k", case=case), result)
+        assert trial.case.poison.patterns == patterns
 
 
 def test_another_oracle_firing_with_nothing_poisoned_is_another_reason():

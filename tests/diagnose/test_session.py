@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from harness.core.cases import Case, Job, PoisonPlan
+from harness.core.cause_codes import Code
 from harness.core.errors import HarnessError
 from harness.core.records import CaseResult, Finding, Verdict
-from harness.diagnose.blame import find_blame
+from harness.diagnose.blame import OUT_OF_TIME, find_blame
 from harness.diagnose.budget import Budget
 from harness.diagnose.run_jobs import exit_code, run_jobs
 from harness.diagnose.session import Limits, Session, first_failure
@@ -97,11 +98,14 @@ def test_the_blame_of_several_failures_is_found_together() -> None:
     assert [found[name][0].sites for name in "abc"] == [("kv.tail",)] * 3
 
 
-def test_the_search_for_blame_ends_when_its_budget_is_spent() -> None:
+def test_the_search_for_blame_ends_when_its_budget_is_spent_and_says_so() -> None:
     pool = FakePool("kv.tail")
     failures = [failing_job(str(n)) for n in range(50)]
-    assert find_blame(pool, failures, Budget(0.0)) == {}  # type: ignore[arg-type]
-    assert pool.num_run == 1
+    found = find_blame(pool, failures, Budget(0.0))  # type: ignore[arg-type]
+    assert pool.num_run == 1 and len(found) == 50
+    assert {(blame.sites, blame.cause, blame.how) for blame, _ in found.values()} == {
+        ((), Code.OUT_OF_TIME, OUT_OF_TIME)
+    }
 
 
 def test_a_busy_machine_does_not_spend_the_budget_but_a_trial_that_waits_or_hangs_does() -> None:

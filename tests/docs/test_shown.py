@@ -1,4 +1,4 @@
-"""The commands that the README shows: run word by word, with the output that it shows."""
+"""The commands that pages show: run word by word, with the output that they show."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from .shown import ROOT, differs, plain, printed, shown_in  # type: ignore[import-not-found]
 
-PAGES = ("README.md", "examples/rowkernels/README.md")
+PAGES = ("README.md", "examples/rowkernels/README.md", "docs/judge-your-kernel.md")
 RUN = [one for name in PAGES for one in shown_in(ROOT / name) if not one.why_not]
 
 
@@ -17,6 +17,11 @@ def test_the_readme_shows_three_ways_in_and_names_a_reason_for_what_is_not_run()
     assert [one.command.split()[1] for one in shown if not one.why_not] == ["run", "repro", "epochs"]
     assert {one.why_not for one in shown if one.why_not} == {"needs a server, and a GPU with vLLM and SGLang"}
     assert all(one.output.strip() for one in RUN)
+
+
+def test_the_page_for_authors_shows_its_own_right_kernel_pass() -> None:
+    (shown,) = (one for one in RUN if "deepseek_decode.py --timeout" in one.command)
+    assert " pass, " in shown.output and not {"fail", "crash", "error"} & {*shown.output.lower().split()}
 
 
 @pytest.mark.nightly  # CI runs `python tests/docs/shown.py` as a step of its own

@@ -92,4 +92,4 @@ def test_without_lm_eval_the_case_is_skipped_with_the_line_that_installs_it(monk
 @pytest.mark.parametrize("name", ["kv-cache-full", "fp8-decode-graphs", "mrv2-capture"])
 def test_each_scenario_tries_its_fault_on_its_accuracy_too(name: str) -> None:
     tried = [use for use, case in fault_cases(SCENARIOS[name]) if case.system == "accuracy"]
-    assert tried and all(use.caught_by == "accuracy" for use in tried)
+    assert tried and all(use.caught_by == ("accuracy",) for use in tried)

@@ -9,7 +9,7 @@ from harness.core.engine_params import EngineParams
 from harness.core.records import Verdict
 from harness.engine.schedule.scheduler import Scheduler
 from harness.judge.run_case import run_case
-from harness.scenario.expand import expand
+from harness.scenario.expand import KernelOverride, expand
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.variant import changed, shown
 
@@ -85,3 +85,16 @@ def test_a_variant_of_a_case_declares_no_steps():
     assert case.params_as(EngineParams).steps and not other.params_as(EngineParams).steps
     assert other.id == "preempted-phases[phase=page_end]@num_blocks=20"
     assert changed(case, "patterns=[nan]").params == case.params
+
+
+@pytest.mark.parametrize("name", ["short-prompts[drafts=histories]", "prefix-chains[sequence=collision_in_prompt]"])
+def test_with_another_kernel_or_seed_the_tokens_are_others_and_no_steps_are_declared(name):
+    """Drafts that are taken and hashes that collide depend on the tokens, and these on the seed of the case."""
+    written = CASES[name]
+    assert written.params_as(EngineParams).steps and written == CASES[name]
+    scenario = next(one for one in load_scenarios() if one.name == written.scenario)
+    override = KernelOverride.named("mla_decode/tiled-prefetch")
+    others = [*expand(scenario, override=override), *expand(scenario, seed=3)]
+    assert others and not any(case.params_as(EngineParams).steps for case in others)
+    (seeded,) = (case for case in others if case.id == name)
+    assert seeded.seed != written.seed and run_case(Job(key="job", case=seeded)).verdict is Verdict.PASS

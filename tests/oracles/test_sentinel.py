@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from harness.core.cause_codes import Code
 from harness.judge.oracles.values import sentinel as judge
 from harness.judge.run_records import Guard, Run
 from harness.memory.poison.patterns import OUT_OF_RANGE, Poison, bits_view, sentinel_bits
@@ -62,6 +63,19 @@ def test_an_index_that_only_the_poison_writes_fires_unless_it_is_the_right_answe
     finding = judge(evidence(Run("nan", [observe(ids, expected=wanted, site="router.ids")]))).findings[0]
     assert finding.site == "router.ids"
     assert judge(evidence(Run("nan", [observe(ids, expected=ids.long())]))).findings == []
+
+
+def test_an_index_that_the_kernel_writes_over_any_memory_is_no_poison(observe, evidence):
+    """A wrong -1 of the kernel itself is for `reference` to judge. One that the poison leaves is found beside it."""
+    over_nan = torch.arange(8, dtype=torch.int32).reshape(4, 2)
+    over_nan[1, 1] = -1
+    over_zeros, wanted = over_nan.clone(), torch.arange(8).reshape(4, 2)
+    runs = Run("nan", [observe(over_nan, expected=wanted)]), Run("zeros", [observe(over_zeros, expected=wanted)])
+    assert judge(evidence(*runs)).findings == []
+    over_nan[2, 0], over_zeros[2, 0] = -1, 0
+    (finding,) = judge(evidence(*runs)).findings
+    assert (finding.where, finding.cause) == ("request 2; first at [2, 0]", Code.POISON_INDEX)
+    assert "hold an index as the poison writes it" in finding.message
 
 
 def test_guarded_memory_that_is_untouched_is_silent_even_when_it_is_nan(evidence):

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from harness.core.cases import Case, Job, PoisonPlan
+from harness.core.cause_codes import Code
 from harness.core.records import Blame, CaseResult, Finding, FirstNan, Shrunk, Verdict
+from harness.diagnose.blame import NO_MEMORY, OUT_OF_TIME
 from harness.report import markdown, page
 from harness.report.causes import Cause, causes, facts, kernel_of
 from harness.report.console import console_for
@@ -198,5 +200,30 @@ def test_the_clearest_case_is_the_example_and_of_equally_clear_ones_the_smallest
 
 def test_a_failure_without_poison_is_said_to_be_no_matter_of_memory() -> None:
     one = case("decode[kernel=tiled]")
-    (cause,) = found([one], [result(one, OFF)], {one.id: Blame(how="wrong without poison: not memory")})
-    assert cause.blame_line == "wrong without poison: not memory"
+    (cause,) = found([one], [result(one, OFF)], {one.id: Blame(how=NO_MEMORY)})
+    assert cause.blame_line == NO_MEMORY
+
+
+LATE = Blame(cause=Code.OUT_OF_TIME, how=OUT_OF_TIME)
+
+
+def test_a_search_that_ran_out_of_time_is_said_beside_what_the_findings_name(tmp_path: Path) -> None:
+    one, other = case("decode[kernel=tiled,n=1]"), case("merge[kernel=tiled,n=1]")
+    named = result(one, NAN.model_copy(update={"site": "kv.tail"}))
+    causes_of_both = found([one, other], [named, result(other, OFF)], {one.id: LATE, other.id: LATE})
+    lines = {cause.first.id: cause.blame_line for cause in causes_of_both}
+    assert lines == {one.id: f"kv.tail (named by the findings; {OUT_OF_TIME})", other.id: OUT_OF_TIME}
+    store = store_of(tmp_path, [named, result(other, OFF)], [one, other])
+    for key in (one.id, other.id):
+        store.add_blame(key, LATE)
+    stream = io.StringIO()
+    print_run(console_for(stream), RunView(store))
+    assert stream.getvalue().count("ran out of time") == 2
+    assert page.render(RunView(store)).count(OUT_OF_TIME) >= 2
+
+
+def test_a_blame_that_was_found_counts_more_than_one_that_was_not() -> None:
+    cases = [case(f"decode[kernel=tiled,n={n}]", num_heads=n) for n in (1, 2)]
+    blames = {cases[0].id: LATE, cases[1].id: Blame(sites=("kv.tail",), how="alone")}
+    (cause,) = found(cases, [result(one, NAN) for one in cases], blames)
+    assert cause.blame_line == "kv.tail (alone; the other 1 case fail alike and were not tried)"

@@ -102,7 +102,7 @@ def filled(root: Path) -> RunStore:
         store.add_fault(
             FaultResult(
                 fault=name, scenario="decode", case=names[2], ref="vllm-project/vllm#43961", caught=caught,
-                by=("sentinel",) if caught else (), blamed=("kv.new",) if caught else (), expected_by="sentinel",
+                by=("sentinel",) if caught else (), blamed=("kv.new",) if caught else (), expected_by=("sentinel",),
                 expected_blame=("kv.new",), findings=(found,) if caught else (), reason="" if caught else HOSTILE,
             )
         )  # fmt: skip
@@ -237,7 +237,7 @@ def test_the_policy_stops_scripts_and_requests_that_got_in_all_the_same(browser:
 
 def test_failures_come_first_and_like_ones_are_told_once(opened: Open) -> None:
     tab = opened()
-    assert tab.locator("h1").first.inner_text() == "4 cases fail, and 1 of 2 faults were not caught"
+    assert tab.locator("h1").first.inner_text() == "4 cases fail, and 1 of 2 faults was missed"
     verdicts = [text.split()[0] for text in visible(tab, "#case-list tbody .badge")]
     assert verdicts == ["fail"] * 3 + ["crash"] + ["pass"] * 6 + ["skip"]
     titles = visible(tab, "#failures h3")

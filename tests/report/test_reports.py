@@ -79,13 +79,15 @@ def mixed(tmp_path: Path) -> RunStore:
             caught=True,
             by=("finite",),
             blamed=("kv.new",),
-            expected_by="finite",
+            expected_by=("finite",),
             expected_blame=("kv.new",),
             seconds=1.0,
         )
     )
     store.add_fault(
-        FaultResult(fault="kv.y", scenario="decode", case=HOSTILE, caught=False, expected_by="finite", reason=HOSTILE)
+        FaultResult(
+            fault="kv.y", scenario="decode", case=HOSTILE, caught=False, expected_by=("finite",), reason=HOSTILE
+        )
     )
     return store
 
@@ -124,7 +126,7 @@ def test_the_page_shows_verdicts_findings_blame_faults_and_commands(mixed: RunSt
     text = page.render(RunView(mixed))
     for verdict in USUAL:
         assert f"<tr data-v={verdict.value}" in text
-    assert "2 cases fail, and 1 of 2 faults were not caught" in text
+    assert "2 cases fail, and 1 of 2 faults was missed" in text
     assert "0x7fc00001" in text and "<h3>Blame</h3>" in text
     assert "mla-harness run &#39;decode[n=fail]&#39;" in text
     assert "https://github.com/vllm-project/vllm/issues/36540" in text

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.store.history.entry import CAUGHT, Entry, PastRuns, RunEntry
+from harness.core.fault_outcomes import CAUGHT, MISSED
+from harness.store.history.entry import Entry, PastRuns, RunEntry
 from harness.store.source import Source
 
 MakeRun = Callable[..., RunEntry]
@@ -58,6 +59,7 @@ def write_summary(root: Path, run: RunEntry) -> None:
         {
             "case": one.key.partition("!")[0],
             "fault": one.key.partition("!")[2],
+            "seen": one.verdict != MISSED,
             "caught": one.verdict == CAUGHT,
             "reason": one.note,
             "by": one.oracles,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from harness.store.history.entry import CAUGHT, MISSED, Entry
+from harness.core.fault_outcomes import CAUGHT, MISSED
+from harness.store.history.entry import Entry
 
 
 def fault(name: str, case: str, caught: bool, **more: object) -> Entry:

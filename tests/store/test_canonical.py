@@ -61,6 +61,6 @@ def test_whatever_was_found_shows(tmp_path: Path) -> None:
 def test_faults_that_were_put_back_show_too(tmp_path: Path) -> None:
     made = store(tmp_path, [result("a")])
     before = canonical(made)
-    made.add_fault(FaultResult(fault="f", scenario="stub", case="a", caught=True, expected_by="finite", seconds=3.0))
+    made.add_fault(FaultResult(fault="f", scenario="stub", case="a", caught=True, expected_by=("finite",), seconds=3.0))
     added = set(canonical(made).splitlines()) - set(before.splitlines())
     assert [json.loads(line)["caught"] for line in added] == [True]

@@ -11,6 +11,7 @@ import pytest
 
 from harness.core.cases import Case, Job
 from harness.core.errors import InputError
+from harness.core.fault_outcomes import WRONG_BLAME
 from harness.core.records import Blame, CaseResult, Finding, Verdict
 from harness.report.run_view import RunView
 from harness.report.write import write_reports
@@ -69,6 +70,13 @@ def test_a_fault_that_is_no_longer_caught_is_a_new_failure(
     before, after = make_run(1, {}, faults=(caught,)), make_run(2, {}, faults=(missed,))
     assert keys(compare(before, after).new_failures) == ["a[x=1]!kv.tail"]
     assert keys(compare(after, before).fixed) == ["a[x=1]!kv.tail"]
+
+
+def test_a_fault_that_is_blamed_otherwise_than_before_is_a_new_failure(make_run: MakeRun) -> None:
+    caught = fault("kv.tail", "a[x=1]", True, oracles=("finite",))
+    before, after = make_run(1, {}, faults=(caught,)), make_run(2, {}, faults=(replace(caught, verdict=WRONG_BLAME),))
+    found = compare(before, after)
+    assert keys(found.new_failures) == ["a[x=1]!kv.tail"] and found.new_failures[0].after.is_fault
 
 
 def test_accuracy_and_time_are_told_with_the_largest_change_first(make_run: MakeRun) -> None:

@@ -42,7 +42,7 @@ def test_a_run_reads_back_equal(tmp_path: Path) -> None:
     finding = Finding(oracle="finite", bits="0x7fc00001", message="NaN")
     store.add(result("a", Verdict.FAIL, findings=(finding,), looked_at={"finite": 3}))
     store.add_blame("a", Blame(sites=("output",), how="alone", trials={"nothing": "pass"}))
-    fault = FaultResult(fault="f", scenario="stub", case="a", caught=True, expected_by="finite")
+    fault = FaultResult(fault="f", scenario="stub", case="a", caught=True, expected_by=("finite",))
     store.add_fault(fault)
     store.note_environment({"torch": "2.13.0"})
     again = RunStore.open(store.path)
@@ -163,7 +163,7 @@ def test_the_summary_has_exactly_the_documented_fields(tmp_path: Path) -> None:
     finding = Finding(oracle="finite", site="output", tensor="out", where="row 1", bits="0x1", message="NaN")
     store.add(result("a", Verdict.FAIL, findings=(finding,), refs=("vllm-project/vllm#36540",), log="private"))
     store.add(result("b", Verdict.SKIP, reason="no GPU"))
-    store.add_fault(FaultResult(fault="f", scenario="s", case="a", caught=False, expected_by="finite", seconds=1.5))
+    store.add_fault(FaultResult(fault="f", scenario="s", case="a", caught=False, expected_by=("finite",), seconds=1.5))
     store.note_environment({"torch": "2.13.0"})
     store.add_seconds(2.5)
     summary = summarise(store)
@@ -195,6 +195,7 @@ def test_the_summary_has_exactly_the_documented_fields(tmp_path: Path) -> None:
             "fault": "f",
             "scenario": "s",
             "case": "a",
+            "seen": False,
             "caught": False,
             "by": [],
             "blamed": [],

@@ -73,6 +73,22 @@ def test_faults_stand_under_their_case_and_one_that_the_release_has_itself_is_to
     assert (found[1].cells, found[1].answer) == (("as released", "caught address"), "caught 1 of 1")
 
 
+def test_a_fault_that_was_missed_is_told_from_one_with_another_blame() -> None:
+    def tried(version: str, *, seen: bool) -> Column:
+        by = ["answers"] if seen else []
+        fault = {"case": "x", "fault": "f", "seen": seen, "caught": False, "by": by, "reason": "it says why"}
+        return column(version, case("x", "pass"), faults=[fault])
+
+    columns = [tried("0.1.0", seen=True), tried("0.2.0", seen=False)]
+    row = rows(columns)[1]
+    assert (row.cells, row.answer) == (("WRONG BLAME answers", "MISSED"), "caught 0 of 2")
+    assert [line.rpartition(" with f: ")[2] for line in reasons(columns)] == [
+        "WRONG BLAME: it says why",
+        "MISSED: it says why",
+    ]
+    assert is_good(columns) == 1
+
+
 @pytest.mark.parametrize(("width", "num_tables"), [(200, 1), (70, 2)])
 def test_a_table_that_is_too_wide_is_parted_by_columns(width: int, num_tables: int) -> None:
     versions = [f"0.{minor}.0" for minor in range(21, 31)]

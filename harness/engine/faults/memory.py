@@ -47,7 +47,7 @@ def counters_that_grow(workspace: Workspace, num_requests: int) -> Tensor:
     (PR 45487)."""
     grown: Tensor | None = vars(workspace).get("grown")
     if grown is None or len(grown) < num_requests:
-        grown = torch.zeros(num_requests, dtype=torch.int32)
+        grown = torch.zeros(num_requests, dtype=torch.int32, device=workspace.words.device)
         vars(workspace)["grown"] = grown
     return grown[:num_requests]
 
@@ -56,7 +56,7 @@ def counters_made_in_a_capture(workspace: Workspace, num_requests: int) -> Tenso
     """Keep the counters that the first capture makes, for later graphs and eager steps (ROCm/aiter#5393)."""
     kept: Tensor | None = vars(workspace).get("kept")
     if kept is None:
-        kept = torch.zeros(workspace.num_requests, dtype=torch.int32)
+        kept = torch.zeros(workspace.num_requests, dtype=torch.int32, device=workspace.words.device)
         if ACTIVE.get() is not None:
             vars(workspace)["kept"] = kept
     return kept[:num_requests]

@@ -58,7 +58,6 @@ def _against_reference(observed: Observed, pattern: str) -> tuple[int, list[Find
         return comparison.looked_at, []
     finding = Finding(
         oracle="reference",
-        site=observed.site,
         tensor=observed.name,
         where=mismatch.where(observed.describe, "worst"),
         bits=mismatch.bits(observed.tensor),

@@ -102,7 +102,6 @@ def _before_divergence(ours: Observed, theirs: Observed) -> tuple[torch.Tensor, 
 def _influenced(ours: Observed, theirs: Observed, mismatch: Mismatch, first: str, other: str) -> Finding:
     return Finding(
         oracle="non_interference",
-        site=ours.site,
         tensor=ours.name,
         where=mismatch.where(ours.describe),
         bits=mismatch.bits(ours.tensor, theirs.tensor),
@@ -117,7 +116,6 @@ def _blank(observed: Observed) -> Iterator[Finding]:
         first = (rows[0], *(0,) * (observed.tensor.ndim - 1))
         yield Finding(
             oracle="non_interference",
-            site=observed.site,
             tensor=observed.name,
             where=place(observed.describe, rows),
             bits=hex_bits(observed.tensor, first),

@@ -81,38 +81,52 @@ def sentinel(evidence: Evidence) -> Judgement:
 
 def _sentinel_looks(evidence: Evidence) -> Iterator[tuple[int, Iterator[Finding]]]:
     for run in evidence.runs:
-        for observed in run.observed:
+        for number, observed in enumerate(run.observed):
             # One byte proves nothing here. A case with fp8 only has nothing to look at, which is no pass.
             if observed.tensor.element_size() > 1:
-                yield observed.num_live_elements, _in_live_rows(run, observed)
+                yield observed.num_live_elements, _in_live_rows(run, observed, _over_zeros(evidence, number))
         for guard in run.guards:
             yield guard.after.numel(), _in_guard(run, guard)
 
 
-def _in_live_rows(run: Run, observed: Observed) -> Iterator[Finding]:
+def _over_zeros(evidence: Evidence, number: int) -> Observed | None:
+    """The tensor of this `number` in the run whose poison is zeros; None without such a run."""
+    run = next((run for run in evidence.runs if run.pattern == "zeros"), None)
+    return run.observed[number] if run is not None and number < len(run.observed) else None
+
+
+def _in_live_rows(run: Run, observed: Observed, over_zeros: Observed | None) -> Iterator[Finding]:
     tensor = observed.tensor
-    for site, where in scan(tensor, _judged(observed)).sentinels.items():
+    for site, where in scan(tensor, _judged(observed, over_zeros)).sentinels.items():
         named = observed.site if site == UNTAGGED else site
         how = "copied or computed" if tensor.dtype in (torch.float32, torch.float64) else "copied"
-        of = f"the sentinel of {site}" if site != UNTAGGED else "an index that only the poison writes"
+        of = f"the sentinel of {site}" if site != UNTAGGED else "an index as the poison writes it"
         yield Finding(
             oracle="sentinel",
             site=named,
             tensor=observed.name,
             where=place(observed.describe, where.rows, where.first),
             bits=hex_bits(tensor, where.first),
-            cause=Code.SENTINEL,
+            cause=Code.POISON_INDEX if site == UNTAGGED else Code.SENTINEL,
             message=f"live rows of {observed.name} hold {of}, {how} from uninitialised memory: "
             f"{where.count} elements (pattern {run.pattern})",
         )
 
 
-def _judged(observed: Observed) -> torch.Tensor:
-    """The live elements. Integers that equal the right answer are left out: it may be -1."""
+def _judged(observed: Observed, over_zeros: Observed | None) -> torch.Tensor:
+    """The live elements. Integers that are no trace of poison are left out.
+
+    That is an integer that equals the right answer, which may be -1, and one that is the same `over_zeros`: the kernel
+    wrote it, and whether it is right is for `reference` to judge.
+    """
     tensor = observed.tensor
     judged = observed.live.reshape(-1, *(1,) * (tensor.ndim - 1)).expand(tensor.shape)
-    if not tensor.dtype.is_floating_point and observed.expected is not None:
+    if tensor.dtype.is_floating_point:
+        return judged
+    if observed.expected is not None:
         judged = judged & (tensor != observed.expected)
+    if over_zeros is not None and over_zeros.tensor.shape == tensor.shape:
+        judged = judged & (tensor != over_zeros.tensor)
     return judged
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import copy
 import functools
 import itertools
 import traceback
@@ -17,7 +18,7 @@ import torch
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS
 from harness.core.cause_codes import Code, Reason
-from harness.core.cuda_failures import is_device_failure
+from harness.core.cuda_failures import is_device_failure, is_out_of_memory
 from harness.core.engine_params import EngineParams
 from harness.core.errors import HarnessError, KernelError, SystemUnderTestError, line_of
 from harness.core.params import KvType
@@ -140,7 +141,10 @@ class EngineTarget(Target):
 
     def _serve(self, poison: Poison, notes: Notes) -> Served:
         longest, model = max(map(length, self._params.requests)), _model(self._config, self.device)
-        engine = Engine(model, self._params, poison, longest, notes, self._module)
+        # The judge keeps the module on the CPU, beside its float64 reference.
+        module = copy.deepcopy(self._module)
+        served = None if module is None else module.to(self.device)
+        engine = Engine(model, self._params, poison, longest, notes, served)
         return serve(engine, notes, self._prompts(), self._checkpoint)
 
     @property
@@ -299,7 +303,7 @@ def errors_of_the_engine() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, (HarnessError, torch.OutOfMemoryError, SystemUnderTestError)):
+        if isinstance(error, (HarnessError, SystemUnderTestError)) or is_out_of_memory(error):
             raise
         stack = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in stack if Path(frame.filename).is_relative_to(ENGINE)]

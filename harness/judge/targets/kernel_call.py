@@ -14,7 +14,7 @@ from torch import Tensor
 
 from harness.core.cause_codes import Code
 from harness.core.corruptions import Corruption
-from harness.core.errors import KernelError
+from harness.core.errors import HarnessError, KernelError, NoMemoryError
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS, Output
 from harness.judge.run_records import ChosenExperts, Guard, Observed, Run
@@ -24,6 +24,7 @@ from harness.kernels.ops import reference
 from harness.kernels.ops.cache_layouts import neighbors
 from harness.kernels.ops.inputs import CacheInputs, Inputs
 from harness.memory.bounds import bad_index, raise_bad_indices
+from harness.memory.device_ranges import pieces_of, with_memory_at
 from harness.memory.fences import Fence, fenced
 from harness.memory.poison.patterns import Poison
 
@@ -261,8 +262,9 @@ def prepared(raw: InputsT, setting: Setting) -> tuple[InputsT, InputsT]:
 def placed(tensor: Tensor, device: str, fence: Fence = "none") -> Tensor:
     """`tensor`, of any shape and dtype, on `device` with its strides and gaps; `Tensor.to` would close the gaps.
 
-    The content of gaps is moved too, except in a pool of gigabytes, where gaps hold nothing. With a `fence` the memory
-    of the tensor begins or ends at memory without access, except such a pool.
+    The content of gaps is moved too, except in a pool of gigabytes, where gaps hold nothing. Where such a pool does not
+    fit, its gaps have no memory at all. With a `fence` the memory of the tensor begins or ends at memory without
+    access, except such a pool. Raises NoMemoryError for memory that does not fit.
     """
     is_plain = tensor.numel() == 0 or tensor.is_contiguous()
     size = tensor.element_size()
@@ -271,11 +273,7 @@ def placed(tensor: Tensor, device: str, fence: Fence = "none") -> Tensor:
     is_fenced = fence != "none" and room > 0 and has_content
     if not is_fenced and (device == "cpu" or is_plain):
         return tensor.to(device)
-    moved = (
-        fenced(room * size, fence, device).view(tensor.dtype)
-        if is_fenced
-        else torch.empty(room, dtype=tensor.dtype, device=device)
-    )
+    moved = fenced(room * size, fence, device).view(tensor.dtype) if is_fenced else _room_for(tensor, room, device)
     if is_plain:
         return moved.copy_(tensor.flatten()).view(tensor.shape)
     if has_content:
@@ -283,6 +281,23 @@ def placed(tensor: Tensor, device: str, fence: Fence = "none") -> Tensor:
     view = moved.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
     view.copy_(tensor)
     return view
+
+
+def _room_for(tensor: Tensor, room: int, device: str) -> Tensor:
+    """Memory [room] on `device` for a `tensor` with its gaps, or else addresses with memory for its rows alone.
+
+    Raises NoMemoryError if neither fits.
+    """
+    try:
+        return torch.empty(room, dtype=tensor.dtype, device=device)
+    except torch.OutOfMemoryError:
+        free, total = (count / 2**30 for count in torch.cuda.mem_get_info())
+        size = room * tensor.element_size()
+    try:
+        return with_memory_at(size, pieces_of(tensor)).view(tensor.dtype)
+    except HarnessError as error:
+        need = f"an input with its gaps needs {size / 2**30:.1f} GiB, and {free:.1f} of {total:.1f} GiB are free"
+        raise NoMemoryError(f"{need}; its rows alone could not be mapped: {error}") from None
 
 
 def keeps(setting: Setting, promise: bool) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from harness.core.errors import InputError
+from harness.core.errors import InputError, NoMemoryError
 from harness.core.op_params import PAGES_OF_MANAGER_BLOCK
 from harness.core.ops import PAGE_SIZE
 from harness.core.shapes import CacheLayout
@@ -41,7 +41,7 @@ def empty_cache(
     """A cache [N, P, D] of zeros in a layout, or with pages `page_stride` elements apart (0: as the layout has them).
 
     A stride of 2**29 puts the ninth page past 2**32 elements, as in the pool of a large machine: offsets of 32 bits
-    wrap there. Raises InputError for a stride smaller than a page, or if there is not enough address space.
+    wrap there. Raises InputError for a stride smaller than a page, and NoMemoryError without enough address space.
     """
     page = PAGE_SIZE * head_dim
     if layout == "large":
@@ -101,7 +101,7 @@ def pages_in_block(layout: CacheLayout) -> int:
 def spread(shape: tuple[int, ...], dtype: torch.dtype, stride: int) -> Tensor:
     """Zeros of `shape` with entries of dim 0 `stride` elements apart. Memory between them is not used.
 
-    Raises InputError for a stride smaller than an entry, or if there is not enough address space.
+    Raises InputError for a stride smaller than an entry, and NoMemoryError without enough address space.
     """
     count, *inner = shape
     entry = math.prod(inner)
@@ -111,6 +111,6 @@ def spread(shape: tuple[int, ...], dtype: torch.dtype, stride: int) -> Tensor:
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
     except (OSError, ValueError) as error:
-        raise InputError(f"a stride of {stride}: no {size} bytes of address space here ({error})") from None
+        raise NoMemoryError(f"a pool of {size / 2**30:.1f} GiB finds no address space here: {error}") from None
     flat = torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
     return flat.as_strided(shape, (stride, *torch.empty(inner, device="meta").stride()))

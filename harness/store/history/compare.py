@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core.errors import InputError
+from harness.core.fault_outcomes import CAUGHT, MISSED, WRONG_BLAME
 from harness.core.registry import nearest
-from harness.store.history.entry import CAUGHT, MISSED, Entry, PastRuns, RunEntry, entry_of
+from harness.store.history.entry import Entry, PastRuns, RunEntry, entry_of
 from harness.store.run_folder import RunStore
 
 TIME_RATIO = 1.5
 TIME_SECONDS = 0.5
 """A time has changed when both the factor and the seconds are reached. Smaller changes are noise."""
 GOOD = ("pass", CAUGHT)
-BAD = ("fail", "crash", "error", MISSED)
+BAD = ("fail", "crash", "error", WRONG_BLAME, MISSED)
 KNOWN = "known"
 LATEST, PREVIOUS = "latest", "previous"
 

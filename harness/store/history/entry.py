@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from harness.core.errors import InputError
+from harness.core.fault_outcomes import CAUGHT, MISSED, WRONG_BLAME, fault_outcome
 from harness.core.records import Verdict
 from harness.core.stored import read_json, value_of
 from harness.store.run_folder import RunStore, folders_with
@@ -23,8 +24,7 @@ from harness.store.summary import SUMMARY, shown_verdicts, summarise
 
 MAX_NOTE = 400
 """Characters kept of a reason; the run folder has all of it."""
-CAUGHT, MISSED = "caught", "missed"
-"""The verdicts of a fault."""
+FAULT_VERDICTS = (CAUGHT, WRONG_BLAME, MISSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Entry:
     """The case id, or `id!fault` where a fault was injected."""
     scenario: str
     verdict: str
-    """Of a case as everywhere; of a fault `caught` or `missed`."""
+    """Of a case as everywhere; of a fault one of FAULT_VERDICTS."""
     seconds: float = 0.0
     seed: int = 0
     device: str = "cpu"
@@ -48,7 +48,7 @@ class Entry:
 
     @property
     def is_fault(self) -> bool:
-        return self.verdict in (CAUGHT, MISSED)
+        return self.verdict in FAULT_VERDICTS
 
     @property
     def accuracy(self) -> float | None:
@@ -130,6 +130,8 @@ class _Fault:
     blamed: list[str]
     seconds: float
     reason: str
+    seen: bool = False
+    """Summaries of version 0.2 do not say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +211,7 @@ def _parsed(found: Any, folder: Path) -> RunEntry:
             key=f"{one.case}!{one.fault}",
             scenario=one.scenario,
             seconds=one.seconds,
-            verdict=CAUGHT if one.caught else MISSED,
+            verdict=fault_outcome(caught=one.caught, seen=one.seen),
             note=_line(one.reason),
             oracles=tuple(one.by),
             blamed=tuple(one.blamed),

@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from harness.store.history.entry import CAUGHT, MISSED, Entry, PastRuns, RunEntry
+from harness.core.fault_outcomes import CAUGHT, MISSED, WRONG_BLAME
+from harness.store.history.entry import Entry, PastRuns, RunEntry
 
-LETTERS = {"pass": "p", "fail": "f", "crash": "c", "skip": "s", "error": "e", "known": "k", CAUGHT: "y", MISSED: "n"}
+LETTERS = {"pass": "p", "fail": "f", "crash": "c", "skip": "s", "error": "e", "known": "k"}
+LETTERS |= {CAUGHT: "y", WRONG_BLAME: "b", MISSED: "n"}
 ABSENT = "."
 """In place of a verdict: the case was not in that run."""
 NUM_RUNS = 30
