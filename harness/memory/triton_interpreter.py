@@ -4,13 +4,16 @@ The stock interpreter of Triton 3.7 keeps bfloat16 as uint16 and float8 as uint8
 `tl.dot`, truncates where hardware rounds to nearest even, and turns a float8 NaN into 480: a kernel test would pass on
 garbage, and a NaN poison would vanish. `repair_interpreter` makes every float conversion bit-equal to torch's,
 computes dots of narrow types in float32, and refuses other arithmetic on them. It patches private names, so it is tied
-to the versions it was tested with.
+to the versions it was tested with. Kernels of the harness call `prepare`; plug-ins are served without their asking.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
 from harness.core.cause_codes import Code, Reason
@@ -61,6 +64,50 @@ def prepare() -> bool:
         raise RuntimeError(reason)
     repair_interpreter()
     return True
+
+
+INTERPRETER = "triton.runtime.interpreter"
+
+
+def repair_when_imported() -> None:
+    """Have the interpreter repaired as soon as any code of this process imports it, which it does for a kernel only.
+
+    For kernels of people, who know of no repair. An import in an unknown version raises RuntimeError.
+    """
+    if INTERPRETER in sys.modules:
+        _repair_known()
+    elif not any(isinstance(finder, _RepairingFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _RepairingFinder())
+
+
+def _repair_known() -> None:
+    if reason := _unknown_version():
+        raise RuntimeError(f"{reason}; install it, or unset TRITON_INTERPRET")
+    repair_interpreter()
+
+
+class _RepairingFinder(MetaPathFinder):
+    """Finds the interpreter where the others do, and repairs it when it was executed."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if fullname != INTERPRETER:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _RepairingLoader(spec.loader)
+        return spec
+
+
+class _RepairingLoader(Loader):
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        self._loader.exec_module(module)
+        _repair_known()
 
 
 _NARROW = ("bf16", "fp8e4nv", "fp8e5")

@@ -1,0 +1,121 @@
+"""Functions of torch and of the harness that foreign code replaced: found by identity, and put back."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.library
+
+from harness.core.finding_words import few
+
+FunctionsOfTorch = tuple[tuple[Any, ...], dict[str, Any]]
+"""The functions of `torch` in the order of `_NAMES`, and the content of `torch.Tensor`."""
+
+_NAMES = tuple(
+    name
+    for name, value in vars(torch).items()
+    if isinstance(value, types.BuiltinFunctionType) and hasattr(torch._C._VariableFunctions, name)
+) + tuple(torch.functional.__all__)
+"""The functions of `torch` that make tensors or compute with them. Others, such as `torch.load`, are not watched."""
+_in_order = operator.itemgetter(*_NAMES)
+
+
+def functions_of_torch() -> FunctionsOfTorch:
+    try:
+        return _in_order(vars(torch)), dict(vars(torch.Tensor))
+    except KeyError:
+        # One was deleted.
+        return tuple(vars(torch).get(name) for name in _NAMES), dict(vars(torch.Tensor))
+
+
+def other_functions_of_torch(before: FunctionsOfTorch, after: FunctionsOfTorch) -> bool:
+    # By identity: what replaced a function may claim to be equal to it.
+    if any(map(operator.is_not, before[0], after[0])):
+        return True
+    return len(before[1]) != len(after[1]) or any(map(operator.is_not, before[1].values(), after[1].values()))
+
+
+def says_functions_of_torch(before: FunctionsOfTorch, after: FunctionsOfTorch) -> str:
+    names = [f"torch.{name}" for name, old, new in zip(_NAMES, before[0], after[0], strict=True) if old is not new]
+    names += [f"torch.Tensor.{name}" for name in _of_tensor(before[1], after[1])]
+    return f"replaced {few(names)}" if names else ""
+
+
+def set_functions_of_torch(wanted: FunctionsOfTorch) -> None:
+    for name, function in zip(_NAMES, wanted[0], strict=True):
+        if vars(torch).get(name) is not function:
+            setattr(torch, name, function)
+    for name in _of_tensor(wanted[1], dict(vars(torch.Tensor))):
+        if name in wanted[1]:
+            setattr(torch.Tensor, name, wanted[1][name])
+        else:
+            delattr(torch.Tensor, name)
+
+
+def _of_tensor(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """The methods that differ. A method that no tensor had before is nobody's but its author's."""
+    names = [*before, *(name for name in after if name not in before and hasattr(torch._C.TensorBase, name))]
+    return [name for name in names if before.get(name) is not after.get(name)]
+
+
+_known_kernels: set[str] = set()
+"""The kernels that Python code registered for ops of torch, as `aten/eq.Tensor/CPU`, when last looked at."""
+
+
+def num_kernels_of_aten() -> int:
+    """How many kernels Python code registered for ops: a number is read at once, and they are only ever added."""
+    registered = torch.library._impls
+    if not _known_kernels:
+        _known_kernels.update(registered)
+    return len(registered)
+
+
+def says_kernels_of_aten(before: int, after: int) -> str:
+    new = sorted(torch.library._impls - _known_kernels)
+    _known_kernels.update(new)
+    names = [name.split("/")[1] for name in new if name.startswith("aten/") and name.endswith("/CPU")]
+    return f"replaced torch's kernels for the CPU of {few(names)}" if names else ""
+
+
+_JUDGES = ("harness.judge.", "harness.kernels.call", "harness.kernels.ops.", "harness.memory.poison.")
+"""How the names of modules begin that poison, run and judge. A fault replaces functions of others, on purpose."""
+_CODE = (types.FunctionType, type, functools._lru_cache_wrapper)
+_MEMBERS = (types.FunctionType, staticmethod, classmethod, property)
+_code: dict[str, tuple[Any, dict[str, Any]]] = {}
+"""Name of a module or class of the harness -> itself, and its functions and classes as they were at first."""
+
+
+def code_of_harness() -> dict[str, tuple[Any, dict[str, Any]]]:
+    """The functions and classes of the harness's modules that judge: a module's as they were when it was first seen."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(_JUDGES) and name not in _code:
+            _code[name] = module, {key: value for key, value in vars(module).items() if isinstance(value, _CODE)}
+            for key, value in vars(module).items():
+                if isinstance(value, type) and value.__module__ == name:
+                    members = {one: own for one, own in vars(value).items() if isinstance(own, _MEMBERS)}
+                    _code[f"{name}.{key}"] = value, members
+    return _code
+
+
+def says_code_of_harness(before: dict[str, tuple[Any, dict[str, Any]]], after: object) -> str:
+    names = [f"{owner}.{name}" for owner, name, _ in _replaced(before)]
+    return f"replaced {few(names)}" if names else ""
+
+
+def set_code_of_harness(wanted: dict[str, tuple[Any, dict[str, Any]]]) -> None:
+    for owner, name, value in list(_replaced(wanted)):
+        setattr(wanted[owner][0], name, value)
+
+
+def _replaced(wanted: dict[str, tuple[Any, dict[str, Any]]]) -> Iterator[tuple[str, str, Any]]:
+    for owner, (place, code) in wanted.items():
+        now = vars(place)
+        for name, value in code.items():
+            if now.get(name) is not value:
+                yield owner, name, value
