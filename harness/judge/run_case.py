@@ -103,7 +103,7 @@ def _outcome(job: Job) -> Outcome:
 
 def _answer(job: Job) -> Outcome:
     # Each run of a verdict is watched as well. Here it is for the other asks.
-    with watching_plugins(job.case), keeping_output_sites():
+    with watching_plugins(job), keeping_output_sites():
         return ANSWERS[type(job.ask)](job)
 
 

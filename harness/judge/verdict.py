@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 
@@ -11,14 +12,14 @@ from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.catalog import ORACLES
 from harness.core.cause_codes import Code
 from harness.core.cuda_failures import in_one_line, is_device_failure
-from harness.core.errors import LOG_TAIL, KernelError, SystemUnderTestError, stack_of
+from harness.core.errors import LOG_TAIL, KernelError, SystemUnderTestError, named, stack_of
 from harness.core.oracles import most_telling_first
 from harness.core.records import Finding, Verdict
 from harness.judge.run_records import Evidence, Judgement, Outcome, Run
 from harness.judge.target import Target, target_of
 from harness.kernels.call import counting_launches
 from harness.kernels.plugins import changes_of_imports
-from harness.kernels.process_state import noting_changes, watching_run
+from harness.kernels.process_state import Change, noting_changes, watching, watching_run
 from harness.memory.bounds import bad_index
 from harness.memory.poison.patterns import FILLED, Poison
 
@@ -94,7 +95,8 @@ def _judged(evidence: Evidence, asked: dict[str, Judgement]) -> Outcome:
         outcome.looked_at[name] = judgement.looked_at
         outcome.accuracy = judgement.accuracy or outcome.accuracy
         outcome.cause = judgement.cause or outcome.cause
-        notes.extend(judgement.notes)
+        # What is said of the process is said of each verdict.
+        notes.extend(judgement.notes if name != "process" else ())
     outcome.reason = "; ".join(notes)
     if blind := [name for name, count in outcome.looked_at.items() if not count]:
         # A drawn case is known to show something with our own kernels. A plug-in rounds otherwise, so batches differ.
@@ -151,27 +153,38 @@ def _runs(target: Target, job: Job) -> Iterator[Run]:
         FILLED.clear()
         with counting_launches() as launched, noting_changes() as changes:
             try:
-                with watching_plugins(job.case):
+                with watching_plugins(job):
                     run = target.run(poison_of(plan, pattern, sites_of(job), job.case.seed))
-            except SystemUnderTestError as error:
-                # An earlier finding of a bounds check explains the crash.
-                run = Run(pattern, error=bad_index() or error)
-            except RuntimeError as error:
-                # Memory that ran out outside a kernel says nothing about it.
-                if isinstance(error, torch.OutOfMemoryError) or not is_device_failure(error):
-                    raise
-                line = in_one_line(error)
-                run = Run(pattern, error=bad_index() or KernelError(line, cause=Code.DEVICE, error=line))
+            except Exception as error:
+                run = Run(pattern, error=_error_under_test(error, changes))
         run.launched, run.filled, run.changes = dict(launched), dict(FILLED), changes
         yield run
         if run.error is not None:
             return
 
 
-def watching_plugins(case: Case) -> AbstractContextManager[None]:
-    """Within the block, kernels of plug-ins run, if the case has some: what they leave changed is put back."""
-    names = [spec.name for spec in case.known_kernels() if spec.is_foreign]
-    return watching_run(" and ".join(names)) if names else nullcontext()
+def _error_under_test(error: Exception, changes: Sequence[Change]) -> SystemUnderTestError:
+    """What ended a run, if the system under test did. Raises `error` if it is the harness's own."""
+    if isinstance(error, SystemUnderTestError):
+        # An earlier finding of a bounds check explains the crash.
+        return bad_index() or error
+    # Memory that ran out outside a kernel says nothing about it.
+    if is_device_failure(error) and not isinstance(error, torch.OutOfMemoryError):
+        line = in_one_line(error)
+        return bad_index() or KernelError(line, cause=Code.DEVICE, error=line)
+    if replaced := next((change for change in changes if change.is_failure), None):
+        message = f"the harness raised {named(error)}, with what {replaced.who} put in place of its code or torch's"
+        return KernelError(message, cause=Code.REPLACED, kernel=replaced.who)
+    raise error
+
+
+def watching_plugins(job: Job) -> AbstractContextManager[None]:
+    """Within the block plug-ins run, if the job has some: what they leave changed is put back."""
+    if names := [spec.name for spec in job.case.known_kernels() if spec.is_foreign]:
+        # The calls of a kernel are watched one by one.
+        return watching_run(" and ".join(names))
+    files = [Path(file).name for file in job.plugins]
+    return watching(" and ".join(files)) if files else nullcontext()
 
 
 def sites_of(job: Job) -> frozenset[str]:

@@ -17,7 +17,7 @@ from harness.core.cause_codes import Code
 from harness.core.errors import IllegalAddress, KernelError, Refused, line_of, message_of
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
-from harness.kernels.outputs import BadOutput, plain_outputs
+from harness.kernels.outputs import BadOutput, is_plain, plain_outputs
 from harness.kernels.process_state import watching_call
 from harness.kernels.undeclared import hint
 from harness.memory.graph.interface import tensors_of
@@ -144,7 +144,7 @@ class BoundKernel:
         ordinal_of = {address: ordinal for ordinal, address in enumerate(allocations)}
         sites: dict[int, str] = {}
         for output, value in zip(self._outputs, result if isinstance(result, tuple) else (result,), strict=False):
-            for tensor in tensors_of(value):
+            for tensor in filter(is_plain, tensors_of(value)):
                 ordinal = ordinal_of.get(tensor.untyped_storage().data_ptr())
                 if ordinal is not None:
                     sites[ordinal] = output.site

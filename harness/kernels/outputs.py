@@ -16,7 +16,6 @@ from harness.core.cause_codes import Code
 from harness.core.errors import KernelError
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
-from harness.memory.graph.interface import tensors_of
 
 
 class BadOutput(KernelError):
@@ -27,39 +26,46 @@ class BadOutput(KernelError):
 
 
 def plain_outputs(spec: KernelSpec, result: Any) -> Any:
-    """What a foreign kernel returned, with its tensors as plain ones on the same memory.
+    """What a foreign kernel returned, with its tensors as plain ones: a tuple if it returned a tuple or a list.
 
-    A tuple or list comes back as a tuple. Tensors lose the graph of autograd and attributes of their own. Raises
-    BadOutput for a tensor of another kind; what is no tensor is left to the check of outputs, and metadata, which only
-    the kernel reads, is left as it is.
+    Tensors lose the graph of autograd and attributes of their own. Metadata, which only the kernel reads, stays as it
+    is. Raises BadOutput for a value that is no tensor, and for a tensor of another kind.
     """
     outputs = OPS.get(spec.op).outputs
-    if not outputs:
+    if not outputs or not outputs[0].shape:
         return result
-    if not outputs[0].shape:
-        for tensor in tensors_of(result):
-            _plain(spec, outputs[0].name, tensor)
-        return result
-    if not isinstance(result, tuple | list):
-        return _plain(spec, outputs[0].name, result)
-    names = [output.name for output in outputs] + ["a further value"] * len(result)
-    return tuple(_plain(spec, name, value) for name, value in zip(names, result, strict=False))
+    is_several = isinstance(result, tuple | list)
+    values = tuple(result) if is_several else (result,)
+    names = [output.name for output in outputs]
+    if len(values) != len(names) and not all(isinstance(value, Tensor) for value in values):
+        raise BadOutput(spec, f"{len(values)} values; return {len(names)}: {', '.join(names)}")
+    names += ["a further value"] * len(values)
+    plain = tuple(_plain(spec, name, value) for name, value in zip(names, values, strict=False))
+    return plain if is_several else plain[0]
 
 
-def _plain(spec: KernelSpec, name: str, value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
+def is_plain(value: Any) -> bool:
+    """Whether a value is a tensor whose memory can be read."""
+    return not _problem(value)
+
+
+def _plain(spec: KernelSpec, name: str, value: Any) -> Tensor:
     if problem := _problem(value):
         raise BadOutput(spec, f"{name} {problem}")
-    if type(value) is Parameter or value.requires_grad or vars(value):
+    tensor: Tensor = value
+    if tensor.is_conj() or tensor.is_neg():
+        return tensor.resolve_conj().resolve_neg()
+    if type(tensor) is Parameter or tensor.requires_grad or vars(tensor):
         # An attribute of the object may have the name of a method.
-        return Tensor.detach(value)
-    return value
+        return Tensor.detach(tensor)
+    return tensor
 
 
-def _problem(tensor: Tensor) -> str:
-    """Why a tensor is not plain, as one clause; empty if it is."""
+def _problem(tensor: Any) -> str:
+    """Why a value is no plain tensor, as one clause; empty if it is."""
     kind = type(tensor)
+    if not isinstance(tensor, Tensor):
+        return f"as {kind.__name__}; return a torch.Tensor"
     if kind not in (Tensor, Parameter):
         return f"as {kind.__name__}, a subclass of torch.Tensor; return a torch.Tensor itself"
     if tensor.is_meta:
@@ -69,8 +75,6 @@ def _problem(tensor: Tensor) -> str:
         return f"with layout {layout}; return a strided tensor"
     if tensor.is_quantized:
         return f"as a quantised tensor ({tensor.dtype}); return its numbers in the type that is promised"
-    if tensor.is_conj() or tensor.is_neg():
-        return "as a view that negates when it is read; return out.resolve_neg().resolve_conj()"
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor._is_zerotensor():
         return "without memory of its own; return a plain tensor"
     needed, has = _bytes_needed(tensor), tensor.untyped_storage().nbytes()

@@ -6,7 +6,6 @@ import functools
 import operator
 import sys
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -87,35 +86,35 @@ _JUDGES = ("harness.judge.", "harness.kernels.call", "harness.kernels.ops.", "ha
 """How the names of modules begin that poison, run and judge. A fault replaces functions of others, on purpose."""
 _CODE = (types.FunctionType, type, functools._lru_cache_wrapper)
 _MEMBERS = (types.FunctionType, staticmethod, classmethod, property)
-_code: dict[str, tuple[Any, dict[str, Any]]] = {}
-"""Name of a module or class of the harness -> itself, and its functions and classes as they were at first."""
+_code: list[tuple[Any, str, str]] = []
+"""Modules and classes of the harness, with their names, and the name of each of their functions and classes."""
+_seen: set[str] = set()
+"""The modules in `_code`."""
 
 
-def code_of_harness() -> dict[str, tuple[Any, dict[str, Any]]]:
-    """The functions and classes of the harness's modules that judge: a module's as they were when it was first seen."""
+def code_of_harness() -> list[Any]:
+    """The functions and classes of the harness's modules that judge, in the order of `_code`, which may grow."""
     for name, module in list(sys.modules.items()):
-        if name.startswith(_JUDGES) and name not in _code:
-            _code[name] = module, {key: value for key, value in vars(module).items() if isinstance(value, _CODE)}
-            for key, value in vars(module).items():
-                if isinstance(value, type) and value.__module__ == name:
-                    members = {one: own for one, own in vars(value).items() if isinstance(own, _MEMBERS)}
-                    _code[f"{name}.{key}"] = value, members
-    return _code
+        if name.startswith(_JUDGES) and name not in _seen:
+            _seen.add(name)
+            _code.extend((module, name, key) for key, value in vars(module).items() if isinstance(value, _CODE))
+            own = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == name]
+            for kind in own:
+                members = [key for key, value in vars(kind).items() if isinstance(value, _MEMBERS)]
+                _code.extend((kind, f"{name}.{kind.__name__}", key) for key in members)
+    return [vars(place).get(key) for place, _, key in _code]
 
 
-def says_code_of_harness(before: dict[str, tuple[Any, dict[str, Any]]], after: object) -> str:
-    names = [f"{owner}.{name}" for owner, name, _ in _replaced(before)]
-    return f"replaced {few(names)}" if names else ""
+def other_code_of_harness(before: list[Any], after: list[Any]) -> bool:
+    return any(map(operator.is_not, before, after))
 
 
-def set_code_of_harness(wanted: dict[str, tuple[Any, dict[str, Any]]]) -> None:
-    for owner, name, value in list(_replaced(wanted)):
-        setattr(wanted[owner][0], name, value)
+def says_code_of_harness(before: list[Any], after: list[Any]) -> str:
+    entries = zip(_code, before, after, strict=False)
+    return f"replaced {few([f'{owner}.{key}' for (_, owner, key), old, new in entries if old is not new])}"
 
 
-def _replaced(wanted: dict[str, tuple[Any, dict[str, Any]]]) -> Iterator[tuple[str, str, Any]]:
-    for owner, (place, code) in wanted.items():
-        now = vars(place)
-        for name, value in code.items():
-            if now.get(name) is not value:
-                yield owner, name, value
+def set_code_of_harness(wanted: list[Any]) -> None:
+    for (place, _, key), value in zip(_code, wanted, strict=False):
+        if vars(place).get(key) is not value:
+            setattr(place, key, value)

@@ -291,8 +291,7 @@ WATCHED = (
         replaced_code.code_of_harness,
         replaced_code.set_code_of_harness,
         replaced_code.says_code_of_harness,
-        # A reading is a table that goes on growing: it is compared with the code itself.
-        lambda before, after: True,
+        replaced_code.other_code_of_harness,
         is_failure=True,
         each_call=False,
     ),
@@ -341,7 +340,7 @@ WATCHED = (
         _other_handlers,
         each_call=False,
     ),
-    Watched("alarms", "one ends the process later", _timers, _stop_timers, _says_timers, each_call=False),
+    Watched("alarms", "one ends the process later", _timers, _stop_timers, _says_timers),
     Watched(
         "threads", "one that computes slows down later cases", threading.enumerate, None, _says_threads, each_call=False
     ),

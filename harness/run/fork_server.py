@@ -143,6 +143,7 @@ class Forks:
     def server(self, environ: Mapping[str, str], seconds: float) -> ForkServer | None:
         """The server; None where its modules cannot be imported before a fork."""
         if not self.why_not and (self._server is None or self._server.is_dead()):
+            self.close()
             try:
                 self._server = ForkServer(self._imports, name=self._name, environ=environ, seconds=seconds)
             except HarnessError as error:

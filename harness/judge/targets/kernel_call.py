@@ -81,8 +81,6 @@ def _problem(value: Any, allowed: tuple[Shape, ...], dtype: torch.dtype, device:
     """What is wrong with an output, as one clause; empty if nothing is."""
     if not isinstance(value, Tensor):
         return f"as {type(value).__name__}; return a torch.Tensor"
-    if value.layout != torch.strided:
-        return f"with layout {value.layout}; return a strided tensor"
     if tuple(value.shape) not in allowed:
         return f"of shape {list(value.shape)}; {' or '.join(str(list(shape)) for shape in allowed)} is promised"
     if value.dtype != dtype:
