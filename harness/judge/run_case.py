@@ -27,6 +27,7 @@ from harness.core.errors import (
 )
 from harness.core.extras import MissingPackage, why_module_missing
 from harness.core.op_params import KERNEL_PARAMS
+from harness.core.params import Record
 from harness.core.records import CaseResult, Verdict
 from harness.core.registry import attribute_at
 from harness.core.seams import inject
@@ -51,9 +52,10 @@ def prepare() -> None:
         if oracle.impl.startswith("harness.judge."):
             attribute_at(oracle.impl)
     # Pydantic makes the validators of a model when it is first used.
-    for model in (CaseResult, Job, EngineParams, *KERNEL_PARAMS.values()):
+    models: tuple[type[Record], ...] = (CaseResult, Job, EngineParams, *KERNEL_PARAMS.values())
+    for model in models:
         model.model_rebuild()
-    with watching("nobody"):
+    with watching("this process"):
         pass
 
 

@@ -122,7 +122,7 @@ def _say_changes(outcome: Outcome, process: Judgement | None) -> None:
         outcome.reason = outcome.findings[0].message
         return
     if outcome.verdict is Verdict.PASS:
-        outcome.cause = outcome.cause or Code.PUT_BACK
+        outcome.cause = outcome.cause or Code.RESTORED
     outcome.reason = "; ".join(filter(None, (remark, outcome.reason)))
 
 
@@ -179,7 +179,7 @@ def _error_under_test(error: Exception, changes: Sequence[Change]) -> SystemUnde
 
 
 def watching_plugins(job: Job) -> AbstractContextManager[None]:
-    """Within the block plug-ins run, if the job has some: what they leave changed is put back."""
+    """Within the block plug-ins run, if the job has some: what they leave changed is restored."""
     if names := [spec.name for spec in job.case.known_kernels() if spec.is_foreign]:
         # The calls of a kernel are watched one by one.
         return watching_run(" and ".join(names))

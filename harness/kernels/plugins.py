@@ -1,7 +1,7 @@
 """Kernels of users: the `@kernel` decorator, plug-in files, and the entry points of installed packages.
 
 A plug-in is foreign code, so only a worker process executes it, never the parent that plans and reports. What its
-import changes in the process is put back. This module imports no torch; a plug-in imports what it needs.
+import changes in the process is restored. This module imports no torch; a plug-in imports what it needs.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def changes_of_imports(kernels: Iterable[str]) -> list[Change]:
 
 @contextlib.contextmanager
 def _importing(what: str) -> Iterator[None]:
-    """Import foreign code within the block. What it changes is put back, and kept for the kernels that it registers.
+    """Import foreign code within the block. What it changes is restored, and kept for the kernels that it registers.
 
     Triton's interpreter is repaired when the code imports it.
     """

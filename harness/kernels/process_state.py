@@ -1,8 +1,8 @@
-"""What a plug-in leaves changed in its process: found around its import and its calls, put back, and named.
+"""What a plug-in leaves changed in its process: found around its import and its calls, restored, and named.
 
 A plug-in shares its process with the reference and the oracles that judge it. On a GPU it also shares it with its next
 cases, as a CUDA context takes seconds. So the harness reads what :mod:`harness.kernels.watched` lists before foreign
-code runs, reads it again afterwards, and puts it back before it computes anything.
+code runs, reads it again afterwards, and restores it before it computes anything.
 
 A change is a failure of the plug-in if the harness could not trust what it saw meanwhile. Any other change is a remark.
 docs/judge-your-kernel.md says so to authors.
@@ -29,7 +29,7 @@ class Change:
     who: str
     what: str
     is_failure: bool
-    is_put_back: bool
+    is_restored: bool
 
 
 _EACH_CALL = tuple(row for row in WATCHED if row.each_call)
@@ -59,7 +59,7 @@ def _before(row: Watched) -> Any:
 
 
 class watching:
-    """Put back what foreign code changes within the block, and note it for `noting_changes`. `who` runs there."""
+    """Restore what foreign code changes within the block, and note it for `noting_changes`. `who` runs there."""
 
     def __init__(self, who: str, rows: Sequence[Watched] = WATCHED) -> None:
         self._who, self._rows = who, rows
@@ -75,9 +75,9 @@ class watching:
         after = [limit if row.read is sys.getrecursionlimit else row.read() for row in self._rows]
         for row, old, new in zip(self._rows, self._before, after, strict=True):
             if row.differs(old, new) and (what := row.says(old, new)):
-                if row.put_back is not None:
-                    row.put_back(old)
-                self._note(Change(self._who, what, row.is_failure, row.put_back is not None))
+                if row.restore is not None:
+                    row.restore(old)
+                self._note(Change(self._who, what, row.is_failure, row.restore is not None))
 
     @staticmethod
     def _note(change: Change) -> None:

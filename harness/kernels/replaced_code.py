@@ -1,4 +1,4 @@
-"""Functions of torch and of the harness that foreign code replaced: found by identity, and put back."""
+"""Functions of torch and of the harness that foreign code replaced: found by identity, and restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a process that a plug-in may leave changed: how each is read, put back and worded.
+"""The parts of a process that a plug-in may leave changed: how each is read, restored and worded.
 
 `WATCHED` is the table. Not in it: torch's generator of random numbers, as the harness draws from generators of its own.
 """
@@ -29,16 +29,16 @@ from harness.kernels import replaced_code
 class Watched:
     """A part of the process.
 
-    `read` returns it, and `put_back` makes it what was read before. `differs` compares two readings, and `says` words
+    `read` returns it, and `restore` makes it what was read before. `differs` compares two readings, and `says` words
     their difference after the name of who made it; empty for a difference that does not matter. `each_call`: the
-    harness computes with it between two calls, so it is put back after each call, and else after each run.
+    harness computes with it between two calls, so it is restored after each call, and else after each run.
     `is_constant`: only foreign code changes it, so it is read once before, which saves time.
     """
 
     name: str
     why: str
     read: Callable[[], Any]
-    put_back: Callable[[Any], None] | None
+    restore: Callable[[Any], None] | None
     says: Callable[[Any, Any], str]
     differs: Callable[[Any, Any], bool] = ne
     is_failure: bool = False
@@ -50,7 +50,7 @@ def _setting(
     name: str,
     why: str,
     read: Callable[[], Any],
-    put_back: Callable[[Any], Any],
+    restore: Callable[[Any], Any],
     *,
     each_call: bool = True,
     has_word: bool = True,
@@ -60,7 +60,7 @@ def _setting(
     def says(before: Any, after: Any) -> str:
         return f"set the {name} to {after}" if has_word else f"changed the {name}"
 
-    return Watched(name, why, read, put_back, says, each_call=each_call)
+    return Watched(name, why, read, restore, says, each_call=each_call)
 
 
 # Modes of torch.

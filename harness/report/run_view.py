@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property
 
+from harness.core.cause_codes import Code
 from harness.core.records import BAD, AccuracyRecord, CaseResult, Verdict
 from harness.report.causes import Cause, causes, commands_for
 from harness.report.conditions import EVERY_KERNEL, Coverage, coverages
@@ -66,6 +67,11 @@ class RunView:
     def skips(self) -> Counter[str]:
         """Reason -> number of cases that were skipped for it, cases with a fault included."""
         return skip_reasons([*self.results, *self.store.tried().values()])
+
+    @cached_property
+    def remarks(self) -> Counter[str]:
+        """What plug-ins left behind -> number of cases that pass with this remark."""
+        return Counter(one.reason for one in self.results if one.cause == Code.RESTORED)
 
     @cached_property
     def lost(self) -> list[CaseResult]:

@@ -152,6 +152,8 @@ def print_run(console: Console, view: RunView, *, with_table: bool = False) -> N
     print_accuracy(console, [one for one in measured if is_wanted or one.verdict is not Verdict.PASS])
     print_failures(console, view)
     print_skips(console, view.skips)
+    for remark, count in view.remarks.items():
+        say(console, f"remark on {num(count, 'case')} that pass: {one_line(remark)}")
     for result in view.lost[:MAX_FAILURES]:
         nodes = ", ".join(result.lost_nodes)
         console.print(f"planned again after the loss of {nodes}: {one_line(result.id, 200)}", soft_wrap=True)

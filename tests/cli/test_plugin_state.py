@@ -74,12 +74,12 @@ CHANGES = {
 }
 LAZY = "found = torch.empty(x.shape).to(torch.float8_e4m3fn), found[1]"
 SAYS = {
-    "replaces": "quantize_fp8/replaces replaced torch.empty (it was put back)",
-    "dtype": "quantize_fp8/dtype set the default dtype to torch.float64 (it was put back)",
-    "device": "quantize_fp8/device set the default device to meta (it was put back)",
-    "mode": "quantize_fp8/mode left a mode of torch on: Mode (it was put back)",
-    "recursion": "quantize_fp8/recursion set the recursion limit to 200 (it was put back)",
-    "alarm": "quantize_fp8/alarm left an alarm set (signal.alarm, signal.setitimer) (it was put back)",
+    "replaces": "quantize_fp8/replaces replaced torch.empty (restored)",
+    "dtype": "quantize_fp8/dtype set the default dtype to torch.float64 (restored)",
+    "device": "quantize_fp8/device set the default device to meta (restored)",
+    "mode": "quantize_fp8/mode left a mode of torch on: Mode (restored)",
+    "recursion": "quantize_fp8/recursion set the recursion limit to 200 (restored)",
+    "alarm": "quantize_fp8/alarm left an alarm set (signal.alarm, signal.setitimer) (restored)",
     "thread": "quantize_fp8/thread left running: thread 'spinner'",
 }
 FAIL = {"replaces", "mode"}
@@ -152,7 +152,7 @@ def test_cases_that_share_a_process_begin_with_the_state_of_a_new_one(
     assert len(pids()) == 3
 
 
-def test_what_an_import_leaves_behind_is_put_back_and_said_for_its_kernels_alone(
+def test_what_an_import_leaves_behind_is_restored_and_said_for_its_kernels_alone(
     cli: Cli, scenarios: Path, tmp_path: Path, pids: Callable[[], list[str]]
 ) -> None:
     words: list[object] = ["-n", 1]
@@ -163,9 +163,7 @@ def test_what_an_import_leaves_behind_is_put_back_and_said_for_its_kernels_alone
     found = run(cli, scenarios, *words)
     for result in found["first"]:
         assert result["verdict"] == "pass"
-        assert (
-            result["reason"] == "the import of first_kernel.py set the default dtype to torch.float64 (it was put back)"
-        )
+        assert result["reason"] == "the import of first_kernel.py set the default dtype to torch.float64 (restored)"
     for result in found["second"]:
         assert result["verdict"] == "fail" and "the import of second_kernel.py replaced torch.empty" in result["reason"]
     assert {result["verdict"] for result in found["lazy"]} == {"fail"}
@@ -182,6 +180,15 @@ def test_a_remark_on_the_process_is_beside_the_failure_that_it_may_explain(
     (first, _) = run(cli, scenarios, "-n", 1, "--plugin", tmp_path / "needs.py")["needs"]
     assert first["verdict"] == "crash" and "raised AssertionError" in first["reason"]
     assert "the import of needs.py set the default dtype to torch.float64" in first["findings"][0]["message"]
+
+
+def test_a_remark_is_printed_with_its_number_of_cases(
+    cli: Cli, scenarios: Path, tmp_path: Path, pids: Callable[[], list[str]]
+) -> None:
+    (tmp_path / "dtype.py").write_text(source("dtype"))
+    code, out, _ = cli("run", "quantize", "--scenarios", scenarios, "-n", 1, "--plugin", tmp_path / "dtype.py")
+    assert code == 0
+    assert f"remark on 2 cases that pass: {SAYS['dtype']}" in " ".join(out.split())
 
 
 def test_one_name_in_two_files_is_refused(cli: Cli, scenarios: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Each part of the process that a plug-in may change is seen, worded, and put back as it was."""
+"""Each part of the process that a plug-in may change is seen, worded, and restored as it was."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ CHANGES: dict[str, tuple[str, Callable[[], Any], str]] = {
     "a thread": ("threads", start_thread, "left running: thread 'waiting'"),
     "the folder": ("working folder", lambda: os.chdir("/"), "set the working folder to /"),
 }
-NOT_PUT_BACK = {"a kernel of torch", "a thread"}
+NOT_RESTORED = {"a kernel of torch", "a thread"}
 
 
 def set_lowest_limit() -> None:
@@ -178,7 +178,7 @@ def set_lowest_limit() -> None:
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Around each test a folder and a mode of the suite's own, and the end of what cannot be put back."""
+    """Around each test a folder and a mode of the suite's own, and the end of what cannot be restored."""
     monkeypatch.chdir(os.getcwd())
     with Function():
         yield
@@ -199,15 +199,15 @@ def rows_that_differ(before: list[Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_change_is_seen_worded_and_put_back(name: str) -> None:
+def test_a_change_is_seen_worded_and_restored(name: str) -> None:
     row, change, says = CHANGES[name]
     before = [one.read() for one in WATCHED]
     with noting_changes() as noted, watching("mine"):
         change()
     mine = next(one for one in noted if one.what.startswith(says))
     (watched,) = (one for one in WATCHED if one.name == row)
-    assert mine == Change("mine", mine.what, watched.is_failure, name not in NOT_PUT_BACK)
-    assert rows_that_differ(before) == ([] if name not in NOT_PUT_BACK else ["threads"] * (name == "a thread"))
+    assert mine == Change("mine", mine.what, watched.is_failure, name not in NOT_RESTORED)
+    assert rows_that_differ(before) == ([] if name not in NOT_RESTORED else ["threads"] * (name == "a thread"))
     assert torch.equal(torch.ones(2) + 1, torch.full((2,), 2.0))
     with noting_changes() as again, watching("mine"):
         pass
@@ -240,7 +240,7 @@ def test_what_changes_no_number_and_no_memory_is_left_alone(
     assert noted == []
 
 
-def test_an_exception_of_the_code_passes_after_all_was_put_back() -> None:
+def test_an_exception_of_the_code_passes_after_all_was_restored() -> None:
     with noting_changes() as noted, pytest.raises(KeyboardInterrupt), watching("mine"):
         torch.set_default_dtype(torch.float64)
         raise KeyboardInterrupt

@@ -21,9 +21,9 @@ from harness.judge.run_case import run_case
 from harness.judge.run_records import Evidence, Run
 from harness.kernels.process_state import Change
 
-REPLACED = Change("mla_decode/mine", "replaced torch.empty", is_failure=True, is_put_back=True)
-REMARK = Change("mla_decode/mine", "set the default dtype to torch.float64", is_failure=False, is_put_back=True)
-THREAD = Change("mla_decode/mine", "left running: thread 'spin'", is_failure=False, is_put_back=False)
+REPLACED = Change("mla_decode/mine", "replaced torch.empty", is_failure=True, is_restored=True)
+REMARK = Change("mla_decode/mine", "set the default dtype to torch.float64", is_failure=False, is_restored=True)
+THREAD = Change("mla_decode/mine", "left running: thread 'spin'", is_failure=False, is_restored=False)
 
 
 def test_a_failure_is_a_finding_and_any_other_change_a_remark() -> None:
@@ -32,12 +32,12 @@ def test_a_failure_is_a_finding_and_any_other_change_a_remark() -> None:
     judgement = ORACLES.get("process").judge(Evidence(case, runs))
     (finding,) = judgement.findings
     assert (finding.oracle, finding.cause, finding.kernel) == ("process", Code.REPLACED, "mla_decode/mine")
-    assert finding.message.startswith("mla_decode/mine replaced torch.empty (it was put back); ")
+    assert finding.message.startswith("mla_decode/mine replaced torch.empty (restored); ")
     assert judgement.notes == [
-        "mla_decode/mine set the default dtype to torch.float64 (it was put back)",
+        "mla_decode/mine set the default dtype to torch.float64 (restored)",
         "mla_decode/mine left running: thread 'spin'",
     ]
-    assert judgement.looked_at == 3
+    assert judgement.looked_at == 2
 
 
 def test_it_explains_more_than_wrong_numbers_and_less_than_a_crash() -> None:
@@ -106,12 +106,12 @@ def test_a_kernel_that_replaces_what_judges_it_fails(cheat: Callable[[], None], 
 
 def test_a_pass_with_a_remark_has_a_code_of_its_own() -> None:
     result = result_of(lambda: torch.set_default_dtype(torch.float64))
-    assert (result.verdict, result.cause) == (Verdict.PASS, Code.PUT_BACK)
-    assert result.reason == "merge_attn_states/mine set the default dtype to torch.float64 (it was put back)"
+    assert (result.verdict, result.cause) == (Verdict.PASS, Code.RESTORED)
+    assert result.reason == "merge_attn_states/mine set the default dtype to torch.float64 (restored)"
     assert result_of(lambda: None).cause == ""
 
 
 def test_a_failure_says_what_else_was_changed() -> None:
     result = result_of(lambda: torch.set_default_dtype(torch.float64), right=False)
     assert result.verdict is Verdict.FAIL and result.findings[0].oracle == "reference"
-    assert "(merge_attn_states/mine set the default dtype to torch.float64 (it was put back))" in result.reason
+    assert "(merge_attn_states/mine set the default dtype to torch.float64 (restored))" in result.reason

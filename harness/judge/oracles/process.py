@@ -1,7 +1,7 @@
 """Oracle `process`: a plug-in leaves its process as it was.
 
 It is asked about runs after which something was changed. What the harness could not trust meanwhile is a finding. Any
-other change is a remark: it was put back before the harness computed anything, so the verdict stands.
+other change is a remark: it was restored before the harness computed anything, so the verdict stands.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def judge(evidence: Evidence) -> Judgement:
         if change.is_failure
     ]
     notes = [_sentence(change) for change in changes if not change.is_failure]
-    return Judgement(findings, looked_at=len(changes), notes=notes)
+    return Judgement(findings, looked_at=len(evidence.runs), notes=notes)
 
 
 def _sentence(change: Change) -> str:
-    return f"{change.who} {change.what}" + (" (it was put back)" if change.is_put_back else "")
+    return f"{change.who} {change.what}" + (" (restored)" if change.is_restored else "")
