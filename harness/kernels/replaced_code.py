@@ -58,7 +58,7 @@ def set_functions_of_torch(wanted: FunctionsOfTorch) -> None:
 
 
 def _of_tensor(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """The methods that differ. A method that no tensor had before is nobody's but its author's."""
+    """The methods that differ. A method that no tensor had before replaces none."""
     names = [*before, *(name for name in after if name not in before and hasattr(torch._C.TensorBase, name))]
     return [name for name in names if before.get(name) is not after.get(name)]
 
