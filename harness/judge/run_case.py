@@ -12,8 +12,9 @@ from collections.abc import Callable
 import torch
 
 from harness.core.cases import AskFirstNan, AskVerdict, Batch, Case, Job
-from harness.core.catalog import FAULTS, ORACLES, SYSTEMS
+from harness.core.catalog import FAULTS, KERNELS, ORACLES, SYSTEMS
 from harness.core.cause_codes import Code, Reason, cause_of
+from harness.core.corruptions import corruptions
 from harness.core.engine_params import EngineParams
 from harness.core.errors import (
     LOG_TAIL,
@@ -51,10 +52,15 @@ def prepare() -> None:
     for oracle in ORACLES:
         if oracle.impl.startswith("harness.judge."):
             attribute_at(oracle.impl)
+    for spec in KERNELS:
+        if str(spec.impl).startswith("harness.kernels.torch."):
+            spec.load()
     # Pydantic makes the validators of a model when it is first used.
     models: tuple[type[Record], ...] = (CaseResult, Job, EngineParams, *KERNEL_PARAMS.values())
     for model in models:
         model.model_rebuild()
+    for op in KERNEL_PARAMS:
+        corruptions(op)
     with watching("this process"):
         pass
 

@@ -6,6 +6,8 @@ import functools
 import operator
 import sys
 import types
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -86,35 +88,61 @@ _JUDGES = ("harness.judge.", "harness.kernels.call", "harness.kernels.ops.", "ha
 """How the names of modules begin that poison, run and judge. A fault replaces functions of others, on purpose."""
 _CODE = (types.FunctionType, type, functools._lru_cache_wrapper)
 _MEMBERS = (types.FunctionType, staticmethod, classmethod, property)
-_code: list[tuple[Any, str, str]] = []
-"""Modules and classes of the harness, with their names, and the name of each of their functions and classes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A module or a class of the harness, and the names of its functions and classes."""
+
+    owner: Any
+    name: str
+    keys: tuple[str, ...]
+
+    def read(self) -> tuple[Any, ...]:
+        """What each of `keys` is now; None for one that is gone."""
+        now = vars(self.owner)
+        return tuple(map(now.get, self.keys))
+
+
+_places: list[_Place] = []
 _seen: set[str] = set()
-"""The modules in `_code`."""
+"""The modules that were looked at for `_places`."""
 
 
-def code_of_harness() -> list[Any]:
-    """The functions and classes of the harness's modules that judge, in the order of `_code`, which may grow."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith(_JUDGES) and name not in _seen:
-            _seen.add(name)
-            _code.extend((module, name, key) for key, value in vars(module).items() if isinstance(value, _CODE))
-            own = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == name]
-            for kind in own:
-                members = [key for key, value in vars(kind).items() if isinstance(value, _MEMBERS)]
-                _code.extend((kind, f"{name}.{kind.__name__}", key) for key in members)
-    return [vars(place).get(key) for place, _, key in _code]
+def code_of_harness() -> list[tuple[Any, ...]]:
+    """The functions and classes of the harness's modules that judge, for each of `_places`, which may grow."""
+    for name in [name for name in sys.modules if name not in _seen]:
+        _seen.add(name)
+        if name.startswith(_JUDGES):
+            _places.extend(_places_of(name, sys.modules[name]))
+    return [place.read() for place in _places]
 
 
-def other_code_of_harness(before: list[Any], after: list[Any]) -> bool:
-    return any(map(operator.is_not, before, after))
+def _places_of(name: str, module: Any) -> Iterator[_Place]:
+    content = dict(vars(module))
+    yield _Place(module, name, tuple(key for key, value in content.items() if isinstance(value, _CODE)))
+    for kind in content.values():
+        if isinstance(kind, type) and kind.__module__ == name:
+            keys = tuple(key for key, value in vars(kind).items() if isinstance(value, _MEMBERS))
+            yield _Place(kind, f"{name}.{kind.__name__}", keys)
 
 
-def says_code_of_harness(before: list[Any], after: list[Any]) -> str:
-    entries = zip(_code, before, after, strict=False)
-    return f"replaced {few([f'{owner}.{key}' for (_, owner, key), old, new in entries if old is not new])}"
+def other_code_of_harness(before: list[tuple[Any, ...]], after: list[tuple[Any, ...]]) -> bool:
+    return any(any(map(operator.is_not, old, new)) for old, new in zip(before, after, strict=False))
 
 
-def set_code_of_harness(wanted: list[Any]) -> None:
-    for (place, _, key), value in zip(_code, wanted, strict=False):
-        if vars(place).get(key) is not value:
-            setattr(place, key, value)
+def says_code_of_harness(before: list[tuple[Any, ...]], after: list[tuple[Any, ...]]) -> str:
+    names = [
+        f"{place.name}.{key}"
+        for place, was, now in zip(_places, before, after, strict=False)
+        for key, old, new in zip(place.keys, was, now, strict=True)
+        if old is not new
+    ]
+    return f"replaced {few(names)}"
+
+
+def set_code_of_harness(wanted: list[tuple[Any, ...]]) -> None:
+    for place, values in zip(_places, wanted, strict=False):
+        for key, value in zip(place.keys, values, strict=True):
+            if vars(place.owner).get(key) is not value:
+                setattr(place.owner, key, value)

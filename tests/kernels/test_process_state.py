@@ -257,6 +257,6 @@ def test_a_call_and_a_run_together_watch_the_whole_table() -> None:
 
 def test_code_that_a_fault_may_replace_is_not_watched() -> None:
     replaced_code.code_of_harness()
-    watched = {owner for _, owner, _ in replaced_code._code}
+    watched = {place.name for place in replaced_code._places}
     assert "harness.judge.oracles.compare" in watched and "harness.judge.run_records.Outcome" in watched
     assert not any(name.startswith(("harness.engine", "harness.kernels.torch")) for name in watched)
