@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harness.core.errors import InputError, explained_writes, named
+from harness.core.errors import InputError, explained_writes, message_of, named
 
 LoadedT = TypeVar("LoadedT")
 _INSTALLED = Path(__file__).resolve().parents[1] / "_fixtures"
@@ -132,7 +132,7 @@ def execute_file(file: Path, kind: str, module_name: str) -> None:
     try:
         spec.loader.exec_module(module)
     except InputError as error:
-        raise InputError(f"{kind} {file}:{_line_in(file, error)}: {error}") from error
+        raise InputError(f"{kind} {file}:{_line_in(file, error)}: {message_of(error)}") from error
     except (Exception, SystemExit) as error:
         where = f"{kind} {file}:{_line_in(file, error)}"
         raise InputError(f"{where}: {named(error)}; it must import cleanly") from error

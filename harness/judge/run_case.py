@@ -79,7 +79,7 @@ def outcome_of(job: Job) -> Outcome:
     except NoRoomError:
         raise
     except Refused as error:
-        return Outcome(Verdict.SKIP, str(error), Code.REFUSED, shown=error.shown)
+        return Outcome(Verdict.SKIP, message_of(error), Code.REFUSED, shown=error.shown)
     except MissingPackage as error:
         return Outcome(Verdict.SKIP, str(error), Code.NOT_INSTALLED)
     except HarnessError as error:

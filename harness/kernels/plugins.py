@@ -225,9 +225,7 @@ def _importing(what: str) -> Iterator[None]:
     before = set(KERNELS.names())
     with noting_changes() as changes, watching(f"the import of {what}"):
         yield
-    for name in KERNELS.names():
-        if changes and name not in before:
-            _changes[name] = changes
+    _changes.update((name, changes) for name in KERNELS.names() if name not in before)
 
 
 def _execute(file: Path) -> tuple[KernelSpec, ...]:
