@@ -151,6 +151,9 @@ class Job(Record):
     """Sites to poison instead of the case's own, to find the one to blame. The others hold zeros."""
     device: str = "cpu"
     plugins: tuple[str, ...] = ()
+    """The plug-in files that its kernels come from. No others are imported for it."""
+    ends_worker: bool = False
+    """It imports plug-ins, which is quick, so no other case needs its process."""
     timeout_seconds: float = 60.0
     gpus: tuple[int, ...] = ()
     """The GPUs reserved for a case that needs several, numbered as its worker sees them."""
@@ -163,6 +166,12 @@ class Job(Record):
         """Planned jobs of versions 0.1 and 0.2 have three more fields, which a plan never set."""
         old = {"first_nan", "more_faults", "cures"}
         return {k: v for k, v in values.items() if k not in old} if isinstance(values, dict) else values
+
+    @property
+    def foreign_code(self) -> tuple[str, ...]:
+        """The files of people that a worker imports for it: plug-ins, and modules of installed packages."""
+        installed = {spec.origin for spec in self.case.known_kernels() if spec.is_foreign}
+        return tuple(sorted(installed.union(self.plugins)))
 
     @property
     def poisoned_sites(self) -> tuple[str, ...]:

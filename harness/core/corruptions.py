@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from harness.core.errors import UnknownNameError
 from harness.core.files import rows_beside
@@ -41,13 +41,18 @@ class Corruption:
 
 
 @functools.cache
+def _table() -> dict[str, dict[str, Any]]:
+    return rows_beside(__file__)
+
+
+@functools.cache
 def corruptions(op: str) -> dict[str, Corruption]:
     """The corrupted calls of an op by name."""
-    table, found = rows_beside(__file__), {}
+    table, found = _table(), {}
     for name, row in table.get(op, {}).items():
-        named = (row["argument"], *row.pop("names", ()))
+        named = (row["argument"], *row.get("names", ()))
         every = dict.fromkeys(word for one in named for word in (one, *table["_names"].get(one, ())))
-        found[name] = Corruption(name, names=tuple(every), **row)
+        found[name] = Corruption(name, **{**row, "names": tuple(every)})
     return found
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 
+from harness.core.errors import message_of
+
 _WORDS = ("CUDA error", "CUDA out of memory", "CUDA driver error", "Triton Error [CUDA]", "CUBLAS_STATUS")
 
 _marked_spent = False
@@ -18,7 +20,9 @@ def is_device_failure(error: BaseException) -> bool:
     torch = sys.modules.get("torch")
     found = [getattr(torch, name, None) for name in ("AcceleratorError", "OutOfMemoryError")]
     kinds = tuple(kind for kind in found if isinstance(kind, type))
-    return isinstance(error, kinds) or (isinstance(error, RuntimeError) and any(word in str(error) for word in _WORDS))
+    return isinstance(error, kinds) or (
+        isinstance(error, RuntimeError) and any(word in message_of(error) for word in _WORDS)
+    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -31,7 +35,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def in_one_line(error: BaseException) -> str:
     """The first line of CUDA's message. The others are advice on debugging."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
 

@@ -12,6 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from harness.core.checkout import ROOT
+from harness.core.errors import named
 from harness.core.faults import FaultSpec
 from harness.core.files import rows_beside, with_tuples
 from harness.core.kernels import KernelSpec, kernel_of
@@ -38,9 +39,7 @@ def load_tables(builtin: Tables) -> tuple[Tables, dict[str, str]]:
             _check(point.name, added, rows)
         except Exception as error:
             owner = point.dist.name if point.dist else point.value
-            broken[point.name] = f"engine {point.name} of {owner} does not load: {type(error).__name__}: " + " ".join(
-                str(error).split()
-            )
+            broken[point.name] = f"engine {point.name} of {owner} does not load: {named(error)}"
             continue
         rows = {kind: (*rows[kind], *added[kind]) for kind in rows}
     return rows, broken

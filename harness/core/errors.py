@@ -77,6 +77,35 @@ def line_of(frame: traceback.FrameSummary) -> str:
     return f"{frame.filename.rpartition('/')[2]}:{frame.lineno} in {frame.name}: {frame.line}"
 
 
+MOST_WORDS = 1_000
+"""Characters that are kept of a message of foreign code, which may have megabytes."""
+LOG_TAIL = 4_000
+"""Characters of a traceback that a result keeps."""
+
+
+def cut(text: str, most: int = MOST_WORDS) -> str:
+    """`text`, or its first `most` characters and how many it has."""
+    return text if len(text) <= most else f"{text[:most]} … ({len(text):,} characters)"
+
+
+def message_of(error: BaseException) -> str:
+    """The message of an exception of foreign code, cut: it may be long, and `__str__` may raise."""
+    try:
+        return cut(str(error))
+    except Exception as second:
+        return f"(no message: its __str__ raised {type(second).__name__})"
+
+
+def named(error: BaseException) -> str:
+    """An exception of foreign code in one line: `ValueError: not today`."""
+    return f"{type(error).__name__}: {' '.join(message_of(error).split())}"
+
+
+def stack_of(error: BaseException) -> str:
+    """The traceback of an exception, with messages cut: a log keeps its end, and a long one would be all of it."""
+    return "".join(cut(part) for part in traceback.format_exception(error))
+
+
 class SystemUnderTestError(Exception):
     """The system under test failed. A finding of the case, never a harness error.
 

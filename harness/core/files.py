@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harness.core.errors import InputError, explained_writes
+from harness.core.errors import InputError, explained_writes, message_of, named
 
 LoadedT = TypeVar("LoadedT")
 _INSTALLED = Path(__file__).resolve().parents[1] / "_fixtures"
@@ -99,10 +99,10 @@ def execute_file(file: Path, kind: str, module_name: str) -> None:
     try:
         spec.loader.exec_module(module)
     except InputError as error:
-        raise InputError(f"{kind} {file}:{_line_in(file, error)}: {error}") from error
+        raise InputError(f"{kind} {file}:{_line_in(file, error)}: {message_of(error)}") from error
     except (Exception, SystemExit) as error:
-        sentence = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise InputError(f"{kind} {file}:{_line_in(file, error)}: {sentence}; it must import cleanly") from error
+        where = f"{kind} {file}:{_line_in(file, error)}"
+        raise InputError(f"{where}: {named(error)}; it must import cleanly") from error
 
 
 def _line_in(file: Path, error: BaseException) -> int:

@@ -48,6 +48,8 @@ class KernelSpec:
       can capture it.
     - `compile_seconds`: how long its first call on a machine may compile; added to the time limit of a case.
     - `requires`: "module:function" of a check, device -> reason why it cannot run, or an empty string.
+    - `origin`: "built in", the name of an engine, or the file of the function. `is_foreign`: people registered it, by
+      `@kernel` in a plug-in or an installed package.
     - `unusable`: why it can run nowhere: the tables of its engine do not load.
     """
 
@@ -74,6 +76,7 @@ class KernelSpec:
     requires: str = ""
     compile_seconds: float = 0.0
     origin: str = BUILT_IN
+    is_foreign: bool = False
     unusable: str = ""
 
     @property
@@ -98,7 +101,7 @@ class KernelSpec:
 
     def lacks(self, word: str) -> str:
         """The reason why cases that give the optional keyword `word` are skipped."""
-        mend = f"; add `{word}=None` to its signature, and they are judged" if self.origin.endswith(".py") else ""
+        mend = f"; add `{word}=None` to its signature, and they are judged" if self.is_foreign else ""
         return Reason(f"{self.name} has no argument `{word}`, which these cases give{mend}", Code.UNSUPPORTED)
 
     def why_not_params(self, params: Params) -> str:

@@ -15,8 +15,8 @@ Need = Literal[
 ]  # fmt: skip
 
 TELLING_ORDER = (
-    "crash", "rejects", "address", "conserved", "policy", "replay", "padding", "zeroed", "distinct_experts", "landed",
-    "ordered", "sentinel", "finite", "reference", "tokens", "acceptance", "cold_warm", "flush", "repeats",
+    "crash", "process", "rejects", "address", "conserved", "policy", "replay", "padding", "zeroed", "distinct_experts",
+    "landed", "ordered", "sentinel", "finite", "reference", "tokens", "acceptance", "cold_warm", "flush", "repeats",
     "non_interference", "accuracy", "streams", "answers", "sequences",
 )  # fmt: skip
 """Oracles in the order in which their findings explain a failure: first a mechanism (a crash, a stale address or plan,

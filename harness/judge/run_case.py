@@ -12,23 +12,59 @@ from collections.abc import Callable
 import torch
 
 from harness.core.cases import AskFirstNan, AskVerdict, Batch, Case, Job
-from harness.core.catalog import FAULTS
+from harness.core.catalog import FAULTS, KERNELS, ORACLES, SYSTEMS
 from harness.core.cause_codes import Code, Reason, cause_of
+from harness.core.corruptions import corruptions
 from harness.core.cuda_failures import in_one_line, is_out_of_memory
-from harness.core.errors import HarnessError, NoMemoryError, NoRoomError, Refused, explained_writes, line_of
+from harness.core.engine_params import EngineParams
+from harness.core.errors import (
+    LOG_TAIL,
+    HarnessError,
+    NoMemoryError,
+    NoRoomError,
+    Refused,
+    explained_writes,
+    line_of,
+    message_of,
+    stack_of,
+)
 from harness.core.extras import MissingPackage, why_module_missing
+from harness.core.op_params import KERNEL_PARAMS
+from harness.core.params import Record
 from harness.core.records import CaseResult, Verdict
+from harness.core.registry import attribute_at
 from harness.core.seams import inject
 from harness.judge.first_reader import first_nan
 from harness.judge.run_records import Outcome
 from harness.judge.target import class_of
-from harness.judge.verdict import LOG_TAIL, verdict
+from harness.judge.verdict import verdict, watching_plugins
 from harness.kernels.call import keeping_output_sites
 from harness.kernels.plugins import find_kernel, load_plugins
+from harness.kernels.process_state import watching
 from harness.run.protocol import answer_each
 
 ANSWERS: dict[type, Callable[[Job], Outcome]] = {AskVerdict: verdict, AskFirstNan: first_nan}
 """The function that answers each kind of ask."""
+
+
+def prepare() -> None:
+    """Do once what each case of a kernel or of the reference engine would do, in the process that forks for them."""
+    for system in ("kernel", "engine"):
+        attribute_at(SYSTEMS.get(system).target)
+    for oracle in ORACLES:
+        if oracle.impl.startswith("harness.judge."):
+            attribute_at(oracle.impl)
+    for spec in KERNELS:
+        if str(spec.impl).startswith("harness.kernels.torch."):
+            spec.load()
+    # Pydantic makes the validators of a model when it is first used.
+    models: tuple[type[Record], ...] = (CaseResult, Job, EngineParams, *KERNEL_PARAMS.values())
+    for model in models:
+        model.model_rebuild()
+    for op in KERNEL_PARAMS:
+        corruptions(op)
+    with watching("this process"):
+        pass
 
 
 def run_case(job: Job) -> CaseResult:
@@ -46,7 +82,7 @@ def outcome_of(job: Job) -> Outcome:
     except NoRoomError:
         raise
     except Refused as error:
-        return Outcome(Verdict.SKIP, str(error), Code.REFUSED, shown=error.shown)
+        return Outcome(Verdict.SKIP, message_of(error), Code.REFUSED, shown=error.shown)
     except NoMemoryError as error:
         return Outcome(Verdict.SKIP, str(error), Code.NO_MEMORY)
     except MissingPackage as error:
@@ -59,8 +95,8 @@ def outcome_of(job: Job) -> Outcome:
         if is_out_of_memory(error):
             # Outside a kernel, so it is ours: a pool, a reference, a copy to compare with.
             return Outcome(Verdict.SKIP, f"the harness needs more memory: {in_one_line(error)}", Code.NO_MEMORY)
-        reason = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
-        log = traceback.format_exc()[-LOG_TAIL:]
+        reason = f"{type(error).__name__}: {message_of(error).strip()}".partition("\n")[0]
+        log = stack_of(error)[-LOG_TAIL:]
         return Outcome(Verdict.ERROR, reason, Code.HARNESS, at=_raised_at(error), log=log)
 
 
@@ -73,14 +109,18 @@ def _outcome(job: Job) -> Outcome:
     if reason := why_not(job.case, job.device, job.fault):
         return Outcome(Verdict.SKIP, str(reason), cause_of(reason))
     torch.manual_seed(job.case.seed)
-    answer = ANSWERS[type(job.ask)]
     if job.fault is None or class_of(job.case).injects_faults:
-        with keeping_output_sites():
-            return answer(job)
-    with inject(FAULTS.get(job.fault)) as injection, keeping_output_sites():
-        outcome = answer(job)
+        return _answer(job)
+    with inject(FAULTS.get(job.fault)) as injection:
+        outcome = _answer(job)
     is_missed = outcome.verdict is Verdict.PASS and isinstance(job.ask, AskVerdict)
     return _unreached(job) if is_missed and not injection.was_reached else outcome
+
+
+def _answer(job: Job) -> Outcome:
+    # Each run of a verdict is watched as well. Here it is for the other asks.
+    with watching_plugins(job), keeping_output_sites():
+        return ANSWERS[type(job.ask)](job)
 
 
 def _unreached(job: Job) -> Outcome:

@@ -15,6 +15,7 @@ from harness.core.errors import Refused, SystemUnderTestError
 from harness.core.finding_words import merged
 from harness.core.records import AccuracyRecord, CaseResult, Finding, FirstNan, Verdict
 from harness.judge.decisions import Decisions, Divergence
+from harness.kernels.process_state import Change
 from harness.memory.moves.checks import Misplaced
 from harness.memory.moves.streams import Race
 
@@ -211,6 +212,8 @@ class Run:
     """Site -> the lines of the engine's code that allocated memory of it and left some unwritten, where known."""
     shown: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """What `harness.core.conditions` read from the arguments of the judged call."""
+    changes: list[Change] = field(default_factory=list)
+    """What plug-ins left changed in this process."""
     error: SystemUnderTestError | None = None
     """The error that ended the run early: an illegal address, or an exception of the kernel under test."""
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.catalog import ORACLES
 from harness.core.cause_codes import Code
 from harness.core.cuda_failures import in_one_line, is_device_failure, is_out_of_memory
-from harness.core.errors import KernelError, SystemUnderTestError
+from harness.core.errors import LOG_TAIL, KernelError, SystemUnderTestError, named, stack_of
 from harness.core.oracles import most_telling_first
 from harness.core.records import Finding, Verdict
 from harness.judge.run_records import Evidence, Judgement, Outcome, Run
 from harness.judge.target import Target, target_of
 from harness.kernels.call import counting_launches
+from harness.kernels.plugins import changes_of_imports
+from harness.kernels.process_state import Change, noting_changes, watching, watching_run
 from harness.memory.bounds import bad_index
 from harness.memory.poison.patterns import FILLED, Poison
-
-LOG_TAIL = 4000
-"""Characters of a traceback that a result keeps."""
 
 
 def verdict(job: Job) -> Outcome:
@@ -28,6 +28,7 @@ def verdict(job: Job) -> Outcome:
     evidence = Evidence(job.case, list(_runs(target, job)))
     if target.may_differ:
         evidence.repeat = lambda: next(_runs(target, job))
+    evidence.runs[0].changes[:0] = changes_of_imports(job.case.kernels().values())
     outcome = judge(evidence)
     outcome.runs, outcome.launched = evidence.runs, evidence.runs[0].launched
     outcome.filled, outcome.shown = evidence.runs[0].filled, evidence.runs[0].shown
@@ -62,27 +63,42 @@ def _stack(error: SystemUnderTestError | None) -> str:
     """The traceback of an error that a kernel's own code raised; empty for any other error."""
     if error is None or not error.at:
         return ""
-    return "".join(traceback.format_exception(error.__cause__ or error))[-LOG_TAIL:]
+    return stack_of(error.__cause__ or error)[-LOG_TAIL:]
 
 
 def judge(evidence: Evidence) -> Outcome:
-    """Ask the oracles of the case in order. After a crash no other oracle is asked, as the runs are not complete."""
-    crash: Judgement = ORACLES.get("crash").judge(evidence)
-    if found := crash.findings:
-        return Outcome(Verdict.CRASH, found[0].message, findings=found, looked_at={"crash": crash.looked_at})
+    """Ask the oracles of the case in order.
+
+    After a crash none is asked that reads results, as the runs are not complete.
+    """
+    asked: dict[str, Judgement] = {"crash": ORACLES.get("crash").judge(evidence)}
+    if any(run.changes for run in evidence.runs):
+        asked["process"] = ORACLES.get("process").judge(evidence)
+    outcome = _judged(evidence, asked)
+    _say_changes(outcome, asked.get("process"))
+    return outcome
+
+
+def _judged(evidence: Evidence, asked: dict[str, Judgement]) -> Outcome:
+    """The outcome, without the remarks on the process. `asked` has the judgements of oracles that read no results."""
+    if asked["crash"].findings:
+        found = [finding for judgement in asked.values() for finding in judgement.findings]
+        looked_at = {name: judgement.looked_at for name, judgement in asked.items()}
+        return Outcome(Verdict.CRASH, found[0].message, findings=found, looked_at=looked_at)
     outcome, notes = Outcome(Verdict.PASS), list[str]()
     orders = ["ordered"] if any(run.moved for run in evidence.runs) else []
-    for name in dict.fromkeys((*evidence.case.oracles, *orders, "crash")):
-        judgement: Judgement = crash if name == "crash" else ORACLES.get(name).judge(evidence)
+    for name in dict.fromkeys((*evidence.case.oracles, *orders, *asked)):
+        judgement: Judgement = asked.get(name) or ORACLES.get(name).judge(evidence)
         outcome.findings.extend(judgement.findings)
         outcome.looked_at[name] = judgement.looked_at
         outcome.accuracy = judgement.accuracy or outcome.accuracy
         outcome.cause = judgement.cause or outcome.cause
-        notes.extend(judgement.notes)
+        # What is said of the process is said of each verdict.
+        notes.extend(judgement.notes if name != "process" else ())
     outcome.reason = "; ".join(notes)
     if blind := [name for name, count in outcome.looked_at.items() if not count]:
         # A drawn case is known to show something with our own kernels. A plug-in rounds otherwise, so batches differ.
-        has_plugin = any(spec.origin.endswith(".py") for spec in evidence.case.known_kernels())
+        has_plugin = any(spec.is_foreign for spec in evidence.case.known_kernels())
         is_only_less = has_plugin and len(blind) < len(evidence.case.oracles)
         outcome.verdict, outcome.cause = Verdict.SKIP if is_only_less else Verdict.ERROR, Code.BLIND
         outcome.reason = f"{', '.join(blind)} judged no element, so this case proves nothing"
@@ -94,6 +110,21 @@ def judge(evidence: Evidence) -> Outcome:
         outcome.verdict, outcome.cause = Verdict.FAIL, ""
         outcome.reason = outcome.findings[0].message
     return outcome
+
+
+def _say_changes(outcome: Outcome, process: Judgement | None) -> None:
+    """Add the remarks on the process to the reason of the outcome: they may explain a failure."""
+    if process is None or not process.notes:
+        return
+    remark = "; ".join(process.notes)
+    if outcome.findings:
+        first = outcome.findings[0]
+        outcome.findings[0] = first.but(message=f"{first.message} ({remark})")
+        outcome.reason = outcome.findings[0].message
+        return
+    if outcome.verdict is Verdict.PASS:
+        outcome.cause = outcome.cause or Code.RESTORED
+    outcome.reason = "; ".join(filter(None, (remark, outcome.reason)))
 
 
 def _with_lines(findings: list[Finding], allocated: Mapping[str, list[str]]) -> list[Finding]:
@@ -121,22 +152,40 @@ def _runs(target: Target, job: Job) -> Iterator[Run]:
     plan = job.case.poison
     for pattern in plan.patterns:
         FILLED.clear()
-        with counting_launches() as launched:
+        with counting_launches() as launched, noting_changes() as changes:
             try:
-                run = target.run(poison_of(plan, pattern, sites_of(job), job.case.seed))
-            except SystemUnderTestError as error:
-                # An earlier finding of a bounds check explains the crash.
-                run = Run(pattern, error=bad_index() or error)
-            except RuntimeError as error:
-                # Memory that ran out outside a kernel says nothing about it.
-                if is_out_of_memory(error) or not is_device_failure(error):
-                    raise
-                line = in_one_line(error)
-                run = Run(pattern, error=bad_index() or KernelError(line, cause=Code.DEVICE, error=line))
-        run.launched, run.filled = dict(launched), dict(FILLED)
+                with watching_plugins(job):
+                    run = target.run(poison_of(plan, pattern, sites_of(job), job.case.seed))
+            except Exception as error:
+                run = Run(pattern, error=_error_under_test(error, changes))
+        run.launched, run.filled, run.changes = dict(launched), dict(FILLED), changes
         yield run
         if run.error is not None:
             return
+
+
+def _error_under_test(error: Exception, changes: Sequence[Change]) -> SystemUnderTestError:
+    """What ended a run, if the system under test did. Raises `error` if it is the harness's own."""
+    if isinstance(error, SystemUnderTestError):
+        # An earlier finding of a bounds check explains the crash.
+        return bad_index() or error
+    # Memory that ran out outside a kernel says nothing about it.
+    if is_device_failure(error) and not is_out_of_memory(error):
+        line = in_one_line(error)
+        return bad_index() or KernelError(line, cause=Code.DEVICE, error=line)
+    if replaced := next((change for change in changes if change.is_failure), None):
+        message = f"the harness raised {named(error)}, with what {replaced.who} put in place of its code or torch's"
+        return KernelError(message, cause=Code.REPLACED, kernel=replaced.who)
+    raise error
+
+
+def watching_plugins(job: Job) -> AbstractContextManager[None]:
+    """Within the block plug-ins run, if the job has some: what they leave changed is restored."""
+    if names := [spec.name for spec in job.case.known_kernels() if spec.is_foreign]:
+        # The calls of a kernel are watched one by one.
+        return watching_run(" and ".join(names))
+    files = [Path(file).name for file in job.plugins]
+    return watching(" and ".join(files)) if files else nullcontext()
 
 
 def sites_of(job: Job) -> frozenset[str]:

@@ -14,9 +14,11 @@ from typing import Any
 import torch
 
 from harness.core.cause_codes import Code
-from harness.core.errors import IllegalAddress, KernelError, Refused, line_of
+from harness.core.errors import IllegalAddress, KernelError, Refused, line_of, message_of
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
+from harness.kernels.outputs import BadOutput, is_plain, plain_outputs
+from harness.kernels.process_state import watching_call
 from harness.kernels.undeclared import hint
 from harness.memory.graph.interface import tensors_of
 from harness.memory.graph.launch import holding, launch
@@ -104,18 +106,26 @@ class BoundKernel:
         return result, self._sites_of_outputs(mode.allocations, result)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the kernel's own code. Raises KernelError for its exceptions but Refused, with a library's reason."""
+        """Call the kernel's own code. Raises KernelError for its exceptions but Refused, with a library's reason.
+
+        The process is as before after a call of foreign code, and its outputs are plain tensors.
+        """
         try:
-            return self._function(*args, **kwargs)
-        except Refused:
+            if not self.spec.is_foreign:
+                return self._function(*args, **kwargs)
+            with watching_call(self.spec.name):
+                result = self._function(*args, **kwargs)
+            return plain_outputs(self.spec, result)
+        except (Refused, BadOutput):
             raise
         except IllegalAddress as error:
             error.at = error.at or self._last_line(error)
             raise
         except (Exception, SystemExit) as error:
-            advice = hint(self.spec, self._function, args, error)
+            with watching_call(self.spec.name):
+                advice = hint(self.spec, self._function, args, error)
             raise KernelError(
-                advice or f"{self.spec.name} raised {type(error).__name__}: {error}",
+                advice or f"{self.spec.name} raised {type(error).__name__}: {message_of(error)}",
                 cause=Code.UNDECLARED_SHAPES if advice else Code.RAISED,
                 error=type(error).__name__,
                 kernel=self.spec.name,
@@ -134,7 +144,7 @@ class BoundKernel:
         ordinal_of = {address: ordinal for ordinal, address in enumerate(allocations)}
         sites: dict[int, str] = {}
         for output, value in zip(self._outputs, result if isinstance(result, tuple) else (result,), strict=False):
-            for tensor in tensors_of(value):
+            for tensor in filter(is_plain, tensors_of(value)):
                 ordinal = ordinal_of.get(tensor.untyped_storage().data_ptr())
                 if ordinal is not None:
                     sites[ordinal] = output.site

@@ -1,29 +1,35 @@
 """Kernels of users: the `@kernel` decorator, plug-in files, and the entry points of installed packages.
 
-A plug-in is foreign code, so only a worker process executes it, never the parent that plans and reports. This module
-imports no torch; a plug-in imports what it needs.
+A plug-in is foreign code, so only a worker process executes it, never the parent that plans and reports. What its
+import changes in the process is restored. This module imports no torch; a plug-in imports what it needs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 from pydantic import ValidationError
 
 from harness.core.catalog import KERNELS
 from harness.core.engine_tables import DOORS
-from harness.core.errors import InputError
+from harness.core.errors import InputError, named
 from harness.core.files import execute_file, load_once
 from harness.core.kernels import Bf16Step, EmptyLse, EmptyRows, Fp8Products, KernelSpec
 from harness.core.ops import OPS, Op
 from harness.core.registry import Registry
 from harness.core.shapes import NAMED, Shapes, shapes_of
+from harness.memory.triton_interpreter import repair_when_imported
+
+if TYPE_CHECKING:
+    from harness.kernels.process_state import Change
 
 ENTRY_POINT_GROUP = f"{DOORS}.kernels"
 """An entry point of this group names a module, or an object in it. The import of the module registers kernels."""
@@ -38,6 +44,8 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 # A worker runs many jobs that name the same files.
 _loaded: dict[Path, tuple[KernelSpec, ...] | InputError] = {}
+_changes: dict[str, list[Change]] = {}
+"""Name of a kernel -> what the import of its file changed in this process."""
 
 
 def kernel(
@@ -97,6 +105,7 @@ def kernel(
                 bf16_steps=cast("tuple[Bf16Step, ...]", steps),
                 takes=tuple(word for word in contract.optional if word in inspect.signature(function).parameters),
                 origin=inspect.getfile(function),
+                is_foreign=True,
             )
         )
         return function
@@ -152,16 +161,19 @@ def declared_shapes(kernel_name: str, given: str | Mapping[str, Any]) -> Shapes:
 def describe_kernels(plugins: Sequence[str]) -> list[dict[str, Any]]:
     """The declarations of the kernels of plug-in files, of all kernels without files, and `why_not` by device.
 
-    Call it in a worker only. Raises InputError for a file or an installed package that does not load.
+    `import_seconds` is the time of a processor that the files took. Call it in a worker only. Raises InputError for a
+    file or an installed package that does not load.
     """
+    started = time.process_time()
     if not plugins:
         load_entry_points()
     specs = load_plugins(plugins) if plugins else tuple(KERNELS)
+    seconds = time.process_time() - started
     names = [field.name for field in fields(KernelSpec) if field.name != "impl"]
     return [
         {name: getattr(spec, name) for name in names}
         | {"shapes": None if spec.shapes is None else spec.shapes.model_dump(mode="json")}
-        | {"why_not": {device: spec.why_not(device) for device in DEVICES}}
+        | {"why_not": {device: spec.why_not(device) for device in DEVICES}, "import_seconds": seconds}
         for spec in specs
     ]
 
@@ -184,21 +196,43 @@ def load_entry_points() -> None:
     """
     for point in entry_points(group=ENTRY_POINT_GROUP):
         try:
-            point.load()
+            with _importing(point.value):
+                point.load()
         except InputError:
             raise
         except Exception as error:
             owner = point.dist.name if point.dist else point.value
             raise InputError(
-                f"entry point {point.name!r} of {owner}: {type(error).__name__}: {' '.join(str(error).split())}; "
-                "fix the package or uninstall it"
+                f"entry point {point.name!r} of {owner}: {named(error)}; fix the package or uninstall it"
             ) from error
+
+
+def changes_of_imports(kernels: Iterable[str]) -> list[Change]:
+    """What the imports of the files of `kernels`, such as "mla_decode/mine", changed in this process."""
+    return list(dict.fromkeys(change for name in kernels for change in _changes.get(name, ())))
+
+
+@contextlib.contextmanager
+def _importing(what: str) -> Iterator[None]:
+    """Import foreign code within the block. What it changes is restored, and kept for the kernels that it registers.
+
+    Triton's interpreter is repaired when the code imports it.
+    """
+    # Whoever imports a plug-in has torch.
+    from harness.kernels.process_state import noting_changes, watching
+
+    repair_when_imported()
+    before = set(KERNELS.names())
+    with noting_changes() as changes, watching(f"the import of {what}"):
+        yield
+    _changes.update((name, changes) for name in KERNELS.names() if name not in before)
 
 
 def _execute(file: Path) -> tuple[KernelSpec, ...]:
     before, num_before = set(KERNELS.names()), Registry.num_added
     try:
-        execute_file(file, "plug-in", f"mla_harness_plugin_{file.stem}_{len(_loaded)}")
+        with _importing(file.name):
+            execute_file(file, "plug-in", f"mla_harness_plugin_{file.stem}_{len(_loaded)}")
     except InputError as error:
         if getattr(error.__cause__, "name", "") != "mla_harness":
             raise

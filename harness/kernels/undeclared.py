@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.core.errors import named
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import KERNEL_PARAMS
 from harness.core.ops import OPS, latent_rank
@@ -35,8 +36,7 @@ def hint(spec: KernelSpec, function: Callable[..., Any], args: tuple[Any, ...], 
     if "heads" in given and not _runs_at_deepseek(spec, function, device, num_heads=1):
         # "deepseek" accepts each number of heads, as tensor parallelism divides them.
         declare = '{"like": "deepseek", "num_heads": ' + known["heads"].split()[0] + "}"
-    raised = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return f"{spec.name} runs at {runs}, raises at {raises} ({raised}): declare shapes={declare}"
+    return f"{spec.name} runs at {runs}, raises at {raises} ({named(error)}): declare shapes={declare}"
 
 
 def _sizes(op: str, args: tuple[Tensor, ...]) -> dict[str, str]:

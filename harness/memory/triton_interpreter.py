@@ -2,15 +2,20 @@
 
 The stock interpreter of Triton 3.7 keeps bfloat16 as uint16 and float8 as uint8. It multiplies those integers in
 `tl.dot`, truncates where hardware rounds to nearest even, and turns a float8 NaN into 480: a kernel test would pass on
-garbage, and a NaN poison would vanish. `repair_interpreter` makes every float conversion bit-equal to torch's,
-computes dots of narrow types in float32, and refuses other arithmetic on them. It patches private names, so it is tied
-to the versions it was tested with.
+garbage, and a NaN poison would vanish. `repair_interpreter` makes every float conversion bit-equal to torch's, and
+computes dots of narrow types in float32. Arithmetic on bfloat16 is computed in float32 and rounded once, which gives
+the bits of a bfloat16 unit, as float32 has more than twice its digits. Arithmetic on float8, which no GPU has, is
+refused. It patches private names, so it is tied to the versions it was tested with. Kernels of the harness call
+`prepare`; plug-ins are served without their asking.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
 from harness.core.cause_codes import Code, Reason
@@ -63,6 +68,50 @@ def prepare() -> bool:
     return True
 
 
+INTERPRETER = "triton.runtime.interpreter"
+
+
+def repair_when_imported() -> None:
+    """Have the interpreter repaired as soon as any code of this process imports it, which it does for a kernel only.
+
+    For kernels of people, who know of no repair. An import in an unknown version raises RuntimeError.
+    """
+    if INTERPRETER in sys.modules:
+        _repair_known()
+    elif not any(isinstance(finder, _RepairingFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _RepairingFinder())
+
+
+def _repair_known() -> None:
+    if reason := _unknown_version():
+        raise RuntimeError(f"{reason}; install it, or unset TRITON_INTERPRET")
+    repair_interpreter()
+
+
+class _RepairingFinder(MetaPathFinder):
+    """Finds the interpreter where the others do, and repairs it when it was executed."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if fullname != INTERPRETER:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _RepairingLoader(spec.loader)
+        return spec
+
+
+class _RepairingLoader(Loader):
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        self._loader.exec_module(module)
+        _repair_known()
+
+
 _NARROW = ("bf16", "fp8e4nv", "fp8e5")
 
 
@@ -74,21 +123,35 @@ def repair_interpreter() -> None:
     builder = interpreter.InterpreterBuilder
     if getattr(builder, "repaired_by_mla_harness", False):
         return
-    stock_convert = interpreter._convert_float
+    stock_convert, stock_cast = interpreter._convert_float, builder.cast_impl
 
     def convert_float(data: Any, source: Any, target: Any, rounding: Any) -> Any:
         if source.name in _TORCH_NAMES and target.name in _TORCH_NAMES:
             return _convert(data, source.name, target.name)
         return stock_convert(data, source, target, rounding)
 
+    def cast_impl(self: Any, source: Any, to: Any) -> Any:
+        """Convert between a narrow type and any other, integers too. The stock one converts the stored integers."""
+        old, new, storage = source.dtype.scalar.name, to.scalar.name, interpreter._get_np_dtype(to)
+        if old not in _NARROW and new not in _NARROW:
+            return stock_cast(self, source, to)
+        if new not in _TORCH_NAMES:
+            data = _convert(source.data, old, "fp64").view(np.float64).astype(storage)
+        elif old not in _TORCH_NAMES:
+            data = _convert(source.data.astype(np.float64), "fp64", new).view(storage)
+        else:
+            data = _convert(source.data, old, new).view(storage)
+        return interpreter.TensorHandle(data, to.scalar)
+
     def create_dot(self: Any, a: Any, b: Any, d: Any, precision: Any, max_imprecise: Any) -> Any:
         product = np.matmul(_widened(a), _widened(b), dtype=d.data.dtype)
         return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
 
     interpreter._convert_float = convert_float
+    builder.cast_impl = _without_warnings(cast_impl)
     builder.create_dot = _without_warnings(create_dot)
-    builder.binary_op = _without_warnings(_refusing_narrow(builder.binary_op))
-    builder.unary_op = _without_warnings(_refusing_narrow(builder.unary_op))
+    for name in ("binary_op", "unary_op", "create_clampf", "create_fma"):
+        setattr(builder, name, _without_warnings(_in_float32(getattr(builder, name), interpreter.TensorHandle)))
     interpreter.ReduceOps.min_max = _without_warnings(interpreter.ReduceOps.min_max)
     builder.repaired_by_mla_harness = True
 
@@ -130,18 +193,30 @@ def _widened(handle: Any) -> Any:
     return _convert(handle.data, name, "fp32").view(np.float32) if name in _NARROW else handle.data
 
 
-def _refusing_narrow(operation: Any) -> Any:
-    def checked(self: Any, *args: Any) -> Any:
-        for handle in args:
-            dtype = getattr(handle, "dtype", None)
-            if dtype is not None and dtype.scalar.name in _NARROW:
-                name = dtype.scalar.name
-                raise TypeError(
-                    f"arithmetic on {name} is not modelled by the interpreter: convert with .to(tl.float32)"
-                )
-        return operation(self, *args)
+def _in_float32(operation: Any, handle_of: Any) -> Any:
+    """An operation on handles that computes in float32 what has bfloat16 operands, and rounds a float result once.
 
-    return checked
+    A comparison of them gives booleans. Raises TypeError for an operand of float8.
+    """
+    import numpy as np
+    import triton.language as tl
+
+    def computed(self: Any, *args: Any) -> Any:
+        names = {arg.dtype.scalar.name for arg in args if hasattr(arg, "dtype")}
+        if refused := names.intersection(_NARROW) - {"bf16"}:
+            name = refused.pop()
+            raise TypeError(f"arithmetic on {name} is not modelled by the interpreter: convert with .to(tl.float32)")
+        if "bf16" not in names:
+            return operation(self, *args)
+        wide = [
+            handle_of(_widened(arg), tl.float32) if getattr(arg, "dtype", None) == tl.bfloat16 else arg for arg in args
+        ]
+        result = operation(self, *wide)
+        if result.data.dtype != np.float32:
+            return result
+        return handle_of(_convert(result.data, "fp32", "bf16"), tl.bfloat16)
+
+    return computed
 
 
 def _without_warnings(operation: Any) -> Any:

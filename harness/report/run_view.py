@@ -74,6 +74,11 @@ class RunView:
         return skip_reasons([*self.results, *self.store.tried().values()])
 
     @cached_property
+    def remarks(self) -> Counter[str]:
+        """What plug-ins left behind -> number of cases that pass with this remark."""
+        return Counter(one.reason for one in self.results if one.cause == Code.RESTORED)
+
+    @cached_property
     def lost(self) -> list[CaseResult]:
         """The cases that a cluster planned again after it lost their node."""
         return [result for result in self.results if result.lost_nodes]

@@ -82,6 +82,8 @@ def print_run(console: Console, view: RunView, *, with_table: bool = False) -> N
     if view.num_unjudged:
         console.print(f"{num(view.num_unjudged, 'fault')} not judged: the run ended before", style=STYLES["error"])
     print_skips(console, view.skips)
+    for remark, count in view.remarks.items():
+        say(console, f"remark on {num(count, 'case')} that pass: {one_line(remark)}")
     for result in view.lost[:MAX_FAILURES]:
         nodes = ", ".join(result.lost_nodes)
         console.print(f"planned again after the loss of {nodes}: {one_line(result.id, 200)}", soft_wrap=True)

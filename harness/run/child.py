@@ -151,10 +151,12 @@ class Child:
                     start_new_session=True,
                 )
             )
-        except OSError as error:
+        except BaseException as error:
             os.close(self._stream)
             self._log.close()
-            raise HarnessError(f"{name} cannot be started: {error}") from None
+            if isinstance(error, OSError):
+                raise HarnessError(f"{name} cannot be started: {error}") from None
+            raise
         finally:
             os.close(replies)
 

@@ -12,6 +12,7 @@ import importlib
 import math
 import os
 import runpy
+import select
 import signal
 import subprocess
 import sys
@@ -60,7 +61,7 @@ class ForkedProcess:
         while (code := self.poll()) is None:
             if time.monotonic() > end:
                 raise subprocess.TimeoutExpired(f"fork {self.pid}", timeout or 0.0)
-            time.sleep(TICK_SECONDS / 10)
+            self._server.wait(TICK_SECONDS / 10)
         return code
 
     def send_signal(self, number: int) -> None:
@@ -122,6 +123,10 @@ class ForkServer:
             self._note(reply)
         return self._codes.pop(pid, -signal.SIGKILL if is_dead else None)
 
+    def wait(self, seconds: float) -> None:
+        """Wait until the server says something, at most `seconds`."""
+        select.select([self._child.fileno()], [], [], seconds)
+
     def _note(self, reply: Reply) -> None:
         """Keep the exit code that the server reports when a fork ends."""
         if reply.result is not None:
@@ -158,6 +163,7 @@ class Forks:
             return None
         try:
             if self._server is None or self._server.is_dead():
+                self.close()
                 self._server = self._started(environ, seconds)
             self._server.wait_until_ready()
         except HarnessError as error:

@@ -15,6 +15,7 @@ from harness.core.files import with_tuples
 from harness.core.kernels import KernelSpec
 from harness.core.shapes import Shapes
 from harness.run.environment import DEVICES
+from harness.run.plugin_files import PluginFiles
 from harness.scenario.expand import GPU, KernelOverride, control_cases, fault_cases, on_device
 from harness.scenario.load import SUFFIXES, load_scenarios
 from harness.scenario.schema import FaultUse, Scenario
@@ -74,6 +75,7 @@ class Planner:
     def __init__(self, wanted: Wanted, pool: Pool) -> None:
         self.wanted = wanted
         self._pool = pool
+        self._plugins = PluginFiles(wanted.plugins, pool)
         self._on_gpu: set[str] | None = None
 
     def scenarios(self) -> list[Scenario]:
@@ -81,7 +83,7 @@ class Planner:
 
     def jobs(self) -> list[Job]:
         """The jobs that the options ask for, in order. Raises InputError if there are none."""
-        names, scenarios = register_plugins(self.wanted, self._pool), self.scenarios()
+        names, scenarios = register_plugins(self.wanted, self._pool, self._plugins), self.scenarios()
         cases_of = with_each if self.wanted.kernels or not names else with_plugins
         cases = self._drawn(self._changed(cases_of(names, lambda override: self._select(scenarios, override))))
         return self.jobs_of(cases, fault=self.wanted.fault)
@@ -111,12 +113,15 @@ class Planner:
 
     def job_of(self, case: Case, fault: str | None = None) -> Job:
         device, limit = self._device_of(case), case.params.own_timeout or self.wanted.timeout_seconds
+        files = self._plugins.of_case(case)
         return Job(
             key=f"{case.id}!{fault}" if fault else case.id,
             case=on_device(case, device),
             fault=fault,
             device=device,
-            plugins=tuple(str(path) for path in self.wanted.plugins),
+            plugins=files,
+            # On CUDA a process takes seconds to start.
+            ends_worker=bool(files) and device == "cpu" and self._plugins.are_cheap(files),
             timeout_seconds=limit + sum(case.compile_seconds().values()),
         )
 
@@ -175,9 +180,8 @@ class Planner:
 
     def _gpu_kernels(self) -> set[str]:
         if self._on_gpu is None:
-            files = [str(path) for path in self.wanted.plugins]
-            asked = [] if self._pool.start().why_not("cuda") else [[], files] if files else [[]]
-            described = [kernel for plugins in asked for kernel in self._pool.describe_kernels(plugins)]
+            has_gpu = not self._pool.start().why_not("cuda")
+            described = [*self._pool.describe_kernels(), *self._plugins.describe()] if has_gpu else []
             self._on_gpu = {f"{d['op']}/{d['short_name']}" for d in described if not d["why_not"]["cuda"]}
         return self._on_gpu
 
@@ -196,23 +200,27 @@ def load(wanted: Wanted, *, whole: Callable[[str], bool] = lambda name: True, on
     return load_scenarios(wanted.scenarios)
 
 
-def register_plugins(wanted: Wanted, pool: Pool) -> list[str]:
+def register_plugins(wanted: Wanted, pool: Pool, plugins: PluginFiles | None = None) -> list[str]:
     """Register the kernels of plug-in files, which only workers import. Returns the names of the kernels to judge."""
     if not wanted.plugins and not all(map(_is_known, wanted.kernels)):
         # It may be in an installed package, which only a worker imports.
         _register(pool.describe_kernels())
     if not wanted.plugins:
         return list(wanted.kernels)
-    described = pool.describe_kernels([str(path) for path in wanted.plugins])
+    described = (plugins or PluginFiles(wanted.plugins, pool)).describe()
     _register(described)
     if wanted.kernels:
         return list(wanted.kernels)
     return list(dict.fromkeys(str(declared["short_name"]) for declared in described))
 
 
+NO_PROMISES = ("why_not", "shapes", "import_seconds")
+"""What a description has beside the fields of a spec, and what is converted."""
+
+
 def _register(described: list[dict[str, Any]]) -> None:
     for declared in described:
-        promises = {name: value for name, value in with_tuples(declared).items() if name not in ("why_not", "shapes")}
+        promises = {name: value for name, value in with_tuples(declared).items() if name not in NO_PROMISES}
         shapes = None if declared["shapes"] is None else Shapes.model_validate(declared["shapes"])
         spec = KernelSpec(impl="", shapes=shapes, **promises)
         if spec.name not in KERNELS:

@@ -12,11 +12,10 @@ import json
 import os
 import signal
 import sys
-import traceback as tracebacks
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn, TypeVar
 
-from harness.core.errors import HarnessError, InputError, NoRoomError
+from harness.core.errors import HarnessError, InputError, NoRoomError, named, stack_of
 from harness.core.params import Record
 
 MAX_SENTENCE = 1000
@@ -42,7 +41,7 @@ class Reply(Record):
     is_full: bool = False
     """The error is that a disk is full, or a file may not grow."""
     is_spent: bool = False
-    """The child's CUDA context failed for good. The child ends and must be replaced."""
+    """The child's CUDA context failed for good, or a thread still computes. The child ends and must be replaced."""
 
 
 def encode(message: Record) -> bytes:
@@ -56,11 +55,11 @@ def reply_to_error(error: BaseException) -> Reply:
     """The reply to a request that ended in `error`. The log gets the stack unless the child refused."""
     if isinstance(error, InputError):
         return Reply(refused=_one_line(error))
-    stack = "".join(tracebacks.format_exception(error))
+    stack = stack_of(error)
     sys.stderr.write(stack)
     if isinstance(error, HarnessError):
         return Reply(failed=_one_line(error), is_full=isinstance(error, NoRoomError))
-    return Reply(failed=_one_line(f"{type(error).__name__}: {error}"), traceback=stack)
+    return Reply(failed=_one_line(named(error)), traceback=stack)
 
 
 def _one_line(text: object) -> str:

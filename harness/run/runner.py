@@ -23,6 +23,7 @@ from harness.run.fork_server import Forks
 from harness.run.gpus import GpuLocks
 from harness.run.pool import Pool
 from harness.run.requests import WorkerRequest
+from harness.run.worker import PREPARE
 
 MAX_WORKERS = 4
 MAX_SPARES = 2
@@ -37,8 +38,14 @@ class WorkerError(HarnessError):
     """No worker process can be started or used on this machine. Exit code 3."""
 
 
+MAX_STARTS = 3
+"""How often a worker is started that a signal ends before it is ready. It may have come from outside."""
+
+
 class Worker(Child):
     is_ready = False
+    imported: tuple[str, ...] = ()
+    """The foreign code that it has imported. It runs no case with other code."""
 
 
 def default_num_workers() -> int:
@@ -51,8 +58,11 @@ class WorkerPool(Pool):
 
     A spare worker takes the place of a worker that a case took down, so that the next case need not wait for torch and
     CUDA. Spares start in the background when the first worker is lost; on a large machine, with the first job for a
-    GPU. They share the GPU of the lost worker and its lock. A worker that dies before it is ready raises WorkerError,
-    because the next one would die as well.
+    GPU. They share the GPU of the lost worker and its lock. A worker that cannot start raises WorkerError, because the
+    next one could not either. One that a signal ends before it is ready is started again, MAX_STARTS times in a row.
+
+    A worker that has imported plug-ins runs no case with others, and none without. Where a fork starts in no time, each
+    case whose plug-ins are imported quickly gets a worker of its own.
     """
 
     def __init__(self, num_workers: int | None = None, per_gpu: int = 1, **options: Any) -> None:
@@ -66,7 +76,8 @@ class WorkerPool(Pool):
         self._gpus: GpuLocks | None = None
         self._gpu_of: dict[Worker, int] = {}
         self._spares: defaultdict[int | None, list[Worker]] = defaultdict(list)
-        imports = ("torch", self._execute.partition(":")[0])
+        self._num_killed = 0
+        imports = ("torch", PREPARE.get(self._execute, self._execute.partition(":")[0]))
         # Elsewhere each worker imports by itself.
         self._forks = Forks(imports, name="the process that imports torch") if sys.platform == "linux" else None
 
@@ -104,14 +115,21 @@ class WorkerPool(Pool):
         return ready[0]
 
     def describe_kernels(self, plugins: Sequence[str] = ()) -> list[dict[str, Any]]:
-        worker, what = self._first_ready(), f"plug-in {', '.join(plugins)}" if plugins else "installed kernels"
-        if not worker.send(WorkerRequest(describe=tuple(plugins)), DESCRIBE_SECONDS):
-            raise WorkerError(f"{what}: the worker died before it was asked")
+        what = f"plug-in {', '.join(plugins)}" if plugins else "installed kernels"
+        for _ in range(MAX_STARTS):
+            worker = self._first_ready()
+            if worker.send(WorkerRequest(describe=tuple(plugins)), DESCRIBE_SECONDS):
+                break
+            self._retire(worker)
+        else:
+            raise WorkerError(f"{what}: {MAX_STARTS} workers died before they were asked")
         try:
             result = worker.answer().result
         except ChildDied as died:
-            self._retire(worker)
             raise InputError(f"{what}: loading it ended the worker: {died.death.how}") from None
+        finally:
+            # It has imported foreign code.
+            self._retire(worker)
         assert result is not None
         return list(result["kernels"])
 
@@ -175,16 +193,19 @@ class WorkerPool(Pool):
         if len(self._workers) < self.num_workers:
             for _ in range(len(self._workers), min(self.num_workers, self._num_useful(waiting) + len(busy))):
                 self._workers.append(self._spawn())
-        for worker in self._workers:
+        for worker in list(self._workers):
             if waiting and worker not in busy and worker.is_ready:
                 job = self._next_for(worker, waiting, busy.values())
                 if job is None:
+                    continue
+                if worker.imported not in ((), job.foreign_code):
+                    self._replace(worker)
                     continue
                 worker.empty_log()
                 gpu = self._gpu_of.get(worker) if job.device == "cuda" else None
                 if worker.send(WorkerRequest(job=job, gpu=gpu), job.timeout_seconds):
                     waiting.remove(job)
-                    busy[worker] = job
+                    busy[worker], worker.imported = job, job.foreign_code
                     if on_start is not None:
                         on_start(job)
 
@@ -196,7 +217,10 @@ class WorkerPool(Pool):
 
     def _next_for(self, worker: Worker, waiting: deque[Job], running: Iterable[Job]) -> Job | None:
         """The first waiting job that `worker` can run. For a job on CUDA, the worker locks a GPU and keeps it."""
-        free = (job for job in waiting if not self._compiling.must_wait(job, running))
+        free: Iterator[Job] = (job for job in waiting if not self._compiling.must_wait(job, running))
+        if worker.imported:
+            # Those come first for which it need not be replaced.
+            free = iter(sorted(free, key=lambda job: job.foreign_code != worker.imported))
         first = next(free, None)
         if first is None:
             return None
@@ -233,8 +257,8 @@ class WorkerPool(Pool):
             if result.verdict in BAD:
                 worker.check_room()
                 result = result.but(log=f"{printed}\n{result.log}".strip())
-            if reply.is_spent:
-                # The CUDA context has failed for good; the next case needs a new process.
+            if reply.is_spent or (job.ends_worker and self._starts_quickly):
+                # Its CUDA context has failed, a thread still computes, or foreign code was imported.
                 self._replace(worker)
             return result
         if worker.ended():
@@ -263,26 +287,43 @@ class WorkerPool(Pool):
         """Note that a worker is ready. Raises WorkerError if it failed to start, unless it is a spare."""
         reply = worker.take()
         if reply is not None and reply.ready is not None:
-            worker.is_ready = True
+            worker.is_ready, self._num_killed = True, 0
             self.environment = self.environment or Environment.model_validate(reply.ready)
         elif reply is not None or worker.ended():
             is_spare = worker not in self._workers
             reason = (reply.refused or reply.failed) if reply else f"{worker.death().how}; {worker.last_line()}"
+            code = None if reply else worker.death().code
             self._retire(worker)
-            if not is_spare:
+            if is_spare:
+                return
+            was_killed = code is not None and code < 0
+            self._num_killed += was_killed
+            if not was_killed or self._num_killed >= MAX_STARTS:
                 raise WorkerError(f"a worker could not start: {reason} (try `mla-harness doctor`)")
+
+    @property
+    def _starts_quickly(self) -> bool:
+        """Whether a worker is a fork of a process that has imported torch."""
+        return self._forks is not None and not self._forks.why_not
 
     def _spawn(self, *arguments: str) -> Worker:
         environ = self._variables
-        worker = Worker(
-            "harness.run.worker",
-            self._execute,
-            *arguments,
-            name="the worker",
-            environ=environ,
-            seconds=self._start_seconds,
-            forks=self._forks.server(environ, self._start_seconds) if self._forks else None,
-        )
+        for attempt in range(1, MAX_STARTS + 1):
+            try:
+                worker = Worker(
+                    "harness.run.worker",
+                    self._execute,
+                    *arguments,
+                    name="the worker",
+                    environ=environ,
+                    seconds=self._start_seconds,
+                    forks=self._forks.server(environ, self._start_seconds) if self._forks else None,
+                )
+                break
+            except ChildDied:
+                # The process that forks was killed while it was asked. The next attempt starts another.
+                if attempt == MAX_STARTS:
+                    raise
         self._selector.register(worker.fileno(), selectors.EVENT_READ, worker)
         return worker
 

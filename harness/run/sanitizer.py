@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -133,8 +133,11 @@ class SanitizedPool(WorkerPool):
         yield from super()._run(deque(job for job in jobs if job.sites is not None), on_start)
         watched = [job for job in jobs if job.sites is None]
         size = max(1, min(BATCH, len(watched) // self._watchers))
-        kinds = ([job for job in watched if job.case.params.has_graph == has_graph] for has_graph in (False, True))
-        batches = [kind[start : start + size] for kind in kinds for start in range(0, len(kind), size)]
+        kinds: defaultdict[tuple[object, ...], list[Job]] = defaultdict(list)
+        for job in watched:
+            # A process imports the plug-ins of one case only.
+            kinds[job.case.params.has_graph, job.foreign_code].append(job)
+        batches = [kind[start : start + size] for kind in kinds.values() for start in range(0, len(kind), size)]
         executor, self._is_stopping = ThreadPoolExecutor(self._watchers), False
         try:
             for done in as_completed([executor.submit(self._watch, batch) for batch in batches]):

@@ -13,15 +13,18 @@ from harness.core import cuda_failures
 from harness.core.cases import Job
 from harness.core.catalog import ENGINES
 from harness.core.cause_codes import Code
-from harness.core.errors import HarnessError, NoRoomError, line_of
+from harness.core.errors import LOG_TAIL, HarnessError, NoRoomError, line_of, message_of, named, stack_of
 from harness.core.records import CaseResult, Finding, Verdict
 from harness.core.registry import attribute_at
+from harness.run import threads
 from harness.run.environment import describe_machine
 from harness.run.protocol import Parent, Reply, reply_to_error, run_child
 from harness.run.requests import WorkerRequest
 
 DEFAULT_EXECUTE = "harness.judge.run_case:run_case"
 """The "module:function" that turns a Job into a CaseResult."""
+PREPARE = {DEFAULT_EXECUTE: "harness.judge.run_case:prepare"}
+"""What a process calls once before it forks for workers, for what executes their jobs."""
 DESCRIBE = "harness.kernels.plugins:describe_kernels"
 """The "module:function" that returns what the kernels of plug-in files declare."""
 
@@ -38,17 +41,17 @@ def answer(job: Job, execute: Execute) -> CaseResult:
     except NoRoomError:
         raise
     except Exception as error:
-        reason, at = f"{type(error).__name__}: {error}", line_of(traceback.extract_tb(error.__traceback__)[-1])
-        return _unexpected(job, Verdict.ERROR, reason, cause=Code.HARNESS, at=at)
+        at = line_of(traceback.extract_tb(error.__traceback__)[-1])
+        return _unexpected(job, Verdict.ERROR, named(error), error, cause=Code.HARNESS, at=at)
     except BaseException as error:
         name = type(error).__name__
-        sentence = f"the kernel raised {name}({error})"
+        sentence = f"the kernel raised {name}({message_of(error)})"
         finding = Finding(oracle="crash", message=sentence, cause=Code.RAISED, error=name)
-        return _unexpected(job, Verdict.CRASH, sentence, findings=(finding,))
+        return _unexpected(job, Verdict.CRASH, sentence, error, findings=(finding,))
 
 
-def _unexpected(job: Job, verdict: Verdict, reason: str, **more: Any) -> CaseResult:
-    return CaseResult.of(job, verdict, reason=reason, log=traceback.format_exc()[-4000:], **more)
+def _unexpected(job: Job, verdict: Verdict, reason: str, error: BaseException, **more: Any) -> CaseResult:
+    return CaseResult.of(job, verdict, reason=reason, log=stack_of(error)[-LOG_TAIL:], **more)
 
 
 def reply_to(request: WorkerRequest, execute: Execute) -> Reply:
@@ -103,6 +106,8 @@ def main(parent: Parent) -> None:
     parent.reply(Reply(ready=describe_machine().model_dump(mode="json")))
     for request in parent.requests(WorkerRequest):
         reply = reply_to(request, execute)
+        if threads.any_computes():
+            reply = reply.but(is_spent=True)
         parent.reply(reply)
         if reply.is_spent:
             return

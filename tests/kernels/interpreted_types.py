@@ -106,8 +106,43 @@ def test_a_nan_in_a_float8_operand_poisons_its_row_of_a_dot() -> None:
     assert product[3].isnan().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
-def test_other_arithmetic_on_narrow_types_is_refused_not_wrong(dtype: torch.dtype) -> None:
-    values = torch.ones(16).to(dtype)
+def test_other_arithmetic_on_float8_is_refused_not_wrong() -> None:
+    values = torch.ones(16).to(torch.float8_e4m3fn)
     with pytest.raises(Exception, match="not modelled by the interpreter"):
-        _double[(1,)](values, torch.zeros(16, dtype=dtype), 16)
+        _double[(1,)](values, torch.zeros(16, dtype=values.dtype), 16)
+
+
+@triton.jit
+def _arithmetic(a, b, sums, products, larger, negated, N: tl.constexpr):
+    index = tl.arange(0, N)
+    x, y = tl.load(a + index), tl.load(b + index)
+    tl.store(sums + index, x + y)
+    tl.store(products + index, x * y)
+    tl.store(larger + index, (x > y).to(tl.int8))
+    tl.store(negated + index, -tl.maximum(x, y))
+
+
+def test_arithmetic_on_bfloat16_has_the_bits_of_torch() -> None:
+    values = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(4096, generator=values).mul(3).to(torch.bfloat16) for _ in range(2))
+    sums, products, negated = (torch.empty_like(a) for _ in range(3))
+    larger = torch.empty(4096, dtype=torch.int8)
+    _arithmetic[(1,)](a, b, sums, products, larger, negated, 4096)
+    for found, expected in ((sums, a + b), (products, a * b), (negated, -torch.maximum(a, b))):
+        assert torch.equal(_bytes(found), _bytes(expected))
+    assert torch.equal(larger.bool(), a > b)
+
+
+@triton.jit
+def _cast(source, target, N: tl.constexpr):
+    index = tl.arange(0, N)
+    tl.store(target + index, tl.load(source + index).to(target.dtype.element_ty))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int8, torch.float64], ids=str)
+def test_bfloat16_and_other_types_are_converted_by_value(dtype: torch.dtype) -> None:
+    values = torch.arange(-64, 64).to(dtype)
+    narrow, again = torch.empty(128, dtype=torch.bfloat16), torch.empty(128, dtype=dtype)
+    _cast[(1,)](values, narrow, 128)
+    _cast[(1,)](narrow, again, 128)
+    assert torch.equal(narrow, values.to(torch.bfloat16)) and torch.equal(again, values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.core.catalog import SITES
-from harness.core.errors import KernelError, SystemUnderTestError
+from harness.core.errors import KernelError, SystemUnderTestError, message_of
 from harness.core.finding_words import merged
 from harness.core.records import Finding
 from harness.judge.run_records import Evidence, Judgement
@@ -31,6 +31,6 @@ def judge(evidence: Evidence) -> Judgement:
 
 
 def _sentence(error: SystemUnderTestError) -> str:
-    lines = str(error).strip().splitlines() or ["no message"]
+    lines = message_of(error).strip().splitlines() or ["no message"]
     text = lines[0] if len(lines) == 1 else f"{lines[0]} …"
     return text if isinstance(error, KernelError) else f"{type(error).__name__}, {text}"

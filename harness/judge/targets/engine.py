@@ -20,7 +20,7 @@ from harness.core.catalog import KERNELS
 from harness.core.cause_codes import Code, Reason
 from harness.core.cuda_failures import is_device_failure, is_out_of_memory
 from harness.core.engine_params import EngineParams
-from harness.core.errors import HarnessError, KernelError, SystemUnderTestError, line_of
+from harness.core.errors import HarnessError, KernelError, SystemUnderTestError, line_of, named
 from harness.core.params import KvType
 from harness.core.records import FirstNan
 from harness.engine import batch
@@ -313,7 +313,7 @@ def errors_of_the_engine() -> Iterator[None]:
         if is_device_failure(error) or not own or any(Path(frame.filename).parent == PROBES for frame in stack):
             raise
         name = type(error).__name__
-        raise KernelError(f"the engine raised {name}: {error}", error=name, at=line_of(own[-1])) from error
+        raise KernelError(f"the engine raised {named(error)}", error=name, at=line_of(own[-1])) from error
 
 
 def pairs_of(

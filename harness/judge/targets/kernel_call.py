@@ -14,7 +14,7 @@ from torch import Tensor
 
 from harness.core.cause_codes import Code
 from harness.core.corruptions import Corruption
-from harness.core.errors import HarnessError, KernelError, NoMemoryError
+from harness.core.errors import HarnessError, KernelError, NoMemoryError, message_of
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS, Output
 from harness.judge.run_records import ChosenExperts, Guard, Observed, Run
@@ -23,19 +23,13 @@ from harness.kernels.call import BoundKernel
 from harness.kernels.ops import reference
 from harness.kernels.ops.cache_layouts import neighbors
 from harness.kernels.ops.inputs import CacheInputs, Inputs
+from harness.kernels.outputs import BadOutput
 from harness.memory.bounds import bad_index, raise_bad_indices
 from harness.memory.device_ranges import pieces_of, with_memory_at
 from harness.memory.fences import Fence, fenced
 from harness.memory.poison.patterns import Poison
 
 Shape = tuple[int, ...]
-
-
-class BadOutput(KernelError):
-    """Outputs of a kernel have a wrong count, shape, type or device."""
-
-    def __init__(self, spec: KernelSpec, problem: str) -> None:
-        super().__init__(f"{spec.name} returned {problem}", cause=Code.BAD_OUTPUT, kernel=spec.name)
 
 
 def invoke(spec: KernelSpec, poison: Poison, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -51,7 +45,7 @@ def invoke(spec: KernelSpec, poison: Poison, args: tuple[Any, ...], kwargs: dict
         try:
             torch.cuda.synchronize()
         except RuntimeError as error:
-            reason = str(error).strip().partition("\n")[0]
+            reason = message_of(error).strip().partition("\n")[0]
             message = f"{spec.name} failed on the device: {reason}"
             failure = KernelError(message, cause=Code.DEVICE, error=reason, kernel=spec.name)
             raise bad_index() or failure from error
@@ -88,8 +82,6 @@ def _problem(value: Any, allowed: tuple[Shape, ...], dtype: torch.dtype, device:
     """What is wrong with an output, as one clause; empty if nothing is."""
     if not isinstance(value, Tensor):
         return f"as {type(value).__name__}; return a torch.Tensor"
-    if value.layout != torch.strided:
-        return f"with layout {value.layout}; return a strided tensor"
     if tuple(value.shape) not in allowed:
         return f"of shape {list(value.shape)}; {' or '.join(str(list(shape)) for shape in allowed)} is promised"
     if value.dtype != dtype:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from harness.core import cuda_failures
-from harness.core.errors import CaptureError
+from harness.core.errors import CaptureError, message_of
 from harness.memory.graph.interface import GraphPool, alias_of, storage_address, tensors_of, whole_storage
 from harness.memory.graph.launch import ACTIVE, holding
 from harness.memory.poison.allocations import QuickDispatch
@@ -149,7 +149,7 @@ def _captured(graph: torch.cuda.CUDAGraph, handle: Any, recorder: _Recorder, fun
             outputs = function()
     except RuntimeError as error:
         _abandon(graph)
-        reason = str(error).strip().partition("\n")[0]
+        reason = message_of(error).strip().partition("\n")[0]
         raise CaptureError(f"the step does something that no graph can hold: {reason}") from error
     except BaseException:
         _abandon(graph)

@@ -1,0 +1,23 @@
+"""docs/judge-your-kernel.md lists what the harness looks at in the process of a plug-in, as the code has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.kernels.watched import WATCHED
+from harness.memory.triton_interpreter import REPAIRED_VERSIONS
+from harness.run.plugin_files import CHEAP_SECONDS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "judge-your-kernel.md").read_text(encoding="utf-8")
+
+
+def test_the_page_has_each_row_of_the_table_with_its_reason() -> None:
+    _, _, rest = PAGE.partition("| what is looked at |")
+    lines = rest.split("\n\n")[0].splitlines()[2:]
+    kinds = {True: "failure", False: "remark"}
+    assert lines == [f"| {row.name} | {kinds[row.is_failure]} | {row.why} |" for row in WATCHED]
+
+
+def test_the_page_has_the_numbers_of_the_code() -> None:
+    assert f"takes less than {CHEAP_SECONDS:g} s" in PAGE
+    assert f"in version {' and '.join(REPAIRED_VERSIONS)};" in PAGE
