@@ -186,7 +186,7 @@ def cut(text: str, jobs: Sequence[Job], controls: Sequence[Control]) -> tuple[li
 def code_of(
     store: RunStore, fail_on: Collection[str], runs: PastRuns | None, accepted: RunEntry | None, screen: Console
 ) -> int:
-    """The exit code of a run: 1 for a failure, 3 for an error, 2 if all cases were skipped, else 0.
+    """The exit code of a run: 1 for a failure, 3 for an error, 2 if all cases (of a kernel) were skipped, else 0.
 
     With `skip` and `error` in `fail_on`, these are failures too. With `new`, failures of the run `accepted` do not
     count. Without it, the last green run among `runs` decides: all failures are new since then.
@@ -205,4 +205,6 @@ def code_of(
     if failed:
         return 1
     verdicts = {result.verdict.value for result in store.results()} | {entry.verdict for entry in run.faults}
-    return 3 if verdicts & {"error", "not-run"} else 2 if verdicts == {"skip"} else 0
+    if verdicts & {"error", "not-run"}:
+        return 3
+    return 2 if verdicts == {"skip"} or run_and_report.refusing_kernels(store) else 0

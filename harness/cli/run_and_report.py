@@ -21,7 +21,7 @@ from harness.core.cases import Job
 from harness.core.errors import INTERRUPTED, GoneError, HarnessError, InputError, NoRoomError
 from harness.core.records import BAD, CaseResult, Verdict
 from harness.diagnose.run_jobs import diagnose, judge_faults, run_jobs
-from harness.report.run_view import RunView
+from harness.report.run_view import RunView, unjudged_kernels
 from harness.report.terminal import LiveProgress, verdict_text
 from harness.report.wording import num, one_line, printable
 from harness.report.write import write_reports
@@ -147,8 +147,21 @@ def work_and_report(
     if ended:
         print(f"{ended}; continue with: {command_to_resume(store)}", file=sys.stderr)
     if code == 0 and own_code == 2:
-        print(NOTHING_RAN, file=sys.stderr)
+        print(nothing_judged(store), file=sys.stderr)
     return code or own_code
+
+
+def refusing_kernels(store: RunStore) -> list[str]:
+    """The kernels of a user that refused cases and of which no case was judged: they prove nothing."""
+    is_about_kernels = store.plan.options.get("plugins") or store.plan.options.get("kernel")
+    return unjudged_kernels(store.results(), store.jobs_by_key()) if is_about_kernels else []
+
+
+def nothing_judged(store: RunStore) -> str:
+    """The line for a run in which nothing was judged, or nothing of a kernel that it was asked to judge."""
+    if names := refusing_kernels(store):
+        return f"nothing was judged: {', '.join(names)} refused every case that could run; see the reasons above"
+    return NOTHING_RAN
 
 
 @contextmanager

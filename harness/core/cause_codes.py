@@ -86,6 +86,8 @@ class Code(StrEnum):
     """The tables of its engine do not load."""
     REFUSED = "refused"
     """An engine refuses the options."""
+    KERNEL_REFUSED = "kernel_refused"
+    """The kernel itself refuses the call, by raising `Refused`."""
     NEVER_CALLED = "never_called"
     NEVER_HAPPENED = "never_happened"
     NOT_REACHED = "not_reached"

@@ -58,13 +58,14 @@ class UnknownNameError(InputError):
 
 
 class Refused(HarnessError):
-    """An engine refuses the options of a case. The case is skipped, with the engine's words.
+    """An engine refuses the options of a case, or a kernel a call. The case is skipped, with its words.
 
-    `shown` has the conditions of the call that a kernel refused.
+    `kernel` is the kernel that refused, as `op/name`; empty for an engine. `shown` has the conditions of its call.
     """
 
     def __init__(self, *words: object) -> None:
         super().__init__(*words)
+        self.kernel = ""
         self.shown: dict[str, tuple[str, ...]] = {}
 
 

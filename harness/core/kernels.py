@@ -17,6 +17,7 @@ EmptyRows = Literal["undefined", "identity", "nan"]
 EmptyLse = Literal["-inf", "+inf", "undefined"]
 Fp8Products = Literal["float32", "bf16", "fp8"]
 Bf16Step = Literal["partials", "sums"]
+Checks = Literal["nothing", "arguments", "values"]
 SOUND = "sound-"
 """How the names of sound variants begin: right kernels that differ as real ones do, `tests/trust/sound_kernels.py`."""
 
@@ -28,11 +29,13 @@ class KernelSpec:
     - `kv`: the cache types that it reads. `shapes`: the sizes that it accepts; None if it declares none.
     - `empty_rows`: its output for empty requests; `identity` is output 0, `undefined` promises nothing. `empty_lse`:
       its log-sum-exp for these rows.
-    - `gives_lse`: its log-sum-exp is written. Without one, its `lse` is not judged.
+    - `gives_lse`: it gives a log-sum-exp. Without one it may return `out` alone, an `lse` is not judged, and cases that
+      use it are skipped.
     - `needs_finite_tail`: it masks unused KV slots by multiplying, so the owner of the cache must keep them finite.
     - `needs_valid_table`: it looks up table entries of empty requests, so each must be the number of a block.
-    - `checks_values`: an index or length out of range ends in an error that names the argument. Without the promise the
-      result of such a call is undefined.
+    - `checks`: which calls that break the contract end in an error that names the argument. `arguments`: wrong shapes,
+      types, strides and numbers, which the host sees. `values`: indices and lengths in device memory too. Of any other
+      such call the result is undefined. See docs/reject-or-correct.md.
     - `keeps_ties`: a `select_topk` that gives the same set for equal logits in each launch. Others give any right set.
     - `capturable`: a CUDA graph can hold it. It reads no device value on the host.
     - `takes`: the optional keywords of the op that it has, such as `window`, `kv_lora_rank`, or `workspace`, words that
@@ -61,7 +64,7 @@ class KernelSpec:
     gives_lse: bool = True
     needs_finite_tail: bool = False
     needs_valid_table: bool = False
-    checks_values: bool = False
+    checks: Checks = "arguments"
     keeps_ties: bool = True
     capturable: bool = True
     takes: tuple[str, ...] = ()
@@ -77,6 +80,11 @@ class KernelSpec:
     @property
     def name(self) -> str:
         return f"{self.op}/{self.short_name}"
+
+    @property
+    def is_plugin(self) -> bool:
+        """Whether a user's Python file registers it, with `@kernel`."""
+        return self.origin.endswith(".py")
 
     def why_not(self, device: str) -> str:
         """Why this kernel cannot run on `device` here, as one clause; empty where it can. Loads no kernel code."""
@@ -96,7 +104,7 @@ class KernelSpec:
 
     def lacks(self, word: str) -> str:
         """The reason why cases that give the optional keyword `word` are skipped."""
-        mend = f"; add `{word}=None` to its signature, and they are judged" if self.origin.endswith(".py") else ""
+        mend = f"; add `{word}=None` to its signature, and they are judged" if self.is_plugin else ""
         return Reason(f"{self.name} has no argument `{word}`, which these cases give{mend}", Code.UNSUPPORTED)
 
     def why_not_params(self, params: Params) -> str:
@@ -159,7 +167,7 @@ def kernel_of(name: str, row: dict[str, Any], package: str, **own: Any) -> Kerne
 def _kernel(name: str, row: dict[str, Any]) -> KernelSpec:
     """A kernel of the harness itself. A Triton kernel needs Triton, and prefers a GPU."""
     is_triton = row["impl"].startswith("triton.")
-    own: dict[str, Any] = {"devices": ("cpu", "cuda"), "checks_values": True}
+    own: dict[str, Any] = {"devices": ("cpu", "cuda"), "checks": "values"}
     if is_triton:
         own = {"devices": ("cuda", "cpu"), "requires": TRITON}
     return kernel_of(name, row, "harness.kernels", **own, shapes=ANY)

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import AliasChoices, Field
 
 from harness.core.cases import Case, Job, KnownFailure
+from harness.core.cause_codes import Code
 from harness.core.params import Record
 
 SCHEMA_VERSION = 1
@@ -256,6 +257,11 @@ class CaseResult(Record):
         case = job.case
         names = {"key": job.key, "id": case.id, "scenario": case.scenario, "refs": case.refs, "fault": job.fault}
         return cls(**names, sites=job.sites, verdict=verdict, **more)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the kernel itself refused the case. Any other skip is for a reason of the harness or the machine."""
+        return self.verdict is Verdict.SKIP and self.cause == Code.KERNEL_REFUSED
 
     @property
     def has_failed(self) -> bool:

@@ -44,6 +44,8 @@ def outcome_of(job: Job) -> Outcome:
     except NoRoomError:
         raise
     except Refused as error:
+        if error.kernel:
+            return Outcome(Verdict.SKIP, f"{error.kernel}: {error}", Code.KERNEL_REFUSED, shown=error.shown)
         return Outcome(Verdict.SKIP, str(error), Code.REFUSED, shown=error.shown)
     except MissingPackage as error:
         return Outcome(Verdict.SKIP, str(error), Code.NOT_INSTALLED)

@@ -156,11 +156,11 @@ class Moved:
 class CorruptedCall:
     """A call with a corrupted argument: its error, or what was `seen` of its result.
 
-    Unless the call `is_defined`, its contract promises nothing for it.
+    Unless the call `is_judged`, neither the contract nor the kernel promises anything for it.
     """
 
     corruption: Corruption
-    is_defined: bool
+    is_judged: bool
     seen: Run
     error: SystemUnderTestError | Refused | None = None
 
@@ -171,8 +171,8 @@ class CorruptedCall:
 
     @property
     def crash(self) -> SystemUnderTestError | None:
-        """The failure of the device, if the contract says what must happen."""
-        is_crash = self.has_fault and self.is_defined
+        """The failure of the device, if the call is judged."""
+        is_crash = self.has_fault and self.is_judged
         return self.error if is_crash and isinstance(self.error, SystemUnderTestError) else None
 
 
@@ -213,6 +213,8 @@ class Run:
     """What `harness.core.conditions` read from the arguments of the judged call."""
     error: SystemUnderTestError | None = None
     """The error that ended the run early: an illegal address, or an exception of the kernel under test."""
+    refusal: Refused | None = None
+    """What a kernel or an engine refused after other evidence was there. The case is skipped unless that is a finding."""
 
 
 @dataclass(slots=True)

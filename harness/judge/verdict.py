@@ -11,7 +11,8 @@ from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.catalog import ORACLES
 from harness.core.cause_codes import Code
 from harness.core.cuda_failures import in_one_line, is_device_failure
-from harness.core.errors import KernelError, SystemUnderTestError
+from harness.core.errors import KernelError, Refused, SystemUnderTestError
+from harness.core.extras import MissingPackage
 from harness.core.oracles import most_telling_first
 from harness.core.records import Finding, Verdict
 from harness.judge.run_records import Evidence, Judgement, Outcome, Run
@@ -27,10 +28,13 @@ LOG_TAIL = 4000
 def verdict(job: Job) -> Outcome:
     """Run the case and judge it."""
     target = target_of(job)
-    evidence = Evidence(job.case, list(_runs(target, job)))
+    evidence = Evidence(job.case, [])
+    refusal = _run_all(target, job, evidence)
     if target.may_differ:
         evidence.repeat = lambda: next(_runs(target, job))
     outcome = judge(evidence)
+    if refusal is not None and not outcome.findings:
+        raise refusal
     outcome.runs, outcome.launched = evidence.runs, evidence.runs[0].launched
     outcome.filled, outcome.shown = evidence.runs[0].filled, evidence.runs[0].shown
     never = never_called(job.case, evidence.runs) if outcome.verdict is Verdict.PASS and job.sites is None else []
@@ -47,6 +51,21 @@ def verdict(job: Job) -> Outcome:
     if outcome.verdict is not Verdict.PASS:
         outcome.log = next((log for run in evidence.runs if (log := run.log or _stack(run.error))), "")
     return outcome
+
+
+def _run_all(target: Target, job: Job, evidence: Evidence) -> Refused | MissingPackage | None:
+    """Add the runs to the evidence. Returns what made the case end early, if it did: it is no reason to drop a finding.
+
+    Raises that at once if there is no evidence yet.
+    """
+    try:
+        for run in _runs(target, job):
+            evidence.runs.append(run)
+    except (Refused, MissingPackage) as refusal:
+        if not evidence.runs:
+            raise
+        return refusal
+    return next((run.refusal for run in evidence.runs if run.refusal), None)
 
 
 def _note_events(outcome: Outcome, wanted: Sequence[str]) -> None:
@@ -84,7 +103,7 @@ def judge(evidence: Evidence) -> Outcome:
     outcome.reason = "; ".join(notes)
     if blind := [name for name, count in outcome.looked_at.items() if not count]:
         # A drawn case is known to show something with our own kernels. A plug-in rounds otherwise, so batches differ.
-        has_plugin = any(spec.origin.endswith(".py") for spec in evidence.case.known_kernels())
+        has_plugin = any(spec.is_plugin for spec in evidence.case.known_kernels())
         is_only_less = has_plugin and len(blind) < len(evidence.case.oracles)
         outcome.verdict, outcome.cause = Verdict.SKIP if is_only_less else Verdict.ERROR, Code.BLIND
         outcome.reason = f"{', '.join(blind)} judged no element, so this case proves nothing"
@@ -134,7 +153,7 @@ def _runs(target: Target, job: Job) -> Iterator[Run]:
                 run = Run(pattern, error=bad_index() or KernelError(line, cause=Code.DEVICE, error=line))
         run.launched, run.filled = dict(launched), dict(FILLED)
         yield run
-        if run.error is not None:
+        if run.error is not None or run.refusal is not None:
             return
 
 

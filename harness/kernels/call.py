@@ -107,7 +107,8 @@ class BoundKernel:
         """Call the kernel's own code. Raises KernelError for its exceptions but Refused, with a library's reason."""
         try:
             return self._function(*args, **kwargs)
-        except Refused:
+        except Refused as refusal:
+            refusal.kernel = self.spec.name
             raise
         except IllegalAddress as error:
             error.at = error.at or self._last_line(error)

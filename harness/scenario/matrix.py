@@ -16,7 +16,9 @@ from typing import Any
 from pydantic import JsonValue, ValidationError
 
 from harness.core.catalog import ENGINES, KERNELS, SITES, SYSTEMS
+from harness.core.corruptions import corruptions_named
 from harness.core.engine_params import AccuracyParams
+from harness.core.errors import UnknownNameError
 from harness.core.kernels import KernelSpec
 from harness.core.params import ILLEGAL, Params
 from harness.core.registry import nearest
@@ -240,15 +242,24 @@ def _check_params(
                 yield Problem(problem.location, message, problem.at_key)
         if any(problem.kind != ILLEGAL for problem in found):
             return
-    yield from _check_kernels(scenario.kind.kernels_of(scenario.op), given, at)
+    for name, message in unknown_names(scenario.kind.kernels_of(scenario.op), scenario.op, given):
+        yield Problem((*at, name), message)
 
 
-def _check_kernels(fields: Mapping[str, str], given: Mapping[str, Any], at: Location) -> Iterator[Problem]:
-    for name, op in fields.items():
-        if name in given and f"{op}/{given[name]}" not in KERNELS:
-            known = [spec.short_name for spec in KERNELS if spec.op == op]
-            message = f"unknown kernel {given[name]!r} of {op}; {nearest(str(given[name]), known)}"
-            yield Problem((*at, name), message)
+def unknown_names(kernels: Mapping[str, str], op: str | None, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Each parameter in `given` that names a kernel or a corrupted call which is not there, with a message.
+
+    `kernels` maps the parameters that name a kernel to their ops, `op` is the op of the case.
+    """
+    for name, its_op in kernels.items():
+        if name in given and f"{its_op}/{given[name]}" not in KERNELS:
+            known = [spec.short_name for spec in KERNELS if spec.op == its_op]
+            yield name, f"unknown kernel {given[name]!r} of {its_op}; {nearest(str(given[name]), known)}"
+    if op and "corrupt" in given:
+        try:
+            corruptions_named(op, str(given["corrupt"]))
+        except UnknownNameError as error:
+            yield "corrupt", str(error)
 
 
 def _check_accuracy(scenario: Scenario) -> Iterator[Problem]:
@@ -256,7 +267,8 @@ def _check_accuracy(scenario: Scenario) -> Iterator[Problem]:
     if settings is None:
         return
     kernels = SYSTEMS.get(ACCURACY).kernels
-    yield from _check_kernels(kernels, settings.model_dump(exclude_unset=True), ("accuracy",))
+    for name, message in unknown_names(kernels, None, settings.model_dump(exclude_unset=True)):
+        yield Problem(("accuracy", name), message)
     if not settings.tasks:
         yield Problem(("accuracy", "tasks"), "expected at least one task, not none; add it")
     for index, task in enumerate(settings.tasks):

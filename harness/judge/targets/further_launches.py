@@ -83,14 +83,12 @@ def _store(values: list[Tensor], arguments: list[Tensor]) -> None:
 def corrupted_call(
     spec: KernelSpec, poison: Poison, call: KernelCall, corruption: Corruption, device: str
 ) -> CorruptedCall:
-    """Make the `call`, which is corrupted. Raises Refused for a kernel that has no such argument."""
-    if corruption.change == "plan" and call.plan is None:
-        raise Refused(f"{spec.name} is called without a plan here")
+    """Make the `call`, which is corrupted. An error of the kernel, or its refusal, is part of the result."""
     is_in_place = corruption.change == "in_place"
     call.guarded = [item for item in call.guarded if not (is_in_place and item.name in corruption.names)]
     for item in call.guarded:
         item.before = item.watched().clone()
-    found = CorruptedCall(corruption, corruption.is_defined(spec.checks_values), Run(poison.pattern))
+    found = CorruptedCall(corruption, corruption.is_judged(spec), Run(poison.pattern))
     # A second launch, to tell outputs from scratch, would not find its input again.
     once = without_interception() if is_in_place else contextlib.nullcontext()
     try:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from harness.core.cases import Case
 from harness.core.catalog import planner_of
+from harness.core.cause_codes import Code, Reason
 from harness.core.conditions.table import shown_by
 from harness.core.corruptions import Corruption, corruptions_named
 from harness.core.errors import Refused, SystemUnderTestError
@@ -68,7 +69,10 @@ class KernelTarget(Target):
         super().__init__(case, device, **more)
         self.op, self.params = case.op or "", case.params_as(KernelParams)
         self.spec: KernelSpec = find_kernel(self.op, self.params.kernel)
-        self.corruptions = corruptions_named(self.op, self.params.corrupt)
+        named = corruptions_named(self.op, self.params.corrupt)
+        applying = [one for one in named if not why_not_corrupted(self.spec, self.params, one)]
+        # A device that fails ends the run, so the calls that are judged come first.
+        self.corruptions = sorted(applying, key=lambda one: not one.is_judged(self.spec))
 
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
@@ -78,6 +82,10 @@ class KernelTarget(Target):
             return "predecessor: slow needs a GPU, where a kernel may begin before its predecessor has ended"
         if params.streams == "delayed" and (device != "cuda" or params.cache_layout == "large"):
             return "streams: delayed needs a GPU, where a kernel may work on another stream, and copies of its inputs"
+        corruptions = corruptions_named(case.op or "", params.corrupt)
+        reasons = [why_not_corrupted(spec, params, one) for one in corruptions]
+        if reasons and all(reasons):
+            return reasons[0]
         return spec.why_not_graph(device) if case.params.has_graph else ""
 
     @property
@@ -93,18 +101,13 @@ class KernelTarget(Target):
         An illegal address, an exception of the kernel or a bad output ends the run early and is `Run.error`.
         """
         run = Run(poison.pattern)
-        for corruption in self.corruptions:
-            call = self._call(poison, self.case.seed, corruption)
-            found = corrupted_call(self.spec, poison, call, corruption, self.device)
-            run.corrupted.append(found)
-            run.error = run.error or found.crash
-            if found.has_fault:
-                break
         if self.corruptions:
+            self._run_corrupted(run, poison)
             return run
         if self.device == "cuda" and torch.cuda.memory_reserved() > MOST_RESERVED:
             # Workers that share a GPU would each keep gigabytes of an earlier pool.
             torch.cuda.empty_cache()
+        call, outputs = None, None
         try:
             self._call_with_other_values(poison)
             call = self._call(poison, self.case.seed)
@@ -139,11 +142,40 @@ class KernelTarget(Target):
             run.error = error
             return run
         except Refused as error:
-            call = self._call(poison, self.case.seed)
-            error.shown = shown_by(self.op, call.args, call.keywords(is_captured=False))
-            raise
-        call.show(run, outputs)
+            error.shown = run.shown or self._conditions(poison)
+            if outputs is None:
+                raise
+            # What the kernel returned before is judged all the same.
+            run.refusal = error
+        if call is not None and outputs is not None:
+            call.show(run, outputs)
         return run
+
+    def _conditions(self, poison: Poison) -> dict[str, tuple[str, ...]]:
+        """The conditions that the call of this case shows."""
+        call = self._call(poison, self.case.seed)
+        return shown_by(self.op, call.args, call.keywords(is_captured=False))
+
+    def _run_corrupted(self, run: Run, poison: Poison) -> None:
+        """Make the call without a change, and then each corrupted one.
+
+        The first shows that an error is due to the change. A kernel that fails it has no other finding, and one that
+        refuses it raises Refused.
+        """
+        try:
+            call = self._call(poison, self.case.seed)
+            result = invoke(self.spec, poison, call.args, call.keywords(is_captured=False))
+            check_outputs(self.spec, result, call.shapes, call.dtypes, self.device)
+        except SystemUnderTestError as error:
+            run.error = error
+            return
+        for corruption in self.corruptions:
+            call = self._call(poison, self.case.seed, corruption)
+            found = corrupted_call(self.spec, poison, call, corruption, self.device)
+            run.corrupted.append(found)
+            run.error = run.error or found.crash
+            if found.has_fault:
+                break
 
     def _call(self, poison: Poison, seed: int, corruption: Corruption | None = None) -> KernelCall:
         setting = Setting(self.spec, poison, seed, self.device, self.params.fence, corruption)
@@ -154,6 +186,20 @@ class KernelTarget(Target):
         if self.params.cache_layout != "large":
             call = self._call(poison, self.case.seed ^ (number + 1))
             invoke(self.spec, poison, call.args, call.keywords(is_captured=False))
+
+
+def why_not_corrupted(spec: KernelSpec, params: KernelParams, corruption: Corruption) -> str:
+    """Why a kernel is not called with this argument at all, as one clause; empty if it is."""
+    if corruption.change == "plan" and not (isinstance(params, MlaDecodeParams) and has_plan(spec, params)):
+        return Reason(f"{spec.name} is called without a plan here", Code.UNSUPPORTED)
+    if corruption.change == "in_place" and "out" not in spec.takes:
+        return spec.lacks("out")
+    return ""
+
+
+def has_plan(spec: KernelSpec, params: MlaDecodeParams) -> bool:
+    """Whether a decode kernel is given a plan of its planner."""
+    return params.planned and planner_of(spec) is not None
 
 
 def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
@@ -216,7 +262,7 @@ def _rank(setting: Setting, params: MlaDecodeParams | MlaDecodeSparseParams) -> 
 def _plan(params: MlaDecodeParams, setting: Setting, seq_lens: Tensor, num_heads: int) -> Callable[[bool], Any] | None:
     """What plans with the kernel's planner, if the case wants a plan."""
     planner = planner_of(setting.spec)
-    if not params.planned or planner is None:
+    if planner is None or not has_plan(setting.spec, params):
         return None
     chunked = planner.chunked and setting.spec.chunked
     options = {"kv_itemsize": KV_DTYPES[params.kv].itemsize} if chunked else {}
