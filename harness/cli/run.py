@@ -68,6 +68,9 @@ class RunOptions(MakingRuns):
     ] = 0.0
     first_failure: Annotated[bool, typer.Option("-x", help="Stop after the first failure.")] = False
     max_failures: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N failures.")] = None
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Run all cases of your kernel, also after three crashes alike.")
+    ] = False
     last_failed: Annotated[
         bool, typer.Option("--last-failed", help="Only cases that failed in the newest run, with its options.")
     ] = False
@@ -146,6 +149,8 @@ def finish(store: RunStore, pool: Pool, given: RunOptions, accepted: RunEntry | 
     screen = console(given.json, moves=not isinstance(pool, InProcessPool))
     max_failures, loudness = 1 if given.first_failure else given.max_failures, given.verbose - given.quiet
     how: dict[str, Any] = {"max_failures": max_failures, "loudness": loudness, "shrink_seconds": given.shrink_seconds}
+    # Which three crash is chance, so failures that were accepted are compared with all.
+    how["keep_going"] = given.keep_going or given.against is not None
     work = partial(run_and_report.work_on, store, pool, screen, **how)
 
     def report() -> int:

@@ -39,7 +39,8 @@ RAY = "ray"
 
 NOT_OF_THE_PLAN = {
     "resume", "out", "workers", "per_gpu", "executor", "ray_address", "shrink_seconds", "engine", "seconds", "quiet",
-    "verbose", "first_failure", "max_failures", "fail_on", "against", "history", "commit", "branch", "json",
+    "verbose", "first_failure", "max_failures", "keep_going", "fail_on", "against", "history", "commit", "branch",
+    "json",
 }  # fmt: skip
 """Parameters of commands that may change when a run is continued."""
 
@@ -91,6 +92,7 @@ def work_on(
     *,
     shrink_seconds: float = 0.0,
     max_failures: int | None = None,
+    keep_going: bool = False,
     loudness: int = 0,
 ) -> None:
     """Run what is left of a planned run, judge its faults, and diagnose its failures.
@@ -101,7 +103,7 @@ def work_on(
     num_left = len(store.unfinished()) + len(store.untried_controls())
     progress = EachCase if loudness > 0 else LiveProgress
     with progress(screen, num_left, every_failure=loudness < 0) as live:
-        run_jobs(store, pool, live, max_failures=max_failures)
+        run_jobs(store, pool, live, max_failures=max_failures, keep_going=keep_going)
     with screen.status("looking for the memory to blame"):
         judge_faults(store, pool)
         diagnose(store, pool, shrink_seconds=shrink_seconds)
@@ -120,8 +122,8 @@ def work_and_report(
     """Do the `work` of a run, write its reports even if the work ends early, and return the exit code.
 
     `stop` ends the workers after Ctrl-C. `before_report` gets the reason for an early end, or an empty string, and
-    stores what is left. `report` prints the run and returns the exit code of a complete run. InputError is raised
-    before anything is written, GoneError if the folder of the run was deleted.
+    stores what is left. `report` prints the run and returns the exit code of a complete run. Raises an InputError of
+    the work, unless a failure was seen before it, and GoneError if the folder of the run was deleted.
     """
     ended, code = "", 0
     try:
@@ -130,9 +132,11 @@ def work_and_report(
     except KeyboardInterrupt:
         ended, code = "interrupted", INTERRUPTED
         stop()
-    except (InputError, GoneError):
+    except GoneError:
         raise
     except HarnessError as error:
+        if isinstance(error, InputError) and not any(result.verdict in BAD for result in store.results()):
+            raise
         ended, code = " ".join(str(error).split()), error.exit_code
     own_code = 0
     try:

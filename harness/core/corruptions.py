@@ -21,8 +21,8 @@ Contract = Literal["defined", "values", "undefined"]
 class Corruption:
     """One way to corrupt a call.
 
-    `change` is a function of :mod:`harness.judge.targets.corrupted` for the `argument`, `to` its parameter. An error must
-    have one of `names`.
+    `change` is a function of :mod:`harness.judge.targets.corrupted` for the `argument`, `to` its parameter. An error
+    must have one of `names`.
 
     - `right`: the op defines a result. With `means` that is the result of the call with this value in place of `to`.
     - `legal`: the arguments keep the contract of the op, so the result is defined and every kernel must give it.
@@ -71,5 +71,7 @@ def corruptions_named(op: str, name: str) -> tuple[Corruption, ...]:
     """The corrupted call `name` of an op, or `all` of them. Raises UnknownNameError with the nearest name."""
     known = corruptions(op)
     if name not in ("", "all", *known):
-        raise UnknownNameError(f"unknown corrupted call of {op} {name!r}; {nearest(name, ['all', *known], see='docs/ops.md')}")
+        raise UnknownNameError(
+            f"unknown corrupted call of {op} {name!r}; {nearest(name, ['all', *known], see='docs/ops.md')}"
+        )
     return tuple(known.values()) if name == "all" else (known[name],) if name else ()

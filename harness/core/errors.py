@@ -53,6 +53,10 @@ def explained_writes(path: Path | None = None, who: str = "the output") -> Itera
         raise NoRoomError(f"{path or error.filename or who}: {error.strerror}; make room") from None
 
 
+class BrokenPlugin(InputError):
+    """A user's kernel cannot be called at all: its file does not import, or the kernel imports what is not there."""
+
+
 class UnknownNameError(InputError):
     """A name that no registry has. The message gives the nearest names."""
 

@@ -14,7 +14,7 @@ import torch
 from harness.core.cases import AskFirstNan, AskVerdict, Batch, Case, Job
 from harness.core.catalog import FAULTS
 from harness.core.cause_codes import Code, Reason, cause_of
-from harness.core.errors import HarnessError, NoRoomError, Refused, explained_writes, line_of
+from harness.core.errors import BrokenPlugin, HarnessError, InputError, NoRoomError, Refused, explained_writes, line_of
 from harness.core.extras import MissingPackage, why_module_missing
 from harness.core.records import CaseResult, Verdict
 from harness.core.seams import inject
@@ -47,6 +47,8 @@ def outcome_of(job: Job) -> Outcome:
         if error.kernel:
             return Outcome(Verdict.SKIP, f"{error.kernel}: {error}", Code.KERNEL_REFUSED, shown=error.shown)
         return Outcome(Verdict.SKIP, str(error), Code.REFUSED, shown=error.shown)
+    except BrokenPlugin as error:
+        return Outcome(Verdict.ERROR, str(error), Code.BROKEN_PLUGIN)
     except MissingPackage as error:
         return Outcome(Verdict.SKIP, str(error), Code.NOT_INSTALLED)
     except HarnessError as error:
@@ -64,7 +66,10 @@ def _raised_at(error: Exception) -> str:
 
 
 def _outcome(job: Job) -> Outcome:
-    load_plugins(job.plugins)
+    try:
+        load_plugins(job.plugins)
+    except InputError as error:
+        raise BrokenPlugin(str(error)) from error
     if reason := why_not(job.case, job.device, job.fault):
         return Outcome(Verdict.SKIP, str(reason), cause_of(reason))
     torch.manual_seed(job.case.seed)
@@ -99,6 +104,8 @@ def why_not(case: Case, device: str, fault: str | None = None) -> str:
             return reason
         if reason := spec.why_not_params(case.params):
             return reason
+        if not spec.gives_lse and parameter in case.params.READS_LSE - case.params.idle_kernels():
+            return Reason(f"{spec.name} gives no lse, and the merge of context reads it", Code.UNSUPPORTED)
     return class_of(case).why_not(case, device, fault)
 
 

@@ -214,7 +214,7 @@ class Run:
     error: SystemUnderTestError | None = None
     """The error that ended the run early: an illegal address, or an exception of the kernel under test."""
     refusal: Refused | None = None
-    """What a kernel or an engine refused after other evidence was there. The case is skipped unless that is a finding."""
+    """What was refused after there was other evidence. Unless that is a finding, the case is skipped."""
 
 
 @dataclass(slots=True)

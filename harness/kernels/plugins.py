@@ -69,7 +69,9 @@ def kernel(
     """
     if unknown:
         word, (_, *known, _) = next(iter(unknown)), inspect.signature(kernel).parameters
-        raise InputError(f"@kernel has no argument {word!r}; {nearest(word, known)} It takes {', '.join(known)}")
+        near = nearest(word, known)
+        meant = f" ({near})" if near.endswith("?") else ""
+        raise InputError(f"@kernel has no argument {word!r}{meant}; it takes {', '.join(known)}")
     if positional or not op or not name:
         raise InputError('@kernel needs op and name, by keyword: @kernel(op="mla_decode", name="mine")')
     if not NAME.fullmatch(name):

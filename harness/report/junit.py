@@ -52,8 +52,8 @@ def _test(result: CaseResult | FaultResult, name: str) -> ET.Element:
 def _of_case(result: CaseResult, view: RunView) -> ET.Element:
     element = _test(result, result.id)
     if result.verdict in (Verdict.SKIP, Verdict.KNOWN):
-        kind = {"type": "kernel-refused"} if result.is_refused else {}
-        ET.SubElement(element, "skipped", {**kind, "message": one_line(result.reason)})
+        whose = {"type": "kernel-refused"} if result.is_refused else {}
+        ET.SubElement(element, "skipped", {**whose, "message": one_line(result.reason)})
     elif result.verdict is not Verdict.PASS:
         oracles = " ".join(dict.fromkeys(finding.oracle for finding in result.findings))
         kinds = {Verdict.FAIL: ("failure", oracles), Verdict.CRASH: ("error", "crash")}

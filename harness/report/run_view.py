@@ -14,7 +14,6 @@ from harness.report.wording import num, reproduce
 from harness.store.run_folder import RunStore
 from harness.store.summary import accuracy_records, by_scenario, totals
 
-
 JUDGED = (Verdict.PASS, *FAILED, Verdict.KNOWN)
 """The verdicts of a case that was judged."""
 

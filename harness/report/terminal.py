@@ -249,7 +249,7 @@ def print_skips(
 
 
 def totals_line(view: RunView) -> Text:
-    """`12 pass, 1 fail in 4.2 s`, in the colour of the worst. What a kernel refused is counted apart from other skips."""
+    """`12 pass, 1 fail in 4.2 s`, in the colour of the worst. What a kernel refused is apart from other skips."""
     counts = {name: count for name, count in view.counts.items() if count}
     if num_refused := sum(result.is_refused for result in view.results):
         skipped = {"skip": rest} if (rest := counts.pop(Verdict.SKIP.value) - num_refused) else {}

@@ -51,9 +51,10 @@ class Pool(ABC):
         """Yield one result for each job, as they end.
 
         A worker gets its next job only after the caller asked for the next result, so a caller can write a result to
-        disk before that worker goes on.
+        disk before that worker goes on. Of a deque, the caller may also take jobs out that have not begun: it is
+        emptied as they begin.
         """
-        yield from self._run(deque(jobs), on_start)
+        yield from self._run(jobs if isinstance(jobs, deque) else deque(jobs), on_start)
 
     @abstractmethod
     def _run(self, waiting: deque[Job], on_start: Callable[[Job], None] | None) -> Generator[CaseResult]:

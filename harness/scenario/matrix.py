@@ -16,13 +16,12 @@ from typing import Any
 from pydantic import JsonValue, ValidationError
 
 from harness.core.catalog import ENGINES, KERNELS, SITES, SYSTEMS
-from harness.core.corruptions import corruptions_named
 from harness.core.engine_params import AccuracyParams
-from harness.core.errors import UnknownNameError
 from harness.core.kernels import KernelSpec
 from harness.core.params import ILLEGAL, Params
 from harness.core.registry import nearest
 from harness.scenario.cover import STRENGTHS, covering
+from harness.scenario.known_names import unknown_names
 from harness.scenario.schema import (
     LABEL,
     PATTERNS,
@@ -40,6 +39,9 @@ ACCURACY = "accuracy"
 
 POISON_AXES: dict[str, tuple[str, ...]] = {"pattern": PATTERNS, "site": tuple(SITES.names())}
 """Axes that vary the poison instead of a parameter -> their labels."""
+
+MAX_POINTS = 20_000
+"""Combinations of labels in one scenario at most: each case takes some kilobytes, in memory and in every report."""
 
 Labels = dict[str, str]
 Exceptions = tuple[tuple[tuple[str, frozenset[str]], ...], ...]
@@ -168,6 +170,8 @@ def check(scenario: Scenario, *, whole: bool = True) -> Iterator[Problem]:
     for axis in scenario.matrix:
         found += _check_axis(scenario, axis, whole)
     found += _check_accuracy(scenario)
+    if not found:
+        found += _check_size(scenario)
     if whole and not found:
         found += _check_points(scenario)
     yield from found
@@ -246,22 +250,6 @@ def _check_params(
         yield Problem((*at, name), message)
 
 
-def unknown_names(kernels: Mapping[str, str], op: str | None, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Each parameter in `given` that names a kernel or a corrupted call which is not there, with a message.
-
-    `kernels` maps the parameters that name a kernel to their ops, `op` is the op of the case.
-    """
-    for name, its_op in kernels.items():
-        if name in given and f"{its_op}/{given[name]}" not in KERNELS:
-            known = [spec.short_name for spec in KERNELS if spec.op == its_op]
-            yield name, f"unknown kernel {given[name]!r} of {its_op}; {nearest(str(given[name]), known)}"
-    if op and "corrupt" in given:
-        try:
-            corruptions_named(op, str(given["corrupt"]))
-        except UnknownNameError as error:
-            yield "corrupt", str(error)
-
-
 def _check_accuracy(scenario: Scenario) -> Iterator[Problem]:
     settings = scenario.accuracy
     if settings is None:
@@ -329,6 +317,25 @@ def _check_poison_axis(axis: str, values: Any, at: Location) -> Iterator[Problem
             yield Problem((*at, index), f"unknown {axis} {str(value)!r}; {hint}")
         elif value in values[:index]:
             yield Problem((*at, index), f"the label {value!r} is there twice; remove one")
+
+
+def _check_size(scenario: Scenario) -> Iterator[Problem]:
+    """Yield a problem if the axes make more combinations than a scenario may have, or than one can cover.
+
+    The axis `kernel: [all]` counts once, as the kernels are not the file's.
+    """
+    sizes = [1 if axis == "kernel" and scenario.has_all_kernels else len(v) for axis, v in scenario.matrix.items()]
+
+    def count(strength: int) -> int:
+        """The combinations of labels of so many axes."""
+        return sum(map(math.prod, itertools.combinations(sizes, min(strength, len(sizes)))))
+
+    strength = STRENGTHS.get(scenario.cover, len(sizes))
+    if count(strength) > MAX_POINTS:
+        what = "cases" if strength == len(sizes) else f"{scenario.cover} of labels"
+        mend = ", or write 'cover: pairs'" if count(2) <= MAX_POINTS else ""
+        message = f"the axes make {count(strength):,} {what}, and a scenario has {MAX_POINTS:,} at most"
+        yield Problem(("matrix",), f"{message}; leave values out{mend}", at_key=True)
 
 
 def _check_points(scenario: Scenario) -> Iterator[Problem]:

@@ -228,7 +228,8 @@ def _unknown(
     if _NUMBER.match(selector) or _REF.match(selector):
         return unknown_reference(selector, scenarios)
     if selector.endswith(".py"):
-        return UnknownNameError(f"{selector}: a Python file is a plug-in: mla-harness run --plugin {shlex.quote(selector)}")
+        command = shlex.join(["mla-harness", "run", "--plugin", selector])
+        return UnknownNameError(f"{selector}: a Python file is given as a plug-in: {command}")
     if os.path.exists(selector):
         return UnknownNameError(f"{selector}: no scenario; its file ends in .yaml, and a folder needs --scenarios")
     names = [scenario.name for scenario in scenarios]
@@ -240,7 +241,9 @@ def _unknown(
         return UnknownNameError(f"unknown case {selector!r}; {hint}")
     if any(_is_like(base, name) for name in names):
         return UnknownNameError(f"no case is like {selector!r}; no id has the parts {parts.rstrip(']')!r}")
-    hint = _option_for(base, scenarios) or nearest(base.strip("*?"), names)
+    hint = nearest(base.strip("*?"), names)
+    if option := _option_for(base, scenarios):
+        hint = f"{option}; {hint}" if hint.endswith("?") else option
     if "*" in base or "?" in base:
         return UnknownNameError(f"no scenario is like {base!r}; {hint}")
     return UnknownNameError(f"unknown scenario {base!r}; {hint}")

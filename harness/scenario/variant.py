@@ -18,7 +18,7 @@ from harness.core.errors import InputError
 from harness.core.params import Params
 from harness.core.registry import LIST, nearest
 from harness.scenario.expand import usable
-from harness.scenario.matrix import unknown_names
+from harness.scenario.known_names import unknown_names
 from harness.scenario.schema import PATTERNS, SCHEMA, Given
 
 MARK = "@"

@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from harness.core.cause_codes import Code
-from harness.core.corruptions import corruptions
+from harness.core.corruptions import corruptions_named
 from harness.core.errors import SystemUnderTestError
+from harness.core.params import KernelParams
 from harness.core.records import Finding
 from harness.judge.oracles.agreement import reference
 from harness.judge.oracles.values import finite, sentinel
@@ -57,7 +58,8 @@ def rejects(evidence: Evidence) -> Judgement:
     if len(calls) > 1:
         judgement.notes.insert(0, ", ".join(f"{count} {cause}" for cause, count in counts.items()))
         made = {call.corruption.name for _, call in calls}
-        if left_out := [name for name in corruptions(evidence.case.op or "") if name not in made]:
+        named = corruptions_named(evidence.case.op or "", evidence.case.params_as(KernelParams).corrupt)
+        if left_out := [one.name for one in named if one.name not in made]:
             judgement.notes.insert(1, f"left out: {', '.join(left_out)}")
     return judgement
 

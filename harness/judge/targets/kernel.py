@@ -15,7 +15,6 @@ from torch import Tensor
 
 from harness.core.cases import Case
 from harness.core.catalog import planner_of
-from harness.core.cause_codes import Code, Reason
 from harness.core.conditions.table import shown_by
 from harness.core.corruptions import Corruption, corruptions_named
 from harness.core.errors import Refused, SystemUnderTestError
@@ -34,8 +33,9 @@ from harness.core.params import KernelParams
 from harness.judge.run_records import Observed, Run
 from harness.judge.target import Target
 from harness.judge.targets.corrupted import planned_lengths
+from harness.judge.targets.corrupted_calls import has_plan, run_corrupted, why_not_corrupted
 from harness.judge.targets.delayed_streams import without_order
-from harness.judge.targets.further_launches import corrupted_call, repeated, replayed
+from harness.judge.targets.further_launches import repeated, replayed
 from harness.judge.targets.kernel_call import (
     Guarded,
     KernelCall,
@@ -46,6 +46,7 @@ from harness.judge.targets.kernel_call import (
     check_outputs,
     invoke,
     keeps,
+    out_and_lse,
     prepared,
 )
 from harness.judge.targets.op_calls import CALLS
@@ -102,7 +103,8 @@ class KernelTarget(Target):
         """
         run = Run(poison.pattern)
         if self.corruptions:
-            self._run_corrupted(run, poison)
+            make = functools.partial(self._call, poison, self.case.seed)
+            run_corrupted(run, self.spec, poison, make, self.corruptions, self.device)
             return run
         if self.device == "cuda" and torch.cuda.memory_reserved() > MOST_RESERVED:
             # Workers that share a GPU would each keep gigabytes of an earlier pool.
@@ -156,27 +158,6 @@ class KernelTarget(Target):
         call = self._call(poison, self.case.seed)
         return shown_by(self.op, call.args, call.keywords(is_captured=False))
 
-    def _run_corrupted(self, run: Run, poison: Poison) -> None:
-        """Make the call without a change, and then each corrupted one.
-
-        The first shows that an error is due to the change. A kernel that fails it has no other finding, and one that
-        refuses it raises Refused.
-        """
-        try:
-            call = self._call(poison, self.case.seed)
-            result = invoke(self.spec, poison, call.args, call.keywords(is_captured=False))
-            check_outputs(self.spec, result, call.shapes, call.dtypes, self.device)
-        except SystemUnderTestError as error:
-            run.error = error
-            return
-        for corruption in self.corruptions:
-            call = self._call(poison, self.case.seed, corruption)
-            found = corrupted_call(self.spec, poison, call, corruption, self.device)
-            run.corrupted.append(found)
-            run.error = run.error or found.crash
-            if found.has_fault:
-                break
-
     def _call(self, poison: Poison, seed: int, corruption: Corruption | None = None) -> KernelCall:
         setting = Setting(self.spec, poison, seed, self.device, self.params.fence, corruption)
         return _BUILDERS[self.op](self.params, setting)
@@ -186,20 +167,6 @@ class KernelTarget(Target):
         if self.params.cache_layout != "large":
             call = self._call(poison, self.case.seed ^ (number + 1))
             invoke(self.spec, poison, call.args, call.keywords(is_captured=False))
-
-
-def why_not_corrupted(spec: KernelSpec, params: KernelParams, corruption: Corruption) -> str:
-    """Why a kernel is not called with this argument at all, as one clause; empty if it is."""
-    if corruption.change == "plan" and not (isinstance(params, MlaDecodeParams) and has_plan(spec, params)):
-        return Reason(f"{spec.name} is called without a plan here", Code.UNSUPPORTED)
-    if corruption.change == "in_place" and "out" not in spec.takes:
-        return spec.lacks("out")
-    return ""
-
-
-def has_plan(spec: KernelSpec, params: MlaDecodeParams) -> bool:
-    """Whether a decode kernel is given a plan of its planner."""
-    return params.planned and planner_of(spec) is not None
 
 
 def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
@@ -223,13 +190,13 @@ def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
             window=params.window,
             products=_rounded_products(setting, params),
         )
-        out, lse = outputs
+        out, lse = out_and_lse(outputs)
         return attention_rows(
             setting.spec,
             f".{params.kv}",
             "request" if num_query_tokens == 1 else f"query token (of {num_query_tokens} a request)",
             "graph.pad_rows",
-            (out.flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)),
+            (out.flatten(0, 1), None if lse is None else lse.transpose(1, 2).flatten(0, 1)),
             want,
         )
 
@@ -288,7 +255,7 @@ def _mla_decode_sparse(params: MlaDecodeSparseParams, setting: Setting) -> Kerne
         want = reference.mla_decode_sparse(
             kept.q, kept.kv_cache, kept.indices, scale=kept.scale, kv_scale=kept.kv_scale, products=products
         )
-        return attention_rows(setting.spec, f".{params.kv}", "token", "graph.pad_rows", (outputs[0], outputs[1]), want)
+        return attention_rows(setting.spec, f".{params.kv}", "token", "graph.pad_rows", out_and_lse(outputs), want)
 
     dims = {"T": num_tokens, "H": num_heads, "R": params.kv_lora_rank}
     keywords = _rank(setting, params)
@@ -304,7 +271,9 @@ def _context_attention(params: ContextAttentionParams, setting: Setting) -> Kern
             kept.q, kept.k, kept.v, kept.query_start_loc, kept.chunk_start_loc, scale=kept.scale
         )
         rows = reference.Attention(want.out, want.lse.T, want.defined)
-        return attention_rows(setting.spec, "", "token", "context.output", (outputs[0], outputs[1].T), rows)
+        out, lse = out_and_lse(outputs)
+        both = (out, None if lse is None else lse.T)
+        return attention_rows(setting.spec, "", "token", "context.output", both, rows)
 
     dims = {"T": given.q.shape[0], "H": given.q.shape[1], "V": params.v_head_dim}
     return KernelCall.of("context_attention", given, kept, dims, (given.q.dtype, torch.float32), observe)
@@ -317,11 +286,11 @@ def _merge_attn_states(params: MergeAttnStatesParams, setting: Setting) -> Kerne
         """out [T, H, V] and lse [H, T] float32, beside the reference, a row for each token."""
         sides = (kept.prefix_out, kept.prefix_lse, kept.suffix_out, kept.suffix_lse)
         want = reference.merge_attn_states(*sides, num_tokens_with_context=kept.num_tokens_with_context)
-        out, lse = outputs
-        return [
-            Observed("out", out, want.defined, want.out, "merge_attn_states.out", "token"),
-            Observed("lse", lse.T, want.defined, want.lse.T, "merge_attn_states.lse", "token"),
-        ]
+        out, lse = out_and_lse(outputs)
+        observed = [Observed("out", out, want.defined, want.out, "merge_attn_states.out", "token")]
+        if lse is not None:
+            observed.append(Observed("lse", lse.T, want.defined, want.lse.T, "merge_attn_states.lse", "token"))
+        return observed
 
     dims = {"T": params.num_tokens, "H": params.num_heads, "V": params.v_head_dim}
     dtypes = (given.prefix_out.dtype, torch.float32)
