@@ -156,7 +156,7 @@ def work_and_report(
 
 
 def refusing_kernels(store: RunStore) -> list[str]:
-    """The kernels of a user that refused cases and of which no case was judged: they prove nothing."""
+    """The kernels of a user that refused cases and had none judged: such a run proves nothing about them."""
     is_about_kernels = store.plan.options.get("plugins") or store.plan.options.get("kernel")
     return unjudged_kernels(store.results(), store.jobs_by_key()) if is_about_kernels else []
 

@@ -140,7 +140,7 @@ def skip_reasons(results: Iterable[CaseResult]) -> Counter[str]:
 
 
 def unjudged_kernels(results: Iterable[CaseResult], jobs: Mapping[str, Job]) -> list[str]:
-    """The kernels, as `op/name`, that refused a case and of which no case was judged. The ids of cases name them."""
+    """The kernels, as `op/name`, that refused a case and had no case judged. The ids of cases name them."""
     verdicts: dict[str, set[Verdict]] = {}
     refusing = set()
     for result in results:

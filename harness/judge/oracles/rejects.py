@@ -72,7 +72,10 @@ def _came_to(evidence: Evidence, call: CorruptedCall) -> tuple[Code, str]:
             return Code.SILENT_GARBAGE, f"{name}: a result where none is right"
         seen = Evidence(evidence.case, [call.seen])
         wrong = next((finding for oracle in _SILENT for finding in oracle(seen).findings), None)
-        return (Code.SILENT_GARBAGE, f"{name}: {wrong.message}") if wrong else (Code.CORRECT, f"{name}: right")
+        if wrong is None:
+            return Code.CORRECT, f"{name}: right"
+        # The pattern is said once, behind the whole sentence.
+        return Code.SILENT_GARBAGE, f"{name}: {wrong.message.replace(f' (pattern {call.seen.pattern})', '')}"
     words = " ".join(str(error.__cause__ or error).split())[:MOST_WORDS]
     sentence = f"{name}: {type(error.__cause__ or error).__name__}, {words}"
     if isinstance(error, SystemUnderTestError) and error.cause in _NO_ERRORS:
