@@ -16,15 +16,15 @@ table() { # NAME...: the verdicts of these processes
 # The last nine of vllm-survey-ranks, in its order.
 SURVEY='vllm-survey-ranks[ranks='
 LEFT=(
-  "${SURVEY}heads,canary=mla,backend=FLASH_ATTN_MLA,graph=default"
-  "${SURVEY}experts,canary=moe,backend=FLASH_ATTN_MLA,graph=full,"
-  "${SURVEY}heads,canary=hybrid,backend=TRITON_MLA,graph=full,"
-  "${SURVEY}experts,canary=moe,backend=TRITON_MLA,graph=none"
-  "${SURVEY}context,canary=moe,backend=TRITON_MLA,graph=full_and_piecewise"
-  "${SURVEY}heads,canary=moe,backend=FLASHMLA,graph=full_and_piecewise"
-  "${SURVEY}stages,canary=moe,backend=TRITON_MLA,graph=default"
-  "${SURVEY}stages,canary=hybrid,backend=FLASHMLA,graph=full,"
-  "${SURVEY}experts,canary=moe,backend=FLASH_ATTN_MLA,graph=full_and_piecewise"
+  "${SURVEY}heads,canary=mla,backend=FLASH_ATTN_MLA,graph=default]"
+  "${SURVEY}experts,canary=moe,backend=FLASH_ATTN_MLA,graph=full]"
+  "${SURVEY}heads,canary=hybrid,backend=TRITON_MLA,graph=full]"
+  "${SURVEY}experts,canary=moe,backend=TRITON_MLA,graph=none]"
+  "${SURVEY}context,canary=moe,backend=TRITON_MLA,graph=full_and_piecewise]"
+  "${SURVEY}heads,canary=moe,backend=FLASHMLA,graph=full_and_piecewise]"
+  "${SURVEY}stages,canary=moe,backend=TRITON_MLA,graph=default]"
+  "${SURVEY}stages,canary=hybrid,backend=FLASHMLA,graph=full]"
+  "${SURVEY}experts,canary=moe,backend=FLASH_ATTN_MLA,graph=full_and_piecewise]"
 )
 for what in "$@"; do
   start=$SECONDS
@@ -37,7 +37,7 @@ for what in "$@"; do
       idle moe-graphs --canary moe --runner v2 --graph full_decode_only &
       idle mtp --canary mtp --runner v2 --graph full_decode_only &
       wait; tail -n 32 "$out"/idle-*.log | cut -c1-230;;
-    sglang) for n in heads experts; do run "sglang-$n" "sglang-ranks[ranks=$n" -m nightly; done; wait; table sglang-heads sglang-experts;;
+    sglang) for n in heads experts; do run "sglang-$n" "sglang-ranks[ranks=$n*]" -m nightly; done; wait; table sglang-heads sglang-experts;;
   esac
   echo "== $what: $((SECONDS - start)) s"
 done

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from harness.core.errors import Refused
     from harness.core.records import Finding
     from harness.kernels.plugins import kernel
     from harness.memory.first_nan.recorder import first_nan
 
     __version__: str
 
-__all__ = ["Finding", "__version__", "first_nan", "kernel"]
+__all__ = ["Finding", "Refused", "__version__", "first_nan", "kernel"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,6 +24,10 @@ def __getattr__(name: str) -> Any:
         from harness.memory.first_nan.recorder import first_nan
 
         return first_nan
+    if name == "Refused":
+        from harness.core.errors import Refused
+
+        return Refused
     if name == "Finding":
         from harness.core.records import Finding
 

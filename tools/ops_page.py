@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.core.catalog import KERNELS, ORACLES, SITES
+from harness.core.corruptions import corruptions
 from harness.core.ops import OPS, Op
 from harness.core.shapes import NAMED, SIZES
 from harness.report.markdown import table
@@ -24,7 +25,9 @@ def ops() -> str:
     sets = table(("set", *sizes), [(f"`{name}`", *row) for name, row in zip(NAMED, words, strict=True)])
     return f"""# Ops
 
-Written by `python tools/pages.py` from `harness/core/ops.yaml` and `harness/core/shapes.py`. A kernel under test implements one of these ops: it gets the positional arguments as tensors in this order, the others by keyword, and returns the outputs as a tuple. It allocates its outputs with torch. Every `lse` is a natural logarithm.
+Written by `python tools/pages.py` from `harness/core/ops.yaml` and `harness/core/shapes.py`. A kernel under test implements one of these ops: it gets the positional arguments as tensors in this order, the others by keyword, and returns the outputs as a tuple. It allocates its outputs with torch. Every `lse` is a natural logarithm. A kernel without one declares `gives_lse=False` and returns the other outputs.
+
+The arguments have the types, shapes and ranges that stand here; the last dimension of each is dense, and rows and pages may have a stride. A kernel need not check that. The scenarios `reject-*` call it with corrupted ones: a call that is legal must be right, and one that breaks the contract is judged only if the kernel declares `checks` ([judge-your-kernel.md](judge-your-kernel.md#calls-that-break-the-contract)).
 
 R is the largest power of two below D, so a kernel that sees only D = 576 knows R = 512. A kernel with the argument `kv_lora_rank` is given R.
 
@@ -47,6 +50,10 @@ def _section(op: Op) -> Iterator[str]:
     rows = [("arguments", op.arguments), ("returns", returned or "nothing")]
     if op.optional:
         rows.append(("optional keywords", ", ".join(f"`{word}`" for word in op.optional)))
+    if found := corruptions(op.name).values():
+        for what, is_legal in (("legal, so the result is defined", True), ("breaks the contract", False)):
+            named = (f"`{one.name}` ({one.argument})" for one in found if one.legal == is_legal)
+            rows.append((f"[corrupted](reject-or-correct.md): {what}", ", ".join(named) or "none"))
     if op.name in SIZES:
         rows.append(("sizes to declare", ", ".join(f"`{size}`" for size in SIZES[op.name])))
     yield table(("", ""), rows) + "\n"

@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.report.markdown import table
 from harness.scenario.json_schema import FILE, json_schema
+from harness.scenario.matrix import MAX_POINTS
 from harness.scenario.schema import IN_SCENARIOS
 
 SCHEMA = json_schema()
@@ -34,7 +35,7 @@ Written by `python tools/pages.py` from `harness/scenario/schema.py` and `harnes
 
 {_keys(SCHEMA)}
 
-`matrix` has axes. An axis is a list of values of a parameter (`kv: [bf16, fp8_e4m3]`) or a mapping from label to value. Any other name is an axis too, if its labels stand for several parameters (`ranks: {{two: {{dp: 2, ep: 2}}}}`). The axes `pattern` and `site` are the poison's. The names of labels make the ids of cases.
+`matrix` has axes. An axis is a list of values of a parameter (`kv: [bf16, fp8_e4m3]`) or a mapping from label to value. Any other name is an axis too, if its labels stand for several parameters (`ranks: {{two: {{dp: 2, ep: 2}}}}`). The axes `pattern` and `site` are the poison's. The names of labels make the ids of cases. The axes make at most {MAX_POINTS:,} combinations; with `cover: pairs` or `triples`, at most so many pairs or triples.
 
 {parts}
 ## Parameters by system

@@ -30,7 +30,7 @@ from harness.diagnose.shrink import shrink, why_not
 from harness.report.causes import facts
 from harness.report.console import say, table
 from harness.report.progress import Waiting
-from harness.report.run_view import skip_reasons
+from harness.report.run_view import refusals, skip_reasons
 from harness.report.terminal import fault_line, finding_line, print_shrunk, print_skips, verdict_text
 from harness.report.wording import blamed, first_nan_lines, num, one_line, printable, reproduce_case
 from harness.run.planning import Planner, Wanted, load
@@ -154,6 +154,7 @@ class _Reproduction:
         self.faults += [found.model_dump(mode="json") for found in judged]
         if is_skipped:
             print_skips(self.screen, skip_reasons(clean), scenario.name)
+            print_skips(self.screen, refusals(clean), scenario.name, word="refused")
             return 2
         if not faults:
             verdicts = ", ".join(f"{count} {name}" for name, count in totals(clean).items() if count)

@@ -71,6 +71,9 @@ class RunOptions(MakingRuns):
     ] = 0.0
     first_failure: Annotated[bool, typer.Option("-x", help="Stop after the first failure.")] = False
     max_failures: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N failures.")] = None
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Run all cases of your kernel, also after three crashes alike.")
+    ] = False
     last_failed: Annotated[
         bool, typer.Option("--last-failed", help="Only cases that failed in the newest run, with its options.")
     ] = False
@@ -155,6 +158,8 @@ def finish(store: RunStore, pool: Pool, given: RunOptions, accepted: RunEntry | 
     screen = _screen(given, pool)
     max_failures, loudness = 1 if given.first_failure else given.max_failures, given.verbose - given.quiet
     how: dict[str, Any] = {"max_failures": max_failures, "loudness": loudness, "shrink_seconds": given.shrink_seconds}
+    # Which three crash is chance, so failures that were accepted are compared with all.
+    how["keep_going"] = given.keep_going or given.against is not None
     work = partial(run_and_report.work_on, store, pool, screen, **how)
 
     def report() -> int:
@@ -195,7 +200,9 @@ def cut(text: str, jobs: Sequence[Job], controls: Sequence[Control]) -> tuple[li
 def code_of(
     store: RunStore, fail_on: Collection[str], runs: PastRuns | None, accepted: RunEntry | None, screen: Console
 ) -> int:
-    """The exit code: 1 for a failure or a fault not caught, 3 for an error, 2 if all cases were skipped, else 0.
+    """The exit code: 1 for a failure or a fault not caught, 3 for an error, 2 if all cases (of a kernel) were skipped.
+
+    It is 0 otherwise.
 
     With `skip` and `error` in `fail_on`, these are failures too. With `new`, failures of the run `accepted` do not
     count. Without it, the last green run among `runs` decides: all failures are new since then.
@@ -216,4 +223,6 @@ def code_of(
     if failed:
         return 1
     verdicts = {result.verdict.value for result in store.results()} | {entry.verdict for entry in run.faults}
-    return 3 if verdicts & {"error", "not-run"} else 2 if verdicts == {"skip"} else 0
+    if verdicts & {"error", "not-run"}:
+        return 3
+    return 2 if verdicts == {"skip"} or run_and_report.refusing_kernels(store) else 0

@@ -25,7 +25,7 @@ from harness.core.records import BAD, CaseResult, Verdict
 from harness.core.stored import DAMAGED
 from harness.diagnose.run_jobs import diagnose, judge_faults, run_jobs
 from harness.report.progress import LiveProgress, Waiting
-from harness.report.run_view import RunView
+from harness.report.run_view import RunView, unjudged_kernels
 from harness.report.terminal import verdict_text
 from harness.report.wording import num, one_line, printable
 from harness.report.write import write_reports
@@ -44,7 +44,8 @@ RAY = "ray"
 
 NOT_OF_THE_PLAN = {
     "resume", "out", "workers", "per_gpu", "executor", "ray_address", "shrink_seconds", "engine", "seconds", "quiet",
-    "verbose", "first_failure", "max_failures", "fail_on", "against", "history", "commit", "branch", "json",
+    "verbose", "first_failure", "max_failures", "keep_going", "fail_on", "against", "history", "commit", "branch",
+    "json",
 }  # fmt: skip
 """Parameters of commands that may change when a run is continued."""
 
@@ -96,6 +97,7 @@ def work_on(
     *,
     shrink_seconds: float = 0.0,
     max_failures: int | None = None,
+    keep_going: bool = False,
     loudness: int = 0,
 ) -> None:
     """Run what is left of a planned run, judge its faults, and diagnose its failures.
@@ -106,7 +108,7 @@ def work_on(
     num_left = len(store.unfinished()) + len(store.untried_controls())
     progress = EachCase if loudness > 0 else LiveProgress
     with progress(screen, num_left, every_failure=loudness < 0) as live:
-        run_jobs(store, pool, live, max_failures=max_failures)
+        run_jobs(store, pool, live, max_failures=max_failures, keep_going=keep_going)
     with Waiting(screen, "looking for the memory to blame", pool):
         judge_faults(store, pool)
         diagnose(store, pool, shrink_seconds=shrink_seconds)
@@ -125,8 +127,8 @@ def work_and_report(
     """Do the `work` of a run, write its reports even if the work ends early, and return the exit code.
 
     `stop` ends the workers after Ctrl-C. `before_report` gets the reason for an early end, or an empty string, and
-    stores what is left. `report` prints the run and returns the exit code of a complete run. InputError is raised
-    before anything is written, GoneError if the folder of the run was deleted.
+    stores what is left. `report` prints the run and returns the exit code of a complete run. Raises an InputError of
+    the work, unless a failure was seen before it, and GoneError if the folder of the run was deleted.
     """
     ended, code = "", 0
     try:
@@ -135,9 +137,11 @@ def work_and_report(
     except KeyboardInterrupt:
         ended, code = "interrupted", INTERRUPTED
         stop()
-    except (InputError, GoneError):
+    except GoneError:
         raise
     except HarnessError as error:
+        if isinstance(error, InputError) and not any(result.verdict in BAD for result in store.results()):
+            raise
         ended, code = " ".join(str(error).split()), error.exit_code
     own_code = 0
     try:
@@ -154,6 +158,12 @@ def work_and_report(
     if code == 0 and own_code == 2:
         print(nothing_shown(store), file=sys.stderr)
     return code or own_code
+
+
+def refusing_kernels(store: RunStore) -> list[str]:
+    """The kernels of a user that refused cases and had none judged: such a run proves nothing about them."""
+    is_about_kernels = store.plan.options.get("plugins") or store.plan.options.get("kernel")
+    return unjudged_kernels(store.results(), store.jobs_by_key()) if is_about_kernels else []
 
 
 @contextmanager
@@ -198,7 +208,9 @@ def as_last_failed(wanted: Wanted, root: Path) -> tuple[Wanted, frozenset[str]]:
 
 
 def nothing_shown(store: RunStore) -> str:
-    """Why a run ends in 2: nothing of it ran, or what ran could have shown nothing."""
+    """Why a run ends in 2: nothing ran, a kernel that it was asked to judge refused all, or nothing could be shown."""
+    if names := refusing_kernels(store):
+        return f"nothing was judged: {', '.join(names)} refused every case that could run; see the reasons above"
     ran = any(result.cause == Code.POWERLESS for result in store.results())
     return "nothing was shown: no measurement could have seen a loss; see the reasons above" if ran else NOTHING_RAN
 

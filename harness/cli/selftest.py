@@ -122,6 +122,7 @@ def _print(screen: Console, store: RunStore) -> None:
     print_accuracy(screen, view.accuracy)
     print_failures(screen, view)
     print_skips(screen, view.skips)
+    print_skips(screen, view.refusals, word="refused")
     counts = {"skipped": num_skipped, "not judged yet": len(store.unfinished_controls())}
     more = "".join(f", {count} {word}" for word, count in counts.items() if count)
     num_judged = len(store.plan.controls) - num_skipped

@@ -170,7 +170,7 @@ class Job(Record):
     @property
     def foreign_code(self) -> tuple[str, ...]:
         """The files of people that a worker imports for it: plug-ins, and modules of installed packages."""
-        installed = {spec.origin for spec in self.case.known_kernels() if spec.is_foreign}
+        installed = {spec.origin for spec in self.case.known_kernels() if spec.is_plugin}
         return tuple(sorted(installed.union(self.plugins)))
 
     @property

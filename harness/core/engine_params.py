@@ -14,6 +14,8 @@ from harness.core.params import Count, KvType, Length, Params
 from harness.core.shapes import SIZES
 
 Ranks = Annotated[int, Field(ge=1, le=8)]
+SPARSE_STAGES = ("sparse_kernel", "logits_kernel", "topk_kernel", "map_kernel")
+"""The kernels of a sparse layer alone."""
 LayerKind = Literal["mla", "kda", "window", "sparse"]
 Change = Literal["reload", "reload_new", "sleep", "move_experts", "switch_adapter"]
 """A state change of a running engine.
@@ -190,6 +192,12 @@ class ServingParams(KernelParams, CacheParams, BatchParams, GraphParams, RankPar
     """How the reference engine serves any model: its cache, kernels, graphs and limits."""
 
     OPEN_SIZES: ClassVar[frozenset[str]] = frozenset({"layout", "dtype", "topk"})
+    READS_LSE: ClassVar[frozenset[str]] = frozenset({"context_kernel", "merge_kernel"})
+
+    def _uses_of_activations(self) -> dict[str, bool]:
+        """Whether each kernel that rounds activations is used."""
+        return {"quantize_kernel": self.quantize == "fp8_per_tensor", "blocks_kernel": self.quantize == "mxfp8"}
+
     CACHE_TYPE: ClassVar[str] = "kv"
 
 
@@ -311,12 +319,18 @@ class EngineParams(ServingParams, ModelSizes, WorkloadParams, ChangeParams):
         return super().gives() | {name for name, is_there in found.items() if is_there}
 
     def idle_kernels(self) -> frozenset[str]:
+        # A request's first token comes from its prefill.
+        has_decodes = any(count > 1 for _, count in self.requests) or self.dummy_steps or self.has_graph
         has_context = self.prefix_caching or sum(prompt for prompt, _ in self.requests) > self.max_batched_tokens
+        decodes = has_decodes and not {"mla", "window"}.isdisjoint(self.layers)
         uses = {
-            "quantize_kernel": self.quantize == "fp8_per_tensor",
-            "blocks_kernel": self.quantize == "mxfp8",
+            **self._uses_of_activations(),
+            **dict.fromkeys(SPARSE_STAGES, "sparse" in self.layers),
             "route_kernel": self.num_experts > 0,
-            **{f"{stage}_kernel": "sparse" in self.layers for stage in ("sparse", "logits", "topk", "map")},
+            "decode_kernel": decodes,
+            # A graph has its plan made before a replay, whatever its layers are.
+            "plan_kernel": decodes or self.has_graph,
+            "write_kernel": set(self.layers) != {"kda"},
             "context_kernel": has_context and "mla" in self.layers,
             "merge_kernel": has_context and "mla" in self.layers,
         }
@@ -352,6 +366,11 @@ class AccuracyParams(EpochsParams):
 
     def gives(self) -> frozenset[str]:
         return super().gives() | {"answers"}
+
+    def idle_kernels(self) -> frozenset[str]:
+        # No canary of the reference engine has sparse layers.
+        uses = self._uses_of_activations() | dict.fromkeys(SPARSE_STAGES, False)
+        return frozenset(field for field, is_used in uses.items() if not is_used)
 
 
 def conflicts(params: EngineParams, layers: Set[str], num_experts: int) -> Iterator[str]:

@@ -57,18 +57,23 @@ def explained_writes(path: Path | None = None, who: str = "the output") -> Itera
         raise NoRoomError(f"{path or error.filename or who}: {error.strerror}; make room") from None
 
 
+class BrokenPlugin(InputError):
+    """A user's kernel cannot be called at all: its file does not import, or the kernel imports what is not there."""
+
+
 class UnknownNameError(InputError):
     """A name that no registry has. The message gives the nearest names."""
 
 
 class Refused(HarnessError):
-    """An engine refuses the options of a case. The case is skipped, with the engine's words.
+    """An engine refuses the options of a case, or a kernel a call. The case is skipped, with its words.
 
-    `shown` has the conditions of the call that a kernel refused.
+    `kernel` is the kernel that refused, as `op/name`; empty for an engine. `shown` has the conditions of its call.
     """
 
     def __init__(self, *words: object) -> None:
         super().__init__(*words)
+        self.kernel = ""
         self.shown: dict[str, tuple[str, ...]] = {}
 
 

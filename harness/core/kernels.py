@@ -19,6 +19,7 @@ Fp8Products = Literal["float32", "bf16", "fp8"]
 Bf16Step = Literal["partials", "sums"]
 BUILT_IN = "built in"
 """The origin of a kernel that comes with the harness. Any other is an engine, or the file of a plug-in."""
+Checks = Literal["nothing", "arguments", "values"]
 SOUND = "sound-"
 """How the names of sound variants begin: right kernels that differ as real ones do, `tests/trust/sound_kernels.py`."""
 
@@ -30,11 +31,13 @@ class KernelSpec:
     - `kv`: the cache types that it reads. `shapes`: the sizes that it accepts; None if it declares none.
     - `empty_rows`: its output for empty requests; `identity` is output 0, `undefined` promises nothing. `empty_lse`:
       its log-sum-exp for these rows.
-    - `gives_lse`: its log-sum-exp is written. Without one, its `lse` is not judged.
+    - `gives_lse`: it gives a log-sum-exp. Without one it may return `out` alone, an `lse` is not judged, and cases that
+      use it are skipped.
     - `needs_finite_tail`: it masks unused KV slots by multiplying, so the owner of the cache must keep them finite.
     - `needs_valid_table`: it looks up table entries of empty requests, so each must be the number of a block.
-    - `checks_values`: an index or length out of range ends in an error that names the argument. Without the promise the
-      result of such a call is undefined.
+    - `checks`: which calls that break the contract end in an error that names the argument. `arguments`: wrong shapes,
+      types, strides and numbers, which the host sees. `values`: indices and lengths in device memory too. Of any other
+      such call the result is undefined. See docs/reject-or-correct.md.
     - `keeps_ties`: a `select_topk` that gives the same set for equal logits in each launch. Others give any right set.
     - `capturable`: a CUDA graph can hold it. It reads no device value on the host.
     - `takes`: the optional keywords of the op that it has, such as `window`, `kv_lora_rank`, or `workspace`, words that
@@ -48,7 +51,7 @@ class KernelSpec:
       can capture it.
     - `compile_seconds`: how long its first call on a machine may compile; added to the time limit of a case.
     - `requires`: "module:function" of a check, device -> reason why it cannot run, or an empty string.
-    - `origin`: "built in", the name of an engine, or the file of the function. `is_foreign`: people registered it, by
+    - `origin`: "built in", the name of an engine, or the file of the function. `is_plugin`: people registered it, by
       `@kernel` in a plug-in or an installed package.
     - `unusable`: why it can run nowhere: the tables of its engine do not load.
     """
@@ -65,7 +68,7 @@ class KernelSpec:
     gives_lse: bool = True
     needs_finite_tail: bool = False
     needs_valid_table: bool = False
-    checks_values: bool = False
+    checks: Checks = "arguments"
     keeps_ties: bool = True
     capturable: bool = True
     takes: tuple[str, ...] = ()
@@ -76,7 +79,7 @@ class KernelSpec:
     requires: str = ""
     compile_seconds: float = 0.0
     origin: str = BUILT_IN
-    is_foreign: bool = False
+    is_plugin: bool = False
     unusable: str = ""
 
     @property
@@ -101,7 +104,7 @@ class KernelSpec:
 
     def lacks(self, word: str) -> str:
         """The reason why cases that give the optional keyword `word` are skipped."""
-        mend = f"; add `{word}=None` to its signature, and they are judged" if self.is_foreign else ""
+        mend = f"; add `{word}=None` to its signature, and they are judged" if self.is_plugin else ""
         return Reason(f"{self.name} has no argument `{word}`, which these cases give{mend}", Code.UNSUPPORTED)
 
     def why_not_params(self, params: Params) -> str:
@@ -164,7 +167,7 @@ def kernel_of(name: str, row: dict[str, Any], package: str, **own: Any) -> Kerne
 def _kernel(name: str, row: dict[str, Any]) -> KernelSpec:
     """A kernel of the harness itself. A Triton kernel needs Triton, and prefers a GPU."""
     is_triton = row["impl"].startswith("triton.")
-    own: dict[str, Any] = {"devices": ("cpu", "cuda"), "checks_values": True}
+    own: dict[str, Any] = {"devices": ("cpu", "cuda"), "checks": "values"}
     if is_triton:
         own = {"devices": ("cuda", "cpu"), "requires": TRITON}
     return kernel_of(name, row, "harness.kernels", **own, shapes=ANY)

@@ -59,6 +59,11 @@ class Op:
     """The shapes and types of the arguments, and the types of the outputs, in words."""
 
     @property
+    def gives_lse(self) -> bool:
+        """Whether a kernel of the op returns a log-sum-exp beside its output."""
+        return any(output.name == "lse" for output in self.outputs)
+
+    @property
     def signature(self) -> str:
         return f"{self.name}({', '.join(self.positional)}, *, {', '.join(self.keywords)})"
 

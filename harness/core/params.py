@@ -48,6 +48,8 @@ class Params(Record):
     """Parameters that are optional keywords of the kernel. None stands for a call without it."""
     OPEN_SIZES: ClassVar[frozenset[str]] = frozenset()
     """Sizes of a kernel's call that the parameters do not fix; see :data:`harness.core.shapes.SIZES`."""
+    READS_LSE: ClassVar[frozenset[str]] = frozenset()
+    """Parameters with a kernel whose log-sum-exp is read by what comes after it."""
     CACHE_TYPE: ClassVar[str] = ""
     """The parameter with the element type of the cache; empty for a case without a cache."""
 

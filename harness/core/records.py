@@ -265,6 +265,11 @@ class CaseResult(Record):
         return cls(**names, sites=job.sites, verdict=verdict, **more)
 
     @property
+    def is_refused(self) -> bool:
+        """Whether the kernel itself refused the case. Any other skip is for a reason of the harness or the machine."""
+        return self.verdict is Verdict.SKIP and self.cause == Code.KERNEL_REFUSED
+
+    @property
     def has_failed(self) -> bool:
         """Whether the case failed or crashed, with a finding that says why."""
         return self.verdict in FAILED and bool(self.findings)

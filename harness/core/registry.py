@@ -6,8 +6,9 @@ import contextlib
 import difflib
 import importlib
 import operator
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from harness.core.errors import InputError, UnknownNameError
@@ -26,35 +27,46 @@ class Entry(Protocol):
 EntryT = TypeVar("EntryT", bound=Entry)
 
 MAX_NAMES = 5
-"""Names in an error message at most."""
+"""Names in an error message at most, if they are the nearest of many."""
+MAX_LISTED = 20
+"""A kind of things with so many names is listed whole."""
 LIST = "mla-harness list"
+_WORDS = re.compile(r"[a-z0-9]+")
 
 
-def nearest(name: str, known: list[str], *, see: str = LIST) -> str:
-    """A hint such as ``did you mean 'kv.tail'?``, or some of the names when none is near.
+def nearest(name: str, known: Collection[str], *, see: str = LIST) -> str:
+    """A hint such as ``did you mean 'kv.tail'?``, or the names that share a word with `name`, the most alike first.
 
-    `see` is the command that shows all names, or empty.
+    If none does, all names of a short list, or how many there are. `see` is the command that shows all names, or empty.
     """
-    begun = [known_name for known_name in known if len(name) > 1 and known_name.startswith(name)]
-    typo = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+    every = sorted(known)
+    begun = [known_name for known_name in every if len(name) > 1 and known_name.startswith(name)]
+    typo = difflib.get_close_matches(name, every, n=1, cutoff=0.85)
     # The start of a name is more telling than likeness, unless a letter or two are missing.
-    found = typo or begun or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if not found:
-        return some_of(name, known, see=see)
-    *others, last = map(repr, found[:MAX_NAMES])
-    more = f" ({len(found) - MAX_NAMES} more begin so)" if len(found) > MAX_NAMES else ""
-    return f"did you mean {', '.join(others) + ' or ' if others else ''}{last}{more}?"
-
-
-def some_of(name: str, known: list[str], *, see: str = LIST) -> str:
-    """The names, or the MAX_NAMES names that are most like `name`, with the command `see` that shows the others."""
-    if not known:
+    found = typo or begun or difflib.get_close_matches(name, every, n=1, cutoff=0.7)
+    if found:
+        *others, last = map(repr, found[:MAX_NAMES])
+        more = f" ({len(found) - MAX_NAMES} more begin so)" if len(found) > MAX_NAMES else ""
+        return f"did you mean {', '.join(others) + ' or ' if others else ''}{last}{more}?"
+    if not every:
         return "there are none"
-    shown = sorted(known)
-    if len(known) > MAX_NAMES:
-        shown = sorted(difflib.get_close_matches(name, known, n=MAX_NAMES, cutoff=0.0))
-    more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
-    return f"known: {', '.join(shown)}{more}" + (f"; see `{see}`" if more and see else "")
+    if len(every) <= MAX_LISTED:
+        return f"known: {', '.join(every)}"
+    where = f"; see `{see}` for all {len(every)}" if see else ""
+    if related := _related(name, every):
+        return f"the nearest are {', '.join(related)}{where}"
+    return f"none of the {len(every)} known is like it" + (f"; see `{see}`" if see else "")
+
+
+def _related(name: str, known: list[str]) -> list[str]:
+    """The names that share words with `name`: the most words first, then the most alike."""
+    words = set(_WORDS.findall(name.lower()))
+    shared = {other: len(words & set(_WORDS.findall(other.lower()))) for other in known}
+
+    def rank(other: str) -> tuple[float, ...]:
+        return -shared[other], -difflib.SequenceMatcher(None, other, name).ratio()
+
+    return sorted((other for other in known if shared[other]), key=rank)[:MAX_NAMES]
 
 
 class Registry(Generic[EntryT]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Protocol
@@ -9,9 +10,11 @@ from typing import Protocol
 from harness.core.cases import Case, Job, KnownFailure
 from harness.core.catalog import FAULTS
 from harness.core.cause_codes import Code
+from harness.core.errors import InputError
 from harness.core.fault_outcomes import declared_blame
 from harness.core.records import BAD, FAILED, Blame, CaseResult, FaultResult, Finding, Verdict
 from harness.diagnose.blame import find_blame
+from harness.diagnose.repeated_crashes import RepeatedCrashes
 from harness.diagnose.session import Limits, Session
 from harness.run.pool import Pool
 from harness.scenario.schema import FaultUse
@@ -30,25 +33,35 @@ KNOWN_ORACLE = "known"
 """The `oracle` of the finding that a known failure is gone."""
 
 
-def run_jobs(store: RunStore, pool: Pool, progress: Progress, *, max_failures: int | None = None) -> None:
-    """Run what is left of a run: its jobs, and its controls (the same cases with a fault), or until `max_failures`."""
+def run_jobs(
+    store: RunStore, pool: Pool, progress: Progress, *, max_failures: int | None = None, keep_going: bool = False
+) -> None:
+    """Run what is left of a run: its jobs, and its controls (the same cases with a fault), or until `max_failures`.
+
+    Cases that would repeat a crash of a user's kernel are left out, see :class:`RepeatedCrashes`, unless `keep_going`.
+    Raises InputError if such a kernel cannot be called at all: its case stays unfinished.
+    """
     environment = pool.start()
     store.note_environment(environment.model_dump(mode="json"))
     planned = store.jobs_by_key()
     controls = {control.job.key: control for control in store.untried_controls()}
-    # A long case must not be the last to start, as all other workers would wait for it.
+    # A long case must not be the last to start, as all other workers would wait for it. A crash of a user's kernel is
+    # clearest in a call of it alone.
     jobs = sorted(
         [*store.unfinished(), *(control.job for control in controls.values())],
-        key=lambda job: not job.case.kind.asks_canary,
+        key=lambda job: (not job.case.kind.asks_canary, bool(job.plugins) and job.case.op is None),
     )
     num_bad = 0
     held_back = {job.key: found for job in jobs if (found := quarantined(job, environment.engines))}
     for key, result in held_back.items():
         (store.add_tried if key in controls else store.add)(result)
         progress.on_result(result, announce=key not in controls)
-    launched = [store.placed(job) for job in jobs if job.key not in held_back]
-    with closing(pool.run(launched, progress.on_start)) as results:
+    waiting = deque(store.placed(job) for job in jobs if job.key not in held_back)
+    crashes = RepeatedCrashes()
+    with closing(pool.run(waiting, progress.on_start)) as results:
         for result in results:
+            if result.cause == Code.BROKEN_PLUGIN:
+                raise InputError(result.reason)
             if result.key in controls:
                 store.add_tried(result)
             else:
@@ -58,6 +71,11 @@ def run_jobs(store: RunStore, pool: Pool, progress: Progress, *, max_failures: i
             progress.on_result(result, announce=result.key not in controls)
             if num_bad == max_failures:
                 return
+            if keep_going or result.key in controls:
+                continue
+            for left_out in crashes.left_out_after(planned[result.key], result, waiting):
+                store.add(left_out)
+                progress.on_result(left_out)
 
 
 def judge_faults(store: RunStore, pool: Pool) -> None:

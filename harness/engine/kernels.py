@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from harness.core.catalog import KERNELS
+from harness.core.cause_codes import Code
 from harness.core.engine_params import EngineParams
+from harness.core.errors import KernelError
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.core.params import KvType
@@ -21,7 +23,7 @@ from harness.core.seams import seam
 from harness.core.systems import ENGINE_KERNELS
 from harness.engine.batch import Batch
 from harness.engine.memory import KV_DTYPES
-from harness.kernels.call import BoundKernel
+from harness.kernels.call import BoundKernel, wrong_count
 from harness.kernels.ops.block_formats import FORMATS, SCALE_TILE, decoded_scales, decoded_values
 from harness.memory.graph.launch import launch
 from harness.memory.poison.patterns import Poison
@@ -75,6 +77,7 @@ class EngineKernel(BoundKernel):
     def __init__(self, spec: KernelSpec, poison: Poison, kv_lora_rank: int) -> None:
         super().__init__(spec, poison)
         op = OPS.get(spec.op)
+        self._has_several = len(op.outputs) > 1
         is_bf16 = spec.shapes is not None and not spec.shapes.accepts("dtype", "fp32")
         self._rounded = [is_bf16 and name in op.activations for name in op.positional]
         self._keywords = {"kv_lora_rank": kv_lora_rank} if "kv_lora_rank" in spec.takes else {}
@@ -82,6 +85,10 @@ class EngineKernel(BoundKernel):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = [arg.to(torch.bfloat16) if rounded else arg for arg, rounded in zip(args, self._rounded, strict=False)]
         result = super().__call__(*given, *args[len(given) :], **kwargs, **self._keywords)
+        num_values = len(result) if isinstance(result, tuple | list) else 1
+        if self._has_several and (problem := wrong_count(self.spec, num_values if self.spec.gives_lse else 1)):
+            message = f"{self.spec.name} returned {problem}"
+            raise KernelError(message, cause=Code.BAD_OUTPUT, kernel=self.spec.name)
         return (result[0].to(args[0].dtype), *result[1:]) if any(self._rounded) and result is not None else result
 
 

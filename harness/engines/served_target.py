@@ -16,7 +16,7 @@ from harness.accuracy.answer_log import read_run
 from harness.core import extras
 from harness.core.cases import Case
 from harness.core.cause_codes import Code, Reason
-from harness.core.errors import HarnessError, InputError, KernelError
+from harness.core.errors import HarnessError, InputError, KernelError, Refused
 from harness.core.finding_words import few
 from harness.core.params import Record
 from harness.core.records import FirstNan
@@ -100,7 +100,12 @@ class ServedTarget(Target):
         if self._served.has_module:
             run.counts += self._verified(folder / "asked")
         if self._served.compare_eager and self._served.has_graph:
-            self._serve(folder / "eager", poison, is_eager=True)
+            try:
+                self._serve(folder / "eager", poison, is_eager=True)
+            except Refused as refusal:
+                # The answers with graphs are judged all the same.
+                run.refusal = refusal
+                return
             run.eager = read_run(folder / "eager")
 
     def _verified(self, folder: Path) -> list[Count]:

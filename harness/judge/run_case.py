@@ -19,7 +19,9 @@ from harness.core.cuda_failures import in_one_line, is_out_of_memory
 from harness.core.engine_params import EngineParams
 from harness.core.errors import (
     LOG_TAIL,
+    BrokenPlugin,
     HarnessError,
+    InputError,
     NoMemoryError,
     NoRoomError,
     Refused,
@@ -82,9 +84,13 @@ def outcome_of(job: Job) -> Outcome:
     except NoRoomError:
         raise
     except Refused as error:
+        if error.kernel:
+            return Outcome(Verdict.SKIP, f"{error.kernel}: {message_of(error)}", Code.KERNEL_REFUSED, shown=error.shown)
         return Outcome(Verdict.SKIP, message_of(error), Code.REFUSED, shown=error.shown)
     except NoMemoryError as error:
         return Outcome(Verdict.SKIP, str(error), Code.NO_MEMORY)
+    except BrokenPlugin as error:
+        return Outcome(Verdict.ERROR, str(error), Code.BROKEN_PLUGIN)
     except MissingPackage as error:
         return Outcome(Verdict.SKIP, str(error), Code.NOT_INSTALLED)
     except HarnessError as error:
@@ -105,7 +111,10 @@ def _raised_at(error: Exception) -> str:
 
 
 def _outcome(job: Job) -> Outcome:
-    load_plugins(job.plugins)
+    try:
+        load_plugins(job.plugins)
+    except InputError as error:
+        raise BrokenPlugin(str(error)) from error
     if reason := why_not(job.case, job.device, job.fault):
         return Outcome(Verdict.SKIP, str(reason), cause_of(reason))
     torch.manual_seed(job.case.seed)
@@ -144,6 +153,8 @@ def why_not(case: Case, device: str, fault: str | None = None) -> str:
             return reason
         if reason := spec.why_not_params(case.params):
             return reason
+        if not spec.gives_lse and parameter in case.params.READS_LSE - case.params.idle_kernels():
+            return Reason(f"{spec.name} gives no lse, and the merge of context reads it", Code.UNSUPPORTED)
     return class_of(case).why_not(case, device, fault)
 
 

@@ -157,11 +157,11 @@ class Moved:
 class CorruptedCall:
     """A call with a corrupted argument: its error, or what was `seen` of its result.
 
-    Unless the call `is_defined`, its contract promises nothing for it.
+    Unless the call `is_judged`, neither the contract nor the kernel promises anything for it.
     """
 
     corruption: Corruption
-    is_defined: bool
+    is_judged: bool
     seen: Run
     error: SystemUnderTestError | Refused | None = None
 
@@ -172,8 +172,8 @@ class CorruptedCall:
 
     @property
     def crash(self) -> SystemUnderTestError | None:
-        """The failure of the device, if the contract says what must happen."""
-        is_crash = self.has_fault and self.is_defined
+        """The failure of the device, if the call is judged."""
+        is_crash = self.has_fault and self.is_judged
         return self.error if is_crash and isinstance(self.error, SystemUnderTestError) else None
 
 
@@ -216,6 +216,8 @@ class Run:
     """What plug-ins left changed in this process."""
     error: SystemUnderTestError | None = None
     """The error that ended the run early: an illegal address, or an exception of the kernel under test."""
+    refusal: Refused | None = None
+    """What was refused after there was other evidence. Unless that is a finding, the case is skipped."""
 
 
 @dataclass(slots=True)

@@ -10,7 +10,8 @@ from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.catalog import ORACLES
 from harness.core.cause_codes import Code
 from harness.core.cuda_failures import in_one_line, is_device_failure, is_out_of_memory
-from harness.core.errors import LOG_TAIL, KernelError, SystemUnderTestError, named, stack_of
+from harness.core.errors import LOG_TAIL, KernelError, Refused, SystemUnderTestError, named, stack_of
+from harness.core.extras import MissingPackage
 from harness.core.oracles import most_telling_first
 from harness.core.records import Finding, Verdict
 from harness.judge.run_records import Evidence, Judgement, Outcome, Run
@@ -25,11 +26,14 @@ from harness.memory.poison.patterns import FILLED, Poison
 def verdict(job: Job) -> Outcome:
     """Run the case and judge it."""
     target = target_of(job)
-    evidence = Evidence(job.case, list(_runs(target, job)))
+    evidence = Evidence(job.case, [])
+    refusal = _run_all(target, job, evidence)
     if target.may_differ:
         evidence.repeat = lambda: next(_runs(target, job))
     evidence.runs[0].changes[:0] = changes_of_imports(job.case.kernels().values())
     outcome = judge(evidence)
+    if refusal is not None and not outcome.findings:
+        raise refusal
     outcome.runs, outcome.launched = evidence.runs, evidence.runs[0].launched
     outcome.filled, outcome.shown = evidence.runs[0].filled, evidence.runs[0].shown
     never = never_called(job.case, evidence.runs) if outcome.verdict is Verdict.PASS and job.sites is None else []
@@ -46,6 +50,21 @@ def verdict(job: Job) -> Outcome:
     if outcome.verdict is not Verdict.PASS:
         outcome.log = next((log for run in evidence.runs if (log := run.log or _stack(run.error))), "")
     return outcome
+
+
+def _run_all(target: Target, job: Job, evidence: Evidence) -> Refused | MissingPackage | None:
+    """Add the runs to the evidence. Returns what made the case end early, if it did: it is no reason to drop a finding.
+
+    Raises that at once if there is no evidence yet.
+    """
+    try:
+        for run in _runs(target, job):
+            evidence.runs.append(run)
+    except (Refused, MissingPackage) as refusal:
+        if not evidence.runs:
+            raise
+        return refusal
+    return next((run.refusal for run in evidence.runs if run.refusal), None)
 
 
 def _note_events(outcome: Outcome, wanted: Sequence[str]) -> None:
@@ -98,7 +117,7 @@ def _judged(evidence: Evidence, asked: dict[str, Judgement]) -> Outcome:
     outcome.reason = "; ".join(notes)
     if blind := [name for name, count in outcome.looked_at.items() if not count]:
         # A drawn case is known to show something with our own kernels. A plug-in rounds otherwise, so batches differ.
-        has_plugin = any(spec.is_foreign for spec in evidence.case.known_kernels())
+        has_plugin = any(spec.is_plugin for spec in evidence.case.known_kernels())
         is_only_less = has_plugin and len(blind) < len(evidence.case.oracles)
         outcome.verdict, outcome.cause = Verdict.SKIP if is_only_less else Verdict.ERROR, Code.BLIND
         outcome.reason = f"{', '.join(blind)} judged no element, so this case proves nothing"
@@ -160,7 +179,7 @@ def _runs(target: Target, job: Job) -> Iterator[Run]:
                 run = Run(pattern, error=_error_under_test(error, changes))
         run.launched, run.filled, run.changes = dict(launched), dict(FILLED), changes
         yield run
-        if run.error is not None:
+        if run.error is not None or run.refusal is not None:
             return
 
 
@@ -181,7 +200,7 @@ def _error_under_test(error: Exception, changes: Sequence[Change]) -> SystemUnde
 
 def watching_plugins(job: Job) -> AbstractContextManager[None]:
     """Within the block plug-ins run, if the job has some: what they leave changed is restored."""
-    if names := [spec.name for spec in job.case.known_kernels() if spec.is_foreign]:
+    if names := [spec.name for spec in job.case.known_kernels() if spec.is_plugin]:
         # The calls of a kernel are watched one by one.
         return watching_run(" and ".join(names))
     files = [Path(file).name for file in job.plugins]

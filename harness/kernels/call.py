@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from harness.core.cause_codes import Code
-from harness.core.errors import IllegalAddress, KernelError, Refused, line_of, message_of
+from harness.core.errors import BrokenPlugin, IllegalAddress, KernelError, Refused, line_of, message_of
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.kernels.outputs import BadOutput, is_plain, plain_outputs
@@ -109,19 +109,32 @@ class BoundKernel:
         """Call the kernel's own code. Raises KernelError for its exceptions but Refused, with a library's reason.
 
         The process is as before after a call of foreign code, and its outputs are plain tensors.
+        Raises BrokenPlugin if a user's kernel imports what is not there.
+        The result of a kernel without an lse is a pair all the same, with None in its place.
         """
         try:
-            if not self.spec.is_foreign:
+            if not self.spec.is_plugin:
                 return self._function(*args, **kwargs)
             with watching_call(self.spec.name):
                 result = self._function(*args, **kwargs)
+            if not self.spec.gives_lse:
+                out = result[0] if isinstance(result, tuple | list) and result else result
+                return plain_outputs(self.spec, out), None
             return plain_outputs(self.spec, result)
-        except (Refused, BadOutput):
+        except BadOutput:
+            raise
+        except Refused as refusal:
+            refusal.kernel = self.spec.name
             raise
         except IllegalAddress as error:
             error.at = error.at or self._last_line(error)
             raise
         except (Exception, SystemExit) as error:
+            if isinstance(error, ImportError) and self.spec.is_plugin:
+                why = f"{type(error).__name__}: {' '.join(message_of(error).split())}"
+                at = self._last_line(error)
+                mend = "install the package, or mend the import"
+                raise BrokenPlugin(f"{self.spec.name} cannot be called: {why}, at {at}; {mend}") from error
             with watching_call(self.spec.name):
                 advice = hint(self.spec, self._function, args, error)
             raise KernelError(
@@ -149,6 +162,16 @@ class BoundKernel:
                 if ordinal is not None:
                     sites[ordinal] = output.site
         return sites
+
+
+def wrong_count(spec: KernelSpec, num_values: int) -> str:
+    """What is wrong with a kernel that returned so many values, as one clause; empty if nothing is."""
+    op = OPS.get(spec.op)
+    names = [output.name for output in op.outputs if spec.gives_lse or output.name != "lse"]
+    if num_values == len(names):
+        return ""
+    alone = ", or declare gives_lse=False and return out alone" if op.gives_lse and num_values == 1 else ""
+    return f"{num_values} values; return {len(names)}: {', '.join(names)}{alone if spec.is_plugin else ''}"
 
 
 def kernel_of(launched: Callable[..., Any]) -> BoundKernel | None:

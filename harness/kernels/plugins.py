@@ -22,9 +22,9 @@ from harness.core.catalog import KERNELS
 from harness.core.engine_tables import DOORS
 from harness.core.errors import InputError, named
 from harness.core.files import execute_file, load_once
-from harness.core.kernels import Bf16Step, EmptyLse, EmptyRows, Fp8Products, KernelSpec
+from harness.core.kernels import Bf16Step, Checks, EmptyLse, EmptyRows, Fp8Products, KernelSpec
 from harness.core.ops import OPS, Op
-from harness.core.registry import Registry
+from harness.core.registry import Registry, nearest
 from harness.core.shapes import NAMED, Shapes, shapes_of
 from harness.memory.triton_interpreter import repair_when_imported
 
@@ -58,20 +58,28 @@ def kernel(
     shapes: str | Mapping[str, Any] | None = None,
     empty_rows: EmptyRows = "undefined",
     empty_lse: EmptyLse = "undefined",
+    gives_lse: bool = True,
+    checks: Checks = "nothing",
     needs_finite_tail: bool = False,
     needs_valid_table: bool = False,
     capturable: bool = True,
     fp8_products: Fp8Products = "float32",
     bf16_steps: Iterable[Bf16Step] = (),
+    **unknown: object,
 ) -> Callable[[FunctionT], FunctionT]:
     """Register the decorated function as a kernel called `name` for `op`. Returns the function unchanged.
 
     The function's arguments are the op's, as :mod:`harness.core.ops` lists them. It allocates its outputs with torch,
     so that the poison reaches them. `shapes` are the sizes that it accepts: "deepseek", "kimi-linear", "any", or a dict
     such as `{"like": "deepseek", "num_heads": 16}` (see :class:`harness.core.shapes.Shapes`). The other arguments of
-    the decorator are promises: see :class:`harness.core.kernels.KernelSpec`. Raises InputError for an unknown op,
-    an unknown value of a promise, a name that is taken, or a signature that the harness cannot call.
+    the decorator are promises: see :class:`harness.core.kernels.KernelSpec`. Raises InputError for an unknown op, an
+    unknown promise or value of one, a name that is taken, or a signature that the harness cannot call.
     """
+    if unknown:
+        word, (_, *known, _) = next(iter(unknown)), inspect.signature(kernel).parameters
+        near = nearest(word, known)
+        meant = f" ({near})" if near.endswith("?") else ""
+        raise InputError(f"@kernel has no argument {word!r}{meant}; it takes {', '.join(known)}")
     if positional or not op or not name:
         raise InputError('@kernel needs op and name, by keyword: @kernel(op="mla_decode", name="mine")')
     if not NAME.fullmatch(name):
@@ -79,6 +87,11 @@ def kernel(
     contract = OPS.get(op)
     _check_choice(name, "empty_rows", (empty_rows,), get_args(EmptyRows))
     _check_choice(name, "empty_lse", (empty_lse,), get_args(EmptyLse))
+    _check_choice(name, "checks", (checks,), get_args(Checks))
+    _check_flags(name, gives_lse=gives_lse, capturable=capturable)
+    _check_flags(name, needs_finite_tail=needs_finite_tail, needs_valid_table=needs_valid_table)
+    if not gives_lse:
+        _check_without_lse(contract, name, empty_lse)
     runs_on = _checked_names(name, "devices", devices, DEVICES)
     reads = _checked_names(name, "kv", kv, KV_TYPES)
     _check_choice(name, "fp8_products", (fp8_products,), get_args(Fp8Products))
@@ -98,6 +111,8 @@ def kernel(
                 shapes=None if shapes is None else declared_shapes(name, shapes),
                 empty_rows=empty_rows,
                 empty_lse=empty_lse,
+                gives_lse=gives_lse,
+                checks=checks,
                 needs_finite_tail=needs_finite_tail,
                 needs_valid_table=needs_valid_table,
                 capturable=capturable,
@@ -105,7 +120,7 @@ def kernel(
                 bf16_steps=cast("tuple[Bf16Step, ...]", steps),
                 takes=tuple(word for word in contract.optional if word in inspect.signature(function).parameters),
                 origin=inspect.getfile(function),
-                is_foreign=True,
+                is_plugin=True,
             )
         )
         return function
@@ -247,6 +262,20 @@ def _check_choice(kernel_name: str, field: str, values: tuple[str, ...], known: 
     for value in values:
         if value not in known:
             raise InputError(f"kernel {kernel_name!r}: {field}={value!r} is unknown; choose from {', '.join(known)}")
+
+
+def _check_flags(kernel_name: str, **flags: object) -> None:
+    for field, value in flags.items():
+        if not isinstance(value, bool):
+            raise InputError(f"kernel {kernel_name!r}: {field}={value!r} is neither True nor False")
+
+
+def _check_without_lse(op: Op, kernel_name: str, empty_lse: EmptyLse) -> None:
+    """Refuse `gives_lse=False` of a kernel whose op has no lse, or that says what its lse holds."""
+    if not op.gives_lse:
+        raise InputError(f"kernel {kernel_name!r}: gives_lse=False, but {op.name} has no lse; leave it out")
+    if empty_lse != "undefined":
+        raise InputError(f"kernel {kernel_name!r}: gives_lse=False and empty_lse={empty_lse!r}; leave one out")
 
 
 def _checked_names(kernel_name: str, field: str, values: Iterable[str], known: tuple[str, ...]) -> tuple[str, ...]:

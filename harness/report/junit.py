@@ -1,6 +1,6 @@
 """`junit.xml`: what CI servers read. A finding is a failure; a dead worker and errors of the harness are errors.
 
-A known failure counts as skipped, with its issue in the message.
+A known failure counts as skipped, with its issue in the message. What a kernel refused is skipped too, with a type.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def _test(result: CaseResult | FaultResult, name: str) -> ET.Element:
 def _of_case(result: CaseResult, view: RunView) -> ET.Element:
     element = _test(result, result.id)
     if result.verdict in (Verdict.SKIP, Verdict.KNOWN):
-        ET.SubElement(element, "skipped", {"message": one_line(result.reason)})
+        whose = {"type": "kernel-refused"} if result.is_refused else {}
+        ET.SubElement(element, "skipped", {**whose, "message": one_line(result.reason)})
     elif result.verdict is not Verdict.PASS:
         oracles = " ".join(dict.fromkeys(finding.oracle for finding in result.findings))
         kinds = {Verdict.FAIL: ("failure", oracles), Verdict.CRASH: ("error", "crash")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from harness.core.records import BAD, AccuracyRecord, CaseResult, FaultResult, O
 from harness.core.systems import engine_versions
 from harness.report.case_view import CaseView, case_data, embedded, of_fault, of_result
 from harness.report.causes import facts, kernel_of
-from harness.report.run_view import RunView, skip_reasons
+from harness.report.run_view import RunView, refusals, skip_reasons
 from harness.report.wording import (
     accuracy_title,
     describe_faulty,
@@ -206,19 +207,28 @@ def judged(view: RunView) -> list[tuple[str, str]]:
         "commit": plan.source.in_full(plan.source.short_commit),
         "command": plan.command,
         "skipped": skipped_line(view.results),
+        "refused": refused_line(view.results),
     }
     return [(name, text) for name, text in found.items() if text]
 
 
 def skipped_line(results: Sequence[CaseResult]) -> str:
     """How many cases were skipped and why, the most frequent reasons first; empty if none was."""
-    reasons = skip_reasons(results)
+    return _counted(skip_reasons(results), len(results))
+
+
+def refused_line(results: Sequence[CaseResult]) -> str:
+    """How many cases a kernel itself refused, with its words; empty if it refused none."""
+    return _counted(refusals(results), len(results))
+
+
+def _counted(reasons: Counter[str], num_cases: int) -> str:
     if not reasons:
         return ""
     texts = [f"{count} because {one_line(reason, MAX_REASON)}" for reason, count in reasons.most_common(NUM_REASONS)]
     if len(reasons) > NUM_REASONS:
         texts.append(num(len(reasons) - NUM_REASONS, "other reason"))
-    return f"{reasons.total()} of {num(len(results), 'case')}: {'; '.join(texts)}"
+    return f"{reasons.total()} of {num(num_cases, 'case')}: {'; '.join(texts)}"
 
 
 def _facts(view: RunView) -> Iterator[tuple[str, str]]:

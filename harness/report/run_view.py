@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 
+from harness.core.cases import Job
 from harness.core.catalog import KERNELS
 from harness.core.cause_codes import Code
-from harness.core.records import BAD, AccuracyRecord, CaseResult, Verdict
+from harness.core.records import BAD, FAILED, AccuracyRecord, CaseResult, Verdict
 from harness.report.causes import Cause, causes, commands_for
 from harness.report.conditions import EVERY_KERNEL, Coverage, coverages
 from harness.report.wording import fault_problems, num, reproduce
 from harness.store.run_folder import RunStore
 from harness.store.summary import accuracy_records, by_scenario, totals
+
+JUDGED = (Verdict.PASS, *FAILED, Verdict.KNOWN)
+"""The verdicts of a case that was judged."""
 
 
 class RunView:
@@ -70,13 +74,29 @@ class RunView:
 
     @cached_property
     def skips(self) -> Counter[str]:
-        """Reason -> number of cases that were skipped for it, cases with a fault included."""
+        """Reason -> number of cases that were skipped for it, cases with a fault included. Refusals are apart."""
         return skip_reasons([*self.results, *self.store.tried().values()])
 
     @cached_property
     def remarks(self) -> Counter[str]:
         """What plug-ins left behind -> number of cases that pass with this remark."""
         return Counter(one.reason for one in self.results if one.cause == Code.RESTORED)
+
+    @cached_property
+    def refusals(self) -> Counter[str]:
+        """The words of a kernel that refused cases -> number of these cases, cases with a fault included."""
+        return refusals([*self.results, *self.store.tried().values()])
+
+    @property
+    def judged(self) -> str:
+        """`judged 31 of 67 cases; the kernel refused 36`; empty if no kernel refused a case."""
+        num_refused = sum(result.is_refused for result in self.results)
+        if not num_refused:
+            return ""
+        num_judged = sum(result.verdict in JUDGED for result in self.results)
+        others = len(self.results) - num_judged - num_refused
+        rest = f", and {others} more were not judged" if others else ""
+        return f"judged {num_judged} of {num(len(self.results), 'case')}; the kernel refused {num_refused}{rest}"
 
     @cached_property
     def lost(self) -> list[CaseResult]:
@@ -118,14 +138,35 @@ class RunView:
             powerless = sum(result.cause == Code.POWERLESS for result in self.results)
             if powerless:
                 return f"Nothing was shown: {num(powerless, 'measurement')} could have seen no loss", "skip"
+            if num_refused := self.refusals.total():
+                return f"Nothing was judged: the kernel refused {num(num_refused, 'case')}", "skip"
             return "Nothing ran: every case was skipped", "skip"
         caught = f", and all {num_faults} faults were caught" if num_faults else ""
         if num_known:
             return f"{num(counts['pass'], 'case')} passed, {num_known} failed as known{caught}", "pass"
         ran = f"All {counts['pass']} cases that ran pass" if counts["pass"] > 1 else "The one case that ran passes"
-        return f"{ran}{caught}", "pass"
+        num_refused = self.refusals.total()
+        refused = f", and the kernel refused {num_refused}" if num_refused else ""
+        return f"{ran}{caught}{refused}", "pass"
 
 
 def skip_reasons(results: Iterable[CaseResult]) -> Counter[str]:
-    """Reason -> number of results that were skipped for it."""
-    return Counter(result.reason for result in results if result.verdict is Verdict.SKIP)
+    """Reason -> number of results that were skipped for it, those that a kernel refused left out."""
+    return Counter(one.reason for one in results if one.verdict is Verdict.SKIP and not one.is_refused)
+
+
+def unjudged_kernels(results: Iterable[CaseResult], jobs: Mapping[str, Job]) -> list[str]:
+    """The kernels, as `op/name`, that refused a case and had no case judged. The ids of cases name them."""
+    verdicts: dict[str, set[Verdict]] = {}
+    refusing = set()
+    for result in results:
+        case = jobs[result.key].case
+        for name in (case.kernels()[field] for field in case.named):
+            verdicts.setdefault(name, set()).add(result.verdict)
+            refusing |= {name} if result.is_refused else set()
+    return sorted(name for name in refusing if verdicts[name] == {Verdict.SKIP})
+
+
+def refusals(results: Iterable[CaseResult]) -> Counter[str]:
+    """The words of a kernel that refused cases -> number of these results."""
+    return Counter(result.reason for result in results if result.is_refused)

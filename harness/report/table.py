@@ -12,8 +12,8 @@ from harness.report.run_view import RunView
 from harness.report.wording import printable
 
 COLUMNS = (
-    "id", "scenario", "refs", "verdict", "seconds", "reason", "fault", "num_findings", "oracles", "sites", "tensors",
-    "where", "bits", "messages", "blamed", "blame_how", "looked_at", "params", "command",
+    "id", "scenario", "refs", "verdict", "seconds", "reason", "cause", "fault", "num_findings", "oracles", "sites",
+    "tensors", "where", "bits", "messages", "blamed", "blame_how", "looked_at", "params", "command",
     "task", "model", "model_hash", "engine", "dtype", "filter", "model_note", "epoch", "num_questions", "num_correct",
     "accuracy", "ci_low", "ci_high", "baseline", "baseline_accuracy", "flips_reference", "lost", "gained", "p_value",
     "changed", "unanswered", "empty", "unparsed", "invalid_tokens", "retried", "num_tokens",
@@ -68,7 +68,7 @@ def _of_epoch(record: AccuracyRecord, epoch: EpochAccuracy) -> dict[str, object]
 def _columns(result: CaseResult) -> dict[str, object]:
     findings = result.findings
     return {
-        **result.model_dump(mode="json", include={"id", "scenario", "verdict", "seconds", "reason"}),
+        **result.model_dump(mode="json", include={"id", "scenario", "verdict", "seconds", "reason", "cause"}),
         "refs": " ".join(result.refs),
         "fault": result.fault or "",
         "num_findings": len(findings),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from rich.console import Console
 from rich.padding import Padding
@@ -84,12 +85,15 @@ def print_run(console: Console, view: RunView, *, with_table: bool = False) -> N
     print_skips(console, view.skips)
     for remark, count in view.remarks.items():
         say(console, f"remark on {num(count, 'case')} that pass: {one_line(remark)}")
+    print_skips(console, view.refusals, word="refused")
     for result in view.lost[:MAX_FAILURES]:
         nodes = ", ".join(result.lost_nodes)
         console.print(f"planned again after the loss of {nodes}: {one_line(result.id, 200)}", soft_wrap=True)
     if view.faults:
         console.print(f"faults {fault_counts(view.faults)}", markup=False)
     console.print(totals_line(view))
+    if view.judged:
+        say(console, view.judged)
     if view.covered:
         say(console, f"shown: {view.covered}")
     console.print(f"report: {view.path / 'report.html'}", soft_wrap=True)
@@ -171,15 +175,20 @@ def finding_line(finding: Finding) -> str:
     return f"{finding.oracle}: " + (f"{found}: " if found else "") + one_line(finding.message)
 
 
-def print_skips(console: Console, reasons: Mapping[str, int], scenario: str = "") -> None:
+def print_skips(
+    console: Console, reasons: Mapping[str, int], scenario: str = "", *, word: Literal["skipped", "refused"] = "skipped"
+) -> None:
     """Why cases were skipped, each reason once with its number of cases; of the `scenario` that is named."""
     for reason, count in reasons.items():
-        say(console, f"skipped {num(count, 'case')}{scenario and f' of {scenario}'}: {one_line(reason)}", style="dim")
+        say(console, f"{word} {num(count, 'case')}{scenario and f' of {scenario}'}: {one_line(reason)}", style="dim")
 
 
 def totals_line(view: RunView) -> Text:
-    """`12 pass, 1 fail in 4.2 s`, in the colour of the worst."""
+    """`12 pass, 1 fail in 4.2 s`, in the colour of the worst. What a kernel refused is apart from other skips."""
     counts = {name: count for name, count in view.counts.items() if count}
+    if num_refused := sum(result.is_refused for result in view.results):
+        skipped = {"skip": rest} if (rest := counts.pop(Verdict.SKIP.value) - num_refused) else {}
+        counts |= {"refused": num_refused} | skipped
     worst = next((name for name in ("fail", "crash", "error", "not-run", "pass", "known") if name in counts), "skip")
     words = ", ".join(f"{count} {name.replace('-', ' ')}" for name, count in counts.items()) or "no cases"
     return Text(f"{words} in {view.plan.seconds:.1f} s", style=STYLES[worst])

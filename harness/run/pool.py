@@ -56,7 +56,8 @@ class Pool(ABC):
         """Yield one result for each job, as they end.
 
         A worker gets its next job only after the caller asked for the next result, so a caller can write a result to
-        disk before that worker goes on.
+        disk before that worker goes on. Of a deque, the caller may also take jobs out that have not begun: it is
+        emptied as they begin.
         """
 
         def started(job: Job) -> None:
@@ -64,7 +65,8 @@ class Pool(ABC):
             if on_start is not None:
                 on_start(job)
 
-        with closing(self._run(deque(jobs), started)) as results:
+        waiting = jobs if isinstance(jobs, deque) else deque(jobs)
+        with closing(self._run(waiting, started)) as results:
             for result in results:
                 self.num_done += 1
                 yield result

@@ -105,7 +105,7 @@ def with_report(result: CaseResult, tool: str, text: str) -> CaseResult:
         first = next((line.lstrip("= ").strip() for line in text.splitlines()[1:] if line.strip("= \t")), "")
         message = f"compute-sanitizer {tool} reports {count} errors, first: {first}"
         changes["findings"] = (*result.findings, Finding(oracle=ORACLE, message=message, cause=Code.SANITIZER))
-        if result.verdict is Verdict.PASS:
+        if result.verdict in (Verdict.PASS, Verdict.SKIP):
             changes |= {"verdict": Verdict.FAIL, "reason": message}
     elif not summary and result.verdict is Verdict.PASS:
         changes |= {"verdict": Verdict.ERROR, "reason": f"compute-sanitizer {tool} left no summary"}

@@ -56,13 +56,13 @@ class KernelOverride:
         return cls(specs[0].short_name, frozenset(spec.op for spec in specs))
 
     def apply(self, system: SystemSpec, op: str | None, point: MatrixPoint) -> MatrixPoint | None:
-        """`point` with this kernel for its ops; None if the system uses none of them.
+        """`point` with this kernel for its ops; None if no run of the point calls one of them.
 
         Its labels begin with `kernel=mine` and have no axis of a replaced kernel. A kernel that declares shapes gets a
         variant with sizes that it accepts: `kernel=mine,shapes=deepseek`.
         """
         replaced = {field: op for field, op in system.kernels_of(op).items() if op in self.ops}
-        if not replaced:
+        if replaced.keys() <= point.params.idle_kernels():
             return None
         # Its id is another, so its prompts are other tokens, and its answers too.
         named = point.params.varied().but(**dict.fromkeys(replaced, self.short_name))

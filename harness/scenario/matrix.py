@@ -21,6 +21,7 @@ from harness.core.kernels import KernelSpec
 from harness.core.params import ILLEGAL, Params
 from harness.core.registry import nearest
 from harness.scenario.cover import STRENGTHS, Exceptions, covering
+from harness.scenario.known_names import unknown_names
 from harness.scenario.schema import (
     LABEL,
     PATTERNS,
@@ -38,6 +39,9 @@ ACCURACY = "accuracy"
 
 POISON_AXES: dict[str, tuple[str, ...]] = {"pattern": PATTERNS, "site": tuple(SITES.names())}
 """Axes that vary the poison instead of a parameter -> their labels."""
+
+MAX_POINTS = 20_000
+"""Combinations of labels in one scenario at most: each case takes some kilobytes, in memory and in every report."""
 
 Labels = dict[str, str]
 
@@ -165,6 +169,8 @@ def check(scenario: Scenario, *, whole: bool = True) -> Iterator[Problem]:
     for axis in scenario.matrix:
         found += _check_axis(scenario, axis, whole)
     found += _check_accuracy(scenario)
+    if not found:
+        found += _check_size(scenario)
     if whole and not found:
         found += _check_points(scenario)
     yield from found
@@ -230,15 +236,8 @@ def _check_params(
                 yield Problem(problem.location, message, problem.at_key)
         if any(problem.kind != ILLEGAL for problem in found):
             return
-    yield from _check_kernels(scenario.kind.kernels_of(scenario.op), given, at)
-
-
-def _check_kernels(fields: Mapping[str, str], given: Mapping[str, Any], at: Location) -> Iterator[Problem]:
-    for name, op in fields.items():
-        if name in given and f"{op}/{given[name]}" not in KERNELS:
-            known = [spec.short_name for spec in KERNELS if spec.op == op]
-            message = f"unknown kernel {given[name]!r} of {op}; {nearest(str(given[name]), known)}"
-            yield Problem((*at, name), message)
+    for name, message in unknown_names(scenario.kind.kernels_of(scenario.op), scenario.op, given):
+        yield Problem((*at, name), message)
 
 
 def _check_accuracy(scenario: Scenario) -> Iterator[Problem]:
@@ -246,7 +245,8 @@ def _check_accuracy(scenario: Scenario) -> Iterator[Problem]:
     if settings is None:
         return
     kernels = SYSTEMS.get(ACCURACY).kernels
-    yield from _check_kernels(kernels, settings.model_dump(exclude_unset=True), ("accuracy",))
+    for name, message in unknown_names(kernels, None, settings.model_dump(exclude_unset=True)):
+        yield Problem(("accuracy", name), message)
     if not settings.tasks:
         yield Problem(("accuracy", "tasks"), "expected at least one task, not none; add it")
     for index, task in enumerate(settings.tasks):
@@ -307,6 +307,25 @@ def _check_poison_axis(axis: str, values: Any, at: Location) -> Iterator[Problem
             yield Problem((*at, index), f"unknown {axis} {str(value)!r}; {hint}")
         elif value in values[:index]:
             yield Problem((*at, index), f"the label {value!r} is there twice; remove one")
+
+
+def _check_size(scenario: Scenario) -> Iterator[Problem]:
+    """Yield a problem if the axes make more combinations than a scenario may have, or than one can cover.
+
+    The axis `kernel: [all]` counts once, as the kernels are not the file's.
+    """
+    sizes = [1 if axis == "kernel" and scenario.has_all_kernels else len(v) for axis, v in scenario.matrix.items()]
+
+    def count(strength: int) -> int:
+        """The combinations of labels of so many axes."""
+        return sum(map(math.prod, itertools.combinations(sizes, min(strength, len(sizes)))))
+
+    strength = STRENGTHS.get(scenario.cover, len(sizes))
+    if count(strength) > MAX_POINTS:
+        what = "cases" if strength == len(sizes) else f"{scenario.cover} of labels"
+        mend = ", or write 'cover: pairs'" if count(2) <= MAX_POINTS else ""
+        message = f"the axes make {count(strength):,} {what}, and a scenario has {MAX_POINTS:,} at most"
+        yield Problem(("matrix",), f"{message}; leave values out{mend}", at_key=True)
 
 
 def _check_points(scenario: Scenario) -> Iterator[Problem]:

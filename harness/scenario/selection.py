@@ -12,12 +12,13 @@ import difflib
 import fnmatch
 import os
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from harness.core.cases import Case
-from harness.core.catalog import SYSTEMS
+from harness.core.catalog import FAULTS, KERNELS, SYSTEMS
 from harness.core.errors import InputError, UnknownNameError
-from harness.core.registry import nearest, some_of
+from harness.core.registry import LIST, nearest
 from harness.scenario import susceptibility as probe
 from harness.scenario import variant
 from harness.scenario.expand import GPU, NIGHTLY, KernelOverride, drawn_case, expand
@@ -46,6 +47,8 @@ def select(
     Raises InputError for a selector or tag that names nothing, and if no case is left.
     """
     wanted = [as_reference(selector) for selector in selectors]
+    for selector in wanted:
+        _check_brackets(selector)
     keep = _tag_filter(scenarios, tags)
     found: dict[str, Case] = {}
     matched: set[str] = set()
@@ -131,8 +134,7 @@ def selects_case(selector: str, case_id: str) -> bool:
     name, bracket, rest = selector.partition("[")
     if not bracket or selector == case_id:
         return selector == case_id
-    # A last part without its bracket may go on.
-    wanted = (rest.removesuffix("]") if rest.endswith("]") else rest + "*").split(",")
+    wanted = rest.removesuffix("]").split(",")
     own, _, parts = case_id.removesuffix("]").partition("[")
     return _is_like(name, own) and all(any(_is_like(one, part) for part in parts.split(",")) for one in wanted)
 
@@ -149,8 +151,24 @@ def as_reference(selector: str) -> str:
 
 def unknown_reference(reference: str, scenarios: Sequence[Scenario]) -> UnknownNameError:
     """The error for a reference that no scenario has. It suggests none, as near numbers are unrelated."""
-    known = sorted({ref for scenario in scenarios for ref in scenario.refs})
-    return UnknownNameError(f"no scenario has the reference {reference!r}; {some_of(reference, known)}")
+    known = {ref for scenario in scenarios for ref in scenario.refs}
+    is_one = _NUMBER.match(reference) or _REF.match(reference)
+    hint = f"see `{LIST}` for the {len(known)} known" if is_one else "write one as 36540 or OWNER/NAME#36540"
+    return UnknownNameError(f"no scenario has the reference {reference!r}; {hint}")
+
+
+def _check_brackets(selector: str) -> None:
+    """Raise InputError unless the parts of an id, if there are some, stand in one pair of brackets at its end."""
+    base, _ = variant.split(selector)
+    name, bracket, parts = base.partition("[")
+    if bracket and "]" not in parts:
+        known = parts.rstrip(",")
+        mend = f"write '{name}[{known}]', or '{name}[{known}*]' for any end of the last part" if known else "close it"
+        raise InputError(f"{selector!r}: no ']' closes its '['; {mend}")
+    if bracket and not name:
+        raise InputError(f"{selector!r}: no name before the '['; write '*{base}' for the cases of all scenarios")
+    if "]" in name or "[" in parts or parts.find("]", 0, -1) >= 0:
+        raise InputError(f"{selector!r}: write a name and its parts as NAME[PART,PART]")
 
 
 def _variant(scenarios: Sequence[Scenario], selector: str, seed: int, override: KernelOverride | None) -> Case | None:
@@ -190,15 +208,16 @@ def _candidates(
 def _tag_filter(scenarios: Sequence[Scenario], expressions: Sequence[str]) -> Callable[[Case], bool]:
     """Whether a case has one of the tags, if there are some, and none of the negated tags."""
     wanted: dict[bool, set[str]] = {False: set(), True: set()}
-    own = {*SYSTEMS.names(), GPU, NIGHTLY}
-    known = sorted(own | {t for s in scenarios for t in (*s.tags, *filter(None, (s.op,)))})
+    known = _tags(scenarios)
     for expression in expressions:
         words = expression.split()
         negated = len(words) == 2 and words[0] == "not"
         if len(words) != 1 and not negated:
             raise InputError(f"-m {expression!r}: write one tag, or 'not' and one tag")
         if words[-1] not in known:
-            raise UnknownNameError(f"-m: unknown tag {words[-1]!r}; {nearest(words[-1], known, see='')}")
+            is_scenario = any(scenario.name == words[-1] for scenario in scenarios)
+            hint = "a scenario is named without -m" if is_scenario else nearest(words[-1], known)
+            raise UnknownNameError(f"-m: unknown tag {words[-1]!r}; {hint}")
         wanted[negated].add(words[-1])
     return lambda case: not wanted[True] & {*case.tags} and (not wanted[False] or bool(wanted[False] & {*case.tags}))
 
@@ -208,19 +227,41 @@ def _unknown(
 ) -> UnknownNameError:
     if _NUMBER.match(selector) or _REF.match(selector):
         return unknown_reference(selector, scenarios)
+    if selector.endswith(".py"):
+        command = shlex.join(["mla-harness", "run", "--plugin", selector])
+        return UnknownNameError(f"{selector}: a Python file is given as a plug-in: {command}")
     if os.path.exists(selector):
         return UnknownNameError(f"{selector}: no scenario; its file ends in .yaml, and a folder needs --scenarios")
     names = [scenario.name for scenario in scenarios]
-    base = selector.partition("[")[0]
-    if "*" in selector or "?" in selector:
-        what = "case" if "[" in selector else "scenario"
-        return UnknownNameError(f"no {what} is like {selector!r}; {some_of(base, names)}")
-    if "[" in selector and base in names:
+    base, bracket, parts = selector.partition("[")
+    if base in names and bracket:
         cases = [c.id for s in scenarios if s.name == base for c in expand(s, seed=seed, override=override)]
         close = difflib.get_close_matches(selector, cases, n=1, cutoff=0.0)
         hint = f"did you mean {close[0]!r}?" if close else "it has no case that uses this kernel"
         return UnknownNameError(f"unknown case {selector!r}; {hint}")
-    return UnknownNameError(f"unknown scenario {base!r}; {nearest(base, names)}")
+    if any(_is_like(base, name) for name in names):
+        return UnknownNameError(f"no case is like {selector!r}; no id has the parts {parts.rstrip(']')!r}")
+    hint = nearest(base.strip("*?"), names)
+    if option := _option_for(base, scenarios):
+        hint = f"{option}; {hint}" if hint.endswith("?") else option
+    if "*" in base or "?" in base:
+        return UnknownNameError(f"no scenario is like {base!r}; {hint}")
+    return UnknownNameError(f"unknown scenario {base!r}; {hint}")
+
+
+def _option_for(name: str, scenarios: Sequence[Scenario]) -> str:
+    """What to write for a name that is no scenario's, but a tag's, a kernel's or a fault's; empty for another."""
+    if name in _tags(scenarios):
+        return f"it is a tag: -m {name}"
+    if any(name in (spec.name, spec.short_name) for spec in KERNELS):
+        return f"it is a kernel: --kernel {name}"
+    return f"it is a fault: --fault {name}" if name in FAULTS else ""
+
+
+def _tags(scenarios: Sequence[Scenario]) -> list[str]:
+    """All tags that a case can have, in order."""
+    own = {*SYSTEMS.names(), GPU, NIGHTLY}
+    return sorted(own | {tag for s in scenarios for tag in (*s.tags, *filter(None, (s.op,)))})
 
 
 def _nothing_left(tags: Sequence[str], override: KernelOverride | None) -> str:

@@ -18,6 +18,7 @@ from harness.core.errors import InputError
 from harness.core.params import Params
 from harness.core.registry import LIST, nearest
 from harness.scenario.expand import usable
+from harness.scenario.known_names import unknown_names
 from harness.scenario.schema import PATTERNS, SCHEMA, Given
 
 MARK = "@"
@@ -97,6 +98,8 @@ def _params(case: Case, given: Given, name: str) -> Params:
         if key not in known:
             hint = nearest(key, [*known, *POISON_KEYS], see="mla-harness show CASE")
             raise InputError(f"{name}: {key!r} is no parameter of this case; {hint}")
+    for key, message in unknown_names(case.kind.kernels_of(case.op), case.op, given):
+        raise InputError(f"{name}: {key}: {message}")
     try:
         return model.model_validate(case.params.model_dump() | given)
     except ValidationError as error:

@@ -67,7 +67,7 @@ def to_json(summary: dict[str, Any]) -> str:
 def _case(result: CaseResult, job: Job, blame: Blame | None) -> dict[str, Any]:
     entry = result.known
     known = {"known": {"issue", "kernel"} if entry.kernel else {"issue", "engine", "versions"}} if entry else {}
-    shown = dict.fromkeys(("id", "scenario", "refs", "verdict", "seconds", "reason", "findings"), True)
+    shown = dict.fromkeys(("id", "scenario", "refs", "verdict", "seconds", "reason", "cause", "findings"), True)
     facts = {"seed": job.case.seed, "device": job.device, "blamed": list(blame.sites) if blame else []}
     return result.model_dump(mode="json", include={**shown, **known}) | facts
 

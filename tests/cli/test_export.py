@@ -102,6 +102,37 @@ def test_a_kernel_of_a_plug_in_is_written_into_the_script(
     assert "def test_quantize" in text
 
 
+WITHOUT_LSE = """
+import torch
+from harness import kernel
+
+@kernel(op="mla_decode", name="mine", gives_lse=False)
+def decode(q, kv_cache, block_table, seq_lens, *, scale, kv_scale=None, metadata=None):
+    return torch.empty(*q.shape[:3], 1 << ((q.shape[3] - 1).bit_length() - 1), dtype=q.dtype)
+
+@kernel(op="context_attention", name="mine", gives_lse=False)
+def context(q, k, v, query_start_loc, chunk_start_loc, *, scale):
+    return torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype)
+
+@kernel(op="merge_attn_states", name="mine", gives_lse=False)
+def merge(prefix_out, prefix_lse, suffix_out, suffix_lse, *, num_tokens_with_context=None):
+    return torch.empty_like(suffix_out)
+"""
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    ["decode-kernel", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("context-kernel", "merge-kernel"))],
+)
+def test_a_kernel_without_an_lse_leaves_as_a_script_that_asks_for_none(cli: Cli, tmp_path: Path, scenario: str) -> None:
+    path, script = tmp_path / "without_lse.py", tmp_path / "out.py"
+    path.write_text(WITHOUT_LSE)
+    words = ("repro", scenario, "--plugin", path, "--kernel", "mine", "--script", script, "-n", 1)
+    code, out, err = cli(*words, "--shrink-seconds", 3)
+    assert (code, err) == (0, "") and SHOWN in out
+    assert "the kernel gives no lse" in script.read_text()
+
+
 @pytest.mark.nightly
 def test_nothing_is_written_when_the_script_does_not_show_the_bug(
     repro: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from harness.core.errors import InputError
-from harness.core.registry import Registry
+from harness.core.registry import MAX_LISTED, Registry, nearest
 
 
 @dataclass(frozen=True)
@@ -33,3 +33,27 @@ def test_a_name_is_taken_once_and_only_additions_count() -> None:
     assert Registry.num_added == before + 1
     with pytest.raises(InputError, match="thing 'a' is registered already"):
         registry.add(Row("a"))
+
+
+MANY = [f"{first}-{second}" for first in ("decode", "merge", "sparse") for second in map(str, range(9))]
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "says"),
+    [
+        (
+            "dec",
+            MANY,
+            "did you mean 'decode-0', 'decode-1', 'decode-2', 'decode-3' or 'decode-4' (4 more begin so)?",
+        ),
+        ("my_merge.py", MANY, "the nearest are merge-0, merge-1, merge-2, merge-3, merge-4; see `x` for all 27"),
+        ("xyz", MANY, "none of the 27 known is like it; see `x`"),
+        ("xyz", MANY[:3], "known: decode-0, decode-1, decode-2"),
+        ("xyz", [], "there are none"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_names_like_it_or_with_all_of_a_few(
+    name: str, known: list[str], says: str
+) -> None:
+    assert len(MANY) > MAX_LISTED
+    assert nearest(name, known, see="x") == says

@@ -131,14 +131,15 @@ def test_the_function_of_a_plug_in_is_inlined(tmp_path: Path) -> None:
         "import torch\nimport torch.nn.functional as F\nfrom harness import kernel\n\nSCALE = 2.0\n\n\n"
         "def helper(x):\n    return F.relu(x) * SCALE\n\n\n"
         "@kernel(op='mla_decode', name='mine', devices=('cpu',))\ndef decode(q, kv_cache, *, scale):\n"
-        "    return helper(q)\n"
+        "    return helper(q)\n\n\n@kernel(op='write_kv', name='mine')\ndef write(kv_c): ...\n"
     )
-    found = inline(kernel_in(str(file), "mine"))
+    assert kernel_in(str(file), "write_kv", "mine") == f"{file}:write"
+    found = inline(kernel_in(str(file), "mla_decode", "mine"))
     assert found.name == "decode" and "import torch.nn.functional as F" in found.imports
     assert "SCALE = 2.0" in found.code and "def helper" in found.code
     assert "@kernel" not in found.code and "harness" not in found.code
     with pytest.raises(InputError, match="no function at its top level"):
-        kernel_in(str(file), "other")
+        kernel_in(str(file), "mla_decode", "other")
 
 
 @pytest.mark.parametrize("pattern", ["nan", "inf", "max", "random"])

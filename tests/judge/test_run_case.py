@@ -234,8 +234,8 @@ def test_an_oracle_that_looked_at_nothing_makes_the_case_an_error(stub, oracle):
 
 def test_a_drawn_case_that_shows_less_with_a_plugin_is_a_skip_and_no_error(stub):
     plugged = job(oracles=("finite", "replay"), params={"kernel": "mine", "kv": "fp32"})
-    for is_foreign, verdict in ((False, Verdict.ERROR), (True, Verdict.SKIP)):
-        with KERNELS.scoped(KernelSpec("mla_decode", "mine", "", "nowhere:f", kv=("fp32",), is_foreign=is_foreign)):
+    for is_plugin, verdict in ((False, Verdict.ERROR), (True, Verdict.SKIP)):
+        with KERNELS.scoped(KernelSpec("mla_decode", "mine", "", "nowhere:f", kv=("fp32",), is_plugin=is_plugin)):
             result = run_case(plugged)
         assert result.verdict is verdict and result.reason.startswith("replay judged no element")
 

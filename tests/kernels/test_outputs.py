@@ -92,7 +92,7 @@ def result_of(change: Callable[[Tensor], Any]) -> CaseResult:
             warnings.simplefilter("ignore")
             return change(out), lse
 
-    spec = KernelSpec("merge_attn_states", "odd", "", merge, is_foreign=True)
+    spec = KernelSpec("merge_attn_states", "odd", "", merge, is_plugin=True)
     params = {"kernel": "odd", "num_tokens": 6, "num_with_context": 4, "num_heads": 2, "v_head_dim": 16}
     oracles, poison = ("finite", "sentinel", "reference", "non_interference"), PoisonPlan(patterns=("nan", "max"))
     case = Case(

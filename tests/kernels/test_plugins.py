@@ -75,6 +75,14 @@ def test_names_of_positional_arguments_are_free(function: object) -> None:
         ({"op": "mla_decode", "name": "a b[c]=,"}, "use letters, digits"),
         ({"op": "mla_decode", "name": "mine", "empty_rows": "zero"}, "choose from undefined, identity, nan"),
         ({"op": "mla_decode", "name": "mine", "empty_lse": "0"}, "choose from -inf, +inf, undefined"),
+        ({"op": "mla_decode", "name": "mine", "checks": "all"}, "choose from nothing, arguments, values"),
+        ({"op": "mla_decode", "name": "mine", "gives_lse": "no"}, "gives_lse='no' is neither True nor False"),
+        ({"op": "mla_decode", "name": "mine", "capturable": 0}, "capturable=0 is neither True nor False"),
+        ({"op": "write_kv", "name": "mine", "gives_lse": False}, "gives_lse=False, but write_kv has no lse; leave it"),
+        (
+            {"op": "mla_decode", "name": "mine", "gives_lse": False, "empty_lse": "-inf"},
+            "gives_lse=False and empty_lse='-inf'; leave one out",
+        ),
         ({"op": "mla_decode", "name": "mine", "fp8_products": "e4m3"}, "choose from float32, bf16, fp8"),
         ({"op": "mla_decode", "name": "mine", "bf16_steps": ("sum",)}, "choose from partials, sums"),
         ({"op": "mla_decode", "name": "mine", "bf16_steps": "sums"}, "write a tuple of some of partials, sums"),
@@ -88,6 +96,18 @@ def test_names_of_positional_arguments_are_free(function: object) -> None:
 def test_promises_that_nobody_knows_are_refused(arguments: dict[str, object], says: str) -> None:
     with pytest.raises(InputError, match=".*" + says.replace("+", r"\+")):
         kernel(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("word", "says"), [("gives_lsee", r" \(did you mean 'gives_lse'\?\); it takes op"), ("xyz", "; it takes op")]
+)
+def test_a_promise_that_nobody_knows_is_answered_with_all_that_there_are(word: str, says: str) -> None:
+    unknown: dict[str, Any] = {word: True}
+    with pytest.raises(InputError, match=rf"^@kernel has no argument '{word}'{says}") as refused:
+        kernel(op="mla_decode", name="mine", **unknown)
+    words = str(refused.value).partition("it takes ")[2].split(", ")
+    assert {"op", "name", "devices", "kv", "shapes", "gives_lse", "checks", "bf16_steps"} <= set(words)
+    assert not {"unknown", "positional"} & set(words)
 
 
 def test_op_and_name_are_given_by_keyword() -> None:

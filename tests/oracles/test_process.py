@@ -53,7 +53,7 @@ def result_of(change: Callable[[], Any], *, right: bool = True) -> CaseResult:
         change()
         return (out, lse) if right else (torch.randn_like(out), torch.randn_like(lse))
 
-    spec = KernelSpec("merge_attn_states", "mine", "", merge, is_foreign=True)
+    spec = KernelSpec("merge_attn_states", "mine", "", merge, is_plugin=True)
     params = {"kernel": "mine", "num_tokens": 6, "num_with_context": 4, "num_heads": 2, "v_head_dim": 16}
     more: dict[str, Any] = {"oracles": ("finite", "sentinel", "reference"), "poison": PoisonPlan(patterns=("nan",))}
     case = Case(id="mine", scenario="s", system="kernel", op="merge_attn_states", params=params, **more)

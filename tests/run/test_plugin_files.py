@@ -37,7 +37,7 @@ class Describing(Pool):
     def describe_kernels(self, plugins: Any = ()) -> list[dict[str, Any]]:
         self.asked.append(tuple(plugins))
         (file,) = plugins
-        promises = {"devices": ["cpu"], "shapes": None, "why_not": {"cpu": "", "cuda": "no"}, "is_foreign": True}
+        promises = {"devices": ["cpu"], "shapes": None, "why_not": {"cpu": "", "cuda": "no"}, "is_plugin": True}
         return [
             {"op": op, "short_name": short, "summary": "", "origin": file, "import_seconds": self.seconds, **promises}
             for op, _, short in (name.partition("/") for name in self.kernels[file])
@@ -108,7 +108,7 @@ def test_a_case_has_a_worker_of_its_own_where_the_start_and_the_import_are_quick
 def test_foreign_code_of_a_job_is_its_plugins_and_the_modules_of_installed_kernels() -> None:
     job = planner(Describing()).job_of(case("mla_decode", "mine"))
     assert job.foreign_code == ("/k/mine.py",)
-    installed = KernelSpec("mla_decode", "installed", "", "", origin="/site/kernels.py", is_foreign=True)
+    installed = KernelSpec("mla_decode", "installed", "", "", origin="/site/kernels.py", is_plugin=True)
     with KERNELS.scoped(installed):
         plan = planner(Describing(), [])
         assert plan.job_of(case("mla_decode", "installed")).foreign_code == ("/site/kernels.py",)

@@ -9,6 +9,7 @@ from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError, UnknownNameError
 from harness.core.kernels import KernelSpec
 from harness.core.shapes import DEEPSEEK
+from harness.core.systems import ENGINE_KERNELS
 from harness.scenario.expand import KernelOverride
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.selection import select
@@ -28,6 +29,19 @@ def test_kernel_is_judged_by_kernel_and_engine_scenarios_alike() -> None:
     for case in cases:
         assert case.kernels()["kernel" if case.system == "kernel" else "decode_kernel"] == "mla_decode/mine"
         assert case.id.startswith(f"{case.scenario}[kernel=mine")
+
+
+@pytest.mark.parametrize("parameter", ENGINE_KERNELS)
+def test_of_the_engine_a_kernel_is_judged_by_the_cases_that_call_it(parameter: str) -> None:
+    op = ENGINE_KERNELS[parameter]
+    if op != "mla_decode":
+        KERNELS.add(KernelSpec(op, "mine", "a kernel", "nowhere:nothing"))
+    every = [case for case in select(SCENARIOS) if case.system == "engine"]
+    found = [case for case in select(SCENARIOS, override=KernelOverride("mine", frozenset({op}))) if not case.op]
+    assert 0 < len(found) < len(every)
+    assert all(parameter not in case.params.idle_kernels() for case in found)
+    scenarios = {case.scenario for case in every if parameter not in case.params.idle_kernels()}
+    assert scenarios == {case.scenario for case in found}, "no case that calls it is left out"
 
 
 def test_points_that_differed_only_in_the_kernel_become_one_case() -> None:

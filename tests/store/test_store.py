@@ -173,7 +173,7 @@ def test_the_summary_has_exactly_the_documented_fields(tmp_path: Path) -> None:
     ]
     assert summary["totals"] == {"pass": 0, "fail": 1, "crash": 0, "skip": 1, "error": 0}
     assert list(summary["cases"][0]) == [
-        *("id", "scenario", "refs", "verdict", "seconds", "reason", "findings", "seed", "device", "blamed")
+        *("id", "scenario", "refs", "verdict", "seconds", "reason", "cause", "findings", "seed", "device", "blamed")
     ]
     assert summary["cases"][0]["findings"] == [
         {

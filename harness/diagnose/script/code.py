@@ -296,13 +296,14 @@ def _without_annotations(node: ast.stmt) -> None:
                 argument.annotation = None
 
 
-def kernel_in(file: str, short_name: str) -> str:
-    """The target "file:function" of the kernel that a plug-in's file registers under a name. Raises InputError."""
+def kernel_in(file: str, op: str, short_name: str) -> str:
+    """The target "file:function" of the kernel that a plug-in's file registers for an op. Raises InputError."""
+    words = (f"op='{op}'", f"name='{short_name}'")
     for node in ast.parse(Path(file).read_text(encoding="utf-8")).body:
         marks = node.decorator_list if isinstance(node, ast.FunctionDef) else []
-        if any(f"name='{short_name}'" in ast.unparse(mark) for mark in marks):
+        if any(all(word in ast.unparse(mark) for word in words) for mark in marks):
             return f"{file}:{node.name}"  # type: ignore[attr-defined]
-    raise InputError(f"{file}: no function at its top level is decorated with @kernel(name={short_name!r})")
+    raise InputError(f"{file}: no function at its top level is decorated with @kernel(op={op!r}, name={short_name!r})")
 
 
 def _read(module: str) -> _Source:

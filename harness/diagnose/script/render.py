@@ -189,7 +189,7 @@ def _code_under_test(export: Export, recipe: Recipe | None, spec: KernelSpec) ->
     if recipe is not None:
         return Inlined()
     if spec.origin not in ("built in", *ENGINES.names()):
-        return inline(kernel_in(spec.origin, spec.short_name))
+        return inline(kernel_in(spec.origin, spec.op, spec.short_name))
     if not isinstance(spec.impl, str) or not spec.impl:
         raise InputError(f"{spec.name}: its source is not known here")
     code = inline(spec.impl)

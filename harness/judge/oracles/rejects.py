@@ -1,8 +1,8 @@
 """Oracle `rejects`: a call with a corrupted argument is right, or ends in an error that names the argument.
 
 A result that agrees with the reference is right, if the op defines one. Any other result is silent garbage. An error is
-clear if it has a name of the argument: the caller must know what to mend. Where the contract of the op promises nothing
-for a kernel, a failure is a remark (flashinfer-ai/flashinfer#3605).
+clear if it has a name of the argument: the caller must know what to mend. Where neither the contract of the op nor the
+kernel promises anything, a failure is a remark (flashinfer-ai/flashinfer#3605).
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from harness.core.cause_codes import Code
+from harness.core.corruptions import corruptions_named
 from harness.core.errors import SystemUnderTestError
+from harness.core.params import KernelParams
 from harness.core.records import Finding
 from harness.judge.oracles.agreement import reference
 from harness.judge.oracles.values import finite, sentinel
@@ -20,6 +22,7 @@ from harness.judge.run_records import CorruptedCall, Evidence, Judgement
 
 MOST_WORDS = 300
 """Characters of an error that a report shows. The name of the argument must be among them."""
+ADVICE = 'a kernel that declares checks="arguments" or checks="values" is judged by such calls too'
 _NO_ERRORS = {Code.DEVICE: Code.FAULT, Code.BAD_OUTPUT: Code.SILENT_GARBAGE}
 _RIGHT = (Code.CORRECT, Code.CLEAN_ERROR)
 _SILENT: tuple[Callable[[Evidence], Judgement], ...] = (reference, finite, sentinel)
@@ -27,12 +30,12 @@ _SILENT: tuple[Callable[[Evidence], Judgement], ...] = (reference, finite, senti
 
 def rejects(evidence: Evidence) -> Judgement:
     """Look at what each call with a corrupted argument came to."""
-    judgement, counts = Judgement(), Counter[str]()
+    judgement, counts, num_undefined = Judgement(), Counter[str](), 0
     calls = [(run, call) for run in evidence.runs for call in run.corrupted]
     for run, call in calls:
         cause, sentence = _came_to(evidence, call)
         counts[cause] += 1
-        if cause not in _RIGHT and call.is_defined:
+        if cause not in _RIGHT and call.is_judged:
             judgement.findings.append(
                 Finding(
                     oracle="rejects",
@@ -44,13 +47,20 @@ def rejects(evidence: Evidence) -> Judgement:
             )
         elif cause not in _RIGHT:
             judgement.notes.append(f"undefined by contract, {cause}: {sentence}")
+            num_undefined += 1
         elif len(calls) == 1:
             judgement.notes.append(sentence)
         if cause not in _RIGHT or not judgement.cause:
             judgement.cause = cause
     judgement.looked_at = len(calls)
+    if num_undefined and any(spec.is_plugin for spec in evidence.case.known_kernels()):
+        judgement.notes.append(ADVICE)
     if len(calls) > 1:
         judgement.notes.insert(0, ", ".join(f"{count} {cause}" for cause, count in counts.items()))
+        made = {call.corruption.name for _, call in calls}
+        named = corruptions_named(evidence.case.op or "", evidence.case.params_as(KernelParams).corrupt)
+        if left_out := [one.name for one in named if one.name not in made]:
+            judgement.notes.insert(1, f"left out: {', '.join(left_out)}")
     return judgement
 
 
@@ -62,7 +72,10 @@ def _came_to(evidence: Evidence, call: CorruptedCall) -> tuple[Code, str]:
             return Code.SILENT_GARBAGE, f"{name}: a result where none is right"
         seen = Evidence(evidence.case, [call.seen])
         wrong = next((finding for oracle in _SILENT for finding in oracle(seen).findings), None)
-        return (Code.SILENT_GARBAGE, f"{name}: {wrong.message}") if wrong else (Code.CORRECT, f"{name}: right")
+        if wrong is None:
+            return Code.CORRECT, f"{name}: right"
+        # The pattern is said once, behind the whole sentence.
+        return Code.SILENT_GARBAGE, f"{name}: {wrong.message.replace(f' (pattern {call.seen.pattern})', '')}"
     words = " ".join(str(error.__cause__ or error).split())[:MOST_WORDS]
     sentence = f"{name}: {type(error.__cause__ or error).__name__}, {words}"
     if isinstance(error, SystemUnderTestError) and error.cause in _NO_ERRORS:

@@ -20,7 +20,7 @@ from harness.core.catalog import KERNELS
 from harness.core.cause_codes import Code, Reason
 from harness.core.cuda_failures import is_device_failure, is_out_of_memory
 from harness.core.engine_params import EngineParams
-from harness.core.errors import HarnessError, KernelError, SystemUnderTestError, line_of, named
+from harness.core.errors import HarnessError, KernelError, Refused, SystemUnderTestError, line_of, named
 from harness.core.params import KvType
 from harness.core.records import FirstNan
 from harness.engine import batch
@@ -120,11 +120,18 @@ class EngineTarget(Target):
         for epoch, sequences in enumerate(answered):
             name = f"epoch {epoch}" if epoch < params.epochs else "the epoch after the flush"
             run.observed += self._observed(notes, name, sequences)
+        if served.refusal is not None:
+            # The engine stopped within a step, so nothing else is as it is after a run.
+            run.refusal = served.refusal
+            return run
         run.guards, run.zeroed = notes.writes.guards(), notes.writes.zeroed
         decisions = {made.request: made for observed in run.observed for made in observed.decisions}
         run.pairs = [*pairs_of(notes.answers, epochs, params, self._bound, decisions), *notes.twins.padded]
         if params.changes:
-            run.pairs += self._beside_cold(served, poison, decisions)
+            try:
+                run.pairs += self._beside_cold(served, poison, decisions)
+            except Refused as refusal:
+                run.refusal = refusal
         if notes.choices.routed:
             ids = torch.cat(notes.choices.routed)
             run.chosen = [ChosenExperts("expert ids of all forwards", ids, self._config.num_experts)]
@@ -170,7 +177,10 @@ class EngineTarget(Target):
         notes = Notes(params, poison)
         cold = Engine(self._checkpoint(engine.num_reloads), params, poison, engine.max_model_len, notes)
         cold.num_reloads, cold.adapters = engine.num_reloads, engine.adapters
-        (answers,) = serve(cold, notes, [_prompt(sequence) for sequence in last], self._checkpoint).epochs
+        served_cold = serve(cold, notes, [_prompt(sequence) for sequence in last], self._checkpoint)
+        if served_cold.refusal is not None:
+            raise served_cold.refusal
+        (answers,) = served_cold.epochs
         observed = self._observed(notes, "the engine that starts cold", answers)
         of_cold = {made.request: made for one in observed for made in one.decisions}
         for index, (first, later) in enumerate(zip(answers, last, strict=True)):

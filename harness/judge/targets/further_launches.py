@@ -1,19 +1,16 @@
-"""Further launches of a kernel: replays of a graph with new inputs, repeats with equal ones, a corrupted argument."""
+"""Further launches of a kernel: replays of a graph with new inputs, and repeats with equal ones."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
 
-from harness.core.corruptions import Corruption
-from harness.core.errors import Refused, SystemUnderTestError
 from harness.core.kernels import KernelSpec
-from harness.judge.run_records import CorruptedCall, Pair, ReplayedStep, Run
-from harness.judge.targets.kernel_call import KernelCall, check_outputs, invoke
-from harness.kernels.call import BoundKernel, without_interception
+from harness.judge.run_records import Pair, ReplayedStep
+from harness.judge.targets.kernel_call import KernelCall, invoke
+from harness.kernels.call import BoundKernel
 from harness.memory.graph.interface import tensors_of
 from harness.memory.graph.recording import new_pool
 from harness.memory.poison.patterns import Poison
@@ -78,27 +75,3 @@ def _first(result: Any) -> Tensor:
 def _store(values: list[Tensor], arguments: list[Tensor]) -> None:
     for value, argument in zip(values, arguments, strict=True):
         argument.copy_(value)
-
-
-def corrupted_call(
-    spec: KernelSpec, poison: Poison, call: KernelCall, corruption: Corruption, device: str
-) -> CorruptedCall:
-    """Make the `call`, which is corrupted. Raises Refused for a kernel that has no such argument."""
-    if corruption.change == "plan" and call.plan is None:
-        raise Refused(f"{spec.name} is called without a plan here")
-    is_in_place = corruption.change == "in_place"
-    call.guarded = [item for item in call.guarded if not (is_in_place and item.name in corruption.names)]
-    for item in call.guarded:
-        item.before = item.watched().clone()
-    found = CorruptedCall(corruption, corruption.is_defined(spec.checks_values), Run(poison.pattern))
-    # A second launch, to tell outputs from scratch, would not find its input again.
-    once = without_interception() if is_in_place else contextlib.nullcontext()
-    try:
-        with once:
-            result = invoke(spec, poison, call.args, call.keywords(is_captured=False))
-        outputs = check_outputs(spec, result, call.shapes, call.dtypes, device)
-        if corruption.right:
-            call.show(found.seen, outputs)
-    except (SystemUnderTestError, Refused) as error:
-        found.error = error
-    return found

@@ -33,8 +33,9 @@ from harness.core.params import KernelParams
 from harness.judge.run_records import Observed, Run
 from harness.judge.target import Target
 from harness.judge.targets.corrupted import planned_lengths
+from harness.judge.targets.corrupted_calls import has_plan, run_corrupted, why_not_corrupted
 from harness.judge.targets.delayed_streams import without_order
-from harness.judge.targets.further_launches import corrupted_call, repeated, replayed
+from harness.judge.targets.further_launches import repeated, replayed
 from harness.judge.targets.kernel_call import (
     Guarded,
     KernelCall,
@@ -45,6 +46,7 @@ from harness.judge.targets.kernel_call import (
     check_outputs,
     invoke,
     keeps,
+    out_and_lse,
     prepared,
 )
 from harness.judge.targets.op_calls import CALLS
@@ -68,7 +70,10 @@ class KernelTarget(Target):
         super().__init__(case, device, **more)
         self.op, self.params = case.op or "", case.params_as(KernelParams)
         self.spec: KernelSpec = find_kernel(self.op, self.params.kernel)
-        self.corruptions = corruptions_named(self.op, self.params.corrupt)
+        named = corruptions_named(self.op, self.params.corrupt)
+        applying = [one for one in named if not why_not_corrupted(self.spec, self.params, one)]
+        # A device that fails ends the run, so the calls that are judged come first.
+        self.corruptions = sorted(applying, key=lambda one: not one.is_judged(self.spec))
 
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
@@ -78,6 +83,10 @@ class KernelTarget(Target):
             return "predecessor: slow needs a GPU, where a kernel may begin before its predecessor has ended"
         if params.streams == "delayed" and (device != "cuda" or params.cache_layout == "large"):
             return "streams: delayed needs a GPU, where a kernel may work on another stream, and copies of its inputs"
+        corruptions = corruptions_named(case.op or "", params.corrupt)
+        reasons = [why_not_corrupted(spec, params, one) for one in corruptions]
+        if reasons and all(reasons):
+            return reasons[0]
         return spec.why_not_graph(device) if case.params.has_graph else ""
 
     @property
@@ -93,18 +102,14 @@ class KernelTarget(Target):
         An illegal address, an exception of the kernel or a bad output ends the run early and is `Run.error`.
         """
         run = Run(poison.pattern)
-        for corruption in self.corruptions:
-            call = self._call(poison, self.case.seed, corruption)
-            found = corrupted_call(self.spec, poison, call, corruption, self.device)
-            run.corrupted.append(found)
-            run.error = run.error or found.crash
-            if found.has_fault:
-                break
         if self.corruptions:
+            make = functools.partial(self._call, poison, self.case.seed)
+            run_corrupted(run, self.spec, poison, make, self.corruptions, self.device)
             return run
         if self.device == "cuda" and torch.cuda.memory_reserved() > MOST_RESERVED:
             # Workers that share a GPU would each keep gigabytes of an earlier pool.
             torch.cuda.empty_cache()
+        call, outputs = None, None
         try:
             self._call_with_other_values(poison)
             call = self._call(poison, self.case.seed)
@@ -139,11 +144,19 @@ class KernelTarget(Target):
             run.error = error
             return run
         except Refused as error:
-            call = self._call(poison, self.case.seed)
-            error.shown = shown_by(self.op, call.args, call.keywords(is_captured=False))
-            raise
-        call.show(run, outputs)
+            error.shown = run.shown or self._conditions(poison)
+            if outputs is None:
+                raise
+            # What the kernel returned before is judged all the same.
+            run.refusal = error
+        if call is not None and outputs is not None:
+            call.show(run, outputs)
         return run
+
+    def _conditions(self, poison: Poison) -> dict[str, tuple[str, ...]]:
+        """The conditions that the call of this case shows."""
+        call = self._call(poison, self.case.seed)
+        return shown_by(self.op, call.args, call.keywords(is_captured=False))
 
     def _call(self, poison: Poison, seed: int, corruption: Corruption | None = None) -> KernelCall:
         setting = Setting(self.spec, poison, seed, self.device, self.params.fence, corruption)
@@ -177,13 +190,13 @@ def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
             window=params.window,
             products=_rounded_products(setting, params),
         )
-        out, lse = outputs
+        out, lse = out_and_lse(outputs)
         return attention_rows(
             setting.spec,
             f".{params.kv}",
             "request" if num_query_tokens == 1 else f"query token (of {num_query_tokens} a request)",
             "graph.pad_rows",
-            (out.flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)),
+            (out.flatten(0, 1), None if lse is None else lse.transpose(1, 2).flatten(0, 1)),
             want,
         )
 
@@ -216,7 +229,7 @@ def _rank(setting: Setting, params: MlaDecodeParams | MlaDecodeSparseParams) -> 
 def _plan(params: MlaDecodeParams, setting: Setting, seq_lens: Tensor, num_heads: int) -> Callable[[bool], Any] | None:
     """What plans with the kernel's planner, if the case wants a plan."""
     planner = planner_of(setting.spec)
-    if not params.planned or planner is None:
+    if planner is None or not has_plan(setting.spec, params):
         return None
     chunked = planner.chunked and setting.spec.chunked
     options = {"kv_itemsize": KV_DTYPES[params.kv].itemsize} if chunked else {}
@@ -242,7 +255,7 @@ def _mla_decode_sparse(params: MlaDecodeSparseParams, setting: Setting) -> Kerne
         want = reference.mla_decode_sparse(
             kept.q, kept.kv_cache, kept.indices, scale=kept.scale, kv_scale=kept.kv_scale, products=products
         )
-        return attention_rows(setting.spec, f".{params.kv}", "token", "graph.pad_rows", (outputs[0], outputs[1]), want)
+        return attention_rows(setting.spec, f".{params.kv}", "token", "graph.pad_rows", out_and_lse(outputs), want)
 
     dims = {"T": num_tokens, "H": num_heads, "R": params.kv_lora_rank}
     keywords = _rank(setting, params)
@@ -258,7 +271,9 @@ def _context_attention(params: ContextAttentionParams, setting: Setting) -> Kern
             kept.q, kept.k, kept.v, kept.query_start_loc, kept.chunk_start_loc, scale=kept.scale
         )
         rows = reference.Attention(want.out, want.lse.T, want.defined)
-        return attention_rows(setting.spec, "", "token", "context.output", (outputs[0], outputs[1].T), rows)
+        out, lse = out_and_lse(outputs)
+        both = (out, None if lse is None else lse.T)
+        return attention_rows(setting.spec, "", "token", "context.output", both, rows)
 
     dims = {"T": given.q.shape[0], "H": given.q.shape[1], "V": params.v_head_dim}
     return KernelCall.of("context_attention", given, kept, dims, (given.q.dtype, torch.float32), observe)
@@ -271,11 +286,11 @@ def _merge_attn_states(params: MergeAttnStatesParams, setting: Setting) -> Kerne
         """out [T, H, V] and lse [H, T] float32, beside the reference, a row for each token."""
         sides = (kept.prefix_out, kept.prefix_lse, kept.suffix_out, kept.suffix_lse)
         want = reference.merge_attn_states(*sides, num_tokens_with_context=kept.num_tokens_with_context)
-        out, lse = outputs
-        return [
-            Observed("out", out, want.defined, want.out, "merge_attn_states.out", "token"),
-            Observed("lse", lse.T, want.defined, want.lse.T, "merge_attn_states.lse", "token"),
-        ]
+        out, lse = out_and_lse(outputs)
+        observed = [Observed("out", out, want.defined, want.out, "merge_attn_states.out", "token")]
+        if lse is not None:
+            observed.append(Observed("lse", lse.T, want.defined, want.lse.T, "merge_attn_states.lse", "token"))
+        return observed
 
     dims = {"T": params.num_tokens, "H": params.num_heads, "V": params.v_head_dim}
     dtypes = (given.prefix_out.dtype, torch.float32)

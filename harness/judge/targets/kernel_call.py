@@ -19,7 +19,7 @@ from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS, Output
 from harness.judge.run_records import ChosenExperts, Guard, Observed, Run
 from harness.judge.targets.corrupted import as_meant, corrupted
-from harness.kernels.call import BoundKernel
+from harness.kernels.call import BoundKernel, wrong_count
 from harness.kernels.ops import reference
 from harness.kernels.ops.cache_layouts import neighbors
 from harness.kernels.ops.inputs import CacheInputs, Inputs
@@ -65,14 +65,15 @@ def check_outputs(
     `shapes` lists for each output the shapes it may have. Raises BadOutput with the wrong output, its
     property, and the promised one.
     """
-    declared = OPS.get(spec.op).outputs
+    declared = [output for output in OPS.get(spec.op).outputs if spec.gives_lse or output.name != "lse"]
     if not declared:
         return ()
     values = tuple(result) if isinstance(result, tuple | list) else (result,)
-    names = ", ".join(output.name for output in declared)
-    if len(values) != len(declared):
-        raise BadOutput(spec, f"{len(values)} values; return {len(declared)}: {names}")
-    for output, value, allowed, dtype in zip(declared, values, shapes, dtypes, strict=True):
+    values = values if spec.gives_lse else values[: len(declared)]
+    if problem := wrong_count(spec, len(values)):
+        raise BadOutput(spec, problem)
+    # The lse is the last output of each op that has one.
+    for output, value, allowed, dtype in zip(declared, values, shapes, dtypes, strict=False):
         if problem := _problem(value, allowed, dtype, device):
             raise BadOutput(spec, f"{output.name} {problem}")
     return tuple(value.detach().clone() for value in values)
@@ -205,9 +206,14 @@ def by_op(*builders: Builder) -> dict[str, Builder]:
 
 
 def attention_rows(
-    spec: KernelSpec, kv: str, describe: str, empty_site: str, outputs: tuple[Tensor, Tensor], want: reference.Attention
+    spec: KernelSpec,
+    kv: str,
+    describe: str,
+    empty_site: str,
+    outputs: tuple[Tensor, Tensor | None],
+    want: reference.Attention,
 ) -> list[Observed]:
-    """What to judge of `outputs`: out [rows, heads, width], and lse [rows, heads] float32.
+    """What to judge of `outputs`: out [rows, heads, width], and lse [rows, heads] float32, None of a kernel without.
 
     Rows without keys are judged only if the kernel declares what it leaves there.
     """
@@ -220,7 +226,7 @@ def attention_rows(
     lse_bound = f"{spec.op}.lse{kv}" + (".sums" if "sums" in steps else "")
     slack = want.slack or (None, None)
     observed = [Observed("out", out, defined, want.out, out_bound, describe, slack=slack[0])]
-    if spec.gives_lse:
+    if lse is not None:
         observed.append(Observed("lse", lse, defined, want.lse, lse_bound, describe, slack=slack[1]))
     if not bool(empty.any()):
         return observed
@@ -228,10 +234,15 @@ def attention_rows(
         value = 0.0 if spec.empty_rows == "identity" else float("nan")
         expected = torch.full_like(want.out, value)
         observed.append(Observed("out of empty rows", out, empty, expected, out_bound, describe, empty_site))
-    if spec.empty_lse != "undefined":
+    if lse is not None and spec.empty_lse != "undefined":
         expected = torch.full_like(want.lse, float(spec.empty_lse))
         observed.append(Observed("lse of empty rows", lse, empty, expected, lse_bound, describe, empty_site))
     return observed
+
+
+def out_and_lse(outputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
+    """The outputs of an attention op. A kernel without an lse, see `KernelSpec.gives_lse`, has None in its place."""
+    return outputs[0], outputs[1] if len(outputs) > 1 else None
 
 
 def prepared(raw: InputsT, setting: Setting) -> tuple[InputsT, InputsT]:

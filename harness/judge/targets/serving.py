@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from harness.core.engine_params import Change
-from harness.core.errors import InputError, KernelError
+from harness.core.errors import InputError, KernelError, Refused
 from harness.engine.changes import apply_change, load_adapters
 from harness.engine.engine import Engine
 from harness.engine.model.transformer import CausalLM
@@ -43,6 +43,8 @@ class Served:
     counts: list[Count] = field(default_factory=list)
     aborted: dict[int, int] = field(default_factory=dict)
     """Aborted request -> the number of its tokens when it was aborted."""
+    refusal: Refused | None = None
+    """What a kernel refused in the last step. The tokens before it can be judged."""
 
     def counts_at_end(self) -> list[Count]:
         """All blocks are free. Each request has its tokens, and none after an abort, with a row of logits for each."""
@@ -68,9 +70,9 @@ Checkpoints = Callable[[int], CausalLM]
 
 
 def serve(engine: Engine, notes: Notes, prompts: list[list[int]], checkpoints: Checkpoints) -> Served:
-    """Serve `prompts` in each epoch, and again after a flush if the case has one. Stops where requests do not end.
+    """Serve `prompts` in each epoch, and again after a flush if the case has one.
 
-    `notes` is the probe of the engine.
+    Stops where requests do not end, and where a kernel refuses a call. `notes` is the probe of the engine.
     """
     served, params = Served(engine, notes), engine.params
     if params.adapters:
@@ -95,7 +97,7 @@ def most_steps(engine: Engine) -> int:
 def _serve_epoch(
     served: Served, prompts: list[list[int]], changes: tuple[tuple[Change, int], ...], checkpoints: Checkpoints
 ) -> bool:
-    """Serve `prompts` once. Returns whether all requests ended within `most_steps`."""
+    """Serve `prompts` once. Returns whether all requests ended within `most_steps`, and no kernel refused a call."""
     engine, params = served.engine, served.engine.params
     arrivals = list(itertools.islice(itertools.chain(params.arrivals, itertools.repeat(0)), len(prompts)))
     living: dict[int, Sequence] = {}
@@ -115,7 +117,11 @@ def _serve_epoch(
         if not engine.scheduler.has_work and step >= max(arrivals):
             break
         before = Before.of(engine)
-        engine.step()
+        try:
+            engine.step()
+        except Refused as refusal:
+            served.refusal = refusal
+            break
         served.counts += [*_counts_of_step(engine, served.notes.answers), *before.counts(engine, served.notes)]
     served.epochs.append([living[request] for request in sorted(living)])
     left = len(engine.scheduler.running) + len(engine.scheduler.waiting)

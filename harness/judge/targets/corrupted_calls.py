@@ -1,0 +1,80 @@
+"""Calls of a kernel with a corrupted argument: which it is given, and what each came to."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+
+from harness.core.catalog import planner_of
+from harness.core.cause_codes import Code, Reason
+from harness.core.corruptions import Corruption
+from harness.core.errors import Refused, SystemUnderTestError
+from harness.core.kernels import KernelSpec
+from harness.core.op_params import MlaDecodeParams
+from harness.core.params import KernelParams
+from harness.judge.run_records import CorruptedCall, Run
+from harness.judge.targets.kernel_call import KernelCall, check_outputs, invoke
+from harness.kernels.call import without_interception
+from harness.memory.poison.patterns import Poison
+
+MakeCall = Callable[[Corruption | None], KernelCall]
+"""Makes the call of a case, with one of its arguments corrupted."""
+
+
+def why_not_corrupted(spec: KernelSpec, params: KernelParams, corruption: Corruption) -> str:
+    """Why a kernel is not called with this argument at all, as one clause; empty if it is."""
+    if corruption.change == "plan" and not (isinstance(params, MlaDecodeParams) and has_plan(spec, params)):
+        return Reason(f"{spec.name} is called without a plan here", Code.UNSUPPORTED)
+    if corruption.change == "in_place" and "out" not in spec.takes:
+        return spec.lacks("out")
+    return ""
+
+
+def has_plan(spec: KernelSpec, params: MlaDecodeParams) -> bool:
+    """Whether a decode kernel is given a plan of its planner."""
+    return params.planned and planner_of(spec) is not None
+
+
+def run_corrupted(
+    run: Run, spec: KernelSpec, poison: Poison, make: MakeCall, corruptions: Iterable[Corruption], device: str
+) -> None:
+    """Make the call of a case as it should be, and then each corrupted one. Adds what they came to to the `run`.
+
+    The first shows that an error is due to the corruption. A kernel that fails it has no other finding, and one that
+    refuses it raises Refused. A device that fails ends the run.
+    """
+    try:
+        call = make(None)
+        result = invoke(spec, poison, call.args, call.keywords(is_captured=False))
+        check_outputs(spec, result, call.shapes, call.dtypes, device)
+    except SystemUnderTestError as error:
+        run.error = error
+        return
+    for corruption in corruptions:
+        found = corrupted_call(spec, poison, make(corruption), corruption, device)
+        run.corrupted.append(found)
+        run.error = run.error or found.crash
+        if found.has_fault:
+            return
+
+
+def corrupted_call(
+    spec: KernelSpec, poison: Poison, call: KernelCall, corruption: Corruption, device: str
+) -> CorruptedCall:
+    """Make the `call`, which is corrupted. An error of the kernel, or its refusal, is part of the result."""
+    is_in_place = corruption.change == "in_place"
+    call.guarded = [item for item in call.guarded if not (is_in_place and item.name in corruption.names)]
+    for item in call.guarded:
+        item.before = item.watched().clone()
+    found = CorruptedCall(corruption, corruption.is_judged(spec), Run(poison.pattern))
+    # A second launch, to tell outputs from scratch, would not find its input again.
+    once = without_interception() if is_in_place else contextlib.nullcontext()
+    try:
+        with once:
+            result = invoke(spec, poison, call.args, call.keywords(is_captured=False))
+        outputs = check_outputs(spec, result, call.shapes, call.dtypes, device)
+        if corruption.right:
+            call.show(found.seen, outputs)
+    except (SystemUnderTestError, Refused) as error:
+        found.error = error
+    return found
