@@ -1,7 +1,8 @@
-"""Loads this harness from its own folder, also where the user's project has a package or a folder called `harness`.
+"""Loads this harness from its own folder, also where the user's project has a package or a folder
+called `harness`.
 
-Entry points are read in processes of any project. So they are modules with a unique name, which import no `harness`
-until they are asked for it.
+Entry points are read in processes of any project. So they are modules with a unique name, which
+import no `harness` until they are asked for it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _ours: dict[str, ModuleType] = {}
 
 @contextlib.contextmanager
 def own_names(*, keep: bool = False) -> Iterator[None]:
-    """Within the block, `harness` is this one. Afterwards the project's own `harness`, if there is one, is back.
+    """Within the block, `harness` is this one.
+
+    Afterwards the project's own `harness`, if there is one, is back.
 
     With `keep` it is back only if it was imported before.
     """
@@ -54,17 +57,25 @@ def _taken_out() -> dict[str, ModuleType]:
 
 
 def _project_has_one() -> bool:
-    """Whether `import harness` of the project's own code finds a regular package that is not this one."""
+    """Whether `import harness` of the project's own code finds a regular package that is not this
+    one.
+    """
     try:
         spec = importlib.util.find_spec(PACKAGE)
     except (ImportError, ValueError):
         return False
-    return spec is not None and spec.origin is not None and Path(spec.origin).resolve().parent != FOLDER
+    return (
+        spec is not None
+        and spec.origin is not None
+        and Path(spec.origin).resolve().parent != FOLDER
+    )
 
 
 def _import_package() -> None:
     file = FOLDER / "__init__.py"
-    spec = importlib.util.spec_from_file_location(PACKAGE, file, submodule_search_locations=[str(FOLDER)])
+    spec = importlib.util.spec_from_file_location(
+        PACKAGE, file, submodule_search_locations=[str(FOLDER)]
+    )
     assert spec is not None and spec.loader is not None
     sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[PACKAGE])

@@ -1,7 +1,8 @@
 """pytest plug-in: `--poison` fills unwritten memory in any test suite.
 
-This file is loaded in each session of pytest where the harness is installed. So it imports nothing of the harness until
-an option asks for it, and it finds the harness by its own path: the project under test may have a `harness`.
+This file is loaded in each session of pytest where the harness is installed. So it imports nothing
+of the harness until an option asks for it, and it finds the harness by its own path: the project
+under test may have a `harness`.
 """
 
 from __future__ import annotations
@@ -16,15 +17,26 @@ from mla_harness_loader import own_names
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of poisoned runs."""
     add = parser.getgroup("poison", "MLA harness: any suite under poison").addoption
-    poison_help = "fill unwritten memory in any test suite with one or more of nan,max,inf,random,zeros, or off"
+    poison_help = (
+        "fill unwritten memory in any test suite with one or more of nan,max,inf,random,zeros,"
+        " or off"
+    )
     add("--poison", metavar="PATTERNS", help=poison_help)
-    add("--poison-sites", metavar="SITES", help="memory to fill: code,tests,free (default: all three)")
+    add(
+        "--poison-sites",
+        metavar="SITES",
+        help="memory to fill: code,tests,free (default: all three)",
+    )
     diff_help = "run each test under two patterns, and compare its asserted tensors"
     add("--poison-diff", action="store_true", help=diff_help)
     parser.addini("poison", "as --poison, for every run; --poison off leaves it out", default="")
     parser.addini("poison_sites", "as --poison-sites", default="")
     parser.addini("poison_diff", "as --poison-diff", type="bool", default=False)
-    parser.addini("poison_allow", "code that may leave memory unwritten: path or path:function", type="linelist")
+    parser.addini(
+        "poison_allow",
+        "code that may leave memory unwritten: path or path:function",
+        type="linelist",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

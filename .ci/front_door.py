@@ -1,8 +1,9 @@
-"""Run the two commands of README.md's first screen as they stand, each in a fresh clone, without pip's cache.
+"""Run the two commands of README.md's first screen as they stand, each in a fresh clone, without
+pip's cache.
 
-Each is the one line of an `sh` block below `<!-- .ci/run: the main job -->` or `<!-- .ci/run: the tests -->`.
-pip reaches its default index alone: no file may name another, and one that the environment names is dropped. The last
-line is pytest's own, with the number of tests.
+Each is the one line of an `sh` block below `<!-- .ci/run: the main job -->` or `<!-- .ci/run: the
+tests -->`. pip reaches its default index alone: no file may name another, and one that the
+environment names is dropped. The last line is pytest's own, with the number of tests.
 """
 
 from __future__ import annotations
@@ -21,14 +22,27 @@ PARTS = {
     "the main job": ("-m venv ", "-c constraints.txt", "mla-harness run"),
     "the tests": ("-m venv ", "-c constraints.txt", "tox"),
 }
-"""What each command must do: make an environment, obey the pinned versions, and run the main job or the tests."""
+"""What each command must do: make an environment, obey the pinned versions, and run the main job or
+the tests.
+"""
 SECOND_INDEX = re.compile(
-    r"--(extra-)?index-url|--find-links|^\s*-[if] |PIP_(EXTRA_)?INDEX_URL|PIP_FIND_LINKS", re.MULTILINE
+    r"--(extra-)?index-url|--find-links|^\s*-[if] |PIP_(EXTRA_)?INDEX_URL|PIP_FIND_LINKS",
+    re.MULTILINE,
 )
 INSTALLS = ("constraints.txt", "tox.ini", "pyproject.toml")
 """Files that decide what the commands install."""
 CLOSING = re.compile(r"^=* ?\d+ (passed|failed|skipped|error).* in [\d.]+s\b")
-NOT_COPIED = (".git", ".venv", ".tox", ".site", "reports", "dist", "__pycache__", ".*_cache", "*.egg-info")
+NOT_COPIED = (
+    ".git",
+    ".venv",
+    ".tox",
+    ".site",
+    "reports",
+    "dist",
+    "__pycache__",
+    ".*_cache",
+    "*.egg-info",
+)
 
 
 class FrontDoorError(Exception):
@@ -36,19 +50,27 @@ class FrontDoorError(Exception):
 
 
 def commands_of(readme: Path) -> list[str]:
-    """The main job and the tests. Raises FrontDoorError if one is not there, or names a second index."""
+    """The main job and the tests.
+
+    Raises FrontDoorError if one is not there, or names a second index.
+    """
     text, commands = readme.read_text(encoding="utf-8"), []
     for name, parts in PARTS.items():
         found = re.search(rf"^<!-- \.ci/run: {name} -->\n```sh\n([^\n]+)\n```$", text, re.MULTILINE)
         if not found:
             raise FrontDoorError(
-                f"{readme.name}: no command for {name}; write one line in an sh block below `<!-- .ci/run: {name} -->`"
+                f"{readme.name}: no command for {name}; write one line in an sh block below `<!--"
+                f" .ci/run: {name} -->`"
             )
         command = found[1]
         if missing := [part.strip() for part in parts if part not in command]:
-            raise FrontDoorError(f"{readme.name}: the command for {name} lacks `{missing[0]}`: {command}")
+            raise FrontDoorError(
+                f"{readme.name}: the command for {name} lacks `{missing[0]}`: {command}"
+            )
         if SECOND_INDEX.search(command):
-            raise FrontDoorError(f"{readme.name}: the command for {name} names a second index: {command}")
+            raise FrontDoorError(
+                f"{readme.name}: the command for {name} names a second index: {command}"
+            )
         commands.append(command)
     for name in INSTALLS:
         if found := SECOND_INDEX.search((readme.parent / name).read_text(encoding="utf-8")):
@@ -59,11 +81,15 @@ def commands_of(readme: Path) -> list[str]:
 def environment() -> dict[str, str]:
     """The environment of a user with the default index alone and an empty cache."""
     dropped = ("PIP_EXTRA_INDEX_URL", "PIP_CONSTRAINT", "PYTHONPATH", "VIRTUAL_ENV")
-    return {name: value for name, value in os.environ.items() if name not in dropped} | {"PIP_NO_CACHE_DIR": "1"}
+    return {name: value for name, value in os.environ.items() if name not in dropped} | {
+        "PIP_NO_CACHE_DIR": "1"
+    }
 
 
 def fresh_clone(place: Path) -> Path:
-    """The last commit in a folder of its own; of an unpacked sdist, which has no commits, a copy of its files."""
+    """The last commit in a folder of its own; of an unpacked sdist, which has no commits, a copy of
+    its files.
+    """
     clone = place / "mla-harness"
     if (ROOT / ".git").exists():
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
@@ -73,12 +99,21 @@ def fresh_clone(place: Path) -> Path:
 
 
 def run(command: str, folder: Path) -> tuple[int, str]:
-    """Run one command and print its output. Returns the exit code and pytest's closing line, or an empty text."""
+    """Run one command and print its output.
+
+    Returns the exit code and pytest's closing line, or an empty text.
+    """
     closing = ""
     with subprocess.Popen(
-        ["bash", "-c", command], cwd=folder, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, errors="replace",
-    ) as process:  # fmt: skip
+        ["bash", "-c", command],
+        cwd=folder,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", flush=True)

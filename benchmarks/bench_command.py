@@ -1,4 +1,6 @@
-"""`mla-harness bench`: cases a second, and the costs of poison and of a replay, measured in a child process."""
+"""`mla-harness bench`: cases a second, and the costs of poison and of a replay, measured in a child
+process.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def bench(
     selectors: Selectors = None,
     tags: Tags = None,
     seed: Seed = 0,
-    repeats: Annotated[int, typer.Option(metavar="N", min=1, max=100, help="Timed runs of each case.")] = 3,
+    repeats: Annotated[
+        int, typer.Option(metavar="N", min=1, max=100, help="Timed runs of each case.")
+    ] = 3,
     scenarios: Scenarios = None,
     json: Json = False,
 ) -> None:
@@ -40,8 +44,8 @@ def bench(
     known = load(wanted)
     cases = select(known, wanted.selectors, tags=wanted.tags, seed=seed)
     if not selectors and not tags:
-        # Drawn cases and the thousands of cases for GPUs would dominate the median. The time of a model that answers
-        # questions is not the harness's.
+        # Drawn cases and the thousands of cases for GPUs would dominate the median. The time of a
+        # model that answers questions is not the harness's.
         written = {one.name for one in known if one.fuzz is None and one.device == "any"}
         cases = [case for case in cases if case.scenario in written and case.kind.shows_launches]
     request = MeasureCases(cases=tuple(cases), repeats=repeats)
@@ -58,7 +62,13 @@ def bench(
 
 def _print(answer: dict[str, Any]) -> None:
     shown = table("measured", "median", "worst", "cases", "worst case")
-    shown.add_row("cases a second, one worker", f"{answer['cases_per_second']:.1f}", "", str(answer["num_cases"]), "")
+    shown.add_row(
+        "cases a second, one worker",
+        f"{answer['cases_per_second']:.1f}",
+        "",
+        str(answer["num_cases"]),
+        "",
+    )
     titles = {
         "poison": "poisoned / unpoisoned",
         "replay": "recorded replay / eager",

@@ -1,18 +1,23 @@
-"""One part of the figures of this GPU for docs/data/gpu.md, as JSON: `python benchmarks/gpu_figures.py PART`.
+"""One part of the figures of this GPU for docs/data/gpu.md, as JSON:
 
-- `bandwidth`: how fast the sweep fills and the scan reads, beside one `fill_` and one `sum` of the same memory, and how
-  fast the Triton decode is, beside the time that reading its cache once would take.
-- `step`: milliseconds of one decode step: plain, with the sweep before it, or watched. The step is a captured graph of
-  16 layers of absorbed MLA at batch 64 and 4,096 tokens: a query projection, one split-KV plan, the Triton decode over
-  each layer's bfloat16 cache, and an output projection. `--plain` leaves the sweep out, for a run under
-  compute-sanitizer; `--layers` and `--tokens` make that run short enough. Steps are timed one at a time, where the
-  device waits for the host before each, and in a queue, as a server with asynchronous scheduling launches them.
-- `recorder`: what the first-NaN recorder costs in this step. It is captured twice, without and with a scan behind each
-  op: of the query, of the decode's output and lse, and of the layer's result. Both graphs are replayed in turns. Then a
-  NaN is written into a row of padding, and into a live row, to see what the recorder reports.
-- `flashmla`: the Triton decode beside FlashMLA's, the copy that vLLM ships, in microseconds. Both get a plan made
-  before. FlashMLA's FP8 kernel needs a query in e4m3, quantized before the clock starts; this project's kernel reads a
-  bfloat16 query. Needs vLLM and a Hopper GPU.
+`python benchmarks/gpu_figures.py PART`.
+
+- `bandwidth`: how fast the sweep fills and the scan reads, beside one `fill_` and one `sum` of the
+  same memory, and how fast the Triton decode is, beside the time that reading its cache once would
+  take.
+- `step`: milliseconds of one decode step: plain, with the sweep before it, or watched. The step is
+  a captured graph of 16 layers of absorbed MLA at batch 64 and 4,096 tokens: a query projection,
+  one split-KV plan, the Triton decode over each layer's bfloat16 cache, and an output projection.
+  `--plain` leaves the sweep out, for a run under compute-sanitizer; `--layers` and `--tokens` make
+  that run short enough. Steps are timed one at a time, where the device waits for the host before
+  each, and in a queue, as a server with asynchronous scheduling launches them.
+- `recorder`: what the first-NaN recorder costs in this step. It is captured twice, without and with
+  a scan behind each op: of the query, of the decode's output and lse, and of the layer's result.
+  Both graphs are replayed in turns. Then a NaN is written into a row of padding, and into a live
+  row, to see what the recorder reports.
+- `flashmla`: the Triton decode beside FlashMLA's, the copy that vLLM ships, in microseconds. Both
+  get a plan made before. FlashMLA's FP8 kernel needs a query in e4m3, quantized before the clock
+  starts; this project's kernel reads a bfloat16 query. Needs vLLM and a Hopper GPU.
 """
 
 from __future__ import annotations
@@ -54,7 +59,10 @@ Watch = Callable[[int, str, dict[str, torch.Tensor]], None]
 
 
 def queued(call: Callable[[], object]) -> Callable[[], float]:
-    """Queue a call between two device events. Returns a function that waits for it and returns its milliseconds."""
+    """Queue a call between two device events.
+
+    Returns a function that waits for it and returns its milliseconds.
+    """
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     call()
@@ -92,7 +100,9 @@ def milliseconds(call: Callable[[], object], repeats: int = 30) -> float:
 
 
 def replay_us(call: Callable[[], object], replays: int = 60) -> float:
-    """Median microseconds of a CUDA graph of `call`, over `replays` replays after ten that are not counted."""
+    """Median microseconds of a CUDA graph of `call`, over `replays` replays after ten that are not
+    counted.
+    """
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -114,7 +124,9 @@ def memory(num_bytes: int) -> torch.Tensor:
 
 
 def gb_s(num_bytes: int, call: Callable[[], object], repeats: int = 30) -> float:
-    """Bandwidth by the median time between two device events around a call that is queued behind other work."""
+    """Bandwidth by the median time between two device events around a call that is queued behind
+    other work.
+    """
     busy = memory(GB)
     times = []
     for _ in range(repeats + 3):
@@ -143,7 +155,11 @@ def sweep_numbers() -> dict[str, Any]:
     busy = memory(GB)
     num_bytes = sweep().num_bytes
     del busy
-    answer = {"fill_gb_s": fill_gb_s, "sweep_bytes": num_bytes, "sweep_gb_s": gb_s(num_bytes, sweep)}
+    answer = {
+        "fill_gb_s": fill_gb_s,
+        "sweep_bytes": num_bytes,
+        "sweep_gb_s": gb_s(num_bytes, sweep),
+    }
 
     torch.cuda.empty_cache()
     live = [memory(1 << 20) for _ in range(2000)]
@@ -171,14 +187,19 @@ def scan_numbers(dtype: torch.dtype) -> dict[str, float]:
     else:
         values = torch.randn(GB // dtype.itemsize, device="cuda").to(dtype)
     bits = bits_view(values)
-    read, clean = gb_s(GB, values.view(torch.float32).sum), gb_s(GB, lambda: any_not_finite(bits, EXPONENT[dtype]))
+    read, clean = (
+        gb_s(GB, values.view(torch.float32).sum),
+        gb_s(GB, lambda: any_not_finite(bits, EXPONENT[dtype])),
+    )
     return {"read_gb_s": read, "scan_gb_s": clean}
 
 
 def decode(kv: str) -> dict[str, Any]:
-    """Medians of graph replays in microseconds: the decode (split and combine, the plan given), and the plan alone.
+    """Medians of graph replays in microseconds: the decode (split and combine, the plan given), and
+    the plan alone.
 
-    Latents of 512 + 64 lie in random pages. `floor_us` is the cache's bytes over the measured copy bandwidth.
+    Latents of 512 + 64 lie in random pages. `floor_us` is the cache's bytes over the measured copy
+    bandwidth.
     """
     generator = torch.Generator("cuda").manual_seed(0)
     pages = TOKENS // PAGE_SIZE
@@ -186,7 +207,9 @@ def decode(kv: str) -> dict[str, Any]:
     cache = torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=generator)
     if kv == "fp8_e4m3":
         cache = cache.to(torch.float8_e4m3fn)
-    q = torch.randn((BATCH, 1, HEADS, 576), device="cuda", dtype=torch.bfloat16, generator=generator)
+    q = torch.randn(
+        (BATCH, 1, HEADS, 576), device="cuda", dtype=torch.bfloat16, generator=generator
+    )
     order = torch.randperm(BATCH * pages, device="cuda", generator=generator)
     table = order.view(BATCH, pages).to(torch.int32)
     seq_lens = torch.full((BATCH,), TOKENS, dtype=torch.int32, device="cuda")
@@ -214,7 +237,9 @@ def flashmla() -> list[dict[str, Any]]:
     rows, versions = [], {name: version(name) for name in ("vllm", "torch", "triton")}
     for kv in ("bf16", "fp8_e4m3"):
         ours, theirs = decode(kv), replay_us(flashmla_call(kv))
-        rows.append({**versions, **ours, "flashmla_us": theirs, "over_flashmla": ours["decode_us"] / theirs})
+        rows.append(
+            {**versions, **ours, "flashmla_us": theirs, "over_flashmla": ours["decode_us"] / theirs}
+        )
     return rows
 
 
@@ -226,29 +251,57 @@ def flashmla_call(kv: str) -> Callable[[], object]:
     q = torch.randn(BATCH, 1, HEADS, 576, device="cuda", dtype=torch.bfloat16)
     table = torch.randperm(pages, device="cuda").view(BATCH, -1).to(torch.int32)
     seq_lens = torch.full((BATCH,), TOKENS, dtype=torch.int32, device="cuda")
-    given = {"block_table": table, "cache_seqlens": seq_lens, "head_dim_v": 512, "softmax_scale": 0.1, "causal": True}
+    given = {
+        "block_table": table,
+        "cache_seqlens": seq_lens,
+        "head_dim_v": 512,
+        "softmax_scale": 0.1,
+        "causal": True,
+    }
     if kv == "bf16":
         plan = ops.get_mla_metadata(seq_lens, HEADS, 1, is_fp8_kvcache=False)[0]
         return lambda: ops.flash_mla_with_kvcache(
             q=q, k_cache=cache, tile_scheduler_metadata=plan, is_fp8_kvcache=False, **given
         )
-    q8, cache8, one = q.to(torch.float8_e4m3fn), cache.to(torch.float8_e4m3fn), torch.ones(1, device="cuda")
+    q8, cache8, one = (
+        q.to(torch.float8_e4m3fn),
+        cache.to(torch.float8_e4m3fn),
+        torch.ones(1, device="cuda"),
+    )
     tiles, splits = ops.get_mla_metadata_dense_fp8(seq_lens, HEADS, 1)
     return lambda: ops.flash_mla_with_kvcache_fp8(
-        q=q8, k_cache=cache8, tile_scheduler_metadata=tiles, num_splits=splits, descale_q=one, descale_k=one, **given
+        q=q8,
+        k_cache=cache8,
+        tile_scheduler_metadata=tiles,
+        num_splits=splits,
+        descale_q=one,
+        descale_k=one,
+        **given,
     )
 
 
 def captured_step(
     layers: int = LAYERS, tokens: int = TOKENS, watch: Watch = lambda *_: None
 ) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-    """The step as a graph, and its input [BATCH, HIDDEN] bfloat16. Launches of `watch` are captured too."""
+    """The step as a graph, and its input [BATCH, HIDDEN] bfloat16.
+
+    Launches of `watch` are captured too.
+    """
     device, pages = torch.device("cuda"), tokens // PAGE_SIZE
-    caches = [torch.randn(BATCH * pages, PAGE_SIZE, 576, device=device, dtype=torch.bfloat16) for _ in range(layers)]
+    caches = [
+        torch.randn(BATCH * pages, PAGE_SIZE, 576, device=device, dtype=torch.bfloat16)
+        for _ in range(layers)
+    ]
     table = torch.randperm(BATCH * pages, device=device).view(BATCH, pages).to(torch.int32)
     lengths = torch.full((BATCH,), tokens, dtype=torch.int32, device=device)
-    into = [torch.randn(HIDDEN, HEADS * 576, device=device, dtype=torch.bfloat16) * 0.02 for _ in range(layers)]
-    back = [torch.randn(HEADS * 512, HIDDEN, device=device, dtype=torch.bfloat16) * 0.01 for _ in range(layers)]
+    into = [
+        torch.randn(HIDDEN, HEADS * 576, device=device, dtype=torch.bfloat16) * 0.02
+        for _ in range(layers)
+    ]
+    back = [
+        torch.randn(HEADS * 512, HIDDEN, device=device, dtype=torch.bfloat16) * 0.01
+        for _ in range(layers)
+    ]
     hidden = torch.randn(BATCH, HIDDEN, device=device, dtype=torch.bfloat16)
 
     def forward() -> torch.Tensor:
@@ -284,7 +337,9 @@ def step(plain: bool, repeats: int, layers: int, tokens: int) -> dict[str, Any]:
         "step_ms": lambda: milliseconds(graph.replay, repeats),
         "with_sweep_ms": lambda: milliseconds(lambda: (sweep(), graph.replay()), repeats),
         "queued_ms": lambda: queued_milliseconds(graph.replay, repeats),
-        "queued_with_sweep_ms": lambda: queued_milliseconds(lambda: (sweep(), graph.replay()), repeats),
+        "queued_with_sweep_ms": lambda: queued_milliseconds(
+            lambda: (sweep(), graph.replay()), repeats
+        ),
     }
     rounds = [{name: measure() for name, measure in timed.items()} for _ in range(ROUNDS)]
     return answer | {name: statistics.median(times[name] for times in rounds) for name in timed}
@@ -294,7 +349,10 @@ def recorder() -> dict[str, Any]:
     nans = Table(torch.device("cuda"))
 
     def watch(layer: int, op: str, results: dict[str, torch.Tensor]) -> None:
-        slots = [nans.slot((layer, name), Slot(op, name, layer=layer, call=(layer, op))) for name in results]
+        slots = [
+            nans.slot((layer, name), Slot(op, name, layer=layer, call=(layer, op)))
+            for name in results
+        ]
         nans.scan_together([slot for slot in slots if slot is not None], list(results.values()))
 
     nans.live.fill_(BATCH)
@@ -331,7 +389,9 @@ def recorder() -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parts = parser.add_subparsers(dest="part", required=True)
     for part in (bandwidth, recorder, flashmla):
         parts.add_parser(part.__name__).set_defaults(measure=part)

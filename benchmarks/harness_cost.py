@@ -1,8 +1,8 @@
 """The cost of the harness: the child of `mla-harness bench`, `harness_cost`.
 
-A case is timed whole: inputs, runs under each of its patterns, reference and oracles. Its unpoisoned twin is the same
-case on zeroed memory, with allocations not intercepted. The two alternate, after one untimed turn each, so that a slow
-phase of the machine hits both.
+A case is timed whole: inputs, runs under each of its patterns, reference and oracles. Its
+unpoisoned twin is the same case on zeroed memory, with allocations not intercepted. The two
+alternate, after one untimed turn each, so that a slow phase of the machine hits both.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def run_unrecorded(case: Case) -> CaseResult:
 
 
 def measure_case(case: Case, repeats: int) -> tuple[float, float, float]:
-    """Median seconds of the case with poison, without, and with poison and without the recorder, in turns."""
+    """Median seconds of the case with poison, without, and with poison and without the recorder, in
+    turns.
+    """
     runs = (run_poisoned, run_unpoisoned, run_unrecorded)
     seconds: dict[Callable[[Case], CaseResult], list[float]] = {run: [] for run in runs}
     run_unpoisoned(case)
@@ -87,7 +89,9 @@ def measure_case(case: Case, repeats: int) -> tuple[float, float, float]:
 
 
 def replay_ratio(case: Case) -> float | None:
-    """Median over graph steps of replay seconds / eager seconds; None without graph steps of the reference engine."""
+    """Median over graph steps of replay seconds / eager seconds; None without graph steps of the
+    reference engine.
+    """
     if not isinstance(case.params, EngineParams) or not case.params.has_graph:
         return None
     timer = StepTimer()

@@ -1,13 +1,16 @@
-"""On two GPUs: two data-parallel ranks of vLLM, one idle while the other has requests, under poison.
+"""On two GPUs: two data-parallel ranks of vLLM, one idle while the other has requests, under
+poison.
 
-    python benchmarks/idle_rank.py OUT [--canary moe|mtp] [--runner v1|v2] [--graph none|full_decode_only]
-        [--poison SITE,SITE:PATTERN|none] [--questions 24] [--start-seconds 420] [-- more options of vllm serve]
+    python benchmarks/idle_rank.py OUT [--canary moe|mtp] [--runner v1|v2] [--graph
+    none|full_decode_only]
+        [--poison SITE,SITE:PATTERN|none] [--questions 24] [--start-seconds 420] [-- more options of
+        vllm serve]
 
-The header X-data-parallel-rank sends each question to one rank. While one rank has requests, the other runs dummy
-steps, and its cached prompts and rows of earlier batches must stay. Each phase prints right answers, answers that
-changed since the rank gave them first, tokens of each rank, hits of its prefix cache, and accepted drafts with canary
-mtp. The table before shows what the start waited for. Exit code 1 if an answer is wrong or a draft is refused, 2
-without a server.
+The header X-data-parallel-rank sends each question to one rank. While one rank has requests, the
+other runs dummy steps, and its cached prompts and rows of earlier batches must stay. Each phase
+prints right answers, answers that changed since the rank gave them first, tokens of each rank, hits
+of its prefix cache, and accepted drafts with canary mtp. The table before shows what the start
+waited for. Exit code 1 if an answer is wrong or a draft is refused, 2 without a server.
 """
 
 from __future__ import annotations
@@ -40,7 +43,12 @@ STEPS = re.compile(r"mla-harness: (\d+) dummy steps in process (\d+)")
 COUNTER = re.compile(r'^vllm:(\w+)_total\{[^}]*engine="(\d+)"[^}]*\} (\S+)$', re.MULTILINE)
 ASKED: dict[str, dict[str, Any]] = {
     "moe": {"task": "gsm_symbolic", "max_tokens": 112, "capture_sizes": (1, 2, 4, 8, 16)},
-    "mtp": {"task": "drafts", "max_tokens": 32, "speculative": "mtp", "capture_sizes": (4, 8, 16, 32, 64)},
+    "mtp": {
+        "task": "drafts",
+        "max_tokens": 32,
+        "speculative": "mtp",
+        "capture_sizes": (4, 8, 16, 32, 64),
+    },
 }
 """What a canary is asked, and its graphs. Its module drafts three tokens."""
 
@@ -62,13 +70,21 @@ class Asked:
         self.wrong = self.rows = 0
 
     def ask(self, rank: int, numbers: list[int], concurrency: int = 8) -> tuple[int, int]:
-        """Ask one rank. Returns how many answers are right, and how many are not what it answered first."""
+        """Ask one rank.
+
+        Returns how many answers are right, and how many are not what it answered first.
+        """
         asked = [self.task.instances[number] for number in numbers]
         until = asked[0].args[1].get("until") or ()
         stop = (until,) if isinstance(until, str) else tuple(until)
         backend = Rank(self.url, rank, concurrency)
-        found = backend.generate([one.args[0] for one in asked], max_tokens=self.max_tokens, stop=stop)
-        right = sum(self.task.grade(one, answer.text).correct for one, answer in zip(asked, found, strict=True))
+        found = backend.generate(
+            [one.args[0] for one in asked], max_tokens=self.max_tokens, stop=stop
+        )
+        right = sum(
+            self.task.grade(one, answer.text).correct
+            for one, answer in zip(asked, found, strict=True)
+        )
         changed = 0
         for number, answer in zip(numbers, found, strict=True):
             changed += self.first.setdefault((rank, number), answer.text) != answer.text
@@ -78,10 +94,14 @@ class Asked:
     def counters(self) -> Counter[str]:
         """The server's counters, by name and rank."""
         text = httpx.get(f"{self.url.removesuffix('/v1')}/metrics", timeout=10.0).text
-        return Counter({f"{name} {rank}": int(float(value)) for name, rank, value in COUNTER.findall(text)})
+        return Counter(
+            {f"{name} {rank}": int(float(value)) for name, rank, value in COUNTER.findall(text)}
+        )
 
     def phase(self, name: str, *parts: tuple[int, list[int], int, float]) -> None:
-        """Print a row. parts: rank, questions, how many at once, and a pause in seconds between them."""
+        """Print a row. parts: rank, questions, how many at once, and a pause in seconds between
+        them.
+        """
         before, found = self.counters(), dict[int, tuple[int, int, int]]()
 
         def run(rank: int, numbers: list[int], at_once: int, pause: float) -> None:
@@ -105,8 +125,13 @@ class Asked:
         for rank in (0, 1):
             right, changed, asked = found.get(rank, (0, 0, 0))
             cells.append(f"{right} of {asked}, {changed} changed" if asked else "idle")
-            counts = f"{grown[f'generation_tokens {rank}']} tokens, {grown[f'prefix_cache_hits {rank}']} hits"
-            drafted, accepted = (grown[f"spec_decode_num_{what}_tokens {rank}"] for what in ("draft", "accepted"))
+            counts = (
+                f"{grown[f'generation_tokens {rank}']} tokens, {grown[f'prefix_cache_hits {rank}']}"
+                " hits"
+            )
+            drafted, accepted = (
+                grown[f"spec_decode_num_{what}_tokens {rank}"] for what in ("draft", "accepted")
+            )
             cells.append(f"{counts}, {accepted} of {drafted} drafts" if drafted else counts)
             self.wrong += drafted - accepted
         self.wrong += len(parts) - len(found)
@@ -136,10 +161,18 @@ def free_port() -> int:
 
 
 def server_command(args: argparse.Namespace, port: int) -> tuple[list[str], dict[str, str]]:
-    """The command of the server and its environment: all memory sizes fixed, all warm-ups that have an option off."""
+    """The command of the server and its environment: all memory sizes fixed, all warm-ups that have
+    an option off.
+    """
     more = {name: value for name, value in ASKED[args.canary].items() if name != "task"}
     params = VllmParams.model_validate(
-        {"canary": args.canary, "runner": args.runner, "graph": args.graph, "backend": args.backend, **more}
+        {
+            "canary": args.canary,
+            "runner": args.runner,
+            "graph": args.graph,
+            "backend": args.backend,
+            **more,
+        }
         | {
             "prefix_caching": True,
             "expert_parallel": True,
@@ -147,7 +180,15 @@ def server_command(args: argparse.Namespace, port: int) -> tuple[list[str], dict
             "max_batched_tokens": 8192,
         }
     )
-    words = [*serve_words(params), "--data-parallel-size", "2", "--api-server-count", "1", "--port", str(port)]
+    words = [
+        *serve_words(params),
+        "--data-parallel-size",
+        "2",
+        "--api-server-count",
+        "1",
+        "--port",
+        str(port),
+    ]
     words += [
         "--host",
         "127.0.0.1",
@@ -156,7 +197,11 @@ def server_command(args: argparse.Namespace, port: int) -> tuple[list[str], dict
         "--disable-custom-all-reduce",
     ]
     words += ["--data-parallel-rpc-port", str(free_port())]
-    words += ["--kernel-config", '{"enable_flashinfer_autotune": false, "enable_jit_warmup": false}', *args.more]
+    words += [
+        "--kernel-config",
+        '{"enable_flashinfer_autotune": false, "enable_jit_warmup": false}',
+        *args.more,
+    ]
     poison = None if args.poison == "none" else ServePoison.parse(args.poison)
     settings = {**environ(params, poison), **AMONG_RANKS, **NO_MULTICAST, **HTTP_ENVIRON}
     settings["PYTHONPATH"] = os.pathsep.join(
@@ -169,17 +214,24 @@ def server_command(args: argparse.Namespace, port: int) -> tuple[list[str], dict
 
 def main() -> int:
     """Start the server, take the phases, and end it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--canary", choices=list(ASKED), default="moe")
     parser.add_argument("--runner", default="v1")
     parser.add_argument("--graph", default="none")
-    parser.add_argument("--backend", default="FLASHMLA", help="only TRITON_MLA may have kv.new filled with NaN")
+    parser.add_argument(
+        "--backend", default="FLASHMLA", help="only TRITON_MLA may have kv.new filled with NaN"
+    )
     parser.add_argument("--poison", default="output,lse,workspace,graph.pool,graph.pad_rows:nan")
-    # With more than 30 of canary mtp a prompt is cached to its last token: see padded_first_drafts.py.
+    # With more than 30 of canary mtp a prompt is cached to its last token: see
+    # padded_first_drafts.py.
     parser.add_argument("--questions", type=int, default=24)
     parser.add_argument("--start-seconds", type=float, default=420.0)
-    parser.add_argument("--url", help="a server that runs already, such as http://localhost:8000/v1")
+    parser.add_argument(
+        "--url", help="a server that runs already, such as http://localhost:8000/v1"
+    )
     parser.add_argument("more", nargs="*", help="more options of vllm serve, after --")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -192,7 +244,11 @@ def main() -> int:
     log = args.out / "server.log"
     with log.open("w") as file:
         server = subprocess.Popen(
-            command, env=os.environ | settings, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            env=os.environ | settings,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     try:
         began, url = time.monotonic(), f"http://127.0.0.1:{port}"
@@ -202,12 +258,21 @@ def main() -> int:
                     print(f"up after {time.monotonic() - began:.0f} s", flush=True)
                     start_table(log)
                     found = take_phases(f"{url}/v1", args, what)
-                    steps = dict(reversed(pair) for pair in STEPS.findall(log.read_text(errors="replace")))
-                    print(f"dummy steps of each rank, at least: {', '.join(steps.values()) or 'none'}", flush=True)
+                    steps = dict(
+                        reversed(pair) for pair in STEPS.findall(log.read_text(errors="replace"))
+                    )
+                    print(
+                        "dummy steps of each rank, at least:"
+                        f" {', '.join(steps.values()) or 'none'}",
+                        flush=True,
+                    )
                     return found
             except httpx.TransportError:
                 time.sleep(1.0)
-        print(f"no server after {time.monotonic() - began:.0f} s, exit code {server.poll()}; the log ends:")
+        print(
+            f"no server after {time.monotonic() - began:.0f} s, exit code {server.poll()}; the log"
+            " ends:"
+        )
         start_table(log)
         print("\n".join(line[:200] for line in log.read_text(errors="replace").splitlines()[-15:]))
         return 2
@@ -229,8 +294,12 @@ def take_phases(url: str, args: argparse.Namespace, what: dict[str, Any]) -> int
     asked.phase("rank 1 alone", (1, everything, 8, 0.0))
     asked.phase("rank 0 alone", (0, everything, 8, 0.0))
     asked.phase("rank 1 again, from its cache", (1, everything, 8, 0.0))
-    asked.phase("rank 0 one at a time, rank 1 in bursts", (0, everything, 1, 0.0), (1, everything, 4, 0.3))
-    asked.phase("rank 1 one at a time, rank 0 in bursts", (1, everything, 1, 0.0), (0, everything, 4, 0.3))
+    asked.phase(
+        "rank 0 one at a time, rank 1 in bursts", (0, everything, 1, 0.0), (1, everything, 4, 0.3)
+    )
+    asked.phase(
+        "rank 1 one at a time, rank 0 in bursts", (1, everything, 1, 0.0), (0, everything, 4, 0.3)
+    )
     asked.phase("rank 0 again, from its cache", (0, everything, 8, 0.0))
     asked.phase("rank 1 again, from its cache", (1, everything, 8, 0.0))
     print(f"wrong answers and refused drafts: {asked.wrong}", flush=True)

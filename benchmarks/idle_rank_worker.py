@@ -1,4 +1,5 @@
-"""The worker extension of idle_rank.py: what is filled before a step is filled before each dummy step too.
+"""The worker extension of idle_rank.py: what is filled before a step is filled before each dummy
+step too.
 
 vLLM imports it in each worker. It prints how many dummy steps the worker has run.
 """
@@ -35,7 +36,11 @@ def install() -> None:
             fill(self.model_runner, None)  # type: ignore[arg-type]
         steps += 1
         if steps == 1 or steps % EVERY == 0:
-            print(f"mla-harness: {steps} dummy steps in process {os.getpid()}", file=sys.stderr, flush=True)
+            print(
+                f"mla-harness: {steps} dummy steps in process {os.getpid()}",
+                file=sys.stderr,
+                flush=True,
+            )
         return original(self, *args, **kwargs)
 
     worker.execute_dummy_batch = execute_dummy_batch

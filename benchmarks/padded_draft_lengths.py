@@ -1,7 +1,8 @@
-"""Keys that vLLM gives a padded row of a batch with drafts: python benchmarks/padded_draft_lengths.py
+"""Keys that vLLM gives a padded row of a batch with drafts: python
+benchmarks/padded_draft_lengths.py
 
-Needs vLLM alone, on a CPU. Up to 0.27.1 it prints -1 for the first token of the padded row, which DeepGEMM reads as
-4294967295; from 0.28.0 on 0. Exit code 1 with a negative length.
+Needs vLLM alone, on a CPU. Up to 0.27.1 it prints -1 for the first token of the padded row, which
+DeepGEMM reads as 4294967295; from 0.28.0 on 0. Exit code 1 with a negative length.
 """
 
 import torch
@@ -11,7 +12,9 @@ builder = object.__new__(DeepseekV32IndexerMetadataBuilder)
 builder.vllm_config = type("Config", (), {"speculative_config": None})
 builder.offsets_buffer = torch.arange(2, dtype=torch.int32)
 builder.decode_seq_lens_buffer = torch.zeros(8, dtype=torch.int32)
-lengths = torch.tensor([9, 5, 0], dtype=torch.int32)  # two requests with a draft each, and a row of padding
+lengths = torch.tensor(
+    [9, 5, 0], dtype=torch.int32
+)  # two requests with a draft each, and a row of padding
 new = torch.tensor([2, 2, 0], dtype=torch.int32)
 keys, *_ = builder._prepare_decode_tensors(
     seq_lens=lengths,

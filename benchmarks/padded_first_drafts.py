@@ -1,11 +1,12 @@
 """Drafts that vLLM counts before a request has a token: python benchmarks/padded_first_drafts.py
 
-Needs vLLM and the harness, on a CPU. A prompt is served twice. The second time it is cached to its last token, and the
-scheduler pads its first step with placeholders to the shape of a decode with drafts (vllm-project/vllm#45237). They are
-counted as drafts that the target refused; vllm-project/vllm#50518 leaves them out. Exit code 1 if they are counted.
+Needs vLLM and the harness, on a CPU. A prompt is served twice. The second time it is cached to its
+last token, and the scheduler pads its first step with placeholders to the shape of a decode with
+drafts (vllm-project/vllm#45237). They are counted as drafts that the target refused;
+vllm-project/vllm#50518 leaves them out. Exit code 1 if they are counted.
 
-Before 0.33.0 the last cached block was dropped where a drafter reads hidden states, so no prompt was cached to its last
-token. Since then the hash of a block covers the token behind it.
+Before 0.33.0 the last cached block was dropped where a drafter reads hidden states, so no prompt
+was cached to its last token. Since then the hash of a block covers the token behind it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ DRAFTS, ANSWER = 3, 9
 
 
 class Eagle:
-    """The settings of a drafter that reads the target's hidden states, and the token behind each row."""
+    """The settings of a drafter that reads the target's hidden states, and the token behind each
+    row.
+    """
 
     num_speculative_tokens, disable_lookahead_block_hashes = DRAFTS, False
 
@@ -36,20 +39,30 @@ class Eagle:
 
 
 def served(is_async: bool) -> list[str]:
-    """Serve the prompt twice, each draft accepted. Returns the steps with drafts that were counted and not accepted."""
+    """Serve the prompt twice, each draft accepted.
+
+    Returns the steps with drafts that were counted and not accepted.
+    """
     layers, found = layers_of("", 0), list[str]()
     config = settings("", is_async, "engine", layers)
     config.speculative_config = Eagle()
     scheduler: Any = scheduler_of(config, planned(config, layers), is_async)
     ahead = {"num_hash_lookahead_tokens": getattr(config, "num_hash_lookahead_tokens", 0)}
     known = inspect.signature(get_request_block_hasher).parameters
-    hasher = get_request_block_hasher(BLOCK, sha256, **{name: ahead[name] for name in ahead if name in known})
+    hasher = get_request_block_hasher(
+        BLOCK, sha256, **{name: ahead[name] for name in ahead if name in known}
+    )
     original = scheduler.make_spec_decoding_stats
 
-    def noted(*args: Any, num_draft_tokens: int, num_accepted_tokens: int, request_id: str, **more: Any) -> Any:
+    def noted(
+        *args: Any, num_draft_tokens: int, num_accepted_tokens: int, request_id: str, **more: Any
+    ) -> Any:
         if num_accepted_tokens < num_draft_tokens:
             before = scheduler.requests[request_id].num_output_tokens
-            found.append(f"request {request_id} after {before} tokens: {num_accepted_tokens} of {num_draft_tokens}")
+            found.append(
+                f"request {request_id} after {before} tokens: {num_accepted_tokens} of"
+                f" {num_draft_tokens}"
+            )
         counts = {"num_draft_tokens": num_draft_tokens, "num_accepted_tokens": num_accepted_tokens}
         return original(*args, request_id=request_id, **counts, **more)
 
@@ -63,8 +76,11 @@ def served(is_async: bool) -> list[str]:
         while name in scheduler.requests:
             scheduled = scheduler.schedule()
             is_prompt = request.num_computed_tokens < request.num_prompt_tokens
-            # A right drafter drafts behind the first token. Placeholders before it are never accepted.
-            num_accepted = len(scheduled.scheduled_spec_decode_tokens.get(name, ())) if drafted else 0
+            # A right drafter drafts behind the first token. Placeholders before it are never
+            # accepted.
+            num_accepted = (
+                len(scheduled.scheduled_spec_decode_tokens.get(name, ())) if drafted else 0
+            )
             tokens = [] if is_prompt else [600] * (1 + num_accepted)
             scheduler.update_from_output(scheduled, runner_output({name: tokens}))
             drafted = drafted or bool(tokens)

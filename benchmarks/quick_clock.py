@@ -1,8 +1,10 @@
-"""Run a command whose clock runs RATE times as fast: `python benchmarks/quick_clock.py RATE -- COMMAND...`.
+"""Run a command whose clock runs RATE times as fast:
 
-To the command, and to all processes that it starts, the machine is RATE times as slow: every time limit comes RATE
-times as early. It finds in minutes what a load such as `stress.py` shows in hours: a test, or the harness itself, that
-depends on how quick a machine is. Must be green:
+`python benchmarks/quick_clock.py RATE -- COMMAND...`.
+
+To the command, and to all processes that it starts, the machine is RATE times as slow: every time
+limit comes RATE times as early. It finds in minutes what a load such as `stress.py` shows in hours:
+a test, or the harness itself, that depends on how quick a machine is. Must be green:
 
     python benchmarks/quick_clock.py 15 -- pytest tests -n 2 -m "not nightly"
 
@@ -28,9 +30,15 @@ def environment(rate: float, folder: Path) -> dict[str, str]:
     """
     library = folder / "quick_clock.so"
     compiler = os.environ.get("CC", "cc")
-    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", library, SOURCE, "-ldl", "-lm"], check=True)
+    subprocess.run(
+        [compiler, "-O1", "-shared", "-fPIC", "-o", library, SOURCE, "-ldl", "-lm"], check=True
+    )
     preload = os.pathsep.join(filter(None, (str(library), os.environ.get("LD_PRELOAD"))))
-    return {"LD_PRELOAD": preload, "QUICK_CLOCK_RATE": str(rate), "QUICK_CLOCK_SINCE": str(time.monotonic())}
+    return {
+        "LD_PRELOAD": preload,
+        "QUICK_CLOCK_RATE": str(rate),
+        "QUICK_CLOCK_SINCE": str(time.monotonic()),
+    }
 
 
 def main() -> None:
@@ -39,7 +47,9 @@ def main() -> None:
         sys.exit(f"usage: {sys.argv[0]} RATE -- COMMAND...")
     with tempfile.TemporaryDirectory() as folder:
         variables = environment(float(sys.argv[1]), Path(folder))
-        sys.exit(subprocess.run(sys.argv[3:], env={**os.environ, **variables}, check=False).returncode)
+        sys.exit(
+            subprocess.run(sys.argv[3:], env={**os.environ, **variables}, check=False).returncode
+        )
 
 
 if __name__ == "__main__":

@@ -1,16 +1,20 @@
-"""How far vLLM or SGLang is from transformers on random checkpoints, by architecture, backend, cache and graphs.
+"""How far vLLM or SGLang is from transformers on random checkpoints, by architecture, backend,
+cache and graphs.
 
-    python benchmarks/random_checkpoints.py CHECKPOINTS OUT [--engine sglang] [--jobs 6] [--seconds 540] [--only TEXT]
+    python benchmarks/random_checkpoints.py CHECKPOINTS OUT [--engine sglang] [--jobs 6] [--seconds
+    540] [--only TEXT]
         [--with-faults] [--judge]
 
-CHECKPOINTS holds folders that `mla-harness canary random ARCH` wrote, named by architecture. Each case is a process of
-its own with the plain engine, or vLLM with what MLA_HARNESS_POISON and MLA_HARNESS_FAULT say: log probabilities of the
-prompts, then 32 generated tokens. OUT gets `CASE.json` for `mla-harness canary logprobs`, and `CASE.log`. The table at
-the end has the distances from the truth: median, 99 % quantile, and the median past token 512, where an indexer begins
-to select. Then the decisions of vLLM that were recorded, by stage and layer. A case that fails has its last words.
+CHECKPOINTS holds folders that `mla-harness canary random ARCH` wrote, named by architecture. Each
+case is a process of its own with the plain engine, or vLLM with what MLA_HARNESS_POISON and
+MLA_HARNESS_FAULT say: log probabilities of the prompts, then 32 generated tokens. OUT gets
+`CASE.json` for `mla-harness canary logprobs`, and `CASE.log`. The table at the end has the
+distances from the truth: median, 99 % quantile, and the median past token 512, where an indexer
+begins to select. Then the decisions of vLLM that were recorded, by stage and layer. A case that
+fails has its last words.
 
-`--with-faults` also runs vLLM with each small bug of `vllm_faults.py`. `--judge` prints what `canary logprobs` says of
-each case; it needs a CPU for half a minute a case.
+`--with-faults` also runs vLLM with each small bug of `vllm_faults.py`. `--judge` prints what
+`canary logprobs` says of each case; it needs a CPU for half a minute a case.
 """
 
 from __future__ import annotations
@@ -40,7 +44,9 @@ def cases(with_faults: bool) -> dict[str, tuple[str, dict[str, Any]]]:
     """Name -> architecture and arguments of `LLM`. What matters most comes first."""
     found: dict[str, tuple[str, dict[str, Any]]] = {}
 
-    def add(architecture: str, backend: str, cache: str, graphs: str, *more: str, **arguments: Any) -> None:
+    def add(
+        architecture: str, backend: str, cache: str, graphs: str, *more: str, **arguments: Any
+    ) -> None:
         name = "-".join((architecture, backend.lower() or "auto", cache, graphs, *more))
         options: dict[str, Any] = GRAPHS[graphs] | arguments
         options |= {"attention_backend": backend} if backend else {}
@@ -52,11 +58,24 @@ def cases(with_faults: bool) -> dict[str, tuple[str, dict[str, Any]]]:
         from vllm_faults import FAULTS
 
         for fault, (architecture, _) in FAULTS.items():
-            add(architecture, SPARSE[0] if architecture in SPARSE_MODELS else "", "auto", "eager", fault, fault=fault)
+            add(
+                architecture,
+                SPARSE[0] if architecture in SPARSE_MODELS else "",
+                "auto",
+                "eager",
+                fault,
+                fault=fault,
+            )
     for backend in SPARSE:
         add("deepseek_v32", backend, "auto", "eager")
     add("deepseek_v32", SPARSE[0], "fp8_ds_mla", "eager")
-    for architecture in ("deepseek_v2", "glm_moe_dsa", "deepseek_v4", "kimi_linear", "longcat_flash"):
+    for architecture in (
+        "deepseek_v2",
+        "glm_moe_dsa",
+        "deepseek_v4",
+        "kimi_linear",
+        "longcat_flash",
+    ):
         add(architecture, "", "auto", "eager")
     for backend in SPARSE:
         add("deepseek_v32", backend, "auto", "full")
@@ -84,7 +103,10 @@ def sglang_cases(with_faults: bool) -> dict[str, tuple[str, dict[str, Any]]]:
         found[f"deepseek_v32-auto-{graphs}"] = "deepseek_v32", options
         found[f"glm_moe_dsa-auto-{graphs}"] = "glm_moe_dsa", options
         for backend in ("triton", "fa3", "flashmla"):
-            found[f"deepseek_v2-{backend}-{graphs}"] = "deepseek_v2", options | {"attention_backend": backend}
+            found[f"deepseek_v2-{backend}-{graphs}"] = (
+                "deepseek_v2",
+                options | {"attention_backend": backend},
+            )
     for backend in ("flashmla_sparse", "fa3", "flashmla_kv"):
         cache = {"kv_cache_dtype": "fp8_e4m3"} if backend == "flashmla_kv" else {}
         backends = {"dsa_prefill_backend": backend, "dsa_decode_backend": backend}
@@ -94,21 +116,33 @@ def sglang_cases(with_faults: bool) -> dict[str, tuple[str, dict[str, Any]]]:
     return found
 
 
-def ask_sglang(checkpoint: Path, prompts: list[list[int]], options: dict[str, Any]) -> dict[str, Any]:
+def ask_sglang(
+    checkpoint: Path, prompts: list[list[int]], options: dict[str, Any]
+) -> dict[str, Any]:
     """As `ask_vllm`, with SGLang."""
     import sglang
 
     base = {
-        "skip_tokenizer_init": True, "context_length": 1024, "max_total_tokens": 16384, "max_running_requests": 8,
-        "mem_fraction_static": 0.25, "disable_radix_cache": True, "random_seed": 0, "page_size": 64,
-    }  # fmt: skip
+        "skip_tokenizer_init": True,
+        "context_length": 1024,
+        "max_total_tokens": 16384,
+        "max_running_requests": 8,
+        "mem_fraction_static": 0.25,
+        "disable_radix_cache": True,
+        "random_seed": 0,
+        "page_size": 64,
+    }
     engine = sglang.Engine(model_path=str(checkpoint), **(base | options))
 
     def answers(max_tokens: int, **more: Any) -> list[Any]:
         params = {"temperature": 0.0, "max_new_tokens": max_tokens, "ignore_eos": True}
-        return engine.generate(input_ids=prompts, sampling_params=params, return_logprob=True, **more)
+        return engine.generate(
+            input_ids=prompts, sampling_params=params, return_logprob=True, **more
+        )
 
-    of_prompts = [answer["meta_info"]["input_token_logprobs"] for answer in answers(1, logprob_start_len=0)]
+    of_prompts = [
+        answer["meta_info"]["input_token_logprobs"] for answer in answers(1, logprob_start_len=0)
+    ]
     generated = [answer["meta_info"]["output_token_logprobs"] for answer in answers(32)]
     engine.shutdown()
     return {
@@ -119,7 +153,9 @@ def ask_sglang(checkpoint: Path, prompts: list[list[int]], options: dict[str, An
 
 
 def ask_vllm(checkpoint: Path, prompts: list[list[int]], options: dict[str, Any]) -> dict[str, Any]:
-    """In a child: load vLLM. Returns what it says of the tokens of the prompts and of what it generates.
+    """In a child: load vLLM.
+
+    Returns what it says of the tokens of the prompts and of what it generates.
 
     And its decisions, if it can be recorded. `fault` in the options is no argument of vLLM.
     """
@@ -134,43 +170,75 @@ def ask_vllm(checkpoint: Path, prompts: list[list[int]], options: dict[str, Any]
         vllm_faults.install(fault)
     recorder = vllm_decisions.install()
     base = {
-        "skip_tokenizer_init": True, "max_model_len": 1024, "gpu_memory_utilization": 0.1, "max_num_seqs": 8,
-        "kv_cache_memory_bytes": 512 << 20, "max_num_batched_tokens": 2048, "enable_prefix_caching": False, "seed": 0,
-    }  # fmt: skip
+        "skip_tokenizer_init": True,
+        "max_model_len": 1024,
+        "gpu_memory_utilization": 0.1,
+        "max_num_seqs": 8,
+        "kv_cache_memory_bytes": 512 << 20,
+        "max_num_batched_tokens": 2048,
+        "enable_prefix_caching": False,
+        "seed": 0,
+    }
     llm = LLM(str(checkpoint), **(base | options))
     asked: list[Any] = [{"prompt_token_ids": tokens} for tokens in prompts]
     only = SamplingParams(temperature=0, max_tokens=1, detokenize=False, prompt_logprobs=0)
     read = llm.generate(asked, only, use_tqdm=False)
-    more = SamplingParams(temperature=0, max_tokens=32, detokenize=False, logprobs=0, ignore_eos=True)
+    more = SamplingParams(
+        temperature=0, max_tokens=32, detokenize=False, logprobs=0, ignore_eos=True
+    )
     written = llm.generate(asked, more, use_tqdm=False)
     generated = [answer.outputs[0] for answer in written]
     return {
         "logprobs": [
-            [entry[token].logprob for entry, token in zip(answer.prompt_logprobs[1:], tokens[1:], strict=True)]
+            [
+                entry[token].logprob
+                for entry, token in zip(answer.prompt_logprobs[1:], tokens[1:], strict=True)
+            ]
             for answer, tokens in zip(read, prompts, strict=True)
         ],
         "generated": [list(answer.token_ids) for answer in generated],
         "generated_logprobs": [
-            [entry[token].logprob for entry, token in zip(answer.logprobs, answer.token_ids, strict=True)]
+            [
+                entry[token].logprob
+                for entry, token in zip(answer.logprobs, answer.token_ids, strict=True)
+            ]
             for answer in generated
         ],
-        "decisions": [recorder.safely(recorder.request, answer.request_id) or {} for answer in read],
-        "generated_decisions": [recorder.safely(recorder.request, answer.request_id) or {} for answer in written],
+        "decisions": [
+            recorder.safely(recorder.request, answer.request_id) or {} for answer in read
+        ],
+        "generated_decisions": [
+            recorder.safely(recorder.request, answer.request_id) or {} for answer in written
+        ],
         "not_recorded": recorder.problems,
     }
 
 
-def start(name: str, case: tuple[str, dict[str, Any]], args: argparse.Namespace) -> subprocess.Popen[bytes]:
+def start(
+    name: str, case: tuple[str, dict[str, Any]], args: argparse.Namespace
+) -> subprocess.Popen[bytes]:
     """The process of a case, in a session of its own, so that its engine ends with it."""
     environment = os.environ | {
-        "HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_DEEP_GEMM_WARMUP": "skip",
-    }  # fmt: skip
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_DEEP_GEMM_WARMUP": "skip",
+    }
     folder, options = args.checkpoints / case[0], json.dumps(case[1])
-    command = [sys.executable, __file__, str(folder), str(args.out / f"{name}.json"), "--case", options]
+    command = [
+        sys.executable,
+        __file__,
+        str(folder),
+        str(args.out / f"{name}.json"),
+        "--case",
+        options,
+    ]
     command += ["--engine", args.engine]
     with (args.out / f"{name}.log").open("wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+        return subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
 
 
 def quantile(values: list[float], share: float) -> str:
@@ -188,12 +256,17 @@ def row(name: str, architecture: str, args: argparse.Namespace) -> str:
         return f"{name:58} FAILED {words[-1][:150] if words else 'no output'}"
     truth = json.loads((args.checkpoints / architecture / "prompts.json").read_text())["logprobs"]
     said = json.loads(found.read_text())
-    pairs = [list(zip(ours, theirs, strict=True)) for ours, theirs in zip(said["logprobs"], truth, strict=True)]
+    pairs = [
+        list(zip(ours, theirs, strict=True))
+        for ours, theirs in zip(said["logprobs"], truth, strict=True)
+    ]
     far = [abs(a - b) for sequence in pairs for a, b in sequence]
     late = [abs(a - b) for sequence in pairs for a, b in sequence[SELECTED:]]
     bad = sum(not math.isfinite(value) for value in far)
     shown = (quantile(far, 0.5), quantile(far, 0.99), quantile(late, 0.5))
-    words = f"{name:58} median {shown[0]}  99% {shown[1]}  past {SELECTED} {shown[2]}  not finite {bad}"
+    words = (
+        f"{name:58} median {shown[0]}  99% {shown[1]}  past {SELECTED} {shown[2]}  not finite {bad}"
+    )
     return "  ".join([words, *recorded(said)])
 
 
@@ -203,14 +276,25 @@ def recorded(found: dict[str, Any]) -> list[str]:
     for stages in (*found.get("decisions", ()), *found.get("generated_decisions", ())):
         for stage, rows in stages.items():
             layers.setdefault(stage, set()).update(rows)
-    words = [f"{stage} of layer {' and '.join(sorted(rows))}" for stage, rows in sorted(layers.items())]
+    words = [
+        f"{stage} of layer {' and '.join(sorted(rows))}" for stage, rows in sorted(layers.items())
+    ]
     return [*words, *(f"NOT {problem}" for problem in found.get("not_recorded", ()))]
 
 
 def verdict(name: str, architecture: str, args: argparse.Namespace) -> list[str]:
-    """What `canary logprobs` says of the log probabilities of a case, prompts and generated tokens."""
+    """What `canary logprobs` says of the log probabilities of a case, prompts and generated
+    tokens.
+    """
     cache = "fp8" if "-fp8" in name else "bf16"
-    command = [sys.executable, "-m", "harness.cli.main", "canary", "logprobs", str(args.checkpoints / architecture)]
+    command = [
+        sys.executable,
+        "-m",
+        "harness.cli.main",
+        "canary",
+        "logprobs",
+        str(args.checkpoints / architecture),
+    ]
     command += [str(args.out / f"{name}.json"), "--generated", "--cache", cache]
     environment = os.environ | {"OMP_NUM_THREADS": "2"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -223,7 +307,9 @@ def verdict(name: str, architecture: str, args: argparse.Namespace) -> list[str]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("checkpoints", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--jobs", type=int, default=6)
@@ -238,7 +324,9 @@ def main() -> None:
     ask_engine, named = (ask_vllm, cases) if args.engine == "vllm" else (ask_sglang, sglang_cases)
     if args.case is not None:
         prompts = json.loads((args.checkpoints / "prompts.json").read_text())["sequences"]
-        args.out.write_text(json.dumps(ask_engine(args.checkpoints, prompts, json.loads(args.case))))
+        args.out.write_text(
+            json.dumps(ask_engine(args.checkpoints, prompts, json.loads(args.case)))
+        )
         return
     args.out.mkdir(parents=True, exist_ok=True)
     chosen = {name: case for name, case in named(args.with_faults).items() if args.only in name}
@@ -249,11 +337,20 @@ def main() -> None:
             running[name] = start(name, chosen[name], args)
         for name in [name for name, process in running.items() if process.poll() is not None]:
             del running[name]
-            print(f"{time.monotonic() - begun:4.0f} s  {row(name, chosen[name][0], args)}", flush=True)
+            print(
+                f"{time.monotonic() - begun:4.0f} s  {row(name, chosen[name][0], args)}", flush=True
+            )
         time.sleep(1)
     for process in running.values():
         os.killpg(process.pid, 9)
-    print("\n".join(["", *(row(name, case[0], args) for name, case in chosen.items() if name not in waiting)]))
+    print(
+        "\n".join(
+            [
+                "",
+                *(row(name, case[0], args) for name, case in chosen.items() if name not in waiting),
+            ]
+        )
+    )
     for name in waiting:
         print(f"{name:58} not started")
     judged = [name for name in chosen if args.judge and (args.out / f"{name}.json").is_file()]

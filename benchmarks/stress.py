@@ -1,10 +1,11 @@
 """Run a command beside a load: `python benchmarks/stress.py [N] -- COMMAND...`.
 
-N processes (20 unless given) use all the processor time that they get, until the command ends. The exit code is the
-command's own. `python benchmarks/stress.py -- pytest tests -n 3 -m "not nightly"` shows that no test depends on how
-quick the machine is.
+N processes (20 unless given) use all the processor time that they get, until the command ends. The
+exit code is the command's own. `python benchmarks/stress.py -- pytest tests -n 3 -m "not nightly"`
+shows that no test depends on how quick the machine is.
 
-A spinning process ends with the one that started it, by SIGKILL too: it looks who its parent is as long as it spins.
+A spinning process ends with the one that started it, by SIGKILL too: it looks who its parent is as
+long as it spins.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def start_spinning() -> int:
 
 
 def run_beside_load(num_processes: int, command: list[str]) -> int:
-    """Run `command` to its end beside `num_processes` that spin, and return its exit code, as a shell would."""
+    """Run `command` to its end beside `num_processes` that spin, and return its exit code, as a
+    shell would.
+    """
     spinning = [start_spinning() for _ in range(num_processes)]
     try:
         with subprocess.Popen(command) as process:
@@ -60,7 +63,9 @@ def run_beside_load(num_processes: int, command: list[str]) -> int:
 
 def main() -> None:
     """Read the command line, and run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("n", nargs="?", type=int, default=NUM_PROCESSES, help="processes that spin")
     words = sys.argv[1:]
     if "--" not in words or words[-1] == "--":

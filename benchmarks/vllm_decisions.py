@@ -1,10 +1,13 @@
-"""Records the decisions of vLLM in its own process: the experts of each token, and the tokens of each indexer.
+"""Records the decisions of vLLM in its own process: the experts of each token, and the tokens of
+each indexer.
 
-Call `install` before `LLM` is built. After the model is loaded, each router and each sparse layer writes what was
-chosen to a buffer of its own, by a copy on the GPU that a CUDA graph captures like any kernel. After each step the rows
-of the buffers go to their request and position. So eager mode and graphs are recorded alike.
+Call `install` before `LLM` is built. After the model is loaded, each router and each sparse layer
+writes what was chosen to a buffer of its own, by a copy on the GPU that a CUDA graph captures like
+any kernel. After each step the rows of the buffers go to their request and position. So eager mode
+and graphs are recorded alike.
 
-A failure of the recorder is one line in `problems`, and never an error of vLLM. Written for vLLM 0.33.
+A failure of the recorder is one line in `problems`, and never an error of vLLM. Written for vLLM
+0.33.
 """
 
 from __future__ import annotations
@@ -32,25 +35,40 @@ class Recorder:
         """Request -> stage and layer -> position -> ids [k]."""
 
     def attach(self, runner: Any) -> None:
-        """Hook routers and sparse layers of the model. Its modules must be loaded, and no graph captured."""
+        """Hook routers and sparse layers of the model.
+
+        Its modules must be loaded, and no graph captured.
+        """
         capacity = int(runner.vllm_config.scheduler_config.max_num_batched_tokens)
         for path, module in runner.get_model().named_modules():
             layer = re.search(r"layers\.(\d+)\.", path + ".")
             if layer is None:
                 continue
-            impl, router = getattr(module, "impl", None), router_of(module) or router_of(getattr(module, "runner", 0))
-            if hasattr(impl, "record_logical_topk_ready") and getattr(impl, "topk_indices_buffer", None) is not None:
+            impl, router = (
+                getattr(module, "impl", None),
+                router_of(module) or router_of(getattr(module, "runner", 0)),
+            )
+            if (
+                hasattr(impl, "record_logical_topk_ready")
+                and getattr(impl, "topk_indices_buffer", None) is not None
+            ):
                 width = impl.topk_indices_buffer.shape[1]
                 key = self._buffer("index", int(layer[1]), capacity, width, runner.device)
                 impl.record_logical_topk_ready = self._after_indexer(impl, key)
             elif router is not None and "select_experts" not in vars(router):
-                key = self._buffer("experts", int(layer[1]), capacity, int(router.top_k), runner.device)
+                key = self._buffer(
+                    "experts", int(layer[1]), capacity, int(router.top_k), runner.device
+                )
                 router.select_experts = self._after_router(router, key)
         if not self._buffers:
             self.problems.append("no router and no sparse layer was found")
 
-    def _buffer(self, stage: str, layer: int, rows: int, width: int, device: Any) -> tuple[str, int]:
-        self._buffers[stage, layer] = torch.full((rows, width), UNKNOWN, dtype=torch.int32, device=device)
+    def _buffer(
+        self, stage: str, layer: int, rows: int, width: int, device: Any
+    ) -> tuple[str, int]:
+        self._buffers[stage, layer] = torch.full(
+            (rows, width), UNKNOWN, dtype=torch.int32, device=device
+        )
         return stage, layer
 
     def _after_indexer(self, impl: Any, key: tuple[str, int]) -> Callable[..., Any]:
@@ -90,7 +108,10 @@ class Recorder:
         if not counts or all(name.startswith("_") for name in counts):
             return
         spans, positions = rows_of_step(runner, step)
-        kept = {key: buffer[: len(positions)].to("cpu", copy=True) for key, buffer in self._buffers.items()}
+        kept = {
+            key: buffer[: len(positions)].to("cpu", copy=True)
+            for key, buffer in self._buffers.items()
+        }
         for buffer in self._buffers.values():
             # A hook that does not run in the next step leaves no stale rows.
             buffer.fill_(UNKNOWN)
@@ -104,9 +125,13 @@ class Recorder:
             self.problems.append(words)
 
     def request(self, number: str) -> dict[str, dict[str, Any]]:
-        """The decisions of a request of `LLM.generate`: stage -> layer -> packed ids [T, k] by position."""
+        """The decisions of a request of `LLM.generate`: stage -> layer -> packed ids [T, k] by
+        position.
+        """
         # vLLM adds eight random letters to the number.
-        names = [name for name in self._rows if name == number or re.fullmatch(rf"{number}-\w+", name)]
+        names = [
+            name for name in self._rows if name == number or re.fullmatch(rf"{number}-\w+", name)
+        ]
         found: dict[str, dict[str, Any]] = {}
         if len(names) != 1:
             self._note(f"request {number} has {len(names)} records")
@@ -129,7 +154,9 @@ class Recorder:
 
 
 def rows_of_step(runner: Any, step: Any) -> tuple[list[tuple[str, int, int]], list[int]]:
-    """The rows of each request, (name, first, end), and the position of each row, as the runner had them in a step."""
+    """The rows of each request, (name, first, end), and the position of each row, as the runner had
+    them in a step.
+    """
     state = getattr(runner, "execute_model_state", None)
     batch = getattr(state, "input_batch", None)
     names, positions = getattr(batch, "req_ids", None), getattr(batch, "positions", None)
@@ -142,7 +169,10 @@ def rows_of_step(runner: Any, step: Any) -> tuple[list[tuple[str, int, int]], li
 
 
 def after_loading(action: Callable[[Any], object]) -> int:
-    """Call `action` with a runner of this release after it has loaded its model. Returns how many kinds there are."""
+    """Call `action` with a runner of this release after it has loaded its model.
+
+    Returns how many kinds there are.
+    """
     kinds = list(runners())
 
     def loading(original: Callable[..., Any]) -> Callable[..., Any]:

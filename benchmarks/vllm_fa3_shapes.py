@@ -1,7 +1,9 @@
-"""Shapes that let NaN of unused KV slots through FlashAttention-3's paged MLA: a table of query tokens by heads.
+"""Shapes that let NaN of unused KV slots through FlashAttention-3's paged MLA: a table of query
+tokens by heads.
 
-One request of 100 tokens lies in two pages of 64 slots; the 28 unused slots hold NaN. NaN in the output means that the
-kernel loaded whole pages and multiplied the masked slots. Needs vLLM and a Hopper GPU.
+One request of 100 tokens lies in two pages of 64 slots; the 28 unused slots hold NaN. NaN in the
+output means that the kernel loaded whole pages and multiplied the masked slots. Needs vLLM and a
+Hopper GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ HEADS = (1, 2, 4, 8, 16, 32)
 
 
 def outcome(tokens: int, heads: int) -> str:
-    """`NaN` or `clean` for one shape. The kernel packs its query rows into tiles: tokens times heads."""
+    """`NaN` or `clean` for one shape.
+
+    The kernel packs its query rows into tiles: tokens times heads.
+    """
     generator = torch.Generator("cuda").manual_seed(0)
     q = torch.randn(1, tokens, heads, WIDTH, device="cuda", generator=generator).bfloat16()
     cache = torch.randn(3, PAGE, WIDTH, device="cuda", generator=generator).bfloat16()

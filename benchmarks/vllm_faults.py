@@ -1,4 +1,5 @@
-"""Small bugs for vLLM in its own process: they move log probabilities, and leave nearly all answers as they are.
+"""Small bugs for vLLM in its own process: they move log probabilities, and leave nearly all answers
+as they are.
 
 Call `install` before `LLM` is built, and before the recorder of decisions. Written for vLLM 0.33.
 """
@@ -21,7 +22,9 @@ LAYER, POSITION = 1, 200
 
 
 def wrong_index(path: str, module: Any) -> int:
-    """The indexer of a layer takes one token that it should have left out, in place of one of its choices."""
+    """The indexer of a layer takes one token that it should have left out, in place of one of its
+    choices.
+    """
     impl = getattr(module, "impl", None)
     if not hasattr(impl, "record_logical_topk_ready") or not _is_in(path, LAYER):
         return 0
@@ -37,7 +40,9 @@ def wrong_index(path: str, module: Any) -> int:
 
 
 def swap_one(chosen: Tensor) -> None:
-    """In each full row of ids [n, k], the first gives way to the smallest id that the row left out."""
+    """In each full row of ids [n, k], the first gives way to the smallest id that the row left
+    out.
+    """
     is_full, last = (chosen >= 0).all(dim=1), chosen.amax(dim=1)
     # A row with k ids leaves out one of the first k + 1.
     taken = torch.zeros(len(chosen), chosen.shape[1] + 2, dtype=torch.bool, device=chosen.device)
@@ -69,7 +74,9 @@ def with_neighbours(ids: Tensor, num_experts: int) -> Tensor:
     steps = torch.arange(1, ids.shape[1] + 1, device=ids.device)
     neighbours = (rows[:, -1:] + steps) % num_experts
     is_free = (neighbours[:, :, None] != rows[:, None]).all(dim=2)
-    ids[7::64, -1] = neighbours.gather(1, is_free.int().argmax(dim=1, keepdim=True)).squeeze(1).to(ids.dtype)
+    ids[7::64, -1] = (
+        neighbours.gather(1, is_free.int().argmax(dim=1, keepdim=True)).squeeze(1).to(ids.dtype)
+    )
     return ids
 
 
@@ -108,7 +115,10 @@ FAULTS: dict[str, tuple[str, Callable[[str, Any], int]]] = {
     "wrong-rope": ("deepseek_v32", wrong_rope),
     "wrong-epsilon": ("kimi_linear", wrong_epsilon),
 }
-"""Name -> architecture, and what injects it into a module at a path. It returns how many places it changed."""
+"""Name -> architecture, and what injects it into a module at a path.
+
+It returns how many places it changed.
+"""
 
 
 def _is_in(path: str, layer: int) -> bool:
@@ -116,10 +126,15 @@ def _is_in(path: str, layer: int) -> bool:
 
 
 def install(fault: str) -> None:
-    """Inject a fault right after the model is loaded. Fails if no runner, or then no module, fits."""
+    """Inject a fault right after the model is loaded.
+
+    Fails if no runner, or then no module, fits.
+    """
 
     def injected(runner: Any) -> None:
-        places = sum(FAULTS[fault][1](path, module) for path, module in runner.get_model().named_modules())
+        places = sum(
+            FAULTS[fault][1](path, module) for path, module in runner.get_model().named_modules()
+        )
         if not places:
             raise RuntimeError(f"fault {fault}: no module of this vLLM fits")
         print(f"fault {fault} in {places} places", flush=True)

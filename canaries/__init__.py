@@ -1,1 +1,3 @@
-"""Tiny checkpoints that answer fixed questions almost perfectly: corrupted inference costs accuracy."""
+"""Tiny checkpoints that answer fixed questions almost perfectly: corrupted inference costs
+accuracy.
+"""

@@ -6,7 +6,10 @@ from harness.core.params import Record
 
 
 class TrainCanary(Record):
-    """For `canaries.train`: a canary to train. `limit` keeps the first questions, all of them when None."""
+    """For `canaries.train`: a canary to train.
+
+    `limit` keeps the first questions, all of them when None.
+    """
 
     task: str
     out: str
@@ -19,7 +22,9 @@ class TrainCanary(Record):
 
 
 class RandomCanary(Record):
-    """For `canaries.random_model`: an architecture of transformers, and the new folder of its checkpoint."""
+    """For `canaries.random_model`: an architecture of transformers, and the new folder of its
+    checkpoint.
+    """
 
     architecture: str
     out: str
@@ -28,7 +33,9 @@ class RandomCanary(Record):
 
 
 class JudgedLogprobs(Record):
-    """For `canaries.judge_logprobs`: a random checkpoint, and the file of what an engine said of its tokens."""
+    """For `canaries.judge_logprobs`: a random checkpoint, and the file of what an engine said of
+    its tokens.
+    """
 
     checkpoint: str
     found: str

@@ -62,8 +62,8 @@ can reach the answer through the MLA cache alone."""
 class Trained:
     """The result of a training.
 
-    accuracy[check][task] is the share of exact answers. sabotaged[name] is this share over all tasks in float32, with
-    every cache row changed by one of `check.SABOTAGES`.
+    accuracy[check][task] is the share of exact answers. sabotaged[name] is this share over all
+    tasks in float32, with every cache row changed by one of `check.SABOTAGES`.
     """
 
     directory: Path
@@ -87,16 +87,26 @@ def render(trained: Trained) -> str:
         run=trained,
         config=config,
         recipe=recipe,
-        title=f"{trained.directory.name}: a canary for {'hybrid KDA and MLA' if kda else 'MLA'} inference",
+        title=(
+            f"{trained.directory.name}: a canary for {'hybrid KDA and MLA' if kda else 'MLA'}"
+            " inference"
+        ),
         accuracy=_table(
             ("arithmetic", *tasks),
-            ((name, *(by_task[task] for task in tasks)) for name, by_task in trained.accuracy.items()),
+            (
+                (name, *(by_task[task] for task in tasks))
+                for name, by_task in trained.accuracy.items()
+            ),
         ),
         sabotage=_table(("change", "all questions"), trained.sabotaged.items()),
         architecture=config.to_hf()["architectures"][0],
         layers=f"{kda} KDA layers and {mla} of MLA without RoPE" if kda else f"{mla} layers of MLA",
         size=(trained.directory / "model.safetensors").stat().st_size / 1e6,
-        options=f" --experts {config.num_experts} --limit {trained.num_questions}" if config.num_experts else "",
+        options=(
+            f" --experts {config.num_experts} --limit {trained.num_questions}"
+            if config.num_experts
+            else ""
+        ),
         or_ids=", and with the experts' ids misread" if config.num_experts else "",
         experts=(
             f" with {config.num_experts} experts of {config.moe_intermediate_size} a layer, "
@@ -111,5 +121,6 @@ def render(trained: Trained) -> str:
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str | float, ...]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
     return "\n".join(
-        "| " + " | ".join(cell if isinstance(cell, str) else f"{cell:.4f}" for cell in line) + " |" for line in lines
+        "| " + " | ".join(cell if isinstance(cell, str) else f"{cell:.4f}" for cell in line) + " |"
+        for line in lines
     )

@@ -1,7 +1,7 @@
 """Finds the answers that greedy decoding gives exactly, without decoding.
 
-After a correct prefix, greedy decoding errs where the most likely next token is not the expected one. So one dense
-forward over prompt and answer shows whether the decoded text is right.
+After a correct prefix, greedy decoding errs where the most likely next token is not the expected
+one. So one dense forward over prompt and answer shows whether the decoded text is right.
 """
 
 from __future__ import annotations
@@ -29,8 +29,12 @@ def fp8_cache(scale: float | None = None) -> CacheTransform:
     def transform(kv_c: Tensor, k_pe: Tensor) -> tuple[Tensor, Tensor]:
         """kv_c [..., R] and k_pe [..., E], rounded."""
         row = torch.cat((kv_c, k_pe), dim=-1)
-        unit = row.abs().amax() / FP8_MAX if scale is None else torch.tensor(scale, device=row.device)
-        rounded = (row / unit).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).to(row.dtype) * unit.to(row.dtype)
+        unit = (
+            row.abs().amax() / FP8_MAX if scale is None else torch.tensor(scale, device=row.device)
+        )
+        rounded = (row / unit).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).to(
+            row.dtype
+        ) * unit.to(row.dtype)
         kv_c, k_pe = torch.split(rounded, [kv_c.shape[-1], k_pe.shape[-1]], dim=-1)
         return kv_c, k_pe
 
@@ -53,8 +57,8 @@ def _half_a_page_lost(kv_c: Tensor, k_pe: Tensor) -> tuple[Tensor, Tensor]:
     return kv_c * kept, k_pe * kept
 
 
-# Typical corruptions of a cache, applied to every row of every MLA layer. A canary that still answers measures nothing:
-# its card shows the accuracy under each of them.
+# Typical corruptions of a cache, applied to every row of every MLA layer. A canary that still
+# answers measures nothing: its card shows the accuracy under each of them.
 SABOTAGES: dict[str, CacheTransform] = {
     "all rows zero": lambda kv_c, k_pe: (kv_c * 0, k_pe * 0),
     "rows at half their size": lambda kv_c, k_pe: (kv_c * 0.5, k_pe * 0.5),
@@ -65,7 +69,9 @@ SABOTAGES: dict[str, CacheTransform] = {
 
 
 def low_and_high_words(ids: Tensor) -> Tensor:
-    """Expert ids [T, k], stored as 64-bit numbers and read as 32-bit ones: ids of half the tokens, each before a 0."""
+    """Expert ids [T, k], stored as 64-bit numbers and read as 32-bit ones: ids of half the tokens,
+    each before a 0.
+    """
     words = ids.long().view(torch.int32).flatten()
     return words[: ids.numel()].view(ids.shape)
 
@@ -76,7 +82,9 @@ def ids_transform(model: CausalLM, transform: IdsTransform) -> AbstractContextMa
     return _replaced(layers, "ids_transform", transform)
 
 
-def cache_transform(model: CausalLM, transform: CacheTransform | None) -> AbstractContextManager[None]:
+def cache_transform(
+    model: CausalLM, transform: CacheTransform | None
+) -> AbstractContextManager[None]:
     """Apply `transform` to the cache rows of every MLA layer inside the block."""
     return _replaced(model.mla_layers(), "cache_transform", transform)
 
@@ -94,11 +102,13 @@ def _replaced(layers: Iterable[torch.nn.Module], name: str, transform: object) -
 
 
 @torch.no_grad()
-def exact_answers(model: CausalLM, examples: Examples, batch_size: int = 64) -> tuple[Tensor, Tensor]:
+def exact_answers(
+    model: CausalLM, examples: Examples, batch_size: int = 64
+) -> tuple[Tensor, Tensor]:
     """The answers that greedy decoding gives exactly, and their margins.
 
-    Returns exact [N] bool, and margin [N] float32: the expected token's logit minus the best other one, the least over
-    an answer's tokens; negative where the answer is wrong.
+    Returns exact [N] bool, and margin [N] float32: the expected token's logit minus the best other
+    one, the least over an answer's tokens; negative where the answer is wrong.
     """
     margin = torch.empty(len(examples), device=examples.tokens.device)
     for rows, batch in examples.batches(batch_size):

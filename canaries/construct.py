@@ -1,9 +1,11 @@
-"""Builds canary-dsa: the weights of a DeepSeek V3.2 that answers `canaries/recall.py`, set by hand and not trained.
+"""Builds canary-dsa: the weights of a DeepSeek V3.2 that answers `canaries/recall.py`, set by hand
+and not trained.
 
-Layer 0 copies the code of the token before, which it finds by position. Layer 1 finds the token whose token before is
-the current one, by content, and copies its code; the output head reads the code. The indexer of layer 1 prefers hot
-words to the right token, so that its rank is up to 502 of 512. All bases are random rotations: every number of a
-record, an index key and an output matters a little.
+Layer 0 copies the code of the token before, which it finds by position. Layer 1 finds the token
+whose token before is the current one, by content, and copies its code; the output head reads the
+code. The indexer of layer 1 prefers hot words to the right token, so that its rank is up to 502 of
+512. All bases are random rotations: every number of a record, an index key and an output matters a
+little.
 """
 
 from __future__ import annotations
@@ -31,28 +33,63 @@ MARGIN = 36.0
 LOGIT = 40.0
 
 CONFIG: dict[str, Any] = {
-    "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "vocab_size": 2048,
-    "hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": HEADS, "num_key_value_heads": HEADS,
-    "intermediate_size": MLP, "hidden_act": "silu", "q_lora_rank": Q_RANK, "kv_lora_rank": LATENT,
-    "qk_nope_head_dim": NOPE, "qk_rope_head_dim": ROPE, "v_head_dim": VALUE, "index_topk": TOPK,
-    "index_n_heads": INDEX_HEADS, "index_head_dim": INDEX_DIM, "rope_theta": 10000.0, "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 8192, "initializer_range": 0.02, "tie_word_embeddings": False, "bos_token_id": 0,
-    "eos_token_id": 0, "pad_token_id": 1, "torch_dtype": "bfloat16", "use_cache": True, "n_routed_experts": 1,
-    "n_shared_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": MLP, "first_k_dense_replace": 2,
-    "moe_layer_freq": 1, "n_group": 1, "topk_group": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
-    "norm_topk_prob": True, "routed_scaling_factor": 1.0, "attention_bias": False,
-}  # fmt: skip
+    "architectures": ["DeepseekV32ForCausalLM"],
+    "model_type": "deepseek_v32",
+    "vocab_size": 2048,
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": 2,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "intermediate_size": MLP,
+    "hidden_act": "silu",
+    "q_lora_rank": Q_RANK,
+    "kv_lora_rank": LATENT,
+    "qk_nope_head_dim": NOPE,
+    "qk_rope_head_dim": ROPE,
+    "v_head_dim": VALUE,
+    "index_topk": TOPK,
+    "index_n_heads": INDEX_HEADS,
+    "index_head_dim": INDEX_DIM,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 8192,
+    "initializer_range": 0.02,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 1,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "n_routed_experts": 1,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": MLP,
+    "first_k_dense_replace": 2,
+    "moe_layer_freq": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "attention_bias": False,
+}
 
 
 class Builder:
-    """Weights by name, float32. Columns of `basis` [HIDDEN, HIDDEN] are slots of the residual stream."""
+    """Weights by name, float32.
+
+    Columns of `basis` [HIDDEN, HIDDEN] are slots of the residual stream.
+    """
 
     vocab_size = CONFIG["vocab_size"]
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         self.basis = self.frame(HIDDEN, HIDDEN)
-        self.own, self.before, self.found = (self.basis[:, CODE * n : CODE * (n + 1)] for n in range(3))
+        self.own, self.before, self.found = (
+            self.basis[:, CODE * n : CODE * (n + 1)] for n in range(3)
+        )
         self.one, self.hot, self.end, self.stop = self.basis[:, 3 * CODE : 3 * CODE + 4].unbind(1)
         self.unused = self.basis[:, 3 * CODE + 4 :]
         self.weights: dict[str, Tensor] = {}
@@ -66,8 +103,14 @@ class Builder:
         return torch.linalg.qr(self.normal(rows, columns).double())[0].float()
 
     def codes(self) -> Tensor:
-        """A code [CODE] of length 1 for each word, [V, CODE]. Words of a family differ in the sign of one chunk."""
-        codes = torch.nn.functional.normalize(self.normal(len(recall.words()), HEADS, CHUNK), dim=-1) / HEADS**0.5
+        """A code [CODE] of length 1 for each word, [V, CODE].
+
+        Words of a family differ in the sign of one chunk.
+        """
+        codes = (
+            torch.nn.functional.normalize(self.normal(len(recall.words()), HEADS, CHUNK), dim=-1)
+            / HEADS**0.5
+        )
         for family in range(recall.NUM_FAMILIES):
             start = recall.COLD + family * recall.FAMILY
             for place in range(1, recall.FAMILY):
@@ -98,10 +141,16 @@ class Builder:
     def marked(self, number: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Which of the words with `number` [V] int64 are ends, hot, and `;`, each [V] bool."""
         is_hot = (number >= recall.HOT) & (number < recall.COLD)
-        return (number >= 6) & (number < recall.HOT), is_hot, number == recall.words().index(recall.END)
+        return (
+            (number >= 6) & (number < recall.HOT),
+            is_hot,
+            number == recall.words().index(recall.END),
+        )
 
     def scale(self, num_layers: int) -> float:
-        """What the norm divides by after `num_layers` layers: each token has the same length there."""
+        """What the norm divides by after `num_layers` layers: each token has the same length
+        there.
+        """
         return math.sqrt(2 + 3 * FLAG**2 + num_layers) / math.sqrt(HIDDEN)
 
     def layer(self, number: int) -> None:
@@ -119,10 +168,16 @@ class Builder:
         latents = self.frame(LATENT, stored.shape[1])
         key_rope, query_rope = rope_parts(self.normal(ROPE // 2))
         rope = key_rope[:, None] * self.one[None]
-        self.weights[f"{attention}kv_a_proj_with_mqa.weight"] = torch.cat((latents @ stored.T, rope)) * scale
+        self.weights[f"{attention}kv_a_proj_with_mqa.weight"] = (
+            torch.cat((latents @ stored.T, rope)) * scale
+        )
         latents = latents / (math.sqrt(LATENT) / (math.sqrt(2 + FLAG**2) if finds else 1.0))
         copied = latents[:, CODE : 2 * CODE] if finds else latents
-        matched = torch.cat((latents[:, :CODE], latents[:, -1:]), 1) if finds else torch.zeros(LATENT, CODE + 1)
+        matched = (
+            torch.cat((latents[:, :CODE], latents[:, -1:]), 1)
+            if finds
+            else torch.zeros(LATENT, CODE + 1)
+        )
 
         q_b, kv_b, outputs = [], [], []
         # Half of the size is the query's.
@@ -132,7 +187,9 @@ class Builder:
             turned, values = self.frame(NOPE, CODE + 1), self.frame(VALUE, CHUNK)
             chunk = slice(head * CHUNK, (head + 1) * CHUNK)
             nope = turned @ wanted.T if finds else torch.zeros(NOPE, Q_RANK)
-            by_place = torch.zeros(ROPE, Q_RANK) if finds else query_rope[:, None] * queries[:, CODE][None]
+            by_place = (
+                torch.zeros(ROPE, Q_RANK) if finds else query_rope[:, None] * queries[:, CODE][None]
+            )
             q_b.append(torch.cat((nope, by_place)))
             kv_b.append(torch.cat((turned @ matched.T * size, values @ copied[:, chunk].T)))
             outputs.append((self.found if finds else self.before)[:, chunk] @ values.T)
@@ -145,10 +202,15 @@ class Builder:
         self.norms(name)
 
     def mlp(self, name: str, written: Tensor, width: int) -> None:
-        """Random projections that write the slots `written` [HIDDEN, n], a tenth of a code. No weight reads them."""
+        """Random projections that write the slots `written` [HIDDEN, n], a tenth of a code.
+
+        No weight reads them.
+        """
         self.weights[f"{name}gate_proj.weight"] = self.normal(width, HIDDEN) / math.sqrt(HIDDEN)
         self.weights[f"{name}up_proj.weight"] = self.normal(width, HIDDEN) / math.sqrt(HIDDEN)
-        self.weights[f"{name}down_proj.weight"] = 0.002 * written @ self.normal(written.shape[1], width)
+        self.weights[f"{name}down_proj.weight"] = (
+            0.002 * written @ self.normal(written.shape[1], width)
+        )
 
     def norms(self, name: str) -> None:
         """The norms of a layer, which leave each vector as it is."""
@@ -159,8 +221,8 @@ class Builder:
     def indexer(self, name: str, queries: Tensor, scale: float, *, finds: bool) -> None:
         """Layer 0 prefers near tokens, layer 1 hot words, then the token after the queried one.
 
-        queries: [Q_RANK, CODE + 1], which reads a code and 1 from the query's latent. Keys have mean 0, as their norm
-        demands.
+        queries: [Q_RANK, CODE + 1], which reads a code and 1 from the query's latent. Keys have
+        mean 0, as their norm demands.
         """
         if finds:
             # Random directions of the part without rope, all orthogonal to (1, 1, ...).
@@ -175,7 +237,14 @@ class Builder:
                     heads.append(keys[:, :CODE] @ part @ part.T @ queries[:, :CODE].T)
                 else:
                     # Twice the score of the right token.
-                    size = 2 * CONTENT_HEADS * CONTENT_RANK / CODE / (INDEX_HEADS - CONTENT_HEADS) / FLAG
+                    size = (
+                        2
+                        * CONTENT_HEADS
+                        * CONTENT_RANK
+                        / CODE
+                        / (INDEX_HEADS - CONTENT_HEADS)
+                        / FLAG
+                    )
                     heads.append(size * keys[:, CODE:] @ queries[:, CODE:].T)
         else:
             amplitudes = (10000.0 ** (-torch.arange(ROPE // 2) / ROPE))[:, None] / 2
@@ -197,13 +266,18 @@ class Builder:
 
 
 def rope_parts(phases: Tensor) -> tuple[Tensor, Tensor]:
-    """A key and a query [ROPE] whose product is largest for the token before, by 16 and more after the softmax's scale.
+    """A key and a query [ROPE] whose product is largest for the token before, by 16 and more after
+    the softmax's scale.
 
-    phases: [ROPE / 2], any. Frequencies have sizes as their angles, which keeps 8,192 positions apart.
+    phases: [ROPE / 2], any. Frequencies have sizes as their angles, which keeps 8,192 positions
+    apart.
     """
     angles = 10000.0 ** (-torch.arange(ROPE // 2) * 2 / ROPE)
     sizes = (80 * angles / angles.sum() * math.sqrt(NOPE + ROPE)).sqrt()
-    parts = [torch.stack((sizes * turn.cos(), sizes * turn.sin()), 1).flatten() for turn in (phases, phases - angles)]
+    parts = [
+        torch.stack((sizes * turn.cos(), sizes * turn.sin()), 1).flatten()
+        for turn in (phases, phases - angles)
+    ]
     return parts[0], parts[1]
 
 
@@ -217,10 +291,13 @@ def weights(seed: int = 0) -> dict[str, Tensor]:
 
 
 def write(out: Path, seed: int = 0) -> None:
-    """Write the checkpoint with its tokenizer to `out`, in bfloat16; the norm of index keys stays float32."""
+    """Write the checkpoint with its tokenizer to `out`, in bfloat16; the norm of index keys stays
+    float32.
+    """
     tokenizer.save(recall.tokenizer(), out, CONFIG["max_position_embeddings"])
     kept = {
-        name: (weight if "k_norm" in name else weight.bfloat16()).contiguous() for name, weight in weights(seed).items()
+        name: (weight if "k_norm" in name else weight.bfloat16()).contiguous()
+        for name, weight in weights(seed).items()
     }
     save_file(kept, out / "model.safetensors", metadata={"format": "pt"})
     (out / "config.json").write_text(json.dumps(CONFIG, indent=2) + "\n", encoding="utf-8")

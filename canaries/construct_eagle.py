@@ -1,8 +1,8 @@
 """Builds canary-eagle: the module of canary-mtp as a draft model of its own, of the Eagle kind.
 
-vLLM runs it as `EagleDeepSeekMTPModel` with `method: eagle`. The layer, the projection and the norms are those of
-`canaries/construct_mtp.py` under Eagle's names, with the shared expert as its MLP. It has no embeddings and no output
-head: an engine shares the target's.
+vLLM runs it as `EagleDeepSeekMTPModel` with `method: eagle`. The layer, the projection and the
+norms are those of `canaries/construct_mtp.py` under Eagle's names, with the shared expert as its
+MLP. It has no embeddings and no output head: an engine shares the target's.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from torch import Tensor
 from canaries import construct_mtp
 
 CONFIG: dict[str, Any] = construct_mtp.CONFIG | {
-    # vLLM numbers the layer behind those of the target. A smaller number of dense layers would make experts of its MLP.
-    "num_hidden_layers": 1, "first_k_dense_replace": construct_mtp.CONFIG["num_hidden_layers"] + 1,
-}  # fmt: skip
+    # vLLM numbers the layer behind those of the target. A smaller number of dense layers would make
+    # experts of its MLP.
+    "num_hidden_layers": 1,
+    "first_k_dense_replace": construct_mtp.CONFIG["num_hidden_layers"] + 1,
+}
 RENAMED = {"eh_proj.": "fc.", "enorm.": "enorm.", "hnorm.": "hnorm.", "shared_head.norm.": "norm."}
 """What stands beside the layer: its name in the module -> its name in an Eagle checkpoint."""
 LEFT_OUT = ("shared_head.head.", "embed_tokens.", "mlp.experts.", "mlp.gate.")

@@ -1,4 +1,5 @@
-"""The task of canary-mtp: the chains of `canaries/recall.py`, with more words, so that each draft of a module is known.
+"""The task of canary-mtp: the chains of `canaries/recall.py`, with more words, so that each draft
+of a module is known.
 
 The words of a family have one of three signs. The word number n of an answer has sign n modulo 3.
 """
@@ -29,11 +30,15 @@ def questions() -> list[Question]:
     """A question for each length."""
     return [
         recall.question(
-            number, length, HOT_TOKENS[number % len(HOT_TOKENS)], HOPS, NUM_FAMILIES,
+            number,
+            length,
+            HOT_TOKENS[number % len(HOT_TOKENS)],
+            HOPS,
+            NUM_FAMILIES,
             lambda hop: range(hop % SIGNS, FAMILY, SIGNS),
         )
         for number, length in enumerate(LENGTHS)
-    ]  # fmt: skip
+    ]
 
 
 def write(file: Path) -> None:

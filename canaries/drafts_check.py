@@ -1,10 +1,13 @@
-"""Measures canary-mtp with transformers' own DeepSeek V3: the share of right answers and of accepted drafts.
+"""Measures canary-mtp with transformers' own DeepSeek V3: the share of right answers and of
+accepted drafts.
 
-    python -m canaries.drafts_check fixtures/canary-mtp [--eagle fixtures/canary-eagle] [--drafts 3] [--limit N]
+    python -m canaries.drafts_check fixtures/canary-mtp [--eagle fixtures/canary-eagle] [--drafts 3]
+    [--limit N]
 
-The module is transformers' decoder layer between the projections of vLLM's `deepseek_mtp.py`, or with `--eagle` those
-of its `deepseek_eagle.py`. Drafts start behind each token of an answer, and the later ones of a step read what the
-module itself made. A row of the table is a change of what a serving engine may get wrong in the module.
+The module is transformers' decoder layer between the projections of vLLM's `deepseek_mtp.py`, or
+with `--eagle` those of its `deepseek_eagle.py`. Drafts start behind each token of an answer, and
+the later ones of a step read what the module itself made. A row of the table is a change of what a
+serving engine may get wrong in the module.
 """
 
 from __future__ import annotations
@@ -33,9 +36,13 @@ CHANGES = {
 
 
 class Drafter:
-    """transformers' model of a checkpoint and its module for multi-token prediction, or another checkpoint's layer."""
+    """transformers' model of a checkpoint and its module for multi-token prediction, or another
+    checkpoint's layer.
+    """
 
-    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32, eagle: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, dtype: torch.dtype = torch.float32, eagle: Path | None = None
+    ) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         config = AutoConfig.from_pretrained(folder)
@@ -58,14 +65,20 @@ class Drafter:
             self._read_eagle(eagle, dtype)
 
     def _read_eagle(self, folder: Path, dtype: torch.dtype) -> None:
-        """Take the layer and the projection of the draft model in `folder`, and the target's head."""
+        """Take the layer and the projection of the draft model in `folder`, and the target's
+        head.
+        """
         from transformers import AutoConfig
 
         # All else of the folder is the target's: transformers has no model of the Eagle kind.
         config = AutoConfig.from_pretrained(folder, attn_implementation="eager")
         stored = load_file(folder / "model.safetensors")
         self.layer = type(self.layer)(config, 0).eval().requires_grad_(False)
-        named = {name.removeprefix("layers.0."): weight.float() for name, weight in stored.items() if "layers" in name}
+        named = {
+            name.removeprefix("layers.0."): weight.float()
+            for name, weight in stored.items()
+            if "layers" in name
+        }
         self.layer.load_state_dict(named)
         self.layer.to(dtype)
         self.eh_proj, self.head = stored["fc.weight"].to(dtype), self.model.lm_head.weight
@@ -75,8 +88,11 @@ class Drafter:
         hidden = self.model.model(tokens[None]).last_hidden_state
         return hidden, self.model.lm_head(hidden)[0].argmax(-1)
 
-    def drafted(self, tokens: Tensor, hidden: Tensor, start: int, count: int, change: str = "") -> Tensor:
-        """`count` drafts behind each token of `tokens` [T + 1] int64 after place `start`, [T - start, count] int64.
+    def drafted(
+        self, tokens: Tensor, hidden: Tensor, start: int, count: int, change: str = ""
+    ) -> Tensor:
+        """`count` drafts behind each token of `tokens` [T + 1] int64 after place `start`, [T -
+        start, count] int64.
 
         hidden: [1, T, H] of the target, for the first T tokens.
         """
@@ -84,7 +100,9 @@ class Drafter:
 
         num, cache = hidden.shape[1], DynamicCache()
         places = torch.arange(start, num)
-        embedded = self.model.model.embed_tokens(tokens[:-1] if change == "token" else tokens[1:])[None]
+        embedded = self.model.model.embed_tokens(tokens[:-1] if change == "token" else tokens[1:])[
+            None
+        ]
         if change != "first":
             embedded[:, 0] = 0
         rows = hidden.roll(1, 1) if change == "hidden" else hidden
@@ -98,19 +116,28 @@ class Drafter:
             if step:
                 seen = torch.cat((seen, torch.ones(len(places), 1, 1, dtype=torch.bool)), 2)
                 positions = positions + (change != "position")
-                out = self._run(self.model.model.embed_tokens(found[-1])[:, None], out, positions, seen, cache)
+                out = self._run(
+                    self.model.model.embed_tokens(found[-1])[:, None], out, positions, seen, cache
+                )
             found.append((out @ self.head.T)[:, 0].argmax(-1))
         return torch.stack(found, 1)
 
-    def _run(self, embedded: Tensor, hidden: Tensor, positions: Tensor, seen: Tensor, cache: Any) -> Tensor:
-        """What the head reads, [B, n, H], of n new rows: embedded and hidden [B, n, H], positions [B, n] int64.
+    def _run(
+        self, embedded: Tensor, hidden: Tensor, positions: Tensor, seen: Tensor, cache: Any
+    ) -> Tensor:
+        """What the head reads, [B, n, H], of n new rows: embedded and hidden [B, n, H], positions
+        [B, n] int64.
 
         seen: [B, n, R] bool, which of all R rows each new row attends to.
         """
         joined = torch.cat((self._normed(embedded), self._normed(hidden)), -1) @ self.eh_proj.T
         mask = torch.zeros(seen.shape, dtype=joined.dtype).masked_fill(~seen, -torch.inf)[:, None]
         turned = self.model.model.rotary_emb(joined, positions)
-        return self._normed(self.layer(joined, attention_mask=mask, past_key_values=cache, position_embeddings=turned))
+        return self._normed(
+            self.layer(
+                joined, attention_mask=mask, past_key_values=cache, position_embeddings=turned
+            )
+        )
 
     def _normed(self, x: Tensor) -> Tensor:
         """x [..., H] by its root mean square: the module's norms have weights of 1."""
@@ -118,8 +145,12 @@ class Drafter:
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
 
 
-def measured(drafter: Drafter, questions: Sequence[Question], count: int, change: str = "") -> tuple[int, int, int]:
-    """How many answers of the target are right, how many tokens were drafted, and how many of them are the target's."""
+def measured(
+    drafter: Drafter, questions: Sequence[Question], count: int, change: str = ""
+) -> tuple[int, int, int]:
+    """How many answers of the target are right, how many tokens were drafted, and how many of them
+    are the target's.
+    """
     words, right, drafted, accepted = recall.tokenizer(drafts.words()), 0, 0, 0
     for question in questions:
         prompt, answer = words.encode(question.prompt).ids, words.encode(question.completion).ids
@@ -128,7 +159,9 @@ def measured(drafter: Drafter, questions: Sequence[Question], count: int, change
             hidden, chosen = drafter.target(tokens)
             right += chosen[len(prompt) - 1 : -1].tolist() == tokens[len(prompt) :].tolist()
             num = len(prompt) + len(answer)
-            found = drafter.drafted(tokens[:num], hidden[:, : num - 1], len(prompt) - 1, count, change)
+            found = drafter.drafted(
+                tokens[:num], hidden[:, : num - 1], len(prompt) - 1, count, change
+            )
         wanted = tokens[len(prompt) + 1 :].unfold(0, count, 1)[: len(found)]
         # As a server counts: what follows a wrong draft is not accepted.
         drafted += found.numel()
@@ -138,20 +171,31 @@ def measured(drafter: Drafter, questions: Sequence[Question], count: int, change
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--eagle", type=Path, help="the folder of a draft model of the Eagle kind")
     parser.add_argument("--drafts", type=int, default=3)
-    parser.add_argument("--limit", type=int, default=len(drafts.LENGTHS), help="only the first N questions")
+    parser.add_argument(
+        "--limit", type=int, default=len(drafts.LENGTHS), help="only the first N questions"
+    )
     args = parser.parse_args()
     asked = drafts.questions()[: args.limit]
-    print(f"| changed | type | right answers of {len(asked)} | drafts | accepted |\n| --- | --- | --- | --- | --- |")
+    print(
+        f"| changed | type | right answers of {len(asked)} | drafts | accepted |\n| --- | --- | ---"
+        " | --- | --- |"
+    )
     for dtype in (torch.float32, torch.bfloat16):
         drafter = Drafter(args.folder, dtype, args.eagle)
         for name, change in CHANGES.items():
             right, drafted, accepted = measured(drafter, asked, args.drafts, change)
             kind = str(dtype).removeprefix("torch.")
-            print(f"| {name} | {kind} | {right / len(asked):.4f} | {drafted} | {accepted / drafted:.4f} |", flush=True)
+            print(
+                f"| {name} | {kind} | {right / len(asked):.4f} | {drafted} |"
+                f" {accepted / drafted:.4f} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -18,20 +18,34 @@ from harness.judge.run_records import Judgement
 from harness.run.protocol import Parent, Reply, run_child
 
 
-def tokens_of(sequences: list[dict[str, Any]], found: list[list[float]], cache: str, name: str) -> TokenLogprobs:
-    """The log probabilities `found` of an engine beside the truths. Raises InputError if their counts differ."""
+def tokens_of(
+    sequences: list[dict[str, Any]], found: list[list[float]], cache: str, name: str
+) -> TokenLogprobs:
+    """The log probabilities `found` of an engine beside the truths.
+
+    Raises InputError if their counts differ.
+    """
     samples = {
-        kind: torch.cat([torch.tensor(sequence[cache][kind]).double() for sequence in sequences], dim=1)
+        kind: torch.cat(
+            [torch.tensor(sequence[cache][kind]).double() for sequence in sequences], dim=1
+        )
         for kind in ("steady", "free")
     }
-    return beside([torch.tensor(sequence["logprobs"]) for sequence in sequences], found, name, **samples)
+    return beside(
+        [torch.tensor(sequence["logprobs"]) for sequence in sequences], found, name, **samples
+    )
 
 
-def beside(truths: list[Tensor], found: list[list[float]], name: str, **samples: Tensor | None) -> TokenLogprobs:
+def beside(
+    truths: list[Tensor], found: list[list[float]], name: str, **samples: Tensor | None
+) -> TokenLogprobs:
     """As `tokens_of`, from truths [n] of the sequences, and samples [S, n] of all."""
     lengths = [len(truth) for truth in truths]
     if [len(values) for values in found] != lengths:
-        raise InputError(f"{name}: {[len(values) for values in found]} log probabilities, the truth has {lengths}")
+        raise InputError(
+            f"{name}: {[len(values) for values in found]} log probabilities, the truth has"
+            f" {lengths}"
+        )
     return TokenLogprobs(
         name,
         found=torch.tensor([value for values in found for value in values]).double(),
@@ -53,16 +67,27 @@ def of_generated(checkpoint: Path, found: dict[str, Any], cache: str) -> Judgeme
     truth = random_model.load_truth(checkpoint)
     model = random_model.build(truth["architecture"], truth["seed"])
     sequences = []
-    for number, (sequence, generated) in enumerate(zip(truth["sequences"], found["generated"], strict=True)):
-        full = random_model.with_spread(model, sequence["tokens"] + generated, truth["seed"] + number, (cache,))
+    for number, (sequence, generated) in enumerate(
+        zip(truth["sequences"], found["generated"], strict=True)
+    ):
+        full = random_model.with_spread(
+            model, sequence["tokens"] + generated, truth["seed"] + number, (cache,)
+        )
         first = len(sequence["tokens"]) - 1
-        part = {kind: [sample[first:] for sample in full[cache][kind]] for kind in ("steady", "free")}
+        part = {
+            kind: [sample[first:] for sample in full[cache][kind]] for kind in ("steady", "free")
+        }
         sequences.append({"logprobs": full["logprobs"][first:], cache: part})
-    return logprobs.judged(tokens_of(sequences, found["generated_logprobs"], cache, "generated tokens"))
+    return logprobs.judged(
+        tokens_of(sequences, found["generated_logprobs"], cache, "generated tokens")
+    )
 
 
-def along_decisions(checkpoint: Path, found: dict[str, Any], cache: str, *, generated: bool) -> Judgement | None:
-    """The tokens of the prompts, or the generated ones, beside the reference with the engine's decisions.
+def along_decisions(
+    checkpoint: Path, found: dict[str, Any], cache: str, *, generated: bool
+) -> Judgement | None:
+    """The tokens of the prompts, or the generated ones, beside the reference with the engine's
+    decisions.
 
     None if a decision was not recorded: another one in its place may move all later tokens.
     """
@@ -83,7 +108,9 @@ def along_decisions(checkpoint: Path, found: dict[str, Any], cache: str, *, gene
         [getattr(one, part)[..., first:] for one, first in zip(followed, firsts, strict=True)]
         for part in ("truth", "samples")
     )
-    tokens_beside = beside(truths, found[f"{kind}logprobs"], name, steady=torch.cat(samples, dim=1), free=None)
+    tokens_beside = beside(
+        truths, found[f"{kind}logprobs"], name, steady=torch.cat(samples, dim=1), free=None
+    )
     judgement = logprobs.judged(tokens_beside)
     judgement.findings = [*replayed.findings(followed, name), *judgement.findings]
     judgement.notes += replayed.summary(followed, name)
@@ -91,9 +118,13 @@ def along_decisions(checkpoint: Path, found: dict[str, Any], cache: str, *, gene
 
 
 def judged(checkpoint: Path, found: dict[str, Any], cache: str, *, generated: bool) -> Judgement:
-    """The judgement of the prompts or of the generated tokens, along the engine's decisions if they were recorded."""
+    """The judgement of the prompts or of the generated tokens, along the engine's decisions if they
+    were recorded.
+    """
     is_recorded = any(found.get("generated_decisions" if generated else "decisions", ()))
-    if is_recorded and (judgement := along_decisions(checkpoint, found, cache, generated=generated)):
+    if is_recorded and (
+        judgement := along_decisions(checkpoint, found, cache, generated=generated)
+    ):
         return judgement
     judgement = (of_generated if generated else of_prompts)(checkpoint, found, cache)
     if is_recorded:
@@ -111,8 +142,13 @@ def main(parent: Parent) -> None:
     for generated in (False, True) if request.generated else (False,):
         judgement = judged(checkpoint, found, request.cache, generated=generated)
         num_findings += len(judgement.findings)
-        lines = [*(f"fail  {finding.message} at {finding.where}" for finding in judgement.findings), *judgement.notes]
-        lines.append(f"{judgement.looked_at} {'generated' if generated else 'prompt'} tokens judged")
+        lines = [
+            *(f"fail  {finding.message} at {finding.where}" for finding in judgement.findings),
+            *judgement.notes,
+        ]
+        lines.append(
+            f"{judgement.looked_at} {'generated' if generated else 'prompt'} tokens judged"
+        )
         for line in lines:
             parent.reply(Reply(progress={"line": line}))
     for problem in found.get("not_recorded", ()):

@@ -1,8 +1,10 @@
-"""A checkpoint with random weights of an architecture, and its truth by transformers: a log probability for each token.
+"""A checkpoint with random weights of an architecture, and its truth by transformers: a log
+probability for each token.
 
-The truth is computed in float32 on a CPU. Beside it stands how far rounding moves each token. The model runs again
-with noise of the size of a rounding at the output of each module, `SAMPLES` times: once with the decisions of the truth
-(experts, tokens of an indexer), once with its own. See docs/tolerances.md.
+The truth is computed in float32 on a CPU. Beside it stands how far rounding moves each token. The
+model runs again with noise of the size of a rounding at the output of each module, `SAMPLES` times:
+once with the decisions of the truth (experts, tokens of an indexer), once with its own. See
+docs/tolerances.md.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ PACKED_INPUTS = re.compile(
     r"self_attn\.([qo]_[ab]_proj|kv_proj)$|indexer\.q_b_proj$|mlp\.experts$|shared_experts\.(gate|up|down)_proj$"
 )
 PRODUCTS = re.compile(r"mlp\.experts\.act_fn$")
-"""Modules of transformers whose inputs engines round to e4m3 where weights are packed, and the input of an expert's
-second product by its factor."""
+"""Modules of transformers whose inputs engines round to e4m3 where weights are packed, and the
+input of an expert's second product by its factor.
+"""
 LATENTS = re.compile(r"(kv_a_layernorm|self_attn\.kv_norm|compressor\.kv_norm)$")
 FORMATS = {"bf16": BF16, "fp8": E4M3}
 """Type of the cache -> the error of a stored latent."""
@@ -48,15 +51,29 @@ TRUTH, PROMPTS = "truth.json", "prompts.json"
 
 _MLA = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 _MOE = {
-    "n_shared_experts": 1, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
-    "moe_intermediate_size": 128, "intermediate_size": 256, "first_k_dense_replace": 1,
-}  # fmt: skip
+    "n_shared_experts": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 128,
+    "intermediate_size": 256,
+    "first_k_dense_replace": 1,
+}
 _INDEX = {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 512, "q_lora_rank": 128}
 _COMMON = {
-    "vocab_size": 512, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 8,
-    "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1,
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 _EACH_LAYER = {"moe_layer_freq": 1}
 """SGLang reads it; transformers does not write it."""
 _ROUTING = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"} | _EACH_LAYER
@@ -64,57 +81,114 @@ _ROUTING = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"} | _EACH_LAYER
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """The sizes of a tiny model, and what engines want in `config.json` beside what transformers writes."""
+    """The sizes of a tiny model, and what engines want in `config.json` beside what transformers
+    writes.
+    """
 
     sizes: dict[str, Any]
     more: dict[str, Any] = field(default_factory=dict)
     renamed: dict[str, str] = field(default_factory=dict)
-    """Patterns in the names of weights that transformers writes -> what engines read in their place."""
+    """Patterns in the names of weights that transformers writes -> what engines read in their
+    place.
+    """
     packed: re.Pattern[str] | None = None
-    """The weights, by the names that engines read, that are published in e4m3. Engines round the inputs too."""
+    """The weights, by the names that engines read, that are published in e4m3.
+
+    Engines round the inputs too.
+    """
 
 
 ARCHITECTURES = {
-    "deepseek_v2": Architecture(_COMMON | _MLA | _MOE | {"q_lora_rank": None, "topk_method": "greedy"}, _EACH_LAYER),
+    "deepseek_v2": Architecture(
+        _COMMON | _MLA | _MOE | {"q_lora_rank": None, "topk_method": "greedy"}, _EACH_LAYER
+    ),
     "deepseek_v32": Architecture(_COMMON | _MLA | _MOE | _INDEX, _ROUTING),
     "glm_moe_dsa": Architecture(
-        _COMMON | _MLA | _MOE | _INDEX | {"index_n_heads": 32, "mlp_layer_types": ["dense", "sparse"]},
-        # transformers always rotates pairs in the indexer of GLM; vLLM reads it here, and takes halves without it.
+        _COMMON
+        | _MLA
+        | _MOE
+        | _INDEX
+        | {
+            "index_n_heads": 32,
+            "mlp_layer_types": ["dense", "sparse"],
+        },
+        # transformers always rotates pairs in the indexer of GLM; vLLM reads it here, and takes
+        # halves without it.
         _ROUTING | {"indexer_rope_interleave": True},
     ),
     "deepseek_v4": Architecture(
         _COMMON
         | {
-            "num_key_value_heads": 1, "head_dim": 512, "q_lora_rank": 128, "num_experts_per_tok": 2,
-            "n_routed_experts": 8, "n_shared_experts": 1, "moe_intermediate_size": 128, "sliding_window": 128,
-            "o_groups": 2, "o_lora_rank": 128, "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512,
-            "num_hidden_layers": 3, "mlp_layer_types": ["hash_moe", "moe", "moe"],
-            "layer_types": ["sliding_attention", "heavily_compressed_attention", "compressed_sparse_attention"],
+            "num_key_value_heads": 1,
+            "head_dim": 512,
+            "q_lora_rank": 128,
+            "num_experts_per_tok": 2,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 128,
+            "sliding_window": 128,
+            "o_groups": 2,
+            "o_lora_rank": 128,
+            "index_n_heads": 64,
+            "index_head_dim": 128,
+            "index_topk": 512,
+            "num_hidden_layers": 3,
+            "mlp_layer_types": ["hash_moe", "moe", "moe"],
+            "layer_types": [
+                "sliding_attention",
+                "heavily_compressed_attention",
+                "compressed_sparse_attention",
+            ],
         },
         {
-            "expert_dtype": "fp8", "topk_method": "noaux_tc", "num_nextn_predict_layers": 0,
+            "expert_dtype": "fp8",
+            "topk_method": "noaux_tc",
+            "num_nextn_predict_layers": 0,
             "quantization_config": block_fp8.CONFIG,
         },
-        {r"^model\.": "", r"^embed_tokens": "embed", r"^hc_head\.hc_": "hc_head_", r"\.attn\.norm\.": ".attn.kv_norm."},
-        re.compile(r"attn\.(w[qo]_[ab]|wkv|indexer\.wq_b)\.weight$|experts(\.\d+)?\.w[123]\.weight$"),
+        {
+            r"^model\.": "",
+            r"^embed_tokens": "embed",
+            r"^hc_head\.hc_": "hc_head_",
+            r"\.attn\.norm\.": ".attn.kv_norm.",
+        },
+        re.compile(
+            r"attn\.(w[qo]_[ab]|wkv|indexer\.wq_b)\.weight$|experts(\.\d+)?\.w[123]\.weight$"
+        ),
     ),
     "kimi_linear": Architecture(
         _COMMON
         | _MLA
         | {
-            "q_lora_rank": None, "num_local_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
-            "moe_intermediate_size": 128, "intermediate_size": 256, "n_shared_experts": 1, "linear_num_heads": 8,
-            "linear_head_dim": 128, "layer_types": ["linear_attention", "full_attention"],
+            "q_lora_rank": None,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "moe_intermediate_size": 128,
+            "intermediate_size": 256,
+            "n_shared_experts": 1,
+            "linear_num_heads": 8,
+            "linear_head_dim": 128,
+            "layer_types": ["linear_attention", "full_attention"],
             # vLLM norms what KDA gives with 1e-5, whatever `config.json` says (finding 19).
             "rms_norm_eps": 1e-5,
             "mlp_layer_types": ["dense", "sparse"],
         },
         {
-            "mla_use_nope": True, "first_k_dense_replace": 1, "moe_layer_freq": 1, "use_grouped_topk": True,
-            "moe_router_activation_func": "sigmoid", "num_nextn_predict_layers": 0, "rope_theta": 10000.0,
+            "mla_use_nope": True,
+            "first_k_dense_replace": 1,
+            "moe_layer_freq": 1,
+            "use_grouped_topk": True,
+            "moe_router_activation_func": "sigmoid",
+            "num_nextn_predict_layers": 0,
+            "rope_theta": 10000.0,
             "max_position_embeddings": 2048,
             "linear_attn_config": {
-                "kda_layers": [1], "full_attn_layers": [2], "num_heads": 8, "head_dim": 128,
+                "kda_layers": [1],
+                "full_attn_layers": [2],
+                "num_heads": 8,
+                "head_dim": 128,
                 "short_conv_kernel_size": 4,
             },
         },
@@ -124,14 +198,20 @@ ARCHITECTURES = {
         _COMMON
         | _MLA
         | {
-            "q_lora_rank": 128, "num_layers": 1, "ffn_hidden_size": 256, "expert_ffn_hidden_size": 128,
-            "n_routed_experts": 8, "moe_topk": 2, "zero_expert_num": 2,
+            "q_lora_rank": 128,
+            "num_layers": 1,
+            "ffn_hidden_size": 256,
+            "expert_ffn_hidden_size": 128,
+            "n_routed_experts": 8,
+            "moe_topk": 2,
+            "zero_expert_num": 2,
         },
         {"mla_scale_q_lora": True, "mla_scale_kv_lora": True},
     ),
-}  # fmt: skip
-"""Name in transformers -> architecture. transformers 5.23 has no DeepSeek V4.1 and no Kimi K3, and no causal language
-model of Kimi K2.5; GLM 5 Next it has as a model of images alone."""
+}
+"""Name in transformers -> architecture. transformers 5.23 has no DeepSeek V4.1 and no Kimi K3, and
+no causal language model of Kimi K2.5; GLM 5 Next it has as a model of images alone.
+"""
 
 
 class Decisions(TorchFunctionMode):
@@ -146,7 +226,11 @@ class Decisions(TorchFunctionMode):
         self.replayed = replayed
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if getattr(func, "__name__", "") != "topk":
@@ -161,10 +245,13 @@ class Decisions(TorchFunctionMode):
 
 
 def build(name: str, seed: int) -> Any:
-    """A model of the architecture in float32 with weights that bfloat16 holds exactly. Raises InputError.
+    """A model of the architecture in float32 with weights that bfloat16 holds exactly.
 
-    Weights have 16 levels, so that a checkpoint packs to a quarter, and a root mean square of 1.5 / sqrt(inputs);
-    embeddings have 1. If some are packed, the steps are powers of two. Vectors keep what transformers gives them.
+    Raises InputError.
+
+    Weights have 16 levels, so that a checkpoint packs to a quarter, and a root mean square of 1.5 /
+    sqrt(inputs); embeddings have 1. If some are packed, the steps are powers of two. Vectors keep
+    what transformers gives them.
     """
     if name not in ARCHITECTURES:
         raise InputError(f"canary random {name}: choose one of {', '.join(ARCHITECTURES)}")
@@ -172,9 +259,12 @@ def build(name: str, seed: int) -> Any:
 
     config = AutoConfig.for_model(name, **ARCHITECTURES[name].sizes)
     with torch.random.fork_rng(devices=[]):
-        # transformers draws some vectors, such as the decays of Kimi Linear, from torch's own generator.
+        # transformers draws some vectors, such as the decays of Kimi Linear, from torch's own
+        # generator.
         torch.manual_seed(seed)
-        model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+        model: Any = (
+            AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+        )
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for key, weight in model.named_parameters():
@@ -183,11 +273,15 @@ def build(name: str, seed: int) -> Any:
                 # 16 levels -15, -13, ..., 15 have a root mean square of 9.2.
                 levels = torch.randint(16, weight.shape, generator=generator) * 2.0 - 15.0
                 step = scale / 9.2
-                weight.copy_(levels * (2.0 ** round(math.log2(step)) if ARCHITECTURES[name].packed else step))
+                weight.copy_(
+                    levels * (2.0 ** round(math.log2(step)) if ARCHITECTURES[name].packed else step)
+                )
             weight.copy_(weight.bfloat16().float())
         for key, values in model.named_buffers():
             if key.endswith("tid2eid"):
-                experts = torch.rand(values.shape[0], 8, generator=generator).argsort(dim=1)[:, : values.shape[1]]
+                experts = torch.rand(values.shape[0], 8, generator=generator).argsort(dim=1)[
+                    :, : values.shape[1]
+                ]
                 values.copy_(experts)
     return model
 
@@ -195,7 +289,9 @@ def build(name: str, seed: int) -> Any:
 def prompts(vocab_size: int, seed: int, lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
     """Random tokens, without the special ones."""
     generator = torch.Generator().manual_seed(seed + 1)
-    return [torch.randint(2, vocab_size, (length,), generator=generator).tolist() for length in lengths]
+    return [
+        torch.randint(2, vocab_size, (length,), generator=generator).tolist() for length in lengths
+    ]
 
 
 def token_logprobs(model: Any, tokens: list[int]) -> Tensor:
@@ -209,8 +305,9 @@ def token_logprobs(model: Any, tokens: list[int]) -> Tensor:
 def rounding_noise(model: Any, cache: str, generator: torch.Generator) -> Iterator[None]:
     """Inside the block the output of each module is off by a random share of one rounding.
 
-    It is that of bfloat16, of e4m3 for queries and keys of an indexer, and of `cache`, a key of FORMATS, for latents.
-    Where weights are packed, the inputs of their products are off by one rounding to e4m3.
+    It is that of bfloat16, of e4m3 for queries and keys of an indexer, and of `cache`, a key of
+    FORMATS, for latents. Where weights are packed, the inputs of their products are off by one
+    rounding to e4m3.
     """
 
     def noisy(found: Any, size: float) -> Any:
@@ -227,9 +324,15 @@ def rounding_noise(model: Any, cache: str, generator: torch.Generator) -> Iterat
             continue
         is_e4m3 = INDEX_INPUTS.search(name) or (packed and PRODUCTS.search(name))
         size = E4M3 if is_e4m3 else FORMATS[cache] if LATENTS.search(name) else BF16
-        handles.append(module.register_forward_hook(lambda _module, _args, output, size=size: noisy(output, size)))
+        handles.append(
+            module.register_forward_hook(
+                lambda _module, _args, output, size=size: noisy(output, size)
+            )
+        )
         if packed and PACKED_INPUTS.search(name):
-            handles.append(module.register_forward_pre_hook(lambda _module, args: noisy(args, E4M3)))
+            handles.append(
+                module.register_forward_pre_hook(lambda _module, args: noisy(args, E4M3))
+            )
     try:
         yield
     finally:
@@ -237,10 +340,15 @@ def rounding_noise(model: Any, cache: str, generator: torch.Generator) -> Iterat
             handle.remove()
 
 
-def with_spread(model: Any, tokens: list[int], seed: int, caches: tuple[str, ...] = tuple(FORMATS)) -> dict[str, Any]:
-    """The truth of one sequence: `logprobs`, and for each type of cache `steady` and `free`, each [SAMPLES][n - 1].
+def with_spread(
+    model: Any, tokens: list[int], seed: int, caches: tuple[str, ...] = tuple(FORMATS)
+) -> dict[str, Any]:
+    """The truth of one sequence:
 
-    They are the distances of the samples from the truth, with the truth's decisions and with their own.
+    `logprobs`, and for each type of cache `steady` and `free`, each [SAMPLES][n - 1].
+
+    They are the distances of the samples from the truth, with the truth's decisions and with their
+    own.
     """
     with Decisions() as recorded:
         truth = token_logprobs(model, tokens)
@@ -257,7 +365,9 @@ def with_spread(model: Any, tokens: list[int], seed: int, caches: tuple[str, ...
 
 
 def write_checkpoint(name: str, out: Path, seed: int) -> Any:
-    """Write the checkpoint, its prompts and their log probabilities in a new folder. Returns the model in float32.
+    """Write the checkpoint, its prompts and their log probabilities in a new folder.
+
+    Returns the model in float32.
 
     Raises InputError for what transformers refuses.
     """

@@ -1,10 +1,13 @@
-"""Measures canary-dsa with transformers' own DeepSeek V3.2: the share of right answers under a right and a wrong top-k.
+"""Measures canary-dsa with transformers' own DeepSeek V3.2: the share of right answers under a
+right and a wrong top-k.
 
-    python -m canaries.recall_check fixtures/canary-dsa [--device cuda] [--limit N] [--small] [--out FILE]
+    python -m canaries.recall_check fixtures/canary-dsa [--device cuda] [--limit N] [--small] [--out
+    FILE]
 
-One forward over prompt and answer shows what greedy decoding gives, as in `canaries/check.py`. A row of the table is a
-change of the top-k in both layers, in the first, or in the second. With `--small` the rows are small errors
-like those of `benchmarks/vllm_faults.py`, which only `canary logprobs` shows, on the shorter task: a CPU does it.
+One forward over prompt and answer shows what greedy decoding gives, as in `canaries/check.py`. A
+row of the table is a change of the top-k in both layers, in the first, or in the second. With
+`--small` the rows are small errors like those of `benchmarks/vllm_faults.py`, which only `canary
+logprobs` shows, on the shorter task: a CPU does it.
 """
 
 from __future__ import annotations
@@ -34,7 +37,11 @@ def _random(chosen: Tensor, places: Tensor) -> Tensor:
 
 
 def _latest(chosen: Tensor, places: Tensor) -> Tensor:
-    return (places[:, None] - torch.arange(chosen.shape[-1], device=chosen.device)).clamp(min=0).expand_as(chosen)
+    return (
+        (places[:, None] - torch.arange(chosen.shape[-1], device=chosen.device))
+        .clamp(min=0)
+        .expand_as(chosen)
+    )
 
 
 def _half(chosen: Tensor, places: Tensor) -> Tensor:
@@ -46,7 +53,9 @@ CHANGES: dict[str, Change] = {
     "the right top-k": lambda chosen, places: chosen,
     "random tokens": _random,
     "the latest tokens": _latest,
-    "each token one block of 64 too late": lambda chosen, places: torch.minimum(chosen + BLOCK, places[:, None]),
+    "each token one block of 64 too late": lambda chosen, places: torch.minimum(
+        chosen + BLOCK, places[:, None]
+    ),
     "each token one too early": lambda chosen, places: (chosen - 1).clamp(min=0),
     "the better half of the top-k": _half,
 }
@@ -56,11 +65,15 @@ def _least_lost(chosen: Tensor, places: Tensor) -> Tensor:
     return torch.cat((chosen[..., :1], chosen[..., :-1]), -1)
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu", topk: int | None = None) -> Any:
+def load(
+    folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu", topk: int | None = None
+) -> Any:
     """transformers' model of the checkpoint; `topk` replaces its index_topk."""
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     # `to` would round the frequencies of the rotary embedding too.
     for layer in (model.model.embed_tokens, model.model.layers, model.model.norm, model.lm_head):
         layer.to(dtype)
@@ -120,7 +133,9 @@ SMALL: dict[str, Callable[[Any], None]] = {
 
 @contextmanager
 def rounded(model: Any) -> Iterator[None]:
-    """Inside the block stored latents, and the queries and keys of indexers, are rounded to e4m3 with a scale a row."""
+    """Inside the block stored latents, and the queries and keys of indexers, are rounded to e4m3
+    with a scale a row.
+    """
 
     def hook(module: Any, args: Any, output: Tensor) -> Tensor:
         """output [..., D], rounded."""
@@ -152,11 +167,18 @@ def share(model: Any, questions: Sequence[Question]) -> float:
     return sum(is_right(model, question) for question in questions) / len(questions)
 
 
-def table(folder: Path, device: str, limit: int, is_small: bool, progress: Callable[[str], None]) -> None:
-    """Report the rows of a table, one by one: change, and the share of right answers of each task."""
+def table(
+    folder: Path, device: str, limit: int, is_small: bool, progress: Callable[[str], None]
+) -> None:
+    """Report the rows of a table, one by one: change, and the share of right answers of each
+    task.
+    """
     sizes = {"recall": 512} if is_small else {"recall": 512, "recall_long": 2048}
     tasks = {name: recall.questions(*recall.TASKS[name])[-limit:] for name in sizes}
-    progress(f"| top-k, layers | {' | '.join(f'{name} ({len(asked)})' for name, asked in tasks.items())} |")
+    progress(
+        "| top-k, layers |"
+        f" {' | '.join(f'{name} ({len(asked)})' for name, asked in tasks.items())} |"
+    )
     progress("| --- " * (1 + len(tasks)) + "|")
 
     def row(title: str, model: Any, topk: dict[str, int]) -> None:
@@ -190,11 +212,17 @@ def table(folder: Path, device: str, limit: int, is_small: bool, progress: Calla
 
 def main() -> None:
     """Print the table, and write it to --out."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--limit", type=int, default=100, help="only the last N questions of each task, the longest")
-    parser.add_argument("--small", action="store_true", help="small errors in place of a wrong top-k")
+    parser.add_argument(
+        "--limit", type=int, default=100, help="only the last N questions of each task, the longest"
+    )
+    parser.add_argument(
+        "--small", action="store_true", help="small errors in place of a wrong top-k"
+    )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     lines: list[str] = []

@@ -13,9 +13,9 @@ from harness.engine.schedule.config import ModelConfig
 class Recipe:
     """Numbers of one training run.
 
-    The learning rate falls along a cosine over `steps`, or over the allowed time if that ends first. `latent_noise` is
-    Gaussian noise on every cache row, relative to the row's root mean square. With it, rounding the cache to fp8 flips
-    no answer.
+    The learning rate falls along a cosine over `steps`, or over the allowed time if that ends
+    first. `latent_noise` is Gaussian noise on every cache row, relative to the row's root mean
+    square. With it, rounding the cache to fp8 flips no answer.
     """
 
     steps: int = 2400
@@ -26,10 +26,12 @@ class Recipe:
     betas: tuple[float, float] = (0.9, 0.98)
     gradient_clip: float = 1.0
     latent_noise: float = 0.05
-    # Questions are sorted by length inside a window of this many batches: 1 pads most and mixes best.
+    # Questions are sorted by length inside a window of this many batches: 1 pads most and mixes
+    # best.
     length_window: int = 1
-    # Half-lives of the KDA heads' memories in tokens, frozen; None lets the model learn them. A model that learns them
-    # keeps whole questions in its recurrent states, and a wiped MLA cache costs few answers.
+    # Half-lives of the KDA heads' memories in tokens, frozen; None lets the model learn them. A
+    # model that learns them keeps whole questions in its recurrent states, and a wiped MLA cache
+    # costs few answers.
     kda_half_lives: tuple[float, ...] | None = None
     check_every: int = 200
 
@@ -39,15 +41,20 @@ def default_recipe(architecture: str, num_experts: int = 0) -> Recipe:
     if num_experts:
         return Recipe(steps=2400, batch_size=256)
     if architecture == "kimi_linear":
-        return Recipe(steps=2000, batch_size=225, length_window=3, kda_half_lives=(2.0, 4.0, 8.0, 16.0))
+        return Recipe(
+            steps=2000, batch_size=225, length_window=3, kda_half_lives=(2.0, 4.0, 8.0, 16.0)
+        )
     return Recipe()
 
 
 def model_config(architecture: str, num_experts: int = 0) -> ModelConfig:
-    """The canary's sizes. The MLA heads have DeepSeek's sizes, because serving kernels are built for them.
+    """The canary's sizes.
 
-    With experts, every layer routes each token to two experts and has fewer heads, so that most weights are behind the
-    router. Raises `ValueError` for an unknown architecture, and for experts in kimi_linear.
+    The MLA heads have DeepSeek's sizes, because serving kernels are built for them.
+
+    With experts, every layer routes each token to two experts and has fewer heads, so that most
+    weights are behind the router. Raises `ValueError` for an unknown architecture, and for experts
+    in kimi_linear.
     """
     mla: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
@@ -65,13 +72,21 @@ def model_config(architecture: str, num_experts: int = 0) -> ModelConfig:
     }
     if num_experts:
         if architecture != "deepseek_v2":
-            raise ValueError(f"--experts goes with --architecture deepseek_v2, not with {architecture}")
+            raise ValueError(
+                f"--experts goes with --architecture deepseek_v2, not with {architecture}"
+            )
         if not 2 <= num_experts <= 64 or num_experts & (num_experts - 1):
             raise ValueError(f"--experts must be a power of two from 2 to 64, got {num_experts}")
-        experts = {"num_experts": num_experts, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+        experts = {
+            "num_experts": num_experts,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 128,
+        }
         mla |= experts | {"num_heads": 4}
     if architecture == "deepseek_v2":
-        return ModelConfig(architecture="deepseek_v2", num_layers=3, layer_types=("mla",) * 3, **mla)
+        return ModelConfig(
+            architecture="deepseek_v2", num_layers=3, layer_types=("mla",) * 3, **mla
+        )
     if architecture == "kimi_linear":
         # With four heads of 64, the state of a request has the size of 64 rows of the MLA cache.
         return ModelConfig(

@@ -1,4 +1,6 @@
-"""How the decisions of an engine are written down: the ids that a stage of a layer chose at each position."""
+"""How the decisions of an engine are written down: the ids that a stage of a layer chose at each
+position.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def packed(ids: Tensor) -> dict[str, Any]:
 
 
 def unpacked(found: dict[str, dict[str, dict[str, Any]]]) -> Ids:
-    """The ids of one request, as a recorder of an engine wrote them: stage -> layer -> `shape` and packed `data`."""
+    """The ids of one request, as a recorder of an engine wrote them: stage -> layer -> `shape` and
+    packed `data`.
+    """
     ids: Ids = {}
     for stage, layers in found.items():
         for layer, rows in layers.items():

@@ -1,9 +1,10 @@
-"""The decisions of an engine (experts, tokens of an indexer), replayed in the reference and judged by its scores.
+"""The decisions of an engine (experts, tokens of an indexer), replayed in the reference and judged
+by its scores.
 
-The reference runs teacher forced with the engine's choices. Its own scores along this path tell how far the least
-choice is below the best token or expert left out. How far rounding moves these scores is measured with the noise of
-`random_model.rounding_noise`. What is further below is a finding. What is left of the distance of log probabilities is
-rounding alone. See docs/tolerances.md.
+The reference runs teacher forced with the engine's choices. Its own scores along this path tell how
+far the least choice is below the best token or expert left out. How far rounding moves these scores
+is measured with the noise of `random_model.rounding_noise`. What is further below is a finding.
+What is left of the distance of log probabilities is rounding alone. See docs/tolerances.md.
 """
 
 from __future__ import annotations
@@ -26,21 +27,29 @@ from harness.judge.decisions import shortfall
 
 SAMPLES = 8
 MARGIN = 12.0
-"""The largest shortfall of a decision, in root mean squares of what rounding does to the difference of two scores."""
-STAGES = {"index": re.compile(r"layers\.(\d+)\..*indexer$"), "experts": re.compile(r"layers\.(\d+)\..*(gate|router)$")}
+"""The largest shortfall of a decision, in root mean squares of what rounding does to the difference
+of two scores.
+"""
+STAGES = {
+    "index": re.compile(r"layers\.(\d+)\..*indexer$"),
+    "experts": re.compile(r"layers\.(\d+)\..*(gate|router)$"),
+}
 """Stage -> names of the deciding modules of transformers, in their order in a layer."""
 
 
 class Replay(TorchFunctionMode):
     """Runs a model with the choices `ids`; where there are none or no valid ones it makes its own.
 
-    Keeps for each decider its scores [T, n], what was taken [T, n] bool, and which rows [T] bool were not valid.
+    Keeps for each decider its scores [T, n], what was taken [T, n] bool, and which rows [T] bool
+    were not valid.
     """
 
     def __init__(self, model: Any, ids: Ids) -> None:
         super().__init__()
         self._ids = ids
-        self._deciders = [(name, module) for name, module in model.named_modules() if _decider(name)]
+        self._deciders = [
+            (name, module) for name, module in model.named_modules() if _decider(name)
+        ]
         self._handles: list[Any] = []
         self._current: tuple[Decider, Any] | None = None
         self.scores: dict[Decider, Tensor] = {}
@@ -70,17 +79,25 @@ class Replay(TorchFunctionMode):
         self._current = None
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if self._current is None or getattr(func, "__name__", "") != "topk":
             return result
         decider, module = self._current
         # A router also chooses groups of experts, from scores of another shape.
-        if decider.stage == "experts" and (args[0].dim() != 2 or result.indices.shape[-1] != module.top_k):
+        if decider.stage == "experts" and (
+            args[0].dim() != 2 or result.indices.shape[-1] != module.top_k
+        ):
             return result
         scores = args[0].detach()
-        chosen = self._choose(decider, scores.reshape(-1, scores.shape[-1]).double(), result.indices)
+        chosen = self._choose(
+            decider, scores.reshape(-1, scores.shape[-1]).double(), result.indices
+        )
         indices = chosen.view(result.indices.shape).to(result.indices.dtype)
         return torch.return_types.topk((args[0].gather(-1, indices), indices))  # type: ignore[attr-defined]
 
@@ -95,10 +112,14 @@ class Replay(TorchFunctionMode):
             ids = self._ids[decider][: len(scores)]
             rows = torch.zeros(len(ids), scores.shape[1] + 1, dtype=torch.int64)
             inside = (ids >= 0) & (ids < scores.shape[1])
-            counts = rows.scatter_add(1, torch.where(inside, ids, scores.shape[1]), torch.ones_like(ids))[:, :-1]
+            counts = rows.scatter_add(
+                1, torch.where(inside, ids, scores.shape[1]), torch.ones_like(ids)
+            )[:, :-1]
             known[: len(ids)] = (ids >= 0).any(dim=1)
             wanted = taken[: len(ids)].sum(1)
-            right = (counts <= 1).all(1) & (ids < scores.shape[1]).all(1) & (counts.sum(1) == wanted)
+            right = (
+                (counts <= 1).all(1) & (ids < scores.shape[1]).all(1) & (counts.sum(1) == wanted)
+            )
             right &= ~((counts > 0) & ~visible[: len(ids)]).any(1)
             invalid[: len(ids)] = known[: len(ids)] & ~right
             replayed = (known & ~invalid)[: len(ids), None]
@@ -124,7 +145,9 @@ def _visible(decider: Decider, scores: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class Excess:
-    """A decision beyond rounding: what decided at which position, and how far below the best choice it is."""
+    """A decision beyond rounding: what decided at which position, and how far below the best choice
+    it is.
+    """
 
     decider: Decider
     position: int
@@ -134,9 +157,12 @@ class Excess:
 
 @dataclass(slots=True)
 class Followed:
-    """One sequence along an engine's decisions: `truth` [n - 1], samples [S, n - 1], and decisions beyond rounding.
+    """One sequence along an engine's decisions:
 
-    `num_decisions` were judged, `num_unknown` not recorded; `largest` is a decider's largest shortfall in its margin.
+    `truth` [n - 1], samples [S, n - 1], and decisions beyond rounding.
+
+    `num_decisions` were judged, `num_unknown` not recorded; `largest` is a decider's largest
+    shortfall in its margin.
     """
 
     truth: Tensor
@@ -152,8 +178,12 @@ def follow(model: Any, tokens: list[int], ids: Ids, seed: int, cache: str) -> Fo
     with Replay(model, ids) as path:
         truth = random_model.token_logprobs(model, tokens)
     replayed = {decider: as_ids(taken) for decider, taken in path.taken.items()}
-    pairs = {decider: _pairs(scores, path.taken[decider]) for decider, scores in path.scores.items()}
-    squares = {decider: torch.zeros(2, len(scores)).double() for decider, scores in path.scores.items()}
+    pairs = {
+        decider: _pairs(scores, path.taken[decider]) for decider, scores in path.scores.items()
+    }
+    squares = {
+        decider: torch.zeros(2, len(scores)).double() for decider, scores in path.scores.items()
+    }
     generator, samples = torch.Generator().manual_seed(seed), []
     for _ in range(SAMPLES):
         with random_model.rounding_noise(model, cache, generator), Replay(model, replayed) as noisy:
@@ -162,7 +192,9 @@ def follow(model: Any, tokens: list[int], ids: Ids, seed: int, cache: str) -> Fo
             moved = _moved(scores, path.scores[decider])
             of_pair = moved.gather(1, pairs[decider]).diff(dim=1).squeeze(1).square()
             # The difference of two scores that move by themselves.
-            squares[decider] += torch.stack((of_pair, 2 * moved.square().sum(1) / scores.isfinite().sum(1)))
+            squares[decider] += torch.stack(
+                (of_pair, 2 * moved.square().sum(1) / scores.isfinite().sum(1))
+            )
     found = Followed(truth, torch.stack(samples))
     for decider in path.scores:
         moves = (squares[decider] / SAMPLES).sqrt().amax(0)
@@ -178,7 +210,9 @@ def as_ids(taken: Tensor) -> Tensor:
 
 
 def _moved(scores: Tensor, path: Tensor) -> Tensor:
-    """How far the scores [T, n] of a sample are from those of the path, without what all scores of a row share."""
+    """How far the scores [T, n] of a sample are from those of the path, without what all scores of
+    a row share.
+    """
     seen = path.isfinite()
     moved = torch.where(seen, scores - path, 0.0)
     return torch.where(seen, moved - moved.sum(1, keepdim=True) / seen.sum(1, keepdim=True), 0.0)
@@ -190,9 +224,15 @@ def _pairs(scores: Tensor, taken: Tensor) -> Tensor:
     return torch.stack((least, scores.masked_fill(taken, -torch.inf).argmax(1)), dim=1)
 
 
-def _judge(found: Followed, path: Replay, decider: Decider, moves: Tensor, ids: Tensor | None) -> None:
-    """Judge the decisions of one decider by how far rounding moves the difference of two scores, [T]."""
-    scores, taken, known, invalid = (kept[decider] for kept in (path.scores, path.taken, path.known, path.invalid))
+def _judge(
+    found: Followed, path: Replay, decider: Decider, moves: Tensor, ids: Tensor | None
+) -> None:
+    """Judge the decisions of one decider by how far rounding moves the difference of two scores,
+    [T].
+    """
+    scores, taken, known, invalid = (
+        kept[decider] for kept in (path.scores, path.taken, path.known, path.invalid)
+    )
     seen = scores.isfinite()
     decides = taken.sum(1) < seen.sum(1)
     # No token follows the last position, and an engine does not compute a last generated token.
@@ -212,7 +252,9 @@ def _judge(found: Followed, path: Replay, decider: Decider, moves: Tensor, ids: 
     for row in invalid.nonzero().flatten().tolist():
         assert ids is not None
         found.num_decisions += 1
-        found.excesses.append(Excess(decider, row, _why_invalid(ids[row], int(seen[row].sum())), float("inf")))
+        found.excesses.append(
+            Excess(decider, row, _why_invalid(ids[row], int(seen[row].sum())), float("inf"))
+        )
 
 
 def _why_invalid(ids: Tensor, num_seen: int) -> str:
@@ -225,22 +267,31 @@ def _why_invalid(ids: Tensor, num_seen: int) -> str:
 
 
 def findings(followed: list[Followed], name: str) -> Iterator[Finding]:
-    """For each decider in the order of the model, its decisions beyond rounding in all sequences."""
+    """For each decider in the order of the model, its decisions beyond rounding in all
+    sequences.
+    """
     places: dict[Decider, list[tuple[int, Excess]]] = {}
     for request, one in enumerate(followed):
         for excess in one.excesses:
             places.setdefault(excess.decider, []).append((request, excess))
     for decider in sorted(places, key=_order):
         request, first = min(places[decider], key=lambda place: (place[0], place[1].position))
-        more = f"; {len(places[decider]) - 1} more of this layer" if len(places[decider]) > 1 else ""
+        more = (
+            f"; {len(places[decider]) - 1} more of this layer" if len(places[decider]) > 1 else ""
+        )
         yield Finding(
             oracle="logprobs",
             tensor=f"{decider.stage} of layer {decider.layer}",
-            where=place(f"request {request}, token", (one.position for at, one in places[decider] if at == request)),
+            where=place(
+                f"request {request}, token",
+                (one.position for at, one in places[decider] if at == request),
+            ),
             cause=Code.DIVERGED,
             excess=max(one.times for _, one in places[decider]),
-            message=f"decisions of {name}: request {request}, token {first.position}, layer {decider.layer}, "
-            f"{decider.stage}: {first.words}{more}",
+            message=(
+                f"decisions of {name}: request {request}, token {first.position}, layer"
+                f" {decider.layer}, {decider.stage}: {first.words}{more}"
+            ),
         )
 
 

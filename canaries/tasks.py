@@ -1,7 +1,8 @@
 """The questions that a canary answers, and the files that hold them.
 
-`fixtures/tasks/data/NAME.jsonl` has one question a line: `{"id", "question", "answer", "target"}`. `answer` is the text
-that greedy decoding must give, ending in `#### N`; `target` is N. `fixtures/tasks/make_questions.py` makes the files.
+`fixtures/tasks/data/NAME.jsonl` has one question a line: `{"id", "question", "answer", "target"}`.
+`answer` is the text that greedy decoding must give, ending in `#### N`; `target` is N.
+`fixtures/tasks/make_questions.py` makes the files.
 """
 
 from __future__ import annotations
@@ -50,13 +51,16 @@ def final_answer(text: str) -> str | None:
 def load(task: str) -> list[Question]:
     """The questions of a task: a name of `TASKS`, `all`, or the path of a JSON-lines file.
 
-    Raises `ValueError` for an unknown task and for a line that is not a question (with file and line number).
+    Raises `ValueError` for an unknown task and for a line that is not a question (with file and
+    line number).
     """
     if task == ALL_TASKS:
         return [question for name in TASKS for question in load(name)]
     path = DATA_DIR / f"{task}.jsonl" if task in TASKS else Path(task)
     if not path.is_file():
-        raise ValueError(f"no task {task!r}: give one of {', '.join((*TASKS, ALL_TASKS))}, or a .jsonl file")
+        raise ValueError(
+            f"no task {task!r}: give one of {', '.join((*TASKS, ALL_TASKS))}, or a .jsonl file"
+        )
     if questions := list(_read(path)):
         return questions
     raise ValueError(f"{path}: no question is there; a line is one question")
@@ -70,5 +74,7 @@ def _read(path: Path) -> Iterator[Question]:
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{path}:{number}: not a question ({error})") from error
             if final_answer(question.answer) != question.target:
-                raise ValueError(f"{path}:{number}: the answer must end in '#### {question.target}'")
+                raise ValueError(
+                    f"{path}:{number}: the answer must end in '#### {question.target}'"
+                )
             yield question

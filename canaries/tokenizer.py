@@ -1,5 +1,5 @@
-"""A canary's tokens: a byte-level BPE tokenizer of 2,048 entries in which every digit is a token of its own, and
-questions as padded tensors, for training and checking.
+"""A canary's tokens: a byte-level BPE tokenizer of 2,048 entries in which every digit is a token of
+its own, and questions as padded tensors, for training and checking.
 """
 
 from __future__ import annotations
@@ -23,10 +23,16 @@ PAD_TOKEN_ID = 1
 
 
 def train(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Tokenizer:
-    """Learn merges from `texts`. Digits never merge. Texts with few words give fewer than `vocab_size` entries."""
+    """Learn merges from `texts`.
+
+    Digits never merge. Texts with few words give fewer than `vocab_size` entries.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -56,7 +62,9 @@ def save(tokenizer: Tokenizer, directory: Path, max_length: int = 2048) -> None:
         "model_max_length": max_length,
         "padding_side": "left",
     }
-    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps(config, indent=2) + "\n", encoding="utf-8"
+    )
 
 
 IGNORED = -100
@@ -66,8 +74,9 @@ IGNORED = -100
 class Examples:
     """N questions padded on the right to the longest.
 
-    tokens: [N, T] int64, prompt, answer, end of sequence, padding. labels: [N, T] int64, the next token of each
-    position, `IGNORED` where it is not part of the answer. lengths: [N] int64, without padding.
+    tokens: [N, T] int64, prompt, answer, end of sequence, padding. labels: [N, T] int64, the next
+    token of each position, `IGNORED` where it is not part of the answer. lengths: [N] int64,
+    without padding.
     """
 
     tokens: Tensor
@@ -89,7 +98,9 @@ class Examples:
             yield rows, self.take(rows)
 
 
-def encode(questions: Sequence[Question], tokenizer: Tokenizer, device: str | torch.device = "cpu") -> Examples:
+def encode(
+    questions: Sequence[Question], tokenizer: Tokenizer, device: str | torch.device = "cpu"
+) -> Examples:
     """Tokenize prompts and completions separately, because a server tokenizes the prompt alone."""
     rows, labels = [], []
     for question in questions:

@@ -29,7 +29,8 @@ from harness.run.protocol import Parent, Reply, run_child
 
 Progress = Callable[[str], None]
 
-# The checks of every canary: name in reports, dtype of weights and activations, transform of the cache.
+# The checks of every canary: name in reports, dtype of weights and activations, transform of the
+# cache.
 CHECKS: tuple[tuple[str, torch.dtype, CacheTransform | None], ...] = (
     ("float32", torch.float32, None),
     ("bfloat16", torch.bfloat16, None),
@@ -52,12 +53,13 @@ def train(
     config: ModelConfig | None = None,
     progress: Progress = print,
 ) -> card.Trained:
-    """Train on `task` (a name, `all`, or a .jsonl file), check, and write a checkpoint with its card to `out`.
+    """Train on `task` (a name, `all`, or a .jsonl file), check, and write a checkpoint with its
+    card to `out`.
 
-    Runs for `recipe.steps` steps or `minutes`, whichever ends first. The same seed, device and number of steps give the
-    same weights, as far as the device's kernels are deterministic. `config` replaces the architecture's sizes; its
-    vocabulary must hold the tokenizer's. `num_experts` gives every layer routed experts. `limit` keeps the first
-    questions.
+    Runs for `recipe.steps` steps or `minutes`, whichever ends first. The same seed, device and
+    number of steps give the same weights, as far as the device's kernels are deterministic.
+    `config` replaces the architecture's sizes; its vocabulary must hold the tokenizer's.
+    `num_experts` gives every layer routed experts. `limit` keeps the first questions.
 
     Raises `ValueError` for an unknown task, architecture, device, or number of experts.
     """
@@ -71,7 +73,10 @@ def train(
     model = CausalLM(config).reset_parameters(seed, logit_std=1.0).to(device)
     if recipe.kda_half_lives is not None:
         limit_memory(model, recipe.kda_half_lives)
-    progress(f"{len(questions)} questions, {sum(p.numel() for p in model.parameters()):,} weights, {device}")
+    progress(
+        f"{len(questions)} questions, {sum(p.numel() for p in model.parameters()):,} weights,"
+        f" {device}"
+    )
 
     started = time.monotonic()
     steps = _optimise(model, examples, recipe, seed, minutes * 60.0, progress)
@@ -88,22 +93,34 @@ def train(
     result = card.Trained(out, config, recipe, seed, steps, seconds, gpu, len(questions), *checks)
     for name, by_task in result.accuracy.items():
         progress(f"{name}: " + ", ".join(f"{task} {value:.4f}" for task, value in by_task.items()))
-    progress("sabotaged: " + ", ".join(f"{name} {value:.4f}" for name, value in result.sabotaged.items()))
+    progress(
+        "sabotaged: " + ", ".join(f"{name} {value:.4f}" for name, value in result.sabotaged.items())
+    )
     (out / "README.md").write_text(card.render(result), encoding="utf-8")
     return result
 
 
 def resolve_device(device: str) -> str:
-    """The device; `auto` is CUDA where there is a GPU. Raises `ValueError` for a device that is not there."""
+    """The device; `auto` is CUDA where there is a GPU.
+
+    Raises `ValueError` for a device that is not there.
+    """
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise ValueError(f"no device {device!r} here: use auto, cpu or cuda (where PyTorch finds a GPU)")
+        raise ValueError(
+            f"no device {device!r} here: use auto, cpu or cuda (where PyTorch finds a GPU)"
+        )
     return device
 
 
-def accuracy(directory: Path, examples: Examples, names: list[str], device: str) -> dict[str, dict[str, float]]:
-    """Share of exact answers of the checkpoint in `directory`, by check and task. `names` has each row's task."""
+def accuracy(
+    directory: Path, examples: Examples, names: list[str], device: str
+) -> dict[str, dict[str, float]]:
+    """Share of exact answers of the checkpoint in `directory`, by check and task.
+
+    `names` has each row's task.
+    """
     result: dict[str, dict[str, float]] = {}
     for title, dtype, transform in CHECKS:
         model = checkpoint.load(directory, dtype, device)
@@ -134,14 +151,16 @@ def sabotaged(directory: Path, examples: Examples, device: str) -> dict[str, flo
 def limit_memory(model: CausalLM, half_lives: tuple[float, ...]) -> None:
     """Set the decay of each KDA head near its half-life in tokens, and freeze it.
 
-    The gate still depends on the token, through frozen random projections. Raises `ValueError` when the numbers of
-    half-lives and heads differ.
+    The gate still depends on the token, through frozen random projections. Raises `ValueError` when
+    the numbers of half-lives and heads differ.
     """
     for layer in (layer.self_attn for layer in model.layers):
         if not isinstance(layer, KimiDeltaAttention):
             continue
         if len(half_lives) != layer.num_heads:
-            raise ValueError(f"kda_half_lives has {len(half_lives)} entries for {layer.num_heads} heads")
+            raise ValueError(
+                f"kda_half_lives has {len(half_lives)} entries for {layer.num_heads} heads"
+            )
         rates = torch.tensor([math.log(2.0) / tokens for tokens in half_lives])
         layer.A_log.zero_()
         layer.dt_bias.copy_(rates.expm1().log().repeat_interleave(layer.head_dim))
@@ -151,7 +170,9 @@ def limit_memory(model: CausalLM, half_lives: tuple[float, ...]) -> None:
 
 
 def learning_rate(recipe: Recipe, step: int, time_used: float) -> float:
-    """Linear warm-up, then a cosine to zero at the last step, or at `time_used` 1 if that is first."""
+    """Linear warm-up, then a cosine to zero at the last step, or at `time_used` 1 if that is
+    first.
+    """
     if step < recipe.warmup_steps:
         return recipe.learning_rate * (step + 1) / recipe.warmup_steps
     done = min(1.0, max(step / recipe.steps, time_used))
@@ -159,7 +180,9 @@ def learning_rate(recipe: Recipe, step: int, time_used: float) -> float:
 
 
 def noise(strength: float, generator: torch.Generator) -> CacheTransform:
-    """A cache transform that adds Gaussian noise of `strength` times each row's root mean square."""
+    """A cache transform that adds Gaussian noise of `strength` times each row's root mean
+    square.
+    """
 
     def transform(kv_c: Tensor, k_pe: Tensor) -> tuple[Tensor, Tensor]:
         """kv_c [..., R] and k_pe [..., E] with noise."""
@@ -167,7 +190,9 @@ def noise(strength: float, generator: torch.Generator) -> CacheTransform:
         def disturb(x: Tensor) -> Tensor:
             """x [..., D] with noise of its own scale."""
             rms = x.detach().square().mean(dim=-1, keepdim=True).sqrt()
-            return x + strength * rms * torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
+            return x + strength * rms * torch.randn(
+                x.shape, generator=generator, device=x.device, dtype=x.dtype
+            )
 
         return disturb(kv_c), disturb(k_pe)
 
@@ -182,7 +207,12 @@ def answer_loss(model: CausalLM, batch: Examples) -> Tensor:
 
 
 def _optimise(
-    model: CausalLM, examples: Examples, recipe: Recipe, seed: int, seconds: float, progress: Progress
+    model: CausalLM,
+    examples: Examples,
+    recipe: Recipe,
+    seed: int,
+    seconds: float,
+    progress: Progress,
 ) -> int:
     """Train in place; returns the number of steps made."""
     device = examples.tokens.device
@@ -190,7 +220,10 @@ def _optimise(
     trained = [p for p in model.parameters() if p.requires_grad]
     decayed = [p for p in trained if p.dim() in (2, 3)]
     kept = [p for p in trained if p.dim() not in (2, 3)]
-    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": kept, "weight_decay": 0.0}]
+    groups = [
+        {"params": decayed, "weight_decay": recipe.weight_decay},
+        {"params": kept, "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas)
     generator = torch.Generator(device).manual_seed(seed)
     batches = _shuffled(examples, recipe, seed)
@@ -226,7 +259,10 @@ def _right_now(model: CausalLM, examples: Examples) -> float:
 
 
 def _shuffled(examples: Examples, recipe: Recipe, seed: int) -> Iterator[Examples]:
-    """Endless batches. Every epoch has a new order, which depends on the seed and not on the device."""
+    """Endless batches.
+
+    Every epoch has a new order, which depends on the seed and not on the device.
+    """
     generator = torch.Generator().manual_seed(seed)
     lengths = examples.lengths.cpu()
     while True:
@@ -244,7 +280,10 @@ def main(parent: Parent) -> None:
     if request is None:
         return
     try:
-        train(**request.model_dump(), progress=lambda line: parent.reply(Reply(progress={"line": line})))
+        train(
+            **request.model_dump(),
+            progress=lambda line: parent.reply(Reply(progress={"line": line})),
+        )
     except ValueError as error:
         raise InputError(f"canary train: {error}") from error
     parent.reply(Reply(result={}))

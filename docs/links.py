@@ -1,4 +1,6 @@
-"""A hook of MkDocs: links to files outside of docs/ lead to the repository, so that they work on the site as well."""
+"""A hook of MkDocs: links to files outside of docs/ lead to the repository, so that they work on
+the site as well.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ DOCS = Path(__file__).parent
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
-    """The page with each link to a file that is no page of the site replaced. Raises ValueError if it is not there."""
+    """The page with each link to a file that is no page of the site replaced.
+
+    Raises ValueError if it is not there.
+    """
     folder = (DOCS / page.file.src_uri).parent
 
     def replaced(match: re.Match[str]) -> str:
@@ -21,6 +26,6 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
         inside = file.is_relative_to(DOCS) and not file.is_relative_to(DOCS / "examples")
         if inside:
             return match[0]
-        return f"]({config['repo_url']}/blob/main/{file.relative_to(DOCS.parent).as_posix()}{match[2] or ''})"
+        return f"]({config['repo_url']}/blob/main/{file.relative_to(DOCS.parent).as_posix()}{match[2] or ''})"  # noqa: E501
 
     return re.sub(r"\]\(((?:\.\./|examples/)[^)#]+)(#[^)]*)?\)", replaced, markdown)

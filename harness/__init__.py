@@ -1,4 +1,7 @@
-"""The MLA harness. Importing it is instant: what it offers to plug-ins is loaded when it is first asked for."""
+"""The MLA harness.
+
+Importing it is instant: what it offers to plug-ins is loaded when it is first asked for.
+"""
 
 from __future__ import annotations
 

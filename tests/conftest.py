@@ -1,4 +1,6 @@
-"""What every test leaves as it found it (kernels, loaded plug-ins), and servers that end with their test."""
+"""What every test leaves as it found it (kernels, loaded plug-ins), and servers that end with their
+test.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from harness.core.catalog import KERNELS
 from harness.run import runner
 from harness.run.fork_server import Forks, ForkServer
 
-# A shell starts what runs in the background with Ctrl-C ignored, and processes inherit that: no test could send one.
+# A shell starts what runs in the background with Ctrl-C ignored, and processes inherit that: no
+# test could send one.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # Matrices are small here. Several workers with several threads each would take ten times as long.
@@ -30,7 +33,8 @@ _kept: dict[object, Forks] = {}
 
 @pytest.fixture(autouse=True)
 def _forget_kernels_that_a_test_registers() -> Iterator[None]:
-    # Imported by whom it concerns only: with torch behind it, it would slow down tests of what needs none.
+    # Imported by whom it concerns only: with torch behind it, it would slow down tests of what
+    # needs none.
     loaded = dict(getattr(sys.modules.get("harness.kernels.plugins"), "_loaded", {}))
     with KERNELS.scoped():
         yield
@@ -41,13 +45,17 @@ def _forget_kernels_that_a_test_registers() -> Iterator[None]:
 
 
 class _KeptForks(Forks):
-    """Forks of one process for the pools of all tests with the same imports and environment variables."""
+    """Forks of one process for the pools of all tests with the same imports and environment
+    variables.
+    """
 
     def begin(self, environ: Mapping[str, str], seconds: float) -> None:
         """A server of an earlier test may be there, so none is started before one is used."""
 
     def server(self, environ: Mapping[str, str], seconds: float) -> ForkServer | None:
-        variables = {name: value for name, value in os.environ.items() if name not in OF_EACH_TEST} | dict(environ)
+        variables = {
+            name: value for name, value in os.environ.items() if name not in OF_EACH_TEST
+        } | dict(environ)
         key = (tuple(self._imports), tuple(sorted(variables.items())))
         if key not in _kept:
             while len(_kept) >= MAX_SERVERS:
@@ -74,7 +82,9 @@ def _keep_the_process_that_imports_torch(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def cli(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """Run one command line in an empty folder; returns exit code, standard output and standard error."""
+    """Run one command line in an empty folder; returns exit code, standard output and standard
+    error.
+    """
     monkeypatch.chdir(tmp_path)
 
     def call(*words: object) -> tuple[int, str, str]:
@@ -88,7 +98,10 @@ def cli(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.fixture
 def start_server() -> Iterator[Callable[..., str]]:
-    """Start a program of tests/servers with its arguments, which prints its port first. Returns its address."""
+    """Start a program of tests/servers with its arguments, which prints its port first.
+
+    Returns its address.
+    """
     running: list[subprocess.Popen[str]] = []
 
     def start(program: str, *words: str) -> str:

@@ -1,7 +1,8 @@
 """Waiting in tests: for what happened, never for a time.
 
-A busy machine makes every process late, by an unknown factor. So a test waits for the event itself. The one limit is
-HANG_SECONDS: it ends a test that would never end, and says nothing about how quick anything is.
+A busy machine makes every process late, by an unknown factor. So a test waits for the event itself.
+The one limit is HANG_SECONDS: it ends a test that would never end, and says nothing about how quick
+anything is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ HANG_SECONDS = 1800.0
 """After this time a test counts as hung. No test needs a hundredth of it on an idle machine."""
 POLL_SECONDS = 0.02
 LATE = 300.0
-"""What the clock of :func:`end_limits_when` shows at the end: a limit of a test is over, and HANG_SECONDS is not."""
+"""What the clock of :func:`end_limits_when` shows at the end: a limit of a test is over, and
+HANG_SECONDS is not.
+"""
 
 SeenT = TypeVar("SeenT")
 
@@ -33,8 +36,8 @@ class Ends(Protocol):
 def wait_until(happened: Callable[[], SeenT], what: str, process: Ends | None = None) -> SeenT:
     """Call `happened` until it returns something true, and return that.
 
-    `what` completes the sentence "hung before ...". Fails the test after HANG_SECONDS, or if `process`, which should
-    make it happen, ended before.
+    `what` completes the sentence "hung before ...". Fails the test after HANG_SECONDS, or if
+    `process`, which should make it happen, ended before.
     """
     begun = time.monotonic()
     while not (seen := happened()):
@@ -50,7 +53,10 @@ def wait_until(happened: Callable[[], SeenT], what: str, process: Ends | None = 
 
 
 def wait_until_gone(pid: int) -> None:
-    """Wait until the process `pid` has ended. A zombie, which nobody may collect here, counts as ended."""
+    """Wait until the process `pid` has ended.
+
+    A zombie, which nobody may collect here, counts as ended.
+    """
     wait_until(lambda: not Path(f"/proc/{pid}/exe").exists(), f"process {pid} ended")
 
 
@@ -67,10 +73,13 @@ def wait_until_group_is_gone(group: int) -> None:
     wait_until(is_gone, f"process group {group} ended")
 
 
-def end_limits_when(monkeypatch: pytest.MonkeyPatch, module: Any, happened: Callable[[], object]) -> None:
+def end_limits_when(
+    monkeypatch: pytest.MonkeyPatch, module: Any, happened: Callable[[], object]
+) -> None:
     """Give `module` a clock that stands still until `happened()`, and then shows LATE.
 
-    So what is to happen within a time limit does, however slow the machine is, and then the limit ends.
+    So what is to happen within a time limit does, however slow the machine is, and then the limit
+    ends.
     """
 
     def monotonic() -> float:

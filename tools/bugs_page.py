@@ -1,4 +1,6 @@
-"""docs/bugs.md from a run of `mla-harness selftest`: each injected bug, and the oracle that caught it."""
+"""docs/bugs.md from a run of `mla-harness selftest`: each injected bug, and the oracle that caught
+it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,17 @@ def document(store: RunStore) -> str:
         ref = f"[{spec.ref}]({ref_url(spec.ref)})"
         oracle = " or ".join(fault.expected_by) if fault.caught else f"NOT CAUGHT: {fault.reason}"
         blamed = ", ".join(fault.blamed) or "no memory"
-        rows.append((spec.summary, ref, f"`{spec.name}`", fault.scenario, oracle, blamed, f"{fault.seconds:.1f}"))
+        rows.append(
+            (
+                spec.summary,
+                ref,
+                f"`{spec.name}`",
+                fault.scenario,
+                oracle,
+                blamed,
+                f"{fault.seconds:.1f}",
+            )
+        )
     return f"""# Bugs the harness knows
 
 Written by `python tools/pages.py bugs RUN` from a run of `mla-harness selftest`; nothing here is typed by hand. Bugs injected into vLLM itself are in [vllm.md](vllm.md) and [vllm-host.md](vllm-host.md).

@@ -11,18 +11,39 @@ from harness.core.shapes import NAMED, SIZES
 from harness.report.markdown import table
 
 LETTERS = {
-    "B": "requests", "S": "query tokens a request", "T": "tokens", "H": "heads", "P": "slots of a page, 64",
-    "N": "pages", "M": "columns of the block table", "R": "`kv_lora_rank`", "E": "`qk_rope_head_dim`",
-    "D": "R + E", "V": "`v_head_dim`", "K": "columns", "X": "experts", "k": "experts a token", "C": "bytes of a row",
-    "G": "scales of a row", "W": "elements of a record", "E'": "`qk_head_dim`",
-}  # fmt: skip
+    "B": "requests",
+    "S": "query tokens a request",
+    "T": "tokens",
+    "H": "heads",
+    "P": "slots of a page, 64",
+    "N": "pages",
+    "M": "columns of the block table",
+    "R": "`kv_lora_rank`",
+    "E": "`qk_rope_head_dim`",
+    "D": "R + E",
+    "V": "`v_head_dim`",
+    "K": "columns",
+    "X": "experts",
+    "k": "experts a token",
+    "C": "bytes of a row",
+    "G": "scales of a row",
+    "W": "elements of a record",
+    "E'": "`qk_head_dim`",
+}
 
 
 def ops() -> str:
-    letters = table(("letter", "means"), [(f"`{letter}`", words) for letter, words in LETTERS.items()])
+    letters = table(
+        ("letter", "means"), [(f"`{letter}`", words) for letter, words in LETTERS.items()]
+    )
     sizes = (*SIZES["mla_decode"][:5], "qk_head_dim", "v_head_dim", "dtype")
-    words = ([one.words(size) if getattr(one, size) else "any" for size in sizes] for one in NAMED.values())
-    sets = table(("set", *sizes), [(f"`{name}`", *row) for name, row in zip(NAMED, words, strict=True)])
+    words = (
+        [one.words(size) if getattr(one, size) else "any" for size in sizes]
+        for one in NAMED.values()
+    )
+    sets = table(
+        ("set", *sizes), [(f"`{name}`", *row) for name, row in zip(NAMED, words, strict=True)]
+    )
     return f"""# Ops
 
 Written by `python tools/pages.py` from `harness/core/ops.yaml` and `harness/core/shapes.py`. A kernel under test implements one of these ops: it gets the positional arguments as tensors in this order, the others by keyword, and returns the outputs as a tuple. It allocates its outputs with torch. Every `lse` is a natural logarithm. A kernel without one declares `gives_lse=False` and returns the other outputs.
@@ -51,7 +72,10 @@ def _section(op: Op) -> Iterator[str]:
     if op.optional:
         rows.append(("optional keywords", ", ".join(f"`{word}`" for word in op.optional)))
     if found := corruptions(op.name).values():
-        for what, is_legal in (("legal, so the result is defined", True), ("breaks the contract", False)):
+        for what, is_legal in (
+            ("legal, so the result is defined", True),
+            ("breaks the contract", False),
+        ):
             named = (f"`{one.name}` ({one.argument})" for one in found if one.legal == is_legal)
             rows.append((f"[corrupted](reject-or-correct.md): {what}", ", ".join(named) or "none"))
     if op.name in SIZES:
@@ -66,7 +90,11 @@ def reference() -> str:
             f"`{op.name}`",
             ", ".join(f"`{spec.short_name}`" for spec in specs),
             ", ".join(sorted({device for spec in specs for device in spec.devices})),
-            ", ".join(dict.fromkeys(kv for spec in specs for kv in spec.kv)) if "cache" in op.signature else "none",
+            (
+                ", ".join(dict.fromkeys(kv for spec in specs for kv in spec.kv))
+                if "cache" in op.signature
+                else "none"
+            ),
         )
         for op, specs in kernels
     ]

@@ -1,6 +1,8 @@
-"""Print a page of docs/ that is written from code or from a run: python tools/pages.py PAGE [RUN] > docs/PAGE.md
+"""Print a page of docs/ that is written from code or from a run: python tools/pages.py PAGE [RUN] >
+docs/PAGE.md
 
-`ops`, `reference` and `scenario-keys` come from the code. `bugs` comes from a run of `mla-harness selftest`.
+`ops`, `reference` and `scenario-keys` come from the code. `bugs` comes from a run of `mla-harness
+selftest`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,11 @@ import scenario_page
 from harness.core.errors import HarnessError
 from harness.store.run_folder import RunStore
 
-PAGES = {"ops": ops_page.ops, "reference": ops_page.reference, "scenario-keys": scenario_page.document}
+PAGES = {
+    "ops": ops_page.ops,
+    "reference": ops_page.reference,
+    "scenario-keys": scenario_page.document,
+}
 
 
 def page(words: list[str]) -> str:
@@ -25,7 +31,10 @@ def page(words: list[str]) -> str:
             return bugs_page.document(RunStore.open(Path(run)))
         case [name] if name in PAGES:
             return PAGES[name]()
-    sys.exit(f"usage: python tools/pages.py {'|'.join(PAGES)}, or python tools/pages.py bugs RUN_DIRECTORY")
+    sys.exit(
+        f"usage: python tools/pages.py {'|'.join(PAGES)}, or python tools/pages.py bugs"
+        " RUN_DIRECTORY"
+    )
 
 
 if __name__ == "__main__":

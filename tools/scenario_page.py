@@ -23,8 +23,12 @@ PARTS = {
 
 
 def document() -> str:
-    parts = "\n".join(part for key, name in PARTS.items() for part in _section(f"`{key}`", SCHEMA["$defs"][name]))
-    systems = "\n".join(part for spec in IN_SCENARIOS for op in spec.ops() or [""] for part in _system(spec, op))
+    parts = "\n".join(
+        part for key, name in PARTS.items() for part in _section(f"`{key}`", SCHEMA["$defs"][name])
+    )
+    systems = "\n".join(
+        part for spec in IN_SCENARIOS for op in spec.ops() or [""] for part in _system(spec, op)
+    )
     return f"""# Keys of a scenario
 
 Written by `python tools/pages.py` from `harness/scenario/schema.py` and `harness/core/*_params.py`. [{FILE}](../scenarios/{FILE}) holds the same for editors: keys and values are completed, and wrong ones are marked. The number in its name rises when a file that was right is refused. Put this line above your own scenario, after `mla-harness schema > {FILE}` in its folder (VS Code with its YAML extension, and every editor with yaml-language-server, reads it):
@@ -63,7 +67,14 @@ def _keys(schema: dict[str, Any]) -> str:
         default = json.dumps(value["default"]) if "default" in value else ""
         default = "" if default == "null" else default
         about = value.get("description", "")
-        rows.append((f"`{name}`", _words(value), f"`{default}`" if default and len(default) < 60 else "", about))
+        rows.append(
+            (
+                f"`{name}`",
+                _words(value),
+                f"`{default}`" if default and len(default) < 60 else "",
+                about,
+            )
+        )
     return table(("key", "value", "default", "means"), rows)
 
 
@@ -71,19 +82,27 @@ def _words(schema: dict[str, Any]) -> str:
     """What a value may be."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
-        return next((f"see `{key}` below" for key, part in PARTS.items() if part == name), "a value")
+        return next(
+            (f"see `{key}` below" for key, part in PARTS.items() if part == name), "a value"
+        )
     if "enum" in schema and len(schema["enum"]) > 16:
         return f"one of {len(schema['enum'])} names: `mla-harness list`"
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(_words(one) for one in schema["anyOf"] if one.get("type") != "null"))
+        return " or ".join(
+            dict.fromkeys(_words(one) for one in schema["anyOf"] if one.get("type") != "null")
+        )
     kind = schema.get("type", "a value")
     if isinstance(kind, list):
         return " or ".join(_words({"type": one}) for one in kind)
     if kind == "array":
         return f"list: {_words(schema.get('items', {}))}"
-    bounds = [f"{word} {schema[key]}" for key, word in (("minimum", "from"), ("maximum", "to")) if key in schema]
+    bounds = [
+        f"{word} {schema[key]}"
+        for key, word in (("minimum", "from"), ("maximum", "to"))
+        if key in schema
+    ]
     words = {
         "integer": "whole number",
         "string": "text",

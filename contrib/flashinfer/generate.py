@@ -1,9 +1,11 @@
 """Write the cases of test_mla_reject_or_correct.py from the corrupted calls of this project.
 
     python contrib/flashinfer/generate.py            # rewrites the part between the two marks
-    python contrib/flashinfer/generate.py --check    # exit code 1 if it is not what would be written
+    python contrib/flashinfer/generate.py --check    # exit code 1 if it is not what would be
+    written
 
-The arguments get the names of FlashInfer's wrapper. A corruption that the wrapper has no argument for is left out.
+The arguments get the names of FlashInfer's wrapper. A corruption that the wrapper has no argument
+for is left out.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ RELATED = {
 }
 """Argument -> others that an error may name in place of it: they disagree with it."""
 LEFT_OUT = ("starts-int64", "keys-none", "plan-of-shorter-requests", "fewer-starts")
-"""Another index type is another compiled module; empty requests are `lengths-zero`; the others are no error there."""
+"""Another index type is another compiled module; empty requests are `lengths-zero`; the others are
+no error there.
+"""
 NUMBERS = {"blocks": "pages", "columns": "past-pages"}
 
 
@@ -66,13 +70,24 @@ def _case(corruption: Corruption, argument: str) -> str:
     where = "shape"
     if corruption.contract == "values":
         where = "device" if argument == "kv_indices" else "host"
-    elif corruption.change in ("repeated", "filled") or (argument, corruption.change) == ("kv_indices", "fewer"):
+    elif corruption.change in ("repeated", "filled") or (argument, corruption.change) == (
+        "kv_indices",
+        "fewer",
+    ):
         where = "host"
     own = [name for name in corruption.names if name in PARAMETERS]
     names = tuple(dict.fromkeys([argument, *RELATED.get(argument, ()), *own]))
-    given = {"to": NUMBERS.get(str(corruption.to), corruption.to), "right": corruption.right, "means": corruption.means}
+    given = {
+        "to": NUMBERS.get(str(corruption.to), corruption.to),
+        "right": corruption.right,
+        "means": corruption.means,
+    }
     words = [repr(corruption.name), repr(argument), repr(corruption.change)]
-    words += [f"{key}={value!r}" for key, value in given.items() if value is not None and value is not False]
+    words += [
+        f"{key}={value!r}"
+        for key, value in given.items()
+        if value is not None and value is not False
+    ]
     words += [f"names={names!r}"] + ([f"where={where!r}"] if where != "shape" else [])
     return f"    Case({', '.join(words)}),".replace("'", '"')
 
@@ -81,7 +96,15 @@ def written(text: str) -> str:
     """The file with its cases replaced."""
     head, _, rest = text.partition(BEGIN)
     return "".join(
-        [head, BEGIN, "_CASES = [\n", *(f"{line}\n" for line in cases()), "]\n", END, rest.partition(END)[2]]
+        [
+            head,
+            BEGIN,
+            "_CASES = [\n",
+            *(f"{line}\n" for line in cases()),
+            "]\n",
+            END,
+            rest.partition(END)[2],
+        ]
     )
 
 

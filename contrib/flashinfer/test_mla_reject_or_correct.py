@@ -1,6 +1,7 @@
 """Reject-or-correct suite for the paged MLA wrapper (gh #3605).
 
-One valid decode batch, and one call for each way to corrupt an argument of it. Each call must either
+One valid decode batch, and one call for each way to corrupt an argument of it. Each call must
+either
   * raise a clean error: an exception that names the argument, or
   * return what an independent fp64 oracle returns, log-sum-exp included.
 Anything else fails: silent garbage, an error that names nothing, a CUDA error.
@@ -9,11 +10,12 @@ What the oracle kit adds to the comparison:
   * output poison: ``out`` and ``lse`` are NaN-filled, so a row that is never written shows;
   * memory poison: pages that belong to nobody and slots past a request's length are NaN;
   * asset snapshot: every input must be bitwise what it was before the call;
-  * device-state probe: after a lost context the remaining cases skip, and name the case that lost it.
+  * device-state probe: after a lost context the remaining cases skip, and name the case that lost
+    it.
 
-``plan`` copies lengths and indptrs to the host, so their values are judged like shapes and dtypes. Page
-indices are read on the device only; a call that is corrupted there may end the context, so the ledger
-quarantines these cases.
+``plan`` copies lengths and indptrs to the host, so their values are judged like shapes and dtypes.
+Page indices are read on the device only; a call that is corrupted there may end the context, so the
+ledger quarantines these cases.
 
 ``_CASES`` is generated. Run (every malformed plan in its own process, if one loses the context):
   pytest -q tests/attention/test_mla_reject_or_correct.py

@@ -1,9 +1,11 @@
 """Dense MLA decoding with an fp8 kv cache (the cases that #204 asks for).
 
-Queries and keys are quantized per tensor, so the kernel and the reference start from the same numbers. What is left is
-the rounding of the probabilities to e4m3; the tolerance of each element is derived from it.
+Queries and keys are quantized per tensor, so the kernel and the reference start from the same
+numbers. What is left is the rounding of the probabilities to e4m3; the tolerance of each element is
+derived from it.
 
-Run `python test_flash_mla_dense_decoding_fp8.py`. It needs `flash_mla_with_kvcache_fp8`, which the FlashMLA inside vLLM has.
+Run `python test_flash_mla_dense_decoding_fp8.py`. It needs `flash_mla_with_kvcache_fp8`, which the
+FlashMLA inside vLLM has.
 """
 
 import argparse
@@ -21,9 +23,9 @@ except ImportError:
 
 E4M3_MAX = 448.0
 UNUSED_ENTRY = 2147480000
-# Hopper adds fp8 products in groups of 32 and cuts each to 2^-13 of the power of two of the largest, here 4: half of that is
-# lost on average, always in one direction. 18 groups, over the root mean square of 576 products. Seen: 0.0029. For q and k of
-# magnitude 1; it grows with both.
+# Hopper adds fp8 products in groups of 32 and cuts each to 2^-13 of the power of two of the
+# largest, here 4: half of that is lost on average, always in one direction. 18 groups, over the
+# root mean square of 576 products. Seen: 0.0029. For q and k of magnitude 1; it grows with both.
 SCORE_OFF = 18 * 32 * 2**-14 * 4 / 24
 
 
@@ -96,9 +98,10 @@ def generate_test_data(t: TestParam, device: str) -> TestData:
 def reference_torch(t: TestParam, data: TestData) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """out [b, s_q, h_q, dv], lse [b, h_q, s_q], and how far out may be off.
 
-    A probability p is rounded by at most 2^-4 p, and below the normal numbers of e4m3 by 2^-10 of the largest one. The sum
-    that divides them has no such rounding. Roundings of many keys add as squares; four standard deviations are allowed,
-    bf16 for the output, and what Hopper's fp8 products leave of a score (`score_off`).
+    A probability p is rounded by at most 2^-4 p, and below the normal numbers of e4m3 by 2^-10 of
+    the largest one. The sum that divides them has no such rounding. Roundings of many keys add as
+    squares; four standard deviations are allowed, bf16 for the output, and what Hopper's fp8
+    products leave of a score (`score_off`).
     """
     device = data.q.device
     out = torch.zeros(t.b, t.s_q, t.h_q, t.dv, device=device)

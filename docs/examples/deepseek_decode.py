@@ -1,4 +1,7 @@
-"""A decode kernel of DeepSeek's sizes: 512 + 64, bfloat16, 16 heads, pages of 64. See docs/judge-your-kernel.md."""
+"""A decode kernel of DeepSeek's sizes: 512 + 64, bfloat16, 16 heads, pages of 64.
+
+See docs/judge-your-kernel.md.
+"""
 
 import torch
 
@@ -17,7 +20,9 @@ def decode(q, kv_cache, block_table, seq_lens, *, scale, kv_scale=None, metadata
     """Softmax over the pages of one request after another."""
     batch, num_tokens, num_heads, width = q.shape
     if (num_heads, width, q.dtype) != (16, 576, torch.bfloat16):
-        raise ValueError(f"made for 16 heads of 576 in bfloat16, not {num_heads} of {width} in {q.dtype}")
+        raise ValueError(
+            f"made for 16 heads of 576 in bfloat16, not {num_heads} of {width} in {q.dtype}"
+        )
     out = torch.empty(batch, num_tokens, 16, 512, dtype=q.dtype, device=q.device)
     lse = torch.empty(batch, 16, num_tokens, dtype=torch.float32, device=q.device)
     for b, length in enumerate(seq_lens.tolist()):

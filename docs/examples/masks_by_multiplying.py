@@ -1,4 +1,7 @@
-"""A decode kernel with a bug: it masks unused slots of the cache by multiplying them with 0. See the README."""
+"""A decode kernel with a bug: it masks unused slots of the cache by multiplying them with 0.
+
+See the README.
+"""
 
 import torch
 
@@ -6,7 +9,9 @@ from harness import kernel
 
 
 @kernel(op="mla_decode", name="mine", devices=("cpu",))
-def mine(q, kv_cache, block_table, seq_lens, *, scale, kv_scale=None, kv_lora_rank=512, metadata=None):
+def mine(
+    q, kv_cache, block_table, seq_lens, *, scale, kv_scale=None, kv_lora_rank=512, metadata=None
+):
     batch, num_tokens, num_heads, _ = q.shape
     page = kv_cache.shape[1]
     out = torch.zeros(batch, num_tokens, num_heads, kv_lora_rank, dtype=q.dtype)

@@ -1,6 +1,9 @@
-"""A connector that stores and loads rows of tokens, on streams of its own. See docs/memory-moves.md.
+"""A connector that stores and loads rows of tokens, on streams of its own.
 
-mla-harness run offload-connector --scenarios docs/examples --plugin docs/examples/offload_connector.py
+See docs/memory-moves.md.
+
+mla-harness run offload-connector --scenarios docs/examples --plugin
+docs/examples/offload_connector.py
 """
 
 from harness.engine.moves.host import HostTier, connector
@@ -14,13 +17,16 @@ class RowConnector(HostTier):
     """Each block is moved in descriptors of ROW_TOKENS tokens."""
 
     def waits(self, stream):
-        """Stores wait for the step that writes, loads for the steps that may still read: one event for both."""
+        """Stores wait for the step that writes, loads for the steps that may still read: one event
+        for both.
+        """
         return [self.streams.record(self.server.compute)]
 
     def copies(self, target, source, rows, length, used):
         """Descriptors (source, target, bytes) of one block, counted from the start of each buffer.
 
-        `source` and `target` are regions: one group of one layer of one rank. `rows` are the two blocks.
+        `source` and `target` are regions: one group of one layer of one rank. `rows` are the two
+        blocks.
         """
         start, end = source.start(rows[0]), target.start(rows[1])
         if source.group == "state":

@@ -1,7 +1,9 @@
-"""torch's own table of operators, tested in the style of torch's own tests: a suite that must not alarm.
+"""torch's own table of operators, tested in the style of torch's own tests: a suite that must not
+alarm.
 
-`python3 -m pytest examples/torch_ops --poison nan` (needs the package expecttest). Every third operator is called on
-torch's own samples; results are compared with those of non-contiguous copies, and with a call that writes to `out=`.
+`python3 -m pytest examples/torch_ops --poison nan` (needs the package expecttest). Every third
+operator is called on torch's own samples; results are compared with those of non-contiguous copies,
+and with a call that writes to `out=`.
 """
 
 import pytest
@@ -28,9 +30,25 @@ RANDOM = (
 )
 UNWRITTEN = ("empty", "resize_", "resize_as_")
 """Operators whose results are uninitialised memory by their own definition."""
-OTHERS = ("linalg", "svd", "eig", "qr", "geqrf", "to_sparse", "as_strided", "nonzero", "view_as", "allclose", "equal")
-"""Results that are not unique, not dense or no tensors, so that a comparison needs more than these tests have."""
-CHOSEN = [op for op in op_db if not any(word in op.name for word in RANDOM + UNWRITTEN + OTHERS)][::3]
+OTHERS = (
+    "linalg",
+    "svd",
+    "eig",
+    "qr",
+    "geqrf",
+    "to_sparse",
+    "as_strided",
+    "nonzero",
+    "view_as",
+    "allclose",
+    "equal",
+)
+"""Results that are not unique, not dense or no tensors, so that a comparison needs more than these
+tests have.
+"""
+CHOSEN = [op for op in op_db if not any(word in op.name for word in RANDOM + UNWRITTEN + OTHERS)][
+    ::3
+]
 
 
 class TestOperators(TestCase):

@@ -1,1 +1,3 @@
-"""Accuracy over epochs: the same questions, asked again and again of one running model, scored by lm-eval."""
+"""Accuracy over epochs: the same questions, asked again and again of one running model, scored by
+lm-eval.
+"""

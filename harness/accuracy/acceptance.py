@@ -1,8 +1,8 @@
 """The share of drafts that a server accepts, by epoch, from its metrics.
 
 A wrong draft costs speed and no answer, so a drafter's broken memory shows here and not in accuracy
-(vllm-project/vllm#56734). vLLM counts drafted and accepted tokens. SGLang counts them for each answer. Its server's
-metrics have a gauge of the last steps, which says nothing about an epoch.
+(vllm-project/vllm#56734). vLLM counts drafted and accepted tokens. SGLang counts them for each
+answer. Its server's metrics have a gauge of the last steps, which says nothing about an epoch.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ from harness.core.files import write_atomic
 from harness.core.stored import NoFile, read_json, value_of
 
 ACCEPTANCE_FILE = "acceptance.json"
-"""In a run directory: drafted and accepted tokens of each epoch that was asked, and where drafts were refused."""
+"""In a run directory: drafted and accepted tokens of each epoch that was asked, and where drafts
+were refused.
+"""
 MARGIN = 0.05
-"""How far an epoch may accept less than its baseline: text differs between runs, a broken drafter loses more."""
+"""How far an epoch may accept less than its baseline: text differs between runs, a broken drafter
+loses more.
+"""
 NUMBER = r"\d{1,99}(?:\.\d*)?(?:[eE][+-]?\d\d?)?"
 """A number in /metrics, which is finite and not negative."""
 _COUNTER = re.compile(
@@ -48,7 +52,10 @@ class Drafts:
 
     @property
     def is_possible(self) -> bool:
-        """Whether these can be counts of one time. Counters of a server that was started again fall."""
+        """Whether these can be counts of one time.
+
+        Counters of a server that was started again fall.
+        """
         return 0 <= self.accepted <= self.drafted
 
     @property
@@ -57,7 +64,9 @@ class Drafts:
         return self.accepted / self.drafted if self.drafted else 1.0
 
     def __add__(self, more: Drafts) -> Drafts:
-        return Drafts(self.drafted + more.drafted, self.accepted + more.accepted, self.refused + more.refused)
+        return Drafts(
+            self.drafted + more.drafted, self.accepted + more.accepted, self.refused + more.refused
+        )
 
     def since(self, before: Drafts) -> Drafts:
         refused = self.refused[len(before.refused) :]
@@ -69,7 +78,9 @@ class CountsDrafts(Protocol):
     """A backend that knows how many drafts were accepted."""
 
     def drafts(self) -> Drafts | None:
-        """The counts since the model started; None for a model that does not draft, or does not say it."""
+        """The counts since the model started; None for a model that does not draft, or does not say
+        it.
+        """
         ...
 
 
@@ -100,7 +111,9 @@ def keep_drafts(folder: Path, epoch: int, counted: Drafts) -> None:
     kept = read_drafts(folder)
     if counted.is_possible and (counted.drafted or epoch not in kept):
         kept[epoch] = counted
-    text = json.dumps({number: [one.drafted, one.accepted, one.refused] for number, one in kept.items()})
+    text = json.dumps(
+        {number: [one.drafted, one.accepted, one.refused] for number, one in kept.items()}
+    )
     write_atomic(folder / ACCEPTANCE_FILE, text)
 
 

@@ -1,4 +1,6 @@
-"""`accuracy.jsonl`: a header, and one line for each question and epoch, written as soon as its answer arrives."""
+"""`accuracy.jsonl`: a header, and one line for each question and epoch, written as soon as its
+answer arrives.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class QuestionResult(Record):
     question: str
     position: int = Field(description="place of the question in the epoch's order")
     correct: bool
-    scores: dict[str, float] = Field(default={}, description="lm-eval's metric under each of the task's filters")
+    scores: dict[str, float] = Field(
+        default={}, description="lm-eval's metric under each of the task's filters"
+    )
     answer: str = Field(default="", description=f"the first {ANSWER_CHARS} characters")
     answer_hash: str = ""
     num_tokens: int = 0
@@ -73,29 +77,42 @@ class AccuracyRun:
     seconds: float = 0.0
 
     def epoch(self, number: int) -> list[QuestionResult]:
-        """The results of one epoch in the task's order, without the questions that were not asked yet."""
+        """The results of one epoch in the task's order, without the questions that were not asked
+        yet.
+        """
         found = (self.results.get((number, question)) for question in self.header.questions)
         return [result for result in found if result is not None]
 
 
 class AnswerLog:
-    """The log of a run that goes on. Each line is in the file at once: a SIGKILL loses no answer that was counted."""
+    """The log of a run that goes on.
+
+    Each line is in the file at once: a SIGKILL loses no answer that was counted.
+    """
 
     def __init__(self, path: Path, header: RunHeader, *, resume: bool = False) -> None:
         self._path, self.results = path, dict[tuple[int, str], QuestionResult]()
         if os.path.lexists(path) and path.lstat().st_size:
             if not resume:
-                raise InputError(f"{path}: holds a run already; choose another --out, or continue it with --resume")
+                raise InputError(
+                    f"{path}: holds a run already; choose another --out, or continue it with"
+                    " --resume"
+                )
             self._continue(path, header)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             append_line(path, header.model_dump_json())
 
     def add(self, result: QuestionResult) -> None:
-        """Store one result. Raises AssertionError for a second result of a question in one epoch."""
+        """Store one result.
+
+        Raises AssertionError for a second result of a question in one epoch.
+        """
         key = (result.epoch, result.question)
         if key in self.results:
-            raise AssertionError(f"question {result.question} was answered twice in epoch {result.epoch}")
+            raise AssertionError(
+                f"question {result.question} was answered twice in epoch {result.epoch}"
+            )
         # An answer may hold lone surrogates, which UTF-8 cannot encode.
         append_line(self._path, json.dumps(result.model_dump(mode="json"), allow_nan=False))
         self.results[key] = result
@@ -105,13 +122,17 @@ class AnswerLog:
         for field in RunHeader.model_fields:
             old, new = getattr(before, field), getattr(header, field)
             if old != new and field != "num_epochs":
-                shown = "other questions" if field == "questions" else f"{field} {old!r}, now {new!r}"
+                shown = (
+                    "other questions" if field == "questions" else f"{field} {old!r}, now {new!r}"
+                )
                 raise InputError(f"{path}: cannot be resumed: it was run with {shown}")
         self.results.update(results)
 
 
 def read_log(path: Path) -> tuple[RunHeader, dict[tuple[int, str], QuestionResult]]:
-    """Header and results by (epoch, question), without a line torn by a kill. Raises InputError for another file.
+    """Header and results by (epoch, question), without a line torn by a kill.
+
+    Raises InputError for another file.
 
     NoAnswers: the file is not there, or has no line that can be read.
     """
@@ -120,7 +141,9 @@ def read_log(path: Path) -> tuple[RunHeader, dict[tuple[int, str], QuestionResul
     if first is None:
         raise NoAnswers(f"{path}: no accuracy run; start one with `mla-harness epochs`")
     if not isinstance(first, dict) or "questions" not in first:
-        raise InputError(f"{path}: damaged: its first line is no header; measure again with `mla-harness epochs`")
+        raise InputError(
+            f"{path}: damaged: its first line is no header; measure again with `mla-harness epochs`"
+        )
     header = record_of(RunHeader, first, path)
     results: dict[tuple[int, str], QuestionResult] = {}
     for line in lines:

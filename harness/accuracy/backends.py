@@ -1,7 +1,7 @@
 """The interface of every model under test, and the lookup of a model by its description.
 
-A description is ``engine:DIR`` (the reference engine), ``server:http://host:port/v1`` (any OpenAI-compatible server),
-or another form from the table of models.
+A description is ``engine:DIR`` (the reference engine), ``server:http://host:port/v1`` (any
+OpenAI-compatible server), or another form from the table of models.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _WHOLE_UP_TO = 1 << 30
 class Answer:
     """The answer to one prompt.
 
-    `unanswered` is the reason for no answer; then `text` is empty. `had_invalid_tokens` is true for a token outside the
-    vocabulary, a token chosen from logits that were not finite, or bytes that are no text.
+    `unanswered` is the reason for no answer; then `text` is empty. `had_invalid_tokens` is true for
+    a token outside the vocabulary, a token chosen from logits that were not finite, or bytes that
+    are no text.
     """
 
     text: str
@@ -43,7 +44,9 @@ class Answer:
 
 
 OnAnswer = Callable[[int, Answer], None]
-"""Called in the caller's thread with the prompt's position and its answer, as soon as the answer arrives."""
+"""Called in the caller's thread with the prompt's position and its answer, as soon as the answer
+arrives.
+"""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,10 @@ class Identity:
     dtype: str
     model_hash: str
     deterministic: bool = False
-    """The same prompts give the same answers in any order, bit for bit. Then one flip is a finding."""
+    """The same prompts give the same answers in any order, bit for bit.
+
+    Then one flip is a finding.
+    """
     note: str = ""
 
 
@@ -66,7 +72,12 @@ class Backend(Protocol):
     def identity(self) -> Identity: ...
 
     def generate(
-        self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str], on_answer: OnAnswer | None = None
+        self,
+        prompts: Sequence[str],
+        *,
+        max_tokens: int,
+        stop: Sequence[str],
+        on_answer: OnAnswer | None = None,
     ) -> list[Answer]:
         """Greedy answers in the order of `prompts`, each cut before the first stop string."""
         ...
@@ -81,7 +92,10 @@ def cut_at_stop(text: str, stop: Sequence[str]) -> tuple[str, bool]:
 
 
 def has_invalid_text(text: str, finish: str) -> bool:
-    """Whether `text` holds bytes that are no text. A last character that the length limit cut does not count."""
+    """Whether `text` holds bytes that are no text.
+
+    A last character that the length limit cut does not count.
+    """
     whole = text.rstrip(REPLACEMENT) if finish == "length" else text
     return REPLACEMENT in whole or "\0" in whole
 
@@ -124,14 +138,20 @@ def describe_directory(directory: Path) -> Description:
     except ValueError as error:
         raise InputError(f"{config_file}: not JSON ({error})") from None
     card = directory / "README.md"
-    is_canary = card.is_file() and "measures inference, not ability" in card.read_text(encoding="utf-8")
-    return Description(directory.resolve().name, hash_directory(directory), CANARY_NOTE if is_canary else "")
+    is_canary = card.is_file() and "measures inference, not ability" in card.read_text(
+        encoding="utf-8"
+    )
+    return Description(
+        directory.resolve().name, hash_directory(directory), CANARY_NOTE if is_canary else ""
+    )
 
 
 def hash_directory(directory: Path) -> str:
-    """``sha256:`` and 16 hex digits over the names and bytes of configuration, weights and tokenizer.
+    """``sha256:`` and 16 hex digits over the names and bytes of configuration, weights and
+    tokenizer.
 
-    A file over 1 GiB counts by its size and its first and last MiB, so that a checkpoint of 600 GB needs a second.
+    A file over 1 GiB counts by its size and its first and last MiB, so that a checkpoint of 600 GB
+    needs a second.
     """
     digest = hashlib.sha256()
     files = sorted({path for pattern in _HASHED for path in directory.glob(pattern)})

@@ -1,4 +1,6 @@
-"""Stored accuracies, `fixtures/baselines/*.yaml`: the outcome of each question on one model, engine and dtype."""
+"""Stored accuracies, `fixtures/baselines/*.yaml`: the outcome of each question on one model, engine
+and dtype.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ _HASHES_A_LINE = 8
 
 
 class Baseline(Measured):
-    """One baseline. `right` and `wrong` are the hashes of its questions, each in the task's order."""
+    """One baseline.
+
+    `right` and `wrong` are the hashes of its questions, each in the task's order.
+    """
 
     name: str = Field(default="", exclude=True)
     accuracy: float
@@ -61,8 +66,14 @@ class BaselineChange:
         if self.old is None:
             return [f"{self.path.name}: new, {new}"]
         shown = [
-            f"{self.path.name}: {self.old.accuracy:.4f} of {self.old.num_questions:,} questions -> {new}",
-            f"  {len(self.lost)} lost, {len(self.gained)} gained, {len(self.dropped)} no longer asked",
+            (
+                f"{self.path.name}: {self.old.accuracy:.4f} of {self.old.num_questions:,} questions"
+                f" -> {new}"
+            ),
+            (
+                f"  {len(self.lost)} lost, {len(self.gained)} gained, {len(self.dropped)} no longer"
+                " asked"
+            ),
         ]
         if self.old.model_hash != self.new.model_hash:
             shown.append(f"  model {self.old.model_hash} -> {self.new.model_hash}")
@@ -86,12 +97,18 @@ def read_baseline(path: Path) -> Baseline:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
-        raise InputError(f"{path}: no baseline: {where}: {first['msg']}; make it with `baseline update`") from None
+        raise InputError(
+            f"{path}: no baseline: {where}: {first['msg']}; make it with `baseline update`"
+        ) from None
     if len(baseline.outcomes) != baseline.num_questions:
-        raise InputError(f"{path}: {len(baseline.outcomes)} outcomes for {baseline.num_questions} questions")
+        raise InputError(
+            f"{path}: {len(baseline.outcomes)} outcomes for {baseline.num_questions} questions"
+        )
     # An accuracy of NaN is no number of answers either.
     if not abs(baseline.accuracy * baseline.num_questions - len(baseline.right)) <= 0.5:
-        raise InputError(f"{path}: accuracy {baseline.accuracy} is not {len(baseline.right)} right answers")
+        raise InputError(
+            f"{path}: accuracy {baseline.accuracy} is not {len(baseline.right)} right answers"
+        )
     return baseline
 
 
@@ -102,8 +119,8 @@ def read_baselines(directory: Path = BASELINES) -> list[Baseline]:
 def baseline_of(run: AccuracyRun, directory: Path = BASELINES) -> Baseline | None:
     """The baseline of the run's task, filter, model, engine and dtype; None when there is none.
 
-    The reference engine must answer on a GPU ("engine on cuda") as on a CPU ("engine"). So the baseline of the CPU
-    counts where the GPU has none.
+    The reference engine must answer on a GPU ("engine on cuda") as on a CPU ("engine"). So the
+    baseline of the CPU counts where the GPU has none.
     """
     header = run.header
     engines = (header.engine, header.engine.partition(" on ")[0])
@@ -111,7 +128,8 @@ def baseline_of(run: AccuracyRun, directory: Path = BASELINES) -> Baseline | Non
     fitting = [
         found
         for found in read_baselines(directory)
-        if (found.task, found.filter, found.model_hash, found.dtype) == key and found.engine in engines
+        if (found.task, found.filter, found.model_hash, found.dtype) == key
+        and found.engine in engines
     ]
     return min(fitting, key=lambda found: engines.index(found.engine), default=None)
 
@@ -125,7 +143,8 @@ def plan_update(run: AccuracyRun, directory: Path = BASELINES) -> BaselineChange
     first = run.epoch(1)
     if len(first) < len(header.questions):
         raise InputError(
-            f"{run.path}: epoch 1 holds {len(first)} of {len(header.questions)} questions; finish it with --resume"
+            f"{run.path}: epoch 1 holds {len(first)} of {len(header.questions)} questions; finish"
+            " it with --resume"
         )
     right = tuple(result.question for result in first if result.correct)
     drafts = read_drafts(run.path.parent).get(1)
@@ -147,10 +166,15 @@ def plan_update(run: AccuracyRun, directory: Path = BASELINES) -> BaselineChange
 
 
 def write_baseline(change: BaselineChange, *, allow_regression: bool = False) -> Path:
-    """Write the change; returns the file. Raises InputError for a change with objections that are not allowed."""
+    """Write the change; returns the file.
+
+    Raises InputError for a change with objections that are not allowed.
+    """
     if change.objections and not allow_regression:
         why = "; ".join(change.objections)
-        raise InputError(f"{change.path.name}: not written: {why}; if that is meant, add --allow-regression")
+        raise InputError(
+            f"{change.path.name}: not written: {why}; if that is meant, add --allow-regression"
+        )
     change.path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(change.path, _to_yaml(change.new))
     return change.path
@@ -167,7 +191,9 @@ def _change(path: Path, old: Baseline | None, new: Baseline, unanswered: int) ->
     if new.accuracy < old.accuracy:
         objections.append(f"accuracy falls from {old.accuracy:.4f} to {new.accuracy:.4f}")
     if old.acceptance is not None and (new.acceptance or 0.0) < old.acceptance - MARGIN:
-        objections.append(f"acceptance falls from {old.acceptance:.4f} to {new.acceptance or 0.0:.4f}")
+        objections.append(
+            f"acceptance falls from {old.acceptance:.4f} to {new.acceptance or 0.0:.4f}"
+        )
     if dropped:
         objections.append(f"{len(dropped)} of its questions were not asked")
     return BaselineChange(path, old, new, lost, gained, dropped, tuple(objections))

@@ -1,4 +1,6 @@
-"""The loop over epochs: one running model answers the same questions, in a new seeded order each time."""
+"""The loop over epochs: one running model answers the same questions, in a new seeded order each
+time.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from harness.accuracy.acceptance import CountsDrafts, Drafts, keep_drafts
-from harness.accuracy.answer_log import ANSWER_CHARS, FILE_NAME, AccuracyRun, AnswerLog, QuestionResult, RunHeader
+from harness.accuracy.answer_log import (
+    ANSWER_CHARS,
+    FILE_NAME,
+    AccuracyRun,
+    AnswerLog,
+    QuestionResult,
+    RunHeader,
+)
 from harness.accuracy.backends import Answer, Backend
 from harness.accuracy.tasks import Task
 from harness.core.errors import HarnessError
@@ -36,12 +45,16 @@ class Progress:
 
 
 def unrepeated(alone: Backend, count: int) -> list[int]:
-    """The numbers of the prompts, of `count`, to which a backend gives another greedy answer the second time.
+    """The numbers of the prompts, of `count`, to which a backend gives another greedy answer the
+    second time.
 
     `alone` asks one prompt at a time, so that no batch changes its rounding.
     """
     prompts = [f"Question: {n}. What is {n} plus {7 * n}?\nAnswer:" for n in range(count)]
-    first, second = ([answer.text for answer in alone.generate(prompts, max_tokens=32, stop=())] for _ in range(2))
+    first, second = (
+        [answer.text for answer in alone.generate(prompts, max_tokens=32, stop=())]
+        for _ in range(2)
+    )
     return [number for number, (a, b) in enumerate(zip(first, second, strict=True)) if a != b]
 
 
@@ -56,10 +69,11 @@ def run_epochs(
     resume: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> AccuracyRun:
-    """Ask every question in every epoch; append each result to ``directory/accuracy.jsonl`` at once.
+    """Ask every question in every epoch; append each result to ``directory/accuracy.jsonl`` at
+    once.
 
-    With `resume`, questions with a result in the file are not asked again. A run that ends early keeps its answers.
-    Raises InputError when the file belongs to another run.
+    With `resume`, questions with a result in the file are not asked again. A run that ends early
+    keeps its answers. Raises InputError when the file belongs to another run.
     """
     # lm-eval takes seconds to import; `mla-harness --help` must not.
     from harness.accuracy.lm import BackendLM
@@ -94,7 +108,9 @@ def make_header(backend: Backend, task: Task, *, seed: int, num_epochs: int) -> 
 
 
 def epoch_order(num_questions: int, seed: int, epoch: int) -> list[int]:
-    """The order of one epoch: a permutation of positions, drawn from the seed and the epoch's number."""
+    """The order of one epoch: a permutation of positions, drawn from the seed and the epoch's
+    number.
+    """
     order = list(range(num_questions))
     random.Random(f"{seed}/{epoch}").shuffle(order)
     return order
@@ -102,7 +118,10 @@ def epoch_order(num_questions: int, seed: int, epoch: int) -> list[int]:
 
 @dataclass
 class _EpochOf:
-    """One epoch of a run. One call of `lm_eval.evaluate` asks the questions that have no result yet."""
+    """One epoch of a run.
+
+    One call of `lm_eval.evaluate` asks the questions that have no result yet.
+    """
 
     lm: Any
     task: Task
@@ -115,7 +134,11 @@ class _EpochOf:
     def __post_init__(self) -> None:
         order = epoch_order(len(self.task.questions), self.header.seed, self.epoch)
         self.place = {question: place for place, question in enumerate(order)}
-        self.left = [i for i, name in enumerate(self.task.questions) if (self.epoch, name) not in self.log.results]
+        self.left = [
+            i
+            for i, name in enumerate(self.task.questions)
+            if (self.epoch, name) not in self.log.results
+        ]
         done = [result for (number, _), result in self.log.results.items() if number == self.epoch]
         self.answered = len(done)
         self.num_correct = sum(result.correct for result in done)
@@ -131,10 +154,14 @@ class _EpochOf:
         def place(request: Any) -> int:
             return self.place[self.left[request.doc_id]]
 
-        self.lm.order = lambda requests: sorted(range(len(requests)), key=lambda i: place(requests[i]))
+        self.lm.order = lambda requests: sorted(
+            range(len(requests)), key=lambda i: place(requests[i])
+        )
         self.lm.on_answer = self._store
         tasks = {"tasks": {self.task.name: self.task.lm_eval_task}}
-        found = lm_eval.evaluate(self.lm, tasks, samples={self.task.name: self.left}, bootstrap_iters=0)
+        found = lm_eval.evaluate(
+            self.lm, tasks, samples={self.task.name: self.left}, bootstrap_iters=0
+        )
         self._check(found["samples"][self.task.name])
 
     def _store(self, instance: Any, answer: Answer) -> None:
@@ -149,7 +176,9 @@ class _EpochOf:
             correct=answered and grade.correct,
             scores=grade.scores,
             answer=answer.text[:ANSWER_CHARS],
-            answer_hash=hashlib.sha256(answer.text.encode("utf-8", "surrogatepass")).hexdigest()[:12],
+            answer_hash=hashlib.sha256(answer.text.encode("utf-8", "surrogatepass")).hexdigest()[
+                :12
+            ],
             num_tokens=answer.num_tokens,
             finish=answer.finish,
             num_attempts=answer.num_attempts,
@@ -165,7 +194,13 @@ class _EpochOf:
         self.num_tokens += answer.num_tokens
         if self.on_progress:
             milliseconds = round(1e3 * (self.lm.seconds_generating - self.seconds_before))
-            counts = (self.answered, len(self.task.questions), self.num_correct, self.unanswered, self.num_tokens)
+            counts = (
+                self.answered,
+                len(self.task.questions),
+                self.num_correct,
+                self.unanswered,
+                self.num_tokens,
+            )
             self.on_progress(Progress(self.epoch, self.header.num_epochs, *counts, milliseconds))
 
     def _check(self, samples: list[dict[str, Any]]) -> None:
@@ -174,6 +209,7 @@ class _EpochOf:
             stored = self.log.results[self.epoch, question]
             if stored.scores.get(sample["filter"]) != float(sample[self.task.metric]):
                 raise HarnessError(
-                    f"{FILE_NAME}: question {question} of epoch {self.epoch} is stored with another grade than "
-                    f"lm-eval's under filter {sample['filter']}; the installed lm-eval may not be the one supported"
+                    f"{FILE_NAME}: question {question} of epoch {self.epoch} is stored with another"
+                    f" grade than lm-eval's under filter {sample['filter']}; the installed lm-eval"
+                    " may not be the one supported"
                 )

@@ -42,7 +42,9 @@ POWER = 0.8
 BY_POWER = f"{POWER:.0%} power".replace("%", " %")
 MEND = "ask more questions, more epochs or with a baseline, or set the least accuracy"
 LARGE_DROP = 0.25
-"""A smallest drop above it is no evidence of health: the statement says that the questions are too few."""
+"""A smallest drop above it is no evidence of health: the statement says that the questions are too
+few.
+"""
 
 
 def judge(
@@ -54,7 +56,10 @@ def judge(
     case: str = "",
     fault: str | None = None,
 ) -> AccuracyRecord:
-    """Turn a run into its record. Raises InputError when the baseline has another task or other questions."""
+    """Turn a run into its record.
+
+    Raises InputError when the baseline has another task or other questions.
+    """
     use = _use(run, baseline)
     counted = [_count(run.epoch(n), n) for n in range(1, run.header.num_epochs + 1)]
     epochs = tuple(epoch.but(**_against_reference(run, epoch.epoch, baseline)) for epoch in counted)
@@ -85,8 +90,8 @@ def _use(run: AccuracyRun, baseline: Baseline | None) -> BaselineUse | None:
         return None
     if (baseline.task, baseline.filter) != (run.header.task, run.header.filter):
         raise InputError(
-            f"baseline {baseline.name}: it is of task {baseline.task} under filter {baseline.filter}, "
-            f"the run of {run.header.task} under {run.header.filter}"
+            f"baseline {baseline.name}: it is of task {baseline.task} under filter"
+            f" {baseline.filter}, the run of {run.header.task} under {run.header.filter}"
         )
     outcomes = baseline.outcomes
     shared = [outcomes[question] for question in run.header.questions if question in outcomes]
@@ -125,7 +130,9 @@ def _outcomes(results: Sequence[QuestionResult]) -> dict[str, bool]:
     return {result.question: result.correct for result in results if result.unanswered is None}
 
 
-def _against_reference(run: AccuracyRun, epoch: int, baseline: Baseline | None) -> dict[str, object]:
+def _against_reference(
+    run: AccuracyRun, epoch: int, baseline: Baseline | None
+) -> dict[str, object]:
     first = {result.question: result.answer_hash for result in run.epoch(1)}
     results = run.epoch(epoch)
     changed = sum(first.get(one.question, one.answer_hash) != one.answer_hash for one in results)
@@ -140,24 +147,42 @@ def _flips(before: dict[str, bool], after: dict[str, bool], reference: str) -> F
     shared = [question for question in after if question in before]
     lost = sum(before[question] and not after[question] for question in shared)
     gained = sum(after[question] and not before[question] for question in shared)
-    return Flips(reference=reference, num_shared=len(shared), lost=lost, gained=gained, p_value=mcnemar_p(lost, gained))
+    return Flips(
+        reference=reference,
+        num_shared=len(shared),
+        lost=lost,
+        gained=gained,
+        p_value=mcnemar_p(lost, gained),
+    )
 
 
 def _judge(
-    run: AccuracyRun, epochs: Sequence[EpochAccuracy], use: BaselineUse | None, limits: AccuracyLimits
+    run: AccuracyRun,
+    epochs: Sequence[EpochAccuracy],
+    use: BaselineUse | None,
+    limits: AccuracyLimits,
 ) -> AccuracyJudgement:
     num_questions = len(run.header.questions)
     for epoch in epochs:
         if num_missing := num_questions - epoch.num_questions:
-            statement = f"epoch {epoch.epoch} lacks {num_missing} of {num_questions} questions: continue with --resume"
+            statement = (
+                f"epoch {epoch.epoch} lacks {num_missing} of {num_questions} questions: continue"
+                " with --resume"
+            )
             kinds = (AccuracyReason(cause=Code.INCOMPLETE, epoch=epoch.epoch),)
-            return AccuracyJudgement(verdict=Verdict.ERROR, statement=statement, reasons=(statement,), kinds=kinds)
+            return AccuracyJudgement(
+                verdict=Verdict.ERROR, statement=statement, reasons=(statement,), kinds=kinds
+            )
     first, *others = by_epoch = [_outcomes(run.epoch(epoch.epoch)) for epoch in epochs]
     asked = [question for question in first if all(question in epoch for epoch in others)]
-    trend = trend_p([[epoch[question] for question in asked] for epoch in by_epoch]) if others else None
+    trend = (
+        trend_p([[epoch[question] for question in asked] for epoch in by_epoch]) if others else None
+    )
     compared = [epoch.flips for epoch in epochs if epoch.flips]
     p_values = [flips.p_value for flips in compared] + ([trend] if trend is not None else [])
-    num_flips = len({name for later in others for name in later if name in first and later[name] != first[name]})
+    num_flips = len(
+        {name for later in others for name in later if name in first and later[name] != first[name]}
+    )
     reasons = [
         *_significant_drops(epochs, trend, len(p_values), limits.alpha),
         *_limit_reasons(epochs, limits),
@@ -182,8 +207,9 @@ def _judge(
 class _Power:
     """What a run could have shown.
 
-    `drop` is the smallest loss of accuracy that it would have seen, None if it would have seen none, and `how` why it
-    would have. `why_nothing` is the reason why the run could have shown nothing, in one clause; else it is empty.
+    `drop` is the smallest loss of accuracy that it would have seen, None if it would have seen
+    none, and `how` why it would have. `why_nothing` is the reason why the run could have shown
+    nothing, in one clause; else it is empty.
     """
 
     drop: float | None
@@ -198,11 +224,14 @@ def _power(
     limits: AccuracyLimits,
     p_values: Sequence[float],
 ) -> _Power:
-    """What the comparisons of a run could have shown: McNemar's test, and the flips that the run may have.
+    """What the comparisons of a run could have shown:
 
-    A run that would have seen nothing short of the loss of every right answer shows nothing: most errors lose some. A
-    least accuracy is a question of its own, and always answered. Between epochs a limit of flips sees more than a test
-    does. It sees nothing of an engine that is as wrong in each epoch, so where there is a baseline, that decides.
+    McNemar's test, and the flips that the run may have.
+
+    A run that would have seen nothing short of the loss of every right answer shows nothing: most
+    errors lose some. A least accuracy is a question of its own, and always answered. Between epochs
+    a limit of flips sees more than a test does. It sees nothing of an engine that is as wrong in
+    each epoch, so where there is a baseline, that decides.
     """
     compared = [epoch.flips for epoch in epochs if epoch.flips]
     num_shared = min((flips.num_shared for flips in compared), default=0)
@@ -215,7 +244,9 @@ def _power(
     if use is None and len(epochs) > 1 and limit is not None and limit < right:
         by_flips = (limit + 1) / num_shared
         if by_test is None or by_flips < by_test:
-            return _Power(by_flips, f"{limit + 1} {'flip fails' if limit == 0 else 'flips fail'} the run", "")
+            return _Power(
+                by_flips, f"{limit + 1} {'flip fails' if limit == 0 else 'flips fail'} the run", ""
+            )
     why = ""
     if not p_values:
         why = "there is nothing to compare with, as it has one epoch and no baseline"
@@ -241,11 +272,16 @@ def _significant_drops(
             words = f"epoch {epoch.epoch} {changed} against {flips.reference} ({test})"
             yield AccuracyReason(cause=Code.DROP, epoch=epoch.epoch), words
     if trend is not None and trend * num_tests <= alpha:
-        words = f"accuracy falls over the epochs (signed-rank trend, adjusted p = {trend * num_tests:.2g})"
+        words = (
+            "accuracy falls over the epochs (signed-rank trend, adjusted p ="
+            f" {trend * num_tests:.2g})"
+        )
         yield AccuracyReason(cause=Code.TREND), words
 
 
-def _limit_reasons(epochs: Sequence[EpochAccuracy], limits: AccuracyLimits) -> Iterator[tuple[AccuracyReason, str]]:
+def _limit_reasons(
+    epochs: Sequence[EpochAccuracy], limits: AccuracyLimits
+) -> Iterator[tuple[AccuracyReason, str]]:
     for epoch in epochs:
         kind = AccuracyReason(cause=Code.LIMIT, epoch=epoch.epoch)
         for name, words in _FAULTY.items():
@@ -254,7 +290,10 @@ def _limit_reasons(epochs: Sequence[EpochAccuracy], limits: AccuracyLimits) -> I
                 share = f"{count} of {epoch.num_questions:,} answers {words} (limit {limit:.1%})"
                 yield kind, f"epoch {epoch.epoch}: {share}"
         if limits.accuracy is not None and epoch.accuracy < limits.accuracy:
-            yield kind, f"epoch {epoch.epoch}: accuracy {epoch.accuracy:.4f} is below {limits.accuracy}"
+            yield (
+                kind,
+                f"epoch {epoch.epoch}: accuracy {epoch.accuracy:.4f} is below {limits.accuracy}",
+            )
 
 
 def _flip_limit(run: AccuracyRun, limits: AccuracyLimits) -> int | None:
@@ -262,11 +301,16 @@ def _flip_limit(run: AccuracyRun, limits: AccuracyLimits) -> int | None:
     return 0 if limits.flips is None and run.header.deterministic else limits.flips
 
 
-def _flip_reasons(run: AccuracyRun, num_flips: int, limits: AccuracyLimits) -> Iterator[tuple[AccuracyReason, str]]:
+def _flip_reasons(
+    run: AccuracyRun, num_flips: int, limits: AccuracyLimits
+) -> Iterator[tuple[AccuracyReason, str]]:
     limit = _flip_limit(run, limits)
     if limit is not None and num_flips > limit:
         why = "of a deterministic engine " if run.header.deterministic else ""
-        yield AccuracyReason(cause=Code.FLIPS), f"{num_flips} answers {why}flipped between epochs (limit {limit})"
+        yield (
+            AccuracyReason(cause=Code.FLIPS),
+            f"{num_flips} answers {why}flipped between epochs (limit {limit})",
+        )
 
 
 def _statement(
@@ -341,18 +385,22 @@ def wilson_interval(num_correct: int, num_questions: int, confidence: float = 0.
 
 
 def mcnemar_p(lost: int, gained: int) -> float:
-    """Exact two-sided McNemar test: chance loses as many questions as it gains. 1 without a flip."""
+    """Exact two-sided McNemar test: chance loses as many questions as it gains. 1 without a
+    flip.
+    """
     if lost + gained == 0:
         return 1.0
     return float(stats.binomtest(lost, lost + gained, 0.5).pvalue)
 
 
 def trend_p(outcomes: Sequence[Sequence[bool]]) -> float:
-    """P-value of falling accuracy: one-sided Wilcoxon signed-rank test on the questions' slopes over the epochs.
+    """P-value of falling accuracy: one-sided Wilcoxon signed-rank test on the questions' slopes
+    over the epochs.
 
-    `outcomes[e][q]` is true when question q was right in epoch e. Epochs share their questions, so they are not
-    independent, which Cochran and Armitage's test would need. The test is paired: by chance, a question's slope falls
-    as often as it rises. 1 with fewer than two epochs or without a slope.
+    `outcomes[e][q]` is true when question q was right in epoch e. Epochs share their questions, so
+    they are not independent, which Cochran and Armitage's test would need. The test is paired: by
+    chance, a question's slope falls as often as it rises. 1 with fewer than two epochs or without a
+    slope.
     """
     table = numpy.asarray(outcomes, dtype=float)
     if table.ndim != 2 or table.shape[0] < 2 or table.shape[1] == 0:
@@ -386,15 +434,19 @@ def mcnemar_power(num_questions: int, drop: float, gain: float, alpha: float) ->
     return float(numpy.sum(stats.binom.pmf(flips, num_questions, discordant) * seen))
 
 
-def smallest_drop(num_questions: int, accuracy: float, alpha: float, gained: int = 0) -> float | None:
+def smallest_drop(
+    num_questions: int, accuracy: float, alpha: float, gained: int = 0
+) -> float | None:
     """The smallest drop in accuracy, in whole questions, that the test detects with 80 % power.
 
-    `gained` is the number of questions that the run gained against its reference. None when the test would not detect
-    even the loss of every right answer.
+    `gained` is the number of questions that the run gained against its reference. None when the
+    test would not detect even the loss of every right answer.
     """
     if num_questions == 0:
         return None
     gain = gained / num_questions
     drops = [lost / num_questions for lost in range(1, round(accuracy * num_questions) + 1)]
-    found = bisect_left(drops, POWER, key=lambda drop: mcnemar_power(num_questions, drop, gain, alpha))
+    found = bisect_left(
+        drops, POWER, key=lambda drop: mcnemar_power(num_questions, drop, gain, alpha)
+    )
     return drops[found] if found < len(drops) else None

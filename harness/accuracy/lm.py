@@ -1,4 +1,7 @@
-"""What lm-eval calls: any backend as its model, and a task that makes its prompts once. Imports lm-eval."""
+"""What lm-eval calls: any backend as its model, and a task that makes its prompts once.
+
+Imports lm-eval.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,13 @@ OnInstance = Callable[[Any, Answer], None]
 
 
 class BackendLM(LM):  # type: ignore[misc]
-    """Greedy generation through a backend. One instance serves all epochs, because its backend keeps its state.
+    """Greedy generation through a backend.
 
-    `order` maps the requests of a call to a permutation of their positions. `on_answer` is called with the lm-eval
-    instance and its answer as soon as the answer arrives. `seconds_generating` is the time in the backend, without the
-    time in `on_answer`.
+    One instance serves all epochs, because its backend keeps its state.
+
+    `order` maps the requests of a call to a permutation of their positions. `on_answer` is called
+    with the lm-eval instance and its answer as soon as the answer arrives. `seconds_generating` is
+    the time in the backend, without the time in `on_answer`.
     """
 
     def __init__(self, backend: Backend, max_tokens: int | None = None) -> None:
@@ -56,32 +61,42 @@ class BackendLM(LM):  # type: ignore[misc]
 
             prompts = [requests[i].args[0] for i in members]
             self._resumed = time.perf_counter()
-            answers = self.backend.generate(prompts, max_tokens=max_tokens, stop=stop, on_answer=note)
+            answers = self.backend.generate(
+                prompts, max_tokens=max_tokens, stop=stop, on_answer=note
+            )
             self.seconds_generating += time.perf_counter() - self._resumed
             for i, answer in zip(members, answers, strict=True):
                 texts[i] = answer.text
         return texts
 
-    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+    def loglikelihood(
+        self, requests: list[Any], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
         """Raises InputError: only answers are measured."""
-        raise InputError("the harness measures answers, not log probabilities: choose a task that generates text")
+        raise InputError(
+            "the harness measures answers, not log probabilities: choose a task that generates text"
+        )
 
     loglikelihood_rolling = loglikelihood
 
     def _settings(self, kwargs: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
         if kwargs.get("do_sample") or float(kwargs.get("temperature") or 0.0) > 0.0:
             raise InputError(
-                "this task samples its answers; epochs are compared question by question and need greedy ones"
+                "this task samples its answers; epochs are compared question by question and need"
+                " greedy ones"
             )
         until = kwargs.get("until") or ()
         stop = (until,) if isinstance(until, str) else tuple(until)
-        requested = int(kwargs.get("max_gen_toks") or kwargs.get("max_tokens") or DEFAULT_MAX_TOKENS)
+        requested = int(
+            kwargs.get("max_gen_toks") or kwargs.get("max_tokens") or DEFAULT_MAX_TOKENS
+        )
         return min(requested, self.max_tokens or requested), stop
 
 
 class KeptPrompts(ConfigurableTask):  # type: ignore[misc]
-    """Each prompt draws its few-shot examples from one generator. Prompts made again for another epoch, or for the rest
-    of an epoch after a kill, would differ.
+    """Each prompt draws its few-shot examples from one generator.
+
+    Prompts made again for another epoch, or for the rest of an epoch after a kill, would differ.
     """
 
     kept: list[Any]
@@ -106,12 +121,17 @@ class KeptPrompts(ConfigurableTask):  # type: ignore[misc]
         """Use the kept prompts of the questions `samples`, numbered as lm-eval expects."""
         chosen = range(len(self.kept)) if samples is None else samples
         self._instances = [
-            replace(self.kept[i], resps=[], filtered_resps={}, metadata=(self.config.task, number, 1))
+            replace(
+                self.kept[i], resps=[], filtered_resps={}, metadata=(self.config.task, number, 1)
+            )
             for number, i in enumerate(chosen)
         ]
 
     def filtered(self, instance: Any, text: str) -> dict[str, Any]:
-        """What each filter takes from one answer. The instances of a running evaluation stay as they are."""
+        """What each filter takes from one answer.
+
+        The instances of a running evaluation stay as they are.
+        """
         alone = replace(instance, resps=[text], filtered_resps={})
         running, self._instances = self._instances, [alone]
         try:
@@ -121,7 +141,9 @@ class KeptPrompts(ConfigurableTask):  # type: ignore[misc]
         return dict(alone.filtered_resps)
 
     def doc_to_target(self, doc: Any, doc_to_target: Any = None) -> Any:
-        """Keeps each target: lm-eval compiles its template three times an answer, a third of a fast engine's time."""
+        """Keeps each target: lm-eval compiles its template three times an answer, a third of a fast
+        engine's time.
+        """
         key = json.dumps([doc, doc_to_target], sort_keys=True, default=str)
         if key not in self._targets:
             self._targets[key] = super().doc_to_target(doc, doc_to_target)

@@ -1,6 +1,8 @@
-"""A script of requests to a running server: prompts of exact lengths, the order of requests, changes of the server.
+"""A script of requests to a running server: prompts of exact lengths, the order of requests,
+changes of the server.
 
-Lengths are in tokens, or in pages of the server's cache: `3p` are three pages, `2p+1` one token more than two.
+Lengths are in tokens, or in pages of the server's cache: `3p` are three pages, `2p+1` one token
+more than two.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ _LENGTH = re.compile(r"(?:(\d+)p)?(?:(?<=p)([+-]\d+)|(?<!p)(\d+))?")
 
 
 def length_of(text: str, page: int) -> int:
-    """The number of tokens that `3p`, `2p+1` or `17` means for pages of `page` tokens. Raises ValueError."""
+    """The number of tokens that `3p`, `2p+1` or `17` means for pages of `page` tokens.
+
+    Raises ValueError.
+    """
     found = _LENGTH.fullmatch(text)
     if not found or not text:
         raise ValueError(f"{text!r} is no length: write 17, 3p, 2p+1 or 2p-1")
@@ -52,7 +57,9 @@ def _prompt(text: str) -> str:
     for piece in text.split():
         name, colon, length = piece.partition(":")
         if not colon or not re.fullmatch(r"[a-z]\w*#?", name):
-            raise ValueError(f"{piece!r} is no piece of a prompt: write a name and a length, such as a:2p+1")
+            raise ValueError(
+                f"{piece!r} is no piece of a prompt: write a name and a length, such as a:2p+1"
+            )
         _length(length)
     if not text.split():
         raise ValueError("a prompt has at least one piece, such as a:2p+1")
@@ -73,18 +80,29 @@ class Step(Record):
     ask: tuple[Prompt, ...] = Field(default=(), description="prompts, asked one after the other")
     together: bool = Field(default=False, description="all prompts at once")
     fill: float | None = Field(
-        default=None, gt=0, le=8, description="repeat the prompts, # in a name counts, until they take this many pools"
+        default=None,
+        gt=0,
+        le=8,
+        description="repeat the prompts, # in a name counts, until they take this many pools",
     )
     max_tokens: Length = "8"
     abort_after: tuple[int | None, ...] = Field(
-        default=(), description="close the streams after this many tokens, in turn; null: read to the end"
+        default=(),
+        description="close the streams after this many tokens, in turn; null: read to the end",
     )
     arrive_ms: tuple[int, ...] = Field(
-        default=(), description="together: milliseconds from the start of the step to each request, in turn"
+        default=(),
+        description="together: milliseconds from the start of the step to each request, in turn",
     )
-    models: tuple[str | None, ...] = Field(default=(), description="served models, adapters for one, in turn")
-    schemas: tuple[SchemaName | None, ...] = Field(default=(), description="JSON schemas of the answers, in turn")
-    weights: Literal["own", "other"] = Field(default="own", description="the weights of `reload` and of the answers")
+    models: tuple[str | None, ...] = Field(
+        default=(), description="served models, adapters for one, in turn"
+    )
+    schemas: tuple[SchemaName | None, ...] = Field(
+        default=(), description="JSON schemas of the answers, in turn"
+    )
+    weights: Literal["own", "other"] = Field(
+        default="own", description="the weights of `reload` and of the answers"
+    )
     do: Deed | None = None
     level: Literal[1, 2] = 1
     proves: tuple[Event, ...] = Field(default=(), description="what this step must make happen")
@@ -93,8 +111,13 @@ class Step(Record):
     def _one_of_two(self) -> Self:
         if bool(self.ask) == (self.do is not None):
             raise ValueError("a step has either `ask` or `do`")
-        if any((event == "slept") != (self.do == "sleep") or self.do not in ("sleep", None) for event in self.proves):
-            raise ValueError("`do: sleep` can prove `slept`, other changes nothing, requests all else")
+        if any(
+            (event == "slept") != (self.do == "sleep") or self.do not in ("sleep", None)
+            for event in self.proves
+        ):
+            raise ValueError(
+                "`do: sleep` can prove `slept`, other changes nothing, requests all else"
+            )
         return self
 
 
@@ -133,11 +156,17 @@ class Request:
 
     @property
     def more(self) -> dict[str, Any]:
-        """What the request says beside prompt and budget. An answer with a schema ends where the schema does."""
+        """What the request says beside prompt and budget.
+
+        An answer with a schema ends where the schema does.
+        """
         body: dict[str, Any] = {"model": self.model} if self.model else {}
         if self.schema:
             schema = {"name": self.schema, "schema": SCHEMAS[self.schema]["schema"]}
-            body |= {"ignore_eos": False, "response_format": {"type": "json_schema", "json_schema": schema}}
+            body |= {
+                "ignore_eos": False,
+                "response_format": {"type": "json_schema", "json_schema": schema},
+            }
         return body
 
     @property
@@ -147,15 +176,30 @@ class Request:
         return [json.dumps(value, separators=(",", ":")) for value in values]
 
     def obeyed_by(self, text: str, num_tokens: int) -> bool:
-        """Whether an answer obeys the schema; an answer that was cut, whether it can be the beginning of one."""
-        packed, is_cut = "".join(text.split()), self.abort_after is not None or num_tokens >= self.max_tokens
-        return not self.schema or any(v == packed or (is_cut and v.startswith(packed)) for v in self.values)
+        """Whether an answer obeys the schema; an answer that was cut, whether it can be the
+        beginning of one.
+        """
+        packed, is_cut = (
+            "".join(text.split()),
+            self.abort_after is not None or num_tokens >= self.max_tokens,
+        )
+        return not self.schema or any(
+            v == packed or (is_cut and v.startswith(packed)) for v in self.values
+        )
 
     @property
     def alone(self) -> Request:
-        """The request whose answer this one's must have: to its end, and no longer than the stream is read."""
-        budget = self.max_tokens if self.abort_after is None else min(self.max_tokens, max(1, self.abort_after))
-        return Request(self.label, self.prompt, budget, self.weights, model=self.model, schema=self.schema)
+        """The request whose answer this one's must have: to its end, and no longer than the stream
+        is read.
+        """
+        budget = (
+            self.max_tokens
+            if self.abort_after is None
+            else min(self.max_tokens, max(1, self.abort_after))
+        )
+        return Request(
+            self.label, self.prompt, budget, self.weights, model=self.model, schema=self.schema
+        )
 
 
 def requests_of(script: Script, step: Step, pool: Pool) -> list[Request]:
@@ -163,22 +207,33 @@ def requests_of(script: Script, step: Step, pool: Pool) -> list[Request]:
     prompts = list(step.ask)
     if step.fill is not None:
         lengths = [[piece.partition(":")[2] for piece in prompt.split()] for prompt in prompts]
-        pages = sum(math.ceil(sum(length_of(one, pool.page) for one in pieces) / pool.page) for pieces in lengths)
+        pages = sum(
+            math.ceil(sum(length_of(one, pool.page) for one in pieces) / pool.page)
+            for pieces in lengths
+        )
         times = math.ceil(step.fill * pool.num_pages / pages)
         if times * len(prompts) > MOST_REQUESTS:
             raise ValueError(
-                f"the pool of {pool.num_pages} pages is too large to fill; start the server with at most "
-                f"{int(MOST_REQUESTS / len(prompts) * pages / step.fill)}"
+                f"the pool of {pool.num_pages} pages is too large to fill; start the server with at"
+                f" most {int(MOST_REQUESTS / len(prompts) * pages / step.fill)}"
             )
-        prompts = [prompt.replace("#", str(number)) for number in range(times) for prompt in prompts]
+        prompts = [
+            prompt.replace("#", str(number)) for number in range(times) for prompt in prompts
+        ]
     return [
         Request(
             label=prompt,
             prompt=tuple(_tokens(script.name, prompt, pool.page)),
             max_tokens=length_of(step.max_tokens, pool.page),
             weights=step.weights,
-            abort_after=step.abort_after[number % len(step.abort_after)] if step.abort_after else None,
-            delay=step.arrive_ms[number % len(step.arrive_ms)] / 1000 if step.arrive_ms and step.together else 0.0,
+            abort_after=(
+                step.abort_after[number % len(step.abort_after)] if step.abort_after else None
+            ),
+            delay=(
+                step.arrive_ms[number % len(step.arrive_ms)] / 1000
+                if step.arrive_ms and step.together
+                else 0.0
+            ),
             model=step.models[number % len(step.models)] if step.models else None,
             schema=step.schemas[number % len(step.schemas)] if step.schemas else None,
         )

@@ -1,8 +1,10 @@
-"""Run a script of requests against a server, and compare each answer with the same request asked alone, uncached.
+"""Run a script of requests against a server, and compare each answer with the same request asked
+alone, uncached.
 
-Both are greedy. A difference where the reference holds both tokens for nearly alike is a tie, and ends the comparison
-of this answer. What a step must make happen (a hit, a preemption, ...) is read from the server's counters: a script in
-which it did not happen shows nothing, whatever was answered.
+Both are greedy. A difference where the reference holds both tokens for nearly alike is a tie, and
+ends the comparison of this answer. What a step must make happen (a hit, a preemption, ...) is read
+from the server's counters: a script in which it did not happen shows nothing, whatever was
+answered.
 """
 
 from __future__ import annotations
@@ -26,9 +28,12 @@ SCENARIO = "serve-check"
 ALONE = "asked alone"
 """Where a finding is that needs no other request."""
 TOLERANCE = 0.3
-"""How much a log probability may differ between two batches, in nats. Two tokens closer than twice this are a tie.
+"""How much a log probability may differ between two batches, in nats.
 
-A bfloat16 logit of 16 to 32 is rounded to 1/8; two of them move a log probability by at most a quarter.
+Two tokens closer than twice this are a tie.
+
+A bfloat16 logit of 16 to 32 is rounded to 1/8; two of them move a log probability by at most a
+quarter.
 """
 
 
@@ -42,7 +47,9 @@ class ScriptCheck(Record):
     tolerance: float = TOLERANCE
     least_acceptance: float | None = None
     weights: str | None = None
-    """The checkpoint that `reload` loads, as the server names it; None loads the server's own again."""
+    """The checkpoint that `reload` loads, as the server names it; None loads the server's own
+    again.
+    """
     against: str | None = None
     """A server that was started with these weights."""
 
@@ -76,15 +83,26 @@ class Judged:
     @property
     def reason(self) -> str:
         if self.findings:
-            return f"{len(self.findings)} differences; first {self.findings[0].where}: {self.findings[0].message}"
+            return (
+                f"{len(self.findings)} differences; first {self.findings[0].where}:"
+                f" {self.findings[0].message}"
+            )
         if self.not_shown or not self.num_tokens:
             return f"not shown: {self.not_shown[0] if self.not_shown else 'no token was compared'}"
-        return f"{self.num_tokens} tokens of {self.num_answers} answers compared, {len(self.ties)} ties"
+        return (
+            f"{self.num_tokens} tokens of {self.num_answers} answers compared, {len(self.ties)}"
+            " ties"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         found = [f"{finding.where}: {finding.message}" for finding in self.findings]
         is_ok = self.verdict is Verdict.PASS
-        return asdict(self) | {"ok": is_ok, "verdict": self.verdict.value, "reason": self.reason, "findings": found}
+        return asdict(self) | {
+            "ok": is_ok,
+            "verdict": self.verdict.value,
+            "reason": self.reason,
+            "findings": found,
+        }
 
     def lines(self) -> list[str]:
         counts = ", ".join(f"{name} {count}" for name, count in self.events.items()) or "none"
@@ -102,24 +120,38 @@ class Judged:
 
     @property
     def drafts(self) -> Drafts:
-        drafted, accepted = (self.events.get(f"spec_decode_num_{kind}_tokens", 0) for kind in ("draft", "accepted"))
+        drafted, accepted = (
+            self.events.get(f"spec_decode_num_{kind}_tokens", 0) for kind in ("draft", "accepted")
+        )
         return Drafts(drafted, accepted)
 
     def judge_drafts(self, least: float) -> None:
-        """A finding if the server accepted less than the share `least`; not shown if it drafted nothing."""
+        """A finding if the server accepted less than the share `least`; not shown if it drafted
+        nothing.
+        """
         drafts = self.drafts
         if not drafts.drafted:
             self.not_shown.append("the server's /metrics count no drafts")
         elif not drafts.is_possible:
             self.not_shown.append("the server's /metrics count more accepted drafts than drafts")
         elif drafts.share < least:
-            message = f"{drafts.share:.4f} of {drafts.drafted} drafts were accepted, less than {least}"
-            self.findings.append(Finding(oracle="acceptance", where="script", message=message, cause=Code.DROP))
+            message = (
+                f"{drafts.share:.4f} of {drafts.drafted} drafts were accepted, less than {least}"
+            )
+            self.findings.append(
+                Finding(oracle="acceptance", where="script", message=message, cause=Code.DROP)
+            )
 
     def result(self) -> CaseResult:
         name = f"{SCENARIO}[script={self.script},model={self.model}]"
-        ended: dict[str, Any] = {"verdict": self.verdict, "reason": self.reason, "findings": tuple(self.findings)}
-        return CaseResult(key=name, id=name, scenario=SCENARIO, looked_at={ORACLE: self.num_tokens}, **ended)
+        ended: dict[str, Any] = {
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "findings": tuple(self.findings),
+        }
+        return CaseResult(
+            key=name, id=name, scenario=SCENARIO, looked_at={ORACLE: self.num_tokens}, **ended
+        )
 
 
 def check_script(check: ScriptCheck, references: dict[Request, Reply] | None = None) -> Judged:
@@ -130,12 +162,19 @@ def check_script(check: ScriptCheck, references: dict[Request, Reply] | None = N
     with ExitStack() as opened:
 
         def server_at(url: str, name: str | None = None) -> ScriptServer:
-            return opened.enter_context(closing(ScriptServer(url, served_model=name, timeout=check.timeout)))
+            return opened.enter_context(
+                closing(ScriptServer(url, served_model=name, timeout=check.timeout))
+            )
 
-        server, other = server_at(check.url, check.served_model), check.against and server_at(check.against)
+        server, other = (
+            server_at(check.url, check.served_model),
+            check.against and server_at(check.against),
+        )
         judged = Judged(server.identity.model, check.script.name)
         try:
-            _Runner(check, server, other or None, judged, {} if references is None else references).run()
+            _Runner(
+                check, server, other or None, judged, {} if references is None else references
+            ).run()
             if check.least_acceptance is not None:
                 judged.judge_drafts(check.least_acceptance)
         except Refused as refusal:
@@ -156,13 +195,19 @@ class _Runner:
     def __post_init__(self) -> None:
         self.counts = self.server.metrics()
         if self.counts.cache is None:
-            raise Refused("the server's /metrics do not say the pages of its cache; proofs and lengths need them")
+            raise Refused(
+                "the server's /metrics do not say the pages of its cache; proofs and lengths need"
+                " them"
+            )
         self.pool: Pool = self.counts.cache
 
     def run(self) -> None:
         """Ask every request alone, then take the steps."""
         try:
-            steps = [(step, requests_of(self.check.script, step, self.pool)) for step in self.check.script.steps]
+            steps = [
+                (step, requests_of(self.check.script, step, self.pool))
+                for step in self.check.script.steps
+            ]
         except ValueError as error:
             raise Refused(str(error)) from None
         self._ask_alone([request for _, requests in steps for request in requests])
@@ -173,7 +218,9 @@ class _Runner:
                 happened = {"slept": step.do == "sleep" and self.server.is_sleeping()}
             else:
                 happened = self._ask(step, requests, where)
-            self.judged.not_shown += [f"{where}: {_WORDS[event]}" for event in step.proves if not happened[event]]
+            self.judged.not_shown += [
+                f"{where}: {_WORDS[event]}" for event in step.proves if not happened[event]
+            ]
 
     def _ask_alone(self, requests: Sequence[Request]) -> None:
         for server, weights in ((self.server, "own"), (self.other or self.server, "other")):
@@ -191,21 +238,29 @@ class _Runner:
                     self._score(request, reply, scores)
         after = self.server.metrics()
         if (after - self.counts).get("prefix_cache_hits", 0):
-            raise Refused("requests with a cache_salt of their own hit the prefix cache, so it cannot be switched off")
+            raise Refused(
+                "requests with a cache_salt of their own hit the prefix cache, so it cannot be"
+                " switched off"
+            )
         self.counts = after
 
     def _score(self, request: Request, reply: Reply, scores: Scores | None) -> None:
-        """Check an answer given alone: a prefill of prompt and answer must prefer the same tokens."""
+        """Check an answer given alone: a prefill of prompt and answer must prefer the same
+        tokens.
+        """
         if scores is None:
             self._note("lone answers were not checked: the server scores no prompt")
         for place, (margin, best) in enumerate(scores or ()):
             # Prefill and decode are two kernels, whatever a batch may change.
             if not margin <= 2 * max(self.check.tolerance, TOLERANCE):
                 message = (
-                    f"{_named(request)}, token {place}: asked alone it answers {reply.tokens[place]}, a prefill of "
-                    f"prompt and answer prefers token_id:{best} by {margin:.3f} nats"
+                    f"{_named(request)}, token {place}: asked alone it answers"
+                    f" {reply.tokens[place]}, a prefill of prompt and answer prefers"
+                    f" token_id:{best} by {margin:.3f} nats"
                 )
-                self.judged.findings.append(Finding(oracle=ORACLE, where=ALONE, message=message, cause=Code.DIVERGED))
+                self.judged.findings.append(
+                    Finding(oracle=ORACLE, where=ALONE, message=message, cause=Code.DIVERGED)
+                )
                 return
 
     def _obeys(self, request: Request, reply: Reply, where: str) -> bool:
@@ -213,7 +268,9 @@ class _Runner:
         if request.obeyed_by(reply.text, len(reply.tokens)):
             return True
         message = f"{_named(request)}: {reply.text[:60]!r} does not obey the schema"
-        self.judged.findings.append(Finding(oracle=ORACLE, where=where, message=message, cause=Code.OUTSIDE_SCHEMA))
+        self.judged.findings.append(
+            Finding(oracle=ORACLE, where=where, message=message, cause=Code.OUTSIDE_SCHEMA)
+        )
         return False
 
     def _note(self, note: str) -> None:
@@ -249,22 +306,30 @@ class _Runner:
             "evicted": grown.get("prefix_cache_hits", could_hit) < could_hit,
             "preemptions": grown.get("num_preemptions", 0) > 0,
             "aborted": grown.get("generation_tokens", wanted) < wanted,
-            "lengths": all(r.num_prompt_tokens == len(q.prompt) for q, r in zip(requests, replies, strict=True)),
+            "lengths": all(
+                r.num_prompt_tokens == len(q.prompt) for q, r in zip(requests, replies, strict=True)
+            ),
             "changed": not self.check.weights or self._differs_from_own(requests, replies),
         }
 
     def _differs_from_own(self, requests: Sequence[Request], replies: Sequence[Reply]) -> bool:
         own = [self.references.get(replace(request.alone, weights="own")) for request in requests]
-        return any(a is not None and a.tokens != b.tokens for a, b in zip(own, replies, strict=True))
+        return any(
+            a is not None and a.tokens != b.tokens for a, b in zip(own, replies, strict=True)
+        )
 
     def _judge(self, request: Request, reply: Reply, where: str) -> None:
         expected = self.references.get(request.alone)
         if expected is None:
-            return self._note("answers with other weights were not compared: name a server with them by --against")
+            return self._note(
+                "answers with other weights were not compared: name a server with them by --against"
+            )
 
         def found(message: str, cause: Code = Code.DIFFERS) -> None:
             message = f"{_named(request)}{message}"
-            self.judged.findings.append(Finding(oracle=ORACLE, where=where, message=message, cause=cause))
+            self.judged.findings.append(
+                Finding(oracle=ORACLE, where=where, message=message, cause=cause)
+            )
 
         if reply.error:
             return found(f": no answer: {reply.error}", Code.UNANSWERED)
@@ -277,12 +342,19 @@ class _Runner:
                 top, now = expected.top[place], reply.top[place]
                 gaps = [abs(now[name] - top[name]) for name in now.keys() & top.keys()]
                 if request.schema and max(gaps, default=math.inf) <= self.check.tolerance:
-                    # A schema can exclude all of the best. They are alike, so the answer says how likely its token is.
+                    # A schema can exclude all of the best. They are alike, so the answer says how
+                    # likely its token is.
                     top = {token: reply.logprobs[place]} | top
                 # A token beyond the best is at least as far away as the last of them.
-                last = min(top.values()) if len(top) >= NUM_BEST and not request.schema else -math.inf
+                last = (
+                    min(top.values()) if len(top) >= NUM_BEST and not request.schema else -math.inf
+                )
                 margin = expected.logprobs[place] - top.get(token, last)
-                known = f"margin {margin:.3f} nats" if token in top else f"which is not among the best {len(top)}"
+                known = (
+                    f"margin {margin:.3f} nats"
+                    if token in top
+                    else f"which is not among the best {len(top)}"
+                )
                 what = f", token {place}: {token} instead of {right}, {known}"
                 if margin <= 2 * self.check.tolerance:
                     return self.judged.ties.append(f"{where}: {_named(request)}{what}")
@@ -293,13 +365,19 @@ class _Runner:
                 return found(f", token {place}: {token} has log probability {pair}")
             self.judged.drift = max(self.judged.drift, drift)
         if request.abort_after is None and len(reply.tokens) != len(expected.tokens):
-            found(f": {len(reply.tokens)} tokens instead of {len(expected.tokens)}", Code.MISCOUNTED)
+            found(
+                f": {len(reply.tokens)} tokens instead of {len(expected.tokens)}", Code.MISCOUNTED
+            )
         return None
 
 
 def _named(request: Request) -> str:
     stop = "" if request.abort_after is None else f", stream closed after {request.abort_after}"
-    more = "".join(f", {name}" for name in (request.model, request.schema and f"schema {request.schema}") if name)
+    more = "".join(
+        f", {name}"
+        for name in (request.model, request.schema and f"schema {request.schema}")
+        if name
+    )
     return f"request {request.label} ({len(request.prompt)} tokens{stop}{more})"
 
 

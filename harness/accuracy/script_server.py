@@ -1,4 +1,6 @@
-"""A server as a script sees it: answers token by token, streams that are closed early, metrics, and its state."""
+"""A server as a script sees it: answers token by token, streams that are closed early, metrics, and
+its state.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ MOST_TOGETHER = 1024
 NUM_BEST = 5
 """The tokens at each place whose log probabilities are asked for: as many as every server gives."""
 DEV_MODE = "vLLM has it with VLLM_SERVER_DEV_MODE=1"
-_SAMPLE = re.compile(rf"^(vllm|sglang):(\w+?)(?:_total)?(\{{[^}}]*\}})? ({NUMBER})\s*$", re.MULTILINE | re.ASCII)
+_SAMPLE = re.compile(
+    rf"^(vllm|sglang):(\w+?)(?:_total)?(\{{[^}}]*\}})? ({NUMBER})\s*$", re.MULTILINE | re.ASCII
+)
 _ID = re.compile(r"token_id:(\d{1,18})", re.ASCII)
 MOST_PAGE, MOST_PAGES, MOST_TOKENS = 1 << 16, 1 << 40, 1 << 31
 """The most tokens of a page, pages of a cache, and tokens of a prompt that a server can have."""
@@ -60,7 +64,8 @@ _COUNTED = (
 class Reply:
     """The tokens of an answer, with their log probabilities, and the best tokens at each place.
 
-    `error` is the reason for no answer. A token is `token_id:N`, or its text if the server does not say the id.
+    `error` is the reason for no answer. A token is `token_id:N`, or its text if the server does not
+    say the id.
     """
 
     tokens: tuple[str, ...] = ()
@@ -79,30 +84,48 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """The server's counters, summed over its engines, and the size of its cache. `cache` is None without the latter."""
+    """The server's counters, summed over its engines, and the size of its cache.
+
+    `cache` is None without the latter.
+    """
 
     counts: dict[str, float] = field(default_factory=dict)
     cache: Pool | None = None
 
     def __sub__(self, before: Metrics) -> dict[str, int]:
-        """What happened since `before`. Raises Refused if a counter fell, which happens when a server starts again."""
-        grown = {name: self.counts[name] - before.counts.get(name, 0.0) for name in _COUNTED if name in self.counts}
+        """What happened since `before`.
+
+        Raises Refused if a counter fell, which happens when a server starts again.
+        """
+        grown = {
+            name: self.counts[name] - before.counts.get(name, 0.0)
+            for name in _COUNTED
+            if name in self.counts
+        }
         if fallen := [name for name, count in grown.items() if count < 0]:
             raise Refused(f"the server's counter {fallen[0]} fell meanwhile: it was started again")
         return {name: int(count) for name, count in grown.items()}
 
 
 class ScriptServer(ServerBackend):
-    """Asks with token ids, greedily, to the last token of the budget. The answers of one object share a cache."""
+    """Asks with token ids, greedily, to the last token of the budget.
 
-    def __init__(self, url: str, *, served_model: str | None = None, timeout: float = 120.0) -> None:
+    The answers of one object share a cache.
+    """
+
+    def __init__(
+        self, url: str, *, served_model: str | None = None, timeout: float = 120.0
+    ) -> None:
         super().__init__(url, concurrency=MOST_TOGETHER, served_model=served_model, timeout=timeout)
         self._root = self._url.removesuffix("/v1")
         self._salt = uuid.uuid4().hex
         self._client = httpx.Client(timeout=timeout, headers=self._headers)
 
     def ask(self, requests: Sequence[Request], *, together: bool = True) -> list[Reply]:
-        """The answers to requests, sent at once or one after the other. A stream closed early has its tokens so far."""
+        """The answers to requests, sent at once or one after the other.
+
+        A stream closed early has its tokens so far.
+        """
 
         async def one(client: httpx.AsyncClient, request: Request) -> Reply:
             await asyncio.sleep(request.delay)
@@ -116,18 +139,22 @@ class ScriptServer(ServerBackend):
     def ask_alone(self, requests: Sequence[Request]) -> list[tuple[Reply, Scores | None]]:
         """The answers to requests that run one at a time and find no page in the prefix cache.
 
-        With each the scores of its tokens by a prefill of prompt and answer; None if the server scores no prompt. A
-        prefill knows no schema.
+        With each the scores of its tokens by a prefill of prompt and answer; None if the server
+        scores no prompt. A prefill knows no schema.
         """
 
         async def one(client: httpx.AsyncClient, request: Request) -> tuple[Reply, Scores | None]:
             alone = {"cache_salt": uuid.uuid4().hex} | request.more
-            reply = await self._reply(client, self._request(request.prompt, request.max_tokens) | alone)
+            reply = await self._reply(
+                client, self._request(request.prompt, request.max_tokens) | alone
+            )
             if reply.error or request.schema or (answer := reply.ids) is None:
                 return reply, None
             body = self._request((*request.prompt, *answer), 1) | alone | {"prompt_logprobs": 1}
             try:
-                rows = (await self._post(client, body))["choices"][0]["prompt_logprobs"][len(request.prompt) :]
+                rows = (await self._post(client, body))["choices"][0]["prompt_logprobs"][
+                    len(request.prompt) :
+                ]
                 return reply, [_score(token, row) for token, row in zip(answer, rows, strict=True)]
             except (Unanswered, KeyError, IndexError, TypeError, ValueError, AttributeError):
                 return reply, None
@@ -138,26 +165,40 @@ class ScriptServer(ServerBackend):
         self._client.close()
 
     def metrics(self) -> Metrics:
-        """The counters now, after the last request has ended. Raises Refused for a server without metrics."""
+        """The counters now, after the last request has ended.
+
+        Raises Refused for a server without metrics.
+        """
         for _ in range(int(IDLE_SECONDS)):
             for _ in range(20):
                 time.sleep(0.05)
                 counts, cache = self._read_metrics()
-                if counts.get("num_requests_running", 0) + counts.get("num_requests_waiting", 0) == 0:
+                if (
+                    counts.get("num_requests_running", 0) + counts.get("num_requests_waiting", 0)
+                    == 0
+                ):
                     return Metrics(counts, cache)
             # The gauges show the last step, which may be before an abort.
             self.ask([Request("one token", (FIRST_TOKEN,), 1, "own")])
-        raise Refused(f"{self._root}: requests still run {IDLE_SECONDS:.0f} s after the last answer")
+        raise Refused(
+            f"{self._root}: requests still run {IDLE_SECONDS:.0f} s after the last answer"
+        )
 
     def change(self, path: str, **more: Any) -> dict[str, Any]:
         """POST to an endpoint. Raises Refused if the server has none, or reports a failure."""
         return self._call("POST", path, **more)
 
     def checkpoint(self) -> str:
-        """The weights that the server was started with, by its own name. Raises Refused if it does not say it."""
+        """The weights that the server was started with, by its own name.
+
+        Raises Refused if it does not say it.
+        """
         if root := self._entry().get("root"):
             return str(root)
-        raise Refused(f"{self._url}/models does not say the path of the server's own weights, to load them again")
+        raise Refused(
+            f"{self._url}/models does not say the path of the server's own weights, to load them"
+            " again"
+        )
 
     def has(self, request: Request) -> bool:
         """Whether the server answers a request by its model and its schema."""
@@ -167,27 +208,41 @@ class ScriptServer(ServerBackend):
     def adapters(self) -> list[str]:
         """The models that are served beside the one that is asked."""
         ids = [entry.get("id") for entry in self._entries()]
-        return [name for name in ids if isinstance(name, str) and name.isprintable() and name != self._served_model]
+        return [
+            name
+            for name in ids
+            if isinstance(name, str) and name.isprintable() and name != self._served_model
+        ]
 
     def longest(self) -> int:
-        """The most tokens of a prompt and its answer; a large number if the server does not say it."""
+        """The most tokens of a prompt and its answer; a large number if the server does not say
+        it.
+        """
         given = self._entry().get("max_model_len")
         return whole_number(given, sys.maxsize) or sys.maxsize
 
     def _entry(self) -> dict[str, Any]:
         """What /v1/models says about the served model."""
-        return next((entry for entry in self._entries() if entry.get("id") == self._served_model), {})
+        return next(
+            (entry for entry in self._entries() if entry.get("id") == self._served_model), {}
+        )
 
     def _entries(self) -> list[dict[str, Any]]:
         listed = self._call("GET", "/v1/models").get("data")
-        return [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+        return (
+            [entry for entry in listed if isinstance(entry, dict)]
+            if isinstance(listed, list)
+            else []
+        )
 
     def is_sleeping(self) -> bool:
         return bool(self._call("GET", "/is_sleeping").get("is_sleeping"))
 
     def _call(self, method: str, path: str, **more: Any) -> dict[str, Any]:
         try:
-            response = fetched(self._client, method, self._root + path, seconds=self._timeout, **more)
+            response = fetched(
+                self._client, method, self._root + path, seconds=self._timeout, **more
+            )
         except httpx.TransportError as error:
             raise Refused(f"{self._root}{path}: no reply ({type(error).__name__})") from None
         except BadReply as error:
@@ -195,7 +250,10 @@ class ScriptServer(ServerBackend):
         if response.status_code in (404, 405):
             raise Refused(f"{self._root}{path}: the server has no such endpoint; {DEV_MODE}")
         if response.status_code != 200:
-            raise Refused(f"{self._root}{path}: HTTP {response.status_code}: {' '.join(response.text.split())[:200]}")
+            raise Refused(
+                f"{self._root}{path}: HTTP {response.status_code}:"
+                f" {' '.join(response.text.split())[:200]}"
+            )
         try:
             found = object_of(response.content)
         except ValueError:
@@ -208,7 +266,9 @@ class ScriptServer(ServerBackend):
         try:
             text = fetched(self._client, "GET", f"{self._root}/metrics", seconds=self._timeout).text
         except httpx.TransportError as error:
-            raise InputError(f"{self._root}/metrics: no server answers there ({type(error).__name__})") from None
+            raise InputError(
+                f"{self._root}/metrics: no server answers there ({type(error).__name__})"
+            ) from None
         except BadReply as error:
             raise Refused(f"{self._root}/metrics: {error}") from None
         counts: dict[str, float] = {}
@@ -224,7 +284,12 @@ class ScriptServer(ServerBackend):
         return counts, cache or _pool(counts.get("page_size"), counts.get("num_pages"))
 
     def _request(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
-        more = {"ignore_eos": True, "logprobs": NUM_BEST, "return_tokens_as_token_ids": True, "cache_salt": self._salt}
+        more = {
+            "ignore_eos": True,
+            "logprobs": NUM_BEST,
+            "return_tokens_as_token_ids": True,
+            "cache_salt": self._salt,
+        }
         return self._body("", max_tokens) | more | {"prompt": list(prompt)}
 
     async def _reply(self, client: httpx.AsyncClient, body: dict[str, Any]) -> Reply:
@@ -233,12 +298,17 @@ class ScriptServer(ServerBackend):
         except Unanswered as error:
             return Reply(error=str(error))
 
-    async def _cut_short(self, client: httpx.AsyncClient, body: dict[str, Any], after: int) -> Reply:
+    async def _cut_short(
+        self, client: httpx.AsyncClient, body: dict[str, Any], after: int
+    ) -> Reply:
         """Read a stream, and close it once it has `after` tokens."""
         got = Reply()
         where, body = f"{self._url}/completions", body | {"stream": True}
         try:
-            async with asyncio.timeout(self._timeout), client.stream("POST", where, json=body) as response:
+            async with (
+                asyncio.timeout(self._timeout),
+                client.stream("POST", where, json=body) as response,
+            ):
                 if response.status_code != 200:
                     return Reply(error=f"HTTP {response.status_code}")
                 lines = lines_of(response)
@@ -247,7 +317,11 @@ class ScriptServer(ServerBackend):
                         part = _read(object_of(line[6:]))
                         if part.error:
                             return part
-                        lists = got.tokens + part.tokens, got.logprobs + part.logprobs, got.top + part.top
+                        lists = (
+                            got.tokens + part.tokens,
+                            got.logprobs + part.logprobs,
+                            got.top + part.top,
+                        )
                         got = Reply(*lists, text=got.text + part.text)
         except (httpx.TimeoutException, TimeoutError):
             return Reply(error="the stream does not end in time")
@@ -261,7 +335,11 @@ class ScriptServer(ServerBackend):
 def _pool(page: str | float | None, num_pages: str | float | None) -> Pool | None:
     """The cache of these sizes, as /metrics have them; None if they are no sizes of one."""
     found = None if page is None or num_pages is None else Pool(int(page), int(num_pages))
-    return found if found and 1 <= found.page <= MOST_PAGE and 1 <= found.num_pages <= MOST_PAGES else None
+    return (
+        found
+        if found and 1 <= found.page <= MOST_PAGE and 1 <= found.num_pages <= MOST_PAGES
+        else None
+    )
 
 
 def _score(token: int, row: dict[str, dict[str, float]]) -> tuple[float, int]:
@@ -277,12 +355,19 @@ def _read(reply: dict[str, Any]) -> Reply:
         # The last part of a stream may have the usage alone.
         return Reply()
     try:
-        found = reply["choices"][0]["logprobs"] or {"tokens": (), "token_logprobs": (), "top_logprobs": ()}
+        found = reply["choices"][0]["logprobs"] or {
+            "tokens": (),
+            "token_logprobs": (),
+            "top_logprobs": (),
+        }
         count = (reply.get("usage") or {}).get("prompt_tokens")
         read = Reply(
             tuple(map(str, found["tokens"])),
             tuple(map(log_probability, found["token_logprobs"])),
-            tuple({str(name): log_probability(value) for name, value in top.items()} for top in found["top_logprobs"]),
+            tuple(
+                {str(name): log_probability(value) for name, value in top.items()}
+                for top in found["top_logprobs"]
+            ),
             whole_number(count, MOST_TOKENS),
             text=str(reply["choices"][0].get("text", "")),
         )

@@ -1,8 +1,9 @@
 """An OpenAI-compatible server as a backend: many questions in flight, retries with backoff.
 
-Retried are a dropped or refused connection, a timeout, HTTP 408, 429 and 5xx, a reply that is no completion, and an
-empty answer. After the last attempt the question is unanswered, with the reason. A server that is gone ends the run
-with an error: its questions do not count as wrong, and `--resume` asks them again.
+Retried are a dropped or refused connection, a timeout, HTTP 408, 429 and 5xx, a reply that is no
+completion, and an empty answer. After the last attempt the question is unanswered, with the reason.
+A server that is gone ends the run with an error: its questions do not count as wrong, and
+`--resume` asks them again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from harness.accuracy.acceptance import Drafts, drafts_in
-from harness.accuracy.backends import CANARY_NOTE, Answer, Identity, OnAnswer, cut_at_stop, has_invalid_text
+from harness.accuracy.backends import (
+    CANARY_NOTE,
+    Answer,
+    Identity,
+    OnAnswer,
+    cut_at_stop,
+    has_invalid_text,
+)
 from harness.core.errors import HarnessError, InputError
 from harness.core.extras import httpx
 
@@ -38,7 +46,10 @@ class ServerGone(HarnessError):
 
 
 class Unanswered(Exception):
-    """A failed attempt that may be repeated. Its text is the reason; the server wants a pause of `after` seconds."""
+    """A failed attempt that may be repeated.
+
+    Its text is the reason; the server wants a pause of `after` seconds.
+    """
 
     def __init__(self, reason: str, after: float = 0.0, unreachable: bool = False) -> None:
         super().__init__(reason)
@@ -87,9 +98,17 @@ class ServerBackend:
         return Identity(f"server:{name}", "server", "as served", f"served:{name}", note=note)
 
     def generate(
-        self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str], on_answer: OnAnswer | None = None
+        self,
+        prompts: Sequence[str],
+        *,
+        max_tokens: int,
+        stop: Sequence[str],
+        on_answer: OnAnswer | None = None,
     ) -> list[Answer]:
-        """Answers in the order of `prompts`. Raises InputError for a wrong address, ServerGone for a dead server."""
+        """Answers in the order of `prompts`.
+
+        Raises InputError for a wrong address, ServerGone for a dead server.
+        """
 
         async def ask(client: httpx.AsyncClient, prompt: str) -> Answer:
             body = self._body(prompt, max_tokens) | {"stop": list(stop)[:4] or None}
@@ -104,7 +123,9 @@ class ServerBackend:
         """Nothing is held between calls."""
 
     def drafts(self) -> Drafts | None:
-        """The server's counts of drafts, from /metrics beside /v1; None if it has no such counters."""
+        """The server's counts of drafts, from /metrics beside /v1; None if it has no such
+        counters.
+        """
         where, seconds = f"{self._url.removesuffix('/v1')}/metrics", self._timeout
         try:
             with httpx.Client(headers=self._headers, timeout=seconds) as client:
@@ -120,8 +141,13 @@ class ServerBackend:
         at_once: int | None = None,
     ) -> list[ResultT]:
         num = at_once or self._concurrency
-        gate, limits = asyncio.Semaphore(num), httpx.Limits(max_connections=num, max_keepalive_connections=num)
-        async with httpx.AsyncClient(timeout=self._timeout, headers=self._headers, limits=limits) as client:
+        gate, limits = (
+            asyncio.Semaphore(num),
+            httpx.Limits(max_connections=num, max_keepalive_connections=num),
+        )
+        async with httpx.AsyncClient(
+            timeout=self._timeout, headers=self._headers, limits=limits
+        ) as client:
 
             async def one(position: int, question: QuestionT) -> ResultT:
                 async with gate:
@@ -130,8 +156,8 @@ class ServerBackend:
                     try:
                         on_answer(position, result)
                     except BaseException as why:
-                        # A KeyboardInterrupt would leave the loop before the other tasks end. Their exceptions would
-                        # be reported later, from anywhere in the process.
+                        # A KeyboardInterrupt would leave the loop before the other tasks end. Their
+                        # exceptions would be reported later, from anywhere in the process.
                         raise _Stopped(why) from None
                 return result
 
@@ -145,9 +171,16 @@ class ServerBackend:
                 raise
 
     def _body(self, prompt: str, max_tokens: int) -> dict[str, Any]:
-        return {"model": self._served_model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0}
+        return {
+            "model": self._served_model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0.0,
+        }
 
-    async def _attempts(self, client: httpx.AsyncClient, body: dict[str, Any], stop: Sequence[str]) -> Answer:
+    async def _attempts(
+        self, client: httpx.AsyncClient, body: dict[str, Any], stop: Sequence[str]
+    ) -> Answer:
         failures: list[Unanswered] = []
         num_replies = self._num_replies
         for attempt in range(1, self._max_attempts + 1):
@@ -161,12 +194,14 @@ class ServerBackend:
                 failures.append(failed)
                 continue
             return replace(answer, num_attempts=attempt)
-        # The first failure of a question in flight is a lost connection. The server is gone if no question got a reply
-        # since then.
+        # The first failure of a question in flight is a lost connection. The server is gone if no
+        # question got a reply since then.
         if self._num_replies == num_replies and failures[-1].unreachable:
             raise ServerGone(f"{self._url}: no server any more; start it again")
         attempts = f"{self._max_attempts} attempt{'s' if self._max_attempts > 1 else ''}"
-        return Answer("", "error", unanswered=f"{failures[-1]} ({attempts})", num_attempts=self._max_attempts)
+        return Answer(
+            "", "error", unanswered=f"{failures[-1]} ({attempts})", num_attempts=self._max_attempts
+        )
 
     def _pause(self, attempt: int, after: float) -> float:
         seconds = min(max(after, self._backoff * 2.0 ** (attempt - 1)), self._longest_wait)
@@ -183,14 +218,19 @@ class ServerBackend:
             raise Unanswered(str(error)) from None
         except httpx.TransportError as error:
             refused = isinstance(error, httpx.ConnectError)
-            raise Unanswered(f"connection lost: {type(error).__name__}", unreachable=refused) from None
+            raise Unanswered(
+                f"connection lost: {type(error).__name__}", unreachable=refused
+            ) from None
         self._num_replies += 1
         if response.status_code in RETRIED_STATUS or response.status_code >= 500:
-            raise Unanswered(f"HTTP {response.status_code}", _seconds(response.headers.get("retry-after")))
+            raise Unanswered(
+                f"HTTP {response.status_code}", _seconds(response.headers.get("retry-after"))
+            )
         if response.status_code in HOPELESS_STATUS:
             raise self._refusal(response)
         if response.status_code != 200:
-            # Only this question fails, for example a prompt beyond the model's length. A retry would fail too.
+            # Only this question fails, for example a prompt beyond the model's length. A retry
+            # would fail too.
             return {"refused": f"HTTP {response.status_code}: {response.text[:120]}"}
         try:
             return object_of(response.content)
@@ -198,23 +238,38 @@ class ServerBackend:
             raise Unanswered("the reply is no JSON object") from None
 
     def _refusal(self, response: httpx.Response) -> InputError:
-        """What is wrong with the key, the address or the model, if the server refuses all questions."""
+        """What is wrong with the key, the address or the model, if the server refuses all
+        questions.
+        """
         where, status = f"{response.request.url}: HTTP {response.status_code}", response.status_code
         if status in REFUSED_KEY:
-            what = "refuses the key in the environment variable" if self._headers else "wants a key; give it in"
+            what = (
+                "refuses the key in the environment variable"
+                if self._headers
+                else "wants a key; give it in"
+            )
             return InputError(f"{where}: the server {what} {KEY_VARIABLE}")
-        hello = {"model": self._served_model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+        hello = {
+            "model": self._served_model,
+            "messages": [{"role": "user", "content": "hi"}],
+            "max_tokens": 1,
+        }
         with (
             contextlib.suppress(httpx.TransportError, BadReply),
             httpx.Client(headers=self._headers, timeout=self._timeout) as client,
         ):
-            chat = fetched(client, "POST", f"{self._url}/chat/completions", json=hello, seconds=self._timeout)
+            chat = fetched(
+                client, "POST", f"{self._url}/chat/completions", json=hello, seconds=self._timeout
+            )
             if chat.status_code not in HOPELESS_STATUS:
                 return InputError(f"{where}: this server has chat only; /v1/completions is needed")
         return InputError(f"{where}: check the address, which ends in /v1, and --served-model")
 
     def _only_model(self) -> str:
-        """The name of the served model, which a request can carry as UTF-8. Raises InputError without a server."""
+        """The name of the served model, which a request can carry as UTF-8.
+
+        Raises InputError without a server.
+        """
         seconds = self._timeout
         try:
             with httpx.Client(headers=self._headers, timeout=seconds) as client:
@@ -224,23 +279,35 @@ class ServerBackend:
             response.raise_for_status()
             listed = object_of(response.content)["data"]
             # An adapter names its base model as its parent.
-            names = [str(entry["id"]).encode().decode() for entry in listed if not entry.get("parent")]
+            names = [
+                str(entry["id"]).encode().decode() for entry in listed if not entry.get("parent")
+            ]
         except httpx.TransportError as error:
-            raise InputError(f"{self._url}: no server answers there ({type(error).__name__})") from None
+            raise InputError(
+                f"{self._url}: no server answers there ({type(error).__name__})"
+            ) from None
         except (httpx.HTTPStatusError, BadReply, ValueError, KeyError, TypeError, AttributeError):
-            raise InputError(f"{self._url}/models lists no model; name it with --served-model") from None
+            raise InputError(
+                f"{self._url}/models lists no model; name it with --served-model"
+            ) from None
         if len(names) != 1:
-            raise InputError(f"{self._url}: it serves {len(names)} models; name one with --served-model")
+            raise InputError(
+                f"{self._url}: it serves {len(names)} models; name one with --served-model"
+            )
         return names[0]
 
 
 def whole_number(value: Any, most: int) -> int | None:
-    """A count that a server sends; None for what is none: a text, true, a negative number, or more than `most`."""
+    """A count that a server sends; None for what is none: a text, true, a negative number, or more
+    than `most`.
+    """
     return value if type(value) is int and 0 <= value <= most else None
 
 
 def log_probability(value: Any) -> float:
-    """A log probability that a server sends. Raises ValueError for what is none: a text, true, or a number above 0.
+    """A log probability that a server sends.
+
+    Raises ValueError for what is none: a text, true, or a number above 0.
 
     NaN is one, as a server that computes it sends it, and minus infinity is the logarithm of 0.
     """
@@ -287,7 +354,9 @@ class BadReply(Exception):
     """A reply that is too long, too slow, or no HTTP. Its text is the reason."""
 
 
-def fetched(client: httpx.Client, method: str, url: str, *, seconds: float, **more: Any) -> httpx.Response:
+def fetched(
+    client: httpx.Client, method: str, url: str, *, seconds: float, **more: Any
+) -> httpx.Response:
     """The whole reply. Raises BadReply, and httpx.TransportError if there is none."""
     ends, content = time.monotonic() + seconds, bytearray()
     try:
@@ -348,5 +417,11 @@ def _check(size: int, is_late: bool) -> None:
 
 
 def _read(response: httpx.Response, content: bytearray) -> httpx.Response:
-    kept = {name: value for name, value in response.headers.items() if name in ("retry-after", "content-type")}
-    return httpx.Response(response.status_code, headers=kept, content=bytes(content), request=response.request)
+    kept = {
+        name: value
+        for name, value in response.headers.items()
+        if name in ("retry-after", "content-type")
+    }
+    return httpx.Response(
+        response.status_code, headers=kept, content=bytes(content), request=response.request
+    )

@@ -1,7 +1,8 @@
-"""Tasks of lm-eval, found offline: the project's own, and lm-eval's stock ones from the hub or from local JSON lines.
+"""Tasks of lm-eval, found offline: the project's own, and lm-eval's stock ones from the hub or from
+local JSON lines.
 
-A task is always lm-eval's YAML. For local data, a short YAML is written for the run: it includes the original and names
-the files. Prompts, filters and metrics are lm-eval's own.
+A task is always lm-eval's YAML. For local data, a short YAML is written for the run: it includes
+the original and names the files. Prompts, filters and metrics are lm-eval's own.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class Grade:
 
 
 class Task:
-    """One loaded lm-eval task: its questions by hash, its prompts, and the grading of single answers."""
+    """One loaded lm-eval task: its questions by hash, its prompts, and the grading of single
+    answers.
+    """
 
     def __init__(self, name: str, task: KeptPrompts, *, filter_name: str | None = None) -> None:
         self.name = name
@@ -64,8 +67,14 @@ class Task:
         self.questions = question_hashes([instance.doc for instance in self.instances])
 
     def grade(self, instance: Any, text: str) -> Grade:
-        filtered, judge = self.lm_eval_task.filtered(instance, text), self.lm_eval_task.process_results
-        scores = {name: float(judge(instance.doc, [answer])[self.metric]) for name, answer in filtered.items()}
+        filtered, judge = (
+            self.lm_eval_task.filtered(instance, text),
+            self.lm_eval_task.process_results,
+        )
+        scores = {
+            name: float(judge(instance.doc, [answer])[self.metric])
+            for name, answer in filtered.items()
+        }
         return Grade(scores[self.filter] == 1.0, scores, filtered[self.filter] == INVALID)
 
 
@@ -86,12 +95,19 @@ def known_tasks() -> list[str]:
 
 
 def load_task(
-    name: str, work_dir: Path, *, data_dir: Path | None = None, filter_name: str | None = None, limit: int | None = None
+    name: str,
+    work_dir: Path,
+    *,
+    data_dir: Path | None = None,
+    filter_name: str | None = None,
+    limit: int | None = None,
 ) -> Task:
-    """Load the first `limit` questions of a task. `work_dir` gets the written YAML and the datasets cache.
+    """Load the first `limit` questions of a task.
 
-    A stock task without `data_dir` comes from the hub; all others need no network. Raises InputError for an unknown
-    task, a missing file, and data that lm-eval cannot use.
+    `work_dir` gets the written YAML and the datasets cache.
+
+    A stock task without `data_dir` comes from the hub; all others need no network. Raises
+    InputError for an unknown task, a missing file, and data that lm-eval cannot use.
     """
     work_dir = work_dir.resolve()
     path, data_files = _source(name, data_dir)
@@ -144,7 +160,9 @@ def _existing(name: str, files: dict[str, str], folder: Path) -> dict[str, str]:
     for file in files.values():
         # `Path.is_file` raises for a name that is too long.
         if not os.path.isfile(folder / file):
-            raise InputError(f"--data-dir {folder}: task {name} needs {folder / file}, which is not there")
+            raise InputError(
+                f"--data-dir {folder}: task {name} needs {folder / file}, which is not there"
+            )
         _check_lines(folder / file)
     return {split: str((folder / file).resolve()) for split, file in files.items()}
 

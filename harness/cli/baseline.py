@@ -22,12 +22,16 @@ from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
 
 app = new_app(help="Show stored accuracies, or store the accuracy of a run.")
 
-Folder = Annotated[Path | None, typer.Option("--dir", metavar="DIR", help="Your own folder of baselines.")]
+Folder = Annotated[
+    Path | None, typer.Option("--dir", metavar="DIR", help="Your own folder of baselines.")
+]
 
 
 @app.command("show", cls=Command)
 def show(
-    task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="Only baselines of this task.")] = None,
+    task: Annotated[
+        str | None, typer.Argument(metavar="[TASK]", help="Only baselines of this task.")
+    ] = None,
     folder: Folder = None,
     json: Json = False,
 ) -> None:
@@ -38,7 +42,9 @@ def show(
         hint = nearest(task, sorted({b.task for b in known}), see="mla-harness baseline show")
         raise InputError(f"no baseline of task {task!r}; {hint}")
     if json:
-        print_json([baseline.model_dump(mode="json") | {"name": baseline.name} for baseline in found])
+        print_json(
+            [baseline.model_dump(mode="json") | {"name": baseline.name} for baseline in found]
+        )
     else:
         _print(found, folder or BASELINES)
 
@@ -46,20 +52,39 @@ def show(
 def _print(found: list[Baseline], folder: Path) -> None:
     screen = console()
     if not found:
-        screen.print(f"no baselines in {folder}; store one with: mla-harness baseline update RUN", soft_wrap=True)
+        screen.print(
+            f"no baselines in {folder}; store one with: mla-harness baseline update RUN",
+            soft_wrap=True,
+        )
         return
-    shown = table("task", "model", "engine", "dtype", "accuracy", "interval", "questions", "recorded", "model hash")
+    shown = table(
+        "task",
+        "model",
+        "engine",
+        "dtype",
+        "accuracy",
+        "interval",
+        "questions",
+        "recorded",
+        "model hash",
+    )
     for one in found:
         low, high = wilson_interval(len(one.right), one.num_questions)
         measured = (f"{one.accuracy:.4f}", f"{low:.4f} to {high:.4f}", f"{one.num_questions:,}")
-        shown.add_row(one.task, one.model, one.engine, one.dtype, *measured, one.recorded, one.model_hash)
+        shown.add_row(
+            one.task, one.model, one.engine, one.dtype, *measured, one.recorded, one.model_hash
+        )
     screen.print(shown)
 
 
 @app.command("update", cls=Command)
 def update(
-    name: Annotated[str, typer.Argument(metavar="RUN", help="A run directory, a run id, or 'latest'.")],
-    allow_regression: Annotated[bool, typer.Option("--allow-regression", help="Also write a lower accuracy.")] = False,
+    name: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run directory, a run id, or 'latest'.")
+    ],
+    allow_regression: Annotated[
+        bool, typer.Option("--allow-regression", help="Also write a lower accuracy.")
+    ] = False,
     folder: Folder = None,
     out: Out = None,
 ) -> None:
@@ -67,7 +92,9 @@ def update(
 
     Shows the difference to the old baseline before it writes the new one.
     """
-    changes = [plan_update(run, folder or BASELINES) for run in _measured(name, out or DEFAULT_RUNS)]
+    changes = [
+        plan_update(run, folder or BASELINES) for run in _measured(name, out or DEFAULT_RUNS)
+    ]
     for change in changes:
         print("\n".join(change.lines()), flush=True)
     for change in changes:
@@ -75,7 +102,9 @@ def update(
 
 
 def _measured(name: str, root: Path) -> list[AccuracyRun]:
-    """The clean measurements of a run: of `epochs` the one, of `run` one for each case that measured accuracy."""
+    """The clean measurements of a run: of `epochs` the one, of `run` one for each case that
+    measured accuracy.
+    """
     store = RunStore.open(find_run(name, root))
     folders = [store.path]
     for job in store.plan.jobs:
@@ -84,5 +113,8 @@ def _measured(name: str, root: Path) -> list[AccuracyRun]:
             folders.append(Path(directory))
     found = [read_run(folder) for folder in folders if os.path.lexists(folder / FILE_NAME)]
     if not found:
-        raise InputError(f"{store.path}: measured no accuracy without a fault; measure one with `mla-harness epochs`")
+        raise InputError(
+            f"{store.path}: measured no accuracy without a fault; measure one with `mla-harness"
+            " epochs`"
+        )
     return found

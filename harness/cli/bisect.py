@@ -1,4 +1,6 @@
-"""`mla-harness bisect`: run the same scenarios under several interpreters, and find the first bad version of each."""
+"""`mla-harness bisect`: run the same scenarios under several interpreters, and find the first bad
+version of each.
+"""
 
 from __future__ import annotations
 
@@ -43,26 +45,41 @@ START_SECONDS = 600.0
 class BisectOptions(RunningCases):
     """Options of `mla-harness bisect`."""
 
-    selectors: Annotated[list[str] | None, typer.Argument(metavar="[SELECTOR]...", help="As in `run`, or one tag.")] = (
-        None
-    )
+    selectors: Annotated[
+        list[str] | None, typer.Argument(metavar="[SELECTOR]...", help="As in `run`, or one tag.")
+    ] = None
     python: Annotated[
         list[str] | None,
-        typer.Option("--python", metavar="PYTHON", help="Interpreter, or folder of a venv; may be repeated."),
+        typer.Option(
+            "--python", metavar="PYTHON", help="Interpreter, or folder of a venv; may be repeated."
+        ),
     ] = None
     site: Annotated[
         list[Path] | None,
         typer.Option(
-            "--site", "--engine-path", metavar="DIR", help="Folder of packages to import first; may be repeated."
+            "--site",
+            "--engine-path",
+            metavar="DIR",
+            help="Folder of packages to import first; may be repeated.",
         ),
     ] = None
-    faults: Annotated[bool, typer.Option("--faults", help="Also inject each declared fault.")] = False
+    faults: Annotated[bool, typer.Option("--faults", help="Also inject each declared fault.")] = (
+        False
+    )
     parallel: Annotated[int, typer.Option(metavar="N", min=1, help="Versions at a time.")] = 1
     tags: Tags = None
 
     def words(self, named: list[str], tags: list[str]) -> list[str]:
         """The arguments of the command that runs each version."""
-        options = [*named, "--device", self.device, "--seed", str(self.seed), "--timeout", str(self.timeout)]
+        options = [
+            *named,
+            "--device",
+            self.device,
+            "--seed",
+            str(self.seed),
+            "--timeout",
+            str(self.timeout),
+        ]
         options += [word for tag in tags for word in ("-m", tag)]
         options += ["-n", str(self.workers)] if self.workers else []
         options += ["--scenarios", str(self.scenarios.resolve())] if self.scenarios else []
@@ -98,23 +115,39 @@ def _subjects(pythons: list[str], sites: list[Path]) -> list[tuple[str, Path | N
     found = [_interpreter(name) for name in pythons] or [sys.executable]
     for folder in sites:
         if not any(folder.glob("*/__init__.py")):
-            raise InputError(f"--site {folder}: no package there; make one with pip install --no-deps --target")
+            raise InputError(
+                f"--site {folder}: no package there; make one with pip install --no-deps --target"
+            )
     if len(found) > 1 and sites:
-        raise InputError("--site: the folders are for one interpreter; give one --python, or no --site")
+        raise InputError(
+            "--site: the folders are for one interpreter; give one --python, or no --site"
+        )
     if not pythons and not sites:
-        raise InputError("nothing to compare: name interpreters with --python, or folders of packages with --site")
-    return [(found[0], folder.resolve()) for folder in sites] if sites else [(name, None) for name in found]
+        raise InputError(
+            "nothing to compare: name interpreters with --python, or folders of packages with"
+            " --site"
+        )
+    return (
+        [(found[0], folder.resolve()) for folder in sites]
+        if sites
+        else [(name, None) for name in found]
+    )
 
 
 def _interpreter(name: str) -> str:
-    """The path of an executable file, a venv's folder or a command. Symbolic links are kept: a venv needs them."""
+    """The path of an executable file, a venv's folder or a command.
+
+    Symbolic links are kept: a venv needs them.
+    """
     path = Path(name).expanduser()
     if path.is_dir():
         path = path / "bin" / "python"
     is_program = path.is_file() and os.access(path, os.X_OK)
     found = str(path.absolute()) if is_program else shutil.which(name)
     if found is None:
-        raise InputError(f"--python {name}: no interpreter there; name an executable or the folder of a venv")
+        raise InputError(
+            f"--python {name}: no interpreter there; name an executable or the folder of a venv"
+        )
     with suppress(OSError, subprocess.SubprocessError):
         asked = [found, "-c", "import sys; print('Python', *sys.version_info[:2])"]
         said = subprocess.check_output(
@@ -122,11 +155,18 @@ def _interpreter(name: str) -> str:
         )
         if re.fullmatch(r"Python \d+ \d+\s*", said):
             return found
-    raise InputError(f"--python {name}: not a Python interpreter; name an executable or the folder of a venv")
+    raise InputError(
+        f"--python {name}: not a Python interpreter; name an executable or the folder of a venv"
+    )
 
 
-def _selection(selectors: list[str], given: list[str], scenarios: list[Any]) -> tuple[list[str], list[str]]:
-    """The selectors and the tags. A single selector that is a tag, and no scenario's name, counts as `-m`."""
+def _selection(
+    selectors: list[str], given: list[str], scenarios: list[Any]
+) -> tuple[list[str], list[str]]:
+    """The selectors and the tags.
+
+    A single selector that is a tag, and no scenario's name, counts as `-m`.
+    """
     names = {scenario.name for scenario in scenarios}
     tags = {own for scenario in scenarios for own in scenario.tags}
     if not given and len(selectors) == 1 and selectors[0] in tags - names:
@@ -141,11 +181,16 @@ def _sorted(asked: dict[int, Column]) -> list[Column]:
 def _ask_all(
     subjects: list[tuple[str, Path | None]], command: list[str], parallel: int
 ) -> Iterator[tuple[int, Column]]:
-    """The position and column of each subject as it ends, `parallel` at a time. An interruption ends every child."""
+    """The position and column of each subject as it ends, `parallel` at a time.
+
+    An interruption ends every child.
+    """
     children: list[Child] = []
     pool = ThreadPoolExecutor(parallel)
     try:
-        asked = [pool.submit(_ask, *subject, command, children, parallel > 1) for subject in subjects]
+        asked = [
+            pool.submit(_ask, *subject, command, children, parallel > 1) for subject in subjects
+        ]
         for one in as_completed(asked):
             yield asked.index(one), one.result()
     finally:
@@ -154,19 +199,28 @@ def _ask_all(
             child.close()
 
 
-def _ask(interpreter: str, site: Path | None, command: list[str], children: list[Child], shares_gpus: bool) -> Column:
+def _ask(
+    interpreter: str,
+    site: Path | None,
+    command: list[str],
+    children: list[Child],
+    shares_gpus: bool,
+) -> Column:
     """Run one command in one interpreter, and read the run directory that it leaves."""
     column = Column(interpreter, str(site) if site else None)
     path = os.pathsep.join(filter(None, [column.site, os.environ.get("PYTHONPATH")]))
-    # No history: it would name a deleted run directory. Interpreters may share the user's cache of compiled kernels,
-    # which is keyed by Triton's version and the source.
+    # No history: it would name a deleted run directory. Interpreters may share the user's cache of
+    # compiled kernels, which is keyed by Triton's version and the source.
     environ = {"PYTHONPATH": path, "MLA_HARNESS_HISTORY": "none"}
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         if shares_gpus:
-            # The locks of GPUs are files there: versions that run side by side must not wait for each other's.
+            # The locks of GPUs are files there: versions that run side by side must not wait for
+            # each other's.
             environ["TMPDIR"] = scratch
-        child = Child("harness.cli.bisect_child", name="the command", python=interpreter, environ=environ)
+        child = Child(
+            "harness.cli.bisect_child", name="the command", python=interpreter, environ=environ
+        )
         children.append(child)
         child.send(CommandLine(arguments=(*command, "--out", scratch)))
         try:
@@ -191,22 +245,44 @@ def _print(screen: Console, columns: list[Column]) -> None:
     for column in columns:
         there = column.environment
         paths = [*(there.get("engine_paths") or {}).values()][:1]
-        facts = [column.interpreter, *paths, f"Python {there.get('python')}, torch {there.get('torch')}"]
-        screen.print(printable(f"{column.label}: {', '.join(facts)}, {column.seconds:.0f} s"), soft_wrap=True)
+        facts = [
+            column.interpreter,
+            *paths,
+            f"Python {there.get('python')}, torch {there.get('torch')}",
+        ]
+        screen.print(
+            printable(f"{column.label}: {', '.join(facts)}, {column.seconds:.0f} s"), soft_wrap=True
+        )
     for line in reasons(columns):
         screen.print(printable(line), soft_wrap=True)
 
 
-def _print_table(screen: Console, columns: list[Column], found: list[Row], shown: Sequence[int]) -> None:
-    """The rows with the columns of these numbers, as two tables if one is too wide for the screen."""
+def _print_table(
+    screen: Console, columns: list[Column], found: list[Row], shown: Sequence[int]
+) -> None:
+    """The rows with the columns of these numbers, as two tables if one is too wide for the
+    screen.
+    """
     engines = {column.label.rpartition(" ")[0] for column in columns}
-    labels = [columns[at].label.rpartition(" ")[2] if len(engines) == 1 else columns[at].label for at in shown]
+    labels = [
+        columns[at].label.rpartition(" ")[2] if len(engines) == 1 else columns[at].label
+        for at in shown
+    ]
     made = table("case", "bug", *labels, "first bad", no_wrap={"case"})
     for row in found:
         name = "  with " + row.name.partition(" with ")[2] if row.is_fault else row.name
         bugs = "" if row.is_fault else " ".join(ref.rpartition("#")[2] for ref in row.refs)
-        made.add_row(*(printable(text) for text in (name, bugs, *(row.cells[at] for at in shown), row.answer)))
-    if len(shown) > 1 and Measurement.get(screen, screen.options.update(max_width=10_000), made).minimum > screen.width:
+        made.add_row(
+            *(
+                printable(text)
+                for text in (name, bugs, *(row.cells[at] for at in shown), row.answer)
+            )
+        )
+    if (
+        len(shown) > 1
+        and Measurement.get(screen, screen.options.update(max_width=10_000), made).minimum
+        > screen.width
+    ):
         half = (len(shown) + 1) // 2
         _print_table(screen, columns, found, shown[:half])
         _print_table(screen, columns, found, shown[half:])

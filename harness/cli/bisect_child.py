@@ -1,4 +1,6 @@
-"""The child process of `mla-harness bisect`, which runs one command line under another interpreter."""
+"""The child process of `mla-harness bisect`, which runs one command line under another
+interpreter.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,10 @@ MAX_UNMET, MAX_REFUSED, MAX_WORDS = 20, 4, 300
 
 def coverage(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN] [OP]", help="A run, else the latest; an op shows its details.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN] [OP]", help="A run, else the latest; an op shows its details."
+        ),
     ] = None,
     out: Out = None,
     json: Json = False,
@@ -36,23 +39,35 @@ def coverage(
     runs = [name for name in names or () if name not in SPACES]
     if len(ops) > 1 or len(runs) > 1:
         raise InputError(f"coverage: give one run and one op of {', '.join(SPACES)}")
-    store = RunStore.open(find_run(runs[0] if runs else "latest", Path(out) if out else DEFAULT_RUNS))
+    store = RunStore.open(
+        find_run(runs[0] if runs else "latest", Path(out) if out else DEFAULT_RUNS)
+    )
     with Waiting(console(as_json=True), "counting the combinations"):
         view = RunView(store)
         found = [one for one in view.coverages if not ops or one.op in ops]
     if not found:
-        raise InputError(f"coverage: no call of {', '.join(ops or SPACES)} in {view.path}, or its classes were others")
+        raise InputError(
+            f"coverage: no call of {', '.join(ops or SPACES)} in {view.path}, or its classes were"
+            " others"
+        )
     if json:
         found_in = {"run_id": view.plan.run_id, "not_run": view.num_not_run}
         print_json(found_in | {"coverage": [_object(one) for one in found]})
         return
     screen, shown = console(), table("op", "kernel", *STRENGTHS.values())
     for one in found:
-        counts = [f"{one.share(n)} ({met:,} of {every:,})" for n in STRENGTHS for met, every in [one.shown.counts(n)]]
+        counts = [
+            f"{one.share(n)} ({met:,} of {every:,})"
+            for n in STRENGTHS
+            for met, every in [one.shown.counts(n)]
+        ]
         shown.add_row(one.op, one.kernel.partition("/")[2] or one.kernel, *counts)
     screen.print(shown)
     if view.num_not_run:
-        say(screen, f"{num(view.num_not_run, 'case')} not run: what they would have shown is missing")
+        say(
+            screen,
+            f"{num(view.num_not_run, 'case')} not run: what they would have shown is missing",
+        )
     for one in found:
         if one.kernel == EVERY_KERNEL:
             if ops:
@@ -60,7 +75,10 @@ def coverage(
             continue
         for why, pairs in one.unmet_pairs().items():
             listed = _listed([*map(words, pairs)], MAX_UNMET if ops else MAX_REFUSED)
-            say(screen, f"{one.kernel}: {num(len(pairs), 'pair')} not shown: {why[:MAX_WORDS]}: {listed}")
+            say(
+                screen,
+                f"{one.kernel}: {num(len(pairs), 'pair')} not shown: {why[:MAX_WORDS]}: {listed}",
+            )
 
 
 def _details(screen: Console, one: Coverage) -> None:
@@ -77,7 +95,9 @@ def _details(screen: Console, one: Coverage) -> None:
 
 
 def _listed(found: list[str], most: int) -> str:
-    return "; ".join(found[:most]) + (f", and {len(found) - most} more" if len(found) > most else "")
+    return "; ".join(found[:most]) + (
+        f", and {len(found) - most} more" if len(found) > most else ""
+    )
 
 
 def _object(one: Coverage) -> dict[str, object]:

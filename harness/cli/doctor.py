@@ -25,19 +25,30 @@ def doctor(json: Json = False) -> None:
         environment = pool.start()
         described = pool.describe_kernels()
     kernels = [
-        {"kernel": f"{d['op']}/{d['short_name']}", **{device: _answer(d, environment, device) for device in DEVICES}}
+        {
+            "kernel": f"{d['op']}/{d['short_name']}",
+            **{device: _answer(d, environment, device) for device in DEVICES},
+        }
         for d in described
     ]
     devices = {device: environment.why_not(device) or "yes" for device in DEVICES}
     if json:
-        found = {"environment": environment.model_dump(mode="json"), "devices": devices, "kernels": kernels}
+        found = {
+            "environment": environment.model_dump(mode="json"),
+            "devices": devices,
+            "kernels": kernels,
+        }
         print_json(found | {"broken_engines": BROKEN})
         return
     _print(environment, kernels, devices)
 
 
-def _print(environment: Environment, kernels: list[dict[str, Any]], devices: dict[str, str]) -> None:
-    """Print what is true of this machine: facts, engines that do not load, devices, and the kernels of each."""
+def _print(
+    environment: Environment, kernels: list[dict[str, Any]], devices: dict[str, str]
+) -> None:
+    """Print what is true of this machine: facts, engines that do not load, devices, and the kernels
+    of each.
+    """
     from rich.padding import Padding
     from rich.text import Text
 
@@ -47,8 +58,16 @@ def _print(environment: Environment, kernels: list[dict[str, Any]], devices: dic
     gpus = ", ".join(gpu.name for gpu in environment.gpus)
     facts = environment.model_dump(mode="json", exclude={"engines", "engine_paths", "variables"})
     facts |= {engine.name: environment.engines.get(engine.name) for engine in ENGINES}
-    facts |= {"gpus": gpus or "none", "cuda": environment.cuda or "none", "cluster": environment.cluster or "none"}
-    print_block(screen, "this machine", {name: "not installed" if v is None else str(v) for name, v in facts.items()})
+    facts |= {
+        "gpus": gpus or "none",
+        "cuda": environment.cuda or "none",
+        "cluster": environment.cluster or "none",
+    }
+    print_block(
+        screen,
+        "this machine",
+        {name: "not installed" if v is None else str(v) for name, v in facts.items()},
+    )
     print_block(screen, "variables of engines", environment.variables)
     print_block(screen, "engines that do not load", BROKEN)
     print_block(screen, "devices", devices)
@@ -63,7 +82,9 @@ def _print(environment: Environment, kernels: list[dict[str, Any]], devices: dic
 
 
 def _answer(described: dict[str, Any], environment: Environment, device: str) -> str:
-    """`yes`, or why a kernel cannot run on a device: the machine's reason before the kernel's own."""
+    """`yes`, or why a kernel cannot run on a device: the machine's reason before the kernel's
+    own.
+    """
     if device not in described["devices"]:
         return "not made for it"
     return environment.why_not(device) or described["why_not"][device] or "yes"

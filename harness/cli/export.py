@@ -23,17 +23,26 @@ from harness.run.planning import Planner, Wanted
 from harness.run.runner import WorkerPool
 
 BAR_SECONDS = 55.0
-"""What an export plans to take at most, 5 s below the limit of a minute; more if finding a failure or one run of the
-script takes half of it."""
+"""What an export plans to take at most, 5 s below the limit of a minute; more if finding a failure
+or one run of the script takes half of it.
+"""
 MAX_SHRINK_SECONDS = 20.0
 
 
 def export_script(
-    wanted: Wanted, pool: WorkerPool, screen: Console, path: Path, *, is_pytest: bool, seconds: float | None
+    wanted: Wanted,
+    pool: WorkerPool,
+    screen: Console,
+    path: Path,
+    *,
+    is_pytest: bool,
+    seconds: float | None,
 ) -> None:
     """Write the script of the failure that `wanted` names to `path`. Raises as `_exported` does."""
     if path.suffix != ".py" or not path.absolute().parent.is_dir():
-        raise InputError(f"--script {path}: give a file name that ends in .py, in a folder that exists")
+        raise InputError(
+            f"--script {path}: give a file name that ends in .py, in a folder that exists"
+        )
     exported = _exported(with_fault(wanted), pool, screen, is_pytest=is_pytest, seconds=seconds)
     write_atomic(path, exported.text)
     lines = num(exported.text.count("\n"), "line")
@@ -41,31 +50,43 @@ def export_script(
     screen.print(exported.check.sentence, markup=False, soft_wrap=True)
 
 
-def _exported(wanted: Wanted, pool: WorkerPool, screen: Console, *, is_pytest: bool, seconds: float | None) -> Exported:
+def _exported(
+    wanted: Wanted, pool: WorkerPool, screen: Console, *, is_pytest: bool, seconds: float | None
+) -> Exported:
     """Find the failure that `wanted` names, shrink it, and make a script that was seen to show it.
 
-    `seconds` is the time for smaller cases. None: what is left of BAR_SECONDS after the script was run, at most
-    MAX_SHRINK_SECONDS. Raises InputError if nothing fails or no script can show it, HarnessError unless the script
-    fails with the bug and passes without.
+    `seconds` is the time for smaller cases. None: what is left of BAR_SECONDS after the script was
+    run, at most MAX_SHRINK_SECONDS. Raises InputError if nothing fails or no script can show it,
+    HarnessError unless the script fails with the bug and passes without.
     """
     started = time.monotonic()
     with Waiting(screen, "looking for a failing case", pool):
-        job, result = first_failure(pool, candidates(Planner(wanted, pool)), lambda job: why_not(job.case, job.fault))
+        job, result = first_failure(
+            pool, candidates(Planner(wanted, pool)), lambda job: why_not(job.case, job.fault)
+        )
     with_bug = f" with {job.fault}" if job.fault else ""
     screen.print(f"{job.case.id}{with_bug} fails", markup=False, soft_wrap=True)
     shrunk = None
     if job.case.kind.shows_launches:
         shrunk = _shrunk(pool, screen, job, result, seconds, time.monotonic() - started)
     with Waiting(screen, "running the script with and without the bug"):
-        return first_that_shows(job, result, shrunk, pool.start(), is_pytest=is_pytest, seconds=wanted.timeout_seconds)
+        return first_that_shows(
+            job, result, shrunk, pool.start(), is_pytest=is_pytest, seconds=wanted.timeout_seconds
+        )
 
 
 def _shrunk(
-    pool: WorkerPool, screen: Console, job: Job, result: CaseResult, seconds: float | None, spent: float
+    pool: WorkerPool,
+    screen: Console,
+    job: Job,
+    result: CaseResult,
+    seconds: float | None,
+    spent: float,
 ) -> Shrunk:
     blame_budget = None
     if seconds is None:
-        # The script imports what the first case imported. A trial that kills its worker has the next one import it too.
+        # The script imports what the first case imported. A trial that kills its worker has the
+        # next one import it too.
         left = BAR_SECONDS - spent * (3 if result.verdict is Verdict.CRASH else 2)
         blame_budget = Budget(max(0.0, left / 2))
         seconds = min(MAX_SHRINK_SECONDS, blame_budget.seconds)

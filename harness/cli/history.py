@@ -23,12 +23,17 @@ MAX_RUNS = 100_000
 
 def history(
     name: Annotated[
-        str, typer.Argument(metavar="[SCENARIO|CASE]", help="What to follow [default: list all runs].")
+        str,
+        typer.Argument(metavar="[SCENARIO|CASE]", help="What to follow [default: list all runs]."),
     ] = "",
-    since: Annotated[str, typer.Option(metavar="WHEN", help="Only newer runs: 7d, 12h, 2w or a date.")] = "",
+    since: Annotated[
+        str, typer.Option(metavar="WHEN", help="Only newer runs: 7d, 12h, 2w or a date.")
+    ] = "",
     branch: Annotated[str, typer.Option(metavar="NAME", help="Only runs of this git branch.")] = "",
     commit: Annotated[str, typer.Option(metavar="SHA", help="Only runs of this commit.")] = "",
-    limit: Annotated[int, typer.Option(metavar="N", min=1, max=MAX_RUNS, help="Only the newest N runs.")] = 20,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=1, max=MAX_RUNS, help="Only the newest N runs.")
+    ] = 20,
     history: History = None,
     json: Json = False,
 ) -> None:
@@ -40,15 +45,28 @@ def history(
         raise InputError(f"{runs.root}: no run there yet; make one with: mla-harness run")
 
     def is_wanted(run: RunEntry) -> bool:
-        is_there = not name or any(name in (entry.key, entry.scenario) for entry in run.entries.values())
-        return is_there and branch in ("", run.source.branch) and run.source.commit.startswith(commit.lower())
+        is_there = not name or any(
+            name in (entry.key, entry.scenario) for entry in run.entries.values()
+        )
+        return (
+            is_there
+            and branch in ("", run.source.branch)
+            and run.source.commit.startswith(commit.lower())
+        )
 
     recent = (run for run in runs if run.started >= start)
     chosen = list(islice(filter(is_wanted, recent), limit))[::-1]
     for reason in runs.damaged:
         unreadable.note(reason)
-    if name and not chosen and not any(name in (one.key, one.scenario) for run in runs for one in run.entries.values()):
-        scenario, known = name.partition("[")[0], {one.scenario for run in runs for one in run.entries.values()}
+    if (
+        name
+        and not chosen
+        and not any(name in (one.key, one.scenario) for run in runs for one in run.entries.values())
+    ):
+        scenario, known = (
+            name.partition("[")[0],
+            {one.scenario for run in runs for one in run.entries.values()},
+        )
         hint = nearest(scenario, sorted(known), see="mla-harness history")
         raise UnknownNameError(f"no run in {runs.root} has a result of {name!r}; {hint}")
     found = trends_over(chosen, name)
@@ -68,7 +86,16 @@ def history(
 
 def run_object(run: RunEntry) -> dict[str, Any]:
     """The facts of a run, without its results, for JSON."""
-    named = ("run_id", "started", "seconds", "command", "folder", "num_planned", "totals", "num_caught")
+    named = (
+        "run_id",
+        "started",
+        "seconds",
+        "command",
+        "folder",
+        "num_planned",
+        "totals",
+        "num_caught",
+    )
     return (
         {name: getattr(run, name) for name in named}
         | run.source.model_dump(exclude={"files"})

@@ -24,7 +24,9 @@ from harness.scenario.selection import select, select_scenarios, with_each
 def list_(
     selectors: Selectors = None,
     tags: Tags = None,
-    cases: Annotated[bool, typer.Option("--cases", help="Print all case ids instead of the tables.")] = False,
+    cases: Annotated[
+        bool, typer.Option("--cases", help="Print all case ids instead of the tables.")
+    ] = False,
     plugin: Plugins = None,
     scenarios: Scenarios = None,
     seed: Seed = 0,
@@ -35,9 +37,12 @@ def list_(
     With a selector or a tag, only the scenarios that it selects.
     """
     plugins = tuple(plugin or ())
-    wanted = Wanted(tuple(selectors or ()), tuple(tags or ()), plugins=plugins, seed=seed, scenarios=scenarios)
+    wanted = Wanted(
+        tuple(selectors or ()), tuple(tags or ()), plugins=plugins, seed=seed, scenarios=scenarios
+    )
     _register(wanted)
-    # A table has no cases, and those that come with the harness are checked by its tests: a list is instant.
+    # A table has no cases, and those that come with the harness are checked by its tests: a list is
+    # instant.
     known, is_part = load(wanted, whole=lambda name: cases), bool(selectors or tags)
     if cases:
         if is_part:
@@ -68,7 +73,10 @@ def list_(
 def _other_tables() -> dict[str, list[dict[str, Any]]]:
     kernels = [(k.name, ", ".join(k.devices), ", ".join(k.kv), k.summary) for k in KERNELS]
     return {
-        "kernels": [dict(zip(("name", "devices", "kv", "summary"), kernel, strict=True)) for kernel in kernels],
+        "kernels": [
+            dict(zip(("name", "devices", "kv", "summary"), kernel, strict=True))
+            for kernel in kernels
+        ],
         "faults": [{"name": f.name, "ref": f.ref, "summary": f.summary} for f in FAULTS],
         "oracles": [{"name": o.name, "summary": o.summary} for o in ORACLES],
         "sites": [{"name": s.name, "summary": s.summary} for s in SITES],
@@ -88,7 +96,9 @@ def _scenario_row(scenario: Scenario) -> dict[str, Any]:
 
 
 def show(
-    case_id: Annotated[str, typer.Argument(metavar="CASE", help="A case id, or a scenario (its first case).")],
+    case_id: Annotated[
+        str, typer.Argument(metavar="CASE", help="A case id, or a scenario (its first case).")
+    ],
     kernel: Kernel = None,
     plugin: Plugins = None,
     scenarios: Scenarios = None,
@@ -97,11 +107,15 @@ def show(
 ) -> None:
     """Show one case in full, and explain its terms."""
     kernels = (kernel,) if kernel else ()
-    wanted = Wanted((case_id,), kernels=kernels, plugins=tuple(plugin or ()), seed=seed, scenarios=scenarios)
+    wanted = Wanted(
+        (case_id,), kernels=kernels, plugins=tuple(plugin or ()), seed=seed, scenarios=scenarios
+    )
     names = _register(wanted)
     name = case_id.partition("[")[0]
     known = load(wanted, whole=lambda found: found == name, only=name)
-    case = with_each(names, lambda override: select(known, wanted.selectors, seed=seed, override=override))[0]
+    case = with_each(
+        names, lambda override: select(known, wanted.selectors, seed=seed, override=override)
+    )[0]
     # A cell of the susceptibility matrix has no scenario.
     scenario = next((scenario for scenario in known if scenario.name == case.scenario), None)
     if json:
@@ -133,8 +147,10 @@ def _print_case(case: Case, scenario: Scenario | None, command: str) -> None:
     values = {name: jsonlib.dumps(value) for name, value in case.values().items() if name != "op"}
     sites = {name: SITES.get(name).summary for name in case.poison.sites} or {"nothing": ""}
     faults = {
-        use.name: f"by {' or '.join(use.caught_by)}, blaming {declared_blame(use.blames, use.may_blame)}; "
-        + FAULTS.get(use.name).summary
+        use.name: (
+            f"by {' or '.join(use.caught_by)}, blaming"
+            f" {declared_blame(use.blames, use.may_blame)}; " + FAULTS.get(use.name).summary
+        )
         for use in (scenario.faults if scenario else ())
     }
     print_block(screen, f"system {case.system}{op}, seed {case.seed}", values)

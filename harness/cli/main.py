@@ -17,15 +17,21 @@ from harness.core.errors import INTERRUPTED, HarnessError, InputError, explained
 from harness.core.files import keep_for_reader
 
 EXIT_CODES = (
-    "Exit codes: 0 all good; 1 a regression or a fault not caught; 2 bad input; 3 the harness itself failed; "
-    "130 interrupted."
+    "Exit codes: 0 all good; 1 a regression or a fault not caught; 2 bad input; 3 the harness"
+    " itself failed; 130 interrupted."
 )
 
 MANY_OBJECTS = 400_000
-"""New objects before Python looks for garbage. Imports and scenarios make as many, and all of them stay."""
+"""New objects before Python looks for garbage.
+
+Imports and scenarios make as many, and all of them stay.
+"""
 
 MOST_LETTERS = 2000
-"""Letters of an error. A path may be longer than a file system takes; the end of the line says how to mend it."""
+"""Letters of an error.
+
+A path may be longer than a file system takes; the end of the line says how to mend it.
+"""
 PATH_ERRORS = (
     *(errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY),
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENXIO),
@@ -35,7 +41,10 @@ PATH_ERRORS = (
 app = typer.Typer(
     name="mla-harness",
     cls=Commands,
-    help="Finds memory bugs in MLA serving: poisons uninitialised memory, checks outputs, names the memory to blame.",
+    help=(
+        "Finds memory bugs in MLA serving: poisons uninitialised memory, checks outputs, names the"
+        " memory to blame."
+    ),
     epilog=EXIT_CODES,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -83,7 +92,8 @@ def main(arguments: list[str] | None = None) -> None:
 def _open_closed_streams() -> None:
     """Let a standard stream that the shell has closed, as `>&-` does, lead to nothing.
 
-    Otherwise the next file that is opened gets its number, and what a library prints goes into this file.
+    Otherwise the next file that is opened gets its number, and what a library prints goes into this
+    file.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -94,7 +104,9 @@ def _open_closed_streams() -> None:
 
 
 def exit_code_of(arguments: list[str]) -> int:
-    """Run one command line and return its exit code. An error is printed as one line on standard error.
+    """Run one command line and return its exit code.
+
+    An error is printed as one line on standard error.
 
     After something was left out that could not be read there is no 0: it may be a failure.
     """
@@ -122,17 +134,22 @@ def _run(arguments: list[str]) -> int:
     except Exception as error:
         if isinstance(error, OSError) and (answer := _of_the_system(error)):
             return _refuse(*answer)
-        # A usage error is recognized by its method: older typer imports click, and newer typer has a copy of it.
+        # A usage error is recognized by its method: older typer imports click, and newer typer has
+        # a copy of it.
         if hasattr(error, "format_message"):
             context = getattr(error, "ctx", None)
-            command = context.command_path.removeprefix(context.find_root().info_name) if context else ""
+            command = (
+                context.command_path.removeprefix(context.find_root().info_name) if context else ""
+            )
             return _refuse(f"{error.format_message()} (see mla-harness{command} --help)", 2)
         where = keep_for_reader(traceback.format_exc(), "traceback")
         return _refuse(f"{type(error).__name__}: {error}; traceback in {where}", 3)
 
 
 def _of_the_system(error: OSError) -> tuple[str, int] | None:
-    """The sentence and the exit code for a path that cannot be used, or an output; None for any other error."""
+    """The sentence and the exit code for a path that cannot be used, or an output; None for any
+    other error.
+    """
     path = error.filename2 or error.filename
     if path is not None and error.errno in PATH_ERRORS:
         return f"{path}: {error.strerror}; give another path", InputError.exit_code

@@ -21,7 +21,9 @@ from harness.store.summary import summarise
 
 
 def merge(
-    names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories of all shards.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Run directories of all shards.")
+    ],
     out: Out = None,
     json: Json = False,
 ) -> None:

@@ -1,4 +1,6 @@
-"""Options of a command as one record: a dataclass whose fields are the parameters that typer reads."""
+"""Options of a command as one record: a dataclass whose fields are the parameters that typer
+reads.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,11 @@ class RunningCases(Printing):
     def wanted(self, **more: Any) -> Wanted:
         """What to run; `more` are further fields of :class:`Wanted`."""
         return Wanted(
-            device=self.device, seed=self.seed, timeout_seconds=self.timeout, scenarios=self.scenarios, **more
+            device=self.device,
+            seed=self.seed,
+            timeout_seconds=self.timeout,
+            scenarios=self.scenarios,
+            **more,
         )
 
 
@@ -69,17 +75,37 @@ class MakingRuns(RunningCases, LeavingRuns):
 
     def wanted(self, **more: Any) -> Wanted:
         """What to run; `more` are further fields of :class:`Wanted`."""
-        return super().wanted(selectors=tuple(self.selectors or ()), tags=tuple(self.tags or ()), **more)
+        return super().wanted(
+            selectors=tuple(self.selectors or ()), tags=tuple(self.tags or ()), **more
+        )
 
 
-def with_options(record: type[OptionsT]) -> Callable[[Callable[[typer.Context, OptionsT], None]], Callable[..., None]]:
-    """Give a command of a context and a `record` typer's parameters for the record's fields, its own first."""
+def with_options(
+    record: type[OptionsT],
+) -> Callable[[Callable[[typer.Context, OptionsT], None]], Callable[..., None]]:
+    """Give a command of a context and a `record` typer's parameters for the record's fields, its
+    own first.
+    """
     hints = get_type_hints(record, include_extras=True)
-    hints["context"], kind, empty = typer.Context, inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
+    hints["context"], kind, empty = (
+        typer.Context,
+        inspect.Parameter.KEYWORD_ONLY,
+        inspect.Parameter.empty,
+    )
     given = {one.name: one.default for one in fields(record)}  # type: ignore[arg-type]
-    names = [name for owner in record.__mro__ for name in vars(owner).get("__annotations__", ()) if name in given]
-    defaults = {"context": empty} | {name: empty if given[name] is MISSING else given[name] for name in names}
-    options = [inspect.Parameter(name, kind, default=value, annotation=hints[name]) for name, value in defaults.items()]
+    names = [
+        name
+        for owner in record.__mro__
+        for name in vars(owner).get("__annotations__", ())
+        if name in given
+    ]
+    defaults = {"context": empty} | {
+        name: empty if given[name] is MISSING else given[name] for name in names
+    }
+    options = [
+        inspect.Parameter(name, kind, default=value, annotation=hints[name])
+        for name, value in defaults.items()
+    ]
 
     def wrap(command: Callable[[typer.Context, OptionsT], None]) -> Callable[..., None]:
         @wraps(command)

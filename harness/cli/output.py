@@ -1,4 +1,6 @@
-"""What commands print: lines for people, one JSON object for programs, warnings on standard error."""
+"""What commands print: lines for people, one JSON object for programs, warnings on standard
+error.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,18 @@ if TYPE_CHECKING:
 
 
 def console(as_json: bool = False, moves: bool = True) -> Console:
-    """The console for people: standard error if standard output gets one JSON object. Bars need one that `moves`."""
+    """The console for people: standard error if standard output gets one JSON object.
+
+    Bars need one that `moves`.
+    """
     return console_for(sys.stderr if as_json else sys.stdout, moves=moves)
 
 
 def print_json(value: object, default: Callable[[Any], object] | None = None) -> None:
-    """Print strict JSON on standard output; `default` converts what JSON has no type for. Raises ValueError for NaN."""
+    """Print strict JSON on standard output; `default` converts what JSON has no type for.
+
+    Raises ValueError for NaN.
+    """
     sys.stdout.write(json.dumps(value, default=default, allow_nan=False, indent=1) + "\n")
 
 

@@ -1,4 +1,6 @@
-"""`mla-harness report RUN`: make the reports of a stored run again, as Markdown, or as a table by its cases' values."""
+"""`mla-harness report RUN`: make the reports of a stored run again, as Markdown, or as a table by
+its cases' values.
+"""
 
 from __future__ import annotations
 
@@ -37,24 +39,38 @@ from harness.store.summary import summarise
 
 
 def report(
-    name: Annotated[str, typer.Argument(metavar="RUN", help="A run directory, a run id, or 'latest'.")] = "latest",
+    name: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run directory, a run id, or 'latest'.")
+    ] = "latest",
     out: Out = None,
     history: History = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print Markdown for a CI job, with the changes since the previous run.")
+        bool,
+        typer.Option(
+            "--markdown",
+            help="Print Markdown for a CI job, with the changes since the previous run.",
+        ),
     ] = False,
     canonical: Annotated[
-        bool, typer.Option("--canonical", help="Print the findings as sorted lines without times, to compare runs.")
+        bool,
+        typer.Option(
+            "--canonical", help="Print the findings as sorted lines without times, to compare runs."
+        ),
     ] = False,
     pivot: Annotated[
         str | None,
-        typer.Option(metavar="ROWS/COLUMNS", help="Print its cases by values, such as kernel,kv/site,pattern."),
+        typer.Option(
+            metavar="ROWS/COLUMNS",
+            help="Print its cases by values, such as kernel,kv/site,pattern.",
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
     """Print a stored run, and write its reports again."""
     if (markdown and not pivot) + json + canonical + bool(pivot) > 1:
-        raise InputError("report: --markdown, --json, --canonical and --pivot are ways to print it; give one")
+        raise InputError(
+            "report: --markdown, --json, --canonical and --pivot are ways to print it; give one"
+        )
     store = RunStore.open(find_run(name, Path(out) if out else DEFAULT_RUNS))
     if "epochs" in store.plan.options:
         take_in(store)
@@ -86,7 +102,10 @@ def _print_pivot(titles: list[str], rows: list[list[str]], *, markdown: bool) ->
 
 
 def _since_before(store: RunStore, history: str | None) -> tuple[Comparison | None, Trends | None]:
-    """The changes since the previous run, if there is one, and the trends of the run's cases. Warns of damaged runs."""
+    """The changes since the previous run, if there is one, and the trends of the run's cases.
+
+    Warns of damaged runs.
+    """
     run, runs = entry_of(store), past_runs(history, store.path.parent)
     if runs is None:
         return None, None
@@ -97,10 +116,12 @@ def _since_before(store: RunStore, history: str | None) -> tuple[Comparison | No
 
 
 def pivot_of(store: RunStore, shape: str) -> tuple[list[str], list[list[str]]]:
-    """The titles and rows of a table with the values `shape`: `kernel,kv/site,pattern` is ROWS/COLUMNS.
+    """The titles and rows of a table with the values `shape`:
 
-    A cell counts the verdicts of its cases, a failure with its first oracle. Raises InputError for a value that no case
-    of the run has, and without pandas.
+    `kernel,kv/site,pattern` is ROWS/COLUMNS.
+
+    A cell counts the verdicts of its cases, a failure with its first oracle. Raises InputError for
+    a value that no case of the run has, and without pandas.
     """
     before, _, after = shape.partition("/")
     if not before or not after:
@@ -108,22 +129,35 @@ def pivot_of(store: RunStore, shape: str) -> tuple[list[str], list[list[str]]]:
     rows, columns = before.split(","), after.split(",")
     jobs = store.jobs_by_key()
     cases = pandas.DataFrame(
-        [_values(jobs[result.key].case) | {"outcome": _outcome(result)} for result in store.results()]
+        [
+            _values(jobs[result.key].case) | {"outcome": _outcome(result)}
+            for result in store.results()
+        ]
     ).fillna("")
     known = sorted(cases.columns.drop("outcome", errors="ignore"))
     for name in (*rows, *columns):
         if name not in known:
-            raise InputError(f"--pivot: no case of the run has {name!r}; {nearest(name, known, see='')}")
+            raise InputError(
+                f"--pivot: no case of the run has {name!r}; {nearest(name, known, see='')}"
+            )
     column = cases[columns].agg(" ".join, axis=1)
-    cells = cases.groupby([*(cases[name] for name in rows), column], sort=False)["outcome"].agg(_words)
+    cells = cases.groupby([*(cases[name] for name in rows), column], sort=False)["outcome"].agg(
+        _words
+    )
     table = cells.unstack(fill_value="", sort=False).reset_index()
     return [*rows, *table.columns[len(rows) :]], table.to_numpy().tolist()
 
 
 def _values(case: Case) -> dict[str, str]:
-    """What a case may be sorted by: its parameters, and its scenario, op, kernel, pattern and sites."""
+    """What a case may be sorted by: its parameters, and its scenario, op, kernel, pattern and
+    sites.
+    """
     sites, kernels = case.poison.sites, case.kernels()
-    own = {"scenario": case.scenario, "system": case.system, "pattern": next(iter(case.poison.patterns), "")}
+    own = {
+        "scenario": case.scenario,
+        "system": case.system,
+        "pattern": next(iter(case.poison.patterns), ""),
+    }
     own["site"] = sites[0] if len(sites) == 1 else f"{len(sites)} sites"
     return {name: shown(value) for name, value in case.values().items()} | own | kernels
 
@@ -131,7 +165,10 @@ def _values(case: Case) -> dict[str, str]:
 def _outcome(result: CaseResult) -> str:
     if "rejects" in result.looked_at:
         # What a corrupted call came to.
-        return f"{result.verdict.value} {result.findings[0].cause if result.findings else result.cause}"
+        return (
+            f"{result.verdict.value}"
+            f" {result.findings[0].cause if result.findings else result.cause}"
+        )
     oracle = result.findings[0].oracle if result.findings else ""
     return " ".join(filter(None, (result.verdict.value, oracle)))
 
@@ -140,5 +177,7 @@ def _words(outcomes: Iterable[str]) -> str:
     """`pass` for one case, `3 pass, 1 fail finite` for several."""
     first, *others = sorted(Counter(outcomes).items())
     return (
-        ", ".join(f"{count} {outcome}" for outcome, count in (first, *others)) if others or first[1] > 1 else first[0]
+        ", ".join(f"{count} {outcome}" for outcome, count in (first, *others))
+        if others or first[1] > 1
+        else first[0]
     )

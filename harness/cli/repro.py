@@ -1,4 +1,6 @@
-"""`mla-harness repro PR`: the scenarios of one upstream reference, without and with its faults, side by side."""
+"""`mla-harness repro PR`: the scenarios of one upstream reference, without and with its faults,
+side by side.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,13 @@ from harness.report.causes import facts
 from harness.report.console import say, table
 from harness.report.progress import Waiting
 from harness.report.run_view import refusals, skip_reasons
-from harness.report.terminal import fault_line, finding_line, print_shrunk, print_skips, verdict_text
+from harness.report.terminal import (
+    fault_line,
+    finding_line,
+    print_shrunk,
+    print_skips,
+    verdict_text,
+)
 from harness.report.wording import blamed, first_nan_lines, num, one_line, printable, reproduce_case
 from harness.run.planning import Planner, Wanted, load
 from harness.run.pool import Pool
@@ -51,18 +59,31 @@ class ReproOptions(RunningCases):
     """Options of `mla-harness repro`."""
 
     reference: Annotated[
-        str, typer.Argument(metavar="PR", help="36540, OWNER/NAME#36540 or its address; else a case id.")
+        str,
+        typer.Argument(
+            metavar="PR", help="36540, OWNER/NAME#36540 or its address; else a case id."
+        ),
     ]
     script: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Export a failing case as a standalone script.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Export a failing case as a standalone script."),
     ] = None
-    as_test: Annotated[bool, typer.Option("--pytest", help="Write the script as a pytest test.")] = False
-    fault: Annotated[str | None, typer.Option(metavar="NAME", help="Bug that the script shows.")] = None
-    kernel: Annotated[str | None, typer.Option(metavar="NAME", help="Kernel that the script tests.")] = None
+    as_test: Annotated[
+        bool, typer.Option("--pytest", help="Write the script as a pytest test.")
+    ] = False
+    fault: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Bug that the script shows.")
+    ] = None
+    kernel: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Kernel that the script tests.")
+    ] = None
     plugin: Plugins = None
     engine_path: EnginePath = None
     shrink_seconds: Annotated[
-        float | None, typer.Option(metavar="SECONDS", min=0.0, help="Time for shrinking a case [default: at most 20].")
+        float | None,
+        typer.Option(
+            metavar="SECONDS", min=0.0, help="Time for shrinking a case [default: at most 20]."
+        ),
     ] = None
 
 
@@ -73,12 +94,23 @@ def repro(context: typer.Context, given: ReproOptions) -> None:
     wanted = given.wanted(engine_path=given.engine_path)
     if given.script is not None:
         kernels, plugins = (given.kernel,) if given.kernel else (), tuple(given.plugin or ())
-        wanted = replace(wanted, selectors=(reference,), kernels=kernels, plugins=plugins, fault=given.fault)
+        wanted = replace(
+            wanted, selectors=(reference,), kernels=kernels, plugins=plugins, fault=given.fault
+        )
         with WorkerPool(given.workers) as pool:
-            export_script(wanted, pool, screen, given.script, is_pytest=given.as_test, seconds=given.shrink_seconds)
+            export_script(
+                wanted,
+                pool,
+                screen,
+                given.script,
+                is_pytest=given.as_test,
+                seconds=given.shrink_seconds,
+            )
         raise typer.Exit(0)
     if given.as_test or given.fault or given.kernel or given.plugin:
-        raise InputError("--pytest, --fault, --kernel and --plugin are about a script; add --script FILE")
+        raise InputError(
+            "--pytest, --fault, --kernel and --plugin are about a script; add --script FILE"
+        )
     chosen = _scenarios_of(reference, load(wanted))
     seconds = MAX_SHRINK_SECONDS if given.shrink_seconds is None else given.shrink_seconds
     with WorkerPool(given.workers) as pool:
@@ -95,15 +127,17 @@ def repro(context: typer.Context, given: ReproOptions) -> None:
 
 def _scenarios_of(reference: str, known: list[Scenario]) -> list[Scenario]:
     is_reference = "#" in reference or reference.isdigit()
-    chosen = [scenario for scenario in known if is_reference and selects_scenario(reference, scenario)]
+    chosen = [
+        scenario for scenario in known if is_reference and selects_scenario(reference, scenario)
+    ]
     if chosen:
         return [scenario for scenario in chosen if NIGHTLY not in scenario.tags] or chosen
     if reference.partition("[")[0] in (scenario.name for scenario in known):
         what = "case" if "[" in reference else "scenario"
         again = shlex.join(["mla-harness", "run", reference])
         raise InputError(
-            f"{reference!r} is a {what}, which repro takes only with --script FILE, and an upstream reference without; "
-            f"run it with: {again}"
+            f"{reference!r} is a {what}, which repro takes only with --script FILE, and an upstream"
+            f" reference without; run it with: {again}"
         )
     raise unknown_reference(reference, known)
 
@@ -127,9 +161,13 @@ class _Reproduction:
     faults: list[dict[str, Any]] = field(default_factory=list)
 
     def show(self, scenario: Scenario) -> int:
-        """Run and print one scenario; returns 0 when it is clean and each fault is caught, 2 when nothing of it ran."""
+        """Run and print one scenario; returns 0 when it is clean and each fault is caught, 2 when
+        nothing of it ran.
+        """
         faults = _faults_of(self.reference, scenario)
-        declared = [pair for pair in fault_cases(scenario, seed=self.wanted.seed) if pair[0].name in faults]
+        declared = [
+            pair for pair in fault_cases(scenario, seed=self.wanted.seed) if pair[0].name in faults
+        ]
         clean_cases = select([scenario], seed=self.wanted.seed)
         by_id = {case.id: case for case in [*(case for _, case in declared), *clean_cases]}
         cases = list(by_id.values())[: max(MAX_CASES, len(declared))]
@@ -147,46 +185,79 @@ class _Reproduction:
             by_case = [(results[case.id], results[f"{case.id}!{fault}"]) for case in cases]
             self.screen.print(_side_by_side(by_case, blames))
             _print_example(self.screen, [faulty for _, faulty in by_case], blames)
-            smallest |= self._print_smallest([(job, results[job.key]) for job in jobs if job.fault == fault], blames)
+            smallest |= self._print_smallest(
+                [(job, results[job.key]) for job in jobs if job.fault == fault], blames
+            )
             own = [fault_line(found) for found in judged if found.fault == fault]
             self.screen.print(*own or [NOT_JUDGED], sep="\n", soft_wrap=True)
-        self.cases += [_as_object(j, results[j.key], blames.get(j.key), smallest.get(j.key)) for j in jobs]
+        self.cases += [
+            _as_object(j, results[j.key], blames.get(j.key), smallest.get(j.key)) for j in jobs
+        ]
         self.faults += [found.model_dump(mode="json") for found in judged]
         if is_skipped:
             print_skips(self.screen, skip_reasons(clean), scenario.name)
             print_skips(self.screen, refusals(clean), scenario.name, word="refused")
             return 2
         if not faults:
-            verdicts = ", ".join(f"{count} {name}" for name, count in totals(clean).items() if count)
-            self.screen.print(f"\nno fault of its own; {num(len(clean), 'case')} as they are: {verdicts}")
+            verdicts = ", ".join(
+                f"{count} {name}" for name, count in totals(clean).items() if count
+            )
+            self.screen.print(
+                f"\nno fault of its own; {num(len(clean), 'case')} as they are: {verdicts}"
+            )
         self._print_commands(cases[0].id, faults)
-        return exit_code(clean, judged, [results[f"{case.id}!{use.name}"] for use, case in declared])
+        return exit_code(
+            clean, judged, [results[f"{case.id}!{use.name}"] for use, case in declared]
+        )
 
-    def _run(self, cases: list[Case], faults: list[str]) -> tuple[list[Job], dict[str, CaseResult], dict[str, Blame]]:
-        """Run each case as it is and with each fault; returns the jobs, and their results and blames by key."""
+    def _run(
+        self, cases: list[Case], faults: list[str]
+    ) -> tuple[list[Job], dict[str, CaseResult], dict[str, Blame]]:
+        """Run each case as it is and with each fault; returns the jobs, and their results and
+        blames by key.
+        """
         planner = Planner(self.wanted, self.pool)
         jobs = [job for fault in (None, *faults) for job in planner.jobs_of(cases, fault)]
-        what = f"running {num(len(jobs), 'case')} of {cases[0].scenario}, and looking for the memory to blame"
+        what = (
+            f"running {num(len(jobs), 'case')} of {cases[0].scenario}, and looking for the memory"
+            " to blame"
+        )
         with Waiting(self.screen, what, self.pool):
-            results = dict(zip([job.key for job in jobs], self.pool.run_in_order(jobs), strict=True))
+            results = dict(
+                zip([job.key for job in jobs], self.pool.run_in_order(jobs), strict=True)
+            )
             failing = [(job, results[job.key]) for job in jobs if results[job.key].findings]
             blames = {key: blame for key, (blame, _) in find_blame(self.pool, failing).items()}
             first = {job.fault: job for job, _ in reversed(failing)}
-            shown = [job for job in reversed(first.values()) if job.key in blames and not why_not_recorded(job)]
+            shown = [
+                job
+                for job in reversed(first.values())
+                if job.key in blames and not why_not_recorded(job)
+            ]
             blames |= with_first_nan(self.pool, shown, blames)
         return jobs, results, blames
 
-    def _print_smallest(self, tried: list[tuple[Job, CaseResult]], blames: dict[str, Blame]) -> dict[str, Shrunk]:
-        """Shrink the first case that fails with a fault, and print the steps, unless a trial would take minutes."""
+    def _print_smallest(
+        self, tried: list[tuple[Job, CaseResult]], blames: dict[str, Blame]
+    ) -> dict[str, Shrunk]:
+        """Shrink the first case that fails with a fault, and print the steps, unless a trial would
+        take minutes.
+        """
         failing = next(((job, result) for job, result in tried if result.findings), None)
         if failing is None or why_not(failing[0]) or not self.shrink_seconds:
             return {}
         job, result = failing
         blame, oracle = blames.get(job.key), declared_oracle(self.wanted, job, result)
         with Waiting(self.screen, TRYING, self.pool):
-            shrunk = shrink(self.pool, job, result, blame=blame, oracle=oracle, seconds=self.shrink_seconds)
+            shrunk = shrink(
+                self.pool, job, result, blame=blame, oracle=oracle, seconds=self.shrink_seconds
+            )
         self.screen.print("smaller, for the same reason:")
-        print_shrunk(self.screen, shrunk, reproduce_case(shrunk.case.id, shrunk.fault, self.wanted.reproduction()))
+        print_shrunk(
+            self.screen,
+            shrunk,
+            reproduce_case(shrunk.case.id, shrunk.fault, self.wanted.reproduction()),
+        )
         return {job.key: shrunk}
 
     def _print_commands(self, case_id: str, faults: list[str]) -> None:
@@ -204,7 +275,10 @@ def _judged(
     """Judge each declared fault on its case; skipped ones are left out."""
     tried = [(use, results[f"{case.id}!{use.name}"]) for use, case in declared]
     ran = [(use, result) for use, result in tried if result.verdict is not Verdict.SKIP]
-    return [judge_fault(use, result, blames.get(result.key, Blame()), 0.0, results[result.id]) for use, result in ran]
+    return [
+        judge_fault(use, result, blames.get(result.key, Blame()), 0.0, results[result.id])
+        for use, result in ran
+    ]
 
 
 def _print_title(screen: Console, scenario: Scenario) -> None:
@@ -221,12 +295,25 @@ def _side_by_side(pairs: list[tuple[CaseResult, CaseResult]], blames: dict[str, 
         blame = blames.get(faulty.key)
         oracles = dict.fromkeys(finding.oracle for finding in faulty.findings)
         blamed = (", ".join(blame.sites) or "no site") if blame else ""
-        outcome = (clean.verdict.value, faulty.verdict.value, ", ".join(oracles) or faulty.reason, blamed)
+        outcome = (
+            clean.verdict.value,
+            faulty.verdict.value,
+            ", ".join(oracles) or faulty.reason,
+            blamed,
+        )
         alike.setdefault(outcome, []).append(clean.id)
-    shown = table("cases", "without", "with", "found by", "blame", "first case", no_wrap={"without", "with"})
+    shown = table(
+        "cases", "without", "with", "found by", "blame", "first case", no_wrap={"without", "with"}
+    )
     for (without, faulty_verdict, found_by, blamed), cases in alike.items():
         verdicts = (verdict_text(without), verdict_text(faulty_verdict))
-        shown.add_row(str(len(cases)), *verdicts, printable(found_by), Text(blamed, style="bold"), printable(cases[0]))
+        shown.add_row(
+            str(len(cases)),
+            *verdicts,
+            printable(found_by),
+            Text(blamed, style="bold"),
+            printable(cases[0]),
+        )
     return shown
 
 
@@ -246,7 +333,9 @@ def _print_example(screen: Console, results: list[CaseResult], blames: dict[str,
             say(screen, line, indent="  ")
 
 
-def _as_object(job: Job, result: CaseResult, blame: Blame | None, smallest: Shrunk | None) -> dict[str, Any]:
+def _as_object(
+    job: Job, result: CaseResult, blame: Blame | None, smallest: Shrunk | None
+) -> dict[str, Any]:
     return {
         "case": job.case.id,
         "fault": job.fault,

@@ -37,11 +37,17 @@ from harness.store.summary import summarise
 _Word = StrEnum("_Word", ["skip", "new", "error"])
 FailOn = Annotated[
     list[_Word] | None,
-    typer.Option("--fail-on", help="Exit code 1 for skips, for new failures only, or for errors; may be repeated."),
+    typer.Option(
+        "--fail-on",
+        help="Exit code 1 for skips, for new failures only, or for errors; may be repeated.",
+    ),
 ]
 Against = Annotated[
     str | None,
-    typer.Option(metavar="RUN", help="With --fail-on new: the run with failures that you accept [default: none]."),
+    typer.Option(
+        metavar="RUN",
+        help="With --fail-on new: the run with failures that you accept [default: none].",
+    ),
 ]
 
 
@@ -54,31 +60,57 @@ class RunOptions(MakingRuns):
     plugin: shared_options.Plugins = None
     fault: shared_options.Fault = None
     with_faults: Annotated[
-        bool, typer.Option("--with-faults", help="Also inject the known bugs that the scenarios declare.")
+        bool,
+        typer.Option(
+            "--with-faults", help="Also inject the known bugs that the scenarios declare."
+        ),
     ] = False
     engine_path: shared_options.EnginePath = None
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the cases, as `CASE@KEY=VALUE` does."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a value of the cases, as `CASE@KEY=VALUE` does.",
+        ),
     ] = None
-    sample: Annotated[int | None, typer.Option(metavar="N", min=1, help="Run N of the cases, drawn by --seed.")] = None
+    sample: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Run N of the cases, drawn by --seed.")
+    ] = None
     sanitizer: Annotated[
-        str | None, typer.Option(metavar="TOOL", help="Run cases under initcheck, memcheck, racecheck or synccheck.")
+        str | None,
+        typer.Option(
+            metavar="TOOL", help="Run cases under initcheck, memcheck, racecheck or synccheck."
+        ),
     ] = None
-    shard: Annotated[str | None, typer.Option(metavar="I/N", help="Run part I of N parts, cut by case ids.")] = None
+    shard: Annotated[
+        str | None, typer.Option(metavar="I/N", help="Run part I of N parts, cut by case ids.")
+    ] = None
     shrink_seconds: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.0, help="Time for shrinking failing cases.")
     ] = 0.0
     first_failure: Annotated[bool, typer.Option("-x", help="Stop after the first failure.")] = False
-    max_failures: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N failures.")] = None
+    max_failures: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Stop after N failures.")
+    ] = None
     keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Run all cases of your kernel, also after three crashes alike.")
+        bool,
+        typer.Option(
+            "--keep-going", help="Run all cases of your kernel, also after three crashes alike."
+        ),
     ] = False
     last_failed: Annotated[
-        bool, typer.Option("--last-failed", help="Only cases that failed in the newest run, with its options.")
+        bool,
+        typer.Option(
+            "--last-failed", help="Only cases that failed in the newest run, with its options."
+        ),
     ] = False
-    quiet: Annotated[bool, typer.Option("-q", help="Print failures in one line each, and totals.")] = False
-    verbose: Annotated[bool, typer.Option("-v", help="Print each case, and tracebacks in full.")] = False
+    quiet: Annotated[
+        bool, typer.Option("-q", help="Print failures in one line each, and totals.")
+    ] = False
+    verbose: Annotated[
+        bool, typer.Option("-v", help="Print each case, and tracebacks in full.")
+    ] = False
     history: shared_options.History = None
     fail_on: FailOn = None
     against: Against = None
@@ -87,7 +119,10 @@ class RunOptions(MakingRuns):
 @with_options(RunOptions)
 def run(context: typer.Context, given: RunOptions) -> None:
     """Run cases, find the memory to blame for failures, and write reports."""
-    judged: dict[str, Any] = {"kernels": tuple(given.kernels or ()), "plugins": tuple(given.plugin or ())}
+    judged: dict[str, Any] = {
+        "kernels": tuple(given.kernels or ()),
+        "plugins": tuple(given.plugin or ()),
+    }
     judged |= {"changes": ",".join(given.changes or ()), "sample": given.sample}
     wanted = given.wanted(**judged, fault=given.fault, engine_path=given.engine_path)
     again: frozenset[str] | None = None
@@ -103,7 +138,9 @@ def run(context: typer.Context, given: RunOptions) -> None:
         if store is None:
             with Waiting(_screen(given, pool), run_and_report.PLANNING):
                 store = _planned(wanted, pool, given, again)
-        store.note_source(run_and_report.source_under_test(given.commit, given.branch, wanted.plugins))
+        store.note_source(
+            run_and_report.source_under_test(given.commit, given.branch, wanted.plugins)
+        )
         code = finish(store, pool, given, accepted)
     raise typer.Exit(code)
 
@@ -114,50 +151,80 @@ def _screen(given: RunOptions, pool: Pool) -> Console:
 
 
 def _accepted(given: RunOptions) -> RunEntry | None:
-    """The run with failures that the user accepts. Raises InputError for options that do not go together."""
-    runs, only_new = run_and_report.past_runs(given.history, given.root), "new" in (given.fail_on or ())
+    """The run with failures that the user accepts.
+
+    Raises InputError for options that do not go together.
+    """
+    runs, only_new = (
+        run_and_report.past_runs(given.history, given.root),
+        "new" in (given.fail_on or ()),
+    )
     if only_new and runs is None:
-        raise InputError("--fail-on new: compares with the last green run; leave out --history none")
+        raise InputError(
+            "--fail-on new: compares with the last green run; leave out --history none"
+        )
     if given.against is None:
         return None
     if not only_new or runs is None:
-        raise InputError(f"--against {given.against}: is for --fail-on new; add it, or leave --against out")
+        raise InputError(
+            f"--against {given.against}: is for --fail-on new; add it, or leave --against out"
+        )
     return read_entry(find_run(given.against, runs.root))
 
 
 def _pool(given: RunOptions, sanitizer: str | None) -> Pool:
     if given.workers == 0:
         if sanitizer or given.executor != shared_options.LOCAL:
-            raise InputError("-n 0: runs cases in this process; leave out --sanitizer and --executor")
+            raise InputError(
+                "-n 0: runs cases in this process; leave out --sanitizer and --executor"
+            )
         return InProcessPool()
     if sanitizer is None:
-        return run_and_report.pool_for(given.executor, given.ray_address, given.workers, given.per_gpu)
+        return run_and_report.pool_for(
+            given.executor, given.ray_address, given.workers, given.per_gpu
+        )
     if given.executor != shared_options.LOCAL:
         raise InputError("--sanitizer: watches a case on this machine; leave out --executor")
     return SanitizedPool(sanitizer, given.workers or 1)
 
 
-def _planned(wanted: Wanted, pool: Pool, given: RunOptions, again: Collection[str] | None) -> RunStore:
+def _planned(
+    wanted: Wanted, pool: Pool, given: RunOptions, again: Collection[str] | None
+) -> RunStore:
     """Plan a run; of the cases, only those with an id in `again` if it is not None."""
     planner = Planner(wanted, pool)
     jobs = [job for job in planner.jobs() if again is None or job.case.id in again]
     if not jobs:
-        raise InputError("--last-failed: none of the selected cases failed in the newest run; select others")
+        raise InputError(
+            "--last-failed: none of the selected cases failed in the newest run; select others"
+        )
     tool = pool.tool if isinstance(pool, SanitizedPool) else None
     if tool is not None:
         check(tool, jobs)
-    controls = [Control(use=use, job=job) for use, job in (planner.faults_in(jobs) if given.with_faults else ())]
+    controls = [
+        Control(use=use, job=job)
+        for use, job in (planner.faults_in(jobs) if given.with_faults else ())
+    ]
     note = None
     if given.shard is not None:
         jobs, controls, note = cut(given.shard, jobs, controls)
-    return run_and_report.planned(given.root, wanted, jobs, controls=controls, sanitizer=tool, shard=note)
+    return run_and_report.planned(
+        given.root, wanted, jobs, controls=controls, sanitizer=tool, shard=note
+    )
 
 
 def finish(store: RunStore, pool: Pool, given: RunOptions, accepted: RunEntry | None = None) -> int:
     """Run what is left of a planned run, and print it. Returns the exit code."""
     screen = _screen(given, pool)
-    max_failures, loudness = 1 if given.first_failure else given.max_failures, given.verbose - given.quiet
-    how: dict[str, Any] = {"max_failures": max_failures, "loudness": loudness, "shrink_seconds": given.shrink_seconds}
+    max_failures, loudness = (
+        1 if given.first_failure else given.max_failures,
+        given.verbose - given.quiet,
+    )
+    how: dict[str, Any] = {
+        "max_failures": max_failures,
+        "loudness": loudness,
+        "shrink_seconds": given.shrink_seconds,
+    }
     # Which three crash is chance, so failures that were accepted are compared with all.
     how["keep_going"] = given.keep_going or given.against is not None
     work = partial(run_and_report.work_on, store, pool, screen, **how)
@@ -167,8 +234,14 @@ def finish(store: RunStore, pool: Pool, given: RunOptions, accepted: RunEntry | 
             screen.print(totals_line(RunView(store)))
         else:
             print_run(screen, RunView(store), with_table=loudness > 0)
-        if (fault := store.plan.options.get("fault")) and {one.verdict for one in store.results()} == {Verdict.PASS}:
-            say(screen, f"{fault}: no case fails with it; leave out the selector to run the scenarios that declare it")
+        if (fault := store.plan.options.get("fault")) and {
+            one.verdict for one in store.results()
+        } == {Verdict.PASS}:
+            say(
+                screen,
+                f"{fault}: no case fails with it; leave out the selector to run the scenarios that"
+                " declare it",
+            )
         if given.json:
             print_json(summarise(store))
         runs = run_and_report.past_runs(given.history, store.path.parent)
@@ -177,15 +250,20 @@ def finish(store: RunStore, pool: Pool, given: RunOptions, accepted: RunEntry | 
     return run_and_report.work_and_report(store, work, stop=pool.close, report=report)
 
 
-def cut(text: str, jobs: Sequence[Job], controls: Sequence[Control]) -> tuple[list[Job], list[Control], ShardNote]:
+def cut(
+    text: str, jobs: Sequence[Job], controls: Sequence[Control]
+) -> tuple[list[Job], list[Control], ShardNote]:
     """The jobs and controls of shard `text` (``I/N``), and the note that merging it needs.
 
-    A control stays in the shard of its clean measurement. Raises InputError for a malformed or an empty shard.
+    A control stays in the shard of its clean measurement. Raises InputError for a malformed or an
+    empty shard.
     """
     shard = Shard.parsed(text)
     part = set(split([job.key for job in jobs], shard.count)[shard.index - 1])
     if not part:
-        raise InputError(f"--shard {text}: {len(jobs)} cases leave nothing for this shard; cut into fewer")
+        raise InputError(
+            f"--shard {text}: {len(jobs)} cases leave nothing for this shard; cut into fewer"
+        )
     mine = [job for job in jobs if job.key in part]
     ids = {job.case.id for job in mine}
     note = ShardNote(
@@ -198,14 +276,20 @@ def cut(text: str, jobs: Sequence[Job], controls: Sequence[Control]) -> tuple[li
 
 
 def code_of(
-    store: RunStore, fail_on: Collection[str], runs: PastRuns | None, accepted: RunEntry | None, screen: Console
+    store: RunStore,
+    fail_on: Collection[str],
+    runs: PastRuns | None,
+    accepted: RunEntry | None,
+    screen: Console,
 ) -> int:
-    """The exit code: 1 for a failure or a fault not caught, 3 for an error, 2 if all cases (of a kernel) were skipped.
+    """The exit code: 1 for a failure or a fault not caught, 3 for an error, 2 if all cases (of a
+    kernel) were skipped.
 
     It is 0 otherwise.
 
-    With `skip` and `error` in `fail_on`, these are failures too. With `new`, failures of the run `accepted` do not
-    count. Without it, the last green run among `runs` decides: all failures are new since then.
+    With `skip` and `error` in `fail_on`, these are failures too. With `new`, failures of the run
+    `accepted` do not count. Without it, the last green run among `runs` decides: all failures are
+    new since then.
     """
     run = entry_of(store)
     counted = (*FAILED, WRONG_BLAME, MISSED, *fail_on)
@@ -217,12 +301,20 @@ def code_of(
         known = accepted.entries if accepted else {}
         old = {key for key in failed if key in known and known[key].verdict in counted}
         kind = "accepted" if accepted else "last green"
-        since = f"since {before.run_id} ({kind} run)" if before else "as there is no green run before"
-        screen.print(f"{len(failed - old)} of {num(len(failed), 'failure')} new {since}", markup=False, soft_wrap=True)
+        since = (
+            f"since {before.run_id} ({kind} run)" if before else "as there is no green run before"
+        )
+        screen.print(
+            f"{len(failed - old)} of {num(len(failed), 'failure')} new {since}",
+            markup=False,
+            soft_wrap=True,
+        )
         failed -= old
     if failed:
         return 1
-    verdicts = {result.verdict.value for result in store.results()} | {entry.verdict for entry in run.faults}
+    verdicts = {result.verdict.value for result in store.results()} | {
+        entry.verdict for entry in run.faults
+    }
     if verdicts & {"error", "not-run"}:
         return 3
     return 2 if verdicts == {"skip"} or run_and_report.refusing_kernels(store) else 0

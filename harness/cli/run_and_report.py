@@ -1,4 +1,6 @@
-"""Run the cases of a plan, write the reports and print them, also after an early end; and continue a run."""
+"""Run the cases of a plan, write the reports and print them, also after an early end; and continue
+a run.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +45,27 @@ NOTHING_RAN = "nothing ran: every selected case was skipped; see the reasons abo
 RAY = "ray"
 
 NOT_OF_THE_PLAN = {
-    "resume", "out", "workers", "per_gpu", "executor", "ray_address", "shrink_seconds", "engine", "seconds", "quiet",
-    "verbose", "first_failure", "max_failures", "keep_going", "fail_on", "against", "history", "commit", "branch",
+    "resume",
+    "out",
+    "workers",
+    "per_gpu",
+    "executor",
+    "ray_address",
+    "shrink_seconds",
+    "engine",
+    "seconds",
+    "quiet",
+    "verbose",
+    "first_failure",
+    "max_failures",
+    "keep_going",
+    "fail_on",
+    "against",
+    "history",
+    "commit",
+    "branch",
     "json",
-}  # fmt: skip
+}
 """Parameters of commands that may change when a run is continued."""
 
 
@@ -59,7 +78,9 @@ def pool_for(executor: str, ray_address: str | None, workers: int | None, per_gp
         raise InputError(f"--executor {executor}: unknown executor; choose one of {LOCAL}, {RAY}")
     if executor == LOCAL:
         if ray_address is not None:
-            raise InputError("--ray-address: is for --executor ray; add it, or leave the address out")
+            raise InputError(
+                "--ray-address: is for --executor ray; add it, or leave the address out"
+            )
         return WorkerPool(workers, per_gpu=per_gpu)
     if per_gpu > 1:
         raise InputError("--per-gpu: is for workers of this machine; leave out --executor")
@@ -78,7 +99,9 @@ class EachCase(LiveProgress):
     def on_result(self, result: CaseResult, *, announce: bool = True) -> None:
         if result.verdict not in BAD:
             reason = one_line(result.reason, 200)
-            self._console.print(verdict_text(result.verdict.value), result.key, f"{result.seconds:.1f} s", reason)
+            self._console.print(
+                verdict_text(result.verdict.value), result.key, f"{result.seconds:.1f} s", reason
+            )
         super().on_result(result, announce=announce)
         for line in printable(result.log).strip().splitlines():
             self._console.print("  | " + line, style="dim", soft_wrap=True)
@@ -102,8 +125,8 @@ def work_on(
 ) -> None:
     """Run what is left of a planned run, judge its faults, and diagnose its failures.
 
-    A `loudness` of -1 prints a line for each failure, 1 for each case. Raises Stopped at the end if cases are left
-    after `max_failures` bad ones.
+    A `loudness` of -1 prints a line for each failure, 1 for each case. Raises Stopped at the end if
+    cases are left after `max_failures` bad ones.
     """
     num_left = len(store.unfinished()) + len(store.untried_controls())
     progress = EachCase if loudness > 0 else LiveProgress
@@ -112,8 +135,12 @@ def work_on(
     with Waiting(screen, "looking for the memory to blame", pool):
         judge_faults(store, pool)
         diagnose(store, pool, shrink_seconds=shrink_seconds)
-    if max_failures is not None and (left := len(store.unfinished()) + len(store.untried_controls())):
-        raise Stopped(f"stopped after {num(max_failures, 'failure')}, with {num(left, 'case')} left")
+    if max_failures is not None and (
+        left := len(store.unfinished()) + len(store.untried_controls())
+    ):
+        raise Stopped(
+            f"stopped after {num(max_failures, 'failure')}, with {num(left, 'case')} left"
+        )
 
 
 def work_and_report(
@@ -124,11 +151,13 @@ def work_and_report(
     report: Callable[[], int],
     before_report: Callable[[str], None] = lambda ended: None,
 ) -> int:
-    """Do the `work` of a run, write its reports even if the work ends early, and return the exit code.
+    """Do the `work` of a run, write its reports even if the work ends early, and return the exit
+    code.
 
-    `stop` ends the workers after Ctrl-C. `before_report` gets the reason for an early end, or an empty string, and
-    stores what is left. `report` prints the run and returns the exit code of a complete run. Raises an InputError of
-    the work, unless a failure was seen before it, and GoneError if the folder of the run was deleted.
+    `stop` ends the workers after Ctrl-C. `before_report` gets the reason for an early end, or an
+    empty string, and stores what is left. `report` prints the run and returns the exit code of a
+    complete run. Raises an InputError of the work, unless a failure was seen before it, and
+    GoneError if the folder of the run was deleted.
     """
     ended, code = "", 0
     try:
@@ -140,7 +169,9 @@ def work_and_report(
     except GoneError:
         raise
     except HarnessError as error:
-        if isinstance(error, InputError) and not any(result.verdict in BAD for result in store.results()):
+        if isinstance(error, InputError) and not any(
+            result.verdict in BAD for result in store.results()
+        ):
             raise
         ended, code = " ".join(str(error).split()), error.exit_code
     own_code = 0
@@ -161,7 +192,9 @@ def work_and_report(
 
 
 def refusing_kernels(store: RunStore) -> list[str]:
-    """The kernels of a user that refused cases and had none judged: such a run proves nothing about them."""
+    """The kernels of a user that refused cases and had none judged: such a run proves nothing about
+    them.
+    """
     is_about_kernels = store.plan.options.get("plugins") or store.plan.options.get("kernel")
     return unjudged_kernels(store.results(), store.jobs_by_key()) if is_about_kernels else []
 
@@ -183,9 +216,11 @@ def stoppable(store: RunStore) -> Iterator[None]:
 
 
 def as_last_failed(wanted: Wanted, root: Path) -> tuple[Wanted, frozenset[str]]:
-    """What to select so that the cases that failed in the newest run can be run again, and their ids.
+    """What to select so that the cases that failed in the newest run can be run again, and their
+    ids.
 
-    Options that the user does not give are as in that run. Raises InputError if nothing failed in it.
+    Options that the user does not give are as in that run. Raises InputError if nothing failed in
+    it.
     """
     store = RunStore.open(find_run("latest", root))
     failed = [result.id for result in store.results() if result.verdict in BAD]
@@ -203,16 +238,29 @@ def as_last_failed(wanted: Wanted, root: Path) -> tuple[Wanted, frozenset[str]]:
         scenarios=Path(old["scenarios"]) if old.get("scenarios") else None,
         engine_path=wanted.engine_path or _engine_path_of(store),
     )
-    given = {one.name: getattr(wanted, one.name) for one in fields(wanted) if getattr(wanted, one.name) != one.default}
+    given = {
+        one.name: getattr(wanted, one.name)
+        for one in fields(wanted)
+        if getattr(wanted, one.name) != one.default
+    }
     return replace(then, **given), frozenset(failed)
 
 
 def nothing_shown(store: RunStore) -> str:
-    """Why a run ends in 2: nothing ran, a kernel that it was asked to judge refused all, or nothing could be shown."""
+    """Why a run ends in 2: nothing ran, a kernel that it was asked to judge refused all, or nothing
+    could be shown.
+    """
     if names := refusing_kernels(store):
-        return f"nothing was judged: {', '.join(names)} refused every case that could run; see the reasons above"
+        return (
+            f"nothing was judged: {', '.join(names)} refused every case that could run; see the"
+            " reasons above"
+        )
     ran = any(result.cause == Code.POWERLESS for result in store.results())
-    return "nothing was shown: no measurement could have seen a loss; see the reasons above" if ran else NOTHING_RAN
+    return (
+        "nothing was shown: no measurement could have seen a loss; see the reasons above"
+        if ran
+        else NOTHING_RAN
+    )
 
 
 def is_all_skipped(verdicts: list[Verdict]) -> bool:
@@ -222,7 +270,11 @@ def is_all_skipped(verdicts: list[Verdict]) -> bool:
 
 def past_runs(history: str | None, root: Path | None = None) -> PastRuns | None:
     """The runs in the folder that `--history` names, or else in `root`; None for `none`."""
-    return None if history == NO_HISTORY else PastRuns(Path(history) if history else root or DEFAULT_RUNS)
+    return (
+        None
+        if history == NO_HISTORY
+        else PastRuns(Path(history) if history else root or DEFAULT_RUNS)
+    )
 
 
 def command_to_resume(store: RunStore) -> str:
@@ -230,8 +282,12 @@ def command_to_resume(store: RunStore) -> str:
     return shlex.join(["mla-harness", kind, "--resume", str(store.path)])
 
 
-def to_resume(context: typer.Context, name: str | None, out: Path | None, command: str) -> RunStore | None:
-    """The run that `--resume` names, or None. Raises InputError unless `command` (run, selftest or epochs) began it.
+def to_resume(
+    context: typer.Context, name: str | None, out: Path | None, command: str
+) -> RunStore | None:
+    """The run that `--resume` names, or None.
+
+    Raises InputError unless `command` (run, selftest or epochs) began it.
 
     Options of the plan are refused, even with their default values.
     """
@@ -240,20 +296,31 @@ def to_resume(context: typer.Context, name: str | None, out: Path | None, comman
     changed = []
     for parameter in context.command.params:
         option = parameter.name or ""
-        source, is_argument = context.get_parameter_source(option), parameter.param_type_name == "argument"
+        source, is_argument = (
+            context.get_parameter_source(option),
+            parameter.param_type_name == "argument",
+        )
         is_given = (
-            source is not None and source.name == "COMMANDLINE" and not (is_argument and not context.params[option])
+            source is not None
+            and source.name == "COMMANDLINE"
+            and not (is_argument and not context.params[option])
         )
         if is_given and option not in NOT_OF_THE_PLAN:
             changed.append("a selector" if is_argument else parameter.opts[0])
     if changed:
-        raise InputError(f"--resume: continues the run as it was planned; leave out {', '.join(changed)}")
+        raise InputError(
+            f"--resume: continues the run as it was planned; leave out {', '.join(changed)}"
+        )
     store = RunStore.open(find_run(name, out or DEFAULT_RUNS))
     if (kind := _kind(store)) != command:
-        raise InputError(f"{store.path}: a run of `{kind}`; continue it with: {command_to_resume(store)}")
+        raise InputError(
+            f"{store.path}: a run of `{kind}`; continue it with: {command_to_resume(store)}"
+        )
     for file, count in store.mend().items():
         kept = f"the file is kept as {file.name}{DAMAGED}"
-        warn(f"{file}: {num(count, 'line')} could not be read; what was there is done again; {kept}")
+        warn(
+            f"{file}: {num(count, 'line')} could not be read; what was there is done again; {kept}"
+        )
     _engine_path_of(store)
     return store
 

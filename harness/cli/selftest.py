@@ -1,4 +1,6 @@
-"""`mla-harness selftest`: run each scenario clean and with each of its faults, which must be caught."""
+"""`mla-harness selftest`: run each scenario clean and with each of its faults, which must be
+caught.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +37,27 @@ class SelftestOptions(MakingRuns):
 
     mutants: Annotated[
         int | None,
-        typer.Option("--mutants", metavar="N", min=1, help="Change the engine's code in N small ways instead."),
+        typer.Option(
+            "--mutants",
+            metavar="N",
+            min=1,
+            help="Change the engine's code in N small ways instead.",
+        ),
     ] = None
     conditions: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Make kernels wrong under N pairs and triples of conditions instead."),
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Make kernels wrong under N pairs and triples of conditions instead.",
+        ),
     ] = None
     no_clean: Annotated[bool, typer.Option("--faults-only", help="Skip the clean cases.")] = False
     controls: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Only N random cases on right kernels: a finding is a failure."),
+        typer.Option(
+            metavar="N", min=1, help="Only N random cases on right kernels: a finding is a failure."
+        ),
     ] = None
 
 
@@ -53,15 +66,26 @@ def selftest(context: typer.Context, given: SelftestOptions) -> None:
     """Inject each known bug, and check that it is caught."""
     wanted, mutants, workers = given.wanted(), given.mutants, given.workers
     count = mutants if mutants is not None else given.conditions
-    if count is not None and (given.controls is not None or given.no_clean or None not in (mutants, given.conditions)):
-        raise InputError("--mutants, --conditions: judge their changes alone; leave out --controls and --faults-only")
+    if count is not None and (
+        given.controls is not None or given.no_clean or None not in (mutants, given.conditions)
+    ):
+        raise InputError(
+            "--mutants, --conditions: judge their changes alone; leave out --controls and"
+            " --faults-only"
+        )
     store = run_and_report.to_resume(context, given.resume, given.out, "selftest")
     with run_and_report.pool_for(given.executor, given.ray_address, workers, given.per_gpu) as pool:
         with Waiting(console(given.json), run_and_report.PLANNING):
             if store is None and count is not None:
-                how: dict[str, Any] = {"out": given.root, "workers": workers, "conditions": mutants is None}
+                how: dict[str, Any] = {
+                    "out": given.root,
+                    "workers": workers,
+                    "conditions": mutants is None,
+                }
                 store = _mutants().planned_trials(wanted, pool, count, **how)
-            store = store or _planned(wanted, pool, given.root, no_clean=given.no_clean, num_draws=given.controls)
+            store = store or _planned(
+                wanted, pool, given.root, no_clean=given.no_clean, num_draws=given.controls
+            )
         store.note_source(run_and_report.source_under_test(given.commit, given.branch))
         if store.plan.trials:
             raise typer.Exit(_mutants().try_mutants(store, workers=workers, as_json=given.json))
@@ -72,17 +96,23 @@ def _mutants() -> Any:
     return from_checkout(TRUST, "mutant_command", "--mutants")
 
 
-def _planned(wanted: Wanted, pool: Pool, root: Path, *, no_clean: bool, num_draws: int | None) -> RunStore:
+def _planned(
+    wanted: Wanted, pool: Pool, root: Path, *, no_clean: bool, num_draws: int | None
+) -> RunStore:
     planner = Planner(wanted, pool)
     known = planner.scenarios()
     if num_draws is not None:
-        return run_and_report.planned(root, wanted, planner.control_jobs(num_draws), is_selftest=True)
+        return run_and_report.planned(
+            root, wanted, planner.control_jobs(num_draws), is_selftest=True
+        )
     faults = planner.faults()
     cases = [] if no_clean else select(known, wanted.selectors, tags=wanted.tags, seed=wanted.seed)
     if no_clean and not faults:
         raise InputError("--faults-only: the selected scenarios declare no fault; select others")
     controls = [Control(use=use, job=job) for use, job in faults]
-    return run_and_report.planned(root, wanted, planner.jobs_of(cases), controls=controls, is_selftest=True)
+    return run_and_report.planned(
+        root, wanted, planner.jobs_of(cases), controls=controls, is_selftest=True
+    )
 
 
 def finish(store: RunStore, pool: Pool, *, as_json: bool) -> int:
@@ -101,20 +131,31 @@ def finish(store: RunStore, pool: Pool, *, as_json: bool) -> int:
 
 
 def _late(store: RunStore) -> set[str]:
-    """The keys of cases on right kernels that the time limit ended. A slow machine is no false alarm."""
+    """The keys of cases on right kernels that the time limit ended.
+
+    A slow machine is no false alarm.
+    """
     on_sound = {job.key for job in store.plan.jobs if job.case.uses_sound_variant}
-    ended = (result for result in store.results() if any(f.cause == Code.TIME_LIMIT for f in result.findings))
+    ended = (
+        result
+        for result in store.results()
+        if any(f.cause == Code.TIME_LIMIT for f in result.findings)
+    )
     return on_sound & {result.key for result in ended}
 
 
 def _code(store: RunStore) -> int:
-    """As for `run`: 0 all good, 1 a regression or a fault not caught, 2 nothing ran, 3 the harness could not judge."""
+    """As for `run`: 0 all good, 1 a regression or a fault not caught, 2 nothing ran, 3 the harness
+    could not judge.
+    """
     late, tried = _late(store), store.tried()
     results = [result for result in store.results() if result.key not in late]
     verdicts = [result.verdict for result in [*results, *tried.values()]]
     if run_and_report.is_all_skipped(verdicts) and not store.untried_controls():
         return 2
-    return exit_code(results, store.faults(), tried.values()) or (3 if late or store.unfinished_controls() else 0)
+    return exit_code(results, store.faults(), tried.values()) or (
+        3 if late or store.unfinished_controls() else 0
+    )
 
 
 def _print(screen: Console, store: RunStore) -> None:
@@ -130,7 +171,9 @@ def _print(screen: Console, store: RunStore) -> None:
         late = len(_late(store))
         false_alarms = sum(result.verdict is not Verdict.PASS for result in view.results) - late
         more = f", {late} not judged within the time limit" if late else ""
-        screen.print(f"false alarms: {false_alarms} in {num_on_sound - late} cases on right kernels{more}")
+        screen.print(
+            f"false alarms: {false_alarms} in {num_on_sound - late} cases on right kernels{more}"
+        )
     else:
         screen.print(f"faults {fault_counts(view.faults, num_judged)}{more}")
     if view.results:
@@ -146,7 +189,9 @@ def _object(store: RunStore, *, is_good: bool) -> dict[str, Any]:
         "directory": str(store.path),
         "seconds": store.plan.seconds,
         "totals": summary["totals"],
-        "not_clean": [case for case in summary["cases"] if case["verdict"] not in ("pass", "skip", "known")],
+        "not_clean": [
+            case for case in summary["cases"] if case["verdict"] not in ("pass", "skip", "known")
+        ],
         "faults": [fault.model_dump(mode="json") for fault in store.faults()],
         "skipped_faults": store.skipped_faults(),
     }

@@ -1,4 +1,6 @@
-"""`mla-harness serve-check URL --script NAME`: check how a running server keeps its state, by a script of requests."""
+"""`mla-harness serve-check URL --script NAME`: check how a running server keeps its state, by a
+script of requests.
+"""
 
 from __future__ import annotations
 
@@ -36,33 +38,52 @@ from harness.store.run_folder import RunStore
 class ServeCheckOptions(LeavingRuns):
     """Options of `mla-harness serve-check`."""
 
-    url: Annotated[str, typer.Argument(metavar="URL", help="An OpenAI-compatible server, such as http://host:8000/v1.")]
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL", help="An OpenAI-compatible server, such as http://host:8000/v1."
+        ),
+    ]
     served_model: ServedModel = None
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Time limit of one answer.")] = 120.0
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="Time limit of one answer.")
+    ] = 120.0
     script: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Take the steps of a script: abort, cache-reuse, lengths, ...; or FILE.yaml."
+            metavar="NAME",
+            help="Take the steps of a script: abort, cache-reuse, lengths, ...; or FILE.yaml.",
         ),
     ] = None
     fuzz: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="In place of a script: N drawn traces of requests in time.")
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="In place of a script: N drawn traces of requests in time."
+        ),
     ] = None
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="With --fuzz: the seed of the traces.")] = 0
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, help="With --fuzz: the seed of the traces.")
+    ] = 0
     shrink_seconds: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="With --fuzz: time for shrinking a trace that fails.")
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0, help="With --fuzz: time for shrinking a trace that fails."
+        ),
     ] = 60.0
-    tolerance: Annotated[float, typer.Option(metavar="NATS", min=0, help="Allowed change of a log probability.")] = (
-        TOLERANCE
-    )
+    tolerance: Annotated[
+        float, typer.Option(metavar="NATS", min=0, help="Allowed change of a log probability.")
+    ] = TOLERANCE
     least_acceptance: Annotated[
-        float | None, typer.Option(metavar="SHARE", min=0, max=1, help="Least share of accepted drafts.")
+        float | None,
+        typer.Option(metavar="SHARE", min=0, max=1, help="Least share of accepted drafts."),
     ] = None
     weights: Annotated[
-        str | None, typer.Option(metavar="PATH", help="With --script reload: the checkpoint to load.")
+        str | None,
+        typer.Option(metavar="PATH", help="With --script reload: the checkpoint to load."),
     ] = None
     against: Annotated[
-        str | None, typer.Option(metavar="URL", help="With --weights: a server that was started with them.")
+        str | None,
+        typer.Option(metavar="URL", help="With --weights: a server that was started with them."),
     ] = None
 
 
@@ -70,18 +91,25 @@ class ServeCheckOptions(LeavingRuns):
 def serve_check(context: typer.Context, given: ServeCheckOptions) -> None:
     """Check how a running server keeps its state, by a script of requests.
 
-    Scripts: cache-reuse, preempt, abort, lengths, sleep, reload, or a file. Each answer must have the tokens of the
-    same request asked alone and uncached, and the server's counters must show that what the script is for (a hit, a
-    preemption, ...) did happen. With --fuzz the requests are drawn; the first trace that fails is shrunk, and left in
-    the run's folder as trace.yaml, for --script, and as trace.py, which needs httpx alone. Needs no access to the
-    server's process. A key is read from the environment variable OPENAI_API_KEY. Exit code 0 if all is well, 1 if not,
+    Scripts: cache-reuse, preempt, abort, lengths, sleep, reload, or a file. Each answer must have
+    the tokens of the same request asked alone and uncached, and the server's counters must show
+    that what the script is for (a hit, a preemption, ...) did happen. With --fuzz the requests are
+    drawn; the first trace that fails is shrunk, and left in the run's folder as trace.yaml, for
+    --script, and as trace.py, which needs httpx alone. Needs no access to the server's process. A
+    key is read from the environment variable OPENAI_API_KEY. Exit code 0 if all is well, 1 if not,
     2 if the script could show nothing.
     """
     request, started = _request(asdict(given)), time.monotonic()
     # Drawn traces say themselves how far they are.
-    waiting = nullcontext() if given.fuzz else Waiting(console(as_json=True), f"taking the steps of {given.script}")
+    waiting = (
+        nullcontext()
+        if given.fuzz
+        else Waiting(console(as_json=True), f"taking the steps of {given.script}")
+    )
     with waiting:
-        answer = ask("harness.diagnose.traces", request, name="the process that asks", on_progress=_say)
+        answer = ask(
+            "harness.diagnose.traces", request, name="the process that asks", on_progress=_say
+        )
     result = CaseResult.model_validate(answer["result"])
     if not given.json:
         # First, because a full disk must not lose it.
@@ -110,15 +138,27 @@ def _request(given: dict[str, Any]) -> ScriptCheck:
     """What the options ask for. Raises InputError for options that need others."""
     if given["fuzz"]:
         if given["script"] or given["weights"] or given["against"]:
-            raise InputError("--fuzz: draws its requests; leave out --script, --weights and --against")
-        return TraceCheck(**{name: given[name] for name in TraceCheck.model_fields if name != "script"})
+            raise InputError(
+                "--fuzz: draws its requests; leave out --script, --weights and --against"
+            )
+        return TraceCheck(
+            **{name: given[name] for name in TraceCheck.model_fields if name != "script"}
+        )
     if given["script"] is None:
-        questions = f"mla-harness epochs --task gsm_symbolic --model server:{given['url']} --epochs 3 --repeat 16"
-        raise InputError(f"serve-check: --script NAME is missing, or --fuzz N; to ask questions, use `{questions}`")
+        questions = (
+            f"mla-harness epochs --task gsm_symbolic --model server:{given['url']} --epochs 3"
+            " --repeat 16"
+        )
+        raise InputError(
+            "serve-check: --script NAME is missing, or --fuzz N; to ask questions, use"
+            f" `{questions}`"
+        )
     if given["against"] and not given["weights"]:
         raise InputError("--against: names a server with the weights of --weights; add --weights")
     script = load_script(given["script"])
-    return ScriptCheck(**{name: given[name] for name in ScriptCheck.model_fields} | {"script": script})
+    return ScriptCheck(
+        **{name: given[name] for name in ScriptCheck.model_fields} | {"script": script}
+    )
 
 
 def _stored(result: CaseResult, request: ScriptCheck, root: Path, seconds: float) -> RunStore:

@@ -1,4 +1,6 @@
-"""`mla-harness shrink CASE`: the smallest case that still fails for the same reason, and the steps to it."""
+"""`mla-harness shrink CASE`: the smallest case that still fails for the same reason, and the steps
+to it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ TRYING = "trying smaller cases"
 class ShrinkOptions(RunningCases):
     """Options of `mla-harness shrink`."""
 
-    selector: Annotated[str, typer.Argument(metavar="CASE", help="A case id, or a scenario (its first failing case).")]
+    selector: Annotated[
+        str,
+        typer.Argument(metavar="CASE", help="A case id, or a scenario (its first failing case)."),
+    ]
     fault: shared_options.Fault = None
     kernel: shared_options.Kernel = None
     plugin: shared_options.Plugins = None
@@ -37,8 +42,14 @@ class ShrinkOptions(RunningCases):
 @with_options(ShrinkOptions)
 def shrink(context: typer.Context, given: ShrinkOptions) -> None:
     """Find the smallest case that fails for the same reason."""
-    judged = {"kernels": (given.kernel,) if given.kernel else (), "plugins": tuple(given.plugin or ())}
-    wanted, screen = given.wanted(selectors=(given.selector,), fault=given.fault, **judged), console(given.json)
+    judged = {
+        "kernels": (given.kernel,) if given.kernel else (),
+        "plugins": tuple(given.plugin or ()),
+    }
+    wanted, screen = (
+        given.wanted(selectors=(given.selector,), fault=given.fault, **judged),
+        console(given.json),
+    )
     with WorkerPool(given.workers) as pool:
         with Waiting(screen, "looking for a failing case", pool):
             job, result = first_failure(pool, candidates(Planner(wanted, pool)))
@@ -47,7 +58,9 @@ def shrink(context: typer.Context, given: ShrinkOptions) -> None:
         with Waiting(screen, TRYING, pool) as live:
             oracle, show = declared_oracle(wanted, job, result), step_shower(live)
             shrunk = search(pool, job, result, oracle=oracle, seconds=given.seconds, on_step=show)
-    print_shrunk(screen, shrunk, reproduce_case(shrunk.case.id, shrunk.fault, wanted.reproduction()))
+    print_shrunk(
+        screen, shrunk, reproduce_case(shrunk.case.id, shrunk.fault, wanted.reproduction())
+    )
     if given.json:
         print_json(shrunk.model_dump(mode="json"))
 

@@ -1,4 +1,6 @@
-"""`mla-harness survey ENGINE`: options that users switch on, in pairs and threes; which of them lose answers."""
+"""`mla-harness survey ENGINE`: options that users switch on, in pairs and threes; which of them
+lose answers.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +46,21 @@ class SurveyOptions(LeavingRuns):
     """Options of `mla-harness survey`."""
 
     engine: Annotated[
-        str | None, typer.Argument(metavar="ENGINE", help="An engine with a scenario ENGINE-survey [default: vllm].")
+        str | None,
+        typer.Argument(
+            metavar="ENGINE", help="An engine with a scenario ENGINE-survey [default: vllm]."
+        ),
     ] = None
     batch_invariant: Annotated[
-        bool, typer.Option("--batch-invariant", help="The engine's batch-invariant mode: scripts that allow 0 bits.")
+        bool,
+        typer.Option(
+            "--batch-invariant",
+            help="The engine's batch-invariant mode: scripts that allow 0 bits.",
+        ),
     ] = False
-    seconds: Annotated[float, shared_options.seconds("Time for the smallest sets of options.")] = 600.0
+    seconds: Annotated[float, shared_options.seconds("Time for the smallest sets of options.")] = (
+        600.0
+    )
     resume: shared_options.Resume = None
     workers: shared_options.Workers = None
     per_gpu: shared_options.PerGpu = 1
@@ -66,13 +77,20 @@ def survey(context: typer.Context, given: SurveyOptions) -> None:
     if store := run_and_report.to_resume(context, given.resume, given.out, "run"):
         planned = {job.case.scenario for job in store.plan.jobs}
         if engine is not None and not planned <= {scenario, f"{scenario}-ranks"}:
-            raise InputError(f"--resume: the run is of {', '.join(sorted(planned))}; leave out {engine}")
+            raise InputError(
+                f"--resume: the run is of {', '.join(sorted(planned))}; leave out {engine}"
+            )
     found: list[OptionSet] = []
     with run_and_report.pool_for(shared_options.LOCAL, None, given.workers, given.per_gpu) as pool:
         if store is None:
             with Waiting(screen, run_and_report.PLANNING):
                 several = "*" if len(pool.start().gpus) > 1 else ""
-                wanted = Wanted((scenario + several,), ("nightly",), timeout_seconds=600.0, scenarios=given.scenarios)
+                wanted = Wanted(
+                    (scenario + several,),
+                    ("nightly",),
+                    timeout_seconds=600.0,
+                    scenarios=given.scenarios,
+                )
                 store = run_and_report.planned(given.root, wanted, Planner(wanted, pool).jobs())
         store.note_source(run_and_report.source_under_test(given.commit, given.branch))
 
@@ -88,30 +106,50 @@ def survey(context: typer.Context, given: SurveyOptions) -> None:
 
 
 def _report(store: RunStore, screen: Console, found: list[OptionSet], *, as_json: bool) -> int:
-    """Print the run and the smallest sets, and write them into the run folder. Returns the exit code."""
+    """Print the run and the smallest sets, and write them into the run folder.
+
+    Returns the exit code.
+    """
     print_run(screen, RunView(store))
     screen.print(sets_table(store.results(), found))
     sets = [to_object(one) for one in found]
     write_atomic(store.path / SETS, jsonlib.dumps(sets, indent=1) + "\n")
     if as_json:
         print_json(sets)
-    return 2 if run_and_report.is_all_skipped([one.verdict for one in store.results()]) else exit_code(store.results())
+    return (
+        2
+        if run_and_report.is_all_skipped([one.verdict for one in store.results()])
+        else exit_code(store.results())
+    )
 
 
 def _sets(store: RunStore, pool: Pool, seconds: float) -> list[OptionSet]:
-    """The sets of options that explain the failures. The first planned combination has the plain values."""
+    """The sets of options that explain the failures.
+
+    The first planned combination has the plain values.
+    """
     jobs = store.jobs_by_key()
-    failures = [(store.placed(jobs[result.key]), result) for result in store.results() if is_failure(result)]
-    right = [jobs[result.key].case.params for result in store.results() if result.verdict is Verdict.PASS]
-    return smallest_sets(pool, failures, next(iter(jobs.values())).case.params, seconds=seconds, right=right)
+    failures = [
+        (store.placed(jobs[result.key]), result) for result in store.results() if is_failure(result)
+    ]
+    right = [
+        jobs[result.key].case.params for result in store.results() if result.verdict is Verdict.PASS
+    ]
+    return smallest_sets(
+        pool, failures, next(iter(jobs.values())).case.params, seconds=seconds, right=right
+    )
 
 
 def sets_table(results: Sequence[CaseResult], found: Sequence[OptionSet]) -> Table:
-    """The sets of options that fail, each with its command, and why others were skipped (the engine refuses some)."""
+    """The sets of options that fail, each with its command, and why others were skipped (the engine
+    refuses some).
+    """
     made = table("combinations", "verdict", "options", "what was seen")
     for one in found:
         seen = one.result.findings[0].message if one.result.findings else one.result.reason
-        made.add_row(str(len(one.keys)), one.result.verdict.value, words_of(one), printable(seen)[:MOST])
+        made.add_row(
+            str(len(one.keys)), one.result.verdict.value, words_of(one), printable(seen)[:MOST]
+        )
         made.add_row("", "", "", command_of(one.case))
     for reason, count in skip_reasons(results).most_common():
         made.add_row(str(count), "skipped", "", printable(reason)[:MOST])
@@ -120,12 +158,16 @@ def sets_table(results: Sequence[CaseResult], found: Sequence[OptionSet]) -> Tab
 
 def words_of(one: OptionSet) -> str:
     """`backend=TRITON_MLA graph=default`: the options that fail together."""
-    text = " ".join(f"{name}={shown(value)}" for name, value in one.options.items()) or "plain options"
+    text = (
+        " ".join(f"{name}={shown(value)}" for name, value in one.options.items()) or "plain options"
+    )
     return text if one.is_smallest else f"{text} (perhaps fewer: the time was up)"
 
 
 def command_of(case: Case) -> str:
-    """The shell command that starts the engine with the options of `case`; empty if the engine has none."""
+    """The shell command that starts the engine with the options of `case`; empty if the engine has
+    none.
+    """
     path = case.kind.serve_command
     return str(attribute_at(path)(case)) if path else ""
 

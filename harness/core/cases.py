@@ -1,4 +1,6 @@
-"""A case, and the job that a worker does with it: plain, frozen, and the same in memory and on disk."""
+"""A case, and the job that a worker does with it: plain, frozen, and the same in memory and on
+disk.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,17 @@ class PoisonPlan(Record):
     sites: tuple[str, ...] = ()
     strict: bool = False
     ignore_contracts: bool = False
-    """Poison memory also if the kernel declares that it must be finite. This explores a kernel, and judges none."""
+    """Poison memory also if the kernel declares that it must be finite.
+
+    This explores a kernel, and judges none.
+    """
 
 
 class KnownFailure(Record):
-    """A known failure of an engine's releases, or of a kernel. It does not fail a run. A pass of its case does."""
+    """A known failure of an engine's releases, or of a kernel.
+
+    It does not fail a run. A pass of its case does.
+    """
 
     issue: str
     engine: str = ""
@@ -35,7 +43,9 @@ class KnownFailure(Record):
     """The short name of a kernel, in place of engine and versions."""
     expect: tuple[Literal["fail", "crash"], ...] = ("fail",)
     run: Literal["always", "never"] = "always"
-    """`never`: the case is not launched in these releases, for example because it takes the GPU down."""
+    """`never`: the case is not launched in these releases, for example because it takes the GPU
+    down.
+    """
 
     @property
     def where(self) -> str:
@@ -52,7 +62,9 @@ class KnownFailure(Record):
 
 
 class Case(Record):
-    """One point of a scenario's matrix. `id` alone reproduces it, as the seed is derived from the id.
+    """One point of a scenario's matrix.
+
+    `id` alone reproduces it, as the seed is derived from the id.
 
     `params` is an object of the model in the table of systems; for a kernel the op selects it.
     """
@@ -68,13 +80,19 @@ class Case(Record):
     oracles: tuple[str, ...] = ()
     seed: int = 0
     named: tuple[str, ...] = ()
-    """The parameters with a kernel that the id names. The case does not pass unless it was launched."""
+    """The parameters with a kernel that the id names.
+
+    The case does not pass unless it was launched.
+    """
     known: tuple[KnownFailure, ...] = ()
 
     @model_validator(mode="before")
     @classmethod
     def _typed(cls, values: Any, info: ValidationInfo) -> Any:
-        """Convert the parameters to their model. Runs of version 0.1 have the op among the parameters."""
+        """Convert the parameters to their model.
+
+        Runs of version 0.1 have the op among the parameters.
+        """
         if not isinstance(values, dict) or isinstance(values.get("params"), Params):
             return values
         given = values.get("params") or {}
@@ -113,15 +131,22 @@ class Case(Record):
         return any(name.partition("/")[2].startswith(SOUND) for name in self.kernels().values())
 
     def uses_kernel(self, names: Collection[str]) -> bool:
-        """Whether one of its kernels has a name of `names`, with or without its op: `mine`, `mla_decode/mine`."""
-        return any(name in names or name.partition("/")[2] in names for name in self.kernels().values())
+        """Whether one of its kernels has a name of `names`, with or without its op:
+
+        `mine`, `mla_decode/mine`.
+        """
+        return any(
+            name in names or name.partition("/")[2] in names for name in self.kernels().values()
+        )
 
     def known_kernels(self) -> list[KernelSpec]:
         return [KERNELS.get(name) for name in self.kernels().values() if name in KERNELS]
 
     def compile_seconds(self) -> dict[str, float]:
         """The kernels that compile on their first call, and for how long they may."""
-        return {spec.name: spec.compile_seconds for spec in self.known_kernels() if spec.compile_seconds}
+        return {
+            spec.name: spec.compile_seconds for spec in self.known_kernels() if spec.compile_seconds
+        }
 
 
 class AskVerdict(Record):
@@ -131,7 +156,9 @@ class AskVerdict(Record):
 
 
 class AskFirstNan(Record):
-    """Run the case with the first-NaN recorder, and find the first launch that reads memory of `sites`."""
+    """Run the case with the first-NaN recorder, and find the first launch that reads memory of
+    `sites`.
+    """
 
     kind: Literal["first_nan"] = "first_nan"
     sites: tuple[str, ...] = ()
@@ -148,7 +175,10 @@ class Job(Record):
     ask: Ask = AskVerdict()
     fault: str | None = None
     sites: tuple[str, ...] | None = None
-    """Sites to poison instead of the case's own, to find the one to blame. The others hold zeros."""
+    """Sites to poison instead of the case's own, to find the one to blame.
+
+    The others hold zeros.
+    """
     device: str = "cpu"
     plugins: tuple[str, ...] = ()
     """The plug-in files that its kernels come from. No others are imported for it."""
@@ -165,11 +195,17 @@ class Job(Record):
     def _without_old_fields(cls, values: Any) -> Any:
         """Planned jobs of versions 0.1 and 0.2 have three more fields, which a plan never set."""
         old = {"first_nan", "more_faults", "cures"}
-        return {k: v for k, v in values.items() if k not in old} if isinstance(values, dict) else values
+        return (
+            {k: v for k, v in values.items() if k not in old}
+            if isinstance(values, dict)
+            else values
+        )
 
     @property
     def foreign_code(self) -> tuple[str, ...]:
-        """The files of people that a worker imports for it: plug-ins, and modules of installed packages."""
+        """The files of people that a worker imports for it: plug-ins, and modules of installed
+        packages.
+        """
         installed = {spec.origin for spec in self.case.known_kernels() if spec.is_plugin}
         return tuple(sorted(installed.union(self.plugins)))
 

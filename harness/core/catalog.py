@@ -1,4 +1,6 @@
-"""The registries, one for each kind of thing, with the rows of the harness and of every engine. No torch here.
+"""The registries, one for each kind of thing, with the rows of the harness and of every engine.
+
+No torch here.
 
 Rows name their code as "module:name", which is imported when it is first used.
 """
@@ -7,7 +9,13 @@ from __future__ import annotations
 
 from harness.core import faults, kernels, oracles, sites, systems
 from harness.core.checkout import TRUST, from_checkout
-from harness.core.engine_tables import load_tables, missing_engine, missing_fault, missing_kernel, missing_system
+from harness.core.engine_tables import (
+    load_tables,
+    missing_engine,
+    missing_fault,
+    missing_kernel,
+    missing_system,
+)
 from harness.core.faults import FaultSpec
 from harness.core.kernels import SOUND, KernelSpec
 from harness.core.oracles import OracleSpec
@@ -30,32 +38,50 @@ _ROWS, BROKEN = load_tables(
 
 
 def _sound_variants(name: str) -> tuple[KernelSpec, ...]:
-    """The right kernels that `sound-7` or `op/sound-7` stands for. Raises InputError if this is no checkout."""
+    """The right kernels that `sound-7` or `op/sound-7` stands for.
+
+    Raises InputError if this is no checkout.
+    """
     if not name.rpartition("/")[2].startswith(SOUND):
         return ()
-    found: tuple[KernelSpec, ...] = from_checkout(TRUST, "sound_kernels", f"kernel {name}").sound_variants(name)
+    found: tuple[KernelSpec, ...] = from_checkout(
+        TRUST, "sound_kernels", f"kernel {name}"
+    ).sound_variants(name)
     return found
 
 
-ENGINES: Registry[EngineSpec] = Registry("engine", _ROWS["ENGINES"], lambda name: missing_engine(name, BROKEN))
-SYSTEMS: Registry[SystemSpec] = Registry("system", _ROWS["SYSTEMS"], lambda name: missing_system(name, BROKEN))
+ENGINES: Registry[EngineSpec] = Registry(
+    "engine", _ROWS["ENGINES"], lambda name: missing_engine(name, BROKEN)
+)
+SYSTEMS: Registry[SystemSpec] = Registry(
+    "system", _ROWS["SYSTEMS"], lambda name: missing_system(name, BROKEN)
+)
 MODELS: Registry[ModelSpec] = Registry("kind of model", _ROWS["MODELS"])
 SITES: Registry[Site] = Registry("site", _ROWS["SITES"])
 KERNELS: Registry[KernelSpec] = Registry(
     "kernel", _ROWS["KERNELS"], lambda name: _sound_variants(name) or missing_kernel(name, BROKEN)
 )
 ORACLES: Registry[OracleSpec] = Registry("oracle", _ROWS["ORACLES"])
-FAULTS: Registry[FaultSpec] = Registry("fault", _ROWS["FAULTS"], lambda name: missing_fault(name, BROKEN))
+FAULTS: Registry[FaultSpec] = Registry(
+    "fault", _ROWS["FAULTS"], lambda name: missing_fault(name, BROKEN)
+)
 
 
 def cuda_twins(kernels: dict[str, str]) -> dict[str, str]:
-    """Parameter -> short name of the kernel's twin for a GPU, for each of `kernels` that declares one."""
-    twins = {field: KERNELS.get(name).cuda_twin for field, name in kernels.items() if name in KERNELS}
+    """Parameter -> short name of the kernel's twin for a GPU, for each of `kernels` that declares
+    one.
+    """
+    twins = {
+        field: KERNELS.get(name).cuda_twin for field, name in kernels.items() if name in KERNELS
+    }
     return {field: twin for field, twin in twins.items() if twin}
 
 
 def planner_of(spec: KernelSpec) -> KernelSpec | None:
-    """The planner of the name of a decode kernel. Built-in kernels without one share a built-in planner."""
+    """The planner of the name of a decode kernel.
+
+    Built-in kernels without one share a built-in planner.
+    """
     name = f"mla_decode_plan/{spec.short_name}"
     if name not in KERNELS and spec.origin == "built in":
         name = "mla_decode_plan/tiled"

@@ -7,7 +7,9 @@ from typing import Self
 
 
 class Code(StrEnum):
-    """What went wrong, or why a case was not run. Set where it arises. An oracle of an engine may use codes of its own.
+    """What went wrong, or why a case was not run.
+
+    Set where it arises. An oracle of an engine may use codes of its own.
 
     Findings with one oracle, tensor and cause are one failure, whatever their numbers.
     """

@@ -1,4 +1,6 @@
-"""What a checkout of the project has and an installed harness lacks: trust tests, benchmarks, training of canaries."""
+"""What a checkout of the project has and an installed harness lacks: trust tests, benchmarks,
+training of canaries.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,14 @@ TRUST, BENCHMARKS = ROOT / "tests" / "trust", ROOT / "benchmarks"
 
 
 def from_checkout(folder: Path, module: str, what: str) -> Any:
-    """The module of a file in TRUST or BENCHMARKS. Raises InputError for `what` if this is no checkout."""
+    """The module of a file in TRUST or BENCHMARKS.
+
+    Raises InputError for `what` if this is no checkout.
+    """
     if not (folder / f"{module}.py").is_file():
-        raise InputError(f"{what}: needs a checkout of the project; clone it and `python -m pip install -e .`")
+        raise InputError(
+            f"{what}: needs a checkout of the project; clone it and `python -m pip install -e .`"
+        )
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     return importlib.import_module(module)
@@ -25,4 +32,6 @@ def from_checkout(folder: Path, module: str, what: str) -> Any:
 
 def on_path(folder: Path) -> dict[str, str]:
     """The environment of a child process that imports modules of `folder`."""
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    }

@@ -1,4 +1,6 @@
-"""The Python stack that a crash or a time limit leaves in a worker's log, with the innermost frame first."""
+"""The Python stack that a crash or a time limit leaves in a worker's log, with the innermost frame
+first.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from pathlib import Path
 
 MAX_LOG = 6_000
 """Characters of a log that a result keeps."""
-_BEGIN = re.compile(r"^(?:Fatal Python error: .*|(?:Current thread|Thread|Stack)\b.* call first\):)$", re.M)
+_BEGIN = re.compile(
+    r"^(?:Fatal Python error: .*|(?:Current thread|Thread|Stack)\b.* call first\):)$", re.M
+)
 _CURRENT = re.compile(r"^Current thread .*:\n(?:  .*\n?)*", re.M)
 _FRAME = re.compile(r'^  File "([^"\n]*)", line (\d+) in (.*)$', re.M)
 _STANDARD = sysconfig.get_path("stdlib")
@@ -18,7 +22,8 @@ _BELOW_KERNELS = re.compile(r"[/\\](?:torch|triton|numpy)[/\\]|^<")
 
 
 def shortened(log: str) -> str:
-    """The end of what a process printed, then its stack: the thread that crashed first, cut at the outer end.
+    """The end of what a process printed, then its stack: the thread that crashed first, cut at the
+    outer end.
 
     A stack of `faulthandler` begins with the innermost call, so the end of a log would lose it.
     """
@@ -28,7 +33,9 @@ def shortened(log: str) -> str:
     if current := _CURRENT.search(stack):
         title = stack.partition("\n")[0] if stack.startswith("Fatal") else ""
         others = (stack[: current.start()].removeprefix(title), stack[current.end() :])
-        stack = "\n".join(filter(None, (title, *(part.strip("\n") for part in (current[0], *others)))))
+        stack = "\n".join(
+            filter(None, (title, *(part.strip("\n") for part in (current[0], *others))))
+        )
     return printed[-MAX_LOG // 2 :] + stack[: MAX_LOG // 2]
 
 
@@ -39,7 +46,9 @@ def split(log: str) -> tuple[str, str]:
 
 
 def user_frame(log: str, plugins: Sequence[str] = ()) -> str:
-    """`FILE:LINE in FUNCTION: CODE` of the innermost frame of a plug-in, else above torch and the standard library.
+    """`FILE:LINE in FUNCTION:
+
+    CODE` of the innermost frame of a plug-in, else above torch and the standard library.
 
     Empty without a stack.
     """

@@ -1,7 +1,7 @@
 """Failures of a GPU: which exceptions they are, and whether the process can go on after one.
 
-After an illegal address, a failed device assert or an illegal instruction every later call in the CUDA context fails,
-so the worker reports this and ends. After running out of memory it goes on.
+After an illegal address, a failed device assert or an illegal instruction every later call in the
+CUDA context fails, so the worker reports this and ends. After running out of memory it goes on.
 """
 
 from __future__ import annotations
@@ -10,7 +10,13 @@ import sys
 
 from harness.core.errors import message_of
 
-_WORDS = ("CUDA error", "CUDA out of memory", "CUDA driver error", "Triton Error [CUDA]", "CUBLAS_STATUS")
+_WORDS = (
+    "CUDA error",
+    "CUDA out of memory",
+    "CUDA driver error",
+    "Triton Error [CUDA]",
+    "CUBLAS_STATUS",
+)
 
 _marked_spent = False
 
@@ -46,7 +52,10 @@ def mark_spent() -> None:
 
 
 def is_spent() -> bool:
-    """Whether this process's CUDA context has failed for good; False without one. Waits for the device."""
+    """Whether this process's CUDA context has failed for good; False without one.
+
+    Waits for the device.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return False
@@ -60,7 +69,9 @@ def is_spent() -> bool:
 
 
 def free_memory() -> None:
-    """Release cached memory after a case that ran out of it, so that the next case has all of it."""
+    """Release cached memory after a case that ran out of it, so that the next case has all of
+    it.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

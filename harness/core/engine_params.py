@@ -1,4 +1,6 @@
-"""The parameters of cases that serve requests: the reference engine, and accuracy measured on it."""
+"""The parameters of cases that serve requests: the reference engine, and accuracy measured on
+it.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +22,45 @@ LayerKind = Literal["mla", "kda", "window", "sparse"]
 Change = Literal["reload", "reload_new", "sleep", "move_experts", "switch_adapter"]
 """A state change of a running engine.
 
-`reload`: other weights are written into the tensors of the old ones. `reload_new`: they come in new tensors, and graphs
-are captured again. `sleep`: weights, KV pool and graph memory are unmapped and mapped again. `move_experts`: experts
-change their places on the ranks. `switch_adapter`: another adapter gets slot 1.
+`reload`: other weights are written into the tensors of the old ones. `reload_new`: they come in new
+tensors, and graphs are captured again. `sleep`: weights, KV pool and graph memory are unmapped and
+mapped again. `move_experts`: experts change their places on the ranks. `switch_adapter`: another
+adapter gets slot 1.
 """
 Event = Literal[
-    "preempt.prefill", "preempt.itself", "preempt.decode", "preempt.verify", "preempt.page_end", "preempt.twice",
+    "preempt.prefill",
+    "preempt.itself",
+    "preempt.decode",
+    "preempt.verify",
+    "preempt.page_end",
+    "preempt.twice",
     "preempt.evicted",
-    "hit", "hit.free", "hit.evicted_next", "concurrent", "evict", "collision", "other_past",
-    "abort.waiting", "abort.prefill", "abort.decode", "abort.verify", "full",
-    "drafts.none", "drafts.some", "drafts.all",
-]  # fmt: skip
+    "hit",
+    "hit.free",
+    "hit.evicted_next",
+    "concurrent",
+    "evict",
+    "collision",
+    "other_past",
+    "abort.waiting",
+    "abort.prefill",
+    "abort.decode",
+    "abort.verify",
+    "full",
+    "drafts.none",
+    "drafts.some",
+    "drafts.all",
+]
 """What may happen to requests and pages.
 
-`preempt`: a request loses its blocks between two chunks, for its own next chunk, while it decodes, while it verifies
-drafts, when its pages are full, again before it gave a token, or after pages behind its window were given back.
-`hit`: a prompt starts with a cached page, which is free, or which the same step would have evicted. `concurrent`: two
-running requests compute the same page. `evict`: a cached page gets a new owner. `collision`: another prefix has the
-hash. `other_past`: a page with the same tokens is cached behind other ones. `abort`: a request is dropped in this
-phase. `full`: requests wait because as many run as may. `drafts`: a step takes none, some and not the last, or all.
+`preempt`: a request loses its blocks between two chunks, for its own next chunk, while it decodes,
+while it verifies drafts, when its pages are full, again before it gave a token, or after pages
+behind its window were given back. `hit`: a prompt starts with a cached page, which is free, or
+which the same step would have evicted. `concurrent`: two running requests compute the same page.
+`evict`: a cached page gets a new owner. `collision`: another prefix has the hash. `other_past`: a
+page with the same tokens is cached behind other ones. `abort`: a request is dropped in this phase.
+`full`: requests wait because as many run as may. `drafts`: a step takes none, some and not the
+last, or all.
 """
 
 
@@ -58,7 +80,8 @@ class KernelParams(Params):
     route_kernel: str = "torch"
     blocks_kernel: str = "torch"
     quantize: Literal["none", "fp8_per_tensor", "fp8_per_token", "mxfp8"] = Field(
-        default="none", description="quantization of the activations that enter the output projection and the MLP"
+        default="none",
+        description="quantization of the activations that enter the output projection and the MLP",
     )
 
 
@@ -68,7 +91,9 @@ class CacheParams(Params):
     kv: KvType = "bf16"
     num_blocks: Annotated[int, Field(ge=4, le=1_000_000)] = 24
     free_list: Literal["fifo", "lifo"] = "fifo"
-    prefix_caching: bool = Field(default=False, description="prompts share the full pages of a prefix seen before")
+    prefix_caching: bool = Field(
+        default=False, description="prompts share the full pages of a prefix seen before"
+    )
 
 
 class BatchParams(Params):
@@ -76,17 +101,31 @@ class BatchParams(Params):
 
     max_batched_tokens: Count = 96
     max_num_seqs: Count = 8
-    context_chunk: Count = Field(default=128, description="context tokens gathered at once for prefill")
-    zero_fill_output: bool = Field(default=False, description="decode output is zeroed first, as in PR 37442")
-    dp_rank_tokens: Length = Field(default=0, description="activations are padded to the length of the longest rank")
+    context_chunk: Count = Field(
+        default=128, description="context tokens gathered at once for prefill"
+    )
+    zero_fill_output: bool = Field(
+        default=False, description="decode output is zeroed first, as in PR 37442"
+    )
+    dp_rank_tokens: Length = Field(
+        default=0, description="activations are padded to the length of the longest rank"
+    )
     pad_tokens: Literal["skip", "trash"] = Field(
-        default="skip", description="padded tokens are not stored, or stored in a block of their own"
+        default="skip",
+        description="padded tokens are not stored, or stored in a block of their own",
     )
-    pad_keys: Literal[0, 1] = Field(default=0, description="keys of padded requests; 1 is a slot of the null block")
+    pad_keys: Literal[0, 1] = Field(
+        default=0, description="keys of padded requests; 1 is a slot of the null block"
+    )
     amax_rows: Literal["live", "batch"] = Field(
-        default="live", description="rows that a scale of activations covers; batch: padded ones too, all kept finite"
+        default="live",
+        description=(
+            "rows that a scale of activations covers; batch: padded ones too, all kept finite"
+        ),
     )
-    dummy_steps: bool = Field(default=False, description="a dummy batch between live steps, as on an idle DP rank")
+    dummy_steps: bool = Field(
+        default=False, description="a dummy batch between live steps, as on an idle DP rank"
+    )
 
 
 class GraphParams(Params):
@@ -94,18 +133,27 @@ class GraphParams(Params):
 
     graph: Literal["none", "full", "breakable"] = "none"
     capture: Literal["persistent", "lazy"] = Field(
-        default="persistent", description="persistent: filled before each replay; lazy: planned inside the capture"
+        default="persistent",
+        description="persistent: filled before each replay; lazy: planned inside the capture",
     )
     capture_sizes: tuple[Count, ...] = (1, 2, 4, 8)
-    capture_order: Literal["falling", "rising"] = Field(default="falling", description="the order of the sizes")
-    drafter: bool = Field(default=False, description="a second graph in the same pool runs before logits are consumed")
+    capture_order: Literal["falling", "rising"] = Field(
+        default="falling", description="the order of the sizes"
+    )
+    drafter: bool = Field(
+        default=False, description="a second graph in the same pool runs before logits are consumed"
+    )
 
 
 class RankParams(Params):
     """The ranks that share a layer. All of them run in one process."""
 
-    context_ranks: Ranks = Field(default=1, description="context-parallel ranks; each has every n-th token of a chunk")
-    expert_ranks: Ranks = Field(default=1, description="expert-parallel ranks; each has an equal share of the experts")
+    context_ranks: Ranks = Field(
+        default=1, description="context-parallel ranks; each has every n-th token of a chunk"
+    )
+    expert_ranks: Ranks = Field(
+        default=1, description="expert-parallel ranks; each has an equal share of the experts"
+    )
 
 
 class ModelSizes(Params):
@@ -113,8 +161,10 @@ class ModelSizes(Params):
 
     layers: tuple[LayerKind, ...] = Field(
         default=("mla", "mla"),
-        description="mla: full attention; window: MLA over the last tokens; sparse: MLA over the tokens that an "
-        "indexer chose; kda: linear attention",
+        description=(
+            "mla: full attention; window: MLA over the last tokens; sparse: MLA over the tokens"
+            " that an indexer chose; kda: linear attention"
+        ),
     )
     hidden_size: Count = 64
     num_heads: Count = 4
@@ -125,9 +175,15 @@ class ModelSizes(Params):
     vocab_size: Count = 128
     num_experts: Annotated[int, Field(ge=0, le=256)] = 0
     num_experts_per_tok: Count = 2
-    window: Count = Field(default=48, description="tokens that a query of a `window` layer sees, its own included")
-    window_kv: KvType | None = Field(default=None, description="cache type of `window` layers; `kv` when left out")
-    index_topk: Count = Field(default=16, description="tokens that a query of a `sparse` layer sees")
+    window: Count = Field(
+        default=48, description="tokens that a query of a `window` layer sees, its own included"
+    )
+    window_kv: KvType | None = Field(
+        default=None, description="cache type of `window` layers; `kv` when left out"
+    )
+    index_topk: Count = Field(
+        default=16, description="tokens that a query of a `sparse` layer sees"
+    )
 
 
 class WorkloadParams(Params):
@@ -140,40 +196,57 @@ class WorkloadParams(Params):
     shared_prefix: Length = Field(default=0, description="tokens that all prompts have in common")
     epochs: Annotated[int, Field(ge=1, le=100)] = 1
     speculative_tokens: Annotated[int, Field(ge=0, le=7)] = Field(
-        default=0, description="drafts that each decoding request verifies in a step, as further query tokens"
+        default=0,
+        description="drafts that each decoding request verifies in a step, as further query tokens",
     )
     speculative: Literal["ngram", "mtp", "eagle"] = Field(
         default="ngram",
-        description="where drafts come from: equal tokens before, or a module with a layer of its own that knows the "
-        "answers by heart",
+        description=(
+            "where drafts come from: equal tokens before, or a module with a layer of its own that"
+            " knows the answers by heart"
+        ),
     )
-    flush: bool = Field(default=False, description="at the end all caches are flushed and all requests run again")
+    flush: bool = Field(
+        default=False, description="at the end all caches are flushed and all requests run again"
+    )
     cancelled: tuple[Length, ...] = Field(
         default=(),
-        description="requests, counted by arrival over all epochs, that are cancelled between the scheduling and the "
-        "run of their first step",
+        description=(
+            "requests, counted by arrival over all epochs, that are cancelled between the"
+            " scheduling and the run of their first step"
+        ),
     )
     arrivals: tuple[Length, ...] = Field(
-        default=(), description="the step of its epoch before which each request arrives; 0 without an entry"
+        default=(),
+        description="the step of its epoch before which each request arrives; 0 without an entry",
     )
     aborts: tuple[tuple[Length, Length], ...] = Field(
-        default=(), description="request and step: the request is aborted before that step of each epoch, if it lives"
+        default=(),
+        description=(
+            "request and step: the request is aborted before that step of each epoch, if it lives"
+        ),
     )
     chains: tuple[Annotated[str, Field(pattern=r"^([a-h]+|[0-9]+\+|_)$")], ...] = Field(
         default=(),
-        description="what each prompt begins with, a letter for the tokens of a page: `ab` and `cb` share a page's "
-        "tokens and not its past; `0+` goes on with the prompt and the answer of request 0; `_` is nothing",
+        description=(
+            "what each prompt begins with, a letter for the tokens of a page: `ab` and `cb` share a"
+            " page's tokens and not its past; `0+` goes on with the prompt and the answer of"
+            " request 0; `_` is nothing"
+        ),
     )
     num_hashes: Count | None = Field(
         default=None, description="different hashes of prefixes; a small number makes collisions"
     )
     happens: tuple[Event, ...] = Field(
-        default=(), description="events that must happen in the engine, or the case is skipped and is no pass"
+        default=(),
+        description="events that must happen in the engine, or the case is skipped and is no pass",
     )
     steps: tuple[str, ...] = Field(
         default=(),
-        description="what each step decides, for `policy`: `0+64` a prompt's tokens, `1*3` a decode's, then its "
-        "blocks; only the case as it is written, with seed 0, is held to it",
+        description=(
+            "what each step decides, for `policy`: `0+64` a prompt's tokens, `1*3` a decode's, then"
+            " its blocks; only the case as it is written, with seed 0, is held to it"
+        ),
     )
 
 
@@ -181,10 +254,14 @@ class ChangeParams(Params):
     """Changes of the state of a running engine."""
 
     changes: tuple[tuple[Change, Length], ...] = Field(
-        default=(), description="state changes, each before this step of the last epoch; at 0 no request runs"
+        default=(),
+        description="state changes, each before this step of the last epoch; at 0 no request runs",
     )
     adapters: tuple[Annotated[int, Field(ge=0, le=2)], ...] = Field(
-        default=(), description="the slot of each request's adapter on kv_b_proj; 0, also without an entry, is none"
+        default=(),
+        description=(
+            "the slot of each request's adapter on kv_b_proj; 0, also without an entry, is none"
+        ),
     )
 
 
@@ -196,7 +273,10 @@ class ServingParams(KernelParams, CacheParams, BatchParams, GraphParams, RankPar
 
     def _uses_of_activations(self) -> dict[str, bool]:
         """Whether each kernel that rounds activations is used."""
-        return {"quantize_kernel": self.quantize == "fp8_per_tensor", "blocks_kernel": self.quantize == "mxfp8"}
+        return {
+            "quantize_kernel": self.quantize == "fp8_per_tensor",
+            "blocks_kernel": self.quantize == "mxfp8",
+        }
 
     CACHE_TYPE: ClassVar[str] = "kv"
 
@@ -219,26 +299,37 @@ class EngineParams(ServingParams, ModelSizes, WorkloadParams, ChangeParams):
         if any(request >= len(self.requests) for request, _ in self.aborts):
             yield "aborts names a request that is not there"
         if (need := self.blocks_needed) > self.num_blocks - 2:
-            yield f"num_blocks {self.num_blocks} leaves {self.num_blocks - 2} blocks, a request needs {need}"
+            yield (
+                f"num_blocks {self.num_blocks} leaves {self.num_blocks - 2} blocks, a request needs"
+                f" {need}"
+            )
         yield from self._change_problems()
         yield from self._drafter_problems()
         yield from conflicts(self, set(self.layers), self.num_experts)
         yield from rank_problem(self.kv_lora_rank, self.qk_rope_head_dim)
 
     def _starts_after_changes(self) -> bool:
-        """Whether a request arrives after all changes, so that a cold engine can answer it as well."""
+        """Whether a request arrives after all changes, so that a cold engine can answer it as
+        well.
+        """
         last = max((0, *self.arrivals))
         return bool(self.changes) and last >= max(step for _, step in self.changes)
 
     def _change_problems(self) -> Iterator[str]:
         kinds = {change for change, _ in self.changes}
         if kinds and (self.flush or self.drafter):
-            yield "changes with flush or drafter: the answers after a flush are not of the first model, drafts neither"
+            yield (
+                "changes with flush or drafter: the answers after a flush are not of the first"
+                " model, drafts neither"
+            )
         if "move_experts" in kinds and not self.num_experts:
             yield "changes moves experts of a model with num_experts 0"
         runs = any(step and change in ("reload", "reload_new") for change, step in self.changes)
         if runs and (self.num_experts or "sparse" in self.layers):
-            yield "changes reloads while requests run: the choices of experts and sparse layers before it are not kept"
+            yield (
+                "changes reloads while requests run: the choices of experts and sparse layers"
+                " before it are not kept"
+            )
         if "switch_adapter" in kinds and 1 not in self.adapters:
             yield "changes switches the adapter in slot 1, which adapters gives to no request"
         if self.adapters and (self.num_experts or set(self.layers) != {"mla"}):
@@ -257,19 +348,32 @@ class EngineParams(ServingParams, ModelSizes, WorkloadParams, ChangeParams):
         if self.speculative_tokens != 1:
             yield f"speculative {self.speculative} guesses one token; set speculative_tokens to 1"
         if self.drafter or self.changes or self.adapters or self.flush or self.prefix_caching:
-            yield "speculative with drafter, changes, adapters, flush or prefix_caching: the module is of one model"
+            yield (
+                "speculative with drafter, changes, adapters, flush or prefix_caching: the module"
+                " is of one model"
+            )
         if self.num_experts or "sparse" in self.layers:
-            yield "speculative with experts or sparse layers: where scores are tied, rounding decides what it learns"
+            yield (
+                "speculative with experts or sparse layers: where scores are tied, rounding decides"
+                " what it learns"
+            )
         if any(chain[0].isdigit() for chain in self.chains):
             yield "speculative learns answers by heart, and chains go on with an answer"
         if sum(count for _, count in self.requests) > self.hidden_size // 2:
-            yield "speculative learns at most half as many tokens by heart as hidden_size; generate fewer"
+            yield (
+                "speculative learns at most half as many tokens by heart as hidden_size; generate"
+                " fewer"
+            )
 
     @classmethod
     def settled(cls, values: dict[str, Any]) -> dict[str, Any]:
         count = len(values["requests"])
         aborts = [entry for entry in values["aborts"] if entry[0] < count]
-        values = values | {name: values[name][:count] for name in ("arrivals", "chains")} | {"aborts": aborts}
+        values = (
+            values
+            | {name: values[name][:count] for name in ("arrivals", "chains")}
+            | {"aborts": aborts}
+        )
         # A model without experts keeps its choice of them.
         return super().settled(values) if values["num_experts"] else values
 
@@ -298,14 +402,23 @@ class EngineParams(ServingParams, ModelSizes, WorkloadParams, ChangeParams):
 
     @property
     def longest(self) -> int:
-        """Cached tokens of the longest request at its end, drafts included. The last token is never cached."""
+        """Cached tokens of the longest request at its end, drafts included.
+
+        The last token is never cached.
+        """
         return max(prompt + count - 1 for prompt, count in self.requests) + self.speculative_tokens
 
     @property
     def blocks_needed(self) -> int:
-        """Blocks of the longest request: its pages in each list of pages, a state, and the block of padding."""
+        """Blocks of the longest request: its pages in each list of pages, a state, and the block of
+        padding.
+        """
         lists = 1 + ("window" in self.layers)
-        return lists * -(-self.longest // PAGE_SIZE) + ("kda" in self.layers) + (self.pad_tokens == "trash")
+        return (
+            lists * -(-self.longest // PAGE_SIZE)
+            + ("kda" in self.layers)
+            + (self.pad_tokens == "trash")
+        )
 
     def gives(self) -> frozenset[str]:
         found = {
@@ -320,8 +433,13 @@ class EngineParams(ServingParams, ModelSizes, WorkloadParams, ChangeParams):
 
     def idle_kernels(self) -> frozenset[str]:
         # A request's first token comes from its prefill.
-        has_decodes = any(count > 1 for _, count in self.requests) or self.dummy_steps or self.has_graph
-        has_context = self.prefix_caching or sum(prompt for prompt, _ in self.requests) > self.max_batched_tokens
+        has_decodes = (
+            any(count > 1 for _, count in self.requests) or self.dummy_steps or self.has_graph
+        )
+        has_context = (
+            self.prefix_caching
+            or sum(prompt for prompt, _ in self.requests) > self.max_batched_tokens
+        )
         decodes = has_decodes and not {"mla", "window"}.isdisjoint(self.layers)
         uses = {
             **self._uses_of_activations(),
@@ -337,32 +455,52 @@ class EngineParams(ServingParams, ModelSizes, WorkloadParams, ChangeParams):
         return frozenset(field for field, is_used in uses.items() if not is_used)
 
     def _stored_types(self) -> set[str]:
-        """The kinds of data that layers store in the blocks of the pool: types of latents, and states."""
-        stored = {"mla": self.kv, "sparse": self.kv, "window": self.window_kv or self.kv, "kda": "state"}
+        """The kinds of data that layers store in the blocks of the pool: types of latents, and
+        states.
+        """
+        stored = {
+            "mla": self.kv,
+            "sparse": self.kv,
+            "window": self.window_kv or self.kv,
+            "kda": "state",
+        }
         return {stored[kind] for kind in self.layers}
 
 
 class EpochsParams(ServingParams):
-    """Common to all accuracy measurements of a scenario: the canary, how it is served, how it is asked."""
+    """Common to all accuracy measurements of a scenario: the canary, how it is served, how it is
+    asked.
+    """
 
     OPEN_SIZES: ClassVar[frozenset[str]] = frozenset(itertools.chain(*SIZES.values()))
     """The model that answers has the sizes."""
 
-    canary: Literal["mla", "hybrid"] = Field(default="mla", description="the checkpoint under fixtures/")
-    epochs: Annotated[int, Field(ge=1, le=100)] = Field(default=2, description="how often the questions are asked")
-    max_tokens: Count = Field(default=112, description="tokens of an answer at most; longer ones are cut")
+    canary: Literal["mla", "hybrid"] = Field(
+        default="mla", description="the checkpoint under fixtures/"
+    )
+    epochs: Annotated[int, Field(ge=1, le=100)] = Field(
+        default=2, description="how often the questions are asked"
+    )
+    max_tokens: Count = Field(
+        default=112, description="tokens of an answer at most; longer ones are cut"
+    )
     timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] = Field(
-        default=300, description="how long one such case may take, whatever --timeout says of others"
+        default=300,
+        description="how long one such case may take, whatever --timeout says of others",
     )
     max_batched_tokens: Count = 512
     num_blocks: Annotated[int, Field(ge=4, le=1_000_000)] = 64
 
 
 class AccuracyParams(EpochsParams):
-    """Accuracy by epoch: a canary answers one task's questions several times on one running engine."""
+    """Accuracy by epoch: a canary answers one task's questions several times on one running
+    engine.
+    """
 
     task: str
-    limit: Count | None = Field(default=None, description="the first questions of the task; all when left out")
+    limit: Count | None = Field(
+        default=None, description="the first questions of the task; all when left out"
+    )
 
     def gives(self) -> frozenset[str]:
         return super().gives() | {"answers"}
@@ -374,22 +512,41 @@ class AccuracyParams(EpochsParams):
 
 
 def conflicts(params: EngineParams, layers: Set[str], num_experts: int) -> Iterator[str]:
-    """Yield a sentence for each conflict between features of the engine in a model with these kinds of layers."""
+    """Yield a sentence for each conflict between features of the engine in a model with these kinds
+    of layers.
+    """
     if params.prefix_caching and "window" in layers:
-        yield "prefix_caching shares pages of full and sparse layers, and states; a window of another request it cannot"
+        yield (
+            "prefix_caching shares pages of full and sparse layers, and states; a window of another"
+            " request it cannot"
+        )
     if params.speculative_tokens and "kda" in layers:
-        yield "speculative_tokens with kda layers: a state cannot be taken back when a draft is wrong"
+        yield (
+            "speculative_tokens with kda layers: a state cannot be taken back when a draft is wrong"
+        )
     if (params.graph, params.capture) == ("breakable", "lazy"):
-        yield "capture lazy with graph breakable: a plan is made in an eager part, which no capture records"
+        yield (
+            "capture lazy with graph breakable: a plan is made in an eager part, which no capture"
+            " records"
+        )
     if num_experts % params.expert_ranks:
-        yield f"expert_ranks {params.expert_ranks} with {num_experts} experts: each rank holds an equal share"
+        yield (
+            f"expert_ranks {params.expert_ranks} with {num_experts} experts: each rank holds an"
+            " equal share"
+        )
     if params.amax_rows == "batch":
         if "sparse" in layers:
-            yield "amax_rows batch needs padded rows that are finite, and the decode of sparse layers writes none"
+            yield (
+                "amax_rows batch needs padded rows that are finite, and the decode of sparse layers"
+                " writes none"
+            )
         if params.dp_rank_tokens:
-            yield "amax_rows batch needs padded rows that are finite, and no kernel writes rows up to dp_rank_tokens"
+            yield (
+                "amax_rows batch needs padded rows that are finite, and no kernel writes rows up to"
+                " dp_rank_tokens"
+            )
     if params.max_batched_tokens <= params.speculative_tokens:
         yield (
-            f"max_batched_tokens {params.max_batched_tokens} with {params.speculative_tokens} drafts: a request "
-            f"verifies {1 + params.speculative_tokens} tokens in one step"
+            f"max_batched_tokens {params.max_batched_tokens} with {params.speculative_tokens}"
+            f" drafts: a request verifies {1 + params.speculative_tokens} tokens in one step"
         )

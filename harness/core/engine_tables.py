@@ -1,7 +1,7 @@
 """Engines come through a door: each entry point of the group GROUP names a module of tables.
 
-The engines of this project are registered in its `pyproject.toml` in the same way. Tables that do not load make a
-broken engine: `doctor` says why, and its cases are skipped.
+The engines of this project are registered in its `pyproject.toml` in the same way. Tables that do
+not load make a broken engine: `doctor` says why, and its cases are skipped.
 """
 
 from __future__ import annotations
@@ -29,13 +29,18 @@ Tables = dict[str, tuple[Any, ...]]
 
 
 def load_tables(builtin: Tables) -> tuple[Tables, dict[str, str]]:
-    """The rows of each kind, ENGINES among them: `builtin`, then the engines'; and why an engine is broken, by name."""
+    """The rows of each kind, ENGINES among them:
+
+    `builtin`, then the engines'; and why an engine is broken, by name.
+    """
     rows: Tables = {"ENGINES": (), **builtin}
     broken: dict[str, str] = {}
     for point in _entry_points():
         try:
             tables = point.load()
-            added = {kind: tuple(getattr(tables, kind, ())) for kind in KINDS} | {"ENGINES": (tables.ENGINE,)}
+            added = {kind: tuple(getattr(tables, kind, ())) for kind in KINDS} | {
+                "ENGINES": (tables.ENGINE,)
+            }
             _check(point.name, added, rows)
         except Exception as error:
             owner = point.dist.name if point.dist else point.value
@@ -47,23 +52,42 @@ def load_tables(builtin: Tables) -> tuple[Tables, dict[str, str]]:
 
 def rows_of_engine(
     module: str, name: str
-) -> tuple[EngineSpec, tuple[SystemSpec, ...], tuple[ModelSpec, ...], tuple[FaultSpec, ...], tuple[KernelSpec, ...]]:
-    """What the table in YAML beside an engine's module of tables says. `name` is the module's, in the engine's package.
+) -> tuple[
+    EngineSpec,
+    tuple[SystemSpec, ...],
+    tuple[ModelSpec, ...],
+    tuple[FaultSpec, ...],
+    tuple[KernelSpec, ...],
+]:
+    """What the table in YAML beside an engine's module of tables says.
 
-    The rows name code in this package. The kernels run on a GPU. Faults of an engine have no code in a worker.
+    `name` is the module's, in the engine's package.
+
+    The rows name code in this package. The kernels run on a GPU. Faults of an engine have no code
+    in a worker.
     """
     rows, package = rows_beside(module), name.rpartition(".")[0]
     engine = EngineSpec(**with_tuples(rows["engine"]))
 
     def placed(kind: str, *code: str) -> Iterator[dict[str, Any]]:
         for name, row in rows.get(kind, {}).items():
-            yield {"name": name} | with_tuples(row) | {key: f"{package}.{row[key]}" for key in code if key in row}
+            yield (
+                {"name": name}
+                | with_tuples(row)
+                | {key: f"{package}.{row[key]}" for key in code if key in row}
+            )
 
     return (
         engine,
-        tuple(SystemSpec(**row) for row in placed("systems", "params", "target", "serve_command", "plain_script")),
+        tuple(
+            SystemSpec(**row)
+            for row in placed("systems", "params", "target", "serve_command", "plain_script")
+        ),
         tuple(ModelSpec(**row) for row in placed("models", "open")),
-        tuple(FaultSpec(row["name"], row["ref"], f"{engine.title} itself: {row['bug']}") for row in placed("faults")),
+        tuple(
+            FaultSpec(row["name"], row["ref"], f"{engine.title} itself: {row['bug']}")
+            for row in placed("faults")
+        ),
         tuple(
             kernel_of(name, row, package, devices=("cuda",), origin=engine.name)
             for name, row in rows["kernels"].items()
@@ -72,7 +96,10 @@ def rows_of_engine(
 
 
 def _entry_points() -> Iterator[EntryPoint]:
-    """Each entry point once. In a checkout its `pyproject.toml` is read, as it may be newer than the installation."""
+    """Each entry point once.
+
+    In a checkout its `pyproject.toml` is read, as it may be newer than the installation.
+    """
     project = ROOT / "pyproject.toml"
     own = tomllib.loads(project.read_text(encoding="utf-8")) if project.is_file() else {}
     listed = own.get("project", {}).get("entry-points", {}).get(GROUP, {})
@@ -84,7 +111,9 @@ def _check(name: str, added: Tables, rows: Tables) -> None:
     """Raise ValueError for rows that cannot stand beside the others."""
     (engine,) = added["ENGINES"]
     if not isinstance(engine, EngineSpec) or engine.name != name:
-        raise ValueError(f"ENGINE is no EngineSpec with the name {name!r}, which the entry point has")
+        raise ValueError(
+            f"ENGINE is no EngineSpec with the name {name!r}, which the entry point has"
+        )
     for kind, new in added.items():
         names, tags = ({getattr(row, word, None) for row in rows[kind]} for word in ("name", "tag"))
         for row in new:
@@ -97,19 +126,31 @@ def missing_system(name: str, broken: dict[str, str]) -> tuple[SystemSpec, ...]:
     """The stand-in for a system of a broken engine, called as the engine, or `engine-part`."""
     reason = broken.get(name) or broken.get(name.partition("-")[0])
     params = "harness.core.params:UnreadParams"
-    return (SystemSpec(name, "its engine does not load", params, devices=("cpu",), unusable=reason),) if reason else ()
+    return (
+        (SystemSpec(name, "its engine does not load", params, devices=("cpu",), unusable=reason),)
+        if reason
+        else ()
+    )
 
 
 def missing_kernel(name: str, broken: dict[str, str]) -> tuple[KernelSpec, ...]:
     """The stand-in for a kernel of a broken engine, called `op/engine` or `op/engine-variant`."""
     op, _, short = name.partition("/")
     reason = broken.get(short) or broken.get(short.partition("-")[0])
-    return (KernelSpec(op, short, "its engine does not load", impl="", unusable=reason),) if reason else ()
+    return (
+        (KernelSpec(op, short, "its engine does not load", impl="", unusable=reason),)
+        if reason
+        else ()
+    )
 
 
 def missing_fault(name: str, broken: dict[str, str]) -> tuple[FaultSpec, ...]:
     """The stand-in for a fault of a broken engine, called `engine.bug`."""
-    return (FaultSpec(name, "", broken[engine]),) if (engine := name.partition(".")[0]) in broken else ()
+    return (
+        (FaultSpec(name, "", broken[engine]),)
+        if (engine := name.partition(".")[0]) in broken
+        else ()
+    )
 
 
 def missing_engine(name: str, broken: dict[str, str]) -> tuple[EngineSpec, ...]:

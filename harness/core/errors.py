@@ -31,14 +31,20 @@ class NoRoomError(HarnessError):
 
 
 class NoMemoryError(HarnessError):
-    """Memory that the harness itself needs for a case does not fit. The case is skipped, with the size."""
+    """Memory that the harness itself needs for a case does not fit.
+
+    The case is skipped, with the size.
+    """
 
 
 class GoneError(HarnessError):
     """The folder of a run was deleted while the run wrote to it. Exit code 3."""
 
     def __init__(self, folder: object) -> None:
-        super().__init__(f"{folder}: deleted or moved during the run; leave it in place, and run the command again")
+        super().__init__(
+            f"{folder}: deleted or moved during the run; leave it in place, and run the command"
+            " again"
+        )
 
 
 @contextlib.contextmanager
@@ -58,7 +64,9 @@ def explained_writes(path: Path | None = None, who: str = "the output") -> Itera
 
 
 class BrokenPlugin(InputError):
-    """A user's kernel cannot be called at all: its file does not import, or the kernel imports what is not there."""
+    """A user's kernel cannot be called at all: its file does not import, or the kernel imports what
+    is not there.
+    """
 
 
 class UnknownNameError(InputError):
@@ -66,9 +74,12 @@ class UnknownNameError(InputError):
 
 
 class Refused(HarnessError):
-    """An engine refuses the options of a case, or a kernel a call. The case is skipped, with its words.
+    """An engine refuses the options of a case, or a kernel a call.
 
-    `kernel` is the kernel that refused, as `op/name`; empty for an engine. `shown` has the conditions of its call.
+    The case is skipped, with its words.
+
+    `kernel` is the kernel that refused, as `op/name`; empty for an engine. `shown` has the
+    conditions of its call.
     """
 
     def __init__(self, *words: object) -> None:
@@ -107,26 +118,36 @@ def named(error: BaseException) -> str:
 
 
 def stack_of(error: BaseException) -> str:
-    """The traceback of an exception, with messages cut: a log keeps its end, and a long one would be all of it."""
+    """The traceback of an exception, with messages cut: a log keeps its end, and a long one would
+    be all of it.
+    """
     return "".join(cut(part) for part in traceback.format_exception(error))
 
 
 class SystemUnderTestError(Exception):
     """The system under test failed. A finding of the case, never a harness error.
 
-    `cause` is its code, `error` the exception, signal or indexed tensor behind it, `kernel` the kernel that raised, and
-    `at` the last line of the kernel's own file in the stack: `my_kernel.py:20 in decode: raise ValueError()`.
+    `cause` is its code, `error` the exception, signal or indexed tensor behind it, `kernel` the
+    kernel that raised, and `at` the last line of the kernel's own file in the stack:
+    `my_kernel.py:20 in decode: raise ValueError()`.
     """
 
     def __init__(
-        self, message: str = "", *, cause: Code = Code.RAISED, error: str = "", kernel: str = "", at: str = ""
+        self,
+        message: str = "",
+        *,
+        cause: Code = Code.RAISED,
+        error: str = "",
+        kernel: str = "",
+        at: str = "",
     ) -> None:
         super().__init__(message)
         self.cause, self.error, self.kernel, self.at = cause, error, kernel, at
 
 
 class IllegalAddress(SystemUnderTestError):
-    """A kernel indexed memory outside its tensor, as a GPU would fault with `cudaErrorIllegalAddress`.
+    """A kernel indexed memory outside its tensor, as a GPU would fault with
+    `cudaErrorIllegalAddress`.
 
     Raised by the bounds checks of :mod:`harness.memory.bounds`, for the `tensor` that is indexed.
     """
@@ -140,7 +161,9 @@ class KernelError(SystemUnderTestError):
 
 
 class CaptureError(SystemUnderTestError):
-    """An operation that a graph cannot hold, for example a device value read on the host during capture."""
+    """An operation that a graph cannot hold, for example a device value read on the host during
+    capture.
+    """
 
     def __init__(self, message: str = "") -> None:
         super().__init__(message, cause=Code.CAPTURE)

@@ -1,4 +1,7 @@
-"""Packages imported at their first use: extras, and numpy. A missing extra is one line that says what to install."""
+"""Packages imported at their first use: extras, and numpy.
+
+A missing extra is one line that says what to install.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,18 @@ from harness.core.cause_codes import Code, Reason
 from harness.core.errors import InputError
 
 __all__ = [
-    "ACCURACY", "httpx", "lazily", "numpy", "pandas", "require", "safetensors", "stats", "tokenizers",
-    "why_module_missing", "why_not",
-]  # fmt: skip
+    "ACCURACY",
+    "httpx",
+    "lazily",
+    "numpy",
+    "pandas",
+    "require",
+    "safetensors",
+    "stats",
+    "tokenizers",
+    "why_module_missing",
+    "why_not",
+]
 
 ACCURACY = ("lm_eval", "scipy", "httpx", "safetensors", "tokenizers")
 _EXTRAS = {
@@ -31,7 +43,11 @@ _PIP_NAMES = {
     "sgl_kernel": "sglang-kernel",
 }
 _BY_EXTRA = _EXTRAS | {extra: (extra,) for extra in ("ray", "triton", "vllm", "flashinfer")}
-PACKAGES = {name: (_PIP_NAMES.get(name, name), extra) for extra, names in _BY_EXTRA.items() for name in names}
+PACKAGES = {
+    name: (_PIP_NAMES.get(name, name), extra)
+    for extra, names in _BY_EXTRA.items()
+    for name in names
+}
 """Name for import -> name for pip, and the extra of this package that brings it."""
 
 
@@ -48,7 +64,10 @@ class _Lazy(ModuleType):
 
 
 def lazily(module: str) -> Any:
-    """A stand-in for `module`. Each use of it raises MissingPackage if its package is not installed."""
+    """A stand-in for `module`.
+
+    Each use of it raises MissingPackage if its package is not installed.
+    """
     return _Lazy(module)
 
 
@@ -61,11 +80,15 @@ if TYPE_CHECKING:
     import tokenizers
 else:
     httpx, tokenizers = lazily("httpx"), lazily("tokenizers")
-    numpy, pandas, safetensors, stats = map(lazily, ("numpy", "pandas", "safetensors.torch", "scipy.stats"))
+    numpy, pandas, safetensors, stats = map(
+        lazily, ("numpy", "pandas", "safetensors.torch", "scipy.stats")
+    )
 
 
 def why_not(packages: Iterable[str]) -> str:
-    """Which of `packages` (keys of PACKAGES) are not installed, and what brings them; empty if all are there."""
+    """Which of `packages` (keys of PACKAGES) are not installed, and what brings them; empty if all
+    are there.
+    """
     missing = [PACKAGES[name] for name in packages if importlib.util.find_spec(name) is None]
     if not missing:
         return ""
@@ -75,7 +98,9 @@ def why_not(packages: Iterable[str]) -> str:
 
 
 def why_module_missing(error: ModuleNotFoundError) -> str:
-    """As `why_not`, for the package of the module that an import did not find; empty if no extra brings it."""
+    """As `why_not`, for the package of the module that an import did not find; empty if no extra
+    brings it.
+    """
     return why_not({(error.name or "").partition(".")[0]} & PACKAGES.keys())
 
 

@@ -13,14 +13,18 @@ MISSED = "missed"
 
 
 def fault_outcome(*, caught: bool, seen: bool) -> str:
-    """CAUGHT, WRONG_BLAME or MISSED, by two fields of a :class:`harness.core.records.FaultResult`."""
+    """CAUGHT, WRONG_BLAME or MISSED, by two fields of a
+    :class:`harness.core.records.FaultResult`.
+    """
     if caught:
         return CAUGHT
     return WRONG_BLAME if seen else MISSED
 
 
 def declared_blame(must: Sequence[str], may: Sequence[str]) -> str:
-    """The sites that a declaration of a fault names: ``kv.new``, ``no site``, or ``any of lse, output, or no site``.
+    """The sites that a declaration of a fault names:
+
+    ``kv.new``, ``no site``, or ``any of lse, output, or no site``.
 
     `must` are the sites that have to be blamed, `may` those that can be blamed besides, or not.
     """

@@ -1,4 +1,7 @@
-"""The faults of the engine and of its kernels: known bugs that are injected on purpose. No torch here."""
+"""The faults of the engine and of its kernels: known bugs that are injected on purpose.
+
+No torch here.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,14 @@ from harness.core.files import rows_beside, with_tuples
 
 @dataclass(frozen=True, slots=True)
 class FaultSpec:
-    """A bug of the past: its name, the upstream reference, one sentence, and what it replaces by what.
+    """A bug of the past: its name, the upstream reference, one sentence, and what it replaces by
+    what.
 
-    `target` is the "module:function" or "module:Class.method" with the correct code, which is marked as a seam (see
-    :mod:`harness.core.seams`). `replacement` is the "module:function" that behaves as the bug did. Without one the bug
-    just returns what `gives` says: the argument of that name, any other value, or nothing for a step that is left out.
-    A fault of a real engine has no target: the process that imports the engine injects it.
+    `target` is the "module:function" or "module:Class.method" with the correct code, which is
+    marked as a seam (see :mod:`harness.core.seams`). `replacement` is the "module:function" that
+    behaves as the bug did. Without one the bug just returns what `gives` says: the argument of that
+    name, any other value, or nothing for a step that is left out. A fault of a real engine has no
+    target: the process that imports the engine injects it.
     """
 
     name: str

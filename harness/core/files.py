@@ -35,16 +35,23 @@ def read_rows(table: Path) -> Any:
     import yaml
 
     # libyaml is ten times as fast.
-    return yaml.load(table.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return yaml.load(
+        table.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    )
 
 
 def with_tuples(row: dict[str, Any]) -> dict[str, Any]:
     """A row whose lists are tuples, as frozen records have them."""
-    return {field: tuple(value) if isinstance(value, list) else value for field, value in row.items()}
+    return {
+        field: tuple(value) if isinstance(value, list) else value for field, value in row.items()
+    }
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace a file by `text` at once: a reader sees the old file or the whole new one. Raises GoneError."""
+    """Replace a file by `text` at once: a reader sees the old file or the whole new one.
+
+    Raises GoneError.
+    """
     with explained_writes(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -61,7 +68,10 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def keep_for_reader(text: str, kind: str) -> str:
-    """Write `text` to a new file of the temporary folder, for the reader of an error. Returns its path."""
+    """Write `text` to a new file of the temporary folder, for the reader of an error.
+
+    Returns its path.
+    """
     with contextlib.suppress(OSError):
         handle, name = tempfile.mkstemp(prefix="mla-harness-", suffix=f".{kind}.txt")
         with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as stream:
@@ -73,7 +83,10 @@ def keep_for_reader(text: str, kind: str) -> str:
 def load_once(
     path: str | Path, loaded: dict[Path, LoadedT | InputError], execute: Callable[[Path], LoadedT]
 ) -> LoadedT:
-    """The result of `execute` for a file, kept in `loaded`. A file that failed raises the same InputError each time."""
+    """The result of `execute` for a file, kept in `loaded`.
+
+    A file that failed raises the same InputError each time.
+    """
     file = Path(path).resolve()
     if file not in loaded:
         try:
@@ -87,10 +100,15 @@ def load_once(
 
 
 def execute_file(file: Path, kind: str, module_name: str) -> None:
-    """Execute a Python file as a module. Raises InputError that names the `kind` of file, the file and the line."""
+    """Execute a Python file as a module.
+
+    Raises InputError that names the `kind` of file, the file and the line.
+    """
     # `Path.is_file` raises for a name that is too long.
     if not os.path.isfile(file):
-        raise InputError(f"{kind} {file}: no such file, or a folder; give the path of a Python file")
+        raise InputError(
+            f"{kind} {file}: no such file, or a folder; give the path of a Python file"
+        )
     spec = importlib.util.spec_from_file_location(module_name, file)
     if spec is None or spec.loader is None:
         raise InputError(f"{kind} {file}: not a Python file; its name must end in .py")
@@ -109,5 +127,7 @@ def _line_in(file: Path, error: BaseException) -> int:
     """The line of `file` that raised: of the innermost frame in it, or of a syntax error."""
     if isinstance(error, SyntaxError) and error.lineno:
         return error.lineno
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)
+    ]
     return (frames[-1].lineno or 0) if frames else 0

@@ -1,4 +1,7 @@
-"""The parameters of the stages before sparse attention: index logits, top-k, slots. No torch here."""
+"""The parameters of the stages before sparse attention: index logits, top-k, slots.
+
+No torch here.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from pydantic import Field
 
 from harness.core.params import Count, FlatLayout, KernelParams, Length
 
-PageStride = Annotated[int, Field(ge=0, le=2**32, description="elements from page to page; 0: as the layout has them")]
+PageStride = Annotated[
+    int, Field(ge=0, le=2**32, description="elements from page to page; 0: as the layout has them")
+]
 
 
 class IndexLogitsParams(KernelParams):
@@ -38,8 +43,9 @@ class IndexLogitsParams(KernelParams):
 
 
 LogitValues = Literal["plain", "plateau", "zero", "ties", "signed_zeros"]
-"""Logits of a row: all unlike; exact 0.0 from a rank below K on, as sums of ReLUs are; all 0.0; few unlike values; and
-zeros of both signs."""
+"""Logits of a row: all unlike; exact 0.0 from a rank below K on, as sums of ReLUs are; all 0.0; few
+unlike values; and zeros of both signs.
+"""
 
 
 class SelectTopkParams(KernelParams):
@@ -48,14 +54,21 @@ class SelectTopkParams(KernelParams):
     seq_lens: tuple[Length, ...] = (15, 16, 17, 0, 1, 90)
     query_len: Count = 1
     topk: Count = 16
-    spare_columns: Length = Field(default=7, description="columns past the longest row, as max_model_len has them")
-    values: tuple[LogitValues, ...] = Field(default=("plain",), description="repeated for more rows")
+    spare_columns: Length = Field(
+        default=7, description="columns past the longest row, as max_model_len has them"
+    )
+    values: tuple[LogitValues, ...] = Field(
+        default=("plain",), description="repeated for more rows"
+    )
     row_stride: Annotated[int, Field(ge=0, le=2**32)] = Field(
         default=0, description="elements from row to row; 0: as many as columns"
     )
-    launches: Annotated[int, Field(ge=1, le=1000)] = Field(default=1, description="launches on the same inputs")
+    launches: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=1, description="launches on the same inputs"
+    )
     graph: Literal["none", "full"] = Field(
-        default="none", description="full: the kernel is captured with the requests in another order"
+        default="none",
+        description="full: the kernel is captured with the requests in another order",
     )
 
     @property
@@ -71,13 +84,20 @@ class SelectTopkParams(KernelParams):
 
 
 class MapIndicesParams(KernelParams):
-    """One call of `map_indices`: `query_len` tokens of each request, and then tokens that are not mapped."""
+    """One call of `map_indices`:
+
+    `query_len` tokens of each request, and then tokens that are not mapped.
+    """
 
     seq_lens: tuple[Length, ...] = (130, 0, 5, 64)
     query_len: Count = 1
     topk: Count = 128
-    later_tokens: Length = Field(default=2, description="tokens of the batch behind the mapped ones, such as prompts'")
-    missing: Literal["last", "scattered"] = Field(default="scattered", description="where a list holds -1")
+    later_tokens: Length = Field(
+        default=2, description="tokens of the batch behind the mapped ones, such as prompts'"
+    )
+    missing: Literal["last", "scattered"] = Field(
+        default="scattered", description="where a list holds -1"
+    )
     table_pad: Annotated[int, Field(ge=1, le=64)] = 3
     high_blocks: Annotated[int, Field(ge=0, le=2**24)] = Field(
         default=0, description="unused blocks below the blocks of the requests"

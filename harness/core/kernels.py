@@ -1,4 +1,7 @@
-"""The kernels that the harness has itself, with their promises; engines and people add their own. No torch here."""
+"""The kernels that the harness has itself, with their promises; engines and people add their own.
+
+No torch here.
+"""
 
 from __future__ import annotations
 
@@ -18,41 +21,57 @@ EmptyLse = Literal["-inf", "+inf", "undefined"]
 Fp8Products = Literal["float32", "bf16", "fp8"]
 Bf16Step = Literal["partials", "sums"]
 BUILT_IN = "built in"
-"""The origin of a kernel that comes with the harness. Any other is an engine, or the file of a plug-in."""
+"""The origin of a kernel that comes with the harness.
+
+Any other is an engine, or the file of a plug-in.
+"""
 Checks = Literal["nothing", "arguments", "values"]
 SOUND = "sound-"
-"""How the names of sound variants begin: right kernels that differ as real ones do, `tests/trust/sound_kernels.py`."""
+"""How the names of sound variants begin: right kernels that differ as real ones do,
+`tests/trust/sound_kernels.py`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
     """One implementation of one op, with the promises on which kernels legitimately differ.
 
-    - `kv`: the cache types that it reads. `shapes`: the sizes that it accepts; None if it declares none.
-    - `empty_rows`: its output for empty requests; `identity` is output 0, `undefined` promises nothing. `empty_lse`:
-      its log-sum-exp for these rows.
-    - `gives_lse`: it gives a log-sum-exp. Without one it may return `out` alone, an `lse` is not judged, and cases that
-      use it are skipped.
-    - `needs_finite_tail`: it masks unused KV slots by multiplying, so the owner of the cache must keep them finite.
-    - `needs_valid_table`: it looks up table entries of empty requests, so each must be the number of a block.
-    - `checks`: which calls that break the contract end in an error that names the argument. `arguments`: wrong shapes,
-      types, strides and numbers, which the host sees. `values`: indices and lengths in device memory too. Of any other
-      such call the result is undefined. See docs/reject-or-correct.md.
-    - `keeps_ties`: a `select_topk` that gives the same set for equal logits in each launch. Others give any right set.
+    - `kv`: the cache types that it reads. `shapes`: the sizes that it accepts; None if it declares
+      none.
+    - `empty_rows`: its output for empty requests; `identity` is output 0, `undefined` promises
+      nothing. `empty_lse`: its log-sum-exp for these rows.
+    - `gives_lse`: it gives a log-sum-exp. Without one it may return `out` alone, an `lse` is not
+      judged, and cases that use it are skipped.
+    - `needs_finite_tail`: it masks unused KV slots by multiplying, so the owner of the cache must
+      keep them finite.
+    - `needs_valid_table`: it looks up table entries of empty requests, so each must be the number
+      of a block.
+    - `checks`: which calls that break the contract end in an error that names the argument.
+      `arguments`: wrong shapes, types, strides and numbers, which the host sees. `values`: indices
+      and lengths in device memory too. Of any other such call the result is undefined. See
+      docs/reject-or-correct.md.
+    - `keeps_ties`: a `select_topk` that gives the same set for equal logits in each launch. Others
+      give any right set.
     - `capturable`: a CUDA graph can hold it. It reads no device value on the host.
-    - `takes`: the optional keywords of the op that it has, such as `window`, `kv_lora_rank`, or `workspace`, words that
-      are zero on entry and on return. A `route_experts` with `num_live` leaves rows past it unwritten.
-    - `chunked`: this `mla_decode` or its planner counts work in chunks of pages; the planner has `kv_itemsize`.
-    - `fp8_products`: the type in which an e4m3 cache is multiplied; it decides the tolerance. `float32` and `bf16`
-      convert the dequantized cache, `fp8` rounds query and probabilities to e4m3 as well.
-    - `bf16_steps`: further values that are rounded to bfloat16: `partials` of split requests before they are merged,
-      `sums` of probabilities, each rounded before it is added, so that the log-sum-exp inherits the error.
-    - `cuda_twin`: the kernel of the same op that replaces it on CUDA. It reads no device value on the host, so a graph
-      can capture it.
-    - `compile_seconds`: how long its first call on a machine may compile; added to the time limit of a case.
-    - `requires`: "module:function" of a check, device -> reason why it cannot run, or an empty string.
-    - `origin`: "built in", the name of an engine, or the file of the function. `is_plugin`: people registered it, by
-      `@kernel` in a plug-in or an installed package.
+    - `takes`: the optional keywords of the op that it has, such as `window`, `kv_lora_rank`, or
+      `workspace`, words that are zero on entry and on return. A `route_experts` with `num_live`
+      leaves rows past it unwritten.
+    - `chunked`: this `mla_decode` or its planner counts work in chunks of pages; the planner has
+      `kv_itemsize`.
+    - `fp8_products`: the type in which an e4m3 cache is multiplied; it decides the tolerance.
+      `float32` and `bf16` convert the dequantized cache, `fp8` rounds query and probabilities to
+      e4m3 as well.
+    - `bf16_steps`: further values that are rounded to bfloat16: `partials` of split requests before
+      they are merged, `sums` of probabilities, each rounded before it is added, so that the
+      log-sum-exp inherits the error.
+    - `cuda_twin`: the kernel of the same op that replaces it on CUDA. It reads no device value on
+      the host, so a graph can capture it.
+    - `compile_seconds`: how long its first call on a machine may compile; added to the time limit
+      of a case.
+    - `requires`: "module:function" of a check, device -> reason why it cannot run, or an empty
+      string.
+    - `origin`: "built in", the name of an engine, or the file of the function. `is_plugin`: people
+      registered it, by `@kernel` in a plug-in or an installed package.
     - `unusable`: why it can run nowhere: the tables of its engine do not load.
     """
 
@@ -87,16 +106,23 @@ class KernelSpec:
         return f"{self.op}/{self.short_name}"
 
     def why_not(self, device: str) -> str:
-        """Why this kernel cannot run on `device` here, as one clause; empty where it can. Loads no kernel code."""
+        """Why this kernel cannot run on `device` here, as one clause; empty where it can.
+
+        Loads no kernel code.
+        """
         if self.unusable:
             return Reason(self.unusable, Code.BROKEN_TABLES)
         if device not in self.devices:
-            return Reason(f"{self.name} runs on {', '.join(self.devices)}, not on {device}", Code.NO_DEVICE)
+            return Reason(
+                f"{self.name} runs on {', '.join(self.devices)}, not on {device}", Code.NO_DEVICE
+            )
         reason: str = attribute_at(self.requires)(device) if self.requires else ""
         return reason
 
     def why_not_graph(self, device: str) -> str:
-        """Why no captured graph can hold this kernel on `device`, as one clause; empty if one can."""
+        """Why no captured graph can hold this kernel on `device`, as one clause; empty if one
+        can.
+        """
         if device == "cpu" or (self.capturable and not self.cuda_twin):
             return ""
         why = f"{self.name} reads device values on the host, which a captured CUDA graph cannot"
@@ -104,18 +130,26 @@ class KernelSpec:
 
     def lacks(self, word: str) -> str:
         """The reason why cases that give the optional keyword `word` are skipped."""
-        mend = f"; add `{word}=None` to its signature, and they are judged" if self.is_plugin else ""
-        return Reason(f"{self.name} has no argument `{word}`, which these cases give{mend}", Code.UNSUPPORTED)
+        mend = (
+            f"; add `{word}=None` to its signature, and they are judged" if self.is_plugin else ""
+        )
+        return Reason(
+            f"{self.name} has no argument `{word}`, which these cases give{mend}", Code.UNSUPPORTED
+        )
 
     def why_not_params(self, params: Params) -> str:
-        """Why this kernel cannot run the calls of a case with these parameters, as one clause; empty if it can."""
+        """Why this kernel cannot run the calls of a case with these parameters, as one clause;
+        empty if it can.
+        """
         # The cache of an engine's parameters is that of its latents.
         is_its_cache = self.op != "index_logits" or isinstance(params, IndexLogitsParams)
         if is_its_cache and params.cache_type is not None and params.cache_type not in self.kv:
             why = f"{self.name} reads a cache of {', '.join(self.kv)}, not of {params.cache_type}"
             return Reason(why, Code.UNSUPPORTED)
         if missing := [
-            word for word in params.KEYWORDS if getattr(params, word) is not None and word not in self.takes
+            word
+            for word in params.KEYWORDS
+            if getattr(params, word) is not None and word not in self.takes
         ]:
             return self.lacks(missing[0])
         if self.shapes is None or self.shapes is ANY:
@@ -124,16 +158,20 @@ class KernelSpec:
         return Reason(f"{self.name} {problem}", Code.UNSUPPORTED) if problem else ""
 
     def fit(self, params: ParamsT, fixed: Container[str]) -> ParamsT:
-        """`params` with the nearest sizes, cache type and optional keywords that this kernel accepts.
+        """`params` with the nearest sizes, cache type and optional keywords that this kernel
+        accepts.
 
-        Parameters in `fixed` stay. The result is `params` itself where such changes do not suffice or are not legal.
+        Parameters in `fixed` stay. The result is `params` itself where such changes do not suffice
+        or are not legal.
         """
         shapes = self.shapes or ANY
         changes: dict[str, Any] = {}
         for size, value in sizes_of(self.op, params).items():
             if size in RESIZABLE and isinstance(value, int) and not shapes.accepts(size, value):
                 changes |= params.resized(size, shapes.nearest(size, value), changes)
-        changes |= {word: None for word in params.KEYWORDS if word not in self.takes and word not in fixed}
+        changes |= {
+            word: None for word in params.KEYWORDS if word not in self.takes and word not in fixed
+        }
         if params.cache_type not in (None, *self.kv) and "kv" not in fixed:
             changes["kv"] = self.kv[0]
         try:
@@ -144,7 +182,9 @@ class KernelSpec:
 
     def load(self) -> Callable[..., Any]:
         """The kernel function; imports its module on first use."""
-        found: Callable[..., Any] = attribute_at(self.impl) if isinstance(self.impl, str) else self.impl
+        found: Callable[..., Any] = (
+            attribute_at(self.impl) if isinstance(self.impl, str) else self.impl
+        )
         return found
 
 
@@ -152,7 +192,9 @@ TRITON = "harness.memory.triton_interpreter:unavailable"
 
 
 def kernel_of(name: str, row: dict[str, Any], package: str, **own: Any) -> KernelSpec:
-    """The kernel of a row of a table, called OP/NAME. Its `impl` and `requires` are functions in `package`.
+    """The kernel of a row of a table, called OP/NAME.
+
+    Its `impl` and `requires` are functions in `package`.
 
     `own` are the promises of a row that does not say others.
     """

@@ -13,11 +13,16 @@ class Code(str):
 
 
 def literal(value: Any) -> Code:
-    """`value` as a Python literal: numbers, text, and lists and dicts of them. Raises TypeError for anything else."""
+    """`value` as a Python literal: numbers, text, and lists and dicts of them.
+
+    Raises TypeError for anything else.
+    """
     if isinstance(value, (list, tuple)):
         return Code("[" + ", ".join(literal(item) for item in value) + "]")
     if isinstance(value, dict):
-        return Code("{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}")
+        return Code(
+            "{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}"
+        )
     if isinstance(value, float) and not math.isfinite(value):
         return Code(f'float("{value}")')
     if isinstance(value, (bool, int, float)) or value is None:
@@ -28,7 +33,10 @@ def literal(value: Any) -> Code:
 
 
 def _quoted(text: str) -> str:
-    """`text` in double quotes, as ruff writes it. ASCII only, so no character is hidden or changes the direction."""
+    """`text` in double quotes, as ruff writes it.
+
+    ASCII only, so no character is hidden or changes the direction.
+    """
     escaped = ascii(text)
     if '"' in text or "'" in text or "\\" in escaped:
         return escaped

@@ -42,4 +42,6 @@ class ModelParams(Params):
         """Runs of version 0.1 keep the settings of a kind of model under `options`."""
         if not isinstance(values, dict) or "options" not in values:
             return values
-        return {name: value for name, value in values.items() if name != "options"} | values["options"]
+        return {name: value for name, value in values.items() if name != "options"} | values[
+            "options"
+        ]

@@ -1,4 +1,7 @@
-"""The table of ops: the contract of a kernel under test. Letters are those of `ops.yaml`. No torch here."""
+"""The table of ops: the contract of a kernel under test.
+
+Letters are those of `ops.yaml`. No torch here.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,26 @@ SCALED_BLOCK = 128
 
 
 def aligned_sizes(num_choices: int, num_experts: int, block_size: int) -> tuple[int, int]:
-    """The entries and blocks that `align_experts` returns: enough for the worst distribution of the choices."""
+    """The entries and blocks that `align_experts` returns: enough for the worst distribution of the
+    choices.
+    """
     size = min(num_choices * block_size, num_choices + num_experts * (block_size - 1))
     return size, -(-size // block_size)
 
 
 def latent_rank(head_dim: int) -> int:
-    """R of a latent of D = R + E elements: the largest power of two below D (512 of 576). A kernel knows only D."""
+    """R of a latent of D = R + E elements: the largest power of two below D (512 of 576).
+
+    A kernel knows only D.
+    """
     return 1 << ((head_dim - 1).bit_length() - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One tensor that an op returns: its name, its shape in letters, and the site of its unwritten elements."""
+    """One tensor that an op returns: its name, its shape in letters, and the site of its unwritten
+    elements.
+    """
 
     name: str
     shape: str
@@ -75,5 +85,7 @@ def _op(name: str, row: dict[str, Any]) -> Op:
     return Op(name=name, outputs=outputs, **(with_tuples(row) | texts))
 
 
-OPS: Registry[Op] = Registry("op", tuple(_op(name, row) for name, row in rows_beside(__file__).items()))
+OPS: Registry[Op] = Registry(
+    "op", tuple(_op(name, row) for name, row in rows_beside(__file__).items())
+)
 """The entries of `ops.yaml`, in its order."""

@@ -1,7 +1,7 @@
 """The parameters of a case: the base of all models, and the parameters of a call of one op.
 
-Every field may be an axis of a scenario's matrix. The validators of a model decide what is legal. A case with illegal
-parameters cannot be made, so a failure is never the fault of the case.
+Every field may be an axis of a scenario's matrix. The validators of a model decide what is legal. A
+case with illegal parameters cannot be made, so a failure is never the fault of the case.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from pydantic_core import PydanticCustomError
 from harness.core.ops import PAGE_SIZE
 
 FlatLayout = Literal["contiguous", "block_major", "padded_pages", "large"]
-"""How the pages of a cache lie in memory; see :mod:`harness.kernels.ops.cache_layouts`. Only a block table shows the
-blocks of a manager, a flat slot does not."""
+"""How the pages of a cache lie in memory; see :mod:`harness.kernels.ops.cache_layouts`.
+
+Only a block table shows the blocks of a manager, a flat slot does not.
+"""
 KvType = Literal["fp32", "bf16", "fp8_e4m3"]
 Length = Annotated[int, Field(ge=0, le=100_000)]
 Count = Annotated[int, Field(ge=1, le=4096)]
@@ -26,11 +28,14 @@ ParamsT = TypeVar("ParamsT", bound="Params")
 ILLEGAL = "illegal"
 """The type of pydantic's error for parameters that do not go together."""
 STORED: dict[str, Any] = {"stored": True}
-"""The validation context for stored runs: it switches off rules, which may be newer than the run."""
+"""The validation context for stored runs: it switches off rules, which may be newer than the run.
+"""
 
 
 class Record(BaseModel):
-    """A frozen value that refuses unknown fields; `model_dump_json` and `model_validate_json` round-trip it."""
+    """A frozen value that refuses unknown fields; `model_dump_json` and `model_validate_json`
+    round-trip it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -47,7 +52,9 @@ class Params(Record):
     KEYWORDS: ClassVar[tuple[str, ...]] = ()
     """Parameters that are optional keywords of the kernel. None stands for a call without it."""
     OPEN_SIZES: ClassVar[frozenset[str]] = frozenset()
-    """Sizes of a kernel's call that the parameters do not fix; see :data:`harness.core.shapes.SIZES`."""
+    """Sizes of a kernel's call that the parameters do not fix; see
+    :data:`harness.core.shapes.SIZES`.
+    """
     READS_LSE: ClassVar[frozenset[str]] = frozenset()
     """Parameters with a kernel whose log-sum-exp is read by what comes after it."""
     CACHE_TYPE: ClassVar[str] = ""
@@ -91,7 +98,9 @@ class Params(Record):
 
     @property
     def own_timeout(self) -> float | None:
-        """The time limit of the case: the parameter `timeout_seconds`, or None if the run decides it."""
+        """The time limit of the case: the parameter `timeout_seconds`, or None if the run decides
+        it.
+        """
         limit: float | None = self._of("timeout_seconds")
         return limit
 
@@ -117,7 +126,9 @@ class Params(Record):
         return frozenset()
 
     def resized(self, size: str, value: int, changes: dict[str, Any]) -> dict[str, Any]:
-        """The parameters that give the case `value` as its `size`, beside `changes` that are made already."""
+        """The parameters that give the case `value` as its `size`, beside `changes` that are made
+        already.
+        """
         return {size: value}
 
     def varied(self) -> Self:
@@ -146,14 +157,22 @@ class KernelParams(Params):
         default="none", description="inputs begin (before) or end (after) at memory without access"
     )
     predecessor: Literal["none", "slow"] = Field(
-        default="none", description="slow: the kernel in front starts the next one at once, and writes its inputs late"
+        default="none",
+        description=(
+            "slow: the kernel in front starts the next one at once, and writes its inputs late"
+        ),
     )
     streams: Literal["none", "delayed"] = Field(
         default="none",
-        description="delayed: another stream writes the inputs late; host memory changes after a call",
+        description=(
+            "delayed: another stream writes the inputs late; host memory changes after a call"
+        ),
     )
     corrupt: str = Field(
-        default="", description="what is wrong with an argument, or `all` in turn; see docs/reject-or-correct.md"
+        default="",
+        description=(
+            "what is wrong with an argument, or `all` in turn; see docs/reject-or-correct.md"
+        ),
     )
     page_size: ClassVar[int] = PAGE_SIZE
 

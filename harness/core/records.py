@@ -18,7 +18,9 @@ Interval = tuple[float, float]
 
 
 class Verdict(str, Enum):
-    """How a case ended. `skip` is never a pass, `error` is the harness's own fault, and `known` is a known failure.
+    """How a case ended.
+
+    `skip` is never a pass, `error` is the harness's own fault, and `known` is a known failure.
 
     A planned case of a run that ended before has no stored result; reports give it `not-run`.
     """
@@ -45,11 +47,19 @@ class Finding(Record):
     where: str = ""
     bits: str | None = None
     message: str = ""
-    cause: str = Field(default="", description="what went wrong: a Code, or an engine's own. Old records have none")
-    error: str = Field(default="", description="what ended a crashed run: an exception, a signal, an indexed tensor")
+    cause: str = Field(
+        default="", description="what went wrong: a Code, or an engine's own. Old records have none"
+    )
+    error: str = Field(
+        default="",
+        description="what ended a crashed run: an exception, a signal, an indexed tensor",
+    )
     kernel: str = Field(default="", description="the kernel that raised")
     at: str = Field(
-        default="", description="the line of code that raised, or that allocated the memory, with its file and function"
+        default="",
+        description=(
+            "the line of code that raised, or that allocated the memory, with its file and function"
+        ),
     )
     excess: float | None = Field(
         default=None, ge=0, description="the error as a multiple of its bound, if there is one"
@@ -57,7 +67,9 @@ class Finding(Record):
 
 
 class Flips(Record):
-    """How the answers of one epoch differ from the answers of its reference, question by question."""
+    """How the answers of one epoch differ from the answers of its reference, question by
+    question.
+    """
 
     reference: str
     num_shared: int
@@ -80,8 +92,12 @@ class EpochAccuracy(Record):
     invalid_tokens: int = 0
     retried: int = 0
     num_tokens: int = 0
-    unanswered_reasons: dict[str, int] = Field(default={}, description="reason -> how many questions")
-    flips: Flips | None = Field(default=None, description="against the baseline, or else the first epoch")
+    unanswered_reasons: dict[str, int] = Field(
+        default={}, description="reason -> how many questions"
+    )
+    flips: Flips | None = Field(
+        default=None, description="against the baseline, or else the first epoch"
+    )
     changed: int = Field(default=0, description="answers whose text differs from the first epoch's")
 
 
@@ -101,9 +117,15 @@ class AccuracyLimits(Record):
     empty: float | None = 0.01
     unparsed: float | None = Field(default=0.5, description="an unreadable answer measures nothing")
     invalid_tokens: float | None = 0.0
-    accuracy: float | None = Field(default=None, description="the least accuracy of an epoch; None asks for none")
-    flips: int | None = Field(default=None, description="between epochs; None means 0 on a deterministic engine")
-    alpha: float = Field(default=0.05, gt=0, lt=1, description="chance of a false alarm, over all tests of the run")
+    accuracy: float | None = Field(
+        default=None, description="the least accuracy of an epoch; None asks for none"
+    )
+    flips: int | None = Field(
+        default=None, description="between epochs; None means 0 on a deterministic engine"
+    )
+    alpha: float = Field(
+        default=0.05, gt=0, lt=1, description="chance of a false alarm, over all tests of the run"
+    )
 
 
 class AccuracyReason(Record):
@@ -119,18 +141,29 @@ class AccuracyJudgement(Record):
     verdict: Verdict
     statement: str = Field(description="one sentence for people")
     reasons: tuple[str, ...] = ()
-    kinds: tuple[AccuracyReason, ...] = Field(default=(), description="one for each reason. Old records have none")
-    p_value: float | None = Field(default=None, description="the smallest of the run's tests, Bonferroni-adjusted")
-    trend_p_value: float | None = Field(default=None, description="Wilcoxon signed-rank on each question's slope")
+    kinds: tuple[AccuracyReason, ...] = Field(
+        default=(), description="one for each reason. Old records have none"
+    )
+    p_value: float | None = Field(
+        default=None, description="the smallest of the run's tests, Bonferroni-adjusted"
+    )
+    trend_p_value: float | None = Field(
+        default=None, description="Wilcoxon signed-rank on each question's slope"
+    )
     num_tests: int = 0
-    smallest_drop: float | None = Field(default=None, description="the drop seen with 80 % power; None: no drop can be")
-    num_flips: int = Field(default=0, description="questions that changed between right and wrong from the first epoch")
+    smallest_drop: float | None = Field(
+        default=None, description="the drop seen with 80 % power; None: no drop can be"
+    )
+    num_flips: int = Field(
+        default=0, description="questions that changed between right and wrong from the first epoch"
+    )
 
 
 class OutcomeGrid(Record):
     """The per-question grid: one string an epoch, one character a question in the task's order.
 
-    `1` right, `0` wrong, `u` unanswered, `e` empty, `p` did not parse, `i` invalid tokens, `.` not asked yet.
+    `1` right, `0` wrong, `u` unanswered, `e` empty, `p` did not parse, `i` invalid tokens, `.` not
+    asked yet.
     """
 
     questions: tuple[str, ...]
@@ -163,9 +196,13 @@ class AccuracyRecord(Record):
 
 
 class FirstNan(Record):
-    """The first launch that wrote a value that is not finite, and the first that read the memory to blame."""
+    """The first launch that wrote a value that is not finite, and the first that read the memory to
+    blame.
+    """
 
-    writer: str = Field(default="", description="the op or module; empty: every watched live value was finite")
+    writer: str = Field(
+        default="", description="the op or module; empty: every watched live value was finite"
+    )
     tensor: str = ""
     layer: int | None = None
     step: int | None = None
@@ -175,23 +212,35 @@ class FirstNan(Record):
     where: str = Field(default="", description="row and element of the row")
     bits: str = ""
     bad: str = Field(default="not finite", description="what was wrong with the value")
-    is_input: bool = Field(default=False, description="the value is an input of `writer`, so it was made just before")
+    is_input: bool = Field(
+        default=False, description="the value is an input of `writer`, so it was made just before"
+    )
     finite: tuple[str, ...] = Field(default=(), description="finite inputs of `writer`")
-    not_finite: tuple[str, ...] = Field(default=(), description="its other values that were not finite")
+    not_finite: tuple[str, ...] = Field(
+        default=(), description="its other values that were not finite"
+    )
     not_watched: tuple[str, ...] = ()
     before: str = Field(default="", description="the last watched output before it")
-    after: tuple[str, ...] = Field(default=(), description="the next bad outputs in the same step, in order")
+    after: tuple[str, ...] = Field(
+        default=(), description="the next bad outputs in the same step, in order"
+    )
     num_ranks: int = Field(default=1, description="number of ranks; this one wrote first")
-    other_ranks: tuple[str, ...] = Field(default=(), description="the statements of the other ranks")
+    other_ranks: tuple[str, ...] = Field(
+        default=(), description="the statements of the other ranks"
+    )
     missing_report: str = Field(
         default="",
         validation_alias=AliasChoices("missing_report", "untold"),
         description="why a rank sent no report; `untold` in stored runs of version 0.2",
     )
-    reader: str = Field(default="", description="the first launch whose live result depends on memory of `sites`")
+    reader: str = Field(
+        default="", description="the first launch whose live result depends on memory of `sites`"
+    )
     reader_at: str = Field(default="", description="its tensor and step")
     sites: tuple[str, ...] = Field(default=(), description="the memory to blame")
-    stage: str = Field(default="", description="the first stage that leaves its reference on inputs that agree")
+    stage: str = Field(
+        default="", description="the first stage that leaves its reference on inputs that agree"
+    )
     stage_site: str = Field(default="", description="the memory of that stage, if it has one")
 
     @property
@@ -208,7 +257,10 @@ class FirstNan(Record):
         verb = "was given" if self.is_input else "wrote"
         good = ", ".join(self.finite) or self.before
         clauses = (
-            f"{rank}{self.writer} {verb} {self.tensor}, {self.bad}: {', '.join(filter(None, places))}",
+            (
+                f"{rank}{self.writer} {verb} {self.tensor}, {self.bad}:"
+                f" {', '.join(filter(None, places))}"
+            ),
             f"still good: {good}" if good else "",
             f"not good: {', '.join(self.not_finite)}" if self.not_finite else "",
             f"not watched: {', '.join(self.not_watched)}" if self.not_watched else "",
@@ -230,11 +282,15 @@ class CaseResult(Record):
     verdict: Verdict
     seconds: float = 0.0
     cpu_seconds: float = Field(
-        default=0.0, description="processor time of the worker. Unlike `seconds`, a busy machine does not stretch it"
+        default=0.0,
+        description=(
+            "processor time of the worker. Unlike `seconds`, a busy machine does not stretch it"
+        ),
     )
     reason: str = ""
     cause: str = Field(
-        default="", description="why it proves nothing, or what it came to: a Code. Old records have none"
+        default="",
+        description="why it proves nothing, or what it came to: a Code. Old records have none",
     )
     at: str = Field(default="", description="the line that raised an error of the harness")
     findings: tuple[Finding, ...] = ()
@@ -245,28 +301,44 @@ class CaseResult(Record):
     filled: dict[str, int] = Field(default={})
     """Site -> bytes that the first run of the case filled. Empty if another process filled them."""
     shown: dict[str, tuple[str, ...]] = Field(default={})
-    """Op and mark of its conditions -> the points of the main run's call, coded as by `Space.coded`."""
+    """Op and mark of its conditions -> the points of the main run's call, coded as by
+    `Space.coded`.
+    """
     accuracy: AccuracyRecord | None = None
     """Accuracy by epoch, for a case that measures it."""
     log: str = ""
     """What the worker printed, and then the traceback, kept for failures, crashes and errors."""
     lost_nodes: tuple[str, ...] = ()
-    """Machines of a cluster that were lost while they ran it. After each loss it ran again elsewhere."""
+    """Machines of a cluster that were lost while they ran it.
+
+    After each loss it ran again elsewhere.
+    """
     first_nan: FirstNan | None = None
     """What the recorder saw, for a job that was run with it."""
     known: KnownFailure | None = None
-    """The known failure that decided the verdict: the case failed as expected, or passed although it should fail."""
+    """The known failure that decided the verdict: the case failed as expected, or passed although
+    it should fail.
+    """
 
     @classmethod
     def of(cls, job: Job, verdict: Verdict, **more: Any) -> CaseResult:
         """The result of `job`. Names come from the job, `more` are the other fields."""
         case = job.case
-        names = {"key": job.key, "id": case.id, "scenario": case.scenario, "refs": case.refs, "fault": job.fault}
+        names = {
+            "key": job.key,
+            "id": case.id,
+            "scenario": case.scenario,
+            "refs": case.refs,
+            "fault": job.fault,
+        }
         return cls(**names, sites=job.sites, verdict=verdict, **more)
 
     @property
     def is_refused(self) -> bool:
-        """Whether the kernel itself refused the case. Any other skip is for a reason of the harness or the machine."""
+        """Whether the kernel itself refused the case.
+
+        Any other skip is for a reason of the harness or the machine.
+        """
         return self.verdict is Verdict.SKIP and self.cause == Code.KERNEL_REFUSED
 
     @property
@@ -288,7 +360,10 @@ class Blame(Record):
 
     @property
     def is_decided(self) -> bool:
-        """Whether it is known which memory is to blame, or that none is. Trials that did not end tell neither."""
+        """Whether it is known which memory is to blame, or that none is.
+
+        Trials that did not end tell neither.
+        """
         return bool(self.sites) or self.cause not in (Code.OUT_OF_TIME, Code.NOT_SOUGHT)
 
 
@@ -298,7 +373,9 @@ class ShrinkStep(Record):
     what: str
     before: str
     after: str
-    tried: int = Field(default=0, description="trials made for this step, the accepted one included")
+    tried: int = Field(
+        default=0, description="trials made for this step, the accepted one included"
+    )
 
 
 class Shrunk(Record):
@@ -315,7 +392,9 @@ class Shrunk(Record):
     steps: tuple[ShrinkStep, ...] = ()
     num_trials: int = 0
     seconds: float = 0.0
-    is_smallest: bool = Field(default=False, description="false: the time was up before every smaller case was tried")
+    is_smallest: bool = Field(
+        default=False, description="false: the time was up before every smaller case was tried"
+    )
 
 
 class OptionSet(Record):
@@ -324,9 +403,13 @@ class OptionSet(Record):
     options: dict[str, Any] = Field(description="what differs from the plain combination")
     case: Case
     result: CaseResult
-    keys: tuple[str, ...] = Field(default=(), description="the failing jobs that have all of these options")
+    keys: tuple[str, ...] = Field(
+        default=(), description="the failing jobs that have all of these options"
+    )
     num_trials: int = 0
-    is_smallest: bool = Field(default=False, description="false: the time was up before each option was set back")
+    is_smallest: bool = Field(
+        default=False, description="false: the time was up before each option was set back"
+    )
 
 
 class FaultResult(Record):
@@ -337,13 +420,19 @@ class FaultResult(Record):
     scenario: str
     case: str
     ref: str = ""
-    seen: bool = Field(default=False, description="a declared oracle fires with the fault, and not without it")
+    seen: bool = Field(
+        default=False, description="a declared oracle fires with the fault, and not without it"
+    )
     caught: bool = Field(description="it was seen, and the blame is as declared")
     by: tuple[str, ...] = ()
     blamed: tuple[str, ...] = ()
     expected_by: tuple[str, ...] = Field(description="one of these oracles had to fire")
-    expected_blame: tuple[str, ...] = Field(default=(), description="the sites that had to be blamed")
-    allowed_blame: tuple[str, ...] = Field(default=(), description="further sites that could be blamed, or not")
+    expected_blame: tuple[str, ...] = Field(
+        default=(), description="the sites that had to be blamed"
+    )
+    allowed_blame: tuple[str, ...] = Field(
+        default=(), description="further sites that could be blamed, or not"
+    )
     seconds: float = 0.0
     reason: str = ""
     how: str = ""

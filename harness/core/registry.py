@@ -1,4 +1,6 @@
-"""A generic table of named things, such as kernels, oracles, faults and sites, and the code that its rows name."""
+"""A generic table of named things, such as kernels, oracles, faults and sites, and the code that
+its rows name.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,11 @@ _WORDS = re.compile(r"[a-z0-9]+")
 
 
 def nearest(name: str, known: Collection[str], *, see: str = LIST) -> str:
-    """A hint such as ``did you mean 'kv.tail'?``, or the names that share a word with `name`, the most alike first.
+    """A hint such as ``did you mean 'kv.tail'?``, or the names that share a word with `name`, the
+    most alike first.
 
-    If none does, all names of a short list, or how many there are. `see` is the command that shows all names, or empty.
+    If none does, all names of a short list, or how many there are. `see` is the command that shows
+    all names, or empty.
     """
     every = sorted(known)
     begun = [known_name for known_name in every if len(name) > 1 and known_name.startswith(name)]
@@ -70,7 +74,10 @@ def _related(name: str, known: list[str]) -> list[str]:
 
 
 class Registry(Generic[EntryT]):
-    """Named entries of one kind. An entry is never replaced. `family` makes the entries that a name stands for."""
+    """Named entries of one kind.
+
+    An entry is never replaced. `family` makes the entries that a name stands for.
+    """
 
     num_added: ClassVar[int] = 0
     """Entries that plug-ins added to any registry of this process."""
@@ -94,11 +101,15 @@ class Registry(Generic[EntryT]):
 
     def _add(self, entry: EntryT) -> None:
         if entry.name in self._entries:
-            raise InputError(f"{self.kind} {entry.name!r} is registered already; choose another name")
+            raise InputError(
+                f"{self.kind} {entry.name!r} is registered already; choose another name"
+            )
         self._entries[entry.name] = entry
 
     def add_family(self, name: str) -> None:
-        """Register the entries that `name` stands for, if it is of a family and they are not there yet."""
+        """Register the entries that `name` stands for, if it is of a family and they are not there
+        yet.
+        """
         for entry in self._family(name):
             self._entries.setdefault(entry.name, entry)
 

@@ -5,7 +5,8 @@ A function is marked where it is defined, with the names of the faults that repl
     @seam("decode.zero-length-row-nan")
     def divide_by_sum(accumulated, total): ...
 
-Its module cannot be imported while the mark and the table of faults differ. `git grep '@seam('` lists all seams.
+Its module cannot be imported while the mark and the table of faults differ. `git grep '@seam('`
+lists all seams.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Seam:
 def seam(*faults: str) -> Callable[[FunctionT], FunctionT]:
     """Mark the decorated function as the place of `faults`.
 
-    Raises UnknownNameError for a fault that is not in the table, and ValueError for one with another target.
+    Raises UnknownNameError for a fault that is not in the table, and ValueError for one with
+    another target.
     """
 
     def mark(function: FunctionT) -> FunctionT:
@@ -57,7 +59,9 @@ def seam(*faults: str) -> Callable[[FunctionT], FunctionT]:
         for fault in faults:
             target = FAULTS.get(fault).target
             if target != place:
-                raise ValueError(f"@seam({fault!r}) marks {place}, but the table of faults says {target}")
+                raise ValueError(
+                    f"@seam({fault!r}) marks {place}, but the table of faults says {target}"
+                )
         marked = _seams[place] = Seam(function)
 
         @functools.wraps(function)
@@ -70,14 +74,19 @@ def seam(*faults: str) -> Callable[[FunctionT], FunctionT]:
 
 
 def find_seam(place: str) -> Seam:
-    """The seam at "module:function". Imports the module. Raises InputError if no such function is marked."""
+    """The seam at "module:function".
+
+    Imports the module. Raises InputError if no such function is marked.
+    """
     module = place.partition(":")[0]
     try:
         importlib.import_module(module)
     except ImportError as error:
         raise InputError(f"{place}: {error}") from error
     if place not in _seams:
-        raise InputError(f"{place} is not marked with @seam; {nearest(place, list(_seams), see='')}")
+        raise InputError(
+            f"{place} is not marked with @seam; {nearest(place, list(_seams), see='')}"
+        )
     return _seams[place]
 
 
@@ -89,16 +98,23 @@ class Injection:
 
 
 def _giving(what: Any, function: Function) -> Function:
-    """A function with the arguments of `function` that returns the one called `what`, or any other value as it is."""
+    """A function with the arguments of `function` that returns the one called `what`, or any other
+    value as it is.
+    """
     signature = inspect.signature(function)
-    return lambda *args, **kwargs: signature.bind(*args, **kwargs).arguments[what] if isinstance(what, str) else what
+    return lambda *args, **kwargs: (
+        signature.bind(*args, **kwargs).arguments[what] if isinstance(what, str) else what
+    )
 
 
 @contextlib.contextmanager
 def inject(fault: FaultSpec) -> Iterator[Injection]:
-    """Run the fault's replacement at its seam, for the length of the block. Raises RuntimeError if it runs already.
+    """Run the fault's replacement at its seam, for the length of the block.
 
-    A fault of a real engine has no code in this process, so nothing is replaced and it is never reached.
+    Raises RuntimeError if it runs already.
+
+    A fault of a real engine has no code in this process, so nothing is replaced and it is never
+    reached.
     """
     injection = Injection()
     if not fault.target:
@@ -107,7 +123,11 @@ def inject(fault: FaultSpec) -> Iterator[Injection]:
     if fault.name in _injected:
         raise RuntimeError(f"fault {fault.name} is injected already")
     target = find_seam(fault.target)
-    replacement = attribute_at(fault.replacement) if fault.replacement else _giving(fault.gives, target.current)
+    replacement = (
+        attribute_at(fault.replacement)
+        if fault.replacement
+        else _giving(fault.gives, target.current)
+    )
 
     @functools.wraps(target.current)
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,7 @@
-"""The sizes that a kernel accepts. Planning adapts a case to them, or skips it with the reason. No torch here."""
+"""The sizes that a kernel accepts.
+
+Planning adapts a case to them, or skips it with the reason. No torch here.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,13 @@ COUNTS = ("heads_multiple_of", "most_heads")
 
 
 class Shapes(Record):
-    """The sizes that a kernel accepts. An empty tuple accepts every size. See :data:`SIZES` for the sizes of an op.
+    """The sizes that a kernel accepts.
 
-    `dtype` is the type of queries, keys and new latents. `v_head_dim` and `qk_head_dim` are sizes of attention over
-    a context and of its merge; the value of a latent decode is `kv_lora_rank` wide. `heads_multiple_of` holds beside
-    `num_heads`, and so does `most_heads`.
+    An empty tuple accepts every size. See :data:`SIZES` for the sizes of an op.
+
+    `dtype` is the type of queries, keys and new latents. `v_head_dim` and `qk_head_dim` are sizes
+    of attention over a context and of its merge; the value of a latent decode is `kv_lora_rank`
+    wide. `heads_multiple_of` holds beside `num_heads`, and so does `most_heads`.
     """
 
     name: str = "own"
@@ -55,7 +60,9 @@ class Shapes(Record):
         """The accepted values of a size: `512 or 576`, or `a multiple of 16`."""
         values = [str(value) for value in getattr(self, size)]
         if size == "num_heads" and not values:
-            values = [f"a multiple of {self.heads_multiple_of}"] if self.heads_multiple_of > 1 else []
+            values = (
+                [f"a multiple of {self.heads_multiple_of}"] if self.heads_multiple_of > 1 else []
+            )
             values += [f"at most {self.most_heads}"] if self.most_heads else []
             return ", ".join(values)
         return " or ".join(values)
@@ -75,21 +82,33 @@ ANY, DEEPSEEK = NAMED["any"], NAMED["deepseek"]
 
 
 def shapes_of(given: str | Mapping[str, Any]) -> Shapes:
-    """The named shapes, or `{"like": name, size: values}`, like "any" by default. Raises KeyError for another name.
+    """The named shapes, or `{"like": name, size: values}`, like "any" by default.
+
+    Raises KeyError for another name.
 
     Raises pydantic's ValidationError for an unknown size or value.
     """
     values = {"like": given} if isinstance(given, str) else dict(given)
     base = NAMED[values.pop("like", ANY.name)]
     listed = {
-        size: tuple(value) if isinstance(value, list | tuple) else value if size in (*COUNTS, "name") else (value,)
+        size: tuple(value)
+        if isinstance(value, list | tuple)
+        else value
+        if size in (*COUNTS, "name")
+        else (value,)
         for size, value in values.items()
     }
-    return Shapes.model_validate(base.model_dump() | {"name": "own"} | listed, strict=True) if listed else base
+    return (
+        Shapes.model_validate(base.model_dump() | {"name": "own"} | listed, strict=True)
+        if listed
+        else base
+    )
 
 
 def sizes_of(op: str, params: Params) -> dict[str, int | str]:
-    found = {size: getattr(params, size) for size in SIZES.get(op, ()) if size not in params.OPEN_SIZES}
+    found = {
+        size: getattr(params, size) for size in SIZES.get(op, ()) if size not in params.OPEN_SIZES
+    }
     return {size: value for size, value in found.items() if value is not None}
 
 

@@ -1,11 +1,13 @@
 """The one reader of files in run folders, which trusts none of them, and the writer of their lines.
 
-A kill tears the last line of a file, a power loss leaves NULs, a full disk cuts, and people edit, copy and link. So a
-file may be half a line, no text, JSON that nests too deep, or no file at all but a folder, a pipe or a device. A reader
-here never waits, never reads without end, and never raises anything but InputError, in one line that names the file.
+A kill tears the last line of a file, a power loss leaves NULs, a full disk cuts, and people edit,
+copy and link. So a file may be half a line, no text, JSON that nests too deep, or no file at all
+but a folder, a pipe or a device. A reader here never waits, never reads without end, and never
+raises anything but InputError, in one line that names the file.
 
-A line that cannot be read is left out and noted (:mod:`harness.core.unreadable`), and the command line ends in no 0
-then. Only a torn last line is not noted. It is what a kill leaves, and its case counts as not run.
+A line that cannot be read is left out and noted (:mod:`harness.core.unreadable`), and the command
+line ends in no 0 then. Only a torn last line is not noted. It is what a kill leaves, and its case
+counts as not run.
 """
 
 from __future__ import annotations
@@ -39,14 +41,20 @@ MOST_BYTES = 1 << 30
 MOST_LINE_BYTES = 1 << 26
 """No line is longer: a result with all its logs has some kilobytes."""
 MOST_DEPTH = 100
-"""No JSON document nests deeper. Python's parser and pydantic's writer stop at other depths, with other errors."""
+"""No JSON document nests deeper.
+
+Python's parser and pydantic's writer stop at other depths, with other errors.
+"""
 MOST_DIGITS = 300
 """No whole number has more, so each is a finite float too."""
 DAMAGED = ".damaged"
 """Added to the name of a file that :func:`set_aside` keeps."""
 
 SYNC_SECONDS = 1.0
-"""How much of a run a machine that loses its power may forget. A process that ends loses nothing."""
+"""How much of a run a machine that loses its power may forget.
+
+A process that ends loses nothing.
+"""
 
 _synced: dict[Path, float] = {}
 _KINDS = {
@@ -63,32 +71,46 @@ class NoFile(InputError):
 
 
 def opened(path: Path) -> BinaryIO:
-    """A regular file, open for reading. Raises NoFile without one, and InputError for a folder, a pipe or a device."""
+    """A regular file, open for reading.
+
+    Raises NoFile without one, and InputError for a folder, a pipe or a device.
+    """
     try:
         # Without O_NONBLOCK, opening a pipe waits for a writer.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         if os.path.lexists(path):
-            raise InputError(f"{path}: a link to a file that is not there; restore the file, or remove it") from None
+            raise InputError(
+                f"{path}: a link to a file that is not there; restore the file, or remove it"
+            ) from None
         raise NoFile(f"{path}: no such file") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     kind = stat.S_IFMT(os.fstat(handle).st_mode)
     if kind != stat.S_IFREG:
         os.close(handle)
-        raise InputError(f"{path}: is {_KINDS.get(kind, 'no regular file')}, and should be a file; remove it")
+        raise InputError(
+            f"{path}: is {_KINDS.get(kind, 'no regular file')}, and should be a file; remove it"
+        )
     return os.fdopen(handle, "rb")
 
 
 def read_text(path: Path) -> str:
-    """The whole text of a file. Raises NoFile, and InputError for one that is too large or no UTF-8."""
+    """The whole text of a file.
+
+    Raises NoFile, and InputError for one that is too large or no UTF-8.
+    """
     with opened(path) as stream:
         if os.fstat(stream.fileno()).st_size > MOST_BYTES:
-            raise InputError(f"{path}: larger than {MOST_BYTES >> 30} GiB, so it is none of ours; remove it")
+            raise InputError(
+                f"{path}: larger than {MOST_BYTES >> 30} GiB, so it is none of ours; remove it"
+            )
         try:
             return stream.read(MOST_BYTES).decode()
         except UnicodeDecodeError:
-            raise InputError(f"{path}: damaged: it is no UTF-8 text; restore it, or remove it") from None
+            raise InputError(
+                f"{path}: damaged: it is no UTF-8 text; restore it, or remove it"
+            ) from None
         except OSError as error:
             raise InputError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -101,14 +123,21 @@ def read_json(path: Path) -> Any:
         if _is_deeper(found, MOST_DEPTH):
             raise ValueError("it nests too deep")
     except ValueError as error:
-        raise InputError(f"{path}: damaged, cannot be read: {error}; restore it, or remove it") from None
+        raise InputError(
+            f"{path}: damaged, cannot be read: {error}; restore it, or remove it"
+        ) from None
     return found
 
 
 def parsed(text: str) -> Any:
-    """The JSON in a text. Raises ValueError for no JSON, for NaN and infinity, and for too deep a nesting."""
+    """The JSON in a text.
+
+    Raises ValueError for no JSON, for NaN and infinity, and for too deep a nesting.
+    """
     try:
-        return json.loads(text, parse_float=_number, parse_int=_whole_number, parse_constant=_number)
+        return json.loads(
+            text, parse_float=_number, parse_int=_whole_number, parse_constant=_number
+        )
     except RecursionError:
         raise ValueError("it nests too deep") from None
 
@@ -132,7 +161,10 @@ def _is_deeper(value: Any, most: int) -> bool:
 
 
 def read_lines(path: Path) -> Iterator[Any]:
-    """The JSON of each line, of no line without a file. A line that cannot be read is noted and left out."""
+    """The JSON of each line, of no line without a file.
+
+    A line that cannot be read is noted and left out.
+    """
     for number, line in _numbered(path):
         try:
             found = parsed(line.decode())
@@ -144,7 +176,10 @@ def read_lines(path: Path) -> Iterator[Any]:
 
 
 def read_records(path: Path, kind: type[RecordT], *, versioned: bool = True) -> list[RecordT]:
-    """The record of each line. Raises InputError for a line that is no such record, or of a newer version."""
+    """The record of each line.
+
+    Raises InputError for a line that is no such record, or of a newer version.
+    """
     return [record_of(kind, raw, path, versioned=versioned) for raw in read_lines(path)]
 
 
@@ -161,7 +196,10 @@ def record_of(kind: type[RecordT], raw: Any, file: Path, *, versioned: bool = Tr
 
 
 def value_of(kind: TypeAdapter[ValueT], raw: Any, file: Path) -> ValueT:
-    """`raw` of `file` as a value that is no record. Raises InputError for another one, or one of a newer version."""
+    """`raw` of `file` as a value that is no record.
+
+    Raises InputError for another one, or one of a newer version.
+    """
     check_version(raw, file)
     with _explained_damage(file):
         return kind.validate_python(raw)
@@ -172,8 +210,8 @@ def check_version(raw: Any, file: Path) -> None:
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise InputError(
-            f"{file}: written by a newer mla-harness (schema {version}, this one reads up to {SCHEMA_VERSION}); "
-            "update mla-harness"
+            f"{file}: written by a newer mla-harness (schema {version}, this one reads up to"
+            f" {SCHEMA_VERSION}); update mla-harness"
         )
 
 
@@ -183,11 +221,15 @@ def _explained_damage(file: Path) -> Iterator[None]:
         yield
     except (AttributeError, KeyError, TypeError) as error:
         # A validator of a record was made for what the harness writes.
-        raise InputError(f"{file}: damaged: {type(error).__name__}: {error}; restore it, or remove it") from None
+        raise InputError(
+            f"{file}: damaged: {type(error).__name__}: {error}; restore it, or remove it"
+        ) from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the whole"
-        raise InputError(f"{file}: damaged: {where}: {first['msg']}; restore it, or remove it") from None
+        raise InputError(
+            f"{file}: damaged: {where}: {first['msg']}; restore it, or remove it"
+        ) from None
 
 
 def append_line(path: Path, line: str) -> None:
@@ -202,7 +244,9 @@ def append_line(path: Path, line: str) -> None:
 
 
 def _end_last_line(stream: BinaryIO) -> None:
-    """Cut off a torn last line, which no reader took for written, and end any other one that has no end."""
+    """Cut off a torn last line, which no reader took for written, and end any other one that has no
+    end.
+    """
     size = stream.seek(0, os.SEEK_END)
     if not size:
         return
@@ -218,7 +262,9 @@ def _end_last_line(stream: BinaryIO) -> None:
 
 
 def set_aside(path: Path) -> int:
-    """Take the lines that cannot be read out of a file, and keep the file as it was beside it. Returns their number.
+    """Take the lines that cannot be read out of a file, and keep the file as it was beside it.
+
+    Returns their number.
 
     A run that goes on does the part of these lines again.
     """
@@ -240,7 +286,10 @@ def set_aside(path: Path) -> int:
 
 
 def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file with their numbers from 1, but empty ones. Of a line that is too long only its beginning."""
+    """The lines of a file with their numbers from 1, but empty ones.
+
+    Of a line that is too long only its beginning.
+    """
     try:
         stream = opened(path)
     except NoFile:
@@ -265,14 +314,17 @@ def _line_of(stream: BinaryIO, path: Path) -> bytes:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Whether an unreadable line is the last of its file, and the beginning of an object: a kill leaves such a line.
+    """Whether an unreadable line is the last of its file, and the beginning of an object: a kill
+    leaves such a line.
 
     The NULs that a power loss leaves are none.
     """
     if line.endswith(b"\n"):
         return False
     try:
-        is_object = isinstance(from_json(line, allow_inf_nan=False, allow_partial="trailing-strings"), dict)
+        is_object = isinstance(
+            from_json(line, allow_inf_nan=False, allow_partial="trailing-strings"), dict
+        )
     except ValueError:
         return False
     try:

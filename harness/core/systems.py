@@ -1,4 +1,7 @@
-"""The systems, engines and kinds of models: what a row says, and the rows of the harness. Engines add their own."""
+"""The systems, engines and kinds of models: what a row says, and the rows of the harness.
+
+Engines add their own.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,20 @@ from harness.core.registry import attribute_at, nearest
 class SystemSpec:
     """One kind of case. Nothing outside the table of systems compares their names.
 
-    `params` is "module:Model", the model of its parameters; for a system `with_op`, "module:TABLE" of models by op.
-    `target` is "module:Class", a `harness.judge.target.Target` that runs its cases in a worker.
-    `kernels` maps each parameter that names a kernel to its op; a system `with_op` has the one parameter `kernel`.
-    `uses_twins` says that on CUDA each kernel is replaced by its `cuda_twin`, which a graph can capture.
-    `devices` are the devices of its jobs. A case that `serves` starts a process that takes the GPU itself.
-    A case that `asks_canary` takes long, needs the fixtures, and keeps each answer in the folder of its run.
-    A file may name a system with `in_scenarios`, and have an accuracy section if it `has_accuracy`.
-    `shows_launches`: kernel launches can be traced, and a run lasts seconds. Such a case can be shrunk, exported as a
+    `params` is "module:Model", the model of its parameters; for a system `with_op`, "module:TABLE"
+    of models by op. `target` is "module:Class", a `harness.judge.target.Target` that runs its cases
+    in a worker. `kernels` maps each parameter that names a kernel to its op; a system `with_op` has
+    the one parameter `kernel`. `uses_twins` says that on CUDA each kernel is replaced by its
+    `cuda_twin`, which a graph can capture. `devices` are the devices of its jobs. A case that
+    `serves` starts a process that takes the GPU itself. A case that `asks_canary` takes long, needs
+    the fixtures, and keeps each answer in the folder of its run. A file may name a system with
+    `in_scenarios`, and have an accuracy section if it `has_accuracy`. `shows_launches`: kernel
+    launches can be traced, and a run lasts seconds. Such a case can be shrunk, exported as a
     script, and used to judge a fix. `records_first_nan`: the first-NaN recorder can watch it.
     `unusable` says why no case can run anywhere: the tables of its engine do not load.
-    `serve_command` is "module:function" that makes the shell command of a case, without this project. `plain_script` is
-    "module:function": (case, marker) -> a script that runs the case without this project, with one marked line.
+    `serve_command` is "module:function" that makes the shell command of a case, without this
+    project. `plain_script` is "module:function": (case, marker) -> a script that runs the case
+    without this project, with one marked line.
     """
 
     name: str
@@ -49,10 +54,15 @@ class SystemSpec:
     unusable: str = ""
 
     def model(self, op: str | None = None) -> type[Params]:
-        """The model of the parameters of a case. Raises UnknownNameError for an op that has none."""
+        """The model of the parameters of a case.
+
+        Raises UnknownNameError for an op that has none.
+        """
         found = attribute_at(self.params)
         if self.with_op and op not in found:
-            raise UnknownNameError(f"system {self.name} has no op {op!r}; {nearest(str(op), list(found))}")
+            raise UnknownNameError(
+                f"system {self.name} has no op {op!r}; {nearest(str(op), list(found))}"
+            )
         model: type[Params] = found[op] if self.with_op else found
         return model
 
@@ -69,10 +79,11 @@ class SystemSpec:
 class EngineSpec:
     """A serving engine, or a package of kernels, that the harness judges.
 
-    `name` is its folder, `title` its name in texts, `distribution` its name for pip, `package` its name for import,
-    `install` the argument for pip if it is not the distribution. Environment variables that begin with one of
-    `variables` change what it does; `doctor` and reports show those in `reported`. `slow_modules` take seconds to
-    import; a spare worker imports them before it has a case.
+    `name` is its folder, `title` its name in texts, `distribution` its name for pip, `package` its
+    name for import, `install` the argument for pip if it is not the distribution. Environment
+    variables that begin with one of `variables` change what it does; `doctor` and reports show
+    those in `reported`. `slow_modules` take seconds to import; a spare worker imports them before
+    it has a case.
     """
 
     name: str
@@ -94,15 +105,17 @@ def engine_versions(environment: Mapping[str, Any]) -> dict[str, str]:
     """Name -> installed version of each engine, from the environment of a run."""
     versions: dict[str, str] = environment.get("engines") or {}
     # Runs of version 0.1 have no key `engines`.
-    return versions or {name: environment[name] for name in ("vllm", "flashinfer") if environment.get(name)}
+    return versions or {
+        name: environment[name] for name in ("vllm", "flashinfer") if environment.get(name)
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A kind of model that `mla-harness epochs --model NAME:WHERE` can ask.
 
-    `open` is "module:function": (where, *, concurrency, options) -> Backend, called in a child process. `options` are
-    the fields of `ModelParams` for this kind only.
+    `open` is "module:function": (where, *, concurrency, options) -> Backend, called in a child
+    process. `options` are the fields of `ModelParams` for this kind only.
     """
 
     name: str
@@ -115,6 +128,9 @@ class ModelSpec:
 _ROWS = rows_beside(__file__)
 SYSTEMS = tuple(SystemSpec(name, **with_tuples(row)) for name, row in _ROWS["systems"].items())
 MODELS = tuple(ModelSpec(name, **with_tuples(row)) for name, row in _ROWS["models"].items())
-"""The entries of `systems.yaml`, in its order. `mla-harness epochs --model KIND:WHERE` can ask a model."""
+"""The entries of `systems.yaml`, in its order.
+
+`mla-harness epochs --model KIND:WHERE` can ask a model.
+"""
 ENGINE_KERNELS: Mapping[str, str] = _ROWS["systems"]["engine"]["kernels"]
 """Parameter of the reference engine -> op of the kernel that it names."""

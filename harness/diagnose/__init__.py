@@ -1,1 +1,3 @@
-"""Diagnosis of failures: the memory to blame, the first NaN, the smallest case, scripts for upstream."""
+"""Diagnosis of failures: the memory to blame, the first NaN, the smallest case, scripts for
+upstream.
+"""

@@ -1,13 +1,16 @@
 """The memory to blame for a failure: the case runs again with other sets of poisoned sites.
 
-A trial fails for the same reason if the oracle of the primary finding fires again. A round runs only if the round
-before gave no answer:
-1. Nothing is poisoned. If this fails too, no poison is to blame, and the findings name the memory. Without such a
-   name, no uninitialised memory is involved if two contents of it gave the same bits, or the same error.
+A trial fails for the same reason if the oracle of the primary finding fires again. A round runs
+only if the round before gave no answer:
+1. Nothing is poisoned. If this fails too, no poison is to blame, and the findings name the memory.
+   Without such a name, no uninitialised memory is involved if two contents of it gave the same
+   bits, or the same error.
 2. Each site alone is poisoned. A site that fails alone is to blame.
-3. All sites but one are poisoned. If this passes, that site is necessary. All necessary sites are to blame.
-4. The case is repeated as it was, and so are the trials that name a site. If one ends otherwise now, the same inputs
-   give different results: a state that is kept from call to call is to blame, and no memory. Injected faults keep none.
+3. All sites but one are poisoned. If this passes, that site is necessary. All necessary sites are
+   to blame.
+4. The case is repeated as it was, and so are the trials that name a site. If one ends otherwise
+   now, the same inputs give different results: a state that is kept from call to call is to blame,
+   and no memory. Injected faults keep none.
 """
 
 from __future__ import annotations
@@ -26,15 +29,25 @@ from harness.run.pool import Pool
 Failure = tuple[Job, CaseResult]
 
 NO_MEMORY = "fails without poison too: no uninitialised memory is involved"
-MAY_BE_MEMORY = "fails without poison too, so poison does not tell whether uninitialised memory is involved"
-NOT_FILLED = "the case fills no memory, so it does not tell whether stale or uninitialised memory is involved"
+MAY_BE_MEMORY = (
+    "fails without poison too, so poison does not tell whether uninitialised memory is involved"
+)
+NOT_FILLED = (
+    "the case fills no memory, so it does not tell whether stale or uninitialised memory is"
+    " involved"
+)
 OUT_OF_TIME = "the search for the memory to blame ran out of time"
 _REPEATED_ERRORS = (Code.RAISED, Code.UNDECLARED_SHAPES, Code.BAD_OUTPUT, Code.ILLEGAL_ADDRESS)
-"""Crashes with an error of their own. A process that died, or ran into its time limit, has none to compare."""
+"""Crashes with an error of their own.
+
+A process that died, or ran into its time limit, has none to compare.
+"""
 
 
 def plan_trials(job: Job, result: CaseResult, done: Sequence[CaseResult] = ()) -> list[Job]:
-    """The next round of trials for a failed `result` of `job`; empty if the trials `done` are enough."""
+    """The next round of trials for a failed `result` of `job`; empty if the trials `done` are
+    enough.
+    """
     sites = job.poisoned_sites
     tried = {trial.sites for trial in done}
     failed = {trial.sites for trial in done if fails_alike(result, trial)}
@@ -46,7 +59,9 @@ def plan_trials(job: Job, result: CaseResult, done: Sequence[CaseResult] = ()) -
     singles: list[tuple[str, ...]] = [(site,) for site in sites] if len(sites) > 1 else []
     rests = without_each(sites) if len(sites) > 2 else []
     if failed:
-        named = [site for site in singles if site in failed] or [rest for rest in rests if rest not in failed]
+        named = [site for site in singles if site in failed] or [
+            rest for rest in rests if rest not in failed
+        ]
         again = [_trial(job, result, chosen, "again") for chosen in named]
         return [] if job.fault or sites in tried else [_trial(job, result, sites), *again]
     for group in (singles, rests, [sites]):
@@ -56,7 +71,9 @@ def plan_trials(job: Job, result: CaseResult, done: Sequence[CaseResult] = ()) -
 
 
 def fails_alike(result: CaseResult, trial: CaseResult) -> bool:
-    """Whether `trial` fails for the reason of `result`: the oracle of its primary finding fires again."""
+    """Whether `trial` fails for the reason of `result`: the oracle of its primary finding fires
+    again.
+    """
     return same_failure(primary(result.findings), trial, lambda finding: finding.oracle) is not None
 
 
@@ -74,28 +91,56 @@ def _sites_to_blame(
     failed = {trial.sites for trial in trials if fails_alike(result, trial)}
     passed = {trial.sites for trial in trials if not fails_alike(result, trial)}
     if sites in passed or failed & passed:
-        return (), Code.NOT_REPEATED, "differs from call to call with the same inputs: a repeated trial ends otherwise"
+        return (
+            (),
+            Code.NOT_REPEATED,
+            "differs from call to call with the same inputs: a repeated trial ends otherwise",
+        )
     oracle = primary(result.findings).oracle
     if () in failed or not sites:
-        own = [finding.site for finding in result.findings if finding.oracle == oracle and finding.site]
-        named = tuple(dict.fromkeys(own or [finding.site for finding in result.findings if finding.site]))
+        own = [
+            finding.site for finding in result.findings if finding.oracle == oracle and finding.site
+        ]
+        named = tuple(
+            dict.fromkeys(own or [finding.site for finding in result.findings if finding.site])
+        )
         if named:
-            return named, Code.WITHOUT_POISON, f"`{oracle}` fires without poison too; its findings name {_words(named)}"
+            return (
+                named,
+                Code.WITHOUT_POISON,
+                f"`{oracle}` fires without poison too; its findings name {_words(named)}",
+            )
         if not sites:
             return (), Code.NOT_FILLED, NOT_FILLED
-        return (), Code.WITHOUT_POISON, NO_MEMORY if _has_shown_no_influence(result, trials) else MAY_BE_MEMORY
+        return (
+            (),
+            Code.WITHOUT_POISON,
+            NO_MEMORY if _has_shown_no_influence(result, trials) else MAY_BE_MEMORY,
+        )
     if len(sites) == 1:
-        return sites, Code.ONLY_SITE, f"{sites[0]} is the only poisoned site, and without it the case is clean"
+        return (
+            sites,
+            Code.ONLY_SITE,
+            f"{sites[0]} is the only poisoned site, and without it the case is clean",
+        )
     alone = tuple(site for site in sites if (site,) in failed)
     if alone:
-        how = f"`{oracle}` fires when only {_words(alone, 'or')} is poisoned, and not without poison"
+        how = (
+            f"`{oracle}` fires when only {_words(alone, 'or')} is poisoned, and not without poison"
+        )
         return alone, Code.ALONE, how
     # Of two sites that do not fail alone, both are necessary.
-    necessary = tuple(site for site, rest in zip(sites, without_each(sites), strict=True) if rest in passed)
+    necessary = tuple(
+        site for site, rest in zip(sites, without_each(sites), strict=True) if rest in passed
+    )
     if necessary:
         how = f"no single site makes it fail; `{oracle}` needs {_words(necessary)} to be poisoned"
         return necessary, Code.NECESSARY, how
-    return sites, Code.TOGETHER, "no single site makes it fail, and none is needed: several together are to blame"
+    return (
+        sites,
+        Code.TOGETHER,
+        "no single site makes it fail, and none is needed: several together are to blame",
+    )
 
 
 def _has_shown_no_influence(result: CaseResult, trials: Sequence[CaseResult]) -> bool:
@@ -104,21 +149,28 @@ def _has_shown_no_influence(result: CaseResult, trials: Sequence[CaseResult]) ->
         return all(finding.oracle != "non_interference" for finding in result.findings)
     finding = primary(result.findings)
     bare = next((trial for trial in trials if trial.sites == ()), None)
-    return finding.cause in _REPEATED_ERRORS and bare is not None and same_failure(finding, bare, kind_of) is not None
+    return (
+        finding.cause in _REPEATED_ERRORS
+        and bare is not None
+        and same_failure(finding, bare, kind_of) is not None
+    )
 
 
 def _trial(job: Job, result: CaseResult, sites: tuple[str, ...], again: str = "") -> Job:
-    """The job with other poisoned sites, judged by the oracle in question, with as few patterns as it needs.
+    """The job with other poisoned sites, judged by the oracle in question, with as few patterns as
+    it needs.
 
-    A site that is not poisoned holds zeros. So the pattern zeros repeats the trial without poison, and with
-    nothing poisoned all patterns are equal.
+    A site that is not poisoned holds zeros. So the pattern zeros repeats the trial without poison,
+    and with nothing poisoned all patterns are equal.
     """
     case, oracle = job.case, primary(result.findings).oracle
     patterns = case.poison.patterns
     is_between_patterns = oracle in ORACLES and ORACLES.get(oracle).needs == "patterns"
     # An index is the poison's only if the run over zeros has another.
     if not is_between_patterns and primary(result.findings).cause != Code.POISON_INDEX:
-        telling = tuple(pattern for pattern in patterns if pattern != "zeros") if sites else patterns[:1]
+        telling = (
+            tuple(pattern for pattern in patterns if pattern != "zeros") if sites else patterns[:1]
+        )
         patterns = telling or patterns
     plan = case.poison.but(patterns=patterns)
     judged_by = tuple(name for name in case.oracles if name == oracle)
@@ -141,17 +193,21 @@ def _words(sites: Sequence[str], joint: str = "and") -> str:
     return sites[0] if len(sites) == 1 else f"{', '.join(sites[:-1])} {joint} {sites[-1]}"
 
 
-def find_blame(pool: Pool, failures: Sequence[Failure], budget: Budget | None = None) -> dict[str, tuple[Blame, float]]:
+def find_blame(
+    pool: Pool, failures: Sequence[Failure], budget: Budget | None = None
+) -> dict[str, tuple[Blame, float]]:
     """Key of each failing job -> its blame, and the seconds of its trials.
 
-    The trials of all failures run together, so that no worker is idle. Each is charged to `budget`. If they are not
-    done when it is spent, the blame says so and names no memory.
+    The trials of all failures run together, so that no worker is idle. Each is charged to `budget`.
+    If they are not done when it is spent, the blame says so and names no memory.
     """
     budget = budget or Budget()
     trials: dict[str, list[CaseResult]] = {job.key: [] for job, _ in failures}
     undecided = {job.key: (job, result) for job, result in failures}
     while undecided:
-        rounds = {key: plan_trials(job, result, trials[key]) for key, (job, result) in undecided.items()}
+        rounds = {
+            key: plan_trials(job, result, trials[key]) for key, (job, result) in undecided.items()
+        }
         for key in [key for key, jobs in rounds.items() if not jobs]:
             del undecided[key]
         found: dict[str, CaseResult] = {}

@@ -8,12 +8,17 @@ from dataclasses import dataclass
 from harness.core.records import CaseResult
 
 WAITING = 20.0
-"""A trial that waits, for a GPU or in a kernel that sleeps, costs one WAITING-th of its time by the clock."""
+"""A trial that waits, for a GPU or in a kernel that sleeps, costs one WAITING-th of its time by the
+clock.
+"""
 
 
 @dataclass(slots=True)
 class Budget:
-    """The work that is left to a search. A search that has used it up ends, so its limit is the same under any load."""
+    """The work that is left to a search.
+
+    A search that has used it up ends, so its limit is the same under any load.
+    """
 
     seconds: float = math.inf
     """Processor time of trials, on each of the workers that run side by side."""
@@ -23,6 +28,9 @@ class Budget:
         return self.seconds <= 0
 
     def charge(self, trial: CaseResult, num_workers: int) -> None:
-        """Take what a trial cost. A trial whose worker was lost has no processor time; its time by the clock counts."""
+        """Take what a trial cost.
+
+        A trial whose worker was lost has no processor time; its time by the clock counts.
+        """
         work = max(trial.cpu_seconds or trial.seconds, trial.seconds / WAITING)
         self.seconds -= work / num_workers

@@ -1,7 +1,9 @@
-"""One reducer behind blame, shrink and the smallest options: smaller candidates, the largest step first.
+"""One reducer behind blame, shrink and the smallest options: smaller candidates, the largest step
+first.
 
-A candidate counts if it fails as before. Several run side by side, and the first that counts is taken, so the result
-does not depend on the number of workers. Reductions end, as each makes something smaller (Zeller's delta debugging).
+A candidate counts if it fails as before. Several run side by side, and the first that counts is
+taken, so the result does not depend on the number of workers. Reductions end, as each makes
+something smaller (Zeller's delta debugging).
 """
 
 from __future__ import annotations
@@ -27,14 +29,18 @@ def primary(findings: Sequence[Finding]) -> Finding:
     return most_telling_first(findings)[0]
 
 
-def same_failure(finding: Finding, trial: CaseResult, key: Callable[[Finding], Any]) -> Finding | None:
+def same_failure(
+    finding: Finding, trial: CaseResult, key: Callable[[Finding], Any]
+) -> Finding | None:
     """The finding of a failed `trial` with the same `key` as `finding`, or None."""
     found = trial.findings if trial.has_failed else ()
     return next((one for one in found if key(one) == key(finding)), None)
 
 
 def fewer(values: Sequence[ValueT], *, least: int = 0) -> Iterator[list[ValueT]]:
-    """Yield `values` without a half, a quarter, … and last without single entries, but with at least `least`."""
+    """Yield `values` without a half, a quarter, … and last without single entries, but with at
+    least `least`.
+    """
     size = len(values) - least
     while size >= 1:
         for start in range(0, len(values), size):
@@ -53,8 +59,8 @@ def without_each(values: Sequence[ValueT]) -> list[tuple[ValueT, ...]]:
 class Reducer(Generic[CandidateT, SeenT]):
     """Tries candidates until `deadline`, `width` at a time.
 
-    `run` returns for each candidate what it showed if it fails as before, else None. `counts` says whether such a
-    candidate is accepted, for example by controls that must pass.
+    `run` returns for each candidate what it showed if it fails as before, else None. `counts` says
+    whether such a candidate is accepted, for example by controls that must pass.
     """
 
     run: Callable[[Sequence[CandidateT]], Sequence[SeenT | None]]
@@ -67,7 +73,9 @@ class Reducer(Generic[CandidateT, SeenT]):
         return time.monotonic() >= self.deadline
 
     def first(self, candidates: Iterable[CandidateT]) -> tuple[CandidateT, SeenT] | None:
-        """The first candidate that counts, with what it showed; None if there is none or the time is up."""
+        """The first candidate that counts, with what it showed; None if there is none or the time
+        is up.
+        """
         waiting = iter(candidates)
         while not self.is_out_of_time:
             batch = list(islice(waiting, self.width))

@@ -1,4 +1,6 @@
-"""Crashes that a user's kernel repeats from case to case: after three alike, its other cases would show nothing new."""
+"""Crashes that a user's kernel repeats from case to case: after three alike, its other cases would
+show nothing new.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,25 @@ from harness.core.cause_codes import Code
 from harness.core.records import CaseResult, Verdict
 
 MOST_ALIKE = 3
-"""Crashes of one kernel, at one line and for one cause, after which its other cases are left out."""
+"""Crashes of one kernel, at one line and for one cause, after which its other cases are left out.
+"""
 
 
 class RepeatedCrashes:
-    """Counts the crashes of users' kernels. A kernel that an engine or the harness brings runs all its cases."""
+    """Counts the crashes of users' kernels.
+
+    A kernel that an engine or the harness brings runs all its cases.
+    """
 
     def __init__(self) -> None:
         self._seen: Counter[tuple[str, ...]] = Counter()
 
-    def left_out_after(self, job: Job, result: CaseResult, waiting: deque[Job]) -> Iterator[CaseResult]:
-        """Note how `job` ended. If its crash was seen often enough, take all `waiting` jobs of its kernel out.
+    def left_out_after(
+        self, job: Job, result: CaseResult, waiting: deque[Job]
+    ) -> Iterator[CaseResult]:
+        """Note how `job` ended.
+
+        If its crash was seen often enough, take all `waiting` jobs of its kernel out.
 
         Yields their results.
         """
@@ -36,7 +46,10 @@ class RepeatedCrashes:
         if self._seen[kind] < MOST_ALIKE:
             return
         why = f"{crash.error or crash.cause} at {crash.at}"
-        reason = f"left out: {kernel} crashed {self._seen[kind]} times by {why}; mend that first, or add --keep-going"
+        reason = (
+            f"left out: {kernel} crashed {self._seen[kind]} times by {why}; mend that first, or add"
+            " --keep-going"
+        )
         for other in [other for other in waiting if kernel in _kernels_of(other)]:
             waiting.remove(other)
             yield CaseResult.of(other, Verdict.SKIP, reason=reason, cause=Code.LEFT_OUT)
@@ -45,4 +58,6 @@ class RepeatedCrashes:
 def _kernels_of(job: Job) -> list[str]:
     """The kernels of a user, as `op/name`, that the id of the case names."""
     named = [job.case.kernels()[field] for field in job.case.named]
-    return [name for name in named if job.plugins or (name in KERNELS and KERNELS.get(name).is_plugin)]
+    return [
+        name for name in named if job.plugins or (name in KERNELS and KERNELS.get(name).is_plugin)
+    ]

@@ -1,4 +1,7 @@
-"""The work of a run: jobs, judgement of faults and known failures, diagnosis. Each result is stored at once."""
+"""The work of a run: jobs, judgement of faults and known failures, diagnosis.
+
+Each result is stored at once.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +37,26 @@ KNOWN_ORACLE = "known"
 
 
 def run_jobs(
-    store: RunStore, pool: Pool, progress: Progress, *, max_failures: int | None = None, keep_going: bool = False
+    store: RunStore,
+    pool: Pool,
+    progress: Progress,
+    *,
+    max_failures: int | None = None,
+    keep_going: bool = False,
 ) -> None:
-    """Run what is left of a run: its jobs, and its controls (the same cases with a fault), or until `max_failures`.
+    """Run what is left of a run: its jobs, and its controls (the same cases with a fault), or until
+    `max_failures`.
 
-    Cases that would repeat a crash of a user's kernel are left out, see :class:`RepeatedCrashes`, unless `keep_going`.
-    Raises InputError if such a kernel cannot be called at all: its case stays unfinished.
+    Cases that would repeat a crash of a user's kernel are left out, see :class:`RepeatedCrashes`,
+    unless `keep_going`. Raises InputError if such a kernel cannot be called at all: its case stays
+    unfinished.
     """
     environment = pool.start()
     store.note_environment(environment.model_dump(mode="json"))
     planned = store.jobs_by_key()
     controls = {control.job.key: control for control in store.untried_controls()}
-    # A long case must not be the last to start, as all other workers would wait for it. A crash of a user's kernel is
-    # clearest in a call of it alone.
+    # A long case must not be the last to start, as all other workers would wait for it. A crash of
+    # a user's kernel is clearest in a call of it alone.
     jobs = sorted(
         [*store.unfinished(), *(control.job for control in controls.values())],
         key=lambda job: (not job.case.kind.asks_canary, bool(job.plugins) and job.case.op is None),
@@ -81,35 +91,51 @@ def run_jobs(
 def judge_faults(store: RunStore, pool: Pool) -> None:
     """Blame, judge and store each fault that was tried and is not judged yet."""
     tried = store.tried()
-    todo = [(control, tried[control.job.key]) for control in store.unfinished_controls() if control.job.key in tried]
+    todo = [
+        (control, tried[control.job.key])
+        for control in store.unfinished_controls()
+        if control.job.key in tried
+    ]
     failing = [(control.job, result) for control, result in todo if result.has_failed]
     blames = find_blame(pool, failing)
     clean = store.finished()
     for control, result in todo:
         blame, seconds = blames.get(control.job.key, (Blame(), 0.0))
-        store.add_fault(judge_fault(control.use, result, blame, seconds, clean.get(control.job.case.id)))
+        store.add_fault(
+            judge_fault(control.use, result, blame, seconds, clean.get(control.job.case.id))
+        )
 
 
 def diagnose(store: RunStore, pool: Pool, *, shrink_seconds: float = 0.0) -> None:
-    """Store the missing blames of failing cases, and the smallest case for each reason, within `shrink_seconds`."""
+    """Store the missing blames of failing cases, and the smallest case for each reason, within
+    `shrink_seconds`.
+    """
     session, jobs = Session(pool, Limits(shrink_seconds=shrink_seconds)), store.jobs_by_key()
     # A run that is resumed has new time for the searches that ran out of it.
     blamed = {key for key, blame in store.blames().items() if blame.cause != Code.OUT_OF_TIME}
     failures = [(jobs[result.key], result) for result in store.results() if result.has_failed]
-    for key, blame in session.explain([pair for pair in failures if pair[1].key not in blamed]).items():
+    for key, blame in session.explain(
+        [pair for pair in failures if pair[1].key not in blamed]
+    ).items():
         store.add_blame(key, blame)
     known = store.shrunk()
-    for shrunk in session.smallest([pair for pair in failures if pair[1].key not in known], store.blames()):
+    for shrunk in session.smallest(
+        [pair for pair in failures if pair[1].key not in known], store.blames()
+    ):
         store.add_shrunk(shrunk)
 
 
 def exit_code(
-    results: Sequence[CaseResult], faults: Sequence[FaultResult] = (), tried: Iterable[CaseResult] = ()
+    results: Sequence[CaseResult],
+    faults: Sequence[FaultResult] = (),
+    tried: Iterable[CaseResult] = (),
 ) -> int:
-    """0 if every case that ran passed, 1 for a regression or a fault not caught, 3 if the harness could not judge.
+    """0 if every case that ran passed, 1 for a regression or a fault not caught, 3 if the harness
+    could not judge.
 
-    A fault that is seen with another blame than declared is not caught: the blame is a part of the verdict.
-    `tried` are the results with `faults`. A fault with an error was not judged, so it was not missed.
+    A fault that is seen with another blame than declared is not caught: the blame is a part of the
+    verdict. `tried` are the results with `faults`. A fault with an error was not judged, so it was
+    not missed.
     """
     verdicts = {result.verdict for result in results}
     errors = {(result.fault, result.id) for result in tried if result.verdict is Verdict.ERROR}
@@ -120,9 +146,14 @@ def exit_code(
 
 
 def judge_fault(
-    use: FaultUse, result: CaseResult, blame: Blame, trial_seconds: float, clean: CaseResult | None = None
+    use: FaultUse,
+    result: CaseResult,
+    blame: Blame,
+    trial_seconds: float,
+    clean: CaseResult | None = None,
 ) -> FaultResult:
-    """Compare a result and its blame with the oracles and sites that the scenario declares for a fault.
+    """Compare a result and its blame with the oracles and sites that the scenario declares for a
+    fault.
 
     `clean` is the result of the same case without the fault, if it ran.
     """
@@ -130,7 +161,10 @@ def judge_fault(
     reason = _why_missed(use, result, by, clean)
     is_seen = not reason
     if is_seen and not use.allows_blame(blame.sites):
-        got, declared = ", ".join(blame.sites) or "no site", declared_blame(use.blames, use.may_blame)
+        got, declared = (
+            ", ".join(blame.sites) or "no site",
+            declared_blame(use.blames, use.may_blame),
+        )
         reason = f"seen by {', '.join(by)}, blamed {got} where {declared} was declared: {blame.how}"
     return FaultResult(
         fault=use.name,
@@ -152,10 +186,16 @@ def judge_fault(
     )
 
 
-def _why_missed(use: FaultUse, result: CaseResult, by: tuple[str, ...], clean: CaseResult | None) -> str:
-    """Why no declared oracle sees the fault, in a sentence; empty if one fires with it, and not without it."""
+def _why_missed(
+    use: FaultUse, result: CaseResult, by: tuple[str, ...], clean: CaseResult | None
+) -> str:
+    """Why no declared oracle sees the fault, in a sentence; empty if one fires with it, and not
+    without it.
+    """
     if result.verdict not in FAILED:
-        return f"the case ended in {result.verdict.value}" + (f": {result.reason}" if result.reason else "")
+        return f"the case ended in {result.verdict.value}" + (
+            f": {result.reason}" if result.reason else ""
+        )
     fired = [oracle for oracle in use.caught_by if oracle in by]
     if "answers" in use.caught_by and by == ("crash",):
         # An engine that died gave no answers. The stale memory decides whether it dies.
@@ -180,28 +220,39 @@ def known_entry(job: Job, versions: Mapping[str, str]) -> KnownFailure | None:
 
 
 def quarantined(job: Job, versions: Mapping[str, str]) -> CaseResult | None:
-    """The result of a case that must not be launched: `known`, or a skip of an injected bug; None for other cases."""
+    """The result of a case that must not be launched:
+
+    `known`, or a skip of an injected bug; None for other cases.
+    """
     entry = known_entry(job, versions)
     if entry is None or entry.run != "never":
         return None
     reason = f"{entry.issue}, known in {entry.where}: not launched, as the entry says `run: never`"
     return CaseResult.of(
-        job, Verdict.SKIP if job.fault else Verdict.KNOWN, cause=Code.KNOWN, reason=reason, known=entry
+        job,
+        Verdict.SKIP if job.fault else Verdict.KNOWN,
+        cause=Code.KNOWN,
+        reason=reason,
+        known=entry,
     )
 
 
 def apply_known(job: Job, result: CaseResult, versions: Mapping[str, str]) -> CaseResult:
-    """`result` with the verdict that the case's known failure of the installed release gives, if there is one.
+    """`result` with the verdict that the case's known failure of the installed release gives, if
+    there is one.
 
-    The expected failure gets the verdict `known`. A pass becomes a failure: the entry must go, as it would hide the
-    next regression. `versions` are the installed engines by name. A job with an injected bug is left as it is.
+    The expected failure gets the verdict `known`. A pass becomes a failure: the entry must go, as
+    it would hide the next regression. `versions` are the installed engines by name. A job with an
+    injected bug is left as it is.
     """
     entry = known_entry(job, versions)
     if entry is None or job.fault:
         return result
     where = f"{entry.issue}, known in {entry.where}"
     if result.verdict.value in entry.expect:
-        return result.but(verdict=Verdict.KNOWN, cause=Code.KNOWN, reason=f"{where}: {result.reason}", known=entry)
+        return result.but(
+            verdict=Verdict.KNOWN, cause=Code.KNOWN, reason=f"{where}: {result.reason}", known=entry
+        )
     if result.verdict is not Verdict.PASS:
         return result
     passing, mend = f"{entry.engine} {versions.get(entry.engine)}", "narrow its `versions`"

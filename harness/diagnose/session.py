@@ -1,4 +1,6 @@
-"""Diagnosis of failures within limits, for the command line: case, blame, first NaN, smallest case."""
+"""Diagnosis of failures within limits, for the command line: case, blame, first NaN, smallest
+case.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ MAX_CASES = 32
 
 @dataclass(slots=True)
 class Limits:
-    """The budget left to a session. One broken kernel fails everywhere for one reason, so a few cases are enough."""
+    """The budget left to a session.
+
+    One broken kernel fails everywhere for one reason, so a few cases are enough.
+    """
 
     num_blamed: int = 20
     """Failing cases that get a blame."""
@@ -52,13 +57,18 @@ class Session:
         self._shrunk: set[tuple[str, ...]] = set()
 
     def explain(self, failures: Iterable[Failure]) -> dict[str, Blame]:
-        """Key of each failing job -> its blame, with the first writer and reader if they can be recorded."""
+        """Key of each failing job -> its blame, with the first writer and reader if they can be
+        recorded.
+        """
         left = self._left
         # A trial of a hanging case would hang as well.
         quick = [(job, result) for job, result in failures if result.seconds < job.timeout_seconds]
-        # A trial of a serving engine lasts half a minute. Only `selftest` spends that time; here it is recorded once.
+        # A trial of a serving engine lasts half a minute. Only `selftest` spends that time; here it
+        # is recorded once.
         served = [(job, result) for job, result in quick if job.case.kind.serves][: left.num_served]
-        quick = [(job, result) for job, result in quick if not job.case.kind.serves][: left.num_blamed]
+        quick = [(job, result) for job, result in quick if not job.case.kind.serves][
+            : left.num_blamed
+        ]
         left.num_served -= len(served)
         left.num_blamed -= len(quick)
         found = find_blame(self._pool, quick, left.blames)
@@ -67,25 +77,36 @@ class Session:
         }
         return blames | self._with_first_nan(served + quick, blames)
 
-    def _with_first_nan(self, failures: Sequence[Failure], blames: dict[str, Blame]) -> dict[str, Blame]:
+    def _with_first_nan(
+        self, failures: Sequence[Failure], blames: dict[str, Blame]
+    ) -> dict[str, Blame]:
         left = self._left
         # Where the trials ran out of time, a recording would too.
         in_time = {key for key, blame in blames.items() if blame.cause != Code.OUT_OF_TIME}
-        able = [job for job, _ in failures if job.key in in_time and not why_not_recorded(job)][: left.num_recorded]
+        able = [job for job, _ in failures if job.key in in_time and not why_not_recorded(job)][
+            : left.num_recorded
+        ]
         left.recordings.seconds += sum(job.case.kind.serves for job in able) * left.served_seconds
         found = with_first_nan(self._pool, able, blames, left.recordings)
         left.num_recorded -= len(able)
         return found
 
     def smallest(self, failures: Iterable[Failure], blames: dict[str, Blame]) -> Iterator[Shrunk]:
-        """Yield the smallest case for each reason of failures. Each reason gets an equal share of the time left."""
+        """Yield the smallest case for each reason of failures.
+
+        Each reason gets an equal share of the time left.
+        """
         started = time.monotonic()
         deadline = started + self._left.shrink_seconds
         reasons: dict[tuple[str, ...], tuple[Job, CaseResult, Blame | None]] = {}
         for job, result in failures:
             if result.findings and not why_not(job):
                 blame = blames.get(result.key)
-                reason = (result.scenario, result.findings[0].oracle, *(blame.sites if blame else ()))
+                reason = (
+                    result.scenario,
+                    result.findings[0].oracle,
+                    *(blame.sites if blame else ()),
+                )
                 if reason not in self._shrunk:
                     reasons.setdefault(reason, (job, result, blame))
         self._shrunk |= reasons.keys()
@@ -93,14 +114,18 @@ class Session:
             left = deadline - time.monotonic()
             if left <= 0:
                 break
-            yield shrink(self._pool, job, result, blame=blame, seconds=left / (len(reasons) - place))
+            yield shrink(
+                self._pool, job, result, blame=blame, seconds=left / (len(reasons) - place)
+            )
         self._left.shrink_seconds -= time.monotonic() - started
 
 
 def with_first_nan(
     pool: Pool, failing: Iterable[Job], blames: dict[str, Blame], budget: Budget | None = None
 ) -> dict[str, Blame]:
-    """Run each failing job again with the recorder. Returns the blames with the first writer and first reader.
+    """Run each failing job again with the recorder.
+
+    Returns the blames with the first writer and first reader.
 
     Each run is charged to `budget`. The rest is left out when it is spent.
     """
@@ -135,7 +160,9 @@ def why_not_recorded(job: Job) -> str:
 
 
 def recorded_job(job: Job, blame: Blame) -> Job:
-    """The trial of a failing `job` with all its poison, which also finds the first reader of the memory to blame."""
+    """The trial of a failing `job` with all its poison, which also finds the first reader of the
+    memory to blame.
+    """
     case = job.case.but(params=job.case.params.recorded())
     # The search for a reader runs the case several times.
     return job.but(
@@ -148,7 +175,10 @@ def recorded_job(job: Job, blame: Blame) -> Job:
 
 
 def candidates(planner: Planner) -> list[Job]:
-    """The jobs to try for a failure, at most MAX_CASES. The points of a named scenario's faults come first."""
+    """The jobs to try for a failure, at most MAX_CASES.
+
+    The points of a named scenario's faults come first.
+    """
     wanted = planner.wanted
     declared = [
         case
@@ -162,7 +192,9 @@ def candidates(planner: Planner) -> list[Job]:
     return list(jobs.values())[:MAX_CASES]
 
 
-def first_failure(pool: Pool, jobs: list[Job], refusal: Callable[[Job], str] = why_not) -> tuple[Job, CaseResult]:
+def first_failure(
+    pool: Pool, jobs: list[Job], refusal: Callable[[Job], str] = why_not
+) -> tuple[Job, CaseResult]:
     """The first of `jobs` that fails, with its result. Raises InputError when none does.
 
     `refusal` returns why a job is of no use, in a sentence.
@@ -178,18 +210,28 @@ def first_failure(pool: Pool, jobs: list[Job], refusal: Callable[[Job], str] = w
                 return job, result
             passed.append(result)
     why = f": {passed[0].verdict.value}" + (f", {passed[0].reason}" if passed[0].reason else "")
-    some = f"{able[0].case.id}{why}" if len(able) == 1 else f"none of {len(able)} cases fails; {able[0].case.id}{why}"
+    some = (
+        f"{able[0].case.id}{why}"
+        if len(able) == 1
+        else f"none of {len(able)} cases fails; {able[0].case.id}{why}"
+    )
     hint = "inject a bug with --fault, or name a kernel with --kernel"
     raise InputError(f"{some}; only a failing case can be reduced: {hint}")
 
 
 def declared_oracle(wanted: Wanted, job: Job, result: CaseResult) -> str | None:
-    """The oracle that catches the fault of a job, as its scenario declares; None if no declared one found something.
+    """The oracle that catches the fault of a job, as its scenario declares; None if no declared one
+    found something.
 
     `result` is what the job ended in. A declaration may allow several oracles.
     """
     found = {finding.oracle for finding in result.findings}
-    uses = (use for scenario in load(wanted) if scenario.name == job.case.scenario for use in scenario.faults)
+    uses = (
+        use
+        for scenario in load(wanted)
+        if scenario.name == job.case.scenario
+        for use in scenario.faults
+    )
     declared = (oracle for use in uses if use.name == job.fault for oracle in use.caught_by)
     return next((oracle for oracle in declared if oracle in found), None)
 

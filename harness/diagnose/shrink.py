@@ -6,8 +6,8 @@ A smaller case counts if
 - it does not fail for this reason without poison, unless the first case does too.
 The last two rules exclude cases that are too small to run.
 
-A reduction never makes a case larger, so a series of reductions ends. Numbers shrink towards their least. Lists lose
-entries, and their entries shrink. Choices change to the plainest one.
+A reduction never makes a case larger, so a series of reductions ends. Numbers shrink towards their
+least. Lists lose entries, and their entries shrink. Choices change to the plainest one.
 """
 
 from __future__ import annotations
@@ -54,8 +54,13 @@ class _Search:
     num_trials: int = 0
     steps: list[ShrinkStep] = field(default_factory=list)
 
-    def smallest(self, blame: Blame, on_step: Callable[[ShrinkStep], None] | None = None) -> tuple[Case, Finding, bool]:
-        """Reduce all fields, until a round changes none. Returns the case, its finding, and if the time was enough."""
+    def smallest(
+        self, blame: Blame, on_step: Callable[[ShrinkStep], None] | None = None
+    ) -> tuple[Case, Finding, bool]:
+        """Reduce all fields, until a round changes none.
+
+        Returns the case, its finding, and if the time was enough.
+        """
         case, finding, changed = self.job.case, self.symptom, True
         if self.job.sites is not None:
             case = case.but(poison=case.poison.but(sites=self.job.sites))
@@ -68,7 +73,9 @@ class _Search:
                     reduction, finding = found
                     case, changed = reduction.case, True
                     texts = {"before": shown(reduction.before), "after": shown(reduction.after)}
-                    self.steps.append(ShrinkStep(what=reduction.what, tried=self.num_trials - before, **texts))
+                    self.steps.append(
+                        ShrinkStep(what=reduction.what, tried=self.num_trials - before, **texts)
+                    )
                     before = self.num_trials
                     if on_step is not None:
                         on_step(self.steps[-1])
@@ -82,7 +89,9 @@ class _Search:
         return [self._same(result) for result in results]
 
     def controls_hold(self, reduction: Reduction) -> bool:
-        """Whether the reduced case passes without the fault, and has another result without poison."""
+        """Whether the reduced case passes without the fault, and has another result without
+        poison.
+        """
         trial, is_fault = self._trial(reduction), self.job.fault is not None
         controls = [trial.but(fault=None)] if is_fault else []
         results = self._run([*controls, trial.but(sites=())] if self.needs_poison else controls)
@@ -95,7 +104,9 @@ class _Search:
 
     def _run(self, jobs: list[Job]) -> list[CaseResult]:
         first, self.num_trials = self.num_trials, self.num_trials + len(jobs)
-        numbered = [job.but(key=f"{self.job.key}~shrink:{number}") for number, job in enumerate(jobs, first)]
+        numbered = [
+            job.but(key=f"{self.job.key}~shrink:{number}") for number, job in enumerate(jobs, first)
+        ]
         return self.pool.run_in_order(numbered) if numbered else []
 
     def _same(self, result: CaseResult) -> Finding | None:
@@ -126,10 +137,10 @@ def shrink(
 ) -> Shrunk:
     """The smallest variant of `job.case` that fails as `result` does, with the steps to it.
 
-    The reason is the first finding of `oracle`, or else the primary finding. A missing `result` or `blame` is found
-    first, in extra time; a blame that is not found within `blame_budget` is done without. The answer is always
-    the same, unless `seconds` end the search (then `is_smallest` is false).
-    Raises InputError if the job does not fail or its system cannot be shrunk.
+    The reason is the first finding of `oracle`, or else the primary finding. A missing `result` or
+    `blame` is found first, in extra time; a blame that is not found within `blame_budget` is done
+    without. The answer is always the same, unless `seconds` end the search (then `is_smallest` is
+    false). Raises InputError if the job does not fail or its system cannot be shrunk.
     """
     if reason := why_not(job):
         raise InputError(f"{job.case.id}: {reason}")
@@ -137,7 +148,10 @@ def shrink(
     result = result or pool.run_in_order([job])[0]
     if not result.has_failed:
         reason = f" ({result.reason})" if result.reason else ""
-        raise InputError(f"{job.case.id}: ends in {result.verdict.value}{reason}; only a failing case can be shrunk")
+        raise InputError(
+            f"{job.case.id}: ends in {result.verdict.value}{reason}; only a failing case can be"
+            " shrunk"
+        )
     if blame is None or (not blame.trials and job.case.poison.sites):
         is_sought = blame_budget is None or not blame_budget.is_spent
         found = find_blame(pool, [(job, result)], blame_budget) if is_sought else {}
@@ -169,7 +183,9 @@ def job_of(job: Job, shrunk: Shrunk) -> Job:
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """One step towards a smaller case: the name of a value, its value before, and its value in `case`."""
+    """One step towards a smaller case: the name of a value, its value before, and its value in
+    `case`.
+    """
 
     what: str
     before: Any
@@ -178,22 +194,29 @@ class Reduction:
 
 
 def fields_of(case: Case) -> list[str]:
-    """The values of a case that can be reduced, in the order to try: poison first, then parameters."""
+    """The values of a case that can be reduced, in the order to try: poison first, then
+    parameters.
+    """
     names = list(type(case.params).model_fields)
     together = TOGETHER.get(case.op or "", ())
     ordered = sorted(names, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
     return ["sites", "patterns", "strict", *(["each request"] if together else []), *ordered]
 
 
-def reductions(base: Case, case: Case, field: str, blamed: Sequence[str] = ()) -> Iterator[Reduction]:
-    """Yield the legal cases that are smaller than `case` in `field`, the largest step first, as variants of `base`.
+def reductions(
+    base: Case, case: Case, field: str, blamed: Sequence[str] = ()
+) -> Iterator[Reduction]:
+    """Yield the legal cases that are smaller than `case` in `field`, the largest step first, as
+    variants of `base`.
 
     `blamed` are the sites to try first.
     """
     if field in ("sites", "patterns", "strict"):
         for value in _smaller_poison(case.poison, field, tuple(blamed)):
             poison = case.poison.model_copy(update={field: value})
-            yield Reduction(field, getattr(case.poison, field), value, vary(base, case.params, poison))
+            yield Reduction(
+                field, getattr(case.poison, field), value, vary(base, case.params, poison)
+            )
         return
     model, values = type(case.params), case.params.model_dump(mode="json")
     for before, changes in _smaller_params(case, values, field):
@@ -202,7 +225,9 @@ def reductions(base: Case, case: Case, field: str, blamed: Sequence[str] = ()) -
         except ValidationError:
             continue
         if params != case.params:
-            yield Reduction(field, before, changes.get(field, changes), vary(base, params, case.poison))
+            yield Reduction(
+                field, before, changes.get(field, changes), vary(base, params, case.poison)
+            )
 
 
 def _smaller_poison(plan: PoisonPlan, field: str, blamed: tuple[str, ...]) -> Iterator[Any]:
@@ -224,7 +249,13 @@ def _smaller_params(case: Case, values: Given, field: str) -> Iterator[tuple[Any
         names = TOGETHER[case.op or ""]
         requests = list(zip(*(values[name] for name in names), strict=True))
         for rest in fewer(requests, least=1):
-            yield requests, {name: list(column) for name, column in zip(names, zip(*rest, strict=True), strict=True)}
+            yield (
+                requests,
+                {
+                    name: list(column)
+                    for name, column in zip(names, zip(*rest, strict=True), strict=True)
+                },
+            )
         return
     value, needed = values[field], ONLY_WITH.get(field)
     if needed is not None and values.get(needed, "none") in (0, "none"):
@@ -236,16 +267,19 @@ def _smaller_params(case: Case, values: Given, field: str) -> Iterator[tuple[Any
 def _smaller(case: Case, field: str, value: Any) -> Iterator[Any]:
     default = type(case.params).model_fields[field].default
     if (op := case.kind.kernels_of(case.op).get(field)) is not None:
-        # The engine's default kernel instead of another built-in one. The kernel of a kernel case stays.
-        is_built_in = (name := f"{op}/{value}") in KERNELS and KERNELS.get(name).origin == "built in"
+        # The engine's default kernel instead of another built-in one. The kernel of a kernel case
+        # stays.
+        is_built_in = (name := f"{op}/{value}") in KERNELS and KERNELS.get(
+            name
+        ).origin == "built in"
         if not case.kind.with_op and value != default and is_built_in:
             yield default
     elif field in PLAINEST:
         plainest = PLAINEST[field]
         yield from plainest[: plainest.index(value)] if value in plainest else plainest
     elif field in POWERS:
-        # An engine's kernel is made for its sizes. With others it may take the worker down, and a new one imports the
-        # engine again.
+        # An engine's kernel is made for its sizes. With others it may take the worker down, and a
+        # new one imports the engine again.
         if not any(spec.origin in ENGINES for spec in case.known_kernels()):
             yield from (power for place in range(13) if (power := LEAST_POWER << place) < value)
     elif isinstance(value, list):
@@ -259,7 +293,9 @@ def _smaller(case: Case, field: str, value: Any) -> Iterator[Any]:
 
 
 def _smaller_list(values: list[Any], least: list[int], *, least_length: int) -> Iterator[list[Any]]:
-    """Yield lists with fewer entries, then with one smaller entry: a number, a pair of numbers or a word."""
+    """Yield lists with fewer entries, then with one smaller entry: a number, a pair of numbers or a
+    word.
+    """
     yield from (list(rest) for rest in fewer(values, least=least_length))
     for place, entry in enumerate(values):
         for smaller in _smaller_entry(entry, least):
@@ -277,7 +313,9 @@ def _smaller_entry(entry: Any, least: list[int]) -> Iterator[Any]:
 
 
 def _smaller_int(value: int, least: int) -> Iterator[int]:
-    """Yield the least and the next (the least may be illegal), then numbers nearer to `value` by halves."""
+    """Yield the least and the next (the least may be illegal), then numbers nearer to `value` by
+    halves.
+    """
     yield from (smaller for smaller in (least, least + 1) if smaller < value)
     gap = (value - least) // 2
     while gap >= 1:

@@ -1,10 +1,11 @@
 """The smallest set of options with which a combination of a survey still fails.
 
-The combinations themselves suggest it: the options that all failures of a kind share, and no right combination has. A
-trial with these alone is made first. Then each option of the failing combination is set back to its plain value; what
-still fails the same way without an option does not need it. Options are tried alone, side by side, and then all that
-were not needed together; only if this does not fail they are tried one after another. A combination that holds a set
-found before is counted to it, without trials. A known failure is reduced like any other.
+The combinations themselves suggest it: the options that all failures of a kind share, and no right
+combination has. A trial with these alone is made first. Then each option of the failing combination
+is set back to its plain value; what still fails the same way without an option does not need it.
+Options are tried alone, side by side, and then all that were not needed together; only if this does
+not fail they are tried one after another. A combination that holds a set found before is counted to
+it, without trials. A known failure is reduced like any other.
 """
 
 from __future__ import annotations
@@ -36,15 +37,19 @@ def smallest_sets(
 ) -> list[OptionSet]:
     """The sets of options that explain `failures`, in the order in which they were found.
 
-    `plain` has the plain value of each parameter, `right` are the combinations that did not fail. Trials stop after
-    `seconds`; what is left is returned as it is.
+    `plain` has the plain value of each parameter, `right` are the combinations that did not fail.
+    Trials stop after `seconds`; what is left is returned as it is.
     """
     deadline, found = time.monotonic() + seconds, list[OptionSet]()
     kinds = by_symptom(failures)
     for job, result in failures:
         place = next((i for i, one in enumerate(found) if _explains(one, job, result)), len(found))
         if place == len(found):
-            found.append(_reduced(pool, job, result, plain, deadline, suspected(kinds[_symptom(result)], right)))
+            found.append(
+                _reduced(
+                    pool, job, result, plain, deadline, suspected(kinds[_symptom(result)], right)
+                )
+            )
         found[place] = found[place].but(keys=(*found[place].keys, job.key))
     return found
 
@@ -63,9 +68,13 @@ def by_symptom(failures: Iterable[tuple[Job, CaseResult]]) -> dict[tuple[str, st
 
 
 def suspected(failures: Sequence[Params], right: Sequence[Params]) -> Given:
-    """The smallest set of options that all `failures` have and none of `right`; empty if several such sets fit."""
+    """The smallest set of options that all `failures` have and none of `right`; empty if several
+    such sets fit.
+    """
     first, *others = (params.model_dump(mode="json") for params in failures)
-    shared = [name for name, value in first.items() if all(other[name] == value for other in others)]
+    shared = [
+        name for name, value in first.items() if all(other[name] == value for other in others)
+    ]
     sound = [params.model_dump(mode="json") for params in right]
     varied = [name for name in shared if any(row[name] != first[name] for row in sound)]
     for size in range(1, MOST_SUSPECTED + 1):
@@ -79,14 +88,21 @@ def suspected(failures: Sequence[Params], right: Sequence[Params]) -> Given:
     return {}
 
 
-def _reduced(pool: Pool, job: Job, result: CaseResult, plain: Params, deadline: float, suspects: Given) -> OptionSet:
+def _reduced(
+    pool: Pool, job: Job, result: CaseResult, plain: Params, deadline: float, suspects: Given
+) -> OptionSet:
     case, smallest, num_trials = job.case, result, 0
     symptom = primary(result.findings)
 
     def fails_without(sets: Sequence[Sequence[str]]) -> list[tuple[Case, CaseResult] | None]:
-        """Set the options of each set back. Returns the case and its result where it fails as before."""
+        """Set the options of each set back.
+
+        Returns the case and its result where it fails as before.
+        """
         nonlocal num_trials
-        plainer = [case.params.but(**{name: getattr(plain, name) for name in names}) for names in sets]
+        plainer = [
+            case.params.but(**{name: getattr(plain, name) for name in names}) for names in sets
+        ]
         tried = [vary(case, params, case.poison) for params in plainer]
         num_trials += len(tried)
         trials = pool.run_in_order([job.but(key=one.id, case=one) for one in tried])
@@ -109,12 +125,16 @@ def _reduced(pool: Pool, job: Job, result: CaseResult, plain: Params, deadline: 
         found = reducer.first([[left.pop(0)]])
         case, smallest = found[1] if found else (case, smallest)
     options = _differing(case.params, plain)
-    return OptionSet(options=options, case=case, result=smallest, num_trials=num_trials, is_smallest=not left)
+    return OptionSet(
+        options=options, case=case, result=smallest, num_trials=num_trials, is_smallest=not left
+    )
 
 
 def _explains(one: OptionSet, job: Job, result: CaseResult) -> bool:
     given: dict[str, Any] = job.case.params.model_dump(mode="json")
-    return _symptom(one.result) == _symptom(result) and all(given[name] == value for name, value in one.options.items())
+    return _symptom(one.result) == _symptom(result) and all(
+        given[name] == value for name, value in one.options.items()
+    )
 
 
 def _symptom(result: CaseResult) -> tuple[str, str]:

@@ -1,8 +1,10 @@
-"""Traces of requests in time against a running server: drawn, steered by what the server's counters showed, and shrunk.
+"""Traces of requests in time against a running server: drawn, steered by what the server's counters
+showed, and shrunk.
 
-A trace is a script of bursts: prompts that share prefixes, with lengths at the borders of pages and chunks, streams
-that are closed early, arrivals apart by milliseconds. Its judgement is that of a script: each answer beside the same
-request asked alone. As a module, `python -m harness.diagnose.traces`, it is the child process of `serve-check`.
+A trace is a script of bursts: prompts that share prefixes, with lengths at the borders of pages and
+chunks, streams that are closed early, arrivals apart by milliseconds. Its judgement is that of a
+script: each answer beside the same request asked alone. As a module, `python -m
+harness.diagnose.traces`, it is the child process of `serve-check`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,16 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from harness.accuracy.script import FIRST_TOKEN, SCHEMAS, Pool, Request, Script, Step, length_of, requests_of
+from harness.accuracy.script import (
+    FIRST_TOKEN,
+    SCHEMAS,
+    Pool,
+    Request,
+    Script,
+    Step,
+    length_of,
+    requests_of,
+)
 from harness.accuracy.script_check import ALONE, Judged, ScriptCheck, check_script
 from harness.accuracy.script_server import Reply, ScriptServer
 from harness.core.cause_codes import Code
@@ -33,7 +44,8 @@ BUDGETS = ("1", "2", "8", "1p", "1p+1")
 MOST_ADAPTERS, LONGEST_VALUE = 4, 32
 """Adapters of a server that are drawn, and a budget that ends no answer with a schema."""
 TRIES = 3
-"""How often a smaller trace is tried before it counts as right: the order on a server is not the same each time.
+"""How often a smaller trace is tried before it counts as right: the order on a server is not the
+same each time.
 
 As often a trace that fails, and its requests alone, are taken again as they are.
 """
@@ -53,7 +65,9 @@ def drawn_step(draw: random.Random, pool: Pool) -> Step:
     most = (pool.num_pages - 2) * pool.page
     budget = draw.choice([text for text in BUDGETS if length_of(text, pool.page) < most // 2])
     room = most - length_of(budget, pool.page)
-    asked = tuple(_prompt(draw, pool.page, room) for _ in range(draw.choice((1, 2, 3, 4, 8, 8, 12))))
+    asked = tuple(
+        _prompt(draw, pool.page, room) for _ in range(draw.choice((1, 2, 3, 4, 8, 8, 12)))
+    )
     is_cut, gap = draw.random() < 0.3, draw.choice((0, 0, 1, 5, 20))
     return Step(
         ask=asked,
@@ -82,7 +96,8 @@ def _prompt(draw: random.Random, page: int, room: int) -> str:
 class Draws:
     """Half of its traces change a trace that showed what was seen least: hits, preemptions, drafts.
 
-    `more` has what requests of a step may carry, since version 2 of the draws. Without it all draws are as before.
+    `more` has what requests of a step may carry, since version 2 of the draws. Without it all draws
+    are as before.
     """
 
     seed: int
@@ -96,12 +111,19 @@ class Draws:
         steps = [drawn_step(draw, self.pool) for _ in range(draw.randint(1, 3))]
         later = random.Random(f"{self.seed}/{number}/2")
         for place, step in enumerate(steps):
-            drawn = {name: tuple(later.choice((None, *known)) for _ in step.ask) for name, known in self.more.items()}
-            steps[place] = step.but(**{name: values for name, values in drawn.items() if later.random() < 0.5})
+            drawn = {
+                name: tuple(later.choice((None, *known)) for _ in step.ask)
+                for name, known in self.more.items()
+            }
+            steps[place] = step.but(
+                **{name: values for name, values in drawn.items() if later.random() < 0.5}
+            )
         if self.kept and draw.random() < 0.5:
             rarest = self.kept[min(self.seen, key=lambda shown: self.seen[shown])].steps
             steps = [*rarest[-2:], steps[0]] if draw.random() < 0.5 else [steps[0], *rarest[:2]]
-        return Script(name="fuzz", summary=f"trace {number} of seed {self.seed}", steps=tuple(steps))
+        return Script(
+            name="fuzz", summary=f"trace {number} of seed {self.seed}", steps=tuple(steps)
+        )
 
     def note(self, trace: Script, judged: Judged) -> None:
         shown = frozenset(name for name, count in judged.events.items() if count)
@@ -110,7 +132,9 @@ class Draws:
 
 
 def smaller(trace: Script) -> Iterator[Script]:
-    """Traces with fewer steps, requests, pieces, tokens, aborts and delays, the largest step first."""
+    """Traces with fewer steps, requests, pieces, tokens, aborts and delays, the largest step
+    first.
+    """
 
     def changed(place: int, **more: Any) -> Script:
         steps = list(trace.steps)
@@ -122,10 +146,15 @@ def smaller(trace: Script) -> Iterator[Script]:
     for place, step in enumerate(trace.steps):
         for kept in fewer(range(len(step.ask)), least=1):
             names = ("ask", "abort_after", "arrive_ms", "models", "schemas")
-            yield changed(place, **{n: tuple(getattr(step, n)[i] for i in kept) for n in names if getattr(step, n)})
+            yield changed(
+                place,
+                **{n: tuple(getattr(step, n)[i] for i in kept) for n in names if getattr(step, n)},
+            )
         plain: dict[str, Any] = {"models": (), "schemas": (), "arrive_ms": (), "abort_after": ()}
         plain |= {"together": False, "max_tokens": "1"}
-        yield from (changed(place, **{n: value}) for n, value in plain.items() if getattr(step, n) != value)
+        yield from (
+            changed(place, **{n: value}) for n, value in plain.items() if getattr(step, n) != value
+        )
         for number, prompt in enumerate(step.ask):
             for pieces in fewer(prompt.split(), least=1):
                 asked = (*step.ask[:number], " ".join(pieces), *step.ask[number + 1 :])
@@ -136,7 +165,11 @@ def offered(server: ScriptServer) -> dict[str, list[str]]:
     """The adapters and schemas that the server answers by: each is asked for once."""
     one = Request("one token", (FIRST_TOKEN,), LONGEST_VALUE, "own")
     found: dict[str, list[str]] = {
-        "models": [name for name in server.adapters()[:MOST_ADAPTERS] if server.has(replace(one, model=name))],
+        "models": [
+            name
+            for name in server.adapters()[:MOST_ADAPTERS]
+            if server.has(replace(one, model=name))
+        ],
         "schemas": [name for name in SCHEMAS if server.has(replace(one, schema=name))],
     }
     return {name: known for name, known in found.items() if known}
@@ -145,18 +178,32 @@ def offered(server: ScriptServer) -> dict[str, list[str]]:
 class _Fuzz:
     def __init__(self, check: TraceCheck) -> None:
         self.check, self.references = check, dict[Request, Reply]()
-        with closing(ScriptServer(check.url, served_model=check.served_model, timeout=check.timeout)) as server:
+        with closing(
+            ScriptServer(check.url, served_model=check.served_model, timeout=check.timeout)
+        ) as server:
             more, pool, longest = offered(server), server.metrics().cache, server.longest()
-            self.total = Judged(server.identity.model, f"fuzz,seed={check.seed}" + (",draws=2" if more else ""))
-            self.total.notes += [f"{name} of the server: {', '.join(known)}" for name, known in more.items()]
+            self.total = Judged(
+                server.identity.model, f"fuzz,seed={check.seed}" + (",draws=2" if more else "")
+            )
+            self.total.notes += [
+                f"{name} of the server: {', '.join(known)}" for name, known in more.items()
+            ]
         if pool is None:
-            raise Refused("the server's /metrics do not say the pages of its cache, which the lengths follow")
+            raise Refused(
+                "the server's /metrics do not say the pages of its cache, which the lengths follow"
+            )
         # Two pages of the pool stay free: so many tokens are the longest request.
-        self.pool, fitting = pool, replace(pool, num_pages=min(pool.num_pages, longest // pool.page + 2))
+        self.pool, fitting = (
+            pool,
+            replace(pool, num_pages=min(pool.num_pages, longest // pool.page + 2)),
+        )
         self.draws = Draws(check.seed, fitting, more=more)
 
     def run(self, say: Callable[[dict[str, Any]], object]) -> Script | None:
-        """Take the traces to the server until one fails, and `say` how far it is. Returns that trace, shrunk."""
+        """Take the traces to the server until one fails, and `say` how far it is.
+
+        Returns that trace, shrunk.
+        """
         for number in range(self.check.fuzz):
             if number and number % 10 == 0:
                 say({"words": f"{number} of {self.check.fuzz} traces pass"})
@@ -171,8 +218,13 @@ class _Fuzz:
                 trace = self._shrunk(trace, judged)
                 self._repeat(trace)
                 return trace
-        kinds = [f"{count} with {', '.join(sorted(kind)) or 'none'}" for kind, count in self.draws.seen.items()]
-        self.total.notes.append(f"{self.check.fuzz} traces by the counters that they moved: {'; '.join(kinds)}")
+        kinds = [
+            f"{count} with {', '.join(sorted(kind)) or 'none'}"
+            for kind, count in self.draws.seen.items()
+        ]
+        self.total.notes.append(
+            f"{self.check.fuzz} traces by the counters that they moved: {'; '.join(kinds)}"
+        )
         return None
 
     def _judged(self, trace: Script, known: dict[Request, Reply] | None = None) -> Judged:
@@ -208,26 +260,51 @@ class _Fuzz:
 
     def _again(self, trace: Script) -> Judged:
         """The trace once more. A fault of a lone answer shows only where it is asked again."""
-        return self._judged(trace, {} if any(finding.where == ALONE for finding in self.total.findings) else None)
+        return self._judged(
+            trace, {} if any(finding.where == ALONE for finding in self.total.findings) else None
+        )
 
     def _repeat(self, trace: Script) -> None:
-        """Note what tells noise from a bug: how often the trace fails as it is, and its requests asked alone."""
+        """Note what tells noise from a bug: how often the trace fails as it is, and its requests
+        asked alone.
+        """
         failed = sum(bool(self._again(trace).findings) for _ in range(TRIES))
-        self.total.notes.append(f"taken again as it is, the trace fails in {failed} of {TRIES} tries")
-        requests = [one.alone for step in trace.steps for one in requests_of(trace, step, self.pool)]
+        self.total.notes.append(
+            f"taken again as it is, the trace fails in {failed} of {TRIES} tries"
+        )
+        requests = [
+            one.alone for step in trace.steps for one in requests_of(trace, step, self.pool)
+        ]
         with closing(ScriptServer(self.check.url, served_model=self.check.served_model)) as server:
             for request in list(dict.fromkeys(requests))[:4]:
                 answers = server.ask_alone([request] * TRIES)
-                widest = [sorted((margin for margin, _ in scores), reverse=True)[:2] for _, scores in answers if scores]
+                widest = [
+                    sorted((margin for margin, _ in scores), reverse=True)[:2]
+                    for _, scores in answers
+                    if scores
+                ]
                 shown = "; ".join(", ".join(f"{margin:.3f}" for margin in two) for two in widest)
-                count = f"{len({reply.tokens for reply, _ in answers})} different answers in {TRIES} tries"
+                count = (
+                    f"{len({reply.tokens for reply, _ in answers})} different answers in {TRIES}"
+                    " tries"
+                )
                 shown = f"the widest margins of a prefill, nats: {shown or 'unknown'}"
                 self.total.notes.append(f"request {request.label} alone: {count}; {shown}")
 
 
-def trace_script(check: ScriptCheck, model: str, steps: Sequence[tuple[bool, Sequence[Request]]]) -> str:
-    """A trace as a script that needs `httpx` alone. A step says whether its requests come at once."""
-    asked = {"url": check.url.rstrip("/"), "model": model, "near": 2 * check.tolerance, "timeout": check.timeout}
+def trace_script(
+    check: ScriptCheck, model: str, steps: Sequence[tuple[bool, Sequence[Request]]]
+) -> str:
+    """A trace as a script that needs `httpx` alone.
+
+    A step says whether its requests come at once.
+    """
+    asked = {
+        "url": check.url.rstrip("/"),
+        "model": model,
+        "near": 2 * check.tolerance,
+        "timeout": check.timeout,
+    }
     return templates().get_template("trace.py.j2").render(asked, steps=steps)
 
 
@@ -236,7 +313,10 @@ def _has_died(judged: Judged) -> bool:
 
 
 def answer(check: TraceCheck, say: Callable[[dict[str, Any]], object] = dict) -> dict[str, Any]:
-    """Take the script, or drawn traces, to the server. Returns what was found; of a trace that fails also a script."""
+    """Take the script, or drawn traces, to the server.
+
+    Returns what was found; of a trace that fails also a script.
+    """
     if not check.fuzz:
         return _shown(check_script(check))
     found, script = _Fuzz(check), ""
@@ -244,13 +324,25 @@ def answer(check: TraceCheck, say: Callable[[dict[str, Any]], object] = dict) ->
     if trace is not None:
         steps = [requests_of(trace, step, found.pool) for step in trace.steps]
         together = [step.together for step in trace.steps]
-        script = trace_script(check, found.total.model.removeprefix("server:"), list(zip(together, steps, strict=True)))
-    return _shown(found.total, trace=trace and trace.model_dump(mode="json", exclude_defaults=True), python=script)
+        script = trace_script(
+            check,
+            found.total.model.removeprefix("server:"),
+            list(zip(together, steps, strict=True)),
+        )
+    return _shown(
+        found.total,
+        trace=trace and trace.model_dump(mode="json", exclude_defaults=True),
+        python=script,
+    )
 
 
 def _shown(judged: Judged, **more: Any) -> dict[str, Any]:
     found = judged.as_dict() | more
-    return {"found": found, "lines": judged.lines(), "result": judged.result().model_dump(mode="json")}
+    return {
+        "found": found,
+        "lines": judged.lines(),
+        "result": judged.result().model_dump(mode="json"),
+    }
 
 
 def _main(parent: protocol.Parent) -> None:

@@ -1,7 +1,7 @@
 """Attention layers on paged memory: MLA with full attention or a window, and Kimi Delta Attention.
 
-An MLA layer decodes in the absorbed form. It prefills by suffix, context chunks and merges, or over the pages still in
-the window.
+An MLA layer decodes in the absorbed form. It prefills by suffix, context chunks and merges, or over
+the pages still in the window.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from harness.memory.graph.launch import launch
 
 @dataclass(slots=True, eq=False)
 class PagedMLA:
-    """One MLA layer with full attention. T tokens, H heads, R latent rank, E rope dim, D = R + E, V value dim."""
+    """One MLA layer with full attention.
+
+    T tokens, H heads, R latent rank, E rope dim, D = R + E, V value dim.
+    """
 
     attention: MLAAttention
     layer: int
@@ -35,7 +38,10 @@ class PagedMLA:
     num_ranks: int = 1
 
     def __call__(self, x: Tensor, batch: Batch, memory: PagedMemory) -> Tensor:
-        """x: [T, hidden] -> [T, hidden]. Stores the new latents, then attends. Padded rows are undefined."""
+        """x: [T, hidden] -> [T, hidden].
+
+        Stores the new latents, then attends. Padded rows are undefined.
+        """
         attention = self.attention
         cache, kv_scale = memory.latents(self.layer), memory.layout.scale_of(self.layer)
         q_nope, q_pe = attention.project_q(x, batch.positions)
@@ -62,9 +68,16 @@ class PagedMLA:
         return inputs.block_table, {}
 
     def _decode(
-        self, q_nope: Tensor, q_pe: Tensor, memory: PagedMemory, inputs: DecodeInputs, slots: Tensor | None
+        self,
+        q_nope: Tensor,
+        q_pe: Tensor,
+        memory: PagedMemory,
+        inputs: DecodeInputs,
+        slots: Tensor | None,
     ) -> Tensor:
-        """q_nope [B * S, H, nope], q_pe [B * S, H, E] -> [B * S, H, V]: attention over the latents."""
+        """q_nope [B * S, H, nope], q_pe [B * S, H, E] -> [B * S, H, V]: attention over the
+        latents.
+        """
         attention = self.attention
         block_table, options = self._table(inputs)
         workspace, parts = self.kernels.workspace, (attention.absorb_q(q_nope, slots), q_pe)
@@ -78,7 +91,10 @@ class PagedMLA:
             inputs.metadata.plan = self.kernels.mla_decode_plan(
                 inputs.seq_lens, num_heads=attention.num_heads, **self.kernels.plan_options
             )
-        options = options | {"kv_scale": memory.layout.scale_of(self.layer), "metadata": inputs.metadata.plan}
+        options = options | {
+            "kv_scale": memory.layout.scale_of(self.layer),
+            "metadata": inputs.metadata.plan,
+        }
         cache = memory.latents(self.layer)
         out, _ = self.kernels.mla_decode(
             q, cache, block_table, inputs.seq_lens, scale=attention.softmax_scale, **options
@@ -88,12 +104,19 @@ class PagedMLA:
         return attention.expand_v(out.flatten(0, 1), slots)
 
     def _prefill(
-        self, q: Tensor, kv_c: Tensor, k_pe: Tensor, memory: PagedMemory, requests: tuple[PrefillRequest, ...]
+        self,
+        q: Tensor,
+        kv_c: Tensor,
+        k_pe: Tensor,
+        memory: PagedMemory,
+        requests: tuple[PrefillRequest, ...],
     ) -> Tensor:
-        """q [T, H, Dq], kv_c [T, R], k_pe [T, E] of a whole batch -> [T', H, V] of the prompts at its end.
+        """q [T, H, Dq], kv_c [T, R], k_pe [T, E] of a whole batch -> [T', H, V] of the prompts at
+        its end.
 
-        Chunks of context are merged one by one. The first merge gets the number of tokens with context. In later
-        merges a row without context left has an lse of -inf and an unwritten output (PR 36540, PR 49294).
+        Chunks of context are merged one by one. The first merge gets the number of tokens with
+        context. In later merges a row without context left has an lse of -inf and an unwritten
+        output (PR 36540, PR 49294).
         """
         attention, cache = self.attention, memory.latents(self.layer)
         kv_scale, rank = memory.layout.scale_of(self.layer), attention.kv_lora_rank
@@ -102,14 +125,18 @@ class PagedMLA:
         q, kv_c, k_pe = rows_of_prompts(q, kv_c, k_pe, first)
         k, v = attention.expand_kv(kv_c, k_pe, slots_of_prompts(requests, spans, q.device))
         out, lse = causal_attention(q, k, v, spans, attention.softmax_scale)
-        query_start_loc = torch.tensor([0, *(end for _, end in spans)], dtype=torch.int32, device=q.device)
+        query_start_loc = torch.tensor(
+            [0, *(end for _, end in spans)], dtype=torch.int32, device=q.device
+        )
         with_context: int | None = tokens_with_context(requests)
         chunks = context_chunks(requests, self.context_chunk)
         for part in (part for chunk in chunks for part in split_among_ranks(chunk, self.num_ranks)):
             if any(part):
                 latents, chunk_start_loc = gather_context(cache, requests, part, kv_scale)
                 slots = slots_of_prompts(requests, [(0, len(span)) for span in part], q.device)
-                k, v = attention.expand_kv(latents[:, :rank].to(q.dtype), latents[:, rank:].to(q.dtype), slots)
+                k, v = attention.expand_kv(
+                    latents[:, :rank].to(q.dtype), latents[:, rank:].to(q.dtype), slots
+                )
                 chunk_out, chunk_lse = self.kernels.context_attention(
                     q, k, v, query_start_loc, chunk_start_loc, scale=attention.softmax_scale
                 )
@@ -125,11 +152,16 @@ class PagedMLA:
 def slots_of_prompts(
     requests: tuple[PrefillRequest, ...], spans: list[tuple[int, int]], device: torch.device
 ) -> Tensor | None:
-    """The adapter's slot of each token of the requests' `spans`, one after another; None if no request has one."""
+    """The adapter's slot of each token of the requests' `spans`, one after another; None if no
+    request has one.
+    """
     if not any(request.adapter for request in requests):
         return None
     pairs = zip(requests, spans, strict=True)
-    return torch.tensor([request.adapter for request, (start, end) in pairs for _ in range(start, end)], device=device)
+    return torch.tensor(
+        [request.adapter for request, (start, end) in pairs for _ in range(start, end)],
+        device=device,
+    )
 
 
 def tokens_with_context(requests: tuple[PrefillRequest, ...]) -> int:
@@ -142,13 +174,19 @@ def tokens_with_context(requests: tuple[PrefillRequest, ...]) -> int:
 
 
 @seam("batch.decode-prefill-border")
-def rows_of_prompts(q: Tensor, kv_c: Tensor, k_pe: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The prompts' rows of a mixed batch: [T, ...] from row `first` on, behind the decodes (PR 14253)."""
+def rows_of_prompts(
+    q: Tensor, kv_c: Tensor, k_pe: Tensor, first: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The prompts' rows of a mixed batch: [T, ...] from row `first` on, behind the decodes (PR
+    14253).
+    """
     return q[first:], kv_c[first:], k_pe[first:]
 
 
 def store_live_rows(out: Tensor, seq_lens: Tensor, output: Tensor) -> Tensor:
-    """Copy `out` [B, S, H, R] into the persistent buffer `output`, with zeros in padded rows (PR 37442)."""
+    """Copy `out` [B, S, H, R] into the persistent buffer `output`, with zeros in padded rows (PR
+    37442).
+    """
     live = (seq_lens > 0).view(-1, 1, 1, 1)
     return output.copy_(torch.where(live, out, torch.zeros_like(out)))
 
@@ -156,7 +194,8 @@ def store_live_rows(out: Tensor, seq_lens: Tensor, output: Tensor) -> Tensor:
 def causal_attention(
     q: Tensor, k: Tensor, v: Tensor, spans: list[tuple[int, int]], scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Attention of new tokens to each other: q, k [T, H, Dq], v [T, H, V] -> out [T, H, V], lse [H, T] float32.
+    """Attention of new tokens to each other: q, k [T, H, Dq], v [T, H, V] -> out [T, H, V], lse [H,
+    T] float32.
 
     `spans` are the rows of each request.
     """
@@ -175,10 +214,11 @@ def causal_attention(
 def padded_causal_attention(
     q: Tensor, k: Tensor, v: Tensor, spans: list[tuple[int, int]], scale: float
 ) -> tuple[Tensor, Tensor]:
-    """As `causal_attention`, with its shapes, and all requests padded to the longest: launches cost a GPU more.
+    """As `causal_attention`, with its shapes, and all requests padded to the longest: launches cost
+    a GPU more.
 
-    Padding follows a request's tokens, so the causal mask hides its scores. Its values are zeroed, because a weight
-    of 0 does not remove NaN.
+    Padding follows a request's tokens, so the causal mask hides its scores. Its values are zeroed,
+    because a weight of 0 does not remove NaN.
     """
     longest = max(end - start for start, end in spans)
     bounds = torch.tensor(spans, device=q.device)
@@ -201,7 +241,8 @@ def padded_causal_attention(
 
 
 def context_chunks(requests: tuple[PrefillRequest, ...], context_chunk: int) -> list[list[range]]:
-    """For each chunk of context, the positions of each request (an empty range where it has none left).
+    """For each chunk of context, the positions of each request (an empty range where it has none
+    left).
 
     The requests with context share the `context_chunk` tokens of a chunk evenly.
     """
@@ -219,15 +260,22 @@ def context_chunks(requests: tuple[PrefillRequest, ...], context_chunk: int) -> 
 def gather_context(
     cache: Tensor, requests: tuple[PrefillRequest, ...], chunk: list[range], kv_scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Latents [C, D] float32 of a chunk, read from the paged cache [N, P, D], and each request's offsets [B + 1].
+    """Latents [C, D] float32 of a chunk, read from the paged cache [N, P, D], and each request's
+    offsets [B + 1].
 
     Raises IllegalAddress for a page outside the pool.
     """
-    blocks = [request.blocks[p // PAGE_SIZE] for request, span in zip(requests, chunk, strict=True) for p in span]
+    blocks = [
+        request.blocks[p // PAGE_SIZE]
+        for request, span in zip(requests, chunk, strict=True)
+        for p in span
+    ]
     offsets = [position % PAGE_SIZE for span in chunk for position in span]
     ends = torch.tensor([len(span) for span in chunk]).cumsum(0)
     chunk_start_loc = torch.cat((torch.zeros(1, dtype=torch.int64), ends)).to(torch.int32)
-    where = (torch.tensor(values, dtype=torch.int64, device=cache.device) for values in (blocks, offsets))
+    where = (
+        torch.tensor(values, dtype=torch.int64, device=cache.device) for values in (blocks, offsets)
+    )
     return launch(_gather, cache, *where, kv_scale), chunk_start_loc.to(cache.device)
 
 
@@ -241,17 +289,24 @@ def _gather(cache: Tensor, blocks: Tensor, offsets: Tensor, kv_scale: float | No
 
 
 def split_among_ranks(chunk: list[range], num_ranks: int) -> list[list[range]]:
-    """The part of a chunk of context that each rank holds: every `num_ranks`-th position of each request."""
+    """The part of a chunk of context that each rank holds: every `num_ranks`-th position of each
+    request.
+    """
     spans = [shared_keys(span, num_ranks) for span in chunk]
     return [
-        [range(span.start + (rank - span.start) % num_ranks, span.stop, num_ranks) for span in spans]
+        [
+            range(span.start + (rank - span.start) % num_ranks, span.stop, num_ranks)
+            for span in spans
+        ]
         for rank in range(num_ranks)
     ]
 
 
 @seam("context.prefix-minus-padded", "context.owner-without-last-key")
 def shared_keys(span: range, num_ranks: int) -> range:
-    """The keys of a request that the ranks share: all, whatever the batch is padded to (sgl-project/sglang#23415)."""
+    """The keys of a request that the ranks share: all, whatever the batch is padded to
+    (sgl-project/sglang#23415).
+    """
     return span
 
 
@@ -284,7 +339,12 @@ class PagedWindowMLA(PagedMLA):
         return self.attention.sliding_window
 
     def _prefill(
-        self, q: Tensor, kv_c: Tensor, k_pe: Tensor, memory: PagedMemory, requests: tuple[PrefillRequest, ...]
+        self,
+        q: Tensor,
+        kv_c: Tensor,
+        k_pe: Tensor,
+        memory: PagedMemory,
+        requests: tuple[PrefillRequest, ...],
     ) -> Tensor:
         """As the full layer's, without chunks: a window of context is short."""
         attention, outs = self.attention, []
@@ -293,12 +353,17 @@ class PagedWindowMLA(PagedMLA):
             rows = slice(request.start, request.end)
             first = max(request.context_len - self._window + 1, 0)
             paged = replace(request, blocks=request.window_blocks)
-            latents, _ = gather_context(cache, (paged,), [range(first, request.context_len)], kv_scale)
+            latents, _ = gather_context(
+                cache, (paged,), [range(first, request.context_len)], kv_scale
+            )
             latents, rank = latents.to(q.dtype), attention.kv_lora_rank
             k, v = attention.expand_kv(
-                torch.cat((latents[:, :rank], kv_c[rows])), torch.cat((latents[:, rank:], k_pe[rows]))
+                torch.cat((latents[:, :rank], kv_c[rows])),
+                torch.cat((latents[:, rank:], k_pe[rows])),
             )
-            positions = torch.arange(request.context_len, request.context_len + request.end - request.start)
+            positions = torch.arange(
+                request.context_len, request.context_len + request.end - request.start
+            )
             keys = torch.arange(first, int(positions[-1]) + 1)
             hidden = (keys > positions[:, None]) | (keys <= positions[:, None] - self._window)
             scores = torch.einsum("qhd,khd->hqk", q[rows], k) * attention.softmax_scale
@@ -309,7 +374,10 @@ class PagedWindowMLA(PagedMLA):
 
 @dataclass(slots=True, eq=False)
 class PagedKDA:
-    """One linear-attention layer. A request's first tokens start from zeros, whatever its block held."""
+    """One linear-attention layer.
+
+    A request's first tokens start from zeros, whatever its block held.
+    """
 
     attention: KimiDeltaAttention
     layer: int
@@ -320,8 +388,13 @@ class PagedKDA:
         parts = []
         if batch.decode is not None:
             rows = x[: batch.num_decode_tokens]
-            parts.append(launch(update_states, self.attention, rows, conv, ssm, batch.decode.state_blocks))
-        parts += [self._prefill(x[request.start : request.end], conv, ssm, request) for request in batch.prefill]
+            parts.append(
+                launch(update_states, self.attention, rows, conv, ssm, batch.decode.state_blocks)
+            )
+        parts += [
+            self._prefill(x[request.start : request.end], conv, ssm, request)
+            for request in batch.prefill
+        ]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _prefill(self, x: Tensor, conv: Tensor, ssm: Tensor, request: PrefillRequest) -> Tensor:
@@ -334,11 +407,13 @@ class PagedKDA:
         return out
 
 
-def update_states(attention: KimiDeltaAttention, x: Tensor, conv: Tensor, ssm: Tensor, state_blocks: Tensor) -> Tensor:
+def update_states(
+    attention: KimiDeltaAttention, x: Tensor, conv: Tensor, ssm: Tensor, state_blocks: Tensor
+) -> Tensor:
     """One token for each of B requests: x [B, hidden], state_blocks [B] int32 -> [B, hidden].
 
-    Rows with the null block are padding: their output is undefined and their state is not written (PR 39064). Raises
-    IllegalAddress for a block outside the pool.
+    Rows with the null block are padding: their output is undefined and their state is not written
+    (PR 39064). Raises IllegalAddress for a block outside the pool.
     """
     blocks = state_rows(state_blocks, conv.shape[0])
     # A graph cannot hold a list of live rows, so padding writes the state that it read.
@@ -362,7 +437,9 @@ def owns_state(blocks: Tensor) -> Tensor:
 
 @seam("index.block-ids-clipped")
 def state_rows(state_blocks: Tensor, num_blocks: int) -> Tensor:
-    """The rows [B] int64 of the states of `state_blocks` [B]. Raises IllegalAddress outside the pool.
+    """The rows [B] int64 of the states of `state_blocks` [B].
+
+    Raises IllegalAddress outside the pool.
 
     Ids are not clipped: requests with clipped ids would share the last state.
     """

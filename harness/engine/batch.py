@@ -19,8 +19,8 @@ from harness.memory.poison.patterns import Poison
 class Padding:
     """How an engine treats padded requests and tokens.
 
-    Their latents are stored in `trash_block`, or nowhere if it is None. Each padded query token has `num_keys` keys:
-    0, or 1, which is the first slot of the null block.
+    Their latents are stored in `trash_block`, or nowhere if it is None. Each padded query token has
+    `num_keys` keys: 0, or 1, which is the first slot of the null block.
     """
 
     trash_block: int | None = None
@@ -49,12 +49,14 @@ def tensors_by_name(inputs: DecodeInputs | Batch) -> dict[str, Tensor]:
 
 @dataclass(slots=True)
 class DecodeInputs:
-    """B requests with S = `query_len` new tokens each, the first tokens of a batch; M table columns.
+    """B requests with S = `query_len` new tokens each, the first tokens of a batch; M table
+    columns.
 
-    block_table [B, M] int32; seq_lens [B] int32, new tokens included, 0 for padding; state_blocks [B] int32, the null
-    block for padding; num_live [1] int32, the number of live rows among B * S. `output` [B, S, H, R] is the persistent
-    decode output of an engine that keeps one. `window_table` [B, M] int32 is the block table of window layers, with the
-    null block for evicted pages.
+    block_table [B, M] int32; seq_lens [B] int32, new tokens included, 0 for padding; state_blocks
+    [B] int32, the null block for padding; num_live [1] int32, the number of live rows among B * S.
+    `output` [B, S, H, R] is the persistent decode output of an engine that keeps one.
+    `window_table` [B, M] int32 is the block table of window layers, with the null block for evicted
+    pages.
     """
 
     block_table: Tensor
@@ -68,13 +70,17 @@ class DecodeInputs:
 
     def head(self, size: int) -> DecodeInputs:
         """The first `size` rows, as views: a graph of that size reads these addresses."""
-        views: dict[str, Any] = {name: tensor[:size] for name, tensor in tensors_by_name(self).items()}
+        views: dict[str, Any] = {
+            name: tensor[:size] for name, tensor in tensors_by_name(self).items()
+        }
         return replace(self, **views | {"num_live": self.num_live})
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillRequest:
-    """One request's new tokens in a batch: rows `start` to `end`, after `context_len` cached tokens."""
+    """One request's new tokens in a batch: rows `start` to `end`, after `context_len` cached
+    tokens.
+    """
 
     start: int
     end: int
@@ -87,13 +93,15 @@ class PrefillRequest:
 
 @dataclass(slots=True)
 class Batch:
-    """The inputs of one forward over T tokens: decodes first, then prompts, the longest context first.
+    """The inputs of one forward over T tokens: decodes first, then prompts, the longest context
+    first.
 
-    hidden [T, hidden] embeddings; positions [T] int64; slot_mapping [T] int64, -1 for tokens that are not stored;
-    window_slots [T] int64, the same for window layers. `table_pad` [M] fills the block table of a prompt past its
-    pages. `backend_slots` [T] int64 is the attention backend's copy of a graph's slot_mapping, made when metadata is
-    built. Without it the backend reads slot_mapping. `adapters` [T] int64 is the slot of each token's adapter.
-    `next_tokens` [T] int64 is the known token behind each one, -1 where the target has to choose it, for a drafter.
+    hidden [T, hidden] embeddings; positions [T] int64; slot_mapping [T] int64, -1 for tokens that
+    are not stored; window_slots [T] int64, the same for window layers. `table_pad` [M] fills the
+    block table of a prompt past its pages. `backend_slots` [T] int64 is the attention backend's
+    copy of a graph's slot_mapping, made when metadata is built. Without it the backend reads
+    slot_mapping. `adapters` [T] int64 is the slot of each token's adapter. `next_tokens` [T] int64
+    is the known token behind each one, -1 where the target has to choose it, for a drafter.
     """
 
     hidden: Tensor
@@ -125,7 +133,9 @@ class Batch:
     def head(self, size: int) -> Batch:
         assert self.decode is not None
         rows = size * self.decode.query_len
-        views: dict[str, Any] = {name: tensor[:rows] for name, tensor in tensors_by_name(self).items()}
+        views: dict[str, Any] = {
+            name: tensor[:rows] for name, tensor in tensors_by_name(self).items()
+        }
         return replace(self, **views, decode=self.decode.head(size))
 
 
@@ -133,7 +143,8 @@ class Batch:
 def order(scheduled: tuple[ScheduledSequence, ...]) -> list[ScheduledSequence]:
     """Decoding requests first, then prompts, the longest context first.
 
-    A decode with drafts has several tokens. It stands before each chunk of a prompt as well (PR 55894).
+    A decode with drafts has several tokens. It stands before each chunk of a prompt as well (PR
+    55894).
     """
     decodes = [item for item in scheduled if item.is_decode]
     return decodes + prompts_in_order([item for item in scheduled if not item.is_decode])
@@ -143,8 +154,8 @@ def order(scheduled: tuple[ScheduledSequence, ...]) -> list[ScheduledSequence]:
 def prompts_in_order(prompts: list[ScheduledSequence]) -> list[ScheduledSequence]:
     """Prompts, the longest context first.
 
-    The attention takes the first N prompts for the N prompts with context. Sorted by new tokens, a short prompt without
-    context would come before a longer chunk with context (PR 47381).
+    The attention takes the first N prompts for the N prompts with context. Sorted by new tokens, a
+    short prompt without context would come before a longer chunk with context (PR 47381).
     """
     return sorted(prompts, key=lambda item: -item.sequence.num_computed_tokens)
 
@@ -169,7 +180,9 @@ def build(
             end, state_block = len(tokens) + len(span), sequence.state_block or NULL_BLOCK
             blocks, window_blocks = tuple(sequence.blocks), tuple(sequence.window_blocks)
             adapter = sequence.slot
-            prefill.append(PrefillRequest(len(tokens), end, start, blocks, state_block, window_blocks, adapter))
+            prefill.append(
+                PrefillRequest(len(tokens), end, start, blocks, state_block, window_blocks, adapter)
+            )
         known = sequence.tokens + sequence.drafts if sequence.drafts else sequence.tokens
         tokens += known[span.start : span.stop]
         positions += span
@@ -185,8 +198,12 @@ def build(
         prefill=tuple(prefill),
         window_slots=torch.tensor(window_slots, device=device) if window_slots else None,
         table_pad=(table_filler(poison),) * num_columns,
-        next_tokens=torch.tensor([token for item in ordered for token in known_next_tokens(item)], device=device),
-        adapters=torch.tensor([item.sequence.slot for item in ordered for _ in range(item.num_new_tokens)]).to(device)
+        next_tokens=torch.tensor(
+            [token for item in ordered for token in known_next_tokens(item)], device=device
+        ),
+        adapters=torch.tensor(
+            [item.sequence.slot for item in ordered for _ in range(item.num_new_tokens)]
+        ).to(device)
         if has_adapters
         else None,
     )
@@ -196,7 +213,8 @@ def build(
 def known_next_tokens(item: ScheduledSequence) -> list[int]:
     """The token behind each token of a request in this step, -1 where the target has to choose it.
 
-    Behind a chunk of a prompt it is the next token of the prompt, not what the target would choose (PR 55055).
+    Behind a chunk of a prompt it is the next token of the prompt, not what the target would choose
+    (PR 55055).
     """
     sequence, start = item.sequence, item.sequence.num_computed_tokens
     known = sequence.tokens[start + 1 : start + 1 + item.num_new_tokens]
@@ -241,7 +259,9 @@ def _decode_inputs(
         num_live=int32([len(decodes) * query_len]),
         output=None,
         metadata=DecodeMetadata(),
-        window_table=table([item.sequence.window_blocks for item in decodes]) if has_window else None,
+        window_table=table([item.sequence.window_blocks for item in decodes])
+        if has_window
+        else None,
         query_len=query_len,
     )
 
@@ -250,15 +270,16 @@ def _decode_inputs(
 def padding_slot(padding: Padding) -> int:
     """The slot of padded tokens and of dummy batches.
 
-    A dummy's hidden state is garbage, and slot 0 is real memory: the null block, which padded table entries name
-    (PR 39444).
+    A dummy's hidden state is garbage, and slot 0 is real memory: the null block, which padded table
+    entries name (PR 39444).
     """
     return padding.slot
 
 
 @seam("pad.slots-of-last-replay")
 def reset_padded_slots(static: Batch, num_live: int, slot: int) -> None:
-    """Set the rows from `num_live` on to the padding `slot`, for every group of layers that has slots.
+    """Set the rows from `num_live` on to the padding `slot`, for every group of layers that has
+    slots.
 
     The static inputs still hold the slots of the step before, and its requests may still run
     (sgl-project/sglang#24743).
@@ -270,11 +291,14 @@ def reset_padded_slots(static: Batch, num_live: int, slot: int) -> None:
 
 @seam("plan.padded-row-block-minus-one", "pad.length-one-reads-null-block")
 def pad_requests(decode: DecodeInputs, num_live: int, filler: int, num_keys: int = 0) -> None:
-    """Make padding of the requests from `num_live` on. Each of their query tokens has `num_keys` keys.
+    """Make padding of the requests from `num_live` on.
 
-    A key of padding lies in the null block, which has to stay finite (PR 38436, sgl-project/sglang#1779). The first
-    table entry is the null block, because a kernel may look up the last page of an empty request. -1 is never a block:
-    kernels use block ids as offsets (PR 35431).
+    Each of their query tokens has `num_keys` keys.
+
+    A key of padding lies in the null block, which has to stay finite (PR 38436,
+    sgl-project/sglang#1779). The first table entry is the null block, because a kernel may look up
+    the last page of an empty request. -1 is never a block: kernels use block ids as offsets (PR
+    35431).
     """
     for table in (decode.block_table, decode.window_table):
         if table is not None:
@@ -285,7 +309,9 @@ def pad_requests(decode: DecodeInputs, num_live: int, filler: int, num_keys: int
 
 
 def fill_static(static: Batch, live: Batch, poison: Poison, padding: Padding = NO_KEYS) -> None:
-    """Copy a live decode batch into the static inputs of a graph, and reset all padded rows and columns."""
+    """Copy a live decode batch into the static inputs of a graph, and reset all padded rows and
+    columns.
+    """
     assert static.decode is not None and live.decode is not None
     num_live, rows = live.num_decodes, live.num_decode_tokens
     static.hidden[:rows] = live.hidden
@@ -312,17 +338,21 @@ def fill_static(static: Batch, live: Batch, poison: Poison, padding: Padding = N
 
 @seam("pad.private-slot-copy", "dummy.state-of-last-step")
 def fill_dummy(static: Batch, dummy: Batch, poison: Poison, padding: Padding = NO_KEYS) -> None:
-    """Copy a dummy batch into the static inputs: its slots first, then the backend's copy of the slots.
+    """Copy a dummy batch into the static inputs: its slots first, then the backend's copy of the
+    slots.
 
-    In the other order the backend's copy has the slots of the step before, and the graph stores to them. The rows of
-    states are reset with them (PR 49757).
+    In the other order the backend's copy has the slots of the step before, and the graph stores to
+    them. The rows of states are reset with them (PR 49757).
     """
     fill_static(static, dummy, poison, padding)
 
 
 @seam("graph.rebuilt-metadata")
 def put_table(static: DecodeInputs, live: DecodeInputs) -> None:
-    """Copy the block table into the captured tensor. The graph would not see a new one (sgl-project/sglang#26019)."""
+    """Copy the block table into the captured tensor.
+
+    The graph would not see a new one (sgl-project/sglang#26019).
+    """
     static.block_table[: live.block_table.shape[0]] = live.block_table
 
 
@@ -334,7 +364,9 @@ def build_backend(static: Batch) -> None:
 
 @seam("null.warmup-writes-slot-zero")
 def dummy_slots(num_tokens: int, slot: int, device: torch.device) -> Tensor:
-    """Slots [T] int64 of a dummy batch or a warm-up: padding, never 0, which is real memory (PR 38719)."""
+    """Slots [T] int64 of a dummy batch or a warm-up: padding, never 0, which is real memory (PR
+    38719).
+    """
     return torch.full((num_tokens,), slot, dtype=torch.int64, device=device)
 
 
@@ -347,7 +379,9 @@ def dummy_batch(
     padding: Padding = NO_KEYS,
     has_adapters: bool = False,
 ) -> Batch:
-    """A decode batch of token 0 that stores nothing, for idle data-parallel ranks and for captures."""
+    """A decode batch of token 0 that stores nothing, for idle data-parallel ranks and for
+    captures.
+    """
     device, rows = embedding.weight.device, size * query_len
 
     def filled(shape: tuple[int, ...], value: int, dtype: torch.dtype = torch.int32) -> Tensor:

@@ -37,18 +37,25 @@ class PersistentPlans:
         """Metadata for the run before the capture."""
         return DecodeMetadata(self._plan(batch))
 
-    def capture_metadata(self, size: int, batch: Batch, warmed_up: DecodeMetadata) -> DecodeMetadata:
+    def capture_metadata(
+        self, size: int, batch: Batch, warmed_up: DecodeMetadata
+    ) -> DecodeMetadata:
         self._plans[size] = self._plan(batch)
         return DecodeMetadata(self._plans[size])
 
     def before_replay(self, size: int, batch: Batch) -> DecodeMetadata:
-        """Update the plan, unless the graph plans itself. Returns the metadata that the graph should read."""
+        """Update the plan, unless the graph plans itself.
+
+        Returns the metadata that the graph should read.
+        """
         update_plan(self._plans, size, self._plan(batch))
         return DecodeMetadata(self._plans[size])
 
 
 class LazyPlans:
-    """Plans made by the first layer of a forward, so a captured forward plans in each replay (model runner V2)."""
+    """Plans made by the first layer of a forward, so a captured forward plans in each replay (model
+    runner V2).
+    """
 
     def __init__(self) -> None:
         self._metadata: dict[int, DecodeMetadata] = {}
@@ -56,7 +63,9 @@ class LazyPlans:
     def warmup_metadata(self, batch: Batch) -> DecodeMetadata:
         return DecodeMetadata()
 
-    def capture_metadata(self, size: int, batch: Batch, warmed_up: DecodeMetadata) -> DecodeMetadata:
+    def capture_metadata(
+        self, size: int, batch: Batch, warmed_up: DecodeMetadata
+    ) -> DecodeMetadata:
         self._metadata[size] = metadata_for_capture(warmed_up)
         return self._metadata[size]
 
@@ -69,14 +78,19 @@ Plans = PersistentPlans | LazyPlans
 
 @seam("graph.fresh-plan-each-step")
 def update_plan(plans: dict[int, Any], size: int, fresh: Any) -> None:
-    """Copy the new plan of `size` into the captured tensors: the graph keeps reading their addresses."""
+    """Copy the new plan of `size` into the captured tensors: the graph keeps reading their
+    addresses.
+    """
     for captured, new in zip(tensors_of(plans[size]), tensors_of(fresh), strict=True):
         captured.copy_(new)
 
 
 @seam("graph.plan-in-warmup-only")
 def metadata_for_capture(warmed_up: DecodeMetadata) -> DecodeMetadata:
-    """Metadata without a plan, so that the capture records the planning. The warm-up's metadata has a plan."""
+    """Metadata without a plan, so that the capture records the planning.
+
+    The warm-up's metadata has a plan.
+    """
     return DecodeMetadata()
 
 
@@ -134,9 +148,11 @@ class DecodeGraphs:
 
 @seam("graph.weak-eager-results", "graph.bridge-outgrown")
 def bridge(bridges: Bridges, size: int, part: int, result: Any) -> Any:
-    """The tensors where the next segment reads the `result` of an eager part: the result of the capture.
+    """The tensors where the next segment reads the `result` of an eager part: the result of the
+    capture.
 
-    No segment writes them, so they must have an owner as long as the graph is there (sgl-project/sglang#37448).
+    No segment writes them, so they must have an owner as long as the graph is there
+    (sgl-project/sglang#37448).
     """
     bridges[size, part] = result
     return result

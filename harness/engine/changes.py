@@ -1,8 +1,9 @@
-"""State changes of a running engine: weights reloaded, sleep and wake, experts moved, an adapter switched.
+"""State changes of a running engine: weights reloaded, sleep and wake, experts moved, an adapter
+switched.
 
-A change happens between two steps. A request that runs and that another model serves from now on starts over: its pages
-were computed with the old weights. A captured graph keeps addresses. So a change writes into the tensors that graphs
-hold, or the graphs are captured again.
+A change happens between two steps. A request that runs and that another model serves from now on
+starts over: its pages were computed with the old weights. A captured graph keeps addresses. So a
+change writes into the tensors that graphs hold, or the graphs are captured again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from harness.engine.schedule.block_pool import BlockPool
 
 @torch.no_grad()
 def apply_change(engine: Engine, change: Change, checkpoint: CausalLM) -> None:
-    """Run one change. `checkpoint` has the weights that the engine has from now on; only reloads change them."""
+    """Run one change.
+
+    `checkpoint` has the weights that the engine has from now on; only reloads change them.
+    """
     if change == "move_experts":
         for experts in engine.runner.paged_model.routed_experts():
             experts.move()
@@ -45,7 +49,10 @@ def apply_change(engine: Engine, change: Change, checkpoint: CausalLM) -> None:
 
 @torch.no_grad()
 def load_adapters(engine: Engine) -> None:
-    """Write the adapter of each slot into the buffers that graphs hold. Slot 0 stays the base model."""
+    """Write the adapter of each slot into the buffers that graphs hold.
+
+    Slot 0 stays the base model.
+    """
     for slot, adapter in enumerate(engine.adapters):
         for layer, attention in enumerate(engine.runner.paged_model.model.mla_layers()):
             assert attention.adapters is not None
@@ -75,7 +82,9 @@ def forget_unmapped_prefixes(pool: BlockPool) -> None:
 
 
 def _load(engine: Engine, checkpoint: CausalLM, *, in_place: bool) -> None:
-    """Take over the weights of `checkpoint`, then make again what is made of weights after loading."""
+    """Take over the weights of `checkpoint`, then make again what is made of weights after
+    loading.
+    """
     model = engine.runner.paged_model.model
     for parameter, loaded in zip(model.parameters(), checkpoint.parameters(), strict=True):
         if in_place:
@@ -102,14 +111,19 @@ def _absorb_again(attention: MLAAttention, *, in_place: bool) -> None:
 
 @seam("reload.absorbed-rebound")
 def refresh_absorbed(attention: MLAAttention, fresh: Tensor) -> None:
-    """Copy the absorbed projections [H, nope + V, R] into the tensor that graphs hold (PR 48251)."""
+    """Copy the absorbed projections [H, nope + V, R] into the tensor that graphs hold (PR
+    48251).
+    """
     assert attention.absorbed is not None
     attention.absorbed.copy_(fresh)
 
 
 @seam("reload.scale-of-old-weights")
 def refresh_scale(attention: MLAAttention, fresh: Tensor) -> None:
-    """Copy the scale [1] of the absorbed projections. It belongs to the weights that are loaded (PR 41670)."""
+    """Copy the scale [1] of the absorbed projections.
+
+    It belongs to the weights that are loaded (PR 41670).
+    """
     assert attention.absorbed_scale is not None
     attention.absorbed_scale.copy_(fresh)
 
@@ -134,10 +148,16 @@ def recapture(engine: Engine) -> None:
 
 
 def _sleep(engine: Engine) -> tuple[float | None, float | None]:
-    """Unmap the weights, the KV pool and the memory of graphs. Returns what the host keeps: the scales of the cache."""
+    """Unmap the weights, the KV pool and the memory of graphs.
+
+    Returns what the host keeps: the scales of the cache.
+    """
     runner, layout = engine.runner, engine.runner.memory.layout
     saved = layout.kv_scale, layout.window_scale
-    for tensor in (*runner.paged_model.tensors().values(), *made_with_the_pool(runner.paged_model.constants())):
+    for tensor in (
+        *runner.paged_model.tensors().values(),
+        *made_with_the_pool(runner.paged_model.constants()),
+    ):
         engine.poison.fill_(tensor, "weights.gone")
     runner.unmap()
     return saved
@@ -145,12 +165,16 @@ def _sleep(engine: Engine) -> tuple[float | None, float | None]:
 
 @seam("sleep.constants-in-kv-pool")
 def made_with_the_pool(constants: list[Tensor]) -> list[Tensor]:
-    """The constants of graphs, of any shape, that a sleep unmaps: none, as nothing restores them (PR 53343)."""
+    """The constants of graphs, of any shape, that a sleep unmaps: none, as nothing restores them
+    (PR 53343).
+    """
     return []
 
 
 def _wake(engine: Engine, checkpoint: CausalLM, scales: tuple[float | None, float | None]) -> None:
-    """Map the memory again, at the old addresses: weights from the checkpoint, adapters, an empty KV pool."""
+    """Map the memory again, at the old addresses: weights from the checkpoint, adapters, an empty
+    KV pool.
+    """
     _load(engine, checkpoint, in_place=True)
     if engine.params.adapters:
         load_adapters(engine)
@@ -161,5 +185,8 @@ def _wake(engine: Engine, checkpoint: CausalLM, scales: tuple[float | None, floa
 
 @seam("sleep.scales-zeroed")
 def restore_scales(layout: CacheLayout, kv_scale: float | None, window_scale: float | None) -> None:
-    """Restore the scales of an fp8 cache. A checkpoint's loader does not bring them again (PR 57163)."""
+    """Restore the scales of an fp8 cache.
+
+    A checkpoint's loader does not bring them again (PR 57163).
+    """
     layout.kv_scale, layout.window_scale = kv_scale, window_scale

@@ -19,7 +19,13 @@ from harness.engine.schedule.config import why_not_together
 from harness.engine.schedule.events import verified
 from harness.engine.schedule.scheduler import Scheduler
 from harness.engine.schedule.sequence import ScheduledSequence, Sequence, Step
-from harness.engine.speculation import SuffixDrafts, confirmed, greedy_tokens, row_behind, rows_walked
+from harness.engine.speculation import (
+    SuffixDrafts,
+    confirmed,
+    greedy_tokens,
+    row_behind,
+    rows_walked,
+)
 from harness.memory.bounds import raise_bad_indices
 from harness.memory.poison.patterns import Poison
 
@@ -27,8 +33,9 @@ from harness.memory.poison.patterns import Poison
 class Engine:
     """Greedy decoding of many requests over one block pool.
 
-    `params` chooses caches, kernels, graphs and limits; `max_model_len` limits the tokens of a request. The same
-    arguments and requests give the same bits. `probe` sees every event. `module` drafts, if `params` ask for one.
+    `params` chooses caches, kernels, graphs and limits; `max_model_len` limits the tokens of a
+    request. The same arguments and requests give the same bits. `probe` sees every event. `module`
+    drafts, if `params` ask for one.
     """
 
     def __init__(
@@ -72,10 +79,15 @@ class Engine:
         )
 
     def add_request(self, prompt: list[int], max_tokens: int, slot: int = 0) -> Sequence:
-        """Queue a prompt. Raises InputError if it is empty, longer than `max_model_len`, or too large for the pool."""
+        """Queue a prompt.
+
+        Raises InputError if it is empty, longer than `max_model_len`, or too large for the pool.
+        """
         if not prompt or max_tokens < 1:
             raise InputError("a request needs a prompt and at least one token to generate")
-        sequence = Sequence(self.num_requests, list(prompt), max_tokens, query_len=self._query_len, slot=slot)
+        sequence = Sequence(
+            self.num_requests, list(prompt), max_tokens, query_len=self._query_len, slot=slot
+        )
         sequence.model = self._model_of(sequence)
         length = len(prompt) + max_tokens - 1
         if length > self.max_model_len:
@@ -112,14 +124,20 @@ class Engine:
         for item in step.scheduled:
             count = item.num_rows
             end, verified = start + count, list(item.sequence.drafts)
-            given = self._advance(item, tokens[start:end], None if guesses is None else guesses[start:end])
+            given = self._advance(
+                item, tokens[start:end], None if guesses is None else guesses[start:end]
+            )
             guessed = None if drafted is None else drafted[start:end]
             sampled.append(Sampled(item.sequence, logits[start:end], given, guessed, verified))
             start += rows_walked(count, given)
         return sampled
 
-    def _advance(self, item: ScheduledSequence, tokens: list[int], guesses: list[int] | None) -> list[int]:
-        """Append the target's choices `tokens` after a request's rows. Returns the tokens that were appended.
+    def _advance(
+        self, item: ScheduledSequence, tokens: list[int], guesses: list[int] | None
+    ) -> list[int]:
+        """Append the target's choices `tokens` after a request's rows.
+
+        Returns the tokens that were appended.
 
         `guesses` are the module's for the tokens behind them.
         """
@@ -136,23 +154,31 @@ class Engine:
         is_drafted = self._query_len > 1 and sequence.is_decoding and not sequence.is_finished
         sequence.drafts = []
         if is_drafted:
-            sequence.drafts = self._drafts.propose(sequence) if guesses is None else [guesses[row_behind(given)]]
+            sequence.drafts = (
+                self._drafts.propose(sequence) if guesses is None else [guesses[row_behind(given)]]
+            )
         return given
 
     def _without_cancelled(self, step: Step) -> Step:
-        left = [item.sequence for item in step.scheduled if item.sequence.request in self._cancelled]
+        left = [
+            item.sequence for item in step.scheduled if item.sequence.request in self._cancelled
+        ]
         if not left:
             return step
         for sequence in left:
             self.scheduler.cancel(sequence)
-        return replace(step, scheduled=tuple(item for item in step.scheduled if item.sequence not in left))
+        return replace(
+            step, scheduled=tuple(item for item in step.scheduled if item.sequence not in left)
+        )
 
     def abort(self, sequence: Sequence) -> None:
         """Between two steps, drop a request that is not finished."""
         self.scheduler.abort(sequence)
 
     def start_over(self, sequences: list[Sequence]) -> None:
-        """Let running requests compute their tokens again, and serve all that wait by the model there is now."""
+        """Let running requests compute their tokens again, and serve all that wait by the model
+        there is now.
+        """
         self.scheduler.start_over(sequences)
         for sequence in self.scheduler.waiting:
             sequence.model = self._model_of(sequence)

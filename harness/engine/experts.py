@@ -19,18 +19,29 @@ from harness.memory.poison.patterns import Poison
 class RoutedExperts:
     """A layer's experts 0 .. X-1 and the trap expert X, full of the poison's `router.ids`.
 
-    An id from uninitialised memory leads to the trap, or out of bounds if the poison is strict. Expert-parallel ranks
-    are played in one process; each of the `num_ranks` has a share of the experts and its own trap.
+    An id from uninitialised memory leads to the trap, or out of bounds if the poison is strict.
+    Expert-parallel ranks are played in one process; each of the `num_ranks` has a share of the
+    experts and its own trap.
     """
 
-    def __init__(self, moe: MoE, kernels: Kernels, poison: Poison, num_ranks: int = 1, moves: bool = False) -> None:
+    def __init__(
+        self, moe: MoE, kernels: Kernels, poison: Poison, num_ranks: int = 1, moves: bool = False
+    ) -> None:
         self._moe, self._kernels, self._poison, self._num_ranks = moe, kernels, poison, num_ranks
         num_experts, device = len(moe.experts.gate_proj), moe.experts.gate_proj.device
         self.expert_at = torch.arange(num_experts, device=device)
         """The expert [X] in each place; rank r has the places from r * X / num_ranks on."""
-        self.place_of = torch.arange(num_experts, dtype=torch.int32, device=device) if moves else None
-        """The place [X] int32 of each expert. Graphs hold it. None in an engine that never moves experts."""
-        self.ranks = [[torch.cat((weight, trap_expert(weight, poison))) for weight in shard] for shard in self.placed()]
+        self.place_of = (
+            torch.arange(num_experts, dtype=torch.int32, device=device) if moves else None
+        )
+        """The place [X] int32 of each expert.
+
+        Graphs hold it. None in an engine that never moves experts.
+        """
+        self.ranks = [
+            [torch.cat((weight, trap_expert(weight, poison))) for weight in shard]
+            for shard in self.placed()
+        ]
 
     def placed(self) -> list[list[Tensor]]:
         """The gate, up and down projections of each rank, in the order of its places."""
@@ -40,7 +51,9 @@ class RoutedExperts:
         return [list(shard) for shard in zip(*parts, strict=True)]
 
     def move(self) -> None:
-        """Move each expert by one place more than half the places, in place: the weights, and the map of places."""
+        """Move each expert by one place more than half the places, in place: the weights, and the
+        map of places.
+        """
         assert self.place_of is not None
         self.expert_at = self.expert_at.roll(len(self.expert_at) // 2 + 1)
         for held, moved in zip(self.ranks, self.placed(), strict=True):
@@ -48,7 +61,9 @@ class RoutedExperts:
                 tensor[:-1].copy_(weight)
         update_places(self, self.expert_at.argsort().to(torch.int32))
 
-    def __call__(self, x: Tensor, batch: Batch, quantize: ActivationQuantizer) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, x: Tensor, batch: Batch, quantize: ActivationQuantizer
+    ) -> tuple[Tensor, Tensor]:
         """x: [T, hidden] -> the experts' sum [T, hidden], and the ids [T, k] int32."""
         k = self._moe.num_experts_per_tok
         ids, weights = self._route(self._moe.gate(x), k, batch)
@@ -57,7 +72,10 @@ class RoutedExperts:
         rows = [rounded, ids if self.place_of is None else places_of(ids, self.place_of), weights]
         if len(x) < quantize.rank_tokens:
             # Data-parallel ranks gather all their rows.
-            rows = [launch(pad_to_longest_rank, part, quantize.rank_tokens, self._poison) for part in rows]
+            rows = [
+                launch(pad_to_longest_rank, part, quantize.rank_tokens, self._poison)
+                for part in rows
+            ]
             rows[1] = launch(mask_padding, rows[1], len(x))
         out = self._apply(*rows)[: len(x)]
         if self._moe.shared_experts is not None:
@@ -78,14 +96,18 @@ class RoutedExperts:
         out = torch.zeros_like(x)
         count = self._moe.experts.gate_proj.shape[0] // len(self.ranks)
         for rank, shard in enumerate(self.ranks):
-            local = launch(ids_of_rank, ids, rank * count, None if shard is self.ranks[-1] else count)
+            local = launch(
+                ids_of_rank, ids, rank * count, None if shard is self.ranks[-1] else count
+            )
             out = out + launch(apply_experts, x, local, weights, *shard)
         return out
 
 
 @seam("experts.places-rebound")
 def update_places(experts: RoutedExperts, places: Tensor) -> None:
-    """Write the new place [X] int32 of each expert into the tensor that graphs hold (sgl-project/sglang#4957)."""
+    """Write the new place [X] int32 of each expert into the tensor that graphs hold
+    (sgl-project/sglang#4957).
+    """
     assert experts.place_of is not None
     experts.place_of.copy_(places)
 
@@ -107,14 +129,16 @@ def look_up_places(ids: Tensor, place_of: Tensor) -> Tensor:
 def mask_padding(ids: Tensor, num_live: Tensor | int) -> Tensor:
     """Expert ids [T, k] with -1 (no expert) in the rows from `num_live` [1] on.
 
-    The other rows are unwritten, by the router (sgl-project/sglang#28378) or to pad a rank (ROCm/ATOM#1229).
+    The other rows are unwritten, by the router (sgl-project/sglang#28378) or to pad a rank
+    (ROCm/ATOM#1229).
     """
     live = torch.arange(len(ids), device=ids.device) < num_live
     return torch.where(live[:, None], ids, -1)
 
 
 def ids_of_rank(ids: Tensor, first: int, count: int | None) -> Tensor:
-    """Ids [T, k] within the rank that holds `count` experts from `first` on; -1 for experts of other ranks.
+    """Ids [T, k] within the rank that holds `count` experts from `first` on; -1 for experts of
+    other ranks.
 
     The last rank has no `count` and keeps ids past the end, so that a wrong id stays wrong.
     """
@@ -128,7 +152,8 @@ def ids_of_rank(ids: Tensor, first: int, count: int | None) -> Tensor:
 def hand_over_ids(ids: Tensor, poison: Poison) -> Tensor:
     """The expert ids [T, k] int32 as the experts' kernel reads them.
 
-    A router that writes 32-bit ids into a 64-bit buffer leaves half of it unwritten (PR 38359, PR 55147).
+    A router that writes 32-bit ids into a 64-bit buffer leaves half of it unwritten (PR 38359, PR
+    55147).
     """
     return ids
 
@@ -138,18 +163,23 @@ def apply_experts(
 ) -> Tensor:
     """The weighted sum of each token's experts.
 
-    x: [T, hidden], ids: [T, k] int32, weights: [T, k], gate_proj and up_proj: [X + 1, I, hidden], down_proj:
-    [X + 1, hidden, I] -> [T, hidden]. An id of -1 adds nothing. Raises IllegalAddress past the trap.
+    x: [T, hidden], ids: [T, k] int32, weights: [T, k], gate_proj and up_proj: [X + 1, I, hidden],
+    down_proj: [X + 1, hidden, I] -> [T, hidden]. An id of -1 adds nothing. Raises IllegalAddress
+    past the trap.
     """
     present = present_experts(ids, gate_proj.shape[0])
     is_here = present >= 0
-    chosen = check_indices(torch.where(is_here | (present < -1), present, 0), gate_proj.shape[0], "expert ids")
+    chosen = check_indices(
+        torch.where(is_here | (present < -1), present, 0), gate_proj.shape[0], "expert ids"
+    )
     column = x.unsqueeze(-1)
     out = torch.zeros_like(x)
     for slot in range(ids.shape[1]):
         expert = chosen[:, slot]
         gated = F.silu(torch.bmm(gate_proj[expert], column)) * torch.bmm(up_proj[expert], column)
-        share = torch.bmm(down_proj[expert], gated).squeeze(-1) * weights[:, slot : slot + 1].to(x.dtype)
+        share = torch.bmm(down_proj[expert], gated).squeeze(-1) * weights[:, slot : slot + 1].to(
+            x.dtype
+        )
         out += torch.where(is_here[:, slot : slot + 1], share, 0.0)
     return out
 

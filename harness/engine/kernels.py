@@ -1,4 +1,5 @@
-"""The kernels under test as an engine calls them: bound to the poison of the run, with the memory that they share.
+"""The kernels under test as an engine calls them: bound to the poison of the run, with the memory
+that they share.
 
 Activations are rounded to fp8 or MXFP8 before a projection, where one row can spoil others.
 """
@@ -36,13 +37,17 @@ GUARD = 0x5AFE5AFE
 class Workspace:
     """The workspace of one engine.
 
-    words: [num_requests + GUARD_WORDS] int32, a counter for each request of a decode, and GUARD behind them.
-    scratch: [T, H, D] float32, where the query of a decode is put together; it stays dirty.
+    words: [num_requests + GUARD_WORDS] int32, a counter for each request of a decode, and GUARD
+    behind them. scratch: [T, H, D] float32, where the query of a decode is put together; it stays
+    dirty.
     """
 
     def __init__(self, params: EngineParams, device: torch.device | str = "cpu") -> None:
         self.num_requests = num_counters(params)
-        query_len, head_dim = 1 + params.speculative_tokens, params.kv_lora_rank + params.qk_rope_head_dim
+        query_len, head_dim = (
+            1 + params.speculative_tokens,
+            params.kv_lora_rank + params.qk_rope_head_dim,
+        )
         num_tokens = query_len * max(params.max_num_seqs, *params.capture_sizes)
         self.scratch = torch.zeros(num_tokens, params.num_heads, head_dim, device=device)
         self.words = torch.zeros(self.num_requests + GUARD_WORDS, dtype=torch.int32, device=device)
@@ -50,10 +55,12 @@ class Workspace:
 
     @seam("graph.workspace-grows", "graph.workspace-in-pool", "workspace.dirty-counters")
     def counters(self, num_requests: int) -> Tensor:
-        """The counters for a batch of `num_requests`: the same memory for every batch, used for nothing else.
+        """The counters for a batch of `num_requests`: the same memory for every batch, used for
+        nothing else.
 
-        Counters that grow with the batch leave graphs with an old address (PR 45487). Counters made in a capture lie in
-        the graph's pool (ROCm/aiter#5393). Counters in shared scratch are not zero (PR 25520).
+        Counters that grow with the batch leave graphs with an old address (PR 45487). Counters made
+        in a capture lie in the graph's pool (ROCm/aiter#5393). Counters in shared scratch are not
+        zero (PR 25520).
         """
         return self.words[: min(num_requests, self.num_requests)]
 
@@ -64,12 +71,15 @@ class Workspace:
 
 @seam("graph.buffers-by-request-limit")
 def num_counters(params: EngineParams) -> int:
-    """The most requests of a batch, padding included: the request limit or the largest graph (PR 41016)."""
+    """The most requests of a batch, padding included: the request limit or the largest graph (PR
+    41016).
+    """
     return max(params.max_num_seqs, *params.capture_sizes)
 
 
 class EngineKernel(BoundKernel):
-    """A kernel as the engine calls it: in the dtype that it declares, with `kv_lora_rank` if it takes that.
+    """A kernel as the engine calls it: in the dtype that it declares, with `kv_lora_rank` if it
+    takes that.
 
     The engine computes in float32. A kernel that declares bfloat16 alone gets rounded activations.
     """
@@ -83,18 +93,29 @@ class EngineKernel(BoundKernel):
         self._keywords = {"kv_lora_rank": kv_lora_rank} if "kv_lora_rank" in spec.takes else {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = [arg.to(torch.bfloat16) if rounded else arg for arg, rounded in zip(args, self._rounded, strict=False)]
+        given = [
+            arg.to(torch.bfloat16) if rounded else arg
+            for arg, rounded in zip(args, self._rounded, strict=False)
+        ]
         result = super().__call__(*given, *args[len(given) :], **kwargs, **self._keywords)
         num_values = len(result) if isinstance(result, tuple | list) else 1
-        if self._has_several and (problem := wrong_count(self.spec, num_values if self.spec.gives_lse else 1)):
+        if self._has_several and (
+            problem := wrong_count(self.spec, num_values if self.spec.gives_lse else 1)
+        ):
             message = f"{self.spec.name} returned {problem}"
             raise KernelError(message, cause=Code.BAD_OUTPUT, kernel=self.spec.name)
-        return (result[0].to(args[0].dtype), *result[1:]) if any(self._rounded) and result is not None else result
+        return (
+            (result[0].to(args[0].dtype), *result[1:])
+            if any(self._rounded) and result is not None
+            else result
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """One kernel for each op, the workspace of a decode kernel that needs one, and the options of its planner."""
+    """One kernel for each op, the workspace of a decode kernel that needs one, and the options of
+    its planner.
+    """
 
     mla_decode: BoundKernel
     mla_decode_plan: BoundKernel
@@ -121,7 +142,9 @@ def bind(params: EngineParams, poison: Poison, device: torch.device | str = "cpu
     if params.quantize == "fp8_per_token":
         names["quantize_fp8"] = "per-token"
     rank = params.kv_lora_rank
-    bound = {op: EngineKernel(KERNELS.get(f"{op}/{name}"), poison, rank) for op, name in names.items()}
+    bound = {
+        op: EngineKernel(KERNELS.get(f"{op}/{name}"), poison, rank) for op, name in names.items()
+    }
     decode, plan = bound["mla_decode"].spec, bound["mla_decode_plan"].spec
     # One plan serves all layers, so chunks of pages need caches of one type.
     has_one_type = "window" not in params.layers or params.window_kv in (None, params.kv)
@@ -144,11 +167,13 @@ def planned_itemsize(kv: KvType) -> int:
 
 @dataclass(eq=False)
 class ActivationQuantizer:
-    """Rounds the input of a projection to e4m3 and back, as in a scaled fp8 GEMM. Does nothing without a kernel.
+    """Rounds the input of a projection to e4m3 and back, as in a scaled fp8 GEMM.
 
-    With one scale for the tensor, a NaN in a row that the maximum covers makes every row NaN. Data-parallel ranks pad
-    activations to `rank_tokens`, the tokens of the longest rank. With `whole_batch` the scale covers padded rows too,
-    as in an engine that keeps them finite.
+    Does nothing without a kernel.
+
+    With one scale for the tensor, a NaN in a row that the maximum covers makes every row NaN.
+    Data-parallel ranks pad activations to `rank_tokens`, the tokens of the longest rank. With
+    `whole_batch` the scale covers padded rows too, as in an engine that keeps them finite.
     """
 
     kernel: BoundKernel | None
@@ -180,7 +205,8 @@ def pad_to_longest_rank(x: Tensor, num_rows: int, poison: Poison) -> Tensor:
 
 @seam("scale.dp-padding-in-amax")
 def rows_of_this_rank(num_tokens: int) -> int | None:
-    """The rows that a scale covers in a batch padded for data parallelism: the rank's own tokens, or None for all.
+    """The rows that a scale covers in a batch padded for data parallelism: the rank's own tokens,
+    or None for all.
 
     The padding is uninitialised memory (sgl-project/sglang#26133).
     """
@@ -205,9 +231,14 @@ def rows_of_amax(batch: Batch) -> Tensor | None:
 
 
 class BlockQuantizer(ActivationQuantizer):
-    """Rounds the input of a projection to a block format and back. A row can spoil another only through the scales."""
+    """Rounds the input of a projection to a block format and back.
 
-    def __init__(self, kernel: BoundKernel, poison: Poison, block_format: str, rank_tokens: int = 0) -> None:
+    A row can spoil another only through the scales.
+    """
+
+    def __init__(
+        self, kernel: BoundKernel, poison: Poison, block_format: str, rank_tokens: int = 0
+    ) -> None:
         super().__init__(kernel, poison, rank_tokens)
         self._blocks = kernel
         self._format = block_format
@@ -233,10 +264,11 @@ def one_expert(num_live: int | Tensor, num_rows: int) -> Tensor:
 
 
 def apply_scales(values: Tensor, scales: Tensor, block_format: str) -> Tensor:
-    """Codes [T, C] and scale codes [S, G] as numbers [T, K] float32, scaled by whole tiles as in a GEMM.
+    """Codes [T, C] and scale codes [S, G] as numbers [T, K] float32, scaled by whole tiles as in a
+    GEMM.
 
-    Scales are taken relative to the largest of their tile. They are powers of two, so this is exact, but it reads the
-    rows that pad the tile.
+    Scales are taken relative to the largest of their tile. They are powers of two, so this is
+    exact, but it reads the rows that pad the tile.
     """
     form = FORMATS[block_format]
     tiles = decoded_scales(scales, form).view(-1, SCALE_TILE, scales.shape[1])
@@ -245,5 +277,7 @@ def apply_scales(values: Tensor, scales: Tensor, block_format: str) -> Tensor:
     num_rows = min(len(values), len(scales))
     blocks = decoded_values(values[:num_rows], form).view(num_rows, -1, form.block)
     out = torch.zeros(len(values), scales.shape[1] * form.block, device=values.device)
-    out[:num_rows] = (blocks * relative[:num_rows, :, None] * largest[:num_rows, :, None]).flatten(1)
+    out[:num_rows] = (blocks * relative[:num_rows, :, None] * largest[:num_rows, :, None]).flatten(
+        1
+    )
     return out

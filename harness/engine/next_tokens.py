@@ -1,7 +1,8 @@
-"""A drafter with a layer of its own: it runs behind the target in each forward, on the same batch and block tables.
+"""A drafter with a layer of its own: it runs behind the target in each forward, on the same batch
+and block tables.
 
-A wrong guess costs speed and no answer, so nothing but its own numbers and the share of guesses that come true shows an
-error (ROCm/ATOM#1764).
+A wrong guess costs speed and no answer, so nothing but its own numbers and the share of guesses
+that come true shows an error (ROCm/ATOM#1764).
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def draft_slots(batch: Batch, attention: DraftMLA) -> Tensor:
 
 @seam("drafter.plane-of-the-target")
 def draft_plane(num_layers: int) -> int:
-    """The number of the drafter's layer in the cache, behind the target's (sgl-project/sglang#33497)."""
+    """The number of the drafter's layer in the cache, behind the target's
+    (sgl-project/sglang#33497).
+    """
     return num_layers
 
 
@@ -46,7 +49,9 @@ def reduced(out: Tensor) -> Tensor:
 
 @seam("drafter.placeholder-as-token")
 def tokens_behind(known: Tensor, guessed: Tensor) -> Tensor:
-    """The token [T] behind each row: the known one, or where that is a placeholder the target's own (PR 46899)."""
+    """The token [T] behind each row: the known one, or where that is a placeholder the target's own
+    (PR 46899).
+    """
     return guessed.where(known < 0, known)
 
 

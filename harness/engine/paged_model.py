@@ -1,4 +1,6 @@
-"""The model as a server runs it: the weights of `engine.model` on paged memory and kernels under test."""
+"""The model as a server runs it: the weights of `engine.model` on paged memory and kernels under
+test.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,9 @@ from harness.memory.poison.patterns import Poison
 class Forwarded:
     """The result of a forward: hidden [T, hidden] before the final norm, and logits [T, vocab].
 
-    `drafted` are the logits [T, vocab] of a module that drafts. `expert_ids` has the experts [T, k] int32 of each MoE
-    layer, `selected` the positions [T, K] int32 that each token attended to in each sparse layer, -1 for none.
+    `drafted` are the logits [T, vocab] of a module that drafts. `expert_ids` has the experts [T, k]
+    int32 of each MoE layer, `selected` the positions [T, K] int32 that each token attended to in
+    each sparse layer, -1 for none.
     """
 
     hidden: Tensor
@@ -73,26 +76,44 @@ class PagedModel:
         for index, layer in enumerate(self._layers()):
             self._attention.append(self._paged(layer.self_attn, index, params, poison))
             moe = layer.mlp if isinstance(layer.mlp, MoE) else None
-            self._experts.append(RoutedExperts(moe, kernels, poison, params.expert_ranks, moves) if moe else None)
+            self._experts.append(
+                RoutedExperts(moe, kernels, poison, params.expert_ranks, moves) if moe else None
+            )
         self.drafter = None if drafter is None else self._paged_drafter(drafter, params)
 
     def _paged_drafter(self, module: NextTokenModule, params: EngineParams) -> ModuleDrafter:
         assert isinstance(module.layer.self_attn, MLAAttention)
         plane = draft_plane(len(self._attention))
         attention = DraftMLA(
-            module.layer.self_attn, plane, self.kernels, self._quantize, params.context_chunk, params.context_ranks
+            module.layer.self_attn,
+            plane,
+            self.kernels,
+            self._quantize,
+            params.context_chunk,
+            params.context_ranks,
         )
         return ModuleDrafter(module, self.model.embed_tokens.weight, attention)
 
     def _paged(
-        self, attention: MLAAttention | KimiDeltaAttention, index: int, params: EngineParams, poison: Poison
+        self,
+        attention: MLAAttention | KimiDeltaAttention,
+        index: int,
+        params: EngineParams,
+        poison: Poison,
     ) -> PagedMLA | PagedSparseMLA | PagedKDA:
         if not isinstance(attention, MLAAttention):
             return PagedKDA(attention, index)
         if attention.indexer is not None:
             return PagedSparseMLA(attention, index, self.kernels, self._quantize, poison)
         kind = PagedMLA if attention.sliding_window is None else PagedWindowMLA
-        return kind(attention, index, self.kernels, self._quantize, params.context_chunk, params.context_ranks)
+        return kind(
+            attention,
+            index,
+            self.kernels,
+            self._quantize,
+            params.context_chunk,
+            params.context_ranks,
+        )
 
     def routed_experts(self) -> list[RoutedExperts]:
         return [experts for experts in self._experts if experts is not None]
@@ -108,14 +129,23 @@ class PagedModel:
                 found |= {f"mla.{number}.adapters.a": pairs.a, f"mla.{number}.adapters.b": pairs.b}
         for number, experts in enumerate(self.routed_experts()):
             for rank, held in enumerate(experts.ranks):
-                found |= {f"moe.{number}.rank{rank}.{part}": tensor[:-1] for part, tensor in enumerate(held)}
+                found |= {
+                    f"moe.{number}.rank{rank}.{part}": tensor[:-1]
+                    for part, tensor in enumerate(held)
+                }
         return found
 
     def constants(self) -> list[Tensor]:
-        """Tensors that graphs read and that no step writes: the places of experts, counters that decodes leave zero."""
-        places = [experts.place_of for experts in self.routed_experts() if experts.place_of is not None]
+        """Tensors that graphs read and that no step writes: the places of experts, counters that
+        decodes leave zero.
+        """
+        places = [
+            experts.place_of for experts in self.routed_experts() if experts.place_of is not None
+        ]
         workspace = self.kernels.workspace
-        return places if workspace is None else [*places, workspace.counters(workspace.num_requests)]
+        return (
+            places if workspace is None else [*places, workspace.counters(workspace.num_requests)]
+        )
 
     def forward(self, batch: Batch, memory: PagedMemory) -> Forwarded:
         """Run a batch and update `memory`. A decode has no host reads, so it can be captured."""
@@ -123,7 +153,9 @@ class PagedModel:
         expert_ids: list[Tensor] = []
         selected: list[Tensor] = []
         with self._around_forward(len(x)):
-            for layer, attend, experts in zip(self._layers(), self._attention, self._experts, strict=True):
+            for layer, attend, experts in zip(
+                self._layers(), self._attention, self._experts, strict=True
+            ):
                 attended = eager_part(attend, handed_over(layer.input_layernorm(x)), batch, memory)
                 if isinstance(attended, tuple):
                     attended, positions = attended
@@ -137,7 +169,9 @@ class PagedModel:
                     expert_ids.append(ids)
                     x = x + mixed
             logits = self.model.compute_logits(x)
-            drafted = None if self.drafter is None else self.drafter.forward(batch, memory, x, logits)
+            drafted = (
+                None if self.drafter is None else self.drafter.forward(batch, memory, x, logits)
+            )
             return Forwarded(x, logits, expert_ids, selected, drafted)
 
     def _layers(self) -> list[DecoderLayer]:
@@ -146,12 +180,19 @@ class PagedModel:
 
 @seam("graph.weak-segment-output")
 def handed_over(x: Tensor) -> Tensor:
-    """What a segment gives to an eager part, [T, hidden]. It is owned until that part has read it (ROCm/ATOM#1902)."""
+    """What a segment gives to an eager part, [T, hidden].
+
+    It is owned until that part has read it (ROCm/ATOM#1902).
+    """
     return x
 
 
 def _quantizer(params: EngineParams, kernels: Kernels, poison: Poison) -> ActivationQuantizer:
     if params.quantize == "mxfp8":
-        return BlockQuantizer(kernels.quantize_blocks, poison, params.quantize, params.dp_rank_tokens)
+        return BlockQuantizer(
+            kernels.quantize_blocks, poison, params.quantize, params.dp_rank_tokens
+        )
     kernel = None if params.quantize == "none" else kernels.quantize_fp8
-    return ActivationQuantizer(kernel, poison, params.dp_rank_tokens, whole_batch=params.amax_rows == "batch")
+    return ActivationQuantizer(
+        kernel, poison, params.dp_rank_tokens, whole_batch=params.amax_rows == "batch"
+    )

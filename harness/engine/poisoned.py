@@ -1,4 +1,7 @@
-"""What memory without an owner holds in this engine: the poison of a case. An engine in production has none of this."""
+"""What memory without an owner holds in this engine: the poison of a case.
+
+An engine in production has none of this.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,13 @@ from harness.engine.schedule.sequence import ScheduledSequence, Step
 from harness.memory.poison.patterns import Poison
 
 
-def fill(memory: PagedMemory, blocks: Iterable[int], site: str, poison: Poison, group: Group = "attention") -> None:
+def fill(
+    memory: PagedMemory,
+    blocks: Iterable[int],
+    site: str,
+    poison: Poison,
+    group: Group = "attention",
+) -> None:
     """Fill `blocks` as memory of `site`, with sentinels in the type of the latents of `group`."""
     typed = memory.typed(group)
     for block in blocks:
@@ -22,7 +31,9 @@ def fill(memory: PagedMemory, blocks: Iterable[int], site: str, poison: Poison, 
 
 
 def fill_pool(memory: PagedMemory, trap_block: int, site: str, poison: Poison) -> None:
-    """Fill the blocks that requests may own as memory of `site`, the null block and the trap as what they are."""
+    """Fill the blocks that requests may own as memory of `site`, the null block and the trap as
+    what they are.
+    """
     fill(memory, range(NULL_BLOCK + 1, trap_block), site, poison)
     fill(memory, (NULL_BLOCK,), "kv.null", poison)
     fill(memory, (trap_block,), "block_table.pad", poison)
@@ -40,12 +51,21 @@ def fill_tails(memory: PagedMemory, ordered: list[ScheduledSequence], poison: Po
     if not poison.covers("kv.tail"):
         return
     layout = memory.layout
-    sparse_layers = [i for i, group in enumerate(layout.group_of_layer) if layout.index_dim and group == "attention"]
+    sparse_layers = [
+        i
+        for i, group in enumerate(layout.group_of_layer)
+        if layout.index_dim and group == "attention"
+    ]
     for item in ordered:
         sequence, length = item.sequence, item.sequence.num_computed_tokens + item.num_new_tokens
         tail = tail_slots(sequence.blocks, length)
         fill_slots(memory.typed("attention"), tail, layout.latent_dim, poison)
-        fill_slots(memory.typed("window"), tail_slots(sequence.window_blocks, length), layout.latent_dim, poison)
+        fill_slots(
+            memory.typed("window"),
+            tail_slots(sequence.window_blocks, length),
+            layout.latent_dim,
+            poison,
+        )
         for layer in sparse_layers:
             for block, start in tail:
                 poison.fill_(memory.index_keys(layer)[block, start:], "kv.tail")
@@ -59,7 +79,9 @@ def fill_slots(typed: Tensor, tail: list[tuple[int, int]], dim: int, poison: Poi
 
 def tail_slots(blocks: list[int], length: int) -> list[tuple[int, int]]:
     """The pages of a request with slots past its `length` tokens: (block, first such slot)."""
-    return [(blocks[p], max(length - p * PAGE_SIZE, 0)) for p in range(length // PAGE_SIZE, len(blocks))]
+    return [
+        (blocks[p], max(length - p * PAGE_SIZE, 0)) for p in range(length // PAGE_SIZE, len(blocks))
+    ]
 
 
 def table_filler(poison: Poison) -> int:
@@ -70,12 +92,19 @@ def table_filler(poison: Poison) -> int:
 
 
 def trap_expert(weight: Tensor, poison: Poison) -> Tensor:
-    """One more expert [1, ...] behind the weights [X, ...], which an id from uninitialised memory leads to."""
-    return poison.empty(1, *weight.shape[1:], dtype=weight.dtype, site="router.ids", device=weight.device)
+    """One more expert [1, ...] behind the weights [X, ...], which an id from uninitialised memory
+    leads to.
+    """
+    return poison.empty(
+        1, *weight.shape[1:], dtype=weight.dtype, site="router.ids", device=weight.device
+    )
 
 
 def free_memory_sweep(device: torch.device, poison: Poison) -> Callable[[], object]:
-    """A function that fills the free memory of `device`. On a CPU it does nothing: each allocation is filled."""
+    """A function that fills the free memory of `device`.
+
+    On a CPU it does nothing: each allocation is filled.
+    """
     if device.type != "cuda" or poison.is_natural:
         return lambda: None
     from harness.memory.poison.cuda_sweep import CudaSweep, fill_word

@@ -1,4 +1,5 @@
-"""The hooks of the engine: one object, handed to `Engine`, with a method for each event of a serving run.
+"""The hooks of the engine: one object, handed to `Engine`, with a method for each event of a
+serving run.
 
 Letters: T tokens of a batch, B requests of a decode with S query tokens each, n rows of logits.
 """
@@ -23,10 +24,11 @@ from harness.memory.graph.launch import LaunchProbe
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What a step gave a request: its `logits` [n, vocab], and the `tokens` that the first rows gave.
+    """What a step gave a request: its `logits` [n, vocab], and the `tokens` that the first rows
+    gave.
 
-    A part of a prompt gives no token. Rows behind the tokens belong to rejected drafts. `drafted` [n, vocab] are the
-    logits of a module that drafts, and `drafts` the ones that the step verified.
+    A part of a prompt gives no token. Rows behind the tokens belong to rejected drafts. `drafted`
+    [n, vocab] are the logits of a module that drafts, and `drafts` the ones that the step verified.
     """
 
     sequence: Sequence
@@ -37,41 +39,59 @@ class Sampled:
 
 
 class Probe(LaunchProbe):
-    """Watches nothing by itself. Subclasses override methods; they must not change what the engine computes."""
+    """Watches nothing by itself.
 
-    def on_start(self, model: PagedModel, memory: PagedMemory, pool: BlockPool, padding: Padding) -> None:
+    Subclasses override methods; they must not change what the engine computes.
+    """
+
+    def on_start(
+        self, model: PagedModel, memory: PagedMemory, pool: BlockPool, padding: Padding
+    ) -> None:
         """An engine has its model and memory. No warm-up and no capture has run."""
 
     def on_capture(self, inputs: Batch, graph: Graph) -> None:
-        """`graph` was captured on the static `inputs` of B requests, which hold the plan that it reads."""
+        """`graph` was captured on the static `inputs` of B requests, which hold the plan that it
+        reads.
+        """
 
     def before_step(self, step: Step) -> None:
         """Blocks have their new owners and are zeroed. Nothing else of the step has run."""
 
-    def on_step(self, ordered: list[ScheduledSequence], batch: Batch) -> AbstractContextManager[None]:
-        """Around the run of a `batch` of T tokens, eager or replayed. `ordered` are its requests, in order.
+    def on_step(
+        self, ordered: list[ScheduledSequence], batch: Batch
+    ) -> AbstractContextManager[None]:
+        """Around the run of a `batch` of T tokens, eager or replayed.
+
+        `ordered` are its requests, in order.
 
         Warm-ups, captures and dummy steps are no steps.
         """
         return contextlib.nullcontext()
 
     def on_forward(self, num_tokens: int) -> AbstractContextManager[None]:
-        """Around each forward that Python runs: eager, warm-up or captured, dummy steps included."""
+        """Around each forward that Python runs: eager, warm-up or captured, dummy steps
+        included.
+        """
         return contextlib.nullcontext()
 
     def on_replay(self, inputs: Batch) -> AbstractContextManager[None]:
         """Around each replay of a decode graph and its planning, dummy steps included.
 
-        `inputs` are the tensors of B requests that the engine filled, padding included. At the end of the replay they
-        hold the plan that the engine updated.
+        `inputs` are the tensors of B requests that the engine filled, padding included. At the end
+        of the replay they hold the plan that the engine updated.
         """
         return contextlib.nullcontext()
 
     def on_forwarded(self, forwarded: Forwarded) -> None:
-        """A step has its result of T rows, behind which a replay has rows of padding. Nothing is sampled yet."""
+        """A step has its result of T rows, behind which a replay has rows of padding.
+
+        Nothing is sampled yet.
+        """
 
     def on_drafted(self, drafter: Drafter, logits: Tensor) -> None:
-        """The `drafter` replayed its graph behind the target's: draft logits [T, vocab], rows of padding included."""
+        """The `drafter` replayed its graph behind the target's: draft logits [T, vocab], rows of
+        padding included.
+        """
 
     def on_logits(self, logits: Tensor) -> None:
         """The logits [n, vocab] that the runner returns, in the order of the batch."""

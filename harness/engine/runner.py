@@ -46,14 +46,22 @@ class ModelRunner:
         self._query_len = 1 + params.speculative_tokens
         self._has_window = "window" in model.config.layer_types
         self._num_columns = num_pages(max_model_len)
-        self._padding = Padding(trash_block(pool) if params.pad_tokens == "trash" else None, params.pad_keys)
+        self._padding = Padding(
+            trash_block(pool) if params.pad_tokens == "trash" else None, params.pad_keys
+        )
         layout = CacheLayout(
-            model.config, params.kv, params.num_blocks, params.window_kv, num_drafters=int(module is not None)
+            model.config,
+            params.kv,
+            params.num_blocks,
+            params.window_kv,
+            num_drafters=int(module is not None),
         )
         self.memory = PagedMemory(layout, device=device)
         fill_pool(self.memory, pool.trap_block, "kv.free", poison)
         self._sweep_free = free_memory_sweep(device, poison)
-        self.paged_model = PagedModel(model, params, bind(params, poison, device), poison, probe.on_forward, module)
+        self.paged_model = PagedModel(
+            model, params, bind(params, poison, device), poison, probe.on_forward, module
+        )
         probe.on_start(self.paged_model, self.memory, pool, self._padding)
         num_requests = max(*params.capture_sizes, params.max_num_seqs)
         shape = (num_requests, self._query_len, params.num_heads, params.kv_lora_rank)
@@ -63,9 +71,12 @@ class ModelRunner:
         if params.drafter:
             self._drafter = Drafter(model, num_requests * self._query_len, self._graph_pool)
         self.draft_logits: Tensor | None = None
-        """The module's logits [n, vocab] for the token after the next, in the order of the newest step's logits."""
+        """The module's logits [n, vocab] for the token after the next, in the order of the newest
+        step's logits.
+        """
         self.drafts: Tensor | None = None
-        """The drafter's guess [n] int64 after each row of the newest step's logits, not verified."""
+        """The drafter's guess [n] int64 after each row of the newest step's logits, not verified.
+        """
         self._graphs: DecodeGraphs | None = None
         self.capture()
 
@@ -76,14 +87,22 @@ class ModelRunner:
             return
         self._static = self._dummy(max(params.capture_sizes))
         assert self._static.decode is not None
-        self._static.decode.output = None if self._output is None else self._output[: max(params.capture_sizes)]
+        self._static.decode.output = (
+            None if self._output is None else self._output[: max(params.capture_sizes)]
+        )
         plans: Plans = LazyPlans()
         if params.capture == "persistent":
             kernels = self.paged_model.kernels
             plans = PersistentPlans(kernels.mla_decode_plan, params.num_heads, kernels.plan_options)
         in_parts = params.graph == "breakable"
         self._graphs = DecodeGraphs(
-            self.paged_model, self._static, self.memory, plans, self._graph_pool, self._probe, in_parts
+            self.paged_model,
+            self._static,
+            self.memory,
+            plans,
+            self._graph_pool,
+            self._probe,
+            in_parts,
         )
         sizes = reachable_sizes(params.capture_sizes, params.max_num_seqs)
         # Larger graphs first, as in engines: smaller ones reuse their memory.
@@ -95,19 +114,26 @@ class ModelRunner:
     def run(self, step: Step) -> Tensor:
         """Run a step. Returns logits [n, vocab] in the step's order.
 
-        A request has one row, for its last token, or a row for each query token if it verifies drafts.
+        A request has one row, for its last token, or a row for each query token if it verifies
+        drafts.
         """
         self._sweep_free()
         hand_over_blocks(self.memory, step, self._poison)
         self._probe.before_step(step)
         if not step.scheduled:
-            return torch.empty(0, self._embedding.num_embeddings, device=self._embedding.weight.device)
+            return torch.empty(
+                0, self._embedding.num_embeddings, device=self._embedding.weight.device
+            )
         ordered = batches.order(step.scheduled)
         fill_tails(self.memory, ordered, self._poison)
-        batch = batches.build(ordered, self._embedding, self._num_columns, self._poison, bool(self._params.adapters))
+        batch = batches.build(
+            ordered, self._embedding, self._num_columns, self._poison, bool(self._params.adapters)
+        )
         with self._probe.on_step(ordered, batch):
             size = self._graph_size(batch)
-            logits = self._run_eagerly(batch, ordered) if size is None else self._replay(batch, size)
+            logits = (
+                self._run_eagerly(batch, ordered) if size is None else self._replay(batch, size)
+            )
         self._probe.on_logits(logits)
         if self.draft_logits is not None:
             self.draft_logits = in_order(self.draft_logits, ordered, step.scheduled)
@@ -123,7 +149,9 @@ class ModelRunner:
         if forwarded.drafted is not None:
             self.draft_logits = forwarded.drafted[rows]
         if self._drafter is not None:
-            self.drafts = self._drafter.forward(forwarded.hidden[rows], greedy_tokens(logits)).argmax(dim=-1)
+            self.drafts = self._drafter.forward(
+                forwarded.hidden[rows], greedy_tokens(logits)
+            ).argmax(dim=-1)
         return logits
 
     def _replay(self, batch: Batch, size: int) -> Tensor:
@@ -159,7 +187,10 @@ class ModelRunner:
                 self._graphs.replay(size)
 
     def _dummy(self, size: int) -> Batch:
-        more: dict[str, Any] = {"has_window": self._has_window, "has_adapters": bool(self._params.adapters)}
+        more: dict[str, Any] = {
+            "has_window": self._has_window,
+            "has_adapters": bool(self._params.adapters),
+        }
         given = (size, self._embedding, self._num_columns, self._query_len)
         return batches.dummy_batch(*given, padding=self._padding, **more)
 
@@ -175,7 +206,10 @@ class ModelRunner:
             self._graphs.unmap(self._poison)
 
     def map_again(self) -> None:
-        """After a wake, give the null block and the trap their content. Other blocks hold what memory held."""
+        """After a wake, give the null block and the trap their content.
+
+        Other blocks hold what memory held.
+        """
         self.memory.zero((NULL_BLOCK, self._pool.trap_block))
         fill_pool(self.memory, self._pool.trap_block, "kv.unmapped", self._poison)
 
@@ -192,11 +226,15 @@ def hand_over_blocks(memory: PagedMemory, step: Step, poison: Poison) -> None:
 
 @seam("prefix.state-of-last-occupant")
 def states_to_copy(step: Step) -> tuple[tuple[int, int], ...]:
-    """Pairs of blocks, from and to: after a hit, what is kept by request is the last occupant's (ROCm/ATOM#1417)."""
+    """Pairs of blocks, from and to: after a hit, what is kept by request is the last occupant's
+    (ROCm/ATOM#1417).
+    """
     return step.state_copies
 
 
-def in_order(rows: Tensor, ordered: list[ScheduledSequence], wanted: tuple[ScheduledSequence, ...]) -> Tensor:
+def in_order(
+    rows: Tensor, ordered: list[ScheduledSequence], wanted: tuple[ScheduledSequence, ...]
+) -> Tensor:
     """Rows [n, vocab] of the requests `ordered` in the order of `wanted`."""
     parts = torch.split(rows, [item.num_rows for item in ordered])
     part_of = {id(item): part for item, part in zip(ordered, parts, strict=True)}
@@ -205,7 +243,10 @@ def in_order(rows: Tensor, ordered: list[ScheduledSequence], wanted: tuple[Sched
 
 @seam("pad.shared-trash-slot")
 def trash_block(pool: BlockPool) -> int:
-    """Reserve the block for padded tokens. Unlike the null block it is never read (huggingface/transformers#46765)."""
+    """Reserve the block for padded tokens.
+
+    Unlike the null block it is never read (huggingface/transformers#46765).
+    """
     return pool.reserve()
 
 

@@ -1,4 +1,6 @@
-"""An MLA layer that attends to tokens chosen by an indexer (DeepSeek-V3.2), in decodes and prompts alike."""
+"""An MLA layer that attends to tokens chosen by an indexer (DeepSeek-V3.2), in decodes and prompts
+alike.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ TILE = 4
 def store_index_keys(keys: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
     """Write keys [T, I] into the slots [T] of cache [N, P, I]. Negative slots are skipped."""
     is_stored = slot_mapping >= 0
-    slots = check_indices(torch.where(is_stored, slot_mapping, 0), cache.shape[0] * PAGE_SIZE, "slot_mapping")
+    slots = check_indices(
+        torch.where(is_stored, slot_mapping, 0), cache.shape[0] * PAGE_SIZE, "slot_mapping"
+    )
     block, offset = slots // PAGE_SIZE, slots % PAGE_SIZE
     # A graph cannot hold a list of live tokens, so padding writes back what it read.
     cache[block, offset] = torch.where(is_stored[:, None], keys, cache[block, offset])
@@ -35,7 +39,8 @@ def select_tokens(
 ) -> Tensor:
     """The positions [T, K] int32 that each query attends to, -1 where there are fewer tokens.
 
-    logits [T, M * P] of queries of `lengths` [T] int32. Decodes and prompts share one buffer, decodes first.
+    logits [T, M * P] of queries of `lengths` [T] int32. Decodes and prompts share one buffer,
+    decodes first.
     """
     parts: list[Tensor] = [
         kernels.select_topk(logits[rows], lengths[rows], topk=topk)
@@ -49,13 +54,17 @@ def select_tokens(
 
 
 def join_rows(decodes: Tensor, prompts: Tensor | None, poison: Poison) -> Tensor:
-    """One buffer [T, K] int32 of the rows of `decodes` [n, K], handled in whole tiles, and those of `prompts`."""
+    """One buffer [T, K] int32 of the rows of `decodes` [n, K], handled in whole tiles, and those of
+    `prompts`.
+    """
     n, k = decodes.shape
     total = n + (0 if prompts is None else len(prompts))
     selected = poison.empty(total, k, dtype=torch.int32, site="sparse.topk", device=decodes.device)
     if prompts is not None:
         selected[n:] = prompts
-    tiles = poison.empty(-(-n // TILE) * TILE, k, dtype=torch.int32, site="sparse.topk", device=decodes.device)
+    tiles = poison.empty(
+        -(-n // TILE) * TILE, k, dtype=torch.int32, site="sparse.topk", device=decodes.device
+    )
     tiles[:n] = decodes
     store_decode_rows(selected, tiles, n)
     return selected
@@ -65,7 +74,8 @@ def join_rows(decodes: Tensor, prompts: Tensor | None, poison: Poison) -> Tensor
 def store_decode_rows(selected: Tensor, tiles: Tensor, num_decode_tokens: int) -> None:
     """Copy the decodes' rows of `tiles` into `selected` [T, K].
 
-    The padded rows of `tiles` must not be stored: the prompts' rows follow in the same buffer (PR 32175).
+    The padded rows of `tiles` must not be stored: the prompts' rows follow in the same buffer (PR
+    32175).
     """
     selected[:num_decode_tokens] = tiles[:num_decode_tokens]
 
@@ -81,7 +91,9 @@ class PagedSparseMLA:
     poison: Poison
 
     def __call__(self, x: Tensor, batch: Batch, memory: PagedMemory) -> tuple[Tensor, Tensor]:
-        """x: [T, hidden] -> [T, hidden], and the positions [T, K] int32 that each token attended to."""
+        """x: [T, hidden] -> [T, hidden], and the positions [T, K] int32 that each token attended
+        to.
+        """
         attention, indexer = self.attention, self.attention.indexer
         assert indexer is not None
         cache, kv_scale = memory.latents(self.layer), memory.layout.scale_of(self.layer)
@@ -92,12 +104,20 @@ class PagedSparseMLA:
         launch(store_index_keys, indexer.keys(x), index_cache, batch.stored_slots)
         tables, lengths = rows_of_tokens(batch)
         queries, weights = indexer.queries(x)
-        logits = self.kernels.index_logits(queries[:, None], weights[:, None], index_cache, tables, lengths)
-        selected = select_tokens(self.kernels, logits, lengths, indexer.topk, batch.num_decode_tokens, self.poison)
+        logits = self.kernels.index_logits(
+            queries[:, None], weights[:, None], index_cache, tables, lengths
+        )
+        selected = select_tokens(
+            self.kernels, logits, lengths, indexer.topk, batch.num_decode_tokens, self.poison
+        )
         q = torch.cat((attention.absorb_q(q_nope), q_pe), dim=-1)
         selected = own_choice(self.layer, selected)
-        indices = self.kernels.map_indices(selected, tables, table_rows(tables), page_size=PAGE_SIZE)
-        out, _ = self.kernels.mla_decode_sparse(q, cache, indices, scale=attention.softmax_scale, kv_scale=kv_scale)
+        indices = self.kernels.map_indices(
+            selected, tables, table_rows(tables), page_size=PAGE_SIZE
+        )
+        out, _ = self.kernels.mla_decode_sparse(
+            q, cache, indices, scale=attention.softmax_scale, kv_scale=kv_scale
+        )
         values = attention.expand_v(out)
         projected: Tensor = attention.o_proj(self.quantize(values.flatten(1), batch))
         return projected, selected
@@ -105,25 +125,33 @@ class PagedSparseMLA:
 
 @seam("sparse.choice-of-another-layer")
 def own_choice(layer: int, selected: Tensor) -> Tensor:
-    """The positions [T, K] int32 that a layer with an indexer of its own attends to: what it chose (ROCm/ATOM#1362)."""
+    """The positions [T, K] int32 that a layer with an indexer of its own attends to: what it chose
+    (ROCm/ATOM#1362).
+    """
     return selected
 
 
 @seam("sparse.request-past-the-table")
 def table_rows(tables: Tensor) -> Tensor:
-    """The row [T] int32 of each token in `tables` [T, M], which has no more rows than that (PR 55637)."""
+    """The row [T] int32 of each token in `tables` [T, M], which has no more rows than that (PR
+    55637).
+    """
     return torch.arange(len(tables), dtype=torch.int32, device=tables.device)
 
 
 def rows_of_tokens(batch: Batch) -> tuple[Tensor, Tensor]:
-    """The block table [T, M] int32 of each token's request, and the number [T] of tokens it sees, 0 for padding."""
+    """The block table [T, M] int32 of each token's request, and the number [T] of tokens it sees, 0
+    for padding.
+    """
     tables, lengths = [], []
     if batch.decode is not None:
         steps = torch.arange(1 - batch.decode.query_len, 1, device=batch.positions.device)
         tables.append(batch.decode.block_table.repeat_interleave(batch.decode.query_len, dim=0))
         lengths.append((batch.decode.seq_lens[:, None] + steps).clamp(min=0).flatten())
     for request in batch.prefill:
-        row = torch.tensor(request.blocks + batch.table_pad[len(request.blocks) :], dtype=torch.int32)
+        row = torch.tensor(
+            request.blocks + batch.table_pad[len(request.blocks) :], dtype=torch.int32
+        )
         tables.append(row.to(batch.positions.device).expand(request.end - request.start, -1))
         lengths.append(batch.positions[request.start : request.end] + 1)
     return torch.cat(tables), torch.cat(lengths).to(torch.int32)

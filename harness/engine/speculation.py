@@ -1,4 +1,7 @@
-"""Speculative decoding: drafts are verified by the target's tokens. Drafters have graphs of their own, or no model."""
+"""Speculative decoding: drafts are verified by the target's tokens.
+
+Drafters have graphs of their own, or no model.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,11 @@ FILLER_DRAFT = 0
 
 @seam("verify.nan-row-to-vocab-size")
 def greedy_tokens(logits: Tensor) -> Tensor:
-    """The token [rows] int64 with the largest logit of each row of [rows, vocab], padded rows included.
+    """The token [rows] int64 with the largest logit of each row of [rows, vocab], padded rows
+    included.
 
-    A row of NaN must give a token of the vocabulary: the drafter looks up the tokens of padded rows too (PR 53029).
+    A row of NaN must give a token of the vocabulary: the drafter looks up the tokens of padded rows
+    too (PR 53029).
     """
     return logits.argmax(dim=-1)
 
@@ -48,7 +53,9 @@ def row_behind(given: list[int]) -> int:
 
 @seam("verify.rows-of-kept-drafts")
 def rows_walked(num_rows: int, given: list[int]) -> int:
-    """How many rows to go on for the next request: all that were verified, kept or not (PR 49738)."""
+    """How many rows to go on for the next request: all that were verified, kept or not (PR
+    49738).
+    """
     return num_rows
 
 
@@ -96,7 +103,9 @@ class Drafter:
         self._graphs[size] = self._pool.capture(lambda: self.forward(hidden, tokens))
 
     def replay(self, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """hidden [B, hidden] and tokens [B] of a target graph, padded rows included -> draft logits [B, vocab]."""
+        """hidden [B, hidden] and tokens [B] of a target graph, padded rows included -> draft logits
+        [B, vocab].
+        """
         graph = self._graphs[hidden.shape[0]]
         # The target's outputs are pool memory that this replay may reuse, so they are copied.
         self._static[: hidden.shape[0]] = hidden
@@ -107,10 +116,15 @@ class Drafter:
 
     def forward(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """hidden [B, hidden], tokens [B] int64 -> draft logits [B, vocab]."""
-        mixed = torch.tanh((hidden + launch(look_up, tokens, self._model.embed_tokens.weight)) @ self._mixing)
+        mixed = torch.tanh(
+            (hidden + launch(look_up, tokens, self._model.embed_tokens.weight)) @ self._mixing
+        )
         return self._model.compute_logits(mixed)
 
 
 def look_up(tokens: Tensor, embedding: Tensor) -> Tensor:
-    """The rows [B, hidden] of `embedding` for tokens [B]. Raises IllegalAddress for a token past the vocabulary."""
+    """The rows [B, hidden] of `embedding` for tokens [B].
+
+    Raises IllegalAddress for a token past the vocabulary.
+    """
     return embedding[check_indices(tokens, embedding.shape[0], "tokens that the drafter looks up")]

@@ -10,19 +10,32 @@ from pathlib import Path
 from typing import Any
 
 from harness.accuracy.acceptance import Drafts
-from harness.accuracy.backends import Answer, Identity, OnAnswer, cut_at_stop, describe_directory, has_invalid_text
+from harness.accuracy.backends import (
+    Answer,
+    Identity,
+    OnAnswer,
+    cut_at_stop,
+    describe_directory,
+    has_invalid_text,
+)
 from harness.core.errors import InputError
 from harness.core.systems import EngineSpec
 
 CHUNK = 1024
-"""Prompts of one `generate`. It returns all answers at its end, so a killed process loses this many."""
+"""Prompts of one `generate`.
+
+It returns all answers at its end, so a killed process loses this many.
+"""
 
 Generated = tuple[str, str, Sequence[int], Sequence[float | None]]
 """An answer of the engine: its text, why it ended, its tokens and their log probabilities."""
 
 
 def cache_option(engine: EngineSpec, kv: str | None, names: Mapping[str, str]) -> dict[str, Any]:
-    """The engine's option for a value of `--kv`, by the engine's `names`. Raises InputError for other values."""
+    """The engine's option for a value of `--kv`, by the engine's `names`.
+
+    Raises InputError for other values.
+    """
     if kv is not None and kv not in names:
         raise InputError(f"--kv {kv}: {engine.title} takes {', '.join(names)}")
     return {} if kv is None else {"kv_cache_dtype": names[kv]}
@@ -42,7 +55,9 @@ class EngineBackend(ABC):
         except ImportError as error:
             how = "install it, or use server:URL"
             where = f"--model {engine.name}:{path}"
-            raise InputError(f"{where}: {engine.title} cannot be imported here ({error}); {how}") from None
+            raise InputError(
+                f"{where}: {engine.title} cannot be imported here ({error}); {how}"
+            ) from None
         self._spec, self._path = engine, path
 
     def describe(self, vocab_size: int, dtype: object, cache: object) -> None:
@@ -55,17 +70,29 @@ class EngineBackend(ABC):
             engine=self._spec.name,
             dtype=of_model if of_cache in ("auto", of_model) else f"{of_model}, kv {of_cache}",
             model_hash=card.hash if card else f"name:{path}",
-            note=", ".join(filter(None, [card.note if card else "", f"{self._spec.title} {self._version}"])),
+            note=", ".join(
+                filter(None, [card.note if card else "", f"{self._spec.title} {self._version}"])
+            ),
         )
 
     def generate(
-        self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str], on_answer: OnAnswer | None = None
+        self,
+        prompts: Sequence[str],
+        *,
+        max_tokens: int,
+        stop: Sequence[str],
+        on_answer: OnAnswer | None = None,
     ) -> list[Answer]:
-        """Greedy answers in the order of `prompts`. An answer with a NaN in its log probabilities is invalid."""
+        """Greedy answers in the order of `prompts`.
+
+        An answer with a NaN in its log probabilities is invalid.
+        """
         answers: list[Answer] = []
         words = [word for word in stop if word]
         for start in range(0, len(prompts), CHUNK):
-            for generated in self._generated(list(prompts[start : start + CHUNK]), max_tokens, words):
+            for generated in self._generated(
+                list(prompts[start : start + CHUNK]), max_tokens, words
+            ):
                 answers.append(self._answer(generated, stop))
                 if on_answer:
                     on_answer(len(answers) - 1, answers[-1])
@@ -75,13 +102,19 @@ class EngineBackend(ABC):
         return None
 
     @abstractmethod
-    def _generated(self, prompts: list[str], max_tokens: int, stop: list[str]) -> Iterable[Generated]:
+    def _generated(
+        self, prompts: list[str], max_tokens: int, stop: list[str]
+    ) -> Iterable[Generated]:
         """What the engine gives to some prompts, in their order."""
 
     def _answer(self, generated: Generated, stop: Sequence[str]) -> Answer:
         text, finish, tokens, logprobs = generated
         text, _ = cut_at_stop(text, stop)
         # A NaN in the logits makes every log probability of its row NaN.
-        is_bad = finish == "abort" or any(value is None or not math.isfinite(value) for value in logprobs)
+        is_bad = finish == "abort" or any(
+            value is None or not math.isfinite(value) for value in logprobs
+        )
         outside = any(not 0 <= token < self._vocab_size for token in tokens)
-        return Answer(text, finish, len(tokens), is_bad or outside or has_invalid_text(text, finish))
+        return Answer(
+            text, finish, len(tokens), is_bad or outside or has_invalid_text(text, finish)
+        )

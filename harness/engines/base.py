@@ -1,30 +1,35 @@
 """What an engine must bring, and the checks that engines share.
 
-An engine is a package with a module of tables, such as a folder beside this file. An entry point of the group
-`mla_harness.engines` names the module, in the `pyproject.toml` of whoever brings the engine: this project's or any
-other's (see `examples/engine-from-outside`). The module imports neither torch nor the engine. It has:
+An engine is a package with a module of tables, such as a folder beside this file. An entry point of
+the group `mla_harness.engines` names the module, in the `pyproject.toml` of whoever brings the
+engine: this project's or any other's (see `examples/engine-from-outside`). The module imports
+neither torch nor the engine. It has:
 
 - `ENGINE`, an `EngineSpec`: its name (the entry point's), title, distribution and package.
 
-The other tables are optional. A table names code as "module:name", and a module named so imports the engine inside its
-functions, because the engine may not be installed.
+The other tables are optional. A table names code as "module:name", and a module named so imports
+the engine inside its functions, because the engine may not be installed.
 
-- `SYSTEMS`: a `SystemSpec` for each kind of case. It names a `Params` model and a `harness.judge.target.Target`.
-  `why_not` of the target returns why a case cannot run here, beginning with `why_not_installed(ENGINE)`. `run(poison)`
-  runs the engine, usually in a `harness.run.child.Child`, and returns a `Run` for the oracles. `injects_faults` means
-  that the target injects faults itself. A system with `records_first_nan` has a target with `first_writer`.
-- `FAULTS`: a `FaultSpec` for each known bug of the engine, named "ENGINE.bug". Its target injects it with a
-  `harness.engines.patches.Patch` for each range of releases. A fault with a `target` and a `replacement` is injected
-  in the worker: the target is a function of the engine that is marked with `@seam("ENGINE.bug")`.
-- `KERNELS`: a `KernelSpec` for each kernel, named "ENGINE-variant", with `origin` the engine's name. It takes the op's
-  arguments in `harness.core.ops`; its `requires` returns why it cannot run here, from `why_no_kernels`.
+- `SYSTEMS`: a `SystemSpec` for each kind of case. It names a `Params` model and a
+  `harness.judge.target.Target`. `why_not` of the target returns why a case cannot run here,
+  beginning with `why_not_installed(ENGINE)`. `run(poison)` runs the engine, usually in a
+  `harness.run.child.Child`, and returns a `Run` for the oracles. `injects_faults` means that the
+  target injects faults itself. A system with `records_first_nan` has a target with `first_writer`.
+- `FAULTS`: a `FaultSpec` for each known bug of the engine, named "ENGINE.bug". Its target injects
+  it with a `harness.engines.patches.Patch` for each range of releases. A fault with a `target` and
+  a `replacement` is injected in the worker: the target is a function of the engine that is marked
+  with `@seam("ENGINE.bug")`.
+- `KERNELS`: a `KernelSpec` for each kernel, named "ENGINE-variant", with `origin` the engine's
+  name. It takes the op's arguments in `harness.core.ops`; its `requires` returns why it cannot run
+  here, from `why_no_kernels`.
 - `MODELS`: a `ModelSpec` for `epochs --model NAME:WHERE`, with a function that returns a
   `harness.accuracy.backends.Backend`.
 - `SITES`, `ORACLES`: memory to poison and checks of results that only this engine has.
 
-Systems are named "ENGINE" or "ENGINE-part". Where the tables do not load, these names tell which engine is missed: its
-cases are skipped. Scenarios then name the systems, kernels and faults. `tests/architecture` checks that the tables of
-this project import no torch; a test of the engine checks that its kernels load without it.
+Systems are named "ENGINE" or "ENGINE-part". Where the tables do not load, these names tell which
+engine is missed: its cases are skipped. Scenarios then name the systems, kernels and faults.
+`tests/architecture` checks that the tables of this project import no torch; a test of the engine
+checks that its kernels load without it.
 """
 
 from __future__ import annotations
@@ -41,14 +46,19 @@ from harness.run.environment import engine_version
 
 
 def installed_version(engine: EngineSpec) -> str | None:
-    """The version to import, "unknown" if the package states none, or None without the package. Imports nothing."""
+    """The version to import, "unknown" if the package states none, or None without the package.
+
+    Imports nothing.
+    """
     spec = importlib.util.find_spec(engine.package)
     # A folder that an uninstall left has no origin.
     return engine_version(engine) or "unknown" if spec and spec.origin else None
 
 
 def release_of(version: str) -> tuple[int, ...]:
-    """Three numbers of a version: 0.22.1rc1 -> (0, 22, 1), 0.22 -> (0, 22, 0), and zeros for any other text."""
+    """Three numbers of a version: 0.22.1rc1 -> (0, 22, 1), 0.22 -> (0, 22, 0), and zeros for any
+    other text.
+    """
     try:
         return (*Version(version).release, 0, 0)[:3]
     except InvalidVersion:
@@ -56,17 +66,22 @@ def release_of(version: str) -> tuple[int, ...]:
 
 
 def why_not_installed(engine: EngineSpec) -> str:
-    """Why the engine cannot be imported here, with the command that installs it; empty if it can."""
+    """Why the engine cannot be imported here, with the command that installs it; empty if it
+    can.
+    """
     if installed_version(engine) is not None:
         return ""
     how = f"pip install {engine.install or engine.distribution}"
     return Reason(f"{engine.title} is not installed ({how})", Code.NOT_INSTALLED)
 
 
-def why_no_kernels(engine: EngineSpec, device: str, majors: Container[int] | None = None, words: str = "") -> str:
+def why_no_kernels(
+    engine: EngineSpec, device: str, majors: Container[int] | None = None, words: str = ""
+) -> str:
     """Why no CUDA kernel of the engine runs on `device` here; empty if no reason is known.
 
-    `majors` and `words` as in `why_not_built`, for kernels that are not built for every CUDA device.
+    `majors` and `words` as in `why_not_built`, for kernels that are not built for every CUDA
+    device.
     """
     if device != "cuda":
         return Reason(f"{engine.title}'s kernels run on cuda, not on {device}", Code.NO_DEVICE)
@@ -78,9 +93,14 @@ def why_no_kernels(engine: EngineSpec, device: str, majors: Container[int] | Non
 
 
 def why_not_built(majors: Container[int], words: str) -> str:
-    """Why a kernel built for these major compute capabilities, called `words`, does not run here; empty if it does.
+    """Why a kernel built for these major compute capabilities, called `words`, does not run here;
+    empty if it does.
 
     Needs a CUDA device.
     """
     major, minor = torch.cuda.get_device_capability()
-    return "" if major in majors else Reason(f"built for {words}; this GPU is {major}.{minor}", Code.NO_DEVICE)
+    return (
+        ""
+        if major in majors
+        else Reason(f"built for {words}; this GPU is {major}.{minor}", Code.NO_DEVICE)
+    )

@@ -1,8 +1,10 @@
-"""The process that imports an engine on a CPU. It runs one part after another and writes each Run to a file.
+"""The process that imports an engine on a CPU.
 
-Only a :class:`harness.engines.host_target.HostTarget` starts it, with no visible GPU and with Triton's interpreter on:
-both must be set before torch and Triton are imported. A fault is injected for one request, so that one import serves
-all requests.
+It runs one part after another and writes each Run to a file.
+
+Only a :class:`harness.engines.host_target.HostTarget` starts it, with no visible GPU and with
+Triton's interpreter on: both must be set before torch and Triton are imported. A fault is injected
+for one request, so that one import serves all requests.
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ def main(parent: Parent) -> None:
 
 
 def answer(request: HostRequest) -> Reply:
-    """Run one part. The result names a package that is missing, or says that this release has no such code."""
+    """Run one part.
+
+    The result names a package that is missing, or says that this release has no such code.
+    """
     host = request.host
     try:
         with explained_writes(who=f"{host.engine.title}'s process"):
@@ -44,7 +49,8 @@ def answer(request: HostRequest) -> Reply:
         with explained_writes(file := Path(request.file)):
             file.write_bytes(made.getvalue())
     except ModuleNotFoundError as error:
-        # A missing module of the engine itself means that this release has other code than the harness calls.
+        # A missing module of the engine itself means that this release has other code than the
+        # harness calls.
         if error.name and error.name.partition(".")[0] != host.engine.package:
             return Reply(result={"missing": error.name})
         return reply_to_error(error)
@@ -56,8 +62,12 @@ def answer(request: HostRequest) -> Reply:
 
 
 def run(request: HostRequest) -> Run:
-    """Import the part's module, which imports the engine, and run it with the request's fault injected."""
-    poison = Poison(request.pattern, frozenset(request.sites), strict=request.strict, seed=request.seed)
+    """Import the part's module, which imports the engine, and run it with the request's fault
+    injected.
+    """
+    poison = Poison(
+        request.pattern, frozenset(request.sites), strict=request.strict, seed=request.seed
+    )
     torch.manual_seed(request.seed)
     host, params = request.host, request.case.params
     if host.prepare:
@@ -71,7 +81,10 @@ def run(request: HostRequest) -> Run:
 
 @contextlib.contextmanager
 def injected(host: Host, fault: str | None) -> Iterator[None]:
-    """Inject one of the engine's bugs for the life of the block. Raises PatchRefused if it does not fit the code."""
+    """Inject one of the engine's bugs for the life of the block.
+
+    Raises PatchRefused if it does not fit the code.
+    """
     if fault is None:
         yield
         return

@@ -1,4 +1,6 @@
-"""An engine's own Python as a target: a child process without a GPU runs its code on inputs of the harness."""
+"""An engine's own Python as a target: a child process without a GPU runs its code on inputs of the
+harness.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,10 @@ from harness.run.child import Child, ChildDied
 class Host:
     """How an engine's Python runs on a CPU.
 
-    `parts` is the package with a module for each part. It has `run(poison, params)`, and may import the engine.
-    `prepare` is "module:function" to call before that. `needed` are packages that the engine imports and that are often
-    missing. `install` puts the engine beside the extra of the same name as the system.
+    `parts` is the package with a module for each part. It has `run(poison, params)`, and may import
+    the engine. `prepare` is "module:function" to call before that. `needed` are packages that the
+    engine imports and that are often missing. `install` puts the engine beside the extra of the
+    same name as the system.
     """
 
     engine: EngineSpec
@@ -60,7 +63,10 @@ ENVIRON = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1", "HF_HUB_OFFLINE"
 """The engine sees no GPU, and its Triton kernels are interpreted."""
 
 _kept: dict[str, Child] = {}
-"""Engine -> the child that has imported it. It is kept for the next case, because the import needs many seconds."""
+"""Engine -> the child that has imported it.
+
+It is kept for the next case, because the import needs many seconds.
+"""
 
 
 class HostRequest(Record):
@@ -99,7 +105,10 @@ class HostTarget(Target):
         return host.patches.why_not(fault, version)
 
     def run(self, poison: Poison) -> Run:
-        """Run the part in a child. A child that dies is the run's error. Raises InputError or Refused if it refuses."""
+        """Run the part in a child.
+
+        A child that dies is the run's error. Raises InputError or Refused if it refuses.
+        """
         title = self.host.engine.title
         child = _child(self.host)
         with tempfile.TemporaryDirectory() as scratch:
@@ -143,5 +152,7 @@ def _child(host: Host) -> Child:
         _kept.pop(name).close()
     if name not in _kept:
         title = f"{host.engine.title}'s process"
-        _kept[name] = Child("harness.engines.host", name=title, environ=ENVIRON | dict(host.environ))
+        _kept[name] = Child(
+            "harness.engines.host", name=title, environ=ENVIRON | dict(host.environ)
+        )
     return _kept[name]

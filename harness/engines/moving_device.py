@@ -1,4 +1,6 @@
-"""A device for an engine's connectors on a CPU: streams, events and copies by address, run in a seeded order."""
+"""A device for an engine's connectors on a CPU: streams, events and copies by address, run in a
+seeded order.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Device:
         for row in range(start // stride, -(-end // stride)):
             yield name, row, max(start - row * stride, 0), min(end - row * stride, stride)
 
-    def copy(self, stream: str, sources: Iterable[int], targets: Iterable[int], sizes: Iterable[int]) -> None:
+    def copy(
+        self, stream: str, sources: Iterable[int], targets: Iterable[int], sizes: Iterable[int]
+    ) -> None:
         """Queue copies of bytes by address, as one launch."""
         parts = [(int(s), int(t), int(n)) for s, t, n in zip(sources, targets, sizes, strict=True)]
 
@@ -48,13 +52,18 @@ class Device:
         writes = [span for _, target, size in parts for span in self.spans(target, size)]
         self.streams.launch(stream, f"copy {next(self._copies)} on {stream}", run, reads, writes)
 
-    def send(self, name: str, parts: Sequence[tuple[int, int, int]], fails: bool) -> list[streams.Event]:
-        """Queue pieces (source, target, bytes) of a transfer on several lanes, so that they land in any order.
+    def send(
+        self, name: str, parts: Sequence[tuple[int, int, int]], fails: bool
+    ) -> list[streams.Event]:
+        """Queue pieces (source, target, bytes) of a transfer on several lanes, so that they land in
+        any order.
 
         A transfer that `fails` sends its first half. Returns an event behind each lane.
         """
         lanes = [f"{name}.{lane}" for lane in range(NUM_LANES)]
-        for place, (source, target, size) in enumerate(parts[: len(parts) // 2] if fails else parts):
+        for place, (source, target, size) in enumerate(
+            parts[: len(parts) // 2] if fails else parts
+        ):
             self.copy(lanes[place % NUM_LANES], [source], [target], [size])
         return [self.streams.record(lane) for lane in lanes]
 
@@ -79,8 +88,13 @@ class Device:
         self._current.pop()
 
     def memcpy_batch(self, targets: int, sources: int, sizes: int, count: int, *more: Any) -> int:
-        """The driver's batched copy; its arguments are addresses of arrays, the last one is the stream."""
-        lists = [(ctypes.c_uint64 * count).from_address(int(array)) for array in (sources, targets, sizes)]
+        """The driver's batched copy; its arguments are addresses of arrays, the last one is the
+        stream.
+        """
+        lists = [
+            (ctypes.c_uint64 * count).from_address(int(array))
+            for array in (sources, targets, sizes)
+        ]
         self.copy(self._names[int(more[-1])], *lists)
         return 0
 

@@ -1,7 +1,9 @@
-"""Injects known bugs into engines: a function of the engine is recompiled from its own text with edits.
+"""Injects known bugs into engines: a function of the engine is recompiled from its own text with
+edits.
 
-A patch is for a range of releases and names the text that it replaces. It is refused unless the function has this text
-exactly once, because a fault without effect would look like a fault that the harness misses.
+A patch is for a range of releases and names the text that it replaces. It is refused unless the
+function has this text exactly once, because a fault without effect would look like a fault that the
+harness misses.
 """
 
 from __future__ import annotations
@@ -52,17 +54,28 @@ class Patch:
     as_released: str = ""
 
     def why_not(self, version: str) -> str:
-        """Why the bug cannot be injected into `version`, by its number alone; empty if it can be tried."""
+        """Why the bug cannot be injected into `version`, by its number alone; empty if it can be
+        tried.
+        """
         if self.as_released and release_of(version) < release_of(self.as_released):
-            why = f"{self.engine.title} {version} has this bug as released; its fix came with {self.as_released}"
+            why = (
+                f"{self.engine.title} {version} has this bug as released; its fix came with"
+                f" {self.as_released}"
+            )
             return Reason(why, Code.AS_RELEASED)
         if not release_of(self.first) <= release_of(version) < release_of(self.last):
-            why = f"written for {self.engine.title} {self.first} up to, not including, {self.last}; this is {version}"
+            why = (
+                f"written for {self.engine.title} {self.first} up to, not including, {self.last};"
+                f" this is {version}"
+            )
             return Reason(why, Code.NO_PATCH)
         return ""
 
     def apply(self, version: str) -> None:
-        """Inject the bug into this process. Raises PatchRefused without changing anything if it does not fit."""
+        """Inject the bug into this process.
+
+        Raises PatchRefused without changing anything if it does not fit.
+        """
         reason = self.why_not(version)
         if reason:
             raise PatchRefused(f"fault {self.fault}: {reason}")
@@ -88,7 +101,9 @@ class Patches(dict[str, tuple[Patch, ...]]):
     """The patches of an engine by fault, each in the order of releases."""
 
     def find(self, fault: str, version: str) -> Patch:
-        """The patch that injects a fault into a release. If none does, a patch with the reason in its `why_not`.
+        """The patch that injects a fault into a release.
+
+        If none does, a patch with the reason in its `why_not`.
 
         Raises InputError for an unknown fault.
         """
@@ -99,11 +114,16 @@ class Patches(dict[str, tuple[Patch, ...]]):
         return next((patch for patch in own if not patch.why_not(version)), nearest_patch)
 
     def why_not(self, fault: str | None, version: str) -> str:
-        """Why a fault cannot be injected into a release, by its number alone; empty if it can be tried, or is None."""
+        """Why a fault cannot be injected into a release, by its number alone; empty if it can be
+        tried, or is None.
+        """
         return self.find(fault, version).why_not(version) if fault else ""
 
     def inject(self, fault: str, version: str) -> None:
-        """Inject a fault into this process. Raises InputError for an unknown one, PatchRefused if it does not fit."""
+        """Inject a fault into this process.
+
+        Raises InputError for an unknown one, PatchRefused if it does not fit.
+        """
         self.find(fault, version).apply(version)
 
 
@@ -114,18 +134,27 @@ def read_patches(engine: EngineSpec, file: Path) -> Patches:
         edits = tuple(Edit(edit["in"], edit["old"], edit["new"]) for edit in given["edits"])
         return Patch(engine, fault, first, last, edits, given.get("as_released", ""))
 
-    return Patches({fault: tuple(patch(fault, one) for one in rows) for fault, rows in read_rows(file).items()})
+    return Patches(
+        {fault: tuple(patch(fault, one) for one in rows) for fault, rows in read_rows(file).items()}
+    )
 
 
 def edited_text(source: str, edit: Edit) -> str:
-    """`source` with the edit made. Raises PatchRefused unless the source has the old text exactly once."""
+    """`source` with the edit made.
+
+    Raises PatchRefused unless the source has the old text exactly once.
+    """
     lines, old = source.splitlines(), textwrap.dedent(edit.old).strip("\n").splitlines()
     # Compared without the common margin, which may differ between releases.
-    windows = (textwrap.dedent("\n".join(lines[i : i + len(old)])).splitlines() for i in range(len(lines)))
+    windows = (
+        textwrap.dedent("\n".join(lines[i : i + len(old)])).splitlines() for i in range(len(lines))
+    )
     places = [i for i, window in enumerate(windows) if window == old]
     if len(places) != 1:
         found = "is not there" if not places else f"is there {len(places)} times"
-        raise PatchRefused(f"{edit.target} is not what the patch expects: {old[0].strip()!r} {found}")
+        raise PatchRefused(
+            f"{edit.target} is not what the patch expects: {old[0].strip()!r} {found}"
+        )
     start = places[0]
     margin = lines[start][: len(lines[start]) - len(lines[start].lstrip())]
     new = textwrap.indent(textwrap.dedent(edit.new).strip("\n"), margin)
@@ -142,12 +171,16 @@ def _compiled(function: FunctionType, source: str) -> Callable[..., Any]:
         source = f"def around(__class__):\n{textwrap.indent(source, '    ')}\n    return {made}"
     code = compile(source, f"<{function.__module__}.{function.__qualname__} with a fault>", "exec")
     exec(code, sys.modules[function.__module__].__dict__, scope)
-    found: Callable[..., Any] = scope[made] if made in scope else scope["around"](variables["__class__"].cell_contents)
+    found: Callable[..., Any] = (
+        scope[made] if made in scope else scope["around"](variables["__class__"].cell_contents)
+    )
     return found
 
 
 def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
-    """Replace `owner.name`, and a module's function also where other modules have imported it by name."""
+    """Replace `owner.name`, and a module's function also where other modules have imported it by
+    name.
+    """
     original = owner.__dict__[name]
     setattr(owner, name, function)
     for module in list(sys.modules.values()) if isinstance(owner, ModuleType) else ():
@@ -157,7 +190,10 @@ def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
 
 
 def find_owner(target: str) -> tuple[Any, str]:
-    """The class or module of the function at "module:Class.function", and the function's name. Raises PatchRefused."""
+    """The class or module of the function at "module:Class.function", and the function's name.
+
+    Raises PatchRefused.
+    """
     module, _, path = target.partition(":")
     *owners, name = path.split(".")
     try:

@@ -1,4 +1,6 @@
-"""A script that asks an engine a canary's questions, without this project: with options that fail, or plain ones."""
+"""A script that asks an engine a canary's questions, without this project: with options that fail,
+or plain ones.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,20 @@ def plain_script(
     start: str,
     absent: object,
 ) -> str:
-    """The body of the script. Its line with `marker` chooses the failing options; without it the engine is plain.
+    """The body of the script.
 
-    The plain engine shares the parameters `kept` with the failing one; the others have their defaults. `start` is the
-    code of the function `start`: (path of the checkpoint) -> a function that asks prompts for at most `MAX_TOKENS` and
-    returns a pair for each, the text and its log probabilities. It may use `options`. `absent` switches an option off.
-    Only `FIXTURES` in the environment names a place of this machine.
+    Its line with `marker` chooses the failing options; without it the engine is plain.
+
+    The plain engine shares the parameters `kept` with the failing one; the others have their
+    defaults. `start` is the code of the function `start`: (path of the checkpoint) -> a function
+    that asks prompts for at most `MAX_TOKENS` and returns a pair for each, the text and its log
+    probabilities. It may use `options`. `absent` switches an option off. Only `FIXTURES` in the
+    environment names a place of this machine.
     """
-    plain, failing = start_of(type(params)(**params.model_dump(include=set(kept)))), start_of(params)
+    plain, failing = (
+        start_of(type(params)(**params.model_dump(include=set(kept)))),
+        start_of(params),
+    )
     options = {name: value for name, value in plain.options.items() if value is not None}
     changed = {name: value for name, value in failing.options.items() if options.get(name) != value}
     # An option that only the plain engine has would stay beside those that fail.

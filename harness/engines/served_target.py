@@ -1,4 +1,6 @@
-"""An engine as a target: its processes serve one canary, which answers a task under poison, with or without a fault."""
+"""An engine as a target: its processes serve one canary, which answers a task under poison, with or
+without a fault.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,14 @@ from harness.core.systems import EngineSpec
 from harness.engines import base
 from harness.engines.patches import Patches
 from harness.engines.served_params import ServedParams
-from harness.engines.serving import CAUSE_BYTES, FIRST_NAN_FILE, NAMED, EngineForks, last_words, waits_for
+from harness.engines.serving import (
+    CAUSE_BYTES,
+    FIRST_NAN_FILE,
+    NAMED,
+    EngineForks,
+    last_words,
+    waits_for,
+)
 from harness.judge.run_records import Count, Run
 from harness.judge.target import Target
 from harness.memory.first_nan.recorder import first_of_ranks
@@ -45,7 +54,9 @@ class ServedTarget(Target):
     engine: ClassVar[EngineSpec]
     patches: ClassVar[Patches]
     _forks: ClassVar[EngineForks | None] = None
-    """None for an engine with imports that start the CUDA driver: a CUDA context does not survive a fork."""
+    """None for an engine with imports that start the CUDA driver: a CUDA context does not survive a
+    fork.
+    """
 
     def __init__(self, case: Case, device: str = "cpu", **more: Any) -> None:
         super().__init__(case, device, **more)
@@ -60,7 +71,9 @@ class ServedTarget(Target):
             why = f"{cls.engine.title} serves on CUDA, and there is no CUDA device on this machine"
             return Reason(why, Code.NO_DEVICE)
         if (seen := torch.cuda.device_count()) < case.params.num_gpus > 1:
-            return Reason(f"needs {case.params.num_gpus} GPUs; this machine shows {seen}", Code.NO_DEVICE)
+            return Reason(
+                f"needs {case.params.num_gpus} GPUs; this machine shows {seen}", Code.NO_DEVICE
+            )
         if reason := extras.why_not(extras.ACCURACY):
             return reason
         checkpoint = case.params_as(ServedParams).checkpoint
@@ -75,15 +88,21 @@ class ServedTarget(Target):
         """Why this release does not serve the case on this machine; empty if it does."""
 
     @abstractmethod
-    def _serve(self, folder: Path, poison: Poison, *, is_eager: bool = False, records: bool = False) -> None:
-        """Run one serving process to its end, without graphs if `is_eager`, with recorders of the first NaN on request.
+    def _serve(
+        self, folder: Path, poison: Poison, *, is_eager: bool = False, records: bool = False
+    ) -> None:
+        """Run one serving process to its end, without graphs if `is_eager`, with recorders of the
+        first NaN on request.
 
-        Raises as `_reply` does, Refused if the engine refuses its options, InputError for a fault that does not
-        fit, and HarnessError if a worker lacks what the case is about.
+        Raises as `_reply` does, Refused if the engine refuses its options, InputError for a fault
+        that does not fit, and HarnessError if a worker lacks what the case is about.
         """
 
     def run(self, poison: Poison) -> Run:
-        """Ask all questions. A process that dies or raises is the run's error, with the end of the engine's log."""
+        """Ask all questions.
+
+        A process that dies or raises is the run's error, with the end of the engine's log.
+        """
         run = Run(poison.pattern)
         with tempfile.TemporaryDirectory() as scratch:
             try:
@@ -109,9 +128,15 @@ class ServedTarget(Target):
             run.eager = read_run(folder / "eager")
 
     def _verified(self, folder: Path) -> list[Count]:
-        """The drafts of each epoch, as the engine counts them. Raises HarnessError if it counts none."""
+        """The drafts of each epoch, as the engine counts them.
+
+        Raises HarnessError if it counts none.
+        """
         epochs = read_drafts(folder)
-        if not all(counted.drafted for counted in epochs.values()) or len(epochs) < self._served.epochs:
+        if (
+            not all(counted.drafted for counted in epochs.values())
+            or len(epochs) < self._served.epochs
+        ):
             raise HarnessError(f"{self.engine.title} counts no drafts, though its module drafts")
         return [
             Count(
@@ -125,10 +150,12 @@ class ServedTarget(Target):
         ]
 
     def first_writer(self, poison: Poison) -> FirstNan:
-        """Serve once with the first-NaN recorder in every worker. Returns the first writer over all ranks.
+        """Serve once with the first-NaN recorder in every worker.
 
-        If the engine dies before its recorders report, the result has the reason. Raises HarnessError if it does not
-        fail and a worker had no recorder.
+        Returns the first writer over all ranks.
+
+        If the engine dies before its recorders report, the result has the reason. Raises
+        HarnessError if it does not fail and a worker had no recorder.
         """
         with tempfile.TemporaryDirectory() as scratch:
             folder, failure = Path(scratch) / "asked", ""
@@ -139,9 +166,14 @@ class ServedTarget(Target):
             return collected(folder, self._served.num_gpus, self.engine.title, failure)
 
     def _questions(self, folder: Path) -> dict[str, Any]:
-        """The fields of a :class:`harness.engines.serving.ServeRequest`. Makes the folder for the answers."""
+        """The fields of a :class:`harness.engines.serving.ServeRequest`.
+
+        Makes the folder for the answers.
+        """
         folder.mkdir(parents=True, exist_ok=True)
-        return self._served.model_dump(include={"task", "limit", "epochs", "max_tokens"}) | {"directory": str(folder)}
+        return self._served.model_dump(include={"task", "limit", "epochs", "max_tokens"}) | {
+            "directory": str(folder)
+        }
 
     def _forked(self, environ: dict[str, str]) -> ForkServer | None:
         """The server of forks; None where each process imports the engine anew."""
@@ -150,10 +182,22 @@ class ServedTarget(Target):
         return self._forks.server(environ, self._served.timeout_seconds)
 
     def _reply(
-        self, module: str, request: Record, settings: dict[str, str], folder: Path, forks: ForkServer | None = None
+        self,
+        module: str,
+        request: Record,
+        settings: dict[str, str],
+        folder: Path,
+        forks: ForkServer | None = None,
     ) -> dict[str, Any]:
-        """The reply of the serving process. Raises InputError if it refuses, and KernelError if it fails or dies."""
-        title, seconds, log = self.engine.title, self._served.timeout_seconds, folder / f"{self.engine.name}.log"
+        """The reply of the serving process.
+
+        Raises InputError if it refuses, and KernelError if it fails or dies.
+        """
+        title, seconds, log = (
+            self.engine.title,
+            self._served.timeout_seconds,
+            folder / f"{self.engine.name}.log",
+        )
         name = f"{title}'s process"
         with Child(module, name=name, forks=forks, environ=settings, log=log) as child:
             child.send(request, seconds)
@@ -167,7 +211,10 @@ class ServedTarget(Target):
             self._log_tail, cause = child.log(), last_words(printed)
         if reply is None or reply.failed is not None:
             if death.is_hang:
-                hung = f"{title} hung: no end after {seconds} s, {waits_for(printed, self._served.num_gpus)}"
+                hung = (
+                    f"{title} hung: no end after {seconds} s,"
+                    f" {waits_for(printed, self._served.num_gpus)}"
+                )
                 known = self._known_to_hang(settings)
                 raise KernelError("; ".join(filter(None, [hung, known])), **death.as_cause)
             # The log of the engine is the one place that names the exception.
@@ -190,11 +237,15 @@ def keep_filled(folder: Path, filled: dict[str, Any]) -> None:
 def collected(folder: Path, num_ranks: int, title: str, failure: str = "") -> FirstNan:
     """The first writer over all ranks, from the reports of their recorders in `folder`.
 
-    `failure` is how the engine failed, if it did. Then reports may be missing. Raises HarnessError if a report is
-    missing without a failure, because that rank ran without the recorder.
+    `failure` is how the engine failed, if it did. Then reports may be missing. Raises HarnessError
+    if a report is missing without a failure, because that rank ran without the recorder.
     """
     files = [folder / FIRST_NAN_FILE.format(rank=rank) for rank in range(num_ranks)]
-    reports = [FirstNan.model_validate_json(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
+    reports = [
+        FirstNan.model_validate_json(file.read_text(encoding="utf-8"))
+        for file in files
+        if file.is_file()
+    ]
     missing = ", ".join(str(rank) for rank, file in enumerate(files) if not file.is_file())
     if missing and not failure:
         raise HarnessError(f"no recorder reported from rank {missing}, though {title} did not fail")
@@ -202,4 +253,6 @@ def collected(folder: Path, num_ranks: int, title: str, failure: str = "") -> Fi
     missing_report = f"{who} ended before its recorder reported: {failure}" if missing else ""
     if not reports:
         return FirstNan(num_ranks=num_ranks, missing_report=missing_report)
-    return first_of_ranks(reports).model_copy(update={"num_ranks": num_ranks, "missing_report": missing_report})
+    return first_of_ranks(reports).model_copy(
+        update={"num_ranks": num_ranks, "missing_report": missing_report}
+    )

@@ -1,4 +1,6 @@
-"""The serving processes of an engine: requests, the cause if one died, and the process that they are forks of."""
+"""The serving processes of an engine: requests, the cause if one died, and the process that they
+are forks of.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,17 @@ from harness.core.params import Record
 from harness.run.fork_server import Forks, ForkServer
 
 FREED = ("output", "lse", "workspace", "context.output", "context.lse", "graph.pool", "sched_meta")
-"""Sites in memory that is free in the caching allocator before a step. One sweep fills all of them."""
+"""Sites in memory that is free in the caching allocator before a step.
+
+One sweep fills all of them.
+"""
 FIRST_NAN_FILE = "first-nan-rank{rank}.json"
 """The report of a rank's recorder of the first NaN."""
 NEVER_READY = "serve was never ready"
 """Words of an error without a cause: the server printed the cause before."""
 CAUSE_BYTES = 200_000
-"""How much of the end of the log is searched for the cause: tracebacks of several workers are long."""
+"""How much of the end of the log is searched for the cause: tracebacks of several workers are long.
+"""
 _ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*: ")
 NAMED = re.compile(r"\w+(?:Error|Exception)\b")
 """The last line of a traceback."""
@@ -51,16 +57,23 @@ class EngineForks(Forks):
         self._title = title
 
     def server(self, environ: Mapping[str, str], seconds: float) -> ForkServer | None:
-        """The server; None, and a line that says why, where this release cannot be imported before a fork."""
+        """The server; None, and a line that says why, where this release cannot be imported before
+        a fork.
+        """
         was_refused = bool(self.why_not)
         server = super().server({**environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}, seconds)
         if self.why_not and not was_refused:
-            print(f"no forks of {self._title}'s imports, each case imports anew: {self.why_not}", file=sys.stderr)
+            print(
+                f"no forks of {self._title}'s imports, each case imports anew: {self.why_not}",
+                file=sys.stderr,
+            )
         return server
 
 
 def last_words(log: str) -> str:
-    """The line of a log with the cause: the last error, or the first error of a worker if the last has no cause."""
+    """The line of a log with the cause: the last error, or the first error of a worker if the last
+    has no cause.
+    """
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if _ERROR.match(line) and NEVER_READY not in line]
     last = (errors or lines or ["it printed nothing"])[-1]
@@ -72,7 +85,9 @@ def last_words(log: str) -> str:
 
 
 def waits_for(log: str, num_ranks: int) -> str:
-    """When an engine hung, and the last line of each rank; in front the rank that was silent first."""
+    """When an engine hung, and the last line of each rank; in front the rank that was silent
+    first.
+    """
     last: dict[str, str] = {}
     for line in log.splitlines():
         if (found := _RANK.match(line)) and (words := _LOGGED.sub("", line).strip()):
@@ -82,4 +97,7 @@ def waits_for(log: str, num_ranks: int) -> str:
     lines = [f"{rank}: {words}" for rank, words in last.items()] or [last_words(log)[-300:]]
     if last and (silent := num_ranks - len(last)) > 0:
         lines.insert(0, f"{silent} of {num_ranks} ranks printed nothing")
-    return f"{'while it was asked' if STARTED in log else 'it had not started'}; last lines: {' | '.join(lines)}"
+    return (
+        f"{'while it was asked' if STARTED in log else 'it had not started'}; last lines:"
+        f" {' | '.join(lines)}"
+    )

@@ -1,7 +1,8 @@
-"""Drafters that know a case's answers by heart, so that each refused draft is an error and no bad guess.
+"""Drafters that know a case's answers by heart, so that each refused draft is an error and no bad
+guess.
 
-The module's layer has random weights. Only its output head is fitted, in closed form, to the answers of the float64
-model: fewer tokens than the width of the hidden state, so each can be met.
+The module's layer has random weights. Only its output head is fitted, in closed form, to the
+answers of the float64 model: fewer tokens than the width of the hidden state, so each can be met.
 """
 
 from __future__ import annotations
@@ -23,13 +24,19 @@ MODULE_SEED = 1
 LOGIT = 12.0
 """The logit of a token that the module knows; of the others it is 0."""
 RIDGE = 1e-4
-"""The share of the features' mean square that the fit adds, so that rounding in the engine is not amplified."""
+"""The share of the features' mean square that the fit adds, so that rounding in the engine is not
+amplified.
+"""
 
 
 @functools.cache
-def knows_by_heart(model: CausalLM, kind: str, requests: tuple[tuple[tuple[int, ...], int], ...]) -> NextTokenModule:
+def knows_by_heart(
+    model: CausalLM, kind: str, requests: tuple[tuple[tuple[int, ...], int], ...]
+) -> NextTokenModule:
     """The module for `requests`, pairs of a prompt and the number of tokens to generate."""
-    module = NextTokenModule(model.config, "eagle" if kind == "eagle" else "mtp").reset_parameters(MODULE_SEED)
+    module = NextTokenModule(model.config, "eagle" if kind == "eagle" else "mtp").reset_parameters(
+        MODULE_SEED
+    )
     features, wanted = [], []
     with torch.no_grad():
         target, wide = copy.deepcopy(model).double(), copy.deepcopy(module).double()
@@ -38,23 +45,33 @@ def knows_by_heart(model: CausalLM, kind: str, requests: tuple[tuple[tuple[int, 
             for _ in range(count):
                 tokens.append(int(target(torch.tensor([tokens]))[0, -1].argmax()))
             known = torch.tensor([tokens])
-            made = wide.features(target.hidden_states(known[:, :-1]), target.embed_tokens(known[:, 1:]))[0]
-            # The row of position p guesses token p + 2; the first guess is behind the first generated token.
+            made = wide.features(
+                target.hidden_states(known[:, :-1]), target.embed_tokens(known[:, 1:])
+            )[0]
+            # The row of position p guesses token p + 2; the first guess is behind the first
+            # generated token.
             features.append(made[len(prompt) - 1 : len(tokens) - 2])
             wanted += tokens[len(prompt) + 1 :]
         rows = torch.cat(features)
         goal = torch.zeros(len(wanted), model.config.vocab_size, dtype=torch.float64)
         goal[torch.arange(len(wanted)), wanted] = LOGIT
         ridge = RIDGE * float(rows.square().mean()) * len(rows)
-        weight = rows.T @ torch.linalg.solve(rows @ rows.T + ridge * torch.eye(len(rows)).double(), goal)
+        weight = rows.T @ torch.linalg.solve(
+            rows @ rows.T + ridge * torch.eye(len(rows)).double(), goal
+        )
         module.head.weight.copy_(weight.T)
     return module.eval().requires_grad_(False)
 
 
 def drafted_beside_reference(
-    module: NextTokenModule, reference: DenseReference, answers: Answers, requests: list[tuple[int, list[int]]]
+    module: NextTokenModule,
+    reference: DenseReference,
+    answers: Answers,
+    requests: list[tuple[int, list[int]]],
 ) -> tuple[list[Tensor], list[Tensor], str]:
-    """The draft logits [vocab] of all `requests` (number, tokens), the float64 reference's, and a word for a row."""
+    """The draft logits [vocab] of all `requests` (number, tokens), the float64 reference's, and a
+    word for a row.
+    """
     wide, ranges = copy.deepcopy(module).double(), []
     found: list[Tensor] = []
     expected: list[Tensor] = []
@@ -74,6 +91,9 @@ def counts_of_drafts(params: EngineParams, answers: Answers) -> list[Count]:
     """Each draft that a step verified is the token that the target chose."""
     layer, found = len(params.layers), []
     for step, request, position, draft, token in answers.verified:
-        name, where = f"draft of request {request} for position {position}", f"step {step}, layer {layer}"
+        name, where = (
+            f"draft of request {request} for position {position}",
+            f"step {step}, layer {layer}",
+        )
         found.append(Count(name, token, draft, where, "acceptance"))
     return found

@@ -1,8 +1,10 @@
-"""The decisions of a request in one run, with their margins: experts, tokens of sparse layers, and generated tokens.
+"""The decisions of a request in one run, with their margins: experts, tokens of sparse layers, and
+generated tokens.
 
-A decision is no number. Two right runs that round differently may decide a near tie otherwise, and all later logits
-differ. So two runs are compared up to their first different decision. The margin tells whether rounding explains it.
-The float64 reference measures it on the path of each run: the scores of the code under test would excuse its own bugs.
+A decision is no number. Two right runs that round differently may decide a near tie otherwise, and
+all later logits differ. So two runs are compared up to their first different decision. The margin
+tells whether rounding explains it. The float64 reference measures it on the path of each run: the
+scores of the code under test would excuse its own bugs.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first decision that differs between two runs: its name, and the first row of logits that may differ for it.
+    """The first decision that differs between two runs: its name, and the first row of logits that
+    may differ for it.
 
-    `shortfall` is how far the choice of a run scores below the best choice, at most; rounding explains `allowed`.
-    `num_compared` counts the decisions up to this one.
+    `shortfall` is how far the choice of a run scores below the best choice, at most; rounding
+    explains `allowed`. `num_compared` counts the decisions up to this one.
     """
 
     what: str
@@ -41,10 +44,11 @@ class Divergence:
 class Decisions:
     """The decisions of one request.
 
-    `layers` are the names of the deciding layers; `choices[i]` [T, k] are the sorted choices of layer i at each
-    position, and `shortfalls[i]` [T] how far the least one scores below the best one left out. `tokens` were generated
-    after `num_prompt_tokens`, and score `token_shortfalls` [G] below the best logit. Rounding explains `margin` of a
-    layer and `token_margins` [G] of a token.
+    `layers` are the names of the deciding layers; `choices[i]` [T, k] are the sorted choices of
+    layer i at each position, and `shortfalls[i]` [T] how far the least one scores below the best
+    one left out. `tokens` were generated after `num_prompt_tokens`, and score `token_shortfalls`
+    [G] below the best logit. Rounding explains `margin` of a layer and `token_margins` [G] of a
+    token.
     """
 
     request: int
@@ -75,13 +79,20 @@ class Decisions:
         num_compared = position * (len(self.layers) + 1) + index + 1
         row = max(0, position + 1 - self.num_prompt_tokens)
         if index == len(self.layers):
-            shortfall = float(torch.maximum(self.token_shortfalls[row], other.token_shortfalls[row]))
+            shortfall = float(
+                torch.maximum(self.token_shortfalls[row], other.token_shortfalls[row])
+            )
             allowed = float(torch.minimum(self.token_margins[row], other.token_margins[row]))
             what = f"generated token {row} is {other.tokens[row]}, not {self.tokens[row]}"
             return Divergence(what, row + 1, shortfall, allowed, num_compared)
-        shortfall = float(torch.maximum(self.shortfalls[index][position], other.shortfalls[index][position]))
+        shortfall = float(
+            torch.maximum(self.shortfalls[index][position], other.shortfalls[index][position])
+        )
         ours, theirs = (set(run.choices[index][position].tolist()) for run in (self, other))
-        what = f"{self.layers[index]} at position {position} takes {_few(theirs - ours)}, not {_few(ours - theirs)}"
+        what = (
+            f"{self.layers[index]} at position {position} takes {_few(theirs - ours)}, not"
+            f" {_few(ours - theirs)}"
+        )
         return Divergence(what, row, shortfall, self.margin, num_compared)
 
 
@@ -94,12 +105,16 @@ def rows_before_divergence(
     for one, other in zip(ours, theirs, strict=True):
         divergence = one.divergence(other)
         found += [divergence] if divergence else []
-        rows.append(torch.arange(len(one.tokens)) < (divergence.row if divergence else len(one.tokens)))
+        rows.append(
+            torch.arange(len(one.tokens)) < (divergence.row if divergence else len(one.tokens))
+        )
     return torch.cat(rows), found
 
 
 def shortfall(scores: Tensor, taken: Tensor) -> Tensor:
-    """How far the least of the scores [..., n] `taken` [..., n] bool is below the best one left out, [...]."""
+    """How far the least of the scores [..., n] `taken` [..., n] bool is below the best one left
+    out, [...].
+    """
     left_out = scores.masked_fill(taken, -torch.inf).amax(-1)
     return left_out - scores.masked_fill(~taken, torch.inf).amin(-1)
 

@@ -1,7 +1,8 @@
-"""Reference logits of finished requests: a dense float64 forward over the tokens that the engine chose.
+"""Reference logits of finished requests: a dense float64 forward over the tokens that the engine
+chose.
 
-It reads no cache, page or graph. Where scores of a router or an indexer are nearly tied, rounding decides. Only there
-the reference takes the experts or tokens that the engine took.
+It reads no cache, page or graph. Where scores of a router or an indexer are nearly tied, rounding
+decides. Only there the reference takes the experts or tokens that the engine took.
 """
 
 from __future__ import annotations
@@ -22,11 +23,17 @@ from harness.judge.decisions import Decisions, shortfall
 Choices = dict[int, dict[int, Tensor]]
 """Request -> position -> choices [layers, k] of the engine."""
 MOST_KNOWN = 8
-"""How many batches of requests a reference remembers. Patterns, epochs and kernels of a scenario repeat them."""
+"""How many batches of requests a reference remembers.
+
+Patterns, epochs and kernels of a scenario repeat them.
+"""
 
 
 class DenseReference:
-    """`model` in float64. `tie_margin` is how far a choice may score below the best one left out."""
+    """`model` in float64.
+
+    `tie_margin` is how far a choice may score below the best one left out.
+    """
 
     def __init__(self, model: CausalLM, tie_margin: float) -> None:
         self.model = copy.deepcopy(model).double()
@@ -38,7 +45,8 @@ class DenseReference:
     def judged(
         self, sequences: list[Sequence], expert_ids: Choices, selected: Choices | None = None
     ) -> tuple[Tensor, list[Decisions]]:
-        """Logits [generated tokens of all sequences in order, vocab] float64 that each token was chosen from.
+        """Logits [generated tokens of all sequences in order, vocab] float64 that each token was
+        chosen from.
 
         And the decisions of each sequence; rounding of logits is left to the caller.
         """
@@ -71,7 +79,9 @@ class DenseReference:
             elif attention.indexer is None:
                 x = x + attention(normed, positions)
             else:
-                seen = _choices_tensor(sequences, selected, sparse_layer, attention.indexer.topk, longest)
+                seen = _choices_tensor(
+                    sequences, selected, sparse_layer, attention.indexer.topk, longest
+                )
                 # A spoiled list may point past the end.
                 seen = torch.where(seen < longest, seen, -1)
                 visible, below = visible_tokens(attention, normed, seen, self.tie_margin)
@@ -80,20 +90,31 @@ class DenseReference:
                 sparse_layer += 1
             normed = layer.post_attention_layernorm(x)
             if isinstance(layer.mlp, MoE):
-                taken = _choices_tensor(sequences, expert_ids, moe_layer, layer.mlp.num_experts_per_tok, longest)
+                taken = _choices_tensor(
+                    sequences, expert_ids, moe_layer, layer.mlp.num_experts_per_tok, longest
+                )
                 mixed, below = self.experts(layer.mlp, normed, taken)
                 decided.append((f"the router of layer {number}", taken, below))
                 x = x + mixed
                 moe_layer += 1
             else:
                 x = x + layer.mlp(normed)
-        rows = [x[i, sequence.num_prompt_tokens - 1 : len(inputs[i])] for i, sequence in enumerate(sequences)]
+        rows = [
+            x[i, sequence.num_prompt_tokens - 1 : len(inputs[i])]
+            for i, sequence in enumerate(sequences)
+        ]
         logits: Tensor = self.model.compute_logits(torch.cat(rows))
         parts = zip(sequences, torch.split(logits, [len(row) for row in rows]), strict=True)
-        return logits, [self._decisions(sequence, part, i, decided) for i, (sequence, part) in enumerate(parts)]
+        return logits, [
+            self._decisions(sequence, part, i, decided) for i, (sequence, part) in enumerate(parts)
+        ]
 
     def _decisions(
-        self, sequence: Sequence, logits: Tensor, index: int, decided: list[tuple[str, Tensor, Tensor]]
+        self,
+        sequence: Sequence,
+        logits: Tensor,
+        index: int,
+        decided: list[tuple[str, Tensor, Tensor]],
     ) -> Decisions:
         """The decisions of sequence `index`; its tokens were chosen from `logits` [G, vocab]."""
         tokens = sequence.tokens[sequence.num_prompt_tokens :]
@@ -111,7 +132,9 @@ class DenseReference:
         )
 
     def experts(self, moe: MoE, x: Tensor, taken: Tensor) -> tuple[Tensor, Tensor]:
-        """x [B, T, hidden], taken [B, T, k] expert ids or -1 -> [B, T, hidden], and the shortfall of `taken` [B, T]."""
+        """x [B, T, hidden], taken [B, T, k] expert ids or -1 -> [B, T, hidden], and the shortfall
+        of `taken` [B, T].
+        """
         flat, taken = x.flatten(0, 1), taken.flatten(0, 1)
         router_logits = moe.gate(flat)
         ids, _ = route(router_logits, moe.num_experts_per_tok)
@@ -122,13 +145,17 @@ class DenseReference:
         return out, below.view(x.shape[:2])
 
 
-def visible_tokens(attention: MLAAttention, x: Tensor, seen: Tensor, margin: float) -> tuple[Tensor, Tensor]:
-    """Which tokens each query of a sparse layer sees, [B, T, T] bool: the best ones, or the engine's choice `seen`.
+def visible_tokens(
+    attention: MLAAttention, x: Tensor, seen: Tensor, margin: float
+) -> tuple[Tensor, Tensor]:
+    """Which tokens each query of a sparse layer sees, [B, T, T] bool: the best ones, or the
+    engine's choice `seen`.
 
-    `seen` [B, T, K] are positions, -1 for none. They are accepted where their number is right, none is in the future,
-    and none left out scores more than `margin` above them. The second result is their shortfall [B, T], inf if illegal.
-    Both are in units of the row's scale, 1 at least: a score is a product of a query, a key and a weight, so the error
-    of rounded activations grows with the scores of a query.
+    `seen` [B, T, K] are positions, -1 for none. They are accepted where their number is right, none
+    is in the future, and none left out scores more than `margin` above them. The second result is
+    their shortfall [B, T], inf if illegal. Both are in units of the row's scale, 1 at least: a
+    score is a product of a query, a key and a weight, so the error of rounded activations grows
+    with the scores of a query.
     """
     assert attention.indexer is not None
     best = attention.visible(x)
@@ -137,14 +164,20 @@ def visible_tokens(attention: MLAAttention, x: Tensor, seen: Tensor, margin: flo
     taken = torch.zeros_like(best, dtype=torch.int64)
     taken.scatter_add_(-1, seen.clamp(min=0), is_token.long())
     causal = torch.ones_like(best[0]).tril()
-    legal = (taken <= 1).all(-1) & ~(taken.bool() & ~causal).any(-1) & (taken.sum(-1) == best.sum(-1))
+    legal = (
+        (taken <= 1).all(-1) & ~(taken.bool() & ~causal).any(-1) & (taken.sum(-1) == best.sum(-1))
+    )
     scores = attention.indexer.scores(x, attention.indexer.keys(x)).masked_fill(~causal, -torch.inf)
-    scale = (scores.masked_fill(~causal, 0.0).square().sum(-1) / causal.sum(-1)).sqrt().clamp(min=1.0)
+    scale = (
+        (scores.masked_fill(~causal, 0.0).square().sum(-1) / causal.sum(-1)).sqrt().clamp(min=1.0)
+    )
     below = torch.where(legal, shortfall(scores, taken.bool()) / scale, torch.inf)
     return torch.where((below <= margin)[..., None], taken.bool(), best), below
 
 
-def _choices_tensor(sequences: list[Sequence], choices: Choices, layer: int, k: int, longest: int) -> Tensor:
+def _choices_tensor(
+    sequences: list[Sequence], choices: Choices, layer: int, k: int, longest: int
+) -> Tensor:
     """The engine's choices in one layer as [B, T, k] int64; -1 where it made none."""
     chosen = torch.full((len(sequences), longest, k), -1, dtype=torch.int64)
     for row, sequence in enumerate(sequences):
@@ -156,9 +189,13 @@ def _choices_tensor(sequences: list[Sequence], choices: Choices, layer: int, k: 
 
 
 def expert_shortfall(router_logits: Tensor, taken: Tensor) -> Tensor:
-    """How far the `taken` experts [N, k] score below the best one left out [N]; inf if they repeat or do not exist."""
+    """How far the `taken` experts [N, k] score below the best one left out [N]; inf if they repeat
+    or do not exist.
+    """
     num_experts = router_logits.shape[1]
     exist = ((taken >= 0) & (taken < num_experts)).all(1)
     inside = taken.clamp(0, num_experts - 1).long()
     chosen = torch.zeros_like(router_logits, dtype=torch.bool).scatter(1, inside, True)
-    return torch.where(exist & (chosen.sum(1) == taken.shape[1]), shortfall(router_logits, chosen), torch.inf)
+    return torch.where(
+        exist & (chosen.sum(1) == taken.shape[1]), shortfall(router_logits, chosen), torch.inf
+    )

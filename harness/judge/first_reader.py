@@ -1,10 +1,11 @@
 """The first launch that reads memory of some sites, and the writer of the first NaN.
 
-`first_nan` runs the case once under its own poison, which shows the writer. The first reader of the blamed sites needs
-visible launches, so it is searched on a CPU only.
+`first_nan` runs the case once under its own poison, which shows the writer. The first reader of the
+blamed sites needs visible launches, so it is searched on a CPU only.
 
-`first_reader` runs the case with only these sites filled, with one pattern after another. The results of its launches
-are compared with a run in zeroed memory. The first launch with another live result has read that memory.
+`first_reader` runs the case with only these sites filled, with one pattern after another. The
+results of its launches are compared with a run in zeroed memory. The first launch with another live
+result has read that memory.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ INDEX_SITES = frozenset({"block_table.pad", "router.ids", "sched_meta", "workspa
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The launch that read the memory, or the error that this led to, with the changed tensor and its step."""
+    """The launch that read the memory, or the error that this led to, with the changed tensor and
+    its step.
+    """
 
     reader: str
     tensor: str = ""
@@ -43,7 +46,10 @@ class Reading:
 
 
 def first_reader(job: Job, sites: tuple[str, ...]) -> Reading | None:
-    """The first reader of `sites`. None without one, and for a case that fails in zeroed memory too."""
+    """The first reader of `sites`.
+
+    None without one, and for a case that fails in zeroed memory too.
+    """
     friendly, error = _trace(job, Poison(FRIENDLY, frozenset(), seed=job.case.seed))
     if error:
         return None
@@ -55,7 +61,9 @@ def first_reader(job: Job, sites: tuple[str, ...]) -> Reading | None:
         if error:
             return Reading(error)
     indices = frozenset(sites) & INDEX_SITES
-    looks_up_padding = any(spec.op == "mla_decode" and spec.needs_valid_table for spec in job.case.known_kernels())
+    looks_up_padding = any(
+        spec.op == "mla_decode" and spec.needs_valid_table for spec in job.case.known_kernels()
+    )
     if indices and not looks_up_padding:
         _, error = _trace(job, Poison("nan", indices, strict=True, seed=job.case.seed))
         if error:
@@ -64,7 +72,9 @@ def first_reader(job: Job, sites: tuple[str, ...]) -> Reading | None:
 
 
 def _trace(job: Job, poison: Poison) -> tuple[Trace, str]:
-    """The trace of one run, and the error that ended it early; empty for a run that came to its end."""
+    """The trace of one run, and the error that ended it early; empty for a run that came to its
+    end.
+    """
     torch.manual_seed(job.case.seed)
     target = target_of(job)
     trace = Trace()
@@ -81,9 +91,13 @@ def _trace(job: Job, poison: Poison) -> tuple[Trace, str]:
 def first_nan(job: Job) -> Outcome:
     assert isinstance(job.ask, AskFirstNan)
     plan = job.case.poison
-    found = target_of(job).first_writer(poison_of(plan, plan.patterns[0], sites_of(job), job.case.seed))
+    found = target_of(job).first_writer(
+        poison_of(plan, plan.patterns[0], sites_of(job), job.case.seed)
+    )
     found = found.but(sites=job.ask.sites)
     if job.case.kind.shows_launches and job.device == "cpu" and job.ask.sites:
         reading = first_reader(job, job.ask.sites)
-        found = found.but(**{"reader": reading.reader, "reader_at": reading.place} if reading else {})
+        found = found.but(
+            **{"reader": reading.reader, "reader_at": reading.place} if reading else {}
+        )
     return Outcome(Verdict.FAIL if found.writer else Verdict.PASS, first_nan=found)

@@ -1,6 +1,7 @@
 """One job from top to bottom, inside a worker: skip check, bug, target, answer.
 
-As a module, `python -m harness.judge.run_case`, it is the child process that compute-sanitizer watches.
+As a module, `python -m harness.judge.run_case`, it is the child process that compute-sanitizer
+watches.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ ANSWERS: dict[type, Callable[[Job], Outcome]] = {AskVerdict: verdict, AskFirstNa
 
 
 def prepare() -> None:
-    """Do once what each case of a kernel or of the reference engine would do, in the process that forks for them."""
+    """Do once what each case of a kernel or of the reference engine would do, in the process that
+    forks for them.
+    """
     for system in ("kernel", "engine"):
         attribute_at(SYSTEMS.get(system).target)
     for oracle in ORACLES:
@@ -70,7 +73,10 @@ def prepare() -> None:
 
 
 def run_case(job: Job) -> CaseResult:
-    """Run one job and answer its ask. A failure of the harness is verdict `error`, but a full disk is a NoRoomError."""
+    """Run one job and answer its ask.
+
+    A failure of the harness is verdict `error`, but a full disk is a NoRoomError.
+    """
     started, worked = time.perf_counter(), time.process_time()
     result = outcome_of(job).result_of(job, time.perf_counter() - started)
     return result.but(cpu_seconds=time.process_time() - worked)
@@ -85,7 +91,12 @@ def outcome_of(job: Job) -> Outcome:
         raise
     except Refused as error:
         if error.kernel:
-            return Outcome(Verdict.SKIP, f"{error.kernel}: {message_of(error)}", Code.KERNEL_REFUSED, shown=error.shown)
+            return Outcome(
+                Verdict.SKIP,
+                f"{error.kernel}: {message_of(error)}",
+                Code.KERNEL_REFUSED,
+                shown=error.shown,
+            )
         return Outcome(Verdict.SKIP, message_of(error), Code.REFUSED, shown=error.shown)
     except NoMemoryError as error:
         return Outcome(Verdict.SKIP, str(error), Code.NO_MEMORY)
@@ -100,7 +111,9 @@ def outcome_of(job: Job) -> Outcome:
             return Outcome(Verdict.SKIP, reason, Code.NOT_INSTALLED)
         if is_out_of_memory(error):
             # Outside a kernel, so it is ours: a pool, a reference, a copy to compare with.
-            return Outcome(Verdict.SKIP, f"the harness needs more memory: {in_one_line(error)}", Code.NO_MEMORY)
+            return Outcome(
+                Verdict.SKIP, f"the harness needs more memory: {in_one_line(error)}", Code.NO_MEMORY
+            )
         reason = f"{type(error).__name__}: {message_of(error).strip()}".partition("\n")[0]
         log = stack_of(error)[-LOG_TAIL:]
         return Outcome(Verdict.ERROR, reason, Code.HARNESS, at=_raised_at(error), log=log)
@@ -133,7 +146,9 @@ def _answer(job: Job) -> Outcome:
 
 
 def _unreached(job: Job) -> Outcome:
-    """The outcome if no run reached the code of the fault: the fault is neither caught nor missed."""
+    """The outcome if no run reached the code of the fault: the fault is neither caught nor
+    missed.
+    """
     if job.device == "cuda" and job.case.kind.uses_twins:
         names = ", ".join(job.case.kernels().values())
         reason = f"the code of {job.fault} is not run on CUDA, where this case has {names}"
@@ -154,7 +169,9 @@ def why_not(case: Case, device: str, fault: str | None = None) -> str:
         if reason := spec.why_not_params(case.params):
             return reason
         if not spec.gives_lse and parameter in case.params.READS_LSE - case.params.idle_kernels():
-            return Reason(f"{spec.name} gives no lse, and the merge of context reads it", Code.UNSUPPORTED)
+            return Reason(
+                f"{spec.name} gives no lse, and the merge of context reads it", Code.UNSUPPORTED
+            )
     return class_of(case).why_not(case, device, fault)
 
 

@@ -1,4 +1,7 @@
-"""The records that a target gives to the oracles, and the outcome of a case. An oracle knows no target."""
+"""The records that a target gives to the oracles, and the outcome of a case.
+
+An oracle knows no target.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ from harness.memory.moves.streams import Race
 class Observed:
     """A tensor to judge. Dim 0 counts rows. Only rows with `live[row]` promise anything.
 
-    `expected` is float64 of the same shape, or None without a reference. `bound` names a row of the tolerance table.
-    `describe` is the word for a row, such as "request".
+    `expected` is float64 of the same shape, or None without a reference. `bound` names a row of the
+    tolerance table. `describe` is the word for a row, such as "request".
     """
 
     name: str
@@ -35,13 +38,17 @@ class Observed:
     bound: str = ""
     describe: str = "row"
     site: str | None = None
-    """The site to name for a value without a site in its bits: a NaN that is no sentinel, or an index of the poison."""
+    """The site to name for a value without a site in its bits: a NaN that is no sentinel, or an
+    index of the poison.
+    """
     decisions: tuple[Decisions, ...] = ()
     """The decisions of the requests in the order of the rows, if the rows depend on decisions."""
     tokens: torch.Tensor | None = None
     """The token [rows] that was taken from each row of logits."""
     slack: torch.Tensor | None = None
-    """What the bound allows an element at least, float64 of the same shape: roundings that the case makes large."""
+    """What the bound allows an element at least, float64 of the same shape: roundings that the case
+    makes large.
+    """
 
     @property
     def num_live_elements(self) -> int:
@@ -62,7 +69,9 @@ class Guard:
 
 @dataclass(slots=True)
 class ReplayedStep:
-    """One replay of a captured graph beside the same step run eagerly on a copy of the same memory."""
+    """One replay of a captured graph beside the same step run eagerly on a copy of the same
+    memory.
+    """
 
     step: int
     name: str
@@ -74,14 +83,19 @@ class ReplayedStep:
     stale_site: str | None = None
     """The site of a captured input that differed from the input of the eager step."""
     stale: str = ""
-    """The part of the graph that read memory without an owner, the tensor, and who wrote it last."""
+    """The part of the graph that read memory without an owner, the tensor, and who wrote it last.
+    """
     inputs: tuple[int, ...] = ()
-    """A number for what each live row was computed from; empty if each replay has inputs of its own."""
+    """A number for what each live row was computed from; empty if each replay has inputs of its
+    own.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The address where a captured graph reads an input, and the address that the engine updated before a replay."""
+    """The address where a captured graph reads an input, and the address that the engine updated
+    before a replay.
+    """
 
     step: int
     name: str
@@ -92,7 +106,9 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class ZeroedBlock:
-    """A block that the scheduler listed for zeroing, and how many of its bytes were not zero when the step ran."""
+    """A block that the scheduler listed for zeroing, and how many of its bytes were not zero when
+    the step ran.
+    """
 
     step: int
     block: int
@@ -102,7 +118,10 @@ class ZeroedBlock:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """A number that must be kept: the blocks of a pool, the tokens of a request. `oracle` judges it."""
+    """A number that must be kept: the blocks of a pool, the tokens of a request.
+
+    `oracle` judges it.
+    """
 
     name: str
     expected: int | str
@@ -114,7 +133,8 @@ class Count:
 
 @dataclass(slots=True)
 class Pair:
-    """The same answers twice, from two conditions of the caches; `oracle` names the oracle that judges them.
+    """The same answers twice, from two conditions of the caches; `oracle` names the oracle that
+    judges them.
 
     No live row depends on the decision of the `divergence`, if there is one.
     """
@@ -142,7 +162,8 @@ class ChosenExperts:
 class Moved:
     """What one schedule of a case showed: it moves its cache, or delays streams.
 
-    `num_bytes` were read, `num_pairs` of accesses compared. `order` says how the schedule was made. Races name `site`.
+    `num_bytes` were read, `num_pairs` of accesses compared. `order` says how the schedule was made.
+    Races name `site`.
     """
 
     num_bytes: int
@@ -209,15 +230,22 @@ class Run:
     filled: dict[str, int] = field(default_factory=dict)
     """Site -> bytes that were filled in this process."""
     allocated: dict[str, list[str]] = field(default_factory=dict)
-    """Site -> the lines of the engine's code that allocated memory of it and left some unwritten, where known."""
+    """Site -> the lines of the engine's code that allocated memory of it and left some unwritten,
+    where known.
+    """
     shown: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """What `harness.core.conditions` read from the arguments of the judged call."""
     changes: list[Change] = field(default_factory=list)
     """What plug-ins left changed in this process."""
     error: SystemUnderTestError | None = None
-    """The error that ended the run early: an illegal address, or an exception of the kernel under test."""
+    """The error that ended the run early: an illegal address, or an exception of the kernel under
+    test.
+    """
     refusal: Refused | None = None
-    """What was refused after there was other evidence. Unless that is a finding, the case is skipped."""
+    """What was refused after there was other evidence.
+
+    Unless that is a finding, the case is skipped.
+    """
 
 
 @dataclass(slots=True)
@@ -232,7 +260,10 @@ class Evidence:
 
 @dataclass(slots=True)
 class Judgement:
-    """An oracle's findings, and the number of elements it looked at. With 0 the case is an error, not a pass."""
+    """An oracle's findings, and the number of elements it looked at.
+
+    With 0 the case is an error, not a pass.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     looked_at: int = 0
@@ -245,7 +276,10 @@ class Judgement:
 
     @classmethod
     def of(cls, looks: Iterable[tuple[int, Iterable[Finding]]]) -> Judgement:
-        """Add up looks: each has its number of elements, and its findings. Joins findings that are alike."""
+        """Add up looks: each has its number of elements, and its findings.
+
+        Joins findings that are alike.
+        """
         looked_at = 0
         findings: list[Finding] = []
         for count, found in looks:
@@ -276,6 +310,11 @@ class Outcome:
     shown: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def result_of(self, job: Job, seconds: float) -> CaseResult:
-        found = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "runs"}
-        found |= {"findings": tuple(self.findings), "accuracy": self.accuracy and self.accuracy.but(fault=job.fault)}
+        found = {
+            field.name: getattr(self, field.name) for field in fields(self) if field.name != "runs"
+        }
+        found |= {
+            "findings": tuple(self.findings),
+            "accuracy": self.accuracy and self.accuracy.but(fault=job.fault),
+        }
         return CaseResult.of(job, seconds=seconds, **found)

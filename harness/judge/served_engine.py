@@ -1,4 +1,6 @@
-"""The reference engine on a checkpoint as a backend: text to tokens, continuous batching, stop strings, and back."""
+"""The reference engine on a checkpoint as a backend: text to tokens, continuous batching, stop
+strings, and back.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from harness.accuracy.backends import Answer, Identity, OnAnswer, cut_at_stop, describe_directory, has_invalid_text
+from harness.accuracy.backends import (
+    Answer,
+    Identity,
+    OnAnswer,
+    cut_at_stop,
+    describe_directory,
+    has_invalid_text,
+)
 from harness.core.catalog import cuda_twins
 from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
@@ -24,12 +33,21 @@ from harness.engine.schedule.sequence import Sequence as EngineSequence
 from harness.memory.poison.patterns import NATURAL, Poison
 
 AS_IT_IS = Poison(NATURAL, frozenset())
-"""The poison of a measurement of accuracy: memory keeps the values of its last owner, as in production."""
+"""The poison of a measurement of accuracy: memory keeps the values of its last owner, as in
+production.
+"""
 
 PROMPTS_TOGETHER = 4
 """On a GPU with graphs, prompts start when one in this many places is free."""
 
-_SIZES = ("hidden_size", "num_heads", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+_SIZES = (
+    "hidden_size",
+    "num_heads",
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+    "qk_nope_head_dim",
+    "v_head_dim",
+)
 _MAX_MODEL_LEN = 2048
 _TYPICAL_TOKENS = 4 * PAGE_SIZE
 
@@ -45,9 +63,13 @@ class ServedEngine:
 
     @property
     def max_length(self) -> int:
-        """The most tokens of a request, prompt and answer: bounded by the block table's width and by the pool."""
+        """The most tokens of a request, prompt and answer: bounded by the block table's width and
+        by the pool.
+        """
         state = int(self.engine.scheduler.needs_state)
-        return min(self.engine.max_model_len, (self.engine.pool.num_usable_blocks - state) * PAGE_SIZE)
+        return min(
+            self.engine.max_model_len, (self.engine.pool.num_usable_blocks - state) * PAGE_SIZE
+        )
 
     def add(self, tokens: Sequence[int], max_tokens: int) -> int:
         """Queue a request for up to `max_tokens` greedy tokens. Returns its number."""
@@ -56,7 +78,9 @@ class ServedEngine:
         return sequence.request
 
     def step(self) -> list[tuple[int, int, bool]]:
-        """Run one step of the batch. Returns requests, their new tokens, and whether the logits were finite.
+        """Run one step of the batch.
+
+        Returns requests, their new tokens, and whether the logits were finite.
 
         A request with an unfinished prompt has no new token.
         """
@@ -71,7 +95,10 @@ class ServedEngine:
         ]
 
     def finish(self, request: int) -> None:
-        """End a request and free its pages. It may be running, waiting, or finished by its own limit."""
+        """End a request and free its pages.
+
+        It may be running, waiting, or finished by its own limit.
+        """
         sequence = self._live.pop(request)
         scheduler = self.engine.scheduler
         if sequence in scheduler.running:
@@ -93,16 +120,26 @@ class _Request:
 class EngineBackend:
     """Queues all prompts at once, so that the engine's own scheduler forms the batches."""
 
-    def __init__(self, engine: ServedEngine, tokenizer: tokenizers.Tokenizer, identity: Identity) -> None:
+    def __init__(
+        self, engine: ServedEngine, tokenizer: tokenizers.Tokenizer, identity: Identity
+    ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self.identity = identity
         self._enders: dict[tuple[str, ...], frozenset[int] | None] = {}
 
     def generate(
-        self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str], on_answer: OnAnswer | None = None
+        self,
+        prompts: Sequence[str],
+        *,
+        max_tokens: int,
+        stop: Sequence[str],
+        on_answer: OnAnswer | None = None,
     ) -> list[Answer]:
-        """Greedy answers in the order of `prompts`. A prompt too long for the engine is unanswered, with a reason."""
+        """Greedy answers in the order of `prompts`.
+
+        A prompt too long for the engine is unanswered, with a reason.
+        """
         answers: dict[int, Answer] = {}
         requests: dict[int, _Request] = {}
 
@@ -115,7 +152,10 @@ class EngineBackend:
             for position, encoded in enumerate(self._tokenizer.encode_batch(list(prompts))):
                 room = self._engine.max_length - len(encoded.ids)
                 if room < 1:
-                    reason = f"the prompt has {len(encoded.ids)} tokens, the engine takes {self._engine.max_length - 1}"
+                    reason = (
+                        f"the prompt has {len(encoded.ids)} tokens, the engine takes"
+                        f" {self._engine.max_length - 1}"
+                    )
                     done(position, Answer("", "error", unanswered=reason))
                     continue
                 limit = min(max_tokens, room)
@@ -156,31 +196,43 @@ class EngineBackend:
     def _have_stopped(self, requests: Sequence[_Request], stop: Sequence[str]) -> list[bool]:
         """Whether each request's newest token completes a stop string.
 
-        A token has at least one byte, so the longest stop string fits into as many tokens as it has bytes.
+        A token has at least one byte, so the longest stop string fits into as many tokens as it has
+        bytes.
         """
         longest = max((len(word.encode()) for word in stop), default=0)
         if not longest:
             return [False] * len(requests)
         enders, known = self._tokens_that_may_end(tuple(stop)), range(self._engine.vocab_size)
         stopped = [False] * len(requests)
-        candidates = [at for at, request in enumerate(requests) if enders is None or request.tokens[-1] in enders]
-        ends = [[token for token in requests[at].tokens[-longest:] if token in known] for at in candidates]
+        candidates = [
+            at
+            for at, request in enumerate(requests)
+            if enders is None or request.tokens[-1] in enders
+        ]
+        ends = [
+            [token for token in requests[at].tokens[-longest:] if token in known]
+            for at in candidates
+        ]
         for at, text in zip(candidates, self._tokenizer.decode_batch(ends), strict=True):
             stopped[at] = cut_at_stop(text, stop)[1]
         return stopped
 
     def _tokens_that_may_end(self, stop: tuple[str, ...]) -> frozenset[int] | None:
-        """The tokens with the last character of a stop string in their text; None if any token may complete one.
+        """The tokens with the last character of a stop string in their text; None if any token may
+        complete one.
 
-        Most tokens have none, and decoding 256 texts after each step costs more than the scheduler. Any token may
-        complete a character of several bytes, or a blank: some tokenizers drop blanks from the text of one token.
+        Most tokens have none, and decoding 256 texts after each step costs more than the scheduler.
+        Any token may complete a character of several bytes, or a blank: some tokenizers drop blanks
+        from the text of one token.
         """
         if stop not in self._enders:
             last = {word[-1] for word in stop if word}
             tokens = range(self._engine.vocab_size)
             texts = self._tokenizer.decode_batch([[token] for token in tokens])
             self._enders[stop] = (
-                frozenset(token for token, text in zip(tokens, texts, strict=True) if last & set(text))
+                frozenset(
+                    token for token, text in zip(tokens, texts, strict=True) if last & set(text)
+                )
                 if all(char.isascii() and not char.isspace() for char in last)
                 else None
             )
@@ -210,15 +262,18 @@ def open_engine(
     device: str = "cpu",
     **options: Any,
 ) -> EngineBackend:
-    """Start the reference engine on a checkpoint, on "cpu" or "cuda"; there it runs the CUDA twins of kernels.
+    """Start the reference engine on a checkpoint, on "cpu" or "cuda"; there it runs the CUDA twins
+    of kernels.
 
-    `options` are fields of `EngineParams` (`kv`, `graph`, `capture`, `num_blocks`, kernels, ...). Raises InputError
-    if `directory` is no checkpoint of an MLA model, or an option is wrong.
+    `options` are fields of `EngineParams` (`kv`, `graph`, `capture`, `num_blocks`, kernels, ...).
+    Raises InputError if `directory` is no checkpoint of an MLA model, or an option is wrong.
     """
     card = describe_directory(Path(directory))
     try:
         config = checkpoint.load_config(directory)
-        tokenizer = tokenizers.Tokenizer.from_file(str(_required(Path(directory) / "tokenizer.json")))
+        tokenizer = tokenizers.Tokenizer.from_file(
+            str(_required(Path(directory) / "tokenizer.json"))
+        )
         model = checkpoint.load(directory, torch.float32).to(_available(device))
     except (ValueError, FileNotFoundError) as error:
         raise InputError(f"--model engine:{directory}: {error}") from None
@@ -241,14 +296,23 @@ def open_engine(
         deterministic=True,
         note=card.note,
     )
-    return EngineBackend(ServedEngine(engine, config.vocab_size, config.eos_token_id), tokenizer, identity)
+    return EngineBackend(
+        ServedEngine(engine, config.vocab_size, config.eos_token_id), tokenizer, identity
+    )
 
 
-def engine_params(config: ModelConfig, concurrency: int, max_model_len: int, options: dict[str, Any]) -> EngineParams:
-    """The engine's parameters: sizes of the checkpoint, room for `concurrency` requests, and the user's options."""
-    # One request of full length must fit, and all requests of usual length. The first two blocks are reserved.
+def engine_params(
+    config: ModelConfig, concurrency: int, max_model_len: int, options: dict[str, Any]
+) -> EngineParams:
+    """The engine's parameters: sizes of the checkpoint, room for `concurrency` requests, and the
+    user's options.
+    """
+    # One request of full length must fit, and all requests of usual length. The first two blocks
+    # are reserved.
     per_request = num_pages(_TYPICAL_TOKENS) + int(config.is_hybrid)
-    num_blocks = 2 + max(concurrency * per_request, num_pages(max_model_len) + int(config.is_hybrid))
+    num_blocks = 2 + max(
+        concurrency * per_request, num_pages(max_model_len) + int(config.is_hybrid)
+    )
     given = {
         **{name: getattr(config, name) for name in _SIZES},
         "layers": config.layer_types,
@@ -267,7 +331,9 @@ def engine_params(config: ModelConfig, concurrency: int, max_model_len: int, opt
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise InputError(f"engine option {where}: {first['msg']}" if where else f"engine: {first['msg']}") from None
+        raise InputError(
+            f"engine option {where}: {first['msg']}" if where else f"engine: {first['msg']}"
+        ) from None
 
 
 def _available(device: str) -> str:

@@ -1,4 +1,6 @@
-"""Targets run a case in a worker: the interface of kernels, the reference engine, and real engines."""
+"""Targets run a case in a worker: the interface of kernels, the reference engine, and real
+engines.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from harness.memory.poison.patterns import Poison
 
 @dataclass(eq=False)
 class Target(ABC):
-    """One case on one device. `fault` is the injected bug, `directory` keeps the progress of a long case."""
+    """One case on one device.
+
+    `fault` is the injected bug, `directory` keeps the progress of a long case.
+    """
 
     case: Case
     device: str = "cpu"
@@ -26,7 +31,10 @@ class Target(ABC):
     gpus: tuple[int, ...] = ()
 
     injects_faults: ClassVar[bool] = False
-    """Whether the target injects the bug into a process of its own. Otherwise the worker has the bug."""
+    """Whether the target injects the bug into a process of its own.
+
+    Otherwise the worker has the bug.
+    """
 
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
@@ -38,12 +46,17 @@ class Target(ABC):
         """Execute the case from its beginning under `poison`; independent of earlier runs."""
 
     def run_traced(self, poison: Poison, trace: Trace) -> Run:
-        """As `run`, with the results of launches noted in `trace` if the target shows its launches."""
+        """As `run`, with the results of launches noted in `trace` if the target shows its
+        launches.
+        """
         return self.run(poison)
 
     @property
     def may_differ(self) -> bool:
-        """Whether the device may not repeat its bits. If so, a repeated run measures the difference."""
+        """Whether the device may not repeat its bits.
+
+        If so, a repeated run measures the difference.
+        """
         return self.case.kind.shows_launches and self.device != "cpu"
 
     @property
@@ -52,7 +65,10 @@ class Target(ABC):
         return "what hands out the logits"
 
     def first_writer(self, poison: Poison) -> FirstNan:
-        """Run with the first-NaN recorder. Returns the writer of the first bad value, also if a crash ends the run."""
+        """Run with the first-NaN recorder.
+
+        Returns the writer of the first bad value, also if a crash ends the run.
+        """
         raise NotImplementedError(f"the recorder does not watch system {self.case.system}")
 
 
@@ -61,4 +77,6 @@ def class_of(case: Case) -> type[Target]:
 
 
 def target_of(job: Job) -> Target:
-    return class_of(job.case)(job.case, job.device, fault=job.fault, directory=job.directory, gpus=job.gpus)
+    return class_of(job.case)(
+        job.case, job.device, fault=job.fault, directory=job.directory, gpus=job.gpus
+    )

@@ -10,7 +10,14 @@ from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.catalog import ORACLES
 from harness.core.cause_codes import Code
 from harness.core.cuda_failures import in_one_line, is_device_failure, is_out_of_memory
-from harness.core.errors import LOG_TAIL, KernelError, Refused, SystemUnderTestError, named, stack_of
+from harness.core.errors import (
+    LOG_TAIL,
+    KernelError,
+    Refused,
+    SystemUnderTestError,
+    named,
+    stack_of,
+)
 from harness.core.extras import MissingPackage
 from harness.core.oracles import most_telling_first
 from harness.core.records import Finding, Verdict
@@ -36,24 +43,38 @@ def verdict(job: Job) -> Outcome:
         raise refusal
     outcome.runs, outcome.launched = evidence.runs, evidence.runs[0].launched
     outcome.filled, outcome.shown = evidence.runs[0].filled, evidence.runs[0].shown
-    never = never_called(job.case, evidence.runs) if outcome.verdict is Verdict.PASS and job.sites is None else []
+    never = (
+        never_called(job.case, evidence.runs)
+        if outcome.verdict is Verdict.PASS and job.sites is None
+        else []
+    )
     if never:
         outcome.verdict, outcome.cause = Verdict.SKIP, Code.NEVER_CALLED
         outcome.reason = f"never called: {', '.join(never)}"
         return outcome
-    if outcome.verdict is Verdict.PASS and job.sites is None and (wanted := job.case.params.must_happen):
+    if (
+        outcome.verdict is Verdict.PASS
+        and job.sites is None
+        and (wanted := job.case.params.must_happen)
+    ):
         _note_events(outcome, wanted)
     if outcome.verdict is Verdict.CRASH and job.device == "cuda":
         # The driver's log lists errors of many processes, so the message names its case.
-        outcome.findings = [finding.but(message=f"{job.case.id}: {finding.message}") for finding in outcome.findings]
+        outcome.findings = [
+            finding.but(message=f"{job.case.id}: {finding.message}") for finding in outcome.findings
+        ]
         outcome.reason = outcome.findings[0].message
     if outcome.verdict is not Verdict.PASS:
-        outcome.log = next((log for run in evidence.runs if (log := run.log or _stack(run.error))), "")
+        outcome.log = next(
+            (log for run in evidence.runs if (log := run.log or _stack(run.error))), ""
+        )
     return outcome
 
 
 def _run_all(target: Target, job: Job, evidence: Evidence) -> Refused | MissingPackage | None:
-    """Add the runs to the evidence. Returns what made the case end early, if it did: it is no reason to drop a finding.
+    """Add the runs to the evidence.
+
+    Returns what made the case end early, if it did: it is no reason to drop a finding.
 
     Raises that at once if there is no evidence yet.
     """
@@ -68,7 +89,10 @@ def _run_all(target: Target, job: Job, evidence: Evidence) -> Refused | MissingP
 
 
 def _note_events(outcome: Outcome, wanted: Sequence[str]) -> None:
-    """Note the least that a run had of each event that must happen. Without one of them, nothing is proved."""
+    """Note the least that a run had of each event that must happen.
+
+    Without one of them, nothing is proved.
+    """
     counts = {event: min(run.events.get(event, 0) for run in outcome.runs) for event in wanted}
     if missing := [event for event, count in counts.items() if not count]:
         outcome.verdict, outcome.cause = Verdict.SKIP, Code.NEVER_HAPPENED
@@ -99,7 +123,10 @@ def judge(evidence: Evidence) -> Outcome:
 
 
 def _judged(evidence: Evidence, asked: dict[str, Judgement]) -> Outcome:
-    """The outcome, without the remarks on the process. `asked` has the judgements of oracles that read no results."""
+    """The outcome, without the remarks on the process.
+
+    `asked` has the judgements of oracles that read no results.
+    """
     if asked["crash"].findings:
         found = [finding for judgement in asked.values() for finding in judgement.findings]
         looked_at = {name: judgement.looked_at for name, judgement in asked.items()}
@@ -116,7 +143,8 @@ def _judged(evidence: Evidence, asked: dict[str, Judgement]) -> Outcome:
         notes.extend(judgement.notes if name != "process" else ())
     outcome.reason = "; ".join(notes)
     if blind := [name for name, count in outcome.looked_at.items() if not count]:
-        # A drawn case is known to show something with our own kernels. A plug-in rounds otherwise, so batches differ.
+        # A drawn case is known to show something with our own kernels. A plug-in rounds otherwise,
+        # so batches differ.
         has_plugin = any(spec.is_plugin for spec in evidence.case.known_kernels())
         is_only_less = has_plugin and len(blind) < len(evidence.case.oracles)
         outcome.verdict, outcome.cause = Verdict.SKIP if is_only_less else Verdict.ERROR, Code.BLIND
@@ -125,7 +153,9 @@ def _judged(evidence: Evidence, asked: dict[str, Judgement]) -> Outcome:
         outcome.verdict, outcome.cause = Verdict.SKIP, Code.POWERLESS
         outcome.reason = outcome.accuracy.judgement.statement
     if outcome.findings:
-        outcome.findings = most_telling_first(_with_lines(outcome.findings, evidence.runs[0].allocated))
+        outcome.findings = most_telling_first(
+            _with_lines(outcome.findings, evidence.runs[0].allocated)
+        )
         outcome.verdict, outcome.cause = Verdict.FAIL, ""
         outcome.reason = outcome.findings[0].message
     return outcome
@@ -147,13 +177,20 @@ def _say_changes(outcome: Outcome, process: Judgement | None) -> None:
 
 
 def _with_lines(findings: list[Finding], allocated: Mapping[str, list[str]]) -> list[Finding]:
-    """The findings with the lines of code that allocated the memory: of the site that they name, or of the only one."""
+    """The findings with the lines of code that allocated the memory: of the site that they name, or
+    of the only one.
+    """
     (only,) = allocated if len(allocated) == 1 else ("",)
-    return [one.but(at=", ".join(lines)) if (lines := allocated.get(one.site or only)) else one for one in findings]
+    return [
+        one.but(at=", ".join(lines)) if (lines := allocated.get(one.site or only)) else one
+        for one in findings
+    ]
 
 
 def never_called(case: Case, runs: Sequence[Run]) -> list[str]:
-    """The kernels that the case's id names and no run launched. One name may stand for kernels of several ops.
+    """The kernels that the case's id names and no run launched.
+
+    One name may stand for kernels of several ops.
 
     A corrupted call may end in its planner.
     """
@@ -193,7 +230,10 @@ def _error_under_test(error: Exception, changes: Sequence[Change]) -> SystemUnde
         line = in_one_line(error)
         return bad_index() or KernelError(line, cause=Code.DEVICE, error=line)
     if replaced := next((change for change in changes if change.is_failure), None):
-        message = f"the harness raised {named(error)}, with what {replaced.who} put in place of its code or torch's"
+        message = (
+            f"the harness raised {named(error)}, with what {replaced.who} put in place of its code"
+            " or torch's"
+        )
         return KernelError(message, cause=Code.REPLACED, kernel=replaced.who)
     raise error
 
@@ -212,4 +252,6 @@ def sites_of(job: Job) -> frozenset[str]:
 
 
 def poison_of(plan: PoisonPlan, pattern: str, sites: frozenset[str], seed: int) -> Poison:
-    return Poison(pattern, sites, strict=plan.strict, seed=seed, ignore_contracts=plan.ignore_contracts)
+    return Poison(
+        pattern, sites, strict=plan.strict, seed=seed, ignore_contracts=plan.ignore_contracts
+    )

@@ -14,7 +14,14 @@ from typing import Any
 import torch
 
 from harness.core.cause_codes import Code
-from harness.core.errors import BrokenPlugin, IllegalAddress, KernelError, Refused, line_of, message_of
+from harness.core.errors import (
+    BrokenPlugin,
+    IllegalAddress,
+    KernelError,
+    Refused,
+    line_of,
+    message_of,
+)
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.kernels.outputs import BadOutput, is_plain, plain_outputs
@@ -28,13 +35,18 @@ from harness.memory.poison.patterns import Poison
 _launched: ContextVar[Counter[str] | None] = ContextVar("harness_launched_kernels", default=None)
 _intercepts: ContextVar[bool] = ContextVar("harness_intercepts_allocations", default=True)
 OutputSites = dict[tuple[Any, ...], dict[int, str]]
-"""Name of a kernel and shapes of its arguments -> ordinal of an allocation -> site of the output it became."""
+"""Name of a kernel and shapes of its arguments -> ordinal of an allocation -> site of the output it
+became.
+"""
 _output_sites: ContextVar[OutputSites | None] = ContextVar("harness_output_sites", default=None)
 
 
 @contextlib.contextmanager
 def counting_launches() -> Iterator[Counter[str]]:
-    """The name of each kernel that is launched inside the block -> how often. Blocks around it count them too."""
+    """The name of each kernel that is launched inside the block -> how often.
+
+    Blocks around it count them too.
+    """
     launched: Counter[str] = Counter()
     try:
         with holding(_launched, launched):
@@ -51,7 +63,10 @@ def note_launch(name: str) -> None:
 
 
 def keeping_output_sites() -> AbstractContextManager[OutputSites | None]:
-    """Inside the block all kernels share what is known of their outputs. Outside of one, each kernel has its own."""
+    """Inside the block all kernels share what is known of their outputs.
+
+    Outside of one, each kernel has its own.
+    """
     return holding(_output_sites, {})
 
 
@@ -63,10 +78,11 @@ def without_interception() -> AbstractContextManager[bool]:
 class BoundKernel:
     """A kernel with the poison of the run. A call is one launch.
 
-    Which allocations become outputs is known only when the kernel returns. So the first call with new shapes runs
-    twice, the second time with the right sites for outputs and scratch. Later calls start with these sites, see
-    `keeping_output_sites`. A call that allocates in another order, because of its data or of a fault, runs twice again.
-    Kernels of ops without outputs write their arguments and run once.
+    Which allocations become outputs is known only when the kernel returns. So the first call with
+    new shapes runs twice, the second time with the right sites for outputs and scratch. Later calls
+    start with these sites, see `keeping_output_sites`. A call that allocates in another order,
+    because of its data or of a fault, runs twice again. Kernels of ops without outputs write their
+    arguments and run once.
     """
 
     def __init__(self, spec: KernelSpec, poison: Poison | None) -> None:
@@ -106,7 +122,9 @@ class BoundKernel:
         return result, self._sites_of_outputs(mode.allocations, result)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the kernel's own code. Raises KernelError for its exceptions but Refused, with a library's reason.
+        """Call the kernel's own code.
+
+        Raises KernelError for its exceptions but Refused, with a library's reason.
 
         The process is as before after a call of foreign code, and its outputs are plain tensors.
         Raises BrokenPlugin if a user's kernel imports what is not there.
@@ -134,7 +152,9 @@ class BoundKernel:
                 why = f"{type(error).__name__}: {' '.join(message_of(error).split())}"
                 at = self._last_line(error)
                 mend = "install the package, or mend the import"
-                raise BrokenPlugin(f"{self.spec.name} cannot be called: {why}, at {at}; {mend}") from error
+                raise BrokenPlugin(
+                    f"{self.spec.name} cannot be called: {why}, at {at}; {mend}"
+                ) from error
             with watching_call(self.spec.name):
                 advice = hint(self.spec, self._function, args, error)
             raise KernelError(
@@ -146,7 +166,10 @@ class BoundKernel:
             ) from error
 
     def _last_line(self, error: BaseException) -> str:
-        """See :class:`KernelError`. Empty if the error was raised before the kernel's first line."""
+        """See :class:`KernelError`.
+
+        Empty if the error was raised before the kernel's first line.
+        """
         code = getattr(inspect.unwrap(self._function), "__code__", None)
         stack = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in stack if code is not None and frame.filename == code.co_filename]
@@ -156,7 +179,9 @@ class BoundKernel:
         """Ordinal of an allocation -> site, for the allocations that became outputs."""
         ordinal_of = {address: ordinal for ordinal, address in enumerate(allocations)}
         sites: dict[int, str] = {}
-        for output, value in zip(self._outputs, result if isinstance(result, tuple) else (result,), strict=False):
+        for output, value in zip(
+            self._outputs, result if isinstance(result, tuple) else (result,), strict=False
+        ):
             for tensor in filter(is_plain, tensors_of(value)):
                 ordinal = ordinal_of.get(tensor.untyped_storage().data_ptr())
                 if ordinal is not None:
@@ -165,13 +190,22 @@ class BoundKernel:
 
 
 def wrong_count(spec: KernelSpec, num_values: int) -> str:
-    """What is wrong with a kernel that returned so many values, as one clause; empty if nothing is."""
+    """What is wrong with a kernel that returned so many values, as one clause; empty if nothing
+    is.
+    """
     op = OPS.get(spec.op)
     names = [output.name for output in op.outputs if spec.gives_lse or output.name != "lse"]
     if num_values == len(names):
         return ""
-    alone = ", or declare gives_lse=False and return out alone" if op.gives_lse and num_values == 1 else ""
-    return f"{num_values} values; return {len(names)}: {', '.join(names)}{alone if spec.is_plugin else ''}"
+    alone = (
+        ", or declare gives_lse=False and return out alone"
+        if op.gives_lse and num_values == 1
+        else ""
+    )
+    return (
+        f"{num_values} values; return {len(names)}:"
+        f" {', '.join(names)}{alone if spec.is_plugin else ''}"
+    )
 
 
 def kernel_of(launched: Callable[..., Any]) -> BoundKernel | None:

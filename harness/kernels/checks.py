@@ -1,4 +1,6 @@
-"""What a kernel refuses before it reads anything: shapes and numbers that do not go together, named in the error."""
+"""What a kernel refuses before it reads anything: shapes and numbers that do not go together, named
+in the error.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +12,32 @@ from torch import Tensor
 def check_shapes(*rows: tuple[str, Tensor, str], **sizes: int) -> None:
     """Raise ValueError for the first tensor of another shape than its letters say.
 
-    A row is the name of an argument, its tensor of any dtype, and a letter for each of its dimensions. A letter has one
-    size in all rows: of `sizes`, or of the first tensor with it.
+    A row is the name of an argument, its tensor of any dtype, and a letter for each of its
+    dimensions. A letter has one size in all rows: of `sizes`, or of the first tensor with it.
     """
     first: dict[str, str] = {}
     for name, tensor, letters in rows:
         if tensor.ndim != len(letters):
-            raise ValueError(f"{name}: {tensor.ndim} dimensions, give {len(letters)}: [{', '.join(letters)}]")
+            raise ValueError(
+                f"{name}: {tensor.ndim} dimensions, give {len(letters)}: [{', '.join(letters)}]"
+            )
         for letter, size in zip(letters, tensor.shape, strict=True):
             if sizes.setdefault(letter, size) != size:
                 of = f", as {first[letter]} has it" if letter in first else ""
-                raise ValueError(f"{name}: shape {list(tensor.shape)}, but {letter} is {sizes[letter]}{of}")
+                raise ValueError(
+                    f"{name}: shape {list(tensor.shape)}, but {letter} is {sizes[letter]}{of}"
+                )
             first.setdefault(letter, name)
 
 
 def check_dense(name: str, tensor: Tensor, *, is_index: bool = False) -> None:
-    """Raise ValueError unless the last dimension of `tensor`, of any shape, is dense; an index must hold integers."""
+    """Raise ValueError unless the last dimension of `tensor`, of any shape, is dense; an index must
+    hold integers.
+    """
     if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
-        raise ValueError(f"{name}: the last dimension must be dense, but its stride is {tensor.stride(-1)}")
+        raise ValueError(
+            f"{name}: the last dimension must be dense, but its stride is {tensor.stride(-1)}"
+        )
     if is_index and tensor.is_floating_point():
         raise ValueError(f"{name}: {tensor.dtype} where integers are read")
 

@@ -1,7 +1,8 @@
 """The outputs of foreign kernels: only plain tensors are judged.
 
-A subclass of `torch.Tensor` may answer a comparison as it likes, and code that reads memory cannot read a sparse, a
-quantised or a meta tensor. So an output of another kind is a finding about the kernel, before anything reads it.
+A subclass of `torch.Tensor` may answer a comparison as it likes, and code that reads memory cannot
+read a sparse, a quantised or a meta tensor. So an output of another kind is a finding about the
+kernel, before anything reads it.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ class BadOutput(KernelError):
 
 
 def plain_outputs(spec: KernelSpec, result: Any) -> Any:
-    """What a foreign kernel returned, with its tensors as plain ones: a tuple if it returned a tuple or a list.
+    """What a foreign kernel returned, with its tensors as plain ones: a tuple if it returned a
+    tuple or a list.
 
-    Tensors lose the graph of autograd and attributes of their own. Metadata, which only the kernel reads, stays as it
-    is. Raises BadOutput for a value that is no tensor, and for a tensor of another kind.
+    Tensors lose the graph of autograd and attributes of their own. Metadata, which only the kernel
+    reads, stays as it is. Raises BadOutput for a value that is no tensor, and for a tensor of
+    another kind.
     """
     outputs = OPS.get(spec.op).outputs
     if not outputs or not outputs[0].shape:
@@ -74,16 +77,25 @@ def _problem(tensor: Any) -> str:
         layout = "nested" if tensor.is_nested else tensor.layout
         return f"with layout {layout}; return a strided tensor"
     if tensor.is_quantized:
-        return f"as a quantised tensor ({tensor.dtype}); return its numbers in the type that is promised"
+        return (
+            f"as a quantised tensor ({tensor.dtype}); return its numbers in the type that is"
+            " promised"
+        )
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor._is_zerotensor():
         return "without memory of its own; return a plain tensor"
     needed, has = _bytes_needed(tensor), tensor.untyped_storage().nbytes()
-    return f"on a storage of {has} bytes, where it needs {needed}: the storage was resized" if has < needed else ""
+    return (
+        f"on a storage of {has} bytes, where it needs {needed}: the storage was resized"
+        if has < needed
+        else ""
+    )
 
 
 def _bytes_needed(tensor: Tensor) -> int:
     """The bytes of storage that a strided tensor of any shape reaches."""
     if not tensor.numel():
         return 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    last = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     return (int(tensor.storage_offset()) + last + 1) * tensor.element_size()

@@ -1,7 +1,9 @@
-"""Kernels of users: the `@kernel` decorator, plug-in files, and the entry points of installed packages.
+"""Kernels of users: the `@kernel` decorator, plug-in files, and the entry points of installed
+packages.
 
-A plug-in is foreign code, so only a worker process executes it, never the parent that plans and reports. What its
-import changes in the process is restored. This module imports no torch; a plug-in imports what it needs.
+A plug-in is foreign code, so only a worker process executes it, never the parent that plans and
+reports. What its import changes in the process is restored. This module imports no torch; a plug-in
+imports what it needs.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ if TYPE_CHECKING:
     from harness.kernels.process_state import Change
 
 ENTRY_POINT_GROUP = f"{DOORS}.kernels"
-"""An entry point of this group names a module, or an object in it. The import of the module registers kernels."""
+"""An entry point of this group names a module, or an object in it.
+
+The import of the module registers kernels.
+"""
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 """A kernel's name stands in ids of cases, on command lines and in YAML."""
@@ -67,13 +72,16 @@ def kernel(
     bf16_steps: Iterable[Bf16Step] = (),
     **unknown: object,
 ) -> Callable[[FunctionT], FunctionT]:
-    """Register the decorated function as a kernel called `name` for `op`. Returns the function unchanged.
+    """Register the decorated function as a kernel called `name` for `op`.
 
-    The function's arguments are the op's, as :mod:`harness.core.ops` lists them. It allocates its outputs with torch,
-    so that the poison reaches them. `shapes` are the sizes that it accepts: "deepseek", "kimi-linear", "any", or a dict
-    such as `{"like": "deepseek", "num_heads": 16}` (see :class:`harness.core.shapes.Shapes`). The other arguments of
-    the decorator are promises: see :class:`harness.core.kernels.KernelSpec`. Raises InputError for an unknown op, an
-    unknown promise or value of one, a name that is taken, or a signature that the harness cannot call.
+    Returns the function unchanged.
+
+    The function's arguments are the op's, as :mod:`harness.core.ops` lists them. It allocates its
+    outputs with torch, so that the poison reaches them. `shapes` are the sizes that it accepts:
+    "deepseek", "kimi-linear", "any", or a dict such as `{"like": "deepseek", "num_heads": 16}` (see
+    :class:`harness.core.shapes.Shapes`). The other arguments of the decorator are promises: see
+    :class:`harness.core.kernels.KernelSpec`. Raises InputError for an unknown op, an unknown
+    promise or value of one, a name that is taken, or a signature that the harness cannot call.
     """
     if unknown:
         word, (_, *known, _) = next(iter(unknown)), inspect.signature(kernel).parameters
@@ -81,9 +89,13 @@ def kernel(
         meant = f" ({near})" if near.endswith("?") else ""
         raise InputError(f"@kernel has no argument {word!r}{meant}; it takes {', '.join(known)}")
     if positional or not op or not name:
-        raise InputError('@kernel needs op and name, by keyword: @kernel(op="mla_decode", name="mine")')
+        raise InputError(
+            '@kernel needs op and name, by keyword: @kernel(op="mla_decode", name="mine")'
+        )
     if not NAME.fullmatch(name):
-        raise InputError(f"kernel name {name!r}: use letters, digits, '-', '_' and '.', a letter or digit first")
+        raise InputError(
+            f"kernel name {name!r}: use letters, digits, '-', '_' and '.', a letter or digit first"
+        )
     contract = OPS.get(op)
     _check_choice(name, "empty_rows", (empty_rows,), get_args(EmptyRows))
     _check_choice(name, "empty_lse", (empty_lse,), get_args(EmptyLse))
@@ -95,7 +107,11 @@ def kernel(
     runs_on = _checked_names(name, "devices", devices, DEVICES)
     reads = _checked_names(name, "kv", kv, KV_TYPES)
     _check_choice(name, "fp8_products", (fp8_products,), get_args(Fp8Products))
-    steps = _checked_names(name, "bf16_steps", bf16_steps, get_args(Bf16Step)) if bf16_steps != () else ()
+    steps = (
+        _checked_names(name, "bf16_steps", bf16_steps, get_args(Bf16Step))
+        if bf16_steps != ()
+        else ()
+    )
 
     def register(function: FunctionT) -> FunctionT:
         check_signature(contract, name, function)
@@ -118,7 +134,11 @@ def kernel(
                 capturable=capturable,
                 fp8_products=fp8_products,
                 bf16_steps=cast("tuple[Bf16Step, ...]", steps),
-                takes=tuple(word for word in contract.optional if word in inspect.signature(function).parameters),
+                takes=tuple(
+                    word
+                    for word in contract.optional
+                    if word in inspect.signature(function).parameters
+                ),
                 origin=inspect.getfile(function),
                 is_plugin=True,
             )
@@ -129,7 +149,9 @@ def kernel(
 
 
 def check_signature(op: Op, name: str, function: Callable[..., Any]) -> None:
-    """Raise InputError unless `function` takes the positional tensors of `op`, and its other arguments by keyword."""
+    """Raise InputError unless `function` takes the positional tensors of `op`, and its other
+    arguments by keyword.
+    """
     signature = inspect.signature(function)
     parameters = signature.parameters.values()
     takes_any_keyword = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -142,14 +164,17 @@ def check_signature(op: Op, name: str, function: Callable[..., Any]) -> None:
         except TypeError as error:
             problem = f"cannot be called so: {error}"
     if problem:
-        raise InputError(f"kernel {op.name}/{name}: {function.__name__}{signature} {problem}; write {op.signature}")
+        raise InputError(
+            f"kernel {op.name}/{name}: {function.__name__}{signature} {problem}; write"
+            f" {op.signature}"
+        )
 
 
 def load_plugin(path: str | Path) -> tuple[KernelSpec, ...]:
     """Execute a plug-in file once in this process. Returns the kernels it registers.
 
-    Call it in a worker only. Raises InputError with file and line for a file that is missing, does not import, or
-    registers nothing.
+    Call it in a worker only. Raises InputError with file and line for a file that is missing, does
+    not import, or registers nothing.
     """
     return load_once(path, _loaded, _execute)
 
@@ -161,23 +186,35 @@ def load_plugins(paths: Iterable[str | Path]) -> tuple[KernelSpec, ...]:
 def declared_shapes(kernel_name: str, given: str | Mapping[str, Any]) -> Shapes:
     """The shapes that a kernel declares. Raises InputError for an unknown name, size or value."""
     if not isinstance(given, str | Mapping):
-        raise InputError(f'kernel {kernel_name!r}: shapes={given!r}; write "deepseek" or a dict of sizes')
+        raise InputError(
+            f'kernel {kernel_name!r}: shapes={given!r}; write "deepseek" or a dict of sizes'
+        )
     values = {"like": given} if isinstance(given, str) else given
     _check_choice(kernel_name, "shapes", (values.get("like", "any"),), tuple(NAMED))
     try:
         return shapes_of(values)
     except ValidationError as error:
         problem = error.errors()[0]
-        at, known = str(problem["loc"][0]), ", ".join(size for size in Shapes.model_fields if size != "name")
-        mend = f"the sizes are {known}" if problem["type"] == "extra_forbidden" else problem["msg"].lower()
-        raise InputError(f"kernel {kernel_name!r}: shapes[{at!r}]={values.get(at)!r}: {mend}") from None
+        at, known = (
+            str(problem["loc"][0]),
+            ", ".join(size for size in Shapes.model_fields if size != "name"),
+        )
+        mend = (
+            f"the sizes are {known}"
+            if problem["type"] == "extra_forbidden"
+            else problem["msg"].lower()
+        )
+        raise InputError(
+            f"kernel {kernel_name!r}: shapes[{at!r}]={values.get(at)!r}: {mend}"
+        ) from None
 
 
 def describe_kernels(plugins: Sequence[str]) -> list[dict[str, Any]]:
-    """The declarations of the kernels of plug-in files, of all kernels without files, and `why_not` by device.
+    """The declarations of the kernels of plug-in files, of all kernels without files, and `why_not`
+    by device.
 
-    `import_seconds` is the time of a processor that the files took. Call it in a worker only. Raises InputError for a
-    file or an installed package that does not load.
+    `import_seconds` is the time of a processor that the files took. Call it in a worker only.
+    Raises InputError for a file or an installed package that does not load.
     """
     started = time.process_time()
     if not plugins:
@@ -188,13 +225,18 @@ def describe_kernels(plugins: Sequence[str]) -> list[dict[str, Any]]:
     return [
         {name: getattr(spec, name) for name in names}
         | {"shapes": None if spec.shapes is None else spec.shapes.model_dump(mode="json")}
-        | {"why_not": {device: spec.why_not(device) for device in DEVICES}, "import_seconds": seconds}
+        | {
+            "why_not": {device: spec.why_not(device) for device in DEVICES},
+            "import_seconds": seconds,
+        }
         for spec in specs
     ]
 
 
 def find_kernel(op: str, short_name: str) -> KernelSpec:
-    """The kernel `op/short_name`. Imports the kernels of installed packages only for a name that is not registered yet.
+    """The kernel `op/short_name`.
+
+    Imports the kernels of installed packages only for a name that is not registered yet.
 
     Raises UnknownNameError with the nearest name.
     """
@@ -218,18 +260,23 @@ def load_entry_points() -> None:
         except Exception as error:
             owner = point.dist.name if point.dist else point.value
             raise InputError(
-                f"entry point {point.name!r} of {owner}: {named(error)}; fix the package or uninstall it"
+                f"entry point {point.name!r} of {owner}: {named(error)}; fix the package or"
+                " uninstall it"
             ) from error
 
 
 def changes_of_imports(kernels: Iterable[str]) -> list[Change]:
-    """What the imports of the files of `kernels`, such as "mla_decode/mine", changed in this process."""
+    """What the imports of the files of `kernels`, such as "mla_decode/mine", changed in this
+    process.
+    """
     return list(dict.fromkeys(change for name in kernels for change in _changes.get(name, ())))
 
 
 @contextlib.contextmanager
 def _importing(what: str) -> Iterator[None]:
-    """Import foreign code within the block. What it changes is restored, and kept for the kernels that it registers.
+    """Import foreign code within the block.
+
+    What it changes is restored, and kept for the kernels that it registers.
 
     Triton's interpreter is repaired when the code imports it.
     """
@@ -251,17 +298,27 @@ def _execute(file: Path) -> tuple[KernelSpec, ...]:
     except InputError as error:
         if getattr(error.__cause__, "name", "") != "mla_harness":
             raise
-        raise InputError(f"{str(error).partition(': ')[0]}: write `from harness import kernel`") from error
+        raise InputError(
+            f"{str(error).partition(': ')[0]}: write `from harness import kernel`"
+        ) from error
     registered = tuple(entry for entry in KERNELS if entry.name not in before)
     if Registry.num_added == num_before:
-        raise InputError(f"plug-in {file}: registers no kernel; decorate a function with @kernel(op=..., name=...)")
+        raise InputError(
+            f"plug-in {file}: registers no kernel; decorate a function with @kernel(op=...,"
+            " name=...)"
+        )
     return registered
 
 
-def _check_choice(kernel_name: str, field: str, values: tuple[str, ...], known: tuple[str, ...]) -> None:
+def _check_choice(
+    kernel_name: str, field: str, values: tuple[str, ...], known: tuple[str, ...]
+) -> None:
     for value in values:
         if value not in known:
-            raise InputError(f"kernel {kernel_name!r}: {field}={value!r} is unknown; choose from {', '.join(known)}")
+            raise InputError(
+                f"kernel {kernel_name!r}: {field}={value!r} is unknown; choose from"
+                f" {', '.join(known)}"
+            )
 
 
 def _check_flags(kernel_name: str, **flags: object) -> None:
@@ -273,12 +330,18 @@ def _check_flags(kernel_name: str, **flags: object) -> None:
 def _check_without_lse(op: Op, kernel_name: str, empty_lse: EmptyLse) -> None:
     """Refuse `gives_lse=False` of a kernel whose op has no lse, or that says what its lse holds."""
     if not op.gives_lse:
-        raise InputError(f"kernel {kernel_name!r}: gives_lse=False, but {op.name} has no lse; leave it out")
+        raise InputError(
+            f"kernel {kernel_name!r}: gives_lse=False, but {op.name} has no lse; leave it out"
+        )
     if empty_lse != "undefined":
-        raise InputError(f"kernel {kernel_name!r}: gives_lse=False and empty_lse={empty_lse!r}; leave one out")
+        raise InputError(
+            f"kernel {kernel_name!r}: gives_lse=False and empty_lse={empty_lse!r}; leave one out"
+        )
 
 
-def _checked_names(kernel_name: str, field: str, values: Iterable[str], known: tuple[str, ...]) -> tuple[str, ...]:
+def _checked_names(
+    kernel_name: str, field: str, values: Iterable[str], known: tuple[str, ...]
+) -> tuple[str, ...]:
     """A promise of several names. Refuses none, and a string: its letters would be the names."""
     names = () if isinstance(values, str) else tuple(values)
     if not names:

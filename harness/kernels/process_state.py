@@ -1,11 +1,13 @@
-"""What a plug-in leaves changed in its process: found around its import and its calls, restored, and named.
+"""What a plug-in leaves changed in its process: found around its import and its calls, restored,
+and named.
 
-A plug-in shares its process with the reference and the oracles that judge it. On a GPU it also shares it with its next
-cases, as a CUDA context takes seconds. So the harness reads what :mod:`harness.kernels.watched` lists before foreign
-code runs, reads it again afterwards, and restores it before it computes anything.
+A plug-in shares its process with the reference and the oracles that judge it. On a GPU it also
+shares it with its next cases, as a CUDA context takes seconds. So the harness reads what
+:mod:`harness.kernels.watched` lists before foreign code runs, reads it again afterwards, and
+restores it before it computes anything.
 
-A change is a failure of the plug-in if the harness could not trust what it saw meanwhile. Any other change is a remark.
-docs/judge-your-kernel.md says so to authors.
+A change is a failure of the plug-in if the harness could not trust what it saw meanwhile. Any other
+change is a remark. docs/judge-your-kernel.md says so to authors.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ from harness.memory.graph.launch import holding
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What foreign code changed: `who` "mla_decode/mine", and `what` "set the default dtype to torch.float64"."""
+    """What foreign code changed:
+
+    `who` "mla_decode/mine", and `what` "set the default dtype to torch.float64".
+    """
 
     who: str
     what: str
@@ -59,7 +64,10 @@ def _before(row: Watched) -> Any:
 
 
 class watching:
-    """Restore what foreign code changes within the block, and note it for `noting_changes`. `who` runs there."""
+    """Restore what foreign code changes within the block, and note it for `noting_changes`.
+
+    `who` runs there.
+    """
 
     def __init__(self, who: str, rows: Sequence[Watched] = WATCHED) -> None:
         self._who, self._rows = who, rows
@@ -68,7 +76,12 @@ class watching:
         self._limit = sys.getrecursionlimit()
         self._before = [_before(row) for row in self._rows]
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         # First of all: with a low limit, no other call comes to its end.
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(self._limit)

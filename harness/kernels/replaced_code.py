@@ -1,4 +1,6 @@
-"""Functions of torch and of the harness that foreign code replaced: found by identity, and restored."""
+"""Functions of torch and of the harness that foreign code replaced: found by identity, and
+restored.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ _NAMES = tuple(
     for name, value in vars(torch).items()
     if isinstance(value, types.BuiltinFunctionType) and hasattr(torch._C._VariableFunctions, name)
 ) + tuple(torch.functional.__all__)
-"""The functions of `torch` that make tensors or compute with them. Others, such as `torch.load`, are not watched."""
+"""The functions of `torch` that make tensors or compute with them.
+
+Others, such as `torch.load`, are not watched.
+"""
 _in_order = operator.itemgetter(*_NAMES)
 
 
@@ -39,11 +44,17 @@ def other_functions_of_torch(before: FunctionsOfTorch, after: FunctionsOfTorch) 
     # By identity: what replaced a function may claim to be equal to it.
     if any(map(operator.is_not, before[0], after[0])):
         return True
-    return len(before[1]) != len(after[1]) or any(map(operator.is_not, before[1].values(), after[1].values()))
+    return len(before[1]) != len(after[1]) or any(
+        map(operator.is_not, before[1].values(), after[1].values())
+    )
 
 
 def says_functions_of_torch(before: FunctionsOfTorch, after: FunctionsOfTorch) -> str:
-    names = [f"torch.{name}" for name, old, new in zip(_NAMES, before[0], after[0], strict=True) if old is not new]
+    names = [
+        f"torch.{name}"
+        for name, old, new in zip(_NAMES, before[0], after[0], strict=True)
+        if old is not new
+    ]
     names += [f"torch.Tensor.{name}" for name in _of_tensor(before[1], after[1])]
     return f"replaced {few(names)}" if names else ""
 
@@ -61,16 +72,23 @@ def set_functions_of_torch(wanted: FunctionsOfTorch) -> None:
 
 def _of_tensor(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """The methods that differ. A method that no tensor had before replaces none."""
-    names = [*before, *(name for name in after if name not in before and hasattr(torch._C.TensorBase, name))]
+    names = [
+        *before,
+        *(name for name in after if name not in before and hasattr(torch._C.TensorBase, name)),
+    ]
     return [name for name in names if before.get(name) is not after.get(name)]
 
 
 _known_kernels: set[str] = set()
-"""The kernels that Python code registered for ops of torch, as `aten/eq.Tensor/CPU`, when last looked at."""
+"""The kernels that Python code registered for ops of torch, as `aten/eq.Tensor/CPU`, when last
+looked at.
+"""
 
 
 def num_kernels_of_aten() -> int:
-    """How many kernels Python code registered for ops: a number is read at once, and they are only ever added."""
+    """How many kernels Python code registered for ops: a number is read at once, and they are only
+    ever added.
+    """
     registered = torch.library._impls
     if not _known_kernels:
         _known_kernels.update(registered)
@@ -80,12 +98,22 @@ def num_kernels_of_aten() -> int:
 def says_kernels_of_aten(before: int, after: int) -> str:
     new = sorted(torch.library._impls - _known_kernels)
     _known_kernels.update(new)
-    names = [name.split("/")[1] for name in new if name.startswith("aten/") and name.endswith("/CPU")]
+    names = [
+        name.split("/")[1] for name in new if name.startswith("aten/") and name.endswith("/CPU")
+    ]
     return f"replaced torch's kernels for the CPU of {few(names)}" if names else ""
 
 
-_JUDGES = ("harness.judge.", "harness.kernels.call", "harness.kernels.ops.", "harness.memory.poison.")
-"""How the names of modules begin that poison, run and judge. A fault replaces functions of others, on purpose."""
+_JUDGES = (
+    "harness.judge.",
+    "harness.kernels.call",
+    "harness.kernels.ops.",
+    "harness.memory.poison.",
+)
+"""How the names of modules begin that poison, run and judge.
+
+A fault replaces functions of others, on purpose.
+"""
 _CODE = (types.FunctionType, type, functools._lru_cache_wrapper)
 _MEMBERS = (types.FunctionType, staticmethod, classmethod, property)
 
@@ -110,7 +138,9 @@ _seen: set[str] = set()
 
 
 def code_of_harness() -> list[tuple[Any, ...]]:
-    """The functions and classes of the harness's modules that judge, for each of `_places`, which may grow."""
+    """The functions and classes of the harness's modules that judge, for each of `_places`, which
+    may grow.
+    """
     for name in [name for name in sys.modules if name not in _seen]:
         _seen.add(name)
         if name.startswith(_JUDGES):
@@ -120,7 +150,9 @@ def code_of_harness() -> list[tuple[Any, ...]]:
 
 def _places_of(name: str, module: Any) -> Iterator[_Place]:
     content = dict(vars(module))
-    yield _Place(module, name, tuple(key for key, value in content.items() if isinstance(value, _CODE)))
+    yield _Place(
+        module, name, tuple(key for key, value in content.items() if isinstance(value, _CODE))
+    )
     for kind in content.values():
         if isinstance(kind, type) and kind.__module__ == name:
             keys = tuple(key for key, value in vars(kind).items() if isinstance(value, _MEMBERS))

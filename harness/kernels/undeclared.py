@@ -1,4 +1,6 @@
-"""What a kernel that declares no shapes probably accepts: found after it raised, by a call at DeepSeek's sizes."""
+"""What a kernel that declares no shapes probably accepts: found after it raised, by a call at
+DeepSeek's sizes.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,20 @@ from harness.core.shapes import SIZES
 from harness.kernels.ops import inputs
 
 
-def hint(spec: KernelSpec, function: Callable[..., Any], args: tuple[Any, ...], error: BaseException) -> str:
+def hint(
+    spec: KernelSpec, function: Callable[..., Any], args: tuple[Any, ...], error: BaseException
+) -> str:
     """The message for a kernel that runs at DeepSeek's sizes, and raised `error` at others.
 
     Empty if the kernel declares its shapes, was called at these sizes, or raises there too.
     """
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
-    if spec.shapes is not None or not hasattr(inputs, spec.op) or spec.op not in SIZES or len(tensors) != len(args):
+    if (
+        spec.shapes is not None
+        or not hasattr(inputs, spec.op)
+        or spec.op not in SIZES
+        or len(tensors) != len(args)
+    ):
         return ""
     given = _sizes(spec.op, args)
     known = _sizes_of_deepseek_call(spec.op)
@@ -36,7 +45,9 @@ def hint(spec: KernelSpec, function: Callable[..., Any], args: tuple[Any, ...], 
     if "heads" in given and not _runs_at_deepseek(spec, function, device, num_heads=1):
         # "deepseek" accepts each number of heads, as tensor parallelism divides them.
         declare = '{"like": "deepseek", "num_heads": ' + known["heads"].split()[0] + "}"
-    return f"{spec.name} runs at {runs}, raises at {raises} ({named(error)}): declare shapes={declare}"
+    return (
+        f"{spec.name} runs at {runs}, raises at {raises} ({named(error)}): declare shapes={declare}"
+    )
 
 
 def _sizes(op: str, args: tuple[Tensor, ...]) -> dict[str, str]:
@@ -60,7 +71,9 @@ def _sizes_of_deepseek_call(op: str) -> dict[str, str]:
 
 
 def _deepseek_call(op: str, device: str, **sizes: int) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-    """The arguments of a call with the op's default parameters, which have DeepSeek's sizes, but for `sizes`."""
+    """The arguments of a call with the op's default parameters, which have DeepSeek's sizes, but
+    for `sizes`.
+    """
     built = getattr(inputs, op)(KERNEL_PARAMS[op](**sizes), seed=0)
     row = OPS.get(op)
     keywords = {name: getattr(built, name, None) for name in row.keywords}
@@ -68,7 +81,9 @@ def _deepseek_call(op: str, device: str, **sizes: int) -> tuple[tuple[Tensor, ..
 
 
 @functools.cache
-def _runs_at_deepseek(spec: KernelSpec, function: Callable[..., Any], device: str, **sizes: int) -> bool:
+def _runs_at_deepseek(
+    spec: KernelSpec, function: Callable[..., Any], device: str, **sizes: int
+) -> bool:
     try:
         args, keywords = _deepseek_call(spec.op, device, **sizes)
         function(*args, **keywords)

@@ -1,6 +1,7 @@
 """The parts of a process that a plug-in may leave changed: how each is read, restored and worded.
 
-`WATCHED` is the table. Not in it: torch's generator of random numbers, as the harness draws from generators of its own.
+`WATCHED` is the table. Not in it: torch's generator of random numbers, as the harness draws from
+generators of its own.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ from harness.kernels import replaced_code
 class Watched:
     """A part of the process.
 
-    `read` returns it, and `restore` makes it what was read before. `differs` compares two readings, and `says` words
-    their difference after the name of who made it; empty for a difference that does not matter. `each_call`: the
-    harness computes with it between two calls, so it is restored after each call, and else after each run.
-    `is_constant`: only foreign code changes it, so it is read once before, which saves time.
+    `read` returns it, and `restore` makes it what was read before. `differs` compares two readings,
+    and `says` words their difference after the name of who made it; empty for a difference that
+    does not matter. `each_call`: the harness computes with it between two calls, so it is restored
+    after each call, and else after each run. `is_constant`: only foreign code changes it, so it is
+    read once before, which saves time.
     """
 
     name: str
@@ -86,7 +88,10 @@ def _set_function_modes(wanted: list[Any]) -> None:
 
 
 def _set_device_modes(wanted: list[Any]) -> None:
-    """Set what `torch.set_default_device`, or `torch.device` in a `with`, sets. Torch's own exits need its entries."""
+    """Set what `torch.set_default_device`, or `torch.device` in a `with`, sets.
+
+    Torch's own exits need its entries.
+    """
     _set_function_modes(wanted + _other_modes_only())
     torch.utils._device.CURRENT_DEVICE = wanted[-1].device if wanted else None
     torch._GLOBAL_DEVICE_CONTEXT.device_context = wanted[0] if wanted else None
@@ -124,7 +129,11 @@ def _set_modes(wanted: Modes) -> None:
 def _says_modes(before: Modes, after: Modes) -> str:
     known = {id(mode) for modes in before for mode in modes}
     left = [type(mode).__name__ for modes in after for mode in modes if id(mode) not in known]
-    return f"left a mode of torch on: {few(left)}" if left else "ended a mode of torch that it did not begin"
+    return (
+        f"left a mode of torch on: {few(left)}"
+        if left
+        else "ended a mode of torch that it did not begin"
+    )
 
 
 # Settings of torch.
@@ -157,7 +166,10 @@ _AUTOCAST = ("cpu", "cuda")
 
 
 def _autocast() -> tuple[Any, ...]:
-    return tuple((torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _AUTOCAST)
+    return tuple(
+        (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        for device in _AUTOCAST
+    )
 
 
 def _set_autocast(wanted: tuple[Any, ...]) -> None:
@@ -168,7 +180,13 @@ def _set_autocast(wanted: tuple[Any, ...]) -> None:
 
 def _matmul_backends() -> list[Any]:
     backends: Any = torch.backends
-    return [backends, backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul]
+    return [
+        backends,
+        backends.cuda.matmul,
+        backends.cudnn.conv,
+        backends.cudnn.rnn,
+        backends.mkldnn.matmul,
+    ]
 
 
 def _precision() -> tuple[str, ...]:
@@ -191,7 +209,14 @@ def _flushes_denormals() -> bool:
 
 # The interpreter and the process.
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGCHLD, signal.SIGPIPE)
+_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGALRM,
+    signal.SIGCHLD,
+    signal.SIGPIPE,
+)
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
@@ -211,7 +236,11 @@ def _set_handlers(wanted: tuple[Any, ...]) -> None:
 
 
 def _says_handlers(before: tuple[Any, ...], after: tuple[Any, ...]) -> str:
-    names = [signal.Signals(n).name for n, old, new in zip(_SIGNALS, before, after, strict=True) if old is not new]
+    names = [
+        signal.Signals(n).name
+        for n, old, new in zip(_SIGNALS, before, after, strict=True)
+        if old is not new
+    ]
     return f"set a handler of {few(names)}"
 
 
@@ -269,7 +298,8 @@ WATCHED = (
     ),
     Watched(
         "functions of torch",
-        "a replaced torch.empty allocates memory that no poison reaches, a replaced == compares otherwise",
+        "a replaced torch.empty allocates memory that no poison reaches, a replaced == compares"
+        " otherwise",
         replaced_code.functions_of_torch,
         replaced_code.set_functions_of_torch,
         replaced_code.says_functions_of_torch,
@@ -295,13 +325,30 @@ WATCHED = (
         is_failure=True,
         each_call=False,
     ),
-    Watched("default device", "new tensors lie there", _device_modes, _set_device_modes, _says_device, _are_others),
-    _setting("default dtype", "new tensors have it", torch.get_default_dtype, torch.set_default_dtype),
+    Watched(
+        "default device",
+        "new tensors lie there",
+        _device_modes,
+        _set_device_modes,
+        _says_device,
+        _are_others,
+    ),
+    _setting(
+        "default dtype", "new tensors have it", torch.get_default_dtype, torch.set_default_dtype
+    ),
     # In front of the grad mode, which it turns off.
     _setting(
-        "inference mode", "its tensors cannot be written later", torch.is_inference_mode_enabled, _set_inference_mode
+        "inference mode",
+        "its tensors cannot be written later",
+        torch.is_inference_mode_enabled,
+        _set_inference_mode,
     ),
-    _setting("grad mode", "every tensor would keep its inputs", torch.is_grad_enabled, torch.set_grad_enabled),
+    _setting(
+        "grad mode",
+        "every tensor would keep its inputs",
+        torch.is_grad_enabled,
+        torch.set_grad_enabled,
+    ),
     _setting(
         "use of deterministic algorithms",
         "torch fills or refuses what it does not otherwise",
@@ -309,19 +356,30 @@ WATCHED = (
         _set_determinism,
         has_word=False,
     ),
-    _setting("autocast settings", "products round to its dtype", _autocast, _set_autocast, has_word=False),
-    _setting("number of threads", "sums are cut by it", torch.get_num_threads, torch.set_num_threads),
     _setting(
-        "flushing of denormals", "small numbers of the reference become 0", _flushes_denormals, torch.set_flush_denormal
+        "autocast settings", "products round to its dtype", _autocast, _set_autocast, has_word=False
     ),
-    _setting("recursion limit", "a low one ends deep calls", sys.getrecursionlimit, sys.setrecursionlimit),
+    _setting(
+        "number of threads", "sums are cut by it", torch.get_num_threads, torch.set_num_threads
+    ),
+    _setting(
+        "flushing of denormals",
+        "small numbers of the reference become 0",
+        _flushes_denormals,
+        torch.set_flush_denormal,
+    ),
+    _setting(
+        "recursion limit", "a low one ends deep calls", sys.getrecursionlimit, sys.setrecursionlimit
+    ),
     Watched(
         "warnings",
         "a warning of torch would be an error",
         lambda: tuple(warnings.filters),
         _set_filters,
         lambda before, after: "made warnings errors",
-        lambda before, after: before != after and not _errors_of_warnings(after) <= _errors_of_warnings(before),
+        lambda before, after: (
+            before != after and not _errors_of_warnings(after) <= _errors_of_warnings(before)
+        ),
     ),
     _setting(
         "precision of float32 products",
@@ -342,7 +400,12 @@ WATCHED = (
     ),
     Watched("alarms", "one ends the process later", _timers, _stop_timers, _says_timers),
     Watched(
-        "threads", "one that computes slows down later cases", threading.enumerate, None, _says_threads, each_call=False
+        "threads",
+        "one that computes slows down later cases",
+        threading.enumerate,
+        None,
+        _says_threads,
+        each_call=False,
     ),
     _setting("working folder", "relative paths begin there", _folder, _set_folder, each_call=False),
 )

@@ -15,11 +15,11 @@ MAX_CHECKS = 64
 def check_indices(indices: Tensor, size: int, what: str) -> Tensor:
     """Return `indices` (any int dtype) as int64 after checking that each lies in [0, size).
 
-    Raises IllegalAddress for the first bad index. A GPU would fault or read foreign memory (PR 33664, PR 43869), where
-    `tensor[-1]` in Python reads the last element.
+    Raises IllegalAddress for the first bad index. A GPU would fault or read foreign memory (PR
+    33664, PR 43869), where `tensor[-1]` in Python reads the last element.
 
-    On CUDA the check does not wait for the device, so a graph can capture it. It clips a bad index, because a fault
-    would end the process, and `raise_bad_indices` raises the error.
+    On CUDA the check does not wait for the device, so a graph can capture it. It clips a bad index,
+    because a fault would end the process, and `raise_bad_indices` raises the error.
     """
     wide = indices.to(torch.int64)
     bad = (wide < 0) | (wide >= size)
@@ -43,12 +43,16 @@ def raise_bad_indices() -> None:
 
 
 def bad_index() -> IllegalAddress | None:
-    """The error of the first check on CUDA that failed since the last call, also if the device is lost."""
+    """The error of the first check on CUDA that failed since the last call, also if the device is
+    lost.
+    """
     return _verdicts.take_first()
 
 
 class _Verdicts:
-    """Verdicts of checks on CUDA, in pinned memory: the device writes, and the host reads without a sync."""
+    """Verdicts of checks on CUDA, in pinned memory: the device writes, and the host reads without a
+    sync.
+    """
 
     def __init__(self) -> None:
         self._flags: Tensor | None = None
@@ -57,12 +61,16 @@ class _Verdicts:
         self._size_of: dict[str, int] = {}
 
     def note(self, bad: Tensor, size: int, what: str) -> None:
-        """Keep whether any of `bad`, bool of any shape, is set. The host reads it at the end of the step."""
+        """Keep whether any of `bad`, bool of any shape, is set.
+
+        The host reads it at the end of the step.
+        """
         if self._flags is None or self._failed is None:
             # The first check runs before any capture: pinning memory cannot be captured.
             self._flags = torch.zeros(MAX_CHECKS, dtype=torch.bool, pin_memory=True)
             self._failed = torch.zeros(MAX_CHECKS, dtype=torch.bool, device=bad.device)
-        # One slot for each name, because sizes are too many. Checks past the last slot share it and its first name.
+        # One slot for each name, because sizes are too many. Checks past the last slot share it and
+        # its first name.
         slot = self._slot_of.setdefault(what, min(len(self._slot_of), MAX_CHECKS - 1))
         self._size_of[what] = size
         if bad.numel():
@@ -78,7 +86,9 @@ class _Verdicts:
         if not failed:
             return None
         self._flags.zero_()
-        with contextlib.suppress(RuntimeError):  # a device on which a kernel has faulted takes no more orders
+        with contextlib.suppress(
+            RuntimeError
+        ):  # a device on which a kernel has faulted takes no more orders
             self._failed.zero_()
         what = next(what for what, slot in self._slot_of.items() if slot == failed[0])
         return IllegalAddress(f"{what}: index outside [0, {self._size_of[what]})", tensor=what)

@@ -1,8 +1,11 @@
-"""A call on a stream of its own, behind the event of a producer on another stream that is held until the call returned.
+"""A call on a stream of its own, behind the event of a producer on another stream that is held
+until the call returned.
 
-Work of the call on any other stream does not wait for the event, so it reads what the inputs held before the producer
-wrote. Host memory that the call keeps for its copies can be changed while the copies are still queued.
+Work of the call on any other stream does not wait for the event, so it reads what the inputs held
+before the producer wrote. Host memory that the call keeps for its copies can be changed while the
+copies are still queued.
 """
+
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -38,7 +41,10 @@ def _hold(released, most):
 
 @cache
 def _streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-    """Two streams for all calls, as each keeps memory. At another priority they share no queue with a kernel's own."""
+    """Two streams for all calls, as each keeps memory.
+
+    At another priority they share no queue with a kernel's own.
+    """
     return torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
 
@@ -58,7 +64,9 @@ class DelayedStreams:
         after: Callable[[], Any] | None,
         in_order: bool,
     ) -> tuple[Tensor, ...]:
-        """Call `function` behind the producer's copies (source, target), then `after`. Returns copies of its outputs.
+        """Call `function` behind the producer's copies (source, target), then `after`.
+
+        Returns copies of its outputs.
 
         With `in_order` the host waits for the producer, and for the function, before it goes on.
         """

@@ -1,6 +1,8 @@
-"""Ranges of device addresses of which only some parts have memory, by the virtual memory management of CUDA's driver.
+"""Ranges of device addresses of which only some parts have memory, by the virtual memory management
+of CUDA's driver.
 
-A range costs no memory. A part of it gets some in whole grains, 2 MiB on present GPUs. An access to the rest faults.
+A range costs no memory. A part of it gets some in whole grains, 2 MiB on present GPUs. An access to
+the rest faults.
 """
 
 from __future__ import annotations
@@ -57,9 +59,13 @@ def _call(name: str, *arguments: Any) -> None:
 
 
 class _Range:
-    """Reserved addresses with memory at `pieces`, of which `torch.as_tensor` reads the bytes of `shown`."""
+    """Reserved addresses with memory at `pieces`, of which `torch.as_tensor` reads the bytes of
+    `shown`.
+    """
 
-    def __init__(self, size: int, pieces: Sequence[Piece], shown: Piece, properties: _Properties) -> None:
+    def __init__(
+        self, size: int, pieces: Sequence[Piece], shown: Piece, properties: _Properties
+    ) -> None:
         count, zero = ctypes.c_size_t, ctypes.c_ulonglong(0)
         base = ctypes.c_ulonglong()
         _call("cuMemAddressReserve", ctypes.byref(base), count(size), count(0), zero, zero)
@@ -69,16 +75,24 @@ class _Range:
         access = _Access(properties.location, _READ_AND_WRITE)
         for first, length in pieces:
             handle, start = ctypes.c_ulonglong(), ctypes.c_ulonglong(base.value + first)
-            _call("cuMemCreate", ctypes.byref(handle), count(length), ctypes.byref(properties), zero)
+            _call(
+                "cuMemCreate", ctypes.byref(handle), count(length), ctypes.byref(properties), zero
+            )
             mapped.append((base.value + first, length, handle))
             _call("cuMemMap", start, count(length), count(0), handle, zero)
             _call("cuMemSetAccess", start, count(length), ctypes.byref(access), count(1))
         self.__cuda_array_interface__ = dict(
-            shape=(shown[1],), typestr="|u1", data=(base.value + shown[0], False), version=3, strides=None
+            shape=(shown[1],),
+            typestr="|u1",
+            data=(base.value + shown[0], False),
+            version=3,
+            strides=None,
         )
 
 
-def _free(base: ctypes.c_ulonglong, size: int, mapped: list[tuple[int, int, ctypes.c_ulonglong]]) -> None:
+def _free(
+    base: ctypes.c_ulonglong, size: int, mapped: list[tuple[int, int, ctypes.c_ulonglong]]
+) -> None:
     """Give the memory back. A lost device refuses, and its process is about to end."""
     driver, count = _driver(), ctypes.c_size_t
     driver.cuCtxSynchronize()
@@ -92,20 +106,30 @@ def _grain() -> tuple[int, _Properties]:
     """The size of a grain in bytes on the current device, and the properties of memory there."""
     # The driver's calls need the context that torch makes.
     torch.cuda.current_stream().synchronize()
-    properties = _Properties(type=_PINNED, location=_Location(_ON_DEVICE, torch.cuda.current_device()))
+    properties = _Properties(
+        type=_PINNED, location=_Location(_ON_DEVICE, torch.cuda.current_device())
+    )
     grain = ctypes.c_size_t()
-    _call("cuMemGetAllocationGranularity", ctypes.byref(grain), ctypes.byref(properties), ctypes.c_int(0))
+    _call(
+        "cuMemGetAllocationGranularity",
+        ctypes.byref(grain),
+        ctypes.byref(properties),
+        ctypes.c_int(0),
+    )
     return grain.value, properties
 
 
 def between_gaps(num_bytes: int) -> Tensor:
-    """Device memory, uint8 [at least `num_bytes`, whole grains], with a grain without memory before and behind it.
+    """Device memory, uint8 [at least `num_bytes`, whole grains], with a grain without memory before
+    and behind it.
 
     Raises HarnessError if the driver refuses.
     """
     grain, properties = _grain()
     room = -(-num_bytes // grain) * grain
-    return torch.as_tensor(_Range(room + 2 * grain, [(grain, room)], (grain, room), properties), device="cuda")
+    return torch.as_tensor(
+        _Range(room + 2 * grain, [(grain, room)], (grain, room), properties), device="cuda"
+    )
 
 
 def with_memory_at(num_bytes: int, used: Iterable[Piece]) -> Tensor:
@@ -120,7 +144,9 @@ def with_memory_at(num_bytes: int, used: Iterable[Piece]) -> Tensor:
 
 
 def in_grains(used: Iterable[Piece], grain: int) -> list[Piece]:
-    """The grains that hold the `used` pieces, joined where they touch, in the order of addresses."""
+    """The grains that hold the `used` pieces, joined where they touch, in the order of
+    addresses.
+    """
     found: list[Piece] = []
     for first, length in sorted(piece for piece in used if piece[1]):
         start, end = first // grain * grain, -(-(first + length) // grain) * grain
@@ -132,8 +158,13 @@ def in_grains(used: Iterable[Piece], grain: int) -> list[Piece]:
 
 
 def pieces_of(tensor: Tensor) -> list[Piece]:
-    """The bytes of each entry of dim 0 of a `tensor` of any shape, from the start of its storage."""
+    """The bytes of each entry of dim 0 of a `tensor` of any shape, from the start of its
+    storage.
+    """
     size = tensor.element_size()
-    inner = 1 + sum((count - 1) * stride for count, stride in zip(tensor.shape[1:], tensor.stride()[1:], strict=True))
+    inner = 1 + sum(
+        (count - 1) * stride
+        for count, stride in zip(tensor.shape[1:], tensor.stride()[1:], strict=True)
+    )
     starts = (tensor.storage_offset() + row * tensor.stride(0) for row in range(len(tensor)))
     return [(int(start) * size, int(inner) * size) for start in starts]

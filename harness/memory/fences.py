@@ -1,7 +1,10 @@
-"""Memory that ends, or begins, at an unmapped page. A read one element too far faults there, in place of garbage.
+"""Memory that ends, or begins, at an unmapped page.
 
-On a CPU the operating system protects the page, on CUDA the driver leaves the addresses unmapped. The process dies of
-such a read, so a worker makes it. The method is that of guard pages, as in ROCm/aiter#4117.
+A read one element too far faults there, in place of garbage.
+
+On a CPU the operating system protects the page, on CUDA the driver leaves the addresses unmapped.
+The process dies of such a read, so a worker makes it. The method is that of guard pages, as in
+ROCm/aiter#4117.
 """
 
 from __future__ import annotations
@@ -18,11 +21,15 @@ from harness.memory.device_ranges import between_gaps
 
 Fence = Literal["none", "before", "after"]
 ALIGNMENT = 16
-"""Bytes. Kernels may load words of this size, so up to 15 bytes stay between the last element and the page."""
+"""Bytes.
+
+Kernels may load words of this size, so up to 15 bytes stay between the last element and the page.
+"""
 
 
 def fenced(num_bytes: int, fence: Fence, device: str) -> Tensor:
-    """A uint8 tensor [num_bytes] on `device` that begins (`before`) or ends (`after`) at memory without access.
+    """A uint8 tensor [num_bytes] on `device` that begins (`before`) or ends (`after`) at memory
+    without access.
 
     Raises HarnessError where the system or the driver refuses.
     """
@@ -44,9 +51,13 @@ def _on_cpu(num_bytes: int, fence: Fence) -> Tensor:
     for edge in (address, address + page + room):
         # 0 is PROT_NONE: no access.
         if libc.mprotect(ctypes.c_void_p(edge), ctypes.c_size_t(page), 0):
-            raise HarnessError(f"fence: the system refused to protect a page (errno {ctypes.get_errno()})")
+            raise HarnessError(
+                f"fence: the system refused to protect a page (errno {ctypes.get_errno()})"
+            )
     # The tensor keeps `memory` alive.
-    return torch.frombuffer(memory, dtype=torch.uint8, offset=page + _start(room, num_bytes, fence), count=num_bytes)
+    return torch.frombuffer(
+        memory, dtype=torch.uint8, offset=page + _start(room, num_bytes, fence), count=num_bytes
+    )
 
 
 def _on_cuda(num_bytes: int, fence: Fence) -> Tensor:

@@ -1,12 +1,14 @@
-"""Where the Triton kernels can run, and the repair of Triton's CPU interpreter that they need there.
+"""Where the Triton kernels can run, and the repair of Triton's CPU interpreter that they need
+there.
 
-The stock interpreter of Triton 3.7 keeps bfloat16 as uint16 and float8 as uint8. It multiplies those integers in
-`tl.dot`, truncates where hardware rounds to nearest even, and turns a float8 NaN into 480: a kernel test would pass on
-garbage, and a NaN poison would vanish. `repair_interpreter` makes every float conversion bit-equal to torch's, and
-computes dots of narrow types in float32. Arithmetic on bfloat16 is computed in float32 and rounded once, which gives
-the bits of a bfloat16 unit, as float32 has more than twice its digits. Arithmetic on float8, which no GPU has, is
-refused. It patches private names, so it is tied to the versions it was tested with. Kernels of the harness call
-`prepare`; plug-ins are served without their asking.
+The stock interpreter of Triton 3.7 keeps bfloat16 as uint16 and float8 as uint8. It multiplies
+those integers in `tl.dot`, truncates where hardware rounds to nearest even, and turns a float8 NaN
+into 480: a kernel test would pass on garbage, and a NaN poison would vanish. `repair_interpreter`
+makes every float conversion bit-equal to torch's, and computes dots of narrow types in float32.
+Arithmetic on bfloat16 is computed in float32 and rounded once, which gives the bits of a bfloat16
+unit, as float32 has more than twice its digits. Arithmetic on float8, which no GPU has, is refused.
+It patches private names, so it is tied to the versions it was tested with. Kernels of the harness
+call `prepare`; plug-ins are served without their asking.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ REPAIRED_VERSIONS = ("3.7.1",)
 
 
 def unavailable(device: str) -> str:
-    """Why a Triton kernel cannot run on `device` ("cuda" or "cpu") in this process; empty where it can.
+    """Why a Triton kernel cannot run on `device` ("cuda" or "cpu") in this process; empty where it
+    can.
 
     Imports neither torch nor Triton, so that lists stay instant.
     """
@@ -33,16 +36,28 @@ def unavailable(device: str) -> str:
         return Reason("Triton is not installed (pip install triton==3.7.1)", Code.NOT_INSTALLED)
     interpreting = interpreter_is_on()
     if device == "cpu" and not interpreting:
-        why = "a Triton kernel runs on a CPU only under TRITON_INTERPRET=1, set before the process starts"
+        why = (
+            "a Triton kernel runs on a CPU only under TRITON_INTERPRET=1, set before the process"
+            " starts"
+        )
         return Reason(why, Code.NO_DEVICE)
     if device != "cpu" and interpreting:
-        why = "TRITON_INTERPRET=1 is set, so Triton kernels run on the CPU only; unset it to use the GPU"
+        why = (
+            "TRITON_INTERPRET=1 is set, so Triton kernels run on the CPU only; unset it to use"
+            " the GPU"
+        )
         return Reason(why, Code.NO_DEVICE)
     return _unknown_version() if interpreting else ""
 
 
 def interpreter_is_on() -> bool:
-    return os.environ.get("TRITON_INTERPRET", "0").strip().lower() in ("1", "true", "yes", "on", "y")
+    return os.environ.get("TRITON_INTERPRET", "0").strip().lower() in (
+        "1",
+        "true",
+        "yes",
+        "on",
+        "y",
+    )
 
 
 def _unknown_version() -> str:
@@ -51,7 +66,10 @@ def _unknown_version() -> str:
     installed = version("triton")
     if installed.split("+")[0] in REPAIRED_VERSIONS:
         return ""
-    return f"the interpreter of Triton {installed} is not repaired here, only that of {', '.join(REPAIRED_VERSIONS)}"
+    return (
+        f"the interpreter of Triton {installed} is not repaired here, only that of"
+        f" {', '.join(REPAIRED_VERSIONS)}"
+    )
 
 
 def prepare() -> bool:
@@ -72,9 +90,11 @@ INTERPRETER = "triton.runtime.interpreter"
 
 
 def repair_when_imported() -> None:
-    """Have the interpreter repaired as soon as any code of this process imports it, which it does for a kernel only.
+    """Have the interpreter repaired as soon as any code of this process imports it, which it does
+    for a kernel only.
 
-    For kernels of people, who know of no repair. An import in an unknown version raises RuntimeError.
+    For kernels of people, who know of no repair. An import in an unknown version raises
+    RuntimeError.
     """
     if INTERPRETER in sys.modules:
         _repair_known()
@@ -131,7 +151,10 @@ def repair_interpreter() -> None:
         return stock_convert(data, source, target, rounding)
 
     def cast_impl(self: Any, source: Any, to: Any) -> Any:
-        """Convert between a narrow type and any other, integers too. The stock one converts the stored integers."""
+        """Convert between a narrow type and any other, integers too.
+
+        The stock one converts the stored integers.
+        """
         old, new, storage = source.dtype.scalar.name, to.scalar.name, interpreter._get_np_dtype(to)
         if old not in _NARROW and new not in _NARROW:
             return stock_cast(self, source, to)
@@ -151,7 +174,11 @@ def repair_interpreter() -> None:
     builder.cast_impl = _without_warnings(cast_impl)
     builder.create_dot = _without_warnings(create_dot)
     for name in ("binary_op", "unary_op", "create_clampf", "create_fma"):
-        setattr(builder, name, _without_warnings(_in_float32(getattr(builder, name), interpreter.TensorHandle)))
+        setattr(
+            builder,
+            name,
+            _without_warnings(_in_float32(getattr(builder, name), interpreter.TensorHandle)),
+        )
     interpreter.ReduceOps.min_max = _without_warnings(interpreter.ReduceOps.min_max)
     builder.repaired_by_mla_harness = True
 
@@ -168,16 +195,20 @@ _UNSIGNED = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 
 
 def _convert(data: Any, source: str, target: str) -> Any:
-    """Convert raw storage of type `source` (numpy, any shape) to raw storage of `target`: torch's rounding and NaN.
+    """Convert raw storage of type `source` (numpy, any shape) to raw storage of `target`: torch's
+    rounding and NaN.
 
-    One exception: beyond +-448 a float8 e4m3 saturates, as the GPU's conversion instruction (`satfinite`) does.
+    One exception: beyond +-448 a float8 e4m3 saturates, as the GPU's conversion instruction
+    (`satfinite`) does.
     """
     import numpy as np
     import torch
 
     raw = np.ascontiguousarray(data)
     # torch has no uint16 to bfloat16 view from numpy; bytes carry any type across.
-    values = torch.from_numpy(raw.reshape(-1).view(np.uint8).copy()).view(getattr(torch, _TORCH_NAMES[source]))
+    values = torch.from_numpy(raw.reshape(-1).view(np.uint8).copy()).view(
+        getattr(torch, _TORCH_NAMES[source])
+    )
     if target == "fp8e4nv":
         values = values.to(torch.float32).clamp(-448.0, 448.0)
     out = values.to(getattr(torch, _TORCH_NAMES[target]))
@@ -194,7 +225,8 @@ def _widened(handle: Any) -> Any:
 
 
 def _in_float32(operation: Any, handle_of: Any) -> Any:
-    """An operation on handles that computes in float32 what has bfloat16 operands, and rounds a float result once.
+    """An operation on handles that computes in float32 what has bfloat16 operands, and rounds a
+    float result once.
 
     A comparison of them gives booleans. Raises TypeError for an operand of float8.
     """
@@ -205,11 +237,19 @@ def _in_float32(operation: Any, handle_of: Any) -> Any:
         names = {arg.dtype.scalar.name for arg in args if hasattr(arg, "dtype")}
         if refused := names.intersection(_NARROW) - {"bf16"}:
             name = refused.pop()
-            raise TypeError(f"arithmetic on {name} is not modelled by the interpreter: convert with .to(tl.float32)")
+            raise TypeError(
+                f"arithmetic on {name} is not modelled by the interpreter: convert with"
+                " .to(tl.float32)"
+            )
         if "bf16" not in names:
             return operation(self, *args)
         wide = [
-            handle_of(_widened(arg), tl.float32) if getattr(arg, "dtype", None) == tl.bfloat16 else arg for arg in args
+            (
+                handle_of(_widened(arg), tl.float32)
+                if getattr(arg, "dtype", None) == tl.bfloat16
+                else arg
+            )
+            for arg in args
         ]
         result = operation(self, *wide)
         if result.data.dtype != np.float32:
@@ -220,7 +260,9 @@ def _in_float32(operation: Any, handle_of: Any) -> Any:
 
 
 def _without_warnings(operation: Any) -> Any:
-    """Hardware does not warn of overflow, of a NaN operand, or of a maximum over nothing but NaN; numpy does."""
+    """Hardware does not warn of overflow, of a NaN operand, or of a maximum over nothing but NaN;
+    numpy does.
+    """
     import warnings
 
     def silent(*args: Any, **kwargs: Any) -> Any:

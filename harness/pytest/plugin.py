@@ -1,3 +1,5 @@
-"""The plug-in by the name of this package, for `-p harness.pytest.plugin` and `pytest_plugins` in a checkout."""
+"""The plug-in by the name of this package, for `-p harness.pytest.plugin` and `pytest_plugins` in a
+checkout.
+"""
 
 pytest_plugins = ["mla_harness_pytest"]

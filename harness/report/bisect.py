@@ -1,4 +1,6 @@
-"""Runs of the same cases under several interpreters -> one table, and the first version in which each case is bad."""
+"""Runs of the same cases under several interpreters -> one table, and the first version in which
+each case is bad.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class Column:
         """(case, fault) -> what became of the fault, in words."""
         cells = {(one["case"], one["fault"]): _fault_cell(one) for one in self.faults}
         for one in self.skipped_faults:
-            cells[one["case"], one["fault"]] = "as released" if one["cause"] == Code.AS_RELEASED else "skip"
+            cells[one["case"], one["fault"]] = (
+                "as released" if one["cause"] == Code.AS_RELEASED else "skip"
+            )
         return cells
 
     @property
@@ -55,7 +59,11 @@ class Column:
         """The judged version: of an engine where one is installed, else of Python."""
         for name, version in engine_versions(self.environment).items():
             return f"{ENGINES.get(name).title} {version}"
-        return f"Python {self.environment['python']}" if self.environment.get("python") else self.interpreter
+        return (
+            f"Python {self.environment['python']}"
+            if self.environment.get("python")
+            else self.interpreter
+        )
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -77,11 +85,17 @@ class Row:
 
 def in_order(columns: Sequence[Column]) -> list[Column]:
     """Oldest version first where all are known; else as they were given."""
-    return sorted(columns, key=lambda column: column.order) if all(c.order for c in columns) else list(columns)
+    return (
+        sorted(columns, key=lambda column: column.order)
+        if all(c.order for c in columns)
+        else list(columns)
+    )
 
 
 def rows(columns: Sequence[Column]) -> list[Row]:
-    """A row for each case in the order of the plan, each followed by the faults that were injected in it."""
+    """A row for each case in the order of the plan, each followed by the faults that were injected
+    in it.
+    """
     refs: dict[str, tuple[str, ...]] = {}
     for column in columns:
         for name, case in column.cases.items():
@@ -92,7 +106,9 @@ def rows(columns: Sequence[Column]) -> list[Row]:
     for name in refs:
         cases = [column.cases.get(name) for column in columns]
         verdicts = [case["verdict"] if case else "" for case in cases]
-        found.append(Row(name, refs[name], tuple(map(_case_cell, cases)), first_bad(versions, verdicts)))
+        found.append(
+            Row(name, refs[name], tuple(map(_case_cell, cases)), first_bad(versions, verdicts))
+        )
         found += faults.pop(name, [])
     return found + [row for others in faults.values() for row in others]
 
@@ -105,13 +121,17 @@ def first_bad(labels: Sequence[str], verdicts: Sequence[str]) -> str:
         return "not judged"
     if not bad:
         return "none bad"
-    words = judged[bad[0]][0] + (", the oldest" if bad[0] == 0 else f", good in {judged[bad[0] - 1][0]}")
+    words = judged[bad[0]][0] + (
+        ", the oldest" if bad[0] == 0 else f", good in {judged[bad[0] - 1][0]}"
+    )
     mended = next((label for label, verdict in judged[bad[0] :] if verdict not in BAD), None)
     return words + (f"; mended in {mended}" if mended else "")
 
 
 def is_good(columns: Sequence[Column]) -> int:
-    """The exit code: 3 without a judgement, 1 for a failure or a fault that was not caught, 2 if all was skipped."""
+    """The exit code: 3 without a judgement, 1 for a failure or a fault that was not caught, 2 if
+    all was skipped.
+    """
     verdicts = {case["verdict"] for column in columns for case in column.cases.values()}
     if any(column.trouble for column in columns) or "error" in verdicts:
         return 3
@@ -129,14 +149,22 @@ def to_object(columns: Sequence[Column]) -> dict[str, Any]:
             for column in columns
         ],
         "rows": [
-            {"name": row.name, "fault": row.is_fault, "refs": row.refs, "cells": row.cells, "first_bad": row.answer}
+            {
+                "name": row.name,
+                "fault": row.is_fault,
+                "refs": row.refs,
+                "cells": row.cells,
+                "first_bad": row.answer,
+            }
             for row in rows(columns)
         ],
     }
 
 
 def reasons(columns: Sequence[Column]) -> list[str]:
-    """Why a column is empty, why a case was skipped, and the first message of each bad case, a line each."""
+    """Why a column is empty, why a case was skipped, and the first message of each bad case, a line
+    each.
+    """
     lines: dict[str, None] = {}
     explained: set[str] = set()
     for column in columns:
@@ -147,23 +175,39 @@ def reasons(columns: Sequence[Column]) -> list[str]:
                 lines[f"{column.label}: {name}: {case['verdict']}: {case['reason']}"] = None
             elif case["verdict"] in BAD and name not in explained:
                 explained.add(name)
-                messages = [f"{finding['oracle']}: {finding['message']}" for finding in case["findings"]]
+                messages = [
+                    f"{finding['oracle']}: {finding['message']}" for finding in case["findings"]
+                ]
                 lines[f"{column.label}: {name}: {[*messages, case['reason']][0]}"] = None
         for fault in column.faults:
             if not fault["caught"]:
-                word = fault_word(fault_outcome(caught=fault["caught"], seen=fault.get("seen", False))).upper()
-                lines[f"{column.label}: {fault['case']} with {fault['fault']}: {word}: {fault['reason']}"] = None
+                word = fault_word(
+                    fault_outcome(caught=fault["caught"], seen=fault.get("seen", False))
+                ).upper()
+                lines[
+                    f"{column.label}: {fault['case']} with {fault['fault']}: {word}:"
+                    f" {fault['reason']}"
+                ] = None
     return list(lines)
 
 
-def _fault_rows(columns: Sequence[Column], refs: dict[str, tuple[str, ...]]) -> dict[str, list[Row]]:
+def _fault_rows(
+    columns: Sequence[Column], refs: dict[str, tuple[str, ...]]
+) -> dict[str, list[Row]]:
     cells = [column.fault_cells for column in columns]
     found: dict[str, list[Row]] = {}
     for case, fault in dict.fromkeys(pair for of_column in cells for pair in of_column):
         own = tuple(of_column.get((case, fault), "-") for of_column in cells)
-        outcomes = [word for word in (CAUGHT, _WRONG_BLAME, _MISSED) for cell in own if cell.startswith(word)]
+        outcomes = [
+            word
+            for word in (CAUGHT, _WRONG_BLAME, _MISSED)
+            for cell in own
+            if cell.startswith(word)
+        ]
         answer = f"caught {outcomes.count(CAUGHT)} of {len(outcomes)}"
-        found.setdefault(case, []).append(Row(f"{case} with {fault}", refs.get(case, ()), own, answer, is_fault=True))
+        found.setdefault(case, []).append(
+            Row(f"{case} with {fault}", refs.get(case, ()), own, answer, is_fault=True)
+        )
     return found
 
 
@@ -180,4 +224,6 @@ def _case_cell(case: dict[str, Any] | None) -> str:
         return "-"
     verdict = str(case["verdict"])
     word = verdict.upper() if verdict in (*FAILED, "error") else verdict
-    return f"{word} {case['findings'][0]['oracle']}" if verdict in BAD and case["findings"] else word
+    return (
+        f"{word} {case['findings'][0]['oracle']}" if verdict in BAD and case["findings"] else word
+    )

@@ -1,4 +1,6 @@
-"""The view of one case, or of one injected fault, on the page, and the data of the script for cases without a view."""
+"""The view of one case, or of one injected fault, on the page, and the data of the script for cases
+without a view.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,10 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class CaseView:
-    """What the view of a case or of an injected fault shows. The template adds the fields of `result`."""
+    """What the view of a case or of an injected fault shows.
+
+    The template adds the fields of `result`.
+    """
 
     anchor: str
     result: CaseResult
@@ -103,7 +108,10 @@ def of_fault(view: RunView, found: FaultResult, case: Case | None, anchor: str) 
         id=found.case,
         refs=(found.ref,) if found.ref else (),
         verdict=Verdict.PASS if found.caught else Verdict.FAIL,
-        **{name: getattr(found, name) for name in ("scenario", "fault", "seconds", "reason", "findings")},
+        **{
+            name: getattr(found, name)
+            for name in ("scenario", "fault", "seconds", "reason", "findings")
+        },
     )
     return CaseView(
         anchor=anchor,
@@ -121,12 +129,16 @@ def of_fault(view: RunView, found: FaultResult, case: Case | None, anchor: str) 
 def diagnosis(
     result: CaseResult, shrunk: Shrunk | None, options: dict[str, Any], blame: Blame | None = None
 ) -> tuple[Fact, ...]:
-    """The known failure, the most telling finding, the first writer and reader, and the smallest failing case."""
+    """The known failure, the most telling finding, the first writer and reader, and the smallest
+    failing case.
+    """
     entry = result.known
     found = [Fact("known failure", f"{entry.issue} in {entry.where}")] if entry else []
     for first in most_telling_first(result.findings)[:1]:
         where = f" at {first.where}" if first.where else ""
-        found.append(Fact("most telling finding", f"{first.oracle} on {first.tensor or 'the worker'}{where}"))
+        found.append(
+            Fact("most telling finding", f"{first.oracle} on {first.tensor or 'the worker'}{where}")
+        )
     for line in first_nan_lines(blame):
         name, _, text = line.partition(": ")
         found.append(Fact(name, text[:MAX_TEXT]))
@@ -145,7 +157,9 @@ def facts(job: Job, result: CaseResult, environment: dict[str, Any]) -> tuple[tu
         "poison": ", ".join(poison.patterns) + (", strict" if poison.strict else ""),
         "filled": ", ".join(f"{site} {count:,} bytes" for site, count in result.filled.items()),
         "sites to fill": "" if result.filled else ", ".join(job.poisoned_sites) or "none",
-        "elements judged": ", ".join(f"{name} {count:,}" for name, count in result.looked_at.items()),
+        "elements judged": ", ".join(
+            f"{name} {count:,}" for name, count in result.looked_at.items()
+        ),
         "planned again after the loss of": ", ".join(result.lost_nodes),
         "tags": ", ".join(job.case.tags),
         "seed": str(job.case.seed),
@@ -157,23 +171,33 @@ def facts(job: Job, result: CaseResult, environment: dict[str, Any]) -> tuple[tu
 def machine(environment: dict[str, Any]) -> str:
     """Versions and devices that a failure depends on, in one line."""
     gpus = ", ".join(gpu["name"] for gpu in environment.get("gpus") or ())
-    versions = {name: environment.get(name) for name in ("python", "torch", "triton")} | engine_versions(environment)
-    words = [f"{name} {version}" for name, version in (versions | environment.get("variables", {})).items() if version]
+    versions = {
+        name: environment.get(name) for name in ("python", "torch", "triton")
+    } | engine_versions(environment)
+    words = [
+        f"{name} {version}"
+        for name, version in (versions | environment.get("variables", {})).items()
+        if version
+    ]
     return ", ".join([*words, gpus or str(environment.get("cpu") or "")])
 
 
 def params(case: Case) -> tuple[tuple[str, str], ...]:
-    return tuple((name, json.dumps(value)) for name, value in case.values().items() if value is not None)
+    return tuple(
+        (name, json.dumps(value)) for name, value in case.values().items() if value is not None
+    )
 
 
 def case_data(
     pairs: Sequence[tuple[CaseResult, Job]], options: dict[str, Any], environment: dict[str, Any]
 ) -> dict[str, Any]:
-    """`{texts, scenarios: {name: [[param, value]...]}, cases: [...]}`, the cases in the order of `pairs`.
+    """`{texts, scenarios: {name: [[param, value]...]}, cases: [...]}`, the cases in the order of
+    `pairs`.
 
-    Each text stands once. Parameters that all cases of a scenario share stand with the scenario.
-    A case is `[scenario, facts, params, command, finding, search]`. All but the scenario are places in `texts`: facts
-    and params alternate names and values, and the command is its tail after the id, or negative for the whole command.
+    Each text stands once. Parameters that all cases of a scenario share stand with the scenario. A
+    case is `[scenario, facts, params, command, finding, search]`. All but the scenario are places
+    in `texts`: facts and params alternate names and values, and the command is its tail after the
+    id, or negative for the whole command.
     """
     texts: dict[str, int] = {}
 
@@ -196,7 +220,9 @@ def case_data(
                 names.index(result.scenario),
                 places(facts(job, result, environment)),
                 places(own),
-                place(command.removeprefix(start)) if command.startswith(start) else -1 - place(command),
+                place(command.removeprefix(start))
+                if command.startswith(start)
+                else -1 - place(command),
                 place(finding),
                 place(_words(result, job)),
             ]
@@ -205,7 +231,10 @@ def case_data(
 
 
 def embedded(data: dict[str, Any]) -> str:
-    """The JSON of `data` for a script element. Its text cannot end the element or start a comment."""
+    """The JSON of `data` for a script element.
+
+    Its text cannot end the element or start a comment.
+    """
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for mark in "<>&\u2028\u2029":
         text = text.replace(mark, f"\\u{ord(mark):04x}")
@@ -218,10 +247,15 @@ def _common_params(pairs: Sequence[tuple[CaseResult, Job]]) -> dict[str, dict[st
     sizes = Counter(result.scenario for result, _ in pairs)
     for result, job in pairs:
         counts.setdefault(result.scenario, Counter()).update(params(job.case))
-    return {name: dict(pair for pair, count in found.items() if count == sizes[name]) for name, found in counts.items()}
+    return {
+        name: dict(pair for pair, count in found.items() if count == sizes[name])
+        for name, found in counts.items()
+    }
 
 
 def _words(result: CaseResult, job: Job) -> str:
     sites = {finding.site for finding in result.findings if finding.site}
     oracles = {finding.oracle for finding in result.findings}
-    return " ".join((*result.refs, *job.case.tags, *sorted(sites), *sorted(oracles), result.fault or "")).lower()
+    return " ".join(
+        (*result.refs, *job.case.tags, *sorted(sites), *sorted(oracles), result.fault or "")
+    ).lower()

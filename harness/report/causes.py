@@ -1,4 +1,6 @@
-"""Failures by root cause: one block for each kernel, memory to blame and first writer, across scenarios."""
+"""Failures by root cause: one block for each kernel, memory to blame and first writer, across
+scenarios.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,11 @@ class Cause:
     def oracles(self) -> dict[str, int]:
         """Oracle -> number of cases in which it has a finding."""
         return dict(
-            Counter(name for one in self.members for name in {finding.oracle for finding in one.findings}).most_common()
+            Counter(
+                name
+                for one in self.members
+                for name in {finding.oracle for finding in one.findings}
+            ).most_common()
         )
 
     @property
@@ -73,11 +79,15 @@ class Cause:
         """`mla_decode/mine: 163 cases of 27 scenarios`."""
         cases, scenarios = num(len(self.members), "case"), num(len(self.scenarios), "scenario")
         fault = f" with {self.fault}" if self.fault else ""
-        return f"{self.kernel}{fault}: {cases}" + (f" of {scenarios}" if len(self.members) > 1 else "")
+        return f"{self.kernel}{fault}: {cases}" + (
+            f" of {scenarios}" if len(self.members) > 1 else ""
+        )
 
     @property
     def blame_line(self) -> str:
-        """The memory to blame and in how many cases trials found it; empty if there is none to name."""
+        """The memory to blame and in how many cases trials found it; empty if there is none to
+        name.
+        """
         if not self.sites:
             return one_line(self.blame.how) if self.blame else ""
         order = (*(self.blame.sites if self.blame else ()), *sorted(self.sites))
@@ -87,21 +97,36 @@ class Cause:
         if not self.blame.is_decided:
             return f"{found} (named by the findings; {one_line(self.blame.how)})"
         rest = len(self.members) - self.num_blamed
-        also = f"; the other {num(rest, 'case')} fail alike and were not tried" if rest > 0 and self.num_blamed else ""
+        also = (
+            f"; the other {num(rest, 'case')} fail alike and were not tried"
+            if rest > 0 and self.num_blamed
+            else ""
+        )
         return f"{found} ({one_line(self.blame.how)}{also})"
 
     def takes(self, other: Cause) -> bool:
-        """Whether a failure has this cause. A failure that was not diagnosed has the first cause with its symptom."""
+        """Whether a failure has this cause.
+
+        A failure that was not diagnosed has the first cause with its symptom.
+        """
         same = (self.kernel, self.fault, self.symptom) == (other.kernel, other.fault, other.symptom)
         is_writer = not other.writer or other.writer == self.writer or not self.writer
-        return same and is_writer and (not other.sites or not self.sites or bool(self.reached & other.sites))
+        return (
+            same
+            and is_writer
+            and (not other.sites or not self.sites or bool(self.reached & other.sites))
+        )
 
 
-def causes(failed: Iterable[CaseResult], jobs: Mapping[str, Job], blames: Mapping[str, Blame]) -> list[Cause]:
+def causes(
+    failed: Iterable[CaseResult], jobs: Mapping[str, Job], blames: Mapping[str, Blame]
+) -> list[Cause]:
     """The root causes of failed results, most cases first. `jobs` and `blames` are by job key."""
     found: list[Cause] = []
     decided = {key for key, blame in blames.items() if blame.is_decided}
-    for result in sorted(failed, key=lambda one: (one.key not in decided, one.key not in blames, not _sites(one))):
+    for result in sorted(
+        failed, key=lambda one: (one.key not in decided, one.key not in blames, not _sites(one))
+    ):
         own = _cause_of(result, jobs[result.key].case, blames.get(result.key))
         cause = next((cause for cause in found if cause.takes(own)), None)
         if cause is None:
@@ -110,14 +135,19 @@ def causes(failed: Iterable[CaseResult], jobs: Mapping[str, Job], blames: Mappin
         cause.members.append(result)
         cause.writer = cause.writer or own.writer
         if own.num_blamed:
-            # One cause reaches more memory in a serving run, such as blocks that are newly given to a request.
+            # One cause reaches more memory in a serving run, such as blocks that are newly given to
+            # a request.
             cause.sites = cause.sites & own.sites or cause.sites
             cause.reached |= own.sites
             cause.num_blamed += 1
     for cause in found:
-        cause.members.sort(key=lambda one: (not _sites(one), -_clearness(one), *_size(jobs[one.key].case)))
+        cause.members.sort(
+            key=lambda one: (not _sites(one), -_clearness(one), *_size(jobs[one.key].case))
+        )
         own_blame = blames.get(cause.first.key)
-        if own_blame is not None and (own_blame.is_decided or cause.blame is None or not cause.blame.is_decided):
+        if own_blame is not None and (
+            own_blame.is_decided or cause.blame is None or not cause.blame.is_decided
+        ):
             cause.blame = own_blame
     return sorted(found, key=lambda cause: (cause.verdict not in FAILED, -len(cause.members)))
 
@@ -144,7 +174,9 @@ def _sites(result: CaseResult) -> set[str]:
 
 
 def symptom_of(result: CaseResult) -> str:
-    """`not finite`, the most telling oracle, or for a crash and an error its line of code and its cause."""
+    """`not finite`, the most telling oracle, or for a crash and an error its line of code and its
+    cause.
+    """
     oracles = [finding.oracle for finding in most_telling_first(result.findings)]
     if result.verdict is Verdict.FAIL and oracles:
         return "not finite" if _NOT_FINITE & {*oracles} else oracles[0]
@@ -157,17 +189,28 @@ def kernel_of(case: Case) -> str:
     """The kernel that the id of a case names, or the kernel of its op, or its system."""
     kernels = case.kernels().values()
     label = _LABEL.search(case.id)
-    named = next((name for name in kernels if label and label[1] in (name, name.partition("/")[2])), None)
-    return named or next((name for name in kernels if case.op and name.startswith(f"{case.op}/")), case.system)
+    named = next(
+        (name for name in kernels if label and label[1] in (name, name.partition("/")[2])), None
+    )
+    return named or next(
+        (name for name in kernels if case.op and name.startswith(f"{case.op}/")), case.system
+    )
 
 
 def _clearness(result: CaseResult) -> int:
-    """The power of ten of the largest error, as a multiple of its bound; 0 for findings without a bound."""
-    return max((round(math.log10(finding.excess)) for finding in result.findings if finding.excess), default=0)
+    """The power of ten of the largest error, as a multiple of its bound; 0 for findings without a
+    bound.
+    """
+    return max(
+        (round(math.log10(finding.excess)) for finding in result.findings if finding.excess),
+        default=0,
+    )
 
 
 def _size(case: Case) -> tuple[bool, bool, int, str]:
-    """What makes a case easy to look at: a call of one kernel, a contiguous cache, then few and small numbers."""
+    """What makes a case easy to look at: a call of one kernel, a contiguous cache, then few and
+    small numbers.
+    """
     numbers = re.findall(r"\d+", json.dumps(case.values()))
     return case.op is None, _is_strided(case), sum(map(int, numbers)), case.id
 
@@ -179,9 +222,15 @@ def _is_strided(case: Case) -> bool:
 def commands_for(
     cause: Cause, jobs: Mapping[str, Job], options: dict[str, Any], smallest: Mapping[str, Shrunk]
 ) -> dict[str, str]:
-    """Name -> command for the example of a cause, or for the smallest case that was found for it."""
+    """Name -> command for the example of a cause, or for the smallest case that was found for
+    it.
+    """
     shrunk = next((smallest[one.key] for one in cause.members if one.key in smallest), None)
-    again = reproduce_case(shrunk.case.id, shrunk.fault, options) if shrunk else reproduce(cause.first, options)
+    again = (
+        reproduce_case(shrunk.case.id, shrunk.fault, options)
+        if shrunk
+        else reproduce(cause.first, options)
+    )
     words = {"smallest" if shrunk else "again": again}
     case = jobs[cause.first.key].case
     if case.kind.shows_launches and again.startswith("mla-harness run "):
@@ -195,8 +244,8 @@ def commands_for(
 def facts(findings: Iterable[Finding]) -> list[tuple[Finding, tuple[str, ...]]]:
     """One finding for each fact, with the other oracles that see the same; the most telling first.
 
-    Findings about one tensor are one fact, whatever the epoch. A finding that says only that a row has one value is
-    left out where another one says which value.
+    Findings about one tensor are one fact, whatever the epoch. A finding that says only that a row
+    has one value is left out where another one says which value.
     """
     ordered = most_telling_first(findings)
     telling = [finding for finding in ordered if finding.cause != Code.ONE_VALUE] or ordered
@@ -204,6 +253,9 @@ def facts(findings: Iterable[Finding]) -> list[tuple[Finding, tuple[str, ...]]]:
     for finding in telling:
         groups.setdefault(re.sub(r"\d+", "#", finding.tensor), []).append(finding)
     return [
-        (group[0], tuple(dict.fromkeys(one.oracle for one in group if one.oracle != group[0].oracle)))
+        (
+            group[0],
+            tuple(dict.fromkeys(one.oracle for one in group if one.oracle != group[0].oracle)),
+        )
         for group in groups.values()
     ]

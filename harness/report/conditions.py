@@ -1,4 +1,6 @@
-"""What the calls of a run showed of the conditions of each op: counts, the combinations that are missing, and why."""
+"""What the calls of a run showed of the conditions of each op: counts, the combinations that are
+missing, and why.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class Coverage:
     kernel: str
     shown: Shown
     others: Mapping[str, set[str]] = field(default_factory=dict)
-    """What cases that did not pass are, and why, with the first of them as example -> the points of these cases."""
+    """What cases that did not pass are, and why, with the first of them as example -> the points of
+    these cases.
+    """
 
     def unmet_pairs(self) -> dict[str, list[Combination]]:
         """Why pairs were not met -> these pairs."""
@@ -47,7 +51,10 @@ class Coverage:
         return f"{self.op}: pairs {self.share(2)}, triples {self.share(3)}"
 
     def refusals(self) -> dict[str, list[str]]:
-        """Why combinations are not allowed -> these combinations. Classes that a kernel refuses stand alone."""
+        """Why combinations are not allowed -> these combinations.
+
+        Classes that a kernel refuses stand alone.
+        """
         space = self.shown.space
         found: dict[str, list[str]] = {}
         for label, why in space.refused.items():
@@ -59,7 +66,9 @@ class Coverage:
 
 
 def coverages(results: Iterable[CaseResult], jobs: Mapping[str, Job]) -> Iterator[Coverage]:
-    """For each op with conditions: all its kernels together, then each kernel. Only cases that passed count.
+    """For each op with conditions: all its kernels together, then each kernel.
+
+    Only cases that passed count.
 
     What all kernels of the run refuse does not count. Points that other classes coded are left out.
     """
@@ -67,20 +76,34 @@ def coverages(results: Iterable[CaseResult], jobs: Mapping[str, Job]) -> Iterato
     others: dict[tuple[str, str], dict[Verdict, tuple[str, set[str]]]] = {}
     for result in results:
         for op in (op for op, space in SPACES.items() if result.shown.get(key_of(space))):
-            found, kernel = result.shown[key_of(SPACES[op])], jobs[result.key].case.kernels().get("kernel", op)
+            found, kernel = (
+                result.shown[key_of(SPACES[op])],
+                jobs[result.key].case.kernels().get("kernel", op),
+            )
             seen = points.setdefault(op, {}).setdefault(kernel, set())
             if result.verdict is not Verdict.PASS:
-                words_of = result.reason or next((finding.message for finding in result.findings), "")
+                words_of = result.reason or next(
+                    (finding.message for finding in result.findings), ""
+                )
                 why = f"{result.verdict.value}, such as {result.id}: {words_of}"
-                seen = others.setdefault((op, kernel), {}).setdefault(result.verdict, (why, set()))[1]
+                seen = others.setdefault((op, kernel), {}).setdefault(result.verdict, (why, set()))[
+                    1
+                ]
             seen.update(found)
     for op, by_kernel in points.items():
         by_kernel = {name: found for name, found in by_kernel.items() if found}
-        spaces = {name: space_for(KERNELS.get(name)) if name in KERNELS else SPACES[op] for name in by_kernel}
+        spaces = {
+            name: space_for(KERNELS.get(name)) if name in KERNELS else SPACES[op]
+            for name in by_kernel
+        }
         # The engine is no kernel, and stands alone.
         spaces.pop(op, None)
         refused = {label: why for space in spaces.values() for label, why in space.refused.items()}
-        by_all = {label: why for label, why in refused.items() if all(label in s.refused for s in spaces.values())}
+        by_all = {
+            label: why
+            for label, why in refused.items()
+            if all(label in s.refused for s in spaces.values())
+        }
         whole = replace(SPACES[op], refused=by_all)
         if not by_kernel:
             continue

@@ -20,20 +20,35 @@ PIPE_WIDTH = 140
 
 
 def console_for(stream: IO[str] | None = None, *, moves: bool = True) -> Console:
-    """A console without markup, so that a kernel's message cannot colour or break a line. It `moves` in a terminal."""
+    """A console without markup, so that a kernel's message cannot colour or break a line.
+
+    It `moves` in a terminal.
+    """
     # Imported where it prints: a list comes at once.
     from rich.console import Console
 
     target = stream or sys.stdout
     width = None if target.isatty() else PIPE_WIDTH
     is_forced = None if moves else False
-    return Console(file=target, markup=False, highlight=False, emoji=False, width=width, force_terminal=is_forced)
+    return Console(
+        file=target,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        width=width,
+        force_terminal=is_forced,
+    )
 
 
 def table(
-    *titles: str, no_wrap: Collection[str] = (), numbers: Collection[str] = (), widths: Mapping[str, int] | None = None
+    *titles: str,
+    no_wrap: Collection[str] = (),
+    numbers: Collection[str] = (),
+    widths: Mapping[str, int] | None = None,
 ) -> Table:
-    """An empty table with these columns, `numbers` to the right. Long cells are folded, or cut in `no_wrap`.
+    """An empty table with these columns, `numbers` to the right.
+
+    Long cells are folded, or cut in `no_wrap`.
 
     Columns in `widths` are at least so wide.
     """
@@ -45,19 +60,26 @@ def table(
         side: JustifyMethod = "right" if name in numbers else "left"
         how: OverflowMethod = "ellipsis" if name in no_wrap else "fold"
         least = (widths or {}).get(name)
-        made.add_column(printable(name), justify=side, overflow=how, no_wrap=name in no_wrap, min_width=least)
+        made.add_column(
+            printable(name), justify=side, overflow=how, no_wrap=name in no_wrap, min_width=least
+        )
     return made
 
 
 def columns(rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """Rows as lines for standard output: a heading, and below it each row, its long cells folded where that can be.
+    """Rows as lines for standard output: a heading, and below it each row, its long cells folded
+    where that can be.
 
-    The first column is never folded, the last one has what the others leave, each of them a quarter at most.
+    The first column is never folded, the last one has what the others leave, each of them a quarter
+    at most.
     """
     if not rows:
         return []
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
-    cells = [[printable(str(value)) for value in values] for values in (rows[0], *(row.values() for row in rows))]
+    cells = [
+        [printable(str(value)) for value in values]
+        for values in (rows[0], *(row.values() for row in rows))
+    ]
     first, *others = [max(map(len, column)) for column in zip(*cells, strict=True)]
     sizes = [first, *(min(size, width // 4) for size in others[:-1])]
     sizes.append(max(20, width - sum(sizes) - 2 * len(sizes)))
@@ -75,7 +97,10 @@ def columns(rows: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def say(console: Console, text: str, *, indent: str = "", style: str = "") -> None:
-    """Print a sentence, wrapped at words, at most 100 wide. Its further lines are indented by two more blanks."""
+    """Print a sentence, wrapped at words, at most 100 wide.
+
+    Its further lines are indented by two more blanks.
+    """
     from rich.text import Text
 
     lines = textwrap.wrap(

@@ -1,6 +1,9 @@
-"""`junit.xml`: what CI servers read. A finding is a failure; a dead worker and errors of the harness are errors.
+"""`junit.xml`: what CI servers read.
 
-A known failure counts as skipped, with its issue in the message. What a kernel refused is skipped too, with a type.
+A finding is a failure; a dead worker and errors of the harness are errors.
+
+A known failure counts as skipped, with its issue in the message. What a kernel refused is skipped
+too, with a type.
 """
 
 from __future__ import annotations
@@ -10,7 +13,14 @@ from itertools import groupby
 
 from harness.core.records import AccuracyRecord, Blame, CaseResult, FaultResult, Verdict
 from harness.report.run_view import RunView
-from harness.report.wording import blamed, expected_of, interval_text, model_sentence, one_line, printable
+from harness.report.wording import (
+    blamed,
+    expected_of,
+    interval_text,
+    model_sentence,
+    one_line,
+    printable,
+)
 
 FAULT_SUITE = "injected faults"
 COUNTED = {"failures": "failure", "errors": "error", "skipped": "skipped"}
@@ -33,16 +43,24 @@ def render(view: RunView) -> str:
 
 
 def _add_suite(root: ET.Element, name: str, tests: list[ET.Element]) -> ET.Element:
-    counts = {words: sum(test.find(tag) is not None for test in tests) for words, tag in COUNTED.items()}
+    counts = {
+        words: sum(test.find(tag) is not None for test in tests) for words, tag in COUNTED.items()
+    }
     numbers = {words: str(count) for words, count in {"tests": len(tests), **counts}.items()}
     seconds = sum(float(test.get("time", "0")) for test in tests)
-    suite = ET.SubElement(root, "testsuite", {"name": printable(name), **numbers, "time": f"{seconds:.3f}"})
+    suite = ET.SubElement(
+        root, "testsuite", {"name": printable(name), **numbers, "time": f"{seconds:.3f}"}
+    )
     suite.extend(tests)
     return suite
 
 
 def _test(result: CaseResult | FaultResult, name: str) -> ET.Element:
-    attributes = {"classname": printable(result.scenario), "name": printable(name), "time": f"{result.seconds:.3f}"}
+    attributes = {
+        "classname": printable(result.scenario),
+        "name": printable(name),
+        "time": f"{result.seconds:.3f}",
+    }
     element = ET.Element("testcase", attributes)
     if result.accuracy is not None:
         _add_properties(element, result.accuracy)
@@ -60,7 +78,9 @@ def _of_case(result: CaseResult, view: RunView) -> ET.Element:
         kind, what = kinds.get(result.verdict, ("error", "harness-error"))
         first = result.findings[0].message if result.findings else result.reason
         problem = ET.SubElement(element, kind, {"type": what, "message": one_line(first)})
-        problem.text = printable(_details(result, view.blames.get(result.key), view.command(result)))
+        problem.text = printable(
+            _details(result, view.blames.get(result.key), view.command(result))
+        )
         if result.log:
             ET.SubElement(element, "system-err").text = printable(result.log)
     return element
@@ -69,17 +89,24 @@ def _of_case(result: CaseResult, view: RunView) -> ET.Element:
 def _of_fault(fault: FaultResult) -> ET.Element:
     element = _test(fault, f"{fault.fault} on {fault.case}")
     if not fault.caught:
-        problem = ET.SubElement(element, "failure", {"type": fault.outcome, "message": one_line(fault.reason)})
+        problem = ET.SubElement(
+            element, "failure", {"type": fault.outcome, "message": one_line(fault.reason)}
+        )
         problem.text = printable(
-            f"expected: {expected_of(fault)}\n"
-            f"found: {', '.join(fault.by) or 'nothing'} blaming {', '.join(fault.blamed) or 'no site'}"
+            f"expected: {expected_of(fault)}\nfound: {', '.join(fault.by) or 'nothing'} blaming"
+            f" {', '.join(fault.blamed) or 'no site'}"
         )
     return element
 
 
 def _add_properties(element: ET.Element, record: AccuracyRecord) -> None:
     """The accuracy as properties, which CI servers show beside a test."""
-    values = {"task": record.task, "model": record.model, "engine": record.engine, "dtype": record.dtype}
+    values = {
+        "task": record.task,
+        "model": record.model,
+        "engine": record.engine,
+        "dtype": record.dtype,
+    }
     if sentence := model_sentence(record):
         values["model-note"] = sentence
     if record.baseline:
@@ -91,7 +118,9 @@ def _add_properties(element: ET.Element, record: AccuracyRecord) -> None:
     values["statement"] = record.judgement.statement
     properties = ET.SubElement(element, "properties")
     for name, value in values.items():
-        ET.SubElement(properties, "property", {"name": f"accuracy.{name}", "value": one_line(value, 1000)})
+        ET.SubElement(
+            properties, "property", {"name": f"accuracy.{name}", "value": one_line(value, 1000)}
+        )
 
 
 def _details(result: CaseResult, blame: Blame | None, command: str) -> str:

@@ -1,4 +1,6 @@
-"""A run in Markdown, for the summary page of a CI job: verdict first, new failures next, all of it cut to size."""
+"""A run in Markdown, for the summary page of a CI job: verdict first, new failures next, all of it
+cut to size.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,13 @@ _BAR = re.compile(r"(?<!\\)\|")
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>()!|~&$])")
 
 
-def render(view: RunView, comparison: Comparison | None = None, trends: Trends | None = None) -> str:
+def render(
+    view: RunView, comparison: Comparison | None = None, trends: Trends | None = None
+) -> str:
     """The summary of a run; with a comparison also what changed, with trends also what is flaky.
 
-    Text of kernels, findings and branches is escaped: none of it can become HTML, an image or a row of a table. Lists
-    are cut, so that it stays far below the 1 MiB that GitHub takes of a step.
+    Text of kernels, findings and branches is escaped: none of it can become HTML, an image or a row
+    of a table. Lists are cut, so that it stays far below the 1 MiB that GitHub takes of a step.
     """
     found = templates(accuracy_title, code, count_line, flaky_line, known_line, num, one_line, text)
     plan, machine = view.plan, view.plan.environment
@@ -55,11 +59,18 @@ def _totals(view: RunView) -> str:
     """The table of verdicts."""
     groups, verdicts = view.scenarios, list(view.counts)
     # A scenario in which all is well is one of many; they are counted together.
-    shown = {name: group for name, group in groups.items() if any(one.verdict in BAD for one in group)}
+    shown = {
+        name: group for name, group in groups.items() if any(one.verdict in BAD for one in group)
+    }
     counted = [(code(name), group) for name, group in list(shown.items())[:MAX_LISTED]]
     others = [result for name, group in groups.items() if name not in shown for result in group]
     if others:
-        counted.append((num(len(groups) - len(shown), "scenario") + (" without a failure" if shown else ""), others))
+        counted.append(
+            (
+                num(len(groups) - len(shown), "scenario") + (" without a failure" if shown else ""),
+                others,
+            )
+        )
     if len(groups) > 1 and shown:
         counted.append(("**all**", view.results))
     rows = []

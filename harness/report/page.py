@@ -1,4 +1,7 @@
-"""`report.html`: one file, no network, readable in a year. The templates only lay out what is prepared here."""
+"""`report.html`: one file, no network, readable in a year.
+
+The templates only lay out what is prepared here.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +44,13 @@ VERDICT_WORDS = {
     Verdict.PASS: "passed",
     Verdict.SKIP: "skipped",
 }
-"""What the page calls each verdict, in the order of the list of cases: what needs a look comes first."""
+"""What the page calls each verdict, in the order of the list of cases: what needs a look comes
+first.
+"""
 ORDER = tuple(VERDICT_WORDS)
 IN_FULL = (*ORDER[:3], Verdict.KNOWN)
-"""Cases that get a view in the markup while there is room; the script makes the view of any other."""
+"""Cases that get a view in the markup while there is room; the script makes the view of any other.
+"""
 MAX_MEASURED = 40
 """Measurements of accuracy that the page shows; results.csv has them all."""
 OUTCOMES = {
@@ -62,7 +68,9 @@ MAX_REASON = 240
 NUM_PRINTED = 20
 """Views that are printed with the overview; any other is printed when it is open."""
 BUDGET = 1_900_000
-"""Bytes of the page up to which cases get a view in the markup; the script shows less of the others."""
+"""Bytes of the page up to which cases get a view in the markup; the script shows less of the
+others.
+"""
 NUM_REASONS = 3
 """Reasons of skips in the head of the page; the list of cases has the reason of each."""
 MAX_NAMED = 6
@@ -81,7 +89,10 @@ def render(view: RunView) -> str:
         "num_cases": len(results),
         "order": [verdict.value for verdict in ORDER if view.counts.get(verdict.value)],
         "words": {verdict.value: word for verdict, word in VERDICT_WORDS.items()},
-        "scenarios": sorted(view.scenarios.items(), key=lambda group: not any(one.verdict in BAD for one in group[1])),
+        "scenarios": sorted(
+            view.scenarios.items(),
+            key=lambda group: not any(one.verdict in BAD for one in group[1]),
+        ),
         "results": ranked,
         "anchors": anchors,
         "judged": judged(view),
@@ -111,17 +122,26 @@ def ticks(text: str) -> Markup:
 
 
 def flipped(found: OutcomeGrid) -> list[tuple[int, str, list[str]]]:
-    """The questions with different outcomes: number, hash, and the outcome in the baseline, if any, and in each epoch.
+    """The questions with different outcomes: number, hash, and the outcome in the baseline, if any,
+    and in each epoch.
 
     A question that was not asked has no outcome.
     """
     rows = [row for row in (found.baseline, *found.rows) if row]
     marks = enumerate(zip(found.questions, *rows, strict=True), 1)
-    return [(n, name, [OUTCOMES[mark] for mark in own]) for n, (name, *own) in marks if len({*own} - {"."}) > 1]
+    return [
+        (n, name, [OUTCOMES[mark] for mark in own])
+        for n, (name, *own) in marks
+        if len({*own} - {"."}) > 1
+    ]
 
 
 def templates(*functions: Callable[..., Any], **options: Any) -> Environment:
-    layout: dict[str, Any] = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    layout: dict[str, Any] = {
+        "undefined": StrictUndefined,
+        "trim_blocks": True,
+        "lstrip_blocks": True,
+    }
     made = Environment(loader=FileSystemLoader(FOLDER), **layout, **options)
     made.filters |= {function.__name__: function for function in functions}
     return made
@@ -129,7 +149,18 @@ def templates(*functions: Callable[..., Any], **options: Any) -> Environment:
 
 def environment_of_page() -> Environment:
     """The templates of the page, which escape what they print."""
-    known = (ref_url, breakable, ticks, accuracy_title, model_sentence, describe_faulty, flipped, totals, num, facts)
+    known = (
+        ref_url,
+        breakable,
+        ticks,
+        accuracy_title,
+        model_sentence,
+        describe_faulty,
+        flipped,
+        totals,
+        num,
+        facts,
+    )
     of_faults = (declared_blame, fault_word)
     # Jinja calls it on each value before escaping it.
     clean = {"finalize": lambda value: printable(value) if type(value) is str else value}
@@ -139,13 +170,19 @@ def environment_of_page() -> Environment:
 
 
 def own_code() -> dict[str, str]:
-    """Style and script of the page, and its Content-Security-Policy: these two by their hashes, nothing else at all.
+    """Style and script of the page, and its Content-Security-Policy: these two by their hashes,
+    nothing else at all.
 
     Text that got into the page as markup after all could neither run nor load anything.
     """
     code = {"style": "page.css", "script": "page.js"}
-    texts = {name: Markup((FOLDER / file).read_text(encoding="utf-8")) for name, file in code.items()}
-    hashes = {name: base64.b64encode(hashlib.sha256(text.encode()).digest()) for name, text in texts.items()}
+    texts = {
+        name: Markup((FOLDER / file).read_text(encoding="utf-8")) for name, file in code.items()
+    }
+    hashes = {
+        name: base64.b64encode(hashlib.sha256(text.encode()).digest())
+        for name, text in texts.items()
+    }
     own = "; ".join(f"{name}-src 'sha256-{digest.decode()}'" for name, digest in hashes.items())
     return {**texts, "csp": f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'"}
 
@@ -156,7 +193,9 @@ def _wanted(
     faults: Sequence[tuple[str, FaultResult]],
     anchors: dict[str, str],
 ) -> Iterator[CaseView]:
-    """The views that stand in the markup if there is room: failures, then faults, those that were not caught first."""
+    """The views that stand in the markup if there is room: failures, then faults, those that were
+    not caught first.
+    """
     jobs = [*view.plan.jobs, *(control.job for control in view.plan.controls)]
     cases = {job.case.id: job.case for job in jobs}
     for result in ranked:
@@ -179,19 +218,29 @@ def _within(room: int, wanted: Iterator[CaseView], environment: Environment) -> 
     return views
 
 
-def _measured(owners: Sequence[tuple[str, CaseResult | FaultResult]]) -> list[tuple[str, AccuracyRecord]]:
+def _measured(
+    owners: Sequence[tuple[str, CaseResult | FaultResult]],
+) -> list[tuple[str, AccuracyRecord]]:
     """The measurements that are shown, each with the anchor of its case or fault."""
-    measured = [(anchor, record) for anchor, result in owners for record in accuracy_records([result])]
+    measured = [
+        (anchor, record) for anchor, result in owners for record in accuracy_records([result])
+    ]
     # Accuracy that falls without an injected fault comes first.
     measured.sort(key=lambda pair: pair[1].verdict is not Verdict.FAIL or pair[1].fault is not None)
     return measured[:MAX_MEASURED]
 
 
 def judged(view: RunView) -> list[tuple[str, str]]:
-    """What a run judged, as names and texts: kernels, plug-ins, device, engines with versions, commit, command."""
+    """What a run judged, as names and texts: kernels, plug-ins, device, engines with versions,
+    commit, command.
+    """
     plan, environment = view.plan, view.plan.environment
     kernels = dict.fromkeys(kernel_of(job.case) for job in plan.jobs if job.case.kernels())
-    own = [name for name in kernels if any(f"kernel={name.partition('/')[2]}" in job.case.id for job in plan.jobs)]
+    own = [
+        name
+        for name in kernels
+        if any(f"kernel={name.partition('/')[2]}" in job.case.id for job in plan.jobs)
+    ]
     names = own if plan.options.get("plugins") or plan.options.get("kernel") else list(kernels)
     skipped = {result.key for result in view.results if result.verdict is Verdict.SKIP}
     devices = {job.device for job in plan.jobs if job.key not in skipped}
@@ -225,7 +274,10 @@ def refused_line(results: Sequence[CaseResult]) -> str:
 def _counted(reasons: Counter[str], num_cases: int) -> str:
     if not reasons:
         return ""
-    texts = [f"{count} because {one_line(reason, MAX_REASON)}" for reason, count in reasons.most_common(NUM_REASONS)]
+    texts = [
+        f"{count} because {one_line(reason, MAX_REASON)}"
+        for reason, count in reasons.most_common(NUM_REASONS)
+    ]
     if len(reasons) > NUM_REASONS:
         texts.append(num(len(reasons) - NUM_REASONS, "other reason"))
     return f"{reasons.total()} of {num(num_cases, 'case')}: {'; '.join(texts)}"
@@ -243,7 +295,10 @@ def _facts(view: RunView) -> Iterator[tuple[str, str]]:
         if value == "":
             continue
         if name == "gpus":
-            value = ", ".join(f"{gpu['name']} (sm {gpu.get('capability', 'unknown')})" for gpu in value) or "none"
+            value = (
+                ", ".join(f"{gpu['name']} (sm {gpu.get('capability', 'unknown')})" for gpu in value)
+                or "none"
+            )
         elif isinstance(value, dict):
             value = ", ".join(f"{engine} {fact}" for engine, fact in value.items()) or "none"
         elif value is None:

@@ -1,7 +1,9 @@
-"""What a command shows while it works: a moving line in a terminal, and a line now and then where nothing moves.
+"""What a command shows while it works: a moving line in a terminal, and a line now and then where
+nothing moves.
 
-A log of CI has no moving line. There a thread prints a line every half minute, whatever the command waits for: a
-worker that imports torch, a case that runs for minutes, a server. Silence would read as a hang, and end the job.
+A log of CI has no moving line. There a thread prints a line every half minute, whatever the command
+waits for: a worker that imports torch, a case that runs for minutes, a server. Silence would read
+as a hang, and end the job.
 """
 
 from __future__ import annotations
@@ -72,7 +74,12 @@ class _Shown:
             self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -122,7 +129,9 @@ class Waiting(_Shown):
 class _Bar(_Shown):
     """A bar with a count, the time and a note."""
 
-    def __init__(self, console: Console, what: str, *, total: int | None = None, note: str = "") -> None:
+    def __init__(
+        self, console: Console, what: str, *, total: int | None = None, note: str = ""
+    ) -> None:
         super().__init__(console)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
@@ -146,7 +155,8 @@ class _Bar(_Shown):
 class LiveProgress(_Bar):
     """A progress bar with counts while the cases run.
 
-    Of failures that are alike, the first is printed at once, with `every_failure` each. The others are counted.
+    Of failures that are alike, the first is printed at once, with `every_failure` each. The others
+    are counted.
     """
 
     def __init__(self, console: Console, num_jobs: int, *, every_failure: bool = False) -> None:
@@ -162,7 +172,11 @@ class LiveProgress(_Bar):
         """`7 of 12 cases after 30 s: pass 6 fail 1; now fuzz[draw=3]`."""
         done = f"{self._counts.total()} of {self._num_jobs} cases after {self.seconds:.0f} s"
         now = f"; now {self._now}" if self._now else ""
-        return f"{done}: {self._by_verdict}{now}" if self._counts else f"{done}: {self._now or 'starting workers'}"
+        return (
+            f"{done}: {self._by_verdict}{now}"
+            if self._counts
+            else f"{done}: {self._now or 'starting workers'}"
+        )
 
     def on_start(self, job: Job) -> None:
         self._running[job.key] = job.case.id
@@ -185,7 +199,9 @@ class LiveProgress(_Bar):
 
     @property
     def _by_verdict(self) -> str:
-        return " ".join(f"{verdict.value} {n}" for verdict in Verdict if (n := self._counts[verdict.value]))
+        return " ".join(
+            f"{verdict.value} {n}" for verdict in Verdict if (n := self._counts[verdict.value])
+        )
 
     @property
     def _now(self) -> str:
@@ -214,23 +230,34 @@ class EpochProgress(_Bar):
     def update(self, state: dict[str, int]) -> None:
         """Show how far an epoch is, in the fields of :class:`harness.accuracy.epochs.Progress`.
 
-        The state of what follows the epochs has only the number of prompts that are asked twice, `repeats`.
+        The state of what follows the epochs has only the number of prompts that are asked twice,
+        `repeats`.
         """
         if "repeats" in state:
             self._line = f"asking {num(state['repeats'], 'prompt')} twice, one at a time"
-            self._progress.update(self._task, description=self._line, completed=0, total=None, note="")
+            self._progress.update(
+                self._task, description=self._line, completed=0, total=None, note=""
+            )
             return
         epoch, answered, total = state["epoch"], state["answered"], state["num_questions"]
         share = f"accuracy {state['num_correct'] / answered:.4f}"
         note = share + (f", {state['unanswered']} unanswered" if state["unanswered"] else "")
         description = f"epoch {epoch} of {self._num_epochs}"
         self._line = f"{description}: {answered:,} of {total:,} questions, {note}"
-        self._progress.update(self._task, description=description, completed=answered, total=total, note=note)
+        self._progress.update(
+            self._task, description=description, completed=answered, total=total, note=note
+        )
         if answered == total and epoch not in self._ended_epochs:
             self._ended_epochs.add(epoch)
-            self._console.print(f"{description}: {total:,} questions, {note}{_speed(state)}", soft_wrap=True)
+            self._console.print(
+                f"{description}: {total:,} questions, {note}{_speed(state)}", soft_wrap=True
+            )
 
 
 def _speed(state: dict[str, int]) -> str:
     tokens, seconds = state.get("num_tokens", 0), state.get("milliseconds", 0) / 1e3
-    return f", {tokens:,} tokens in {seconds:.2f} s, {tokens / seconds:,.0f} a second" if tokens and seconds else ""
+    return (
+        f", {tokens:,} tokens in {seconds:.2f} s, {tokens / seconds:,.0f} a second"
+        if tokens and seconds
+        else ""
+    )

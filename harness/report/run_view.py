@@ -1,4 +1,6 @@
-"""What the reports of one run show, worked out once: results, causes with commands, totals, skips, the headline."""
+"""What the reports of one run show, worked out once: results, causes with commands, totals, skips,
+the headline.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ JUDGED = (Verdict.PASS, *FAILED, Verdict.KNOWN)
 
 
 class RunView:
-    """One run for terminal, page, Markdown, JUnit and table. It reads each file of the run folder once."""
+    """One run for terminal, page, Markdown, JUnit and table.
+
+    It reads each file of the run folder once.
+    """
 
     def __init__(self, store: RunStore) -> None:
         self.store, self.path, self.plan = store, store.path, store.plan
@@ -33,11 +38,14 @@ class RunView:
         self.faults = store.faults()
         """The judged faults of a selftest."""
         self.num_unjudged = len(store.unfinished_controls())
-        """The planned faults without a judgement: the run ended before, or what it stored is lost."""
+        """The planned faults without a judgement: the run ended before, or what it stored is lost.
+        """
 
     @cached_property
     def causes(self) -> list[tuple[Cause, dict[str, str]]]:
-        """The root causes of the failures, most cases first, each with the commands for its example."""
+        """The root causes of the failures, most cases first, each with the commands for its
+        example.
+        """
         bad = [result for result in self.results if result.verdict in BAD]
         options = self.plan.options
         found = causes(bad, self.jobs, self.blames)
@@ -46,7 +54,8 @@ class RunView:
     @cached_property
     def coverages(self) -> list[Coverage]:
         """What its calls showed of the conditions of each op: of all kernels, then of each."""
-        # What a kernel refuses counts nowhere, so its promises decide the shares. They are those that it was judged by.
+        # What a kernel refuses counts nowhere, so its promises decide the shares. They are those
+        # that it was judged by.
         with KERNELS.scoped(*self.plan.kernels):
             return list(coverages(self.results, self.jobs))
 
@@ -74,7 +83,10 @@ class RunView:
 
     @cached_property
     def skips(self) -> Counter[str]:
-        """Reason -> number of cases that were skipped for it, cases with a fault included. Refusals are apart."""
+        """Reason -> number of cases that were skipped for it, cases with a fault included.
+
+        Refusals are apart.
+        """
         return skip_reasons([*self.results, *self.store.tried().values()])
 
     @cached_property
@@ -84,7 +96,9 @@ class RunView:
 
     @cached_property
     def refusals(self) -> Counter[str]:
-        """The words of a kernel that refused cases -> number of these cases, cases with a fault included."""
+        """The words of a kernel that refused cases -> number of these cases, cases with a fault
+        included.
+        """
         return refusals([*self.results, *self.store.tried().values()])
 
     @property
@@ -96,7 +110,10 @@ class RunView:
         num_judged = sum(result.verdict in JUDGED for result in self.results)
         others = len(self.results) - num_judged - num_refused
         rest = f", and {others} more were not judged" if others else ""
-        return f"judged {num_judged} of {num(len(self.results), 'case')}; the kernel refused {num_refused}{rest}"
+        return (
+            f"judged {num_judged} of {num(len(self.results), 'case')}; the kernel refused"
+            f" {num_refused}{rest}"
+        )
 
     @cached_property
     def lost(self) -> list[CaseResult]:
@@ -125,11 +142,20 @@ class RunView:
         if uncaught:
             return uncaught, "fail"
         if counts["error"]:
-            return f"{counts['error']} could not be judged: this run proves nothing about them", "error"
+            return (
+                f"{counts['error']} could not be judged: this run proves nothing about them",
+                "error",
+            )
         if self.num_not_run:
-            return f"{num(self.num_not_run, 'case')} not run: this run proves nothing about them", "error"
+            return (
+                f"{num(self.num_not_run, 'case')} not run: this run proves nothing about them",
+                "error",
+            )
         if self.num_unjudged:
-            return f"{num(self.num_unjudged, 'fault')} not judged: this run proves nothing about them", "error"
+            return (
+                f"{num(self.num_unjudged, 'fault')} not judged: this run proves nothing about them",
+                "error",
+            )
         if num_known and not counts["pass"]:
             return f"Nothing passed: {num(num_known, 'case')} failed as known", "known"
         if not counts["pass"]:
@@ -137,26 +163,43 @@ class RunView:
                 return f"All {num_faults} faults were caught", "pass"
             powerless = sum(result.cause == Code.POWERLESS for result in self.results)
             if powerless:
-                return f"Nothing was shown: {num(powerless, 'measurement')} could have seen no loss", "skip"
+                return (
+                    f"Nothing was shown: {num(powerless, 'measurement')} could have seen no loss",
+                    "skip",
+                )
             if num_refused := self.refusals.total():
                 return f"Nothing was judged: the kernel refused {num(num_refused, 'case')}", "skip"
             return "Nothing ran: every case was skipped", "skip"
         caught = f", and all {num_faults} faults were caught" if num_faults else ""
         if num_known:
-            return f"{num(counts['pass'], 'case')} passed, {num_known} failed as known{caught}", "pass"
-        ran = f"All {counts['pass']} cases that ran pass" if counts["pass"] > 1 else "The one case that ran passes"
+            return (
+                f"{num(counts['pass'], 'case')} passed, {num_known} failed as known{caught}",
+                "pass",
+            )
+        ran = (
+            f"All {counts['pass']} cases that ran pass"
+            if counts["pass"] > 1
+            else "The one case that ran passes"
+        )
         num_refused = self.refusals.total()
         refused = f", and the kernel refused {num_refused}" if num_refused else ""
         return f"{ran}{caught}{refused}", "pass"
 
 
 def skip_reasons(results: Iterable[CaseResult]) -> Counter[str]:
-    """Reason -> number of results that were skipped for it, those that a kernel refused left out."""
-    return Counter(one.reason for one in results if one.verdict is Verdict.SKIP and not one.is_refused)
+    """Reason -> number of results that were skipped for it, those that a kernel refused left
+    out.
+    """
+    return Counter(
+        one.reason for one in results if one.verdict is Verdict.SKIP and not one.is_refused
+    )
 
 
 def unjudged_kernels(results: Iterable[CaseResult], jobs: Mapping[str, Job]) -> list[str]:
-    """The kernels, as `op/name`, that refused a case and had no case judged. The ids of cases name them."""
+    """The kernels, as `op/name`, that refused a case and had no case judged.
+
+    The ids of cases name them.
+    """
     verdicts: dict[str, set[Verdict]] = {}
     refusing = set()
     for result in results:

@@ -1,4 +1,6 @@
-"""`results.csv`: one row for each case, for a spreadsheet or pandas; for a measured accuracy, one for each epoch."""
+"""`results.csv`: one row for each case, for a spreadsheet or pandas; for a measured accuracy, one
+for each epoch.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +14,72 @@ from harness.report.run_view import RunView
 from harness.report.wording import printable
 
 COLUMNS = (
-    "id", "scenario", "refs", "verdict", "seconds", "reason", "cause", "fault", "num_findings", "oracles", "sites",
-    "tensors", "where", "bits", "messages", "blamed", "blame_how", "looked_at", "params", "command",
-    "task", "model", "model_hash", "engine", "dtype", "filter", "model_note", "epoch", "num_questions", "num_correct",
-    "accuracy", "ci_low", "ci_high", "baseline", "baseline_accuracy", "flips_reference", "lost", "gained", "p_value",
-    "changed", "unanswered", "empty", "unparsed", "invalid_tokens", "retried", "num_tokens",
-)  # fmt: skip
-"""The columns from `task` on describe one epoch. They are empty for a case that measures no accuracy."""
+    "id",
+    "scenario",
+    "refs",
+    "verdict",
+    "seconds",
+    "reason",
+    "cause",
+    "fault",
+    "num_findings",
+    "oracles",
+    "sites",
+    "tensors",
+    "where",
+    "bits",
+    "messages",
+    "blamed",
+    "blame_how",
+    "looked_at",
+    "params",
+    "command",
+    "task",
+    "model",
+    "model_hash",
+    "engine",
+    "dtype",
+    "filter",
+    "model_note",
+    "epoch",
+    "num_questions",
+    "num_correct",
+    "accuracy",
+    "ci_low",
+    "ci_high",
+    "baseline",
+    "baseline_accuracy",
+    "flips_reference",
+    "lost",
+    "gained",
+    "p_value",
+    "changed",
+    "unanswered",
+    "empty",
+    "unparsed",
+    "invalid_tokens",
+    "retried",
+    "num_tokens",
+)
+"""The columns from `task` on describe one epoch.
+
+They are empty for a case that measures no accuracy.
+"""
 
 KNOWN_COLUMNS = ("known_issue", "known_in")
-"""Further columns of a run with a known failure: the upstream issue, the engine and the versions that have it."""
+"""Further columns of a run with a known failure: the upstream issue, the engine and the versions
+that have it.
+"""
 
 _OF_RECORD = {"task", "model", "model_hash", "engine", "dtype", "filter"}
 _OF_EPOCH = set(COLUMNS) & set(EpochAccuracy.model_fields)
 
 
 def render(view: RunView) -> str:
-    """The table as CSV text. A cell that a spreadsheet would run as a formula gets an apostrophe before it."""
+    """The table as CSV text.
+
+    A cell that a spreadsheet would run as a formula gets an apostrophe before it.
+    """
     rows = []
     for result in view.results:
         blame = view.blames.get(result.key)
@@ -38,11 +89,17 @@ def render(view: RunView) -> str:
             "known_in": result.known.where if result.known else "",
             "blamed": " ".join(blame.sites) if blame else "",
             "blame_how": blame.how if blame else "",
-            "params": json.dumps(view.jobs[result.key].case.values(), sort_keys=True, allow_nan=False),
+            "params": json.dumps(
+                view.jobs[result.key].case.values(), sort_keys=True, allow_nan=False
+            ),
             "command": view.command(result),
         }
         record = result.accuracy
-        rows += [row | _of_epoch(record, epoch) for epoch in record.epochs] if record and record.epochs else [row]
+        rows += (
+            [row | _of_epoch(record, epoch) for epoch in record.epochs]
+            if record and record.epochs
+            else [row]
+        )
     known = KNOWN_COLUMNS if any(row["known_issue"] for row in rows) else ()
     text = io.StringIO()
     table = csv.DictWriter(text, [*COLUMNS, *known], extrasaction="ignore", lineterminator="\n")
@@ -68,7 +125,9 @@ def _of_epoch(record: AccuracyRecord, epoch: EpochAccuracy) -> dict[str, object]
 def _columns(result: CaseResult) -> dict[str, object]:
     findings = result.findings
     return {
-        **result.model_dump(mode="json", include={"id", "scenario", "verdict", "seconds", "reason", "cause"}),
+        **result.model_dump(
+            mode="json", include={"id", "scenario", "verdict", "seconds", "reason", "cause"}
+        ),
         "refs": " ".join(result.refs),
         "fault": result.fault or "",
         "num_findings": len(findings),
@@ -83,7 +142,9 @@ def _columns(result: CaseResult) -> dict[str, object]:
 
 
 def _distinct(findings: Sequence[Finding], field: str, separator: str = " ") -> str:
-    return separator.join(dict.fromkeys(filter(None, (getattr(finding, field) for finding in findings))))
+    return separator.join(
+        dict.fromkeys(filter(None, (getattr(finding, field) for finding in findings)))
+    )
 
 
 def _cell(value: object) -> object:

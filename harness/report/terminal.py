@@ -1,4 +1,6 @@
-"""A run in a terminal: a live line while it lasts, then tables, failures, totals, accuracy and the smallest case."""
+"""A run in a terminal: a live line while it lasts, then tables, failures, totals, accuracy and the
+smallest case.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ from rich.text import Text
 from harness.core.crash_stack import innermost
 from harness.core.fault_outcomes import CAUGHT, MISSED, WRONG_BLAME
 from harness.core.finding_words import few
-from harness.core.records import BAD, AccuracyRecord, CaseResult, EpochAccuracy, FaultResult, Finding, Shrunk, Verdict
+from harness.core.records import (
+    BAD,
+    AccuracyRecord,
+    CaseResult,
+    EpochAccuracy,
+    FaultResult,
+    Finding,
+    Shrunk,
+    Verdict,
+)
 from harness.report.causes import Cause, facts
 from harness.report.console import say, table
 from harness.report.run_view import RunView
@@ -58,15 +69,21 @@ MAX_VALUE = 60
 def verdict_text(verdict: str) -> Text:
     """A verdict, or what became of a fault, in its colour; in capitals when it needs a look."""
     word = fault_word(verdict)
-    return Text(word.upper() if verdict in (*BAD, WRONG_BLAME, MISSED) else word, style=STYLES[verdict])
+    return Text(
+        word.upper() if verdict in (*BAD, WRONG_BLAME, MISSED) else word, style=STYLES[verdict]
+    )
 
 
 def failure_line(result: CaseResult) -> Text:
-    """One line about a bad result: verdict, case, reason, and the line of the user's code if one is known."""
+    """One line about a bad result: verdict, case, reason, and the line of the user's code if one is
+    known.
+    """
     at = next((finding.at for finding in result.findings if finding.at), "")
     why = one_line(result.reason or next((finding.message for finding in result.findings), ""), 200)
     where = f", at {one_line(at, 120)}" if at and at not in why else ""
-    return Text.assemble(verdict_text(result.verdict.value), f" {one_line(result.id, 200)}: {why}{where}")
+    return Text.assemble(
+        verdict_text(result.verdict.value), f" {one_line(result.id, 200)}: {why}{where}"
+    )
 
 
 def print_run(console: Console, view: RunView, *, with_table: bool = False) -> None:
@@ -78,17 +95,24 @@ def print_run(console: Console, view: RunView, *, with_table: bool = False) -> N
         console.print(verdict_table(view))
     is_wanted = with_table or EPOCHS in view.plan.options
     measured = view.accuracy if is_wanted else [one for one in view.accuracy if not one.fault]
-    print_accuracy(console, [one for one in measured if is_wanted or one.verdict is not Verdict.PASS])
+    print_accuracy(
+        console, [one for one in measured if is_wanted or one.verdict is not Verdict.PASS]
+    )
     print_failures(console, view)
     if view.num_unjudged:
-        console.print(f"{num(view.num_unjudged, 'fault')} not judged: the run ended before", style=STYLES["error"])
+        console.print(
+            f"{num(view.num_unjudged, 'fault')} not judged: the run ended before",
+            style=STYLES["error"],
+        )
     print_skips(console, view.skips)
     for remark, count in view.remarks.items():
         say(console, f"remark on {num(count, 'case')} that pass: {one_line(remark)}")
     print_skips(console, view.refusals, word="refused")
     for result in view.lost[:MAX_FAILURES]:
         nodes = ", ".join(result.lost_nodes)
-        console.print(f"planned again after the loss of {nodes}: {one_line(result.id, 200)}", soft_wrap=True)
+        console.print(
+            f"planned again after the loss of {nodes}: {one_line(result.id, 200)}", soft_wrap=True
+        )
     if view.faults:
         console.print(f"faults {fault_counts(view.faults)}", markup=False)
     console.print(totals_line(view))
@@ -101,7 +125,9 @@ def print_run(console: Console, view: RunView, *, with_table: bool = False) -> N
 
 def verdict_table(view: RunView) -> Table:
     verdicts = list(view.counts)
-    made = table("scenario", *verdicts, "s", "references", no_wrap={"scenario"}, numbers={*verdicts, "s"})
+    made = table(
+        "scenario", *verdicts, "s", "references", no_wrap={"scenario"}, numbers={*verdicts, "s"}
+    )
     for name, group in view.scenarios.items():
         found = totals(group)
         counts = [count_text(verdict, found.get(verdict, 0)) for verdict in verdicts]
@@ -119,9 +145,14 @@ def print_failures(console: Console, view: RunView) -> None:
     for cause, words in view.causes[:MAX_FAILURES]:
         print_cause(console, cause, words)
     if len(view.causes) > MAX_FAILURES:
-        say(console, f"and {len(view.causes) - MAX_FAILURES} more causes: see {view.path / 'report.html'}")
+        say(
+            console,
+            f"and {len(view.causes) - MAX_FAILURES} more causes: see {view.path / 'report.html'}",
+        )
     if view.num_not_run:
-        console.print(f"{num(view.num_not_run, 'case')} not run: the run ended before", style=STYLES["error"])
+        console.print(
+            f"{num(view.num_not_run, 'case')} not run: the run ended before", style=STYLES["error"]
+        )
     for fault in view.faults:
         console.print(fault_line(fault), soft_wrap=True)
     if view.known:
@@ -133,7 +164,9 @@ def print_failures(console: Console, view: RunView) -> None:
 
 
 def print_cause(console: Console, cause: Cause, words: Mapping[str, str]) -> None:
-    """Print one root cause: its findings, the memory to blame, and the commands for its smallest case."""
+    """Print one root cause: its findings, the memory to blame, and the commands for its smallest
+    case.
+    """
     console.print(verdict_text(cause.verdict.value), printable(cause.title), soft_wrap=True)
     if not cause.finding:
         say(console, f"reason: {one_line(cause.first.reason)}", indent="  ")
@@ -159,7 +192,9 @@ def print_cause(console: Console, cause: Cause, words: Mapping[str, str]) -> Non
 
 
 def log_lines(result: CaseResult) -> list[str]:
-    """What a report shows of the log of a crash or an error: the innermost frames of a stack, or its last lines."""
+    """What a report shows of the log of a crash or an error: the innermost frames of a stack, or
+    its last lines.
+    """
     if stack := innermost(result.log, MAX_FRAMES):
         return ["innermost call first:", *stack]
     is_placed = any(finding.at for finding in result.findings)
@@ -168,29 +203,54 @@ def log_lines(result: CaseResult) -> list[str]:
 
 
 def finding_line(finding: Finding) -> str:
-    """A finding on one line: which oracle, which tensor and where, its bits, its site, and the sentence."""
+    """A finding on one line: which oracle, which tensor and where, its bits, its site, and the
+    sentence.
+    """
     place = " ".join(part for part in (finding.tensor, finding.where) if part)
-    facts = [place, finding.bits and f"bits {finding.bits}", finding.site and f"site {finding.site}"]
+    facts = [
+        place,
+        finding.bits and f"bits {finding.bits}",
+        finding.site and f"site {finding.site}",
+    ]
     found = ", ".join(one_line(fact, 120) for fact in facts if fact)
     return f"{finding.oracle}: " + (f"{found}: " if found else "") + one_line(finding.message)
 
 
 def print_skips(
-    console: Console, reasons: Mapping[str, int], scenario: str = "", *, word: Literal["skipped", "refused"] = "skipped"
+    console: Console,
+    reasons: Mapping[str, int],
+    scenario: str = "",
+    *,
+    word: Literal["skipped", "refused"] = "skipped",
 ) -> None:
-    """Why cases were skipped, each reason once with its number of cases; of the `scenario` that is named."""
+    """Why cases were skipped, each reason once with its number of cases; of the `scenario` that is
+    named.
+    """
     for reason, count in reasons.items():
-        say(console, f"{word} {num(count, 'case')}{scenario and f' of {scenario}'}: {one_line(reason)}", style="dim")
+        say(
+            console,
+            f"{word} {num(count, 'case')}{scenario and f' of {scenario}'}: {one_line(reason)}",
+            style="dim",
+        )
 
 
 def totals_line(view: RunView) -> Text:
-    """`12 pass, 1 fail in 4.2 s`, in the colour of the worst. What a kernel refused is apart from other skips."""
+    """`12 pass, 1 fail in 4.2 s`, in the colour of the worst.
+
+    What a kernel refused is apart from other skips.
+    """
     counts = {name: count for name, count in view.counts.items() if count}
     if num_refused := sum(result.is_refused for result in view.results):
         skipped = {"skip": rest} if (rest := counts.pop(Verdict.SKIP.value) - num_refused) else {}
         counts |= {"refused": num_refused} | skipped
-    worst = next((name for name in ("fail", "crash", "error", "not-run", "pass", "known") if name in counts), "skip")
-    words = ", ".join(f"{count} {name.replace('-', ' ')}" for name, count in counts.items()) or "no cases"
+    worst = next(
+        (name for name in ("fail", "crash", "error", "not-run", "pass", "known") if name in counts),
+        "skip",
+    )
+    words = (
+        ", ".join(f"{count} {name.replace('-', ' ')}" for name, count in counts.items())
+        or "no cases"
+    )
     return Text(f"{words} in {view.plan.seconds:.1f} s", style=STYLES[worst])
 
 
@@ -198,7 +258,10 @@ def fault_line(fault: FaultResult) -> Text:
     """One line about one fault: what became of it, by what, blaming what, in how many seconds."""
     by, blamed = ", ".join(fault.by) or "nothing", ", ".join(fault.blamed) or "no site"
     line = Text.assemble(verdict_text(fault.outcome), (f" {fault.fault} ", "bold"))
-    line.append(printable(f"by {by}, blaming {blamed} ({fault.case}, {fault.seconds:.1f} s)"), style="default")
+    line.append(
+        printable(f"by {by}, blaming {blamed} ({fault.case}, {fault.seconds:.1f} s)"),
+        style="default",
+    )
     if not fault.caught:
         line.append(f"\n       {one_line(fault.reason)}", style="default")
     return line
@@ -213,14 +276,18 @@ def print_accuracy(console: Console, records: Sequence[AccuracyRecord]) -> None:
         if record.judgement.statement:
             console.print(" " + one_line(record.judgement.statement, 1000) + "\n", soft_wrap=True)
     if len(records) > MAX_RECORDS:
-        console.print(f"and {len(records) - MAX_RECORDS} more measurements of accuracy in results.csv\n")
+        console.print(
+            f"and {len(records) - MAX_RECORDS} more measurements of accuracy in results.csv\n"
+        )
 
 
 def accuracy_table(record: AccuracyRecord) -> Table:
     numbers = ("epoch", "right", "accuracy", "95 % interval", "lost", "gained", "p", "changed")
     made = table(*numbers, "not usable", no_wrap=numbers, numbers=numbers)
     if use := record.baseline:
-        made.add_row("baseline", f"of {use.num_shared:,}", f"{use.accuracy:.4f}", interval_text(use.interval))
+        made.add_row(
+            "baseline", f"of {use.num_shared:,}", f"{use.accuracy:.4f}", interval_text(use.interval)
+        )
     for epoch in record.epochs[:SHOWN_EPOCHS]:
         made.add_row(*_row(epoch))
     if len(record.epochs) > SHOWN_EPOCHS:
@@ -232,7 +299,9 @@ def _row(epoch: EpochAccuracy) -> tuple[str, ...]:
     if not epoch.num_questions:
         return (str(epoch.epoch), "not asked")
     flips = epoch.flips
-    compared = (str(flips.lost), str(flips.gained), f"{flips.p_value:.2g}") if flips else ("·", "·", "·")
+    compared = (
+        (str(flips.lost), str(flips.gained), f"{flips.p_value:.2g}") if flips else ("·", "·", "·")
+    )
     return (
         str(epoch.epoch),
         f"{epoch.num_correct:,} of {epoch.num_questions:,}",
@@ -255,6 +324,8 @@ def print_shrunk(console: Console, shrunk: Shrunk, command: str) -> None:
         table.add_row(str(place), Text(printable(step.what)), Text(printable(change)))
     console.print(Padding(table, (0, 0, 0, 2)))
     console.print(f"  {outcome_line(shrunk)}", soft_wrap=True)
-    console.print(Text("smallest: ", style="bold") + Text(printable(shrunk.case.id)), soft_wrap=True)
+    console.print(
+        Text("smallest: ", style="bold") + Text(printable(shrunk.case.id)), soft_wrap=True
+    )
     console.print(Text("  " + finding_line(shrunk.finding)), soft_wrap=True)
     console.print(f"  again: {command}", markup=False, soft_wrap=True)

@@ -1,4 +1,6 @@
-"""The history in a terminal: runs in a list, a scenario or a case from run to run, and two runs side by side."""
+"""The history in a terminal: runs in a list, a scenario or a case from run to run, and two runs
+side by side.
+"""
 
 from __future__ import annotations
 
@@ -58,13 +60,21 @@ def print_scenario(console: Console, name: str, found: Trends) -> None:
     """One scenario: a row for each run, then the cases and faults that were not always the same."""
     if not _has_runs(console, found):
         return
-    kinds = {"pass": ("pass",), "fail": ("fail", "crash", "error"), "skip": ("skip",), "known": ("known",)}
+    kinds = {
+        "pass": ("pass",),
+        "fail": ("fail", "crash", "error"),
+        "skip": ("skip",),
+        "known": ("known",),
+    }
     counted = [[one for one in run.cases if one.scenario == name] for run in found.runs]
     if not any(one.verdict == "known" for own in counted for one in own):
         del kinds["known"]
     table = _table("run", "started (UTC)", "commit", "branch", *kinds, "s", "accuracy")
     for run, own in list(zip(found.runs, counted, strict=True))[-MAX_ROWS:]:
-        counts = [count_text(kind, sum(one.verdict in words for one in own)) for kind, words in kinds.items()]
+        counts = [
+            count_text(kind, sum(one.verdict in words for one in own))
+            for kind, words in kinds.items()
+        ]
         ran = [one for one in own if one.verdict != "skip"]
         lowest = min((one.accuracy for one in ran if one.accuracy is not None), default=None)
         seconds = sum(one.seconds for one in ran) if ran else None
@@ -84,7 +94,9 @@ def print_case(console: Console, name: str, found: Trends, results: Sequence[Ent
     console.print(printable(name), soft_wrap=True)
     if not _has_runs(console, found):
         return
-    table = _table("run", "started (UTC)", "commit", "branch", "verdict", "s", "accuracy by epoch", "device")
+    table = _table(
+        "run", "started (UTC)", "commit", "branch", "verdict", "s", "accuracy by epoch", "device"
+    )
     table.add_column("by", overflow="fold")
     for run, result in list(zip(found.runs, results, strict=True))[-MAX_ROWS:]:
         if result is not None:
@@ -100,7 +112,10 @@ def print_case(console: Console, name: str, found: Trends, results: Sequence[Ent
 
 
 def print_comparison(console: Console, found: Comparison, causes: Causes = ()) -> None:
-    """The groups of changes, then how much is unchanged. `causes` are of the newer run, with their commands."""
+    """The groups of changes, then how much is unchanged.
+
+    `causes` are of the newer run, with their commands.
+    """
     for title, run in (("before", found.before), ("after ", found.after)):
         console.print(f"{title} {_describe(run)}", soft_wrap=True)
     if not found.is_like_with_like:
@@ -113,7 +128,10 @@ def print_comparison(console: Console, found: Comparison, causes: Causes = ()) -
 
 
 def change_groups(found: Comparison, causes: Causes = ()) -> list[tuple[str, int, list[str]]]:
-    """Title, number of changes and lines of each group, what matters most first. Lost cases have a line a reason."""
+    """Title, number of changes and lines of each group, what matters most first.
+
+    Lost cases have a line a reason.
+    """
     titled = {
         "new failures": found.new_failures,
         "failing in another way": found.other_failures,
@@ -124,14 +142,22 @@ def change_groups(found: Comparison, causes: Causes = ()) -> list[tuple[str, int
         "accuracy changed": found.accuracy,
         "time changed": found.time,
     }
-    shown = [(title, len(changes), list(_change_lines(changes, causes))) for title, changes in titled.items()]
-    lost = [f"{len(keys)}: {one_line(why, 200)}; {one_line(keys[0], 200)} first" for why, keys in found.lost.items()]
+    shown = [
+        (title, len(changes), list(_change_lines(changes, causes)))
+        for title, changes in titled.items()
+    ]
+    lost = [
+        f"{len(keys)}: {one_line(why, 200)}; {one_line(keys[0], 200)} first"
+        for why, keys in found.lost.items()
+    ]
     shown.insert(1, ("good before, skipped or gone now", sum(map(len, found.lost.values())), lost))
     return shown
 
 
 def _change_lines(changes: Sequence[Change], causes: Causes) -> Iterator[str]:
-    """A line for each cause of the changes, with its first command, then one for each other change."""
+    """A line for each cause of the changes, with its first command, then one for each other
+    change.
+    """
     left = {change.key: change for change in changes}
     for cause, commands in causes:
         if own := [left.pop(member.key) for member in cause.members if member.key in left]:
@@ -145,10 +171,16 @@ def _change_line(changes: Sequence[Change], title: str = "", command: str = "") 
     before, after = first.before, first.after
     word = fault_word(after.verdict)
     word = word.upper() if before is None or before.verdict != after.verdict else word
-    named = f"{title}: {num(len(changes), 'case')}, {first.key} first" if len(changes) > 1 else first.key
+    named = (
+        f"{title}: {num(len(changes), 'case')}, {first.key} first"
+        if len(changes) > 1
+        else first.key
+    )
     was = fault_word(before.verdict) if before else "not in the older run"
     again = command and f"again: {command}"
-    return "; ".join(filter(None, [f"{word} {one_line(named, 300)}: was {was}", difference(first), again]))
+    return "; ".join(
+        filter(None, [f"{word} {one_line(named, 300)}: was {was}", difference(first), again])
+    )
 
 
 def difference(change: Change) -> str:
@@ -171,24 +203,37 @@ def difference(change: Change) -> str:
 
 def count_line(found: Comparison) -> str:
     """How much was compared, and how much is unchanged."""
-    parts = [f"{found.num_shared} in both runs", num(len(found.same_failures), "failure") + " as before"]
-    parts += [num(found.num_same_known, "known failure") + " as before"] if found.num_same_known else []
+    parts = [
+        f"{found.num_shared} in both runs",
+        num(len(found.same_failures), "failure") + " as before",
+    ]
+    parts += (
+        [num(found.num_same_known, "known failure") + " as before"] if found.num_same_known else []
+    )
     parts += [f"{found.num_new} only in the newer"] if found.num_new else []
     parts += [f"{found.num_gone} only in the older"] if found.num_gone else []
     return ", ".join(parts)
 
 
 def flaky_line(case: CaseTrend) -> str:
-    """How often a case ended differently in runs that were alike; empty for one that is not flaky."""
+    """How often a case ended differently in runs that were alike; empty for one that is not
+    flaky.
+    """
     if case.flaky is None:
         return ""
     counts = ", ".join(f"{count} {verdict}" for verdict, count in case.flaky.verdicts.items())
     runs = f"{num(case.flaky.num_runs, 'run')} of the same code and seed"
-    return f"{one_line(case.key, 200)}: {counts} in {runs} ({case.flaky.num_mixed} of {case.flaky.num_groups} commits)"
+    return (
+        f"{one_line(case.key, 200)}: {counts} in {runs} ({case.flaky.num_mixed} of"
+        f" {case.flaky.num_groups} commits)"
+    )
 
 
 def _has_runs(console: Console, found: Trends) -> bool:
-    """Whether there is a run to print. Prints a line when there is none, or when older runs are left out."""
+    """Whether there is a run to print.
+
+    Prints a line when there is none, or when older runs are left out.
+    """
     if not found.runs:
         console.print("no run in the history matches; see `mla-harness history`")
     elif len(found.runs) > MAX_ROWS:
@@ -198,18 +243,26 @@ def _has_runs(console: Console, found: Trends) -> bool:
 
 def _print_changing(console: Console, name: str, found: Trends) -> None:
     cases = [case for case in found.cases if not set(case.verdicts) & {*"yn"}]
-    changing = [case for case in cases if len(set(case.verdicts) - {".", "s"}) > 1 or set(case.verdicts) & {*"fcek"}]
+    changing = [
+        case
+        for case in cases
+        if len(set(case.verdicts) - {".", "s"}) > 1 or set(case.verdicts) & {*"fcek"}
+    ]
     steady = len(cases) - len(changing)
     if changing:
         table = _table("case", _legend(changing), "median s")
         for case in changing[:MAX_LISTED]:
             known = [seconds for seconds in case.seconds if seconds is not None]
             median = f"{statistics.median(known):.2f}" if known else ""
-            letters = ((letter, _STYLES.get(letter, "dim")) for letter in case.verdicts[-MAX_LETTERS:])
+            letters = (
+                (letter, _STYLES.get(letter, "dim")) for letter in case.verdicts[-MAX_LETTERS:]
+            )
             table.add_row(printable(case.key.removeprefix(name)), Text.assemble(*letters), median)
         console.print(table)
         if len(changing) > MAX_LISTED:
-            console.print(f"and {len(changing) - MAX_LISTED} more that did not always pass (--json has all)")
+            console.print(
+                f"and {len(changing) - MAX_LISTED} more that did not always pass (--json has all)"
+            )
     if steady:
         console.print(f"{num(steady, 'case')} passed or skipped in each of these runs")
 
@@ -233,7 +286,10 @@ def _describe(run: RunEntry) -> str:
     unfinished = run.num_planned - len(run.cases)
     never = f", {num(unfinished, 'case')} never ran" if unfinished > 0 else ""
     faults = f", {num(len(run.faults), 'fault')}" if run.faults else ""
-    return f"{run.run_id} ({code}): {num(len(run.cases), 'case')}{faults} in {run.seconds:.1f} s{never}"
+    return (
+        f"{run.run_id} ({code}): {num(len(run.cases), 'case')}{faults} in {run.seconds:.1f}"
+        f" s{never}"
+    )
 
 
 def _place(run: RunEntry) -> tuple[str, str, str, str]:
@@ -247,7 +303,11 @@ def _place(run: RunEntry) -> tuple[str, str, str, str]:
 
 
 def _legend(cases: Sequence[CaseTrend]) -> str:
-    seen = {verdict for verdict, letter in LETTERS.items() if any(letter in case.verdicts for case in cases)}
+    seen = {
+        verdict
+        for verdict, letter in LETTERS.items()
+        if any(letter in case.verdicts for case in cases)
+    }
     letters = ", ".join(f"{LETTERS[verdict]} {verdict}" for verdict in shown_verdicts(seen))
     return f"oldest run first: {letters}, . not run"
 

@@ -1,4 +1,6 @@
-"""Text that is safe to print in a terminal, XML and HTML; sentences and commands that several reports share."""
+"""Text that is safe to print in a terminal, XML and HTML; sentences and commands that several
+reports share.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,34 @@ from typing import TYPE_CHECKING, Any
 from harness.core.fault_outcomes import CAUGHT, MISSED, WRONG_BLAME, declared_blame
 
 if TYPE_CHECKING:
-    from harness.core.records import AccuracyRecord, Blame, CaseResult, EpochAccuracy, FaultResult, Shrunk
+    from harness.core.records import (
+        AccuracyRecord,
+        Blame,
+        CaseResult,
+        EpochAccuracy,
+        FaultResult,
+        Shrunk,
+    )
 
 # XML 1.0 cannot hold these characters, not even escaped. A terminal obeys some of them.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u202a-\u202e\u2066-\u2069]")
-OPTION_FLAGS = {"device": "--device", "kernel": "--kernel", "scenarios": "--scenarios", "engine_path": "--engine-path"}
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u202a-\u202e\u2066-\u2069]"
+)
+OPTION_FLAGS = {
+    "device": "--device",
+    "kernel": "--kernel",
+    "scenarios": "--scenarios",
+    "engine_path": "--engine-path",
+}
 EPOCHS, SERVE_CHECK = "epochs", "serve-check"
 """The scenario, and the key of `run.json`, of a run of `mla-harness epochs`."""
 OTHER_BLAME = "seen with another blame than declared"
 
 
 def printable(text: str) -> str:
-    """`text` with control characters, lone surrogates and direction overrides escaped; tabs and newlines stay."""
+    """`text` with control characters, lone surrogates and direction overrides escaped; tabs and
+    newlines stay.
+    """
     return _UNPRINTABLE.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
@@ -44,7 +62,9 @@ def ref_url(ref: str) -> str:
 
 
 def fault_word(outcome: str) -> str:
-    """What became of an injected fault, or a verdict, as readers see it: caught, wrong blame, missed, not run."""
+    """What became of an injected fault, or a verdict, as readers see it: caught, wrong blame,
+    missed, not run.
+    """
     return outcome.replace("-", " ")
 
 
@@ -55,7 +75,9 @@ def expected_of(fault: FaultResult) -> str:
 
 
 def fault_counts(faults: Sequence[FaultResult], num_planned: int | None = None) -> str:
-    """``caught: 3 of 5, 1 seen with another blame than declared, 1 missed``; of `num_planned`, or of all `faults`."""
+    """``caught: 3 of 5, 1 seen with another blame than declared, 1 missed``; of `num_planned`, or
+    of all `faults`.
+    """
     count = Counter(fault.outcome for fault in faults)
     words = [f"caught: {count[CAUGHT]} of {len(faults) if num_planned is None else num_planned}"]
     words += [f"{count[WRONG_BLAME]} {OTHER_BLAME}"] if count[WRONG_BLAME] else []
@@ -63,7 +85,9 @@ def fault_counts(faults: Sequence[FaultResult], num_planned: int | None = None) 
 
 
 def fault_problems(faults: Sequence[FaultResult]) -> str:
-    """``1 of 5 faults was missed, and 2 of 5 faults were seen with another blame than declared``; empty without any."""
+    """``1 of 5 faults was missed, and 2 of 5 faults were seen with another blame than declared``;
+    empty without any.
+    """
     count, total = Counter(fault.outcome for fault in faults), num(len(faults), "fault")
     words = {MISSED: "missed", WRONG_BLAME: OTHER_BLAME}
     found = {outcome: said for outcome, said in words.items() if count[outcome]}
@@ -74,7 +98,9 @@ def fault_problems(faults: Sequence[FaultResult]) -> str:
 
 
 def known_line(result: CaseResult) -> str:
-    """A known failure on one line: the issue, the engine with the versions that have it, and the case."""
+    """A known failure on one line: the issue, the engine with the versions that have it, and the
+    case.
+    """
     entry = result.known
     known = f"{entry.issue} in {entry.where}: " if entry else ""
     return known + one_line(result.id, 200)
@@ -87,8 +113,13 @@ def accuracy_title(record: AccuracyRecord) -> str:
 
 
 def model_sentence(record: AccuracyRecord) -> str:
-    """The note of the model. A canary's must stand wherever its accuracy does: it measures inference, not ability."""
-    return f"{record.model} is {record.note}." if record.note.startswith("a canary") else record.note
+    """The note of the model.
+
+    A canary's must stand wherever its accuracy does: it measures inference, not ability.
+    """
+    return (
+        f"{record.model} is {record.note}." if record.note.startswith("a canary") else record.note
+    )
 
 
 def interval_text(interval: tuple[float, float]) -> str:
@@ -110,8 +141,15 @@ def describe_faulty(epoch: EpochAccuracy) -> str:
 
 def outcome_line(shrunk: Shrunk) -> str:
     """How the search ended: ``18 steps, 89 trials, 5.4 s; no smaller case fails alike``."""
-    end = "no smaller case fails alike" if shrunk.is_smallest else "the time was up; a smaller one may exist"
-    return f"{num(len(shrunk.steps), 'step')}, {num(shrunk.num_trials, 'trial')}, {shrunk.seconds:.1f} s; {end}"
+    end = (
+        "no smaller case fails alike"
+        if shrunk.is_smallest
+        else "the time was up; a smaller one may exist"
+    )
+    return (
+        f"{num(len(shrunk.steps), 'step')}, {num(shrunk.num_trials, 'trial')}, {shrunk.seconds:.1f}"
+        f" s; {end}"
+    )
 
 
 def blamed(blame: Blame) -> str:
@@ -121,7 +159,10 @@ def blamed(blame: Blame) -> str:
 
 
 def first_nan_lines(blame: Blame | None) -> list[str]:
-    """The writer of the first NaN and the first reader of the memory to blame, a line each. Empty without a search."""
+    """The writer of the first NaN and the first reader of the memory to blame, a line each.
+
+    Empty without a search.
+    """
     found = blame.first_nan if blame else None
     if found is None:
         return []
@@ -131,12 +172,16 @@ def first_nan_lines(blame: Blame | None) -> list[str]:
         lines.append(f"first wrong stage: {one_line(found.stage, 300)}")
     if found.reader:
         place = f" ({one_line(found.reader_at)})" if found.reader_at else ""
-        lines.append(f"first reader: {one_line(found.reader, 200)}{place} of {', '.join(found.sites)}")
+        lines.append(
+            f"first reader: {one_line(found.reader, 200)}{place} of {', '.join(found.sites)}"
+        )
     return lines
 
 
 def reproduce(result: CaseResult, options: dict[str, Any]) -> str:
-    """`mla-harness run ID` with all that decides the outcome: fault, kernel, plug-ins, seed, device."""
+    """`mla-harness run ID` with all that decides the outcome: fault, kernel, plug-ins, seed,
+    device.
+    """
     if result.scenario in (EPOCHS, SERVE_CHECK) and result.scenario in options:
         return _questions_command(result.scenario, options[result.scenario])
     return reproduce_case(result.id, result.fault, options)
@@ -149,7 +194,9 @@ def reproduce_case(case_id: str, fault: str | None, options: dict[str, Any]) -> 
 
 def _questions_command(command: str, questions: dict[str, Any]) -> str:
     words = ["mla-harness", command, *filter(None, [questions.get("url")])]
-    settings = {name: value for name, value in questions.items() if name != "options"} | questions.get("options", {})
+    settings = {
+        name: value for name, value in questions.items() if name != "options"
+    } | questions.get("options", {})
     for name, value in settings.items():
         if value is not None and name != "url":
             words += ["--" + name.replace("_", "-"), str(value)]
@@ -161,8 +208,12 @@ def show(case_id: str, options: dict[str, Any]) -> str:
     return _command("show", case_id, options, ("kernel", "scenarios"))
 
 
-def _command(command: str, case_id: str, options: dict[str, Any], named: Iterable[str], *more: str) -> str:
-    """A command on a case, with those of the `named` options that were given, the plug-ins and the seed."""
+def _command(
+    command: str, case_id: str, options: dict[str, Any], named: Iterable[str], *more: str
+) -> str:
+    """A command on a case, with those of the `named` options that were given, the plug-ins and the
+    seed.
+    """
     words = ["mla-harness", command, case_id]
     for name in named:
         value = options.get(name)
@@ -175,4 +226,6 @@ def _command(command: str, case_id: str, options: dict[str, Any], named: Iterabl
 
 def _repeated(flag: str, value: object) -> list[str]:
     """The option with its value, or once with each value of a list."""
-    return [word for one in (value if isinstance(value, list) else [value]) for word in (flag, str(one))]
+    return [
+        word for one in (value if isinstance(value, list) else [value]) for word in (flag, str(one))
+    ]

@@ -14,7 +14,12 @@ REPORT_FILES = ("summary.json", "results.csv", "junit.xml", "report.html")
 
 def write_reports(view: RunView) -> list[Path]:
     """Write summary.json, results.csv, junit.xml and report.html; returns their paths."""
-    texts = (to_json(summarise(view.store)), table.render(view), junit.render(view), page.render(view))
+    texts = (
+        to_json(summarise(view.store)),
+        table.render(view),
+        junit.render(view),
+        page.render(view),
+    )
     paths = [view.path / name for name in REPORT_FILES]
     for path, text in zip(paths, texts, strict=True):
         write_atomic(path, text)

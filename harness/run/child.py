@@ -1,4 +1,6 @@
-"""A child process, as its parent handles it: requests, replies, time limits, a log, and how it died."""
+"""A child process, as its parent handles it: requests, replies, time limits, a log, and how it
+died.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,23 @@ from harness.run.protocol import Reply, encode
 
 LOG_TAIL_BYTES = 6_000
 MAX_STACK_BYTES = 64_000
-"""The end of a log in which the stack of a crash is looked for; faulthandler prints 100 frames of each thread."""
+"""The end of a log in which the stack of a crash is looked for; faulthandler prints 100 frames of
+each thread.
+"""
 MAX_LOG_BYTES = 8_000_000
 MAX_LINE_BYTES = 64_000_000
 FULL_BYTES = 4 << 20
 """A disk with less room counts as full: what ends because of it frees its own files."""
 STACK_SECONDS = 30.0
-"""How long a hanging child gets to print its stack, which ends it. Only one that no signal reaches takes so long."""
+"""How long a hanging child gets to print its stack, which ends it.
+
+Only one that no signal reaches takes so long.
+"""
 END_SECONDS = 30.0
-"""How long a child that has closed its replies gets to be gone. Only one that hangs takes so long."""
+"""How long a child that has closed its replies gets to be gone.
+
+Only one that hangs takes so long.
+"""
 TICK_SECONDS = 0.2
 MEASURED = "COVERAGE_PROCESS_CONFIG"
 """The environment variable that coverage.py sets for the children of a process that it measures."""
@@ -63,12 +73,20 @@ class Death(NamedTuple):
     @property
     def as_cause(self) -> dict[str, Any]:
         """Its code, and the signal or exit code, as fields of a finding."""
-        return {"cause": Code.TIME_LIMIT} if self.is_hang else {"cause": Code.DIED, "error": self.cause}
+        return (
+            {"cause": Code.TIME_LIMIT}
+            if self.is_hang
+            else {"cause": Code.DIED, "error": self.cause}
+        )
 
     @property
     def ended(self) -> str:
         """The end of a sentence that begins with the name of the process."""
-        return f"ended with {self.cause}" if self.code is not None and self.code >= 0 else f"died ({self.cause})"
+        return (
+            f"ended with {self.cause}"
+            if self.code is not None and self.code >= 0
+            else f"died ({self.cause})"
+        )
 
 
 class ChildDied(HarnessError):
@@ -98,11 +116,15 @@ class Process(Protocol):
 class Forks(Protocol):
     """Starts a module in a fork; see :class:`harness.run.fork_server.ForkServer`."""
 
-    def start(self, module: str, *arguments: str, environ: Mapping[str, str], log: int, replies: int) -> Process: ...
+    def start(
+        self, module: str, *arguments: str, environ: Mapping[str, str], log: int, replies: int
+    ) -> Process: ...
 
 
 class Child:
-    """A child in its own process group, so that ending it also ends the processes that its kernels started."""
+    """A child in its own process group, so that ending it also ends the processes that its kernels
+    started.
+    """
 
     def __init__(
         self,
@@ -116,12 +138,14 @@ class Child:
         seconds: float = math.inf,
         forks: Forks | None = None,
     ) -> None:
-        """Start `module` in a new interpreter. The module calls :func:`harness.run.protocol.run_child`.
+        """Start `module` in a new interpreter.
 
-        `name` is for sentences, such as "the worker". `prefix` is a program, with its arguments, that runs the
-        interpreter. `environ` is added to this process's environment. The log is a temporary file unless `log` names
-        one. `seconds` limits the time to the first reply. `forks` starts the module in a fork instead. Raises
-        HarnessError if the program cannot be started.
+        The module calls :func:`harness.run.protocol.run_child`.
+
+        `name` is for sentences, such as "the worker". `prefix` is a program, with its arguments,
+        that runs the interpreter. `environ` is added to this process's environment. The log is a
+        temporary file unless `log` names one. `seconds` limits the time to the first reply. `forks`
+        starts the module in a fork instead. Raises HarnessError if the program cannot be started.
         """
         self.name = name
         self._replies: deque[Reply] = deque()
@@ -139,10 +163,22 @@ class Child:
         settings = _child_environ(environ or {})
         try:
             self._process: Process = (
-                forks.start(module, *arguments, environ=settings, log=self._log.fileno(), replies=replies)
+                forks.start(
+                    module, *arguments, environ=settings, log=self._log.fileno(), replies=replies
+                )
                 if forks is not None
                 else subprocess.Popen(
-                    [*prefix, python, "-P", "-m", "harness.run.launch", str(parent), module, str(replies), *arguments],
+                    [
+                        *prefix,
+                        python,
+                        "-P",
+                        "-m",
+                        "harness.run.launch",
+                        str(parent),
+                        module,
+                        str(replies),
+                        *arguments,
+                    ],
                     stdin=subprocess.PIPE,
                     stdout=self._log,
                     stderr=self._log,
@@ -207,7 +243,10 @@ class Child:
                 self._is_garbled = True
 
     def take(self) -> Reply | None:
-        """The oldest reply, or None. Taking a reply stops the clock. Raises NoRoomError if that ended the request."""
+        """The oldest reply, or None.
+
+        Taking a reply stops the clock. Raises NoRoomError if that ended the request.
+        """
         if not self._replies:
             return None
         self._budget_seconds = math.inf
@@ -226,7 +265,10 @@ class Child:
         return self._is_garbled or (self._is_closed_stream and not self._replies)
 
     def receive(self) -> Reply:
-        """Wait for the next reply. Raises ChildDied if none will come, and NoRoomError if a full disk may be why."""
+        """Wait for the next reply.
+
+        Raises ChildDied if none will come, and NoRoomError if a full disk may be why.
+        """
         poll = select.poll()
         poll.register(self._stream, select.POLLIN)
         while (reply := self.take()) is None:
@@ -238,12 +280,18 @@ class Child:
         return reply
 
     def answer(self) -> Reply:
-        """Like `receive`, but raises InputError if the child refused, and HarnessError if it failed."""
+        """Like `receive`, but raises InputError if the child refused, and HarnessError if it
+        failed.
+        """
         reply = self.receive()
         if reply.refused is not None:
             raise InputError(reply.refused)
         if reply.failed is not None:
-            where = f"; traceback in {keep_for_reader(reply.traceback, 'traceback')}" if reply.traceback else ""
+            where = (
+                f"; traceback in {keep_for_reader(reply.traceback, 'traceback')}"
+                if reply.traceback
+                else ""
+            )
             raise HarnessError(reply.failed + where)
         return reply
 
@@ -254,7 +302,10 @@ class Child:
         return None
 
     def death(self) -> Death:
-        """How the child ended; kills a child that still runs. Call it when no reply is expected any more."""
+        """How the child ended; kills a child that still runs.
+
+        Call it when no reply is expected any more.
+        """
         if self._death is None:
             seconds = self._elapsed()
             self._stack_begins = self._log_size()
@@ -278,11 +329,19 @@ class Child:
             cause = f"no answer within {self._budget_seconds:g} s"
             return f"{cause}; {self.name} was killed", cause
         if self._is_garbled:
-            return f"{self.name}'s answers were garbled: something wrote to its protocol stream", "garbled answers"
+            return (
+                f"{self.name}'s answers were garbled: something wrote to its protocol stream",
+                "garbled answers",
+            )
         if code is None:
-            return f"{self.name} closed its protocol stream and was killed", "closed protocol stream"
+            return (
+                f"{self.name} closed its protocol stream and was killed",
+                "closed protocol stream",
+            )
         if code < 0:
-            cause = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
+            cause = next(
+                (known.name for known in signal.Signals if known == -code), f"signal {-code}"
+            )
             return f"{self.name} died of {cause}", cause
         return f"{self.name} exited with code {code} in the middle of its work", f"exit code {code}"
 
@@ -293,16 +352,25 @@ class Child:
         return os.pread(self._log.fileno(), end - begin, begin).decode("utf-8", "replace")
 
     def printed(self, num_bytes: int = LOG_TAIL_BYTES) -> str:
-        """The end of the child's own output, without the stack that a crash or a hang left in the log."""
+        """The end of the child's own output, without the stack that a crash or a hang left in the
+        log.
+        """
         text = self.log(num_bytes, self._stack_begins)
-        died_of_signal = self._death is not None and self._death.code is not None and self._death.code < 0
+        died_of_signal = (
+            self._death is not None and self._death.code is not None and self._death.code < 0
+        )
         return text.rpartition(CRASH_TITLE)[0] if died_of_signal and CRASH_TITLE in text else text
 
     def check_room(self) -> None:
-        """Raise NoRoomError if the log cannot grow: then what the child prints may have ended it."""
+        """Raise NoRoomError if the log cannot grow: then what the child prints may have ended
+        it.
+        """
         limit, disk = resource.getrlimit(resource.RLIMIT_FSIZE)[0], os.fstatvfs(self._log.fileno())
         if disk.f_bavail * disk.f_frsize < FULL_BYTES or 0 < limit <= self._log_size():
-            raise NoRoomError(f"{tempfile.gettempdir()}: no room for the log of {self.name}; make room, or set TMPDIR")
+            raise NoRoomError(
+                f"{tempfile.gettempdir()}: no room for the log of {self.name}; make room, or set"
+                " TMPDIR"
+            )
 
     def last_line(self) -> str:
         """The end of the last line of the child's own output."""
@@ -354,7 +422,9 @@ def ask(
     environ: Mapping[str, str] | None = None,
     on_progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Start a child, send it one request, and return the result. `on_progress` gets what it reports meanwhile.
+    """Start a child, send it one request, and return the result.
+
+    `on_progress` gets what it reports meanwhile.
 
     Raises InputError if the child refuses, and HarnessError if it fails or dies.
     """
@@ -378,7 +448,12 @@ def _open_log(path: Path | None) -> BinaryIO:
 
 
 def _child_environ(extra: Mapping[str, str]) -> dict[str, str]:
-    """This environment with `extra`, and with this package importable: `python -P` ignores the working directory."""
+    """This environment with `extra`, and with this package importable:
+
+    `python -P` ignores the working directory.
+    """
     environ = {**os.environ, **extra}
     root = str(Path(__file__).resolve().parents[2])
-    return environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, environ.get("PYTHONPATH")]))}
+    return environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, [root, environ.get("PYTHONPATH")]))
+    }

@@ -1,4 +1,7 @@
-"""The machine and its versions, as `doctor` and every report show them. A worker gathers them once."""
+"""The machine and its versions, as `doctor` and every report show them.
+
+A worker gathers them once.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,10 @@ class Environment(Record):
     """Environment variables of engines that are set, of those that reports show."""
     pandas: str | None = None
     cluster: str = ""
-    """The cluster at the start of the run, if there is one. The other facts are about one of its nodes."""
+    """The cluster at the start of the run, if there is one.
+
+    The other facts are about one of its nodes.
+    """
 
     def why_not(self, device: str) -> str:
         """Why `device` cannot be used here, or an empty string when it can."""
@@ -76,28 +82,37 @@ def version_of(distribution: str) -> str | None:
 
 
 def engine_version(engine: EngineSpec) -> str | None:
-    """The version of the engine that would be imported, without importing it; None if it is not there.
+    """The version of the engine that would be imported, without importing it; None if it is not
+    there.
 
-    A checkout on the path states its version in `_version.py`; the installed distribution may be another one.
+    A checkout on the path states its version in `_version.py`; the installed distribution may be
+    another one.
     """
     folder = _path_of(engine.package)
     stated = Path(folder or "", "_version.py")
     if folder and stated.is_file():
-        found = re.search(r"^__version__\b.*= *['\"]([^'\"]+)['\"]", stated.read_text(encoding="utf-8"), re.MULTILINE)
+        found = re.search(
+            r"^__version__\b.*= *['\"]([^'\"]+)['\"]",
+            stated.read_text(encoding="utf-8"),
+            re.MULTILINE,
+        )
         if found:
             return found[1]
     return version_of(engine.distribution)
 
 
 def import_first(folder: Path) -> None:
-    """Have this process and its workers import engines from `folder`: a checkout, or a folder of pip --target.
+    """Have this process and its workers import engines from `folder`: a checkout, or a folder of
+    pip --target.
 
     Raises InputError if no engine is there.
     """
     folder = folder.expanduser().resolve()
     if not any((folder / engine.package).is_dir() for engine in ENGINES):
         names = " or ".join(engine.package for engine in ENGINES)
-        raise InputError(f"--engine-path {folder}: no package {names} there; name the folder that holds it")
+        raise InputError(
+            f"--engine-path {folder}: no package {names} there; name the folder that holds it"
+        )
     os.environ |= on_path(folder)
     sys.path.insert(0, str(folder))
 
@@ -119,7 +134,9 @@ def describe_machine() -> Environment:
         triton=version_of("triton"),
         engines=_found((engine.name, engine_version(engine)) for engine in ENGINES),
         engine_paths=_found((engine.name, _path_of(engine.package)) for engine in ENGINES),
-        variables=_found((name, os.environ.get(name)) for engine in ENGINES for name in engine.reported),
+        variables=_found(
+            (name, os.environ.get(name)) for engine in ENGINES for name in engine.reported
+        ),
         pandas=version_of("pandas"),
     )
 

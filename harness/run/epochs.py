@@ -18,7 +18,9 @@ from harness.run.protocol import Parent, Reply, run_child
 from harness.run.requests import AskModel, LoadModel
 
 PROGRESS_SECONDS = 0.05
-"""The least time between two reports of progress: a fast engine answers hundreds of questions a second."""
+"""The least time between two reports of progress: a fast engine answers hundreds of questions a
+second.
+"""
 
 
 def main(parent: Parent) -> None:
@@ -35,8 +37,12 @@ def main(parent: Parent) -> None:
         limit=params.limit,
     )
     backend = open_model(params)
-    header = make_header(backend, task, seed=params.seed, num_epochs=params.epochs).model_dump(mode="json")
-    parent.reply(Reply(ready={"header": header, "environment": describe_machine().model_dump(mode="json")}))
+    header = make_header(backend, task, seed=params.seed, num_epochs=params.epochs).model_dump(
+        mode="json"
+    )
+    parent.reply(
+        Reply(ready={"header": header, "environment": describe_machine().model_dump(mode="json")})
+    )
     request = parent.request(AskModel)
     if request is None:
         return
@@ -61,7 +67,9 @@ def main(parent: Parent) -> None:
 
 
 def _reporter(parent: Parent) -> Callable[[Progress], None]:
-    """A function that reports progress to the parent, not too often, and always at the end of an epoch."""
+    """A function that reports progress to the parent, not too often, and always at the end of an
+    epoch.
+    """
     last = 0.0
 
     def report(progress: Progress) -> None:

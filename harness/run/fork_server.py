@@ -1,8 +1,8 @@
 """Children that begin as a fork of a process which imported torch, or an engine, once.
 
-`python -m harness.run.fork_server MODULE[:FUNCTION]...` imports the modules, calls the functions, and forks for each
-request. It must not touch CUDA, because a CUDA context does not survive a fork, and it runs nothing else, so no
-thread of its own is lost in a fork.
+`python -m harness.run.fork_server MODULE[:FUNCTION]...` imports the modules, calls the functions,
+and forks for each request. It must not touch CUDA, because a CUDA context does not survive a fork,
+and it runs nothing else, so no thread of its own is lost in a fork.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ class ForkRequest(Record):
 
 
 class ForkedProcess:
-    """A fork, with the part of `subprocess.Popen` that `Child` uses. Only the server can wait for it."""
+    """A fork, with the part of `subprocess.Popen` that `Child` uses.
+
+    Only the server can wait for it.
+    """
 
     def __init__(self, server: ForkServer, pid: int, stdin: int) -> None:
         self.pid = pid
@@ -72,9 +75,18 @@ class ForkServer:
     """A server for the forks of this process. It dies with this process, and its forks with it."""
 
     def __init__(
-        self, imports: Sequence[str], *, name: str, environ: Mapping[str, str], seconds: float, waits: bool = True
+        self,
+        imports: Sequence[str],
+        *,
+        name: str,
+        environ: Mapping[str, str],
+        seconds: float,
+        waits: bool = True,
     ) -> None:
-        """Start the server, and wait as `wait_until_ready` does, unless `waits` is false. `name` is for sentences."""
+        """Start the server, and wait as `wait_until_ready` does, unless `waits` is false.
+
+        `name` is for sentences.
+        """
         self._is_closed = self._is_ready = False
         self._codes: dict[int, int] = {}
         self._child = Child(__name__, *imports, name=name, environ=environ, seconds=seconds)
@@ -84,7 +96,8 @@ class ForkServer:
     def wait_until_ready(self) -> None:
         """Wait until the server has imported its modules.
 
-        Raises HarnessError if an import fails, touches CUDA, or takes longer than the server's `seconds`.
+        Raises HarnessError if an import fails, touches CUDA, or takes longer than the server's
+        `seconds`.
         """
         if self._is_ready:
             return
@@ -95,15 +108,21 @@ class ForkServer:
             raise
         self._is_ready = True
 
-    def start(self, module: str, *arguments: str, environ: Mapping[str, str], log: int, replies: int) -> ForkedProcess:
-        """Run `module` in a fork with this environment. `log` and `replies` are descriptors of this process.
+    def start(
+        self, module: str, *arguments: str, environ: Mapping[str, str], log: int, replies: int
+    ) -> ForkedProcess:
+        """Run `module` in a fork with this environment.
+
+        `log` and `replies` are descriptors of this process.
 
         Raises HarnessError if the server is dead.
         """
         reader, writer = os.pipe()
         try:
             files = {"owner": os.getpid(), "requests": reader, "replies": replies, "log": log}
-            self._child.send(ForkRequest(module=module, arguments=arguments, environ=dict(environ), **files))
+            self._child.send(
+                ForkRequest(module=module, arguments=arguments, environ=dict(environ), **files)
+            )
             while (progress := (reply := self._child.answer()).progress) is None:
                 self._note(reply)
         except BaseException:
@@ -141,7 +160,9 @@ class ForkServer:
 
 
 class Forks:
-    """A server of forks that starts with its first use, again if it died, and never where it cannot."""
+    """A server of forks that starts with its first use, again if it died, and never where it
+    cannot.
+    """
 
     def __init__(self, imports: Sequence[str], *, name: str) -> None:
         """`imports` as in :class:`ForkServer`; `name` is for sentences."""
@@ -171,7 +192,9 @@ class Forks:
         return self._server
 
     def _started(self, environ: Mapping[str, str], seconds: float) -> ForkServer:
-        return ForkServer(self._imports, name=self._name, environ=environ, seconds=seconds, waits=False)
+        return ForkServer(
+            self._imports, name=self._name, environ=environ, seconds=seconds, waits=False
+        )
 
     def close(self) -> None:
         if self._server is not None:
@@ -192,11 +215,16 @@ def _serve(parent: Parent) -> None:
     running: set[int] = set()
 
     def report_ended(number: int, frame: types.FrameType | None) -> None:
-        """Report each fork that has ended. Runs between two requests only, so replies do not mix."""
+        """Report each fork that has ended.
+
+        Runs between two requests only, so replies do not mix.
+        """
         while running and (found := os.waitpid(-1, os.WNOHANG))[0]:
             if found[0] in running:
                 running.remove(found[0])
-                parent.reply(Reply(result={"pid": found[0], "code": os.waitstatus_to_exitcode(found[1])}))
+                parent.reply(
+                    Reply(result={"pid": found[0], "code": os.waitstatus_to_exitcode(found[1])})
+                )
 
     signal.signal(signal.SIGCHLD, report_ended)
     parent.reply(Reply(ready={}))
@@ -214,8 +242,13 @@ def _serve(parent: Parent) -> None:
         pid = os.fork()
         if pid == 0:
             die_with_parent(server)
-            # A variable that the imports set would be lost, unless the case gave it a value of its own.
-            kept = {name: value for name, value in imported.items() if request.environ.get(name) == before.get(name)}
+            # A variable that the imports set would be lost, unless the case gave it a value of its
+            # own.
+            kept = {
+                name: value
+                for name, value in imported.items()
+                if request.environ.get(name) == before.get(name)
+            }
             _become(parent, request.environ | kept, request, *files)
         # Both do it, because either may be first.
         with contextlib.suppress(OSError):
@@ -228,9 +261,17 @@ def _serve(parent: Parent) -> None:
 
 
 def _become(
-    parent: Parent, environ: Mapping[str, str], request: ForkRequest, folder: int, requests: int, log: int, replies: int
+    parent: Parent,
+    environ: Mapping[str, str],
+    request: ForkRequest,
+    folder: int,
+    requests: int,
+    log: int,
+    replies: int,
 ) -> NoReturn:
-    """Turn a fork into the child that `Child` expects: its group, folder, files, environment and arguments."""
+    """Turn a fork into the child that `Child` expects: its group, folder, files, environment and
+    arguments.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     with contextlib.suppress(OSError):

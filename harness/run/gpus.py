@@ -1,7 +1,8 @@
 """Locks on GPUs: `shares` workers a GPU in this process, and one process among all of the machine.
 
-Each GPU's UUID has a lock file, which keeps sessions apart, for example the workers of pytest-xdist. The system frees
-the lock when its holder dies. Devices are numbered as the workers see them, so CUDA_VISIBLE_DEVICES is respected.
+Each GPU's UUID has a lock file, which keeps sessions apart, for example the workers of
+pytest-xdist. The system frees the lock when its holder dies. Devices are numbered as the workers
+see them, so CUDA_VISIBLE_DEVICES is respected.
 """
 
 from __future__ import annotations
@@ -22,17 +23,22 @@ PATIENCE_SECONDS = 1800.0
 class GpuLocks:
     """The GPUs of this machine that this session may hand to its workers."""
 
-    def __init__(self, gpus: tuple[Gpu, ...], directory: Path | None = None, shares: int = 1) -> None:
+    def __init__(
+        self, gpus: tuple[Gpu, ...], directory: Path | None = None, shares: int = 1
+    ) -> None:
         folder = Path(tempfile.gettempdir()) if directory is None else directory
-        self._locks = [FileLock(folder / f"mla-harness-gpu-{gpu.uuid or index}.lock") for index, gpu in enumerate(gpus)]
+        self._locks = [
+            FileLock(folder / f"mla-harness-gpu-{gpu.uuid or index}.lock")
+            for index, gpu in enumerate(gpus)
+        ]
         self._shares, self._held = shares, Counter[int]()
         self._waiting_since: float | None = None
 
     def take(self, count: int = 1) -> tuple[int, ...]:
         """Lock `count` GPUs and return their numbers; lock none and return () while fewer are free.
 
-        All or none: two sessions never wait for GPUs of each other. Raises HarnessError after half an hour in which
-        this session held no GPU.
+        All or none: two sessions never wait for GPUs of each other. Raises HarnessError after half
+        an hour in which this session held no GPU.
         """
         taken: list[int] = []
         for index in sorted(range(len(self._locks)), key=self._held.__getitem__):
@@ -63,7 +69,9 @@ class GpuLocks:
         self._waiting_since = self._waiting_since or now
         if now - self._waiting_since > PATIENCE_SECONDS:
             files = ", ".join(lock.lock_file for lock in self._locks)
-            raise HarnessError(f"GPUs have been in use by other sessions for {PATIENCE_SECONDS:g} s; see {files}")
+            raise HarnessError(
+                f"GPUs have been in use by other sessions for {PATIENCE_SECONDS:g} s; see {files}"
+            )
 
     def give_back(self, index: int) -> None:
         self._held[index] -= 1

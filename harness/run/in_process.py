@@ -1,4 +1,7 @@
-"""Cases in this process, for a debugger: `mla-harness run -n 0`. Nothing contains a crash or a hang of a kernel."""
+"""Cases in this process, for a debugger:
+
+`mla-harness run -n 0`. Nothing contains a crash or a hang of a kernel.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ from harness.run.worker import DESCRIBE, reply_to
 
 
 class InProcessPool(Pool):
-    """Runs one case after the other in this process, without a time limit. What kernels print is not recorded."""
+    """Runs one case after the other in this process, without a time limit.
+
+    What kernels print is not recorded.
+    """
 
     num_workers = 1
     _gpus: GpuLocks | None = None
@@ -43,8 +49,13 @@ class InProcessPool(Pool):
         self.start()
         return list(attribute_at(DESCRIBE)(tuple(plugins)))
 
-    def _run(self, waiting: deque[Job], on_start: Callable[[Job], None] | None) -> Generator[CaseResult]:
-        """See :meth:`Pool._run`. Raises KeyboardInterrupt for Ctrl-C, and WorkerError once CUDA has failed for good."""
+    def _run(
+        self, waiting: deque[Job], on_start: Callable[[Job], None] | None
+    ) -> Generator[CaseResult]:
+        """See :meth:`Pool._run`.
+
+        Raises KeyboardInterrupt for Ctrl-C, and WorkerError once CUDA has failed for good.
+        """
         self.start()
         while waiting:
             job = waiting.popleft()
@@ -53,7 +64,9 @@ class InProcessPool(Pool):
             gpu = self._own_gpu() if job.device == "cuda" else None
             reply = reply_to(WorkerRequest(job=job, gpu=gpu), attribute_at(self._execute))
             result = CaseResult.model_validate(reply.result)
-            if any(finding.error in ("KeyboardInterrupt", "BdbQuit") for finding in result.findings):
+            if any(
+                finding.error in ("KeyboardInterrupt", "BdbQuit") for finding in result.findings
+            ):
                 # The user pressed Ctrl-C in a kernel, or left the debugger.
                 raise KeyboardInterrupt
             yield result

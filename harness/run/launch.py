@@ -1,4 +1,5 @@
-"""The first code of a child process: from here on it dies with its parent, also while it imports its own module.
+"""The first code of a child process: from here on it dies with its parent, also while it imports
+its own module.
 
 Its arguments are those of :mod:`harness.run.protocol`. It imports little, to be ready at once.
 """
@@ -15,14 +16,20 @@ import threading
 
 
 def die_with_parent(parent: int = 0) -> None:
-    """Have Linux kill this process when its parent dies. Ends now if `parent` is given and already dead."""
+    """Have Linux kill this process when its parent dies.
+
+    Ends now if `parent` is given and already dead.
+    """
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
     if parent and os.getppid() != parent:
         os._exit(0)
 
 
 def _die_with_requests(requests: int) -> None:
-    """Wait until the parent closes its end of the requests, or dies. Then end this process and its group."""
+    """Wait until the parent closes its end of the requests, or dies.
+
+    Then end this process and its group.
+    """
     poll = select.poll()
     poll.register(requests, 0)
     poll.poll()

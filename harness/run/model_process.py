@@ -1,7 +1,7 @@
 """The process that asks a model, as its parent handles it.
 
-A real engine, a GPU or a user's checkpoint may crash. So they live in a child, which writes every answer to the run
-directory itself. The parent shows the progress and writes the reports.
+A real engine, a GPU or a user's checkpoint may crash. So they live in a child, which writes every
+answer to the run directory itself. The parent shows the progress and writes the reports.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from harness.run.requests import AskModel, LoadModel
 class ModelProcess(Child):
     """The child, and the folder for its task's files.
 
-    `wait_until_ready` and `ask` raise InputError for unusable input, HarnessError if the run ends early (for example
-    because a server is gone), and ChildDied if the process is gone.
+    `wait_until_ready` and `ask` raise InputError for unusable input, HarnessError if the run ends
+    early (for example because a server is gone), and ChildDied if the process is gone.
     """
 
     def __init__(self, params: ModelParams) -> None:
-        # The reference engine has small matrices: one thread, unless the user's environment sets more.
+        # The reference engine has small matrices: one thread, unless the user's environment sets
+        # more.
         environ = {**ONE_THREAD, **os.environ} if params.model.startswith("engine:") else {}
         super().__init__("harness.run.epochs", name="the model's process", environ=environ)
         self._work = tempfile.TemporaryDirectory(prefix="mla-harness-")

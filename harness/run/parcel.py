@@ -18,7 +18,9 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def pack_code() -> bytes:
-    """The package `harness` as a zip archive, without fixtures and scenarios, which a planned case does not need."""
+    """The package `harness` as a zip archive, without fixtures and scenarios, which a planned case
+    does not need.
+    """
     return _packed(
         (path, Path(_PACKAGE.name) / path.relative_to(_PACKAGE))
         for path in sorted(_PACKAGE.rglob("*"))
@@ -27,7 +29,10 @@ def pack_code() -> bytes:
 
 
 def pack_fixtures() -> bytes:
-    """Canaries, tasks and baselines as a zip archive of some tens of MB. Only jobs that ask a canary need it."""
+    """Canaries, tasks and baselines as a zip archive of some tens of MB.
+
+    Only jobs that ask a canary need it.
+    """
     return _packed((path, path.relative_to(FIXTURES)) for path in _fixture_files())
 
 
@@ -45,11 +50,17 @@ def read_plugin(path: str) -> tuple[str, bytes]:
     try:
         return path, Path(path).read_bytes()
     except OSError as error:
-        raise InputError(f"plug-in {path}: cannot be read: {error.strerror}; give the path of a Python file") from None
+        raise InputError(
+            f"plug-in {path}: cannot be read: {error.strerror}; give the path of a Python file"
+        ) from None
 
 
 def _fixture_files() -> list[Path]:
-    return [path for path in sorted(FIXTURES.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+    return [
+        path
+        for path in sorted(FIXTURES.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    ]
 
 
 def _packed(files: Iterator[tuple[Path, Path]]) -> bytes:

@@ -1,4 +1,7 @@
-"""Plan the jobs that a user's options ask for: scenarios, plug-ins, cases and devices. No kernel is executed here."""
+"""Plan the jobs that a user's options ask for: scenarios, plug-ins, cases and devices.
+
+No kernel is executed here.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The options of a run. A selector that is a YAML file stands for the scenarios of this file alone."""
+    """The options of a run.
+
+    A selector that is a YAML file stands for the scenarios of this file alone.
+    """
 
     selectors: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
@@ -40,27 +46,40 @@ class Wanted:
     timeout_seconds: float = 60.0
     scenarios: Path | None = None
     changes: str = ""
-    """Values that the cases get, as in an id: `fence=after`. Cases that cannot have them are left out."""
+    """Values that the cases get, as in an id:
+
+    `fence=after`. Cases that cannot have them are left out.
+    """
     sample: int | None = None
     """How many of the cases are drawn, by the seed; None: all of them."""
     engine_path: Path | None = None
-    """Where engines are imported from first; :func:`harness.run.environment.import_first` was called."""
+    """Where engines are imported from first; :func:`harness.run.environment.import_first` was
+    called.
+    """
 
     def __post_init__(self) -> None:
         files = [selector for selector in self.selectors if selector.endswith(SUFFIXES)]
         if not files:
             return
         if len(files) > 1 or self.scenarios is not None:
-            raise InputError(f"{files[-1]}: one file at a time; name the folder of several with --scenarios")
+            raise InputError(
+                f"{files[-1]}: one file at a time; name the folder of several with --scenarios"
+            )
         object.__setattr__(self, "scenarios", Path(files[0]))
-        object.__setattr__(self, "selectors", tuple(selector for selector in self.selectors if selector != files[0]))
+        object.__setattr__(
+            self,
+            "selectors",
+            tuple(selector for selector in self.selectors if selector != files[0]),
+        )
 
     def reproduction(self) -> dict[str, Any]:
         """The options that decide a case's outcome, for `run.json` and the commands in reports."""
         return {
             "device": self.device,
             # One kernel is stored as a text, as in older runs.
-            "kernel": list(self.kernels) if len(self.kernels) > 1 else next(iter(self.kernels), None),
+            "kernel": (
+                list(self.kernels) if len(self.kernels) > 1 else next(iter(self.kernels), None)
+            ),
             "plugins": [str(path) for path in self.plugins],
             "fault": self.fault,
             "seed": self.seed,
@@ -70,7 +89,9 @@ class Wanted:
 
 
 class Planner:
-    """Plans the jobs of one request for one pool, which knows the kernels and devices of its workers."""
+    """Plans the jobs of one request for one pool, which knows the kernels and devices of its
+    workers.
+    """
 
     def __init__(self, wanted: Wanted, pool: Pool) -> None:
         self.wanted = wanted
@@ -83,13 +104,21 @@ class Planner:
 
     def jobs(self) -> list[Job]:
         """The jobs that the options ask for, in order. Raises InputError if there are none."""
-        names, scenarios = register_plugins(self.wanted, self._pool, self._plugins), self.scenarios()
+        names, scenarios = (
+            register_plugins(self.wanted, self._pool, self._plugins),
+            self.scenarios(),
+        )
         cases_of = with_each if self.wanted.kernels or not names else with_plugins
-        cases = self._drawn(self._changed(cases_of(names, lambda override: self._select(scenarios, override))))
+        cases = self._drawn(
+            self._changed(cases_of(names, lambda override: self._select(scenarios, override)))
+        )
         return self.jobs_of(cases, fault=self.wanted.fault)
 
     def _changed(self, cases: list[Case]) -> list[Case]:
-        """The cases with the values of `changes`. Raises the InputError of the first if none can have them."""
+        """The cases with the values of `changes`.
+
+        Raises the InputError of the first if none can have them.
+        """
         if not self.wanted.changes:
             return cases
         found, problems = [], []
@@ -103,7 +132,9 @@ class Planner:
         return found
 
     def _drawn(self, cases: list[Case]) -> list[Case]:
-        """`sample` of the cases, in drawn order: what a time limit leaves of them is a sample too."""
+        """`sample` of the cases, in drawn order: what a time limit leaves of them is a sample
+        too.
+        """
         if self.wanted.sample is None:
             return cases
         return random.Random(self.wanted.seed).sample(cases, min(self.wanted.sample, len(cases)))
@@ -112,7 +143,10 @@ class Planner:
         return [self.job_of(case, fault) for case in cases]
 
     def job_of(self, case: Case, fault: str | None = None) -> Job:
-        device, limit = self._device_of(case), case.params.own_timeout or self.wanted.timeout_seconds
+        device, limit = (
+            self._device_of(case),
+            case.params.own_timeout or self.wanted.timeout_seconds,
+        )
         files = self._plugins.of_case(case)
         return Job(
             key=f"{case.id}!{fault}" if fault else case.id,
@@ -127,46 +161,73 @@ class Planner:
 
     def control_jobs(self, num_draws: int) -> list[Job]:
         """Draws on right kernels, as controls. Raises InputError if no scenario draws cases."""
-        drawing = [scenario for scenario in self.scenarios() if scenario.fuzz and scenario.fuzz.draws == "all"]
+        drawing = [
+            scenario
+            for scenario in self.scenarios()
+            if scenario.fuzz and scenario.fuzz.draws == "all"
+        ]
         if not drawing or self.wanted.selectors or self.wanted.tags:
-            raise InputError("--controls: draws cases of the scenario `fuzz`; leave out selectors, -m and --scenarios")
+            raise InputError(
+                "--controls: draws cases of the scenario `fuzz`; leave out selectors, -m and"
+                " --scenarios"
+            )
         return self.jobs_of(control_cases(drawing[0], self.wanted.seed, num_draws))
 
     def faults(self) -> list[tuple[FaultUse, Job]]:
-        return self._faults_of(select_scenarios(self.scenarios(), self.wanted.selectors, tags=self.wanted.tags))
+        return self._faults_of(
+            select_scenarios(self.scenarios(), self.wanted.selectors, tags=self.wanted.tags)
+        )
 
     def faults_in(self, jobs: Sequence[Job]) -> list[tuple[FaultUse, Job]]:
-        """The faults that scenarios declare for the cases of `jobs`, each with the job that tries it.
+        """The faults that scenarios declare for the cases of `jobs`, each with the job that tries
+        it.
 
         Raises InputError if there are none, and for options that give a run another subject.
         """
         wanted = self.wanted
         if wanted.fault or wanted.kernels or wanted.plugins:
             raise InputError(
-                "--with-faults: faults are of the scenarios' kernels; leave out --fault, --kernel and --plugin"
+                "--with-faults: faults are of the scenarios' kernels; leave out --fault, --kernel"
+                " and --plugin"
             )
         planned = {job.case.id for job in jobs}
         found = [pair for pair in self._faults_of(self.scenarios()) if pair[1].case.id in planned]
         if not found:
-            raise InputError("--with-faults: no scenario declares a fault for the selected cases; select others")
+            raise InputError(
+                "--with-faults: no scenario declares a fault for the selected cases; select others"
+            )
         return found
 
     def _faults_of(self, scenarios: Iterable[Scenario]) -> list[tuple[FaultUse, Job]]:
-        pairs = [pair for scenario in scenarios for pair in fault_cases(scenario, seed=self.wanted.seed)]
+        pairs = [
+            pair for scenario in scenarios for pair in fault_cases(scenario, seed=self.wanted.seed)
+        ]
         return [(use, self.job_of(case, use.name)) for use, case in pairs]
 
     def _select(self, scenarios: Sequence[Scenario], override: KernelOverride | None) -> list[Case]:
         wanted, selectors = self.wanted, self.wanted.selectors
         if wanted.fault and not selectors:
             # A fault is tried where it is known to matter.
-            selectors = tuple(s.name for s in scenarios if any(use.name == wanted.fault for use in s.faults))
+            selectors = tuple(
+                s.name for s in scenarios if any(use.name == wanted.fault for use in s.faults)
+            )
         has_gpu = wanted.device != "cpu" and not self._pool.start().why_not("cuda")
-        return select(scenarios, selectors, tags=wanted.tags, seed=wanted.seed, override=override, has_gpu=has_gpu)
+        return select(
+            scenarios,
+            selectors,
+            tags=wanted.tags,
+            seed=wanted.seed,
+            override=override,
+            has_gpu=has_gpu,
+        )
 
     def _device_of(self, case: Case) -> str:
-        """The device of a case. `auto` is the GPU if all kernels of the case run there, else the CPU.
+        """The device of a case.
 
-        A worker that serves an engine needs no GPU: the process that it starts takes one. So such cases share a GPU.
+        `auto` is the GPU if all kernels of the case run there, else the CPU.
+
+        A worker that serves an engine needs no GPU: the process that it starts takes one. So such
+        cases share a GPU.
         """
         if GPU in case.tags:
             return "cuda"
@@ -176,23 +237,35 @@ class Planner:
             return self.wanted.device
         if "cuda" not in case.kind.devices:
             return "cpu"
-        return "cuda" if set(on_device(case, "cuda").kernels().values()) <= self._gpu_kernels() else "cpu"
+        return (
+            "cuda"
+            if set(on_device(case, "cuda").kernels().values()) <= self._gpu_kernels()
+            else "cpu"
+        )
 
     def _gpu_kernels(self) -> set[str]:
         if self._on_gpu is None:
             has_gpu = not self._pool.start().why_not("cuda")
-            described = [*self._pool.describe_kernels(), *self._plugins.describe()] if has_gpu else []
-            self._on_gpu = {f"{d['op']}/{d['short_name']}" for d in described if not d["why_not"]["cuda"]}
+            described = (
+                [*self._pool.describe_kernels(), *self._plugins.describe()] if has_gpu else []
+            )
+            self._on_gpu = {
+                f"{d['op']}/{d['short_name']}" for d in described if not d["why_not"]["cuda"]
+            }
         return self._on_gpu
 
 
-def load(wanted: Wanted, *, whole: Callable[[str], bool] = lambda name: True, only: str = "") -> list[Scenario]:
+def load(
+    wanted: Wanted, *, whole: Callable[[str], bool] = lambda name: True, only: str = ""
+) -> list[Scenario]:
     """The scenarios to choose from. Raises InputError for the first error in a file or an option.
 
     `whole` and `only`: as in :func:`load_scenarios`, for the scenarios that come with the harness.
     """
     if wanted.device not in ("auto", *DEVICES):
-        raise InputError(f"--device {wanted.device}: unknown device; choose one of auto, {', '.join(DEVICES)}")
+        raise InputError(
+            f"--device {wanted.device}: unknown device; choose one of auto, {', '.join(DEVICES)}"
+        )
     if wanted.fault is not None:
         FAULTS.get(wanted.fault)
     if wanted.scenarios is None:
@@ -201,7 +274,10 @@ def load(wanted: Wanted, *, whole: Callable[[str], bool] = lambda name: True, on
 
 
 def register_plugins(wanted: Wanted, pool: Pool, plugins: PluginFiles | None = None) -> list[str]:
-    """Register the kernels of plug-in files, which only workers import. Returns the names of the kernels to judge."""
+    """Register the kernels of plug-in files, which only workers import.
+
+    Returns the names of the kernels to judge.
+    """
     if not wanted.plugins and not all(map(_is_known, wanted.kernels)):
         # It may be in an installed package, which only a worker imports.
         _register(pool.describe_kernels())
@@ -220,7 +296,9 @@ NO_PROMISES = ("why_not", "shapes", "import_seconds")
 
 def _register(described: list[dict[str, Any]]) -> None:
     for declared in described:
-        promises = {name: value for name, value in with_tuples(declared).items() if name not in NO_PROMISES}
+        promises = {
+            name: value for name, value in with_tuples(declared).items() if name not in NO_PROMISES
+        }
         shapes = None if declared["shapes"] is None else Shapes.model_validate(declared["shapes"])
         spec = KernelSpec(impl="", shapes=shapes, **promises)
         if spec.name not in KERNELS:

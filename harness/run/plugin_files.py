@@ -1,6 +1,8 @@
-"""Which plug-in file each kernel comes from, so that a case loads the files of its own kernels and no other.
+"""Which plug-in file each kernel comes from, so that a case loads the files of its own kernels and
+no other.
 
-A file is described in a process of its own: what its import changes reaches no other file. Torch is not imported here.
+A file is described in a process of its own: what its import changes reaches no other file. Torch is
+not imported here.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ from harness.core.move_params import MoveParams
 from harness.run.pool import Pool
 
 CHEAP_SECONDS = 0.2
-"""A file whose import takes less time of a processor is imported anew for each case. A fork takes about as long."""
+"""A file whose import takes less time of a processor is imported anew for each case.
+
+A fork takes about as long.
+"""
 
 
 class PluginFiles:
@@ -30,18 +35,27 @@ class PluginFiles:
         self._is_cheap: dict[str, bool] = {}
 
     def describe(self) -> list[dict[str, Any]]:
-        """What the kernels of all files declare. Raises InputError for a file that does not load, and a name twice."""
+        """What the kernels of all files declare.
+
+        Raises InputError for a file that does not load, and a name twice.
+        """
         if self._described is None:
-            self._described = [kernel for path in self.paths for kernel in self._describe_file(path)]
+            self._described = [
+                kernel for path in self.paths for kernel in self._describe_file(path)
+            ]
         return self._described
 
     def _describe_file(self, path: str) -> Sequence[dict[str, Any]]:
         kernels = self._pool.describe_kernels((path,))
-        self._is_cheap[path] = bool(kernels) and all(one.pop("import_seconds") < CHEAP_SECONDS for one in kernels)
+        self._is_cheap[path] = bool(kernels) and all(
+            one.pop("import_seconds") < CHEAP_SECONDS for one in kernels
+        )
         for kernel in kernels:
             name = f"{kernel['op']}/{kernel['short_name']}"
             if other := self._file_of.get(name):
-                raise InputError(f"plug-in {path}: kernel {name!r} is registered already, by {other}; rename one")
+                raise InputError(
+                    f"plug-in {path}: kernel {name!r} is registered already, by {other}; rename one"
+                )
             self._file_of[name] = path
         return kernels
 
@@ -56,10 +70,15 @@ class PluginFiles:
         ):
             return self.paths
         planners = (planner_of(spec) for spec in case.known_kernels() if spec.op == "mla_decode")
-        names = [*case.kernels().values(), *(planner.name for planner in planners if planner is not None)]
+        names = [
+            *case.kernels().values(),
+            *(planner.name for planner in planners if planner is not None),
+        ]
         wanted = {self._file_of[name] for name in names if name in self._file_of}
         return tuple(path for path in self.paths if path in wanted)
 
     def are_cheap(self, paths: Iterable[str]) -> bool:
-        """Whether the import of the files is so quick that each case can have it in a process of its own."""
+        """Whether the import of the files is so quick that each case can have it in a process of
+        its own.
+        """
         return all(self._is_cheap.get(path, False) for path in paths)

@@ -15,15 +15,24 @@ from harness.run.worker import DEFAULT_EXECUTE
 
 
 class Pool(ABC):
-    """Worker processes that live until `close`; use it as a context manager. `run` may be called many times."""
+    """Worker processes that live until `close`; use it as a context manager.
+
+    `run` may be called many times.
+    """
 
     num_workers: int
     """How many jobs can run at one time."""
 
     def __init__(
-        self, *, execute: str = DEFAULT_EXECUTE, environ: dict[str, str] | None = None, start_seconds: float = 600.0
+        self,
+        *,
+        execute: str = DEFAULT_EXECUTE,
+        environ: dict[str, str] | None = None,
+        start_seconds: float = 600.0,
     ) -> None:
-        """Workers call `execute` ("module:function"), have `environ` beside their own, and start in `start_seconds`."""
+        """Workers call `execute` ("module:function"), have `environ` beside their own, and start in
+        `start_seconds`.
+        """
         self.environment: Environment | None = None
         self.num_done = 0
         """Results of all cases so far."""
@@ -43,21 +52,27 @@ class Pool(ABC):
 
     @abstractmethod
     def start(self) -> Environment:
-        """Wait until one worker is ready, and describe its machine. Raises WorkerError if no worker can start."""
+        """Wait until one worker is ready, and describe its machine.
+
+        Raises WorkerError if no worker can start.
+        """
 
     @abstractmethod
     def describe_kernels(self, plugins: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """The declarations of the kernels in plug-in files, or of all kernels without files, with `why_not` by device.
+        """The declarations of the kernels in plug-in files, or of all kernels without files, with
+        `why_not` by device.
 
         Raises InputError if a file does not load, kills the worker or hangs it.
         """
 
-    def run(self, jobs: Sequence[Job], on_start: Callable[[Job], None] | None = None) -> Generator[CaseResult]:
+    def run(
+        self, jobs: Sequence[Job], on_start: Callable[[Job], None] | None = None
+    ) -> Generator[CaseResult]:
         """Yield one result for each job, as they end.
 
-        A worker gets its next job only after the caller asked for the next result, so a caller can write a result to
-        disk before that worker goes on. Of a deque, the caller may also take jobs out that have not begun: it is
-        emptied as they begin.
+        A worker gets its next job only after the caller asked for the next result, so a caller can
+        write a result to disk before that worker goes on. Of a deque, the caller may also take jobs
+        out that have not begun: it is emptied as they begin.
         """
 
         def started(job: Job) -> None:
@@ -72,7 +87,9 @@ class Pool(ABC):
                 yield result
 
     @abstractmethod
-    def _run(self, waiting: deque[Job], on_start: Callable[[Job], None] | None) -> Generator[CaseResult]:
+    def _run(
+        self, waiting: deque[Job], on_start: Callable[[Job], None] | None
+    ) -> Generator[CaseResult]:
         """Take jobs from `waiting` until it is empty, and yield their results."""
 
     def run_in_order(self, jobs: Sequence[Job]) -> list[CaseResult]:

@@ -1,8 +1,10 @@
-"""The one protocol between a process and its children: requests go one way, replies the other, one JSON object a line.
+"""The one protocol between a process and its children: requests go one way, replies the other, one
+JSON object a line.
 
-`python -P -m harness.run.launch PARENT MODULE REPLIES [ARGUMENT]...` starts a child, as `harness.run.child.Child` does.
-PARENT is the process id of the parent, or 0 if another program stands between them. REPLIES is the descriptor for
-replies. Requests come on standard input. Standard output and standard error are the child's log: kernels may print.
+`python -P -m harness.run.launch PARENT MODULE REPLIES [ARGUMENT]...` starts a child, as
+`harness.run.child.Child` does. PARENT is the process id of the parent, or 0 if another program
+stands between them. REPLIES is the descriptor for replies. Requests come on standard input.
+Standard output and standard error are the child's log: kernels may print.
 """
 
 from __future__ import annotations
@@ -41,18 +43,26 @@ class Reply(Record):
     is_full: bool = False
     """The error is that a disk is full, or a file may not grow."""
     is_spent: bool = False
-    """The child's CUDA context failed for good, or a thread still computes. The child ends and must be replaced."""
+    """The child's CUDA context failed for good, or a thread still computes.
+
+    The child ends and must be replaced.
+    """
 
 
 def encode(message: Record) -> bytes:
     """One line of strict JSON. Raises ValueError for NaN."""
-    text = json.dumps(message.model_dump(), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(
+        message.model_dump(), allow_nan=False, ensure_ascii=False, separators=(",", ":")
+    )
     # A kernel's message may hold lone surrogates, which UTF-8 cannot encode.
     return text.encode("utf-8", "replace") + b"\n"
 
 
 def reply_to_error(error: BaseException) -> Reply:
-    """The reply to a request that ended in `error`. The log gets the stack unless the child refused."""
+    """The reply to a request that ended in `error`.
+
+    The log gets the stack unless the child refused.
+    """
     if isinstance(error, InputError):
         return Reply(refused=_one_line(error))
     stack = stack_of(error)
@@ -70,7 +80,9 @@ class Parent:
     """The parent as its child sees it."""
 
     def __init__(self, replies: int) -> None:
-        """Hide standard input and the descriptor for replies from kernels and from the processes they start."""
+        """Hide standard input and the descriptor for replies from kernels and from the processes
+        they start.
+        """
         self._requests = os.fdopen(os.dup(0), "rb")
         self._replies = replies
         os.set_inheritable(replies, False)
@@ -84,7 +96,10 @@ class Parent:
         os.close(self._replies)
 
     def request(self, kind: type[RecordT]) -> RecordT | None:
-        """The next request, or None when the parent has no more. Raises ValueError for a line that is no request."""
+        """The next request, or None when the parent has no more.
+
+        Raises ValueError for a line that is no request.
+        """
         return next(self.requests(kind), None)
 
     def requests(self, kind: type[RecordT]) -> Iterator[RecordT]:
@@ -104,8 +119,8 @@ class Parent:
 def run_child(main: Callable[[Parent], None]) -> NoReturn:
     """Run `main` as a child process. An error is sent as a reply, and decides the exit code.
 
-    Takes REPLIES from `sys.argv` and leaves the other arguments there. After a crash, or on SIGUSR1 before the parent
-    kills a hanging child, the log shows the stack of every thread.
+    Takes REPLIES from `sys.argv` and leaves the other arguments there. After a crash, or on SIGUSR1
+    before the parent kills a hanging child, the log shows the stack of every thread.
     """
     parent = Parent(int(sys.argv.pop(1)))
     faulthandler.enable(all_threads=True)
@@ -127,7 +142,9 @@ def answer_once(kind: type[RecordT], answer: Callable[[RecordT], dict[str, Any]]
     answer_each(kind, lambda request: [answer(request)])
 
 
-def answer_each(kind: type[RecordT], answers: Callable[[RecordT], Iterable[dict[str, Any]]]) -> NoReturn:
+def answer_each(
+    kind: type[RecordT], answers: Callable[[RecordT], Iterable[dict[str, Any]]]
+) -> NoReturn:
 
     def main(parent: Parent) -> None:
         request = parent.request(kind)

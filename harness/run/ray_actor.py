@@ -1,8 +1,9 @@
-"""The actor on a node of a Ray cluster: it unpacks the driver's copy of the harness, and owns one worker process.
+"""The actor on a node of a Ray cluster: it unpacks the driver's copy of the harness, and owns one
+worker process.
 
-Ray sends this module by value, so until the driver's code is unpacked it can use the standard library alone. The same
-:class:`harness.run.runner.WorkerPool` as on one machine contains crashes and hangs. Only the loss of its node can end
-the actor.
+Ray sends this module by value, so until the driver's code is unpacked it can use the standard
+library alone. The same :class:`harness.run.runner.WorkerPool` as on one machine contains crashes
+and hangs. Only the loss of its node can end the actor.
 """
 
 from __future__ import annotations
@@ -29,16 +30,22 @@ Plugin = tuple[str, bytes]
 class NodeWorker:
     """One worker process of a node. The driver sends it one request at a time."""
 
-    def __init__(self, digest: str, code: bytes, execute: str, environ: dict[str, str], start_seconds: float) -> None:
+    def __init__(
+        self, digest: str, code: bytes, execute: str, environ: dict[str, str], start_seconds: float
+    ) -> None:
         self._root = _own_folder() / digest
         unpack(code, self._root)
         os.utime(self._root)
         _delete_old(self._root.parent)
-        self._options: dict[str, Any] = dict(execute=execute, environ=environ, start_seconds=start_seconds)
+        self._options: dict[str, Any] = dict(
+            execute=execute, environ=environ, start_seconds=start_seconds
+        )
         self._pool: Any = None
 
     def start(self) -> dict[str, Any]:
-        """The environment of this node as `ready`, or as `failed` one sentence about why no case can run here."""
+        """The environment of this node as `ready`, or as `failed` one sentence about why no case
+        can run here.
+        """
         sys.path.insert(0, str(self._root))
         try:
             from harness.run.runner import WorkerError, WorkerPool
@@ -51,7 +58,9 @@ class NodeWorker:
             return {"failed": f"{error}; install mla-harness there"}
 
     def describe(self, plugins: list[Plugin]) -> dict[str, Any]:
-        """What kernels declare as `described`, or as `refused` one sentence about a file that does not load."""
+        """What kernels declare as `described`, or as `refused` one sentence about a file that does
+        not load.
+        """
         from harness.core.errors import InputError
 
         here = {path: self._placed(path, content) for path, content in plugins}
@@ -64,10 +73,13 @@ class NodeWorker:
     def run(
         self, job: str, plugins: list[Plugin], fixtures: bytes | None, notes: dict[str, bytes]
     ) -> tuple[str, dict[str, bytes]]:
-        """Run one job, given as JSON. Returns the result as JSON, and the files of the job's directory by name.
+        """Run one job, given as JSON.
 
-        A directory that this node can see is the driver's own: its files stay there and are not returned. Otherwise the
-        job gets a directory here, with the files that an interrupted run left (`notes`).
+        Returns the result as JSON, and the files of the job's directory by name.
+
+        A directory that this node can see is the driver's own: its files stay there and are not
+        returned. Otherwise the job gets a directory here, with the files that an interrupted run
+        left (`notes`).
         """
         from harness.core.cases import Job
 
@@ -93,7 +105,11 @@ class NodeWorker:
 
     def _placed(self, path: str, content: bytes) -> str:
         """Write a plug-in file to a folder named by its content. Returns its path on this node."""
-        place = self._root.parent / f"plugin-{hashlib.sha256(content).hexdigest()[:16]}" / Path(path).name
+        place = (
+            self._root.parent
+            / f"plugin-{hashlib.sha256(content).hexdigest()[:16]}"
+            / Path(path).name
+        )
         write(place, content)
         return str(place)
 

@@ -39,8 +39,8 @@ class Slot(NamedTuple):
 class Cluster:
     """A connection to a Ray cluster, or a local one that lives as long as the connection.
 
-    `address` is `auto` or HOST:PORT of a cluster that this machine is part of. None starts a local one with
-    `num_cpus` CPU slots. Raises InputError if Ray is not installed or no cluster answers.
+    `address` is `auto` or HOST:PORT of a cluster that this machine is part of. None starts a local
+    one with `num_cpus` CPU slots. Raises InputError if Ray is not installed or no cluster answers.
     """
 
     def __init__(self, address: str | None, num_cpus: int) -> None:
@@ -59,7 +59,11 @@ class Cluster:
         _check_reachable(self.address)
         options: dict[str, Any] = {"address": self.address}
         if self.address == LOCAL:
-            options |= {"num_cpus": num_cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+            options |= {
+                "num_cpus": num_cpus,
+                "include_dashboard": False,
+                "object_store_memory": OBJECT_STORE_BYTES,
+            }
         _keep_standard_output_clean()
         try:
             with warnings.catch_warnings():
@@ -78,14 +82,19 @@ class Cluster:
         if time.monotonic() - self._listed_at > LISTED_SECONDS:
             nodes = [node for node in self._ray.nodes() if node["Alive"]]
             by_kind = ([_slots(node, has_gpu=kind) for node in nodes] for kind in (True, False))
-            self._listed = [slot for lists in by_kind for turn in zip_longest(*lists) for slot in turn if slot]
+            self._listed = [
+                slot for lists in by_kind for turn in zip_longest(*lists) for slot in turn if slot
+            ]
             self._listed_at = time.monotonic()
         return self._listed
 
     def describe(self) -> str:
         slots = self.slots()
         gpus, nodes = sum(slot.has_gpu for slot in slots), len({slot.node for slot in slots})
-        return f"Ray {self._ray.__version__}, {self.address}: {nodes} nodes, {len(slots) - gpus} CPU slots, {gpus} GPUs"
+        return (
+            f"Ray {self._ray.__version__}, {self.address}: {nodes} nodes, {len(slots) - gpus} CPU"
+            f" slots, {gpus} GPUs"
+        )
 
     def put(self, value: bytes) -> Any:
         return self._ray.put(value)
@@ -120,7 +129,10 @@ class Cluster:
             raise ActorLost(" ".join(str(error).split())) from None
 
     def end(self, started: list[Any], others: list[Any]) -> None:
-        """End actors, and first the worker processes of `started` ones. Actors of lost nodes are gone already."""
+        """End actors, and first the worker processes of `started` ones.
+
+        Actors of lost nodes are gone already.
+        """
         closing = [handle.close.remote() for handle in started]
         if closing:
             self._ray.wait(closing, num_returns=len(closing), timeout=CONNECT_SECONDS)
@@ -138,7 +150,10 @@ def _slots(node: dict[str, Any], *, has_gpu: bool) -> list[Slot]:
     num_cpus = int(node["Resources"].get("CPU", 0))
     num_gpus = min(int(node["Resources"].get("GPU", 0)), num_cpus)
     name = f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})"
-    return [Slot(node["NodeID"], name, has_gpu, n) for n in range(num_gpus if has_gpu else num_cpus - num_gpus)]
+    return [
+        Slot(node["NodeID"], name, has_gpu, n)
+        for n in range(num_gpus if has_gpu else num_cpus - num_gpus)
+    ]
 
 
 def _check_reachable(address: str) -> None:
@@ -147,9 +162,13 @@ def _check_reachable(address: str) -> None:
         return
     match = _FORM.match(address)
     if match is None:
-        raise InputError(f"--ray-address {address}: not of the form HOST:PORT; give that of a cluster, or auto")
+        raise InputError(
+            f"--ray-address {address}: not of the form HOST:PORT; give that of a cluster, or auto"
+        )
     try:
-        socket.create_connection((match["host"].strip("[]"), int(match["port"])), CONNECT_SECONDS).close()
+        socket.create_connection(
+            (match["host"].strip("[]"), int(match["port"])), CONNECT_SECONDS
+        ).close()
     except (OSError, OverflowError) as error:
         raise InputError(_refused(address, str(error))) from None
 
@@ -158,8 +177,8 @@ def _refused(address: str, why: str) -> str:
     if address == LOCAL:
         return f"--executor ray: no local Ray cluster could be started: {why}"
     return (
-        f"--ray-address {address}: no Ray cluster answers: {why}; run this on a machine of the cluster, or leave the "
-        "address out for a local one"
+        f"--ray-address {address}: no Ray cluster answers: {why}; run this on a machine of the"
+        " cluster, or leave the address out for a local one"
     )
 
 

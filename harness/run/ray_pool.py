@@ -1,7 +1,7 @@
 """A pool of workers on a Ray cluster: a worker process for each GPU or CPU slot of its nodes.
 
-The cases of a lost node run again on another node, and their results name the lost nodes. Ray is imported when a pool
-is opened.
+The cases of a lost node run again on another node, and their results name the lost nodes. Ray is
+imported when a pool is opened.
 """
 
 from __future__ import annotations
@@ -31,13 +31,24 @@ from harness.run.runner import WorkerError, default_num_workers
 MAX_LOSSES = 3
 """A case that lost this many nodes is a crash: it may be what ends them."""
 AVOIDED_SECONDS = 10.0
-"""How long a node that lost an actor gets no new one. Ray needs some seconds to notice that a node is gone."""
+"""How long a node that lost an actor gets no new one.
+
+Ray needs some seconds to notice that a node is gone.
+"""
 SECOND_TRY_SECONDS = 15.0
 """How long the first worker may start before a second one is tried on another slot."""
 PATIENCE_SECONDS = 600.0
 """How long a run waits for a node if none is left."""
-TRAVELLING = ("MLA_HARNESS_", "TRITON_", "TORCH_", "PYTORCH_", *(name for one in ENGINES for name in one.variables))
-"""Nodes get the driver's environment variables with these prefixes, which can change the outcome of a case."""
+TRAVELLING = (
+    "MLA_HARNESS_",
+    "TRITON_",
+    "TORCH_",
+    "PYTORCH_",
+    *(name for one in ENGINES for name in one.variables),
+)
+"""Nodes get the driver's environment variables with these prefixes, which can change the outcome of
+a case.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,11 +66,14 @@ class RemoteWorker:
 class RayPool(Pool):
     """Worker processes on the nodes of a Ray cluster.
 
-    `address` is as in :class:`Cluster`. `num_workers` limits how many cases run at one time. The default is all slots
-    of an existing cluster, and on a local one the default of :class:`WorkerPool`.
+    `address` is as in :class:`Cluster`. `num_workers` limits how many cases run at one time. The
+    default is all slots of an existing cluster, and on a local one the default of
+    :class:`WorkerPool`.
     """
 
-    def __init__(self, address: str | None = None, num_workers: int | None = None, **options: Any) -> None:
+    def __init__(
+        self, address: str | None = None, num_workers: int | None = None, **options: Any
+    ) -> None:
         """The options are as in :class:`Pool`."""
         super().__init__(**options)
         self._address = address
@@ -128,9 +142,13 @@ class RayPool(Pool):
             if "refused" in found:
                 raise InputError(found["refused"])
             return list(found["described"])
-        raise InputError(f"plug-in {', '.join(plugins)}: {MAX_LOSSES} nodes were lost while they loaded it")
+        raise InputError(
+            f"plug-in {', '.join(plugins)}: {MAX_LOSSES} nodes were lost while they loaded it"
+        )
 
-    def _run(self, waiting: deque[Job], on_start: Callable[[Job], None] | None) -> Generator[CaseResult]:
+    def _run(
+        self, waiting: deque[Job], on_start: Callable[[Job], None] | None
+    ) -> Generator[CaseResult]:
         self.start()
         self._losses, self._stalled_since = {}, None
         try:
@@ -145,7 +163,8 @@ class RayPool(Pool):
                     if result is not None:
                         yield result
         finally:
-            # After an early stop, a busy worker would answer the next run with a result of this one.
+            # After an early stop, a busy worker would answer the next run with a result of this
+            # one.
             busy = [worker for worker in self._workers if worker.job is not None]
             self._workers = [worker for worker in self._workers if worker.job is None]
             self._end(busy)
@@ -177,7 +196,10 @@ class RayPool(Pool):
         worker.pending = worker.handle.run.remote(job.model_dump_json(), files, fixtures, notes)
 
     def _result_of(self, worker: RemoteWorker, job: Job, waiting: deque[Job]) -> CaseResult | None:
-        """The result that `worker` owes, or None if the worker was lost. Then the job waits again, as the first one."""
+        """The result that `worker` owes, or None if the worker was lost.
+
+        Then the job waits again, as the first one.
+        """
         worker.job = None
         lost = self._losses.get(job.key, [])
         try:
@@ -204,7 +226,10 @@ class RayPool(Pool):
         return job.device == "cuda" or job.case.kind.serves
 
     def _next_for(self, worker: RemoteWorker, waiting: deque[Job]) -> Job | None:
-        """The first job that `worker` can run. In a cluster with GPUs, jobs that need one wait for a GPU slot."""
+        """The first job that `worker` can run.
+
+        In a cluster with GPUs, jobs that need one wait for a GPU slot.
+        """
         if not self._has_gpus:
             # A worker reports that there is no GPU.
             return waiting[0]
@@ -214,7 +239,9 @@ class RayPool(Pool):
         return next((job for job in waiting if not self._needs_gpu(job)), None)
 
     def _spawn_useful(self, waiting: deque[Job]) -> None:
-        """Start as many workers as the waiting jobs can keep busy, with GPUs for jobs that need one."""
+        """Start as many workers as the waiting jobs can keep busy, with GPUs for jobs that need
+        one.
+        """
         if not waiting:
             return
         idle = Counter(worker.slot.has_gpu for worker in self._workers if worker.job is None)
@@ -226,7 +253,9 @@ class RayPool(Pool):
                 idle[slot.has_gpu] += 1
 
     def _spawn_first(self) -> None:
-        """Start one worker, and from time to time one more of its kind: another job may hold the first slot."""
+        """Start one worker, and from time to time one more of its kind: another job may hold the
+        first slot.
+        """
         now = time.monotonic()
         if self._workers and now - self._spawned_at < SECOND_TRY_SECONDS:
             return
@@ -243,12 +272,16 @@ class RayPool(Pool):
         free = [
             slot
             for slot in self._cluster.slots()
-            if slot not in taken and slot.node not in self._unusable and self._avoided.get(slot.node, now) <= now
+            if slot not in taken
+            and slot.node not in self._unusable
+            and self._avoided.get(slot.node, now) <= now
         ]
         return free if self._limit is None else free[: max(0, self._limit - len(self._workers))]
 
     def _spawn(self, slot: Slot) -> None:
-        environ = {name: value for name, value in os.environ.items() if name.startswith(TRAVELLING)} | self._environ
+        environ = {
+            name: value for name, value in os.environ.items() if name.startswith(TRAVELLING)
+        } | self._environ
         if not slot.has_gpu:
             environ["CUDA_VISIBLE_DEVICES"] = ""
         arguments = (self._digest, self._code, self._execute, environ, self._start_seconds)
@@ -257,7 +290,10 @@ class RayPool(Pool):
         self._workers.append(RemoteWorker(slot, handle, handle.start.remote()))
 
     def _answered(self) -> list[RemoteWorker]:
-        """Wait a moment for an answer. Returns a list of the worker that answered, or an empty list."""
+        """Wait a moment for an answer.
+
+        Returns a list of the worker that answered, or an empty list.
+        """
         owing = {worker.pending: worker for worker in self._workers if worker.pending is not None}
         if not owing:
             time.sleep(TICK_SECONDS)
@@ -297,7 +333,9 @@ class RayPool(Pool):
         print(f"mla-harness: warning: {self._unusable[worker.slot.node]}", file=sys.stderr)
 
     def _end(self, workers: list[RemoteWorker]) -> None:
-        self._cluster.end([w.handle for w in workers if w.is_ready], [w.handle for w in workers if not w.is_ready])
+        self._cluster.end(
+            [w.handle for w in workers if w.is_ready], [w.handle for w in workers if not w.is_ready]
+        )
 
     def _forget(self, worker: RemoteWorker, error: ActorLost) -> None:
         """Drop a lost worker, and avoid its node for a while."""
@@ -318,7 +356,9 @@ class RayPool(Pool):
                 self._take_ready(worker)
 
     def _check_patience(self) -> None:
-        """Raise WorkerError if nothing ran for too long: nodes are gone, or other programs hold all slots."""
+        """Raise WorkerError if nothing ran for too long: nodes are gone, or other programs hold all
+        slots.
+        """
         now = time.monotonic()
         if any(worker.job is not None for worker in self._workers):
             self._stalled_since = now
@@ -328,12 +368,14 @@ class RayPool(Pool):
         if now - self._stalled_since > allowed:
             last = f"; the last was lost: {self._last_loss[:300]}" if self._last_loss else ""
             raise WorkerError(
-                f"the Ray cluster {self._cluster.address} has had no free slot that can run the next case for "
-                f"{allowed:g} s (see `ray status`){last}"
+                f"the Ray cluster {self._cluster.address} has had no free slot that can run the"
+                f" next case for {allowed:g} s (see `ray status`){last}"
             )
 
 
 def _ends_nodes(job: Job, nodes: tuple[str, ...], how: str) -> CaseResult:
     reason = f"{len(nodes)} nodes were lost while they ran it"
     findings = (Finding(oracle="crash", message=reason, cause=Code.LOST_NODES),)
-    return CaseResult.of(job, Verdict.CRASH, reason=reason, findings=findings, log=how, lost_nodes=nodes)
+    return CaseResult.of(
+        job, Verdict.CRASH, reason=reason, findings=findings, log=how, lost_nodes=nodes
+    )

@@ -20,14 +20,19 @@ class WorkerRequest(Record):
 
 
 class LoadModel(Record):
-    """For `harness.run.epochs`: the task and model to load. `work` is a folder for the task's files."""
+    """For `harness.run.epochs`: the task and model to load.
+
+    `work` is a folder for the task's files.
+    """
 
     params: ModelParams
     work: str
 
 
 class AskModel(Record):
-    """For `harness.run.epochs`: the run directory for the model's answers; `resume` if it holds some already."""
+    """For `harness.run.epochs`: the run directory for the model's answers; `resume` if it holds
+    some already.
+    """
 
     directory: str
     resume: bool

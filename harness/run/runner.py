@@ -1,4 +1,6 @@
-"""Worker processes of this machine: feed them jobs, and turn their deaths and hangs into results."""
+"""Worker processes of this machine: feed them jobs, and turn their deaths and hangs into
+results.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,15 @@ from harness.run.worker import PREPARE
 
 MAX_WORKERS = 4
 MAX_SPARES = 2
-"""Spare workers for each GPU, or for the CPU, once a worker there was lost. A machine of few cores has one."""
+"""Spare workers for each GPU, or for the CPU, once a worker there was lost.
+
+A machine of few cores has one.
+"""
 CORES_FOR_EARLY_SPARES = 8
-"""On a machine with so many cores the spares of a GPU start with its first worker: CUDA takes seconds to start."""
+"""On a machine with so many cores the spares of a GPU start with its first worker:
+
+CUDA takes seconds to start.
+"""
 DESCRIBE_SECONDS = 600.0
 """How long plug-ins may take to load. Engines and their kernels take a minute on a busy machine."""
 
@@ -39,7 +47,10 @@ class WorkerError(HarnessError):
 
 
 MAX_STARTS = 3
-"""How often a worker is started that a signal ends before it is ready. It may have come from outside."""
+"""How often a worker is started that a signal ends before it is ready.
+
+It may have come from outside.
+"""
 
 
 class Worker(Child):
@@ -56,13 +67,14 @@ def default_num_workers() -> int:
 class WorkerPool(Pool):
     """Worker processes of this machine.
 
-    A spare worker takes the place of a worker that a case took down, so that the next case need not wait for torch and
-    CUDA. Spares start in the background when the first worker is lost; on a large machine, with the first job for a
-    GPU. They share the GPU of the lost worker and its lock. A worker that cannot start raises WorkerError, because the
-    next one could not either. One that a signal ends before it is ready is started again, MAX_STARTS times in a row.
+    A spare worker takes the place of a worker that a case took down, so that the next case need not
+    wait for torch and CUDA. Spares start in the background when the first worker is lost; on a
+    large machine, with the first job for a GPU. They share the GPU of the lost worker and its lock.
+    A worker that cannot start raises WorkerError, because the next one could not either. One that a
+    signal ends before it is ready is started again, MAX_STARTS times in a row.
 
-    A worker that has imported plug-ins runs no case with others, and none without. Where a fork starts in no time, each
-    case whose plug-ins are imported quickly gets a worker of its own.
+    A worker that has imported plug-ins runs no case with others, and none without. Where a fork
+    starts in no time, each case whose plug-ins are imported quickly gets a worker of its own.
     """
 
     def __init__(self, num_workers: int | None = None, per_gpu: int = 1, **options: Any) -> None:
@@ -79,7 +91,11 @@ class WorkerPool(Pool):
         self._num_killed = 0
         imports = ("torch", PREPARE.get(self._execute, self._execute.partition(":")[0]))
         # Elsewhere each worker imports by itself.
-        self._forks = Forks(imports, name="the process that imports torch") if sys.platform == "linux" else None
+        self._forks = (
+            Forks(imports, name="the process that imports torch")
+            if sys.platform == "linux"
+            else None
+        )
 
     def __enter__(self) -> Self:
         """Begin what takes seconds, so that torch is imported while the run is planned."""
@@ -133,7 +149,9 @@ class WorkerPool(Pool):
         assert result is not None
         return list(result["kernels"])
 
-    def _run(self, waiting: deque[Job], on_start: Callable[[Job], None] | None) -> Generator[CaseResult]:
+    def _run(
+        self, waiting: deque[Job], on_start: Callable[[Job], None] | None
+    ) -> Generator[CaseResult]:
         """See :meth:`Pool._run`. Jobs that span several GPUs come last, each alone."""
         spanning = [job for job in waiting if job.case.params.num_gpus > 1]
         if not spanning or len(self.start().gpus) < 2:
@@ -151,7 +169,9 @@ class WorkerPool(Pool):
 
     @contextmanager
     def _holding(self, count: int) -> Iterator[tuple[int, ...]]:
-        """Hold `count` GPUs for one job and none for workers; yields () if the machine has fewer."""
+        """Hold `count` GPUs for one job and none for workers; yields () if the machine has
+        fewer.
+        """
         environment = self.start()
         if len(environment.gpus) < count:
             yield ()
@@ -167,7 +187,9 @@ class WorkerPool(Pool):
             for gpu in gpus:
                 self._gpus.give_back(gpu)
 
-    def _feed(self, waiting: deque[Job], on_start: Callable[[Job], None] | None) -> Generator[CaseResult]:
+    def _feed(
+        self, waiting: deque[Job], on_start: Callable[[Job], None] | None
+    ) -> Generator[CaseResult]:
         busy: dict[Worker, Job] = {}
         try:
             while waiting or busy:
@@ -182,16 +204,21 @@ class WorkerPool(Pool):
                             waiting.remove(left)
                             yield given_up
         finally:
-            # After an early stop, a busy worker would answer the next run with a result of this one.
+            # After an early stop, a busy worker would answer the next run with a result of this
+            # one.
             for worker in busy:
                 self._retire(worker)
 
-    def _dispatch(self, waiting: deque[Job], busy: dict[Worker, Job], on_start: Callable[[Job], None] | None) -> None:
+    def _dispatch(
+        self, waiting: deque[Job], busy: dict[Worker, Job], on_start: Callable[[Job], None] | None
+    ) -> None:
         for worker in [worker for worker in self._workers if worker not in busy]:
             if worker.is_ready and worker.ended():
                 self._replace(worker)
         if len(self._workers) < self.num_workers:
-            for _ in range(len(self._workers), min(self.num_workers, self._num_useful(waiting) + len(busy))):
+            for _ in range(
+                len(self._workers), min(self.num_workers, self._num_useful(waiting) + len(busy))
+            ):
                 self._workers.append(self._spawn())
         for worker in list(self._workers):
             if waiting and worker not in busy and worker.is_ready:
@@ -210,14 +237,21 @@ class WorkerPool(Pool):
                         on_start(job)
 
     def _num_useful(self, waiting: deque[Job]) -> int:
-        """How many workers the waiting jobs can keep busy: each job on CUDA needs a share of a GPU."""
+        """How many workers the waiting jobs can keep busy: each job on CUDA needs a share of a
+        GPU.
+        """
         on_gpu = sum(job.device == "cuda" for job in waiting)
         num_gpus = 1 if self.environment is None else max(1, len(self.environment.gpus))
         return len(waiting) - on_gpu + min(on_gpu, self._per_gpu * num_gpus)
 
     def _next_for(self, worker: Worker, waiting: deque[Job], running: Iterable[Job]) -> Job | None:
-        """The first waiting job that `worker` can run. For a job on CUDA, the worker locks a GPU and keeps it."""
-        free: Iterator[Job] = (job for job in waiting if not self._compiling.must_wait(job, running))
+        """The first waiting job that `worker` can run.
+
+        For a job on CUDA, the worker locks a GPU and keeps it.
+        """
+        free: Iterator[Job] = (
+            job for job in waiting if not self._compiling.must_wait(job, running)
+        )
         if worker.imported:
             # Those come first for which it need not be replaced.
             free = iter(sorted(free, key=lambda job: job.foreign_code != worker.imported))
@@ -250,15 +284,22 @@ class WorkerPool(Pool):
             try:
                 result = CaseResult.model_validate(reply.result)
             except ValueError as error:
-                return self._bury(worker, job, f"the worker's answer is not a result: {str(error).splitlines()[0]}")
+                return self._bury(
+                    worker,
+                    job,
+                    f"the worker's answer is not a result: {str(error).splitlines()[0]}",
+                )
             if result.key != job.key:
-                return self._bury(worker, job, f"the worker answered for another job ({result.key!r})")
+                return self._bury(
+                    worker, job, f"the worker answered for another job ({result.key!r})"
+                )
             printed = worker.printed().strip()
             if result.verdict in BAD:
                 worker.check_room()
                 result = result.but(log=f"{printed}\n{result.log}".strip())
             if reply.is_spent or (job.ends_worker and self._starts_quickly):
-                # Its CUDA context has failed, a thread still computes, or foreign code was imported.
+                # Its CUDA context has failed, a thread still computes, or foreign code was
+                # imported.
                 self._replace(worker)
             return result
         if worker.ended():
@@ -273,7 +314,9 @@ class WorkerPool(Pool):
         message = f"{job.case.id}: {reason}" if job.device == "cuda" else reason
         at = user_frame(death.log, job.plugins)
         finding = Finding(oracle="crash", message=message, at=at, **death.as_cause)
-        return CaseResult.of(job, Verdict.CRASH, seconds=seconds, reason=reason, findings=(finding,), log=death.log)
+        return CaseResult.of(
+            job, Verdict.CRASH, seconds=seconds, reason=reason, findings=(finding,), log=death.log
+        )
 
     def _select(self) -> None:
         for key, _ in self._selector.select(TICK_SECONDS):
@@ -284,14 +327,21 @@ class WorkerPool(Pool):
                 self._check_ready(worker)
 
     def _check_ready(self, worker: Worker) -> None:
-        """Note that a worker is ready. Raises WorkerError if it failed to start, unless it is a spare."""
+        """Note that a worker is ready.
+
+        Raises WorkerError if it failed to start, unless it is a spare.
+        """
         reply = worker.take()
         if reply is not None and reply.ready is not None:
             worker.is_ready, self._num_killed = True, 0
             self.environment = self.environment or Environment.model_validate(reply.ready)
         elif reply is not None or worker.ended():
             is_spare = worker not in self._workers
-            reason = (reply.refused or reply.failed) if reply else f"{worker.death().how}; {worker.last_line()}"
+            reason = (
+                (reply.refused or reply.failed)
+                if reply
+                else f"{worker.death().how}; {worker.last_line()}"
+            )
             code = None if reply else worker.death().code
             self._retire(worker)
             if is_spare:
@@ -321,7 +371,8 @@ class WorkerPool(Pool):
                 )
                 break
             except ChildDied:
-                # The process that forks was killed while it was asked. The next attempt starts another.
+                # The process that forks was killed while it was asked. The next attempt starts
+                # another.
                 if attempt == MAX_STARTS:
                     raise
         self._selector.register(worker.fileno(), selectors.EVENT_READ, worker)

@@ -1,8 +1,9 @@
 """Cases under NVIDIA's compute-sanitizer, which watches child processes, `harness.judge.run_case`.
 
-The sanitizer sees single loads and stores, and makes a case ten times slower or more. A child runs a batch of cases,
-since most of its time goes into its start. If the report of a batch counts errors, or its child died, each of its cases
-runs once more in a child of its own, and the report of that child goes to the result of the case.
+The sanitizer sees single loads and stores, and makes a case ten times slower or more. A child runs
+a batch of cases, since most of its time goes into its start. If the report of a batch counts
+errors, or its child died, each of its cases runs once more in a child of its own, and the report of
+that child goes to the result of the case.
 """
 
 from __future__ import annotations
@@ -45,26 +46,44 @@ def check(tool: str, jobs: list[Job]) -> None:
     if tool not in TOOLS:
         raise InputError(f"--sanitizer {tool}: unknown tool; choose one of {', '.join(TOOLS)}")
     if on_cpu := next((job.case.id for job in jobs if job.device != "cuda"), ""):
-        raise InputError(f"--sanitizer: watches kernels on a GPU, and {on_cpu} runs on the CPU; add --device cuda")
+        raise InputError(
+            f"--sanitizer: watches kernels on a GPU, and {on_cpu} runs on the CPU; add --device"
+            " cuda"
+        )
     if find() is None:
-        raise InputError("--sanitizer: compute-sanitizer is not installed; it comes with the CUDA toolkit")
+        raise InputError(
+            "--sanitizer: compute-sanitizer is not installed; it comes with the CUDA toolkit"
+        )
 
 
 def run(jobs: Sequence[Job], tool: str, alive: set[Child]) -> list[CaseResult]:
     """Execute `jobs` in one child under compute-sanitizer; all or none of them capture a graph.
 
-    The report becomes the log of a case, its errors become a finding. `alive` has the child while it runs.
+    The report becomes the log of a case, its errors become a finding. `alive` has the child while
+    it runs.
     """
     program = find()
     assert program is not None
     # Memory that the allocator reuses counts as written. But a graph needs its pool.
     environ = {} if jobs[0].case.params.has_graph else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    # Memcheck by itself counts calls of the CUDA API that fail. Triton and FlashInfer make some on purpose.
+    # Memcheck by itself counts calls of the CUDA API that fail. Triton and FlashInfer make some on
+    # purpose.
     options = ("--report-api-errors", "no") if tool == "memcheck" else ()
     with tempfile.TemporaryDirectory(prefix="mla-harness-sanitizer-") as folder:
         report = Path(folder) / "report.txt"
-        prefix = (program, "--tool", tool, "--log-file", str(report), "--print-limit", "20", *options)
-        with Child("harness.judge.run_case", name="the process", prefix=prefix, environ=environ) as child:
+        prefix = (
+            program,
+            "--tool",
+            tool,
+            "--log-file",
+            str(report),
+            "--print-limit",
+            "20",
+            *options,
+        )
+        with Child(
+            "harness.judge.run_case", name="the process", prefix=prefix, environ=environ
+        ) as child:
             alive.add(child)
             child.send(Batch(jobs=tuple(_watched(job, tool) for job in jobs)))
             results = [_result(job, child) for job in jobs]
@@ -89,22 +108,33 @@ def _result(job: Job, child: Child) -> CaseResult:
 
 
 def _watched(job: Job, tool: str) -> Job:
-    """The job as `tool` can watch it: without poison for initcheck, to which poisoned memory is written memory."""
+    """The job as `tool` can watch it: without poison for initcheck, to which poisoned memory is
+    written memory.
+    """
     if tool != "initcheck":
         return job
     case = job.case
     oracles = tuple(name for name in case.oracles if name != "non_interference")
-    return job.but(case=case.but(poison=case.poison.but(patterns=("natural",), sites=()), oracles=oracles))
+    return job.but(
+        case=case.but(poison=case.poison.but(patterns=("natural",), sites=()), oracles=oracles)
+    )
 
 
 def with_report(result: CaseResult, tool: str, text: str) -> CaseResult:
-    """`result` with the end of the sanitizer's report as its log, and with a finding if the report counts errors."""
+    """`result` with the end of the sanitizer's report as its log, and with a finding if the report
+    counts errors.
+    """
     summary = _SUMMARY.search(text)
     changes: dict[str, object] = {"log": text[-LOG_TAIL:]}
     if summary and (count := int(summary[1])):
-        first = next((line.lstrip("= ").strip() for line in text.splitlines()[1:] if line.strip("= \t")), "")
+        first = next(
+            (line.lstrip("= ").strip() for line in text.splitlines()[1:] if line.strip("= \t")), ""
+        )
         message = f"compute-sanitizer {tool} reports {count} errors, first: {first}"
-        changes["findings"] = (*result.findings, Finding(oracle=ORACLE, message=message, cause=Code.SANITIZER))
+        changes["findings"] = (
+            *result.findings,
+            Finding(oracle=ORACLE, message=message, cause=Code.SANITIZER),
+        )
         if result.verdict in (Verdict.PASS, Verdict.SKIP):
             changes |= {"verdict": Verdict.FAIL, "reason": message}
     elif not summary and result.verdict is Verdict.PASS:
@@ -113,7 +143,9 @@ def with_report(result: CaseResult, tool: str, text: str) -> CaseResult:
 
 
 class SanitizedPool(WorkerPool):
-    """Runs cases under the sanitizer, `watchers` children at a time, but trials of the search for blame without it."""
+    """Runs cases under the sanitizer, `watchers` children at a time, but trials of the search for
+    blame without it.
+    """
 
     def __init__(self, tool: str, watchers: int = 1) -> None:
         super().__init__(1)
@@ -127,7 +159,9 @@ class SanitizedPool(WorkerPool):
             child.close()
         super().close()
 
-    def _run(self, waiting: deque[Job], on_start: Callable[[Job], None] | None) -> Generator[CaseResult]:
+    def _run(
+        self, waiting: deque[Job], on_start: Callable[[Job], None] | None
+    ) -> Generator[CaseResult]:
         jobs = list(waiting)
         waiting.clear()
         yield from super()._run(deque(job for job in jobs if job.sites is not None), on_start)
@@ -137,7 +171,11 @@ class SanitizedPool(WorkerPool):
         for job in watched:
             # A process imports the plug-ins of one case only.
             kinds[job.case.params.has_graph, job.foreign_code].append(job)
-        batches = [kind[start : start + size] for kind in kinds.values() for start in range(0, len(kind), size)]
+        batches = [
+            kind[start : start + size]
+            for kind in kinds.values()
+            for start in range(0, len(kind), size)
+        ]
         executor, self._is_stopping = ThreadPoolExecutor(self._watchers), False
         try:
             for done in as_completed([executor.submit(self._watch, batch) for batch in batches]):
@@ -152,7 +190,16 @@ class SanitizedPool(WorkerPool):
     def _watch(self, batch: list[Job]) -> list[CaseResult]:
         """The results of a batch; of each case by itself, if something is wrong."""
         results = run(batch, self.tool, self._alive)
-        is_reported = any(finding.cause == Code.SANITIZER for one in results for finding in one.findings)
-        if len(batch) == 1 or not (is_reported or any(one.verdict is Verdict.CRASH for one in results)):
+        is_reported = any(
+            finding.cause == Code.SANITIZER for one in results for finding in one.findings
+        )
+        if len(batch) == 1 or not (
+            is_reported or any(one.verdict is Verdict.CRASH for one in results)
+        ):
             return results
-        return [one for job in batch if not self._is_stopping for one in run([job], self.tool, self._alive)]
+        return [
+            one
+            for job in batch
+            if not self._is_stopping
+            for one in run([job], self.tool, self._alive)
+        ]

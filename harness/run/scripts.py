@@ -1,4 +1,6 @@
-"""The scripts of requests that `serve-check` runs: where they are, and how a file becomes a script."""
+"""The scripts of requests that `serve-check` runs: where they are, and how a file becomes a
+script.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ def script_names() -> list[str]:
 
 
 def load_script(name: str) -> Script:
-    """A shipped script by its name, or the script of a file. Raises InputError for a wrong name or file."""
+    """A shipped script by its name, or the script of a file.
+
+    Raises InputError for a wrong name or file.
+    """
     if not name.endswith(SUFFIXES) and name not in (known := script_names()):
-        raise InputError(f"--script {name}: no such script; {nearest(name, known, see='')}, or name a .yaml file")
-    return load_record(Path(name) if name.endswith(SUFFIXES) else FOLDER / f"{name}.yaml", Script)[0]
+        raise InputError(
+            f"--script {name}: no such script; {nearest(name, known, see='')}, or name a .yaml file"
+        )
+    return load_record(Path(name) if name.endswith(SUFFIXES) else FOLDER / f"{name}.yaml", Script)[
+        0
+    ]

@@ -8,15 +8,25 @@ import time
 from pathlib import Path
 
 LOOKS, LOOK_SECONDS = 10, 0.02
-"""How often threads are looked at: on a busy machine one may get no time for a while. Without threads, never."""
+"""How often threads are looked at: on a busy machine one may get no time for a while.
+
+Without threads, never.
+"""
 LEAST = 1_000_000
 """Nanoseconds that a thread may use to look at a clock now and then."""
 _TASKS = Path("/proc/self/task")
 
 
 def any_computes() -> bool:
-    """Whether another Python thread than this one computes now. Threads that wait may stay. False without /proc."""
-    others = [thread.native_id for thread in threading.enumerate() if thread is not threading.current_thread()]
+    """Whether another Python thread than this one computes now.
+
+    Threads that wait may stay. False without /proc.
+    """
+    others = [
+        thread.native_id
+        for thread in threading.enumerate()
+        if thread is not threading.current_thread()
+    ]
     if not others:
         return False
     before = {number: _nanoseconds(number) for number in others}

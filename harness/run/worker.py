@@ -13,7 +13,15 @@ from harness.core import cuda_failures
 from harness.core.cases import Job
 from harness.core.catalog import ENGINES
 from harness.core.cause_codes import Code
-from harness.core.errors import LOG_TAIL, HarnessError, NoRoomError, line_of, message_of, named, stack_of
+from harness.core.errors import (
+    LOG_TAIL,
+    HarnessError,
+    NoRoomError,
+    line_of,
+    message_of,
+    named,
+    stack_of,
+)
 from harness.core.records import CaseResult, Finding, Verdict
 from harness.core.registry import attribute_at
 from harness.run import threads
@@ -32,7 +40,9 @@ Execute = Callable[[Job], CaseResult]
 
 
 def answer(job: Job, execute: Execute) -> CaseResult:
-    """Execute one job. An unexpected exception is an error of the harness; an exit that a kernel raises is a crash.
+    """Execute one job.
+
+    An unexpected exception is an error of the harness; an exit that a kernel raises is a crash.
 
     Raises NoRoomError: a full disk is no result of the job.
     """
@@ -50,7 +60,9 @@ def answer(job: Job, execute: Execute) -> CaseResult:
         return _unexpected(job, Verdict.CRASH, sentence, error, findings=(finding,))
 
 
-def _unexpected(job: Job, verdict: Verdict, reason: str, error: BaseException, **more: Any) -> CaseResult:
+def _unexpected(
+    job: Job, verdict: Verdict, reason: str, error: BaseException, **more: Any
+) -> CaseResult:
     return CaseResult.of(job, verdict, reason=reason, log=stack_of(error)[-LOG_TAIL:], **more)
 
 
@@ -74,8 +86,14 @@ def _on_gpu(job: Job, gpu: int, execute: Execute) -> Reply:
     result = answer(job, execute)
     is_spent = cuda_failures.is_spent()
     if result.verdict is Verdict.ERROR and is_spent:
-        # The context failed at an unexpected place, for example in an oracle that first waited for the device.
-        finding = Finding(oracle="crash", message=f"{job.case.id}: {result.reason}", cause=Code.DEVICE, at=result.at)
+        # The context failed at an unexpected place, for example in an oracle that first waited for
+        # the device.
+        finding = Finding(
+            oracle="crash",
+            message=f"{job.case.id}: {result.reason}",
+            cause=Code.DEVICE,
+            at=result.at,
+        )
         result = result.but(verdict=Verdict.CRASH, findings=(finding,))
     is_short = result.cause == Code.NO_MEMORY
     if (result.verdict in (Verdict.CRASH, Verdict.ERROR) or is_short) and not is_spent:

@@ -1,7 +1,8 @@
 """The draw of a call of `mla_decode` from its conditions.
 
-A batch of many unlike requests shows many combinations for the price of one call. A draw gets the combinations that it
-shall show, and gives them to the call and to its requests where they go together.
+A batch of many unlike requests shows many combinations for the price of one call. A draw gets the
+combinations that it shall show, and gives them to the call and to its requests where they go
+together.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ Wanted = dict[str, str]
 def decode_call(random: Random, wanted: Iterator[Wanted], largest: int = 100) -> Given:
     """The parameters of a call of `mla_decode`, with a batch of at most `largest` requests.
 
-    The first of `wanted` decides what all requests share, and each request takes one that goes with that.
+    The first of `wanted` decides what all requests share, and each request takes one that goes with
+    that.
     """
     first = next(wanted)
 
@@ -38,7 +40,11 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int = 100) ->
     tokens = number("tokens", 12, (6, 4, 3, 2, 1))
     alone = first.get("place") == "only"
     batch = 1 if alone else number("batch", largest, (1, 4, 6, 3, 1))
-    if not alone and "batch" not in first and any(name in first for name in ("neighbour", "around", "shared", "place")):
+    if (
+        not alone
+        and "batch" not in first
+        and any(name in first for name in ("neighbour", "around", "shared", "place"))
+    ):
         batch = max(batch, 5)
     heads = number("heads", 130, (3, 4, 4, 3, 2, 2))
     block = chosen("block", (6, 3, 0 if first.get("latent") == "512+64" else 1))
@@ -59,9 +65,15 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int = 100) ->
     shared = {"some": "prefix", "all": "same"}
     any_order = ("random", "rising", "falling", "repeated", "prefix", "same")
     words = [
-        shared.get(w.get("shared", "")) or orders.get(w.get("order", "")) or random.choice(any_order) for w in requests
+        shared.get(w.get("shared", ""))
+        or orders.get(w.get("order", ""))
+        or random.choice(any_order)
+        for w in requests
     ]
-    values = [(w.get("values") or random.choice(_DECODE["values"].classes)).replace(" ", "_") for w in requests]
+    values = [
+        (w.get("values") or random.choice(_DECODE["values"].classes)).replace(" ", "_")
+        for w in requests
+    ]
     window = {"none": None, "one": 1, "inside": random.choice((2, 40, 64, 100)), "past": 4096}
     given: Given = {
         "seq_lens": lengths,
@@ -81,7 +93,9 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int = 100) ->
     if latent == "other":
         given |= {"kv_lora_rank": 8 if block == "32768+" else 16, "qk_rope_head_dim": 8}
     if far:
-        given["page_stride"] = 2**16 + 64 if block == "32768+" else 2**25 + 64 if block == "below 32768" else 2**31
+        given["page_stride"] = (
+            2**16 + 64 if block == "32768+" else 2**25 + 64 if block == "below 32768" else 2**31
+        )
     elif apart and block == "32768+":
         given["page_stride"] = PAGE_SIZE * 16 + 64
     elif apart:
@@ -99,7 +113,9 @@ def _lengths(random: Random, requests: Sequence[Wanted], tokens: int, more: int)
         if b and requests[b - 1].get("around") in ("empty after", "empty both"):
             found.append(0)
             continue
-        equal = want.get("neighbour", random.choice(("equal", "other", "other", "other"))) == "equal"
+        equal = (
+            want.get("neighbour", random.choice(("equal", "other", "other", "other"))) == "equal"
+        )
         if equal and before >= 0 and not {"end", "pages"} & set(want):
             found.append(before)
             continue
@@ -116,7 +132,9 @@ def _length(random: Random, want: Wanted, tokens: int, more: int) -> int:
         return 0
     if not want and random.random() < 0.12:
         return 0
-    least = {"mixed": "3-4", "rising": "2", "falling": "2", "repeated": "2"}.get(want.get("order", ""), "1")
+    least = {"mixed": "3-4", "rising": "2", "falling": "2", "repeated": "2"}.get(
+        want.get("order", ""), "1"
+    )
     labels = ("1", "2", "3-4", "5-8", "9-32", "33+")
     drawn = random.choices(labels, (6, 6, 4, more // 2, 0.1 * more, 0.03 * more))[0]
     label = want.get("pages") or max(least, drawn, key=labels.index)
@@ -126,6 +144,8 @@ def _length(random: Random, want: Wanted, tokens: int, more: int) -> int:
     end = want.get("end") or random.choice(_DECODE["end"].classes[1:])
     slots = {"first": 1, "last": PAGE_SIZE - 1, "whole": PAGE_SIZE}.get(end)
     if slots is None:
-        slots = random.choice([n for n in range(12, PAGE_SIZE - 1) if (n % TILE == 0) == (end == "tile")])
+        slots = random.choice(
+            [n for n in range(12, PAGE_SIZE - 1) if (n % TILE == 0) == (end == "tile")]
+        )
     length = (pages - 1) * PAGE_SIZE + slots
     return max(length, tokens) if needs_keys or length else length

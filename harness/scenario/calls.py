@@ -1,7 +1,8 @@
-"""The draw of a call of any op from its conditions: parameters of the call, and of each of its unlike units.
+"""The draw of a call of any op from its conditions: parameters of the call, and of each of its
+unlike units.
 
-What shows a class is read from the dimensions. A class that several units decide together, such as a place or an equal
-neighbour, is arranged here.
+What shows a class is read from the dimensions. A class that several units decide together, such as
+a place or an equal neighbour, is arranged here.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ Wanted = dict[str, str]
 MOST_ELEMENTS = 400_000
 """Elements of the queries and keys of a call of `context_attention`."""
 UNMET = Path(__file__).with_name("unmet_triples.json")
-"""Op and mark of its classes -> a bit for each triple, in order; written with the arrays of calls."""
+"""Op and mark of its classes -> a bit for each triple, in order; written with the arrays of calls.
+"""
 RARE = 0.6
 """How often a unit of a random call wants a triple that no array shows."""
 MOST_DRAWN = 9
@@ -50,7 +52,8 @@ class Draws:
 
     - `lists`: parameters with one entry for each unit; other lists are repeated.
     - `empty`: the parameters of an empty unit.
-    - `weights`: dimension -> how often each class is drawn; the first classes are more frequent without.
+    - `weights`: dimension -> how often each class is drawn; the first classes are more frequent
+      without.
     - `settle`: makes the parameters legal; gets what the first unit wants.
     """
 
@@ -69,7 +72,9 @@ def _padded(random: Random, given: Given, first: Wanted) -> None:
     padding = first.get("padding") or random.choice(("none", "end", "between", "between"))
     if first.get("row") == "padded" and padding == "none":
         padding = "end" if first.get("place") == "last" else "between"
-    padded = 0 if padding == "none" or tokens == 1 else random.choice((1, tokens // 3, tokens // 2)) or 1
+    padded = (
+        0 if padding == "none" or tokens == 1 else random.choice((1, tokens // 3, tokens // 2)) or 1
+    )
     given |= {"num_padded": padded, "padded_at": "end" if padding == "none" else padding}
 
 
@@ -84,7 +89,11 @@ def _sparse(random: Random, given: Given, first: Wanted) -> None:
     if not most:
         given["num_chosen"][-1] = most = 1
     if first.get("list") == "full" or "width" not in first:
-        given["topk"] = most if first.get("list") == "full" or random.random() < 0.3 else max(most, given["topk"])
+        given["topk"] = (
+            most
+            if first.get("list") == "full" or random.random() < 0.3
+            else max(most, given["topk"])
+        )
     given["num_chosen"] = [min(n, given["topk"]) for n in given["num_chosen"]]
     if given["kv"] == "fp8_ds_mla":
         given |= {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
@@ -96,8 +105,15 @@ def _context(random: Random, given: Given, first: Wanted) -> None:
         contexts[-1] = 64
     for b in random.sample(range(len(queries)), len(queries)):
         # Long units of many heads cost more than they show.
-        if given["num_heads"] * (sum(queries) + sum(contexts)) * given["qk_head_dim"] > MOST_ELEMENTS and b:
-            queries[b], contexts[b] = min(queries[b], random.choice((1, 2, 16))), min(contexts[b], 2)
+        if (
+            given["num_heads"] * (sum(queries) + sum(contexts)) * given["qk_head_dim"]
+            > MOST_ELEMENTS
+            and b
+        ):
+            queries[b], contexts[b] = (
+                min(queries[b], random.choice((1, 2, 16))),
+                min(contexts[b], 2),
+            )
 
 
 def _merge(random: Random, given: Given, first: Wanted) -> None:
@@ -122,14 +138,21 @@ def _route(random: Random, given: Given, first: Wanted) -> None:
     if live == "not given":
         given["num_live"] = None
     else:
-        given |= {"kernel": "torch-live", "num_live": tokens if live == "all" or tokens < 2 else (tokens + 1) // 2}
+        given |= {
+            "kernel": "torch-live",
+            "num_live": tokens if live == "all" or tokens < 2 else (tokens + 1) // 2,
+        }
 
 
 def _align(random: Random, given: Given, first: Wanted) -> None:
     experts, tokens, block = given["num_experts"], given["num_tokens"], given["block_size"]
     per_token = given["num_experts_per_tok"] = min(given["num_experts_per_tok"], experts)
     run = first.get("run")
-    if run in ("block", "blocks", "past", "part") and "tokens" not in first and random.random() < 0.8:
+    if (
+        run in ("block", "blocks", "past", "part")
+        and "tokens" not in first
+        and random.random() < 0.8
+    ):
         extra = {"block": 0, "blocks": block, "past": 1, "part": -1}[run]
         given["num_tokens"] = tokens = max(1, block + extra)
     # Few used experts have long runs; all of them, few empty neighbours.
@@ -144,13 +167,21 @@ def _quantize(random: Random, given: Given, first: Wanted) -> None:
     live = first.get("live") or random.choice(("all", "some", "some", "one"))
     given["num_live"] = {"all": tokens, "some": max((tokens + 1) // 2, 1), "one": 1}[live]
     amax = first.get("amax") or random.choice(("plain", "plain", "large", "zero"))
-    names = {"plain": ("plain", "zero", "tiny"), "large": ("plain", "zero", "tiny", "large"), "zero": ("zero",)}[amax]
-    given["values"] = [w if w in names else random.choice(names) for w in given.get("values", ["plain"])]
+    names = {
+        "plain": ("plain", "zero", "tiny"),
+        "large": ("plain", "zero", "tiny", "large"),
+        "zero": ("zero",),
+    }[amax]
+    given["values"] = [
+        w if w in names else random.choice(names) for w in given.get("values", ["plain"])
+    ]
 
 
 def _blocks(random: Random, given: Given, first: Wanted) -> None:
     block = 16 if given["block_format"] == "nvfp4" else 32
-    given["width"] = block if first.get("width") == "one" or "width" not in given else given["width"]
+    given["width"] = (
+        block if first.get("width") == "one" or "width" not in given else given["width"]
+    )
 
 
 def _topk(random: Random, given: Given, first: Wanted) -> None:
@@ -163,13 +194,19 @@ def _topk(random: Random, given: Given, first: Wanted) -> None:
 
 
 def _map(random: Random, given: Given, first: Wanted) -> None:
-    """Lengths of requests, of one to three query tokens each, for about the tokens that are wanted."""
+    """Lengths of requests, of one to three query tokens each, for about the tokens that are
+    wanted.
+    """
     numbers = {"1": 1, "2-16": random.randint(3, 9), "17+": 21}
     tokens = numbers[first.get("tokens") or random.choice(("1", "2-16", "17+"))]
     given["query_len"] = queries = 1 if tokens == 1 else random.choice((1, 1, 3))
-    longest = {"1": 64, "2": 128, "3-4": 256, "5+": 330}.get(first.get("column", ""), random.choice((64, 130, 330)))
+    longest = {"1": 64, "2": 128, "3-4": 256, "5+": 330}.get(
+        first.get("column", ""), random.choice((64, 130, 330))
+    )
     lengths = [
-        0 if first.get("list") == "none" and tokens == 1 else random.choice((0, 1, 5, 64, 65, 128, longest, longest))
+        0
+        if first.get("list") == "none" and tokens == 1
+        else random.choice((0, 1, 5, 64, 65, 128, longest, longest))
         for _ in range(max(tokens // queries, 1))
     ]
     is_empty = first.get("list") == "none" and tokens == 1
@@ -177,7 +214,9 @@ def _map(random: Random, given: Given, first: Wanted) -> None:
 
 
 DRAWS = {
-    op: Draws(**with_tuples(row) | {"settle": attribute_at(f"harness.scenario.calls:_{row['settle']}")})
+    op: Draws(
+        **with_tuples(row) | {"settle": attribute_at(f"harness.scenario.calls:_{row['settle']}")}
+    )
     for op, row in rows_beside(__file__).items()
 }
 """Op -> how its calls are drawn."""
@@ -196,7 +235,9 @@ def call_of_conditions(random: Random, op: str, kernel: str) -> Given:
 
 
 def _triple(random: Random, op: str) -> Wanted:
-    """Classes of three dimensions that go together, most often three that no shipped call shows together."""
+    """Classes of three dimensions that go together, most often three that no shipped call shows
+    together.
+    """
     space = SPACES[op]
     if random.random() < RARE and (rare := _unmet(op)):
         return dict(random.choice(rare))
@@ -211,7 +252,11 @@ def _unmet(op: str) -> list[Combination]:
     """The triples that no call of the op's array shows."""
     packed = json.loads(UNMET.read_text(encoding="utf-8")).get(key_of(SPACES[op]), "")
     flags = zlib.decompress(base64.b64decode(packed)) if packed else b""
-    of_flag = zip(SPACES[op].combinations(3), (byte >> n & 1 for byte in flags for n in range(8)), strict=False)
+    of_flag = zip(
+        SPACES[op].combinations(3),
+        (byte >> n & 1 for byte in flags for n in range(8)),
+        strict=False,
+    )
     return [one for one, is_unmet in of_flag if is_unmet]
 
 
@@ -226,7 +271,9 @@ def drawn_call(op: str, random: Random, wanted: Iterator[Wanted], largest: int =
     given: Given = {}
     units: list[Given] = []
     for d in space.dimensions:
-        if not _is_of_unit(d, plain) and (shows := d.shown_by(first.get(d.name) or _label(random, d, how))):
+        if not _is_of_unit(d, plain) and (
+            shows := d.shown_by(first.get(d.name) or _label(random, d, how))
+        ):
             given |= _nearest(random, shows)
     counted = space[space.units]
     count = given.get(counted.param) or random.choice(
@@ -246,7 +293,11 @@ def drawn_call(op: str, random: Random, wanted: Iterator[Wanted], largest: int =
     for want in requests:
         unit: Given = {}
         for d in space.dimensions:
-            shows = d.shown_by(want.get(d.name) or _label(random, d, how)) if _is_of_unit(d, plain) else ()
+            shows = (
+                d.shown_by(want.get(d.name) or _label(random, d, how))
+                if _is_of_unit(d, plain)
+                else ()
+            )
             if shows and (d.name in want or not set(shows[0]) & set(unit)):
                 unit |= random.choice(shows)
         units.append(unit)
@@ -265,8 +316,14 @@ def drawn_call(op: str, random: Random, wanted: Iterator[Wanted], largest: int =
 
 
 def _is_of_unit(d: Dimension, plain: Given) -> bool:
-    """Whether parameters of one unit show the classes of a dimension: their values are entries of lists."""
-    names = {d.param} if d.param else {name for shows in d.examples.values() for example in shows for name in example}
+    """Whether parameters of one unit show the classes of a dimension: their values are entries of
+    lists.
+    """
+    names = (
+        {d.param}
+        if d.param
+        else {name for shows in d.examples.values() for example in shows for name in example}
+    )
     return any(isinstance(plain.get(name), tuple) for name in names)
 
 
@@ -294,12 +351,20 @@ def _beside(random: Random, how: Draws, requests: Sequence[Wanted], units: list[
 
 
 def _length(random: Random, want: Wanted) -> int:
-    if want.get("end") == "empty" or want.get("pages") == "none" or (not want and random.random() < 0.15):
+    if (
+        want.get("end") == "empty"
+        or want.get("pages") == "none"
+        or (not want and random.random() < 0.15)
+    ):
         return 0
-    least = {"mixed": "3-4"}.get(want.get("order", ""), "2" if "order" in want or want.get("shared") == "some" else "1")
+    least = {"mixed": "3-4"}.get(
+        want.get("order", ""), "2" if "order" in want or want.get("shared") == "some" else "1"
+    )
     labels, ends = RECORDS["pages"].classes[1:], RECORDS["end"].classes[1:]
     drawn = max(least, random.choices(labels, (4, 3, 2, 0.3))[0], key=labels.index)
     pages = random.choice(RECORDS["pages"].numbers[want.get("pages") or drawn][:4])
     end = want.get("end") or random.choice(ends)
-    slots = {"first": 1, "last": PAGE_SIZE - 1, "whole": PAGE_SIZE}.get(end) or random.randint(2, PAGE_SIZE - 2)
+    slots = {"first": 1, "last": PAGE_SIZE - 1, "whole": PAGE_SIZE}.get(end) or random.randint(
+        2, PAGE_SIZE - 2
+    )
     return (pages - 1) * PAGE_SIZE + slots

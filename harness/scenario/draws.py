@@ -1,8 +1,9 @@
 """Random cases: parameters of every op and of the engine, drawn from a seed. All of them are legal.
 
-A seed stands for one case in each version of the draws, and the id of a case names the version if it is not 1. So a
-change of what is drawn is a new version. Version 1 has eight of the ops, and no layouts, graphs or launches. Version 3
-draws most calls from triples of their conditions, version 4 some with the 2,048 slots of a DeepSeek V3.2.
+A seed stands for one case in each version of the draws, and the id of a case names the version if
+it is not 1. So a change of what is drawn is a new version. Version 1 has eight of the ops, and no
+layouts, graphs or launches. Version 3 draws most calls from triples of their conditions, version 4
+some with the 2,048 slots of a DeepSeek V3.2.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ Given = dict[str, Any]
 VERSION = 4
 """The version of new cases."""
 BY_CONDITIONS = 0.8  # How often version 3 draws a call from conditions.
-WIDE, WIDEST = 0.05, 2048  # How often version 4 draws a call of `mla_decode_sparse` with so many slots.
+WIDE, WIDEST = (
+    0.05,
+    2048,
+)  # How often version 4 draws a call of `mla_decode_sparse` with so many slots.
 SECOND_PATTERNS = ("zeros", "max", "inf", "random")
 KV_TYPES = ("fp32", "bf16", "fp8_e4m3")
 PACKED = {"kv": "fp8_ds_mla", "kv_lora_rank": 512, "qk_rope_head_dim": 64}
@@ -48,7 +52,9 @@ class Draw:
 
 
 def draw(seed: str, version: int = 1) -> Draw:
-    """The case of `seed` in a version of the draws, the same on every machine and in every process."""
+    """The case of `seed` in a version of the draws, the same on every machine and in every
+    process.
+    """
     rng = Random(seed)
     ops = _OPS if version == 1 else _OPS | _OPS_2
     op = rng.choice([*ops, *(_OPS_3 if version > 2 else ()), None])
@@ -60,7 +66,8 @@ def draw(seed: str, version: int = 1) -> Draw:
     else:
         given = ops[op](rng) if op else _engine(rng)
     patterns = rng.choice([("nan", second) for second in SECOND_PATTERNS] * 3 + [("inf", "max")])
-    # In version 1 no case has neighbours, and one more coin would change the cases that ids stand for.
+    # In version 1 no case has neighbours, and one more coin would change the cases that ids stand
+    # for.
     names = [site.name for site in SITES if version > 1 or site.name != "kv.neighbor"]
     sites = tuple(names if _coin(rng) else [name for name in names if _coin(rng)])
     poison = PoisonPlan(patterns=patterns, sites=sites, strict=_coin(rng))
@@ -71,12 +78,14 @@ def draw(seed: str, version: int = 1) -> Draw:
 
 
 def _with_more(rng: Random, op: str, params: Params) -> Params:
-    """`params` with a drawn value of each parameter of MORE, where the case stays legal and its kernel can run it."""
+    """`params` with a drawn value of each parameter of MORE, where the case stays legal and its
+    kernel can run it.
+    """
     kernel = KERNELS.get(f"{op}/{params.model_dump()['kernel']}")
     for name, values in MORE.get(op, {}).items():
         given = params.model_dump() | {name: rng.choice(values)}
         if given.get("graph") == "full" and set(given["values"]) - {"plain"}:
-            continue  # Requests with one dominating key may have equal outputs, which a replay must not have.
+            continue  # Requests with one dominating key may have equal outputs, which a replay must not have.  # noqa: E501
         with contextlib.suppress(ValidationError):
             changed = type(params).model_validate(given)
             params = params if kernel.why_not_params(changed) else changed
@@ -84,7 +93,8 @@ def _with_more(rng: Random, op: str, params: Params) -> Params:
 
 
 def draw_sequence(seed: str, has_states: bool = False) -> Draw:
-    """The sequence of `seed`: requests that arrive, leave, share pages and go on, in a pool that is hardly enough.
+    """The sequence of `seed`: requests that arrive, leave, share pages and go on, in a pool that is
+    hardly enough.
 
     With `has_states` they share the states of linear attention as well.
     """
@@ -94,12 +104,19 @@ def draw_sequence(seed: str, has_states: bool = False) -> Draw:
     needed = model.model_validate(given | {"num_blocks": 1000}).blocks_needed  # type: ignore[attr-defined]
     params = model.model_validate(given | {"num_blocks": max(needed + 2 + rng.randint(0, 2), 4)})
     patterns = ("nan", rng.choice(SECOND_PATTERNS))
-    return Draw("engine", None, params, PoisonPlan(patterns=patterns, sites=tuple(site.name for site in SITES)))
+    return Draw(
+        "engine",
+        None,
+        params,
+        PoisonPlan(patterns=patterns, sites=tuple(site.name for site in SITES)),
+    )
 
 
 def _mla_decode(rng: Random) -> Given:
     query_len = rng.choice([1, 1, 1, 2])
-    seq_lens = [0 if length == 0 else max(length, query_len) for length in _lengths(rng, 0, 300, most=5)]
+    seq_lens = [
+        0 if length == 0 else max(length, query_len) for length in _lengths(rng, 0, 300, most=5)
+    ]
     return {
         "kernel": _kernel(rng, "mla_decode"),
         "kv": rng.choice(KV_TYPES),
@@ -133,7 +150,10 @@ def _mla_decode_sparse(rng: Random) -> Given:
 
 def _wide_decode_sparse(rng: Random) -> Given:
     """A token or more chooses WIDEST slots. Block 0 has no owner, so 33 blocks have as many."""
-    num_chosen = [WIDEST, *rng.choices([0, 1, WIDEST - 1, WIDEST, rng.randint(2, WIDEST)], k=rng.randint(0, 2))]
+    num_chosen = [
+        WIDEST,
+        *rng.choices([0, 1, WIDEST - 1, WIDEST, rng.randint(2, WIDEST)], k=rng.randint(0, 2)),
+    ]
     rng.shuffle(num_chosen)
     given = {"num_chosen": num_chosen, "topk": WIDEST, "num_blocks": rng.randint(33, 64)}
     return _mla_decode_sparse(rng) | given | (PACKED if _coin(rng) else {})
@@ -201,7 +221,10 @@ def _quantize_blocks(rng: Random) -> Given:
     return {
         "kernel": _kernel(rng, "quantize_blocks"),
         "block_format": rng.choice(["nvfp4", "mxfp4", "mxfp8"]),
-        "expert_rows": [rng.randint(1, 9), *(rng.choice([0, 1, 5, 128, 129]) for _ in range(rng.randint(0, 4)))],
+        "expert_rows": [
+            rng.randint(1, 9),
+            *(rng.choice([0, 1, 5, 128, 129]) for _ in range(rng.randint(0, 4))),
+        ],
         "orphan_rows": rng.randint(0, 40),
         "width": rng.choice([32, 64, 256]),
     }
@@ -250,13 +273,19 @@ def _engine(rng: Random) -> Given:
         # A prompt of more than a page, so that the second epoch finds a cached page.
         requests[-1] = (max(requests[-1][0], PAGE_SIZE + 2), requests[-1][1])
     speculative_tokens = 0 if "kda" in layers else rng.choice([0, 0, 1, 2])
-    pages = sum(-(-(prompt + generated + speculative_tokens) // PAGE_SIZE) for prompt, generated in requests)
+    pages = sum(
+        -(-(prompt + generated + speculative_tokens) // PAGE_SIZE) for prompt, generated in requests
+    )
     pad_tokens, pad_keys = rng.choice(["skip", "skip", "trash"]), rng.choice([0, 0, 1])
     dp_rank_tokens = rng.choice([0, 0, 50])
     # A scale over padding needs written rows, and nothing writes padded rows of sparse layers.
     can_cover = bool(pad_keys) and not dp_rank_tokens and "sparse" not in layers
     return {
-        **{field: _kernel(rng, op) for field, op in ENGINE_KERNELS.items() if op in _OPS or "plan" in op},
+        **{
+            field: _kernel(rng, op)
+            for field, op in ENGINE_KERNELS.items()
+            if op in _OPS or "plan" in op
+        },
         "layers": layers,
         "kv": rng.choice(KV_TYPES),
         "num_experts": rng.choice([0, 0, 4]),
@@ -269,8 +298,11 @@ def _engine(rng: Random) -> Given:
         "quantize": rng.choice(["none", "none", "fp8_per_tensor", "fp8_per_token", "mxfp8"]),
         "graph": rng.choice(["none", "full"]),
         "capture": rng.choice(["persistent", "lazy"]),
-        # Each group of layers takes blocks of its own; one more per request holds a linear layer's state.
-        "num_blocks": 4 + 2 * pages + 2 * len(requests) + (pad_tokens == "trash") + rng.randint(0, 8),
+        # Each group of layers takes blocks of its own; one more per request holds a linear layer's
+        # state.
+        "num_blocks": (
+            4 + 2 * pages + 2 * len(requests) + (pad_tokens == "trash") + rng.randint(0, 8)
+        ),
         # A LIFO list reuses a page right after it was cached, so a second prompt would not find it.
         "free_list": "fifo" if prefix_caching else rng.choice(["fifo", "lifo"]),
         "prefix_caching": prefix_caching,
@@ -299,7 +331,9 @@ def _sequence(rng: Random, has_states: bool) -> Given:
     long = range(2 * PAGE_SIZE - 4, 2 * PAGE_SIZE + 20)
     # Few tokens in a step make many steps: then prompts are short.
     is_tight = rng.random() < 0.2
-    budgets, kinds = ([1, 2, 5], [short]) if is_tight else ([24, 48, 100, 300], [short, edge, edge, long])
+    budgets, kinds = (
+        ([1, 2, 5], [short]) if is_tight else ([24, 48, 100, 300], [short, edge, edge, long])
+    )
     chains = [rng.choice(["_", "a", "ab", "b", "ba", "aa", "abc"]) for _ in range(count)]
     for later in range(1, count):
         if rng.random() < 0.2:
@@ -322,7 +356,10 @@ def _sequence(rng: Random, has_states: bool) -> Given:
         "chains": chains,
         "arrivals": sorted(rng.choice([0, 0, 1, 2, 3, 5, 8, 12]) for _ in range(count)),
         # The first request is never aborted, so that there is something to judge.
-        "aborts": [(rng.randint(1, count - 1), rng.randint(0, 14)) for _ in range(rng.choice([0, 0, 0, 1, 2]))],
+        "aborts": [
+            (rng.randint(1, count - 1), rng.randint(0, 14))
+            for _ in range(rng.choice([0, 0, 0, 1, 2]))
+        ],
     }
     given |= changes_between(rng, given)
     if has_states and given.get("changes"):
@@ -332,14 +369,19 @@ def _sequence(rng: Random, has_states: bool) -> Given:
 
 
 def changes_between(rng: Random, given: Given) -> Given:
-    """State changes for one in three drawn sequences, before its second epoch or while its requests run.
+    """State changes for one in three drawn sequences, before its second epoch or while its requests
+    run.
 
-    After an abort or a flush some answers have no engine to be compared with, so such sequences get none.
+    After an abort or a flush some answers have no engine to be compared with, so such sequences get
+    none.
     """
     if given["aborts"] or given["flush"] or rng.random() < 0.67:
         return {}
-    kinds = ["reload", "reload_new", "sleep"] + (["switch_adapter"] * 2 if set(given["layers"]) == {"mla"} else [])
-    # A request of one token may end in the step of its arrival. Of layers that choose, only the last choice is kept.
+    kinds = ["reload", "reload_new", "sleep"] + (
+        ["switch_adapter"] * 2 if set(given["layers"]) == {"mla"} else []
+    )
+    # A request of one token may end in the step of its arrival. Of layers that choose, only the
+    # last choice is kept.
     can_run = given["requests"][0][1] > 1 and "sparse" not in given["layers"]
     steps = [0, 0, given["arrivals"][0] + 1 if can_run else 0]
     changes = [(rng.choice(kinds), rng.choice(steps)) for _ in range(rng.randint(1, 2))]
@@ -354,10 +396,17 @@ def _by_op(*draws: Callable[[Random], Given]) -> dict[str, Callable[[Random], Gi
 
 _OPS = _by_op(_mla_decode, _mla_decode_sparse, _context_attention, _merge_attn_states, _write_kv)
 _OPS |= _by_op(_quantize_fp8, _route_experts, _quantize_blocks)
-"""Op -> the function that draws its parameters. Another op would give every id of version 1 another case."""
+"""Op -> the function that draws its parameters.
+
+Another op would give every id of version 1 another case.
+"""
 _OPS_2 = _by_op(_align_experts, _write_records, _read_records)
 """The ops of version 2, beside these."""
-_OPS_3 = ("index_logits", "select_topk", "map_indices")  # In version 3 as well, always drawn from conditions.
+_OPS_3 = (
+    "index_logits",
+    "select_topk",
+    "map_indices",
+)  # In version 3 as well, always drawn from conditions.
 MORE: dict[str, dict[str, list[Any]]] = {
     "mla_decode": {
         "layout": list(get_args(CacheLayout)),
@@ -381,10 +430,19 @@ def _coin(rng: Random) -> bool:
 def _kernel(rng: Random, op: str) -> str:
     """A built-in kernel of `op` that runs on a CPU without further packages."""
     own = (spec for spec in KERNELS if spec.op == op and spec.origin == "built in")
-    return rng.choice(sorted(spec.short_name for spec in own if "cpu" in spec.devices and not spec.requires))
+    return rng.choice(
+        sorted(spec.short_name for spec in own if "cpu" in spec.devices and not spec.requires)
+    )
 
 
 def _lengths(rng: Random, least: int, largest: int, *, most: int) -> list[int]:
     """One to `most` lengths. On average, every second one is at the edge of a page."""
-    edges = [n for n in (0, 1, PAGE_SIZE - 1, PAGE_SIZE, PAGE_SIZE + 1, 2 * PAGE_SIZE) if least <= n <= largest]
-    return [rng.choice(edges) if _coin(rng) else rng.randint(least, largest) for _ in range(rng.randint(1, most))]
+    edges = [
+        n
+        for n in (0, 1, PAGE_SIZE - 1, PAGE_SIZE, PAGE_SIZE + 1, 2 * PAGE_SIZE)
+        if least <= n <= largest
+    ]
+    return [
+        rng.choice(edges) if _coin(rng) else rng.randint(least, largest)
+        for _ in range(rng.randint(1, most))
+    ]

@@ -1,7 +1,10 @@
-"""Scenario -> cases, from the points of its matrix or drawn. The id of a case names its scenario and its point.
+"""Scenario -> cases, from the points of its matrix or drawn.
 
-`--kernel NAME` judges one kernel instead of the kernels that scenarios name; on CUDA a kernel's twin may replace it.
-The id of a drawn case, such as `fuzz[seed=7,draw=12,v=2]`, alone reproduces it.
+The id of a case names its scenario and its point.
+
+`--kernel NAME` judges one kernel instead of the kernels that scenarios name; on CUDA a kernel's
+twin may replace it. The id of a drawn case, such as `fuzz[seed=7,draw=12,v=2]`, alone reproduces
+it.
 """
 
 from __future__ import annotations
@@ -21,7 +24,14 @@ from harness.core.kernels import SOUND
 from harness.core.params import Params
 from harness.core.registry import nearest
 from harness.core.systems import SystemSpec
-from harness.scenario.matrix import ACCURACY, MatrixPoint, accuracy_points, case_id, is_selected, points
+from harness.scenario.matrix import (
+    ACCURACY,
+    MatrixPoint,
+    accuracy_points,
+    case_id,
+    is_selected,
+    points,
+)
 from harness.scenario.schema import FaultUse, Scenario
 
 GPU = "gpu"
@@ -29,7 +39,10 @@ GPU = "gpu"
 NIGHTLY = "nightly"
 """The tag of long cases, which a plain run leaves out."""
 NATURAL = "natural"
-"""The pattern of :mod:`harness.memory.poison.patterns` that fills nothing. That module needs torch."""
+"""The pattern of :mod:`harness.memory.poison.patterns` that fills nothing.
+
+That module needs torch.
+"""
 NUM_VARIANTS = 64
 """Sound variants of one seed of a selftest's controls."""
 _DRAWN_ID = re.compile(
@@ -51,15 +64,17 @@ class KernelOverride:
         KERNELS.add_family(name)
         specs = [spec for spec in KERNELS if name in (spec.short_name, spec.name)]
         if not specs:
-            known = KERNELS.names() if "/" in name else sorted({spec.short_name for spec in KERNELS})
+            known = (
+                KERNELS.names() if "/" in name else sorted({spec.short_name for spec in KERNELS})
+            )
             raise UnknownNameError(f"--kernel: unknown kernel {name!r}; {nearest(name, known)}")
         return cls(specs[0].short_name, frozenset(spec.op for spec in specs))
 
     def apply(self, system: SystemSpec, op: str | None, point: MatrixPoint) -> MatrixPoint | None:
         """`point` with this kernel for its ops; None if no run of the point calls one of them.
 
-        Its labels begin with `kernel=mine` and have no axis of a replaced kernel. A kernel that declares shapes gets a
-        variant with sizes that it accepts: `kernel=mine,shapes=deepseek`.
+        Its labels begin with `kernel=mine` and have no axis of a replaced kernel. A kernel that
+        declares shapes gets a variant with sizes that it accepts: `kernel=mine,shapes=deepseek`.
         """
         replaced = {field: op for field, op in system.kernels_of(op).items() if op in self.ops}
         if replaced.keys() <= point.params.idle_kernels():
@@ -71,8 +86,14 @@ class KernelOverride:
             if spec.shapes is not None:
                 params, name = spec.fit(params, point.labels), spec.shapes.name
         changed = {field for field, value in named if getattr(params, field) != value}
-        kept = {axis: label for axis, label in point.labels.items() if axis not in {*replaced, *changed, "kernel"}}
-        return MatrixPoint({"kernel": self.short_name} | ({"shapes": name} if changed else {}) | kept, params)
+        kept = {
+            axis: label
+            for axis, label in point.labels.items()
+            if axis not in {*replaced, *changed, "kernel"}
+        }
+        return MatrixPoint(
+            {"kernel": self.short_name} | ({"shapes": name} if changed else {}) | kept, params
+        )
 
 
 def expand(
@@ -82,7 +103,8 @@ def expand(
     override: KernelOverride | None = None,
     keep: Callable[[int, str], bool] | None = None,
 ) -> list[Case]:
-    """The cases of one scenario in the order of its matrix; with `override`, only cases that use one of its ops.
+    """The cases of one scenario in the order of its matrix; with `override`, only cases that use
+    one of its ops.
 
     `keep(place, id)` says whether to make a case of the matrix.
     """
@@ -93,7 +115,9 @@ def expand(
         found = _overridden(scenario, scenario.kind, found, override)
         measured = _overridden(scenario, SYSTEMS.get(ACCURACY), measured, override)
     if keep is not None:
-        found = [p for place, p in enumerate(found) if keep(place, case_id(scenario.name, p.labels))]
+        found = [
+            p for place, p in enumerate(found) if keep(place, case_id(scenario.name, p.labels))
+        ]
     return [_case(scenario, point, seed) for point in (*found, *measured)]
 
 
@@ -102,7 +126,10 @@ def fault_cases(scenario: Scenario, *, seed: int = 0) -> list[tuple[FaultUse, Ca
     if scenario.fuzz is not None:
         return []
     found = [*points(scenario), *accuracy_points(scenario)]
-    tried = [(use, next(one for one in found if is_selected(one.labels, use.on))) for use in scenario.faults]
+    tried = [
+        (use, next(one for one in found if is_selected(one.labels, use.on)))
+        for use in scenario.faults
+    ]
     return [(use, _case(scenario, point, seed)) for use, point in tried]
 
 
@@ -122,15 +149,28 @@ def _case(scenario: Scenario, point: MatrixPoint, seed: int) -> Case:
         point = MatrixPoint(point.labels, point.params.varied())
     if isinstance(point.params, AccuracyParams):
         # No memory is filled: stale bits have the effect that they have in production.
-        poison, tags = PoisonPlan(patterns=(NATURAL,)), (NIGHTLY,) if "limit" in point.labels else ()
-        return _made(scenario, point, poison, system=ACCURACY, seed=seed, tags=tags, oracles=(ACCURACY,))
+        poison, tags = (
+            PoisonPlan(patterns=(NATURAL,)),
+            (NIGHTLY,) if "limit" in point.labels else (),
+        )
+        return _made(
+            scenario, point, poison, system=ACCURACY, seed=seed, tags=tags, oracles=(ACCURACY,)
+        )
     settings = scenario.poison
     patterns, sites = point.patterns or settings.patterns, point.sites or settings.sites
-    known = [use.model_dump(exclude={"on"}) for use in scenario.known if is_selected(point.labels, use.on)]
+    known = [
+        use.model_dump(exclude={"on"})
+        for use in scenario.known
+        if is_selected(point.labels, use.on)
+    ]
     return _made(
         scenario,
         point,
-        PoisonPlan(patterns=patterns, sites=tuple(SITES.names()) if sites is None else sites, strict=settings.strict),
+        PoisonPlan(
+            patterns=patterns,
+            sites=tuple(SITES.names()) if sites is None else sites,
+            strict=settings.strict,
+        ),
         system=scenario.kind.name,
         op=scenario.op,
         seed=seed,
@@ -151,7 +191,10 @@ def _made(
     oracles: tuple[str, ...] | None = None,
     known: tuple[KnownFailure, ...] = (),
 ) -> Case:
-    """The case of `point`. `tags` are added to the scenario's. Default `oracles`: all usable ones."""
+    """The case of `point`.
+
+    `tags` are added to the scenario's. Default `oracles`: all usable ones.
+    """
     identity, short_name = case_id(scenario.name, point.labels), point.labels.get("kernel")
     kernels, idle = SYSTEMS.get(system).kernels_of(op), point.params.idle_kernels()
     axes = {axis for axis in point.labels if axis not in idle}
@@ -164,39 +207,59 @@ def _made(
         tags=tuple(dict.fromkeys((*scenario.tags, system, *filter(None, (op,)), *tags))),
         params=point.params,
         poison=poison,
-        oracles=usable(scenario.oracles, poison.patterns, point.params) if oracles is None else oracles,
+        oracles=(
+            usable(scenario.oracles, poison.patterns, point.params) if oracles is None else oracles
+        ),
         seed=seed_of(identity, seed),
-        named=tuple(name for name in kernels if name in axes or getattr(point.params, name) == short_name),
+        named=tuple(
+            name for name in kernels if name in axes or getattr(point.params, name) == short_name
+        ),
         known=known,
     )
 
 
 def usable(oracles: tuple[str, ...], patterns: tuple[str, ...], params: Params) -> tuple[str, ...]:
-    """`oracles` without the ones that would have nothing to judge in a case with these parameters and patterns."""
+    """`oracles` without the ones that would have nothing to judge in a case with these parameters
+    and patterns.
+    """
     given = params.gives() | {""} | ({"patterns"} if len(patterns) > 1 else set())
     return tuple(name for name in oracles if ORACLES.get(name).needs in given)
 
 
 def seed_of(identity: str, seed: int = 0) -> int:
-    """The seed (31 bits) of the case `identity` in a run with `--seed`. All random numbers of the case come from it."""
+    """The seed (31 bits) of the case `identity` in a run with `--seed`.
+
+    All random numbers of the case come from it.
+    """
     return int.from_bytes(hashlib.sha256(f"{seed}:{identity}".encode()).digest()[:4], "big") >> 1
 
 
-def drawn_cases(scenario: Scenario, seed: int, override: KernelOverride | None = None) -> list[Case]:
-    """The first `examples` draws of a fuzz scenario; with `override`, only draws that use one of its ops."""
+def drawn_cases(
+    scenario: Scenario, seed: int, override: KernelOverride | None = None
+) -> list[Case]:
+    """The first `examples` draws of a fuzz scenario; with `override`, only draws that use one of
+    its ops.
+    """
     assert scenario.fuzz is not None
     drawn = (_drawn(scenario, seed, number, override) for number in range(scenario.fuzz.examples))
     return [case for case in drawn if case is not None]
 
 
 def control_cases(scenario: Scenario, seed: int, num_draws: int) -> list[Case]:
-    """The first draws of a fuzz scenario on the sound variants of `seed`, in turns; ops without one are left out."""
+    """The first draws of a fuzz scenario on the sound variants of `seed`, in turns; ops without one
+    are left out.
+    """
     named = cache(lambda i: KernelOverride.named(f"{SOUND}{seed * NUM_VARIANTS + i}"))
-    drawn = (_drawn(scenario, seed, number, named(number % NUM_VARIANTS)) for number in range(3 * num_draws))
+    drawn = (
+        _drawn(scenario, seed, number, named(number % NUM_VARIANTS))
+        for number in range(3 * num_draws)
+    )
     return list(islice((case for case in drawn if case is not None), num_draws))
 
 
-def drawn_case(scenario: Scenario, identity: str, override: KernelOverride | None = None) -> Case | None:
+def drawn_case(
+    scenario: Scenario, identity: str, override: KernelOverride | None = None
+) -> Case | None:
     """The case of a fuzz id with any seed and number; None for any other id."""
     match = _DRAWN_ID.match(identity)
     if override is None and match and match["kernel"] and match["kernel"].startswith(SOUND):
@@ -212,16 +275,25 @@ def drawn_case(scenario: Scenario, identity: str, override: KernelOverride | Non
 
 
 def _drawn(
-    scenario: Scenario, seed: int, number: int, override: KernelOverride | None, version: int | None = None
+    scenario: Scenario,
+    seed: int,
+    number: int,
+    override: KernelOverride | None,
+    version: int | None = None,
 ) -> Case | None:
-    """The case of a number, of the newest version of draws unless one is given. Sequences have one version."""
+    """The case of a number, of the newest version of draws unless one is given.
+
+    Sequences have one version.
+    """
     # Draws import every condition. A list draws no case and is instant.
     from harness.scenario.draws import VERSION, draw, draw_sequence
 
     version = VERSION if version is None else version
     kind, name = scenario.fuzz.draws if scenario.fuzz is not None else "all", f"{seed}:{number}"
     drawn = draw(name, version) if kind == "all" else draw_sequence(name, kind == "states")
-    labels = {"seed": str(seed), "draw": str(number)} | ({"v": str(version)} if kind == "all" and version > 1 else {})
+    labels = {"seed": str(seed), "draw": str(number)} | (
+        {"v": str(version)} if kind == "all" and version > 1 else {}
+    )
     whole = MatrixPoint(labels, drawn.params)
     point = override.apply(SYSTEMS.get(drawn.system), drawn.op, whole) if override else whole
     return _made(scenario, point, drawn.poison, system=drawn.system, op=drawn.op) if point else None

@@ -1,4 +1,6 @@
-"""The JSON Schema of scenario files, for editors: it knows the keys of `params` and `matrix` by system and op."""
+"""The JSON Schema of scenario files, for editors: it knows the keys of `params` and `matrix` by
+system and op.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from harness.core.params import Params
 from harness.scenario.schema import IN_SCENARIOS, PATTERNS, Scenario
 
 VERSION = 1
-"""Rises when a file that was right is refused, because a key or a value is gone or means something else."""
+"""Rises when a file that was right is refused, because a key or a value is gone or means something
+else.
+"""
 FILE = f"scenario.v{VERSION}.schema.json"
 """The published schema, beside the shipped scenarios."""
 
@@ -18,7 +22,10 @@ _LABELLED = {"type": "object", "minProperties": 1}
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a scenario file. What `params` and `matrix` may hold depends on `system` and `op`."""
+    """The JSON Schema of a scenario file.
+
+    What `params` and `matrix` may hold depends on `system` and `op`.
+    """
     schema = Scenario.model_json_schema(by_alias=True)
     definitions = schema["$defs"]
     definitions[AccuracyParams.__name__] = AccuracyParams.model_json_schema()
@@ -26,7 +33,9 @@ def json_schema() -> dict[str, Any]:
     for spec in IN_SCENARIOS:
         for op in spec.ops() or [""]:
             model = spec.model(op)
-            definitions[model.__name__] = _params(model, {k: o or "" for k, o in spec.kernels_of(op).items()})
+            definitions[model.__name__] = _params(
+                model, {k: o or "" for k, o in spec.kernels_of(op).items()}
+            )
             definitions[f"{model.__name__}Matrix"] = _matrix(model, has_kernels=spec.with_op)
             given = {"system": {"const": spec.name}} | ({"op": {"const": op}} if op else {})
             parts = {"params": model.__name__, "matrix": f"{model.__name__}Matrix"}
@@ -39,7 +48,10 @@ def json_schema() -> dict[str, Any]:
 
 
 def _params(model: type[Params], kernels: dict[str, str]) -> dict[str, Any]:
-    """The parameters of a model. None is required, because the matrix may give it. Plug-ins add names of kernels."""
+    """The parameters of a model.
+
+    None is required, because the matrix may give it. Plug-ins add names of kernels.
+    """
     schema = model.model_json_schema()
     schema.pop("required", None)
     for name, op in kernels.items():
@@ -49,7 +61,9 @@ def _params(model: type[Params], kernels: dict[str, str]) -> dict[str, Any]:
 
 
 def _matrix(model: type[Params], *, has_kernels: bool) -> dict[str, Any]:
-    """Axes: parameters, the poison's two, and any other name, with labels that stand for several parameters."""
+    """Axes: parameters, the poison's two, and any other name, with labels that stand for several
+    parameters.
+    """
     whole = {"$ref": f"#/$defs/{model.__name__}"}
     axes: dict[str, Any] = {}
     for name in model.model_fields:
@@ -60,4 +74,8 @@ def _matrix(model: type[Params], *, has_kernels: bool) -> dict[str, Any]:
         axes["kernel"]["anyOf"].append({"const": ["all"]})
     axes["pattern"] = {"type": "array", "minItems": 1, "items": {"enum": list(PATTERNS)}}
     axes["site"] = {"type": "array", "minItems": 1, "items": {"enum": SITES.names()}}
-    return {"type": "object", "properties": axes, "additionalProperties": _LABELLED | {"additionalProperties": whole}}
+    return {
+        "type": "object",
+        "properties": axes,
+        "additionalProperties": _LABELLED | {"additionalProperties": whole},
+    }

@@ -1,7 +1,8 @@
-"""Scenario files -> checked scenarios, or an InputError with file, line, column and the way to mend it.
+"""Scenario files -> checked scenarios, or an InputError with file, line, column and the way to mend
+it.
 
-Tags and code in YAML are refused, and the size is limited. Scalars follow YAML 1.2: `on`, `off`, `yes` and `no` are
-words, dates are text, and only true and false are booleans.
+Tags and code in YAML are refused, and the size is limited. Scalars follow YAML 1.2: `on`, `off`,
+`yes` and `no` are words, dates are text, and only true and false are booleans.
 """
 
 from __future__ import annotations
@@ -32,8 +33,12 @@ MAX_VALUES = 20_000
 
 
 def shipped_directory() -> Path:
-    """The folder of the harness's own scenarios: beside the package in a checkout, inside it when installed."""
-    package = Path(harness.__file__).parent if harness.__file__ else Path(next(iter(harness.__path__)))
+    """The folder of the harness's own scenarios: beside the package in a checkout, inside it when
+    installed.
+    """
+    package = (
+        Path(harness.__file__).parent if harness.__file__ else Path(next(iter(harness.__path__)))
+    )
     inside = package / "_scenarios"
     return inside if inside.is_dir() else package.parent / "scenarios"
 
@@ -51,10 +56,12 @@ def _every(name: str) -> bool:
 def load_scenarios(
     directory: Path | None = None, *, whole: Callable[[str], bool] = _every, only: str = ""
 ) -> list[Scenario]:
-    """The scenarios of a folder, by file name, or the one of a file. Raises InputError for the first problem.
+    """The scenarios of a folder, by file name, or the one of a file.
 
-    `whole`: by the name of its file, whether a shipped scenario's parameters and cases are checked too.
-    With `only`, a file `ONLY.yaml` that holds the scenario of this name is read alone.
+    Raises InputError for the first problem.
+
+    `whole`: by the name of its file, whether a shipped scenario's parameters and cases are checked
+    too. With `only`, a file `ONLY.yaml` that holds the scenario of this name is read alone.
     """
     folder = default_directory() if directory is None else directory
     if folder.is_file() or folder.suffix in SUFFIXES:
@@ -64,7 +71,9 @@ def load_scenarios(
     paths = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
     if not paths:
         raise InputError(f"{folder}: no scenario here; a scenario is a file that ends in .yaml")
-    if (alone := folder / f"{only}{SUFFIXES[0]}") in paths and (found := load_scenario(alone, whole)).name == only:
+    if (alone := folder / f"{only}{SUFFIXES[0]}") in paths and (
+        found := load_scenario(alone, whole)
+    ).name == only:
         return [found]
     if folder.resolve() != shipped_directory().resolve():
         whole = _every
@@ -80,13 +89,18 @@ def load_scenarios(
 
 
 def load_scenario(path: Path, whole: Callable[[str], bool] = _every) -> Scenario:
-    """One scenario file. Raises InputError for its first problem. `whole` as for `load_scenarios`."""
+    """One scenario file.
+
+    Raises InputError for its first problem. `whole` as for `load_scenarios`.
+    """
     return _read(path, _content(path), whole(path.stem), frozenset(KERNELS.names()))
 
 
 @functools.lru_cache(maxsize=512)
 def _read(path: Path, content: bytes, is_whole: bool, kernels: frozenset[str]) -> Scenario:
-    """Read once in a process, unless the file changes, or the kernels, which plug-ins register and it may name."""
+    """Read once in a process, unless the file changes, or the kernels, which plug-ins register and
+    it may name.
+    """
     scenario, found = load_record(path, Scenario)
     problems = list(matrix.check(scenario, whole=is_whole))
     if problems:
@@ -102,13 +116,18 @@ def _content(path: Path) -> bytes:
 
 
 def load_record(path: Path, model: type[RecordT]) -> tuple[RecordT, Document]:
-    """A file as an object of `model`, with the places of its values. Raises InputError for its first problem."""
+    """A file as an object of `model`, with the places of its values.
+
+    Raises InputError for its first problem.
+    """
     try:
         found = read_document(_content(path))
     except DocumentError as error:
         raise InputError(f"{path}:{error.line}:{error.column}: {error.message}") from None
     if not isinstance(found.data, dict):
-        raise _input_error(Problem((), "the file must be `key: value` lines, not a list or a word"), found, path)
+        raise _input_error(
+            Problem((), "the file must be `key: value` lines, not a list or a word"), found, path
+        )
     try:
         return model.model_validate_json(json.dumps(found.data), strict=True), found
     except ValidationError as error:
@@ -117,7 +136,11 @@ def load_record(path: Path, model: type[RecordT]) -> tuple[RecordT, Document]:
 
 def _first(problems: list[Problem], found: Document, path: Path) -> InputError:
     """The first problem in the file. A missing key comes after wrong ones."""
-    return _input_error(min(problems, key=lambda p: (not p.location, found.place(p.location, p.at_key))), found, path)
+    return _input_error(
+        min(problems, key=lambda p: (not p.location, found.place(p.location, p.at_key))),
+        found,
+        path,
+    )
 
 
 def _input_error(problem: Problem, found: Document, path: Path) -> InputError:
@@ -135,7 +158,10 @@ class DocumentError(Exception):
 
 @dataclass
 class Document:
-    """Plain data, and the events of its text. They say where a value is, which only a message needs."""
+    """Plain data, and the events of its text.
+
+    They say where a value is, which only a message needs.
+    """
 
     data: Any
     events: list[yaml.Event]
@@ -147,7 +173,9 @@ class Document:
         return dict(_places(next(events), events, ()))
 
     def place(self, location: Location, at_key: bool = False) -> tuple[int, int]:
-        """Line and column of the value (or key) at `location`, or of the innermost known one around it."""
+        """Line and column of the value (or key) at `location`, or of the innermost known one around
+        it.
+        """
         while location:
             for is_key in (at_key, False):
                 if found := self._places.get((location, is_key)):
@@ -157,7 +185,9 @@ class Document:
 
 
 WORDS = {word: None for word in ("", "~", "null", "Null", "NULL")} | {
-    form: word == "true" for word in ("true", "false") for form in (word, word.title(), word.upper())
+    form: word == "true"
+    for word in ("true", "false")
+    for form in (word, word.title(), word.upper())
 }
 """Words without quotes that are no text and no number -> their value."""
 
@@ -165,7 +195,9 @@ WORDS = {word: None for word in ("", "~", "null", "Null", "NULL")} | {
 def read_document(content: bytes) -> Document:
     """Parse one YAML document. Raises DocumentError."""
     if len(content) > MAX_BYTES:
-        raise DocumentError(f"the file has {len(content)} bytes; a scenario has at most {MAX_BYTES}")
+        raise DocumentError(
+            f"the file has {len(content)} bytes; a scenario has at most {MAX_BYTES}"
+        )
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -181,13 +213,20 @@ def read_document(content: bytes) -> Document:
         raise _syntax_error(error) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise DocumentError(f"character U+{error.character:04X} is not allowed; remove it", line) from None
+        raise DocumentError(
+            f"character U+{error.character:04X} is not allowed; remove it", line
+        ) from None
     if not isinstance(events[1], yaml.DocumentStartEvent):
-        raise DocumentError("the file is empty; a scenario needs at least a name, a summary and a system")
+        raise DocumentError(
+            "the file is empty; a scenario needs at least a name, a summary and a system"
+        )
     rest = iter(events[2:])
     data = _built(next(rest), rest)
     if not isinstance(second := next(itertools.islice(rest, 1, None)), yaml.StreamEndEvent):
-        raise DocumentError("a second document starts here; write one scenario a file", *_position(second.start_mark))
+        raise DocumentError(
+            "a second document starts here; write one scenario a file",
+            *_position(second.start_mark),
+        )
     return Document(data, events[2:])
 
 
@@ -195,7 +234,9 @@ def _events(text: str, loader: type[yaml.SafeLoader]) -> list[Any]:
     """The events of a text. Raises YAMLError, and DocumentError if there are too many."""
     found = list(itertools.islice(iter(loader(text).get_event, None), MAX_VALUES + 1))
     if len(found) > MAX_VALUES:
-        raise DocumentError(f"more than {MAX_VALUES} values; split the scenario", *_position(found[-1].start_mark))
+        raise DocumentError(
+            f"more than {MAX_VALUES} values; split the scenario", *_position(found[-1].start_mark)
+        )
     return found
 
 
@@ -210,7 +251,9 @@ def _syntax_error(error: yaml.MarkedYAMLError) -> DocumentError:
 def _places(
     event: yaml.Event, events: Iterator[yaml.Event], location: Location
 ) -> Iterator[tuple[tuple[Location, bool], tuple[int, int]]]:
-    """The path of each value and whether it is of its key, with the place, of the value that starts with `event`."""
+    """The path of each value and whether it is of its key, with the place, of the value that starts
+    with `event`.
+    """
     yield (location, False), _position(event.start_mark)
     if isinstance(event, yaml.MappingStartEvent):
         while isinstance(key := next(events), yaml.ScalarEvent):
@@ -229,20 +272,29 @@ def _built(event: Any, events: Iterator[Any], depth: int = 1) -> Any:
         return _scalar(event)
     _refuse_marked(event)
     if depth > MAX_DEPTH:
-        raise DocumentError(f"nested more than {MAX_DEPTH} deep; a scenario needs five", *_position(event.start_mark))
+        raise DocumentError(
+            f"nested more than {MAX_DEPTH} deep; a scenario needs five",
+            *_position(event.start_mark),
+        )
     if type(event) is yaml.MappingStartEvent:
         return _mapping(events, depth)
     items: list[Any] = []
     while type(item := next(events)) is not yaml.SequenceEndEvent:
-        items.append(_scalar(item) if type(item) is yaml.ScalarEvent else _built(item, events, depth + 1))
+        items.append(
+            _scalar(item) if type(item) is yaml.ScalarEvent else _built(item, events, depth + 1)
+        )
     return items
 
 
 def _refuse_marked(event: Any) -> None:
     if event.anchor:  # An alias has no tag.
-        raise DocumentError("anchors and aliases are not allowed; write the value out", *_position(event.start_mark))
+        raise DocumentError(
+            "anchors and aliases are not allowed; write the value out", *_position(event.start_mark)
+        )
     if event.tag:
-        raise DocumentError(f"the tag {event.tag} is not allowed; write a plain value", *_position(event.start_mark))
+        raise DocumentError(
+            f"the tag {event.tag} is not allowed; write a plain value", *_position(event.start_mark)
+        )
 
 
 def _mapping(events: Iterator[Any], depth: int) -> dict[str, Any]:
@@ -251,14 +303,21 @@ def _mapping(events: Iterator[Any], depth: int) -> dict[str, Any]:
     while type(event := next(events)) is not yaml.MappingEndEvent:
         if type(event) is not yaml.ScalarEvent or event.anchor or event.tag:
             _refuse_marked(event)
-            raise DocumentError("a key must be a word, not a list or a mapping", *_position(event.start_mark))
+            raise DocumentError(
+                "a key must be a word, not a list or a mapping", *_position(event.start_mark)
+            )
         key = event.value
         if key in mapping:
-            wrong = f"duplicate key {key!r}, first on line {_position(keys[key].start_mark)[0]}; remove one"
+            wrong = (
+                f"duplicate key {key!r}, first on line {_position(keys[key].start_mark)[0]};"
+                " remove one"
+            )
             raise DocumentError(wrong, *_position(event.start_mark))
         keys[key] = event
         value = next(events)
-        mapping[key] = _scalar(value) if type(value) is yaml.ScalarEvent else _built(value, events, depth + 1)
+        mapping[key] = (
+            _scalar(value) if type(value) is yaml.ScalarEvent else _built(value, events, depth + 1)
+        )
     return mapping
 
 
@@ -268,7 +327,9 @@ def _scalar(event: Any) -> Any:
     if not event.implicit[0]:
         return event.value
     if len(event.value) > 20 and re.fullmatch("[-+]?[0-9]+", event.value):
-        raise DocumentError("the number has more than 20 digits; write a smaller one", *_position(event.start_mark))
+        raise DocumentError(
+            "the number has more than 20 digits; write a smaller one", *_position(event.start_mark)
+        )
     return _plain(event.value)
 
 
@@ -279,7 +340,11 @@ def _plain(word: str) -> Any:
         return WORDS[word]
     if re.fullmatch("[-+]?[0-9]+", word):
         return int(word)
-    return float(word) if re.fullmatch(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", word) else word
+    return (
+        float(word)
+        if re.fullmatch(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", word)
+        else word
+    )
 
 
 def _position(mark: Any) -> tuple[int, int]:

@@ -41,7 +41,9 @@ POISON_AXES: dict[str, tuple[str, ...]] = {"pattern": PATTERNS, "site": tuple(SI
 """Axes that vary the poison instead of a parameter -> their labels."""
 
 MAX_POINTS = 20_000
-"""Combinations of labels in one scenario at most: each case takes some kilobytes, in memory and in every report."""
+"""Combinations of labels in one scenario at most: each case takes some kilobytes, in memory and in
+every report.
+"""
 
 Labels = dict[str, str]
 
@@ -55,7 +57,11 @@ class MatrixPoint:
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((self.labels["pattern"], "zeros"))) if "pattern" in self.labels else ()
+        return (
+            tuple(dict.fromkeys((self.labels["pattern"], "zeros")))
+            if "pattern" in self.labels
+            else ()
+        )
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -69,7 +75,9 @@ def is_selected(labels: Labels, selector: Mapping[str, Any]) -> bool:
 
 
 def case_id(scenario: str, labels: dict[str, str]) -> str:
-    """The stable id of a case, such as `merge-kernel[empty_lse=-inf]`; the bare name without a matrix."""
+    """The stable id of a case, such as `merge-kernel[empty_lse=-inf]`; the bare name without a
+    matrix.
+    """
     inner = ",".join(f"{axis}={label}" for axis, label in labels.items())
     return f"{scenario}[{inner}]" if inner else scenario
 
@@ -81,33 +89,52 @@ def as_label(value: Any) -> str:
 
 def as_labels(wanted: Any) -> list[str]:
     """The labels of one axis in `except` or `on`, where the file has one label or a list."""
-    return [as_label(item) for item in wanted] if isinstance(wanted, list | tuple) else [as_label(wanted)]
+    return (
+        [as_label(item) for item in wanted]
+        if isinstance(wanted, list | tuple)
+        else [as_label(wanted)]
+    )
 
 
 def accuracy_points(scenario: Scenario) -> Iterator[MatrixPoint]:
-    """The measurements of a scenario's accuracy: for each task a small one, and one of all questions."""
+    """The measurements of a scenario's accuracy: for each task a small one, and one of all
+    questions.
+    """
     settings = scenario.accuracy
     if settings is None:
         return
     common = settings.model_dump(exclude={"tasks", "limit", "nightly"})
     nightly = {**common, **settings.nightly.model_dump(exclude_none=True), "limit": None}
     for task in settings.tasks:
-        yield MatrixPoint({ACCURACY: task}, AccuracyParams(**common, task=task, limit=settings.limit))
+        yield MatrixPoint(
+            {ACCURACY: task}, AccuracyParams(**common, task=task, limit=settings.limit)
+        )
         yield MatrixPoint({ACCURACY: task, "limit": "full"}, AccuracyParams(**nightly, task=task))
 
 
 def points(scenario: Scenario) -> list[MatrixPoint]:
-    """The points of a checked scenario, without the excepted ones, the last axis varying fastest."""
-    return [MatrixPoint(labels, scenario.model.model_validate(given)) for labels, given in _given(scenario)]
+    """The points of a checked scenario, without the excepted ones, the last axis varying
+    fastest.
+    """
+    return [
+        MatrixPoint(labels, scenario.model.model_validate(given))
+        for labels, given in _given(scenario)
+    ]
 
 
 def num_points(scenario: Scenario) -> int:
     """The number of :func:`points` and :func:`accuracy_points`. Does not validate them."""
     settings, times = scenario.accuracy, 1
-    if scenario.cover == "all" and not any(axis in POISON_AXES for selector in scenario.exclude for axis in selector):
+    if scenario.cover == "all" and not any(
+        axis in POISON_AXES for selector in scenario.exclude for axis in selector
+    ):
         # Most points differ in their poison only.
-        times = math.prod(len(values) for axis, values in scenario.matrix.items() if axis in POISON_AXES)
-        of_call = {axis: values for axis, values in scenario.matrix.items() if axis not in POISON_AXES}
+        times = math.prod(
+            len(values) for axis, values in scenario.matrix.items() if axis in POISON_AXES
+        )
+        of_call = {
+            axis: values for axis, values in scenario.matrix.items() if axis not in POISON_AXES
+        }
         scenario = scenario.but(matrix=of_call)
     return times * len(_given(scenario)) + (2 * len(settings.tasks) if settings else 0)
 
@@ -115,7 +142,10 @@ def num_points(scenario: Scenario) -> int:
 def _given(scenario: Scenario) -> list[tuple[Labels, Given]]:
     """The labels of each point, and its parameters as in the file."""
     # `kernel: [all]` depends on the kernels that plug-ins register.
-    return _given_with(scenario, tuple(s for s in KERNELS if s.op == scenario.op) if scenario.has_all_kernels else ())
+    return _given_with(
+        scenario,
+        tuple(s for s in KERNELS if s.op == scenario.op) if scenario.has_all_kernels else (),
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -134,7 +164,9 @@ def _given_with(scenario: Scenario, kernels: tuple[KernelSpec, ...]) -> list[tup
     for labels in _chosen(scenario, {axis: list(values) for axis, values in axes.items()}):
         key = tuple([labels[axis] for axis in of_call])
         if key not in made:
-            others = tuple([labels[axis] for axis in of_call if axis != "kernel"]) if kernels else key
+            others = (
+                tuple([labels[axis] for axis in of_call if axis != "kernel"]) if kernels else key
+            )
             if others not in without_kernel:
                 merged = dict(scenario.params)
                 for axis in of_call:
@@ -151,8 +183,12 @@ def _given_with(scenario: Scenario, kernels: tuple[KernelSpec, ...]) -> list[tup
 
 
 def _chosen(scenario: Scenario, axes: dict[str, list[str]]) -> Iterable[Labels]:
-    """The labels of each point that is not excluded: of all points, or of few that hold every pair."""
-    exceptions = Exceptions({axis: as_labels(wanted) for axis, wanted in one.items()} for one in scenario.exclude)
+    """The labels of each point that is not excluded: of all points, or of few that hold every
+    pair.
+    """
+    exceptions = Exceptions(
+        {axis: as_labels(wanted) for axis, wanted in one.items()} for one in scenario.exclude
+    )
     if (strength := STRENGTHS.get(scenario.cover)) and all(axes.values()):
         return covering(axes, strength, exceptions, scenario.name)
     every = (dict(zip(axes, labels, strict=True)) for labels in itertools.product(*axes.values()))
@@ -160,7 +196,9 @@ def _chosen(scenario: Scenario, axes: dict[str, list[str]]) -> Iterable[Labels]:
 
 
 def check(scenario: Scenario, *, whole: bool = True) -> Iterator[Problem]:
-    """Yield all problems that the schema does not find, the most basic first; with `whole` also of parameters."""
+    """Yield all problems that the schema does not find, the most basic first; with `whole` also of
+    parameters.
+    """
     yield from _check_system(scenario)
     kind = scenario.kind if scenario.system else None
     if kind is None or kind.unusable or (kind.with_op and scenario.op not in kind.ops()):
@@ -177,7 +215,9 @@ def check(scenario: Scenario, *, whole: bool = True) -> Iterator[Problem]:
 
 
 def _valid(scenario: Scenario, given: Given) -> Params | None:
-    """The parameters of a point, or None if they are not legal, which the check of all points reports."""
+    """The parameters of a point, or None if they are not legal, which the check of all points
+    reports.
+    """
     with contextlib.suppress(ValidationError):
         return scenario.model.model_validate(given)
     return None
@@ -185,7 +225,9 @@ def _valid(scenario: Scenario, given: Given) -> Params | None:
 
 @functools.cache
 def _is_installed(origin: str) -> bool:
-    return origin not in ENGINES or importlib.util.find_spec(ENGINES.get(origin).package) is not None
+    return (
+        origin not in ENGINES or importlib.util.find_spec(ENGINES.get(origin).package) is not None
+    )
 
 
 def _axis(scenario: Scenario, axis: str) -> list[tuple[str, Given]]:
@@ -194,9 +236,16 @@ def _axis(scenario: Scenario, axis: str) -> list[tuple[str, Given]]:
         return [(as_label(value), {}) for value in values]
     if axis == "kernel" and scenario.has_all_kernels:
         values = [spec.short_name for spec in KERNELS if spec.op == scenario.op]
-    pairs = values.items() if isinstance(values, dict) else ((as_label(value), value) for value in values)
+    pairs = (
+        values.items()
+        if isinstance(values, dict)
+        else ((as_label(value), value) for value in values)
+    )
     several = () if axis in scenario.model.model_fields else dict
-    return [(label, dict(value) if isinstance(value, several) else {axis: value}) for label, value in pairs]
+    return [
+        (label, dict(value) if isinstance(value, several) else {axis: value})
+        for label, value in pairs
+    ]
 
 
 def _check_system(scenario: Scenario) -> Iterator[Problem]:
@@ -204,18 +253,28 @@ def _check_system(scenario: Scenario) -> Iterator[Problem]:
         for key in ("system", "op", "params", "matrix", "exclude", "accuracy"):
             if getattr(scenario, key):
                 name = "except" if key == "exclude" else key
-                yield Problem((name,), f"{name!r} has no meaning beside 'fuzz'; remove one of them", at_key=True)
+                yield Problem(
+                    (name,),
+                    f"{name!r} has no meaning beside 'fuzz'; remove one of them",
+                    at_key=True,
+                )
         return
     if scenario.system is None:
         yield Problem((), "'system' is missing; add 'system: kernel' or 'system: engine'")
         return
     ops = scenario.kind.ops()
     if ops and scenario.op is None:
-        yield Problem(("system",), "'op' is missing; a kernel scenario names the op it judges", at_key=True)
+        yield Problem(
+            ("system",), "'op' is missing; a kernel scenario names the op it judges", at_key=True
+        )
     elif scenario.accuracy is not None and not scenario.kind.has_accuracy:
-        yield Problem(("accuracy",), "'accuracy' is measured through the engine; remove it", at_key=True)
+        yield Problem(
+            ("accuracy",), "'accuracy' is measured through the engine; remove it", at_key=True
+        )
     elif scenario.op is not None and not ops:
-        yield Problem(("op",), f"'op' has no meaning for system {scenario.system}; remove it", at_key=True)
+        yield Problem(
+            ("op",), f"'op' has no meaning for system {scenario.system}; remove it", at_key=True
+        )
     elif scenario.op is not None and scenario.op not in ops:
         why = "is judged through mla_decode, not alone"
         yield Problem(("op",), f"op {scenario.op!r} {why}; {nearest(scenario.op, ops)}")
@@ -251,10 +310,15 @@ def _check_accuracy(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(("accuracy", "tasks"), "expected at least one task, not none; add it")
     for index, task in enumerate(settings.tasks):
         if task in settings.tasks[:index]:
-            message = f"the task {task!r} is there twice, which gives duplicate case ids; remove one"
+            message = (
+                f"the task {task!r} is there twice, which gives duplicate case ids; remove one"
+            )
             yield Problem(("accuracy", "tasks", index), message)
     if ACCURACY in scenario.matrix:
-        message = f"{ACCURACY!r} is no axis beside an accuracy section, as its cases have it; rename the axis"
+        message = (
+            f"{ACCURACY!r} is no axis beside an accuracy section, as its cases have it; rename the"
+            " axis"
+        )
         yield Problem(("matrix", ACCURACY), message, at_key=True)
 
 
@@ -275,11 +339,18 @@ def _check_axis(scenario: Scenario, axis: str, whole: bool) -> Iterator[Problem]
         here: Location = (*at, key)
         label = key if isinstance(key, str) else as_label(value)
         if isinstance(key, int) and not isinstance(value, str | int | bool):
-            yield Problem(here, "a list, mapping or fraction needs a label; write the axis as 'label: value'")
+            yield Problem(
+                here, "a list, mapping or fraction needs a label; write the axis as 'label: value'"
+            )
         elif not re.match(LABEL, label):
-            yield Problem(here, f"the label {label!r} may hold letters, digits and _ . + - only", at_key=True)
+            yield Problem(
+                here, f"the label {label!r} may hold letters, digits and _ . + - only", at_key=True
+            )
         elif label in labels:
-            yield Problem(here, f"the label {label!r} is there twice, which gives duplicate case ids; remove one")
+            yield Problem(
+                here,
+                f"the label {label!r} is there twice, which gives duplicate case ids; remove one",
+            )
         elif axis == "kernel" and scenario.has_all_kernels:
             continue
         elif not whole:
@@ -289,7 +360,9 @@ def _check_axis(scenario: Scenario, axis: str, whole: bool) -> Iterator[Problem]
                 yield Problem((*here, *problem.location[len(here) + 1 :]), problem.message)
         elif not isinstance(value, dict):
             known = list(scenario.model.model_fields)
-            yield Problem(at, f"unknown parameter {axis!r}; {nearest(axis, known, see=SCHEMA)}", at_key=True)
+            yield Problem(
+                at, f"unknown parameter {axis!r}; {nearest(axis, known, see=SCHEMA)}", at_key=True
+            )
             return
         else:
             yield from _check_params(scenario, value, here)
@@ -310,11 +383,15 @@ def _check_poison_axis(axis: str, values: Any, at: Location) -> Iterator[Problem
 
 
 def _check_size(scenario: Scenario) -> Iterator[Problem]:
-    """Yield a problem if the axes make more combinations than a scenario may have, or than one can cover.
+    """Yield a problem if the axes make more combinations than a scenario may have, or than one can
+    cover.
 
     The axis `kernel: [all]` counts once, as the kernels are not the file's.
     """
-    sizes = [1 if axis == "kernel" and scenario.has_all_kernels else len(v) for axis, v in scenario.matrix.items()]
+    sizes = [
+        1 if axis == "kernel" and scenario.has_all_kernels else len(v)
+        for axis, v in scenario.matrix.items()
+    ]
 
     def count(strength: int) -> int:
         """The combinations of labels of so many axes."""
@@ -324,7 +401,9 @@ def _check_size(scenario: Scenario) -> Iterator[Problem]:
     if count(strength) > MAX_POINTS:
         what = "cases" if strength == len(sizes) else f"{scenario.cover} of labels"
         mend = ", or write 'cover: pairs'" if count(2) <= MAX_POINTS else ""
-        message = f"the axes make {count(strength):,} {what}, and a scenario has {MAX_POINTS:,} at most"
+        message = (
+            f"the axes make {count(strength):,} {what}, and a scenario has {MAX_POINTS:,} at most"
+        )
         yield Problem(("matrix",), f"{message}; leave values out{mend}", at_key=True)
 
 
@@ -334,12 +413,17 @@ def _check_points(scenario: Scenario) -> Iterator[Problem]:
         return
     found = _given(scenario)
     if not found:
-        yield Problem(("except",), "every point of the matrix is excepted; leave one in", at_key=True)
+        yield Problem(
+            ("except",), "every point of the matrix is excepted; leave one in", at_key=True
+        )
     for given in {id(given): given for _, given in found}.values():
         yield from _check_params(scenario, given, ("matrix",), is_whole=True)
     for index, use in enumerate(scenario.faults):
         if ACCURACY not in use.on and not any(is_selected(labels, use.on) for labels, _ in found):
-            yield Problem(("faults", index, "on"), f"no case is left on which to try {use.name!r}; name another point")
+            yield Problem(
+                ("faults", index, "on"),
+                f"no case is left on which to try {use.name!r}; name another point",
+            )
 
 
 def _check_selectors(scenario: Scenario) -> Iterator[Problem]:
@@ -356,20 +440,31 @@ def _check_selectors(scenario: Scenario) -> Iterator[Problem]:
                 yield from _check_task(scenario.accuracy, selector, at)
                 break
             if axis not in scenario.matrix:
-                message = f"{axis!r} is no axis of the matrix; {nearest(axis, list(scenario.matrix), see='')}"
+                message = (
+                    f"{axis!r} is no axis of the matrix;"
+                    f" {nearest(axis, list(scenario.matrix), see='')}"
+                )
                 yield Problem((*at, axis), message, at_key=True)
                 continue
             known = [label for label, _ in _axis(scenario, axis)]
             for label in as_labels(wanted):
                 if label not in known:
-                    yield Problem((*at, axis), f"{label!r} is no label of {axis!r}; {nearest(label, known, see='')}")
+                    yield Problem(
+                        (*at, axis),
+                        f"{label!r} is no label of {axis!r}; {nearest(label, known, see='')}",
+                    )
 
 
-def _check_task(settings: AccuracySettings, selector: Mapping[str, Any], at: Location) -> Iterator[Problem]:
+def _check_task(
+    settings: AccuracySettings, selector: Mapping[str, Any], at: Location
+) -> Iterator[Problem]:
     task = selector[ACCURACY]
     if other := next((axis for axis in selector if axis != ACCURACY), ""):
         message = f"a measurement of accuracy is no point of the matrix; leave out {other!r}"
         yield Problem((*at, other), message, at_key=True)
     elif task not in settings.tasks:
-        message = f"{task!r} is no task of the accuracy section; {nearest(str(task), list(settings.tasks), see='')}"
+        message = (
+            f"{task!r} is no task of the accuracy section;"
+            f" {nearest(str(task), list(settings.tasks), see='')}"
+        )
         yield Problem((*at, ACCURACY), message)

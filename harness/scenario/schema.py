@@ -1,4 +1,5 @@
-"""The format of a scenario file: typed fields with descriptions, and pydantic's errors in plain words.
+"""The format of a scenario file: typed fields with descriptions, and pydantic's errors in plain
+words.
 
 An unknown key is an error. Each error is one clause that says what is wrong and how to mend it.
 """
@@ -65,7 +66,9 @@ def _specifier(text: str) -> str:
     try:
         SpecifierSet(text)
     except InvalidSpecifier:
-        raise _refusal(f"{text!r} names no versions; write them as pip does, such as '>=0.21,<0.23'") from None
+        raise _refusal(
+            f"{text!r} names no versions; write them as pip does, such as '>=0.21,<0.23'"
+        ) from None
     return text
 
 
@@ -98,24 +101,38 @@ OneOracleOrMore = Annotated[
     tuple[OracleName, ...],
     Field(min_length=1),
     BeforeValidator(_listed),
-    WithJsonSchema({"anyOf": [_one_oracle, {"type": "array", "items": _one_oracle, "minItems": 1}]}),
+    WithJsonSchema(
+        {"anyOf": [_one_oracle, {"type": "array", "items": _one_oracle, "minItems": 1}]}
+    ),
 ]
 IN_SCENARIOS: Registry[SystemSpec] = Registry(
-    "system", tuple(spec for spec in SYSTEMS if spec.in_scenarios), lambda name: missing_system(name, BROKEN)
+    "system",
+    tuple(spec for spec in SYSTEMS if spec.in_scenarios),
+    lambda name: missing_system(name, BROKEN),
 )
 SystemName = Annotated[str, AfterValidator(_known(IN_SCENARIOS)), _enum(IN_SCENARIOS.names())]
-OpName = Annotated[str, AfterValidator(_known(OPS)), _enum([op for spec in IN_SCENARIOS for op in spec.ops()])]
+OpName = Annotated[
+    str, AfterValidator(_known(OPS)), _enum([op for spec in IN_SCENARIOS for op in spec.ops()])
+]
 Given = dict[str, JsonValue]
 """Parameters as a file gives them, before their model has checked them."""
 TaskName = Literal["gsm_symbolic", "aime_shaped"]
 """The tasks that the canaries were trained on."""
 Axis = Annotated[str, StringConstraints(pattern=AXIS)]
-DEFAULT_ORACLES = "finite sentinel reference non_interference cold_warm flush zeroed distinct_experts tokens conserved"
+DEFAULT_ORACLES = (
+    "finite sentinel reference non_interference cold_warm flush zeroed distinct_experts tokens"
+    " conserved"
+)
 _scalar = {"type": ["string", "integer", "boolean"]}
 _labels = {"type": "object", "minProperties": 1, "propertyNames": {"pattern": LABEL}}
-# scenario.matrix checks unions, as its messages name the axis. Messages of pydantic name every branch.
-Values = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "array", "items": _scalar, "minItems": 1}, _labels]})]
-Point = dict[Axis, Annotated[Any, WithJsonSchema({"anyOf": [_scalar, {"type": "array", "items": _scalar}]})]]
+# scenario.matrix checks unions, as its messages name the axis. Messages of pydantic name every
+# branch.
+Values = Annotated[
+    Any, WithJsonSchema({"anyOf": [{"type": "array", "items": _scalar, "minItems": 1}, _labels]})
+]
+Point = dict[
+    Axis, Annotated[Any, WithJsonSchema({"anyOf": [_scalar, {"type": "array", "items": _scalar}]})]
+]
 
 
 class PoisonSettings(Record):
@@ -126,23 +143,39 @@ class PoisonSettings(Record):
         min_length=1,
         description="fill patterns, the main one first; one run of the case for each",
     )
-    sites: tuple[SiteName, ...] | None = Field(default=None, description="sites to poison; every site when left out")
-    strict: bool = Field(default=False, description="indices out of range instead of valid but wrong ones")
+    sites: tuple[SiteName, ...] | None = Field(
+        default=None, description="sites to poison; every site when left out"
+    )
+    strict: bool = Field(
+        default=False, description="indices out of range instead of valid but wrong ones"
+    )
 
 
 class FaultUse(Record):
-    """A fault that the scenario must catch, with the oracle that catches it and the memory to blame."""
+    """A fault that the scenario must catch, with the oracle that catches it and the memory to
+    blame.
+    """
 
     name: FaultName
-    caught_by: OneOracleOrMore = Field(description="the oracle that must fire; of a list, one of them")
-    blames: tuple[SiteName, ...] = Field(default=(), description="sites that the diagnosis must name")
+    caught_by: OneOracleOrMore = Field(
+        description="the oracle that must fire; of a list, one of them"
+    )
+    blames: tuple[SiteName, ...] = Field(
+        default=(), description="sites that the diagnosis must name"
+    )
     may_blame: tuple[SiteName, ...] = Field(
         default=(),
-        description="sites that it may name besides, any or none: for a bug that reads whatever memory holds",
+        description=(
+            "sites that it may name besides, any or none: for a bug that reads whatever memory"
+            " holds"
+        ),
     )
     on: Point = Field(
         default={},
-        description="the point of the matrix to try it on, or `accuracy: TASK`; the first case when left out",
+        description=(
+            "the point of the matrix to try it on, or `accuracy: TASK`; the first case when"
+            " left out"
+        ),
     )
 
     @model_validator(mode="after")
@@ -159,22 +192,29 @@ class FaultUse(Record):
 class KnownUse(KnownFailure):
     """A known failure of an engine's releases, or of a kernel, and the cases that show it."""
 
-    issue: Annotated[str, StringConstraints(pattern=REF)] = Field(description="the upstream issue or pull request")
+    issue: Annotated[str, StringConstraints(pattern=REF)] = Field(
+        description="the upstream issue or pull request"
+    )
     engine: Annotated[str, AfterValidator(_known(ENGINES)), _enum(ENGINES.names())] = Field(
         default="", description="which engine"
     )
     versions: Annotated[str, AfterValidator(_specifier)] = Field(
         default="", description="its releases, such as '>=0.21,<0.23'"
     )
-    kernel: str = Field(default="", description="in place of engine and versions: the kernel that fails")
+    kernel: str = Field(
+        default="", description="in place of engine and versions: the kernel that fails"
+    )
     on: Point = Field(default={}, description="the points of the matrix; all cases when left out")
     run: Literal["always", "never"] = Field(
-        default="always", description="never: the case is not launched, for example because it takes the GPU down"
+        default="always",
+        description="never: the case is not launched, for example because it takes the GPU down",
     )
 
     @model_validator(mode="after")
     def _names_one(self) -> KnownUse:
-        if not (self.kernel or (self.engine and self.versions)) or (self.kernel and (self.engine or self.versions)):
+        if not (self.kernel or (self.engine and self.versions)) or (
+            self.kernel and (self.engine or self.versions)
+        ):
             raise _refusal("name the engine and its versions, or a kernel alone")
         return self
 
@@ -190,12 +230,18 @@ class NightlyAccuracy(Record):
 
 
 class AccuracySettings(EpochsParams):
-    """Accuracy by epoch, measured with a canary. Each task gives a small case and a nightly case."""
+    """Accuracy by epoch, measured with a canary.
 
-    tasks: tuple[TaskName, ...] = Field(default=("gsm_symbolic",), description="tasks that the canaries know")
+    Each task gives a small case and a nightly case.
+    """
+
+    tasks: tuple[TaskName, ...] = Field(
+        default=("gsm_symbolic",), description="tasks that the canaries know"
+    )
     limit: Count = Field(default=16, description="questions of each task that a plain run asks")
     nightly: NightlyAccuracy = Field(
-        default=NightlyAccuracy(), description="all questions: cases tagged `nightly`, which a plain run leaves out"
+        default=NightlyAccuracy(),
+        description="all questions: cases tagged `nightly`, which a plain run leaves out",
     )
 
 
@@ -205,56 +251,87 @@ class FuzzSettings(Record):
     examples: Annotated[int, Field(ge=1, le=10_000)] = 200
     draws: Literal["all", "sequences", "states"] = Field(
         default="all",
-        description="all: any op and the engine; sequences: requests of the engine in tight pools; states: such "
-        "requests that share states of linear attention",
+        description=(
+            "all: any op and the engine; sequences: requests of the engine in tight pools; states:"
+            " such requests that share states of linear attention"
+        ),
     )
 
 
 class Scenario(Record):
     """One scenario: its cases, their poison, their oracles, and the faults that it must catch."""
 
-    name: Annotated[str, StringConstraints(pattern=NAME)] = Field(description="its name, with which case ids begin")
-    summary: Annotated[str, StringConstraints(min_length=1, max_length=120)] = Field(description="one line for lists")
+    name: Annotated[str, StringConstraints(pattern=NAME)] = Field(
+        description="its name, with which case ids begin"
+    )
+    summary: Annotated[str, StringConstraints(min_length=1, max_length=120)] = Field(
+        description="one line for lists"
+    )
     why: str = Field(default="", description="what went wrong once, for a reader new to it")
     refs: tuple[Annotated[str, StringConstraints(pattern=REF)], ...] = Field(
         default=(), description="upstream references such as flashinfer-ai/flashinfer#941"
     )
-    tags: tuple[Annotated[str, StringConstraints(pattern=TAG)], ...] = Field(default=(), description="words for `-m`")
+    tags: tuple[Annotated[str, StringConstraints(pattern=TAG)], ...] = Field(
+        default=(), description="words for `-m`"
+    )
     system: SystemName | None = Field(
         default=None,
-        description="what runs: one op's kernel, the reference engine, or a real engine; left out with `fuzz`",
+        description=(
+            "what runs: one op's kernel, the reference engine, or a real engine; left out with"
+            " `fuzz`"
+        ),
     )
     device: Literal["any", "cuda"] = Field(
         default="any",
-        description="cuda: planned whole only where there is a GPU; elsewhere the first case stands for all, skipped",
+        description=(
+            "cuda: planned whole only where there is a GPU; elsewhere the first case stands for"
+            " all, skipped"
+        ),
     )
     op: OpName | None = Field(default=None, description="the op to judge, for `system: kernel`")
     params: Given = Field(default={}, description="parameters common to all cases")
     matrix: dict[Axis, Values] = Field(
         default={},
-        description="axes, each a list of values or a mapping from label to value; an axis that is no parameter "
-        "maps each label to several parameters; the axes `pattern` and `site` are the poison's: each label is a fill "
-        "pattern, compared with zeros, or the only site that is filled; `kernel: [all]` stands for every kernel of the "
-        "op that is installed, each where its promises fit",
+        description=(
+            "axes, each a list of values or a mapping from label to value; an axis that is no"
+            " parameter maps each label to several parameters; the axes `pattern` and `site` are"
+            " the poison's: each label is a fill pattern, compared with zeros, or the only site"
+            " that is filled; `kernel: [all]` stands for every kernel of the op that is installed,"
+            " each where its promises fit"
+        ),
     )
     cover: Literal["all", "pairs", "triples"] = Field(
         default="all",
-        description="pairs, triples: few points that hold each pair, or each three, of the matrix's labels",
+        description=(
+            "pairs, triples: few points that hold each pair, or each three, of the matrix's labels"
+        ),
     )
-    exclude: tuple[Point, ...] = Field(default=(), alias="except", description="points of the matrix to leave out")
+    exclude: tuple[Point, ...] = Field(
+        default=(), alias="except", description="points of the matrix to leave out"
+    )
     poison: PoisonSettings = Field(default=PoisonSettings(), description="what fills which memory")
     oracles: tuple[OracleName, ...] = Field(
-        default=tuple(DEFAULT_ORACLES.split()), min_length=1, description="what judges a case, where it applies"
+        default=tuple(DEFAULT_ORACLES.split()),
+        min_length=1,
+        description="what judges a case, where it applies",
     )
     accuracy: AccuracySettings | None = Field(
-        default=None, description="measure accuracy by epoch as well, in memory that nothing is filled in"
+        default=None,
+        description="measure accuracy by epoch as well, in memory that nothing is filled in",
     )
-    faults: tuple[FaultUse, ...] = Field(default=(), description="bugs that the scenario must catch")
+    faults: tuple[FaultUse, ...] = Field(
+        default=(), description="bugs that the scenario must catch"
+    )
     known: tuple[KnownUse, ...] = Field(
         default=(),
-        description="failures that releases have themselves: reported, and no failure of the run while they last",
+        description=(
+            "failures that releases have themselves: reported, and no failure of the run while they"
+            " last"
+        ),
     )
-    fuzz: FuzzSettings | None = Field(default=None, description="cases that are drawn, instead of a matrix")
+    fuzz: FuzzSettings | None = Field(
+        default=None, description="cases that are drawn, instead of a matrix"
+    )
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -298,7 +375,9 @@ _TYPES = {
 _BOUNDS = {"greater_than_equal": ("at least", "ge"), "less_than_equal": ("at most", "le")}
 
 
-def explain_problems(error: ValidationError, model: type[BaseModel], at: Location = ()) -> list[Problem]:
+def explain_problems(
+    error: ValidationError, model: type[BaseModel], at: Location = ()
+) -> list[Problem]:
     """The problems of a failed validation of `model`, located under `at`."""
     return [_problem(item, model, at) for item in error.errors(include_url=False)]
 
@@ -309,12 +388,18 @@ def _problem(item: Any, model: type[BaseModel], at: Location) -> Problem:
     if kind == "extra_forbidden":
         known = _keys_beside(model, item["loc"])
         name = str(item["loc"][-1])
-        return Problem(location, f"unknown key {name!r}; {nearest(name, known, see=SCHEMA)}", at_key=True)
+        return Problem(
+            location, f"unknown key {name!r}; {nearest(name, known, see=SCHEMA)}", at_key=True
+        )
     if kind == "missing":
         name = item["loc"][-1]
         what = f"value {name + 1} of this list" if isinstance(name, int) else repr(name)
-        return Problem(location[:-1], f"{what} is missing; add it", at_key=not isinstance(name, int))
-    return Problem(location, _sentence(kind, given, context, item["msg"]), "[key]" in item["loc"], kind)
+        return Problem(
+            location[:-1], f"{what} is missing; add it", at_key=not isinstance(name, int)
+        )
+    return Problem(
+        location, _sentence(kind, given, context, item["msg"]), "[key]" in item["loc"], kind
+    )
 
 
 def _sentence(kind: str, given: Any, context: dict[str, Any], message: str) -> str:
@@ -325,14 +410,22 @@ def _sentence(kind: str, given: Any, context: dict[str, Any], message: str) -> s
     if kind == "literal_error":
         return f"unknown value {given!r}; expected {context['expected']}"
     if kind == "string_pattern_mismatch":
-        return f"{given!r} has the wrong form; {_FORMS.get(context['pattern'], 'it must match ' + context['pattern'])}"
+        return (
+            f"{given!r} has the wrong form;"
+            f" {_FORMS.get(context['pattern'], 'it must match ' + context['pattern'])}"
+        )
     if kind in _BOUNDS:
         word, key = _BOUNDS[kind]
         return f"expected {word} {context[key]}, not {given}"
     if kind in ("too_short", "string_too_short"):
-        return f"expected {'some text' if kind.startswith('string') else 'at least one value'}, not none; add it"
+        return (
+            f"expected {'some text' if kind.startswith('string') else 'at least one value'}, not"
+            " none; add it"
+        )
     if kind == "string_too_long":
-        return f"the text has {len(given)} characters; at most {context['max_length']} fit in a table"
+        return (
+            f"the text has {len(given)} characters; at most {context['max_length']} fit in a table"
+        )
     return f"{message[:1].lower()}{message[1:]}, not {_show(given)}"
 
 
@@ -346,7 +439,9 @@ _FORMS = {
 
 def _show(value: Any) -> str:
     kinds = {dict: "a mapping", list: "a list", tuple: "a list", type(None): "nothing"}
-    return kinds.get(type(value)) or (str(value).lower() if isinstance(value, bool) else repr(value))
+    return kinds.get(type(value)) or (
+        str(value).lower() if isinstance(value, bool) else repr(value)
+    )
 
 
 def _keys_beside(model: type[BaseModel], location: Location) -> list[str]:
@@ -355,7 +450,9 @@ def _keys_beside(model: type[BaseModel], location: Location) -> list[str]:
     for part in location[:-1]:
         if isinstance(part, int):
             continue
-        field = next((f for name, f in current.model_fields.items() if (f.alias or name) == part), None)
+        field = next(
+            (f for name, f in current.model_fields.items() if (f.alias or name) == part), None
+        )
         current = _model_within(field.annotation) if field is not None else None
         if current is None:
             return []

@@ -1,8 +1,8 @@
 """Selectors -> cases. `-m` is a tag or its negation.
 
-A selector is a scenario, a case id, or a reference (a number, `owner/name#number`, the address of a PR or issue). In a
-name and in an id, `*` and `?` stand for any text. Part of an id selects the cases that have these parts:
-`decode-kernel[kv=bf16]`, or of all scenarios `*[kv=bf16]`.
+A selector is a scenario, a case id, or a reference (a number, `owner/name#number`, the address of a
+PR or issue). In a name and in an id, `*` and `?` stand for any text. Part of an id selects the
+cases that have these parts: `decode-kernel[kv=bf16]`, or of all scenarios `*[kv=bf16]`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ def select(
     override: KernelOverride | None = None,
     has_gpu: bool = False,
 ) -> list[Case]:
-    """The cases of the selectors (all without selectors) that `tags` keep, each once, in file order.
+    """The cases of the selectors (all without selectors) that `tags` keep, each once, in file
+    order.
 
-    Without `has_gpu` a scenario for GPUs gives its first case only. Nightly cases need their id or `-m nightly`. With
-    `override`, measurements of accuracy need their id or `-m accuracy`, as a user's kernel may need hours for them.
+    Without `has_gpu` a scenario for GPUs gives its first case only. Nightly cases need their id or
+    `-m nightly`. With `override`, measurements of accuracy need their id or `-m accuracy`, as a
+    user's kernel may need hours for them.
 
     Raises InputError for a selector or tag that names nothing, and if no case is left.
     """
@@ -59,7 +61,9 @@ def select(
             found[case.id] = case
     for scenario in scenarios:
         naming = [selector for selector in wanted if selects_scenario(selector, scenario)]
-        hits = [one for one in wanted if one in naming or _is_like(one.partition("[")[0], scenario.name)]
+        hits = [
+            one for one in wanted if one in naming or _is_like(one.partition("[")[0], scenario.name)
+        ]
         if wanted and not hits:
             continue
         whole = not wanted or bool(naming)
@@ -67,7 +71,9 @@ def select(
         for case in _candidates(scenario, hits, whole, seed, override, has_gpu):
             mine = [selector for selector in hits if selects_case(selector, case.id)]
             matched.update(mine)
-            is_chosen = case.id in mine or ((whole or mine) and is_for_a_plain_run(case, tags, override))
+            is_chosen = case.id in mine or (
+                (whole or mine) and is_for_a_plain_run(case, tags, override)
+            )
             if is_chosen and keep(case):
                 found.setdefault(case.id, case)
     for selector in wanted:
@@ -78,8 +84,11 @@ def select(
     return list(found.values())
 
 
-def with_each(kernels: Iterable[str], choose: Callable[[KernelOverride | None], list[Case]]) -> list[Case]:
-    """The cases that `choose` selects with each of `kernels`, or without an override if `kernels` is empty.
+def with_each(
+    kernels: Iterable[str], choose: Callable[[KernelOverride | None], list[Case]]
+) -> list[Case]:
+    """The cases that `choose` selects with each of `kernels`, or without an override if `kernels`
+    is empty.
 
     A kernel without cases is left out. If no kernel has one, the InputError of the last is raised.
     """
@@ -97,8 +106,12 @@ def with_each(kernels: Iterable[str], choose: Callable[[KernelOverride | None], 
     return list(found.values())
 
 
-def with_plugins(kernels: Sequence[str], choose: Callable[[KernelOverride | None], list[Case]]) -> list[Case]:
-    """As :func:`with_each`, but a scenario that names one of `kernels` itself is left as it is written."""
+def with_plugins(
+    kernels: Sequence[str], choose: Callable[[KernelOverride | None], list[Case]]
+) -> list[Case]:
+    """As :func:`with_each`, but a scenario that names one of `kernels` itself is left as it is
+    written.
+    """
     written: list[Case] = []
     with contextlib.suppress(InputError):
         written = choose(None)
@@ -130,13 +143,18 @@ def selects_scenario(selector: str, scenario: Scenario) -> bool:
 
 
 def selects_case(selector: str, case_id: str) -> bool:
-    """Whether `selector` is the id, or a name and parts that the id has. Both may hold `*` and `?`."""
+    """Whether `selector` is the id, or a name and parts that the id has.
+
+    Both may hold `*` and `?`.
+    """
     name, bracket, rest = selector.partition("[")
     if not bracket or selector == case_id:
         return selector == case_id
     wanted = rest.removesuffix("]").split(",")
     own, _, parts = case_id.removesuffix("]").partition("[")
-    return _is_like(name, own) and all(any(_is_like(one, part) for part in parts.split(",")) for one in wanted)
+    return _is_like(name, own) and all(
+        any(_is_like(one, part) for part in parts.split(",")) for one in wanted
+    )
 
 
 def _is_like(pattern: str, text: str) -> bool:
@@ -150,47 +168,76 @@ def as_reference(selector: str) -> str:
 
 
 def unknown_reference(reference: str, scenarios: Sequence[Scenario]) -> UnknownNameError:
-    """The error for a reference that no scenario has. It suggests none, as near numbers are unrelated."""
+    """The error for a reference that no scenario has.
+
+    It suggests none, as near numbers are unrelated.
+    """
     known = {ref for scenario in scenarios for ref in scenario.refs}
     is_one = _NUMBER.match(reference) or _REF.match(reference)
-    hint = f"see `{LIST}` for the {len(known)} known" if is_one else "write one as 36540 or OWNER/NAME#36540"
+    hint = (
+        f"see `{LIST}` for the {len(known)} known"
+        if is_one
+        else "write one as 36540 or OWNER/NAME#36540"
+    )
     return UnknownNameError(f"no scenario has the reference {reference!r}; {hint}")
 
 
 def _check_brackets(selector: str) -> None:
-    """Raise InputError unless the parts of an id, if there are some, stand in one pair of brackets at its end."""
+    """Raise InputError unless the parts of an id, if there are some, stand in one pair of brackets
+    at its end.
+    """
     base, _ = variant.split(selector)
     name, bracket, parts = base.partition("[")
     if bracket and "]" not in parts:
         known = parts.rstrip(",")
-        mend = f"write '{name}[{known}]', or '{name}[{known}*]' for any end of the last part" if known else "close it"
+        mend = (
+            f"write '{name}[{known}]', or '{name}[{known}*]' for any end of the last part"
+            if known
+            else "close it"
+        )
         raise InputError(f"{selector!r}: no ']' closes its '['; {mend}")
     if bracket and not name:
-        raise InputError(f"{selector!r}: no name before the '['; write '*{base}' for the cases of all scenarios")
+        raise InputError(
+            f"{selector!r}: no name before the '['; write '*{base}' for the cases of all scenarios"
+        )
     if "]" in name or "[" in parts or parts.find("]", 0, -1) >= 0:
         raise InputError(f"{selector!r}: write a name and its parts as NAME[PART,PART]")
 
 
-def _variant(scenarios: Sequence[Scenario], selector: str, seed: int, override: KernelOverride | None) -> Case | None:
-    """The case of an id with changes after an `@`; None for any other selector. Raises InputError."""
+def _variant(
+    scenarios: Sequence[Scenario], selector: str, seed: int, override: KernelOverride | None
+) -> Case | None:
+    """The case of an id with changes after an `@`; None for any other selector.
+
+    Raises InputError.
+    """
     base, changes = variant.split(selector)
     if variant.MARK not in selector:
         return None
     case = next(iter(select(scenarios, [base], seed=seed, override=override)))
     if case.id != base:
-        raise InputError(f"{selector}: {base!r} is no case id; give one before the '@', such as {case.id!r}")
+        raise InputError(
+            f"{selector}: {base!r} is no case id; give one before the '@', such as {case.id!r}"
+        )
     return variant.changed(case, changes)
 
 
 def is_for_a_plain_run(case: Case, tags: Collection[str], override: KernelOverride | None) -> bool:
-    """Whether a run includes `case` without its id: nightly cases and, with `override`, accuracy need their tag."""
+    """Whether a run includes `case` without its id: nightly cases and, with `override`, accuracy
+    need their tag.
+    """
     if NIGHTLY in case.tags:
         return NIGHTLY in tags
     return not case.kind.asks_canary or override is None or ACCURACY in tags
 
 
 def _candidates(
-    scenario: Scenario, selectors: list[str], whole: bool, seed: int, override: KernelOverride | None, has_gpu: bool
+    scenario: Scenario,
+    selectors: list[str],
+    whole: bool,
+    seed: int,
+    override: KernelOverride | None,
+    has_gpu: bool,
 ) -> list[Case]:
     """The cases to choose from. A fuzz id has its own seed."""
     if scenario.fuzz is None:
@@ -205,7 +252,9 @@ def _candidates(
     return [*drawn, *(case for case in named if case is not None)]
 
 
-def _tag_filter(scenarios: Sequence[Scenario], expressions: Sequence[str]) -> Callable[[Case], bool]:
+def _tag_filter(
+    scenarios: Sequence[Scenario], expressions: Sequence[str]
+) -> Callable[[Case], bool]:
     """Whether a case has one of the tags, if there are some, and none of the negated tags."""
     wanted: dict[bool, set[str]] = {False: set(), True: set()}
     known = _tags(scenarios)
@@ -219,7 +268,10 @@ def _tag_filter(scenarios: Sequence[Scenario], expressions: Sequence[str]) -> Ca
             hint = "a scenario is named without -m" if is_scenario else nearest(words[-1], known)
             raise UnknownNameError(f"-m: unknown tag {words[-1]!r}; {hint}")
         wanted[negated].add(words[-1])
-    return lambda case: not wanted[True] & {*case.tags} and (not wanted[False] or bool(wanted[False] & {*case.tags}))
+    return lambda case: (
+        not wanted[True] & {*case.tags}
+        and (not wanted[False] or bool(wanted[False] & {*case.tags}))
+    )
 
 
 def _unknown(
@@ -231,16 +283,25 @@ def _unknown(
         command = shlex.join(["mla-harness", "run", "--plugin", selector])
         return UnknownNameError(f"{selector}: a Python file is given as a plug-in: {command}")
     if os.path.exists(selector):
-        return UnknownNameError(f"{selector}: no scenario; its file ends in .yaml, and a folder needs --scenarios")
+        return UnknownNameError(
+            f"{selector}: no scenario; its file ends in .yaml, and a folder needs --scenarios"
+        )
     names = [scenario.name for scenario in scenarios]
     base, bracket, parts = selector.partition("[")
     if base in names and bracket:
-        cases = [c.id for s in scenarios if s.name == base for c in expand(s, seed=seed, override=override)]
+        cases = [
+            c.id
+            for s in scenarios
+            if s.name == base
+            for c in expand(s, seed=seed, override=override)
+        ]
         close = difflib.get_close_matches(selector, cases, n=1, cutoff=0.0)
         hint = f"did you mean {close[0]!r}?" if close else "it has no case that uses this kernel"
         return UnknownNameError(f"unknown case {selector!r}; {hint}")
     if any(_is_like(base, name) for name in names):
-        return UnknownNameError(f"no case is like {selector!r}; no id has the parts {parts.rstrip(']')!r}")
+        return UnknownNameError(
+            f"no case is like {selector!r}; no id has the parts {parts.rstrip(']')!r}"
+        )
     hint = nearest(base.strip("*?"), names)
     if option := _option_for(base, scenarios):
         hint = f"{option}; {hint}" if hint.endswith("?") else option
@@ -250,7 +311,9 @@ def _unknown(
 
 
 def _option_for(name: str, scenarios: Sequence[Scenario]) -> str:
-    """What to write for a name that is no scenario's, but a tag's, a kernel's or a fault's; empty for another."""
+    """What to write for a name that is no scenario's, but a tag's, a kernel's or a fault's; empty
+    for another.
+    """
     if name in _tags(scenarios):
         return f"it is a tag: -m {name}"
     if any(name in (spec.name, spec.short_name) for spec in KERNELS):
@@ -267,7 +330,10 @@ def _tags(scenarios: Sequence[Scenario]) -> list[str]:
 def _nothing_left(tags: Sequence[str], override: KernelOverride | None) -> str:
     if override is not None:
         ops = ", ".join(sorted(override.ops))
-        return f"no selected case uses {ops}, which is what --kernel {override.short_name} implements; select others"
+        return (
+            f"no selected case uses {ops}, which is what --kernel {override.short_name} implements;"
+            " select others"
+        )
     if not tags:
         return "the selected cases are nightly ones; add -m nightly, or name one by its whole id"
     return f"no selected case is left by -m {' -m '.join(map(repr, tags))}; select others"

@@ -24,7 +24,9 @@ class Shard:
         """The shard of an option such as ``2/4``. Raises InputError."""
         match = _FORM.match(text)
         if match is None:
-            raise InputError(f"--shard {text}: not of the form I/N, or over 9999; give for example 1/4")
+            raise InputError(
+                f"--shard {text}: not of the form I/N, or over 9999; give for example 1/4"
+            )
         index, count = int(match[1]), int(match[2])
         if not 1 <= index <= count:
             right = f"give one from 1/{count} to {count}/{count}"
@@ -33,7 +35,10 @@ class Shard:
 
 
 def split(keys: Sequence[str], count: int) -> list[list[str]]:
-    """Split `keys` into `count` equal parts, each in the order of `keys`. A digest of a key decides its part."""
+    """Split `keys` into `count` equal parts, each in the order of `keys`.
+
+    A digest of a key decides its part.
+    """
     by_digest = sorted(keys, key=lambda key: hashlib.sha256(key.encode()).digest())
     dealt = {key: place % count for place, key in enumerate(by_digest)}
     return [[key for key in keys if dealt[key] == part] for part in range(count)]

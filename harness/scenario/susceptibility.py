@@ -1,4 +1,6 @@
-"""The cases of `mla-harness run susceptibility`: one kernel, one site, one pattern. No file of scenarios has them.
+"""The cases of `mla-harness run susceptibility`: one kernel, one site, one pattern.
+
+No file of scenarios has them.
 
 The kernel's declared contracts are ignored. An id such as
 `susceptibility[kernel=mla_decode/tiled,kv=bf16,site=kv.tail,pattern=nan]` reproduces its case.
@@ -23,9 +25,15 @@ PARAMS: dict[str, dict[str, Any]] = {
     "mla_decode": {"seq_lens": (1, 63, 64, 65, 130, 0)},
     "merge_attn_states": {"empty_prefix_rows": 2},
 }
-TOKENS: dict[int, tuple[int, ...]] = {1: (), 4: (4, 63, 64, 67, 130, 0), 64: (64, 65, 100, 127, 130, 0)}
-"""Query tokens of a request in decode -> lengths; empty: the lengths of PARAMS. 4 tokens are speculative decoding. 64
-are a prompt, which some backends give to a decode kernel; it may then load whole pages."""
+TOKENS: dict[int, tuple[int, ...]] = {
+    1: (),
+    4: (4, 63, 64, 67, 130, 0),
+    64: (64, 65, 100, 127, 130, 0),
+}
+"""Query tokens of a request in decode -> lengths; empty: the lengths of PARAMS. 4 tokens are
+speculative decoding. 64 are a prompt, which some backends give to a decode kernel; it may then load
+whole pages.
+"""
 TOKENS_SITES = ("kv.tail", "kv.free", "kv.null")
 ORACLES = ("finite", "sentinel", "reference", "non_interference")
 _ID = re.compile(rf"{SCENARIO}\[kernel=([^,\]]+),")
@@ -45,7 +53,9 @@ def cases(kernels: Iterator[KernelSpec] | list[KernelSpec], *, seed: int = 0) ->
 
 
 def selected(selector: str, override: KernelOverride | None, *, seed: int = 0) -> list[Case]:
-    """All cases of the kernel of `override`, or of all kernels; the case of an id; none for any other selector."""
+    """All cases of the kernel of `override`, or of all kernels; the case of an id; none for any
+    other selector.
+    """
     if selector != SCENARIO:
         found = case_of(selector, seed=seed)
         return [found] if found else []

@@ -1,7 +1,8 @@
 """A case with changed values. Its id alone reproduces it.
 
-`mixed-context[kv=bf16]@requests=[[5,1],[70,2]],sites=[context.output]` is the case `mixed-context[kv=bf16]` with these
-parameters and sites. The seed of the case before the `@` still draws the inputs.
+`mixed-context[kv=bf16]@requests=[[5,1],[70,2]],sites=[context.output]` is the case
+`mixed-context[kv=bf16]` with these parameters and sites. The seed of the case before the `@` still
+draws the inputs.
 """
 
 from __future__ import annotations
@@ -81,13 +82,17 @@ def _parsed(name: str, changes: str) -> Given:
     for part in _NEXT_KEY.split(changes):
         key, equals, text = part.partition("=")
         if not equals or not key:
-            raise InputError(f"{name}: {part!r} is no change; write key=value, with commas between them")
+            raise InputError(
+                f"{name}: {part!r} is no change; write key=value, with commas between them"
+            )
         if key in values:
             raise InputError(f"{name}: {key!r} is given twice; remove one of them")
         try:
             values[key] = yaml.safe_load(text)
         except (yaml.YAMLError, RecursionError):
-            raise InputError(f"{name}: {key}={text} cannot be read; write a value such as 3, bf16 or [1,64]") from None
+            raise InputError(
+                f"{name}: {key}={text} cannot be read; write a value such as 3, bf16 or [1,64]"
+            ) from None
     return values
 
 
@@ -105,7 +110,9 @@ def _params(case: Case, given: Given, name: str) -> Params:
     except ValidationError as error:
         first = error.errors()[0]
         where = "".join(f"{part}." for part in first["loc"]).rstrip(".")
-        raise InputError(f"{name}: {where}: {first['msg']}" if where else f"{name}: {first['msg']}") from None
+        raise InputError(
+            f"{name}: {where}: {first['msg']}" if where else f"{name}: {first['msg']}"
+        ) from None
 
 
 def _poison(plan: PoisonPlan, values: Given, name: str) -> PoisonPlan:

@@ -1,4 +1,6 @@
-"""Runs of `mla-harness epochs`: a run directory with one job, judged by its `accuracy.jsonl` alone."""
+"""Runs of `mla-harness epochs`: a run directory with one job, judged by its `accuracy.jsonl`
+alone.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,23 @@ def choose_baseline(header: RunHeader, wanted: Path | None) -> Path | None:
     return wanted
 
 
-def create(root: Path, header: RunHeader, questions: ModelParams, baseline: Path | None, command: str) -> RunStore:
-    """Make the run directory. It gets a copy of the baseline: a later change of it must not change the verdict."""
+def create(
+    root: Path, header: RunHeader, questions: ModelParams, baseline: Path | None, command: str
+) -> RunStore:
+    """Make the run directory.
+
+    It gets a copy of the baseline: a later change of it must not change the verdict.
+    """
     name = f"{SCENARIO}[task={header.task},model={header.model}]"
     oracles = ("accuracy", "repeats") if questions.repeat else ("accuracy",)
-    case = Case(id=name, scenario=SCENARIO, system="model", params=questions, oracles=oracles, seed=header.seed)
+    case = Case(
+        id=name,
+        scenario=SCENARIO,
+        system="model",
+        params=questions,
+        oracles=oracles,
+        seed=header.seed,
+    )
     options = {SCENARIO: questions.model_dump()}
     store = RunStore.create(root, [Job(key=name, case=case)], command=command, options=options)
     if baseline:
@@ -70,9 +84,14 @@ def take_in(store: RunStore) -> None:
 
 
 def judged(store: RunStore, *, trouble: str = "", log: str = "", died: bool = False) -> CaseResult:
-    """The result of the run, from the files. `trouble` says what ended it early, `died` whether it crashed."""
+    """The result of the run, from the files.
+
+    `trouble` says what ended it early, `died` whether it crashed.
+    """
     (job,) = store.plan.jobs
-    result = CaseResult(key=job.key, id=job.case.id, scenario=SCENARIO, verdict=Verdict.ERROR, log=log)
+    result = CaseResult(
+        key=job.key, id=job.case.id, scenario=SCENARIO, verdict=Verdict.ERROR, log=log
+    )
     try:
         run = read_run(store.path)
     except NoAnswers:
@@ -97,7 +116,10 @@ def judged(store: RunStore, *, trouble: str = "", log: str = "", died: bool = Fa
     findings = findings_of(record) + refused
     if different:
         which = few([str(number) for number in different])
-        message = f"{len(different)} of {asked.repeat} greedy answers differ the second time: prompts {which}"
+        message = (
+            f"{len(different)} of {asked.repeat} greedy answers differ the second time: prompts"
+            f" {which}"
+        )
         findings.append(Finding(oracle="repeats", message=message, cause=Code.DIFFERS))
     if died:
         findings.insert(0, Finding(oracle="crash", message=trouble, cause=Code.DIED))
@@ -124,10 +146,18 @@ def _unrepeated(store: RunStore) -> list[int] | None:
         return None
 
 
-def _refused(epochs: dict[int, Drafts], least: float | None, baseline: Baseline | None) -> list[Finding]:
-    """A finding for each epoch that accepted less than it may, and for a server that counts no drafts."""
+def _refused(
+    epochs: dict[int, Drafts], least: float | None, baseline: Baseline | None
+) -> list[Finding]:
+    """A finding for each epoch that accepted less than it may, and for a server that counts no
+    drafts.
+    """
     why = f"less than {least}"
-    if baseline and baseline.acceptance is not None and baseline.acceptance - MARGIN > (least or 0.0):
+    if (
+        baseline
+        and baseline.acceptance is not None
+        and baseline.acceptance - MARGIN > (least or 0.0)
+    ):
         least = baseline.acceptance - MARGIN
         why = f"{MARGIN} or more below the {baseline.acceptance:.4f} of the baseline"
     if least is None:
@@ -136,6 +166,11 @@ def _refused(epochs: dict[int, Drafts], least: float | None, baseline: Baseline 
         message = "the server's /metrics count no drafts, so no acceptance is judged"
         return [Finding(oracle="acceptance", message=message, cause=Code.INCOMPLETE)]
     low = {epoch: drafts for epoch, drafts in epochs.items() if drafts.share < least}
-    said = {epoch: f"{one.share:.4f} of {one.drafted} drafts were accepted, {why}" for epoch, one in low.items()}
+    said = {
+        epoch: f"{one.share:.4f} of {one.drafted} drafts were accepted, {why}"
+        for epoch, one in low.items()
+    }
     named = {"oracle": "acceptance", "cause": Code.DROP}
-    return [Finding(**named, where=f"epoch {epoch}", message=message) for epoch, message in said.items()]
+    return [
+        Finding(**named, where=f"epoch {epoch}", message=message) for epoch, message in said.items()
+    ]

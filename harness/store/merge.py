@@ -21,8 +21,8 @@ CODE = "the code under test"
 def merge(shards: Sequence[RunStore], root: Path, *, command: str) -> RunStore:
     """Write the run directory of the whole plan below `root`.
 
-    Raises InputError when the directories are not the shards of one plan, or when a planned case has no result: a gap
-    would read as a pass.
+    Raises InputError when the directories are not the shards of one plan, or when a planned case
+    has no result: a gap would read as a pass.
     """
     ordered = _checked(shards)
     first, whole = ordered[0].plan, _note(ordered[0])
@@ -34,7 +34,9 @@ def merge(shards: Sequence[RunStore], root: Path, *, command: str) -> RunStore:
         command=command,
         options=first.options,
         controls=[controls[key] for key in whole.controls],
-        kernels=tuple({spec.name: spec for shard in ordered for spec in shard.plan.kernels}.values()),
+        kernels=tuple(
+            {spec.name: spec for shard in ordered for spec in shard.plan.kernels}.values()
+        ),
     )
     merged.note_environment(_environment([shard.plan.environment for shard in ordered]))
     merged.note_source(first.source)
@@ -73,7 +75,9 @@ def _checked(shards: Sequence[RunStore]) -> list[RunStore]:
     first, *others = ordered
     wanted = _in_common(first)
     for other in others:
-        if differing := [name for name, value in _in_common(other).items() if value != wanted[name]]:
+        if differing := [
+            name for name, value in _in_common(other).items() if value != wanted[name]
+        ]:
             differ = f"{', '.join(differing)} differ from {first.path}"
             if CODE in differing and (told := differences(first.plan.source, other.plan.source)):
                 differ += f" ({few(told, 'more files')})"
@@ -81,18 +85,22 @@ def _checked(shards: Sequence[RunStore]) -> list[RunStore]:
     _check_numbers(ordered)
     _check_cover(ordered)
     for shard in ordered:
-        left = [job.key for job in shard.unfinished()] + [c.job.key for c in shard.unfinished_controls()]
+        left = [job.key for job in shard.unfinished()] + [
+            c.job.key for c in shard.unfinished_controls()
+        ]
         if left:
             raise InputError(
-                f"{shard.path}: {len(left)} cases have no result, {left[0]} first; finish it with: mla-harness run "
-                f"--resume {shard.path}"
+                f"{shard.path}: {len(left)} cases have no result, {left[0]} first; finish it with:"
+                f" mla-harness run --resume {shard.path}"
             )
     return ordered
 
 
 def _note(shard: RunStore) -> ShardNote:
     if shard.plan.shard is None:
-        raise InputError(f"{shard.path}: not a shard of a run; make shards with: mla-harness run --shard I/N")
+        raise InputError(
+            f"{shard.path}: not a shard of a run; make shards with: mla-harness run --shard I/N"
+        )
     return shard.plan.shard
 
 
@@ -111,8 +119,12 @@ def _check_numbers(ordered: Sequence[RunStore]) -> None:
     count, present = _note(ordered[0]).count, Counter(_note(shard).index for shard in ordered)
     for index, times in present.items():
         if times > 1:
-            paths = " and ".join(str(shard.path) for shard in ordered if _note(shard).index == index)
-            raise InputError(f"merge: shard {index}/{count} is given twice, {paths}; give each once")
+            paths = " and ".join(
+                str(shard.path) for shard in ordered if _note(shard).index == index
+            )
+            raise InputError(
+                f"merge: shard {index}/{count} is given twice, {paths}; give each once"
+            )
     missing = ", ".join(f"{index}/{count}" for index in range(1, count + 1) if index not in present)
     if missing:
         raise InputError(f"merge: shard {missing} is missing; give the directories of all {count}")
@@ -125,7 +137,10 @@ def _check_cover(ordered: Sequence[RunStore]) -> None:
     lost = [(key, "no shard") for key in sorted({*whole.keys, *whole.controls} - planned.keys())]
     twice = [(key, "two shards") for key in sorted(planned) if planned[key] > 1]
     for key, how in lost + twice:
-        raise InputError(f"merge: {key} is in {how}: shards were cut differently; run all of them with one version")
+        raise InputError(
+            f"merge: {key} is in {how}: shards were cut differently; run all of them with one"
+            " version"
+        )
 
 
 def _in_words(value: object) -> str:
@@ -133,7 +148,9 @@ def _in_words(value: object) -> str:
 
 
 def _environment(machines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The values of the machines: one where all agree, one list of lists, else all of them in one text."""
+    """The values of the machines: one where all agree, one list of lists, else all of them in one
+    text.
+    """
     merged: dict[str, Any] = {}
     for name in dict.fromkeys(name for machine in machines for name in machine):
         values: list[Any] = [machine.get(name) for machine in machines]
@@ -142,7 +159,9 @@ def _environment(machines: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if known and all(isinstance(value, dict) for value in known):
             merged[name] = _environment([value or {} for value in values])
         elif known and all(isinstance(value, list) for value in known):
-            merged[name] = list({json.dumps(one, sort_keys=True): one for value in known for one in value}.values())
+            merged[name] = list(
+                {json.dumps(one, sort_keys=True): one for value in known for one in value}.values()
+            )
         else:
             same = all(value == values[0] for value in values)
             merged[name] = values[0] if same else " / ".join(dict.fromkeys(map(_in_words, values)))

@@ -1,4 +1,6 @@
-"""The run directory: the plan of a run and its results, appended so that a kill loses no finished case."""
+"""The run directory: the plan of a run and its results, appended so that a kill loses no finished
+case.
+"""
 
 from __future__ import annotations
 
@@ -96,12 +98,15 @@ class RunPlan(Record):
     started: str
     command: str
     options: dict[str, Any] = Field(default={})
-    """The options that decide outcomes besides the case ids: fault, kernel, seed, plug-ins, device."""
+    """The options that decide outcomes besides the case ids: fault, kernel, seed, plug-ins, device.
+    """
     source: Source = Source()
     """The git commit and branch of the code under test."""
     jobs: tuple[Job, ...]
     kernels: tuple[KernelSpec, ...] = ()
-    """The judged kernels that did not come with the harness, without their code: no later command imports a plug-in."""
+    """The judged kernels that did not come with the harness, without their code: no later command
+    imports a plug-in.
+    """
     controls: tuple[Control, ...] = ()
     is_selftest: bool = False
     """Whether it is a selftest: its controls are blamed by trials."""
@@ -139,7 +144,10 @@ def new_run_id(now: datetime | None = None) -> str:
 
 
 class RunStore:
-    """One run directory. `results.jsonl` is the truth; every report is made again from this class alone."""
+    """One run directory.
+
+    `results.jsonl` is the truth; every report is made again from this class alone.
+    """
 
     def __init__(self, path: Path, plan: RunPlan) -> None:
         self.path = path
@@ -147,22 +155,31 @@ class RunStore:
 
     @classmethod
     def create(cls, root: Path, jobs: Iterable[Job], *, command: str, **plan: Any) -> RunStore:
-        """Make the directory of a new run below `root` and write its plan; `plan` are further fields of RunPlan."""
+        """Make the directory of a new run below `root` and write its plan; `plan` are further
+        fields of RunPlan.
+        """
         while (path := root / (run_id := new_run_id())).exists():
             pass
         try:
             path.mkdir(parents=True)
         except OSError as error:
-            raise InputError(f"{path}: cannot be created: {error.strerror}; choose another --out") from None
+            raise InputError(
+                f"{path}: cannot be created: {error.strerror}; choose another --out"
+            ) from None
         started, jobs = datetime.now(UTC).isoformat(timespec="seconds"), tuple(jobs)
         plan = {"kernels": _foreign_kernels(jobs)} | plan
-        store = cls(path, RunPlan(run_id=run_id, started=started, command=command, jobs=jobs, **plan))
+        store = cls(
+            path, RunPlan(run_id=run_id, started=started, command=command, jobs=jobs, **plan)
+        )
         store._change_plan()
         return store
 
     @classmethod
     def open(cls, path: Path) -> RunStore:
-        """Open a run that exists. Raises InputError when it is none, or written by a newer version."""
+        """Open a run that exists.
+
+        Raises InputError when it is none, or written by a newer version.
+        """
         file = path / "run.json"
         try:
             raw = read_json(file)
@@ -173,7 +190,8 @@ class RunStore:
     def mend(self) -> dict[Path, int]:
         """Take out the lines that cannot be read, so that their part of the run is done again.
 
-        Returns the number of these lines for each file that had some. The file as it was is kept beside it.
+        Returns the number of these lines for each file that had some. The file as it was is kept
+        beside it.
         """
         counts = {file: set_aside(file) for file in sorted(self.path.rglob(LINES))}
         return {file: count for file, count in counts.items() if count}
@@ -182,7 +200,9 @@ class RunStore:
         self._change_plan(environment=environment)
 
     def note_source(self, now: Source) -> None:
-        """Store the code of a run that begins, or that a resumed run goes on with the code `now`."""
+        """Store the code of a run that begins, or that a resumed run goes on with the code
+        `now`.
+        """
         is_new = self.plan.source == Source() and not self.finished()
         self._change_plan(source=now if is_new else self.plan.source.continued(now))
 
@@ -195,7 +215,10 @@ class RunStore:
         self._append(RESULTS, result)
 
     def add_tried(self, result: CaseResult) -> None:
-        """Append the result of a case with a fault of a selftest. It is judged later, when the blame is known."""
+        """Append the result of a case with a fault of a selftest.
+
+        It is judged later, when the blame is known.
+        """
         self._append("tried.jsonl", result)
 
     def add_fault(self, result: FaultResult) -> None:
@@ -212,12 +235,17 @@ class RunStore:
         return {result.key: result for result in self._read(RESULTS, CaseResult)}
 
     def results(self) -> list[CaseResult]:
-        """One result for each planned job, in the order of the plan; `not-run` for a job without one."""
+        """One result for each planned job, in the order of the plan; `not-run` for a job without
+        one.
+        """
         finished = self.finished()
         why = "not run: the run ended before this case"
         if num_lost := unreadable.num_lines(self.path / RESULTS):
             why = f"no result: {num_lost} of the lines of {RESULTS} cannot be read"
-        return [finished.get(job.key) or CaseResult.of(job, Verdict.NOT_RUN, reason=why) for job in self.plan.jobs]
+        return [
+            finished.get(job.key) or CaseResult.of(job, Verdict.NOT_RUN, reason=why)
+            for job in self.plan.jobs
+        ]
 
     def unfinished(self) -> list[Job]:
         done = self.finished()
@@ -229,18 +257,30 @@ class RunStore:
     def skipped_faults(self) -> list[dict[str, Any]]:
         """The faults that could not be tried here: `{fault, case, reason, cause}` of each."""
         tried = self.tried()
-        found = [tried[control.job.key] for control in self.plan.controls if control.job.key in tried]
+        found = [
+            tried[control.job.key] for control in self.plan.controls if control.job.key in tried
+        ]
         skipped = (one for one in found if one.verdict is Verdict.SKIP)
-        return [{"fault": one.fault, "case": one.id, "reason": one.reason, "cause": one.cause} for one in skipped]
+        return [
+            {"fault": one.fault, "case": one.id, "reason": one.reason, "cause": one.cause}
+            for one in skipped
+        ]
 
     def unfinished_controls(self) -> list[Control]:
         """The controls that are not judged yet, except skipped ones."""
         finished = {(fault.fault, fault.case) for fault in self.faults()}
         finished |= {(one["fault"], one["case"]) for one in self.skipped_faults()}
-        return [control for control in self.plan.controls if (control.use.name, control.job.case.id) not in finished]
+        return [
+            control
+            for control in self.plan.controls
+            if (control.use.name, control.job.case.id) not in finished
+        ]
 
     def untried_controls(self) -> list[Control]:
-        """The controls that still have to be run. Their results are stored before they are judged."""
+        """The controls that still have to be run.
+
+        Their results are stored before they are judged.
+        """
         tried = self.tried()
         return [control for control in self.unfinished_controls() if control.job.key not in tried]
 
@@ -282,7 +322,9 @@ class RunStore:
 
 
 def _foreign_kernels(jobs: Iterable[Job]) -> tuple[KernelSpec, ...]:
-    """The kernels of `jobs` that did not come with the harness, with all that share their names, without their code."""
+    """The kernels of `jobs` that did not come with the harness, with all that share their names,
+    without their code.
+    """
     names = {name for job in jobs for name in job.case.kernels().values()}
     # A planner has the name of its kernel.
     short_names = {name.partition("/")[2] for name in names}
@@ -291,7 +333,9 @@ def _foreign_kernels(jobs: Iterable[Job]) -> tuple[KernelSpec, ...]:
 
 
 def folders_with(name: str, root: Path) -> list[Path]:
-    """The folders in `root` that have a file of that name, in order. A link that leads nowhere counts, to be refused.
+    """The folders in `root` that have a file of that name, in order.
+
+    A link that leads nowhere counts, to be refused.
 
     Without `root` there are none.
     """
@@ -309,5 +353,9 @@ def find_run(name: str, root: Path = DEFAULT_RUNS) -> Path:
     for path in (Path(name), root / name):
         if os.path.lexists(path / "run.json"):
             return path
-    there = f"the latest in {root} is {runs[-1].name}" if runs else f"{root} holds no run yet: mla-harness run"
+    there = (
+        f"the latest in {root} is {runs[-1].name}"
+        if runs
+        else f"{root} holds no run yet: mla-harness run"
+    )
     raise InputError(f"no run {name!r}: give a run directory, a run id or 'latest'; {there}")

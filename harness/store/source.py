@@ -1,4 +1,6 @@
-"""The state of the code that a run judged: git commit, branch, and whether something was not committed."""
+"""The state of the code that a run judged: git commit, branch, and whether something was not
+committed.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,18 @@ MOST_FILES = 200
 """Changed files that are stored by name. All of them are in the digest."""
 SHORT = 7
 RUN_FILES = ("run.json", "summary.json")
-"""A folder with one of them is one of a run: the whole of it, or what a cache keeps of it. Its files are no code."""
+"""A folder with one of them is one of a run: the whole of it, or what a cache keeps of it.
+
+Its files are no code.
+"""
 _RUN = re.compile(rb'\A\{\s*("schema_version": \d+,\s*)?"run_id": "')
 """How these files begin."""
 # Nor is what Python writes, or what lies where runs are by default.
 _OURS = re.compile(r"/reports/(runs/|history\.sqlite)|/__pycache__/")
 NEW, SUBMODULE = "new", "160000"
 """In place of git's mode of a file: git does not know it. And git's mode of a submodule."""
-# A repository may name programs of its own for diffs and for watching files; none of them is started.
+# A repository may name programs of its own for diffs and for watching files; none of them is
+# started.
 UNTOUCHED = ("--no-ext-diff", "--no-textconv")
 GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false")
 
@@ -42,13 +48,16 @@ class Source(Record):
     commit: str = ""
     branch: str = ""
     changes: str = ""
-    """A digest of what was not committed, or empty when nothing was; equal digests mean equal code."""
+    """A digest of what was not committed, or empty when nothing was; equal digests mean equal code.
+    """
     files: dict[str, str] = Field(default={})
     """The changed files by their paths in the repository, each with a digest; of many the first."""
 
     @property
     def short_commit(self) -> str:
-        """The commit in seven digits, with a `+` when something was not committed; empty when not known."""
+        """The commit in seven digits, with a `+` when something was not committed; empty when not
+        known.
+        """
         return self.commit[:SHORT] + ("+" if self.commit and self.changes else "")
 
     @property
@@ -56,28 +65,40 @@ class Source(Record):
         return " ".join(filter(None, [self.branch, self.short_commit]))
 
     def in_full(self, commit: str) -> str:
-        """`1a2b3c4 on main, with changes that are not committed`, as far as known; `commit` is as it shall be shown."""
+        """`1a2b3c4 on main, with changes that are not committed`, as far as known; `commit` is as
+        it shall be shown.
+        """
         place = " ".join(filter(None, [commit, self.branch and f"on {self.branch}"]))
         return place + (", with changes that are not committed" if place and self.changes else "")
 
     def continued(self, now: Source) -> Source:
-        """The source of a resumed run. After a change of the code, its results belong to neither state."""
+        """The source of a resumed run.
+
+        After a change of the code, its results belong to neither state.
+        """
         if (now.commit, now.changes) == (self.commit, self.changes):
             return self
         return self.but(files={}, changes=f"resumed at {now.commit} {now.changes}".strip())
 
 
-def read_source(folder: Path, environ: Mapping[str, str], *, commit: str = "", branch: str = "") -> Source:
+def read_source(
+    folder: Path, environ: Mapping[str, str], *, commit: str = "", branch: str = ""
+) -> Source:
     """The state of the git repository that holds `folder`; `commit` and `branch` overrule git.
 
-    Without git, a repository or a branch (CI checks out none), the variables of GitHub's runners count. Never raises.
+    Without git, a repository or a branch (CI checks out none), the variables of GitHub's runners
+    count. Never raises.
     """
     found = _git(folder, "rev-parse", "HEAD") or environ.get("GITHUB_SHA", "")
     on_branch = _git(folder, "symbolic-ref", "--short", "-q", "HEAD")
-    on_branch = on_branch or environ.get("GITHUB_HEAD_REF", "") or environ.get("GITHUB_REF_NAME", "")
+    on_branch = (
+        on_branch or environ.get("GITHUB_HEAD_REF", "") or environ.get("GITHUB_REF_NAME", "")
+    )
     # A commit that the user named is of code that may not be in this repository.
     files = _changed_files(folder) if found and not commit else {}
-    digest = hashlib.sha256("".join(f"{name}\0{content}\0" for name, content in sorted(files.items())).encode())
+    digest = hashlib.sha256(
+        "".join(f"{name}\0{content}\0" for name, content in sorted(files.items())).encode()
+    )
     return Source(
         commit=commit or found,
         branch=branch or on_branch,
@@ -87,17 +108,22 @@ def read_source(folder: Path, environ: Mapping[str, str], *, commit: str = "", b
 
 
 def differences(one: Source, other: Source) -> list[str]:
-    """What tells two states of the code apart: the commit, or the files that differ, as far as they are stored."""
+    """What tells two states of the code apart: the commit, or the files that differ, as far as they
+    are stored.
+    """
     if one.commit != other.commit:
         return [f"commit {one.short_commit or 'unknown'} and {other.short_commit or 'unknown'}"]
-    return sorted(name for name in {*one.files, *other.files} if one.files.get(name) != other.files.get(name))
+    return sorted(
+        name for name in {*one.files, *other.files} if one.files.get(name) != other.files.get(name)
+    )
 
 
 def _changed_files(folder: Path) -> dict[str, str]:
-    """Each file that differs from the commit, new ones included, with a digest of its mode and content.
+    """Each file that differs from the commit, new ones included, with a digest of its mode and
+    content.
 
-    The files in folders of runs are none, whatever these folders are called: a run that is stored, or a report that is
-    written again, changes no code.
+    The files in folders of runs are none, whatever these folders are called: a run that is stored,
+    or a report that is written again, changes no code.
     """
     root = _git(folder, "rev-parse", "--show-toplevel")
     changed = _git(folder, "diff", "HEAD", "--raw", "-z", "--no-renames", *UNTOUCHED)
@@ -128,9 +154,13 @@ def _is_run(folder: Path) -> bool:
 
 
 def _content(path: Path, mode: str) -> bytes:
-    """What stands for the content of a file: a digest, or for a large file that git does not know its size and time."""
+    """What stands for the content of a file: a digest, or for a large file that git does not know
+    its size and time.
+    """
     if mode == SUBMODULE:
-        return f"{_git(path, 'rev-parse', 'HEAD')} {_git(path, 'diff', 'HEAD', *UNTOUCHED)}".encode()
+        return (
+            f"{_git(path, 'rev-parse', 'HEAD')} {_git(path, 'diff', 'HEAD', *UNTOUCHED)}".encode()
+        )
     try:
         if path.is_symlink():
             return os.readlink(path).encode(errors="surrogateescape")
@@ -147,7 +177,9 @@ def _git(folder: Path, *words: str) -> str | None:
     """The output of git, or None when it fails, hangs or is missing."""
     try:
         command = [*GIT, "-C", str(folder), *words]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=GIT_SECONDS, check=False)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=GIT_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.decode(errors="replace").strip("\n") if done.returncode == 0 else None

@@ -1,4 +1,7 @@
-"""Results -> texts for other tools: `summary.json`, and findings that are equal byte for byte for equal runs."""
+"""Results -> texts for other tools:
+
+`summary.json`, and findings that are equal byte for byte for equal runs.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,15 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from harness.core.cases import Job
-from harness.core.records import SCHEMA_VERSION, AccuracyRecord, Blame, CaseResult, FaultResult, Finding, Verdict
+from harness.core.records import (
+    SCHEMA_VERSION,
+    AccuracyRecord,
+    Blame,
+    CaseResult,
+    FaultResult,
+    Finding,
+    Verdict,
+)
 from harness.store.run_folder import RunStore
 
 FAULT_FIELDS = {"fault", "scenario", "case", "seen", "caught", "by", "blamed", "seconds", "reason"}
@@ -17,9 +28,14 @@ SUMMARY = "summary.json"
 
 
 def shown_verdicts(found: Container[str]) -> list[str]:
-    """The names of the verdicts that a report counts: `known` and `not-run` only when in `found`, the others always."""
+    """The names of the verdicts that a report counts:
+
+    `known` and `not-run` only when in `found`, the others always.
+    """
     at_need = (Verdict.KNOWN, Verdict.NOT_RUN)
-    return [verdict.value for verdict in Verdict if verdict not in at_need or verdict.value in found]
+    return [
+        verdict.value for verdict in Verdict if verdict not in at_need or verdict.value in found
+    ]
 
 
 def totals(results: Sequence[CaseResult]) -> dict[str, int]:
@@ -49,14 +65,23 @@ def summarise(store: RunStore) -> dict[str, Any]:
         "totals": totals(results),
         "cases": [_case(result, jobs[result.key], blames.get(result.key)) for result in results],
         "faults": [fault.model_dump(mode="json", include=FAULT_FIELDS) for fault in faults],
-        "accuracy": [record.model_dump(mode="json") for record in accuracy_records([*results, *faults])],
+        "accuracy": [
+            record.model_dump(mode="json") for record in accuracy_records([*results, *faults])
+        ],
     }
 
 
 def accuracy_records(results: Sequence[CaseResult | FaultResult]) -> list[AccuracyRecord]:
-    """The measurements of accuracy in the order of `results`. Each record names its case and its fault."""
+    """The measurements of accuracy in the order of `results`.
+
+    Each record names its case and its fault.
+    """
     named = ((one, one.case if isinstance(one, FaultResult) else one.id) for one in results)
-    return [one.accuracy.but(scenario=one.scenario, case=case, fault=one.fault) for one, case in named if one.accuracy]
+    return [
+        one.accuracy.but(scenario=one.scenario, case=case, fault=one.fault)
+        for one, case in named
+        if one.accuracy
+    ]
 
 
 def to_json(summary: dict[str, Any]) -> str:
@@ -66,26 +91,54 @@ def to_json(summary: dict[str, Any]) -> str:
 
 def _case(result: CaseResult, job: Job, blame: Blame | None) -> dict[str, Any]:
     entry = result.known
-    known = {"known": {"issue", "kernel"} if entry.kernel else {"issue", "engine", "versions"}} if entry else {}
-    shown = dict.fromkeys(("id", "scenario", "refs", "verdict", "seconds", "reason", "cause", "findings"), True)
-    facts = {"seed": job.case.seed, "device": job.device, "blamed": list(blame.sites) if blame else []}
+    known = (
+        {"known": {"issue", "kernel"} if entry.kernel else {"issue", "engine", "versions"}}
+        if entry
+        else {}
+    )
+    shown = dict.fromkeys(
+        ("id", "scenario", "refs", "verdict", "seconds", "reason", "cause", "findings"), True
+    )
+    facts = {
+        "seed": job.case.seed,
+        "device": job.device,
+        "blamed": list(blame.sites) if blame else [],
+    }
     return result.model_dump(mode="json", include={**shown, **known}) | facts
 
 
 def canonical(store: RunStore) -> str:
-    """One line of JSON for each case and each fault beside them, sorted: verdict, reason, findings, blame.
+    """One line of JSON for each case and each fault beside them, sorted: verdict, reason, findings,
+    blame.
 
-    Times, process ids, addresses, logs, machines and the order of cases are left out; they are in `results.jsonl`.
+    Times, process ids, addresses, logs, machines and the order of cases are left out; they are in
+    `results.jsonl`.
     """
     blames, lines = store.blames(), []
     for result in store.results():
         blame = blames.get(result.key)
         named = result.model_dump(mode="json", include={"id", "fault", "verdict", "reason"})
-        lines.append(_line(result, named, blame=blame.model_dump(mode="json", exclude={"cause"}) if blame else None))
+        lines.append(
+            _line(
+                result,
+                named,
+                blame=blame.model_dump(mode="json", exclude={"cause"}) if blame else None,
+            )
+        )
     for fault in store.faults():
-        lines.append(_line(fault, {"id": fault.case} | fault.model_dump(include={"fault", "caught", "by", "blamed"})))
+        lines.append(
+            _line(
+                fault,
+                {"id": fault.case} | fault.model_dump(include={"fault", "caught", "by", "blamed"}),
+            )
+        )
     for control in store.unfinished_controls():
-        left = {"id": control.job.case.id, "fault": control.use.name, "caught": None, "reason": "not judged"}
+        left = {
+            "id": control.job.case.id,
+            "fault": control.use.name,
+            "caught": None,
+            "reason": "not judged",
+        }
         lines.append(json.dumps(left))
     return "".join(f"{line}\n" for line in sorted(lines))
 
@@ -93,11 +146,19 @@ def canonical(store: RunStore) -> str:
 def _line(result: CaseResult | FaultResult, named: dict[str, Any], **more: Any) -> str:
     # Answers stand question by question, one string for each epoch.
     answers = list(result.accuracy.grid.rows) if result.accuracy else None
-    found = named | {"findings": [_finding(finding) for finding in result.findings], **more, "accuracy": answers}
+    found = named | {
+        "findings": [_finding(finding) for finding in result.findings],
+        **more,
+        "accuracy": answers,
+    }
     return json.dumps(found, allow_nan=False, ensure_ascii=False, sort_keys=False)
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
-    """What a finding says to people, without addresses (oracle `address`), which differ in every process."""
+    """What a finding says to people, without addresses (oracle `address`), which differ in every
+    process.
+    """
     shown = {"oracle", "site", "tensor", "where", "bits", "message"}
-    return finding.model_dump(mode="json", include=shown - {"bits"} if finding.oracle == "address" else shown)
+    return finding.model_dump(
+        mode="json", include=shown - {"bits"} if finding.oracle == "address" else shown
+    )

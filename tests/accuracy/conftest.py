@@ -12,7 +12,9 @@ from harness.accuracy.tasks import Task, load_task
 
 
 class ScriptedBackend:
-    """Answers by a function of (number of the call, prompt), and notes which prompts it was asked in which call."""
+    """Answers by a function of (number of the call, prompt), and notes which prompts it was asked
+    in which call.
+    """
 
     def __init__(self, reply: Callable[[int, str], Answer], deterministic: bool = False) -> None:
         self.reply = reply
@@ -21,7 +23,12 @@ class ScriptedBackend:
         self.identity = Identity("scripted", "none", "float32", "sha256:00", deterministic)
 
     def generate(
-        self, prompts: Sequence[str], *, max_tokens: int, stop: Sequence[str], on_answer: OnAnswer | None = None
+        self,
+        prompts: Sequence[str],
+        *,
+        max_tokens: int,
+        stop: Sequence[str],
+        on_answer: OnAnswer | None = None,
     ) -> list[Answer]:
         self.calls.append([])
         self.limits.append((max_tokens, tuple(stop)))
@@ -40,11 +47,18 @@ class ScriptedBackend:
 def write_questions(directory: Path, number: int) -> None:
     """A gsm_symbolic.jsonl of `number` sums; question i is i + i."""
     lines = [
-        {"id": str(i), "question": f"What is {i} + {i}?", "answer": f"#### {2 * i}", "target": str(2 * i)}
+        {
+            "id": str(i),
+            "question": f"What is {i} + {i}?",
+            "answer": f"#### {2 * i}",
+            "target": str(2 * i),
+        }
         for i in range(number)
     ]
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "gsm_symbolic.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (directory / "gsm_symbolic.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines)
+    )
 
 
 def solve(prompt: str) -> str:
@@ -61,7 +75,9 @@ def sums(tmp_path: Path) -> Task:
 
 @pytest.fixture
 def perfect() -> ScriptedBackend:
-    return ScriptedBackend(lambda call, prompt: Answer(solve(prompt), num_tokens=5), deterministic=True)
+    return ScriptedBackend(
+        lambda call, prompt: Answer(solve(prompt), num_tokens=5), deterministic=True
+    )
 
 
 @pytest.fixture
@@ -75,19 +91,31 @@ def right_answer() -> Callable[[str], str]:
 
 
 MEASURED = {
-    "task": "gsm_symbolic", "filter": "strict-match", "model": "toy", "model_hash": "sha256:00", "engine": "engine",
+    "task": "gsm_symbolic",
+    "filter": "strict-match",
+    "model": "toy",
+    "model_hash": "sha256:00",
+    "engine": "engine",
     "dtype": "float32",
-}  # fmt: skip
+}
 """What a stored run and its baseline have in common."""
 
 
 @pytest.fixture
 def stored_run(tmp_path: Path) -> Callable[..., AccuracyRun]:
-    """A run made of strings, one an epoch: `1` right, `0` wrong, `u` unanswered, `e` empty, `p` unparsed, `i` bad."""
+    """A run made of strings, one an epoch:
+
+    `1` right, `0` wrong, `u` unanswered, `e` empty, `p` unparsed, `i` bad.
+    """
 
     def make(*rows: str, deterministic: bool = False, **fields: object) -> AccuracyRun:
         questions = tuple(f"q{i:04}" for i in range(len(rows[0])))
-        own = {"seed": 0, "num_epochs": len(rows), "questions": questions, "deterministic": deterministic}
+        own = {
+            "seed": 0,
+            "num_epochs": len(rows),
+            "questions": questions,
+            "deterministic": deterministic,
+        }
         header = RunHeader.model_validate(MEASURED | own | fields)
         results = {}
         for epoch, row in enumerate(rows, start=1):

@@ -30,10 +30,15 @@ def test_the_counters_of_all_engines_of_vllm_are_added() -> None:
     )
     assert drafts_in(text) == Drafts(200, 74)
     assert drafts_in("vllm:num_requests_running 1.0\nsglang:spec_accept_length 2.5\n") is None
-    assert acceptance_in_words([Drafts(200, 74), Drafts(0, 0)]) == "drafts accepted 0.3700, 1.0000 (of 200, 0)"
+    assert (
+        acceptance_in_words([Drafts(200, 74), Drafts(0, 0)])
+        == "drafts accepted 0.3700, 1.0000 (of 200, 0)"
+    )
 
 
-def test_places_of_refused_drafts_are_kept_by_epoch_and_a_run_without_them_is_read(tmp_path: Path) -> None:
+def test_places_of_refused_drafts_are_kept_by_epoch_and_a_run_without_them_is_read(
+    tmp_path: Path,
+) -> None:
     epoch = Drafts(9, 6, tuple("abcdef")).since(Drafts(3, 2, ("a",)))
     assert epoch == Drafts(6, 4, tuple("bcdef"))
     (tmp_path / "acceptance.json").write_text('{"1": [3, 2], "2": [6, 4, ["b"]]}')
@@ -46,7 +51,9 @@ def test_serve_check_prints_the_share_of_accepted_drafts() -> None:
     assert not any(line.startswith("drafts") for line in Judged("m", "s").lines())
 
 
-@pytest.mark.parametrize(("accepted", "verdict"), [(9, Verdict.PASS), (4, Verdict.FAIL), (0, Verdict.FAIL)])
+@pytest.mark.parametrize(
+    ("accepted", "verdict"), [(9, Verdict.PASS), (4, Verdict.FAIL), (0, Verdict.FAIL)]
+)
 def test_serve_check_fails_below_the_least_share_of_drafts(accepted: int, verdict: Verdict) -> None:
     events = {"spec_decode_num_draft_tokens": 10, "spec_decode_num_accepted_tokens": accepted}
     shown = Judged("m", "s", events=events, num_tokens=1)
@@ -62,12 +69,17 @@ def test_an_epoch_that_refuses_drafts_fails_though_all_answers_are_right(
 ) -> None:
     url = start_server("drafting_server.py", "[0.9, 0.0]")
     write_questions(tmp_path, 2)
-    code, out, _ = cli(*ASK, f"server:{url}", "--data-dir", tmp_path, "--epochs", 2, "--least-acceptance", 0.8)
+    code, out, _ = cli(
+        *ASK, f"server:{url}", "--data-dir", tmp_path, "--epochs", 2, "--least-acceptance", 0.8
+    )
     assert code == 1
     assert "drafts accepted 0.9000, 0.0000 (of 200, 200)" in " ".join(out.split())
     (run,) = (tmp_path / "reports" / "runs").iterdir()
     (result,) = RunStore.open(run).results()
-    assert result.accuracy is not None and [epoch.accuracy for epoch in result.accuracy.epochs] == [1.0, 1.0]
+    assert result.accuracy is not None and [epoch.accuracy for epoch in result.accuracy.epochs] == [
+        1.0,
+        1.0,
+    ]
     found = [finding for finding in result.findings if finding.oracle == "acceptance"]
     assert [(finding.where, finding.cause) for finding in found] == [("epoch 2", Code.DROP)]
     assert result.looked_at["acceptance"] == 400
@@ -79,11 +91,17 @@ def test_an_epoch_that_refuses_drafts_fails_though_all_answers_are_right(
         write_baseline(plan_update(read_run(run), tmp_path))
     (run / "baseline").mkdir()
     shutil.copy(stored, run / "baseline")
-    below = [finding.message for finding in judged(RunStore.open(run)).findings if finding.oracle == "acceptance"]
+    below = [
+        finding.message
+        for finding in judged(RunStore.open(run)).findings
+        if finding.oracle == "acceptance"
+    ]
     assert below == [
         f"{share} of 200 drafts were accepted, 0.05 or more below the 0.9600 of the baseline"
         for share in ("0.9000", "0.0000")
     ]
     (run / "acceptance.json").unlink()
-    missing = [finding for finding in judged(RunStore.open(run)).findings if finding.oracle == "acceptance"]
+    missing = [
+        finding for finding in judged(RunStore.open(run)).findings if finding.oracle == "acceptance"
+    ]
     assert [finding.cause for finding in missing] == [Code.INCOMPLETE]

@@ -20,7 +20,9 @@ from harness.core.errors import InputError
 MakeRun = Callable[..., AccuracyRun]
 
 
-def test_a_written_baseline_reads_back_and_is_found_by_what_it_is_of(stored_run: MakeRun, tmp_path: Path) -> None:
+def test_a_written_baseline_reads_back_and_is_found_by_what_it_is_of(
+    stored_run: MakeRun, tmp_path: Path
+) -> None:
     change = plan_update(stored_run("1" * 30 + "0", "0" * 31), tmp_path)
     assert change.lines() == ["gsm_symbolic-toy-engine-float32.yaml: new, 0.9677 of 31 questions"]
     path = write_baseline(change)
@@ -30,7 +32,9 @@ def test_a_written_baseline_reads_back_and_is_found_by_what_it_is_of(stored_run:
     assert baseline_of(stored_run("1", model_hash="sha256:01"), tmp_path) is None
 
 
-def test_an_update_shows_the_difference_before_anything_is_written(stored_run: MakeRun, tmp_path: Path) -> None:
+def test_an_update_shows_the_difference_before_anything_is_written(
+    stored_run: MakeRun, tmp_path: Path
+) -> None:
     path = write_baseline(plan_update(stored_run("1100"), tmp_path))
     before = path.read_text()
     change = plan_update(stored_run("1011", model_hash="sha256:01"), tmp_path)
@@ -74,8 +78,14 @@ def test_an_unfinished_first_epoch_makes_no_baseline(stored_run: MakeRun, tmp_pa
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda text: text.replace("num_questions: 4", "num_questions: 5"), "4 outcomes for 5 questions"),
-        (lambda text: text.replace("accuracy: 0.5", "accuracy: 0.9"), "accuracy 0.9 is not 2 right answers"),
+        (
+            lambda text: text.replace("num_questions: 4", "num_questions: 5"),
+            "4 outcomes for 5 questions",
+        ),
+        (
+            lambda text: text.replace("accuracy: 0.5", "accuracy: 0.9"),
+            "accuracy 0.9 is not 2 right answers",
+        ),
         (lambda text: text.replace("task:", "tusk:"), "no baseline: task: Field required"),
         (lambda text: "[", "cannot be read"),
     ],
@@ -99,10 +109,14 @@ def test_the_projects_own_baselines_are_sound() -> None:
         assert baseline.num_questions in (30, 1319) and baseline.accuracy > 0.9
 
 
-def test_the_engine_on_a_gpu_is_held_to_what_it_answers_on_a_cpu(stored_run: MakeRun, tmp_path: Path) -> None:
+def test_the_engine_on_a_gpu_is_held_to_what_it_answers_on_a_cpu(
+    stored_run: MakeRun, tmp_path: Path
+) -> None:
     run = stored_run("110")
     write_baseline(plan_update(run, tmp_path))
-    there = replace(run, header=run.header.model_copy(update={"engine": f"{run.header.engine} on cuda"}))
+    there = replace(
+        run, header=run.header.model_copy(update={"engine": f"{run.header.engine} on cuda"})
+    )
     found = baseline_of(there, tmp_path)
     assert found is not None and found.engine == run.header.engine
     elsewhere = replace(run, header=run.header.model_copy(update={"engine": "another"}))

@@ -21,7 +21,9 @@ from harness.core.errors import HarnessError, InputError
 from tests.waiting import wait_until
 
 
-def test_each_epoch_asks_every_question_once_in_an_order_of_its_own(tmp_path: Path, sums: Task, perfect: Any) -> None:
+def test_each_epoch_asks_every_question_once_in_an_order_of_its_own(
+    tmp_path: Path, sums: Task, perfect: Any
+) -> None:
     run = run_epochs(perfect, sums, tmp_path, num_epochs=3, seed=4)
     assert [len(run.epoch(n)) for n in (1, 2, 3)] == [12, 12, 12]
     assert len({tuple(call) for call in perfect.calls}) == 3
@@ -41,12 +43,17 @@ def test_a_stored_position_is_the_place_in_which_the_question_was_asked(
     tmp_path: Path, sums: Task, perfect: Any
 ) -> None:
     run = run_epochs(perfect, sums, tmp_path, num_epochs=1)
-    prompt = {name: instance.args[0] for name, instance in zip(sums.questions, sums.instances, strict=True)}
+    prompt = {
+        name: instance.args[0]
+        for name, instance in zip(sums.questions, sums.instances, strict=True)
+    }
     asked = sorted(run.epoch(1), key=lambda result: result.position)
     assert [prompt[result.question] for result in asked] == perfect.calls[0]
 
 
-def test_an_answer_that_utf_8_cannot_carry_is_stored_and_read(tmp_path: Path, sums: Task, scripted: Any) -> None:
+def test_an_answer_that_utf_8_cannot_carry_is_stored_and_read(
+    tmp_path: Path, sums: Task, scripted: Any
+) -> None:
     run_epochs(scripted(lambda call, prompt: Answer("\ud800")), sums, tmp_path, num_epochs=1)
     _, results = read_log(tmp_path / "accuracy.jsonl")
     assert {result.answer for result in results.values()} == {"\ud800"}
@@ -56,12 +63,16 @@ def test_stored_grades_are_those_of_lm_evals_own_run(
     tmp_path: Path, sums: Task, scripted: Any, right_answer: Callable[[str], str]
 ) -> None:
     def reply(call: int, prompt: str) -> Answer:
-        return Answer("no idea" if "7" in prompt else "#### 3" if "4" in prompt else right_answer(prompt))
+        return Answer(
+            "no idea" if "7" in prompt else "#### 3" if "4" in prompt else right_answer(prompt)
+        )
 
     run = run_epochs(scripted(reply), sums, tmp_path, num_epochs=1)
     fresh = load_task("gsm_symbolic", tmp_path / "fresh", data_dir=tmp_path / "data")
     own = lm_eval.evaluate(
-        BackendLM(scripted(reply)), {"tasks": {"gsm_symbolic": fresh.lm_eval_task}}, bootstrap_iters=0
+        BackendLM(scripted(reply)),
+        {"tasks": {"gsm_symbolic": fresh.lm_eval_task}},
+        bootstrap_iters=0,
     )
     mean = own["results"]["gsm_symbolic"]["exact_match,strict-match"]
     assert sum(result.correct for result in run.epoch(1)) / 12 == mean < 1.0
@@ -77,7 +88,10 @@ def test_every_way_of_not_answering_is_told_apart_and_counted_as_wrong(
             "is 3 +": Answer("no number here"),
             "is 4 +": Answer(right_answer(prompt), had_invalid_tokens=True),
         }
-        return next((answer for key, answer in special.items() if key in prompt), Answer(right_answer(prompt)))
+        return next(
+            (answer for key, answer in special.items() if key in prompt),
+            Answer(right_answer(prompt)),
+        )
 
     run = run_epochs(scripted(reply), sums, tmp_path, num_epochs=1)
     first = run.epoch(1)
@@ -98,7 +112,13 @@ def test_progress_is_told_after_each_answer(tmp_path: Path, sums: Task, perfect:
     run_epochs(perfect, sums, tmp_path, num_epochs=2, on_progress=seen.append)
     assert len(seen) == 24
     last = seen[-1]
-    assert (last.epoch, last.answered, last.num_questions, last.num_correct, last.unanswered) == (2, 12, 12, 12, 0)
+    assert (last.epoch, last.answered, last.num_questions, last.num_correct, last.unanswered) == (
+        2,
+        12,
+        12,
+        12,
+        0,
+    )
     assert last.num_tokens > 0 and last.milliseconds >= 0
 
 
@@ -117,7 +137,9 @@ def test_ctrl_c_in_an_epoch_keeps_what_was_answered_and_resume_asks_the_rest(
     assert len(kept) == 12 + 5
     run = run_epochs(perfect, sums, tmp_path, num_epochs=3, resume=True)
     assert [len(call) for call in perfect.calls] == [7, 12]
-    assert backend.calls[1][:5] + perfect.calls[0] == [sums.instances[i].args[0] for i in epoch_order(12, 0, 2)]
+    assert backend.calls[1][:5] + perfect.calls[0] == [
+        sums.instances[i].args[0] for i in epoch_order(12, 0, 2)
+    ]
     assert len(run.results) == 36
 
 
@@ -129,7 +151,9 @@ def test_resuming_a_finished_run_asks_nothing(tmp_path: Path, sums: Task, perfec
     assert (tmp_path / "accuracy.jsonl").read_bytes() == before
 
 
-def test_a_second_run_does_not_silently_join_the_first(tmp_path: Path, sums: Task, perfect: Any) -> None:
+def test_a_second_run_does_not_silently_join_the_first(
+    tmp_path: Path, sums: Task, perfect: Any
+) -> None:
     run_epochs(perfect, sums, tmp_path, num_epochs=1)
     with pytest.raises(InputError, match="holds a run already; choose another --out"):
         run_epochs(perfect, sums, tmp_path, num_epochs=1)
@@ -142,7 +166,9 @@ def test_a_grade_that_lm_eval_does_not_share_is_the_harness_own_error(
 ) -> None:
     from harness.accuracy.tasks import Grade
 
-    monkeypatch.setattr(sums, "grade", lambda instance, text: Grade(False, {"strict-match": 0.0}, False))
+    monkeypatch.setattr(
+        sums, "grade", lambda instance, text: Grade(False, {"strict-match": 0.0}, False)
+    )
     with pytest.raises(HarnessError, match="another grade than lm-eval's"):
         run_epochs(perfect, sums, tmp_path, num_epochs=1)
 
@@ -184,7 +210,11 @@ def test_a_run_killed_in_the_middle_of_an_epoch_resumes_and_counts_no_question_t
     command = [sys.executable, "-c", SLOW_RUN, str(tmp_path)]
     process = subprocess.Popen(command)
     # The header, the first epoch and five questions of the second.
-    wait_until(lambda: log.exists() and log.read_bytes().count(b"\n") >= 1 + 12 + 5, "17 were answered", process)
+    wait_until(
+        lambda: log.exists() and log.read_bytes().count(b"\n") >= 1 + 12 + 5,
+        "17 were answered",
+        process,
+    )
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     killed = log.read_bytes()

@@ -29,13 +29,17 @@ def baseline(outcomes: str, **fields: object) -> Baseline:
     return Baseline.model_validate(MEASURED | settings | fields)
 
 
-def test_flat_epochs_of_a_deterministic_engine_pass_and_say_that_nothing_flipped(stored_run: MakeRun) -> None:
+def test_flat_epochs_of_a_deterministic_engine_pass_and_say_that_nothing_flipped(
+    stored_run: MakeRun,
+) -> None:
     record = judge(stored_run("1" * 63 + "0", "1" * 63 + "0", "1" * 63 + "0", deterministic=True))
     assert record.verdict is Verdict.PASS
     assert record.judgement.num_flips == 0 and record.judgement.p_value == 1.0
     assert "accuracy 0.9844, 0.9844, 0.9844" in record.judgement.statement
     assert "0 flips in 3 epochs" in record.judgement.statement
-    assert record.judgement.statement.endswith("a drop of 1.56% would have been seen (1 flip fails the run)")
+    assert record.judgement.statement.endswith(
+        "a drop of 1.56% would have been seen (1 flip fails the run)"
+    )
 
 
 def test_a_pass_of_few_questions_says_that_they_are_too_few(stored_run: MakeRun) -> None:
@@ -52,13 +56,33 @@ NONE = "even the loss of all {} right answers would not have been significant"
 @pytest.mark.parametrize(
     ("rows", "stored", "how", "why"),
     [
-        pytest.param(("0000", "0000", "0000"), "", {}, "no answer of epoch 1 is right", id="never right"),
-        pytest.param(("0000", "0000"), "", {"deterministic": True}, "no answer of epoch 1 is right", id="nor by flips"),
-        pytest.param(("0000", "0000"), "0000", {}, "no answer of the baseline is right", id="nor in the baseline"),
+        pytest.param(
+            ("0000", "0000", "0000"), "", {}, "no answer of epoch 1 is right", id="never right"
+        ),
+        pytest.param(
+            ("0000", "0000"),
+            "",
+            {"deterministic": True},
+            "no answer of epoch 1 is right",
+            id="nor by flips",
+        ),
+        pytest.param(
+            ("0000", "0000"),
+            "0000",
+            {},
+            "no answer of the baseline is right",
+            id="nor in the baseline",
+        ),
         pytest.param(("1111",), "", {}, "one epoch and no baseline", id="nothing to compare with"),
         pytest.param(("1111", "1111"), "", {}, NONE.format(4), id="four questions"),
         pytest.param(("1" * 7, "1" * 7), "", {}, ALL.format(7), id="seven questions"),
-        pytest.param(("1" * 8, "1" * 8), "1" * 8, {"deterministic": True}, ALL.format(8), id="wrong in each epoch"),
+        pytest.param(
+            ("1" * 8, "1" * 8),
+            "1" * 8,
+            {"deterministic": True},
+            ALL.format(8),
+            id="wrong in each epoch",
+        ),
         pytest.param(("1100000000", "1100000000"), "", {}, NONE.format(2), id="few are right"),
     ],
 )
@@ -72,18 +96,25 @@ def test_a_run_that_could_have_shown_nothing_is_no_pass(
     assert "would have been seen (" not in said and "no significant drop" not in said
 
 
-def test_what_was_asked_for_by_number_is_shown_whatever_the_tests_can_see(stored_run: MakeRun) -> None:
+def test_what_was_asked_for_by_number_is_shown_whatever_the_tests_can_see(
+    stored_run: MakeRun,
+) -> None:
     record = judge(stored_run("1111", "1111"), limits=AccuracyLimits(accuracy=0.9))
     assert record.verdict is Verdict.PASS and "no epoch is below 0.9" in record.judgement.statement
     alone = judge(stored_run("1111"), limits=AccuracyLimits(accuracy=0.9))
     assert alone.verdict is Verdict.PASS and "None" not in alone.judgement.statement
-    assert judge(stored_run("0000", "0000"), limits=AccuracyLimits(accuracy=0.0)).verdict is Verdict.SKIP
+    assert (
+        judge(stored_run("0000", "0000"), limits=AccuracyLimits(accuracy=0.0)).verdict
+        is Verdict.SKIP
+    )
     flips = judge(stored_run("1111", "1111", deterministic=True))
     assert flips.verdict is Verdict.PASS and flips.judgement.smallest_drop == 0.25
 
 
 def test_an_epoch_that_loses_answers_is_seen_by_the_run_that_says_so(stored_run: MakeRun) -> None:
-    """The smallest drop that a passing run names makes the run fail, if it happens in the last epoch."""
+    """The smallest drop that a passing run names makes the run fail, if it happens in the last
+    epoch.
+    """
     for right, deterministic in ((64, False), (64, True), (12, True), (9, False)):
         rows = ["1" * right] * 3
         record = judge(stored_run(*rows, deterministic=deterministic))
@@ -93,7 +124,9 @@ def test_an_epoch_that_loses_answers_is_seen_by_the_run_that_says_so(stored_run:
         assert judge(stored_run(*rows, deterministic=deterministic)).verdict is Verdict.FAIL
 
 
-def test_the_collapse_of_recycled_pages_fails_by_each_epoch_and_by_the_trend(stored_run: MakeRun) -> None:
+def test_the_collapse_of_recycled_pages_fails_by_each_epoch_and_by_the_trend(
+    stored_run: MakeRun,
+) -> None:
     record = judge(stored_run("1" * 58 + "0" * 6, "1" * 45 + "0" * 19, "1" + "0" * 63))
     assert record.verdict is Verdict.FAIL
     assert [(one.cause, one.epoch) for one in record.judgement.kinds] == [
@@ -109,10 +142,14 @@ def test_the_collapse_of_recycled_pages_fails_by_each_epoch_and_by_the_trend(sto
 
 
 def test_epochs_that_are_flat_but_far_below_the_baseline_fail(stored_run: MakeRun) -> None:
-    record = judge(stored_run("1" * 16 + "0" * 48, "1" * 16 + "0" * 48), baseline=baseline("1" * 64))
+    record = judge(
+        stored_run("1" * 16 + "0" * 48, "1" * 16 + "0" * 48), baseline=baseline("1" * 64)
+    )
     assert record.verdict is Verdict.FAIL
     assert record.baseline is not None and record.baseline.accuracy == 1.0
-    assert record.judgement.reasons[0].startswith("epoch 1 lost 48 and gained 0 of 64 answers against stored")
+    assert record.judgement.reasons[0].startswith(
+        "epoch 1 lost 48 and gained 0 of 64 answers against stored"
+    )
     assert "(baseline 1.0000)" in record.judgement.statement
 
 
@@ -122,7 +159,9 @@ def test_a_significant_rise_is_no_failure(stored_run: MakeRun) -> None:
     assert record.epochs[1].flips.gained == 30 and record.epochs[1].flips.p_value < 1e-6
 
 
-def test_a_few_flips_are_chance_for_a_server_and_a_finding_for_a_deterministic_engine(stored_run: MakeRun) -> None:
+def test_a_few_flips_are_chance_for_a_server_and_a_finding_for_a_deterministic_engine(
+    stored_run: MakeRun,
+) -> None:
     rows = ("1" * 60, "1" * 58 + "00")
     loose = judge(stored_run(*rows))
     assert loose.verdict is Verdict.PASS and "2 flips" in loose.judgement.statement
@@ -155,7 +194,9 @@ def test_each_kind_of_broken_answer_can_fail_a_run_by_itself(
     assert strict.verdict is Verdict.FAIL
     assert strict.judgement.reasons[0] == f"epoch 1: 4 of 64 answers {words} (limit 5.0%)"
     assert all(getattr(epoch, field) == 4 for epoch in strict.epochs)
-    allowed = judge(run, limits=AccuracyLimits(unanswered=None, empty=None, unparsed=None, invalid_tokens=None))
+    allowed = judge(
+        run, limits=AccuracyLimits(unanswered=None, empty=None, unparsed=None, invalid_tokens=None)
+    )
     assert allowed.verdict is Verdict.PASS
 
 
@@ -165,7 +206,9 @@ def test_a_single_invalid_token_fails_a_run_by_default(stored_run: MakeRun) -> N
 
 
 def test_an_unanswered_question_lowers_the_accuracy_but_is_no_flip(stored_run: MakeRun) -> None:
-    record = judge(stored_run("1" * 20, "1" * 10 + "u" * 10), limits=AccuracyLimits(unanswered=None))
+    record = judge(
+        stored_run("1" * 20, "1" * 10 + "u" * 10), limits=AccuracyLimits(unanswered=None)
+    )
     assert record.epochs[1].accuracy == 0.5 and record.epochs[1].num_questions == 20
     assert record.epochs[1].flips is not None
     assert (record.epochs[1].flips.lost, record.epochs[1].flips.num_shared) == (0, 10)
@@ -184,7 +227,9 @@ def test_a_limited_run_is_compared_to_the_same_few_questions(stored_run: MakeRun
     assert record.verdict is Verdict.PASS
 
 
-def test_a_baseline_of_another_task_or_other_questions_is_an_input_error(stored_run: MakeRun) -> None:
+def test_a_baseline_of_another_task_or_other_questions_is_an_input_error(
+    stored_run: MakeRun,
+) -> None:
     with pytest.raises(InputError, match="it is of task aime_shaped"):
         judge(stored_run("11"), baseline=baseline("11", task="aime_shaped"))
     with pytest.raises(InputError, match="holds none of the questions"):
@@ -198,6 +243,11 @@ def test_a_canary_on_a_real_task_explains_its_own_zero(stored_run: MakeRun) -> N
 
 
 def test_the_grid_holds_every_outcome_and_the_record_survives_json(stored_run: MakeRun) -> None:
-    record = judge(stored_run("10uepi", "101111"), baseline=baseline("11"), scenario="kv-cache-full", case="a[b=c]")
+    record = judge(
+        stored_run("10uepi", "101111"),
+        baseline=baseline("11"),
+        scenario="kv-cache-full",
+        case="a[b=c]",
+    )
     assert record.grid.rows == ("10uepi", "101111") and record.grid.baseline == "11...."
     assert AccuracyRecord.model_validate_json(record.model_dump_json()) == record

@@ -18,7 +18,11 @@ def test_requests_of_one_setting_are_one_call_and_answers_keep_their_order(scrip
     backend = scripted(lambda call, prompt: Answer(prompt.upper()))
     lm = BackendLM(backend)
     texts = lm.generate_until(
-        [request("a", until=["\n"]), request("b", until="x", max_gen_toks=9), request("c", until=["\n"])]
+        [
+            request("a", until=["\n"]),
+            request("b", until="x", max_gen_toks=9),
+            request("c", until=["\n"]),
+        ]
     )
     assert texts == ["A", "B", "C"]
     assert backend.calls == [["a", "c"], ["b"]]

@@ -25,21 +25,51 @@ def test_answers_that_repeat_are_told_from_answers_that_do_not(scripted: Any) ->
     assert unrepeated(scripted(lambda call, prompt: Answer(f"#### {call}")), 3) == [0, 1, 2]
 
 
-def test_an_unreachable_server_is_one_line_whatever_lies_where_the_user_stands(cli: Cli, tmp_path: Path) -> None:
+def test_an_unreachable_server_is_one_line_whatever_lies_where_the_user_stands(
+    cli: Cli, tmp_path: Path
+) -> None:
     (tmp_path / "harness").mkdir()
-    (tmp_path / "harness" / "__init__.py").write_text("raise RuntimeError('a folder of somebody else')\n")
+    (tmp_path / "harness" / "__init__.py").write_text(
+        "raise RuntimeError('a folder of somebody else')\n"
+    )
     code, _, told = cli(*ASK, "server:http://127.0.0.1:9/v1", "--limit", 2, "--timeout", 1)
-    assert code == 2 and told.count("\n") == 1 and "http://127.0.0.1:9/v1: no server answers there" in told
+    assert (
+        code == 2
+        and told.count("\n") == 1
+        and "http://127.0.0.1:9/v1: no server answers there" in told
+    )
 
 
 @pytest.mark.parametrize(
     ("kind", "key", "says"),
     [
         ("key", "", "/models: HTTP 401: the server wants a key; give it in OPENAI_API_KEY"),
-        ("key", "wrong", "/models: HTTP 401: the server refuses the key in the environment variable OPENAI_API_KEY"),
-        ("key", "right", "/completions: HTTP 403: the server refuses the key in the environment variable OPENAI_API_K"),
-        ("chat", "", "/completions: HTTP 404: this server has chat only; /v1/completions is needed"),
-        ("nothing", "", "/completions: HTTP 404: check the address, which ends in /v1, and --served-model"),
+        (
+            "key",
+            "wrong",
+            (
+                "/models: HTTP 401: the server refuses the key in the environment variable"
+                " OPENAI_API_KEY"
+            ),
+        ),
+        (
+            "key",
+            "right",
+            (
+                "/completions: HTTP 403: the server refuses the key in the environment variable"
+                " OPENAI_API_K"
+            ),
+        ),
+        (
+            "chat",
+            "",
+            "/completions: HTTP 404: this server has chat only; /v1/completions is needed",
+        ),
+        (
+            "nothing",
+            "",
+            "/completions: HTTP 404: check the address, which ends in /v1, and --served-model",
+        ),
     ],
 )
 def test_a_server_that_refuses_is_answered_with_what_it_wants(
@@ -56,7 +86,10 @@ def test_a_server_that_refuses_is_answered_with_what_it_wants(
     if key:
         monkeypatch.setenv("OPENAI_API_KEY", key)
     # What the server's own process prints is not the command's, so `cli` is not used here.
-    assert exit_code_of([*ASK, "server:" + start_server("closed_server.py", kind), "--limit", "2"]) == 2
+    assert (
+        exit_code_of([*ASK, "server:" + start_server("closed_server.py", kind), "--limit", "2"])
+        == 2
+    )
     told = capsys.readouterr().err
     assert says in told and told.count("\n") == 1
 
@@ -65,7 +98,9 @@ def test_a_run_with_repeats_is_judged_by_both_oracles(
     start_server: Callable[..., str], cli: Cli, tmp_path: Path
 ) -> None:
     url = start_server("sum_server.py", "{}", "inf", "none")
-    code, _, _ = cli(*ASK, f"server:{url}", "--limit", 2, "--epochs", 2, "--repeat", 2, "--least", 1)
+    code, _, _ = cli(
+        *ASK, f"server:{url}", "--limit", 2, "--epochs", 2, "--repeat", 2, "--least", 1
+    )
     assert code == 1
     (run,) = (tmp_path / "reports" / "runs").iterdir()
     store = RunStore.open(run)

@@ -53,7 +53,9 @@ def serve() -> Iterator[Callable[..., Server]]:
 
 
 def ask(server: Server, prompts: list[str], **settings: Any) -> list[Answer]:
-    backend = ServerBackend(server.url, **({"backoff": 0.01, "timeout": HANG_SECONDS, "concurrency": 4} | settings))
+    backend = ServerBackend(
+        server.url, **({"backoff": 0.01, "timeout": HANG_SECONDS, "concurrency": 4} | settings)
+    )
     return backend.generate(prompts, max_tokens=16, stop=["Question:"])
 
 
@@ -99,13 +101,17 @@ def test_a_server_that_hangs_is_left_at_the_time_limit(serve: Callable[..., Serv
     assert answer.unanswered == "no answer in time (2 attempts)"
 
 
-def test_a_question_that_was_late_is_asked_again(serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_that_was_late_is_asked_again(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
     late, in_time = {"q0 0": 1, "q1 1": 2}, server_backend.fetched_async
 
     async def fetched(*words: Any, seconds: float, json: Any, **more: Any) -> Any:
         # No answer arrives in no time at all, however quick the machine is.
         late[json["prompt"]] -= 1
-        return await in_time(*words, seconds=0.0 if late[json["prompt"]] >= 0 else HANG_SECONDS, json=json, **more)
+        return await in_time(
+            *words, seconds=0.0 if late[json["prompt"]] >= 0 else HANG_SECONDS, json=json, **more
+        )
 
     monkeypatch.setattr(server_backend, "fetched_async", fetched)
     answers = ask(serve(), ["q0 0", "q1 1"], max_attempts=2)
@@ -130,7 +136,9 @@ def test_the_wait_between_attempts_doubles(serve: Callable[..., Server]) -> None
         assert wait >= 0.2 * 2**attempt * 0.5
 
 
-def test_each_answer_is_reported_as_soon_as_it_is_there(serve: Callable[..., Server], tmp_path: Path) -> None:
+def test_each_answer_is_reported_as_soon_as_it_is_there(
+    serve: Callable[..., Server], tmp_path: Path
+) -> None:
     seen: list[int] = []
 
     def note(position: int, answer: Answer) -> None:
@@ -143,14 +151,19 @@ def test_each_answer_is_reported_as_soon_as_it_is_there(serve: Callable[..., Ser
     assert sorted(seen) == [0, 1, 2] and seen[-1] == 0
 
 
-def test_a_server_that_is_gone_ends_the_run_instead_of_counting_wrong_answers(serve: Callable[..., Server]) -> None:
+def test_a_server_that_is_gone_ends_the_run_instead_of_counting_wrong_answers(
+    serve: Callable[..., Server],
+) -> None:
     server = serve()
     backend = ServerBackend(server.url, backoff=0.01, max_attempts=3, concurrency=4)
     server.stop()
     counted: list[int] = []
     with pytest.raises(ServerGone, match="no server any more; start it again"):
         backend.generate(
-            [f"q {i}" for i in range(50)], max_tokens=4, stop=[], on_answer=lambda i, answer: counted.append(i)
+            [f"q {i}" for i in range(50)],
+            max_tokens=4,
+            stop=[],
+            on_answer=lambda i, answer: counted.append(i),
         )
     assert counted == []
 

@@ -25,7 +25,9 @@ from harness.accuracy.judge import (
         (1, 29, 0.0061, 0.1718),
     ],
 )
-def test_wilson_interval_agrees_with_the_published_table(correct: int, asked: int, low: float, high: float) -> None:
+def test_wilson_interval_agrees_with_the_published_table(
+    correct: int, asked: int, low: float, high: float
+) -> None:
     assert wilson_interval(correct, asked) == pytest.approx((low, high), abs=5e-5)
 
 
@@ -79,7 +81,9 @@ def test_power_agrees_with_simulated_runs() -> None:
     chance = np.random.default_rng(2)
     asked, drop, gain, alpha = 100, 0.10, 0.02, 0.05
     draws = chance.multinomial(asked, [drop + gain, gain, 1 - drop - 2 * gain], size=4000)
-    seen = [mcnemar_p(int(lost), int(gained)) <= alpha and lost > gained for lost, gained, _ in draws]
+    seen = [
+        mcnemar_p(int(lost), int(gained)) <= alpha and lost > gained for lost, gained, _ in draws
+    ]
     assert mcnemar_power(asked, drop, gain, alpha) == pytest.approx(np.mean(seen), abs=0.025)
 
 
@@ -91,7 +95,11 @@ def test_power_without_background_flips_is_a_binomial_tail() -> None:
 def test_the_smallest_drop_is_the_first_with_enough_power() -> None:
     found = smallest_drop(1319, 0.9985, 0.05 / 6)
     assert found is not None
-    assert mcnemar_power(1319, found, 0.0, 0.05 / 6) >= POWER > mcnemar_power(1319, found - 1 / 1319, 0.0, 0.05 / 6)
+    assert (
+        mcnemar_power(1319, found, 0.0, 0.05 / 6)
+        >= POWER
+        > mcnemar_power(1319, found - 1 / 1319, 0.0, 0.05 / 6)
+    )
     assert 0.005 < found < 0.012
 
 

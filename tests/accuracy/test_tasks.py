@@ -14,12 +14,21 @@ from harness.core.errors import InputError
 
 def test_the_known_tasks_are_the_projects_and_lm_evals() -> None:
     assert known_tasks() == [
-        "aime24", "aime25", "aime_shaped", "drafts", "gsm8k", "gsm_symbolic", "recall", "recall_long"
-    ]  # fmt: skip
+        "aime24",
+        "aime25",
+        "aime_shaped",
+        "drafts",
+        "gsm8k",
+        "gsm_symbolic",
+        "recall",
+        "recall_long",
+    ]
 
 
 @pytest.mark.parametrize(("name", "number"), [("gsm_symbolic", 1319), ("aime_shaped", 30)])
-def test_the_projects_tasks_grade_their_own_answers_as_right(tmp_path: Path, name: str, number: int) -> None:
+def test_the_projects_tasks_grade_their_own_answers_as_right(
+    tmp_path: Path, name: str, number: int
+) -> None:
     task = load_task(name, tmp_path)
     assert len(task.questions) == len(set(task.questions)) == number
     for instance in task.instances[:40]:
@@ -45,13 +54,20 @@ def test_grading_leaves_the_task_as_it_was(sums: Task) -> None:
 
 def _gsm8k(directory: Path) -> Path:
     (directory / "gsm8k").mkdir(parents=True)
-    rows = [{"question": f"How many are {i} and 1?", "answer": f"{i}+1.\n#### {i + 1}"} for i in range(20)]
+    rows = [
+        {"question": f"How many are {i} and 1?", "answer": f"{i}+1.\n#### {i + 1}"}
+        for i in range(20)
+    ]
     for split in ("train", "test"):
-        (directory / "gsm8k" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (directory / "gsm8k" / f"{split}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows)
+        )
     return directory
 
 
-def test_stock_gsm8k_runs_on_local_lines_with_its_own_prompt_and_both_filters(tmp_path: Path) -> None:
+def test_stock_gsm8k_runs_on_local_lines_with_its_own_prompt_and_both_filters(
+    tmp_path: Path,
+) -> None:
     task = load_task("gsm8k", tmp_path / "work", data_dir=_gsm8k(tmp_path / "data"), limit=4)
     assert len(task.questions) == 4 and task.filter == "strict-match"
     assert task.instances[0].args[0].count("Question:") == 6
@@ -62,9 +78,13 @@ def test_stock_gsm8k_runs_on_local_lines_with_its_own_prompt_and_both_filters(tm
 
 def test_another_filter_can_be_the_one_that_counts(tmp_path: Path) -> None:
     data = _gsm8k(tmp_path / "data")
-    task = load_task("gsm8k", tmp_path / "work", data_dir=data, limit=2, filter_name="flexible-extract")
+    task = load_task(
+        "gsm8k", tmp_path / "work", data_dir=data, limit=2, filter_name="flexible-extract"
+    )
     assert task.grade(task.instances[0], "that makes 1").correct
-    with pytest.raises(InputError, match=r"--filter 'x': task gsm8k has strict-match, flexible-extract"):
+    with pytest.raises(
+        InputError, match=r"--filter 'x': task gsm8k has strict-match, flexible-extract"
+    ):
         load_task("gsm8k", tmp_path / "work", data_dir=data, filter_name="x")
 
 
@@ -77,9 +97,14 @@ def test_few_shot_prompts_are_the_same_each_time_the_task_is_loaded(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("name", "row"),
-    [("aime25", {"problem": "1+69?", "answer": 70, "id": "0"}), ("aime24", {"Problem": "1+69?", "Answer": 70})],
+    [
+        ("aime25", {"problem": "1+69?", "answer": 70, "id": "0"}),
+        ("aime24", {"Problem": "1+69?", "Answer": 70}),
+    ],
 )
-def test_stock_aime_runs_on_local_lines_with_its_own_scoring(tmp_path: Path, name: str, row: dict[str, object]) -> None:
+def test_stock_aime_runs_on_local_lines_with_its_own_scoring(
+    tmp_path: Path, name: str, row: dict[str, object]
+) -> None:
     folder = tmp_path / "data" / name
     folder.mkdir(parents=True)
     (folder / f"{'train' if name == 'aime24' else 'test'}.jsonl").write_text(json.dumps(row) + "\n")
@@ -96,7 +121,9 @@ def test_stock_aime_runs_on_local_lines_with_its_own_scoring(tmp_path: Path, nam
         ("gsm8k", r"--data-dir .*: task gsm8k needs .*train.jsonl, which is not there"),
     ],
 )
-def test_a_wrong_name_and_missing_data_are_input_errors(tmp_path: Path, name: str, message: str) -> None:
+def test_a_wrong_name_and_missing_data_are_input_errors(
+    tmp_path: Path, name: str, message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         load_task(name, tmp_path / "work", data_dir=tmp_path)
 
@@ -133,7 +160,9 @@ print(len(task.questions), "torch" in sys.modules, os.path.exists(os.path.expand
 
 
 def test_a_local_task_touches_no_network_no_home_and_no_torch(tmp_path: Path) -> None:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")} | {"HOME": str(tmp_path / "home")}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")} | {
+        "HOME": str(tmp_path / "home")
+    }
     done = subprocess.run(
         [sys.executable, "-c", NO_NETWORK, str(tmp_path / "work")],
         capture_output=True,

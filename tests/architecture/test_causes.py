@@ -1,4 +1,6 @@
-"""The program decides by codes: no module compares or searches the sentences of findings and results."""
+"""The program decides by codes: no module compares or searches the sentences of findings and
+results.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,17 @@ import pytest
 
 HARNESS = Path(__file__).parents[2] / "harness"
 SENTENCES = {"message", "reason", "how"}
-READS = {"startswith", "endswith", "partition", "rpartition", "split", "removeprefix", "removesuffix", "find", "count"}
+READS = {
+    "startswith",
+    "endswith",
+    "partition",
+    "rpartition",
+    "split",
+    "removeprefix",
+    "removesuffix",
+    "find",
+    "count",
+}
 SEARCHES = {"search", "match", "fullmatch", "findall", "sub"}
 
 

@@ -1,4 +1,6 @@
-"""Each package that is imported is declared in pyproject.toml, and each that is declared is imported."""
+"""Each package that is imported is declared in pyproject.toml, and each that is declared is
+imported.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,28 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 PLUGINS = sorted(ROOT.glob("mla_harness_*.py"))
-PRODUCT = (*sorted((ROOT / "harness").rglob("*.py")), *sorted((ROOT / "canaries").glob("*.py")), *PLUGINS)
-OTHERS = tuple(path for name in ("tests", "tools", "benchmarks") for path in sorted((ROOT / name).rglob("*.py")))
-OURS = {path.stem for path in (*PLUGINS, *OTHERS)} | {path.name for path in ROOT.iterdir() if path.is_dir()}
-PIP_NAMES = {name: package for name, (package, _) in PACKAGES.items()} | {"yaml": "pyyaml", "_pytest": "pytest"}
+PRODUCT = (
+    *sorted((ROOT / "harness").rglob("*.py")),
+    *sorted((ROOT / "canaries").glob("*.py")),
+    *PLUGINS,
+)
+OTHERS = tuple(
+    path
+    for name in ("tests", "tools", "benchmarks")
+    for path in sorted((ROOT / name).rglob("*.py"))
+)
+OURS = {path.stem for path in (*PLUGINS, *OTHERS)} | {
+    path.name for path in ROOT.iterdir() if path.is_dir()
+}
+PIP_NAMES = {name: package for name, (package, _) in PACKAGES.items()} | {
+    "yaml": "pyyaml",
+    "_pytest": "pytest",
+}
 """Name for import -> name for pip."""
-WITHOUT_IMPORT = {"pytest-xdist": "a plug-in of pytest", "reasoning-gym": "fixtures/tasks/make_questions.py imports it"}
+WITHOUT_IMPORT = {
+    "pytest-xdist": "a plug-in of pytest",
+    "reasoning-gym": "fixtures/tasks/make_questions.py imports it",
+}
 
 
 def plain(name: str) -> str:
@@ -39,8 +57,12 @@ def distribution(module: str) -> str:
 
 
 @functools.cache
-def imported(paths: tuple[Path, ...], calls: tuple[str, ...] = ("import_module", "lazily")) -> dict[str, str]:
-    """Each module of another distribution that the files import, also with one of the `calls`, with one place."""
+def imported(
+    paths: tuple[Path, ...], calls: tuple[str, ...] = ("import_module", "lazily")
+) -> dict[str, str]:
+    """Each module of another distribution that the files import, also with one of the `calls`, with
+    one place.
+    """
     found = {}
     for path in paths:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -59,7 +81,10 @@ def imported(paths: tuple[Path, ...], calls: tuple[str, ...] = ("import_module",
 
 
 def declared(requirements: Iterable[str]) -> set[str]:
-    """The distributions of requirements. An extra of this project stands for its own requirements."""
+    """The distributions of requirements.
+
+    An extra of this project stands for its own requirements.
+    """
     found: set[str] = set()
     for requirement in requirements:
         name, extras = re.match(r"([\w.-]+)(?:\[([^]]+)\])?", requirement).groups()
@@ -79,19 +104,29 @@ def test_the_product_imports_core_packages_and_those_of_an_extra_that_its_messag
         _, extra = PACKAGES.get(module, ("", "pytest" if module == "_pytest" else ""))
         if distribution(module) not in (declared(EXTRAS[extra]) if extra else CORE):
             wrong[module] = place
-    assert not wrong, f"declare it in pyproject.toml, and an optional one in PACKAGES of core/extras.py: {wrong}"
+    assert not wrong, (
+        f"declare it in pyproject.toml, and an optional one in PACKAGES of core/extras.py: {wrong}"
+    )
 
 
 def test_tests_and_tools_import_declared_packages() -> None:
     known = CORE | declared(item for items in EXTRAS.values() for item in items)
     # Calls in tests name modules that the tests make.
-    wrong = {module: place for module, place in imported(OTHERS, ()).items() if distribution(module) not in known}
+    wrong = {
+        module: place
+        for module, place in imported(OTHERS, ()).items()
+        if distribution(module) not in known
+    }
     assert not wrong, f"declare it in pyproject.toml: {wrong}"
 
 
-@pytest.mark.parametrize("extra", ["", *(name for name in EXTRAS if not name.endswith("-host") and name != "dev")])
+@pytest.mark.parametrize(
+    "extra", ["", *(name for name in EXTRAS if not name.endswith("-host") and name != "dev")]
+)
 def test_what_an_install_brings_is_imported(extra: str) -> None:
-    """Packages of the host extras are imported by the engines themselves, and those of `dev` are tools."""
+    """Packages of the host extras are imported by the engines themselves, and those of `dev` are
+    tools.
+    """
     used = {distribution(module) for module in imported(PRODUCT)} | WITHOUT_IMPORT.keys()
     brought = declared(EXTRAS[extra] if extra else PROJECT["dependencies"])
     assert not brought - used, f"nothing imports {brought - used}"
@@ -104,8 +139,12 @@ def test_names_for_import_belong_to_the_names_for_pip() -> None:
             assert plain(package) in map(plain, installed[module]), module
 
 
-def test_an_import_without_a_declaration_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_without_a_declaration_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(test_tests_and_tools_import_declared_packages.__globals__, "ROOT", tmp_path)
     file = tmp_path / "file.py"
-    file.write_text("import os\ndef f():\n    from undeclared.part import name\nlazily('other.thing')\n")
+    file.write_text(
+        "import os\ndef f():\n    from undeclared.part import name\nlazily('other.thing')\n"
+    )
     assert imported((file,)) == {"undeclared": "file.py:3", "other": "file.py:4"}

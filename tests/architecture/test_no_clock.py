@@ -1,4 +1,6 @@
-"""No test and no verdict depends on how quick the machine is: a limit by the clock is the user's, or it ends a hang."""
+"""No test and no verdict depends on how quick the machine is: a limit by the clock is the user's,
+or it ends a hang.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,11 @@ def names_of(node: ast.AST) -> set[str]:
 
 
 def is_sleep(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "sleep"
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "sleep"
+    )
 
 
 def limits(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -44,11 +50,23 @@ def limits(tree: ast.AST) -> Iterator[tuple[int, str]]:
             told = node.test
             if any(map(is_clock, ast.walk(told))) and "HANG_SECONDS" not in names_of(told):
                 yield node.lineno, "compares the clock with a time"
-        if isinstance(node, ast.For) and "range" in names_of(node.iter) and any(map(is_sleep, ast.walk(node))):
+        if (
+            isinstance(node, ast.For)
+            and "range" in names_of(node.iter)
+            and any(map(is_sleep, ast.walk(node)))
+        ):
             yield node.lineno, "looks a number of times whether something has happened"
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ENDED_BY_TIMEOUT:
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ENDED_BY_TIMEOUT
+        ):
             for limit in (keyword.value for keyword in node.keywords if keyword.arg == "timeout"):
-                if isinstance(limit, ast.Constant) and limit.value is not None and limit.value < HANG_SECONDS:
+                if (
+                    isinstance(limit, ast.Constant)
+                    and limit.value is not None
+                    and limit.value < HANG_SECONDS
+                ):
                     yield node.lineno, f"ends a wait after {limit.value} s"
 
 
@@ -62,7 +80,9 @@ def test_nothing_hangs_on_the_clock() -> None:
 
 
 SHORT = 30.0
-"""A limit of the product that is shorter than this, in seconds, may end something that is only slow."""
+"""A limit of the product that is shorter than this, in seconds, may end something that is only
+slow.
+"""
 PACES = {
     "TICK_SECONDS": "how often a wait looks again",
     "POLL_SECONDS": "how often a wait looks again",
@@ -70,6 +90,7 @@ PACES = {
     "SYNC_SECONDS": "how often a file is synced",
     "LISTED_SECONDS": "how old a list of nodes may be",
     "AVOIDED_SECONDS": "how long a lost node gets no work, which others do",
+    "CHEAP_SECONDS": "an import that a fork repeats, instead of the process before it",
     "SECOND_TRY_SECONDS": "after which a second worker is started beside the first",
     "TIME_SECONDS": "the least change of a time that is shown",
     "MAX_SHRINK_SECONDS": "the default of an option of `repro`",
@@ -78,7 +99,9 @@ PACES = {
 
 
 def short_limits(tree: ast.Module) -> Iterator[str]:
-    """The names of short times at the top of a module, and short times that a call is given as its `timeout`."""
+    """The names of short times at the top of a module, and short times that a call is given as its
+    `timeout`.
+    """
     for node in tree.body:
         if (
             isinstance(node, ast.Assign)
@@ -104,11 +127,16 @@ def test_a_limit_of_the_product_is_the_users_or_only_ends_a_hang() -> None:
         for path in sorted((ROOT / "harness").rglob("*.py"))
         for name in short_limits(ast.parse(path.read_text()))
     }
-    assert found.keys() == PACES.keys(), {name: found.get(name) for name in found.keys() ^ PACES.keys()}
+    assert found.keys() == PACES.keys(), {
+        name: found.get(name) for name in found.keys() ^ PACES.keys()
+    }
 
 
 def test_a_short_limit_of_the_product_is_seen() -> None:
-    assert list(short_limits(ast.parse("END_SECONDS = 5.0\nget(url, timeout=2.5)"))) == ["END_SECONDS", "timeout=2.5"]
+    assert list(short_limits(ast.parse("END_SECONDS = 5.0\nget(url, timeout=2.5)"))) == [
+        "END_SECONDS",
+        "timeout=2.5",
+    ]
     assert not list(short_limits(ast.parse("END_SECONDS = 60.0\nget(url, timeout=given)")))
 
 

@@ -18,7 +18,11 @@ def test_no_parameter_is_read_with_a_default() -> None:
     found = []
     for path in HARNESS.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            is_getattr = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr"
+            is_getattr = (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id == "getattr"
+            )
             if is_getattr and len(node.args) == 3 and ast.unparse(node.args[0]).endswith("params"):
                 found.append(f"{path.relative_to(HARNESS)}:{node.lineno}")
     assert found == []

@@ -1,4 +1,6 @@
-"""canary-mtp and canary-eagle: their drafts are the target's tokens, and only a right drafter makes them."""
+"""canary-mtp and canary-eagle: their drafts are the target's tokens, and only a right drafter makes
+them.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,28 @@ CANARY, EAGLE = FIXTURES / "canary-mtp", FIXTURES / "canary-eagle"
 def test_a_prompt_has_each_record_of_the_answer_once_and_its_words_have_their_signs() -> None:
     known, tokenizer = drafts.words(), recall.tokenizer(drafts.words())
     for length, question in zip(drafts.LENGTHS, drafts.questions(), strict=True):
-        tokens, answer = tokenizer.encode(question.prompt).ids, tokenizer.encode(question.completion).ids
-        assert len(tokens) == length and len(answer) == drafts.HOPS and known.index("<|pad|>") not in tokens
+        tokens, answer = (
+            tokenizer.encode(question.prompt).ids,
+            tokenizer.encode(question.completion).ids,
+        )
+        assert (
+            len(tokens) == length
+            and len(answer) == drafts.HOPS
+            and known.index("<|pad|>") not in tokens
+        )
         for key, value in zip([known.index(recall.FIRST), *answer], answer, strict=False):
-            assert [tokens[place + 1] for place in range(length) if tokens[place] == key].count(value) == 1
+            assert [tokens[place + 1] for place in range(length) if tokens[place] == key].count(
+                value
+            ) == 1
         signs = [(token - recall.COLD) % recall.FAMILY % drafts.SIGNS for token in answer[:-1]]
         assert signs == [hop % drafts.SIGNS for hop in range(1, drafts.HOPS)]
 
 
 def test_the_stored_questions_and_weights_are_those_of_the_modules(tmp_path: Path) -> None:
     drafts.write(tmp_path / "questions.jsonl")
-    assert (tmp_path / "questions.jsonl").read_text() == (TASKS / "data" / "drafts.jsonl").read_text()
+    assert (tmp_path / "questions.jsonl").read_text() == (
+        TASKS / "data" / "drafts.jsonl"
+    ).read_text()
     for folder, module in ((CANARY, construct_mtp), (EAGLE, construct_eagle)):
         stored, made = load_file(folder / "model.safetensors"), module.weights()
         assert stored.keys() == made.keys()

@@ -1,4 +1,6 @@
-"""A random checkpoint and its truth: rounding passes the oracle `logprobs`, and small errors of a model do not."""
+"""A random checkpoint and its truth: rounding passes the oracle `logprobs`, and small errors of a
+model do not.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,16 @@ def reference() -> tuple[Any, list[dict[str, Any]]]:
     torch.set_num_threads(1)
     row = random_model.ARCHITECTURES["deepseek_v32"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(random_model.ARCHITECTURES, "deepseek_v32", dataclasses.replace(row, sizes=row.sizes | SMALL))
+        patch.setitem(
+            random_model.ARCHITECTURES,
+            "deepseek_v32",
+            dataclasses.replace(row, sizes=row.sizes | SMALL),
+        )
         model = random_model.build("deepseek_v32", 0)
     sequences = random_model.prompts(256, 0, LENGTHS)
-    return model, [random_model.with_spread(model, tokens, n, ("bf16",)) for n, tokens in enumerate(sequences)]
+    return model, [
+        random_model.with_spread(model, tokens, n, ("bf16",)) for n, tokens in enumerate(sequences)
+    ]
 
 
 def hooked(module: Any, change: Callable[[Any], Any]) -> Any:
@@ -45,7 +53,10 @@ def softer(model: Any) -> list[Any]:
 
 
 def shifted_index_keys(model: Any) -> list[Any]:
-    return [hooked(layer.self_attn.indexer.k_norm, lambda keys: keys.roll(1, dims=1)) for layer in model.model.layers]
+    return [
+        hooked(layer.self_attn.indexer.k_norm, lambda keys: keys.roll(1, dims=1))
+        for layer in model.model.layers
+    ]
 
 
 def worst_tokens(model: Any) -> list[Any]:
@@ -64,7 +75,9 @@ def one_stale_slot(model: Any) -> list[Any]:
 
 
 def served(reference: tuple[Any, list[dict[str, Any]]], change: Change | None) -> tuple[Any, float]:
-    """The judgement of the model in bfloat16 as an engine, and the share of likeliest tokens that it keeps."""
+    """The judgement of the model in bfloat16 as an engine, and the share of likeliest tokens that
+    it keeps.
+    """
     model, truth = reference
     engine = copy.deepcopy(model).to(torch.bfloat16)
     handles = change(engine) if change else []
@@ -123,10 +136,16 @@ def test_replayed_decisions_are_those_of_the_truth(reference: Any) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first.chosen, again.chosen, strict=True))
 
 
-def test_the_truth_has_the_frequencies_that_engines_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_truth_has_the_frequencies_that_engines_compute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     row = random_model.ARCHITECTURES["deepseek_v32"]
-    sizes = row.sizes | SMALL | {"num_hidden_layers": 1, "first_k_dense_replace": 1, "vocab_size": 32}
-    monkeypatch.setitem(random_model.ARCHITECTURES, "deepseek_v32", dataclasses.replace(row, sizes=sizes))
+    sizes = (
+        row.sizes | SMALL | {"num_hidden_layers": 1, "first_k_dense_replace": 1, "vocab_size": 32}
+    )
+    monkeypatch.setitem(
+        random_model.ARCHITECTURES, "deepseek_v32", dataclasses.replace(row, sizes=sizes)
+    )
     monkeypatch.setattr(random_model, "prompts", lambda *args: [[2, 3, 4]])
     written = random_model.write_checkpoint("deepseek_v32", tmp_path / "out", 0)
     buffers = dict(random_model.build("deepseek_v32", 0).named_buffers())
@@ -144,7 +163,9 @@ def packed_architecture(monkeypatch: pytest.MonkeyPatch) -> str:
     """A small DeepSeek V4."""
     row = random_model.ARCHITECTURES["deepseek_v4"]
     sizes = row.sizes | {"vocab_size": 32, "head_dim": 128, "index_n_heads": 4}
-    monkeypatch.setitem(random_model.ARCHITECTURES, "deepseek_v4", dataclasses.replace(row, sizes=sizes))
+    monkeypatch.setitem(
+        random_model.ARCHITECTURES, "deepseek_v4", dataclasses.replace(row, sizes=sizes)
+    )
     return "deepseek_v4"
 
 
@@ -159,14 +180,18 @@ def test_packed_weights_hold_the_bits_of_the_truth_under_the_names_that_engines_
     attention, experts = "layers.2.attn.", "layers.0.ffn.experts.1."
     pairs = {
         attention + "wq_b": parameters["model.layers.2.self_attn.q_b_proj.weight"],
-        attention + "indexer.wq_b": parameters["model.layers.2.self_attn.compressor.indexer.q_b_proj.weight"],
+        attention + "indexer.wq_b": parameters[
+            "model.layers.2.self_attn.compressor.indexer.q_b_proj.weight"
+        ],
         experts + "w2": parameters["model.layers.0.mlp.experts.down_proj"][1],
         experts + "w3": parameters["model.layers.0.mlp.experts.gate_up_proj"][1].chunk(2)[1],
     }
     for name, wanted in pairs.items():
         codes, scales = weights[f"{name}.weight"], weights[f"{name}.scale"]
         assert codes.dtype == torch.float8_e4m3fn and scales.dtype == torch.float32
-        spread = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)[: codes.shape[0], : codes.shape[1]]
+        spread = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)[
+            : codes.shape[0], : codes.shape[1]
+        ]
         assert torch.equal(codes.float() * spread, wanted)
     assert weights[attention + "compressor.wkv.weight"].dtype == torch.bfloat16
     named = {

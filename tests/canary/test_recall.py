@@ -19,12 +19,18 @@ CANARY = FIXTURES / "canary-dsa"
 def test_a_prompt_has_the_declared_length_and_each_record_of_the_answer_once(task: str) -> None:
     tokenizer, known = recall.tokenizer(), recall.words()
     lengths, hot = recall.TASKS[task]
-    for number, (length, question) in enumerate(zip(lengths, recall.questions(lengths, hot), strict=True)):
+    for number, (length, question) in enumerate(
+        zip(lengths, recall.questions(lengths, hot), strict=True)
+    ):
         tokens = tokenizer.encode(question.prompt).ids
         assert len(tokens) == length and known.index("<|pad|>") not in tokens
         answer = tokenizer.encode(question.completion).ids
         for key, value in zip([known.index(recall.FIRST), *answer], answer, strict=False):
-            places = [place for place in range(length) if tokens[place] == key and tokens[place + 1] == value]
+            places = [
+                place
+                for place in range(length)
+                if tokens[place] == key and tokens[place + 1] == value
+            ]
             assert len(places) == 1
         num_hot = sum(recall.HOT <= token < recall.COLD for token in tokens)
         assert num_hot <= hot[number % len(hot)] < {"recall": 512, "recall_long": 2048}[task]
@@ -33,7 +39,9 @@ def test_a_prompt_has_the_declared_length_and_each_record_of_the_answer_once(tas
 @pytest.mark.parametrize("task", recall.TASKS)
 def test_the_stored_questions_are_those_of_the_module(task: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
     recall.write(task, tmp_path / "questions.jsonl")
-    assert (tmp_path / "questions.jsonl").read_text() == (TASKS / "data" / f"{task}.jsonl").read_text()
+    assert (tmp_path / "questions.jsonl").read_text() == (
+        TASKS / "data" / f"{task}.jsonl"
+    ).read_text()
 
 
 def test_the_stored_weights_are_those_that_the_module_sets() -> None:
@@ -65,7 +73,14 @@ def test_only_the_right_top_k_answers() -> None:
                 found[name, layers] = recall_check.share(model, questions)
     right = {(name, layers) for name, layers in found if name == "the right top-k"}
     # Layer 0 needs the token before, which is among near tokens however they are chosen.
-    near = {(name, (0,)) for name in ("the latest tokens", "the better half of the top-k", "each token one too early")}
+    near = {
+        (name, (0,))
+        for name in (
+            "the latest tokens",
+            "the better half of the top-k",
+            "each token one too early",
+        )
+    }
     assert {key for key, share in found.items() if share == 1} == right | near
     assert {share for key, share in found.items() if key not in right | near} == {0.0}
     with recall_check.rounded(model):

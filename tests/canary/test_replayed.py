@@ -1,6 +1,8 @@
-"""Recorded decisions of an engine: rounding passes, also at near ties; small errors are found with their blame.
+"""Recorded decisions of an engine: rounding passes, also at near ties; small errors are found with
+their blame.
 
-The engine is transformers in bfloat16. Its decisions are packed as the recorder for vLLM packs them.
+The engine is transformers in bfloat16. Its decisions are packed as the recorder for vLLM packs
+them.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Engine:
         self.model = random_model.build(architecture, 0)
         self.prompts = random_model.prompts(256, 0, LENGTHS)
         sequences = [{"tokens": tokens} for tokens in self.prompts]
-        random_model.save_truth(folder, {"architecture": architecture, "seed": 0, "sequences": sequences})
+        random_model.save_truth(
+            folder, {"architecture": architecture, "seed": 0, "sequences": sequences}
+        )
 
     def in_bfloat16(self) -> Any:
         engine = copy.deepcopy(self.model).to(torch.bfloat16)
@@ -49,8 +53,12 @@ class Engine:
         """What the engine says with nothing injected."""
         return self.answers()
 
-    def answers(self, change: Change | None = None, decide: Callable[[int, Ids], None] | None = None) -> dict[str, Any]:
-        """What the engine says; `change` is made to the model, `decide` to the decisions of a prompt."""
+    def answers(
+        self, change: Change | None = None, decide: Callable[[int, Ids], None] | None = None
+    ) -> dict[str, Any]:
+        """What the engine says; `change` is made to the model, `decide` to the decisions of a
+        prompt.
+        """
         engine = self.in_bfloat16()
         if change:
             change(engine)
@@ -169,7 +177,9 @@ def test_an_error_that_answers_do_not_show_is_found(
     assert engine.same_answers(change) > 0.85
 
 
-def test_one_wrong_token_of_an_indexer_is_named_with_request_token_layer_and_stage(v32: Engine) -> None:
+def test_one_wrong_token_of_an_indexer_is_named_with_request_token_layer_and_stage(
+    v32: Engine,
+) -> None:
     with replayed.Replay(v32.model, {}) as own:
         random_model.token_logprobs(v32.model, v32.prompts[0])
     best = int(own.scores[INDEX][200].argmax())
@@ -181,7 +191,10 @@ def test_one_wrong_token_of_an_indexer_is_named_with_request_token_layer_and_sta
             vllm_faults.swap_one(ids[INDEX][200:201])
 
     (finding,) = v32.judge(v32.answers(decide=decide)).findings
-    assert "request 0, token 200, layer 1, index: takes" in finding.message and f", not {best}: " in finding.message
+    assert (
+        "request 0, token 200, layer 1, index: takes" in finding.message
+        and f", not {best}: " in finding.message
+    )
     assert (finding.tensor, finding.cause) == ("index of layer 1", "diverged")
 
 
@@ -191,13 +204,19 @@ def test_one_wrong_expert_is_named_with_request_token_layer_and_stage(v32: Engin
             ids[EXPERTS][:8] = vllm_faults.with_neighbours(ids[EXPERTS][:8], 8)
 
     (finding,) = v32.judge(v32.answers(decide=decide)).findings
-    assert "request 2, token 7, layer 1, experts: takes" in finding.message and "not" in finding.message
+    assert (
+        "request 2, token 7, layer 1, experts: takes" in finding.message
+        and "not" in finding.message
+    )
 
 
 @pytest.mark.parametrize(
-    ("row", "words"), [((0, 0), "takes 0 twice"), ((0, 9), "takes 9 of 8"), ((0, -1), "takes 1 of 8")]
+    ("row", "words"),
+    [((0, 0), "takes 0 twice"), ((0, 9), "takes 9 of 8"), ((0, -1), "takes 1 of 8")],
 )
-def test_choices_that_are_no_set_of_experts_are_findings(v32: Engine, row: tuple[int, int], words: str) -> None:
+def test_choices_that_are_no_set_of_experts_are_findings(
+    v32: Engine, row: tuple[int, int], words: str
+) -> None:
     found = copy.deepcopy(v32.plain)
     ids = unpacked(found["decisions"][4])[EXPERTS]
     ids[30] = torch.tensor(row)
@@ -211,10 +230,15 @@ def test_a_token_of_the_future_is_a_finding(v32: Engine) -> None:
     ids = unpacked(found["decisions"][0])[INDEX]
     ids[120, -1] = 121
     found["decisions"][0]["index"]["1"] = packed(ids)
-    assert "request 0, token 120, layer 1, index: takes 121 of 121" in v32.judge(found).findings[0].message
+    assert (
+        "request 0, token 120, layer 1, index: takes 121 of 121"
+        in v32.judge(found).findings[0].message
+    )
 
 
-def test_with_a_decision_that_was_not_recorded_none_is_replayed(v32: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_decision_that_was_not_recorded_none_is_replayed(
+    v32: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(judge_logprobs, "of_prompts", lambda *args: Judgement(looked_at=1))
     found = copy.deepcopy(v32.plain)
     ids = unpacked(found["decisions"][1])[EXPERTS]
@@ -224,7 +248,10 @@ def test_with_a_decision_that_was_not_recorded_none_is_replayed(v32: Engine, mon
     ids[5] = UNKNOWN
     found["decisions"][1]["experts"]["1"] = packed(ids)
     judgement = v32.judge(found)
-    assert (judgement.looked_at, judgement.notes) == (1, ["not all decisions were recorded, so none is replayed"])
+    assert (judgement.looked_at, judgement.notes) == (
+        1,
+        ["not all decisions were recorded, so none is replayed"],
+    )
 
 
 def test_generated_tokens_are_judged_after_their_prompts(v32: Engine) -> None:
@@ -232,7 +259,12 @@ def test_generated_tokens_are_judged_after_their_prompts(v32: Engine) -> None:
     cut = 20
     prompts, whole = [tokens[:-cut] for tokens in v32.prompts], v32.prompts
     random_model.save_truth(
-        v32.folder, {"architecture": "deepseek_v32", "seed": 0, "sequences": [{"tokens": one} for one in prompts]}
+        v32.folder,
+        {
+            "architecture": "deepseek_v32",
+            "seed": 0,
+            "sequences": [{"tokens": one} for one in prompts],
+        },
     )
     answers = {
         "generated": [tokens[-cut:] for tokens in whole],
@@ -243,10 +275,14 @@ def test_generated_tokens_are_judged_after_their_prompts(v32: Engine) -> None:
     assert judgement.looked_at == cut * len(whole) and not judgement.findings
     answers["generated_logprobs"][3][4] -= 2.0
     (finding,) = judge_logprobs.judged(v32.folder, answers, "bf16", generated=True).findings
-    assert "1 tokens are far, 0 allowed" in finding.message and "request 3, token 5" in finding.message
+    assert (
+        "1 tokens are far, 0 allowed" in finding.message and "request 3, token 5" in finding.message
+    )
 
 
-def test_without_decisions_the_present_bound_judges(v32: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_decisions_the_present_bound_judges(
+    v32: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(judge_logprobs, "of_prompts", lambda *args: Judgement(looked_at=1))
     judgement = v32.judge({"logprobs": [], "decisions": [{}, {}]})
     assert (judgement.looked_at, judgement.notes) == (1, [])

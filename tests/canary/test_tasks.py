@@ -17,10 +17,17 @@ making = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(making)
 
 
-@pytest.mark.parametrize(("task", "size"), [("gsm_symbolic", 1319), ("aime_shaped", 30), ("all", 1349)])
+@pytest.mark.parametrize(
+    ("task", "size"), [("gsm_symbolic", 1319), ("aime_shaped", 30), ("all", 1349)]
+)
 def test_a_task_has_its_fixed_number_of_different_questions(task: str, size: int) -> None:
     questions = tasks.load(task)
-    assert len(questions) == len({q.question for q in questions}) == len({q.id for q in questions}) == size
+    assert (
+        len(questions)
+        == len({q.question for q in questions})
+        == len({q.id for q in questions})
+        == size
+    )
 
 
 def test_every_answer_ends_in_its_target() -> None:
@@ -51,7 +58,9 @@ def test_contest_shaped_answers_are_right_where_python_can_tell(seed: int) -> No
             assert sum(n % p == 0 or n % q == 0 for n in range(1, limit + 1)) == answer
         elif question.startswith("How many pairs"):
             a, b, total = numbers
-            assert sum((total - a * x) % b == 0 and total > a * x for x in range(1, total)) == answer
+            assert (
+                sum((total - a * x) % b == 0 and total > a * x for x in range(1, total)) == answer
+            )
         elif question.startswith("How often"):
             digit, _, limit = numbers
             assert sum(str(n).count(str(digit)) for n in range(1, limit + 1)) == answer
@@ -77,7 +86,9 @@ def test_text_without_a_closing_number_has_no_final_answer(text: str) -> None:
 
 
 def test_an_unknown_task_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"no task 'gsm9k': give one of gsm_symbolic, aime_shaped, all"):
+    with pytest.raises(
+        ValueError, match=r"no task 'gsm9k': give one of gsm_symbolic, aime_shaped, all"
+    ):
         tasks.load("gsm9k")
 
 

@@ -22,7 +22,9 @@ def test_text_comes_back_as_it_was(trained: Tokenizer, text: str) -> None:
 
 
 def test_every_digit_is_a_token_of_its_own(trained: Tokenizer) -> None:
-    assert [t for t in trained.encode("1333 and 0070").tokens if any(c.isdigit() for c in t)] == list("13330070")
+    assert [
+        t for t in trained.encode("1333 and 0070").tokens if any(c.isdigit() for c in t)
+    ] == list("13330070")
 
 
 def test_the_end_and_padding_tokens_have_the_fixed_ids(trained: Tokenizer) -> None:
@@ -34,7 +36,9 @@ def test_the_same_text_trains_the_same_tokenizer(trained: Tokenizer) -> None:
     assert tokenizer.train(TEXTS * 20, vocab_size=400).to_str() == trained.to_str()
 
 
-def test_a_saved_tokenizer_loads_and_adds_nothing_to_a_prompt(trained: Tokenizer, tmp_path: Path) -> None:
+def test_a_saved_tokenizer_loads_and_adds_nothing_to_a_prompt(
+    trained: Tokenizer, tmp_path: Path
+) -> None:
     tokenizer.save(trained, tmp_path)
     loaded = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert loaded.encode(TEXTS[0]).ids == trained.encode(TEXTS[0]).ids

@@ -18,7 +18,10 @@ from harness.engine.model.layers import route
 from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.config import ModelConfig
 
-QUESTIONS = [tasks.Question(f"toy-{i}", f"{i} + {i}?", f"{2 * i}\n#### {2 * i}", str(2 * i)) for i in range(3)]
+QUESTIONS = [
+    tasks.Question(f"toy-{i}", f"{i} + {i}?", f"{2 * i}\n#### {2 * i}", str(2 * i))
+    for i in range(3)
+]
 TINY = {
     "vocab_size": 300,
     "hidden_size": 32,
@@ -52,7 +55,9 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def task(tmp_path: Path) -> str:
-    (tmp_path / "toy.jsonl").write_text("".join(json.dumps(asdict(question)) + "\n" for question in QUESTIONS))
+    (tmp_path / "toy.jsonl").write_text(
+        "".join(json.dumps(asdict(question)) + "\n" for question in QUESTIONS)
+    )
     return str(tmp_path / "toy.jsonl")
 
 
@@ -64,12 +69,29 @@ def test_training_makes_the_loss_fall_and_leaves_a_whole_checkpoint(
     recipe = Recipe(steps=8, batch_size=3, warmup_steps=2, check_every=4, kda_half_lives=half_lives)
     lines: list[str] = []
     out = tmp_path / "canary"
-    result = train.train(task, out, config.architecture, 1, "cpu", recipe=recipe, config=config, progress=lines.append)
-    losses = [float(line.split("loss ")[1].split(",")[0]) for line in lines if line.startswith("step")]
+    result = train.train(
+        task,
+        out,
+        config.architecture,
+        1,
+        "cpu",
+        recipe=recipe,
+        config=config,
+        progress=lines.append,
+    )
+    losses = [
+        float(line.split("loss ")[1].split(",")[0]) for line in lines if line.startswith("step")
+    ]
     assert losses[-1] < losses[0]
     assert result.steps == 8
     names = {path.name for path in out.iterdir()}
-    assert names == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
+    assert names == {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "README.md",
+    }
     assert "**This model measures inference, not ability.**" in (out / "README.md").read_text()
     assert set(result.accuracy) == {title for title, _, _ in train.CHECKS}
 
@@ -78,13 +100,22 @@ def test_the_seed_fixes_the_trained_weights(task: str, tmp_path: Path) -> None:
     recipe = Recipe(steps=2, batch_size=2, warmup_steps=1)
     weights = []
     for name in ("first", "second"):
-        train.train(task, tmp_path / name, device="cpu", recipe=recipe, config=MLA, progress=lambda line: None)
+        train.train(
+            task,
+            tmp_path / name,
+            device="cpu",
+            recipe=recipe,
+            config=MLA,
+            progress=lambda line: None,
+        )
         weights.append((tmp_path / name / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]
 
 
 def test_training_ends_when_its_time_is_up(task: str, tmp_path: Path) -> None:
-    result = train.train(task, tmp_path, minutes=1e-9, device="cpu", config=MLA, progress=lambda line: None)
+    result = train.train(
+        task, tmp_path, minutes=1e-9, device="cpu", config=MLA, progress=lambda line: None
+    )
     assert result.steps == 0
 
 
@@ -101,7 +132,9 @@ def test_limited_memory_halves_what_a_head_holds_in_its_half_life() -> None:
     layer = model.layers[0].self_attn
     assert isinstance(layer, KimiDeltaAttention)
     decay, _ = layer._gates(torch.zeros(1, 1, 32))
-    assert decay[0, 0, :, 0].exp().pow(torch.tensor([2.0, 8.0])).tolist() == pytest.approx([0.5, 0.5])
+    assert decay[0, 0, :, 0].exp().pow(torch.tensor([2.0, 8.0])).tolist() == pytest.approx(
+        [0.5, 0.5]
+    )
     assert not layer.A_log.requires_grad
 
 
@@ -152,7 +185,11 @@ def test_an_fp8_cache_rounds_by_at_most_a_sixteenth(scale: float | None) -> None
 def test_a_shipped_canary_answers_a_question_and_notices_a_wiped_cache(name: str) -> None:
     directory = Path(__file__).resolve().parents[2] / "fixtures" / name
     # The one with experts knows the first 512 questions of gsm_symbolic alone.
-    others = tasks.load("gsm_symbolic")[511:512] if name == "canary-moe" else tasks.load("aime_shaped")[-1:]
+    others = (
+        tasks.load("gsm_symbolic")[511:512]
+        if name == "canary-moe"
+        else tasks.load("aime_shaped")[-1:]
+    )
     questions = tasks.load("gsm_symbolic")[:1] + others
     examples = encode(questions, Tokenizer.from_file(str(directory / "tokenizer.json")))
     model = checkpoint.load(directory, torch.float32)
@@ -164,7 +201,9 @@ def test_a_shipped_canary_answers_a_question_and_notices_a_wiped_cache(name: str
 @torch.no_grad()
 def test_the_shipped_canary_with_experts_notices_misread_ids() -> None:
     directory = Path(__file__).resolve().parents[2] / "fixtures" / "canary-moe"
-    examples = encode(tasks.load("gsm_symbolic")[:2], Tokenizer.from_file(str(directory / "tokenizer.json")))
+    examples = encode(
+        tasks.load("gsm_symbolic")[:2], Tokenizer.from_file(str(directory / "tokenizer.json"))
+    )
     model = checkpoint.load(directory, torch.float32)
     with check.ids_transform(model, check.low_and_high_words):
         assert not check.exact_answers(model, examples)[0].any()
@@ -172,29 +211,45 @@ def test_the_shipped_canary_with_experts_notices_misread_ids() -> None:
 
 
 EXPERTS = ModelConfig(
-    architecture="deepseek_v2", layer_types=("mla", "mla"), num_experts=4, num_experts_per_tok=2,
-    moe_intermediate_size=16, **TINY,  # type: ignore[arg-type]
-)  # fmt: skip
+    architecture="deepseek_v2",
+    layer_types=("mla", "mla"),
+    num_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=16,
+    **TINY,  # type: ignore[arg-type]
+)
 
 
-def test_a_canary_with_experts_is_trained_and_its_card_says_what_misread_ids_cost(task: str, tmp_path: Path) -> None:
+def test_a_canary_with_experts_is_trained_and_its_card_says_what_misread_ids_cost(
+    task: str, tmp_path: Path
+) -> None:
     recipe = Recipe(steps=8, batch_size=2, warmup_steps=2, check_every=4)
     out = tmp_path / "canary"
-    result = train.train(task, out, device="cpu", limit=2, recipe=recipe, config=EXPERTS, progress=lambda line: None)
+    result = train.train(
+        task, out, device="cpu", limit=2, recipe=recipe, config=EXPERTS, progress=lambda line: None
+    )
     assert result.num_questions == 2
     assert "64-bit expert ids read as 32-bit ones" in result.sabotaged
     card = (out / "README.md").read_text()
-    assert "--experts 4" in card and "4 experts of 16 a layer, 2 a token" in card and "2 questions" in card
+    assert (
+        "--experts 4" in card
+        and "4 experts of 16 a layer, 2 a token" in card
+        and "2 questions" in card
+    )
 
 
 def test_every_expert_on_every_token_is_the_sum_of_the_chosen_ones() -> None:
     experts = CausalLM(EXPERTS).reset_parameters(0).layers[0].mlp.experts
     x, logits = torch.randn(5, 32), torch.randn(5, 4)
     ids, weights = route(logits, 2)
-    torch.testing.assert_close(experts.every(x, ids, weights), experts(x, ids, weights), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        experts.every(x, ids, weights), experts(x, ids, weights), rtol=1e-5, atol=1e-5
+    )
 
 
-@pytest.mark.parametrize(("architecture", "experts"), [("kimi_linear", 4), ("deepseek_v2", 3), ("deepseek_v2", 128)])
+@pytest.mark.parametrize(
+    ("architecture", "experts"), [("kimi_linear", 4), ("deepseek_v2", 3), ("deepseek_v2", 128)]
+)
 def test_experts_that_no_canary_can_have_are_refused(architecture: str, experts: int) -> None:
     with pytest.raises(ValueError, match="--experts"):
         model_config(architecture, experts)

@@ -1,4 +1,6 @@
-"""What a command left that was killed, starved of disk, or given harm to read: processes, files, runs."""
+"""What a command left that was killed, starved of disk, or given harm to read: processes, files,
+runs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ from pathlib import Path
 from tests.waiting import HANG_SECONDS, POLL_SECONDS
 
 ROOT = Path(__file__).parents[2]
-CONTROLS = ("\x1b", "\x00", "\x07", "\u202e", "Traceback", "traceback in", "Exception ignored", "--help)")
+CONTROLS = (
+    "\x1b",
+    "\x00",
+    "\x07",
+    "\u202e",
+    "Traceback",
+    "traceback in",
+    "Exception ignored",
+    "--help)",
+)
 TAG = "<img src=x"
 """What a hostile text would be on a page that does not escape it."""
 FORK_SERVER, WORKER = b"harness.run.fork_server", b"harness.run.worker"
@@ -21,9 +32,17 @@ TRIALS = (b"mutant_trials", b"condition_trials")
 ASKERS = (b"harness.diagnose.traces", b"harness.run.epochs")
 
 
-def harness(*words: str, folder: Path, environ: dict[str, str] | None = None, limit: tuple[str, ...] = ()) -> list[str]:
+def harness(
+    *words: str, folder: Path, environ: dict[str, str] | None = None, limit: tuple[str, ...] = ()
+) -> list[str]:
     """The command line in a process, perhaps under `prlimit`."""
-    return [*(("prlimit", *limit) if limit else ()), sys.executable, "-m", "harness.cli.main", *words]
+    return [
+        *(("prlimit", *limit) if limit else ()),
+        sys.executable,
+        "-m",
+        "harness.cli.main",
+        *words,
+    ]
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -39,16 +58,21 @@ def environment(folder: Path) -> dict[str, str]:
 def call(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end."""
     command = harness(*words, folder=folder)
-    return subprocess.run(command, capture_output=True, text=True, env=environment(folder), check=False, cwd=folder)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment(folder), check=False, cwd=folder
+    )
 
 
 def wrong_words(text: str) -> list[str]:
-    """The marks of a traceback, of control characters or of a refused command in what was printed."""
+    """The marks of a traceback, of control characters or of a refused command in what was
+    printed.
+    """
     return [f"prints {mark!r}" for mark in CONTROLS if mark in text]
 
 
 def left_behind(folder: Path, out: Path) -> list[str]:
-    """What is wrong with what a command left below `out`: its processes live, a file is torn, a run cannot be read.
+    """What is wrong with what a command left below `out`: its processes live, a file is torn, a run
+    cannot be read.
 
     `folder` is that of the command's temporary files.
     """
@@ -84,11 +108,16 @@ def living(folder: Path) -> list[int]:
 
 
 def processes(folder: Path) -> list[int]:
-    """The processes that a command started, and itself: a session of its own does not hide one, nor does a fork."""
+    """The processes that a command started, and itself: a session of its own does not hide one, nor
+    does a fork.
+    """
     mark, found = f"TMPDIR={folder}".encode(), []
     for environ in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
-            if mark in environ.read_bytes().split(b"\0") and _state(int(environ.parent.name)) != "Z":
+            if (
+                mark in environ.read_bytes().split(b"\0")
+                and _state(int(environ.parent.name)) != "Z"
+            ):
                 found.append(int(environ.parent.name))
     return found
 

@@ -1,7 +1,7 @@
 """Run folders with each of their files damaged in every way, and the commands that read them.
 
-python tests/cli/damaged_runs.py prints a line for each call that goes wrong: a traceback, a hang, or exit code 0 with
-other counts than of the whole folder.
+python tests/cli/damaged_runs.py prints a line for each call that goes wrong: a traceback, a hang,
+or exit code 0 with other counts than of the whole folder.
 """
 
 from __future__ import annotations
@@ -122,7 +122,10 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A command that reads a run folder. RUN in its words is the damaged one, RUNS the folder of it and others."""
+    """A command that reads a run folder.
+
+    RUN in its words is the damaged one, RUNS the folder of it and others.
+    """
 
     words: tuple[str, ...]
     kind: str
@@ -136,8 +139,21 @@ FILES = {
     "failing": ("run.json", "results.jsonl", "summary.json", "blame.jsonl", "shrunk.jsonl"),
     "faults": ("run.json", "results.jsonl", "tried.jsonl", "faults.jsonl"),
     "shards": ("run.json", "results.jsonl", "accuracy/one/accuracy.jsonl"),
-    "epochs": ("run.json", "results.jsonl", FILE_NAME, "acceptance.json", REPEATS_FILE, "baseline/stored.yaml"),
-    "killed epochs": ("run.json", FILE_NAME, "acceptance.json", REPEATS_FILE, "baseline/stored.yaml"),
+    "epochs": (
+        "run.json",
+        "results.jsonl",
+        FILE_NAME,
+        "acceptance.json",
+        REPEATS_FILE,
+        "baseline/stored.yaml",
+    ),
+    "killed epochs": (
+        "run.json",
+        FILE_NAME,
+        "acceptance.json",
+        REPEATS_FILE,
+        "baseline/stored.yaml",
+    ),
 }
 """The files of each prepared folder."""
 HERE = ("-n", "0", "--history", "none")
@@ -151,7 +167,9 @@ READERS: dict[str, Reader] = {
     "report of killed epochs": Reader(("report", "RUN"), "killed epochs"),
     "coverage": Reader(("coverage", "RUN"), "passing"),
     "history": Reader(("history", "--history", "RUNS"), "failing"),
-    "history of a scenario": Reader(("history", "quantize", "--history", "RUNS", "--json"), "passing"),
+    "history of a scenario": Reader(
+        ("history", "quantize", "--history", "RUNS", "--json"), "passing"
+    ),
     "compare": Reader(("compare", "previous", "latest", "--history", "RUNS"), "passing"),
     "compare with two folders": Reader(("compare", "OTHER", "RUN"), "passing"),
     "merge": Reader(("merge", "OTHER", "RUN"), "shards"),
@@ -159,10 +177,23 @@ READERS: dict[str, Reader] = {
     "run --resume": Reader(("run", "--resume", "RUN", *HERE), "passing", is_quick=False),
     "run --resume of faults": Reader(("run", "--resume", "RUN", *HERE), "faults", is_quick=False),
     "run --last-failed": Reader(
-        ("run", "--last-failed", "--out", "RUNS", "-n", "0", "--history", "none"), "failing", is_quick=False
+        ("run", "--last-failed", "--out", "RUNS", "-n", "0", "--history", "none"),
+        "failing",
+        is_quick=False,
     ),
     "run --against": Reader(
-        ("run", "quantize", "--scenarios", "SCENARIOS", "-n", "0", "--fail-on", "new", "--against", "RUN"),
+        (
+            "run",
+            "quantize",
+            "--scenarios",
+            "SCENARIOS",
+            "-n",
+            "0",
+            "--fail-on",
+            "new",
+            "--against",
+            "RUN",
+        ),
         "failing",
         is_quick=False,
     ),
@@ -184,7 +215,9 @@ def prepare(folder: Path) -> None:
         (scenarios / f"{name}.yaml").write_text(text)
 
     def run(kind: str, *words: str) -> None:
-        code, said = called("run", *words, "--scenarios", str(scenarios), *HERE, "--out", str(folder / kind))
+        code, said = called(
+            "run", *words, "--scenarios", str(scenarios), *HERE, "--out", str(folder / kind)
+        )
         assert code in (0, 1), said
 
     for _ in range(2):
@@ -204,15 +237,28 @@ def prepare(folder: Path) -> None:
 def _epochs(root: Path, *, is_whole: bool) -> None:
     """A run of `epochs` on a server; not `is_whole`: one that was killed before it was judged."""
     questions = tuple(f"q{number}" for number in range(40))
-    measured = {"task": "gsm_symbolic", "filter": "strict-match", "model": "server:toy", "model_hash": "served:toy"}
-    header = RunHeader(**measured, engine="server", dtype="as served", seed=0, num_epochs=2, questions=questions)
-    asked = ModelParams(task="gsm_symbolic", model="server:http://127.0.0.1:9/v1", epochs=2, limit=40, repeat=2)
+    measured = {
+        "task": "gsm_symbolic",
+        "filter": "strict-match",
+        "model": "server:toy",
+        "model_hash": "served:toy",
+    }
+    header = RunHeader(
+        **measured, engine="server", dtype="as served", seed=0, num_epochs=2, questions=questions
+    )
+    asked = ModelParams(
+        task="gsm_symbolic", model="server:http://127.0.0.1:9/v1", epochs=2, limit=40, repeat=2
+    )
 
     def answer(folder: Path) -> None:
         log = AnswerLog(folder / FILE_NAME, header)
         for epoch in (1, 2):
             for place, name in enumerate(questions):
-                log.add(QuestionResult(epoch=epoch, question=name, position=place, correct=True, answer_hash="a"))
+                log.add(
+                    QuestionResult(
+                        epoch=epoch, question=name, position=place, correct=True, answer_hash="a"
+                    )
+                )
             keep_drafts(folder, epoch, Drafts(100, 90))
         (folder / REPEATS_FILE).write_text("[]")
 
@@ -227,7 +273,10 @@ def _epochs(root: Path, *, is_whole: bool) -> None:
 
 
 def called(*words: str) -> tuple[int, str]:
-    """Run a command line here. Returns its exit code and all that it printed. Raises TimeoutError if it hangs."""
+    """Run a command line here.
+
+    Returns its exit code and all that it printed. Raises TimeoutError if it hangs.
+    """
 
     def hangs(signum: int, frame: object) -> None:
         raise TimeoutError(f"{words[0]} hangs")
@@ -249,7 +298,10 @@ def called(*words: str) -> tuple[int, str]:
 
 
 def read(name: str, file: str, damage: str, prepared: Path, scratch: Path) -> list[str]:
-    """Damage a file of a copy of a run, and let a command read it. Returns what goes wrong, a line each."""
+    """Damage a file of a copy of a run, and let a command read it.
+
+    Returns what goes wrong, a line each.
+    """
     reader = READERS[name]
     whole = _call(reader, prepared, scratch / "whole")
     code, said = _call(reader, prepared, scratch / "damaged", damage=damage, file=file)
@@ -271,7 +323,12 @@ def _call(
     runs = scratch / "runs"
     shutil.copytree(prepared / reader.kind, runs)
     *others, run = sorted(runs.iterdir())
-    known = {"RUNS": runs, "RUN": run, "OTHER": (others or [run])[0], "SCENARIOS": prepared / "scenarios"}
+    known = {
+        "RUNS": runs,
+        "RUN": run,
+        "OTHER": (others or [run])[0],
+        "SCENARIOS": prepared / "scenarios",
+    }
     words = [str(known.get(word, word)) for word in reader.words]
     with contextlib.chdir(scratch), contextlib.ExitStack() as stack:
         if damage is not None:
@@ -309,7 +366,10 @@ def main() -> None:
         prepared.mkdir()
         prepare(prepared)
         calls = [
-            (name, file, damage) for name, one in READERS.items() for file in FILES[one.kind] for damage in DAMAGES
+            (name, file, damage)
+            for name, one in READERS.items()
+            for file in FILES[one.kind]
+            for damage in DAMAGES
         ]
         for name, file, damage in calls:
             found += (wrong := read(name, file, damage, prepared, scratch))

@@ -1,10 +1,12 @@
-"""Kill commands and their workers in the middle of their work, fill their disks, move their folders, and go on.
+"""Kill commands and their workers in the middle of their work, fill their disks, move their
+folders, and go on.
 
-python tests/cli/disturbed.py [--commands NAME...] [--kinds KIND...] [--seed N] prints a line for each trial, and a
-table. Each blow is aimed by a clean run of the same command: it falls once a part of the results is stored, on a
-process that works. After each trial no process of the command lives, no file is torn, `report` and `compare` read the
-run, and `--resume` ends it with each result once. `kill_runs.py` has clocks that jump. A small disk is a tmpfs, so it
-needs root. SGLANG and VLLM name the folders of releases.
+python tests/cli/disturbed.py [--commands NAME...] [--kinds KIND...] [--seed N] prints a line for
+each trial, and a table. Each blow is aimed by a clean run of the same command: it falls once a part
+of the results is stored, on a process that works. After each trial no process of the command lives,
+no file is torn, `report` and `compare` read the run, and `--resume` ends it with each result once.
+`kill_runs.py` has clocks that jump. A small disk is a tmpfs, so it needs root. SGLANG and VLLM name
+the folders of releases.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ class Clean:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One disturbed command: what was done to it, whether it felt it, and what is wrong afterwards."""
+    """One disturbed command: what was done to it, whether it felt it, and what is wrong
+    afterwards.
+    """
 
     command: str
     kind: str
@@ -69,15 +73,19 @@ class Trial:
     def __str__(self) -> str:
         effect = "" if self.took_effect else "no effect\t"
         counts = f"exit {self.code}\t{effect}{self.stored} stored\t{self.results} at the end"
-        return f"{self.command}\t{self.kind}\t{self.moment}\t{counts}\t{'; '.join(self.wrong)}\t{self.said[:200]!r}"
+        return f"{self.command}\t{self.kind}\t{self.moment}\t{counts}\t{'; '.join(self.wrong)}\t{self.said[:200]!r}"  # noqa: E501
 
 
 def fits(command: Command, kind: str) -> bool:
-    """Whether a blow can hit the command: one that has such a process, or writes to such a place."""
+    """Whether a blow can hit the command: one that has such a process, or writes to such a
+    place.
+    """
     if kind == "killed worker":
         return bool(command.worker)
     if kind in ("killed fork server", "full temporary folder"):
-        return command.worker == "fork" or (bool(command.worker) and kind == "full temporary folder")
+        return command.worker == "fork" or (
+            bool(command.worker) and kind == "full temporary folder"
+        )
     if kind == "moved folder":
         return bool(command.resume) and command.needs_out
     return command.writes or kind not in ON_DISK
@@ -91,7 +99,9 @@ def clean_run(name: str, prepared: Path) -> Clean:
         stdout, stderr = process.communicate(timeout=HANG_SECONDS)
         seconds = time.monotonic() - started
         if process.returncode not in COMMANDS[name].codes:
-            raise SystemExit(f"{name}: exit {process.returncode} undisturbed: {stderr[-500:]}{stdout[-500:]}")
+            raise SystemExit(
+                f"{name}: exit {process.returncode} undisturbed: {stderr[-500:]}{stdout[-500:]}"
+            )
         sizes = [file.stat().st_size for file in place.out.rglob("*") if file.is_file()]
         return Clean(seconds, process.returncode, place.verdicts(), max(sizes, default=0))
 
@@ -109,7 +119,11 @@ def trial(name: str, kind: str, rng: random.Random, prepared: Path, clean: Clean
         process = place.start(
             command.in_words(url, place.out, prepared),
             limit=(f"--fsize={limit}",) if kind == "file limit" else (),
-            stdout=stack.enter_context(open("/dev/full", "w")) if kind == "full output" else subprocess.PIPE,
+            stdout=(
+                stack.enter_context(open("/dev/full", "w"))
+                if kind == "full output"
+                else subprocess.PIPE
+            ),
         )
         moment = f"{limit} bytes a file" if kind == "file limit" else ""
         if kind not in ("file limit", "full output"):
@@ -127,7 +141,9 @@ def trial(name: str, kind: str, rng: random.Random, prepared: Path, clean: Clean
         wrong = aftermath.wrong_words((stdout or "") + stderr)
         wrong += [f"process {pid} stays" for pid in aftermath.living(place.temporary)]
         kept, stored = _lines(place), place.verdicts()
-        wrong += [] if kind == "moved folder" or set(before) <= set(kept) else ["stored results changed"]
+        wrong += (
+            [] if kind == "moved folder" or set(before) <= set(kept) else ["stored results changed"]
+        )
         effect, more = _effect(kind, command, process.returncode, stored, clean, stderr)
         wrong += more
         if full is not None:
@@ -138,9 +154,23 @@ def trial(name: str, kind: str, rng: random.Random, prepared: Path, clean: Clean
         wrong += _gone_on(command, place, clean, crashed=kind.startswith("killed ") and effect)
         doubled = Counter(place.stored())
         # Of a measure, each stretch adds a result, and the last one counts.
-        wrong += [f"{k} is stored twice" for k, count in doubled.items() if count > 1 and not k.startswith("epochs[")]
+        wrong += [
+            f"{k} is stored twice"
+            for k, count in doubled.items()
+            if count > 1 and not k.startswith("epochs[")
+        ]
         said = (stderr.strip().splitlines() or [""])[-1]
-        return Trial(name, kind, moment, process.returncode, effect, len(stored), len(doubled), tuple(wrong), said)
+        return Trial(
+            name,
+            kind,
+            moment,
+            process.returncode,
+            effect,
+            len(stored),
+            len(doubled),
+            tuple(wrong),
+            said,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +186,14 @@ class Place:
     ) -> subprocess.Popen[str]:
         """Start the command line with these words."""
         return subprocess.Popen(
-            harness(*words, folder=self.folder, limit=limit), stdout=stdout, stderr=subprocess.PIPE, text=True,
-            env=environment(self.temporary), cwd=self.folder, start_new_session=True,
-        )  # fmt: skip
+            harness(*words, folder=self.folder, limit=limit),
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(self.temporary),
+            cwd=self.folder,
+            start_new_session=True,
+        )
 
     def results(self) -> list[dict[str, str]]:
         """The results on disk; a torn line is none."""
@@ -178,7 +213,9 @@ class Place:
         found = {}
         for result in self.results():
             verdict = str(result.get("verdict") or result.get("status") or result.get("correct"))
-            is_killed = any(word in str(result.get("reason", "")) for word in ("SIGKILL", "exit code -9"))
+            is_killed = any(
+                word in str(result.get("reason", "")) for word in ("SIGKILL", "exit code -9")
+            )
             if _key(result):
                 found[_key(result)] = verdict + (", killed" if is_killed else "")
         return found
@@ -191,7 +228,9 @@ class Place:
 def _key(result: dict[str, str]) -> str:
     """What names a result: its key, its mutant, or its question and epoch; empty for a header."""
     question = f"{result['question']} {result['epoch']}" if "question" in result else ""
-    return str(result.get("key") or (result.get("name") if "operator" in result else "") or question)
+    return str(
+        result.get("key") or (result.get("name") if "operator" in result else "") or question
+    )
 
 
 def _lines(place: Place) -> list[str]:
@@ -199,19 +238,30 @@ def _lines(place: Place) -> list[str]:
     found = []
     for name in STORED:
         for file in sorted(place.out.glob(f"*/{name}")):
-            found += [f"{name} {line}" for line in file.read_text(errors="replace").split("\n")[:-1]]
+            found += [
+                f"{name} {line}" for line in file.read_text(errors="replace").split("\n")[:-1]
+            ]
     return found
 
 
-def _wait(process: subprocess.Popen[str], place: Place, rng: random.Random, clean: Clean, kind: str) -> str:
-    """Wait until a third of the results at most are stored, or a part of the time is over. Returns the moment."""
+def _wait(
+    process: subprocess.Popen[str], place: Place, rng: random.Random, clean: Clean, kind: str
+) -> str:
+    """Wait until a third of the results at most are stored, or a part of the time is over.
+
+    Returns the moment.
+    """
     count, share = rng.randint(1, max(1, len(clean.verdicts) // 3)), rng.uniform(0.25, 0.7)
     is_counted = len(clean.verdicts) > 1
     if kind == "kill" and rng.random() < 0.3:
         is_counted, share = False, rng.uniform(0.05, 0.9)
     started = time.monotonic()
     while process.poll() is None:
-        if len(place.stored()) >= count if is_counted else time.monotonic() - started >= share * clean.seconds:
+        if (
+            len(place.stored()) >= count
+            if is_counted
+            else time.monotonic() - started >= share * clean.seconds
+        ):
             break
         time.sleep(0.01)
     return f"{count} results" if is_counted else f"{share:.0%} of the time"
@@ -238,13 +288,24 @@ def _move(process: subprocess.Popen[str], place: Place) -> None:
 
 
 def _at_work(place: Place, parent: int, kind: str, worker: str) -> int | None:
-    """A process of a kind that uses the CPU now, if there is one. It is stopped then, so that it cannot end first."""
+    """A process of a kind that uses the CPU now, if there is one.
+
+    It is stopped then, so that it cannot end first.
+    """
     if kind == "killed fork server":
-        return next(iter(aftermath.fork_servers_of(parent)), None) if aftermath.workers_of(parent) else None
+        return (
+            next(iter(aftermath.fork_servers_of(parent)), None)
+            if aftermath.workers_of(parent)
+            else None
+        )
     if worker == "fork":
         found = aftermath.workers_of(parent)
     elif worker == "trial":
-        found = [p for p in aftermath.processes(place.temporary) if aftermath.runs_module(p, *aftermath.TRIALS)]
+        found = [
+            p
+            for p in aftermath.processes(place.temporary)
+            if aftermath.runs_module(p, *aftermath.TRIALS)
+        ]
         found = [pid for pid in found if aftermath.is_fork(pid)]
     else:
         pids = aftermath.processes(place.temporary)
@@ -264,20 +325,30 @@ def _effect(
     """Whether the command felt the blow, and what is wrong with how it took it."""
     killed = {key for key, verdict in stored.items() if verdict.endswith("killed")}
     others = {key: verdict for key, verdict in stored.items() if key not in killed}
-    wrong = [f"{key} is {verdict}" for key, verdict in others.items() if verdict != clean.verdicts.get(key, verdict)]
+    wrong = [
+        f"{key} is {verdict}"
+        for key, verdict in others.items()
+        if verdict != clean.verdicts.get(key, verdict)
+    ]
     if kind == "kill":
         return code == -signal.SIGKILL, wrong
     lines = [line for line in stderr.splitlines() if line.strip()]
     if kind == "moved folder":
         is_line = len(lines) == 1 and "moved during the run" in lines[0]
-        wrong += [] if (code, is_line) == (3, True) else [f"exit {code}, {len(lines)} lines: {stderr.strip()[-300:]}"]
+        wrong += (
+            []
+            if (code, is_line) == (3, True)
+            else [f"exit {code}, {len(lines)} lines: {stderr.strip()[-300:]}"]
+        )
         return True, wrong + [f"{key} is stored again" for key in stored]
     if kind in AT_A_LIMIT:
         if code == clean.code and "No space left" not in stderr and "File too large" not in stderr:
             return False, wrong
         if code not in (2, 3):
             wrong.append(f"exit code {code}")
-        if len(lines) != 1 or not any(word in lines[0] for word in ("make room", "choose another", "File too large")):
+        if len(lines) != 1 or not any(
+            word in lines[0] for word in ("make room", "choose another", "File too large")
+        ):
             wrong.append(f"{len(lines)} lines: {stderr.strip()[-300:]}")
         return True, wrong
     if command.worker == "child":
@@ -297,9 +368,13 @@ def _report_on_full(place: Place, full: Path) -> list[str]:
     if run is None:
         return []
     done = subprocess.run(
-        harness("report", str(run), folder=place.folder), capture_output=True, text=True, check=False,
-        env=environment(place.temporary), cwd=place.folder,
-    )  # fmt: skip
+        harness("report", str(run), folder=place.folder),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(place.temporary),
+        cwd=place.folder,
+    )
     is_line = done.returncode == 3 and done.stderr.count("\n") == 1 and "make room" in done.stderr
     if is_line or (done.returncode == 0 and not done.stderr):
         return aftermath.wrong_words(done.stderr)
@@ -313,14 +388,18 @@ def _gone_on(command: Command, place: Place, clean: Clean, *, crashed: bool) -> 
         return []
     process = place.start([command.resume, "--resume", str(run), *command.more])
     stdout, stderr = process.communicate(timeout=HANG_SECONDS)
-    wrong = aftermath.wrong_words(stdout + stderr) + aftermath.left_behind(place.temporary, place.out)
+    wrong = aftermath.wrong_words(stdout + stderr) + aftermath.left_behind(
+        place.temporary, place.out
+    )
     wrong += aftermath.torn_files(place.out) if command.resume == "merge" else []
     allowed = (*command.codes, *command.codes_of_a_killed_worker) if crashed else command.codes
     if process.returncode not in allowed:
         wrong.append(f"--resume ends with {process.returncode}: {stderr.strip()[-200:]}")
     found = place.verdicts()
     wrong += [f"{key} is lost" for key in sorted(set(clean.verdicts) - set(found))]
-    others = [key for key in found if found[key] != clean.verdicts.get(key, found[key]) and not crashed]
+    others = [
+        key for key in found if found[key] != clean.verdicts.get(key, found[key]) and not crashed
+    ]
     return wrong + [f"{key} is {found[key]} at the end" for key in others]
 
 
@@ -339,7 +418,10 @@ def _server(name: str) -> Iterator[str]:
         yield ""
         return
     with subprocess.Popen(
-        [sys.executable, str(SERVER), "roomy"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, str(SERVER), "roomy"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     ) as process:
         assert process.stdout is not None
         try:
@@ -374,13 +456,20 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=2)
     given = parser.parse_args()
     found: list[Trial] = []
-    with tempfile.TemporaryDirectory(prefix="prepared-") as folder, ThreadPoolExecutor(given.at_once) as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="prepared-") as folder,
+        ThreadPoolExecutor(given.at_once) as pool,
+    ):
         prepared = Path(folder)
         prepare(prepared, given.commands)
 
         def of(name: str) -> None:
             clean = clean_run(name, prepared)
-            print(f"{name}\tclean\t{clean.seconds:.1f} s\texit {clean.code}\t{len(clean.verdicts)} results", flush=True)
+            print(
+                f"{name}\tclean\t{clean.seconds:.1f} s\texit {clean.code}\t{len(clean.verdicts)}"
+                " results",
+                flush=True,
+            )
             for number in range(given.rounds):
                 for kind in (kind for kind in given.kinds if fits(COMMANDS[name], kind)):
                     rng = random.Random(f"{given.seed} {number} {name} {kind}")

@@ -28,7 +28,10 @@ def loud(x, *, num_live=None):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command line. URL, OUT, FILE and PREPARED in its words stand for a server, folders and a file to write."""
+    """A command line.
+
+    URL, OUT, FILE and PREPARED in its words stand for a server, folders and a file to write.
+    """
 
     words: tuple[str, ...]
     worker: str = "fork"
@@ -44,7 +47,12 @@ class Command:
 
     def in_words(self, url: str, out: Path, prepared: Path) -> list[str]:
         """The words for one trial."""
-        known = {"URL": url, "OUT": str(out), "FILE": str(out / "shown.py"), "PREPARED": str(prepared)}
+        known = {
+            "URL": url,
+            "OUT": str(out),
+            "FILE": str(out / "shown.py"),
+            "PREPARED": str(prepared),
+        }
         words = list(self.words)
         for name, value in known.items():
             words = [word.replace(name, value) for word in words]
@@ -59,46 +67,80 @@ def _reads(*words: str) -> Command:
 COMMANDS: dict[str, Command] = {
     "run": Command(("run", "write-kv-kernel", "merge-kernel", *TWO)),
     "run of a kernel that prints": Command(
-        ("run", "quantize-kernel", "quantize-zeros", "--plugin", "PREPARED/loud.py", *TWO), codes=(0, 1)
+        ("run", "quantize-kernel", "quantize-zeros", "--plugin", "PREPARED/loud.py", *TWO),
+        codes=(0, 1),
     ),
     "run of memory moves": Command(("run", "memory-moves-host", "memory-moves-handoff", *TWO)),
     "selftest": Command(("selftest", "write-kv-kernel", "quantize-zeros", *TWO), resume="selftest"),
     "selftest --controls": Command(("selftest", "--controls", "40", *TWO), resume="selftest"),
     "selftest --mutants": Command(
         ("selftest", "merge-kernel", "--mutants", "60", *TWO),
-        worker="trial", resume="selftest", codes_of_a_killed_worker=(0,),
+        worker="trial",
+        resume="selftest",
+        codes_of_a_killed_worker=(0,),
     ),
     "selftest --conditions": Command(
         ("selftest", "merge-kernel", "--conditions", "20", *TWO),
-        worker="trial", resume="selftest", codes_of_a_killed_worker=(0,),
+        worker="trial",
+        resume="selftest",
+        codes_of_a_killed_worker=(0,),
     ),
-    "survey vllm": Command(("survey", "vllm", "--seconds", "5", "--scenarios", "PREPARED/vllm", *TWO), resume="survey"),
+    "survey vllm": Command(
+        ("survey", "vllm", "--seconds", "5", "--scenarios", "PREPARED/vllm", *TWO), resume="survey"
+    ),
     "survey sglang": Command(
-        ("survey", "sglang", "--seconds", "5", "--scenarios", "PREPARED/sglang", *TWO), resume="survey"
+        ("survey", "sglang", "--seconds", "5", "--scenarios", "PREPARED/sglang", *TWO),
+        resume="survey",
     ),
     "serve-check": Command(
-        ("serve-check", "URL", "--script", "cache-reuse"), worker="child", resume="", codes_of_a_killed_worker=(3,)
+        ("serve-check", "URL", "--script", "cache-reuse"),
+        worker="child",
+        resume="",
+        codes_of_a_killed_worker=(3,),
     ),
     "serve-check --fuzz": Command(
-        ("serve-check", "URL", "--fuzz", "30", "--seed", "1"), worker="child", resume="", codes_of_a_killed_worker=(3,)
+        ("serve-check", "URL", "--fuzz", "30", "--seed", "1"),
+        worker="child",
+        resume="",
+        codes_of_a_killed_worker=(3,),
     ),
     "epochs": Command(
-        ("epochs", "--task", "gsm_symbolic", "--model", "server:URL", "--epochs", "6", "--limit", "8"),
-        worker="child", resume="epochs", more=(), codes=(0, 1),
+        (
+            "epochs",
+            "--task",
+            "gsm_symbolic",
+            "--model",
+            "server:URL",
+            "--epochs",
+            "6",
+            "--limit",
+            "8",
+        ),
+        worker="child",
+        resume="epochs",
+        more=(),
+        codes=(0, 1),
     ),
     "merge": Command(("merge", "PREPARED/shards/1", "PREPARED/shards/2"), worker="", resume=""),
     "report": _reads("report", "PREPARED/shards/1"),
     "coverage": _reads("coverage", "PREPARED/shards/1"),
     "repro --script": Command(
-        ("repro", "36540", "--script", "FILE", "--shrink-seconds", "3", *TWO), resume="", needs_out=False
+        ("repro", "36540", "--script", "FILE", "--shrink-seconds", "3", *TWO),
+        resume="",
+        needs_out=False,
     ),
     "shrink": Command(
-        ("shrink", SURVEY, "--fault", "merge.ignore-context-count", *TWO), resume="", writes=False, needs_out=False
+        ("shrink", SURVEY, "--fault", "merge.ignore-context-count", *TWO),
+        resume="",
+        writes=False,
+        needs_out=False,
     ),
-}  # fmt: skip
+}
 for title, scenario in (("SGLang", "sglang-host-free-pages"), ("vLLM", "vllm-host-kv-groups")):
     if folder := os.environ.get(title.upper()):
-        COMMANDS[f"run of {title} on a CPU"] = Command(("run", scenario, "--engine-path", folder, *TWO))
+        COMMANDS[f"run of {title} on a CPU"] = Command(
+            ("run", scenario, "--engine-path", folder, *TWO)
+        )
 
 
 def prepare(folder: Path, commands: Sequence[str]) -> None:
@@ -115,6 +157,16 @@ def prepare(folder: Path, commands: Sequence[str]) -> None:
     (folder / "shards").mkdir()
     for number in ("1", "2"):
         out = folder / f"shard{number}"
-        done = call("run", SURVEY, "merge-conditions", "--shard", f"{number}/2", *TWO, "--out", str(out), folder=folder)
+        done = call(
+            "run",
+            SURVEY,
+            "merge-conditions",
+            "--shard",
+            f"{number}/2",
+            *TWO,
+            "--out",
+            str(out),
+            folder=folder,
+        )
         assert done.returncode == 0, done.stderr
         (folder / "shards" / number).symlink_to(next(out.iterdir()))

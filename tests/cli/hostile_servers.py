@@ -1,6 +1,8 @@
-"""Ask servers that mean harm, and count tracebacks, controls on the terminal, hangs, and processes that stay.
+"""Ask servers that mean harm, and count tracebacks, controls on the terminal, hangs, and processes
+that stay.
 
-python tests/cli/hostile_servers.py prints a table: each kind of harm against `epochs` and `serve-check`.
+python tests/cli/hostile_servers.py prints a table: each kind of harm against `epochs` and
+`serve-check`.
 """
 
 from __future__ import annotations
@@ -27,7 +29,16 @@ COMMANDS = {
     "epochs": ("--task", "gsm_symbolic", "--epochs", "1", "--limit", "1", "--timeout", "1"),
     "serve-check": ("--script", "lengths", "--timeout", "1"),
     "serve-check of streams": ("--script", "abort", "--timeout", "1"),
-    "serve-check of drawn traces": ("--fuzz", "2", "--seed", "1", "--shrink-seconds", "5", "--timeout", "1"),
+    "serve-check of drawn traces": (
+        "--fuzz",
+        "2",
+        "--seed",
+        "1",
+        "--shrink-seconds",
+        "5",
+        "--timeout",
+        "1",
+    ),
 }
 
 
@@ -45,12 +56,17 @@ class Asked:
 
     def __str__(self) -> str:
         told = f"{self.said[:160]!r}\t{'; '.join(self.wrong)}"
-        return f"{self.kind}\t{self.part}\t{self.command}\texit {self.code}\t{self.seconds:.1f} s\t{told}"
+        return (
+            f"{self.kind}\t{self.part}\t{self.command}\texit {self.code}\t{self.seconds:.1f}"
+            f" s\t{told}"
+        )
 
 
 def asked(kind: str, part: str, command: str, folder: Path) -> Asked:
     """Run a command against a server of a kind, and look at what it printed and left."""
-    server = subprocess.Popen([sys.executable, str(SERVER), kind, part], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        [sys.executable, str(SERVER), kind, part], stdout=subprocess.PIPE, text=True
+    )
     assert server.stdout is not None
     try:
         url = f"http://127.0.0.1:{int(server.stdout.readline())}/v1"
@@ -60,9 +76,14 @@ def asked(kind: str, part: str, command: str, folder: Path) -> Asked:
         started = time.monotonic()
         process = subprocess.Popen(
             harness(*words, folder=folder, limit=(f"--as={MOST_BYTES}",)),
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="surrogateescape",
-            env=environment(folder), cwd=folder, start_new_session=True,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="surrogateescape",
+            env=environment(folder),
+            cwd=folder,
+            start_new_session=True,
+        )
         wrong = []
         try:
             stdout, stderr = process.communicate(timeout=HANG_SECONDS)
@@ -78,7 +99,9 @@ def asked(kind: str, part: str, command: str, folder: Path) -> Asked:
     if process.returncode not in (0, 1, 2, 3):
         wrong.append(f"exit code {process.returncode}")
     said = (stderr.strip() or stdout.strip()).splitlines()
-    return Asked(kind, part, command, process.returncode, seconds, tuple(wrong), said[-1] if said else "")
+    return Asked(
+        kind, part, command, process.returncode, seconds, tuple(wrong), said[-1] if said else ""
+    )
 
 
 def main() -> None:
@@ -92,7 +115,12 @@ def main() -> None:
     parser.add_argument("--commands", nargs="*", default=list(COMMANDS))
     parser.add_argument("--at-once", type=int, default=4)
     given = parser.parse_args()
-    wanted = [(kind, part, command) for kind in given.kinds for part in given.parts for command in given.commands]
+    wanted = [
+        (kind, part, command)
+        for kind in given.kinds
+        for part in given.parts
+        for command in given.commands
+    ]
     wanted = [one for one in wanted if one[1:] != ("metrics", "epochs")]
 
     def ask(one: tuple[str, str, str]) -> Asked:
@@ -103,7 +131,10 @@ def main() -> None:
 
     with ThreadPoolExecutor(given.at_once) as pool:
         wrong = sum(bool(found.wrong) for found in pool.map(ask, wanted))
-    print(f"{len(wanted)} commands against hostile servers, {wrong} with a traceback, a control, a hang or a torn file")
+    print(
+        f"{len(wanted)} commands against hostile servers, {wrong} with a traceback, a control, a"
+        " hang or a torn file"
+    )
     sys.exit(bool(wrong))
 
 

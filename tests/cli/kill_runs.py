@@ -1,7 +1,8 @@
 """Kill runs at random moments, go on with --resume, and count results that are lost or there twice.
 
-python tests/cli/kill_runs.py --trials 20 [--seed N] prints a table. SIGKILL hits the parent, a worker, or both; more
-trials have a clock that jumps by hours at each look. `disturbed.py` fills the disk.
+python tests/cli/kill_runs.py --trials 20 [--seed N] prints a table. SIGKILL hits the parent, a
+worker, or both; more trials have a clock that jumps by hours at each look. `disturbed.py` fills the
+disk.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ NUM_RESULTS = 72
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run that was disturbed and finished: what was done to it, and what is on disk at its end."""
+    """One run that was disturbed and finished: what was done to it, and what is on disk at its
+    end.
+    """
 
     kind: str
     moment: str
@@ -84,7 +87,11 @@ class Moment:
         """Sleep until the moment, or until the process ends."""
         started = time.monotonic()
         while process.poll() is None:
-            if len(bench.stored()) >= self.results if self.results else time.monotonic() - started >= self.seconds:
+            if (
+                len(bench.stored()) >= self.results
+                if self.results
+                else time.monotonic() - started >= self.seconds
+            ):
                 return
             time.sleep(0.005)
 
@@ -105,7 +112,9 @@ class Bench:
         paths = os.pathsep.join(filter(None, ((environ or {}).get("PYTHONPATH"), str(ROOT))))
         env = os.environ | (environ or {}) | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env, cwd=self.folder)
+        return subprocess.Popen(
+            command, stdout=pipe, stderr=pipe, text=True, env=env, cwd=self.folder
+        )
 
     def run_folder(self) -> Path | None:
         """The folder of the run, if it has begun."""
@@ -116,7 +125,9 @@ class Bench:
         run = self.run_folder()
         keys = []
         for line in (
-            (run / "results.jsonl").read_text().splitlines() if run and (run / "results.jsonl").exists() else []
+            (run / "results.jsonl").read_text().splitlines()
+            if run and (run / "results.jsonl").exists()
+            else []
         ):
             try:
                 keys.append(json.loads(line)["key"])
@@ -137,7 +148,11 @@ class Bench:
         assert run is not None
         planned = [job["key"] for job in json.loads((run / "run.json").read_text())["jobs"]]
         counts = Counter(self.stored())
-        lines = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines() if line.endswith("}")]
+        lines = [
+            json.loads(line)
+            for line in (run / "results.jsonl").read_text().splitlines()
+            if line.endswith("}")
+        ]
         in_history = len(read_entry(run).entries)
         lost, doubled = len(set(planned) - set(counts)), sum(counts.values()) - len(counts)
         crashes = sum(line["verdict"] == "crash" for line in lines)
@@ -208,7 +223,10 @@ def main() -> None:
     print("disturbed\tmoment\tstored\tplanned\tlost\tdoubled\tcrash\tin summary")
     kinds = [("parent", "worker", "both")[number % 3] for number in range(given.trials)]
     found = trials([*kinds, "clock", "clock"], given.seed, given.longest)
-    print(f"{len(found)} runs: {sum(t.lost for t in found)} results lost, {sum(t.doubled for t in found)} doubled")
+    print(
+        f"{len(found)} runs: {sum(t.lost for t in found)} results lost,"
+        f" {sum(t.doubled for t in found)} doubled"
+    )
     sys.exit(not all(trial.is_good for trial in found))
 
 

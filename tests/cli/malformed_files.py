@@ -1,4 +1,6 @@
-"""Malformed files: scenarios, scripts, plug-ins, baselines, histories and run folders. Each is refused in one line.
+"""Malformed files: scenarios, scripts, plug-ins, baselines, histories and run folders.
+
+Each is refused in one line.
 
 python tests/cli/malformed_files.py prints what the command line says about each.
 """
@@ -22,7 +24,10 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """One malformed thing: `write` makes it in a folder and returns the words of the command that reads it."""
+    """One malformed thing:
+
+    `write` makes it in a folder and returns the words of the command that reads it.
+    """
 
     kind: str
     name: str
@@ -61,7 +66,9 @@ SCRIPTS: dict[str, str | bytes] = {
     "a tag of Python": "!!python/object/apply:os.system ['touch owned']\n",
     "a tag of Python in a step": SCRIPT.replace("['a:1p']", "!!python/name:os.system"),
     "a depth of 2000": "name: " + "[" * 2000 + "\n",
-    "a billion laughs": "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in pairwise("abcdefghij")),
+    "a billion laughs": (
+        "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in pairwise("abcdefghij"))
+    ),
     "a key twice": SCRIPT + "name: other\n",
     "an unknown key": SCRIPT + "exec: true\n",
     "a name with an escape": SCRIPT.replace("own", '"\\e[31mred"'),
@@ -99,13 +106,17 @@ SCENARIOS: dict[str, str | bytes] = {
     "an unknown kernel": GOOD.replace("[torch]", "[torhc]"),
     "a move that there is not": MOVES.replace("host", "hots"),
     "a move of no block": MOVES.replace("}", ", num_blocks: 0}"),
-    "a move of a page that divides into no kernel blocks": MOVES.replace("}", ", block_size: 100, kernel_block: 64}"),
+    "a move of a page that divides into no kernel blocks": MOVES.replace(
+        "}", ", block_size: 100, kernel_block: 64}"
+    ),
     "a move of requests of no tokens": MOVES.replace("}", ", requests: [[0, 0]]}"),
     "a move of more blocks than memory has": MOVES.replace("}", ", num_blocks: 1" + "0" * 30 + "}"),
     "a part of SGLang that there is not": HOST.replace("free-pages", "../../etc/passwd"),
     "a part of SGLang with an escape": HOST.replace("free-pages", '"\\e]0;owned\\a"'),
     "a page of SGLang of no slots": HOST.replace("}", ", page_size: 0}"),
-    "a survey of no option": GOOD.replace("kernel\nop: quantize_fp8", "sglang").replace("kernel: [torch]", "back: [x]"),
+    "a survey of no option": (
+        GOOD.replace("kernel\nop: quantize_fp8", "sglang").replace("kernel: [torch]", "back: [x]")
+    ),
     "an empty axis": GOOD.replace("[torch]", "[]"),
     "an axis of maps": GOOD.replace("[torch]", "[[{}]]"),
     "an unknown oracle": GOOD + "oracles: [fnite]\n",
@@ -121,12 +132,24 @@ def _scenarios() -> Iterator[Malformed]:
     for name, content in SCENARIOS.items():
 
         def write(folder: Path, content: str | bytes = content) -> list[str]:
-            (folder / "one.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
-            return ["run", "--scenarios", str(folder), "--history", "none", "--out", str(folder / "runs")]
+            (folder / "one.yaml").write_bytes(
+                content if isinstance(content, bytes) else content.encode()
+            )
+            return [
+                "run",
+                "--scenarios",
+                str(folder),
+                "--history",
+                "none",
+                "--out",
+                str(folder / "runs"),
+            ]
 
         yield Malformed("scenario", name, write)
     yield Malformed(
-        "scenario", "a folder that is not there", lambda folder: ["run", "--scenarios", str(folder / "gone")]
+        "scenario",
+        "a folder that is not there",
+        lambda folder: ["run", "--scenarios", str(folder / "gone")],
     )
 
 
@@ -134,9 +157,20 @@ def _scripts() -> Iterator[Malformed]:
     for name, content in SCRIPTS.items():
 
         def write(folder: Path, content: str | bytes = content) -> list[str]:
-            (folder / "own.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+            (folder / "own.yaml").write_bytes(
+                content if isinstance(content, bytes) else content.encode()
+            )
             script, out = str(folder / "own.yaml"), str(folder / "runs")
-            return ["serve-check", "http://127.0.0.1:9/v1", "--script", script, "--timeout", "1", "--out", out]
+            return [
+                "serve-check",
+                "http://127.0.0.1:9/v1",
+                "--script",
+                script,
+                "--timeout",
+                "1",
+                "--out",
+                out,
+            ]
 
         yield Malformed("script", name, write)
 
@@ -163,7 +197,9 @@ PLUGINS: dict[str, str | bytes] = {
     "a device as a text": DECORATED.format("op='quantize_fp8', name='mine_3', devices='cpu'"),
     "an unknown promise": DECORATED.format("op='quantize_fp8', name='mine_4', empty_rows='zero'"),
     "unknown shapes": DECORATED.format("op='quantize_fp8', name='mine_5', shapes='gpt'"),
-    "a wrong signature": HEAD + "@kernel(op='quantize_fp8', name='mine_6')\ndef mine(x):\n    return x\n",
+    "a wrong signature": (
+        HEAD + "@kernel(op='quantize_fp8', name='mine_6')\ndef mine(x):\n    return x\n"
+    ),
 }
 
 
@@ -180,7 +216,9 @@ def _plugins() -> Iterator[Malformed]:
 
 
 def _baselines() -> Iterator[Malformed]:
-    good = next((ROOT / "fixtures" / "baselines").glob("gsm_symbolic-canary-mla*bf16.yaml")).read_text()
+    good = next(
+        (ROOT / "fixtures" / "baselines").glob("gsm_symbolic-canary-mla*bf16.yaml")
+    ).read_text()
     lines = good.splitlines(keepends=True)
     changes: dict[str, str | bytes] = {
         "empty": "",
@@ -201,11 +239,15 @@ def _baselines() -> Iterator[Malformed]:
         "a date of text": good.replace("recorded: '", "recorded: [").replace("21'", "21]"),
     }
     for number, line in enumerate(lines[1:5]):
-        changes[f"without {line.partition(':')[0]}"] = good.replace(line, "", 1) if number else good.replace(line, "")
+        changes[f"without {line.partition(':')[0]}"] = (
+            good.replace(line, "", 1) if number else good.replace(line, "")
+        )
     for name, content in changes.items():
 
         def write(folder: Path, content: str | bytes = content) -> list[str]:
-            (folder / "one.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+            (folder / "one.yaml").write_bytes(
+                content if isinstance(content, bytes) else content.encode()
+            )
             return ["baseline", "show", "--dir", str(folder)]
 
         yield Malformed("baseline", name, write)
@@ -219,7 +261,16 @@ def _runs() -> Iterator[Malformed]:
         "command": "mla-harness run",
         "jobs": [],
     }
-    job = {"key": "a", "case": {"id": "a", "scenario": "a", "system": "kernel", "op": "quantize_fp8", "params": {}}}
+    job = {
+        "key": "a",
+        "case": {
+            "id": "a",
+            "scenario": "a",
+            "system": "kernel",
+            "op": "quantize_fp8",
+            "params": {},
+        },
+    }
     texts: dict[str, str | bytes] = {
         "an empty file": "",
         "no JSON": "{",
@@ -231,15 +282,23 @@ def _runs() -> Iterator[Malformed]:
         "no id": json.dumps({key: value for key, value in plan.items() if key != "run_id"}),
         "jobs as a text": json.dumps({**plan, "jobs": "all"}),
         "a job without a case": json.dumps({**plan, "jobs": [{"key": "a"}]}),
-        "an unknown system": json.dumps({**plan, "jobs": [{**job, "case": {**job["case"], "system": "engin"}}]}),
-        "an unknown op": json.dumps({**plan, "jobs": [{**job, "case": {**job["case"], "op": "quantise"}}]}),
-        "params as a list": json.dumps({**plan, "jobs": [{**job, "case": {**job["case"], "params": [1]}}]}),
+        "an unknown system": json.dumps(
+            {**plan, "jobs": [{**job, "case": {**job["case"], "system": "engin"}}]}
+        ),
+        "an unknown op": json.dumps(
+            {**plan, "jobs": [{**job, "case": {**job["case"], "op": "quantise"}}]}
+        ),
+        "params as a list": json.dumps(
+            {**plan, "jobs": [{**job, "case": {**job["case"], "params": [1]}}]}
+        ),
         "a depth of 20000": "[" * 20000,
     }
     for name, content in texts.items():
 
         def write(folder: Path, content: str | bytes = content) -> list[str]:
-            (folder / "run.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+            (folder / "run.json").write_bytes(
+                content if isinstance(content, bytes) else content.encode()
+            )
             return ["report", str(folder), "--history", "none"]
 
         yield Malformed("run folder", name, write)
@@ -258,8 +317,16 @@ def _runs() -> Iterator[Malformed]:
             return ["report", str(folder), "--history", "none"]
 
         yield Malformed("run folder", name, write_line)
-    yield Malformed("run folder", "a folder without a run", lambda folder: ["report", str(folder), "--history", "none"])
-    yield Malformed("run folder", "a run that is not there", lambda folder: ["report", "gone", "--out", str(folder)])
+    yield Malformed(
+        "run folder",
+        "a folder without a run",
+        lambda folder: ["report", str(folder), "--history", "none"],
+    )
+    yield Malformed(
+        "run folder",
+        "a run that is not there",
+        lambda folder: ["report", "gone", "--out", str(folder)],
+    )
 
 
 def _ignore(value: object) -> None:
@@ -275,7 +342,7 @@ def main() -> None:
             is_wrong = code != 2 or len(lines) != 1 or "Traceback" in lines[0] or "\x1b" in lines[0]
             wrong += is_wrong
             print(
-                f"{'WRONG ' if is_wrong else ''}{one.kind}: {one.name}: exit {code}, {len(lines)} line: {lines[:2]}"[
+                f"{'WRONG ' if is_wrong else ''}{one.kind}: {one.name}: exit {code}, {len(lines)} line: {lines[:2]}"[  # noqa: E501
                     :300
                 ]
             )

@@ -1,7 +1,10 @@
-"""A run of stub cases in a process of its own, for tests that interrupt or kill it: `stub_run.py OUT HELD [RUN]`.
+"""A run of stub cases in a process of its own, for tests that interrupt or kill it:
 
-The case with the number HELD, and all after it, wait until OUT has a file `go`: so a test decides how far
-a run gets. With `STUB_SELFTEST` set it is a selftest: two clean cases, and six with a fault that they show.
+`stub_run.py OUT HELD [RUN]`.
+
+The case with the number HELD, and all after it, wait until OUT has a file `go`: so a test decides
+how far a run gets. With `STUB_SELFTEST` set it is a selftest: two clean cases, and six with a fault
+that they show.
 """
 
 from __future__ import annotations
@@ -27,18 +30,33 @@ def stub_case(number: int, does: str, until: Path | None = None) -> Case:
     return Case(id=f"stub[n={number}]", scenario="stub", system="kernel", op="write_kv", tags=tags)
 
 
-def planned_selftest(out: Path, does: list[str], faulty: list[str], held: int = 0, go: Path | None = None) -> RunStore:
-    """A selftest of stub cases: one clean case for each word of `does`, one with a fault for each of `faulty`.
+def planned_selftest(
+    out: Path, does: list[str], faulty: list[str], held: int = 0, go: Path | None = None
+) -> RunStore:
+    """A selftest of stub cases: one clean case for each word of `does`, one with a fault for each
+    of `faulty`.
 
     The case `held` and all after it wait for the file `go`.
     """
-    cases = [stub_case(n, word, go if n >= held else None) for n, word in enumerate([*does, *faulty])]
-    uses = [FaultUse(name=name, caught_by="finite", blames=("output",)) for name in FAULTS.names()[: len(faulty)]]
+    cases = [
+        stub_case(n, word, go if n >= held else None) for n, word in enumerate([*does, *faulty])
+    ]
+    uses = [
+        FaultUse(name=name, caught_by="finite", blames=("output",))
+        for name in FAULTS.names()[: len(faulty)]
+    ]
     controls = [
-        Control(use=use, job=Job(key=f"{case.id}!{use.name}", case=case, fault=use.name, timeout_seconds=HANG_SECONDS))
+        Control(
+            use=use,
+            job=Job(
+                key=f"{case.id}!{use.name}", case=case, fault=use.name, timeout_seconds=HANG_SECONDS
+            ),
+        )
         for use, case in zip(uses, cases[len(does) :], strict=True)
     ]
-    jobs = [Job(key=case.id, case=case, timeout_seconds=HANG_SECONDS) for case in cases[: len(does)]]
+    jobs = [
+        Job(key=case.id, case=case, timeout_seconds=HANG_SECONDS) for case in cases[: len(does)]
+    ]
     return RunStore.create(out, jobs, command="stub", controls=controls, is_selftest=True)
 
 

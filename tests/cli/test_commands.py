@@ -25,16 +25,29 @@ def only_run(tmp_path: Path) -> Path:
     return runs[0]
 
 
-def test_run_passes_writes_every_report_and_can_be_reported_again(cli: Cli, scenarios: Path, tmp_path: Path) -> None:
+def test_run_passes_writes_every_report_and_can_be_reported_again(
+    cli: Cli, scenarios: Path, tmp_path: Path
+) -> None:
     code, out, err = cli("run", "--scenarios", scenarios, "-n", 1)
     assert (code, err) == (0, "")
-    assert "6 pass in" in out and "quantize[" not in out, "the table of scenarios is printed by `report`"
+    assert "6 pass in" in out and "quantize[" not in out, (
+        "the table of scenarios is printed by `report`"
+    )
     run = only_run(tmp_path)
     names = {path.name for path in run.iterdir()}
-    assert names == {"run.json", "results.jsonl", "results.csv", "summary.json", "report.html", "junit.xml"}
+    assert names == {
+        "run.json",
+        "results.jsonl",
+        "results.csv",
+        "summary.json",
+        "report.html",
+        "junit.xml",
+    }
     summary = json.loads((run / "summary.json").read_text())
     assert summary["totals"] == {"pass": 6, "fail": 0, "crash": 0, "skip": 0, "error": 0}
-    assert summary["environment"]["torch"] and summary["environment"]["command"].startswith("mla-harness")
+    assert summary["environment"]["torch"] and summary["environment"]["command"].startswith(
+        "mla-harness"
+    )
     (run / "report.html").unlink()
     code, out, _ = cli("report", "latest")
     assert code == 0 and "6 pass in" in out and "quantize" in out and (run / "report.html").exists()
@@ -51,24 +64,53 @@ def test_run_json_is_one_strict_object_on_stdout(cli: Cli, scenarios: Path) -> N
 def test_a_fault_fails_its_cases_and_the_blame_and_the_command_are_told(
     cli: Cli, scenarios: Path, tmp_path: Path
 ) -> None:
-    code, out, _ = cli("run", "--fault", "merge.ignore-context-count", "--scenarios", scenarios, "-n", 1)
+    code, out, _ = cli(
+        "run", "--fault", "merge.ignore-context-count", "--scenarios", scenarios, "-n", 1
+    )
     assert code == 1
     assert "blame: context.output, context.lse" in out
-    assert "again: mla-harness run 'merge[num_with_context=7]'" in out and "--fault merge.ignore-context-count" in out
+    assert (
+        "again: mla-harness run 'merge[num_with_context=7]'" in out
+        and "--fault merge.ignore-context-count" in out
+    )
     assert "quantize" not in out, "a fault is tried where it is declared"
-    words = ("--fault", "merge.ignore-context-count", "--scenarios", scenarios, "--out", tmp_path / "x", "-n", 1)
+    words = (
+        "--fault",
+        "merge.ignore-context-count",
+        "--scenarios",
+        scenarios,
+        "--out",
+        tmp_path / "x",
+        "-n",
+        1,
+    )
     code, told, _ = cli("run", "quantize", *words)
-    assert code == 0 and "no case fails with it; leave out the selector" in told and "no case fails" not in out
+    assert (
+        code == 0
+        and "no case fails with it; leave out the selector" in told
+        and "no case fails" not in out
+    )
     blames = (only_run(tmp_path) / "blame.jsonl").read_text()
     assert json.loads(blames.splitlines()[0])["blame"]["sites"] == ["context.output", "context.lse"]
 
 
-def test_selftest_catches_the_fault_by_the_declared_oracle_and_site(cli: Cli, scenarios: Path) -> None:
+def test_selftest_catches_the_fault_by_the_declared_oracle_and_site(
+    cli: Cli, scenarios: Path
+) -> None:
     code, out, err = cli("selftest", "--scenarios", scenarios, "-n", 1, "--json")
     found = json.loads(out)
-    assert code == 0 and found["ok"] is True and found["totals"]["pass"] == 6 and found["not_clean"] == []
+    assert (
+        code == 0
+        and found["ok"] is True
+        and found["totals"]["pass"] == 6
+        and found["not_clean"] == []
+    )
     (fault,) = found["faults"]
-    assert fault["caught"] and "finite" in fault["by"] and fault["blamed"] == ["context.output", "context.lse"]
+    assert (
+        fault["caught"]
+        and "finite" in fault["by"]
+        and fault["blamed"] == ["context.output", "context.lse"]
+    )
     assert "caught merge.ignore-context-count by" in err and "faults caught: 1 of 1" in err
 
 
@@ -95,13 +137,19 @@ def test_selftest_fails_when_a_fault_is_not_caught_as_declared(
     file.write_text(file.read_text().replace(declared, wrong))
     code, out, _ = cli("selftest", "merge", "--scenarios", scenarios, "-n", 1)
     assert code == 1
-    assert "MISSED merge.ignore-context-count" in out and why in out and "faults caught: 0 of 1, 1 missed" in out
+    assert (
+        "MISSED merge.ignore-context-count" in out
+        and why in out
+        and "faults caught: 0 of 1, 1 missed" in out
+    )
 
 
 BLAMES = "blames: [context.output, context.lse]"
 
 
-@pytest.mark.parametrize("declared", ["blames: [kv.tail]", "may_blame: [context.output]", "blames: []"])
+@pytest.mark.parametrize(
+    "declared", ["blames: [kv.tail]", "may_blame: [context.output]", "blames: []"]
+)
 def test_selftest_says_that_a_fault_was_seen_when_only_the_blame_is_not_as_declared(
     cli: Cli, scenarios: Path, declared: str
 ) -> None:
@@ -116,9 +164,14 @@ def test_selftest_says_that_a_fault_was_seen_when_only_the_blame_is_not_as_decla
 
 @pytest.mark.parametrize(
     "declared",
-    ["may_blame: [context.output, context.lse, lse]", "blames: [context.lse]\n    may_blame: [context.output]"],
+    [
+        "may_blame: [context.output, context.lse, lse]",
+        "blames: [context.lse]\n    may_blame: [context.output]",
+    ],
 )
-def test_a_declaration_may_allow_sites_that_are_not_always_blamed(cli: Cli, scenarios: Path, declared: str) -> None:
+def test_a_declaration_may_allow_sites_that_are_not_always_blamed(
+    cli: Cli, scenarios: Path, declared: str
+) -> None:
     file = scenarios / "merge.yaml"
     text = file.read_text().replace(BLAMES, declared)
     file.write_text(text.replace("caught_by: finite", "caught_by: [address, finite]"))
@@ -130,13 +183,20 @@ def test_a_declaration_may_allow_sites_that_are_not_always_blamed(cli: Cli, scen
 def test_repro_shows_a_bug_without_and_with_it(cli: Cli, scenarios: Path, reference: str) -> None:
     code, out, err = cli("repro", reference, "--scenarios", scenarios, "-n", 1)
     assert (code, err) == (0, "")
-    row = next(line for line in out.splitlines() if line.strip().endswith("merge[num_with_context=7]"))
+    row = next(
+        line for line in out.splitlines() if line.strip().endswith("merge[num_with_context=7]")
+    )
     assert row.split()[:3] == ["1", "pass", "FAIL"] and "context.output" in row
-    command = f"mla-harness run 'merge[num_with_context=7]' --scenarios {scenarios} --fault merge.ignore-context-count"
+    command = (
+        f"mla-harness run 'merge[num_with_context=7]' --scenarios {scenarios} --fault"
+        " merge.ignore-context-count"
+    )
     assert command in out
 
 
-def test_show_tells_parameters_sites_oracles_faults_and_the_command(cli: Cli, scenarios: Path) -> None:
+def test_show_tells_parameters_sites_oracles_faults_and_the_command(
+    cli: Cli, scenarios: Path
+) -> None:
     code, out, _ = cli("show", "merge[num_with_context=7]", "--scenarios", scenarios)
     assert code == 0
     for words in (
@@ -212,7 +272,10 @@ def test_bench_prints_ratios(cli: Cli, scenarios: Path) -> None:
         (["run", "--fault", "xyz"], "known is like it; see `mla-harness list`"),
         (["run", "--kernel", "xyz"], "known is like it; see `mla-harness list`"),
         (["run", "merge", "--set", "kernel=tild"], "unknown kernel 'tild' of merge_attn_states"),
-        (["run", "merge", "--set", "corrupt=count"], "did you mean 'count-negative' or 'count-past-tokens'?"),
+        (
+            ["run", "merge", "--set", "corrupt=count"],
+            "did you mean 'count-negative' or 'count-past-tokens'?",
+        ),
         (["run", "my_kernel.py"], "a plug-in: mla-harness run --plugin my_kernel.py"),
         (["show", "my_kernel.py"], "a plug-in: mla-harness run --plugin my_kernel.py"),
         (["run", "merge[num_with_context=7"], "no ']' closes its '['"),
@@ -238,12 +301,16 @@ def test_a_run_whose_cases_are_all_skipped_is_not_green(cli: Cli, scenarios: Pat
     assert "skipped 4 cases" in out and "nothing ran" in err
 
 
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed: its cases run")
+@pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is not None, reason="vLLM is installed: its cases run"
+)
 @pytest.mark.parametrize(
     "words",
     [("survey", "-n", 1), ("bench", "vllm-host-batch-order")],
 )
-def test_another_command_of_which_nothing_ran_is_not_green(cli: Cli, words: tuple[object, ...]) -> None:
+def test_another_command_of_which_nothing_ran_is_not_green(
+    cli: Cli, words: tuple[object, ...]
+) -> None:
     code, out, err = cli(*words)
     assert (code, err.count("\n")) == (2, 1) and err.endswith("see the reasons above\n")
     assert "vLLM is not installed" in out or "runs on cuda, not on cpu" in out
@@ -253,16 +320,30 @@ def test_resume_refuses_a_new_plan(cli: Cli, scenarios: Path) -> None:
     cli("run", "quantize", "--scenarios", scenarios, "-n", 1)
     code, _, err = cli("run", "merge", "--resume", "latest")
     assert code == 2 and "leave out a selector\n" in err
-    given = {"--device": "auto", "--seed": "0", "--timeout": "60", "--scenarios": "no", "--sanitizer": "memcheck"}
+    given = {
+        "--device": "auto",
+        "--seed": "0",
+        "--timeout": "60",
+        "--scenarios": "no",
+        "--sanitizer": "memcheck",
+    }
     words = [word for pair in given.items() for word in pair]
-    code, out, err = cli("run", "--resume", "latest", "-n", 1, "--history", "none", "--json", *words)
-    assert (code, out, err.count("\n")) == (2, "", 1), "what the run's plan decides is refused, defaults too"
+    code, out, err = cli(
+        "run", "--resume", "latest", "-n", 1, "--history", "none", "--json", *words
+    )
+    assert (code, out, err.count("\n")) == (
+        2,
+        "",
+        1,
+    ), "what the run's plan decides is refused, defaults too"
     assert set(err.strip().partition("leave out ")[2].split(", ")) == set(given)
     assert cli("run", "--resume", "latest")[0] == 0, "a finished run has nothing left to do"
 
 
 def test_a_case_under_the_sanitizer_is_not_resumed_without_it(cli: Cli, tmp_path: Path) -> None:
-    job = Job(key="a", case=Case(id="a", scenario="a", system="kernel", op="write_kv"), device="cpu")
+    job = Job(
+        key="a", case=Case(id="a", scenario="a", system="kernel", op="write_kv"), device="cpu"
+    )
     store = RunStore.create(tmp_path, [job], command="x", sanitizer="memcheck")
     code, out, err = cli("run", "--resume", store.path)
     assert (code, out) == (2, "") and "--sanitizer: watches kernels on a GPU" in err
@@ -286,23 +367,35 @@ def test_an_unexpected_exception_is_one_line_exit_3_and_a_kept_traceback(
 
 def test_what_prints_at_once_imports_neither_torch_nor_the_pool_nor_the_conditions() -> None:
     heavy = ["torch", "numpy", "pandas"]
-    slow = ["harness.run.pool", "harness.run.worker", "harness.scenario.draws", "harness.core.conditions.table"]
+    slow = [
+        "harness.run.pool",
+        "harness.run.worker",
+        "harness.scenario.draws",
+        "harness.core.conditions.table",
+    ]
     of_tables = ["rich", "packaging", "harness.core.records"]
     script = (
-        "import sys; from harness.cli.main import exit_code_of\n"
-        "for words in (['--help'], ['list'], ['show', 'decode-kernel'], ['schema'], ['run', '--help']):\n"
-        "    assert exit_code_of(words) == 0, words\n"
-        f"    assert words != ['list'] or not sys.modules.keys() & {{*{of_tables}}}\n"
-        f"    assert not sys.modules.keys() & {{*{heavy}, *({slow} if words[0] != 'run' else ())}}, words\n"
+        "import sys; from harness.cli.main import exit_code_of\nfor words in (['--help'],"
+        " ['list'], ['show', 'decode-kernel'], ['schema'], ['run', '--help']):\n    assert"
+        " exit_code_of(words) == 0, words\n    assert words != ['list'] or not sys.modules.keys()"
+        f" & {{*{of_tables}}}\n    assert not sys.modules.keys() & {{*{heavy}, *({slow} if words[0]"
+        " != 'run' else ())}, words\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_help_comes_at_once() -> None:
     def seconds() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "harness.cli.main", "--help"], cwd=ROOT, capture_output=True, check=True)
+        subprocess.run(
+            [sys.executable, "-m", "harness.cli.main", "--help"],
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+        )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -310,15 +403,25 @@ def test_help_comes_at_once() -> None:
     assert min(seconds() for _ in range(5)) < 0.3
 
 
-def test_coverage_counts_the_conditions_of_a_run_and_lists_what_was_not_shown(cli: Cli, scenarios: Path) -> None:
+def test_coverage_counts_the_conditions_of_a_run_and_lists_what_was_not_shown(
+    cli: Cli, scenarios: Path
+) -> None:
     assert cli("run", "merge", "--scenarios", scenarios, "-n", 1)[0] == 0
     code, out, _ = cli("coverage", "--json")
     every_kernel, one_kernel = json.loads(out)["coverage"]
     assert one_kernel["kernel"] == "merge_attn_states/torch"
     found, (met, every) = every_kernel, every_kernel["pairs"]
-    assert code == 0 and found["op"] == "merge_attn_states" and 0 < met < every == met + len(found["unmet_pairs"])
+    assert (
+        code == 0
+        and found["op"] == "merge_attn_states"
+        and 0 < met < every == met + len(found["unmet_pairs"])
+    )
     code, out, _ = cli("coverage", "latest", "merge_attn_states")
-    assert code == 0 and f"pairs not shown: {every - met:,}" in out and f"({met:,} of {every:,})" in out
+    assert (
+        code == 0
+        and f"pairs not shown: {every - met:,}" in out
+        and f"({met:,} of {every:,})" in out
+    )
     code, _, err = cli("coverage", "latest", "quantize_fp8")
     assert code == 2 and "no call of quantize_fp8" in err
     code, _, err = cli("coverage", "merge_attn_states", "quantize_fp8")

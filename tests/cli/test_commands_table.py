@@ -1,4 +1,6 @@
-"""The table of commands says what the commands say of themselves, and loads none of them for `--help`."""
+"""The table of commands says what the commands say of themselves, and loads none of them for
+`--help`.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +43,12 @@ def test_long_options_are_lower_case(name: str) -> None:
     command = _command(name)
     commands = list(command.commands.values()) if hasattr(command, "commands") else [command]
     options = [
-        option for one in commands for parameter in one.get_params(typer.Context(one)) for option in parameter.opts
+        option
+        for one in commands
+        for parameter in one.get_params(typer.Context(one))
+        for option in parameter.opts
     ]
-    assert "--help" in options and [one for one in options if one.startswith("--") and one != one.lower()] == []
+    assert (
+        "--help" in options
+        and [one for one in options if one.startswith("--") and one != one.lower()] == []
+    )

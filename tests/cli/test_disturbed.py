@@ -16,11 +16,15 @@ import disturbed  # type: ignore[import-not-found]
 import hostile_servers  # type: ignore[import-not-found]
 from disturbed import COMMANDS, KINDS, SMALL_DISKS, fits
 
-TRIALS = [(command, kind) for command in COMMANDS for kind in KINDS if fits(COMMANDS[command], kind)]
+TRIALS = [
+    (command, kind) for command in COMMANDS for kind in KINDS if fits(COMMANDS[command], kind)
+]
 
 
 @pytest.fixture(scope="module")
-def clean(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Callable[[str], disturbed.Clean]]]:
+def clean(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Path, Callable[[str], disturbed.Clean]]]:
     """What the commands read, and a clean run of each."""
     folder = tmp_path_factory.mktemp("prepared")
     disturbed.prepare(folder, list(COMMANDS))
@@ -35,13 +39,17 @@ def test_a_disturbed_command_goes_on(
     if kind in SMALL_DISKS and os.geteuid() != 0:
         pytest.skip("a small disk is a tmpfs, which only root may mount")
     prepared, run = clean
-    found = disturbed.trial(command, kind, random.Random(f"{command} {kind}"), prepared, run(command))
+    found = disturbed.trial(
+        command, kind, random.Random(f"{command} {kind}"), prepared, run(command)
+    )
     assert not found.wrong, str(found)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("part", ["models", "answers", "metrics"])
-@pytest.mark.parametrize("kind", ["deep", "harmful text", "slow loris", "metrics of text", "bomb", "many lines"])
+@pytest.mark.parametrize(
+    "kind", ["deep", "harmful text", "slow loris", "metrics of text", "bomb", "many lines"]
+)
 def test_a_hostile_server_gets_a_reason(kind: str, part: str, tmp_path: Path) -> None:
     found = hostile_servers.asked(kind, part, "serve-check", tmp_path)
     assert not found.wrong, str(found)

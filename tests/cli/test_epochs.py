@@ -1,4 +1,6 @@
-"""`epochs` and `baseline` from the command line, against a real HTTP server and the shipped canary."""
+"""`epochs` and `baseline` from the command line, against a real HTTP server and the shipped
+canary.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,14 @@ Serve = Callable[..., str]
 
 @pytest.fixture
 def serve(start_server: Callable[..., str], tmp_path: Path) -> Serve:
-    """Start a server by its script, which answers `held` requests until there is a file `go`; returns what `--model`
-    takes."""
+    """Start a server by its script, which answers `held` requests until there is a file `go`;
+    returns what `--model` takes.
+    """
 
     def start(script: dict[str, list[str]] | None = None, held: float = math.inf) -> str:
-        return "server:" + start_server("sum_server.py", json.dumps(script or {}), str(held), str(tmp_path / "go"))
+        return "server:" + start_server(
+            "sum_server.py", json.dumps(script or {}), str(held), str(tmp_path / "go")
+        )
 
     return start
 
@@ -39,7 +44,12 @@ def data(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
     folder.mkdir()
     lines = [
-        {"id": str(n), "question": f"What is {n} + {n}?", "answer": f"#### {2 * n}", "target": str(2 * n)}
+        {
+            "id": str(n),
+            "question": f"What is {n} + {n}?",
+            "answer": f"#### {2 * n}",
+            "target": str(2 * n),
+        }
         for n in range(12)
     ]
     (folder / "gsm_symbolic.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -47,7 +57,18 @@ def data(tmp_path: Path) -> Path:
 
 
 def words(model: str, data: Path, *more: object) -> list[object]:
-    return ["epochs", "--task", "gsm_symbolic", "--data-dir", data, "--model", model, "--concurrency", 4, *more]
+    return [
+        "epochs",
+        "--task",
+        "gsm_symbolic",
+        "--data-dir",
+        data,
+        "--model",
+        model,
+        "--concurrency",
+        4,
+        *more,
+    ]
 
 
 def only_run(folder: Path) -> Path:
@@ -71,12 +92,18 @@ def test_a_server_that_stumbles_is_asked_again_and_every_report_holds_the_epochs
     run = only_run(tmp_path)
     (record,) = json.loads((run / "summary.json").read_text())["accuracy"]
     assert [epoch["accuracy"] for epoch in record["epochs"]] == [1.0, 1.0, 1.0]
-    assert record["epochs"][0]["retried"] == 3 and record["case"] == "epochs[task=gsm_symbolic,model=server:adder]"
+    assert (
+        record["epochs"][0]["retried"] == 3
+        and record["case"] == "epochs[task=gsm_symbolic,model=server:adder]"
+    )
     rows = list(csv.DictReader((run / "results.csv").read_text().splitlines()))
     assert [(row["epoch"], row["num_correct"], row["ci_high"]) for row in rows] == [
         (str(n), "12", "1.0") for n in (1, 2, 3)
     ]
-    assert 'name="accuracy.epoch-1-interval" value="0.7575 to 1.0000"' in (run / "junit.xml").read_text()
+    assert (
+        'name="accuracy.epoch-1-interval" value="0.7575 to 1.0000"'
+        in (run / "junit.xml").read_text()
+    )
     assert "<svg" in (run / "report.html").read_text()
     (run / "report.html").unlink()
     assert cli("report", "latest")[0] == 0 and (run / "report.html").exists()
@@ -93,18 +120,24 @@ def test_what_stays_unanswered_is_counted_shown_and_fails_the_run(
     assert "1 of 12 answers were not answered (limit 1.0%)" in record["judgement"]["statement"]
 
 
-def test_accuracy_that_collapses_in_a_later_epoch_fails_the_run(cli: Cli, serve: Serve, data: Path) -> None:
+def test_accuracy_that_collapses_in_a_later_epoch_fails_the_run(
+    cli: Cli, serve: Serve, data: Path
+) -> None:
     script = {str(n): ["right", "always:wrong"] for n in range(10)}
     code, out, _ = cli(*words(serve(script), data, "--epochs", 2))
     assert code == 1
     assert "epoch 2 lost 10 and gained 0 of 12 answers against epoch 1" in out
-    assert "accuracy 1.0000, 0.1667" in out and "again: mla-harness epochs --task gsm_symbolic" in out
+    assert (
+        "accuracy 1.0000, 0.1667" in out and "again: mla-harness epochs --task gsm_symbolic" in out
+    )
 
 
 def start(folder: Path, *arguments: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "harness.cli.main", *map(str, arguments)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def wait_for_answers(process: subprocess.Popen[str], folder: Path, count: int) -> Path:
@@ -168,7 +201,9 @@ def test_ctrl_c_keeps_the_answers_writes_reports_and_says_how_to_go_on(
 
 
 @pytest.mark.nightly
-def test_a_server_that_is_gone_ends_the_run_so_that_it_can_be_resumed(serve: Serve, data: Path, tmp_path: Path) -> None:
+def test_a_server_that_is_gone_ends_the_run_so_that_it_can_be_resumed(
+    serve: Serve, data: Path, tmp_path: Path
+) -> None:
     model = serve(held=5)
     port = model.rpartition(":")[2].split("/")[0]
     (owner,) = [p for p in Path("/proc").iterdir() if p.name.isdigit() and _listens(p, port)]
@@ -182,7 +217,9 @@ def test_a_server_that_is_gone_ends_the_run_so_that_it_can_be_resumed(serve: Ser
 
 
 def _listens(process: Path, port: str) -> bool:
-    """Whether a process is the server with this port: it holds a socket of the kernel's TCP table."""
+    """Whether a process is the server with this port: it holds a socket of the kernel's TCP
+    table.
+    """
     wanted = f":{int(port):04X}"
     inodes = {
         line.split()[9]
@@ -190,7 +227,10 @@ def _listens(process: Path, port: str) -> bool:
         if line.split()[1].endswith(wanted) and line.split()[3] == "0A"
     }
     try:
-        return any(os.readlink(fd) in {f"socket:[{inode}]" for inode in inodes} for fd in (process / "fd").iterdir())
+        return any(
+            os.readlink(fd) in {f"socket:[{inode}]" for inode in inodes}
+            for fd in (process / "fd").iterdir()
+        )
     except OSError:
         return False
 
@@ -200,14 +240,32 @@ def _listens(process: Path, port: str) -> bool:
     [
         (["--model", "engine:x"], "--task is missing"),
         (["--task", "gsm8k"], "--model is missing"),
-        (["--task", "gsm8k", "--model", "llama"], "write engine:DIR, server:URL, vllm:PATH or sglang:PATH"),
-        (["--task", "gsm8k", "--model", "server:http://x/v1", "--kv", "fp8_e4m3"], "--kv: is of engine and vllm"),
+        (
+            ["--task", "gsm8k", "--model", "llama"],
+            "write engine:DIR, server:URL, vllm:PATH or sglang:PATH",
+        ),
+        (
+            ["--task", "gsm8k", "--model", "server:http://x/v1", "--kv", "fp8_e4m3"],
+            "--kv: is of engine and vllm",
+        ),
         (["--task", "gsm9k", "--model", "engine:canary-mla"], "unknown; did you mean 'gsm8k'?"),
-        (["--task", "gsm8k", "--model", "engine:canary-mla", "--data-dir", "nowhere"], "which is not there"),
+        (
+            ["--task", "gsm8k", "--model", "engine:canary-mla", "--data-dir", "nowhere"],
+            "which is not there",
+        ),
         (["--task", "aime_shaped", "--model", "engine:nowhere"], "no config.json there"),
-        (["--task", "aime_shaped", "--model", "server:http://127.0.0.1:9/v1"], "no server answers there"),
-        (["--task", "aime_shaped", "--model", "engine:canary-mla", "--kv", "fp4"], "engine option kv"),
-        (["--task", "aime_shaped", "--model", "engine:canary-mla", "--filter", "x"], "task aime_shaped has strict-"),
+        (
+            ["--task", "aime_shaped", "--model", "server:http://127.0.0.1:9/v1"],
+            "no server answers there",
+        ),
+        (
+            ["--task", "aime_shaped", "--model", "engine:canary-mla", "--kv", "fp4"],
+            "engine option kv",
+        ),
+        (
+            ["--task", "aime_shaped", "--model", "engine:canary-mla", "--filter", "x"],
+            "task aime_shaped has strict-",
+        ),
         (["--resume", "latest", "--seed", "3"], "leave out --seed"),
         (["--resume", "latest"], "no run 'latest'"),
     ],
@@ -232,7 +290,9 @@ def test_a_baseline_is_shown_before_it_is_written_and_not_lowered(
     code, out, _ = cli("baseline", "show", "gsm_symbolic", "--dir", tmp_path / "base")
     assert code == 0 and "server:adder" in out and "1.0000" in out
     worse = serve({"1": ["always:wrong"], "2": ["always:wrong"]})
-    code, out, _ = cli(*words(worse, data, "--epochs", 1, "--baseline", file, "--out", tmp_path / "worse"))
+    code, out, _ = cli(
+        *words(worse, data, "--epochs", 1, "--baseline", file, "--out", tmp_path / "worse")
+    )
     assert "baseline" in out and "lost" in out
     (run,) = (tmp_path / "worse").iterdir()
     code, out, err = cli("baseline", "update", run, "--dir", tmp_path / "base")
@@ -249,23 +309,41 @@ def test_baselines_of_no_folder_and_of_no_task_are_told_plainly(cli: Cli, tmp_pa
 
 
 @pytest.mark.nightly
-def test_a_canary_on_questions_it_never_saw_says_why_its_accuracy_is_near_zero(cli: Cli, tmp_path: Path) -> None:
+def test_a_canary_on_questions_it_never_saw_says_why_its_accuracy_is_near_zero(
+    cli: Cli, tmp_path: Path
+) -> None:
     folder = tmp_path / "data" / "gsm8k"
     folder.mkdir(parents=True)
     for name, count in (("train", 6), ("test", 2)):
-        lines = [{"question": f"What is {n} and {n}?", "answer": f"It is {2 * n}.\n#### {2 * n}"} for n in range(count)]
+        lines = [
+            {"question": f"What is {n} and {n}?", "answer": f"It is {2 * n}.\n#### {2 * n}"}
+            for n in range(count)
+        ]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     code, out, err = cli(
-        "epochs", "--task", "gsm8k", "--data-dir", tmp_path / "data", "--model", "engine:canary-mla", "--epochs", 1,
-        "--limit", 2, "--max-tokens", 8,
-    )  # fmt: skip
+        "epochs",
+        "--task",
+        "gsm8k",
+        "--data-dir",
+        tmp_path / "data",
+        "--model",
+        "engine:canary-mla",
+        "--epochs",
+        1,
+        "--limit",
+        2,
+        "--max-tokens",
+        8,
+    )
     assert (code, err) == (1, "")
     assert "canary-mla is a canary: it measures inference, not ability." in out
     assert "2 of 2 answers do not parse (limit 50.0%)" in out
     assert "which knows only its own questions: near 0 is what it must come to on gsm8k" in out
 
 
-def test_run_and_epochs_do_not_continue_each_others_runs(cli: Cli, serve: Serve, data: Path, scenarios: Path) -> None:
+def test_run_and_epochs_do_not_continue_each_others_runs(
+    cli: Cli, serve: Serve, data: Path, scenarios: Path
+) -> None:
     cli(*words(serve(), data, "--epochs", 1, "--limit", 1))
     code, _, err = cli("run", "--resume", "latest")
     assert code == 2 and "mla-harness epochs --resume" in err
@@ -273,7 +351,12 @@ def test_run_and_epochs_do_not_continue_each_others_runs(cli: Cli, serve: Serve,
 
 @pytest.mark.nightly
 def test_a_canary_is_trained_from_the_command_line_for_a_moment(cli: Cli, tmp_path: Path) -> None:
-    question = {"id": "sum-0", "question": "What is 1 + 1?", "answer": "It is 2.\n#### 2", "target": "2"}
+    question = {
+        "id": "sum-0",
+        "question": "What is 1 + 1?",
+        "answer": "It is 2.\n#### 2",
+        "target": "2",
+    }
     (tmp_path / "sum.jsonl").write_text(json.dumps(question) + "\n")
     train = ("canary", "train", "--task", tmp_path / "sum.jsonl", "--out", tmp_path / "made")
     assert cli(*train, "--architecture", "llama")[0] == 2

@@ -1,4 +1,6 @@
-"""`mla-harness repro CASE --script FILE`: a failing case leaves as a script, and no claim leaves that was not seen."""
+"""`mla-harness repro CASE --script FILE`: a failing case leaves as a script, and no claim leaves
+that was not seen.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,24 @@ SHOWN = "fails with the bug: yes; passes without: yes"
 @pytest.fixture
 def repro(cli: Cli, scenarios: Path) -> Cli:
     """`repro` on the small scenarios, with little time to make cases smaller."""
-    return lambda *words: cli("repro", *words, "--scenarios", scenarios, "-n", 1, "--shrink-seconds", HANG_SECONDS)
+    return lambda *words: cli(
+        "repro", *words, "--scenarios", scenarios, "-n", 1, "--shrink-seconds", HANG_SECONDS
+    )
 
 
 @pytest.mark.parametrize(
     "selector",
-    ["merge", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("36540", "merge[num_with_context=7]"))],
+    [
+        "merge",
+        *(
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in ("36540", "merge[num_with_context=7]")
+        ),
+    ],
 )
-def test_a_known_bug_is_found_made_small_and_written_once_it_is_seen(repro: Cli, tmp_path: Path, selector: str) -> None:
+def test_a_known_bug_is_found_made_small_and_written_once_it_is_seen(
+    repro: Cli, tmp_path: Path, selector: str
+) -> None:
     code, out, err = repro(selector, "--script", tmp_path / "out.py")
     assert code == 0, err
     assert SHOWN in out
@@ -57,7 +69,16 @@ def test_when_a_minute_is_nearly_over_the_case_as_found_is_exported(
 
     monkeypatch.setattr(WorkerPool, "_run", noted)
     monkeypatch.setattr(export, "BAR_SECONDS", 0.0)
-    words = ("repro", "merge[num_with_context=7]", "--scenarios", scenarios, "--script", tmp_path / "out.py", "-n", 1)
+    words = (
+        "repro",
+        "merge[num_with_context=7]",
+        "--scenarios",
+        scenarios,
+        "--script",
+        tmp_path / "out.py",
+        "-n",
+        1,
+    )
     code, out, err = cli(*words)
     assert code == 0, err
     assert SHOWN in out and "from merge[num_with_context=7]\n" in out
@@ -67,19 +88,38 @@ def test_when_a_minute_is_nearly_over_the_case_as_found_is_exported(
     assert cli(*words, "--shrink-seconds", HANG_SECONDS)[0] == 0 and len(tried) > 5
 
 
-@pytest.mark.parametrize(("timeout", "limit"), [((), 120), (("--timeout", 300), 300)], ids=["as it is", "with more"])
+@pytest.mark.parametrize(
+    ("timeout", "limit"), [((), 120), (("--timeout", 300), 300)], ids=["as it is", "with more"]
+)
 def test_a_script_that_had_too_little_time_is_not_said_to_show_nothing(
-    cli: Cli, scenarios: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timeout: tuple[object, ...], limit: int
+    cli: Cli,
+    scenarios: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    timeout: tuple[object, ...],
+    limit: int,
 ) -> None:
     given: list[float] = []
 
     def check(text: str, *, seconds: float, **how: object) -> script_export.Check:
         given.append(seconds)
-        late, passes = script_export.Outcome(-1, "", seconds_ran_out=True), script_export.Outcome(0, "")
+        late, passes = (
+            script_export.Outcome(-1, "", seconds_ran_out=True),
+            script_export.Outcome(0, ""),
+        )
         return script_export.Check(with_bug=late, without_bug=passes)
 
     monkeypatch.setattr(script_export, "check", check)
-    words = ("repro", "merge", "--scenarios", scenarios, "--script", tmp_path / "out.py", "--shrink-seconds", 0)
+    words = (
+        "repro",
+        "merge",
+        "--scenarios",
+        scenarios,
+        "--script",
+        tmp_path / "out.py",
+        "--shrink-seconds",
+        0,
+    )
     code, _, err = cli(*words, "-n", 1, *timeout)
     assert code == 3 and set(given) == {limit} and not (tmp_path / "out.py").exists()
     assert f"no script is written, as it did not end within {limit} s with the bug; " in err
@@ -92,7 +132,14 @@ def test_a_kernel_of_a_plug_in_is_written_into_the_script(
 ) -> None:
     path = plugin(GOOD_BODY.replace("x if num_live is None else x[:num_live]", "x"))
     code, out, err = repro(
-        "quantize", "--plugin", path, "--kernel", "mine", "--script", tmp_path / "test_it.py", "--pytest"
+        "quantize",
+        "--plugin",
+        path,
+        "--kernel",
+        "mine",
+        "--script",
+        tmp_path / "test_it.py",
+        "--pytest",
     )
     assert code == 0, err
     assert SHOWN in out
@@ -122,9 +169,17 @@ def merge(prefix_out, prefix_lse, suffix_out, suffix_lse, *, num_tokens_with_con
 
 @pytest.mark.parametrize(
     "scenario",
-    ["decode-kernel", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("context-kernel", "merge-kernel"))],
+    [
+        "decode-kernel",
+        *(
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in ("context-kernel", "merge-kernel")
+        ),
+    ],
 )
-def test_a_kernel_without_an_lse_leaves_as_a_script_that_asks_for_none(cli: Cli, tmp_path: Path, scenario: str) -> None:
+def test_a_kernel_without_an_lse_leaves_as_a_script_that_asks_for_none(
+    cli: Cli, tmp_path: Path, scenario: str
+) -> None:
     path, script = tmp_path / "without_lse.py", tmp_path / "out.py"
     path.write_text(WITHOUT_LSE)
     words = ("repro", scenario, "--plugin", path, "--kernel", "mine", "--script", script, "-n", 1)
@@ -138,7 +193,9 @@ def test_nothing_is_written_when_the_script_does_not_show_the_bug(
     repro: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(
-        RECIPES, "merge.ignore-context-count", Recipe("merge.count", "harmless = True", OP_SCENES["merge_attn_states"])
+        RECIPES,
+        "merge.ignore-context-count",
+        Recipe("merge.count", "harmless = True", OP_SCENES["merge_attn_states"]),
     )
     code, out, err = repro("merge", "--script", tmp_path / "out.py")
     assert code == 3
@@ -158,6 +215,8 @@ def test_nothing_is_written_when_the_script_does_not_show_the_bug(
         (("nothing", "--script", "out.py"), "unknown scenario"),
     ],
 )
-def test_what_cannot_be_exported_is_refused_in_one_line(repro: Cli, words: tuple[str, ...], message: str) -> None:
+def test_what_cannot_be_exported_is_refused_in_one_line(
+    repro: Cli, words: tuple[str, ...], message: str
+) -> None:
     code, _, err = repro(*words)
     assert code == 2 and message in err and err.count("\n") == 1

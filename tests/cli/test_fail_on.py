@@ -50,16 +50,30 @@ def store_of(root: Path, verdicts: str, *, caught: str = "") -> RunStore:
 @pytest.mark.parametrize(
     ("before", "now", "expected"),
     [
-        # what ended how before, and now: the codes of nothing, skip, error, new, skip and new, error and new
-        ("", "pp", (0, 0, 0, 0, 0, 0)), ("", "pf", (1, 1, 1, 1, 1, 1)), ("", "pc", (1, 1, 1, 1, 1, 1)),
-        ("", "ps", (0, 1, 0, 0, 1, 0)), ("", "ss", (2, 1, 2, 2, 1, 2)), ("", "pe", (3, 3, 1, 3, 3, 1)),
-        ("", "fe", (1, 1, 1, 1, 1, 1)), ("", "pk", (0, 0, 0, 0, 0, 0)),
-        ("pf", "pf", (1, 1, 1, 0, 0, 0)), ("fp", "pf", (1, 1, 1, 1, 1, 1)), ("pf", "pc", (1, 1, 1, 0, 0, 0)),
-        ("p", "pf", (1, 1, 1, 1, 1, 1)), ("pe", "pf", (1, 1, 1, 1, 1, 0)), ("ps", "pf", (1, 1, 1, 1, 0, 1)),
-        ("ps", "ps", (0, 1, 0, 0, 0, 0)), ("pe", "pe", (3, 3, 1, 3, 3, 3)), ("pf", "fs", (1, 1, 1, 1, 1, 1)),
+        # what ended how before, and now: the codes of nothing, skip, error, new, skip and new,
+        # error and new
+        ("", "pp", (0, 0, 0, 0, 0, 0)),
+        ("", "pf", (1, 1, 1, 1, 1, 1)),
+        ("", "pc", (1, 1, 1, 1, 1, 1)),
+        ("", "ps", (0, 1, 0, 0, 1, 0)),
+        ("", "ss", (2, 1, 2, 2, 1, 2)),
+        ("", "pe", (3, 3, 1, 3, 3, 1)),
+        ("", "fe", (1, 1, 1, 1, 1, 1)),
+        ("", "pk", (0, 0, 0, 0, 0, 0)),
+        ("pf", "pf", (1, 1, 1, 0, 0, 0)),
+        ("fp", "pf", (1, 1, 1, 1, 1, 1)),
+        ("pf", "pc", (1, 1, 1, 0, 0, 0)),
+        ("p", "pf", (1, 1, 1, 1, 1, 1)),
+        ("pe", "pf", (1, 1, 1, 1, 1, 0)),
+        ("ps", "pf", (1, 1, 1, 1, 0, 1)),
+        ("ps", "ps", (0, 1, 0, 0, 0, 0)),
+        ("pe", "pe", (3, 3, 1, 3, 3, 3)),
+        ("pf", "fs", (1, 1, 1, 1, 1, 1)),
     ],
-)  # fmt: skip
-def test_each_code_is_as_documented(tmp_path: Path, before: str, now: str, expected: tuple[int, ...]) -> None:
+)
+def test_each_code_is_as_documented(
+    tmp_path: Path, before: str, now: str, expected: tuple[int, ...]
+) -> None:
     accepted = entry_of(store_of(tmp_path, before)) if before else None
     store = store_of(tmp_path, now)
     ways = ("", "skip", "error", "new", "skip new", "error new")
@@ -67,7 +81,9 @@ def test_each_code_is_as_documented(tmp_path: Path, before: str, now: str, expec
     assert tuple(codes) == expected
 
 
-def test_a_second_try_fails_as_the_first_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_try_fails_as_the_first_did(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     stores = [store_of(tmp_path, verdicts) for verdicts in ("ppp", "pff", "pff")]
     for store in stores:
         write_reports(RunView(store))
@@ -77,7 +93,9 @@ def test_a_second_try_fails_as_the_first_did(tmp_path: Path, capsys: pytest.Capt
     assert out.count(f"2 of 2 failures new since {stores[0].plan.run_id} (last green run)") == 2
 
 
-def test_without_a_green_run_every_failure_is_new(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_green_run_every_failure_is_new(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for _ in range(2):
         write_reports(RunView(store := store_of(tmp_path, "pf")))
         assert code_of(store, ["new"], PastRuns(tmp_path), None, console()) == 1
@@ -89,13 +107,19 @@ def test_a_missed_fault_is_a_failure_and_an_accepted_one_is_not_new(tmp_path: Pa
     assert code_of(store_of(tmp_path, "p", caught="y"), [], runs, None, console()) == 0
     store = store_of(tmp_path, "p", caught="n")
     assert code_of(store, ["new"], runs, None, console()) == 1
-    assert code_of(store_of(tmp_path, "p", caught="n"), ["new"], runs, entry_of(store), console()) == 0
+    assert (
+        code_of(store_of(tmp_path, "p", caught="n"), ["new"], runs, entry_of(store), console()) == 0
+    )
 
 
-def test_a_run_fails_on_what_it_is_asked_to(cli: Cli, scenarios: Path, plugin: Callable[[str], Path]) -> None:
+def test_a_run_fails_on_what_it_is_asked_to(
+    cli: Cli, scenarios: Path, plugin: Callable[[str], Path]
+) -> None:
     broken = plugin("return x.to(torch.float8_e4m3fn), torch.full((1,), float('nan'))")
     options = ("run", "quantize", "--scenarios", scenarios, "-n", 1)
-    assert cli(*options, "--device", "cuda", "--fail-on", "skip")[0] == 1, "this test is for machines without a GPU"
+    assert cli(*options, "--device", "cuda", "--fail-on", "skip")[0] == 1, (
+        "this test is for machines without a GPU"
+    )
     bad = (*options, "--plugin", broken, "--fail-on", "new")
     assert cli(*bad)[0] == 1
     code, out, _ = cli(*bad)

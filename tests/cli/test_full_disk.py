@@ -1,4 +1,6 @@
-"""A full disk, or a run folder that is deleted, is one line with its path and exit code 3; what was stored stays."""
+"""A full disk, or a run folder that is deleted, is one line with its path and exit code 3; what was
+stored stays.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def test_a_line_or_a_file_that_does_not_fit_is_refused_with_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "results.jsonl").symlink_to("/dev/full")
-    with pytest.raises(NoRoomError, match=rf"^{tmp_path}/results.jsonl: No space left on device; make room$"):
+    with pytest.raises(
+        NoRoomError, match=rf"^{tmp_path}/results.jsonl: No space left on device; make room$"
+    ):
         stored.append_line(tmp_path / "results.jsonl", "{}")
     (tmp_path / "run.json").write_text("old")
 
@@ -51,9 +55,14 @@ def test_a_run_on_a_full_disk_ends_in_one_line_keeps_its_results_and_goes_on(
         append(path, line)
 
     monkeypatch.setattr("harness.store.run_folder.append_line", appended)
-    code, _, err = cli("run", "quantize", "--scenarios", scenarios, "--out", tmp_path / "runs", "-n", 1)
+    code, _, err = cli(
+        "run", "quantize", "--scenarios", scenarios, "--out", tmp_path / "runs", "-n", 1
+    )
     (run,) = (tmp_path / "runs").iterdir()
-    told = f"{run}/full: No space left on device; make room; continue with: mla-harness run --resume {run}\n"
+    told = (
+        f"{run}/full: No space left on device; make room; continue with: mla-harness run --resume"
+        f" {run}\n"
+    )
     assert (code, err) == (3, told)
     monkeypatch.undo()
     code, out, _ = cli("report", run)
@@ -74,7 +83,9 @@ def test_a_run_folder_that_is_deleted_ends_the_run_in_one_line_and_is_not_made_a
             shutil.rmtree(path.parent)
 
     monkeypatch.setattr("harness.store.run_folder.append_line", appended)
-    code, _, err = cli("run", "quantize", "--scenarios", scenarios, "--out", tmp_path / "runs", "-n", 1)
+    code, _, err = cli(
+        "run", "quantize", "--scenarios", scenarios, "--out", tmp_path / "runs", "-n", 1
+    )
     how = "deleted or moved during the run; leave it in place, and run the command again"
     assert len(lines) == last and (code, err) == (3, f"mla-harness: {lines[0].parent}: {how}\n")
     assert not list((tmp_path / "runs").iterdir())
@@ -85,11 +96,15 @@ def test_a_full_output_is_one_line_and_a_reader_that_ends_is_no_error(words: str
     command = [sys.executable, "-m", "harness.cli.main", *words.split()]
     environ = BUFFERED | {"PYTHONPATH": str(ROOT)}
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environ, check=False)
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=environ, check=False
+        )
     assert done.returncode == 3
     assert done.stderr == "mla-harness: the output: No space left on device; make room\n"
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environ, check=False)
+    done = subprocess.run(
+        command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environ, check=False
+    )
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,6 @@
-"""Runs go into the history by themselves, are followed and compared; trouble with it never costs a run."""
+"""Runs go into the history by themselves, are followed and compared; trouble with it never costs a
+run.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,12 @@ def run_ids() -> list[str]:
 def test_runs_are_recorded_listed_followed_and_compared(cli: Cli, scenarios: Path) -> None:
     options = ("--scenarios", scenarios, "-n", 1)
     assert cli("run", *options)[0] == 0
-    assert cli("run", "merge", "--fault", "merge.ignore-context-count", "--branch", "topic", *options)[0] == 1
+    assert (
+        cli("run", "merge", "--fault", "merge.ignore-context-count", "--branch", "topic", *options)[
+            0
+        ]
+        == 1
+    )
     assert cli("selftest", *options)[0] == 0
     code, out, err = cli("history")
     assert (code, err) == (0, "") and all(name in out for name in run_ids()) and "abcdef0" in out
@@ -53,7 +60,9 @@ def test_runs_are_recorded_listed_followed_and_compared(cli: Cli, scenarios: Pat
 
 
 def test_a_fault_in_a_case_is_followed_by_its_own_name(cli: Cli, scenarios: Path) -> None:
-    """`run --fault` and `selftest` write the same key: a verdict in one, what became of the fault in the other."""
+    """`run --fault` and `selftest` write the same key: a verdict in one, what became of the fault
+    in the other.
+    """
     key, file = "merge[num_with_context=7]!merge.ignore-context-count", scenarios / "merge.yaml"
     for blames in ("[context.output, context.lse]", "[kv.tail]"):
         file.write_text(file.read_text().replace("[context.output, context.lse]", blames))
@@ -67,7 +76,9 @@ def test_a_fault_in_a_case_is_followed_by_its_own_name(cli: Cli, scenarios: Path
     assert code == 1 and "WRONG BLAME" in out
 
 
-def test_compare_tells_new_failures_first_and_ends_in_1(cli: Cli, scenarios: Path, plugin: Callable[..., Path]) -> None:
+def test_compare_tells_new_failures_first_and_ends_in_1(
+    cli: Cli, scenarios: Path, plugin: Callable[..., Path]
+) -> None:
     good, options = plugin(GOOD), ("--scenarios", scenarios, "--kernel", "mine", "-n", 1)
     assert cli("run", "quantize", "--plugin", good, *options)[0] == 0
     broken = plugin("return x.to(torch.float8_e4m3fn), torch.full((1,), float('nan'))")
@@ -75,7 +86,11 @@ def test_compare_tells_new_failures_first_and_ends_in_1(cli: Cli, scenarios: Pat
     assert cli("run", "quantize", "--plugin", broken, *options)[0] == 1
     code, out, _ = cli("compare", "previous", "latest")
     assert code == 1
-    assert out.index("new failures: ") < out.index("FAIL quantize_fp8/mine: 2 cases") < out.index("fixed: 0")
+    assert (
+        out.index("new failures: ")
+        < out.index("FAIL quantize_fp8/mine: 2 cases")
+        < out.index("fixed: 0")
+    )
     code, out, _ = cli("compare", "latest", run_ids()[0])
     assert code == 0 and "fixed: " in out
     code, out, _ = cli("compare", *sorted(RUNS.iterdir()), "--history", "none", "--json")
@@ -83,14 +98,26 @@ def test_compare_tells_new_failures_first_and_ends_in_1(cli: Cli, scenarios: Pat
     assert code == 1 and found["new_failures"][0]["after"]["verdict"] == "fail"
     assert found["before"]["commit"] == "abcdef0123456789"
     code, out, err = cli("report", "latest", "--markdown")
-    assert (code, err) == (0, "") and "**New failures: " in out and "### Flaky in the last 2 runs" in out
+    assert (
+        (code, err) == (0, "")
+        and "**New failures: " in out
+        and "### Flaky in the last 2 runs" in out
+    )
 
 
 def test_a_file_is_no_folder_of_runs(cli: Cli, scenarios: Path) -> None:
     Path("history.sqlite").write_text("what an older version kept")
-    for words in (("run", "quantize", "--scenarios", scenarios, "-n", 1), ("history",), ("compare",)):
+    for words in (
+        ("run", "quantize", "--scenarios", scenarios, "-n", 1),
+        ("history",),
+        ("compare",),
+    ):
         code, _, err = cli(*words, "--history", "history.sqlite")
-        assert code == 2 and "a file; name a folder of runs" in err and len(err.strip().splitlines()) == 1
+        assert (
+            code == 2
+            and "a file; name a folder of runs" in err
+            and len(err.strip().splitlines()) == 1
+        )
     assert not Path("reports").exists(), "refused before the run"
 
 
@@ -103,7 +130,11 @@ def test_a_damaged_run_costs_one_line_and_no_run(cli: Cli, scenarios: Path) -> N
     assert (code, err) == (0, "") and "4 pass in" in out
     code, _, err = cli("report", "latest", "--markdown")
     (line,) = err.strip().splitlines()
-    assert code == 0 and line.startswith("mla-harness: warning: left out of the trends: ") and folder.name in line
+    assert (
+        code == 0
+        and line.startswith("mla-harness: warning: left out of the trends: ")
+        and folder.name in line
+    )
     code, out, err = cli("history")
     assert code == 2 and f"left out: {folder}" in err and run_ids()[-1] in out
 
@@ -150,7 +181,9 @@ def test_bad_input_is_one_line(cli: Cli, words: tuple[str, ...], message: str) -
     assert (code, out) == (2, "") and message in err and len(err.strip().splitlines()) == 1
 
 
-def test_a_name_that_the_history_does_not_know_is_refused_with_the_nearest(cli: Cli, scenarios: Path) -> None:
+def test_a_name_that_the_history_does_not_know_is_refused_with_the_nearest(
+    cli: Cli, scenarios: Path
+) -> None:
     assert cli("run", "quantize", "--scenarios", scenarios, "-n", 1)[0] == 0
     code, _, err = cli("history", "quantise")
     assert code == 2 and "did you mean 'quantize'?" in err
@@ -174,7 +207,9 @@ def test_compare_fails_when_what_passed_is_skipped_and_never_takes_an_idle_run_a
 ) -> None:
     options = ("--scenarios", scenarios, "-n", 1)
     assert cli("run", *options)[0] == 0
-    assert cli("run", "--device", "cuda", *options)[0] == 2, "this test is for machines without a GPU"
+    assert cli("run", "--device", "cuda", *options)[0] == 2, (
+        "this test is for machines without a GPU"
+    )
     idle = run_ids()[-1]
     code, out, err = cli("compare", "previous", idle)
     assert code == 1 and "good before, skipped or gone now: 6\n  6: " in out and err == ""

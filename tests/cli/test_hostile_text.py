@@ -1,4 +1,6 @@
-"""Text from kernels, models and servers is shown as text, by every report and every command that prints it."""
+"""Text from kernels, models and servers is shown as text, by every report and every command that
+prints it.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +58,15 @@ def stored(root: Path, text: str) -> RunStore:
     for place in PLACES:
         name = f"decode[{text if place == 'case id' else place}]"
         params = MlaDecodeParams(kernel="tiled")
-        cases.append(Case(id=name, scenario="decode", system="kernel", op="mla_decode", params=params))
-        fields: dict[str, object] = {"key": name, "id": name, "scenario": "decode", "verdict": Verdict.FAIL}
+        cases.append(
+            Case(id=name, scenario="decode", system="kernel", op="mla_decode", params=params)
+        )
+        fields: dict[str, object] = {
+            "key": name,
+            "id": name,
+            "scenario": "decode",
+            "verdict": Verdict.FAIL,
+        }
         if place == "finding":
             fields["findings"] = (Finding(oracle="finite", tensor=text, where=text, message=text),)
         elif place in ("model", "server"):
@@ -73,12 +82,28 @@ def stored(root: Path, text: str) -> RunStore:
 
 
 def _record(model: str, reply: str) -> AccuracyRecord:
-    """Two epochs of two questions. The server named the model, and `reply` is its answer to one question."""
-    fields = {"task": "t", "filter": "f", "model": model, "model_hash": "h", "engine": "e", "dtype": "d"}
-    header = RunHeader.model_validate(fields | {"seed": 0, "num_epochs": 2, "questions": ("q0", "q1"), "note": model})
+    """Two epochs of two questions.
+
+    The server named the model, and `reply` is its answer to one question.
+    """
+    fields = {
+        "task": "t",
+        "filter": "f",
+        "model": model,
+        "model_hash": "h",
+        "engine": "e",
+        "dtype": "d",
+    }
+    header = RunHeader.model_validate(
+        fields | {"seed": 0, "num_epochs": 2, "questions": ("q0", "q1"), "note": model}
+    )
     results = {
         (epoch, name): QuestionResult(
-            epoch=epoch, question=name, position=0, correct=name == "q0", unanswered=reply if name == "q1" else None
+            epoch=epoch,
+            question=name,
+            position=0,
+            correct=name == "q0",
+            unanswered=reply if name == "q1" else None,
         )
         for epoch in (1, 2)
         for name in header.questions

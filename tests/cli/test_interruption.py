@@ -1,4 +1,6 @@
-"""Ctrl-C, SIGTERM and kill -9: what was finished is kept, workers are gone, and --resume does the rest."""
+"""Ctrl-C, SIGTERM and kill -9: what was finished is kept, workers are gone, and --resume does the
+rest.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +25,30 @@ SCRIPT = Path(__file__).parent / "stub_run.py"
 
 
 def start(out: Path, held: int, run: Path | None = None) -> tuple[subprocess.Popen[str], Path]:
-    """Start a stub run, or go on with one, as far as case `held`; returns it and its run directory."""
+    """Start a stub run, or go on with one, as far as case `held`; returns it and its run
+    directory.
+    """
     command = [sys.executable, str(SCRIPT), str(out), str(held)] + ([str(run)] if run else [])
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert process.stdout is not None
     return process, Path(process.stdout.readline().strip())
 
 
-def wait_for_results(process: subprocess.Popen[str], run: Path, count: int, name: str = "results.jsonl") -> None:
+def wait_for_results(
+    process: subprocess.Popen[str], run: Path, count: int, name: str = "results.jsonl"
+) -> None:
     file = run / name
-    wait_until(lambda: file.exists() and file.read_text().count("\n") >= count, f"{count} results were there", process)
+    wait_until(
+        lambda: file.exists() and file.read_text().count("\n") >= count,
+        f"{count} results were there",
+        process,
+    )
 
 
 def wait_until_no_workers(pid: int) -> None:
@@ -85,12 +99,16 @@ def test_a_killed_run_is_resumed_where_it_was(tmp_path: Path) -> None:
     assert again.returncode == 0, stderr
     assert same == run
     lines = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]
-    assert [json.dumps(line) for line in lines[: len(before)]] == before, "finished cases are not run again"
+    assert [json.dumps(line) for line in lines[: len(before)]] == before, (
+        "finished cases are not run again"
+    )
     assert len({line["key"] for line in lines}) == len(lines) == 8
     assert json.loads((run / "summary.json").read_text())["totals"]["pass"] == 8
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.nightly)]
+)
 def test_a_selftest_that_was_stopped_keeps_what_its_faults_gave_and_goes_on(
     tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,7 +121,9 @@ def test_a_selftest_that_was_stopped_keeps_what_its_faults_gave_and_goes_on(
     if number is signal.SIGINT:
         assert process.returncode == 130, stderr
         assert f"mla-harness selftest --resume {run}" in stderr and "Traceback" not in stderr
-        assert "faults caught: 0 of 6, 6 not judged yet" in stdout and (run / "report.html").exists()
+        assert (
+            "faults caught: 0 of 6, 6 not judged yet" in stdout and (run / "report.html").exists()
+        )
     before = (run / "tried.jsonl").read_text().splitlines()
     (tmp_path / "go").touch()
     again, _ = start(tmp_path, 4, run)
@@ -111,7 +131,10 @@ def test_a_selftest_that_was_stopped_keeps_what_its_faults_gave_and_goes_on(
     assert again.returncode == 0, stderr
     assert "faults caught: 6 of 6\n" in stdout
     lines = (run / "tried.jsonl").read_text().splitlines()
-    assert lines[: len(before)] == before and len({json.loads(line)["key"] for line in lines}) == len(lines) == 6
+    assert (
+        lines[: len(before)] == before
+        and len({json.loads(line)["key"] for line in lines}) == len(lines) == 6
+    )
     assert json.loads((run / "summary.json").read_text())["totals"]["pass"] == 2
 
 
@@ -123,4 +146,6 @@ def test_ctrl_c_while_reports_are_written_says_how_to_go_on_too(
 
     store = RunStore.create(tmp_path, (), command="mla-harness run", options={})
     code = work_and_report(store, lambda: None, stop=lambda: None, report=interrupted)
-    assert code == 130 and capsys.readouterr().err.startswith("interrupted; continue with: mla-harness run --resume ")
+    assert code == 130 and capsys.readouterr().err.startswith(
+        "interrupted; continue with: mla-harness run --resume "
+    )

@@ -1,4 +1,7 @@
-"""No result is lost or stored twice, whatever kills a run. The long form runs at night; see `kill_runs.py`."""
+"""No result is lost or stored twice, whatever kills a run.
+
+The long form runs at night; see `kill_runs.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ from .kill_runs import KINDS, trials
 def test_a_run_that_was_disturbed_has_every_result_once(kind: str) -> None:
     if kind == "clock" and shutil.which("gcc") is None:
         pytest.skip("no compiler for the library that moves the clock")
-    found = trials([kind] * (6 if kind in ("parent", "worker", "both") else 1), seed=len(kind), longest=8.0)
+    found = trials(
+        [kind] * (6 if kind in ("parent", "worker", "both") else 1), seed=len(kind), longest=8.0
+    )
     assert [(trial.lost, trial.doubled) for trial in found] == [(0, 0)] * len(found)
     assert all(trial.in_history == trial.planned > 20 for trial in found)
 

@@ -14,7 +14,10 @@ from harness.scenario.load import load_scenarios
 from .conftest import GOOD_BODY  # type: ignore[import-not-found]
 
 Cli = Callable[..., tuple[int, str, str]]
-OTHER = '\n@kernel(op="write_kv", name="other")\ndef other(kv_c, k_pe, kv_cache, slot_mapping, *, kv_scale=None): ...\n'
+OTHER = (
+    '\n@kernel(op="write_kv", name="other")\ndef other(kv_c, k_pe, kv_cache, slot_mapping, *,'
+    " kv_scale=None): ...\n"
+)
 CELL = "susceptibility[kernel=mla_decode/tiled,kv=bf16,site=kv.tail,pattern=nan]"
 
 
@@ -60,7 +63,11 @@ def test_a_cell_of_the_matrix_is_shown_although_it_is_of_no_scenario(cli: Cli) -
     assert json.loads(cli("show", CELL, "--json")[1])["scenario"] is None
 
 
-def test_the_kernels_of_a_plugin_are_listed_beside_ours(cli: Cli, plugin: Callable[[str], Path]) -> None:
+def test_the_kernels_of_a_plugin_are_listed_beside_ours(
+    cli: Cli, plugin: Callable[[str], Path]
+) -> None:
     code, out, err = cli("list", "--plugin", plugin(GOOD_BODY), "--json")
     assert code == 0, err
-    assert {"quantize_fp8/mine", "quantize_fp8/per-token"} <= {row["name"] for row in json.loads(out)["kernels"]}
+    assert {"quantize_fp8/mine", "quantize_fp8/per-token"} <= {
+        row["name"] for row in json.loads(out)["kernels"]
+    }

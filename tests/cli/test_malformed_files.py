@@ -1,4 +1,6 @@
-"""Malformed files of every kind are refused with one line and exit code 2; files of an older version open."""
+"""Malformed files of every kind are refused with one line and exit code 2; files of an older
+version open.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ Cli = Callable[..., tuple[int, str, str]]
 
 def test_there_are_a_hundred_and_twenty_of_five_kinds() -> None:
     assert len(every()) >= 120
-    assert {one.kind for one in every()} == {"scenario", "script", "plug-in", "baseline", "run folder"}
+    assert {one.kind for one in every()} == {
+        "scenario",
+        "script",
+        "plug-in",
+        "baseline",
+        "run folder",
+    }
 
 
 @pytest.mark.parametrize("one", every(), ids=lambda one: f"{one.kind}: {one.name}")
@@ -32,6 +40,8 @@ def test_a_run_folder_of_an_older_version_is_shown_and_resumed(cli: Cli, tmp_pat
     shutil.copytree(OLDER, run)
     code, told, errors = cli("report", run, "--history", "none")
     assert (code, errors) == (0, "") and "6 pass" in told
-    (run / "results.jsonl").write_text("".join((run / "results.jsonl").read_text().splitlines(keepends=True)[:4]))
+    (run / "results.jsonl").write_text(
+        "".join((run / "results.jsonl").read_text().splitlines(keepends=True)[:4])
+    )
     code, told, _ = cli("run", "--resume", run, "--history", "none", "-n", "0")
     assert code == 0 and "6 pass" in told

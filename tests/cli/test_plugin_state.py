@@ -1,4 +1,6 @@
-"""What a plug-in changes in its process reaches no other case: each gets the verdict that it has alone."""
+"""What a plug-in changes in its process reaches no other case: each gets the verdict that it has
+alone.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def look(name):
 
 
 def quantized(x, num_live):
-"""
+"""  # noqa: E501
 KERNEL = """
 
 @kernel(op="quantize_fp8", name="{name}")
@@ -89,7 +91,10 @@ FAIL = {"replaces", "mode"}
 def source(*names: str) -> str:
     """A plug-in with the kernels of these names: of CHANGES, `lazy`, or a good one."""
     changes = CHANGES | {"lazy": LAZY}
-    kernels = [KERNEL.format(name=n, function=n.replace("-", "_"), change=changes.get(n, "pass")) for n in names]
+    kernels = [
+        KERNEL.format(name=n, function=n.replace("-", "_"), change=changes.get(n, "pass"))
+        for n in names
+    ]
     return HEAD + GOOD_BODY + "".join(kernels)
 
 
@@ -109,7 +114,9 @@ def check(found: dict[str, list[dict[str, Any]]]) -> None:
         for result in found[name]:
             assert result["verdict"] == ("fail" if name in FAIL else "pass"), result
             assert says in result["reason"], result
-            assert {one["oracle"] for one in result["findings"]} == ({"process"} if name in FAIL else set())
+            assert {one["oracle"] for one in result["findings"]} == (
+                {"process"} if name in FAIL else set()
+            )
     assert {result["verdict"] for result in found["good"]} == {"pass"}
     assert {result["verdict"] for result in found["lazy"]} == {"fail"}
     assert not any(result["reason"] for result in found["good"])
@@ -142,7 +149,11 @@ def test_what_plugins_leave_behind_reaches_no_other_case(
 
 
 def test_cases_that_share_a_process_begin_with_the_state_of_a_new_one(
-    cli: Cli, scenarios: Path, tmp_path: Path, pids: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+    cli: Cli,
+    scenarios: Path,
+    tmp_path: Path,
+    pids: Callable[[], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As on a GPU, and for a plug-in that takes long to import."""
     monkeypatch.setattr(plugin_files, "CHEAP_SECONDS", -1.0)
@@ -156,16 +167,26 @@ def test_what_an_import_leaves_behind_is_restored_and_said_for_its_kernels_alone
     cli: Cli, scenarios: Path, tmp_path: Path, pids: Callable[[], list[str]]
 ) -> None:
     words: list[object] = ["-n", 1]
-    for name, change in (("first", CHANGES["dtype"]), ("second", CHANGES["replaces"]), ("lazy", "pass")):
+    for name, change in (
+        ("first", CHANGES["dtype"]),
+        ("second", CHANGES["replaces"]),
+        ("lazy", "pass"),
+    ):
         file = tmp_path / f"{name}_kernel.py"
         file.write_text(source(name) + f"\n\n{change}\n")
         words += ["--plugin", file, "--kernel", name]
     found = run(cli, scenarios, *words)
     for result in found["first"]:
         assert result["verdict"] == "pass"
-        assert result["reason"] == "the import of first_kernel.py set the default dtype to torch.float64 (restored)"
+        assert (
+            result["reason"]
+            == "the import of first_kernel.py set the default dtype to torch.float64 (restored)"
+        )
     for result in found["second"]:
-        assert result["verdict"] == "fail" and "the import of second_kernel.py replaced torch.empty" in result["reason"]
+        assert (
+            result["verdict"] == "fail"
+            and "the import of second_kernel.py replaced torch.empty" in result["reason"]
+        )
     assert {result["verdict"] for result in found["lazy"]} == {"fail"}
     assert not any("import" in result["reason"] for result in found["lazy"])
 
@@ -174,19 +195,26 @@ def test_a_remark_on_the_process_is_beside_the_failure_that_it_may_explain(
     cli: Cli, scenarios: Path, tmp_path: Path, pids: Callable[[], list[str]]
 ) -> None:
     (tmp_path / "needs.py").write_text(
-        source("needs").replace("found = quantized(x, num_live)", "assert torch.get_default_dtype() is torch.float64")
+        source("needs").replace(
+            "found = quantized(x, num_live)", "assert torch.get_default_dtype() is torch.float64"
+        )
         + f"\n\n{CHANGES['dtype']}\n"
     )
-    (first, _) = run(cli, scenarios, "-n", 1, "--plugin", tmp_path / "needs.py")["needs"]
+    first, _ = run(cli, scenarios, "-n", 1, "--plugin", tmp_path / "needs.py")["needs"]
     assert first["verdict"] == "crash" and "raised AssertionError" in first["reason"]
-    assert "the import of needs.py set the default dtype to torch.float64" in first["findings"][0]["message"]
+    assert (
+        "the import of needs.py set the default dtype to torch.float64"
+        in first["findings"][0]["message"]
+    )
 
 
 def test_a_remark_is_printed_with_its_number_of_cases(
     cli: Cli, scenarios: Path, tmp_path: Path, pids: Callable[[], list[str]]
 ) -> None:
     (tmp_path / "dtype.py").write_text(source("dtype"))
-    code, out, _ = cli("run", "quantize", "--scenarios", scenarios, "-n", 1, "--plugin", tmp_path / "dtype.py")
+    code, out, _ = cli(
+        "run", "quantize", "--scenarios", scenarios, "-n", 1, "--plugin", tmp_path / "dtype.py"
+    )
     assert code == 0
     assert f"remark on 2 cases that pass: {SAYS['dtype']}" in " ".join(out.split())
 
@@ -197,4 +225,7 @@ def test_one_name_in_two_files_is_refused(cli: Cli, scenarios: Path, tmp_path: P
     words = ("--plugin", tmp_path / "a.py", "--plugin", tmp_path / "b.py")
     code, _, err = cli("run", "quantize", "--scenarios", scenarios, "-n", 1, *words)
     assert code == 2 and err.count("\n") == 1
-    assert "b.py: kernel 'quantize_fp8/same' is registered already, by" in err and "a.py; rename one" in err
+    assert (
+        "b.py: kernel 'quantize_fp8/same' is registered already, by" in err
+        and "a.py; rename one" in err
+    )

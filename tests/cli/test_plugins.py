@@ -17,7 +17,17 @@ Cli = Callable[..., tuple[int, str, str]]
 
 def judge(cli: Cli, scenarios: Path, path: Path, *more: object) -> dict[str, object]:
     code, out, err = cli(
-        "run", "--plugin", path, "--kernel", "mine", "--scenarios", scenarios, "-n", 1, "--json", *more
+        "run",
+        "--plugin",
+        path,
+        "--kernel",
+        "mine",
+        "--scenarios",
+        scenarios,
+        "-n",
+        1,
+        "--json",
+        *more,
     )
     assert code in (0, 1), err
     summary: dict[str, object] = json.loads(out)
@@ -29,8 +39,9 @@ def test_a_good_kernel_is_judged_by_every_scenario_of_its_op_and_passes(
 ) -> None:
     summary = judge(cli, scenarios, plugin(GOOD_BODY))
     assert [case["id"] for case in summary["cases"]] == [
-        "quantize[kernel=mine,num_live=1]", "quantize[kernel=mine,num_live=8]",
-    ]  # fmt: skip
+        "quantize[kernel=mine,num_live=1]",
+        "quantize[kernel=mine,num_live=8]",
+    ]
     assert summary["totals"]["pass"] == 2
 
 
@@ -65,7 +76,9 @@ def test_a_misbehaving_kernel_is_a_finding_and_the_run_goes_on(
     cli: Cli, scenarios: Path, plugin: Callable[[str], Path], body: str, verdict: str
 ) -> None:
     # Only the kernel that hangs comes to its limit, so that one is short.
-    summary = judge(cli, scenarios, plugin(body), "--timeout", 3 if "while True" in body else HANG_SECONDS)
+    summary = judge(
+        cli, scenarios, plugin(body), "--timeout", 3 if "while True" in body else HANG_SECONDS
+    )
     worst = summary["cases"][0]
     assert worst["verdict"] == verdict, worst
     assert worst["findings"] and worst["findings"][0]["message"]
@@ -87,7 +100,9 @@ def test_a_plugin_file_that_does_not_load_is_bad_input_in_one_line(
 ) -> None:
     path = tmp_path / "broken.py"
     path.write_text(content)
-    code, _, err = cli("run", "--plugin", path, "--kernel", "mine", "--scenarios", scenarios, "-n", 1)
+    code, _, err = cli(
+        "run", "--plugin", path, "--kernel", "mine", "--scenarios", scenarios, "-n", 1
+    )
     assert code == 2
     assert sentence in err and err.count("\n") == 1 and "broken.py" in err
 
@@ -115,7 +130,9 @@ def test_of_a_file_with_kernels_of_two_ops_those_that_nothing_selected_uses_are_
     options = ("--plugin", path, "--scenarios", scenarios, "-n", 1)
     code, out, err = cli("run", "quantize", *options, "--json")
     assert code == 0, err
-    assert {case["id"].partition(",")[0] for case in json.loads(out)["cases"]} == {"quantize[kernel=mine"}
+    assert {case["id"].partition(",")[0] for case in json.loads(out)["cases"]} == {
+        "quantize[kernel=mine"
+    }
     code, out, err = cli("run", "merge[kernel=other,num_with_context=7]", *options, "--json")
     assert [case["verdict"] for case in json.loads(out)["cases"]] == ["fail"], err
     assert cli("run", "quantize[kernel=third,num_live=1]", *options)[0] == 2
@@ -130,11 +147,12 @@ def mine(q, kv_cache, block_table, seq_lens, *, scale, kv_scale=None, metadata=N
     tiled = KERNELS.get("mla_decode/tiled").load()
     out, lse = tiled(q, kv_cache, block_table, seq_lens, scale=scale, kv_scale=kv_scale, metadata=metadata)
     return out, lse + 0.001  # as far off as a sum of probabilities that are each rounded to bfloat16
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(
-    ("promise", "verdict"), [("", "fail"), (", bf16_steps=('partials',)", "fail"), (", bf16_steps=('sums',)", "pass")]
+    ("promise", "verdict"),
+    [("", "fail"), (", bf16_steps=('partials',)", "fail"), (", bf16_steps=('sums',)", "pass")],
 )
 def test_a_kernel_that_says_what_it_rounds_to_bfloat16_is_judged_by_it(
     cli: Cli, tmp_path: Path, promise: str, verdict: str
@@ -142,7 +160,13 @@ def test_a_kernel_that_says_what_it_rounds_to_bfloat16_is_judged_by_it(
     path = tmp_path / "rounds.py"
     path.write_text(SUMS_IN_BF16.format(promise=promise))
     code, out, err = cli(
-        "run", "decode-kernel[kernel=mine,kv=bf16,planned=planned]", "--plugin", path, "-n", 1, "--json"
+        "run",
+        "decode-kernel[kernel=mine,kv=bf16,planned=planned]",
+        "--plugin",
+        path,
+        "-n",
+        1,
+        "--json",
     )
     assert code == (verdict == "fail"), err
     assert [case["verdict"] for case in json.loads(out)["cases"]] == [verdict]
@@ -175,17 +199,27 @@ def test_a_kernel_that_raises_shows_its_line_its_traceback_and_what_it_printed(
         assert result["findings"][0]["at"] == place
         log = result["log"]
         frame = f'{path}", line {line}, in halve'
-        assert all(part in log for part in ("on standard output\n", "on standard error\n", frame, "RuntimeError: "))
+        assert all(
+            part in log
+            for part in ("on standard output\n", "on standard error\n", frame, "RuntimeError: ")
+        )
     page = (folder / "report.html").read_text()
-    assert f"at <code>{place}</code>" in page and "on standard output" in page and "Traceback" in page
+    assert (
+        f"at <code>{place}</code>" in page and "on standard output" in page and "Traceback" in page
+    )
 
 
 def test_what_a_failing_kernel_prints_is_kept_and_a_passing_one_leaves_no_log(
     cli: Cli, scenarios: Path, plugin: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    body = "\n    print('num_live', num_live)" + GOOD_BODY.replace("x if num_live is None else x[:num_live]", "x")
+    body = "\n    print('num_live', num_live)" + GOOD_BODY.replace(
+        "x if num_live is None else x[:num_live]", "x"
+    )
     cli("run", "--plugin", plugin(body), "--scenarios", scenarios, "-n", 1)
     (folder,) = (tmp_path / "reports" / "runs").glob("2*")
-    logs = {r["verdict"]: r["log"] for r in map(json.loads, (folder / "results.jsonl").read_text().splitlines())}
+    logs = {
+        r["verdict"]: r["log"]
+        for r in map(json.loads, (folder / "results.jsonl").read_text().splitlines())
+    }
     assert logs.keys() == {"pass", "fail"}
     assert "num_live 1" in logs["fail"] and logs["pass"] == ""

@@ -42,7 +42,9 @@ def test_every_command_refuses_an_option_that_it_would_overwrite(name: str) -> N
         (("baseline", "show", "--dir", "a", "--dir", "b"), "--dir"),
     ],
 )
-def test_a_second_value_is_refused_in_one_line(cli: Cli, words: tuple[str, ...], option: str) -> None:
+def test_a_second_value_is_refused_in_one_line(
+    cli: Cli, words: tuple[str, ...], option: str
+) -> None:
     code, out, err = cli(*words)
     assert (code, out) == (2, "")
     assert err == f"mla-harness: {option}: given 2 times, takes one value; give it once\n"
@@ -55,7 +57,9 @@ def test_flags_and_lists_may_be_repeated(cli: Cli, scenarios: Path) -> None:
 
 @pytest.mark.nightly
 def test_cases_of_any_of_the_tags_are_run(cli: Cli, scenarios: Path) -> None:
-    (scenarios / "merge.yaml").write_text((scenarios / "merge.yaml").read_text() + "tags: [other]\n")
+    (scenarios / "merge.yaml").write_text(
+        (scenarios / "merge.yaml").read_text() + "tags: [other]\n"
+    )
 
     def num_run(*words: object) -> int:
         code, out, err = cli("run", *words, "--scenarios", scenarios, "-n", 1, "--json")
@@ -70,7 +74,18 @@ def test_cases_of_any_of_the_tags_are_run(cli: Cli, scenarios: Path) -> None:
 
 
 def test_each_kernel_is_judged_and_named_in_the_command_to_copy(cli: Cli, scenarios: Path) -> None:
-    words = ("run", "quantize", "--kernel", "torch", "--kernel", "torch-fmax", "--scenarios", scenarios, "-n", 1)
+    words = (
+        "run",
+        "quantize",
+        "--kernel",
+        "torch",
+        "--kernel",
+        "torch-fmax",
+        "--scenarios",
+        scenarios,
+        "-n",
+        1,
+    )
     code, out, err = cli(*words, "--json")
     assert code == 0, err
     found = json.loads(out)

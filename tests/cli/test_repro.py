@@ -1,4 +1,6 @@
-"""`mla-harness repro PR` judges what ran, by the case, the oracle and the memory that a scenario declares."""
+"""`mla-harness repro PR` judges what ran, by the case, the oracle and the memory that a scenario
+declares.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,12 @@ def repro(cli: Cli, folder: Path, *more: object) -> tuple[int, str, str]:
 
 
 @pytest.mark.skipif(HAS_VLLM, reason="vLLM is installed: its scenarios run")
-def test_scenarios_that_cannot_run_here_are_left_out_of_the_verdict(cli: Cli, tmp_path: Path) -> None:
-    folder = shipped(tmp_path / "shipped", "merge-kernel", "vllm-mixed-context", "vllm-host-prefill-merge")
+def test_scenarios_that_cannot_run_here_are_left_out_of_the_verdict(
+    cli: Cli, tmp_path: Path
+) -> None:
+    folder = shipped(
+        tmp_path / "shipped", "merge-kernel", "vllm-mixed-context", "vllm-host-prefill-merge"
+    )
     code, out, err = repro(cli, folder)
     assert (code, err) == (0, "")
     assert "caught merge.ignore-context-count by finite" in out
@@ -57,7 +63,11 @@ def test_a_bug_of_which_nothing_runs_here_is_not_green(cli: Cli, tmp_path: Path)
     code, out, err = repro(cli, shipped(tmp_path / "shipped", "vllm-mixed-context"), "--json")
     assert code == 2 and "nothing ran" in err
     found = json.loads(out)
-    assert found["ok"] is False and found["faults"] == [] and {row["verdict"] for row in found["scenarios"]} == {"skip"}
+    assert (
+        found["ok"] is False
+        and found["faults"] == []
+        and {row["verdict"] for row in found["scenarios"]} == {"skip"}
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,7 +92,9 @@ def test_a_fault_that_is_not_caught_as_declared_is_missed(
 
 def test_a_fault_with_another_blame_than_declared_is_seen(cli: Cli, scenarios: Path) -> None:
     file = scenarios / "merge.yaml"
-    file.write_text(file.read_text().replace("blames: [context.output, context.lse]", "blames: [kv.tail]"))
+    file.write_text(
+        file.read_text().replace("blames: [context.output, context.lse]", "blames: [kv.tail]")
+    )
     code, out, err = repro(cli, scenarios, "--json")
     assert code == 1, err
     assert "WRONG BLAME merge.ignore-context-count" in err and "MISSED" not in err
@@ -93,14 +105,20 @@ def test_a_fault_with_another_blame_than_declared_is_seen(cli: Cli, scenarios: P
 
 @pytest.mark.parametrize(
     ("name", "what", "again"),
-    [("merge", "scenario", "run merge"), ("merge[num_with_context=7]", "case", "run 'merge[num_with_context=7]'")],
+    [
+        ("merge", "scenario", "run merge"),
+        ("merge[num_with_context=7]", "case", "run 'merge[num_with_context=7]'"),
+    ],
 )
 def test_the_name_of_a_scenario_is_told_from_a_reference(
     cli: Cli, scenarios: Path, name: str, what: str, again: str
 ) -> None:
     code, out, err = cli("repro", name, "--scenarios", scenarios)
     assert (code, out) == (2, "") and err.count("\n") == 1
-    assert f"is a {what}, which repro takes only with --script FILE" in err and f"mla-harness {again}" in err
+    assert (
+        f"is a {what}, which repro takes only with --script FILE" in err
+        and f"mla-harness {again}" in err
+    )
 
 
 def test_an_engine_is_imported_from_the_folder_that_the_user_names(
@@ -112,11 +130,16 @@ def test_an_engine_is_imported_from_the_folder_that_the_user_names(
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise RuntimeError('the parent imports no engine')\n")
     (package / "_version.py").write_text("__version__ = version = '0.99.1.dev3+g1234'\n")
-    code, _, err = cli("run", "merge-kernel", "--engine-path", package.parent, "-n", 1, "--history", "none")
+    code, _, err = cli(
+        "run", "merge-kernel", "--engine-path", package.parent, "-n", 1, "--history", "none"
+    )
     assert code == 0, err
     store = RunStore.open(find_run("latest", DEFAULT_RUNS))
     assert store.plan.environment["engines"]["vllm"] == "0.99.1.dev3+g1234"
     assert store.plan.options["engine_path"] == str(package.parent)
     assert f"--engine-path {package.parent}" in reproduce_case("x", None, store.plan.options)
     code, _, err = cli("repro", 36540, "--engine-path", tmp_path)
-    assert code == 2 and f"--engine-path {tmp_path}: no package vllm or sglang or flashinfer there" in err
+    assert (
+        code == 2
+        and f"--engine-path {tmp_path}: no package vllm or sglang or flashinfer there" in err
+    )

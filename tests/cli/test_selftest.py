@@ -1,4 +1,6 @@
-"""`mla-harness selftest` ends in the exit codes of `run`: a regression, nothing ran, and the harness failed differ."""
+"""`mla-harness selftest` ends in the exit codes of `run`: a regression, nothing ran, and the
+harness failed differ.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,12 @@ def pool() -> Iterator[WorkerPool]:
     ],
 )
 def test_the_exit_code_tells_a_regression_from_nothing_ran_and_from_our_own_fault(
-    pool: WorkerPool, tmp_path: Path, capsys: pytest.CaptureFixture[str], clean: list[str], faulty: list[str], code: int
+    pool: WorkerPool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    clean: list[str],
+    faulty: list[str],
+    code: int,
 ) -> None:
     assert finish(planned_selftest(tmp_path, clean, faulty), pool, as_json=True) == code
     captured = capsys.readouterr()
@@ -60,12 +67,17 @@ def test_workers_that_cannot_start_leave_reports_and_a_selftest_that_goes_on(
     assert finish(RunStore.open(store.path), pool, as_json=False) == 0
 
 
-def test_a_selftest_is_continued_by_selftest_and_by_nothing_else(cli: Cli, scenarios: Path, tmp_path: Path) -> None:
+def test_a_selftest_is_continued_by_selftest_and_by_nothing_else(
+    cli: Cli, scenarios: Path, tmp_path: Path
+) -> None:
     assert cli("selftest", "--scenarios", scenarios, "-n", 1)[0] == 0
     (run,) = (tmp_path / "reports" / "runs").iterdir()
     for name in ("tried.jsonl", "faults.jsonl"):
         (run / name).unlink()
-    again = f"a run of `selftest`; continue it with: mla-harness selftest --resume reports/runs/{run.name}"
+    again = (
+        "a run of `selftest`; continue it with: mla-harness selftest --resume"
+        f" reports/runs/{run.name}"
+    )
     for command in ("run", "epochs"):
         code, out, err = cli(command, "--resume", "latest")
         assert (code, out) == (2, "") and again in err and err.count("\n") == 1

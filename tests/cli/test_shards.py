@@ -1,4 +1,6 @@
-"""Two shards of a real run, merged, find the same as one run of two processes: equal canonical lines."""
+"""Two shards of a real run, merged, find the same as one run of two processes: equal canonical
+lines.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ Cli = Callable[..., tuple[int, str, str]]
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kernel", ["multiplies-tail", "segfaults"])
-def test_merged_shards_find_the_same_as_one_run_of_two_processes(cli: Cli, kernel: str, tmp_path: Path) -> None:
+def test_merged_shards_find_the_same_as_one_run_of_two_processes(
+    cli: Cli, kernel: str, tmp_path: Path
+) -> None:
     # A case for each shard.
     cases = [f"decode-kernel[kernel={kernel},kv={kv},planned=planned]" for kv in ("fp32", "bf16")]
     out = ("--out", tmp_path)
@@ -33,7 +37,9 @@ def test_merged_shards_find_the_same_as_one_run_of_two_processes(cli: Cli, kerne
     assert [bool(json.loads(line)["blame"]) for line in expected.splitlines()] == [True, True]
 
 
-def test_shards_in_one_folder_are_cut_alike_as_they_do_not_know_of_each_other(cli: Cli, scenarios: Path) -> None:
+def test_shards_in_one_folder_are_cut_alike_as_they_do_not_know_of_each_other(
+    cli: Cli, scenarios: Path
+) -> None:
     options = ("--scenarios", scenarios, "-n", 1, "--out", "shards")
     assert cli("run", *options)[0] == 0
     (whole,) = Path("shards").iterdir()

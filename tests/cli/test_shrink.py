@@ -18,7 +18,9 @@ BROKEN = """
 """
 
 
-def test_a_failing_case_is_shrunk_and_the_printed_command_fails_so_again(cli: Cli, scenarios: Path) -> None:
+def test_a_failing_case_is_shrunk_and_the_printed_command_fails_so_again(
+    cli: Cli, scenarios: Path
+) -> None:
     code, out, err = cli("shrink", "merge", "--fault", FAULT, "--scenarios", scenarios, "-n", 1)
     assert (code, err) == (0, "")
     assert "num_heads" in out and "4 -> 1" in out
@@ -33,8 +35,12 @@ def test_a_failing_case_is_shrunk_and_the_printed_command_fails_so_again(cli: Cl
     assert cli(*without, "-n", 1)[0] == 0
 
 
-def test_the_result_as_json_has_the_case_the_steps_and_the_finding(cli: Cli, scenarios: Path) -> None:
-    _, out, _ = cli("shrink", "merge", "--fault", FAULT, "--scenarios", scenarios, "-n", 1, "--json")
+def test_the_result_as_json_has_the_case_the_steps_and_the_finding(
+    cli: Cli, scenarios: Path
+) -> None:
+    _, out, _ = cli(
+        "shrink", "merge", "--fault", FAULT, "--scenarios", scenarios, "-n", 1, "--json"
+    )
     shrunk = json.loads(out)
     assert shrunk["case"]["params"]["num_heads"] == 1
     assert shrunk["steps"][0]["what"] == "sites"
@@ -54,18 +60,34 @@ def test_a_kernel_of_a_user_is_shrunk_with_his_file_in_the_command(
 def test_a_case_that_passes_is_refused_in_one_line(cli: Cli, scenarios: Path) -> None:
     code, out, err = cli("shrink", "merge", "--scenarios", scenarios, "-n", 1)
     assert (code, out) == (2, "") or "merge" not in out
-    assert err.count("\n") == 1 and "only a failing case can be reduced: inject a bug with --fault" in err
+    assert (
+        err.count("\n") == 1
+        and "only a failing case can be reduced: inject a bug with --fault" in err
+    )
 
 
 def test_repro_shows_the_smallest_failing_case_of_a_fault(cli: Cli, scenarios: Path) -> None:
-    code, out, _ = cli("repro", "36540", "--scenarios", scenarios, "-n", 1, "--shrink-seconds", HANG_SECONDS)
+    code, out, _ = cli(
+        "repro", "36540", "--scenarios", scenarios, "-n", 1, "--shrink-seconds", HANG_SECONDS
+    )
     assert code == 0
     assert "smallest: merge[num_with_context=7]@num_tokens=1" in out
 
 
-def test_a_run_keeps_the_smallest_case_of_each_reason_on_request(cli: Cli, scenarios: Path, tmp_path: Path) -> None:
+def test_a_run_keeps_the_smallest_case_of_each_reason_on_request(
+    cli: Cli, scenarios: Path, tmp_path: Path
+) -> None:
     code, out, _ = cli(
-        "run", "merge", "--fault", FAULT, "--scenarios", scenarios, "-n", 1, "--shrink-seconds", HANG_SECONDS
+        "run",
+        "merge",
+        "--fault",
+        FAULT,
+        "--scenarios",
+        scenarios,
+        "-n",
+        1,
+        "--shrink-seconds",
+        HANG_SECONDS,
     )
     assert code == 1
     assert "smallest: mla-harness run 'merge[num_with_context=7]@num_tokens=1" in out

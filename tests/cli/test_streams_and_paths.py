@@ -1,4 +1,6 @@
-"""Streams that the shell closed lead to nothing, and a path that the system does not take is one line."""
+"""Streams that the shell closed lead to nothing, and a path that the system does not take is one
+line.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,23 @@ Cli = Callable[..., tuple[int, str, str]]
 
 def shell(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a line of a shell, in which `$HARNESS` is the command."""
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "HARNESS": f"{sys.executable} -m harness.cli.main"}
-    return subprocess.run(["bash", "-c", script], cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "HARNESS": f"{sys.executable} -m harness.cli.main",
+    }
+    return subprocess.run(
+        ["bash", "-c", script], cwd=folder, env=environ, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_run_with_closed_streams_is_a_run_and_nothing_is_printed_into_its_files(
     scenarios: Path, tmp_path: Path, closed: str
 ) -> None:
-    done = shell(f"$HARNESS run quantize --scenarios {scenarios} -n 1 --out runs {closed}", tmp_path)
+    done = shell(
+        f"$HARNESS run quantize --scenarios {scenarios} -n 1 --out runs {closed}", tmp_path
+    )
     assert (done.returncode, done.stderr) == (0, "")
     (run,) = (tmp_path / "runs").iterdir()
     assert [result.verdict.value for result in RunStore.open(run).results()] == ["pass"] * 4
@@ -39,7 +49,9 @@ def test_a_run_with_closed_streams_is_a_run_and_nothing_is_printed_into_its_file
 @pytest.mark.parametrize("words", ["list", "--version", "report --out none"])
 def test_an_output_that_cannot_be_written_is_one_line(words: str, tmp_path: Path) -> None:
     done = shell(f"$HARNESS {words} 1</dev/null", tmp_path)
-    assert done.returncode in (2, 3) and done.stderr.count("\n") == 1 and "raceback" not in done.stderr
+    assert (
+        done.returncode in (2, 3) and done.stderr.count("\n") == 1 and "raceback" not in done.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,5 +89,8 @@ def test_a_report_that_cannot_be_replaced_is_one_line(cli: Cli, scenarios: Path)
     (run / "report.html").unlink()
     (run / "report.html").mkdir()
     code, _, err = cli("report", run)
-    assert (code, err) == (2, f"mla-harness: {run}/report.html: Is a directory; give another path\n")
+    assert (code, err) == (
+        2,
+        f"mla-harness: {run}/report.html: Is a directory; give another path\n",
+    )
     assert not list(run.glob(".report*"))

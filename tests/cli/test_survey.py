@@ -1,4 +1,6 @@
-"""`survey` on a machine with two GPUs, which are a stand-in: cases of a kernel stand for an engine's options."""
+"""`survey` on a machine with two GPUs, which are a stand-in: cases of a kernel stand for an
+engine's options.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,17 @@ params: {{num_tokens: 6, num_live: 4}}
 """
 
 
-@pytest.mark.parametrize(("num_gpus", "drawn"), [(1, {"vllm-survey"}), (2, {"vllm-survey", "vllm-survey-ranks"})])
+@pytest.mark.parametrize(
+    ("num_gpus", "drawn"), [(1, {"vllm-survey"}), (2, {"vllm-survey", "vllm-survey-ranks"})]
+)
 def test_options_of_several_ranks_are_drawn_where_two_gpus_are_there(
     num_gpus: int, drawn: set[str], cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = WorkerPool.start
-    gpus = tuple(Gpu(name="H100", capability="9.0", memory_bytes=1, uuid=str(number)) for number in range(num_gpus))
+    gpus = tuple(
+        Gpu(name="H100", capability="9.0", memory_bytes=1, uuid=str(number))
+        for number in range(num_gpus)
+    )
 
     def with_gpus(pool: WorkerPool) -> Any:
         return start(pool).model_copy(update={"gpus": gpus})
@@ -37,8 +44,12 @@ def test_options_of_several_ranks_are_drawn_where_two_gpus_are_there(
     monkeypatch.setattr(WorkerPool, "start", with_gpus)
     for name in ("vllm-survey", "vllm-survey-ranks"):
         (tmp_path / f"{name}.yaml").write_text(OPTIONS.format(name=name))
-    code, out, _ = cli("survey", "vllm", "--scenarios", tmp_path, "-n", 1, "--out", tmp_path / "runs")
-    assert code == 2 and "no CUDA device on this machine" in out, "the cases of such a machine run on its GPUs"
+    code, out, _ = cli(
+        "survey", "vllm", "--scenarios", tmp_path, "-n", 1, "--out", tmp_path / "runs"
+    )
+    assert code == 2 and "no CUDA device on this machine" in out, (
+        "the cases of such a machine run on its GPUs"
+    )
     (run,) = (tmp_path / "runs").iterdir()
     assert {job.case.scenario for job in RunStore.open(run).plan.jobs} == drawn
     assert cli("survey", "vllm", "--resume", run)[0] == 2
@@ -47,9 +58,14 @@ def test_options_of_several_ranks_are_drawn_where_two_gpus_are_there(
 
 def test_batch_invariance_has_a_scenario_of_its_own(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "one.yaml").write_text(OPTIONS.format(name="vllm-batch-invariant"))
-    code, _, err = cli("survey", "--batch-invariant", "--scenarios", tmp_path, "-n", 1, "--out", tmp_path / "runs")
+    code, _, err = cli(
+        "survey", "--batch-invariant", "--scenarios", tmp_path, "-n", 1, "--out", tmp_path / "runs"
+    )
     (run,) = (tmp_path / "runs").iterdir()
-    assert (code, {job.case.scenario for job in RunStore.open(run).plan.jobs}) == (0, {"vllm-batch-invariant"}), err
+    assert (code, {job.case.scenario for job in RunStore.open(run).plan.jobs}) == (
+        0,
+        {"vllm-batch-invariant"},
+    ), err
     assert cli("survey", "sglang", "--batch-invariant", "-n", 1)[0] == 2
 
 

@@ -1,4 +1,6 @@
-"""Kernels that cannot be called, that crash alike in each case, and that refuse: one line, a few crashes, a count."""
+"""Kernels that cannot be called, that crash alike in each case, and that refuse: one line, a few
+crashes, a count.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ LAZY = "import no_such_package_of_mine"
 TYPO = "return x.to(torch.float8_e4m3), x"
 BAD = "return x.to(torch.float8_e4m3fn), torch.full((1,), float('nan'))"
 REFUSES = "raise Refused('not today')"
-REFUSES_PARTLY = "\n    if num_live in (1, 2):\n        raise Refused('at least 3 rows')\n" + GOOD_BODY
+REFUSES_PARTLY = (
+    "\n    if num_live in (1, 2):\n        raise Refused('at least 3 rows')\n" + GOOD_BODY
+)
 
 
 @pytest.fixture
@@ -34,7 +38,10 @@ def many(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def kernels(tmp_path: Path) -> Callable[..., list[object]]:
-    """Write a plug-in for each kernel, by its name, with this body. Returns the options that judge them."""
+    """Write a plug-in for each kernel, by its name, with this body.
+
+    Returns the options that judge them.
+    """
 
     def write(**bodies: str) -> list[object]:
         words: list[object] = []
@@ -54,13 +61,22 @@ def newest(folder: Path) -> Path:
 
 @pytest.mark.parametrize("how", [("-n", 1), ("-n", 0), ("-n", 2)])
 def test_a_kernel_that_imports_what_is_not_there_ends_the_run_in_one_line(
-    cli: Cli, many: Path, kernels: Callable[..., list[object]], tmp_path: Path, how: tuple[object, ...]
+    cli: Cli,
+    many: Path,
+    kernels: Callable[..., list[object]],
+    tmp_path: Path,
+    how: tuple[object, ...],
 ) -> None:
     code, out, err = cli("run", *kernels(lazy=LAZY), "--scenarios", many, *how)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "quantize_fp8/lazy cannot be called: ModuleNotFoundError: No module named 'no_such_package_of_mine'" in err
+    assert (
+        "quantize_fp8/lazy cannot be called: ModuleNotFoundError: No module named"
+        " 'no_such_package_of_mine'" in err
+    )
     assert "at lazy_kernel.py:7 in mine: import no_such_package_of_mine; install the package" in err
-    assert not (newest(tmp_path) / "results.jsonl").exists(), "the run can be continued once the package is there"
+    assert not (newest(tmp_path) / "results.jsonl").exists(), (
+        "the run can be continued once the package is there"
+    )
 
 
 def test_an_argument_that_is_corrupted_is_not_to_blame_for_a_missing_package(
@@ -76,7 +92,10 @@ def test_a_missing_package_hides_no_failure_that_was_seen_before(
     words = kernels(bad=BAD, lazy=LAZY)
     code, out, err = cli("run", "quantize", *words, "--scenarios", many, *ONE)
     assert code == 2 and "FAIL quantize_fp8/bad: 6 cases" in out and "6 cases not run" in out
-    assert err.startswith("quantize_fp8/lazy cannot be called") and "continue with: mla-harness run --resume" in err
+    assert (
+        err.startswith("quantize_fp8/lazy cannot be called")
+        and "continue with: mla-harness run --resume" in err
+    )
 
 
 def test_after_three_crashes_alike_the_other_cases_of_the_kernel_are_left_out_and_counted(
@@ -85,8 +104,9 @@ def test_after_three_crashes_alike_the_other_cases_of_the_kernel_are_left_out_an
     words = ("run", *kernels(typo=TYPO, good=GOOD_BODY), "--scenarios", many, *ONE)
     code, out, _ = cli(*words)
     assert code == 1 and "12 pass, 3 crash, 9 skip in " in out
-    assert "skipped 9 cases: left out: quantize_fp8/typo crashed 3 times by AttributeError at typo_kernel.py:7" in (
-        " ".join(out.split())
+    assert (
+        "skipped 9 cases: left out: quantize_fp8/typo crashed 3 times by AttributeError at"
+        " typo_kernel.py:7" in (" ".join(out.split()))
     )
     code, out, _ = cli(*words, "--keep-going")
     assert code == 1 and "12 pass, 12 crash in " in out
@@ -96,9 +116,17 @@ def test_crashes_at_other_lines_or_for_other_causes_are_not_alike(
     cli: Cli, many: Path, kernels: Callable[..., list[object]]
 ) -> None:
     lines = "\n".join(
-        f"    if num_live < {most}:\n        raise {error}" for most, error in ((3, "KeyError"), (5, "OSError"))
+        f"    if num_live < {most}:\n        raise {error}"
+        for most, error in ((3, "KeyError"), (5, "OSError"))
     )
-    code, out, _ = cli("run", "quantize", *kernels(each=f"\n{lines}\n    raise ValueError"), "--scenarios", many, *ONE)
+    code, out, _ = cli(
+        "run",
+        "quantize",
+        *kernels(each=f"\n{lines}\n    raise ValueError"),
+        "--scenarios",
+        many,
+        *ONE,
+    )
     assert code == 1 and "6 crash in " in out
 
 
@@ -121,7 +149,9 @@ def test_what_a_kernel_refuses_is_counted_apart_in_each_report(
     assert "refused 2 cases: quantize_fp8/mine: at least 3 rows" in out
     assert "judged 4 of 6 cases; the kernel refused 2\n" in out
     assert cli(*words, "--fail-on", "skip")[0] == 1
-    assert "judged 4 of 6 cases; the kernel refused 2" in cli("report", "--markdown")[1].lower().replace("\\", "")
+    assert "judged 4 of 6 cases; the kernel refused 2" in cli("report", "--markdown")[
+        1
+    ].lower().replace("\\", "")
     folder = newest(tmp_path)
     skipped = ET.parse(folder / "junit.xml").findall(".//skipped")
     assert [(one.get("type"), one.get("message")) for one in skipped] == [
@@ -142,11 +172,18 @@ def test_a_kernel_that_refuses_everything_is_not_green(
 ) -> None:
     code, out, err = cli("run", *kernels(mine=REFUSES), "--scenarios", many, *ONE)
     assert code == 2 and "judged 0 of 12 cases; the kernel refused 12" in out
-    assert err.startswith("nothing was judged: quantize_fp8/mine refused every case") and err.count("\n") == 1
+    assert (
+        err.startswith("nothing was judged: quantize_fp8/mine refused every case")
+        and err.count("\n") == 1
+    )
     code, out, err = cli("run", *kernels(good=GOOD_BODY, mine=REFUSES), "--scenarios", many, *ONE)
-    assert code == 2 and "12 pass, 12 refused" in out, "another kernel's passes say nothing about it"
+    assert code == 2 and "12 pass, 12 refused" in out, (
+        "another kernel's passes say nothing about it"
+    )
     assert err.startswith("nothing was judged: quantize_fp8/mine refused every case")
-    code, _, _ = cli("run", *kernels(good=GOOD_BODY, partly=REFUSES_PARTLY), "--scenarios", many, *ONE)
+    code, _, _ = cli(
+        "run", *kernels(good=GOOD_BODY, partly=REFUSES_PARTLY), "--scenarios", many, *ONE
+    )
     assert code == 0
 
 

@@ -1,4 +1,6 @@
-"""In place of FlashInfer's `tests/test_helpers/fuzz_ledger.py`: what the file of contrib/flashinfer calls of it."""
+"""In place of FlashInfer's `tests/test_helpers/fuzz_ledger.py`: what the file of contrib/flashinfer
+calls of it.
+"""
 
 from __future__ import annotations
 

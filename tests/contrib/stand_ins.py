@@ -1,6 +1,8 @@
-"""Modules in place of FlashInfer, vLLM and FlashMLA, in torch on a CPU: sound ones, or with one planted bug.
+"""Modules in place of FlashInfer, vLLM and FlashMLA, in torch on a CPU: sound ones, or with one
+planted bug.
 
-They have the functions that the files of contrib/ call, with the same parameters. `install` puts them into sys.modules.
+They have the functions that the files of contrib/ call, with the same parameters. `install` puts
+them into sys.modules.
 """
 
 from __future__ import annotations
@@ -33,7 +35,12 @@ BUGS = {
         "maps-minus-one",
         "attends-to-minus-one",
     ),
-    "flashmla": ("fp8-descale-k-unused", "fp8-tail-of-last-page", "fp8-causal-off-by-one", "fp8-zero-over-zero"),
+    "flashmla": (
+        "fp8-descale-k-unused",
+        "fp8-tail-of-last-page",
+        "fp8-causal-off-by-one",
+        "fp8-zero-over-zero",
+    ),
 }
 """File of contrib/ -> the bugs that it must find."""
 
@@ -61,16 +68,31 @@ class BatchMLAPagedAttentionWrapper:
         q_type: Any,
         kv_type: Any,
     ) -> None:
-        self.planned = dict(indices=kv_indices, starts=kv_indptr, page_size=page_size, scale=sm_scale, heads=num_heads)
+        self.planned = dict(
+            indices=kv_indices,
+            starts=kv_indptr,
+            page_size=page_size,
+            scale=sm_scale,
+            heads=num_heads,
+        )
         if self.bug == "unclear" and kv_len_arr.dtype != torch.int32:
             raise ValueError("bad argument")
-        for name, tensor in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr), ("kv_len_arr", kv_len_arr)):
+        for name, tensor in (
+            ("qo_indptr", qo_indptr),
+            ("kv_indptr", kv_indptr),
+            ("kv_len_arr", kv_len_arr),
+        ):
             _refuse(tensor.is_floating_point(), f"{name} must be of an integer type")
-        _refuse(len(kv_len_arr) + 1 != len(kv_indptr), "kv_len_arr has other requests than kv_indptr")
+        _refuse(
+            len(kv_len_arr) + 1 != len(kv_indptr), "kv_len_arr has other requests than kv_indptr"
+        )
         self.planned["lens"] = kv_len_arr.clamp(min=0)
         pages = (self.planned["lens"] + page_size - 1) // page_size
         self.planned["queries"] = int(qo_indptr[-1])
-        _refuse(self.planned["queries"] != len(qo_indptr) - 1, "qo_indptr does not end with the last query")
+        _refuse(
+            self.planned["queries"] != len(qo_indptr) - 1,
+            "qo_indptr does not end with the last query",
+        )
         for name, tensor in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr)):
             _refuse(bool((tensor.diff() < 0).any() or tensor.min() < 0), f"{name} falls")
         _refuse(int(kv_indptr[-1]) > len(kv_indices), "kv_indptr passes the end of kv_indices")
@@ -94,12 +116,20 @@ class BatchMLAPagedAttentionWrapper:
         _refuse(q_nope.dtype != torch.bfloat16, "q_nope has another type than planned")
         _refuse(len(q_nope) != planned["queries"], "q_nope has other requests than qo_indptr")
         if self.bug == "half-pages":
-            ckv_cache, kpe_cache = ckv_cache.reshape(-1, 64, RANK), kpe_cache.reshape(-1, 64, kpe_cache.shape[-1])
+            ckv_cache, kpe_cache = (
+                ckv_cache.reshape(-1, 64, RANK),
+                kpe_cache.reshape(-1, 64, kpe_cache.shape[-1]),
+            )
         if self.bug == "ignores-strides":
-            ckv_cache = torch.as_strided(ckv_cache, ckv_cache.shape, torch.empty_like(ckv_cache).contiguous().stride())
+            ckv_cache = torch.as_strided(
+                ckv_cache, ckv_cache.shape, torch.empty_like(ckv_cache).contiguous().stride()
+            )
         if self.bug == "writes-input":
             q_pe.view(-1)[0] = 1
-        q, cache = torch.cat([q_nope, q_pe], -1).double(), torch.cat([ckv_cache, kpe_cache], -1).double()
+        q, cache = (
+            torch.cat([q_nope, q_pe], -1).double(),
+            torch.cat([ckv_cache, kpe_cache], -1).double(),
+        )
         for i, length in enumerate(planned["lens"].tolist()):
             pages = planned["indices"][planned["starts"][i] : planned["starts"][i + 1]].long()
             keys = cache[pages].flatten(0, 1)[:length]
@@ -137,7 +167,14 @@ def scaled_fp8_quant(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def paged_logits(
-    bug: str, q: Any, cache: Tensor, weights: Tensor, lens: Tensor, table: Tensor, plan: Any, columns: int
+    bug: str,
+    q: Any,
+    cache: Tensor,
+    weights: Tensor,
+    lens: Tensor,
+    table: Tensor,
+    plan: Any,
+    columns: int,
 ) -> Tensor:
     """DeepGEMM's paged logits [B * S, columns] float32."""
     page = cache.shape[1]
@@ -150,28 +187,40 @@ def paged_logits(
     return (scores * weights.view(*scores.shape[:3], 1)).sum(2).flatten(0, 1)[:, :columns]
 
 
-def select_topk(bug: str, logits: Tensor, lens: Tensor, next_n: int, out: Tensor, topk: int, longest: int) -> None:
+def select_topk(
+    bug: str, logits: Tensor, lens: Tensor, next_n: int, out: Tensor, topk: int, longest: int
+) -> None:
     """The best positions of each row in `out`, -1 past them."""
     for row, length in enumerate(lens.flatten().tolist()):
         count = min(topk, length) - (bug == "topk-short" and length > 1)
-        best = logits[row, :length].topk(count).indices if bug != "topk-by-position" else torch.arange(count)
+        best = (
+            logits[row, :length].topk(count).indices
+            if bug != "topk-by-position"
+            else torch.arange(count)
+        )
         if bug != "topk-unwritten":
             out[row] = -1
         out[row, :count] = best.int()
 
 
-def map_indices(bug: str, requests: Tensor, table: Tensor, positions: Tensor, *, BLOCK_SIZE: int, **_: Any) -> Tensor:
+def map_indices(
+    bug: str, requests: Tensor, table: Tensor, positions: Tensor, *, BLOCK_SIZE: int, **_: Any
+) -> Tensor:
     """Slots of positions [T, K], -1 for -1."""
     pages = table[requests.long()].long().gather(1, positions.clamp(min=0).long() // BLOCK_SIZE)
     slots = pages * BLOCK_SIZE + positions.clamp(min=0) % BLOCK_SIZE
     return (slots if bug == "maps-minus-one" else torch.where(positions < 0, -1, slots)).int()
 
 
-def sparse_attention(bug: str, *, q: Tensor, kv: Tensor, indices: Tensor, sm_scale: float, d_v: int) -> tuple[Any, ...]:
+def sparse_attention(
+    bug: str, *, q: Tensor, kv: Tensor, indices: Tensor, sm_scale: float, d_v: int
+) -> tuple[Any, ...]:
     """FlashMLA's sparse forward: out [T, H, d_v]."""
     out = torch.zeros(*q.shape[:2], d_v, dtype=q.dtype)
     for row, slots in enumerate(indices[:, 0]):
-        keys = kv[slots.long() if bug == "attends-to-minus-one" else slots[slots >= 0].long(), 0].double()
+        keys = kv[
+            slots.long() if bug == "attends-to-minus-one" else slots[slots >= 0].long(), 0
+        ].double()
         out[row] = ((q[row].double() @ keys.T * sm_scale).softmax(-1) @ keys[:, :d_v]).to(out.dtype)
     return out, None, None
 
@@ -199,7 +248,9 @@ def dense_fp8(
         keys = flat[pages].view(E4M3).double().flatten(0, 2)
         keys = keys if bug == "fp8-descale-k-unused" else keys * descale_k.double()
         for s in range(q.shape[1]):
-            seen = length - q.shape[1] + s + 1 + (bug == "fp8-causal-off-by-one") if causal else length
+            seen = (
+                length - q.shape[1] + s + 1 + (bug == "fp8-causal-off-by-one") if causal else length
+            )
             seen = min(length, seen)
             if seen <= 0:
                 if bug == "fp8-zero-over-zero":
@@ -241,10 +292,14 @@ def modules(bug: str = "") -> dict[str, ModuleType]:
         "flashinfer.utils": dict(is_sm90a_supported=lambda device: True),
         "vllm._custom_ops": dict(scaled_fp8_quant=scaled_fp8_quant),
         "vllm.platforms": dict(current_platform=platform),
-        "vllm.v1.attention.ops.triton_decode_attention": dict(decode_attention_fwd=with_bug(triton_decode)),
+        "vllm.v1.attention.ops.triton_decode_attention": dict(
+            decode_attention_fwd=with_bug(triton_decode)
+        ),
         "vllm.v1.attention.ops.flashmla": flashmla,
         "vllm.v1.attention.backends.mla.sparse_utils": sparse_utils,
-        "vllm.model_executor.layers.indexer_topk": dict(get_indexer_topk=lambda backend: with_bug(select_topk)),
+        "vllm.model_executor.layers.indexer_topk": dict(
+            get_indexer_topk=lambda backend: with_bug(select_topk)
+        ),
         "vllm.utils.deep_gemm": deepgemm,
         "vllm.utils.import_utils": dict(has_deep_gemm=lambda: True),
         "vllm.v1.worker": {},

@@ -1,4 +1,6 @@
-"""The files of contrib/ run here against stand-ins: all of a sound package passes, and each planted bug is found."""
+"""The files of contrib/ run here against stand-ins: all of a sound package passes, and each planted
+bug is found.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,10 @@ def failures(name: str, module: Any) -> list[str]:
     found = []
     if name == "flashmla":
         param = module.TestParam
-        cases = [param(2, 2, 140, h_q=4, is_varlen=True), param(2, 1, 70, h_q=4, scale_k=4.0, nan_past_end=True)]
+        cases = [
+            param(2, 2, 140, h_q=4, is_varlen=True),
+            param(2, 1, 70, h_q=4, scale_k=4.0, nan_past_end=True),
+        ]
         cases.append(param(3, 1, 70, h_q=4, have_zero_seqlen_k=True, bad_unused_entries=True))
         return [wrong for case in cases if (wrong := module.test_flash_mla_fp8(case, "cpu"))]
     calls: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
@@ -56,7 +61,10 @@ def failures(name: str, module: Any) -> list[str]:
         calls = [(module._judge, (case, "fa2")) for case in (module._CONTROL, *judged)]
     elif name == "padded-rows":
         calls = [(module.test_padded_rows_are_finite, (lens, 4)) for lens in module.SEQ_LENS]
-        rest = (module.test_live_rows_do_not_depend_on_padding, module.test_fp8_scale_of_a_padded_batch)
+        rest = (
+            module.test_live_rows_do_not_depend_on_padding,
+            module.test_fp8_scale_of_a_padded_batch,
+        )
         calls += [(test, (lens,)) for test in rest for lens in module.SEQ_LENS[:3]]
     else:
         test = module.test_sparse_mla_pipeline
@@ -74,7 +82,9 @@ def test_a_sound_package_passes(load: Callable[[str, str], Any], name: str) -> N
     assert failures(name, load(name, "")) == []
 
 
-@pytest.mark.parametrize(("name", "bug"), [(name, bug) for name in FILES for bug in stand_ins.BUGS[name]])
+@pytest.mark.parametrize(
+    ("name", "bug"), [(name, bug) for name in FILES for bug in stand_ins.BUGS[name]]
+)
 def test_each_planted_bug_is_found(load: Callable[[str, str], Any], name: str, bug: str) -> None:
     assert failures(name, load(name, bug))
 

@@ -1,4 +1,6 @@
-"""Spaces of conditions: what is allowed, what is shown, and what a greedy cover of calls reaches."""
+"""Spaces of conditions: what is allowed, what is shown, and what a greedy cover of calls
+reaches.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,12 @@ def test_allowed_are_the_combinations_that_some_legal_point_has() -> None:
 def test_points_are_counted_once_and_only_where_they_are() -> None:
     shown = Shown(TINY)
     points = TINY.shown(
-        {"points": [{"pages": "2", "order": "up", "kv": "bf16"}, {"pages": "0", "order": None, "kv": "fp8"}]}
+        {
+            "points": [
+                {"pages": "2", "order": "up", "kv": "bf16"},
+                {"pages": "0", "order": None, "kv": "fp8"},
+            ]
+        }
     )
     assert shown.gain(points) == (4, 1)
     shown.add(points)
@@ -72,11 +79,27 @@ def test_the_mark_changes_with_the_classes() -> None:
 
 
 def test_classes_that_a_kernel_refuses_are_not_allowed_and_say_why() -> None:
-    spec = KernelSpec("mla_decode", "mine", "", "", kv=("bf16",), shapes=Shapes(heads_multiple_of=16, query_len=(1,)))
+    spec = KernelSpec(
+        "mla_decode",
+        "mine",
+        "",
+        "",
+        kv=("bf16",),
+        shapes=Shapes(heads_multiple_of=16, query_len=(1,)),
+    )
     space = space_for(spec)
     refused = {label for label in space.refused}
     assert {("kv", "fp32"), ("heads", "2-15"), ("tokens", "2"), ("window", "one")} <= refused
-    assert not {("kv", "bf16"), ("heads", "16"), ("heads", "17-63"), ("tokens", "1"), ("window", "none")} & refused
+    assert (
+        not {
+            ("kv", "bf16"),
+            ("heads", "16"),
+            ("heads", "17-63"),
+            ("tokens", "1"),
+            ("window", "none"),
+        }
+        & refused
+    )
     assert "takes query_len 1, not" in space.why_not([("tokens", "2"), ("kv", "bf16")])
     assert not any(("kv", "fp32") in pair for pair in space.combinations(2))
     assert len(space.allowed) < len(SPACES["mla_decode"].allowed)
@@ -95,7 +118,11 @@ ROW: dict[str, Any] = {
     "dimensions": {
         "tokens": {"is": "tokens of the call", "from": "1 2 17", "param": "num_tokens"},
         "keys": {"is": "keys of the token", "from": "0 1 2"},
-        "block": {"is": "its block", "from": {"low": 0, "high": 128}, "classes": {"low": {"n": 1}, "high": []}},
+        "block": {
+            "is": "its block",
+            "from": {"low": 0, "high": 128},
+            "classes": {"low": {"n": 1}, "high": []},
+        },
         "kv": {"is": "type of the cache", "classes": ["bf16", "one key"], "param": "kv"},
         "place": {"is": "place", "classes": ["only", "first", "middle", "last"]},
         "around": {"is": "", "classes": ["live", "empty before", "empty after", "empty both"]},
@@ -104,14 +131,20 @@ ROW: dict[str, Any] = {
     },
     "never": {
         "no keys": [{"keys": "none", "each": {"kv": "any", "block": {"but": "low"}}}],
-        "both": [{"either": [{"tokens": 1}, {"place": "only"}], "kv": "bf16", "block": ["low", "high"]}],
+        "both": [
+            {"either": [{"tokens": 1}, {"place": "only"}], "kv": "bf16", "block": ["low", "high"]}
+        ],
     },
 }
 
 
 def test_a_row_says_the_classes_of_each_dimension_and_what_shows_them() -> None:
     space = space_of("tiny", ROW, lambda: [{"tokens": 16, "keys": 0, "block": 128, "kv": "bf16"}])
-    assert space["tokens"].classes == ("1", "2-16", "17+") and space["keys"].classes == ("none", "1", "2+")
+    assert space["tokens"].classes == ("1", "2-16", "17+") and space["keys"].classes == (
+        "none",
+        "1",
+        "2+",
+    )
     assert space["tokens"].shown_by("2-16")[:2] == [{"num_tokens": 2}, {"num_tokens": 3}]
     assert space["block"].shown_by("low") == ({"n": 1},) and not space["block"].shown_by("high")
     assert space["kv"].shown_by("one key") == ({"kv": "one_key"},)
@@ -142,8 +175,15 @@ def test_a_row_says_which_classes_no_call_has_together() -> None:
 @pytest.mark.parametrize("op", SPACES)
 def test_every_rule_names_classes_that_there_are(op: str) -> None:
     space = SPACES[op]
-    named = {(name, label) for rule in space.rules for name, labels in rule.classes.items() for label in labels}
-    assert named <= set(space.labels) and space.optional <= {dimension.name for dimension in space.dimensions}
+    named = {
+        (name, label)
+        for rule in space.rules
+        for name, labels in rule.classes.items()
+        for label in labels
+    }
+    assert named <= set(space.labels) and space.optional <= {
+        dimension.name for dimension in space.dimensions
+    }
     assert all(len(rule.classes) in (2, 3) and all(rule.classes.values()) for rule in space.rules)
 
 
@@ -158,7 +198,10 @@ def test_every_class_goes_with_one_class_of_each_other_dimension_at_least(op: st
 def test_a_cover_reaches_every_pair_and_stops_where_no_draw_can() -> None:
     from covering_calls import covering_calls
 
-    points = [dict(zip(("pages", "kv"), labels, strict=True)) for labels in product(("0", "1", "2"), ("bf16", "fp8"))]
+    points = [
+        dict(zip(("pages", "kv"), labels, strict=True))
+        for labels in product(("0", "1", "2"), ("bf16", "fp8"))
+    ]
     points += [{"pages": "2", "order": "up", "kv": kv} for kv in ("bf16", "fp8")]
     points += [{"pages": "2", "order": "down", "kv": "bf16"}]
 
@@ -168,10 +211,14 @@ def test_a_cover_reaches_every_pair_and_stops_where_no_draw_can() -> None:
     def show(given: dict[str, object]) -> tuple[str, ...]:
         return TINY.shown({"points": [points[int(str(given["point"]))]]})
 
-    calls, shown = covering_calls(TINY, draw, show, lambda given: 1.0, triples=1.0, seed="x", most=50)
+    calls, shown = covering_calls(
+        TINY, draw, show, lambda given: 1.0, triples=1.0, seed="x", most=50
+    )
     assert shown.counts(2) == (len(TINY.allowed),) * 2 and len(calls) <= len(points)
     points = points[:1]
-    calls, shown = covering_calls(TINY, draw, show, lambda given: 1.0, triples=1.0, seed="x", most=20)
+    calls, shown = covering_calls(
+        TINY, draw, show, lambda given: 1.0, triples=1.0, seed="x", most=20
+    )
     assert len(calls) == 1 and shown.counts(2)[0] == 1
 
 
@@ -179,7 +226,10 @@ def test_calls_that_are_not_needed_are_left_out() -> None:
     from covering_calls import needed
 
     one, other = {"pages": "2", "order": "up", "kv": "bf16"}, {"pages": "0", "kv": "fp8"}
-    calls = [(TINY.shown({"points": points}), cost) for points, cost in (([one], 1.0), ([one, other], 5.0), ([], 1.0))]
+    calls = [
+        (TINY.shown({"points": points}), cost)
+        for points, cost in (([one], 1.0), ([one, other], 5.0), ([], 1.0))
+    ]
     assert needed(TINY, calls, 0.0) == [1]
     assert needed(TINY, calls[:1], 1.0) == [0]
 
@@ -187,8 +237,13 @@ def test_calls_that_are_not_needed_are_left_out() -> None:
 def test_the_stages_before_sparse_attention_are_read_from_their_arguments() -> None:
     import torch
 
-    positions = torch.tensor([[0, 63, -1], [-1, -1, -1], [-1, 64, -1], [5, 6, 7]], dtype=torch.int32)
-    table, owners = torch.tensor([[3, 200], [4, 0]], dtype=torch.int32), torch.tensor([0, 0, 0, 1, 1])
+    positions = torch.tensor(
+        [[0, 63, -1], [-1, -1, -1], [-1, 64, -1], [5, 6, 7]], dtype=torch.int32
+    )
+    table, owners = (
+        torch.tensor([[3, 200], [4, 0]], dtype=torch.int32),
+        torch.tensor([0, 0, 0, 1, 1]),
+    )
     found = SPACES["map_indices"].read(positions, table, owners, page_size=64)
     assert [point["list"] for point in found] == ["short", "none", "holes", "full"]
     assert [point.get("block") for point in found] == ["below 128", None, "128+", "below 128"]

@@ -20,8 +20,14 @@ def test_a_log_is_cut_at_the_outer_end_of_its_stack() -> None:
     log = shortened("printed\n" * 5000 + STACK)
     assert len(log) <= MAX_LOG and log.startswith("printed\n") and "step99" not in log
     title, head, *frames = log.partition("Fatal")[2].splitlines()
-    assert "Segmentation fault" in title and head.startswith("Current thread") and "torch/_ops.py" in frames[0]
-    assert shortened("a" * MAX_LOG + "b") == "a" * (MAX_LOG - 1) + "b", "a log without a stack keeps its end"
+    assert (
+        "Segmentation fault" in title
+        and head.startswith("Current thread")
+        and "torch/_ops.py" in frames[0]
+    )
+    assert shortened("a" * MAX_LOG + "b") == "a" * (MAX_LOG - 1) + "b", (
+        "a log without a stack keeps its end"
+    )
 
 
 def test_the_frame_of_the_user_is_above_torch_and_the_standard_library() -> None:

@@ -1,4 +1,6 @@
-"""Which exceptions tell of the device, what is kept of their words, and what they are called after."""
+"""Which exceptions tell of the device, what is kept of their words, and what they are called
+after.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,18 @@ def test_an_error_of_the_device_is_told_from_ours(error: Exception) -> None:
     assert cuda_failures.is_device_failure(error)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("shape [3] is invalid"), ValueError("CUDA error"), KeyError("x")])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("shape [3] is invalid"), ValueError("CUDA error"), KeyError("x")]
+)
 def test_our_own_error_is_none_of_the_device(error: Exception) -> None:
     assert not cuda_failures.is_device_failure(error)
 
 
 def test_the_advice_on_debugging_is_left_out() -> None:
-    assert cuda_failures.in_one_line(RuntimeError(ILLEGAL)) == "CUDA error: an illegal memory access was encountered"
+    assert (
+        cuda_failures.in_one_line(RuntimeError(ILLEGAL))
+        == "CUDA error: an illegal memory access was encountered"
+    )
     assert cuda_failures.in_one_line(RuntimeError()) == "RuntimeError"
 
 
@@ -54,11 +61,16 @@ def test_a_finding_of_a_device_names_its_case(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(KernelTarget, "run", broken)
     monkeypatch.setattr(run_case, "why_not", lambda case, device, fault=None: "")
     case = Case(
-        id="merge-kernel[kernel=torch]", scenario="merge-kernel", system="kernel",
-        op="merge_attn_states", params={"kernel": "torch"},
-    )  # fmt: skip
+        id="merge-kernel[kernel=torch]",
+        scenario="merge-kernel",
+        system="kernel",
+        op="merge_attn_states",
+        params={"kernel": "torch"},
+    )
     result = run_case.run_case(Job(key=case.id, case=case, device="cuda"))
     assert result.verdict is Verdict.CRASH
     (finding,) = result.findings
-    assert finding.message.startswith("merge-kernel[kernel=torch]: CUDA error: an illegal memory access")
+    assert finding.message.startswith(
+        "merge-kernel[kernel=torch]: CUDA error: an illegal memory access"
+    )
     assert finding.message.count(case.id) == 1 and "LAUNCH_BLOCKING" not in finding.message

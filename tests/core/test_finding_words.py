@@ -21,7 +21,13 @@ def test_a_place_of_a_one_dimensional_tensor_needs_no_index():
 def test_findings_about_other_tensors_sites_or_causes_stay_apart_whatever_their_words():
     findings = [
         Finding(oracle="finite", tensor="out 1", site="a", cause="nan", message="NaN: 3 elements"),
-        Finding(oracle="finite", tensor="out 2", site="a", cause="nan", message="4 elements are no numbers"),
+        Finding(
+            oracle="finite",
+            tensor="out 2",
+            site="a",
+            cause="nan",
+            message="4 elements are no numbers",
+        ),
         Finding(oracle="finite", tensor="out 2", site="a", cause="inf", message="NaN: 4 elements"),
         Finding(oracle="finite", tensor="out 3", site="b", message="NaN: 4 elements"),
         Finding(oracle="finite", tensor="lse", site="a", message="NaN: 4 elements"),

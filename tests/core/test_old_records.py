@@ -6,9 +6,25 @@ from harness.core.finding_words import kind_of
 from harness.core.records import CaseResult, Finding, FirstNan
 
 
-def test_a_result_without_causes_is_read_and_its_findings_are_kept_apart_by_oracle_site_and_tensor() -> None:
-    old = {"oracle": "finite", "site": "kv.tail", "tensor": "out 3", "where": "", "bits": None, "message": "NaN"}
-    stored = {"key": "a", "id": "a", "scenario": "a", "verdict": "fail", "reason": "NaN", "findings": [old]}
+def test_a_result_without_causes_is_read_and_its_findings_are_kept_apart_by_oracle_site_and_tensor() -> (  # noqa: E501
+    None
+):
+    old = {
+        "oracle": "finite",
+        "site": "kv.tail",
+        "tensor": "out 3",
+        "where": "",
+        "bits": None,
+        "message": "NaN",
+    }
+    stored = {
+        "key": "a",
+        "id": "a",
+        "scenario": "a",
+        "verdict": "fail",
+        "reason": "NaN",
+        "findings": [old],
+    }
     result = CaseResult.model_validate(stored)
     assert result.has_failed
     (finding,) = result.findings

@@ -35,7 +35,9 @@ def test_a_name_is_taken_once_and_only_additions_count() -> None:
         registry.add(Row("a"))
 
 
-MANY = [f"{first}-{second}" for first in ("decode", "merge", "sparse") for second in map(str, range(9))]
+MANY = [
+    f"{first}-{second}" for first in ("decode", "merge", "sparse") for second in map(str, range(9))
+]
 
 
 @pytest.mark.parametrize(
@@ -44,9 +46,16 @@ MANY = [f"{first}-{second}" for first in ("decode", "merge", "sparse") for secon
         (
             "dec",
             MANY,
-            "did you mean 'decode-0', 'decode-1', 'decode-2', 'decode-3' or 'decode-4' (4 more begin so)?",
+            (
+                "did you mean 'decode-0', 'decode-1', 'decode-2', 'decode-3' or 'decode-4' (4 more"
+                " begin so)?"
+            ),
         ),
-        ("my_merge.py", MANY, "the nearest are merge-0, merge-1, merge-2, merge-3, merge-4; see `x` for all 27"),
+        (
+            "my_merge.py",
+            MANY,
+            "the nearest are merge-0, merge-1, merge-2, merge-3, merge-4; see `x` for all 27",
+        ),
         ("xyz", MANY, "none of the 27 known is like it; see `x`"),
         ("xyz", MANY[:3], "known: decode-0, decode-1, decode-2"),
         ("xyz", [], "there are none"),

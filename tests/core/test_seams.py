@@ -36,18 +36,24 @@ def test_every_fault_has_its_seam_and_a_replacement_that_takes_the_same_argument
         assert not isinstance(fault.gives, str) or fault.gives in ours.parameters
         return
     theirs = inspect.signature(getattr(importlib.import_module(module), name))
-    assert [item.kind for item in ours.parameters.values()] == [item.kind for item in theirs.parameters.values()]
+    assert [item.kind for item in ours.parameters.values()] == [
+        item.kind for item in theirs.parameters.values()
+    ]
 
 
 def test_a_search_for_the_mark_finds_every_fault() -> None:
-    done = subprocess.run(["grep", "-rh", "@seam(", "harness"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["grep", "-rh", "@seam(", "harness"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert not [fault.name for fault in FAULTS if f'"{fault.name}"' not in done.stdout]
 
 
 def test_a_mark_that_the_table_does_not_know_is_refused() -> None:
     with pytest.raises(UnknownNameError, match=r"did you mean 'merge\.assume-minus-inf'"):
         seam("merge.assume-minus-in")(answer)
-    with pytest.raises(ValueError, match=r"the table of faults says harness\.kernels\.torch\.merge:has_no_keys"):
+    with pytest.raises(
+        ValueError, match=r"the table of faults says harness\.kernels\.torch\.merge:has_no_keys"
+    ):
         seam(MERGE.name)(answer)
 
 

@@ -15,7 +15,9 @@ from harness.core.shapes import DEEPSEEK, NAMED, SIZES, Shapes, misfit, sizes_of
 
 
 def spec(shapes: Shapes | None = DEEPSEEK, op: str = "mla_decode", **promises: Any) -> KernelSpec:
-    return KernelSpec(op, "mine", "a kernel", "nowhere:nothing", shapes=shapes, **{"kv": ("bf16",), **promises})
+    return KernelSpec(
+        op, "mine", "a kernel", "nowhere:nothing", shapes=shapes, **{"kv": ("bf16",), **promises}
+    )
 
 
 @pytest.mark.parametrize(
@@ -25,9 +27,17 @@ def spec(shapes: Shapes | None = DEEPSEEK, op: str = "mla_decode", **promises: A
         (DEEPSEEK, {"kv_lora_rank": 32}, "takes kv_lora_rank 512, not 32"),
         (DEEPSEEK, {"dtype": "fp32"}, "takes dtype bf16, not fp32"),
         (Shapes(num_heads=(16, 128)), {"num_heads": 4}, "takes num_heads 16 or 128, not 4"),
-        (Shapes(heads_multiple_of=16), {"num_heads": 24}, "takes num_heads a multiple of 16, not 24"),
+        (
+            Shapes(heads_multiple_of=16),
+            {"num_heads": 24},
+            "takes num_heads a multiple of 16, not 24",
+        ),
         (Shapes(heads_multiple_of=16), {"num_heads": 48}, ""),
-        (Shapes(layout=("contiguous",)), {"layout": "block_major"}, "takes layout contiguous, not block_major"),
+        (
+            Shapes(layout=("contiguous",)),
+            {"layout": "block_major"},
+            "takes layout contiguous, not block_major",
+        ),
     ],
 )
 def test_a_misfit_names_the_size_what_is_accepted_and_what_was_given(
@@ -62,7 +72,9 @@ def test_pages_that_are_apart_stay_apart_when_they_get_larger() -> None:
 
 def test_most_heads_bound_a_call_and_its_adaption() -> None:
     few = Shapes(most_heads=128)
-    assert few.accepts("num_heads", 128) and "takes num_heads at most 128, not 129" in misfit(few, {"num_heads": 129})
+    assert few.accepts("num_heads", 128) and "takes num_heads at most 128, not 129" in misfit(
+        few, {"num_heads": 129}
+    )
     assert few.nearest("num_heads", 130) == 128
 
 

@@ -1,4 +1,6 @@
-"""The reader of run folders takes nothing on trust, and notes what it leaves out; the writer ends torn lines."""
+"""The reader of run folders takes nothing on trust, and notes what it leaves out; the writer ends
+torn lines.
+"""
 
 from __future__ import annotations
 
@@ -44,18 +46,24 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_line_that_cannot_be_read_is_left_out_and_noted_once(name: str, file: Path) -> None:
-    file.write_bytes(GOOD + BAD[name] + (b"" if BAD[name].endswith(b"\n") else b"\n") + b"\n" + GOOD)
+    file.write_bytes(
+        GOOD + BAD[name] + (b"" if BAD[name].endswith(b"\n") else b"\n") + b"\n" + GOOD
+    )
     for _ in range(2):
         assert list(read_lines(file)) == [{"key": 1}, {"key": 1}]
     (warning,) = unreadable.warnings()
-    assert warning.startswith(f"{file}: line 2 cannot be read; ") and unreadable.num_lines(file) == 1
+    assert (
+        warning.startswith(f"{file}: line 2 cannot be read; ") and unreadable.num_lines(file) == 1
+    )
     file.write_bytes(BAD[name])
     unreadable.forget()
     assert list(read_lines(file)) == [] and unreadable.num_lines(file) == 1, "the last line alike"
 
 
 @pytest.mark.parametrize("size", [1, 5, 9])
-def test_a_last_line_that_a_kill_tore_is_no_damage_and_the_next_write_cuts_it_off(size: int, file: Path) -> None:
+def test_a_last_line_that_a_kill_tore_is_no_damage_and_the_next_write_cuts_it_off(
+    size: int, file: Path
+) -> None:
     file.write_bytes(GOOD + GOOD[:size])
     assert list(read_lines(file)) == [{"key": 1}] and unreadable.warnings() == []
     append_line(file, '{"key": 2}')
@@ -81,7 +89,10 @@ def test_lines_are_set_aside_once_and_the_file_is_kept(file: Path) -> None:
     list(read_lines(file))
     before = file.read_bytes()
     assert set_aside(file) == 1 and unreadable.warnings() == []
-    assert file.read_bytes() == GOOD * 2 and file.with_name("results.jsonl.damaged").read_bytes() == before
+    assert (
+        file.read_bytes() == GOOD * 2
+        and file.with_name("results.jsonl.damaged").read_bytes() == before
+    )
     assert set_aside(file) == 0 and set_aside(file.with_name("none")) == 0
     file.write_bytes(GOOD + GOOD[:4])
     assert set_aside(file) == 0 and file.read_bytes() == GOOD, "a torn line alone is cut off"

@@ -1,4 +1,6 @@
-"""The known bugs as scripts: each fault with the case that its scenario tries it on, not made smaller."""
+"""The known bugs as scripts: each fault with the case that its scenario tries it on, not made
+smaller.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ SCENARIOS = {scenario.name: scenario for scenario in load_scenarios(None)}
 
 
 def declared() -> list[tuple[str, Case]]:
-    """Each fault that has a recipe, with every kernel or engine case that a scenario declares for it."""
+    """Each fault that has a recipe, with every kernel or engine case that a scenario declares for
+    it.
+    """
     return [
         (use.name, case)
         for scenario in SCENARIOS.values()
@@ -25,10 +29,17 @@ def declared() -> list[tuple[str, Case]]:
 
 
 @functools.cache
-def script_of(fault: str | None, case: Case, *, is_pytest: bool = False, title: str = "A bug.") -> str:
+def script_of(
+    fault: str | None, case: Case, *, is_pytest: bool = False, title: str = "A bug."
+) -> str:
     """The script of one case."""
     refs = (FAULTS.get(fault).ref,) if fault else case.refs
     story = Story(
-        title, refs, why=why_of(case.scenario, fault), finding="NaN in live rows", case=case.id, versions="torch 2.13.0"
+        title,
+        refs,
+        why=why_of(case.scenario, fault),
+        finding="NaN in live rows",
+        case=case.id,
+        versions="torch 2.13.0",
     )
     return render(Export(case, fault, story, is_pytest=is_pytest))

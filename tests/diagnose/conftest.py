@@ -1,4 +1,6 @@
-"""One thread for cases that run in this process, as in a worker: threads that wait for a core cost seconds a step."""
+"""One thread for cases that run in this process, as in a worker: threads that wait for a core cost
+seconds a step.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,14 @@ from harness.core.catalog import ORACLES
 from harness.core.cause_codes import Code
 from harness.core.oracles import TELLING_ORDER
 from harness.core.records import Blame, CaseResult, Finding, Verdict
-from harness.diagnose.blame import MAY_BE_MEMORY, NO_MEMORY, NOT_FILLED, conclude, fails_alike, plan_trials
+from harness.diagnose.blame import (
+    MAY_BE_MEMORY,
+    NO_MEMORY,
+    NOT_FILLED,
+    conclude,
+    fails_alike,
+    plan_trials,
+)
 from harness.diagnose.reduce import primary
 from harness.judge.run_case import run_case
 from harness.scenario.expand import expand
@@ -21,7 +28,9 @@ Behaviour = Callable[[frozenset[str]], tuple[Finding, ...]]
 
 
 def job(sites: tuple[str, ...] = SITES) -> Job:
-    return Job(key="k", case=Case(id="c", scenario="s", system="engine", poison=PoisonPlan(sites=sites)))
+    return Job(
+        key="k", case=Case(id="c", scenario="s", system="engine", poison=PoisonPlan(sites=sites))
+    )
 
 
 def result_of(of: Job, behave: Behaviour) -> CaseResult:
@@ -30,7 +39,9 @@ def result_of(of: Job, behave: Behaviour) -> CaseResult:
     verdict = Verdict.PASS
     if findings:
         verdict = Verdict.CRASH if findings[0].oracle == "crash" else Verdict.FAIL
-    return CaseResult(key=of.key, id="c", scenario="s", sites=of.sites, verdict=verdict, findings=findings)
+    return CaseResult(
+        key=of.key, id="c", scenario="s", sites=of.sites, verdict=verdict, findings=findings
+    )
 
 
 def blame(
@@ -57,9 +68,14 @@ def test_the_single_site_that_fails_alone_is_blamed():
     assert found.sites == ("router.ids",)
     assert rounds == [[()], [(site,) for site in SITES], [SITES, ("router.ids",)]]
     assert found.trials == {
-        "nothing": "pass", "output": "pass", "kv.tail": "pass", "router.ids": "fail", "workspace": "pass",
-        "the same again": "fail", "router.ids again": "fail",
-    }  # fmt: skip
+        "nothing": "pass",
+        "output": "pass",
+        "kv.tail": "pass",
+        "router.ids": "fail",
+        "workspace": "pass",
+        "the same again": "fail",
+        "router.ids again": "fail",
+    }
     assert found.cause == Code.ALONE and "only router.ids" in found.how
 
 
@@ -71,7 +87,9 @@ def test_a_case_that_passes_when_it_is_repeated_blames_no_memory(sites):
     assert rounds[-1] == [sites] and found.trials["the same again"] == "pass"
 
 
-@pytest.mark.parametrize("failing", [{1, 3}, {1, 7, 8, 9, 11, 12}], ids=["a site alone", "all sites but one"])
+@pytest.mark.parametrize(
+    "failing", [{1, 3}, {1, 7, 8, 9, 11, 12}], ids=["a site alone", "all sites but one"]
+)
 def test_a_trial_that_ends_otherwise_when_it_is_repeated_blames_no_memory(failing):
     """A counter that is kept from call to call fails some calls, whatever is poisoned."""
     calls = itertools.count(1)
@@ -106,14 +124,26 @@ def test_a_case_that_fails_with_nothing_poisoned_and_names_nothing_blames_nothin
 
 
 def without_poison(
-    *findings: Finding, trial: tuple[Finding, ...] = (), looked_at: int = 0, sites: tuple[str, ...] = SITES
+    *findings: Finding,
+    trial: tuple[Finding, ...] = (),
+    looked_at: int = 0,
+    sites: tuple[str, ...] = SITES,
 ) -> Blame:
-    """The conclusion for a case that fails without poison as well, by the findings of `trial` or the same."""
+    """The conclusion for a case that fails without poison as well, by the findings of `trial` or
+    the same.
+    """
     first, verdict = job(sites), Verdict.CRASH if findings[0].oracle == "crash" else Verdict.FAIL
     result = CaseResult(
-        key="k", id="c", scenario="s", verdict=verdict, findings=findings, looked_at={"non_interference": looked_at}
+        key="k",
+        id="c",
+        scenario="s",
+        verdict=verdict,
+        findings=findings,
+        looked_at={"non_interference": looked_at},
     )
-    bare = result.model_copy(update={"key": "k~blame:nothing", "sites": (), "findings": trial or findings})
+    bare = result.model_copy(
+        update={"key": "k~blame:nothing", "sites": (), "findings": trial or findings}
+    )
     return conclude(first, result, [bare] if sites else [])
 
 
@@ -133,16 +163,27 @@ def test_without_two_poisons_or_with_other_bits_poison_tells_nothing_of_memory()
 
 def test_the_same_error_over_two_contents_of_memory_is_no_matter_of_memory():
     raised = Finding(
-        oracle="crash", cause=Code.RAISED, error="ValueError", kernel="mla_decode/mine", message="at 16 heads"
+        oracle="crash",
+        cause=Code.RAISED,
+        error="ValueError",
+        kernel="mla_decode/mine",
+        message="at 16 heads",
     )
     assert without_poison(raised).how == NO_MEMORY
-    assert without_poison(raised, trial=(raised.model_copy(update={"error": "IndexError"}),)).how == MAY_BE_MEMORY
+    assert (
+        without_poison(raised, trial=(raised.model_copy(update={"error": "IndexError"}),)).how
+        == MAY_BE_MEMORY
+    )
     assert without_poison(Finding(oracle="crash", cause=Code.DIED)).how == MAY_BE_MEMORY
 
 
 def test_a_case_that_fills_no_memory_does_not_tell_whether_stale_memory_is_involved():
-    """Accuracy is measured over what production would find: stale pages are memory, and no poison shows them."""
-    found = without_poison(Finding(oracle="accuracy", cause="drop", message="lost 13 of 16"), sites=())
+    """Accuracy is measured over what production would find: stale pages are memory, and no poison
+    shows them.
+    """
+    found = without_poison(
+        Finding(oracle="accuracy", cause="drop", message="lost 13 of 16"), sites=()
+    )
     assert (found.sites, found.cause, found.how) == ((), Code.NOT_FILLED, NOT_FILLED)
 
 
@@ -153,7 +194,9 @@ def test_a_case_that_fills_no_memory_does_not_tell_whether_stale_memory_is_invol
         ("map-indices[kernel=torch,missing=last,rows=decodes]", "sparse.minus-one-looked-up"),
     ],
 )
-def test_a_wrong_choice_of_an_index_kernel_is_not_blamed_on_the_buffer_it_writes(name: str, fault: str):
+def test_a_wrong_choice_of_an_index_kernel_is_not_blamed_on_the_buffer_it_writes(
+    name: str, fault: str
+):
     (scenario,) = (one for one in load_scenarios() if one.name == name.partition("[")[0])
     (case,) = (one for one in expand(scenario) if one.id == name)
     first = Job(key=name, case=case, fault=fault)
@@ -191,7 +234,9 @@ def test_another_oracle_firing_with_nothing_poisoned_is_another_reason():
 
 
 def test_a_crash_is_a_reason_like_any_other():
-    found, _ = blame(lambda sites: (Finding(oracle="crash", site="kv.tail"),) if "router.ids" in sites else ())
+    found, _ = blame(
+        lambda sites: (Finding(oracle="crash", site="kv.tail"),) if "router.ids" in sites else ()
+    )
     assert found.sites == ("router.ids",)
     assert found.trials["router.ids"] == "crash"
 
@@ -203,13 +248,17 @@ def test_one_poisoned_site_is_to_blame_if_it_fails_again():
 
 
 def test_two_sites_that_fail_only_together_are_both_necessary_if_they_fail_again():
-    found, rounds = blame(lambda sites: finite() if len(sites) == 2 else (), sites=("output", "lse"))
+    found, rounds = blame(
+        lambda sites: finite() if len(sites) == 2 else (), sites=("output", "lse")
+    )
     assert found.sites == ("output", "lse")
     assert rounds[2:] == [[("output", "lse")]]
 
 
 def test_when_any_two_of_three_fail_none_is_necessary_and_all_are_named():
-    found, _ = blame(lambda sites: finite() if len(sites) >= 2 else (), sites=("output", "lse", "workspace"))
+    found, _ = blame(
+        lambda sites: finite() if len(sites) >= 2 else (), sites=("output", "lse", "workspace")
+    )
     assert found.sites == ("output", "lse", "workspace")
     assert found.cause == Code.TOGETHER
 
@@ -228,7 +277,9 @@ def test_nothing_is_tried_for_a_case_that_did_not_fail(verdict):
 def test_trials_keep_the_fault_the_case_and_get_keys_of_their_own():
     first = job().model_copy(update={"fault": "f"})
     trials = plan_trials(first, result_of(first, lambda sites: finite()))
-    assert [(trial.key, trial.fault, trial.case.id) for trial in trials] == [("k~blame:nothing", "f", "c")]
+    assert [(trial.key, trial.fault, trial.case.id) for trial in trials] == [
+        ("k~blame:nothing", "f", "c")
+    ]
 
 
 def test_trials_of_an_injected_fault_are_not_repeated():
@@ -239,11 +290,16 @@ def test_trials_of_an_injected_fault_are_not_repeated():
 def trials_of(oracle: str, *patterns: str) -> list[Job]:
     """The trials of both first rounds, for a case judged by two oracles under `patterns`."""
     case = Case(
-        id="c", scenario="s", system="engine", oracles=("finite", "non_interference"),
+        id="c",
+        scenario="s",
+        system="engine",
+        oracles=("finite", "non_interference"),
         poison=PoisonPlan(patterns=patterns, sites=SITES),
-    )  # fmt: skip
+    )
     first = Job(key="k", case=case)
-    result = CaseResult(key="k", id="c", scenario="s", verdict=Verdict.FAIL, findings=(Finding(oracle=oracle),))
+    result = CaseResult(
+        key="k", id="c", scenario="s", verdict=Verdict.FAIL, findings=(Finding(oracle=oracle),)
+    )
     clean = CaseResult(key="k", id="c", scenario="s", verdict=Verdict.PASS, sites=())
     return [*plan_trials(first, result), *plan_trials(first, result, [clean])]
 

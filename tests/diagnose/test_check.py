@@ -26,7 +26,9 @@ from harness.diagnose.script.export import check
 def test_only_a_failed_assertion_is_the_bug_of_a_case_that_failed(line: str, fails: bool) -> None:
     done = check(f"x = 0\n{line}{MARKER}\n")
     assert done.fails_with is fails and done.without_bug.passes and done.holds is fails
-    assert done.sentence.startswith("fails with the bug: yes" if fails else "fails with the bug: no (")
+    assert done.sentence.startswith(
+        "fails with the bug: yes" if fails else "fails with the bug: no ("
+    )
 
 
 def test_the_assertion_counts_in_a_process_of_torch_distributed_too() -> None:
@@ -37,7 +39,8 @@ def test_the_assertion_counts_in_a_process_of_torch_distributed_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "fails"), [("raise ValueError(1)", True), ("import os; os.abort()", True), ("y", False)]
+    ("line", "fails"),
+    [("raise ValueError(1)", True), ("import os; os.abort()", True), ("y", False)],
 )
 def test_an_error_or_a_signal_is_the_bug_of_a_case_that_crashed(line: str, fails: bool) -> None:
     assert check(f"x = 0\n{line}{MARKER}\n", may_crash=True).holds is fails
@@ -54,7 +57,9 @@ def test_a_script_finds_packages_of_the_python_path_but_not_this_project(
     # Engines and their torch are often unpacked into folders that only PYTHONPATH names.
     (tmp_path / "engine_elsewhere.py").write_text("answer = 1\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), *sys.path)))
-    assert check(f"import engine_elsewhere\nx = 1\nx = 2{MARKER}\nassert x == engine_elsewhere.answer\n").holds
+    assert check(
+        f"import engine_elsewhere\nx = 1\nx = 2{MARKER}\nassert x == engine_elsewhere.answer\n"
+    ).holds
     assert not check(f"x = 0\nimport harness{MARKER}\n").fails_with
 
 

@@ -7,7 +7,16 @@ import ast
 import pytest
 
 from harness.core.errors import HarnessError
-from harness.diagnose.script.code import MARKER, comment, identifier, literal, name, only_code, tidy, without_bug
+from harness.diagnose.script.code import (
+    MARKER,
+    comment,
+    identifier,
+    literal,
+    name,
+    only_code,
+    tidy,
+    without_bug,
+)
 
 from .cases import declared, script_of  # type: ignore[import-not-found]
 
@@ -35,7 +44,9 @@ def test_text_of_a_scenario_changes_comments_of_a_script_only(text: str) -> None
     hostile = case.model_copy(update={"id": f"case[{text}]"})
     found = script_of(fault, hostile, title=text)
     assert ast.dump(ast.parse(found)) == expected
-    assert sum(line.endswith(MARKER) and not line.startswith("#") for line in found.splitlines()) == 1
+    assert (
+        sum(line.endswith(MARKER) and not line.startswith("#") for line in found.splitlines()) == 1
+    )
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -70,7 +81,9 @@ def test_a_name_of_a_test_has_letters_and_digits_only() -> None:
 
 
 def test_a_long_case_id_is_cut_after_commas() -> None:
-    lines = comment("Found as decode[" + ",".join(f"parameter_{i}={i}" for i in range(20)) + "] here")
+    lines = comment(
+        "Found as decode[" + ",".join(f"parameter_{i}={i}" for i in range(20)) + "] here"
+    )
     assert len(lines) > 2 and all(line.endswith(",") for line in lines[1:-1])
 
 
@@ -82,4 +95,7 @@ def test_a_script_with_two_marked_lines_or_none_is_refused() -> None:
 
 
 def test_empty_lines_are_as_pep_8_wants_them() -> None:
-    assert tidy("\nx = 1  \n\n\n\n\ny = 2\ndef f():\n    pass\n\n\n\n") == "x = 1\n\n\ny = 2\n\n\ndef f():\n    pass\n"
+    assert (
+        tidy("\nx = 1  \n\n\n\n\ny = 2\ndef f():\n    pass\n\n\n\n")
+        == "x = 1\n\n\ny = 2\n\n\ndef f():\n    pass\n"
+    )

@@ -1,4 +1,6 @@
-"""A failing kernel of an engine leaves as a script that needs torch and the engine, and in a minute."""
+"""A failing kernel of an engine leaves as a script that needs torch and the engine, and in a
+minute.
+"""
 
 from __future__ import annotations
 
@@ -38,15 +40,26 @@ def decode_attention_fwd(*, q, k_buffer, v_buffer, o, lse, req_to_token, b_seq_l
         scores = q[row].float() @ torch.nan_to_num(keys).T * sm_scale + (1 - used) * -1e30
         o[row] = (scores.softmax(-1) @ (values * used[:, None])).to(o.dtype)
         lse[row] = scores.logsumexp(-1)
-'''
+'''  # noqa: E501
 
 
 def failing() -> Case:
-    params = {"kernel": "vllm-triton", "kv": "bf16", "seq_lens": [1, 70], "num_heads": 2, "num_spare_blocks": 1}
+    params = {
+        "kernel": "vllm-triton",
+        "kv": "bf16",
+        "seq_lens": [1, 70],
+        "num_heads": 2,
+        "num_spare_blocks": 1,
+    }
     return Case(
-        id="decode-kernel[kernel=vllm-triton,kv=bf16]", scenario="decode-kernel", system="kernel", op="mla_decode",
-        params=params, poison=PoisonPlan(sites=("kv.tail",)), oracles=("finite",),
-    )  # fmt: skip
+        id="decode-kernel[kernel=vllm-triton,kv=bf16]",
+        scenario="decode-kernel",
+        system="kernel",
+        op="mla_decode",
+        params=params,
+        poison=PoisonPlan(sites=("kv.tail",)),
+        oracles=("finite",),
+    )
 
 
 def ran(text: str, folder: Path, python_path: Path) -> subprocess.CompletedProcess[str]:
@@ -56,14 +69,31 @@ def ran(text: str, folder: Path, python_path: Path) -> subprocess.CompletedProce
     command = [sys.executable, "-c", _BLOCKER, "script", str(path), str(folder)]
     environ = {**os.environ, "PYTHONPATH": str(python_path)}
     return subprocess.run(
-        command, cwd=folder, env=environ, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+        command,
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=False,
     )
 
 
 @pytest.mark.parametrize("spec", OF_ENGINES, ids=lambda spec: spec.name)
-def test_the_script_of_an_engines_kernel_imports_torch_and_the_engine_only(spec: KernelSpec) -> None:
-    params = {"kernel": spec.short_name} | ({"kv": spec.kv[0]} if spec.op in ("mla_decode", "write_kv") else {})
-    case = Case(id="x", scenario="s", system="kernel", op=spec.op, params=params, poison=PoisonPlan(sites=("output",)))
+def test_the_script_of_an_engines_kernel_imports_torch_and_the_engine_only(
+    spec: KernelSpec,
+) -> None:
+    params = {"kernel": spec.short_name} | (
+        {"kv": spec.kv[0]} if spec.op in ("mla_decode", "write_kv") else {}
+    )
+    case = Case(
+        id="x",
+        scenario="s",
+        system="kernel",
+        op=spec.op,
+        params=params,
+        poison=PoisonPlan(sites=("output",)),
+    )
     text = script_of(None, case)
     assert text.count(MARKER) == 1
     imported = {
@@ -71,13 +101,21 @@ def test_the_script_of_an_engines_kernel_imports_torch_and_the_engine_only(spec:
         for node in ast.walk(ast.parse(text))
         if isinstance(node, (ast.Import, ast.ImportFrom))
     }
-    assert {name.partition(".")[0] for name in imported} <= {"torch", "importlib", "functools", "dataclasses", "typing"}
+    assert {name.partition(".")[0] for name in imported} <= {
+        "torch",
+        "importlib",
+        "functools",
+        "dataclasses",
+        "typing",
+    }
     called = set(re.findall(r'"((?:vllm|flashinfer|sglang|sgl_kernel|harness)\b[\w.]*)"', text))
     assert called and not any(name.startswith("harness") for name in called)
 
 
 @pytest.mark.nightly
-def test_the_script_shows_the_bug_of_the_installed_engine_without_this_project(tmp_path: Path) -> None:
+def test_the_script_shows_the_bug_of_the_installed_engine_without_this_project(
+    tmp_path: Path,
+) -> None:
     module = tmp_path / "site" / "vllm" / "v1" / "attention" / "ops" / "triton_decode_attention.py"
     module.parent.mkdir(parents=True)
     module.write_text(STAND_IN)
@@ -85,7 +123,9 @@ def test_the_script_shows_the_bug_of_the_installed_engine_without_this_project(t
     shown = ran(text, tmp_path, tmp_path / "site")
     assert shown.returncode == 1 and "AssertionError" in shown.stderr, shown.stderr
     assert ran(without_bug(text), tmp_path, tmp_path / "site").stdout == "passes\n"
-    module.write_text(STAND_IN.replace("values * used[:, None]", "torch.nan_to_num(values) * used[:, None]"))
+    module.write_text(
+        STAND_IN.replace("values * used[:, None]", "torch.nan_to_num(values) * used[:, None]")
+    )
     assert ran(text, tmp_path, tmp_path / "site").stdout == "passes\n"
     module.unlink()
     assert "No module named 'vllm" in ran(text, tmp_path, tmp_path / "nothing").stderr

@@ -1,4 +1,6 @@
-"""An injected fault is seen or missed by its oracles, and apart from that blamed as declared or not."""
+"""An injected fault is seen or missed by its oracles, and apart from that blamed as declared or
+not.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,24 @@ def result(
     *oracles: str, verdict: Verdict = Verdict.FAIL, fault: str | None = "vllm.fresh-plan-each-step"
 ) -> CaseResult:
     findings = tuple(Finding(oracle=oracle, message="0 of 64 answers") for oracle in oracles)
-    return CaseResult(key="k", id="c", scenario="s", fault=fault, verdict=verdict, findings=findings)
+    return CaseResult(
+        key="k", id="c", scenario="s", fault=fault, verdict=verdict, findings=findings
+    )
 
 
-def judged(declared: FaultUse, found: CaseResult, *sites: str, clean: CaseResult | None = None) -> FaultResult:
+def judged(
+    declared: FaultUse, found: CaseResult, *sites: str, clean: CaseResult | None = None
+) -> FaultResult:
     return judge_fault(declared, found, Blame(sites=sites, how=HOW), 0.0, clean)
 
 
 def test_a_fault_that_is_seen_with_another_blame_is_no_miss_and_says_both() -> None:
     found = judged(use(), result("streams", "answers"), "output", "lse")
     assert (found.outcome, found.seen, found.caught) == (WRONG_BLAME, True, False)
-    assert found.reason == f"seen by streams, answers, blamed output, lse where no site was declared: {HOW}"
+    assert (
+        found.reason
+        == f"seen by streams, answers, blamed output, lse where no site was declared: {HOW}"
+    )
     assert exit_code([], [found]) == 1, "a wrong blame is a defect of the judge"
 
 
@@ -52,42 +61,56 @@ def test_a_declaration_may_allow_any_of_some_sites_or_none(sites: tuple[str, ...
 def test_a_declaration_that_allows_too_little_is_red() -> None:
     found = judged(use(may_blame=PLANS[:2]), result("answers"), "output", "workspace")
     assert found.outcome == WRONG_BLAME and exit_code([], [found]) == 1
-    assert "blamed output, workspace where any of output, lse, or no site was declared" in found.reason
+    assert (
+        "blamed output, workspace where any of output, lse, or no site was declared" in found.reason
+    )
 
 
 def test_sites_that_may_be_blamed_stand_beside_those_that_must_be() -> None:
     declared = use(blames=("output",), may_blame=("lse",))
     outcomes = [
-        judged(declared, result("answers"), *sites).outcome for sites in ((), ("lse",), ("output",), ("output", "lse"))
+        judged(declared, result("answers"), *sites).outcome
+        for sites in ((), ("lse",), ("output",), ("output", "lse"))
     ]
     assert outcomes == [WRONG_BLAME, WRONG_BLAME, CAUGHT, CAUGHT]
 
 
 def test_one_of_several_declared_oracles_is_enough() -> None:
     several = use(caught_by=["answers", "streams"])
-    assert [judged(several, result(oracle)).outcome for oracle in ("answers", "streams", "finite")] == [
+    assert [
+        judged(several, result(oracle)).outcome for oracle in ("answers", "streams", "finite")
+    ] == [
         CAUGHT,
         CAUGHT,
         MISSED,
     ]
-    assert judged(several, result("finite")).reason == "expected answers or streams to fire, not finite"
+    assert (
+        judged(several, result("finite")).reason
+        == "expected answers or streams to fire, not finite"
+    )
 
 
 def test_an_engine_that_died_gave_no_answers() -> None:
     assert judged(use(), result("crash", verdict=Verdict.CRASH)).outcome == CAUGHT
-    assert judged(use(caught_by="streams"), result("crash", verdict=Verdict.CRASH)).outcome == MISSED
+    assert (
+        judged(use(caught_by="streams"), result("crash", verdict=Verdict.CRASH)).outcome == MISSED
+    )
 
 
 def test_an_oracle_that_fires_without_the_fault_too_does_not_see_it() -> None:
     found = judged(use(), result("answers"), clean=result("answers", fault=None))
     assert found.outcome == MISSED and found.reason == "answers fires without the fault too"
     other = judged(
-        use(caught_by=["answers", "streams"]), result("answers", "streams"), clean=result("answers", fault=None)
+        use(caught_by=["answers", "streams"]),
+        result("answers", "streams"),
+        clean=result("answers", fault=None),
     )
     assert other.outcome == CAUGHT, "the other oracle fires with the fault alone"
 
 
-def test_the_bugs_of_our_own_engine_and_kernels_declare_one_oracle_and_their_sites_exactly() -> None:
+def test_the_bugs_of_our_own_engine_and_kernels_declare_one_oracle_and_their_sites_exactly() -> (
+    None
+):
     """What memory holds is known there: nothing but the poison fills it."""
     loose = {
         scenario.name

@@ -32,7 +32,9 @@ def job(*known: KnownFailure, fault: str | None = None) -> Job:
 
 def result(verdict: Verdict, asked: Job) -> CaseResult:
     findings = BROKEN if verdict is Verdict.FAIL else ()
-    return CaseResult.of(asked, verdict, reason="NaN in live rows of out" if findings else "", findings=findings)
+    return CaseResult.of(
+        asked, verdict, reason="NaN in live rows of out" if findings else "", findings=findings
+    )
 
 
 @pytest.mark.parametrize("version", ["0.21.0", "0.22.1", "0.22.1+cu130", "0.22.0rc1"])
@@ -57,7 +59,9 @@ def test_a_case_that_passes_although_it_is_known_to_fail_is_a_failure_that_says_
 def test_a_kernel_may_be_known_to_fail_without_an_engine() -> None:
     entry = KnownFailure(issue="me/kernels#1", kernel="mine")
     other = job(entry)
-    mine = other.model_copy(update={"case": other.case.model_copy(update={"params": WriteKvParams(kernel="mine")})})
+    mine = other.model_copy(
+        update={"case": other.case.model_copy(update={"params": WriteKvParams(kernel="mine")})}
+    )
     full = entry.model_copy(update={"kernel": "write_kv/mine"})
     asked = mine.model_copy(update={"case": mine.case.model_copy(update={"known": (full,)})})
     assert apply_known(asked, result(Verdict.FAIL, asked), {}).verdict is Verdict.KNOWN
@@ -74,7 +78,12 @@ NEVER = ENTRY.model_copy(update={"run": "never"})
 def test_a_case_that_must_never_run_is_known_and_is_not_launched(tmp_path: Path) -> None:
     names = {"calm": (), "deadly": (NEVER,)}
     jobs = [
-        Job(key=name, case=Case(id=name, scenario="a", system="kernel", op="write_kv", params={}, known=known))
+        Job(
+            key=name,
+            case=Case(
+                id=name, scenario="a", system="kernel", op="write_kv", params={}, known=known
+            ),
+        )
         for name, known in names.items()
     ]
     launched: list[str] = []
@@ -98,14 +107,21 @@ def test_a_case_that_must_never_run_is_known_and_is_not_launched(tmp_path: Path)
 
 
 def test_a_quarantined_case_runs_in_other_releases_and_its_fault_is_skipped() -> None:
-    assert quarantined(job(NEVER), {"vllm": "0.23.0"}) is None and quarantined(job(ENTRY), {"vllm": "0.22.1"}) is None
+    assert (
+        quarantined(job(NEVER), {"vllm": "0.23.0"}) is None
+        and quarantined(job(ENTRY), {"vllm": "0.22.1"}) is None
+    )
     found = quarantined(job(NEVER, fault="vllm.bug"), {"vllm": "0.22.1"})
     assert found is not None and found.verdict is Verdict.SKIP
 
 
-@pytest.mark.parametrize("versions", [{"vllm": "0.23.0"}, {"vllm": "0.20.2"}, {"other": "0.22.1"}, {}])
+@pytest.mark.parametrize(
+    "versions", [{"vllm": "0.23.0"}, {"vllm": "0.20.2"}, {"other": "0.22.1"}, {}]
+)
 @pytest.mark.parametrize("verdict", [Verdict.FAIL, Verdict.PASS])
-def test_releases_that_the_entry_does_not_name_are_judged_as_ever(versions: dict[str, str], verdict: Verdict) -> None:
+def test_releases_that_the_entry_does_not_name_are_judged_as_ever(
+    versions: dict[str, str], verdict: Verdict
+) -> None:
     asked = job(ENTRY)
     assert apply_known(asked, result(verdict, asked), versions) == result(verdict, asked)
 
@@ -115,12 +131,17 @@ def test_another_failure_than_the_expected_one_stays_a_failure() -> None:
     for verdict in (Verdict.CRASH, Verdict.ERROR, Verdict.SKIP):
         assert apply_known(asked, result(verdict, asked), {"vllm": "0.22.1"}).verdict is verdict
     crashing = job(ENTRY.model_copy(update={"expect": ("fail", "crash")}))
-    assert apply_known(crashing, result(Verdict.CRASH, crashing), {"vllm": "0.22.1"}).verdict is Verdict.KNOWN
+    assert (
+        apply_known(crashing, result(Verdict.CRASH, crashing), {"vllm": "0.22.1"}).verdict
+        is Verdict.KNOWN
+    )
 
 
 def test_with_an_injected_bug_a_case_is_judged_by_that_bug_alone() -> None:
     asked = job(ENTRY, fault="write_kv.slot-zero-for-padding")
-    assert apply_known(asked, result(Verdict.PASS, asked), {"vllm": "0.22.1"}).verdict is Verdict.PASS
+    assert (
+        apply_known(asked, result(Verdict.PASS, asked), {"vllm": "0.22.1"}).verdict is Verdict.PASS
+    )
 
 
 def test_a_scenario_hands_an_entry_to_the_points_that_it_names() -> None:
@@ -137,17 +158,32 @@ def test_a_scenario_hands_an_entry_to_the_points_that_it_names() -> None:
     ("entry", "message"),
     [
         ("{issue: 43961, engine: vllm, versions: '<0.23'}", "expected text"),
-        ("{issue: vllm-project/vllm#43961, engine: vlm, versions: '<0.23'}", "unknown engine 'vlm'"),
-        ("{issue: vllm-project/vllm#43961, engine: vllm, versions: 'up to 0.22'}", "names no versions"),
-        ("{issue: vllm-project/vllm#43961, engine: vllm, versions: '<0.23', on: {kv: x}}", "is no axis of the matrix"),
+        (
+            "{issue: vllm-project/vllm#43961, engine: vlm, versions: '<0.23'}",
+            "unknown engine 'vlm'",
+        ),
+        (
+            "{issue: vllm-project/vllm#43961, engine: vllm, versions: 'up to 0.22'}",
+            "names no versions",
+        ),
+        (
+            "{issue: vllm-project/vllm#43961, engine: vllm, versions: '<0.23', on: {kv: x}}",
+            "is no axis of the matrix",
+        ),
         ("{issue: me/kernels#1}", "name the engine and its versions, or a kernel alone"),
         ("{issue: me/kernels#1, kernel: mine, engine: vllm, versions: '<1'}", "or a kernel alone"),
-        ("{issue: vllm-project/vllm#43961, engine: vllm, versions: '<0.23', expect: [skip]}", "unknown value 'skip'"),
+        (
+            "{issue: vllm-project/vllm#43961, engine: vllm, versions: '<0.23', expect: [skip]}",
+            "unknown value 'skip'",
+        ),
     ],
 )
 def test_a_wrong_entry_is_refused_with_its_place(tmp_path: Path, entry: str, message: str) -> None:
     path = tmp_path / "wrong.yaml"
-    path.write_text(f"name: wrong\nsummary: s\nsystem: kernel\nop: write_kv\nknown:\n  - {entry}\n", encoding="utf-8")
+    path.write_text(
+        f"name: wrong\nsummary: s\nsystem: kernel\nop: write_kv\nknown:\n  - {entry}\n",
+        encoding="utf-8",
+    )
     with pytest.raises(InputError, match=message) as caught:
         load_scenario(path)
     assert str(caught.value).startswith(f"{path}:6:")

@@ -12,7 +12,9 @@ from harness.diagnose.reduce import Reducer, fewer, same_failure, without_each
 
 def test_fewer_drops_large_parts_first_and_single_entries_last_down_to_the_least() -> None:
     assert list(fewer("abc")) == [[], ["c"], ["a", "b"], ["b", "c"], ["a", "c"], ["a", "b"]]
-    assert all(len(rest) >= 2 for rest in fewer("abcd", least=2)) and list(fewer("ab", least=2)) == []
+    assert (
+        all(len(rest) >= 2 for rest in fewer("abcd", least=2)) and list(fewer("ab", least=2)) == []
+    )
     assert without_each(("a", "b")) == [("b",), ("a",)]
 
 
@@ -41,4 +43,7 @@ def test_the_same_failure_is_decided_by_codes_and_a_pass_is_none() -> None:
 
     assert same_failure(finding, trial(other, again), kind_of) == again
     assert same_failure(finding, trial(other), kind_of) is None
-    assert same_failure(finding, trial(again).model_copy(update={"verdict": Verdict.PASS}), kind_of) is None
+    assert (
+        same_failure(finding, trial(again).model_copy(update={"verdict": Verdict.PASS}), kind_of)
+        is None
+    )

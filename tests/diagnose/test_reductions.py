@@ -8,7 +8,9 @@ from harness.scenario.draws import draw
 
 
 def kernel_case(op: str, **params: object) -> Case:
-    poison = PoisonPlan(patterns=("nan", "zeros"), sites=("output", "lse", "kv.tail", "kv.free"), strict=True)
+    poison = PoisonPlan(
+        patterns=("nan", "zeros"), sites=("output", "lse", "kv.tail", "kv.free"), strict=True
+    )
     return Case(id="c", scenario="c", system="kernel", op=op, params=params, poison=poison)
 
 
@@ -22,7 +24,14 @@ def smaller(case: Case, field: str, blamed: tuple[str, ...] = ()) -> list[object
 
 def drawn(number: int) -> Case:
     found = draw(f"3:{number}")
-    return Case(id="fuzz", scenario="fuzz", system=found.system, op=found.op, params=found.params, poison=found.poison)
+    return Case(
+        id="fuzz",
+        scenario="fuzz",
+        system=found.system,
+        op=found.op,
+        params=found.params,
+        poison=found.poison,
+    )
 
 
 def test_the_blamed_sites_are_tried_before_any_other_choice_of_sites():

@@ -1,4 +1,6 @@
-"""The results of a pool as a run takes them: a kernel that cannot be called ends it, before its case is stored."""
+"""The results of a pool as a run takes them: a kernel that cannot be called ends it, before its
+case is stored.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,23 @@ from harness.store.run_folder import RunStore
 
 def job(name: str, *, plugins: tuple[str, ...] = ("mine.py",), kernel: str = "mine") -> Job:
     case = Case(
-        id=f"s[n={name}]", scenario="s", system="kernel", op="write_kv", params={"kernel": kernel}, named=("kernel",)
+        id=f"s[n={name}]",
+        scenario="s",
+        system="kernel",
+        op="write_kv",
+        params={"kernel": kernel},
+        named=("kernel",),
     )
     return Job(key=case.id, case=case, plugins=plugins)
 
 
-def crash(of: Job, line: int = 3, error: str = "ValueError", kernel: str = "write_kv/mine") -> CaseResult:
+def crash(
+    of: Job, line: int = 3, error: str = "ValueError", kernel: str = "write_kv/mine"
+) -> CaseResult:
     at = f"mine.py:{line} in f: raise" if line else ""
-    finding = Finding(oracle="crash", message="raised", cause=Code.RAISED, error=error, at=at, kernel=kernel)
+    finding = Finding(
+        oracle="crash", message="raised", cause=Code.RAISED, error=error, at=at, kernel=kernel
+    )
     return CaseResult.of(of, Verdict.CRASH, findings=(finding,))
 
 
@@ -51,7 +62,9 @@ class Scripted(Pool):
     def describe_kernels(self, plugins: Sequence[str] = ()) -> list[dict[str, Any]]:
         return []
 
-    def _run(self, waiting: deque[Job], on_start: Callable[[Job], None] | None) -> Generator[CaseResult]:
+    def _run(
+        self, waiting: deque[Job], on_start: Callable[[Job], None] | None
+    ) -> Generator[CaseResult]:
         while waiting:
             yield self._answer(waiting.popleft())
 
@@ -62,14 +75,18 @@ class Silent:
     def on_result(self, result: CaseResult, *, announce: bool = True) -> None: ...
 
 
-def ran(folder: Path, answer: Callable[[Job], CaseResult], jobs: list[Job], **how: Any) -> dict[str, int]:
+def ran(
+    folder: Path, answer: Callable[[Job], CaseResult], jobs: list[Job], **how: Any
+) -> dict[str, int]:
     store = RunStore.create(folder, jobs, command="x")
     run_jobs(store, Scripted(answer), Silent(), **how)
     verdicts = [result.verdict.value for result in store.results()]
     return {name: verdicts.count(name) for name in dict.fromkeys(verdicts)}
 
 
-def test_a_plug_in_that_does_not_import_in_a_worker_ends_the_run_and_leaves_its_case_unfinished(tmp_path: Path) -> None:
+def test_a_plug_in_that_does_not_import_in_a_worker_ends_the_run_and_leaves_its_case_unfinished(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "broken.py"
     file.write_text("import torch\nimport no_such_package_of_mine\n")
     first, second = job("1"), job("2", plugins=(str(file),))
@@ -78,7 +95,9 @@ def test_a_plug_in_that_does_not_import_in_a_worker_ends_the_run_and_leaves_its_
     def answer(of: Job) -> CaseResult:
         return CaseResult.of(of, Verdict.PASS) if of.key == first.key else run_case(of)
 
-    with pytest.raises(InputError, match=r"broken\.py:2: ModuleNotFoundError.*no_such_package_of_mine"):
+    with pytest.raises(
+        InputError, match=r"broken\.py:2: ModuleNotFoundError.*no_such_package_of_mine"
+    ):
         run_jobs(store, Scripted(answer), Silent())
     assert [left.key for left in store.unfinished()] == [second.key]
 
@@ -100,7 +119,9 @@ def test_three_crashes_alike_end_the_kernel(tmp_path: Path) -> None:
     ],
     ids=["other lines", "other errors", "no line", "another kernel", "failures"],
 )
-def test_what_is_not_alike_is_run_to_the_end(tmp_path: Path, answer: Callable[[Job], CaseResult]) -> None:
+def test_what_is_not_alike_is_run_to_the_end(
+    tmp_path: Path, answer: Callable[[Job], CaseResult]
+) -> None:
     assert "skip" not in ran(tmp_path, answer, [job(str(number)) for number in range(1, 6)])
 
 
@@ -111,6 +132,13 @@ def test_a_kernel_that_no_user_wrote_is_run_to_the_end(tmp_path: Path) -> None:
 
 def test_of_the_cases_that_wait_those_of_other_kernels_stay() -> None:
     crashes, waiting = RepeatedCrashes(), deque([job("1"), job("2", kernel="other")])
-    left_out = [one for _ in range(3) for one in crashes.left_out_after(job("0"), crash(job("0")), waiting)]
-    assert [one.id for one in left_out] == ["s[n=1]"] and [one.case.id for one in waiting] == ["s[n=2]"]
-    assert left_out[0].cause == Code.LEFT_OUT and "crashed 3 times by ValueError at mine.py:3" in left_out[0].reason
+    left_out = [
+        one for _ in range(3) for one in crashes.left_out_after(job("0"), crash(job("0")), waiting)
+    ]
+    assert [one.id for one in left_out] == ["s[n=1]"] and [one.case.id for one in waiting] == [
+        "s[n=2]"
+    ]
+    assert (
+        left_out[0].cause == Code.LEFT_OUT
+        and "crashed 3 times by ValueError at mine.py:3" in left_out[0].reason
+    )

@@ -15,7 +15,12 @@ def engine(**params: object) -> Case:
 
 
 def test_the_fullest_of_the_longest_decode_steps_is_chosen_and_padded() -> None:
-    case = engine(requests=[[60, 8], [5, 6], [124, 6]], graph="full", capture_sizes=[4], max_batched_tokens=512)
+    case = engine(
+        requests=[[60, 8], [5, 6], [124, 6]],
+        graph="full",
+        capture_sizes=[4],
+        max_batched_tokens=512,
+    )
     numbers = decode_step(case)
     assert numbers["seq_lens"] == [65, 10, 129, 0]
     assert [len(table) for table in numbers["tables"]] == [2, 1, 3, 0]
@@ -35,7 +40,9 @@ def test_every_token_of_every_request_is_computed_in_some_step() -> None:
 
 
 def test_prompts_with_and_without_context_meet_in_one_step() -> None:
-    numbers = prefill_step(engine(max_batched_tokens=48, requests=[[5, 3], [70, 2], [17, 3], [90, 2]]))
+    numbers = prefill_step(
+        engine(max_batched_tokens=48, requests=[[5, 3], [70, 2], [17, 3], [90, 2]])
+    )
     assert min(numbers["context_lens"]) == 0 < max(numbers["context_lens"])
     assert numbers["context_lens"] == sorted(numbers["context_lens"], reverse=True)
 

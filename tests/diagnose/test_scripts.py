@@ -1,4 +1,6 @@
-"""Every known bug as a script of its own: short, tidy, free of this project, and right about its bug."""
+"""Every known bug as a script of its own: short, tidy, free of this project, and right about its
+bug.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ IDS = [f"{fault}-{case.scenario}" for fault, case in DECLARED]
 EXECUTED = ("merge-kernel",)
 """In every run of the tests the script of a merge is executed; all others every night."""
 executed = [
-    pytest.param(fault, case, id=IDS[number], marks=() if case.scenario in EXECUTED else pytest.mark.nightly)
+    pytest.param(
+        fault, case, id=IDS[number], marks=() if case.scenario in EXECUTED else pytest.mark.nightly
+    )
     for number, (fault, case) in enumerate(DECLARED)
 ]
 each = pytest.mark.parametrize(("fault", "case"), DECLARED, ids=IDS)
@@ -41,8 +45,14 @@ def test_every_recipe_is_tried() -> None:
 
 
 def test_a_bug_without_a_script_is_refused_with_those_that_have_one() -> None:
-    tried = {use.name: case for scenario in SCENARIOS.values() for use, case in fault_cases(scenario)}
-    for fault in ("sparse.padding-overwrites-prefill", "merge.assume-minus-inf", "records.shuffled-written-flat"):
+    tried = {
+        use.name: case for scenario in SCENARIOS.values() for use, case in fault_cases(scenario)
+    }
+    for fault in (
+        "sparse.padding-overwrites-prefill",
+        "merge.assume-minus-inf",
+        "records.shuffled-written-flat",
+    ):
         with pytest.raises(InputError) as error:
             script_of(fault, tried[fault])
         named = (*RECIPES, "mla-harness repro ", f"--fault {fault}")
@@ -52,14 +62,18 @@ def test_a_bug_without_a_script_is_refused_with_those_that_have_one() -> None:
 
 
 @pytest.mark.parametrize(("fault", "case"), executed)
-def test_a_script_fails_with_its_bug_and_passes_without_it_where_this_project_is_not(fault: str, case: Case) -> None:
+def test_a_script_fails_with_its_bug_and_passes_without_it_where_this_project_is_not(
+    fault: str, case: Case
+) -> None:
     done = check(script_of(fault, case))
     assert done.holds
     assert done.with_bug.last_line.startswith("AssertionError")
 
 
 @each
-def test_a_script_is_short_has_one_marked_line_and_imports_torch_only(fault: str, case: Case) -> None:
+def test_a_script_is_short_has_one_marked_line_and_imports_torch_only(
+    fault: str, case: Case
+) -> None:
     text = script_of(fault, case)
     assert len(text.splitlines()) < 120
     assert text.count(MARKER) == 1
@@ -72,7 +86,9 @@ def test_a_script_is_short_has_one_marked_line_and_imports_torch_only(fault: str
 
 
 @each
-def test_a_script_is_as_ruff_wants_it_with_its_bug_and_without(fault: str, case: Case, tmp_path: Path) -> None:
+def test_a_script_is_as_ruff_wants_it_with_its_bug_and_without(
+    fault: str, case: Case, tmp_path: Path
+) -> None:
     if importlib.util.find_spec("ruff") is None:
         pytest.skip("ruff is not installed")
     text = script_of(fault, case)
@@ -80,14 +96,26 @@ def test_a_script_is_as_ruff_wants_it_with_its_bug_and_without(fault: str, case:
         (tmp_path / name).write_text(content)
     root = Path(__file__).parents[2]
     for words in (("check", "--no-cache"), ("format", "--check", "--no-cache")):
-        command = [sys.executable, "-m", "ruff", *words, "--config", str(root / "pyproject.toml"), str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
+        command = [
+            sys.executable,
+            "-m",
+            "ruff",
+            *words,
+            "--config",
+            str(root / "pyproject.toml"),
+            str(tmp_path),
+        ]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=HANG_SECONDS
+        )
         assert done.returncode == 0, done.stdout
 
 
 def test_the_numbers_of_a_script_are_those_of_its_case() -> None:
     fault, case = next(pair for pair in DECLARED if pair[1].op == "merge_attn_states")
-    params = case.params.model_copy(update={"num_tokens": 9, "num_with_context": 4, "num_heads": 3, "v_head_dim": 8})
+    params = case.params.model_copy(
+        update={"num_tokens": 9, "num_with_context": 4, "num_heads": 3, "v_head_dim": 8}
+    )
     text = script_of(fault, case.model_copy(update={"params": params, "seed": 5}))
     assert "SEED = 5\n" in text and "NUM_TOKENS, WITH_CONTEXT, HEADS, V_DIM = 9, 4, 3, 8\n" in text
 
@@ -102,12 +130,17 @@ def test_a_script_names_the_address_of_its_thread() -> None:
 def test_a_script_defines_and_imports_nothing_that_it_does_not_use(fault: str, case: Case) -> None:
     text = script_of(fault, case)
     assert without_dead_code(text) == text
-    names = [word for line in text.splitlines() for word in re.findall(r"^(?:def|class) (\w+)", line)]
+    names = [
+        word for line in text.splitlines() for word in re.findall(r"^(?:def|class) (\w+)", line)
+    ]
     assert all(len(re.findall(rf"\b{name}\b", text)) > 1 for name in names)
 
 
 def test_dead_code_goes_and_what_is_used_stays() -> None:
-    dead = "import math\nimport torch\nfrom a import b, c\n\nX = 1\nY = X\n\n\ndef used():\n    return c\n\n\n"
+    dead = (
+        "import math\nimport torch\nfrom a import b, c\n\nX = 1\nY = X\n\n\ndef used():\n    return"
+        " c\n\n\n"
+    )
     dead += "def unused():\n    return math.pi\n\n\ndef check():\n    torch.add(used())\n"
     left = without_dead_code(dead)
     assert "import math" not in left and "X = 1" not in left and "unused" not in left
@@ -115,23 +148,26 @@ def test_dead_code_goes_and_what_is_used_stays() -> None:
 
 
 def test_an_optional_keyword_that_no_call_gives_goes_unless_the_kernel_is_under_test() -> None:
-    text = "def f(x, *, scale, extra=None):\n    return x * scale\n\n\ndef check():\n    f(1, scale=2)\n"
+    text = (
+        "def f(x, *, scale, extra=None):\n    return x * scale\n\n\ndef check():\n    f(1,"
+        " scale=2)\n"
+    )
     assert without_dead_code(text).startswith("def f(x, *, scale):\n")
     used = text.replace("x * scale", "x * scale * extra")
     assert without_dead_code(used) == used
-    under_test = text.replace("\n\n\ndef check", f"\n\n\nkernel = f{MARKER}\n\n\ndef check").replace(
-        "    f(1", "    kernel(1"
-    )
+    under_test = text.replace(
+        "\n\n\ndef check", f"\n\n\nkernel = f{MARKER}\n\n\ndef check"
+    ).replace("    f(1", "    kernel(1")
     assert "extra=None" in without_dead_code(under_test)
 
 
 def test_the_function_of_a_plug_in_is_inlined(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
-        "import torch\nimport torch.nn.functional as F\nfrom harness import kernel\n\nSCALE = 2.0\n\n\n"
-        "def helper(x):\n    return F.relu(x) * SCALE\n\n\n"
-        "@kernel(op='mla_decode', name='mine', devices=('cpu',))\ndef decode(q, kv_cache, *, scale):\n"
-        "    return helper(q)\n\n\n@kernel(op='write_kv', name='mine')\ndef write(kv_c): ...\n"
+        "import torch\nimport torch.nn.functional as F\nfrom harness import kernel\n\nSCALE ="
+        " 2.0\n\n\ndef helper(x):\n    return F.relu(x) * SCALE\n\n\n@kernel(op='mla_decode',"
+        " name='mine', devices=('cpu',))\ndef decode(q, kv_cache, *, scale):\n    return"
+        " helper(q)\n\n\n@kernel(op='write_kv', name='mine')\ndef write(kv_c): ...\n"
     )
     assert kernel_in(str(file), "write_kv", "mine") == f"{file}:write"
     found = inline(kernel_in(str(file), "mla_decode", "mine"))
@@ -147,7 +183,12 @@ def test_the_poison_of_a_script_is_the_pattern_that_failed(pattern: str) -> None
     fault, case = next(pair for pair in DECLARED if pair[0] == "merge.ignore-context-count")
     poison = case.poison.model_copy(update={"patterns": (pattern,)})
     text = script_of(fault, case.model_copy(update={"poison": poison}))
-    word = {"nan": 'float("nan")', "inf": 'float("inf")', "max": "torch.finfo(", "random": "torch.randn("}[pattern]
+    word = {
+        "nan": 'float("nan")',
+        "inf": 'float("inf")',
+        "max": "torch.finfo(",
+        "random": "torch.randn(",
+    }[pattern]
     assert word in text.partition("def poison")[2].partition("\n\n\n")[0]
 
 
@@ -168,12 +209,17 @@ def test_a_script_can_be_a_test() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux ends a process with its parent")
 def test_a_script_ends_with_the_process_that_tries_it(tmp_path: Path) -> None:
-    (tmp_path / "hang.py").write_text("import os, time\nos.symlink(str(os.getpid()), 'pid')\ntime.sleep(3600)\n")
+    (tmp_path / "hang.py").write_text(
+        "import os, time\nos.symlink(str(os.getpid()), 'pid')\ntime.sleep(3600)\n"
+    )
     code = (
-        "import sys\nfrom pathlib import Path\nfrom harness.diagnose.script.export import run\nrun(Path(sys.argv[1]))"
+        "import sys\nfrom pathlib import Path\nfrom harness.diagnose.script.export import"
+        " run\nrun(Path(sys.argv[1]))"
     )
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "hang.py")], env=environ) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "hang.py")], env=environ
+    ) as parent:
         wait_until((tmp_path / "pid").is_symlink, "the script began", parent)
         parent.kill()
     wait_until_gone(int(os.readlink(tmp_path / "pid")))

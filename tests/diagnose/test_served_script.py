@@ -1,4 +1,6 @@
-"""A served case as a script of the plain engine, which is written only once it has shown the failure."""
+"""A served case as a script of the plain engine, which is written only once it has shown the
+failure.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,22 @@ FAILING = {"graph": "full", "runner": "v2", "prefix_caching": True, "max_num_seq
 
 def served(**params: object) -> Job:
     case = Case(
-        id="vllm-x[graph=full]", scenario="vllm-x", system="vllm", refs=("vllm-project/vllm#57017",),
-        params=VllmParams.model_validate({"limit": 4, "epochs": 2, **params}), oracles=("answers",),
+        id="vllm-x[graph=full]",
+        scenario="vllm-x",
+        system="vllm",
+        refs=("vllm-project/vllm#57017",),
+        params=VllmParams.model_validate({"limit": 4, "epochs": 2, **params}),
+        oracles=("answers",),
         poison=PoisonPlan(patterns=("nan",), sites=()),
-    )  # fmt: skip
+    )
     return Job(key=case.id, case=case, device="cpu")
 
 
 def exported(job: Job) -> Exported:
     found = Finding(oracle="answers", message="0 of 4 answers are right")
-    result = CaseResult(key=job.key, id=job.case.id, scenario="vllm-x", verdict=Verdict.FAIL, findings=(found,))
+    result = CaseResult(
+        key=job.key, id=job.case.id, scenario="vllm-x", verdict=Verdict.FAIL, findings=(found,)
+    )
     machine = Environment(torch="2.13.0", python="3.11", platform="Linux")
     return first_that_shows(job, result, None, machine, is_pytest=False)
 
@@ -50,7 +58,9 @@ def test_a_served_case_becomes_a_script_of_the_options_that_fail_and_the_plain_o
     assert '"enable_prefix_caching": True' in options and '"enforce_eager": False' in options
     assert '"max_num_seqs": 16' in options and "kv_cache_dtype" not in options
     (marked,) = (line for line in one.text.splitlines() if line.endswith(MARKER))
-    assert '"VLLM_USE_V2_MODEL_RUNNER": "1"' in marked and marked.endswith(f"PLAIN | FAILING{MARKER}")
+    assert '"VLLM_USE_V2_MODEL_RUNNER": "1"' in marked and marked.endswith(
+        f"PLAIN | FAILING{MARKER}"
+    )
     assert "harness." not in one.text
 
 

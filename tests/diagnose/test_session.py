@@ -47,7 +47,11 @@ class FakePool:
         name = "mine" if plugins else "triton"
         return [
             {"op": "mla_decode", "short_name": name, "why_not": {"cpu": "", "cuda": ""}},
-            {"op": "mla_decode", "short_name": "tiled", "why_not": {"cpu": "", "cuda": "not made for it"}},
+            {
+                "op": "mla_decode",
+                "short_name": "tiled",
+                "why_not": {"cpu": "", "cuda": "not made for it"},
+            },
         ]
 
     def run(self, jobs: Sequence[Job], on_start: object = None) -> Iterator[CaseResult]:
@@ -59,12 +63,23 @@ class FakePool:
 def result_of(job: Job, *, guilty: bool) -> CaseResult:
     findings = (Finding(oracle="finite", message="NaN"),) if guilty else ()
     verdict = Verdict.FAIL if guilty else Verdict.PASS
-    return CaseResult(key=job.key, id=job.case.id, scenario="s", sites=job.sites, verdict=verdict, findings=findings)
+    return CaseResult(
+        key=job.key,
+        id=job.case.id,
+        scenario="s",
+        sites=job.sites,
+        verdict=verdict,
+        findings=findings,
+    )
 
 
 def failing_job(name: str = "a") -> tuple[Job, CaseResult]:
     case = Case(
-        id=name, scenario="s", system="kernel", op="write_kv", poison=PoisonPlan(sites=("output", "kv.tail", "kv.free"))
+        id=name,
+        scenario="s",
+        system="kernel",
+        op="write_kv",
+        poison=PoisonPlan(sites=("output", "kv.tail", "kv.free")),
     )
     job = Job(key=name, case=case)
     return job, result_of(job, guilty=True)
@@ -134,7 +149,9 @@ def test_a_result_says_how_much_processor_time_it_took() -> None:
         ([Verdict.PASS, Verdict.ERROR], 3),
     ],
 )
-def test_exit_codes_tell_a_regression_from_our_own_fault(verdicts: list[Verdict], code: int) -> None:
+def test_exit_codes_tell_a_regression_from_our_own_fault(
+    verdicts: list[Verdict], code: int
+) -> None:
     results = [CaseResult(key="k", id="k", scenario="s", verdict=verdict) for verdict in verdicts]
     assert exit_code(results) == code
 
@@ -159,7 +176,10 @@ def test_workers_that_cannot_start_end_the_work_in_one_error(tmp_path: Path) -> 
         def on_result(self, result: CaseResult, *, announce: bool = True) -> None: ...
 
     store = RunStore.create(tmp_path, [failing_job()[0]], command="x")
-    with WorkerPool(1, execute="no_such_module:execute") as pool, pytest.raises(HarnessError) as caught:
+    with (
+        WorkerPool(1, execute="no_such_module:execute") as pool,
+        pytest.raises(HarnessError) as caught,
+    ):
         run_jobs(store, pool, Watcher())
     assert caught.value.exit_code == 3 and "no_such_module" in str(caught.value)
     assert [job.key for job in store.unfinished()] == ["a"]

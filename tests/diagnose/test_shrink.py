@@ -19,7 +19,9 @@ from harness.scenario.load import load_scenarios
 from harness.scenario.selection import select
 
 Behaviour = Callable[[Job], tuple[Finding, ...]]
-NAN = Finding(oracle="finite", site="kv.tail", tensor="out", message="NaN in live rows of out: 7 elements")
+NAN = Finding(
+    oracle="finite", site="kv.tail", tensor="out", message="NaN in live rows of out: 7 elements"
+)
 
 
 @dataclass
@@ -41,16 +43,26 @@ class StubPool:
         findings = self.behave(job)
         verdict = Verdict.FAIL if findings else Verdict.PASS
         return CaseResult(
-            key=job.key, id=job.case.id, scenario="s", verdict=verdict, findings=findings, sites=job.sites
+            key=job.key,
+            id=job.case.id,
+            scenario="s",
+            verdict=verdict,
+            findings=findings,
+            sites=job.sites,
         )
 
 
 def decode_job(fault: str | None = None, **params: object) -> Job:
     poison = PoisonPlan(patterns=("nan", "zeros"), sites=("output", "kv.tail", "kv.free"))
     case = Case(
-        id="s", scenario="s", system="kernel", op="mla_decode", params=params, poison=poison,
+        id="s",
+        scenario="s",
+        system="kernel",
+        op="mla_decode",
+        params=params,
+        poison=poison,
         oracles=("finite",),
-    )  # fmt: skip
+    )
     return Job(key="k", case=case, fault=fault)
 
 
@@ -85,7 +97,9 @@ def test_the_number_of_workers_changes_neither_the_way_nor_its_end(num_workers):
     alone = shrink(StubPool(fails_with_a_long_request, num_workers=1), decode_job())
     found = shrink(StubPool(fails_with_a_long_request, num_workers=num_workers), decode_job())
     assert found.case == alone.case
-    assert [(s.what, s.before, s.after) for s in found.steps] == [(s.what, s.before, s.after) for s in alone.steps]
+    assert [(s.what, s.before, s.after) for s in found.steps] == [
+        (s.what, s.before, s.after) for s in alone.steps
+    ]
 
 
 def test_a_failure_of_another_site_is_another_reason():
@@ -133,7 +147,9 @@ def test_when_the_time_is_up_the_smallest_so_far_is_given_and_said_to_be_that(mo
     found = shrink(pool, decode_job(), seconds=12.0)
     assert not found.is_smallest
     assert found.steps
-    assert found.case.params.seq_lens == (1, 63, 64, 65, 130) or max(found.case.params.seq_lens) >= 65
+    assert (
+        found.case.params.seq_lens == (1, 63, 64, 65, 130) or max(found.case.params.seq_lens) >= 65
+    )
 
 
 def test_no_time_at_all_gives_the_case_itself():
@@ -150,7 +166,9 @@ def test_a_case_that_passes_is_refused():
 
 
 def test_a_measurement_of_accuracy_is_refused():
-    job = Job(key="k", case=Case(id="a", scenario="a", system="accuracy", params={"task": "gsm_symbolic"}))
+    job = Job(
+        key="k", case=Case(id="a", scenario="a", system="accuracy", params={"task": "gsm_symbolic"})
+    )
     with pytest.raises(InputError, match="takes too long a trial"):
         shrink(StubPool(lambda job: ()), job)
 
@@ -177,9 +195,19 @@ def fault_job(scenario_name: str, fault: str) -> Job:
 @pytest.mark.parametrize(
     ("scenario", "fault", "kept", "lost"),
     [
-        ("decode-kernel", "kv.tail-masked-by-multiply", {"sites": ["kv.tail"]}, {"num_heads": 1, "table_pad": 0}),
+        (
+            "decode-kernel",
+            "kv.tail-masked-by-multiply",
+            {"sites": ["kv.tail"]},
+            {"num_heads": 1, "table_pad": 0},
+        ),
         ("merge-kernel", "merge.ignore-context-count", {}, {"num_tokens": 1, "num_heads": 1}),
-        ("mixed-context", "merge.ignore-context-count", {"sites": ["context.output"]}, {"num_heads": 1}),
+        (
+            "mixed-context",
+            "merge.ignore-context-count",
+            {"sites": ["context.output"]},
+            {"num_heads": 1},
+        ),
         pytest.param(
             "cudagraph-padding",
             "router.int64-ids",
@@ -189,7 +217,9 @@ def fault_job(scenario_name: str, fault: str) -> Job:
         ),
     ],
 )
-def test_a_real_failure_is_shrunk_to_a_case_whose_id_alone_fails_so_again(scenario, fault, kept, lost):
+def test_a_real_failure_is_shrunk_to_a_case_whose_id_alone_fails_so_again(
+    scenario, fault, kept, lost
+):
     job = fault_job(scenario, fault)
     found = shrink(HerePool(), job, seconds=math.inf)
     assert found.is_smallest

@@ -1,4 +1,6 @@
-"""Drawn traces against the server with pages: bugs are found, shrunk and exported; near ties are no bugs."""
+"""Drawn traces against the server with pages: bugs are found, shrunk and exported; near ties are no
+bugs.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ START = "sequence_server.py"
 
 
 def found_by(url: str, **more: Any) -> dict[str, Any]:
-    return answer(TraceCheck(url=url, timeout=HANG_SECONDS, **{"fuzz": 12, "shrink_seconds": 0.0, **more}))["found"]
+    return answer(
+        TraceCheck(url=url, timeout=HANG_SECONDS, **{"fuzz": 12, "shrink_seconds": 0.0, **more})
+    )["found"]
 
 
 def test_a_long_check_says_how_far_it_is(start_server: Callable[..., str]) -> None:
@@ -38,7 +42,10 @@ def test_each_drawn_request_fits_the_pool(pool: Pool) -> None:
     for seed in range(200):
         step = drawn_step(random.Random(seed), pool)
         for request in requests_of(Script(name="fuzz", summary="", steps=(step,)), step, pool):
-            assert len(request.prompt) >= 1 and len(request.prompt) + request.max_tokens <= pool.page * pool.num_pages
+            assert (
+                len(request.prompt) >= 1
+                and len(request.prompt) + request.max_tokens <= pool.page * pool.num_pages
+            )
             lengths.add(len(request.prompt))
     assert {pool.page - 1, pool.page, pool.page + 1} <= lengths
     assert pool.num_pages < 1000 or {511, 512, 513, 2047, 2049} <= lengths
@@ -58,7 +65,9 @@ def test_adapters_and_schemas_leave_the_rest_of_a_draw_as_it_was() -> None:
     traces = [(plain.next(number), other.next(number)) for number in range(20)]
     steps = [step for _, trace in traces for step in trace.steps]
     for old, trace in traces:
-        assert trace.but(steps=tuple(step.but(models=(), schemas=()) for step in trace.steps)) == old
+        assert (
+            trace.but(steps=tuple(step.but(models=(), schemas=()) for step in trace.steps)) == old
+        )
     for name, known in more.items():
         drawn = {value for step in steps for value in getattr(step, name)}
         assert drawn == {None, *known} and not all(getattr(step, name) for step in steps)
@@ -67,19 +76,29 @@ def test_adapters_and_schemas_leave_the_rest_of_a_draw_as_it_was() -> None:
 
 def test_a_smaller_trace_keeps_what_belongs_to_a_request() -> None:
     given = {"together": True, "max_tokens": "8", "abort_after": (None, 3), "arrive_ms": (0, 5)}
-    step = Step(ask=("a:1p s:3", "b:2p"), models=(None, "alpha"), schemas=("flag", "number"), **given)
+    step = Step(
+        ask=("a:1p s:3", "b:2p"), models=(None, "alpha"), schemas=("flag", "number"), **given
+    )
     trace = Script(name="fuzz", summary="", steps=(step, Step(ask=("c:1",), max_tokens="1")))
     found = [one.steps for one in smaller(trace)]
     assert (step,) in found and (trace.steps[1],) in found
     given |= {"abort_after": (3,), "arrive_ms": (5,)}
     alone = Step(ask=("b:2p",), models=("alpha",), schemas=("number",), **given)
     assert (alone, trace.steps[1]) in found
-    assert any(steps[0].ask == ("s:3", "b:2p") for steps in found) and any(not steps[0].together for steps in found)
+    assert any(steps[0].ask == ("s:3", "b:2p") for steps in found) and any(
+        not steps[0].together for steps in found
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "num_tokens", "is_obeyed"),
-    [('{ "flag": true }', 9, True), ('{"fl', 9, False), ('{"fl', 20, True), ('"red"', 20, False), ("", 20, True)],
+    [
+        ('{ "flag": true }', 9, True),
+        ('{"fl', 9, False),
+        ('{"fl', 20, True),
+        ('"red"', 20, False),
+        ("", 20, True),
+    ],
 )
 def test_an_answer_obeys_its_schema_as_a_whole_or_as_far_as_its_budget(
     text: str, num_tokens: int, is_obeyed: bool
@@ -87,7 +106,8 @@ def test_an_answer_obeys_its_schema_as_a_whole_or_as_far_as_its_budget(
     assert Request("a:1", (17,), 20, "own", schema="flag").obeyed_by(text, num_tokens) == is_obeyed
 
 
-# How small a trace gets in two seconds depends on the machine. A search that ends by itself gets it to eight.
+# How small a trace gets in two seconds depends on the machine. A search that ends by itself gets it
+# to eight.
 @pytest.mark.parametrize(
     ("seconds", "most"), [("2", 20), pytest.param(str(HANG_SECONDS), 8, marks=pytest.mark.nightly)]
 )
@@ -95,17 +115,30 @@ def test_a_bug_is_found_shrunk_and_shown_by_a_script_without_the_harness(
     start_server: Callable[..., str], tmp_path: Path, seconds: str, most: int
 ) -> None:
     url, runs = start_server(START, "loses-last-token"), tmp_path / "runs"
-    assert exit_code_of(["serve-check", url, "--fuzz", "9", "--shrink-seconds", seconds, "--out", str(runs)]) == 1
+    assert (
+        exit_code_of(
+            ["serve-check", url, "--fuzz", "9", "--shrink-seconds", seconds, "--out", str(runs)]
+        )
+        == 1
+    )
     (folder,) = runs.iterdir()
     trace = json.loads((folder / "trace.yaml").read_text())
     assert sum(len(step["ask"]) for step in trace["steps"]) <= most
-    shown = subprocess.run([sys.executable, str(folder / "trace.py")], capture_output=True, text=True, cwd=tmp_path)
+    shown = subprocess.run(
+        [sys.executable, str(folder / "trace.py")], capture_output=True, text=True, cwd=tmp_path
+    )
     assert shown.returncode == 1 and " tokens instead of " in shown.stdout
     assert "harness" not in (folder / "trace.py").read_text()
     sound = subprocess.run(
-        [sys.executable, str(folder / "trace.py"), start_server(START)], capture_output=True, text=True, cwd=tmp_path
+        [sys.executable, str(folder / "trace.py"), start_server(START)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
     )
-    assert (sound.returncode, sound.stdout) == (0, "0 answers differ from the same request asked alone\n")
+    assert (sound.returncode, sound.stdout) == (
+        0,
+        "0 answers differ from the same request asked alone\n",
+    )
 
 
 @pytest.mark.parametrize("more", [(), ("schemas",)])
@@ -117,13 +150,20 @@ def test_near_ties_are_no_bug(start_server: Callable[..., str], more: tuple[str,
 def test_the_server_is_asked_for_its_adapters_and_schemas(start_server: Callable[..., str]) -> None:
     found = found_by(start_server(START, "adapters", "schemas"), fuzz=3)
     assert (found["verdict"], found["script"]) == ("pass", "fuzz,seed=0,draws=2")
-    assert found["notes"][:2] == ["models of the server: alpha, beta", "schemas of the server: colour, number, flag"]
+    assert found["notes"][:2] == [
+        "models of the server: alpha, beta",
+        "schemas of the server: colour, number, flag",
+    ]
     found = found_by(start_server(START, "schemas", "ignores-schemas"), fuzz=1)
     assert (found["script"], "schemas" in " ".join(found["notes"])) == ("fuzz,seed=0", False)
 
 
 @pytest.mark.parametrize(
-    ("bug", "shown"), [("grammar-of-neighbour", "does not obey the schema"), ("adapter-of-neighbour", " instead of ")]
+    ("bug", "shown"),
+    [
+        ("grammar-of-neighbour", "does not obey the schema"),
+        ("adapter-of-neighbour", " instead of "),
+    ],
 )
 def test_a_grammar_and_an_adapter_of_another_request_are_found_and_shown_by_a_script(
     start_server: Callable[..., str], tmp_path: Path, bug: str, shown: str
@@ -131,11 +171,18 @@ def test_a_grammar_and_an_adapter_of_another_request_are_found_and_shown_by_a_sc
     found = found_by(start_server(START, bug), shrink_seconds=2.0)
     assert found["verdict"] == "fail" and shown in " ".join(found["findings"])
     (tmp_path / "trace.py").write_text(found["python"])
-    done = subprocess.run([sys.executable, str(tmp_path / "trace.py")], capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "trace.py")], capture_output=True, text=True, cwd=tmp_path
+    )
     assert done.returncode == 1 and shown in done.stdout
     sound = start_server(START, "adapters", "schemas")
-    done = subprocess.run([sys.executable, str(tmp_path / "trace.py"), sound], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "0 answers differ from the same request asked alone\n")
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "trace.py"), sound], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (
+        0,
+        "0 answers differ from the same request asked alone\n",
+    )
 
 
 def test_a_draw_keeps_to_the_length_of_the_model(start_server: Callable[..., str]) -> None:
@@ -144,7 +191,8 @@ def test_a_draw_keeps_to_the_length_of_the_model(start_server: Callable[..., str
 
 
 @pytest.mark.parametrize(
-    ("bug", "failed", "answers"), [("drifts", "3 of 3", "1 diff"), ("alternates", "3 of 3", "2 diff")]
+    ("bug", "failed", "answers"),
+    [("drifts", "3 of 3", "1 diff"), ("alternates", "3 of 3", "2 diff")],
 )
 def test_a_trace_that_fails_says_how_often_and_what_its_requests_answer_alone(
     start_server: Callable[..., str], bug: str, failed: str, answers: str
@@ -155,18 +203,29 @@ def test_a_trace_that_fails_says_how_often_and_what_its_requests_answer_alone(
 
 
 def test_fuzz_stands_alone() -> None:
-    assert exit_code_of(["serve-check", "http://127.0.0.1:9/v1", "--fuzz", "3", "--script", "abort"]) == 2
+    assert (
+        exit_code_of(["serve-check", "http://127.0.0.1:9/v1", "--fuzz", "3", "--script", "abort"])
+        == 2
+    )
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     "bug",
     [
-        "hash-without-past", "found-after-eviction", "kept-after-preemption", "abort-keeps-slot", "prompt-as-decode",
-        "drifts", "dies-of-preemption", "row-of-neighbour", "late-reads-short", "grammar-of-neighbour",
+        "hash-without-past",
+        "found-after-eviction",
+        "kept-after-preemption",
+        "abort-keeps-slot",
+        "prompt-as-decode",
+        "drifts",
+        "dies-of-preemption",
+        "row-of-neighbour",
+        "late-reads-short",
+        "grammar-of-neighbour",
         "adapter-of-neighbour",
     ],
-)  # fmt: skip
+)
 def test_each_planted_bug_is_found(start_server: Callable[..., str], bug: str) -> None:
     assert found_by(start_server(START, bug))["verdict"] == "fail"
 

@@ -1,12 +1,14 @@
-"""Commands that a page shows, with their output: run them word by word, compare, or write the output anew.
+"""Commands that a page shows, with their output: run them word by word, compare, or write the
+output anew.
 
-    python tests/docs/shown.py README.md docs/judge-your-kernel.md           run and compare
-    python tests/docs/shown.py --write README.md                             run, and write what they print
+    python tests/docs/shown.py README.md docs/judge-your-kernel.md           run and compare python
+    tests/docs/shown.py --write README.md                             run, and write what they print
 
-A block is fenced as `console`. A line that starts with `$ ` is a command, the lines below it are its output. `…` alone
-on a line stands for lines that are left out. A block after a comment `<!-- not run: REASON -->` is not run. Commands
-run in a folder of their own, in which `docs`, `examples` and `scenarios` are links into the checkout. Times, run ids,
-folders and speeds are compared without their digits.
+A block is fenced as `console`. A line that starts with `$ ` is a command, the lines below it are
+its output. `…` alone on a line stands for lines that are left out. A block after a comment `<!--
+not run: REASON -->` is not run. Commands run in a folder of their own, in which `docs`, `examples`
+and `scenarios` are links into the checkout. Times, run ids, folders and speeds are compared without
+their digits.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 HOME = "/home/me/mla-harness"
-BLOCK = re.compile(r"^(<!-- not run: (?P<why>[^>]+) -->\n)?```console\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^(<!-- not run: (?P<why>[^>]+) -->\n)?```console\n(?P<body>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
 _LEFT_OUT = "…"
 MOST_SECONDS = 7200
 """A run of all cases of a plug-in lasts ten minutes on two idle cores."""
@@ -34,7 +39,10 @@ _VARIES = (
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One command of a page with the output that the page shows. `why_not` is the reason not to run it."""
+    """One command of a page with the output that the page shows.
+
+    `why_not` is the reason not to run it.
+    """
 
     page: str
     command: str
@@ -55,8 +63,11 @@ def shown_in(page: Path) -> list[Shown]:
 
 
 def printed(command: str, folder: Path) -> str:
-    """What a command prints, standard error included, with the checkout's folder as HOME. Raises RuntimeError if it
-    ends in another exit code than 0 and 1: lines that a page leaves out could hide that."""
+    """What a command prints, standard error included, with the checkout's folder as HOME.
+
+    Raises RuntimeError if it ends in another exit code than 0 and 1: lines that a page leaves out
+    could hide that.
+    """
     shim = folder / "bin" / "mla-harness"
     shim.parent.mkdir(exist_ok=True)
     shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m harness.cli.main "$@"\n')
@@ -71,9 +82,16 @@ def printed(command: str, folder: Path) -> str:
     }
     environ |= {"PYTHONUNBUFFERED": "1"}
     done = subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, timeout=MOST_SECONDS, check=False,
-    )  # fmt: skip
+        ["bash", "-c", command],
+        cwd=folder,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=MOST_SECONDS,
+        check=False,
+    )
     if done.returncode > 1:
         raise RuntimeError(f"{command}: ended in exit code {done.returncode}: {done.stdout[-500:]}")
     return done.stdout.replace(str(ROOT), HOME).replace(str(folder), HOME)
@@ -88,7 +106,9 @@ def plain(text: str) -> list[str]:
 
 
 def differs(shown: str, got: str) -> str:
-    """The first line that is shown and was not printed in this order; empty if the output is as shown."""
+    """The first line that is shown and was not printed in this order; empty if the output is as
+    shown.
+    """
     wanted, lines = plain(shown), plain(got)
     place, may_skip = 0, False
     for line in wanted:
@@ -105,7 +125,10 @@ def differs(shown: str, got: str) -> str:
 
 
 def write(page: Path) -> None:
-    """Run the commands of a page, and replace what it shows. A block with lines left out stays as it is."""
+    """Run the commands of a page, and replace what it shows.
+
+    A block with lines left out stays as it is.
+    """
 
     def renewed(block: re.Match[str]) -> str:
         if block["why"] or f"\n{_LEFT_OUT}\n" in block["body"]:
@@ -113,7 +136,10 @@ def write(page: Path) -> None:
         lines = []
         for part in re.split(r"^\$ ", block["body"], flags=re.MULTILINE)[1:]:
             command = part.partition("\n")[0]
-            output = "\n".join(line.rstrip() for line in printed(command.partition("    #")[0], folder).splitlines())
+            output = "\n".join(
+                line.rstrip()
+                for line in printed(command.partition("    #")[0], folder).splitlines()
+            )
             lines.append(f"$ {command}\n" + (f"{output.strip()}\n" if output.strip() else ""))
         return "```console\n" + "".join(lines) + "```"
 
@@ -135,7 +161,9 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             for shown in shown_in(page):
                 found = f"not run: {shown.why_not}" if shown.why_not else ""
-                problem = "" if found else differs(shown.output, printed(shown.command, Path(folder)))
+                problem = (
+                    "" if found else differs(shown.output, printed(shown.command, Path(folder)))
+                )
                 bad += bool(problem)
                 print(f"{name}: {shown.command}: {found or problem or 'as shown'}", flush=True)
     return int(bool(bad))

@@ -1,4 +1,5 @@
-"""The workflow of docs/ci.md, pasted into a repository of one kernel, with the cache of GitHub as a folder.
+"""The workflow of docs/ci.md, pasted into a repository of one kernel, with the cache of GitHub as a
+folder.
 
 The package is not installed here, and one scenario stands for all of the kernel's op.
 """
@@ -33,19 +34,25 @@ BROKEN = GOOD.replace("live = x if num_live is None else x[:num_live]", "live = 
 
 
 def recipe() -> dict[str, Any]:
-    (block,) = re.findall(r"```yaml\n(name: MLA harness\n.*?)```", (ROOT / "docs" / "ci.md").read_text(), re.DOTALL)
+    (block,) = re.findall(
+        r"```yaml\n(name: MLA harness\n.*?)```", (ROOT / "docs" / "ci.md").read_text(), re.DOTALL
+    )
     workflow = yaml.safe_load(block)
     return dict(workflow["jobs"]["mla-harness"])
 
 
 def job(repository: Path, cache: Path, kernel: str) -> tuple[bool, str]:
-    """Run the recipe in a fresh clone of `repository`. Returns whether the job is green, and what its steps printed."""
+    """Run the recipe in a fresh clone of `repository`.
+
+    Returns whether the job is green, and what its steps printed.
+    """
     clone = repository.with_name("clone")
     shutil.rmtree(clone, ignore_errors=True)
     (repository / "my_kernel.py").write_text(kernel, encoding="utf-8")
     subprocess.run(["git", "add", "-A"], cwd=repository, check=True)
     subprocess.run(
-        ["git", "-c", "user.name=me", "-c", "user.email=me@example.org", "commit", "-qm", "kernel"], cwd=repository
+        ["git", "-c", "user.name=me", "-c", "user.email=me@example.org", "commit", "-qm", "kernel"],
+        cwd=repository,
     )
     subprocess.run(["git", "clone", "-q", str(repository), str(clone)], check=True)
     environ = with_command(repository.with_name("bin"))
@@ -54,7 +61,10 @@ def job(repository: Path, cache: Path, kernel: str) -> tuple[bool, str]:
     for step in recipe()["steps"]:
         if not green and step.get("if") != "always()":
             continue
-        action, kept = step.get("uses", "").partition("@")[0], clone / step.get("with", {}).get("path", "")
+        action, kept = (
+            step.get("uses", "").partition("@")[0],
+            clone / step.get("with", {}).get("path", ""),
+        )
         if action == "actions/cache/restore" and cache.exists():
             shutil.copytree(cache, kept)
         elif action == "actions/cache/save":
@@ -78,7 +88,9 @@ def job(repository: Path, cache: Path, kernel: str) -> tuple[bool, str]:
 def with_command(folder: Path) -> dict[str, str]:
     """The environment with a command `mla-harness`, which is put into `folder`."""
     folder.mkdir(exist_ok=True)
-    (folder / "mla-harness").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m harness.cli.main "$@"\n')
+    (folder / "mla-harness").write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" -m harness.cli.main "$@"\n'
+    )
     (folder / "mla-harness").chmod(0o755)
     return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
 
@@ -97,7 +109,11 @@ def test_the_shards_of_the_page_are_merged_in_a_repository(tmp_path: Path) -> No
     subprocess.run(["git", "add", "-A"], cwd=repository, check=True)
     subprocess.run(["git", *who, "commit", "-qm", "kernel"], cwd=repository, check=True)
     done = subprocess.run(
-        ["bash", "-e", "-c", script], cwd=repository, env=with_command(tmp_path / "bin"), capture_output=True, text=True
+        ["bash", "-e", "-c", script],
+        cwd=repository,
+        env=with_command(tmp_path / "bin"),
+        capture_output=True,
+        text=True,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"^9 pass in", done.stdout, re.MULTILINE)

@@ -16,7 +16,9 @@ PATH = re.compile(r"`((?:[\w.<>*-]+/)+[\w.<>*-]*|[\w-]+\.(?:md|py|txt|toml|ini|y
 
 
 def places(names: list[str]) -> set[str]:
-    """Files of the package, engines apart, in which at least half of the `names` stand as strings: their tables."""
+    """Files of the package, engines apart, in which at least half of the `names` stand as strings:
+    their tables.
+    """
     found = set()
     for file in (ROOT / "harness").rglob("*.yaml"):
         rows = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -27,7 +29,9 @@ def places(names: list[str]) -> set[str]:
     for file in (ROOT / "harness").rglob("*.py"):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         strings = {
-            node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
         }
         if "engines" not in file.parts and 2 * len(strings & set(names)) >= len(names):
             found.add(file.relative_to(ROOT).as_posix())
@@ -62,5 +66,11 @@ def test_add_an_op_names_every_table_that_has_a_row_for_each_op() -> None:
 
 def test_the_rooms_are_the_folders_of_the_package() -> None:
     table = TEXT.partition("| floor | room |")[2].partition("\n\n")[0]
-    rooms = {room for line in table.splitlines()[2:] for room in re.findall(r"`(\w+)`", line.split("|")[2])}
-    assert rooms == {path.parent.name for path in (ROOT / "harness").glob("*/") for path in path.glob("*.py")}
+    rooms = {
+        room
+        for line in table.splitlines()[2:]
+        for room in re.findall(r"`(\w+)`", line.split("|")[2])
+    }
+    assert rooms == {
+        path.parent.name for path in (ROOT / "harness").glob("*/") for path in path.glob("*.py")
+    }

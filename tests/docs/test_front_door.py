@@ -38,7 +38,11 @@ def test_the_commands_are_on_the_first_screen() -> None:
         ("<!-- .ci/run: the tests -->", "", "no command for the tests"),
         ("mla-harness run\n", "mla-harness list\n", "lacks `mla-harness run`"),
         ("-c constraints.txt", "", "lacks `-c constraints.txt`"),
-        ("-c constraints.txt", "-c constraints.txt --extra-index-url https://example.org", "names a second index"),
+        (
+            "-c constraints.txt",
+            "-c constraints.txt --extra-index-url https://example.org",
+            "names a second index",
+        ),
     ],
 )
 def test_a_readme_without_them_is_refused_in_one_line(
@@ -67,12 +71,24 @@ def test_a_file_that_names_a_second_index_is_refused(project: Path) -> None:
     ],
 )
 def test_both_commands_run_in_clones_of_their_own_and_the_closing_line_comes_last(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tests: str, code: int, last: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tests: str,
+    code: int,
+    last: str,
 ) -> None:
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://example.org")
-    job = 'test ! -e made && touch made && test -f README.md && test "$PIP_NO_CACHE_DIR$PIP_EXTRA_INDEX_URL" = 1'
-    monkeypatch.setattr(front_door, "commands_of", lambda readme: [job, f"test ! -e made && {{ {tests}; }}"])
+    job = (
+        "test ! -e made && touch made && test -f README.md && test"
+        ' "$PIP_NO_CACHE_DIR$PIP_EXTRA_INDEX_URL" = 1'
+    )
+    monkeypatch.setattr(
+        front_door, "commands_of", lambda readme: [job, f"test ! -e made && {{ {tests}; }}"]
+    )
     assert front_door.main() == code
     *_, first, second, closing = capsys.readouterr().out.splitlines()
-    assert f"exit code 0: {job}" in first and f"exit code {code if 'failed' in last else 0}: " in second
+    assert (
+        f"exit code 0: {job}" in first
+        and f"exit code {code if 'failed' in last else 0}: " in second
+    )
     assert closing == last

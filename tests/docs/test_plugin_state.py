@@ -1,4 +1,6 @@
-"""docs/judge-your-kernel.md lists what the harness looks at in the process of a plug-in, as the code has it."""
+"""docs/judge-your-kernel.md lists what the harness looks at in the process of a plug-in, as the
+code has it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the README and docs/ say is what the code has: tables, commands, exit codes, links, words."""
+"""What the README and docs/ say is what the code has: tables, commands, exit codes, links,
+words.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "data").glob("*
 
 
 def table(page: str, first_column: str) -> list[list[str]]:
-    """The cells of the table of a page whose header starts with `first_column`, without backticks."""
+    """The cells of the table of a page whose header starts with `first_column`, without
+    backticks.
+    """
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     match = re.search(rf"^\| {first_column} \|.*\n\|[ -|]*\n((?:\|.*\n)+)", text, re.MULTILINE)
     assert match, f"{page} has no table of {first_column}"
@@ -44,13 +48,25 @@ OTHERS = ("vllm", "vllm-host", "sglang", "sglang-host")
 """Systems of other engines: their bugs are in their own pages."""
 
 
-def test_every_scenario_with_faults_is_in_the_table_of_families_with_their_upstream_numbers() -> None:
-    told = {name: row[3].split(", ") for row in table("what-goes-wrong.md", "family") for name in row[2].split(", ")}
+def test_every_scenario_with_faults_is_in_the_table_of_families_with_their_upstream_numbers() -> (
+    None
+):
+    told = {
+        name: row[3].split(", ")
+        for row in table("what-goes-wrong.md", "family")
+        for name in row[2].split(", ")
+    }
     scenarios = [load_scenario(path) for path in sorted((ROOT / "scenarios").glob("*.yaml"))]
-    faulty = {scenario.name: scenario for scenario in scenarios if scenario.faults and scenario.system not in OTHERS}
+    faulty = {
+        scenario.name: scenario
+        for scenario in scenarios
+        if scenario.faults and scenario.system not in OTHERS
+    }
     assert set(told) == set(faulty)
     for name, scenario in faulty.items():
-        refs = {FAULTS.get(use.name).ref.replace("vllm-project/vllm#", "#") for use in scenario.faults}
+        refs = {
+            FAULTS.get(use.name).ref.replace("vllm-project/vllm#", "#") for use in scenario.faults
+        }
         assert refs <= set(told[name]), name
 
 
@@ -60,7 +76,9 @@ def test_the_list_of_bugs_has_every_fault_on_the_engine_and_the_kernels() -> Non
     own = {fault.name for fault in FAULTS if not fault.name.startswith(("vllm.", "sglang."))}
     assert listed == own
     assert f"[{len(own)} upstream bugs](docs/bugs.md)" in README
-    assert f"the {len(own)} bugs one by one" in (ROOT / "docs" / "what-goes-wrong.md").read_text(encoding="utf-8")
+    assert f"the {len(own)} bugs one by one" in (ROOT / "docs" / "what-goes-wrong.md").read_text(
+        encoding="utf-8"
+    )
     assert "NOT CAUGHT" not in bugs
 
 
@@ -76,7 +94,9 @@ def test_exit_codes_are_those_of_the_help() -> None:
 def test_the_tables_of_the_code_are_what_the_tool_writes(name: str) -> None:
     command = [sys.executable, "tools/pages.py", name.removesuffix(".md")]
     written = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert written == (ROOT / "docs" / name).read_text(encoding="utf-8"), f"run python {' '.join(command[1:])}"
+    assert written == (ROOT / "docs" / name).read_text(encoding="utf-8"), (
+        f"run python {' '.join(command[1:])}"
+    )
     assert all(op in written for op in OPS.names())
 
 
@@ -84,7 +104,9 @@ def test_the_page_of_tables_has_every_oracle_site_and_kernel() -> None:
     assert table("reference.md", "oracle") == [[entry.name, entry.summary] for entry in ORACLES]
     assert table("reference.md", "site") == [[entry.name, entry.summary] for entry in SITES]
     kernels = {row[0]: row[1].split(", ") for row in table("reference.md", "op")}
-    assert kernels == {op: [spec.short_name for spec in KERNELS if spec.op == op] for op in OPS.names()}
+    assert kernels == {
+        op: [spec.short_name for spec in KERNELS if spec.op == op] for op in OPS.names()
+    }
 
 
 def test_the_picture_is_what_its_script_draws_of_its_data(tmp_path: Path) -> None:
@@ -98,9 +120,20 @@ def test_the_picture_is_what_its_script_draws_of_its_data(tmp_path: Path) -> Non
 
 def test_mentioned_options_exist() -> None:
     known = {option for name in COMMANDS for p in command(name).params for option in p.opts}
-    known |= {"--cases", "--help", "--version", "--dir", "--install-completion", "--show-completion"}
+    known |= {
+        "--cases",
+        "--help",
+        "--version",
+        "--dir",
+        "--install-completion",
+        "--show-completion",
+    }
     pages = [README, *(file.read_text(encoding="utf-8") for file in (ROOT / "docs").glob("*.md"))]
-    told = {option for page in pages for option in re.findall(r"^\$ mla-harness [^`\n]*?(--[a-z-]+)", page, re.M)}
+    told = {
+        option
+        for page in pages
+        for option in re.findall(r"^\$ mla-harness [^`\n]*?(--[a-z-]+)", page, re.M)
+    }
     assert told <= known, told - known
 
 
@@ -123,14 +156,19 @@ def slug(head: str) -> str:
 def test_every_page_is_in_the_menu_and_in_the_index() -> None:
     pages = {file.relative_to(ROOT / "docs").as_posix() for file in PAGES}
     menu = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
-    listed = [page for entry in menu for page in (next(iter(entry.values())) if isinstance(entry, dict) else [entry])]
+    listed = [
+        page
+        for entry in menu
+        for page in (next(iter(entry.values())) if isinstance(entry, dict) else [entry])
+    ]
     assert sorted(listed) == sorted(pages)
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     assert {name for name in pages if f"]({name}" not in index} == {"index.md"}
 
 
 RIDDLES = re.compile(
-    r"\b(nobody|somebody|anybody|of which|put back|belongs? to nobody|stands? for nothing|looked at nothing|"
+    r"\b(nobody|somebody|anybody|of which|put back|belongs? to nobody|stands? for nothing|looked at"
+    r" nothing|"
     r"with nothing poisoned|one value only)\b",
     re.IGNORECASE,
 )
@@ -145,8 +183,15 @@ RECORDED = {
 
 def test_pages_and_messages_have_plain_words() -> None:
     pages = [file for file in (ROOT / "docs").glob("*.md") if file.name not in RECORDED]
-    files = [*pages, ROOT / "README.md", *(ROOT / "scenarios").glob("*.yaml"), *(ROOT / "examples").rglob("*.md")]
-    files += [file for file in (ROOT / "harness").rglob("*") if file.suffix in (".py", ".html", ".j2")]
+    files = [
+        *pages,
+        ROOT / "README.md",
+        *(ROOT / "scenarios").glob("*.yaml"),
+        *(ROOT / "examples").rglob("*.md"),
+    ]
+    files += [
+        file for file in (ROOT / "harness").rglob("*") if file.suffix in (".py", ".html", ".j2")
+    ]
     found = {
         f"{file.relative_to(ROOT)}: {match[0]}"
         for file in files
@@ -175,14 +220,18 @@ def test_constraints_pin_every_dependency_of_the_package() -> None:
 
 def test_workflows_are_yaml_that_runs_what_the_readme_says() -> None:
     for name, command in (("ci", "bash .ci/run"), ("nightly", "mla-harness selftest")):
-        workflow = yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text(encoding="utf-8"))
+        workflow = yaml.safe_load(
+            (ROOT / ".github" / "workflows" / f"{name}.yml").read_text(encoding="utf-8")
+        )
         runs = [step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]]
         assert command in runs
 
 
 def test_ci_writes_the_summary_of_each_run_to_the_page_of_its_job() -> None:
     for name in ("ci", "nightly"):
-        workflow = yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text(encoding="utf-8"))
+        workflow = yaml.safe_load(
+            (ROOT / ".github" / "workflows" / f"{name}.yml").read_text(encoding="utf-8")
+        )
         steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
         runs = r"mla-harness report \S+ --markdown >> \"\$GITHUB_STEP_SUMMARY\""
         (summary,) = [step for step in steps if re.search(runs, step.get("run", ""))]
@@ -190,7 +239,9 @@ def test_ci_writes_the_summary_of_each_run_to_the_page_of_its_job() -> None:
 
 
 def test_the_nightly_keeps_its_history_whether_the_night_was_good_or_not() -> None:
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text(encoding="utf-8"))
+    workflow = yaml.safe_load(
+        (ROOT / ".github" / "workflows" / "nightly.yml").read_text(encoding="utf-8")
+    )
     report = workflow["jobs"]["report"]
     steps = report["steps"]
     (kept,) = [step for step in steps if step.get("uses", "").startswith("actions/cache/save")]
@@ -203,7 +254,9 @@ def test_the_nightly_keeps_its_history_whether_the_night_was_good_or_not() -> No
 
 
 def test_a_regression_of_the_nightly_keeps_no_run_out_of_its_history() -> None:
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text(encoding="utf-8"))
+    workflow = yaml.safe_load(
+        (ROOT / ".github" / "workflows" / "nightly.yml").read_text(encoding="utf-8")
+    )
     steps = workflow["jobs"]["report"]["steps"]
     (merged,) = [step for step in steps if "mla-harness merge" in step.get("run", "")]
     (taken_in,) = [step for step in steps if "cp -r reports/tonight/faults" in step.get("run", "")]
@@ -213,17 +266,28 @@ def test_a_regression_of_the_nightly_keeps_no_run_out_of_its_history() -> None:
 
 
 def test_every_shard_of_the_nightly_is_run_and_merged() -> None:
-    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text(encoding="utf-8"))["jobs"]
+    jobs = yaml.safe_load(
+        (ROOT / ".github" / "workflows" / "nightly.yml").read_text(encoding="utf-8")
+    )["jobs"]
     shards = jobs["scenarios"]["strategy"]["matrix"]["shard"]
-    (run,) = [step["run"] for step in jobs["scenarios"]["steps"] if "mla-harness run" in step.get("run", "")]
-    assert shards == list(range(1, len(shards) + 1)) and f"--shard ${{{{ matrix.shard }}}}/{len(shards)}" in run
+    (run,) = [
+        step["run"]
+        for step in jobs["scenarios"]["steps"]
+        if "mla-harness run" in step.get("run", "")
+    ]
+    assert (
+        shards == list(range(1, len(shards) + 1))
+        and f"--shard ${{{{ matrix.shard }}}}/{len(shards)}" in run
+    )
     assert "scenarios" in jobs["report"]["needs"]
 
 
 def test_options_and_variables_of_the_history_are_those_of_the_program() -> None:
     text = (ROOT / "docs" / "history.md").read_text(encoding="utf-8")
     told = dict(re.findall(r"^\| `(--[a-z]+) [A-Z]+` \| `([A-Z_]+)` \|", text, re.MULTILINE))
-    assert told == {p.opts[0]: p.envvar for p in command("run").params if getattr(p, "envvar", None)}
+    assert told == {
+        p.opts[0]: p.envvar for p in command("run").params if getattr(p, "envvar", None)
+    }
 
 
 COMMANDS_ELSEWHERE = {

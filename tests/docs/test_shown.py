@@ -14,14 +14,22 @@ RUN = [one for name in PAGES for one in shown_in(ROOT / name) if not one.why_not
 
 def test_the_readme_shows_three_ways_in_and_names_a_reason_for_what_is_not_run() -> None:
     shown = shown_in(ROOT / "README.md")
-    assert [one.command.split()[1] for one in shown if not one.why_not] == ["run", "repro", "epochs"]
-    assert {one.why_not for one in shown if one.why_not} == {"needs a server, and a GPU with vLLM and SGLang"}
+    assert [one.command.split()[1] for one in shown if not one.why_not] == [
+        "run",
+        "repro",
+        "epochs",
+    ]
+    assert {one.why_not for one in shown if one.why_not} == {
+        "needs a server, and a GPU with vLLM and SGLang"
+    }
     assert all(one.output.strip() for one in RUN)
 
 
 def test_the_page_for_authors_shows_its_own_right_kernel_pass() -> None:
     (shown,) = (one for one in RUN if "deepseek_decode.py --timeout" in one.command)
-    assert " pass, " in shown.output and not {"fail", "crash", "error"} & {*shown.output.lower().split()}
+    assert " pass, " in shown.output and not {"fail", "crash", "error"} & {
+        *shown.output.lower().split()
+    }
 
 
 @pytest.mark.nightly  # CI runs `python tests/docs/shown.py` as a step of its own
@@ -51,4 +59,6 @@ def test_lines_may_be_left_out_where_the_page_says_so_and_nowhere_else() -> None
 
 
 def test_widths_of_tables_and_run_ids_do_not_count() -> None:
-    assert plain(" a   b  \n ───\n20261122T183408Z-6b58\n") == plain(" a  b\n ─────────\n20250101T000000Z-ffff\n")
+    assert plain(" a   b  \n ───\n20261122T183408Z-6b58\n") == plain(
+        " a  b\n ─────────\n20250101T000000Z-ffff\n"
+    )

@@ -1,4 +1,6 @@
-"""What pages, README and docstrings say of this project is so: files, programs and modules that they name are there."""
+"""What pages, README and docstrings say of this project is so: files, programs and modules that
+they name are there.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,32 @@ PAGES = [
     *sorted(ROOT.glob("*.md")),
     *(ROOT / name for name in ("reports/README.md", "examples/rowkernels/README.md")),
 ]
-"""All pages but the changelog, which is history, and the files for other projects in docs/upstream."""
+"""All pages but the changelog, which is history, and the files for other projects in docs/upstream.
+"""
 PAGES.remove(ROOT / "CHANGELOG.md")
 CODE = [
-    path for name in ("harness", "tools", "benchmarks", "canaries", "tests") for path in (ROOT / name).rglob("*.py")
+    path
+    for name in ("harness", "tools", "benchmarks", "canaries", "tests")
+    for path in (ROOT / name).rglob("*.py")
 ]
-FOLDERS = (".ci", ".github", "benchmarks", "canaries", "contrib", "docs", "examples", "fixtures", "harness", "reports",
-           "scenarios", "tests", "tools")  # fmt: skip
-NAMED = re.compile(rf"(?<![\w/.:@~-])((?:{'|'.join(map(re.escape, FOLDERS))})/[\w./*<>{{}}-]*[\w/*>}}])")
+FOLDERS = (
+    ".ci",
+    ".github",
+    "benchmarks",
+    "canaries",
+    "contrib",
+    "docs",
+    "examples",
+    "fixtures",
+    "harness",
+    "reports",
+    "scenarios",
+    "tests",
+    "tools",
+)
+NAMED = re.compile(
+    rf"(?<![\w/.:@~-])((?:{'|'.join(map(re.escape, FOLDERS))})/[\w./*<>{{}}-]*[\w/*>}}])"
+)
 MODULE = re.compile(r"python3? -m ((?:harness|tests|canaries|benchmarks)[\w.]*)")
 WRITER = re.compile(r"\b[Ww]ritten by `python ([\w/.]+\.py)")
 MADE = ("reports/runs", "reports/history")
@@ -39,7 +59,9 @@ OF_OTHERS = {
 
 
 def paths_in(text: str) -> Iterator[str]:
-    """The paths from the root of this project that a text names, without those with a place to fill in."""
+    """The paths from the root of this project that a text names, without those with a place to fill
+    in.
+    """
     for path in NAMED.findall(text):
         # A word in capitals stands for a name.
         is_pattern = set(path) & set("<>{}") or re.search(r"\b[A-Z]+\b", Path(path).stem)
@@ -49,7 +71,10 @@ def paths_in(text: str) -> Iterator[str]:
 
 def is_there(path: str, page: Path) -> bool:
     """Whether a path is there: from the root, or from the folder of its page, as links are."""
-    return any(any(base.glob(path)) if "*" in path else (base / path).exists() for base in (ROOT, page.parent))
+    return any(
+        any(base.glob(path)) if "*" in path else (base / path).exists()
+        for base in (ROOT, page.parent)
+    )
 
 
 def missing(page: Path, text: str) -> list[str]:
@@ -59,7 +84,9 @@ def missing(page: Path, text: str) -> list[str]:
     lost = [path for path in paths_in(text) if path not in allowed and not is_there(path, page)]
     files = [f"{module.replace('.', '/')}" for module in MODULE.findall(text)]
     lost += [
-        file for file in files if not (ROOT / f"{file}.py").exists() and not (ROOT / file / "__main__.py").exists()
+        file
+        for file in files
+        if not (ROOT / f"{file}.py").exists() and not (ROOT / file / "__main__.py").exists()
     ]
     return [f"{name} names {path}" for path in lost]
 
@@ -68,12 +95,16 @@ def docstrings(path: Path) -> str:
     """The docstrings of a file: of the module, its classes and its functions."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    return "\n".join(filter(None, (ast.get_docstring(node) for node in nodes if isinstance(node, kinds))))
+    return "\n".join(
+        filter(None, (ast.get_docstring(node) for node in nodes if isinstance(node, kinds)))
+    )
 
 
 def test_every_file_and_module_that_a_page_names_is_there() -> None:
     assert len(PAGES) > 40
-    assert [lost for page in PAGES for lost in missing(page, page.read_text(encoding="utf-8"))] == []
+    assert [
+        lost for page in PAGES for lost in missing(page, page.read_text(encoding="utf-8"))
+    ] == []
 
 
 def test_every_file_that_a_docstring_names_is_there() -> None:
@@ -99,5 +130,18 @@ def test_what_is_not_there_is_seen(text: str) -> None:
 
 def test_nobody_counts_tests_by_hand() -> None:
     """A count of tests is wrong after the next commit, and nobody needs it."""
-    pages = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/index.md", "docs/design.md")]
-    assert [page.name for page in pages if re.search(r"\d[\d,]* tests\b", page.read_text(encoding="utf-8"))] == []
+    pages = [
+        ROOT / name
+        for name in (
+            "README.md",
+            "CONTRIBUTING.md",
+            "SECURITY.md",
+            "docs/index.md",
+            "docs/design.md",
+        )
+    ]
+    assert [
+        page.name
+        for page in pages
+        if re.search(r"\d[\d,]* tests\b", page.read_text(encoding="utf-8"))
+    ] == []

@@ -1,4 +1,6 @@
-"""docs/tolerances.md has the bounds of the code, and a few new samples keep what it says of right kernels."""
+"""docs/tolerances.md has the bounds of the code, and a few new samples keep what it says of right
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,25 @@ import pytest
 from harness.judge.oracles.thresholds import BOUNDS
 
 ROOT = Path(__file__).parents[2]
-LINES = [line.strip("| ").split(" | ") for line in (ROOT / "docs" / "tolerances.md").read_text().splitlines()]
-ROWS = {cells[0].strip("`"): cells for cells in LINES if len(cells) >= 8 and cells[0].startswith("`")}
+LINES = [
+    line.strip("| ").split(" | ")
+    for line in (ROOT / "docs" / "tolerances.md").read_text().splitlines()
+]
+ROWS = {
+    cells[0].strip("`"): cells for cells in LINES if len(cells) >= 8 and cells[0].startswith("`")
+}
 DECISIONS = [cells for cells in LINES if cells[0] in ("experts", "tokens")]
 
 
 def test_the_page_has_every_bound_as_it_is() -> None:
     assert list(ROWS) == [row.name for row in BOUNDS]
     for row in BOUNDS:
-        limits = [str(row.dtype).removeprefix("torch."), f"{row.ulps:g}", f"{row.floor:g}", f"{row.relative_l2:g}"]
+        limits = [
+            str(row.dtype).removeprefix("torch."),
+            f"{row.ulps:g}",
+            f"{row.floor:g}",
+            f"{row.relative_l2:g}",
+        ]
         assert ROWS[row.name][1:5] == limits, row.name
 
 
@@ -36,9 +48,13 @@ def test_right_kernels_use_less_than_each_bound() -> None:
 def test_the_script_measures_each_bound_that_the_page_says_it_measured() -> None:
     command = [sys.executable, "tests/trust/tolerances.py", "--draws", "600", "--seeds", "2"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    lines = [line.strip("| ").split(" | ") for line in printed.splitlines() if line.startswith("| `")]
+    lines = [
+        line.strip("| ").split(" | ") for line in printed.splitlines() if line.startswith("| `")
+    ]
     # The script prints a second table, of bounds that changed, with fewer columns.
     again = [cells for cells in lines if len(cells) >= 8]
     assert [cells[0].strip("`") for cells in again] == list(ROWS)
-    shares = [float(share) for cells in again for share in cells[6:8] if share and share != "not measured"]
+    shares = [
+        float(share) for cells in again for share in cells[6:8] if share and share != "not measured"
+    ]
     assert shares and all(share < 1.0 and math.isfinite(share) for share in shares)

@@ -18,7 +18,9 @@ from harness.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+    "optional-dependencies"
+]
 TOX = configparser.ConfigParser()
 TOX.read(ROOT / "tox.ini")
 ROOMS = (".ci", ".github", "docs", "examples", "fixtures", "harness", "scenarios", "tests", "tools")
@@ -30,11 +32,17 @@ def wrong(workflow: dict[str, Any]) -> list[str]:
     for name, job in workflow["jobs"].items():
         needed = job.get("needs", [])
         needed = [needed] if isinstance(needed, str) else needed
-        found += [f"{name} needs {other}, which is no job" for other in needed if other not in workflow["jobs"]]
+        found += [
+            f"{name} needs {other}, which is no job"
+            for other in needed
+            if other not in workflow["jobs"]
+        ]
         for step in job["steps"]:
             if "uses" in step and not re.fullmatch(r"[\w-]+/[\w/-]+@\S+", step["uses"]):
                 found.append(f"{name}: {step['uses']} names no version")
-            for script in spelled_out(step.get("run", ""), job.get("strategy", {}).get("matrix", {})):
+            for script in spelled_out(
+                step.get("run", ""), job.get("strategy", {}).get("matrix", {})
+            ):
                 found += [f"{name}: {text}" for text in wrong_in(script)]
     return found
 
@@ -44,7 +52,11 @@ def spelled_out(script: str, matrix: dict[str, list[Any]]) -> list[str]:
     scripts = [script]
     for name, values in matrix.items():
         use = f"${{{{ matrix.{name} }}}}"
-        scripts = [one.replace(use, str(value)) for one in scripts for value in (values if use in one else [""])]
+        scripts = [
+            one.replace(use, str(value))
+            for one in scripts
+            for value in (values if use in one else [""])
+        ]
     return scripts
 
 
@@ -52,7 +64,8 @@ def wrong_in(script: str) -> list[str]:
     """What a shell script names and the checkout lacks. Command substitutions are left out."""
     script = re.sub(r"\$\([^)]*\)", "", script)
     paths = re.findall(
-        rf"(?<![\w/.-])((?:{'|'.join(map(re.escape, ROOMS))})/[\w./-]+|[\w-]+\.(?:md|txt|toml|ini))", script
+        rf"(?<![\w/.-])((?:{'|'.join(map(re.escape, ROOMS))})/[\w./-]+|[\w-]+\.(?:md|txt|toml|ini))",  # noqa: E501
+        script,
     )
     made = re.findall(r"(?:>|tee) *([\w-]+\.txt)", script)
     found = [f"no file {path}" for path in paths if path not in made and not (ROOT / path).exists()]
@@ -73,12 +86,18 @@ def wrong_in(script: str) -> list[str]:
     assert isinstance(group, Commands)
     for name, rest in re.findall(r"(?:^|[\s;])mla-harness ([a-z][a-z-]*)([^\n;|>]*)", script):
         command = group.get_command(typer.Context(group), name)
-        options = {option for parameter in command.params for option in parameter.opts} if command else set()
+        options = (
+            {option for parameter in command.params for option in parameter.opts}
+            if command
+            else set()
+        )
         if command is None:
             found.append(f"no command {name}")
         else:
             found += [
-                f"{name} has no {word}" for word in re.findall(r"(?<!\S)(--?[a-z][a-z-]*)", rest) if word not in options
+                f"{name} has no {word}"
+                for word in re.findall(r"(?<!\S)(--?[a-z][a-z-]*)", rest)
+                if word not in options
             ]
     return found
 
@@ -91,16 +110,31 @@ def test_what_a_workflow_names_is_there(file: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in TOX.sections() if name.startswith("testenv")])
 def test_what_a_tox_environment_names_is_there(name: str) -> None:
     extras = TOX[name].get("extras", "")
-    assert wrong_in(TOX[name]["commands"] + (f"\npip install '.[{extras.replace(' ', '')}]'" if extras else "")) == []
+    assert (
+        wrong_in(
+            TOX[name]["commands"]
+            + (f"\npip install '.[{extras.replace(' ', '')}]'" if extras else "")
+        )
+        == []
+    )
 
 
 def test_a_workflow_that_names_what_is_not_there_is_seen() -> None:
     steps = [
         {"uses": "actions/checkout"},
         {"run": "bash .ci/gone\ntox run -e gone\nmla-harness gone\nmla-harness list --gone"},
-        {"run": "python -m tests.gone\npip install -e '.[dev,gone]'\n.ci/try_installs ${{ matrix.install }}"},
+        {
+            "run": (
+                "python -m tests.gone\npip install -e '.[dev,gone]'\n.ci/try_installs ${{"
+                " matrix.install }}"
+            )
+        },
     ]
-    job = {"needs": "b", "steps": steps, "strategy": {"matrix": {"install": ["core", "dev,lost"], "unused": [1, 2]}}}
+    job = {
+        "needs": "b",
+        "steps": steps,
+        "strategy": {"matrix": {"install": ["core", "dev,lost"], "unused": [1, 2]}},
+    }
     assert wrong({"jobs": {"a": job}}) == [
         "a needs b, which is no job",
         "a: actions/checkout names no version",
@@ -129,9 +163,13 @@ def test_a_script_of_ci_is_shell_that_parses(script: Path) -> None:
 
 
 def test_the_documentation_has_a_job_that_publishes_it() -> None:
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "pages.yml").read_text(encoding="utf-8"))
+    workflow = yaml.safe_load(
+        (ROOT / ".github" / "workflows" / "pages.yml").read_text(encoding="utf-8")
+    )
     steps = workflow["jobs"]["pages"]["steps"]
     built = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["site_dir"]
-    (upload,) = [step for step in steps if step.get("uses", "").startswith("actions/upload-pages-artifact")]
+    (upload,) = [
+        step for step in steps if step.get("uses", "").startswith("actions/upload-pages-artifact")
+    ]
     assert upload["with"]["path"] == built
     assert any(step.get("uses", "").startswith("actions/deploy-pages") for step in steps)

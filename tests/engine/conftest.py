@@ -41,7 +41,13 @@ def make_engine() -> Callable[[EngineParams], Engine]:
 
     def make(params: EngineParams) -> Engine:
         model = CausalLM(model_config(params)).reset_parameters(0).eval().requires_grad_(False)
-        return Engine(model, params, Poison("nan", frozenset()), 150, Notes(params, Poison("nan", frozenset())))
+        return Engine(
+            model,
+            params,
+            Poison("nan", frozenset()),
+            150,
+            Notes(params, Poison("nan", frozenset())),
+        )
 
     return make
 
@@ -51,7 +57,9 @@ Advance = Callable[[Scheduler, Step], None]
 
 @pytest.fixture(scope="session")
 def advance() -> Advance:
-    """What an engine does with a scheduler after the model ran: each request whose tokens are done gets a token."""
+    """What an engine does with a scheduler after the model ran: each request whose tokens are done
+    gets a token.
+    """
 
     def take(scheduler: Scheduler, step: Step) -> None:
         for item in step.scheduled:

@@ -18,7 +18,9 @@ from harness.judge.oracles.compare import compare
 from harness.judge.oracles.thresholds import bound
 
 
-def request(context_len: int, start: int = 0, end: int = 1, blocks: tuple[int, ...] = (1, 2, 3)) -> PrefillRequest:
+def request(
+    context_len: int, start: int = 0, end: int = 1, blocks: tuple[int, ...] = (1, 2, 3)
+) -> PrefillRequest:
     return PrefillRequest(start, end, context_len, blocks, 0)
 
 
@@ -34,7 +36,11 @@ def test_chunks_cover_each_context_once_and_shorter_ones_end_earlier() -> None:
 
 @pytest.mark.parametrize(
     ("spans", "tokens"),
-    [([(3, 10, 43), (10, 12, 1), (12, 20, 0)], 9), ([(3, 10, 43)], 7), ([(3, 10, 0), (10, 12, 0)], 0)],
+    [
+        ([(3, 10, 43), (10, 12, 1), (12, 20, 0)], 9),
+        ([(3, 10, 43)], 7),
+        ([(3, 10, 0), (10, 12, 0)], 0),
+    ],
     ids=["some", "all", "none"],
 )
 def test_tokens_with_context_are_those_of_as_many_prompts_from_the_first_as_have_any(
@@ -74,7 +80,12 @@ def test_new_tokens_see_themselves_and_earlier_ones_of_their_request_only() -> N
     values = torch.stack([scores[h].softmax(-1) @ v[2:5, h].double() for h in range(2)])
     both = torch.ones(2, dtype=torch.bool)
     assert compare(out[4], values, both, bound("mla_decode.out.fp32")).mismatch is None
-    assert compare(lse[:, 4:5], scores.logsumexp(-1, keepdim=True), both, bound("mla_decode.lse.fp32")).mismatch is None
+    assert (
+        compare(
+            lse[:, 4:5], scores.logsumexp(-1, keepdim=True), both, bound("mla_decode.lse.fp32")
+        ).mismatch
+        is None
+    )
     assert torch.equal(out[2], v[2]) and torch.equal(out[0], v[0])
 
 

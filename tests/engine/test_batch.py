@@ -1,4 +1,6 @@
-"""Batches: where each token is stored, what padding looks like, and that yesterday's rows do not stay."""
+"""Batches: where each token is stored, what padding looks like, and that yesterday's rows do not
+stay.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,17 @@ def embedding() -> torch.nn.Embedding:
     return torch.nn.Embedding(300, 6).requires_grad_(False)
 
 
-def scheduled(request: int, context: int, num_new_tokens: int, blocks: list[int]) -> ScheduledSequence:
+def scheduled(
+    request: int, context: int, num_new_tokens: int, blocks: list[int]
+) -> ScheduledSequence:
     tokens = list(range(100 * request, 100 * request + context + num_new_tokens))
     sequence = Sequence(request, tokens, 5, num_computed_tokens=context, blocks=blocks)
     return ScheduledSequence(sequence, num_new_tokens)
 
 
-def decode_batch(embedding: torch.nn.Embedding, num_requests: int, poison: Poison = FRIENDLY) -> batches.Batch:
+def decode_batch(
+    embedding: torch.nn.Embedding, num_requests: int, poison: Poison = FRIENDLY
+) -> batches.Batch:
     items = [scheduled(i, 65 + i, 1, [2 * i + 1, 2 * i + 2]) for i in range(num_requests)]
     return batches.build(items, embedding, COLUMNS, poison)
 
@@ -39,7 +45,12 @@ def static_batch(embedding: torch.nn.Embedding, size: int) -> batches.Batch:
 
 
 def test_decodes_stand_first_and_prompts_by_falling_context() -> None:
-    items = (scheduled(0, 0, 3, [1]), scheduled(1, 9, 1, [2]), scheduled(2, 64, 5, [3, 4]), scheduled(0, 7, 2, [5]))
+    items = (
+        scheduled(0, 0, 3, [1]),
+        scheduled(1, 9, 1, [2]),
+        scheduled(2, 64, 5, [3, 4]),
+        scheduled(0, 7, 2, [5]),
+    )
     assert [item.sequence.num_computed_tokens for item in batches.order(items)] == [9, 64, 7, 0]
 
 
@@ -51,7 +62,9 @@ def test_a_longer_chunk_with_context_stands_before_a_short_prompt_without() -> N
 
 
 def test_each_token_gets_the_slot_of_its_position(embedding: torch.nn.Embedding) -> None:
-    batch = batches.build([scheduled(1, 9, 1, [2]), scheduled(0, 62, 4, [5, 3])], embedding, COLUMNS, FRIENDLY)
+    batch = batches.build(
+        [scheduled(1, 9, 1, [2]), scheduled(0, 62, 4, [5, 3])], embedding, COLUMNS, FRIENDLY
+    )
     assert batch.positions.tolist() == [9, 62, 63, 64, 65]
     assert batch.slot_mapping.tolist() == [2 * 64 + 9, 5 * 64 + 62, 5 * 64 + 63, 3 * 64, 3 * 64 + 1]
     assert torch.equal(batch.hidden, embedding(torch.tensor([109, 62, 63, 64, 65])))
@@ -93,15 +106,20 @@ def test_static_inputs_keep_nothing_of_the_step_before(embedding: torch.nn.Embed
     assert {name: tensor.data_ptr() for name, tensor in inputs_of(static).items()} == addresses
 
 
-def test_padded_rows_hold_poison_where_nothing_may_depend_on_them(embedding: torch.nn.Embedding) -> None:
+def test_padded_rows_hold_poison_where_nothing_may_depend_on_them(
+    embedding: torch.nn.Embedding,
+) -> None:
     static = static_batch(embedding, 3)
     poison = Poison("nan", frozenset({"graph.pad_rows", "block_table.pad"}), traps=TRAPS)
     batches.fill_static(static, decode_batch(embedding, 2, poison), poison)
-    assert bool((bits_view(static.hidden[2:]) == sentinel_bits(torch.float32, "graph.pad_rows")).all())
+    assert bool(
+        (bits_view(static.hidden[2:]) == sentinel_bits(torch.float32, "graph.pad_rows")).all()
+    )
     assert static.positions[2].item() == -1
     assert static.slot_mapping[2].item() == -1
     assert static.decode is not None
-    # Kernels may look up the last page of an empty request, so the first entry names a block that exists.
+    # Kernels may look up the last page of an empty request, so the first entry names a block that
+    # exists.
     assert static.decode.block_table[2].tolist() == [0, 9, 9, 9]
 
 
@@ -116,7 +134,9 @@ def inputs_of(batch: batches.Batch) -> dict[str, torch.Tensor]:
     return batches.tensors_by_name(batch) | batches.tensors_by_name(batch.decode)
 
 
-def test_a_smaller_graph_reads_the_first_rows_of_the_same_memory(embedding: torch.nn.Embedding) -> None:
+def test_a_smaller_graph_reads_the_first_rows_of_the_same_memory(
+    embedding: torch.nn.Embedding,
+) -> None:
     static = static_batch(embedding, 4)
     head = static.head(2)
     assert head.num_decodes == 2

@@ -1,4 +1,6 @@
-"""The loop itself: requests that are refused, sizes that are captured, and steps that mix kinds of work."""
+"""The loop itself: requests that are refused, sizes that are captured, and steps that mix kinds of
+work.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ def test_requests_get_the_tokens_they_asked_for_and_all_blocks_come_back() -> No
     sequences = [made.add_request([1, 2, 3], 4), made.add_request([5] * 70, 2)]
     serve_all(made)
     assert [sequence.num_generated_tokens for sequence in sequences] == [4, 2]
-    assert [len(notes_of(made).answers.logits[sequence.request]) for sequence in sequences] == [4, 2]
+    assert [len(notes_of(made).answers.logits[sequence.request]) for sequence in sequences] == [
+        4,
+        2,
+    ]
     assert made.pool.num_free_blocks == made.pool.num_usable_blocks
 
 
@@ -56,7 +61,9 @@ def test_a_request_that_arrives_later_joins_the_batch() -> None:
     ("prompt", "count", "message"),
     [([], 3, "needs a prompt"), ([1], 0, "needs a prompt"), ([1] * 149, 3, "grows to 151 tokens")],
 )
-def test_a_request_that_cannot_be_served_is_refused(prompt: list[int], count: int, message: str) -> None:
+def test_a_request_that_cannot_be_served_is_refused(
+    prompt: list[int], count: int, message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         engine(EngineParams()).add_request(prompt, count)
 
@@ -97,7 +104,11 @@ def test_dummy_steps_do_not_move_the_answers() -> None:
     answers = []
     for dummy_steps in (False, True):
         for graph in ("none", "full"):
-            made = engine(EngineParams.model_validate({"dummy_steps": dummy_steps, "graph": graph, "kv": "fp32"}))
+            made = engine(
+                EngineParams.model_validate(
+                    {"dummy_steps": dummy_steps, "graph": graph, "kv": "fp32"}
+                )
+            )
             made.add_request([1, 2, 3], 4)
             serve_all(made)
             answers.append(torch.stack(notes_of(made).answers.logits[0]))

@@ -1,4 +1,6 @@
-"""The pool's bytes: two kinds of layer in one block, and what a block holds when it changes hands."""
+"""The pool's bytes: two kinds of layer in one block, and what a block holds when it changes
+hands.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,11 @@ def test_a_snapshot_is_memory_of_its_own() -> None:
 def test_before_the_first_request_every_block_holds_its_sites_poison() -> None:
     memory = PagedMemory(CacheLayout(HYBRID, "bf16", 5))
     fill_pool(memory, 4, "kv.free", poisoned("kv.free", "kv.null", "block_table.pad"))
-    for blocks, site in ((slice(0, 1), "kv.null"), (slice(1, 4), "kv.free"), (slice(4, 5), "block_table.pad")):
+    for blocks, site in (
+        (slice(0, 1), "kv.null"),
+        (slice(1, 4), "kv.free"),
+        (slice(4, 5), "block_table.pad"),
+    ):
         assert holds(memory.latents(1)[blocks], site)
     fill_pool(memory, 4, "kv.free", FRIENDLY)
     assert not memory.data.any()
@@ -90,7 +96,9 @@ def test_before_the_first_request_every_block_holds_its_sites_poison() -> None:
 @pytest.mark.parametrize("listed", [True, False])
 def test_new_blocks_are_zeroed_where_the_step_lists_them(listed: bool) -> None:
     memory = PagedMemory(CacheLayout(HYBRID, "bf16", 5))
-    hand_over_blocks(memory, step(attention=(1,), state=(2,), zero=(1,) if listed else ()), poisoned("kv.new"))
+    hand_over_blocks(
+        memory, step(attention=(1,), state=(2,), zero=(1,) if listed else ()), poisoned("kv.new")
+    )
     assert holds(memory.latents(1)[1], "kv.new") is not listed
     assert bool(memory.data[:, 1].any()) is not listed
     assert holds(memory.latents(1)[2], "kv.new")

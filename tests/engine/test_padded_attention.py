@@ -16,10 +16,14 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return q, k, v
 
 
-@pytest.mark.parametrize("spans", [SPANS, [(0, 100)], [(start, start + 10) for start in range(0, 100, 10)]])
+@pytest.mark.parametrize(
+    "spans", [SPANS, [(0, 100)], [(start, start + 10) for start in range(0, 100, 10)]]
+)
 def test_values_and_lse_are_those_of_each_prompt_alone(spans: list[tuple[int, int]]) -> None:
     q, k, v = inputs()
-    padded, alone = (compute(q, k, v, spans, 0.3) for compute in (padded_causal_attention, causal_attention))
+    padded, alone = (
+        compute(q, k, v, spans, 0.3) for compute in (padded_causal_attention, causal_attention)
+    )
     for got, want in zip(padded, alone, strict=True):
         assert got.shape == want.shape and torch.allclose(got, want, rtol=1e-12, atol=1e-12)
 

@@ -1,4 +1,6 @@
-"""Padding: every mark by every guard, slots that are copied, dummies that store, steps repeated with other padding."""
+"""Padding: every mark by every guard, slots that are copied, dummies that store, steps repeated
+with other padding.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +45,21 @@ def decode_batch(embedding: torch.nn.Embedding, num_requests: int) -> Batch:
 def attention() -> KimiDeltaAttention:
     torch.manual_seed(0)
     config = ModelConfig(
-        architecture="kimi_linear", vocab_size=16, hidden_size=16, num_layers=2, layer_types=("kda", "mla"),
-        num_heads=2, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8, kv_lora_rank=8, intermediate_size=16,
-        use_rope=False, kda_num_heads=2, kda_head_dim=8,
-    )  # fmt: skip
+        architecture="kimi_linear",
+        vocab_size=16,
+        hidden_size=16,
+        num_layers=2,
+        layer_types=("kda", "mla"),
+        num_heads=2,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=4,
+        v_head_dim=8,
+        kv_lora_rank=8,
+        intermediate_size=16,
+        use_rope=False,
+        kda_num_heads=2,
+        kda_head_dim=8,
+    )
     return KimiDeltaAttention(config).eval().requires_grad_(False)
 
 
@@ -63,7 +76,9 @@ CELLS = [
 def test_which_marks_of_padding_are_safe_with_which_guard(
     attention: KimiDeltaAttention, mark: int, guard: str, expected: str
 ) -> None:
-    """The matrix of vllm-project/vllm#35431 and #39064: neither mark is right by itself, a mark and a guard are."""
+    """The matrix of vllm-project/vllm#35431 and #39064: neither mark is right by itself, a mark and
+    a guard are.
+    """
     torch.manual_seed(1)
     conv, ssm = torch.randn(4, 48, 3), torch.randn(4, 2, 8, 8)
     before = conv[0].clone(), ssm[0].clone()
@@ -126,7 +141,9 @@ def test_looking_at_the_slots_of_everybody_misses_a_copy_that_was_made_too_early
     assert static.stored_slots.tolist() == [-1] * 4
 
 
-def test_padded_rows_of_a_smaller_replay_name_no_slot_of_a_larger_one(embedding: torch.nn.Embedding) -> None:
+def test_padded_rows_of_a_smaller_replay_name_no_slot_of_a_larger_one(
+    embedding: torch.nn.Embedding,
+) -> None:
     static = batches.dummy_batch(4, embedding, COLUMNS, has_window=True)
     large = batches.dummy_batch(4, embedding, COLUMNS, has_window=True)
     small = batches.dummy_batch(1, embedding, COLUMNS, has_window=True)

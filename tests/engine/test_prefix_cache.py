@@ -1,4 +1,6 @@
-"""Pages shared by prompts: found by what they hold, kept while anybody owns them, forgotten when given away."""
+"""Pages shared by prompts: found by what they hold, kept while anybody owns them, forgotten when
+given away.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ PROMPT = list(range(150))
 
 
 def scheduler(num_blocks: int = 12, max_batched_tokens: int = 200) -> Scheduler:
-    return Scheduler(BlockPool(num_blocks), max_batched_tokens, 8, needs_state=False, prefix_caching=True)
+    return Scheduler(
+        BlockPool(num_blocks), max_batched_tokens, 8, needs_state=False, prefix_caching=True
+    )
 
 
 def run_to_the_end(advance: Advance, made: Scheduler) -> None:
@@ -127,7 +131,9 @@ def test_a_flush_forgets_every_prefix_and_names_the_free_blocks() -> None:
 
 
 def test_windows_of_another_request_cannot_be_shared() -> None:
-    with pytest.raises(ValidationError, match="prefix_caching shares pages of full and sparse layers"):
+    with pytest.raises(
+        ValidationError, match="prefix_caching shares pages of full and sparse layers"
+    ):
         EngineParams.model_validate({"prefix_caching": True, "layers": ("window", "mla")})
 
 
@@ -161,10 +167,18 @@ def test_after_a_flush_nothing_is_shared_and_no_byte_is_left(make_engine: MakeEn
 @pytest.mark.parametrize(
     ("num_computed", "num_new", "num_tokens", "cut"),
     [
-        (0, 150, 150, 128), (0, 100, 150, 64), (0, 40, 150, 40), (64, 86, 150, 64), (128, 22, 150, 22),
-        (0, 128, 128, 64), (64, 64, 128, 64), (127, 1, 128, 1), (0, 64, 64, 64), (40, 30, 150, 24),
+        (0, 150, 150, 128),
+        (0, 100, 150, 64),
+        (0, 40, 150, 40),
+        (64, 86, 150, 64),
+        (128, 22, 150, 22),
+        (0, 128, 128, 64),
+        (64, 64, 128, 64),
+        (127, 1, 128, 1),
+        (0, 64, 64, 64),
+        (40, 30, 150, 24),
     ],
-)  # fmt: skip
+)
 def test_a_chunk_ends_at_the_last_page_end_before_the_last_token(
     num_computed: int, num_new: int, num_tokens: int, cut: int
 ) -> None:
@@ -187,10 +201,15 @@ def test_a_prompt_starts_from_a_copy_of_the_state_at_the_end_of_its_pages(advanc
     made.cancel(first)
     second = Sequence(1, list(PROMPT), 2)
     made.add(second)
-    assert made.schedule().state_copies == ((kept, second.state_block),) and second.num_shared_tokens == 128
+    assert (
+        made.schedule().state_copies == ((kept, second.state_block),)
+        and second.num_shared_tokens == 128
+    )
 
 
-def test_pages_without_their_state_and_a_state_without_its_pages_are_not_shared(advance: Advance) -> None:
+def test_pages_without_their_state_and_a_state_without_its_pages_are_not_shared(
+    advance: Advance,
+) -> None:
     made = hybrid()
     made.add(Sequence(0, list(PROMPT), 2))
     run_to_the_end(advance, made)
@@ -207,7 +226,9 @@ def test_answers_are_the_same_from_a_copied_state(make_engine: MakeEngine) -> No
     prompts = [[token % 128 for token in prompt] for prompt in prompts]
     answers = []
     for prefix_caching in (False, True):
-        made = make_engine(EngineParams(layers=("kda", "mla"), kv="fp32", prefix_caching=prefix_caching))
+        made = make_engine(
+            EngineParams(layers=("kda", "mla"), kv="fp32", prefix_caching=prefix_caching)
+        )
         given = []
         for prompt in prompts:
             sequence = made.add_request(prompt, 5)

@@ -94,12 +94,29 @@ def test_a_probe_sees_every_event_in_its_order() -> None:
     forward = ["forward of 2", "end of forward of 2"]
     dummy = ["dummy step", "replay of 2", "end of replay of 2", "end of dummy step"]
     assert log.events == [
-        "start", *forward, *forward, "capture of 2",
-        "step of 1", "run of 3", "forward of 3", "end of forward of 3", "result of 3", "end of run of 3", "logits of 1",
-        "tokens [1]", *dummy,
-        "step of 1", "run of 1", "replay of 2", "end of replay of 2", "result of 2", "end of run of 1", "logits of 1",
-        "tokens [1]", *dummy,
-    ]  # fmt: skip
+        "start",
+        *forward,
+        *forward,
+        "capture of 2",
+        "step of 1",
+        "run of 3",
+        "forward of 3",
+        "end of forward of 3",
+        "result of 3",
+        "end of run of 3",
+        "logits of 1",
+        "tokens [1]",
+        *dummy,
+        "step of 1",
+        "run of 1",
+        "replay of 2",
+        "end of replay of 2",
+        "result of 2",
+        "end of run of 1",
+        "logits of 1",
+        "tokens [1]",
+        *dummy,
+    ]
     assert log.num_launches and log.num_repeats
 
 
@@ -116,5 +133,8 @@ def test_a_probe_leaves_every_bit_as_it_is() -> None:
     notes = Notes(PARAMS, Poison("nan", frozenset()))
     plain, *watched = (served(probe)[1] for probe in (None, Log(), notes))
     for others in (*watched, notes.answers.logits[0]):
-        assert all(torch.equal(ours.flatten(), theirs.flatten()) for ours, theirs in zip(plain, others, strict=True))
+        assert all(
+            torch.equal(ours.flatten(), theirs.flatten())
+            for ours, theirs in zip(plain, others, strict=True)
+        )
     assert notes.twins.replays and notes.twins.bindings

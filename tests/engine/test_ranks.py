@@ -1,4 +1,6 @@
-"""Context, experts and tokens shared out among ranks that are played in one process: the answers stay the same."""
+"""Context, experts and tokens shared out among ranks that are played in one process: the answers
+stay the same.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,13 @@ def served(**params: Any) -> Evidence:
         {"context_ranks": 3, "context_chunk": 32},
         {"context_ranks": 8, "context_chunk": 33, "context_kernel": "torch-ragged"},
         {"num_experts": 4, "expert_ranks": 4},
-        {"num_experts": 6, "expert_ranks": 3, "route_kernel": "torch-live", "graph": "full", "capture_sizes": (4,)},
+        {
+            "num_experts": 6,
+            "expert_ranks": 3,
+            "route_kernel": "torch-live",
+            "graph": "full",
+            "capture_sizes": (4,),
+        },
         {"dp_rank_tokens": 60, "quantize": "fp8_per_tensor"},
         {"dp_rank_tokens": 60, "quantize": "mxfp8", "graph": "full", "capture_sizes": (4,)},
     ],
@@ -56,7 +64,9 @@ def test_ranks_hold_each_position_once() -> None:
     for request, span in enumerate(chunk):
         held = [position for part in parts for position in part[request]]
         assert sorted(held) == list(span)
-        assert all(position % 4 == rank for rank, part in enumerate(parts) for position in part[request])
+        assert all(
+            position % 4 == rank for rank, part in enumerate(parts) for position in part[request]
+        )
 
 
 def test_a_rank_without_keys_is_an_empty_side() -> None:
@@ -66,7 +76,9 @@ def test_a_rank_without_keys_is_an_empty_side() -> None:
 
 
 def test_experts_that_do_not_divide_evenly_are_refused() -> None:
-    with pytest.raises(ValidationError, match="expert_ranks 3 with 4 experts: each rank holds an equal share"):
+    with pytest.raises(
+        ValidationError, match="expert_ranks 3 with 4 experts: each rank holds an equal share"
+    ):
         EngineParams(num_experts=4, expert_ranks=3)
 
 

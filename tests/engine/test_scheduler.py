@@ -15,7 +15,12 @@ from .conftest import Advance  # type: ignore[import-not-found]
 
 
 def scheduler(requests: list[tuple[int, int]], **options: int) -> Scheduler:
-    settings = {"num_blocks": 24, "max_batched_tokens": 64, "max_num_seqs": 8, "needs_state": 0} | options
+    settings = {
+        "num_blocks": 24,
+        "max_batched_tokens": 64,
+        "max_num_seqs": 8,
+        "needs_state": 0,
+    } | options
     made = Scheduler(
         BlockPool(settings["num_blocks"]),
         settings["max_batched_tokens"],
@@ -30,7 +35,12 @@ def scheduler(requests: list[tuple[int, int]], **options: int) -> Scheduler:
 def describe(step: Step) -> list[tuple[int, int, int, bool]]:
     """(request, context, new tokens, is decode) of each scheduled sequence."""
     return [
-        (item.sequence.request, item.sequence.num_computed_tokens, item.num_new_tokens, item.is_decode)
+        (
+            item.sequence.request,
+            item.sequence.num_computed_tokens,
+            item.num_new_tokens,
+            item.is_decode,
+        )
         for item in step.scheduled
     ]
 
@@ -85,21 +95,27 @@ def test_a_request_of_a_hybrid_model_gets_a_state_block_once(advance: Advance) -
     assert len(states) == 1 and states[0] in freed and len(freed) == 3
 
 
-def test_the_latest_request_is_preempted_when_blocks_run_out_and_starts_again(advance: Advance) -> None:
+def test_the_latest_request_is_preempted_when_blocks_run_out_and_starts_again(
+    advance: Advance,
+) -> None:
     made = scheduler([(60, 20), (60, 20)], num_blocks=5, max_batched_tokens=200)
     freed: list[int] = []
     restarted = False
     while made.has_work:
         step = made.schedule()
         freed += step.freed_blocks
-        restarted |= any(item.sequence.request == 1 and item.num_new_tokens > 60 for item in step.scheduled)
+        restarted |= any(
+            item.sequence.request == 1 and item.num_new_tokens > 60 for item in step.scheduled
+        )
         advance(made, step)
     assert made.num_preemptions == 1 and restarted and freed
     assert made.pool.num_free_blocks == made.pool.num_usable_blocks
 
 
 def test_a_request_that_can_never_fit_is_refused_when_it_is_added() -> None:
-    with pytest.raises(InputError, match="request 0 needs 3 blocks, the pool has 2; raise num_blocks"):
+    with pytest.raises(
+        InputError, match="request 0 needs 3 blocks, the pool has 2; raise num_blocks"
+    ):
         scheduler([(100, 40)], num_blocks=4)
 
 
@@ -138,31 +154,45 @@ def test_every_request_finishes_within_the_budget_and_returns_its_blocks(
         step = made.schedule()
         assert step.scheduled
         if made.num_preemptions > num_preemptions:
-            # So the conditions of the engine have no prompt and no last token of one in such a step.
+            # So the conditions of the engine have no prompt and no last token of one in such a
+            # step.
             sequences_of_step = [item.sequence for item in step.scheduled]
-            assert all(one.num_generated_tokens and one.preempted_at != len(one.tokens) for one in sequences_of_step)
+            assert all(
+                one.num_generated_tokens and one.preempted_at != len(one.tokens)
+                for one in sequences_of_step
+            )
             assert all(item.is_decode for item in step.scheduled)
         assert sum(item.num_new_tokens for item in step.scheduled) <= max_batched_tokens
         assert len(step.scheduled) <= max_num_seqs
         owned = [block for item in step.scheduled for block in item.sequence.blocks]
         assert len(owned) == len(set(owned))
         for item in step.scheduled:
-            assert len(item.sequence.blocks) * 64 >= item.sequence.num_computed_tokens + item.num_new_tokens
+            assert (
+                len(item.sequence.blocks) * 64
+                >= item.sequence.num_computed_tokens + item.num_new_tokens
+            )
         advance(made, step)
     assert not made.has_work
-    assert [sequence.num_generated_tokens for sequence in sequences] == [count for _, count in requests]
+    assert [sequence.num_generated_tokens for sequence in sequences] == [
+        count for _, count in requests
+    ]
     assert made.pool.num_free_blocks == made.pool.num_usable_blocks
 
 
-def test_prompts_wait_until_as_many_places_are_free_as_are_to_start_together(advance: Advance) -> None:
-    made = scheduler([(4, count) for count in (2, 2, 4, 4, 4, 4, 4)], max_num_seqs=4, max_batched_tokens=64)
+def test_prompts_wait_until_as_many_places_are_free_as_are_to_start_together(
+    advance: Advance,
+) -> None:
+    made = scheduler(
+        [(4, count) for count in (2, 2, 4, 4, 4, 4, 4)], max_num_seqs=4, max_batched_tokens=64
+    )
     made.least_admitted = 2
     started = []
     while made.has_work:
         step = made.schedule()
         started.append(sum(not item.is_decode for item in step.scheduled))
         advance(made, step)
-    # Four at once, two in the places of the short ones, and the last one alone, since nobody waits behind it.
+    # Four at once, two in the places of the short ones, and the last one alone, since nobody waits
+    # behind it.
     assert [count for count in started if count] == [4, 2, 1]
 
 

@@ -20,7 +20,9 @@ def test_the_best_of_the_first_tokens_are_taken_and_short_lists_are_filled_up() 
 
 
 def test_a_table_narrower_than_the_list_leaves_the_rest_empty() -> None:
-    assert take_topk(torch.tensor([[1.0, 2.0]]), torch.tensor([2]), EMPTY.expand(1, 4)).tolist() == [[1, 0, -1, -1]]
+    assert take_topk(
+        torch.tensor([[1.0, 2.0]]), torch.tensor([2]), EMPTY.expand(1, 4)
+    ).tolist() == [[1, 0, -1, -1]]
 
 
 @pytest.mark.parametrize("unwritten", [torch.nan, torch.inf, 0.0, 1e30])

@@ -1,4 +1,6 @@
-"""Speculative decoding: drafts are right, wrong, or right up to somewhere, and the answer never depends on them."""
+"""Speculative decoding: drafts are right, wrong, or right up to somewhere, and the answer never
+depends on them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ MakeEngine = Callable[[EngineParams], Engine]
 
 @pytest.mark.parametrize(
     ("drafts", "tokens", "given"),
-    [([7, 8], [7, 8, 9], [7, 8, 9]), ([7, 8], [7, 5, 9], [7, 5]), ([7, 8], [1, 8, 9], [1]), ([], [4], [4])],
+    [
+        ([7, 8], [7, 8, 9], [7, 8, 9]),
+        ([7, 8], [7, 5, 9], [7, 5]),
+        ([7, 8], [1, 8, 9], [1]),
+        ([], [4], [4]),
+    ],
 )
 def test_tokens_are_confirmed_up_to_the_first_wrong_draft(
     drafts: list[int], tokens: list[int], given: list[int]

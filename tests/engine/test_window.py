@@ -1,4 +1,6 @@
-"""Layers with a sliding window: what is given back, what the table holds then, and that only unseen blocks go."""
+"""Layers with a sliding window: what is given back, what the table holds then, and that only unseen
+blocks go.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,19 @@ from harness.engine.schedule.sequence import Sequence
 from .conftest import Advance  # type: ignore[import-not-found]
 
 
-@pytest.mark.parametrize(("computed", "window", "first"), [(0, 5, 0), (4, 5, 0), (5, 5, 1), (130, 1, 130)])
-def test_a_query_sees_a_window_that_ends_with_itself(computed: int, window: int, first: int) -> None:
+@pytest.mark.parametrize(
+    ("computed", "window", "first"), [(0, 5, 0), (4, 5, 0), (5, 5, 1), (130, 1, 130)]
+)
+def test_a_query_sees_a_window_that_ends_with_itself(
+    computed: int, window: int, first: int
+) -> None:
     sequence = Sequence(0, [0] * 200, 1, num_computed_tokens=computed)
     assert first_visible(sequence, window) == first
 
 
-def test_blocks_before_the_window_go_back_to_the_pool_and_the_null_block_takes_their_place(advance: Advance) -> None:
+def test_blocks_before_the_window_go_back_to_the_pool_and_the_null_block_takes_their_place(
+    advance: Advance,
+) -> None:
     made = Scheduler(BlockPool(12), 200, 8, needs_state=False, window=20)
     sequence = Sequence(0, [0] * 130, 3)
     made.add(sequence)
@@ -40,7 +48,11 @@ def test_blocks_before_the_window_go_back_to_the_pool_and_the_null_block_takes_t
     num_blocks=st.integers(12, 20),
 )
 def test_every_visible_position_keeps_its_block_and_all_come_back(
-    advance: Advance, requests: list[tuple[int, int]], window: int, max_batched_tokens: int, num_blocks: int
+    advance: Advance,
+    requests: list[tuple[int, int]],
+    window: int,
+    max_batched_tokens: int,
+    num_blocks: int,
 ) -> None:
     made = Scheduler(BlockPool(num_blocks), max_batched_tokens, 4, needs_state=False, window=window)
     for number, (prompt, count) in enumerate(requests):
@@ -51,7 +63,9 @@ def test_every_visible_position_keeps_its_block_and_all_come_back(
         step = made.schedule()
         for item in step.scheduled:
             sequence = item.sequence
-            seen = range(first_visible(sequence, window), sequence.num_computed_tokens + item.num_new_tokens)
+            seen = range(
+                first_visible(sequence, window), sequence.num_computed_tokens + item.num_new_tokens
+            )
             assert NULL_BLOCK not in {sequence.window_blocks[position // 64] for position in seen}
         lists = [s.blocks + [b for b in s.window_blocks if b != NULL_BLOCK] for s in made.running]
         owned = [block for blocks in lists for block in blocks]

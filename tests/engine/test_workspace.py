@@ -1,4 +1,6 @@
-"""The workspace of a decode kernel: large enough for every batch, at one address, and guarded behind its end."""
+"""The workspace of a decode kernel: large enough for every batch, at one address, and guarded
+behind its end.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def params(**changes: object) -> EngineParams:
 
 
 @pytest.mark.parametrize(("running", "captured"), [(3, (2, 4)), (9, (1, 2))])
-def test_there_is_a_counter_for_every_request_of_the_largest_batch(running: int, captured: tuple[int, ...]) -> None:
+def test_there_is_a_counter_for_every_request_of_the_largest_batch(
+    running: int, captured: tuple[int, ...]
+) -> None:
     workspace = Workspace(params(max_num_seqs=running, capture_sizes=captured))
     assert workspace.num_requests == max(running, *captured) == len(workspace.counters(99))
     assert workspace.scratch.shape[0] >= workspace.num_requests
@@ -28,7 +32,9 @@ def test_there_is_a_counter_for_every_request_of_the_largest_batch(running: int,
 
 def test_all_batches_count_at_one_address() -> None:
     workspace = Workspace(params())
-    assert {workspace.counters(n).data_ptr() for n in (1, 2, 4)} == {workspace.counters(3).data_ptr()}
+    assert {workspace.counters(n).data_ptr() for n in (1, 2, 4)} == {
+        workspace.counters(3).data_ptr()
+    }
 
 
 def test_a_workspace_that_grows_moves() -> None:
@@ -55,7 +61,9 @@ def test_dirt_between_two_steps_is_noted_with_its_memory() -> None:
         ("workspace", "the words behind the counters of decode"),
     ]
     assert int(guards[1].before[0]) == GUARD and int(guards[1].after[0]) == 0
-    assert [guard.name for guard in dirty_workspace(workspace, 2)] == ["the words behind the counters of decode"]
+    assert [guard.name for guard in dirty_workspace(workspace, 2)] == [
+        "the words behind the counters of decode"
+    ]
 
 
 def test_the_query_of_a_decode_is_put_together_in_the_scratch() -> None:

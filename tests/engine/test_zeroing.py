@@ -1,4 +1,6 @@
-"""Which new blocks are zeroed: wherever bits of one type may be NaN in another, for every pair of types."""
+"""Which new blocks are zeroed: wherever bits of one type may be NaN in another, for every pair of
+types.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def left_by(owner: KvType) -> torch.Tensor:
     return scaled.clamp(-448, 448).to(KV_DTYPES[owner]).view(torch.uint8)
 
 
-def groups(owner: KvType, reader: KvType, layers: tuple[LayerKind, ...] = ("window", "mla")) -> tuple[CacheGroup, ...]:
+def groups(
+    owner: KvType, reader: KvType, layers: tuple[LayerKind, ...] = ("window", "mla")
+) -> tuple[CacheGroup, ...]:
     return CacheLayout(model_config(EngineParams(layers=layers)), reader, 8, owner).groups
 
 
@@ -35,7 +39,11 @@ def test_pages_that_may_read_as_nan_are_zeroed(owner: KvType, reader: KvType) ->
 
 
 def test_some_pairs_do_read_as_nan_so_that_the_rule_is_needed() -> None:
-    odd = {pair for pair in PAIRS if not left_by(pair[0]).view(KV_DTYPES[pair[1]]).float().isfinite().all()}
+    odd = {
+        pair
+        for pair in PAIRS
+        if not left_by(pair[0]).view(KV_DTYPES[pair[1]]).float().isfinite().all()
+    }
     assert odd == {("fp32", "bf16"), ("fp32", "fp8_e4m3"), ("bf16", "fp8_e4m3")}
 
 

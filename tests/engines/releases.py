@@ -1,4 +1,6 @@
-"""One `bisect` of an engine's cases and faults over the folders of its releases that the environment names."""
+"""One `bisect` of an engine's cases and faults over the folders of its releases that the
+environment names.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ import pytest
 
 
 def bisected(engine: str, label: str, releases: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The rows of the table, after a look at its columns. Skips where a folder of a release is not there."""
+    """The rows of the table, after a look at its columns.
+
+    Skips where a folder of a release is not there.
+    """
     variable = f"MLA_HARNESS_{engine.upper()}_SITES"
     root = os.environ.get(variable)
     if not root:
@@ -22,14 +27,26 @@ def bisected(engine: str, label: str, releases: tuple[str, ...]) -> list[dict[st
     missing = [str(site) for site in sites if not (site / engine).is_dir()]
     if missing:
         pytest.skip(f"{missing[0]} is not there: make it with tests.engines.download")
-    command = [sys.executable, "-m", "harness.cli.main", "bisect", f"{engine}-host", "--faults", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "harness.cli.main",
+        "bisect",
+        f"{engine}-host",
+        "--faults",
+        "--json",
+    ]
     done = subprocess.run(
-        [*command, *(word for site in sites for word in ("--site", str(site)))], capture_output=True, text=True
+        [*command, *(word for site in sites for word in ("--site", str(site)))],
+        capture_output=True,
+        text=True,
     )
     print(done.stderr)
     assert done.returncode == 0, done.stderr
     table = json.loads(done.stdout)
-    assert [column["label"] for column in table["columns"]] == [f"{label} {release}" for release in releases]
+    assert [column["label"] for column in table["columns"]] == [
+        f"{label} {release}" for release in releases
+    ]
     for column, site in zip(table["columns"], sites, strict=True):
         assert column["environment"]["engine_paths"][engine] == str(site.resolve() / engine)
     rows: list[dict[str, Any]] = table["rows"]

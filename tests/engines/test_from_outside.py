@@ -1,4 +1,6 @@
-"""An engine that another package brings: installed, it is listed and judged; broken, it is one line and a skip."""
+"""An engine that another package brings: installed, it is listed and judged; broken, it is one line
+and a skip.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,15 @@ def harness(site: Path, *words: object) -> subprocess.CompletedProcess[str]:
     """A command of the harness, with the packages of the folder `site`."""
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join((str(site), str(ROOT)))}
     command = [sys.executable, "-m", "harness.cli.main", *map(str, words)]
-    return subprocess.run(command, env=environ, cwd=site, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, env=environ, cwd=site, capture_output=True, text=True, check=False
+    )
 
 
 def broken(site: Path, name: str, tables: str | None) -> None:
-    """An installed package with an entry point `name`, and these tables; None: without the module."""
+    """An installed package with an entry point `name`, and these tables; None: without the
+    module.
+    """
     info = site / f"{name}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
@@ -39,7 +45,14 @@ def verdicts(site: Path, *words: object) -> dict[str, tuple[str, str]]:
 
 
 def test_an_installed_engine_is_listed_and_judged_and_its_bug_is_caught(tmp_path: Path) -> None:
-    how = ["--quiet", "--no-deps", "--no-build-isolation", "--no-compile", "--target", str(tmp_path)]
+    how = [
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-compile",
+        "--target",
+        str(tmp_path),
+    ]
     subprocess.run([sys.executable, "-m", "pip", "install", *how, str(EXAMPLE)], check=True)
     listed = json.loads(harness(tmp_path, "list", "--json").stdout)
     assert "quantize_fp8/rowquant" in [kernel["name"] for kernel in listed["kernels"]]
@@ -62,20 +75,29 @@ def test_an_installed_engine_is_listed_and_judged_and_its_bug_is_caught(tmp_path
         (None, "ModuleNotFoundError: No module named 'rowquant_tables'"),
         ("x = 1", "no attribute 'ENGINE'"),
         (
-            "from harness.core.sites import Site\n"
-            "from harness.core.systems import EngineSpec\n"
-            "ENGINE = EngineSpec('rowquant', 'R', 'r', 'r')\n"
-            "SITES = (Site('rowquant.x', 1, 'a tag of ours'),)",
+            (
+                "from harness.core.sites import Site\n"
+                "from harness.core.systems import EngineSpec\n"
+                "ENGINE = EngineSpec('rowquant', 'R', 'r', 'r')\n"
+                "SITES = (Site('rowquant.x', 1, 'a tag of ours'),)"
+            ),
             "SITES: the name or the tag of 'rowquant.x' is taken",
         ),
     ],
     ids=["raises", "missing", "no-engine", "taken-tag"],
 )
-def test_tables_that_do_not_load_break_no_list(tmp_path: Path, tables: str | None, problem: str) -> None:
+def test_tables_that_do_not_load_break_no_list(
+    tmp_path: Path, tables: str | None, problem: str
+) -> None:
     broken(tmp_path, "rowquant", tables)
-    code = "from harness.core.catalog import BROKEN, ENGINES; print(ENGINES.names(), BROKEN['rowquant'])"
+    code = (
+        "from harness.core.catalog import BROKEN, ENGINES; print(ENGINES.names(),"
+        " BROKEN['rowquant'])"
+    )
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
+    )
     assert "engine rowquant of rowquant does not load: " in done.stdout and problem in done.stdout
     assert "'vllm'" in done.stdout and "'rowquant'" not in done.stdout.partition("]")[0]
 
@@ -90,9 +112,17 @@ def test_a_broken_engine_is_a_line_in_doctor_and_a_skip_of_its_cases(tmp_path: P
         "params: {batch: 3}\nmatrix: {kv: [bf16, fp8], prompts: {two: {num_prompts: 2}}}\n"
         "known: [{issue: a/b#1, engine: rowquant, versions: '>=1'}]\n"
     )
-    (scenarios / "merge-kernel.yaml").write_text((ROOT / "scenarios" / "merge-kernel.yaml").read_text())
-    found = verdicts(tmp_path, "rowquant", "served", "merge-kernel[with_context=all,empty_rows=none,strides=equal]",
-                     "--scenarios", scenarios)  # fmt: skip
+    (scenarios / "merge-kernel.yaml").write_text(
+        (ROOT / "scenarios" / "merge-kernel.yaml").read_text()
+    )
+    found = verdicts(
+        tmp_path,
+        "rowquant",
+        "served",
+        "merge-kernel[with_context=all,empty_rows=none,strides=equal]",
+        "--scenarios",
+        scenarios,
+    )
     assert found.pop("merge-kernel[with_context=all,empty_rows=none,strides=equal]")[0] == "pass"
     assert list(found) == [
         "rowquant[rows=padded]",

@@ -22,7 +22,9 @@ def test_a_run_that_cannot_be_written_is_a_full_disk_and_no_error_of_the_engine(
     assert (reply.failed, reply.is_full) == ("/dev/full: No space left on device; make room", True)
 
 
-def test_memory_that_an_engine_cannot_share_is_a_full_disk_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_an_engine_cannot_share_is_a_full_disk_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def run(request: Any) -> Any:
         raise OSError(errno.EFBIG, "File too large")
 

@@ -1,4 +1,6 @@
-"""The recorder on the engine: five known bugs, each named by the op that a person would name, and silence without."""
+"""The recorder on the engine: five known bugs, each named by the op that a person would name, and
+silence without.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,17 @@ def writer(fault: str, put_back: bool = True) -> FirstNan:
 @pytest.mark.parametrize(
     "fault",
     [
-        "merge.ignore-context-count", "kv.skip-zero-new-blocks", "graph.fresh-plan-each-step",
-        "graph.plan-in-warmup-only", "router.int64-ids", "sparse.topk-from-unwritten", "window.evicted-blocks-in-table",
-        "verify.nan-row-to-vocab-size", "graph.shared-pool-overwrite",
+        "merge.ignore-context-count",
+        "kv.skip-zero-new-blocks",
+        "graph.fresh-plan-each-step",
+        "graph.plan-in-warmup-only",
+        "router.int64-ids",
+        "sparse.topk-from-unwritten",
+        "window.evicted-blocks-in-table",
+        "verify.nan-row-to-vocab-size",
+        "graph.shared-pool-overwrite",
     ],
-)  # fmt: skip
+)
 def test_an_engine_without_a_fault_is_silent_under_all_its_poison(fault: str) -> None:
     assert writer(fault, put_back=False) == FirstNan()
 
@@ -48,21 +56,34 @@ def test_an_engine_without_a_fault_is_silent_under_all_its_poison(fault: str) ->
 def test_of_36540_it_names_the_merge_whose_suffix_was_finite() -> None:
     found = writer("merge.ignore-context-count")
     assert (found.writer, found.tensor, found.is_input) == ("merge_attn_states/torch", "out", False)
-    assert found.finite == ("suffix_out", "suffix_lse") and found.not_watched == ("prefix_out", "prefix_lse")
+    assert found.finite == ("suffix_out", "suffix_lse") and found.not_watched == (
+        "prefix_out",
+        "prefix_lse",
+    )
     assert found.request and found.phase in ("prefill", "mixed")
 
 
-def test_of_43961_it_names_the_decode_whose_used_pages_were_finite_and_whose_tails_were_not() -> None:
+def test_of_43961_it_names_the_decode_whose_used_pages_were_finite_and_whose_tails_were_not() -> (
+    None
+):
     found = writer("kv.skip-zero-new-blocks")
     assert (found.writer.partition("/")[0], found.tensor, found.layer) == ("mla_decode", "out", 1)
     assert "kv_cache in use" in found.finite and found.not_finite == ("kv_cache past the lengths",)
 
 
 @pytest.mark.parametrize("fault", ["graph.fresh-plan-each-step", "graph.plan-in-warmup-only"])
-def test_of_35175_and_42444_it_names_the_decode_that_was_given_another_steps_plan(fault: str) -> None:
+def test_of_35175_and_42444_it_names_the_decode_that_was_given_another_steps_plan(
+    fault: str,
+) -> None:
     found = writer(fault)
-    assert (found.writer.partition("/")[0], found.tensor, found.is_input) == ("mla_decode", "metadata", True)
-    assert found.phase == "decode" and found.bad == "a plan for other lengths" and "q" in found.finite
+    assert (found.writer.partition("/")[0], found.tensor, found.is_input) == (
+        "mla_decode",
+        "metadata",
+        True,
+    )
+    assert (
+        found.phase == "decode" and found.bad == "a plan for other lengths" and "q" in found.finite
+    )
 
 
 def test_of_38359_it_names_the_ids_before_the_experts_read_them() -> None:
@@ -76,24 +97,42 @@ def test_of_53488_it_names_the_hand_out_whose_graph_had_finite_logits() -> None:
 
 
 def test_the_scans_of_a_capture_are_in_the_graph_and_those_of_padding_are_silent() -> None:
-    """Rows of padding are full of poison in this case, and its graphs are larger than its batches."""
+    """Rows of padding are full of poison in this case, and its graphs are larger than its
+    batches.
+    """
     case = DECLARED["graph.padded-rows-in-amax"]
     with recorder_on() as recorder:
-        EngineTarget(case).run(Poison("nan", frozenset(case.poison.sites), seed=case.seed), recorder)
+        EngineTarget(case).run(
+            Poison("nan", frozenset(case.poison.sites), seed=case.seed), recorder
+        )
     assert recorder.report() is None
     scanned = {slot.op.partition("/")[0] for slot in recorder.table.scanned()}
-    assert {"mla_decode", "quantize_fp8", "apply_experts", "lm_head", "layers.0.input_layernorm"} <= scanned
+    assert {
+        "mla_decode",
+        "quantize_fp8",
+        "apply_experts",
+        "lm_head",
+        "layers.0.input_layernorm",
+    } <= scanned
     with inject(FAULTS.get("graph.padded-rows-in-amax")), recorder_on() as recorder:
-        EngineTarget(case).run(Poison("nan", frozenset(case.poison.sites), seed=case.seed), recorder)
+        EngineTarget(case).run(
+            Poison("nan", frozenset(case.poison.sites), seed=case.seed), recorder
+        )
     found = recorder.report()
     assert found is not None
-    assert (found.writer.partition("/")[0], found.phase, found.finite) == ("quantize_fp8", "decode", ("x",))
+    assert (found.writer.partition("/")[0], found.phase, found.finite) == (
+        "quantize_fp8",
+        "decode",
+        ("x",),
+    )
 
 
 def test_with_outputs_alone_a_nan_is_still_named() -> None:
     case = DECLARED["kv.skip-zero-new-blocks"]
     with inject(FAULTS.get("kv.skip-zero-new-blocks")), recorder_on(inputs=False) as recorder:
-        EngineTarget(case).run(Poison("nan", frozenset(case.poison.sites), seed=case.seed), recorder)
+        EngineTarget(case).run(
+            Poison("nan", frozenset(case.poison.sites), seed=case.seed), recorder
+        )
     found = recorder.report()
     assert found is not None and found.writer.partition("/")[0] == "mla_decode" and found.before
     assert not any(slot.kind != "output" for slot in recorder.table.slots)
@@ -111,7 +150,10 @@ def test_no_hook_stays_on_the_model() -> None:
 
 def test_a_window_sees_its_last_keys_only() -> None:
     cache = torch.arange(2 * 64, dtype=torch.float32).view(2, 64, 1) + 1
-    table, lengths = torch.tensor([[0, 1]], dtype=torch.int32), torch.tensor([66], dtype=torch.int32)
+    table, lengths = (
+        torch.tensor([[0, 1]], dtype=torch.int32),
+        torch.tensor([66], dtype=torch.int32),
+    )
     used, past = cache_rows(torch.zeros(1, 1, 1, 1), cache, table, lengths, window=3)
     assert used.flatten().nonzero().flatten().tolist() == [63, 64, 65]
     assert past.flatten().nonzero().flatten().tolist() == list(range(66, 128))
@@ -123,6 +165,10 @@ def test_a_job_with_the_recorder_tells_writer_reader_and_sites() -> None:
     result = run_case(Job(key="k", case=case, fault=fault, ask=AskFirstNan(sites=("kv.new",))))
     found = result.first_nan
     assert found is not None and result.verdict.value == "fail"
-    assert found.sites == ("kv.new",) and found.reader.startswith("mla_decode") and "step" in found.reader_at
+    assert (
+        found.sites == ("kv.new",)
+        and found.reader.startswith("mla_decode")
+        and "step" in found.reader_at
+    )
     silent = run_case(Job(key="k", case=case, ask=AskFirstNan(sites=("kv.new",)))).first_nan
     assert silent == FirstNan(sites=("kv.new",))

@@ -21,22 +21,36 @@ from harness.report.write import write_reports
 from harness.store.run_folder import RunStore
 
 SEEN = FirstNan(
-    writer="mla_decode/<b>tiled</b>", tensor="out", layer=1, step=4, phase="decode", request="2",
-    where="row 0, element 3", bits="0x7fc00000 float32", finite=("q",), not_finite=("kv_cache past the lengths",),
-    reader="mla_decode/tiled", reader_at="out, step 4", sites=("kv.new",),
-)  # fmt: skip
+    writer="mla_decode/<b>tiled</b>",
+    tensor="out",
+    layer=1,
+    step=4,
+    phase="decode",
+    request="2",
+    where="row 0, element 3",
+    bits="0x7fc00000 float32",
+    finite=("q",),
+    not_finite=("kv_cache past the lengths",),
+    reader="mla_decode/tiled",
+    reader_at="out, step 4",
+    sites=("kv.new",),
+)
 
 
 def job(system: str = "engine", key: str = "a") -> Job:
     op = "write_kv" if system == "kernel" else None
     params = {"task": "gsm_symbolic"} if system == "accuracy" else {}
     poison = PoisonPlan(sites=("kv.new", "output"))
-    return Job(key=key, case=Case(id=key, scenario="s", system=system, op=op, params=params, poison=poison))
+    return Job(
+        key=key, case=Case(id=key, scenario="s", system=system, op=op, params=params, poison=poison)
+    )
 
 
 def failure(of: Job) -> CaseResult:
     finding = Finding(oracle="finite", tensor="logits", message="NaN")
-    return CaseResult(key=of.key, id=of.case.id, scenario="s", verdict=Verdict.FAIL, findings=(finding,))
+    return CaseResult(
+        key=of.key, id=of.case.id, scenario="s", verdict=Verdict.FAIL, findings=(finding,)
+    )
 
 
 class Pool:
@@ -62,7 +76,9 @@ def test_a_failing_engine_case_is_run_once_more_for_the_sites_to_blame() -> None
 def test_a_failing_case_of_vllm_is_served_once_more_with_fewer_questions() -> None:
     pool, own = Pool(), job("vllm")
     params = VllmParams(limit=None, epochs=5, compare_eager=True, max_num_seqs=64)
-    own = own.model_copy(update={"case": own.case.model_copy(update={"params": params}), "directory": "/answers"})
+    own = own.model_copy(
+        update={"case": own.case.model_copy(update={"params": params}), "directory": "/answers"}
+    )
     found = with_first_nan(pool, [own], {"a": Blame(how="not sought")})  # type: ignore[arg-type]
     assert found["a"].first_nan == SEEN and found["a"].sites == ()
     (asked,) = pool.asked
@@ -72,7 +88,9 @@ def test_a_failing_case_of_vllm_is_served_once_more_with_fewer_questions() -> No
 
 
 def test_what_other_ranks_saw_is_told_below_the_first_writer() -> None:
-    seen = SEEN.model_copy(update={"rank": 1, "num_ranks": 2, "other_ranks": ("rank 0: o_proj wrote output",)})
+    seen = SEEN.model_copy(
+        update={"rank": 1, "num_ranks": 2, "other_ranks": ("rank 0: o_proj wrote output",)}
+    )
     first, other, reader = first_nan_lines(Blame(first_nan=seen))
     assert first.startswith("first writer: rank 1: mla_decode/")
     assert other == "other rank: rank 0: o_proj wrote output"
@@ -96,9 +114,11 @@ def test_many_failures_do_not_cost_many_runs() -> None:
 
 
 def test_the_statement_says_what_when_whose_and_what_was_still_good() -> None:
-    assert SEEN.model_copy(update={"rank": 2}).statement == (
-        "mla_decode/<b>tiled</b> wrote out, not finite: layer 1, step 4 (decode), request 2, rank 2, "
-        "row 0, element 3, bits 0x7fc00000 float32; still good: q; not good: kv_cache past the lengths"
+    assert (
+        SEEN.model_copy(update={"rank": 2}).statement
+        == "mla_decode/<b>tiled</b> wrote out, not finite: layer 1, step 4 (decode), request 2,"
+        " rank 2, row 0, element 3, bits 0x7fc00000 float32; still good: q; not good: kv_cache"
+        " past the lengths"
     )
     assert FirstNan().statement == "all watched live values were finite"
 
@@ -111,7 +131,9 @@ def test_the_terminal_shows_it_below_the_blame() -> None:
     lines = stream.getvalue().splitlines()
     at = next(number for number, line in enumerate(lines) if "blame: kv.new" in line)
     assert "first writer: mla_decode/<b>tiled</b> wrote out" in lines[at + 1]
-    assert "first reader: mla_decode/tiled (out, step 4) of kv.new" in "".join(lines[at + 2 : at + 5])
+    assert "first reader: mla_decode/tiled (out, step 4) of kv.new" in "".join(
+        lines[at + 2 : at + 5]
+    )
     assert first_nan_lines(Blame()) == first_nan_lines(None) == []
 
 

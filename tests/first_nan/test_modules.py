@@ -11,7 +11,9 @@ from harness.memory.graph.recording import CpuGraphPool
 
 
 class Model(nn.Module):
-    """Three linear layers; with `breaks` something between the second and the third divides 0 by 0."""
+    """Three linear layers; with `breaks` something between the second and the third divides 0
+    by 0.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +44,12 @@ def test_a_clean_model_is_silent_and_a_module_that_breaks_is_named(model: Model)
         model(torch.randn(5, 4))
     found = recorder.report()
     assert found is not None
-    assert (found.writer, found.layer, found.step, found.before) == ("layers.1", 1, 2, "layers.0 output")
+    assert (found.writer, found.layer, found.step, found.before) == (
+        "layers.1",
+        1,
+        2,
+        "layers.0 output",
+    )
     assert "still good: layers.0 output" in str(recorder)
 
 
@@ -60,7 +67,11 @@ def test_it_says_which_inputs_were_still_finite(model: Model) -> None:
     with harness.first_nan(model, inputs=True) as recorder:
         model(torch.randn(5, 4))
     found = recorder.report()
-    assert found is not None and (found.writer, found.finite, found.not_finite) == ("layers.0", ("input",), ())
+    assert found is not None and (found.writer, found.finite, found.not_finite) == (
+        "layers.0",
+        ("input",),
+        (),
+    )
 
 
 def test_leaving_the_block_takes_the_hooks_away(model: Model) -> None:
@@ -77,7 +88,10 @@ def test_a_module_called_twice_in_a_step_has_a_slot_for_each_call(model: Model) 
     with harness.first_nan(twice) as recorder:
         twice(torch.randn(2, 4))
         twice(torch.randn(2, 4))
-    assert [slot.call for slot in recorder.table.scanned() if slot.op == "0"] == [("0", 0), ("0", 1)]
+    assert [slot.call for slot in recorder.table.scanned() if slot.op == "0"] == [
+        ("0", 0),
+        ("0", 1),
+    ]
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -91,7 +105,11 @@ def test_rows_of_padding_are_not_reported_compiled_or_not(model: Model, compiled
         live.fill_(4)
         call(x)
         found = recorder.report()
-    assert found is not None and (found.writer, found.step, found.where) == ("norm", 2, "row 3, element 0")
+    assert found is not None and (found.writer, found.step, found.where) == (
+        "norm",
+        2,
+        "row 3, element 0",
+    )
 
 
 def test_replays_of_a_captured_forward_record(model: Model) -> None:
@@ -104,7 +122,11 @@ def test_replays_of_a_captured_forward_record(model: Model) -> None:
     x[2, 1] = torch.nan
     graph.replay()
     found = recorder.report()
-    assert found is not None and (found.writer, found.step, found.where) == ("norm", 4, "row 2, element 0")
+    assert found is not None and (found.writer, found.step, found.where) == (
+        "norm",
+        4,
+        "row 2, element 0",
+    )
 
 
 def test_a_module_whose_result_is_no_tensor_is_passed_over() -> None:

@@ -18,7 +18,14 @@ from harness.memory.triton_interpreter import interpreter_is_on
 from tests.waiting import HANG_SECONDS
 
 HERE = Path(__file__).parent
-FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16, torch.float32, torch.float64)
+FLOATS = (
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.bfloat16,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+)
 
 
 def table(live: int = -1, **options: int) -> Table:
@@ -27,7 +34,9 @@ def table(live: int = -1, **options: int) -> Table:
     return made
 
 
-def watch(recorder: Table, value: torch.Tensor, op: str = "op", axis: int | None = 0, limit: int = -1) -> None:
+def watch(
+    recorder: Table, value: torch.Tensor, op: str = "op", axis: int | None = 0, limit: int = -1
+) -> None:
     recorder.watch(op, Slot(op, "out", call=op, limit=limit), value, axis)
 
 
@@ -174,11 +183,23 @@ def test_the_request_is_the_one_whose_row_it_was() -> None:
 @pytest.mark.nightly
 def test_the_triton_scan_leaves_the_buffers_that_the_cpu_leaves() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist",
-         str(HERE / "interpreted_scan.py")],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            str(HERE / "interpreted_scan.py"),
+        ],
         env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True, text=True, timeout=HANG_SECONDS, cwd=HERE.parent.parent,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        cwd=HERE.parent.parent,
+    )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert re.search(r"\d+ passed", done.stdout)
 

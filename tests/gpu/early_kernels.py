@@ -1,6 +1,8 @@
-"""Triton kernels of `merge_attn_states` that begin before their predecessor has ended: sound, and with one error each.
+"""Triton kernels of `merge_attn_states` that begin before their predecessor has ended: sound, and
+with one error each.
 
-`early-waits` is sound. `early-reads` does not wait. `early-overreads` waits, and reads one lse past the end.
+`early-waits` is sound. `early-reads` does not wait. `early-overreads` waits, and reads one lse past
+the end.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -20,18 +22,41 @@ from harness import kernel
 
 @triton.jit
 def _merge(
-    prefix_out, prefix_lse, suffix_out, suffix_lse, out, lse, num_tokens, num_merged, num_heads,
-    prefix_token, prefix_head, suffix_token, suffix_head, prefix_lse_head, prefix_lse_token,
-    suffix_lse_head, suffix_lse_token, scratch, past, V: tl.constexpr, BLOCK: tl.constexpr,
-    WAITS: tl.constexpr, OVERREADS: tl.constexpr,
-):  # fmt: skip
+    prefix_out,
+    prefix_lse,
+    suffix_out,
+    suffix_lse,
+    out,
+    lse,
+    num_tokens,
+    num_merged,
+    num_heads,
+    prefix_token,
+    prefix_head,
+    suffix_token,
+    suffix_head,
+    prefix_lse_head,
+    prefix_lse_token,
+    suffix_lse_head,
+    suffix_lse_token,
+    scratch,
+    past,
+    V: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WAITS: tl.constexpr,
+    OVERREADS: tl.constexpr,
+):
     if WAITS:
         cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     token, head, inf = row // num_heads, row % num_heads, float("inf")
     columns = tl.arange(0, BLOCK)
     s_raw = tl.load(suffix_lse + head * suffix_lse_head + token * suffix_lse_token)
-    p_raw = tl.load(prefix_lse + head * prefix_lse_head + token * prefix_lse_token, mask=token < num_merged, other=-inf)
+    p_raw = tl.load(
+        prefix_lse + head * prefix_lse_head + token * prefix_lse_token,
+        mask=token < num_merged,
+        other=-inf,
+    )
     if OVERREADS:
         tl.store(scratch + row, tl.load(suffix_lse + past))
     p_lse = tl.where(p_raw == inf, -inf, p_raw)
@@ -71,10 +96,27 @@ def _launch(
     # The next multiple of 16 bytes after the last lse.
     past = -(-suffix_lse.numel() // 4) * 4
     _merge[(tokens * heads,)](
-        prefix_out, prefix_lse, suffix_out, suffix_lse, out, lse, tokens, merged, heads,
-        *prefix_out.stride()[:2], *suffix_out.stride()[:2], *prefix_lse.stride(), *suffix_lse.stride(), scratch, past,
-        V=width, BLOCK=triton.next_power_of_2(width), WAITS=waits, OVERREADS=overreads, launch_pdl=True,
-    )  # fmt: skip
+        prefix_out,
+        prefix_lse,
+        suffix_out,
+        suffix_lse,
+        out,
+        lse,
+        tokens,
+        merged,
+        heads,
+        *prefix_out.stride()[:2],
+        *suffix_out.stride()[:2],
+        *prefix_lse.stride(),
+        *suffix_lse.stride(),
+        scratch,
+        past,
+        V=width,
+        BLOCK=triton.next_power_of_2(width),
+        WAITS=waits,
+        OVERREADS=overreads,
+        launch_pdl=True,
+    )
     return out, lse
 
 

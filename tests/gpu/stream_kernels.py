@@ -1,7 +1,8 @@
 """Kernels of `merge_attn_states` that work on a stream of their own, or copy from pinned memory.
 
-`side-waits` is sound. `side-reads` does not wait for its caller's stream. `side-leaves` lets its caller go on before
-its slow work has ended. `host-waits` waits for its copy before it changes pinned memory, `host-rewrites` does not.
+`side-waits` is sound. `side-reads` does not wait for its caller's stream. `side-leaves` lets its
+caller go on before its slow work has ended. `host-waits` waits for its copy before it changes
+pinned memory, `host-rewrites` does not.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -26,7 +27,9 @@ def _side() -> torch.cuda.Stream:
     return torch.cuda.Stream()
 
 
-def _on_the_side(sides: tuple[Tensor, ...], *, waits: bool, joins: bool, **more: Any) -> tuple[Tensor, Tensor]:
+def _on_the_side(
+    sides: tuple[Tensor, ...], *, waits: bool, joins: bool, **more: Any
+) -> tuple[Tensor, Tensor]:
     caller = torch.cuda.current_stream()
     if waits:
         _side().wait_stream(caller)
@@ -51,7 +54,9 @@ def _copy(address, target, size, width, row_step, column_step, BLOCK: tl.constex
 
 @cache
 def _pinned() -> tuple[Tensor, torch.cuda.Event]:
-    """The address of an input, [1024] int64 times, in pinned memory, and the event behind its latest copy."""
+    """The address of an input, [1024] int64 times, in pinned memory, and the event behind its
+    latest copy.
+    """
     return torch.zeros(1024, dtype=torch.int64).pin_memory(), torch.cuda.Event()
 
 

@@ -1,4 +1,6 @@
-"""A producer that is held, on a GPU: work behind its event reads what it wrote, and a late copy what the host wrote."""
+"""A producer that is held, on a GPU: work behind its event reads what it wrote, and a late copy
+what the host wrote.
+"""
 
 from __future__ import annotations
 
@@ -51,14 +53,20 @@ def test_only_a_copy_that_nobody_waits_for_reads_what_the_host_wrote_later(waits
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_only_a_pinned_input_that_changes_under_its_copy_is_found(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_pinned_input_that_changes_under_its_copy_is_found(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from harness.engines.vllm.serve import copies
 
     for name in copies.METHODS:
         monkeypatch.setattr(torch.Tensor, name, getattr(torch.Tensor, name))
     monkeypatch.setattr(copies, "COPIES", [])
     copies.install("7")
-    pinned, target, copied = torch.zeros(64).pin_memory(), torch.zeros(64, device="cuda"), torch.cuda.Event()
+    pinned, target, copied = (
+        torch.zeros(64).pin_memory(),
+        torch.zeros(64, device="cuda"),
+        torch.cuda.Event(),
+    )
     for value in range(60):
         if waits:
             copied.synchronize()

@@ -63,6 +63,11 @@ except CaptureError as error:
     print(error, is_spent())
 """
     # A capture that fails leaves torch's generator unusable, so it fails in a process of its own.
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False
+    )
     assert "no graph can hold" in done.stdout and "True" in done.stdout, done.stderr[-2000:]

@@ -1,4 +1,6 @@
-"""Somebody's suite on a GPU: what the dispatcher hands out there is marked, free memory is swept before each test."""
+"""Somebody's suite on a GPU: what the dispatcher hands out there is marked, free memory is swept
+before each test.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,10 @@ PLUGIN = """
 
     def pytest_configure(config):
         register(config, SimpleNamespace(poison={poison!r}, poison_sites={sites!r}, poison_diff={diff!r}))
+"""  # noqa: E501
+"""The hooks without the plug-in of scenarios, so that this runs on a machine that has torch and
+pytest only.
 """
-"""The hooks without the plug-in of scenarios, so that this runs on a machine that has torch and pytest only."""
 
 SUITE = """
     import torch
@@ -49,7 +53,9 @@ ROWS = """
 """
 
 
-def run(pytester: pytest.Pytester, poison: str, sites: str | None = None, diff: bool = False) -> pytest.RunResult:
+def run(
+    pytester: pytest.Pytester, poison: str, sites: str | None = None, diff: bool = False
+) -> pytest.RunResult:
     pytester.makeconftest(PLUGIN.format(poison=poison, sites=sites, diff=diff))
     pytester.mkdir("tests")
     pytester.makepyfile(**{"rows": ROWS, "tests/test_rows": SUITE})
@@ -60,7 +66,9 @@ def run(pytester: pytest.Pytester, poison: str, sites: str | None = None, diff: 
 def test_unwritten_row_is_found_and_the_rest_passes(pytester: pytest.Pytester) -> None:
     done = run(pytester, "nan")
     done.assert_outcomes(passed=2, failed=1)
-    done.stdout.fnmatch_lines(["*local 'got' of test_unwritten_row*8 of 32 elements, first at [[]3, 0[]]*"])
+    done.stdout.fnmatch_lines(
+        ["*local 'got' of test_unwritten_row*8 of 32 elements, first at [[]3, 0[]]*"]
+    )
     done.stdout.fnmatch_lines(["*allocated by the code under test:", "*rows.py:4 in double_rows"])
 
 
@@ -121,7 +129,9 @@ def test_what_autograd_allocates_in_its_own_thread_is_filled(pytester: pytest.Py
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
-def test_work_of_another_stream_is_waited_for_before_it_is_judged(pytester: pytest.Pytester) -> None:
+def test_work_of_another_stream_is_waited_for_before_it_is_judged(
+    pytester: pytest.Pytester,
+) -> None:
     pytester.makeconftest(PLUGIN.format(poison="nan", sites=None, diff=False))
     pytester.makepyfile(
         late="""
@@ -149,7 +159,9 @@ def test_work_of_another_stream_is_waited_for_before_it_is_judged(pytester: pyte
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
-def test_two_runs_of_the_first_test_on_a_gpu_draw_the_same_numbers(pytester: pytest.Pytester) -> None:
+def test_two_runs_of_the_first_test_on_a_gpu_draw_the_same_numbers(
+    pytester: pytest.Pytester,
+) -> None:
     pytester.makeconftest(PLUGIN.format(poison="nan", sites=None, diff=True))
     pytester.makepyfile("""
         import torch

@@ -49,13 +49,22 @@ def test_the_scan_on_the_device_leaves_what_the_cpus_leaves() -> None:
                 table.set_clock(step, "decode")
                 table.watch("x", Slot("op", "x", limit=limit), value.to(table.device))
         for name in BUFFERS:
-            assert torch.equal(getattr(tables[0], name), getattr(tables[1], name).cpu()), (dtype, name)
+            assert torch.equal(getattr(tables[0], name), getattr(tables[1], name).cpu()), (
+                dtype,
+                name,
+            )
 
 
 def test_two_results_of_one_op_take_one_launch_and_are_told_in_the_ops_order() -> None:
     table = Table(torch.device("cuda"), 4)
     numbers = [table.slot(name, Slot("op", name, call=0)) for name in ("out", "lse")]
-    out, lse = torch.zeros(300, 777, device="cuda", dtype=torch.bfloat16), torch.zeros(300, 4, device="cuda")
+    out, lse = (
+        torch.zeros(300, 777, device="cuda", dtype=torch.bfloat16),
+        torch.zeros(300, 4, device="cuda"),
+    )
     out[299, 776] = lse[2, 1] = torch.nan
     table.scan_together([number for number in numbers if number is not None], [out, lse])
-    assert [(hit.slot.tensor, hit.index) for hit in table.hits()] == [("out", (299, 776)), ("lse", (2, 1))]
+    assert [(hit.slot.tensor, hit.index) for hit in table.hits()] == [
+        ("out", (299, 776)),
+        ("lse", (2, 1)),
+    ]

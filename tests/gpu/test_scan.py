@@ -1,4 +1,6 @@
-"""The one-pass look at a CUDA tensor finds what is not finite, and its scan is that of the same bits on a CPU."""
+"""The one-pass look at a CUDA tensor finds what is not finite, and its scan is that of the same
+bits on a CPU.
+"""
 
 from __future__ import annotations
 

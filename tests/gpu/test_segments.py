@@ -1,4 +1,6 @@
-"""A graph of two segments with an eager part between them, on a GPU: only an argument that nobody keeps is filled."""
+"""A graph of two segments with an eager part between them, on a GPU: only an argument that nobody
+keeps is filled.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ def captured(function: Callable[[], None], pool: object) -> torch.cuda.CUDAGraph
 
 
 def run(*, keeps: bool) -> torch.Tensor:
-    """y = x + 1 in the first segment, z = y * 2 in the second. Unless it `keeps` y, y is free at the break."""
+    """y = x + 1 in the first segment, z = y * 2 in the second.
+
+    Unless it `keeps` y, y is free at the break.
+    """
     pool = torch.cuda.graph_pool_handle()
     x, z = torch.full((4096,), 3.0, device="cuda"), torch.zeros(4096, device="cuda")
     held: list[torch.Tensor] = []
@@ -48,8 +53,15 @@ def run(*, keeps: bool) -> torch.Tensor:
 
 def _weak(tensor: torch.Tensor) -> torch.Tensor:
     """A float32 tensor on the memory of `tensor` [n] that does not keep it."""
-    shown = {"shape": tuple(tensor.shape), "typestr": "<f4", "data": (tensor.data_ptr(), False), "version": 3}
-    return torch.as_tensor(SimpleNamespace(__cuda_array_interface__=shown | {"strides": None}), device="cuda")
+    shown = {
+        "shape": tuple(tensor.shape),
+        "typestr": "<f4",
+        "data": (tensor.data_ptr(), False),
+        "version": 3,
+    }
+    return torch.as_tensor(
+        SimpleNamespace(__cuda_array_interface__=shown | {"strides": None}), device="cuda"
+    )
 
 
 def test_an_argument_that_a_tensor_owns_at_the_break_is_kept() -> None:

@@ -1,4 +1,6 @@
-"""One worker a GPU, in one session and among the sessions of a machine, on the GPUs that the user lets it see."""
+"""One worker a GPU, in one session and among the sessions of a machine, on the GPUs that the user
+lets it see.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,15 @@ from harness.core.cases import Case, Job
 from harness.run.runner import WorkerPool
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
-PATHS = {"PYTHONPATH": os.pathsep.join(filter(None, (str(HERE), str(ROOT), os.environ.get("PYTHONPATH"))))}
+PATHS = {
+    "PYTHONPATH": os.pathsep.join(
+        filter(None, (str(HERE), str(ROOT), os.environ.get("PYTHONPATH")))
+    )
+}
 
-pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="this machine has fewer than two GPUs")
+pytestmark = pytest.mark.skipif(
+    torch.cuda.device_count() < 2, reason="this machine has fewer than two GPUs"
+)
 
 SESSION = """
 import json
@@ -30,16 +38,24 @@ def asked(count, workers=1):
     jobs = [Job(key=str(n), case=Case(id=str(n), scenario="s", system="engine"), device="cuda") for n in range(count)]
     with WorkerPool(workers, execute="where_execute:execute") as pool:
         return [json.loads(result.reason) for result in pool.run(jobs)]
-"""
+"""  # noqa: E501
 
 
 def _uuids() -> list[str]:
-    return [str(torch.cuda.get_device_properties(index).uuid) for index in range(torch.cuda.device_count())]
+    return [
+        str(torch.cuda.get_device_properties(index).uuid)
+        for index in range(torch.cuda.device_count())
+    ]
 
 
 def _asked(count: int, workers: int, **environ: str) -> list[dict[str, Any]]:
-    jobs = [Job(key=str(n), case=Case(id=str(n), scenario="s", system="engine"), device="cuda") for n in range(count)]
-    with WorkerPool(workers, execute="where_execute:execute", environ={**os.environ, **PATHS, **environ}) as pool:
+    jobs = [
+        Job(key=str(n), case=Case(id=str(n), scenario="s", system="engine"), device="cuda")
+        for n in range(count)
+    ]
+    with WorkerPool(
+        workers, execute="where_execute:execute", environ={**os.environ, **PATHS, **environ}
+    ) as pool:
         return [json.loads(result.reason) for result in pool.run(jobs)]
 
 
@@ -63,9 +79,24 @@ def test_workers_of_xdist_never_hold_one_gpu_at_the_same_time(tmp_path: Path) ->
         for n in range(num_workers)
     )
     (tmp_path / "test_asks.py").write_text(SESSION + tests)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", str(num_workers), str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        str(num_workers),
+        str(tmp_path),
+    ]
     done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, **PATHS}, capture_output=True, text=True, check=False
+        command,
+        cwd=tmp_path,
+        env={**os.environ, **PATHS},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-1000:]
     said = [one for path in tmp_path.glob("*.json") for one in json.loads(path.read_text())]

@@ -1,4 +1,6 @@
-"""The sweep fills all that is free and nothing that lives, whatever the allocator was made to do before."""
+"""The sweep fills all that is free and nothing that lives, whatever the allocator was made to do
+before.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def _churn(rounds: int, seed: int) -> None:
     live: list[tuple[torch.Tensor, int]] = []
     for count in range(rounds):
         if draw.random() < 0.7 or not live:
-            tensor = torch.randint(0, 255, (draw.choice(SIZES[:4]),), dtype=torch.uint8, device="cuda")
+            tensor = torch.randint(
+                0, 255, (draw.choice(SIZES[:4]),), dtype=torch.uint8, device="cuda"
+            )
             live.append((tensor, _checksum(tensor)))
         else:
             live.pop(draw.randrange(len(live)))
@@ -102,7 +106,11 @@ def test_the_compiled_list_is_the_list_of_the_snapshot_through_frees_and_splits_
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuda_blocks, "CHUNK_BYTES", 1 << 40)  # One chunk a block.
-    table, draw, side = np.empty((1 << 14, 2), dtype=np.int64), random.Random(seed), torch.cuda.Stream()
+    table, draw, side = (
+        np.empty((1 << 14, 2), dtype=np.int64),
+        random.Random(seed),
+        torch.cuda.Stream(),
+    )
     assert compiled() is not None
     device, live, most_pending = torch.cuda.current_device(), [], 0
     for count in range(600):
@@ -123,7 +131,9 @@ def test_the_compiled_list_is_the_list_of_the_snapshot_through_frees_and_splits_
             num_blocks = list_chunks(device, table)[0]
             assert table[:num_blocks].tolist() == sorted(by_snapshot(device)[:, :2].tolist())
             stats = torch.cuda.memory_stats()
-            most_pending = max(most_pending, stats["active.all.current"] - stats["allocation.all.current"])
+            most_pending = max(
+                most_pending, stats["active.all.current"] - stats["allocation.all.current"]
+            )
     assert most_pending, "no block was pending free"
     assert num_blocks
 
@@ -164,24 +174,38 @@ def test_the_context_manager_works_alone() -> None:
 
 def test_live_tensors_keep_their_bytes_in_expandable_segments() -> None:
     code = "import runpy; runpy.run_path('tests/gpu/test_sweep.py')['_churn'](3000, 3)"
-    environ = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "PYTHONPATH": os.pathsep.join(
-        filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
-    )}  # fmt: skip
+    environ = {
+        **os.environ,
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+    }
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_an_allocator_that_cannot_be_read_is_refused_with_a_reason() -> None:
     code = (
-        "import torch; from harness.memory.poison.cuda_sweep import CudaSweep, UnreadableAllocator\n"
-        "try: CudaSweep()\nexcept UnreadableAllocator as e: print(e)"
+        "import torch; from harness.memory.poison.cuda_sweep import CudaSweep,"
+        " UnreadableAllocator\ntry: CudaSweep()\nexcept UnreadableAllocator as e: print(e)"
     )
-    environ = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync", "PYTHONPATH": os.pathsep.join(
-        filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
-    )}  # fmt: skip
+    environ = {
+        **os.environ,
+        "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync",
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+    }
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert "cudaMallocAsync" in done.stdout, done.stderr[-2000:]

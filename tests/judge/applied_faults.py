@@ -12,8 +12,12 @@ from harness.judge.targets.engine import EngineTarget
 from harness.memory.poison.patterns import Poison
 
 
-def findings(oracle: str, params: dict[str, Any], sites: set[str], pattern: str = "nan") -> list[Finding]:
-    """What `oracle` finds in one run of the engine under `pattern`; it must have looked at something."""
+def findings(
+    oracle: str, params: dict[str, Any], sites: set[str], pattern: str = "nan"
+) -> list[Finding]:
+    """What `oracle` finds in one run of the engine under `pattern`; it must have looked at
+    something.
+    """
     case = Case(id="case", scenario="s", system="engine", params=params, seed=7)
     assert not EngineTarget.why_not(case)
     run = EngineTarget(case).run(Poison(pattern, frozenset(sites)))
@@ -22,7 +26,9 @@ def findings(oracle: str, params: dict[str, Any], sites: set[str], pattern: str 
     return judgement.findings
 
 
-def check_caught(name: str, oracle: str, params: dict[str, Any], sites: set[str], site: str | None) -> None:
+def check_caught(
+    name: str, oracle: str, params: dict[str, Any], sites: set[str], site: str | None
+) -> None:
     """The fault `name` is seen by `oracle` while it is applied, and neither before nor after."""
     assert findings(oracle, params, sites) == []
     with inject(FAULTS.get(name)):

@@ -1,10 +1,11 @@
 """A device beside the CPU, simulated: an op on tensors of both devices fails there as on a GPU.
 
-A tensor on it is an `Elsewhere`, which holds CPU memory and says that its device is `OTHER`. Every op is run on the
-CPU memory, after a check that its tensors are on one device. As on CUDA, a tensor without dimensions, an index, and
-the source of a copy may be on the CPU.
+A tensor on it is an `Elsewhere`, which holds CPU memory and says that its device is `OTHER`. Every
+op is run on the CPU memory, after a check that its tensors are on one device. As on CUDA, a tensor
+without dimensions, an index, and the source of a copy may be on the CPU.
 
-`OTHER` is "meta", as torch knows no other device on every machine; nothing of torch's meta device is used.
+`OTHER` is "meta", as torch knows no other device on every machine; nothing of torch's meta device
+is used.
 """
 
 from __future__ import annotations
@@ -28,14 +29,19 @@ _READS = ("aten._local_scalar_dense.",)
 
 
 class Elsewhere(Tensor):
-    """A tensor on the other device. `inner` is its memory, on the CPU, with the same shape, strides and dtype."""
+    """A tensor on the other device.
+
+    `inner` is its memory, on the CPU, with the same shape, strides and dtype.
+    """
 
     inner: Tensor
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> Elsewhere:
         layout = {"strides": inner.stride(), "storage_offset": inner.storage_offset()}
-        made = Tensor._make_wrapper_subclass(cls, inner.size(), **layout, dtype=inner.dtype, device=OTHER)
+        made = Tensor._make_wrapper_subclass(
+            cls, inner.size(), **layout, dtype=inner.dtype, device=OTHER
+        )
         made.inner = inner
         return made
 
@@ -81,19 +87,32 @@ class Elsewhere(Tensor):
 def _with_tensors(index: Any) -> Any:
     if isinstance(index, tuple):
         return tuple(map(_with_tensors, index))
-    return torch.tensor(index, dtype=None if index else torch.int64) if isinstance(index, list) else index
+    return (
+        torch.tensor(index, dtype=None if index else torch.int64)
+        if isinstance(index, list)
+        else index
+    )
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run an op on the CPU memory of its tensors. Raises RuntimeError if they are on both devices."""
+    """Run an op on the CPU memory of its tensors.
+
+    Raises RuntimeError if they are on both devices.
+    """
     flat, spec = tree_flatten((args, kwargs))
     there = [one for one in flat if isinstance(one, Elsewhere)]
     name = str(func)
-    if any(one.device == OTHER and not isinstance(one, Elsewhere) for one in flat if isinstance(one, Tensor)):
+    if any(
+        one.device == OTHER and not isinstance(one, Elsewhere)
+        for one in flat
+        if isinstance(one, Tensor)
+    ):
         raise AssertionError(f"{name}: a tensor on {OTHER} has no memory; see how it was made")
     _check(name, args, [one for one in flat if isinstance(one, Tensor)])
     asked = next((one for one in flat if isinstance(one, torch.device)), None)
-    plain = [one.inner if isinstance(one, Elsewhere) else _CPU if one == OTHER else one for one in flat]
+    plain = [
+        one.inner if isinstance(one, Elsewhere) else _CPU if one == OTHER else one for one in flat
+    ]
     given, named = tree_unflatten(plain, spec)
     result = func(*given, **named)
     if name.startswith(_READS):
@@ -117,13 +136,16 @@ def _check(name: str, args: Any, tensors: list[Tensor]) -> None:
     if name.startswith(_COPIES):
         return
     if name.startswith(_INDEXED):
-        # Indices may be on the CPU, but not those of a tensor there. The values that are put are where the tensor is.
+        # Indices may be on the CPU, but not those of a tensor there. The values that are put are
+        # where the tensor is.
         tensors = [args[0], *args[2:3]] if isinstance(args[0], Elsewhere) else tensors
         tensors = [one for one in tensors if isinstance(one, Tensor)]
     sized = [one for one in tensors if one.dim() > 0]
     places = {isinstance(one, Elsewhere) for one in sized}
     if len(places) == 2:
-        shapes = [(tuple(one.shape), "there" if isinstance(one, Elsewhere) else "cpu") for one in sized]
+        shapes = [
+            (tuple(one.shape), "there" if isinstance(one, Elsewhere) else "cpu") for one in sized
+        ]
         raise RuntimeError(f"Expected all tensors to be on the same device: {name} on {shapes}")
 
 
@@ -135,7 +157,10 @@ class _Dispatch(TorchDispatchMode):
 
 
 class _Made(TorchFunctionMode):
-    """Makes tensors where Python asks for the other device: `torch.tensor` and `Tensor.to` allocate below dispatch."""
+    """Makes tensors where Python asks for the other device:
+
+    `torch.tensor` and `Tensor.to` allocate below dispatch.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -147,7 +172,11 @@ class _Made(TorchFunctionMode):
             return args[0].to(*dtypes) if dtypes else args[0]
         kwargs = {name: _CPU if _is_other(value) else value for name, value in kwargs.items()}
         made = func(*(_CPU if _is_other(one) else one for one in args), **kwargs)
-        return Elsewhere(made) if isinstance(made, Tensor) and not isinstance(made, Elsewhere) else made
+        return (
+            Elsewhere(made)
+            if isinstance(made, Tensor) and not isinstance(made, Elsewhere)
+            else made
+        )
 
 
 def _is_other(value: Any) -> bool:
@@ -157,7 +186,8 @@ def _is_other(value: Any) -> bool:
 @contextlib.contextmanager
 def other_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """While it lasts, tensors can be made on the device of the name that it gives. No gradients."""
-    # Parts of a kernel switch dispatch off because a mode costs time; then no check would see their ops.
+    # Parts of a kernel switch dispatch off because a mode costs time; then no check would see their
+    # ops.
     monkeypatch.setattr(torch._C, "_DisableTorchDispatch", contextlib.nullcontext)
     # `Module.to` puts new parameters in place of the old ones.
     monkeypatch.setattr(torch.__future__, "_overwrite_module_params_on_conversion", True)

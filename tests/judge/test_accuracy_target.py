@@ -1,4 +1,6 @@
-"""A canary asked inside a case: executed by the worker's own function, with and without a fault, and resumed."""
+"""A canary asked inside a case: executed by the worker's own function, with and without a fault,
+and resumed.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,16 @@ SCENARIOS = {scenario.name: scenario for scenario in load_scenarios(shipped_dire
 
 def small(scenario: str, task: str, **params: object) -> Case:
     """A shipped measurement with fewer questions."""
-    case = next(case for case in expand(SCENARIOS[scenario]) if case.id == f"{scenario}[accuracy={task}]")
+    case = next(
+        case for case in expand(SCENARIOS[scenario]) if case.id == f"{scenario}[accuracy={task}]"
+    )
     return case.model_copy(update={"params": case.params.model_copy(update=params)})
 
 
 def run(case: Case, fault: str | None = None, directory: Path | None = None) -> CaseResult:
-    return run_case(Job(key=case.id, case=case, fault=fault, directory=str(directory) if directory else None))
+    return run_case(
+        Job(key=case.id, case=case, fault=fault, directory=str(directory) if directory else None)
+    )
 
 
 def test_a_clean_canary_is_flat_and_its_record_is_in_the_result() -> None:
@@ -66,10 +72,13 @@ def test_an_epoch_cut_short_is_continued_and_no_question_is_asked_twice(tmp_path
     lines = (tmp_path / "whole" / FILE_NAME).read_text().splitlines(keepends=True)
     cut = tmp_path / "cut"
     cut.mkdir()
-    # The header, the first epoch, one answer of the second, and half of the next line: what a SIGKILL leaves.
+    # The header, the first epoch, one answer of the second, and half of the next line: what a
+    # SIGKILL leaves.
     (cut / FILE_NAME).write_text("".join(lines[:6]) + lines[6][:40])
     resumed = run(case, directory=cut)
-    assert resumed.verdict is Verdict.SKIP and resumed.cause == Code.POWERLESS, "four questions can show nothing"
+    assert resumed.verdict is Verdict.SKIP and resumed.cause == Code.POWERLESS, (
+        "four questions can show nothing"
+    )
     stored = read_run(cut)
     assert len(stored.results) == 8
     after = (cut / FILE_NAME).read_text().splitlines(keepends=True)
@@ -78,7 +87,9 @@ def test_an_epoch_cut_short_is_continued_and_no_question_is_asked_twice(tmp_path
     assert resumed.accuracy.grid == whole.accuracy.grid
 
 
-def test_without_lm_eval_the_case_is_skipped_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_lm_eval_the_case_is_skipped_with_the_line_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     find = importlib.util.find_spec
 
     def without_lm_eval(name: str, *rest: str) -> object:

@@ -1,4 +1,6 @@
-"""A drafter that knows the answers by heart: each draft comes true, and each of its numbers has a reference."""
+"""A drafter that knows the answers by heart: each draft comes true, and each of its numbers has a
+reference.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,13 @@ from harness.judge.targets.engine import EngineTarget
 from harness.memory.poison.patterns import Poison
 
 SMALL: dict[str, Any] = {
-    "layers": ("mla",), "kv": "fp32", "speculative_tokens": 1, "speculative": "mtp", "requests": ((5, 5), (50, 6)),
+    "layers": ("mla",),
+    "kv": "fp32",
+    "speculative_tokens": 1,
+    "speculative": "mtp",
+    "requests": ((5, 5), (50, 6)),
     "max_batched_tokens": 32,
-}  # fmt: skip
+}
 
 
 def serve(**params: Any) -> Run:
@@ -27,18 +33,24 @@ def serve(**params: Any) -> Run:
 
 
 def findings(oracle: str, run: Run) -> list[Finding]:
-    judgement = ORACLES.get(oracle).judge(Evidence(Case(id="c", scenario="s", system="engine", params=SMALL), [run]))
+    judgement = ORACLES.get(oracle).judge(
+        Evidence(Case(id="c", scenario="s", system="engine", params=SMALL), [run])
+    )
     assert judgement.looked_at
     return list(judgement.findings)
 
 
 @pytest.mark.parametrize(
-    "params", [{}, {"speculative": "eagle"}, {"graph": "full", "layers": ("window", "mla")}], ids=str
+    "params",
+    [{}, {"speculative": "eagle"}, {"graph": "full", "layers": ("window", "mla")}],
+    ids=str,
 )
 def test_each_draft_comes_true_and_agrees_with_the_reference(params: dict[str, Any]) -> None:
     run = serve(**params)
     assert run.events["drafts.all"] >= 4 and not run.events.get("drafts.none")
-    assert findings("acceptance", run) == findings("reference", run) == findings("finite", run) == []
+    assert (
+        findings("acceptance", run) == findings("reference", run) == findings("finite", run) == []
+    )
     assert any(observed.name.startswith("draft logits") for observed in run.observed)
 
 
@@ -47,7 +59,9 @@ def test_a_refused_draft_is_a_finding_with_request_step_and_layer() -> None:
         run = serve()
     assert findings("reference", run) == findings("tokens", run) == []
     found = findings("acceptance", run)[0]
-    assert found.tensor.startswith("draft of request 0 for position") and found.where.startswith("step ")
+    assert found.tensor.startswith("draft of request 0 for position") and found.where.startswith(
+        "step "
+    )
     assert found.where.endswith("layer 1") and "knows the answers by heart" in found.message
 
 
@@ -99,6 +113,8 @@ def test_broken_drafters_give_each_right_answer_and_are_caught(
     requests = {"requests": ((9, 6), (66, 5), (30, 7)), "max_batched_tokens": 40}
     with inject(FAULTS.get(fault)):
         run = serve(**requests, **params)
-    verified = [count.found == count.expected for count in run.counts if count.oracle == "acceptance"]
+    verified = [
+        count.found == count.expected for count in run.counts if count.oracle == "acceptance"
+    ]
     assert findings("tokens", run) == [] and findings(oracle, run)
     assert round(sum(verified) / len(verified), 4) == share

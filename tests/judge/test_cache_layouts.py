@@ -1,4 +1,6 @@
-"""Memory beside the pages of a cache is poisoned and guarded, and a write into it names the page."""
+"""Memory beside the pages of a cache is poisoned and guarded, and a write into it names the
+page.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def judged(case: Case, *patterns: str) -> list[Finding]:
 
 
 def writing_at(op: str, offset: int) -> str:
-    """The name of a kernel of `op` that is right, and also changes the element at `offset` of the allocation."""
+    """The name of a kernel of `op` that is right, and also changes the element at `offset` of the
+    allocation.
+    """
     right = KERNELS.get(f"{op}/{KERNEL[op]}")
     position = 2 if op == "write_kv" else 1
 
@@ -73,7 +77,9 @@ DECODES = [
 
 @pytest.mark.parametrize("kernel", DECODES)
 def test_each_decode_kernel_is_right_with_blocks_of_a_manager(kernel: str) -> None:
-    case = case_of("mla_decode", kernel=kernel, layout="manager_blocks", seq_lens=[0, 1, 64, 130, 300])
+    case = case_of(
+        "mla_decode", kernel=kernel, layout="manager_blocks", seq_lens=[0, 1, 64, 130, 300]
+    )
     assert judged(case, "nan", "zeros", "max") == []
 
 
@@ -90,16 +96,22 @@ def test_each_decode_kernel_is_right_with_blocks_of_a_manager(kernel: str) -> No
 def test_one_element_written_beside_the_pages_is_found_and_its_neighbour_named(
     op: str, layout: str, offset: int, place: str
 ) -> None:
-    (finding,) = judged(case_of(op, kernel=writing_at(op, offset), layout=layout, kv="fp32"), "nan", "zeros")[:1]
+    (finding,) = judged(
+        case_of(op, kernel=writing_at(op, offset), layout=layout, kv="fp32"), "nan", "zeros"
+    )[:1]
     assert finding.oracle == "sentinel" and finding.site == "kv.neighbor"
-    assert finding.message.startswith(f"memory beside kv_cache was written, but must not change: {place}: 1 of")
+    assert finding.message.startswith(
+        f"memory beside kv_cache was written, but must not change: {place}: 1 of"
+    )
 
 
 def test_one_element_written_into_the_last_page_of_the_last_layer_is_found() -> None:
     # The end of the allocation lies behind the last page of the kernel's layer.
     pages = len(inputs.mla_decode(case_of("mla_decode").params, 7).kv_cache)  # type: ignore[arg-type]
     kernel = writing_at("mla_decode", pages * 3 * PAGE - 1)
-    (finding,) = judged(case_of("mla_decode", kernel=kernel, layout="block_major", kv="fp32"), "nan")
+    (finding,) = judged(
+        case_of("mla_decode", kernel=kernel, layout="block_major", kv="fp32"), "nan"
+    )
     assert f"page {pages - 1} of layer 2" in finding.message
 
 
@@ -111,7 +123,10 @@ def test_one_element_written_into_the_slot_of_another_request_names_slot_and_pag
     kernel = writing_at("write_kv", offset)
     changed = case.model_copy(update={"params": case.params.model_copy(update={"kernel": kernel})})
     (finding,) = judged(changed, "nan")
-    assert finding.site == "kv.free" and f"must not change: slot {other} of page 1: " in finding.message
+    assert (
+        finding.site == "kv.free"
+        and f"must not change: slot {other} of page 1: " in finding.message
+    )
 
 
 @pytest.mark.parametrize("op", READERS)
@@ -137,12 +152,16 @@ def test_memory_beside_the_pages_is_friendly_where_its_site_is_not_poisoned(op: 
     raw = getattr(inputs, op)(case_of(op, layout="block_major").params, 7)
     spec = replace(find_kernel(op, KERNEL[op]))
     given, _ = prepared(raw, Setting(spec, Poison("nan", EVERY_SITE - {"kv.neighbor"}), 7, "cpu"))
-    assert not any(bool(memory.any()) for memory in neighbors(given.kv_cache, "block_major").values())
+    assert not any(
+        bool(memory.any()) for memory in neighbors(given.kv_cache, "block_major").values()
+    )
 
 
 def test_a_large_pool_is_placed_without_its_gaps_and_copied_dense() -> None:
     raw = inputs.mla_decode(case_of("mla_decode", layout="large", kv="fp8_e4m3").params, 7)  # type: ignore[arg-type]
-    given, kept = prepared(raw, Setting(find_kernel("mla_decode", "tiled"), Poison("nan", EVERY_SITE), 7, "cpu"))
+    given, kept = prepared(
+        raw, Setting(find_kernel("mla_decode", "tiled"), Poison("nan", EVERY_SITE), 7, "cpu")
+    )
     assert given.kv_cache.untyped_storage().nbytes() > 2**31
     assert kept.kv_cache.untyped_storage().nbytes() == raw.kv_cache.numel()
     assert placed(given.kv_cache, "cpu") is given.kv_cache

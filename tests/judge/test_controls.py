@@ -1,4 +1,6 @@
-"""Negative controls: what looks like corruption and is none fools no oracle, while the corruption beside it is seen."""
+"""Negative controls: what looks like corruption and is none fools no oracle, while the corruption
+beside it is seen.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,14 @@ ALL = set(SITES.names())
 PADDED_RANK = {"dp_rank_tokens": 100, "num_experts": 4}
 
 
-def served(params: dict[str, Any], sites: set[str] = ALL, patterns: tuple[str, ...] = ("nan", "zeros")) -> Evidence:
+def served(
+    params: dict[str, Any], sites: set[str] = ALL, patterns: tuple[str, ...] = ("nan", "zeros")
+) -> Evidence:
     values = {"layers": ("mla",), "requests": REQUESTS, **params}
     case = Case(id="case", scenario="s", system="engine", params=values, seed=5)
-    return Evidence(case, [EngineTarget(case).run(Poison(pattern, frozenset(sites))) for pattern in patterns])
+    return Evidence(
+        case, [EngineTarget(case).run(Poison(pattern, frozenset(sites))) for pattern in patterns]
+    )
 
 
 def fires(oracle: str, evidence: Evidence) -> bool:
@@ -54,14 +60,24 @@ def test_a_prefix_read_from_the_cache_may_round_otherwise(oracle: str) -> None:
 
 
 @pytest.mark.parametrize("free_list", ["fifo", "lifo"])
-def test_blocks_that_change_hands_unzeroed_are_no_finding_where_the_kernel_selects(free_list: str) -> None:
-    evidence = served({"num_blocks": 6, "epochs": 3, "free_list": free_list, "max_num_seqs": 2}, {"kv.new", "kv.tail"})
-    assert not any(fires(oracle, evidence) for oracle in ("finite", "sentinel", "reference", "non_interference"))
+def test_blocks_that_change_hands_unzeroed_are_no_finding_where_the_kernel_selects(
+    free_list: str,
+) -> None:
+    evidence = served(
+        {"num_blocks": 6, "epochs": 3, "free_list": free_list, "max_num_seqs": 2},
+        {"kv.new", "kv.tail"},
+    )
+    assert not any(
+        fires(oracle, evidence)
+        for oracle in ("finite", "sentinel", "reference", "non_interference")
+    )
 
 
 @pytest.mark.parametrize("quantize", ["fp8_per_token", "mxfp8"])
 @pytest.mark.parametrize("oracle", ["finite", "reference", "non_interference", "distinct_experts"])
-def test_padding_of_a_rank_is_no_finding_where_no_scale_spans_rows(oracle: str, quantize: str) -> None:
+def test_padding_of_a_rank_is_no_finding_where_no_scale_spans_rows(
+    oracle: str, quantize: str
+) -> None:
     with inject(FAULTS.get("scale.dp-padding-in-amax")):
         assert not fires(oracle, served(PADDED_RANK | {"quantize": quantize}))
 
@@ -71,12 +87,15 @@ def test_a_scale_over_padding_is_not_blamed_on_routing() -> None:
     with inject(FAULTS.get("scale.dp-padding-in-amax")):
         assert fires("finite", served(params, {"dp.pad_rows"}))
         assert not fires("finite", served(params, ALL - {"dp.pad_rows"}))
-        # Routing was accused first in sgl-project/sglang#26133, and does what it should, even of what NaN it is given.
+        # Routing was accused first in sgl-project/sglang#26133, and does what it should, even of
+        # what NaN it is given.
         assert not fires("distinct_experts", served(params, {"router.ids", "router.weights"}))
 
 
 def test_experts_that_change_with_rounding_are_no_finding() -> None:
-    fine, coarse = ({"num_experts": 4, "quantize": quantize} for quantize in ("none", "fp8_per_token"))
+    fine, coarse = (
+        {"num_experts": 4, "quantize": quantize} for quantize in ("none", "fp8_per_token")
+    )
     assert not fires("distinct_experts", served(fine))
     assert not fires("distinct_experts", served(coarse))
     assert not fires("reference", served(coarse))

@@ -1,4 +1,6 @@
-"""Corrupted calls: planted kernels that clamp, fail without a name, or fall over are told from kernels that check."""
+"""Corrupted calls: planted kernels that clamp, fail without a name, or fall over are told from
+kernels that check.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def judged(corrupt: str, name: str = "tiled", **changes: Any) -> CaseResult:
     params = KERNEL_PARAMS["mla_decode"](kernel=name, corrupt=corrupt, **{**SMALL, **changes})
     poison = PoisonPlan(patterns=("nan",), sites=tuple(SITES.names()))
     names = {"id": "case", "scenario": "s", "system": "kernel", "op": "mla_decode", "seed": 7}
-    return run_case(Job(key="k", case=Case(**names, params=params, poison=poison, oracles=("rejects",))))
+    return run_case(
+        Job(key="k", case=Case(**names, params=params, poison=poison, oracles=("rejects",)))
+    )
 
 
 def clamped(q: Any, kv_cache: Any, block_table: Any, seq_lens: Any, **more: Any) -> Any:
@@ -66,20 +70,33 @@ def spoiling(q: Any, kv_cache: Any, block_table: Any, seq_lens: Any, **more: Any
 
 
 def no_third_head(q: Any, *rest: Any, **more: Any) -> Any:
-    """An error without the name of the argument, for a number of heads that it does not say it refuses."""
+    """An error without the name of the argument, for a number of heads that it does not say it
+    refuses.
+    """
     if q.shape[2] == 3:
         raise ValueError("an odd batch")
     return mla_decode(q, *rest, **more)
 
 
 def right_merge(
-    prefix_out: Any, prefix_lse: Any, suffix_out: Any, suffix_lse: Any, *, num_tokens_with_context: Any
+    prefix_out: Any,
+    prefix_lse: Any,
+    suffix_out: Any,
+    suffix_lse: Any,
+    *,
+    num_tokens_with_context: Any,
 ) -> Any:
     """A slice clamps a count past the end."""
     out, lse, n = suffix_out.clone(), suffix_lse.clone(), slice(0, num_tokens_with_context)
-    prefix, suffix = (one[:, n].float().masked_fill(one[:, n].isinf(), -torch.inf) for one in (prefix_lse, suffix_lse))
+    prefix, suffix = (
+        one[:, n].float().masked_fill(one[:, n].isinf(), -torch.inf)
+        for one in (prefix_lse, suffix_lse)
+    )
     total = torch.logaddexp(prefix, suffix)
-    sides = (((prefix - total).exp().T[..., None], prefix_out[n]), ((suffix - total).exp().T[..., None], suffix_out[n]))
+    sides = (
+        ((prefix - total).exp().T[..., None], prefix_out[n]),
+        ((suffix - total).exp().T[..., None], suffix_out[n]),
+    )
     merged = sum(torch.where(weight > 0, values.float() * weight, 0.0) for weight, values in sides)
     out[n], lse[:, n] = merged.to(out.dtype), total
     return out, lse
@@ -118,7 +135,9 @@ def test_a_planted_kernel_is_found(function: Callable[..., Any], corrupt: str, c
     with KERNELS.scoped(spec):
         result = judged(corrupt, "planted")
         assert result.verdict is Verdict.FAIL, result.reason
-        assert {(finding.oracle, finding.cause) for finding in result.findings} == {("rejects", cause)}
+        assert {(finding.oracle, finding.cause) for finding in result.findings} == {
+            ("rejects", cause)
+        }
         # The same kernel is right where nothing is corrupted that it depends on.
         assert judged("lengths-int64", "planted").cause == Code.CORRECT
 
@@ -144,7 +163,7 @@ PLUGIN: dict[str, Any] = {"origin": "my_kernel.py", "checks": "nothing"}
         (no_third_head, "heads-3", {"shapes": shapes_of({"num_heads": [2]})}),
     ],
 )
-def test_what_a_call_that_breaks_the_contract_came_to_is_a_note_for_a_plug_in_that_promises_no_checks(
+def test_what_a_call_that_breaks_the_contract_came_to_is_a_note_for_a_plug_in_that_promises_no_checks(  # noqa: E501
     function: Callable[..., Any], corrupt: str, more: dict[str, Any]
 ) -> None:
     with KERNELS.scoped(KernelSpec("mla_decode", "planted", "planted", function, **PLUGIN, **more)):
@@ -154,8 +173,12 @@ def test_what_a_call_that_breaks_the_contract_came_to_is_a_note_for_a_plug_in_th
     assert result.reason.startswith("undefined by contract") and ADVICE in result.reason
 
 
-@pytest.mark.parametrize(("function", "corrupt"), [(masked, "scores-below-mask"), (no_third_head, "heads-3")])
-def test_a_legal_call_is_judged_whatever_a_plug_in_promises(function: Callable[..., Any], corrupt: str) -> None:
+@pytest.mark.parametrize(
+    ("function", "corrupt"), [(masked, "scores-below-mask"), (no_third_head, "heads-3")]
+)
+def test_a_legal_call_is_judged_whatever_a_plug_in_promises(
+    function: Callable[..., Any], corrupt: str
+) -> None:
     with KERNELS.scoped(KernelSpec("mla_decode", "planted", "planted", function, **PLUGIN)):
         assert judged(corrupt, "planted").verdict is Verdict.FAIL
 
@@ -165,7 +188,10 @@ def test_a_plan_that_a_plug_in_is_not_given_hides_no_finding() -> None:
         result = judged("all", "planted")
         assert [finding.tensor for finding in result.findings] == ["kv_cache"], result.reason
         alone = judged("plan-of-fewer-requests", "planted")
-        assert (alone.verdict, alone.cause) == (Verdict.SKIP, Code.UNSUPPORTED) and "without a plan" in alone.reason
+        assert (alone.verdict, alone.cause) == (
+            Verdict.SKIP,
+            Code.UNSUPPORTED,
+        ) and "without a plan" in alone.reason
     with KERNELS.scoped(KernelSpec("mla_decode", "planted", "planted", mla_decode, **PLUGIN)):
         result = judged("all", "planted")
         assert result.verdict is Verdict.PASS
@@ -177,10 +203,14 @@ def refusing(*_: Any, **__: Any) -> Any:
 
 
 def broken(*_: Any, **__: Any) -> Any:
-    raise AttributeError("module 'torch' has no attribute 'emty'; seq_lens, q, kv_cache, block_table")
+    raise AttributeError(
+        "module 'torch' has no attribute 'emty'; seq_lens, q, kv_cache, block_table"
+    )
 
 
-def test_a_kernel_that_does_not_take_the_call_uncorrupted_is_judged_by_that_and_by_no_corruption() -> None:
+def test_a_kernel_that_does_not_take_the_call_uncorrupted_is_judged_by_that_and_by_no_corruption() -> (  # noqa: E501
+    None
+):
     with KERNELS.scoped(KernelSpec("mla_decode", "planted", "planted", refusing, **PLUGIN)):
         result = judged("all", "planted")
         assert (result.verdict, result.cause) == (Verdict.SKIP, Code.KERNEL_REFUSED)
@@ -188,7 +218,9 @@ def test_a_kernel_that_does_not_take_the_call_uncorrupted_is_judged_by_that_and_
     with KERNELS.scoped(KernelSpec("mla_decode", "planted", "planted", broken, **PLUGIN)):
         result = judged("all", "planted")
         assert result.verdict is Verdict.CRASH
-        assert [(finding.cause, finding.error) for finding in result.findings] == [(Code.RAISED, "AttributeError")]
+        assert [(finding.cause, finding.error) for finding in result.findings] == [
+            (Code.RAISED, "AttributeError")
+        ]
 
 
 @pytest.mark.parametrize("op", ["merge_attn_states", "quantize_fp8", "map_indices"])
@@ -199,11 +231,17 @@ def test_a_right_kernel_that_checks_nothing_passes_the_corrupted_calls_of_its_op
         result = run_case(Job(key="k", case=case))
         assert result.verdict is Verdict.PASS, result.reason
         assert "undefined by contract" in result.reason and ADVICE in result.reason
-    with KERNELS.scoped(KernelSpec(op, "right", "right", RIGHT[op], origin="my_kernel.py", checks="arguments")):
-        assert run_case(Job(key="k", case=case)).verdict is Verdict.FAIL, "it promised to check, and does not"
+    with KERNELS.scoped(
+        KernelSpec(op, "right", "right", RIGHT[op], origin="my_kernel.py", checks="arguments")
+    ):
+        assert run_case(Job(key="k", case=case)).verdict is Verdict.FAIL, (
+            "it promised to check, and does not"
+        )
 
 
-@pytest.mark.parametrize(("checks", "verdict"), [("values", Verdict.CRASH), ("arguments", Verdict.PASS)])
+@pytest.mark.parametrize(
+    ("checks", "verdict"), [("values", Verdict.CRASH), ("arguments", Verdict.PASS)]
+)
 def test_a_failure_of_the_device_is_a_crash_where_an_error_is_promised(
     monkeypatch: pytest.MonkeyPatch, checks: Checks, verdict: Verdict
 ) -> None:
@@ -214,23 +252,34 @@ def test_a_failure_of_the_device_is_a_crash_where_an_error_is_promised(
         assert judged("query-strided", "planted").verdict is Verdict.CRASH
 
 
-def test_a_device_that_fails_in_a_call_that_is_not_judged_hides_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_fails_in_a_call_that_is_not_judged_hides_no_finding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     spec = KernelSpec("mla_decode", "planted", "planted", masked)
     num_judged = sum(one.is_judged(spec) for one in corruptions("mla_decode").values())
     fail_on_the_device(monkeypatch, after=1 + num_judged)
     with KERNELS.scoped(spec):
         result = judged("all", "planted")
-    assert [finding.tensor for finding in result.findings] == ["kv_cache"] and result.verdict is Verdict.FAIL
+    assert [finding.tensor for finding in result.findings] == [
+        "kv_cache"
+    ] and result.verdict is Verdict.FAIL
 
 
 def fail_on_the_device(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    """From now on the device does so many launches, and fails in the next. The first is not corrupted."""
+    """From now on the device does so many launches, and fails in the next.
+
+    The first is not corrupted.
+    """
     launches = iter(range(after))
 
     def fails(spec: KernelSpec, *call: Any) -> Any:
         if next(launches, None) is not None:
             return invoke(spec, *call)
-        raise KernelError("planted failed on the device: CUDA error", cause=Code.DEVICE, kernel="mla_decode/planted")
+        raise KernelError(
+            "planted failed on the device: CUDA error",
+            cause=Code.DEVICE,
+            kernel="mla_decode/planted",
+        )
 
     monkeypatch.setattr(corrupted_calls, "invoke", fails)
 
@@ -240,8 +289,12 @@ def test_an_unknown_corruption_is_an_error_with_the_nearest_name() -> None:
     assert result.verdict is Verdict.ERROR and "did you mean 'entry-past-cache'" in result.reason
 
 
-@pytest.mark.parametrize("scenario", [one for one in SCENARIOS if one.device == "any"], ids=lambda one: one.name)
-def test_each_reference_kernel_is_right_or_refuses_with_the_name_of_the_argument(scenario: Any) -> None:
+@pytest.mark.parametrize(
+    "scenario", [one for one in SCENARIOS if one.device == "any"], ids=lambda one: one.name
+)
+def test_each_reference_kernel_is_right_or_refuses_with_the_name_of_the_argument(
+    scenario: Any,
+) -> None:
     for case in expand(scenario):
         result = run_case(Job(key="k", case=case))
         assert result.verdict is Verdict.PASS, result.reason

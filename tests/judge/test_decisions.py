@@ -1,4 +1,6 @@
-"""The runs of the engine under test part on near ties only, and a wrong choice is a finding that names the decision."""
+"""The runs of the engine under test part on near ties only, and a wrong choice is a finding that
+names the decision.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from harness.judge.targets.engine import EngineTarget
 from harness.kernels.torch import decode, index
 from harness.memory.poison.patterns import Poison
 
-# The decode of a sound kernel of three pieces made 7 of 640 logits differ by 1.66 times the bound: rounding decided a
-# tie of the sparse selection, in these requests, with these weights and prompts.
+# The decode of a sound kernel of three pieces made 7 of 640 logits differ by 1.66 times the bound:
+# rounding decided a tie of the sparse selection, in these requests, with these weights and prompts.
 FLIPPED: dict[str, Any] = {
     "kv": "fp32",
     "quantize": "mxfp8",
@@ -45,7 +47,13 @@ def case(params: dict[str, Any], seed: int = SEED) -> Case:
     oracles = ("finite", "sentinel", "reference", "non_interference", "cold_warm")
     poison = PoisonPlan(patterns=("nan", "inf"), sites=tuple(SITES.names()))
     return Case(
-        id="case", scenario="s", system="engine", params=FLIPPED | params, seed=seed, oracles=oracles, poison=poison
+        id="case",
+        scenario="s",
+        system="engine",
+        params=FLIPPED | params,
+        seed=seed,
+        oracles=oracles,
+        poison=poison,
     )
 
 
@@ -75,17 +83,23 @@ def test_sound_variants_pass_the_case_in_which_a_tie_was_decided_differently(num
     assert found.looked_at["cold_warm"] > 0
 
 
-def test_a_sound_kernel_of_three_pieces_passes_in_which_it_was_accused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sound_kernel_of_three_pieces_passes_in_which_it_was_accused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     three_pieces(monkeypatch)
     found = [run_case(Job(key="case", case=case({}, seed))) for seed in (SEED, *range(6))]
     assert [result.verdict for result in found] == [Verdict.PASS] * 7
 
 
 def parted() -> Run:
-    return EngineTarget(case({"decode_kernel": "sound-3"})).run(Poison("nan", frozenset(SITES.names())))
+    return EngineTarget(case({"decode_kernel": "sound-3"})).run(
+        Poison("nan", frozenset(SITES.names()))
+    )
 
 
-def test_a_divergence_within_rounding_is_a_note_and_less_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_divergence_within_rounding_is_a_note_and_less_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     three_pieces(monkeypatch)
     for seed in (SEED, *range(40)):
         run = EngineTarget(case({}, seed)).run(Poison("nan", frozenset(SITES.names())))
@@ -94,7 +108,10 @@ def test_a_divergence_within_rounding_is_a_note_and_less_is_looked_at(monkeypatc
             continue
         judgement = ORACLES.get("cold_warm").judge(Evidence(case({}), [run]))
         assert judgement.findings == [] and "compared up to there" in judgement.notes[0]
-        assert judgement.looked_at == int(pair.live.sum()) * pair.first.shape[1] + pair.divergence.num_compared
+        assert (
+            judgement.looked_at
+            == int(pair.live.sum()) * pair.first.shape[1] + pair.divergence.num_compared
+        )
         return
     pytest.fail("no seed had a tie, so nothing was tested")
 
@@ -109,19 +126,30 @@ def test_a_selection_of_the_worst_tokens_in_the_second_epoch_names_the_decision(
         return best(-logits if calls[0] > 7 else logits, lengths, before)
 
     monkeypatch.setattr(index, "take_topk", worst_later)
-    run = EngineTarget(case({"dummy_steps": False, "flush": False})).run(Poison("zeros", frozenset()))
+    run = EngineTarget(case({"dummy_steps": False, "flush": False})).run(
+        Poison("zeros", frozenset())
+    )
     (pair,) = [pair for pair in run.pairs if pair.oracle == "cold_warm"]
-    assert pair.divergence is not None and calls[0] == 13, "seven calls, then six: a call with new shapes runs twice"
+    assert pair.divergence is not None and calls[0] == 13, (
+        "seven calls, then six: a call with new shapes runs twice"
+    )
     findings = ORACLES.get("cold_warm").judge(Evidence(case({}), [run])).findings
-    assert any(found.cause == Code.DIVERGED and "selection of layer 0" in found.message for found in findings)
+    assert any(
+        found.cause == Code.DIVERGED and "selection of layer 0" in found.message
+        for found in findings
+    )
 
 
 def test_another_device_compares_runs_up_to_the_divergence() -> None:
     run = parted()
-    (first, *_) = run.observed[0].decisions
+    first, *_ = run.observed[0].decisions
     run.observed = run.observed[:1]
-    later = dataclasses.replace(first, tokens=[*first.tokens[:2], 127 - first.tokens[2], *first.tokens[3:]])
-    moved = dataclasses.replace(run.observed[0], tensor=run.observed[0].tensor.clone(), decisions=(later,))
+    later = dataclasses.replace(
+        first, tokens=[*first.tokens[:2], 127 - first.tokens[2], *first.tokens[3:]]
+    )
+    moved = dataclasses.replace(
+        run.observed[0], tensor=run.observed[0].tensor.clone(), decisions=(later,)
+    )
     moved.tensor[3:] += 1
     other = dataclasses.replace(run, pattern="zeros", observed=[moved])
     oracle = ORACLES.get("non_interference")

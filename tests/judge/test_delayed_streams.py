@@ -1,4 +1,6 @@
-"""A kernel behind a held producer: work that waits for no event is found by the pair, sound kernels are silent."""
+"""A kernel behind a held producer: work that waits for no event is found by the pair, sound kernels
+are silent.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class Device:
     ) -> tuple[Tensor, ...]:
         error = "" if in_order else self._error
         if error == "leaves":
-            return tuple(torch.full_like(one, float("nan"), dtype=torch.float32) for one in function())
+            return tuple(
+                torch.full_like(one, float("nan"), dtype=torch.float32) for one in function()
+            )
         run = after if error == "rewrites" and after is not None else function
         found: Any = run() if error == "reads" else None
         for source, target in copies:
@@ -77,7 +81,10 @@ def test_a_kernel_that_does_not_wait_is_named_with_the_producer_of_each_input(na
     outcome = judge(Evidence(case, [Run("nan", moved=[found])]))
     first = next(one for one in outcome.findings if one.oracle == "ordered")
     assert first.site is None and first.where == "" and first.cause == "unordered: write and read"
-    assert f"the producer of {first.tensor} on stream producer" in first.message and case.op in first.message
+    assert (
+        f"the producer of {first.tensor} on stream producer" in first.message
+        and case.op in first.message
+    )
 
 
 def test_outputs_that_come_after_their_reader_are_named_alone() -> None:
@@ -89,7 +96,10 @@ def test_outputs_that_come_after_their_reader_are_named_alone() -> None:
 def test_host_memory_that_changes_before_its_copy_is_named_with_the_next_call() -> None:
     case, found = moved("merge-kernel", "rewrites")
     (finding,) = ordered(Evidence(case, [Run("nan", moved=[found])])).findings
-    assert finding.tensor == "host memory of the kernel" and finding.cause == "unordered: read and write"
+    assert (
+        finding.tensor == "host memory of the kernel"
+        and finding.cause == "unordered: read and write"
+    )
     assert "a copy of merge_attn_states/torch on stream caller" in finding.message
     assert "the next call of merge_attn_states/torch on stream host" in finding.message
 
@@ -107,5 +117,10 @@ def test_a_kernel_that_is_wrong_in_the_right_order_too_is_no_finding_of_order() 
 
 def test_delayed_streams_need_a_gpu_and_room_for_copies() -> None:
     case = case_of("merge-kernel")
-    delayed = case.model_copy(update={"params": case.params.model_copy(update={"streams": "delayed"})})
-    assert "needs a GPU" in KernelTarget.why_not(delayed) and KernelTarget.why_not(delayed, "cuda") == ""
+    delayed = case.model_copy(
+        update={"params": case.params.model_copy(update={"streams": "delayed"})}
+    )
+    assert (
+        "needs a GPU" in KernelTarget.why_not(delayed)
+        and KernelTarget.why_not(delayed, "cuda") == ""
+    )

@@ -1,4 +1,6 @@
-"""The reference is the dense float64 model, and follows the engine's experts only where scores are tied."""
+"""The reference is the dense float64 model, and follows the engine's experts only where scores are
+tied.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from harness.judge.dense_reference import DenseReference
 
 
 def made(num_experts: int) -> tuple[CausalLM, list[Sequence]]:
-    config = model_config(EngineParams(layers=("mla",), num_experts=num_experts, requests=((5, 3), (2, 4))))
+    config = model_config(
+        EngineParams(layers=("mla",), num_experts=num_experts, requests=((5, 3), (2, 4)))
+    )
     model = CausalLM(config).reset_parameters(0).eval().requires_grad_(False)
     sequences = []
     for request, (prompt, count) in enumerate([(5, 3), (2, 4)]):
@@ -63,7 +67,10 @@ def test_experts_that_are_not_tied_are_the_reference_own() -> None:
     model, sequences = made(num_experts=4)
     own = DenseReference(model, 0.0).judged(sequences, {})[0]
     assert distance(own, dense(model.double(), sequences)) < 1e-9
-    assert distance(own, DenseReference(model, 0.0).judged(sequences, choices(sequences, [0, 1]))[0]) < 1e-9
+    assert (
+        distance(own, DenseReference(model, 0.0).judged(sequences, choices(sequences, [0, 1]))[0])
+        < 1e-9
+    )
 
 
 def test_tied_experts_are_the_engines() -> None:

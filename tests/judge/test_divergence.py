@@ -1,4 +1,6 @@
-"""Two runs are compared up to the decision on which they part, and the margin tells whether rounding explains it."""
+"""Two runs are compared up to the decision on which they part, and the margin tells whether
+rounding explains it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def decisions(
     below: tuple[float, float] = (0.01, 0.02),
     token_below: float = 0.0,
 ) -> Decisions:
-    """A request with a prompt of two tokens, one sparse layer and one router; four positions in the cache."""
+    """A request with a prompt of two tokens, one sparse layer and one router; four positions in the
+    cache.
+    """
     return Decisions(
         request=0,
         num_prompt_tokens=2,
@@ -56,7 +60,11 @@ def test_rows_from_the_position_of_the_decision_on_are_left_out(position: int, r
 def test_the_first_decision_is_named_layers_before_the_token_of_their_position() -> None:
     other = decisions(SELECTED, changed(EXPERTS, 2, [0, 3]), [5, 9, 7])
     divergence = BASE.divergence(other)
-    assert divergence is not None and divergence.what == "router at position 2 takes 3, not 1" and divergence.row == 1
+    assert (
+        divergence is not None
+        and divergence.what == "router at position 2 takes 3, not 1"
+        and divergence.row == 1
+    )
     both = decisions(changed(SELECTED, 2, [0, 9]), changed(EXPERTS, 2, [0, 3]), [5, 9, 7])
     divergence = BASE.divergence(both)
     assert divergence is not None and divergence.what.startswith("selection at position 2")

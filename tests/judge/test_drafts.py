@@ -1,4 +1,6 @@
-"""Guesses of a drafter that a graph makes, beside the guesses from the eager step; and drafts that are partly right."""
+"""Guesses of a drafter that a graph makes, beside the guesses from the eager step; and drafts that
+are partly right.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,21 @@ from harness.judge.run_records import Evidence
 from harness.judge.targets.engine import EngineTarget
 from harness.memory.poison.patterns import Poison
 
-GRAPH: dict[str, Any] = {"layers": ("mla",), "graph": "full", "drafter": True, "requests": ((5, 5), (30, 4))}
+GRAPH: dict[str, Any] = {
+    "layers": ("mla",),
+    "graph": "full",
+    "drafter": True,
+    "requests": ((5, 5), (30, 4)),
+}
 PARTLY: dict[str, Any] = {
-    "layers": ("mla",), "kv": "fp32", "requests": ((64, 3), (64, 7), (64, 7)), "chains": ("a", "a", "a"),
-    "arrivals": (0, 4, 9), "speculative_tokens": 3, "happens": ("drafts.some", "drafts.all"),
-}  # fmt: skip
+    "layers": ("mla",),
+    "kv": "fp32",
+    "requests": ((64, 3), (64, 7), (64, 7)),
+    "chains": ("a", "a", "a"),
+    "arrivals": (0, 4, 9),
+    "speculative_tokens": 3,
+    "happens": ("drafts.some", "drafts.all"),
+}
 
 
 def findings(oracle: str, params: dict[str, Any]) -> list[Finding]:
@@ -36,14 +48,20 @@ def test_replayed_guesses_equal_the_eager_ones() -> None:
 
 
 @pytest.mark.parametrize("late", ["hidden", "tokens"])
-def test_a_copy_behind_the_replay_is_a_finding_of_the_guess(monkeypatch: pytest.MonkeyPatch, late: str) -> None:
+def test_a_copy_behind_the_replay_is_a_finding_of_the_guess(
+    monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
     replay = Drafter.replay
 
     def copies_late(drafter: Drafter, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         size = len(hidden)
         given = {"hidden": drafter._static[:size].clone(), "tokens": drafter._tokens[:size].clone()}
         guessed = replay(
-            drafter, *(given[name] if name == late else now for name, now in (("hidden", hidden), ("tokens", tokens)))
+            drafter,
+            *(
+                given[name] if name == late else now
+                for name, now in (("hidden", hidden), ("tokens", tokens))
+            ),
         )
         drafter._static[:size], drafter._tokens[:size] = hidden, tokens
         return guessed
@@ -54,16 +72,25 @@ def test_a_copy_behind_the_replay_is_a_finding_of_the_guess(monkeypatch: pytest.
 
 
 def test_partly_right_drafts_give_the_dense_models_answers() -> None:
-    assert findings("reference", PARTLY) == findings("tokens", PARTLY) == findings("policy", PARTLY) == []
+    assert (
+        findings("reference", PARTLY)
+        == findings("tokens", PARTLY)
+        == findings("policy", PARTLY)
+        == []
+    )
 
 
 def test_a_last_draft_that_is_kept_though_wrong_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     right = speculation.confirmed
-    monkeypatch.setattr(engine, "confirmed", lambda drafts, tokens: right(drafts[:2] + tokens[2:3], tokens))
+    monkeypatch.setattr(
+        engine, "confirmed", lambda drafts, tokens: right(drafts[:2] + tokens[2:3], tokens)
+    )
     assert findings("reference", PARTLY | {"happens": ()})
 
 
-def test_a_last_draft_that_is_refused_though_right_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_last_draft_that_is_refused_though_right_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     right = speculation.confirmed
     monkeypatch.setattr(engine, "confirmed", lambda drafts, tokens: right(drafts, tokens)[:3])
     assert findings("policy", PARTLY | {"happens": ()})

@@ -1,4 +1,6 @@
-"""The engine gives the dense model's logits, whatever memory nobody wrote holds, however it batches and captures."""
+"""The engine gives the dense model's logits, whatever memory nobody wrote holds, however it batches
+and captures.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,21 @@ from harness.memory.poison.patterns import Poison
 EVERY_SITE = frozenset(SITES.names())
 REQUESTS = ((5, 6), (70, 5), (17, 7), (130, 4))
 HYBRID = ("kda", "mla")
-BOUNDED = {"requests": REQUESTS, "capture_sizes": (3, 4), "max_batched_tokens": 64, "context_chunk": 40}
+BOUNDED = {
+    "requests": REQUESTS,
+    "capture_sizes": (3, 4),
+    "max_batched_tokens": 64,
+    "context_chunk": 40,
+}
 
 
 def case(**params: Any) -> Case:
     return Case(id="case", scenario="s", system="engine", params={**BOUNDED, **params}, seed=3)
 
 
-def serve(sites: frozenset[str] = EVERY_SITE, pattern: str = "nan", strict: bool = False, **params: Any) -> Run:
+def serve(
+    sites: frozenset[str] = EVERY_SITE, pattern: str = "nan", strict: bool = False, **params: Any
+) -> Run:
     return EngineTarget(case(**params)).run(Poison(pattern, sites, strict=strict, seed=5))
 
 
@@ -54,8 +63,19 @@ COMBINATIONS = [
     {"graph": "full"},
     {"graph": "full", "capture": "lazy", "kv": "fp8_e4m3"},
     {"graph": "full", "layers": HYBRID},
-    {"layers": ("kda", "mla", "mla", "kda"), "kv": "fp8_e4m3", "decode_kernel": "tiled-multiply", "num_blocks": 9},
-    {"graph": "full", "capture": "lazy", "layers": HYBRID, "decode_kernel": "tiled-multiply", "epochs": 2},
+    {
+        "layers": ("kda", "mla", "mla", "kda"),
+        "kv": "fp8_e4m3",
+        "decode_kernel": "tiled-multiply",
+        "num_blocks": 9,
+    },
+    {
+        "graph": "full",
+        "capture": "lazy",
+        "layers": HYBRID,
+        "decode_kernel": "tiled-multiply",
+        "epochs": 2,
+    },
     {"num_experts": 6},
     {"graph": "full", "num_experts": 6, "kv": "fp32", "layers": HYBRID},
     {"graph": "full", "quantize": "fp8_per_tensor"},
@@ -69,7 +89,9 @@ COMBINATIONS = [
 ]
 
 
-@pytest.mark.parametrize("params", COMBINATIONS, ids=lambda params: ",".join(f"{k}={v}" for k, v in params.items()))
+@pytest.mark.parametrize(
+    "params", COMBINATIONS, ids=lambda params: ",".join(f"{k}={v}" for k, v in params.items())
+)
 def test_a_poisoned_run_keeps_every_promise(params: dict[str, Any]) -> None:
     run = serve(**params)
     oracles = ["finite", "sentinel", "reference"]
@@ -81,8 +103,20 @@ def test_a_poisoned_run_keeps_every_promise(params: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "params",
     [
-        {"graph": "full", "quantize": "fp8_per_tensor", "num_experts": 4, "drafter": True, "dummy_steps": True},
-        {"layers": HYBRID, "graph": "full", "capture": "lazy", "decode_kernel": "tiled-multiply", "num_blocks": 9},
+        {
+            "graph": "full",
+            "quantize": "fp8_per_tensor",
+            "num_experts": 4,
+            "drafter": True,
+            "dummy_steps": True,
+        },
+        {
+            "layers": HYBRID,
+            "graph": "full",
+            "capture": "lazy",
+            "decode_kernel": "tiled-multiply",
+            "num_blocks": 9,
+        },
     ],
     ids=["experts", "hybrid"],
 )
@@ -98,7 +132,9 @@ def test_live_logits_have_the_same_bits_under_every_poison(params: dict[str, Any
 def test_the_same_case_gives_the_same_bits_and_another_seed_gives_others() -> None:
     first, again = logits(serve(graph="full")), logits(serve(graph="full"))
     assert torch.equal(first, again)
-    other = EngineTarget(case(graph="full").model_copy(update={"seed": 4})).run(Poison("nan", EVERY_SITE))
+    other = EngineTarget(case(graph="full").model_copy(update={"seed": 4})).run(
+        Poison("nan", EVERY_SITE)
+    )
     assert not torch.equal(first, logits(other))
 
 
@@ -111,7 +147,9 @@ def test_each_epoch_gives_the_same_bits_as_long_as_batches_are_alike() -> None:
 
 def test_preemption_does_not_show_in_the_logits() -> None:
     # Six usable blocks for requests that need eight at their ends.
-    run = serve(num_blocks=8, requests=((60, 20), (62, 20), (61, 20), (60, 20)), kv="fp32", layers=HYBRID)
+    run = serve(
+        num_blocks=8, requests=((60, 20), (62, 20), (61, 20), (60, 20)), kv="fp32", layers=HYBRID
+    )
     assert judge("reference", run) == []
 
 
@@ -130,7 +168,15 @@ def test_graph_runs_show_every_replay_beside_its_eager_twin_and_every_input_of_i
     assert all(int(step.live.sum()) <= step.replayed.shape[0] for step in run.replays)
     assert any(int(step.live.sum()) < step.replayed.shape[0] for step in run.replays)
     names = {binding.name.partition(" of ")[0] for binding in run.bindings}
-    assert names >= {"hidden", "positions", "slot_mapping", "block_table", "seq_lens", "plan.work", "plan.num_splits"}
+    assert names >= {
+        "hidden",
+        "positions",
+        "slot_mapping",
+        "block_table",
+        "seq_lens",
+        "plan.work",
+        "plan.num_splits",
+    }
     assert {b.site for b in run.bindings if b.name.startswith("plan.")} == {"sched_meta"}
     assert all(step.replayed.data_ptr() != step.eager.data_ptr() for step in run.replays)
 
@@ -147,7 +193,9 @@ def test_the_null_block_is_guarded() -> None:
 
 
 def test_there_is_no_case_whose_rank_kernels_cannot_tell() -> None:
-    with pytest.raises(ValidationError, match="kv_lora_rank 24 is not the largest power of two below"):
+    with pytest.raises(
+        ValidationError, match="kv_lora_rank 24 is not the largest power of two below"
+    ):
         case(kv_lora_rank=24)
 
 
@@ -157,16 +205,22 @@ def test_there_is_no_case_whose_pool_is_too_small() -> None:
         case(num_blocks=4)
 
 
-def test_an_error_that_the_engine_raises_is_a_crash_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_the_engine_raises_is_a_crash_with_its_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Scheduler, "_fits", lambda self, sequence, count: count // 0)
     result = run_case(Job(key="k", case=case().model_copy(update={"oracles": ("finite",)})))
     assert result.verdict is Verdict.CRASH
     assert result.reason.startswith("the engine raised ZeroDivisionError: ")
-    assert result.findings[0].at.startswith("scheduler.py:") and "_schedule_running" in result.findings[0].at
+    assert (
+        result.findings[0].at.startswith("scheduler.py:")
+        and "_schedule_running" in result.findings[0].at
+    )
 
 
 @pytest.mark.parametrize(
-    ("error", "verdict"), [(InputError("too long"), Verdict.ERROR), (torch.OutOfMemoryError("full"), Verdict.SKIP)]
+    ("error", "verdict"),
+    [(InputError("too long"), Verdict.ERROR), (torch.OutOfMemoryError("full"), Verdict.SKIP)],
 )
 def test_a_refusal_and_a_full_memory_are_no_crash_of_the_engine(
     monkeypatch: pytest.MonkeyPatch, error: Exception, verdict: Verdict
@@ -175,7 +229,10 @@ def test_a_refusal_and_a_full_memory_are_no_crash_of_the_engine(
         raise error
 
     monkeypatch.setattr(Scheduler, "_fits", refuse)
-    assert run_case(Job(key="k", case=case().model_copy(update={"oracles": ("finite",)}))).verdict is verdict
+    assert (
+        run_case(Job(key="k", case=case().model_copy(update={"oracles": ("finite",)}))).verdict
+        is verdict
+    )
 
 
 def test_an_error_of_a_probe_that_watches_the_engine_is_none_of_the_engine() -> None:
@@ -185,7 +242,9 @@ def test_an_error_of_a_probe_that_watches_the_engine_is_none_of_the_engine() -> 
         EngineTarget(case()).run_traced(Poison("zeros", frozenset()), broken)
 
 
-@pytest.mark.parametrize("params", [{}, {"graph": "full"}, {"prefix_caching": True, "epochs": 2}, {"layers": HYBRID}])
+@pytest.mark.parametrize(
+    "params", [{}, {"graph": "full"}, {"prefix_caching": True, "epochs": 2}, {"layers": HYBRID}]
+)
 def test_no_request_and_no_block_is_lost(params: dict[str, Any]) -> None:
     found = serve(**params)
     assert [judge(oracle, found) for oracle in ("conserved", "tokens")] == [[], []]
@@ -199,16 +258,27 @@ def test_a_block_that_is_not_freed_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     assert any("free blocks after the last request" in message for message in found)
 
 
-def test_a_request_past_the_length_it_was_admitted_with_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_past_the_length_it_was_admitted_with_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Sequence, "max_length", property(lambda self: self.num_prompt_tokens))
-    assert any(message.startswith("requests past the length") for message in judge("conserved", serve()))
+    assert any(
+        message.startswith("requests past the length") for message in judge("conserved", serve())
+    )
 
 
 def test_a_request_that_gets_too_few_tokens_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Sequence, "is_finished", property(lambda self: self.num_generated_tokens >= 3))
-    assert any(message.startswith("tokens of request 0: 3, not 6") for message in judge("conserved", serve()))
+    monkeypatch.setattr(
+        Sequence, "is_finished", property(lambda self: self.num_generated_tokens >= 3)
+    )
+    assert any(
+        message.startswith("tokens of request 0: 3, not 6")
+        for message in judge("conserved", serve())
+    )
 
 
 def test_a_token_that_is_not_the_largest_logit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.engine.engine.greedy_tokens", lambda logits: logits.topk(2).indices[:, 1])
+    monkeypatch.setattr(
+        "harness.engine.engine.greedy_tokens", lambda logits: logits.topk(2).indices[:, 1]
+    )
     assert "tokens are not the largest logit" in judge("tokens", serve())[0]

@@ -22,13 +22,17 @@ def tokenizer() -> Tokenizer:
 
 
 class EchoEngine:
-    """Continues each prompt by a script: prompt text -> the tokens that it gives, one a step, then end of sequence."""
+    """Continues each prompt by a script: prompt text -> the tokens that it gives, one a step, then
+    end of sequence.
+    """
 
     vocab_size = 257
     eos_token_id = EOS
     max_length = 40
 
-    def __init__(self, tokenizer: Tokenizer, script: dict[str, list[int]], not_finite: set[str] | None = None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, script: dict[str, list[int]], not_finite: set[str] | None = None
+    ) -> None:
         self.tokenizer, self.script, self.not_finite = tokenizer, script, not_finite or set()
         self.live: dict[int, tuple[str, list[int]]] = {}
         self.finished: list[int] = []
@@ -44,15 +48,22 @@ class EchoEngine:
 
     def step(self) -> Iterable[tuple[int, int, bool]]:
         self.num_steps += 1
-        return [(n, tokens.pop(0), prompt not in self.not_finite) for n, (prompt, tokens) in self.live.items()]
+        return [
+            (n, tokens.pop(0), prompt not in self.not_finite)
+            for n, (prompt, tokens) in self.live.items()
+        ]
 
     def finish(self, request: int) -> None:
         self.finished.append(request)
         del self.live[request]
 
 
-def answers(engine: EchoEngine, prompts: list[str], stop: tuple[str, ...] = (), max_tokens: int = 30) -> list[Answer]:
-    backend = EngineBackend(engine, engine.tokenizer, Identity("toy", "engine", "float32", "sha256:00"))
+def answers(
+    engine: EchoEngine, prompts: list[str], stop: tuple[str, ...] = (), max_tokens: int = 30
+) -> list[Answer]:
+    backend = EngineBackend(
+        engine, engine.tokenizer, Identity("toy", "engine", "float32", "sha256:00")
+    )
     return backend.generate(prompts, max_tokens=max_tokens, stop=stop)
 
 
@@ -60,8 +71,14 @@ def ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return list(tokenizer.encode(text).ids)
 
 
-def test_answers_end_at_the_end_of_sequence_at_a_stop_string_or_at_the_limit(tokenizer: Tokenizer) -> None:
-    script = {"a": ids(tokenizer, "yes"), "b": ids(tokenizer, "noQuestion: x"), "c": ids(tokenizer, "z" * 50)}
+def test_answers_end_at_the_end_of_sequence_at_a_stop_string_or_at_the_limit(
+    tokenizer: Tokenizer,
+) -> None:
+    script = {
+        "a": ids(tokenizer, "yes"),
+        "b": ids(tokenizer, "noQuestion: x"),
+        "c": ids(tokenizer, "z" * 50),
+    }
     engine = EchoEngine(tokenizer, script)
     found = answers(engine, ["a", "b", "c"], stop=("Question:",))
     assert [(answer.text, answer.finish, answer.num_tokens) for answer in found] == [
@@ -74,7 +91,9 @@ def test_answers_end_at_the_end_of_sequence_at_a_stop_string_or_at_the_limit(tok
 
 
 @pytest.mark.parametrize("stop", ["Q:", "\n", "ende", "grün", "é", " \t"])
-def test_a_stop_string_is_seen_at_its_last_token_whatever_it_ends_in(tokenizer: Tokenizer, stop: str) -> None:
+def test_a_stop_string_is_seen_at_its_last_token_whatever_it_ends_in(
+    tokenizer: Tokenizer, stop: str
+) -> None:
     engine = EchoEngine(tokenizer, {"p": ids(tokenizer, f"abc{stop}xyz")})
     (answer,) = answers(engine, ["p"], stop=("never", stop))
     assert (answer.text, answer.finish) == ("abc", "stop")
@@ -93,18 +112,28 @@ def test_logits_that_are_not_finite_and_tokens_outside_the_vocabulary_mark_an_an
 ) -> None:
     script = {"a": ids(tokenizer, "5"), "b": [*ids(tokenizer, "6"), 999], "c": ids(tokenizer, "7")}
     found = answers(EchoEngine(tokenizer, script, not_finite={"a"}), ["a", "b", "c"])
-    assert [(answer.text, answer.had_invalid_tokens) for answer in found] == [("5", True), ("6", True), ("7", False)]
+    assert [(answer.text, answer.had_invalid_tokens) for answer in found] == [
+        ("5", True),
+        ("6", True),
+        ("7", False),
+    ]
 
 
-def test_bytes_that_are_no_text_mark_an_answer_invalid_unless_the_limit_cut_a_character(tokenizer: Tokenizer) -> None:
+def test_bytes_that_are_no_text_mark_an_answer_invalid_unless_the_limit_cut_a_character(
+    tokenizer: Tokenizer,
+) -> None:
     euro = ids(tokenizer, "€")
     script = {"a": [*euro[:2], *ids(tokenizer, "x")], "b": [*ids(tokenizer, "y"), *euro]}
     found = answers(EchoEngine(tokenizer, script), ["a", "b"], max_tokens=3)
     assert [answer.had_invalid_tokens for answer in found] == [True, False]
 
 
-def test_a_prompt_longer_than_the_engine_takes_is_unanswered_and_the_others_are_not(tokenizer: Tokenizer) -> None:
-    engine = EchoEngine(tokenizer, {"a": ids(tokenizer, "1"), "b" * 35: ids(tokenizer, "123456789")})
+def test_a_prompt_longer_than_the_engine_takes_is_unanswered_and_the_others_are_not(
+    tokenizer: Tokenizer,
+) -> None:
+    engine = EchoEngine(
+        tokenizer, {"a": ids(tokenizer, "1"), "b" * 35: ids(tokenizer, "123456789")}
+    )
     long, short, cut = answers(engine, ["x" * 40, "a", "b" * 35])
     assert long.unanswered == "the prompt has 40 tokens, the engine takes 39"
     assert short.text == "1"
@@ -112,7 +141,9 @@ def test_a_prompt_longer_than_the_engine_takes_is_unanswered_and_the_others_are_
 
 
 def test_an_interrupted_call_leaves_no_request_in_the_engine(tokenizer: Tokenizer) -> None:
-    engine = EchoEngine(tokenizer, {"a": [], "b": ids(tokenizer, "long"), "c": ids(tokenizer, "longer")})
+    engine = EchoEngine(
+        tokenizer, {"a": [], "b": ids(tokenizer, "long"), "c": ids(tokenizer, "longer")}
+    )
 
     def interrupt(position: int, answer: Answer) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,6 @@
-"""Faults of the engine: each shows where it should, only on its own memory, and is gone afterwards."""
+"""Faults of the engine: each shows where it should, only on its own memory, and is gone
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,33 @@ from .applied_faults import check_caught, check_silent, findings  # type: ignore
 
 PADDED = {"graph": "full", "capture_sizes": (4,), "requests": ((9, 6), (70, 5), (20, 4))}
 EXPERTS = PADDED | {"num_experts": 4, "quantize": "fp8_per_tensor"}
-HYBRID = {"layers": ("kda", "mla"), "decode_kernel": "tiled-multiply", "requests": ((9, 4), (70, 5))}
+HYBRID = {
+    "layers": ("kda", "mla"),
+    "decode_kernel": "tiled-multiply",
+    "requests": ((9, 4), (70, 5)),
+}
 MIXED = {
-    "layers": ("window", "mla"), "window": 20, "kv": "fp8_e4m3", "window_kv": "bf16", "decode_kernel": "tiled-multiply",
+    "layers": ("window", "mla"),
+    "window": 20,
+    "kv": "fp8_e4m3",
+    "window_kv": "bf16",
+    "decode_kernel": "tiled-multiply",
     "requests": ((130, 4), (5, 3)),
-}  # fmt: skip
-LEFT = {"prefix_caching": True, "shared_prefix": 64, "requests": ((70, 2), (69, 3)), "cancelled": (0,)}
+}
+LEFT = {
+    "prefix_caching": True,
+    "shared_prefix": 64,
+    "requests": ((70, 2), (69, 3)),
+    "cancelled": (0,),
+}
 SPARSE = {"layers": ("sparse", "mla"), "requests": ((9, 4), (100, 3)), "max_batched_tokens": 30}
 WARM = {"layers": ("mla",), "prefix_caching": True, "epochs": 2, "requests": ((70, 2), (90, 2))}
-CHUNKED = {"layers": ("mla",), "context_chunk": 24, "max_batched_tokens": 40, "requests": ((5, 4), (73, 2), (17, 3))}
+CHUNKED = {
+    "layers": ("mla",),
+    "context_chunk": 24,
+    "max_batched_tokens": 40,
+    "requests": ((5, 4), (73, 2), (17, 3)),
+}
 FRESH_SHORTER = {"layers": ("mla",), "max_batched_tokens": 48, "requests": ((70, 2), (17, 3))}
 FRESH_LONGER = FRESH_SHORTER | {"requests": ((53, 2), (60, 3))}
 PADDED_RANK = {"quantize": "fp8_per_tensor", "dp_rank_tokens": 40, "requests": ((9, 2),)}
@@ -36,12 +56,24 @@ DUMMY = {"dummy_steps": True, "requests": ((9, 3), (20, 2))}
 # fault, oracle, params, sites that are poisoned, site that a finding names
 CAUGHT = [
     ("graph.fresh-plan-each-step", "address", PADDED | {"kv": "fp8_e4m3"}, set(), "sched_meta"),
-    ("graph.fresh-plan-each-step", "replay", PADDED | {"kv": "fp8_e4m3"}, {"sched_meta"}, "sched_meta"),
+    (
+        "graph.fresh-plan-each-step",
+        "replay",
+        PADDED | {"kv": "fp8_e4m3"},
+        {"sched_meta"},
+        "sched_meta",
+    ),
     ("graph.plan-in-warmup-only", "replay", PADDED | {"capture": "lazy"}, set(), "sched_meta"),
     ("kv.skip-zero-new-blocks", "finite", HYBRID, {"kv.new"}, None),
     ("graph.padded-rows-in-amax", "finite", EXPERTS, {"output"}, None),
     ("router.int64-ids", "finite", EXPERTS, {"router.ids"}, None),
-    ("router.int64-ids", "finite", EXPERTS | {"zero_fill_output": True}, {"router.ids", "output"}, None),
+    (
+        "router.int64-ids",
+        "finite",
+        EXPERTS | {"zero_fill_output": True},
+        {"router.ids", "output"},
+        None,
+    ),
     ("write_kv.slot-zero-for-padding", "sentinel", DUMMY, {"kv.null"}, "kv.null"),
     ("write_kv.slot-zero-for-padding", "sentinel", DUMMY, set(), "kv.null"),
     ("write_kv.slot-zero-for-padding", "sentinel", DUMMY | PADDED, {"kv.null"}, "kv.null"),
@@ -52,10 +84,28 @@ CAUGHT = [
     ("batch.prefills-by-tokens", "reference", FRESH_SHORTER, set(), None),
     ("batch.prefills-by-tokens", "reference", FRESH_SHORTER | {"context_chunk": 24}, set(), None),
     ("router.minus-one-from-the-end", "reference", EXPERTS | {"expert_ranks": 2}, set(), None),
-    ("scale.unwritten-fp4-padding", "finite", {"quantize": "mxfp8", "requests": ((9, 2),)}, {"scale.blocks"}, None),
+    (
+        "scale.unwritten-fp4-padding",
+        "finite",
+        {"quantize": "mxfp8", "requests": ((9, 2),)},
+        {"scale.blocks"},
+        None,
+    ),
     ("scale.dp-padding-in-amax", "finite", PADDED_RANK, {"dp.pad_rows"}, None),
-    ("scale.sentinel-never-replaced", "reference", {"kv": "fp8_e4m3", "requests": ((9, 3),)}, set(), None),
-    ("graph.shared-pool-overwrite", "sentinel", PADDED | {"drafter": True}, {"graph.pool"}, "graph.pool"),
+    (
+        "scale.sentinel-never-replaced",
+        "reference",
+        {"kv": "fp8_e4m3", "requests": ((9, 3),)},
+        set(),
+        None,
+    ),
+    (
+        "graph.shared-pool-overwrite",
+        "sentinel",
+        PADDED | {"drafter": True},
+        {"graph.pool"},
+        "graph.pool",
+    ),
     ("graph.weak-eager-results", "replay", PARTS, {"graph.pool"}, "graph.pool"),
     ("graph.bridge-outgrown", "replay", PARTS, {"graph.pool"}, "graph.pool"),
     ("graph.weak-segment-output", "replay", PARTS, {"graph.pool"}, "graph.pool"),
@@ -67,7 +117,13 @@ CAUGHT = [
     ("sparse.padding-overwrites-prefill", "reference", SPARSE, set(), None),
     ("sparse.topk-from-unwritten", "finite", SPARSE, {"sparse.topk", "kv.null"}, None),
     ("index.block-ids-clipped", "reference", HYBRID | {"num_blocks": 7}, set(), None),
-    ("kv.null-block-unchecked", "sentinel", HYBRID | {"num_blocks": 5, "free_list": "lifo"}, set(), "kv.null"),
+    (
+        "kv.null-block-unchecked",
+        "sentinel",
+        HYBRID | {"num_blocks": 5, "free_list": "lifo"},
+        set(),
+        "kv.null",
+    ),
 ]
 
 
@@ -78,7 +134,8 @@ def test_a_fault_is_caught_while_it_is_applied_and_only_then(
     check_caught(name, oracle, params, sites, site)
 
 
-# What cures a fault, or memory that it does not touch: the oracle stays silent although the fault is applied.
+# What cures a fault, or memory that it does not touch: the oracle stays silent although the fault
+# is applied.
 SILENT = [
     ("merge.lse-base-2", "cold_warm", WARM, set()),
     ("context.rank-without-kv-lse-zero", "reference", CHUNKED, set()),
@@ -88,7 +145,12 @@ SILENT = [
     # Wrong numbers, but numbers: nothing that nobody wrote is read.
     ("batch.prefills-by-tokens", "finite", FRESH_SHORTER, {"context.output", "context.lse"}),
     ("router.minus-one-from-the-end", "reference", EXPERTS, set()),
-    ("router.unmasked-padding-ids", "reference", EXPERTS | {"route_kernel": "torch"}, {"router.ids"}),
+    (
+        "router.unmasked-padding-ids",
+        "reference",
+        EXPERTS | {"route_kernel": "torch"},
+        {"router.ids"},
+    ),
     ("scale.dp-padding-in-amax", "finite", PADDED_RANK | {"dp_rank_tokens": 0}, {"dp.pad_rows"}),
     ("scale.dp-padding-in-amax", "finite", PADDED_RANK, {"graph.pad_rows", "output"}),
     ("scale.sentinel-never-replaced", "reference", {"requests": ((9, 3),)}, set()),
@@ -97,7 +159,12 @@ SILENT = [
     ("graph.padded-rows-in-amax", "finite", EXPERTS, {"router.ids", "kv.new", "workspace", "lse"}),
     ("graph.padded-rows-in-amax", "finite", EXPERTS | {"zero_fill_output": True}, {"output"}),
     ("graph.padded-rows-in-amax", "finite", EXPERTS | {"quantize": "fp8_per_token"}, {"output"}),
-    ("graph.padded-rows-in-amax", "finite", EXPERTS | {"quantize_kernel": "torch-fmax"}, {"output"}),
+    (
+        "graph.padded-rows-in-amax",
+        "finite",
+        EXPERTS | {"quantize_kernel": "torch-fmax"},
+        {"output"},
+    ),
     ("graph.padded-rows-in-amax", "finite", EXPERTS | {"capture_sizes": (1, 2, 3)}, {"output"}),
     ("router.int64-ids", "finite", EXPERTS, {"output", "kv.new", "workspace", "graph.pad_rows"}),
     ("router.int64-ids", "finite", EXPERTS | {"zero_fill_output": True}, set()),
@@ -111,8 +178,18 @@ SILENT = [
     ("kv.zero-gate-by-exact-type", "finite", MIXED | {"decode_kernel": "tiled"}, {"kv.new"}),
     ("prefix.hit-before-written", "finite", LEFT | {"cancelled": ()}, {"kv.new"}),
     ("window.evicted-blocks-in-table", "finite", MIXED | {"decode_kernel": "tiled"}, {"kv.free"}),
-    ("sparse.padding-overwrites-prefill", "reference", SPARSE | {"max_batched_tokens": 120}, {"sparse.topk"}),
-    ("verify.nan-row-to-vocab-size", "finite", PADDED | {"drafter": True, "speculative_tokens": 1}, {"kv.free"}),
+    (
+        "sparse.padding-overwrites-prefill",
+        "reference",
+        SPARSE | {"max_batched_tokens": 120},
+        {"sparse.topk"},
+    ),
+    (
+        "verify.nan-row-to-vocab-size",
+        "finite",
+        PADDED | {"drafter": True, "speculative_tokens": 1},
+        {"kv.free"},
+    ),
     ("kv.null-block-unchecked", "sentinel", HYBRID | {"num_blocks": 30}, set()),
 ]
 
@@ -166,5 +243,8 @@ def test_an_id_of_padding_that_nobody_masked_is_looked_up_all_the_same() -> None
     case = Case(id="case", scenario="s", system="engine", params=params, seed=7)
     strict = Poison("nan", frozenset({"router.ids"}), strict=True)
     EngineTarget(case).run(strict)
-    with inject(FAULTS.get("router.unmasked-padding-ids")), pytest.raises(IllegalAddress, match="expert ids"):
+    with (
+        inject(FAULTS.get("router.unmasked-padding-ids")),
+        pytest.raises(IllegalAddress, match="expert ids"),
+    ):
         EngineTarget(case).run(strict)

@@ -1,4 +1,6 @@
-"""Prefix caching, windows, sparse layers and drafts in a serving run: right answers, whatever memory nobody wrote."""
+"""Prefix caching, windows, sparse layers and drafts in a serving run: right answers, whatever
+memory nobody wrote.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ from harness.judge.targets.engine import EngineTarget
 from harness.memory.poison.patterns import Poison
 
 EVERY_SITE = frozenset(SITES.names())
-SMALL: dict[str, Any] = {"requests": ((5, 4), (70, 4), (130, 3)), "max_batched_tokens": 64, "layers": ("mla",)}
+SMALL: dict[str, Any] = {
+    "requests": ((5, 4), (70, 4), (130, 3)),
+    "max_batched_tokens": 64,
+    "layers": ("mla",),
+}
 
 
 def case(**params: Any) -> Case:
@@ -38,20 +44,56 @@ def judge(oracle: str, *runs: Run) -> list[Finding]:
 FEATURES = [
     {"layers": ("window", "mla"), "window": 1},
     {"layers": ("window", "mla"), "window": 64, "kv": "fp32", "graph": "full"},
-    {"layers": ("window",), "window": 100, "speculative_tokens": 2, "decode_kernel": "tiled-multiply"},
-    {"layers": ("window", "kda", "mla"), "window_kv": "fp8_e4m3", "decode_kernel": "tiled-multiply", "num_blocks": 12},
+    {
+        "layers": ("window",),
+        "window": 100,
+        "speculative_tokens": 2,
+        "decode_kernel": "tiled-multiply",
+    },
+    {
+        "layers": ("window", "kda", "mla"),
+        "window_kv": "fp8_e4m3",
+        "decode_kernel": "tiled-multiply",
+        "num_blocks": 12,
+    },
     {"layers": ("sparse", "mla"), "index_topk": 5, "kv": "fp32"},
     {"layers": ("sparse", "sparse"), "index_topk": 200, "graph": "full", "capture": "lazy"},
-    {"layers": ("sparse",), "speculative_tokens": 1, "graph": "full", "num_experts": 4, "epochs": 2},
-    {"speculative_tokens": 3, "graph": "full", "zero_fill_output": True, "quantize": "fp8_per_tensor", "epochs": 2},
-    {"prefix_caching": True, "epochs": 2, "num_experts": 4, "layers": ("sparse", "mla"), "kv": "fp8_e4m3"},
-    {"prefix_caching": True, "epochs": 2, "speculative_tokens": 2, "graph": "full", "drafter": True},
+    {
+        "layers": ("sparse",),
+        "speculative_tokens": 1,
+        "graph": "full",
+        "num_experts": 4,
+        "epochs": 2,
+    },
+    {
+        "speculative_tokens": 3,
+        "graph": "full",
+        "zero_fill_output": True,
+        "quantize": "fp8_per_tensor",
+        "epochs": 2,
+    },
+    {
+        "prefix_caching": True,
+        "epochs": 2,
+        "num_experts": 4,
+        "layers": ("sparse", "mla"),
+        "kv": "fp8_e4m3",
+    },
+    {
+        "prefix_caching": True,
+        "epochs": 2,
+        "speculative_tokens": 2,
+        "graph": "full",
+        "drafter": True,
+    },
     {"prefix_caching": True, "num_blocks": 6, "epochs": 2, "free_list": "lifo", "cancelled": (1,)},
 ]
 
 
 @pytest.mark.parametrize("params", FEATURES, ids=str)
-def test_a_feature_gives_the_dense_models_answers_whatever_memory_holds(params: dict[str, Any]) -> None:
+def test_a_feature_gives_the_dense_models_answers_whatever_memory_holds(
+    params: dict[str, Any],
+) -> None:
     poisoned, friendly = serve(**params), serve(pattern="zeros", **params)
     for oracle in ("finite", "sentinel", "reference"):
         assert judge(oracle, poisoned) == []
@@ -60,7 +102,12 @@ def test_a_feature_gives_the_dense_models_answers_whatever_memory_holds(params: 
 
 @pytest.mark.parametrize("graph", ["none", "full"])
 def test_no_layer_looks_up_a_padded_table_entry(graph: str) -> None:
-    params = {"layers": ("window", "sparse"), "graph": graph, "capture_sizes": (4,), "speculative_tokens": 1}
+    params = {
+        "layers": ("window", "sparse"),
+        "graph": graph,
+        "capture_sizes": (4,),
+        "speculative_tokens": 1,
+    }
     run = EngineTarget(case(**params)).run(Poison("nan", EVERY_SITE, strict=True))
     assert judge("reference", run) == []
 
@@ -75,7 +122,9 @@ def test_warm_answers_and_those_after_a_flush_are_compared_with_the_first() -> N
     ]
 
 
-def test_a_flush_that_leaves_the_hashes_behind_is_caught_by_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flush_that_leaves_the_hashes_behind_is_caught_by_flush(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(BlockPool, "flush", lambda self: list(self.free_blocks))
     assert judge("flush", serve(prefix_caching=True, flush=True))
 
@@ -122,7 +171,9 @@ def test_rejected_drafts_are_judged_too() -> None:
         ({"speculative_tokens": 2, "max_batched_tokens": 2}, "verifies 3 tokens"),
     ],
 )
-def test_of_parameters_that_no_engine_can_serve_there_is_no_case(params: dict[str, Any], reason: str) -> None:
+def test_of_parameters_that_no_engine_can_serve_there_is_no_case(
+    params: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(ValidationError, match=reason):
         case(**params)
 

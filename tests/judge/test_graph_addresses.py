@@ -1,4 +1,6 @@
-"""A graph's plan is stale if the graph read another one, or none at all where its parts do not read it for it."""
+"""A graph's plan is stale if the graph read another one, or none at all where its parts do not read
+it for it.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def planned() -> Batch:
         (None, True, False),
     ],
 )
-def test_a_whole_graph_that_holds_no_plan_read_a_stale_one(read: Tensor | None, in_parts: bool, is_stale: bool) -> None:
+def test_a_whole_graph_that_holds_no_plan_read_a_stale_one(
+    read: Tensor | None, in_parts: bool, is_stale: bool
+) -> None:
     model: Any = SimpleNamespace(kernels=SimpleNamespace(workspace=None))
     addresses = GraphAddresses(model, EngineParams(graph="breakable" if in_parts else "full"))
     graph: Any = SimpleNamespace(tensor_at=lambda address: read)

@@ -1,4 +1,6 @@
-"""Kernels in captured graphs and in repeated launches: right ones pass, and each kind of wrong one is seen."""
+"""Kernels in captured graphs and in repeated launches: right ones pass, and each kind of wrong one
+is seen.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,21 @@ Wrapped = Any
 
 
 def case(**params: Any) -> Case:
-    given = {"kernel": "tiled", "num_heads": 2, "seq_lens": (3, 0, 65, 130), "planned": False, **params}
+    given = {
+        "kernel": "tiled",
+        "num_heads": 2,
+        "seq_lens": (3, 0, 65, 130),
+        "planned": False,
+        **params,
+    }
     return Case(id="case", scenario="s", system="kernel", op="mla_decode", params=given, seed=3)
 
 
 def run(**params: Any) -> Run:
     with keeping_output_sites():  # as in a job
-        return KernelTarget(case(**params)).run(Poison("nan", frozenset({"output", "lse", "kv.tail", "workspace"})))
+        return KernelTarget(case(**params)).run(
+            Poison("nan", frozenset({"output", "lse", "kv.tail", "workspace"}))
+        )
 
 
 def messages(oracle: str, found: Run) -> list[str]:
@@ -44,7 +54,11 @@ def replaced(wrapper: Wrapped) -> Iterator[None]:
 
     def wrapped(spec: KernelSpec) -> Any:
         kernel = load(spec)
-        return functools.wraps(kernel)(functools.partial(wrapper, kernel)) if spec.op == "mla_decode" else kernel
+        return (
+            functools.wraps(kernel)(functools.partial(wrapper, kernel))
+            if spec.op == "mla_decode"
+            else kernel
+        )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KernelSpec, "load", wrapped)
@@ -55,7 +69,9 @@ def replaced(wrapper: Wrapped) -> Iterator[None]:
 def test_kernels_that_read_their_inputs_in_each_replay_are_right(kernel: str) -> None:
     found = run(kernel=kernel, graph="full", launches=3, planned=True)
     assert found.error is None
-    assert [messages(oracle, found) for oracle in ("replay", "repeats", "reference", "sentinel")] == [[]] * 4
+    assert [
+        messages(oracle, found) for oracle in ("replay", "repeats", "reference", "sentinel")
+    ] == [[]] * 4
 
 
 @pytest.fixture
@@ -68,7 +84,9 @@ def equal_values(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_graph_with_the_lengths_of_its_capture_is_seen() -> None:
     kept: list[torch.Tensor] = []
 
-    def lengths_of_the_capture(function: Any, q: Any, cache: Any, table: Any, seq_lens: Any, **keywords: Any) -> Any:
+    def lengths_of_the_capture(
+        function: Any, q: Any, cache: Any, table: Any, seq_lens: Any, **keywords: Any
+    ) -> Any:
         # The second call is the capture; the graph then reads the copy.
         if len(kept) < 2:
             kept.append(seq_lens.clone())
@@ -120,7 +138,9 @@ def test_entries_past_the_pages_of_a_request_are_as_the_case_says(entries: str) 
         target = KernelTarget(case(table_entries=entries))
         assert target.run(Poison("nan", frozenset({"block_table.pad"}))).error is None
     spare, blocks = int(seen[0][1, -1]), 1 + 6 + 4 + 1
-    assert {"filled": spare == blocks - 1, "zero": spare == 0, "out_of_range": spare >= blocks}[entries]
+    assert {"filled": spare == blocks - 1, "zero": spare == 0, "out_of_range": spare >= blocks}[
+        entries
+    ]
 
 
 def test_a_scale_of_the_call_before_is_seen() -> None:

@@ -1,4 +1,6 @@
-"""The kernel target: the kernel runs before its reference, inputs are guarded, broken outputs are findings."""
+"""The kernel target: the kernel runs before its reference, inputs are guarded, broken outputs are
+findings.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,12 @@ from harness.memory.poison.patterns import Poison
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kernels"
 ALL_SITES = frozenset(SITES.names())
 SMALL: dict[str, Any] = {
-    "kernel": "tiled", "seq_lens": [5, 64, 70, 0], "num_heads": 2, "kv_lora_rank": 32, "qk_rope_head_dim": 16
-}  # fmt: skip
+    "kernel": "tiled",
+    "seq_lens": [5, 64, 70, 0],
+    "num_heads": 2,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+}
 
 
 def case_of(op: str, **params: Any) -> Case:
@@ -48,7 +54,11 @@ def judged_by(case: Case, patterns: tuple[str, ...] = ("nan", "zeros")) -> dict[
     target = KernelTarget(case)
     with keeping_output_sites():  # as in a job
         evidence = Evidence(case, [target.run(poison(pattern)) for pattern in patterns])
-    names = ("crash",) if evidence.runs[0].error else ("finite", "sentinel", "reference", "non_interference")
+    names = (
+        ("crash",)
+        if evidence.runs[0].error
+        else ("finite", "sentinel", "reference", "non_interference")
+    )
     found = {name: ORACLES.get(name).judge(evidence).findings for name in names}
     return {name: findings for name, findings in found.items() if findings}
 
@@ -83,7 +93,9 @@ def test_a_correct_plugin_has_no_finding(kv: str, query_len: int) -> None:
         ("writes_inputs", "sentinel", None),
     ],
 )
-def test_a_planted_bug_in_decode_is_found_by_its_oracle(name: str, oracle: str, site: str | None) -> None:
+def test_a_planted_bug_in_decode_is_found_by_its_oracle(
+    name: str, oracle: str, site: str | None
+) -> None:
     findings = judged_by(decode_case(kernel=use(name), seq_lens=[5, 64, 70, 9])).get(oracle, [])
     assert findings
     if site is not None:
@@ -103,7 +115,9 @@ def test_a_kernel_that_writes_its_inputs_cannot_change_its_reference() -> None:
         ("half_of_the_ids", "route_experts", "sentinel", "router.ids"),
     ],
 )
-def test_a_planted_bug_in_another_op_is_found(name: str, op: str, oracle: str, site: str | None) -> None:
+def test_a_planted_bug_in_another_op_is_found(
+    name: str, op: str, oracle: str, site: str | None
+) -> None:
     findings = judged_by(case_of(op, kernel=use(name, op)))[oracle]
     assert site is None or site in {finding.site for finding in findings}
 
@@ -111,15 +125,27 @@ def test_a_planted_bug_in_another_op_is_found(name: str, op: str, oracle: str, s
 @pytest.mark.parametrize(
     ("name", "op", "says"),
     [
-        ("wrong_shape", "mla_decode", r"returned out of shape \[4, 1, 64\]; \[4, 1, 2, 32\] is promised"),
-        ("wrong_dtype", "mla_decode", r"returned out of type torch.float64; torch.bfloat16 is promised"),
+        (
+            "wrong_shape",
+            "mla_decode",
+            r"returned out of shape \[4, 1, 64\]; \[4, 1, 2, 32\] is promised",
+        ),
+        (
+            "wrong_dtype",
+            "mla_decode",
+            r"returned out of type torch.float64; torch.bfloat16 is promised",
+        ),
         ("wrong_count", "mla_decode", r"returned 1 values; return 2: out, lse"),
         ("wide_ids", "route_experts", r"returned ids of type torch.int64; torch.int32 is promised"),
     ],
 )
-def test_an_output_that_breaks_the_contract_ends_the_run_with_what_is_promised(name: str, op: str, says: str) -> None:
+def test_an_output_that_breaks_the_contract_ends_the_run_with_what_is_promised(
+    name: str, op: str, says: str
+) -> None:
     short = use(name, op)
-    run = KernelTarget(decode_case(kernel=short) if op == "mla_decode" else case_of(op, kernel=short)).run(poison())
+    run = KernelTarget(
+        decode_case(kernel=short) if op == "mla_decode" else case_of(op, kernel=short)
+    ).run(poison())
     assert isinstance(run.error, BadOutput)
     with pytest.raises(BadOutput, match=says):
         raise run.error
@@ -130,11 +156,16 @@ def test_what_a_kernel_raises_is_a_finding_of_the_crash_oracle() -> None:
     run = KernelTarget(case).run(poison())
     assert isinstance(run.error, KernelError)
     (finding,) = judged_by(case)["crash"]
-    assert (finding.cause, finding.error, finding.kernel) == (Code.RAISED, "ZeroDivisionError", "mla_decode/raises")
+    assert (finding.cause, finding.error, finding.kernel) == (
+        Code.RAISED,
+        "ZeroDivisionError",
+        "mla_decode/raises",
+    )
 
 
 def test_an_illegal_address_ends_the_run_and_names_the_table() -> None:
-    # Without its promise, the prefetching kernel meets the strict padding of the empty request's table.
+    # Without its promise, the prefetching kernel meets the strict padding of the empty request's
+    # table.
     old = KERNELS.get("mla_decode/tiled-prefetch")
     assert isinstance(old.impl, str)
     bare = KernelSpec("mla_decode", "tiled-prefetch", old.summary, old.impl)
@@ -162,9 +193,14 @@ def test_rows_of_empty_requests_are_judged_only_by_a_declared_rule() -> None:
 
 def test_a_kernel_that_breaks_its_rule_for_empty_rows_is_found() -> None:
     old = KERNELS.get("mla_decode/tiled")
-    KERNELS.add(KernelSpec("mla_decode", "liar", "", old.impl, empty_rows="identity", empty_lse="-inf"))
+    KERNELS.add(
+        KernelSpec("mla_decode", "liar", "", old.impl, empty_rows="identity", empty_lse="-inf")
+    )
     found = judged_by(decode_case(kernel="liar"))
-    assert {finding.tensor for finding in found["reference"]} == {"out of empty rows", "lse of empty rows"}
+    assert {finding.tensor for finding in found["reference"]} == {
+        "out of empty rows",
+        "lse of empty rows",
+    }
     assert {"output", "lse"} <= {finding.site for finding in found["finite"]}
 
 
@@ -184,8 +220,12 @@ def test_a_kernel_that_returns_its_lse_in_base_2_is_said_to_do_so() -> None:
 def test_the_kernel_runs_before_its_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     compute, invoke = reference.quantize_fp8, kernel.invoke
-    monkeypatch.setattr(reference, "quantize_fp8", lambda *a, **k: (order.append("reference"), compute(*a, **k))[1])
-    monkeypatch.setattr("harness.judge.targets.kernel.invoke", lambda *a: (order.append("kernel"), invoke(*a))[1])
+    monkeypatch.setattr(
+        reference, "quantize_fp8", lambda *a, **k: (order.append("reference"), compute(*a, **k))[1]
+    )
+    monkeypatch.setattr(
+        "harness.judge.targets.kernel.invoke", lambda *a: (order.append("kernel"), invoke(*a))[1]
+    )
     KernelTarget(case_of("quantize_fp8")).run(poison())
     # The first call has other values.
     assert order == ["kernel", "kernel", "reference"]
@@ -212,7 +252,10 @@ def guards_of(run: Run) -> dict[str, torch.Tensor]:
 def test_poisoned_and_friendly_runs_differ_in_unowned_memory_only() -> None:
     target = KernelTarget(decode_case(kv="fp32"))
     dirty, clean = target.run(poison()), target.run(poison(sites=frozenset()))
-    assert guards_of(dirty)["kv_cache"].isnan().any() and not guards_of(clean)["kv_cache"].isnan().any()
+    assert (
+        guards_of(dirty)["kv_cache"].isnan().any()
+        and not guards_of(clean)["kv_cache"].isnan().any()
+    )
     assert torch.equal(guards_of(dirty)["q"], guards_of(clean)["q"])
     table = guards_of(dirty)["block_table"]
     trap = guards_of(dirty)["kv_cache"].shape[0] - 1
@@ -250,7 +293,11 @@ def test_a_plan_comes_from_the_kernel_itself_or_not_at_all(monkeypatch: pytest.M
     KERNELS.add(KernelSpec("mla_decode", "guest", "", spying, origin="guest.py"))
     KernelTarget(decode_case(kernel="guest", planned=True)).run(poison())
     assert seen[0] is not None and seen[-1] is None and seen[-3] is None
-    KERNELS.add(KernelSpec("mla_decode_plan", "guest", "", lambda seq_lens, *, num_heads: "plan", origin="guest.py"))
+    KERNELS.add(
+        KernelSpec(
+            "mla_decode_plan", "guest", "", lambda seq_lens, *, num_heads: "plan", origin="guest.py"
+        )
+    )
     KernelTarget(decode_case(kernel="guest", planned=True)).run(poison())
     assert "plan" in seen
 

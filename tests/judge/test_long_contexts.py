@@ -1,4 +1,6 @@
-"""Bugs past a power of two of pages, columns or requests are caught by the case that is long or wide enough."""
+"""Bugs past a power of two of pages, columns or requests are caught by the case that is long or
+wide enough.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,19 @@ from harness.judge.run_case import run_case
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenario, shipped_directory
 
-CASES = {case.id: case for case in expand(load_scenario(shipped_directory() / "long-contexts.yaml"))}
+CASES = {
+    case.id: case for case in expand(load_scenario(shipped_directory() / "long-contexts.yaml"))
+}
 Patch = pytest.MonkeyPatch
 
 
 def slots_wrap_at_page_64(patch: Patch) -> None:
     right = batch.slots_of
-    patch.setattr(batch, "slots_of", lambda blocks, span: right([blocks[n % 64] for n in range(len(blocks))], span))
+    patch.setattr(
+        batch,
+        "slots_of",
+        lambda blocks, span: right([blocks[n % 64] for n in range(len(blocks))], span),
+    )
 
 
 def contexts_of_prompts_wrap_at_page_32(patch: Patch) -> None:
@@ -30,7 +38,9 @@ def contexts_of_prompts_wrap_at_page_32(patch: Patch) -> None:
     def wrapped(cache: Any, requests: Any, *rest: Any) -> Any:
         tables = [tuple(one.blocks[n % 32] for n in range(len(one.blocks))) for one in requests]
         return right(
-            cache, tuple(replace(one, blocks=table) for one, table in zip(requests, tables, strict=True)), *rest
+            cache,
+            tuple(replace(one, blocks=table) for one, table in zip(requests, tables, strict=True)),
+            *rest,
         )
 
     patch.setattr(attention, "gather_context", wrapped)
@@ -54,7 +64,10 @@ def keeps(patch: Patch, name: str, part: Any) -> None:
         ("65_pages", slots_wrap_at_page_64),
         ("65_pages", contexts_of_prompts_wrap_at_page_32),
         ("33_pages", lambda patch: keeps(patch, "block_table", (slice(None), slice(32, None)))),
-        ("33_pages_each", lambda patch: keeps(patch, "window_table", (slice(None), slice(32, None)))),
+        (
+            "33_pages_each",
+            lambda patch: keeps(patch, "window_table", (slice(None), slice(32, None))),
+        ),
         ("66_states", lambda patch: keeps(patch, "state_blocks", slice(64, None))),
     ],
     ids=["slots", "contexts", "columns", "window-columns", "states"],

@@ -1,4 +1,6 @@
-"""Memory that the harness itself needs, and that does not fit: a skip with the size, never an error."""
+"""Memory that the harness itself needs, and that does not fit: a skip with the size, never an
+error.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ POOL = torch.empty(0, dtype=torch.bfloat16, device="meta").as_strided((17, 64, 2
 """A pool with 2^31 elements from page to page, as `decode-conditions` has it."""
 
 
-def test_a_pool_that_does_not_fit_gets_memory_for_its_pages_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_that_does_not_fit_gets_memory_for_its_pages_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[tuple[int, Any]] = []
 
     def with_memory_at(num_bytes: int, used: Any) -> torch.Tensor:
@@ -33,21 +37,28 @@ def test_a_pool_that_does_not_fit_gets_memory_for_its_pages_alone(monkeypatch: p
     monkeypatch.setattr(kernel_call, "with_memory_at", with_memory_at)
     monkeypatch.setattr(torch, "empty", _refusing(torch.empty))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (30 * 2**30, 80 * 2**30))
-    room = POOL.as_strided((17, 64, 24), (2**31, 24, 1)).untyped_storage().nbytes() or (16 * 2**31 + 64 * 24) * 2
+    room = (
+        POOL.as_strided((17, 64, 24), (2**31, 24, 1)).untyped_storage().nbytes()
+        or (16 * 2**31 + 64 * 24) * 2
+    )
     moved = kernel_call._room_for(POOL, room // 2, "cuda")
     ((num_bytes, used),) = asked
     assert num_bytes == room and used == [(row * 2**32, 64 * 24 * 2) for row in range(17)]
     assert (moved.dtype, len(moved)) == (torch.bfloat16, room // 2)
 
 
-def test_a_pool_that_cannot_be_mapped_either_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_that_cannot_be_mapped_either_says_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def with_memory_at(num_bytes: int, used: Any) -> torch.Tensor:
         raise HarnessError("cuMemCreate of the CUDA driver failed with error 2")
 
     monkeypatch.setattr(kernel_call, "with_memory_at", with_memory_at)
     monkeypatch.setattr(torch, "empty", _refusing(torch.empty))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (30 * 2**30, 80 * 2**30))
-    with pytest.raises(NoMemoryError, match=r"needs 64\.0 GiB, and 30\.0 of 80\.0 GiB are free; .* error 2"):
+    with pytest.raises(
+        NoMemoryError, match=r"needs 64\.0 GiB, and 30\.0 of 80\.0 GiB are free; .* error 2"
+    ):
         kernel_call._room_for(POOL, 2**35, "cuda")
 
 
@@ -62,12 +73,16 @@ def _refusing(empty: Any) -> Any:
     return refuse
 
 
-def test_a_range_of_addresses_that_the_system_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_range_of_addresses_that_the_system_refuses_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr(cache_layouts.mmap, "mmap", refuse)
-    with pytest.raises(NoMemoryError, match=r"a pool of 64\.0 GiB finds no address space here: .*Cannot allocate"):
+    with pytest.raises(
+        NoMemoryError, match=r"a pool of 64\.0 GiB finds no address space here: .*Cannot allocate"
+    ):
         cache_layouts.spread((17, 64, 24), torch.bfloat16, 2**31)
 
 
@@ -79,7 +94,10 @@ def ended(error: Exception, monkeypatch: pytest.MonkeyPatch) -> CaseResult:
 
     monkeypatch.setattr(KernelTarget, "run", run)
     case = next(
-        case for scenario in load_scenarios() if scenario.name == "write-kv-kernel" for case in expand(scenario)
+        case
+        for scenario in load_scenarios()
+        if scenario.name == "write-kv-kernel"
+        for case in expand(scenario)
     )
     return run_case(Job(key="k", case=case))
 
@@ -87,15 +105,26 @@ def ended(error: Exception, monkeypatch: pytest.MonkeyPatch) -> CaseResult:
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (NoMemoryError("an input with its gaps needs 64.0 GiB"), "an input with its gaps needs 64.0 GiB"),
         (
-            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 128.00 GiB.\nMore advice."),
+            NoMemoryError("an input with its gaps needs 64.0 GiB"),
+            "an input with its gaps needs 64.0 GiB",
+        ),
+        (
+            torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 128.00 GiB.\nMore advice."
+            ),
             "the harness needs more memory: CUDA out of memory. Tried to allocate 128.00 GiB.",
         ),
         (MemoryError("4 TiB"), "the harness needs more memory: 4 TiB"),
         (
-            RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: 9 bytes"),
-            "the harness needs more memory: [enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: ",
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: 9"
+                " bytes"
+            ),
+            (
+                "the harness needs more memory: [enforce fail at alloc_cpu.cpp:121]"
+                " DefaultCPUAllocator: "
+            ),
         ),
     ],
 )
@@ -103,7 +132,10 @@ def test_our_own_memory_that_does_not_fit_is_a_skip(
     error: Exception, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = ended(error, monkeypatch)
-    assert (found.verdict, found.cause) == (Verdict.SKIP, Code.NO_MEMORY) and found.reason.startswith(says)
+    assert (found.verdict, found.cause) == (
+        Verdict.SKIP,
+        Code.NO_MEMORY,
+    ) and found.reason.startswith(says)
 
 
 def test_another_error_of_ours_stays_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,6 @@
-"""Engines that move their cache: silent in every clean schedule, and each bug shows with its site."""
+"""Engines that move their cache: silent in every clean schedule, and each bug shows with its
+site.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,20 @@ from harness.memory.poison.patterns import Poison
 HOST: dict[str, Any] = {"move": "host", "num_blocks": 7, "schedules": 2}
 HANDOFF: dict[str, Any] = {"move": "handoff", "num_blocks": 14, "schedules": 2}
 HYBRID = {"groups": ("latent", "window", "state"), "tensor_parallel": 2, "num_blocks": 24}
-WIDE = {"block_size": 768, "kernel_block": 64, "chunk": 512, "requests": ((760, 3), (700, 4), (900, 3))}
+WIDE = {
+    "block_size": 768,
+    "kernel_block": 64,
+    "chunk": 512,
+    "requests": ((760, 3), (700, 4), (900, 3)),
+}
 INDEX = {"groups": ("latent", "index")}
 BROKEN = {"failing": (0, 2), "aborted": (1,)}
-HEADS = {"groups": ("heads",), "unit": "token", "requests": ((20, 20), (9, 30), (30, 12)), "num_blocks": 6}
+HEADS = {
+    "groups": ("heads",),
+    "unit": "token",
+    "requests": ((20, 20), (9, 30), (30, 12)),
+    "num_blocks": 6,
+}
 
 CAUGHT = [
     ("move.store-before-write", HOST, "move.unsent"),
@@ -37,7 +49,12 @@ CAUGHT = [
     ("move.rows-for-blocks", HOST, "move.unsent"),
     ("move.fused-read-as-planes", HOST | HEADS, "move.unsent"),
 ]
-UNORDERED = ("move.store-before-write", "move.load-over-readers", "move.late-writer", "move.index-before-arrival")
+UNORDERED = (
+    "move.store-before-write",
+    "move.load-over-readers",
+    "move.late-writer",
+    "move.index-before-arrival",
+)
 
 
 def findings(params: dict[str, Any], seed: int = 5) -> dict[str, set[str | None]]:
@@ -46,7 +63,9 @@ def findings(params: dict[str, Any], seed: int = 5) -> dict[str, set[str | None]
     evidence = Evidence(case, [MoveTarget(case).run(Poison("nan", frozenset()))])
     judged = {name: ORACLES.get(name).judge(evidence) for name in ("landed", "ordered")}
     assert all(judgement.looked_at for judgement in judged.values())
-    return {name: {finding.site for finding in judgement.findings} for name, judgement in judged.items()}
+    return {
+        name: {finding.site for finding in judgement.findings} for name, judgement in judged.items()
+    }
 
 
 @pytest.mark.parametrize(("fault", "params", "site"), CAUGHT, ids=[fault for fault, _, _ in CAUGHT])
@@ -75,7 +94,9 @@ def test_the_search_finds_the_order_that_corrupts_where_a_run_was_lucky():
 @pytest.mark.parametrize("move", [HOST | {"unit": "token"}, HANDOFF | BROKEN | {"decode_ranks": 2}])
 def test_clean_moves_of_heads_between_ranks_are_silent(move, ranks):
     for seed in range(3):
-        moved = scheduled(MoveParams(**(move | {"groups": ("heads",), "tensor_parallel": ranks})), seed, None, "")
+        moved = scheduled(
+            MoveParams(**(move | {"groups": ("heads",), "tensor_parallel": ranks})), seed, None, ""
+        )
         assert moved.misplaced == [] and moved.races == [] and moved.num_bytes
 
 
@@ -83,7 +104,10 @@ def test_clean_moves_of_heads_between_ranks_are_silent(move, ranks):
     ("params", "why"),
     [
         ({"kernel_block": 64}, "no multiple of kernel_block"),
-        ({"groups": ("latent", "state"), "shared_prefix": 16}, "shared_prefix with a window or a state"),
+        (
+            {"groups": ("latent", "state"), "shared_prefix": 16},
+            "shared_prefix with a window or a state",
+        ),
         ({"failing": (0,)}, "use move: handoff"),
         ({"num_blocks": 4}, "leaves 2 blocks"),
         ({"shared_prefix": 20}, "as long as a prompt"),

@@ -1,4 +1,6 @@
-"""The engine and its judges keep every tensor on the engine's device, as a GPU asks for, tried on a CPU."""
+"""The engine and its judges keep every tensor on the engine's device, as a GPU asks for, tried on a
+CPU.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _NUMBERS = ("requests", "arrivals", "chains", "aborts", "happens", "steps")
 
 
 def features(case: Case) -> set[tuple[str, object]]:
-    """What the engine of a case is made of: each choice, each kind of layer and change, and each number that is set."""
+    """What the engine of a case is made of: each choice, each kind of layer and change, and each
+    number that is set.
+    """
     found: set[tuple[str, object]] = set()
     for name, field in type(case.params).model_fields.items():
         value = getattr(case.params, name)
@@ -46,7 +50,9 @@ def covering(cases: list[Case]) -> list[Case]:
     """Few short cases that have each feature of all of them."""
 
     def length(case: Case) -> int:
-        return 50 + case.params.epochs * sum(prompt + 4 * count for prompt, count in case.params.requests)
+        return 50 + case.params.epochs * sum(
+            prompt + 4 * count for prompt, count in case.params.requests
+        )
 
     left, chosen = {feature for case in cases for feature in features(case)}, list[Case]()
     while left:
@@ -61,9 +67,14 @@ FEW = covering(CASES)
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, id=case.id, marks=() if case in FEW else pytest.mark.nightly) for case in CASES],
+    [
+        pytest.param(case, id=case.id, marks=() if case in FEW else pytest.mark.nightly)
+        for case in CASES
+    ],
 )
-def test_a_case_of_the_engine_passes_on_another_device(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_of_the_engine_passes_on_another_device(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # One fill is enough: another one changes no tensor's place.
     main = case.poison.but(patterns=case.poison.patterns[:1])
     once = case.but(poison=main, oracles=usable(case.oracles, main.patterns, case.params))
@@ -80,14 +91,19 @@ def of_each_op() -> dict[str, Case]:
             continue
         for case in expand(scenario):
             specs = case.known_kernels()
-            is_ours = all("cuda" in spec.devices and spec.impl.startswith("harness.kernels.torch") for spec in specs)
+            is_ours = all(
+                "cuda" in spec.devices and spec.impl.startswith("harness.kernels.torch")
+                for spec in specs
+            )
             if is_ours and specs and not case.params.corrupt:
                 found.setdefault(str(case.op), case)
     return found
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in of_each_op().values()])
-def test_a_call_of_each_op_passes_on_another_device(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_of_each_op_passes_on_another_device(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with other_device(monkeypatch) as device:
         outcome = verdict(Job(key=case.id, case=case, device=device))
     assert outcome.verdict is Verdict.PASS, outcome.findings
@@ -101,7 +117,11 @@ def test_few_cases_have_all_features_and_a_drafter_of_each_kind() -> None:
 def test_the_other_device_refuses_what_a_gpu_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     with other_device(monkeypatch) as device:
         there, here = torch.arange(6.0, device=device).view(2, 3), torch.ones(2, 3)
-        assert isinstance(there, Elsewhere) and str(there.device) == device and there.tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert (
+            isinstance(there, Elsewhere)
+            and str(there.device) == device
+            and there.tolist() == [[0, 1, 2], [3, 4, 5]]
+        )
         view = there[1]
         view += torch.tensor(1.0)
         assert (there * 2).cpu().tolist() == [[0, 2, 4], [8, 10, 12]]

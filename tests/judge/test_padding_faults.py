@@ -1,4 +1,6 @@
-"""Bugs of padding, dummy steps, graph memory and plans: caught where they show, silent where they cannot."""
+"""Bugs of padding, dummy steps, graph memory and plans: caught where they show, silent where they
+cannot.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from harness.core.seams import inject
 
 from .applied_faults import check_caught, check_silent, findings  # type: ignore[import-not-found]
 
-GRAPH = {"layers": ("mla",), "graph": "full", "capture_sizes": (4,), "requests": ((9, 3), (66, 5), (30, 4))}
+GRAPH = {
+    "layers": ("mla",),
+    "graph": "full",
+    "capture_sizes": (4,),
+    "requests": ((9, 3), (66, 5), (30, 4)),
+}
 EXACT = {"capture_sizes": (1, 2, 3)}
 WINDOW = GRAPH | {"layers": ("window",), "window": 20}
 STATES = GRAPH | {"layers": ("kda", "mla")}
@@ -34,7 +41,13 @@ CAUGHT = [
     ("pad.state-guard-below-zero", "sentinel", STATES, {"graph.pad_rows"}, "kv.null"),
     ("pad.length-one-reads-null-block", "finite", COVERED, {"kv.null"}, None),
     ("pad.length-one-reads-null-block", "padding", COVERED, {"kv.null"}, None),
-    ("pad.shared-trash-slot", "sentinel", GRAPH | {"pad_tokens": "trash"}, {"graph.pad_rows"}, "kv.null"),
+    (
+        "pad.shared-trash-slot",
+        "sentinel",
+        GRAPH | {"pad_tokens": "trash"},
+        {"graph.pad_rows"},
+        "kv.null",
+    ),
     ("pad.private-slot-copy", "sentinel", DUMMY, set(), "kv.free"),
     ("pad.private-slot-copy", "reference", DUMMY, set(), None),
     ("null.warmup-writes-slot-zero", "sentinel", GRAPH, set(), "kv.null"),
@@ -57,14 +70,20 @@ def test_a_fault_is_caught_while_it_is_applied_and_only_then(
     check_caught(name, oracle, params, sites, site)
 
 
-# The contract on the other side holds, or the batch is just not above a captured size: nothing can show.
+# The contract on the other side holds, or the batch is just not above a captured size: nothing can
+# show.
 SILENT = [
     ("pad.slots-of-last-replay", "finite", WINDOW | EXACT, {"graph.pad_rows"}),
     ("pad.slots-of-last-replay", "finite", GRAPH, {"graph.pad_rows"}),
     ("pad.state-guard-below-zero", "sentinel", STATES | {"graph": "none"}, {"graph.pad_rows"}),
     ("pad.length-one-reads-null-block", "finite", SCALES, {"kv.null"}),
     ("pad.length-one-reads-null-block", "finite", COVERED, {"kv.tail", "kv.free"}),
-    ("pad.length-one-reads-null-block", "finite", COVERED | {"quantize": "fp8_per_token"}, {"kv.null"}),
+    (
+        "pad.length-one-reads-null-block",
+        "finite",
+        COVERED | {"quantize": "fp8_per_token"},
+        {"kv.null"},
+    ),
     ("pad.shared-trash-slot", "sentinel", GRAPH, {"graph.pad_rows"}),
     ("null.warmup-writes-slot-zero", "sentinel", {"requests": ((9, 3),)}, set()),
     ("graph.workspace-grows", "address", COUNTED, set()),
@@ -72,7 +91,12 @@ SILENT = [
     ("graph.buffers-by-request-limit", "sentinel", COUNTED | EXACT, set()),
     ("plan.wrong-element-size", "reference", CHUNKS | {"kv": "bf16"}, set()),
     ("plan.wrong-element-size", "reference", LONG | {"kv": "fp8_e4m3"}, set()),
-    ("plan.wrong-element-size", "reference", CHUNKS | {"kv": "fp8_e4m3", "requests": ((9, 3), (50, 4))}, set()),
+    (
+        "plan.wrong-element-size",
+        "reference",
+        CHUNKS | {"kv": "fp8_e4m3", "requests": ((9, 3), (50, 4))},
+        set(),
+    ),
     ("plan.split-count-of-capture", "reference", GRAPH | {"requests": ((9, 3), (50, 4))}, set()),
     ("plan.surplus-blocks", "reference", CHUNKS, set()),
     ("plan.surplus-blocks", "reference", LONG, {"sched_meta"}),
@@ -103,7 +127,9 @@ def test_a_plan_that_the_grid_does_not_fit_is_an_illegal_address(
 
 
 @pytest.mark.parametrize("cured", ["null.warmup-writes-slot-zero", "plan.wrong-element-size", None])
-def test_of_two_faults_in_one_model_each_is_still_seen_when_the_other_is_gone(cured: str | None) -> None:
+def test_of_two_faults_in_one_model_each_is_still_seen_when_the_other_is_gone(
+    cured: str | None,
+) -> None:
     """vllm-project/vllm#38719 had both, and mending either alone left gibberish."""
     both = {"null.warmup-writes-slot-zero": "sentinel", "plan.wrong-element-size": "reference"}
     with contextlib.ExitStack() as stack:
@@ -121,13 +147,19 @@ def test_padding_that_moves_live_rows_by_finite_amounts_is_seen_by_the_oracle_of
         assert findings("padding", COVERED, {"kv.null"}, "random")
 
 
-@pytest.mark.parametrize("control", [{"quantize": "fp8_per_token"}, {"quantize_kernel": "torch-fmax"}, {}])
-def test_the_oracle_of_padding_is_not_fooled_by_scales_that_padding_cannot_reach(control: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "control", [{"quantize": "fp8_per_token"}, {"quantize_kernel": "torch-fmax"}, {}]
+)
+def test_the_oracle_of_padding_is_not_fooled_by_scales_that_padding_cannot_reach(
+    control: dict[str, Any],
+) -> None:
     assert findings("padding", SCALES | control, {"graph.pad_rows", "output", "kv.null"}) == []
 
 
 def test_a_pool_of_any_size_keeps_padding_apart_and_only_the_guard_tells_when_it_does_not() -> None:
-    """The null block is spoiled in pools of every size, and read back where a window's table still names it."""
+    """The null block is spoiled in pools of every size, and read back where a window's table still
+    names it.
+    """
     params = WINDOW | {"pad_tokens": "trash", "decode_kernel": "tiled-multiply"}
     for num_blocks in (12, 40):
         sized = params | {"num_blocks": num_blocks, "requests": ((9, 3), (130, 5), (70, 4))}

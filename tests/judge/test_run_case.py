@@ -73,12 +73,15 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> type[StubTarget]:
 
 def job(**changes: object) -> Job:
     case = {
-        "id": "decode[kv=fp32]", "scenario": "decode", "system": "kernel", "op": "mla_decode",
+        "id": "decode[kv=fp32]",
+        "scenario": "decode",
+        "system": "kernel",
+        "op": "mla_decode",
         "params": {"kernel": "tiled", "kv": "fp32"},
         "poison": PoisonPlan(patterns=("nan", "zeros"), sites=("kv.tail", "output")),
         "oracles": ("finite", "sentinel", "reference", "non_interference"),
         "seed": 7,
-    }  # fmt: skip
+    }
     own = {key: value for key, value in changes.items() if key in Job.model_fields}
     case |= {key: value for key, value in changes.items() if key not in own}
     return Job(**({"key": "k", "case": Case(**case)} | own))  # type: ignore[arg-type]
@@ -87,7 +90,13 @@ def job(**changes: object) -> Job:
 def test_a_right_answer_passes_and_every_oracle_says_how_much_it_saw(stub):
     result = run_case(job())
     assert (result.verdict, result.findings, result.reason) == (Verdict.PASS, (), "")
-    assert result.looked_at == {"finite": 48, "sentinel": 48, "reference": 48, "non_interference": 24, "crash": 2}
+    assert result.looked_at == {
+        "finite": 48,
+        "sentinel": 48,
+        "reference": 48,
+        "non_interference": 24,
+        "crash": 2,
+    }
     assert (result.key, result.id, result.scenario) == ("k", "decode[kv=fp32]", "decode")
     assert result.seconds > 0
 
@@ -130,11 +139,15 @@ def test_a_case_that_never_calls_the_kernel_of_its_name_is_a_skip(stub, named, c
     note_launch("mla_decode/tiled")  # By a case before.
     stub.behave = calling(*called)
     result = run_case(job(named=named))
-    assert (result.verdict, result.reason) == ((Verdict.SKIP, reason) if reason else (Verdict.PASS, ""))
+    assert (result.verdict, result.reason) == (
+        (Verdict.SKIP, reason) if reason else (Verdict.PASS, "")
+    )
 
 
 def test_a_kernel_that_one_of_the_runs_called_was_judged(stub):
-    stub.behave = staticmethod(lambda poison: calling(*["mla_decode/tiled"] * (poison.pattern == "zeros"))(poison))
+    stub.behave = staticmethod(
+        lambda poison: calling(*["mla_decode/tiled"] * (poison.pattern == "zeros"))(poison)
+    )
     assert run_case(job(named=("kernel",))).verdict is Verdict.PASS
 
 
@@ -149,7 +162,9 @@ def test_a_failure_stays_a_failure_if_the_kernel_was_never_called(stub):
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_a_case_that_needs_a_package_of_an_extra_is_a_skip_where_it_is_not_installed(stub, monkeypatch, is_there):
+def test_a_case_that_needs_a_package_of_an_extra_is_a_skip_where_it_is_not_installed(
+    stub, monkeypatch, is_there
+):
     stub.behave = raising(ModuleNotFoundError("No module named 'absent.part'", name="absent.part"))
     monkeypatch.setitem(PACKAGES, "absent", ("absent-package", "accuracy"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if is_there else None)
@@ -182,13 +197,19 @@ def test_a_wrong_answer_fails_with_the_findings_of_all_oracles_that_saw_it(stub)
     stub.behave = returning(ALL_NAN)
     result = run_case(job())
     assert result.verdict is Verdict.FAIL
-    assert {finding.oracle for finding in result.findings} == {"finite", "reference", "non_interference"}
+    assert {finding.oracle for finding in result.findings} == {
+        "finite",
+        "reference",
+        "non_interference",
+    }
     assert result.reason == result.findings[0].message
 
 
 def test_an_answer_that_depends_on_the_poison_fails_by_non_interference(stub):
     def behave(poison: Poison) -> Run:
-        return Run(poison.pattern, [observed(answer().float() * (1 + (poison.pattern == "zeros") * 1e-6))])
+        return Run(
+            poison.pattern, [observed(answer().float() * (1 + (poison.pattern == "zeros") * 1e-6))]
+        )
 
     stub.behave = staticmethod(behave)
     result = run_case(job())
@@ -197,11 +218,14 @@ def test_an_answer_that_depends_on_the_poison_fails_by_non_interference(stub):
 
 
 @pytest.mark.parametrize(
-    "error", [IllegalAddress("block_table: index -1"), KernelError("mine raised"), CaptureError("item")]
+    "error",
+    [IllegalAddress("block_table: index -1"), KernelError("mine raised"), CaptureError("item")],
 )
 @pytest.mark.parametrize("raised", [True, False])
 def test_a_run_that_the_kernel_ended_is_a_crash_and_no_other_oracle_is_asked(stub, error, raised):
-    stub.behave = raising(error) if raised else staticmethod(lambda poison: Run(poison.pattern, error=error))
+    stub.behave = (
+        raising(error) if raised else staticmethod(lambda poison: Run(poison.pattern, error=error))
+    )
     result = run_case(job())
     assert result.verdict is Verdict.CRASH
     assert [finding.oracle for finding in result.findings] == ["crash"]
@@ -235,7 +259,9 @@ def test_an_oracle_that_looked_at_nothing_makes_the_case_an_error(stub, oracle):
 def test_a_drawn_case_that_shows_less_with_a_plugin_is_a_skip_and_no_error(stub):
     plugged = job(oracles=("finite", "replay"), params={"kernel": "mine", "kv": "fp32"})
     for is_plugin, verdict in ((False, Verdict.ERROR), (True, Verdict.SKIP)):
-        with KERNELS.scoped(KernelSpec("mla_decode", "mine", "", "nowhere:f", kv=("fp32",), is_plugin=is_plugin)):
+        with KERNELS.scoped(
+            KernelSpec("mla_decode", "mine", "", "nowhere:f", kv=("fp32",), is_plugin=is_plugin)
+        ):
             result = run_case(plugged)
         assert result.verdict is verdict and result.reason.startswith("replay judged no element")
 
@@ -328,25 +354,49 @@ def test_on_cuda_it_is_skipped_where_the_engine_runs_other_kernels(stub, monkeyp
     case = {"system": "engine", "op": None, "params": params}
     result = run_case(job(**case, device="cuda", fault="plan.split-count-of-capture"))
     assert result.verdict is Verdict.SKIP
-    assert result.reason.startswith("the code of plan.split-count-of-capture is not run on CUDA, where this case has ")
+    assert result.reason.startswith(
+        "the code of plan.split-count-of-capture is not run on CUDA, where this case has "
+    )
     assert "mla_decode_plan/triton" in result.reason
 
 
-@pytest.mark.parametrize("error", [KernelError("x raised RuntimeError: CUDA error"), RuntimeError("CUDA error: lost")])
-def test_a_bad_index_that_a_check_found_is_named_rather_than_the_fault_it_led_to(stub, monkeypatch, error):
+@pytest.mark.parametrize(
+    "error", [KernelError("x raised RuntimeError: CUDA error"), RuntimeError("CUDA error: lost")]
+)
+def test_a_bad_index_that_a_check_found_is_named_rather_than_the_fault_it_led_to(
+    stub, monkeypatch, error
+):
     stub.behave = raising(error)
-    monkeypatch.setattr(verdict_of, "bad_index", lambda: IllegalAddress("outside", tensor="block_table"))
+    monkeypatch.setattr(
+        verdict_of, "bad_index", lambda: IllegalAddress("outside", tensor="block_table")
+    )
     monkeypatch.setattr(verdict_of, "is_device_failure", lambda raised: True)
     result = run_case(job())
     assert result.verdict is Verdict.CRASH and result.findings[0].site == "block_table.pad"
 
 
 def test_a_result_says_which_sites_its_first_run_filled_with_how_many_bytes():
-    params = {"kernel": "tiled", "seq_lens": (5, 70), "num_heads": 2, "kv_lora_rank": 16, "qk_rope_head_dim": 8}
+    params = {
+        "kernel": "tiled",
+        "seq_lens": (5, 70),
+        "num_heads": 2,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+    }
     poison = PoisonPlan(patterns=("nan", "zeros"), sites=("kv.tail", "output"))
     oracles = ("finite", "reference")
-    case = Case(id="c", scenario="c", system="kernel", op="mla_decode", params=params, poison=poison, oracles=oracles)
+    case = Case(
+        id="c",
+        scenario="c",
+        system="kernel",
+        op="mla_decode",
+        params=params,
+        poison=poison,
+        oracles=oracles,
+    )
     filled = run_case(Job(key="c", case=case)).filled
-    assert set(filled) == {"kv.tail", "output"}, "sites that are not poisoned get zeros and are not counted"
+    assert set(filled) == {"kv.tail", "output"}, (
+        "sites that are not poisoned get zeros and are not counted"
+    )
     # The kernel is called once with other values before.
     assert filled["output"] == 2 * (2 * 2 * 16 * 2), "two requests, two heads, rank 16, bfloat16"

@@ -1,4 +1,6 @@
-"""Scenarios of sequences: each case has the preemption, hit, eviction or abort that it is named for."""
+"""Scenarios of sequences: each case has the preemption, hit, eviction or abort that it is named
+for.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,19 @@ from harness.scenario.expand import KernelOverride, expand
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.variant import changed, shown
 
-SCENARIOS = [s for s in load_scenarios(shipped_directory()) if "sequences" in s.tags and s.fuzz is None]
+SCENARIOS = [
+    s for s in load_scenarios(shipped_directory()) if "sequences" in s.tags and s.fuzz is None
+]
 CASES = {case.id: case for scenario in SCENARIOS for case in expand(scenario)}
 
 
 def run(name, **changes):
     case = CASES[name]
     return run_case(
-        Job(key="job", case=changed(case, ",".join(f"{k}={v}" for k, v in changes.items()) or "strict=false"))
+        Job(
+            key="job",
+            case=changed(case, ",".join(f"{k}={v}" for k, v in changes.items()) or "strict=false"),
+        )
     )
 
 
@@ -33,7 +40,9 @@ def test_each_case_passes_and_has_what_it_is_named_for(name):
 
 
 def test_every_event_happens_in_a_scenario():
-    shipped = [case for s in load_scenarios(shipped_directory()) if s.fuzz is None for case in expand(s)]
+    shipped = [
+        case for s in load_scenarios(shipped_directory()) if s.fuzz is None for case in expand(s)
+    ]
     wanted = {event for case in shipped for event in getattr(case.params, "happens", ())}
     every = set(EngineParams.model_fields["happens"].annotation.__args__[0].__args__)
     assert wanted == every
@@ -59,8 +68,12 @@ def test_a_sequence_that_cannot_be_is_refused(wrong, sentence):
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_id_can_write_each_sequence(name):
-    written = {key: getattr(CASES[name].params, key) for key in ("chains", "arrivals", "aborts", "happens")}
-    again = changed(CASES[name], ",".join(f"{key}={shown(value)}" for key, value in written.items()))
+    written = {
+        key: getattr(CASES[name].params, key) for key in ("chains", "arrivals", "aborts", "happens")
+    }
+    again = changed(
+        CASES[name], ",".join(f"{key}={shown(value)}" for key, value in written.items())
+    )
     assert again.params == CASES[name].params
 
 
@@ -87,9 +100,13 @@ def test_a_variant_of_a_case_declares_no_steps():
     assert changed(case, "patterns=[nan]").params == case.params
 
 
-@pytest.mark.parametrize("name", ["short-prompts[drafts=histories]", "prefix-chains[sequence=collision_in_prompt]"])
+@pytest.mark.parametrize(
+    "name", ["short-prompts[drafts=histories]", "prefix-chains[sequence=collision_in_prompt]"]
+)
 def test_with_another_kernel_or_seed_the_tokens_are_others_and_no_steps_are_declared(name):
-    """Drafts that are taken and hashes that collide depend on the tokens, and these on the seed of the case."""
+    """Drafts that are taken and hashes that collide depend on the tokens, and these on the seed of
+    the case.
+    """
     written = CASES[name]
     assert written.params_as(EngineParams).steps and written == CASES[name]
     scenario = next(one for one in load_scenarios() if one.name == written.scenario)
@@ -97,4 +114,7 @@ def test_with_another_kernel_or_seed_the_tokens_are_others_and_no_steps_are_decl
     others = [*expand(scenario, override=override), *expand(scenario, seed=3)]
     assert others and not any(case.params_as(EngineParams).steps for case in others)
     (seeded,) = (case for case in others if case.id == name)
-    assert seeded.seed != written.seed and run_case(Job(key="job", case=seeded)).verdict is Verdict.PASS
+    assert (
+        seeded.seed != written.seed
+        and run_case(Job(key="job", case=seeded)).verdict is Verdict.PASS
+    )

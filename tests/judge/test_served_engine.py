@@ -21,7 +21,9 @@ from harness.memory.poison.patterns import Poison
 CANARY = FIXTURES / "canary-mla"
 
 
-def test_the_canary_answers_its_questions_in_every_epoch_and_the_run_says_what_it_is(tmp_path: Path) -> None:
+def test_the_canary_answers_its_questions_in_every_epoch_and_the_run_says_what_it_is(
+    tmp_path: Path,
+) -> None:
     task = load_task("aime_shaped", tmp_path / "work", limit=6)
     backend = open_backend(f"engine:{CANARY}", concurrency=4, num_blocks=36)
     run = run_epochs(backend, task, tmp_path, num_epochs=2)
@@ -29,7 +31,11 @@ def test_the_canary_answers_its_questions_in_every_epoch_and_the_run_says_what_i
     assert [epoch.accuracy for epoch in record.epochs] == [1.0, 1.0]
     assert record.verdict is Verdict.PASS and record.judgement.num_flips == 0
     assert record.epochs[1].changed == 0
-    assert (record.model, record.engine, record.dtype) == ("canary-mla", "engine", "float32, kv fp32")
+    assert (record.model, record.engine, record.dtype) == (
+        "canary-mla",
+        "engine",
+        "float32, kv fp32",
+    )
     assert record.note == CANARY_NOTE and record.model_hash.startswith("sha256:")
 
 
@@ -57,7 +63,10 @@ def test_a_prompt_beyond_the_context_is_unanswered() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"kv": "fp4"}, "engine option kv: Input should be"), ({"speed": 9}, "engine option speed: Extra inputs")],
+    [
+        ({"kv": "fp4"}, "engine option kv: Input should be"),
+        ({"speed": 9}, "engine option speed: Extra inputs"),
+    ],
 )
 def test_a_wrong_engine_option_is_an_input_error(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
@@ -70,7 +79,9 @@ def test_options_that_the_checkpoint_cannot_have_are_an_input_error() -> None:
 
 
 def test_a_checkpoint_of_another_kind_is_an_input_error(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]})
+    )
     with pytest.raises(InputError, match=r"--model engine:"):
         open_engine(str(tmp_path))
 

@@ -59,10 +59,15 @@ def test_the_page_has_every_planted_bug_and_most_were_missed_before():
 def test_each_count_that_is_not_kept_is_named(name, broken):
     with plant(BUGS[name]):
         findings = run_case(Job(key="job", case=AFTER[BUGS[name].shown_by])).findings
-    assert any(finding.oracle in ("conserved", "policy") and finding.tensor.startswith(broken) for finding in findings)
+    assert any(
+        finding.oracle in ("conserved", "policy") and finding.tensor.startswith(broken)
+        for finding in findings
+    )
 
 
-@pytest.mark.parametrize("name", ["second-best-token", "tokens-of-two-requests-swapped", "token-of-the-step-before"])
+@pytest.mark.parametrize(
+    "name", ["second-best-token", "tokens-of-two-requests-swapped", "token-of-the-step-before"]
+)
 def test_tokens_sees_another_token_than_the_largest_logit(name):
     with plant(BUGS[name]):
         assert catchers(AFTER[BUGS[name].shown_by])[0] == "tokens"
@@ -71,7 +76,9 @@ def test_tokens_sees_another_token_than_the_largest_logit(name):
 @pytest.fixture
 def engine():
     """An engine with two running requests of a page and more each."""
-    params = EngineParams(layers=("mla",), kv="fp32", requests=((70, 9), (70, 9)), max_batched_tokens=256)
+    params = EngineParams(
+        layers=("mla",), kv="fp32", requests=((70, 9), (70, 9)), max_batched_tokens=256
+    )
     model = CausalLM(model_config(params)).reset_parameters(0).eval().requires_grad_(False)
     poison = Poison("nan", frozenset())
     made = Engine(model, params, poison, 100, Notes(params, poison))
@@ -83,7 +90,9 @@ def engine():
 
 def broken(engine):
     return {
-        count.name for count in serving._counts_of_step(engine, engine.probe.answers) if count.found != count.expected
+        count.name
+        for count in serving._counts_of_step(engine, engine.probe.answers)
+        if count.found != count.expected
     }
 
 
@@ -104,7 +113,9 @@ def test_a_page_that_two_requests_write_to_is_counted(engine):
     assert broken(engine) == {"blocks with two owners and different tokens"}
 
 
-@pytest.mark.parametrize(("tokens", "computed", "is_torn"), [(1, 64, False), (2, 64, True), (1, 63, True)])
+@pytest.mark.parametrize(
+    ("tokens", "computed", "is_torn"), [(1, 64, False), (2, 64, True), (1, 63, True)]
+)
 def test_two_requests_may_share_a_full_page_with_the_same_tokens(tokens, computed, is_torn):
     first, second = (Sequence(number, [fill] * 70, 1) for number, fill in enumerate((1, tokens)))
     for sequence in (first, second):
@@ -118,8 +129,13 @@ def test_a_state_has_one_owner():
 
 
 def test_a_flush_that_keeps_the_cache_is_counted():
-    keeps = Planted("flush-keeps-the-cache", "harness.engine.engine:Engine.flush",
-                    "self.runner.clear(self.pool.flush())", "pass", "prefix-cache")  # fmt: skip
+    keeps = Planted(
+        "flush-keeps-the-cache",
+        "harness.engine.engine:Engine.flush",
+        "self.runner.clear(self.pool.flush())",
+        "pass",
+        "prefix-cache",
+    )
     case = select(load_scenarios(None), ["prefix-cache"])[0]
     assert "conserved" not in catchers(case)
     with plant(keeps):

@@ -1,4 +1,6 @@
-"""A kernel behind a slow predecessor: an early one is found by its input and by its output, one that waits is not."""
+"""A kernel behind a slow predecessor: an early one is found by its input and by its output, one
+that waits is not.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from harness.core.errors import Refused
 from harness.core.params import KernelParams
 from harness.judge.targets.kernel import KernelTarget
 from harness.judge.targets.kernel_call import KernelCall
-from harness.judge.targets.slow_predecessor import behind_slow_predecessor, late_inputs, restoring, slow_reader
+from harness.judge.targets.slow_predecessor import (
+    behind_slow_predecessor,
+    late_inputs,
+    restoring,
+    slow_reader,
+)
 from harness.kernels.call import BoundKernel
 from harness.memory.graph.early_launch import PROGRAMMATIC, edges_of
 from harness.memory.poison.patterns import Poison
@@ -27,8 +34,13 @@ def case_of(name: str) -> Any:
     return select(load_scenarios(shipped_directory()), [name])[0]
 
 
-def behind(call: KernelCall, kernel: Callable[..., Any], *, waits: bool) -> Callable[..., tuple[Tensor, ...]]:
-    """A device that runs the kernel after the copies of its predecessor, or before them. Outputs keep their memory."""
+def behind(
+    call: KernelCall, kernel: Callable[..., Any], *, waits: bool
+) -> Callable[..., tuple[Tensor, ...]]:
+    """A device that runs the kernel after the copies of its predecessor, or before them.
+
+    Outputs keep their memory.
+    """
     first = kernel(*call.args, **call.keywords(is_captured=False))
     kept = () if first is None else first
 
@@ -58,9 +70,13 @@ def test_only_an_early_kernel_returns_what_the_inputs_held_before(name: str, wai
     spec = KERNELS.get(f"{case.op}/{case.params_as(KernelParams).kernel}")
     launch = behind(call, BoundKernel(spec, None), waits=waits)
     restore = restoring(spec, call)
-    observed = [(name, one) for name, late in late_inputs(spec, call, restore) for one in late(launch)]
+    observed = [
+        (name, one) for name, late in late_inputs(spec, call, restore) for one in late(launch)
+    ]
     wrong = [
-        name for name, one in observed if one.tensor.is_floating_point() and bool(one.tensor[one.live].isnan().any())
+        name
+        for name, one in observed
+        if one.tensor.is_floating_point() and bool(one.tensor[one.live].isnan().any())
     ]
     assert observed and bool(wrong) is not waits
     guards = list(slow_reader(spec, launch))
@@ -82,7 +98,9 @@ def test_the_edges_of_a_graph_say_how_a_kernel_was_launched() -> None:
 
 def test_a_slow_predecessor_needs_a_gpu() -> None:
     case = case_of("merge-kernel")
-    slow = case.model_copy(update={"params": case.params.model_copy(update={"predecessor": "slow"})})
+    slow = case.model_copy(
+        update={"params": case.params.model_copy(update={"predecessor": "slow"})}
+    )
     assert "needs a GPU" in KernelTarget.why_not(slow) and KernelTarget.why_not(slow, "cuda") == ""
 
 

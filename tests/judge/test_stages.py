@@ -16,8 +16,17 @@ from harness.memory.poison.patterns import Poison
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
 
-SMALL: dict[str, Any] = {"requests": ((5, 4), (70, 4), (12, 3)), "max_batched_tokens": 64, "layers": ("mla",)}
-DRAFTS = {"requests": ((64, 3), (64, 7)), "chains": ("a", "a"), "arrivals": (0, 4), "speculative_tokens": 3}
+SMALL: dict[str, Any] = {
+    "requests": ((5, 4), (70, 4), (12, 3)),
+    "max_batched_tokens": 64,
+    "layers": ("mla",),
+}
+DRAFTS = {
+    "requests": ((64, 3), (64, 7)),
+    "chains": ("a", "a"),
+    "arrivals": (0, 4),
+    "speculative_tokens": 3,
+}
 
 
 def record(**params: Any) -> FirstNan:
@@ -39,7 +48,9 @@ def test_a_right_engine_has_no_wrong_stage(params: dict[str, Any]) -> None:
     assert record(**params).stage == ""
 
 
-def test_a_plan_of_an_earlier_eager_step_names_the_plan_and_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_of_an_earlier_eager_step_names_the_plan_and_its_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     decode, plans = PagedMLA._decode, {}
 
     def keeps(layer: Any, q_nope: Any, q_pe: Any, memory: Any, inputs: Any, slots: Any) -> Any:
@@ -66,19 +77,27 @@ def test_an_input_of_the_step_before_names_the_static_inputs_of_the_graph(
 
     monkeypatch.setattr(batch, "fill_static", stale)
     found = record(layers=("kda", "mla"), graph="full", requests=((5, 4), (62, 6), (12, 3)))
-    assert found.stage.startswith("the static inputs of the graph") and name in found.stage and not found.stage_site
+    assert (
+        found.stage.startswith("the static inputs of the graph")
+        and name in found.stage
+        and not found.stage_site
+    )
 
 
 def test_a_wrong_weight_of_an_expert_names_the_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     apply = RoutedExperts._apply
-    monkeypatch.setattr(RoutedExperts, "_apply", lambda self, x, ids, weights: apply(self, x, ids, weights.flip(-1)))
+    monkeypatch.setattr(
+        RoutedExperts, "_apply", lambda self, x, ids, weights: apply(self, x, ids, weights.flip(-1))
+    )
     assert record(num_experts=4).stage.startswith("the experts of layer 0, step 0")
     assert experts.RoutedExperts is RoutedExperts
 
 
 def test_a_merge_that_is_left_out_names_the_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "context_chunks", lambda requests, size: [])
-    assert record(kv="fp32").stage.startswith("attention of layer 0, step 1: request 1, position 59")
+    assert record(kv="fp32").stage.startswith(
+        "attention of layer 0, step 1: request 1, position 59"
+    )
 
 
 def test_latents_in_the_slots_of_others_name_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +106,9 @@ def test_latents_in_the_slots_of_others_name_the_pages(monkeypatch: pytest.Monke
     assert record().stage.startswith("the pages of layer 0, step 0: request 0, position 0")
 
 
-def test_tokens_that_count_as_computed_without_their_pages_name_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_that_count_as_computed_without_their_pages_name_the_scheduler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     start_over = Scheduler._start_over
 
     def counts_one(scheduler: Any, sequence: Any) -> None:
@@ -119,12 +140,16 @@ def test_the_second_best_token_names_the_sampler(monkeypatch: pytest.MonkeyPatch
 
 def test_a_wrong_draft_that_is_kept_names_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     right = speculation.confirmed
-    monkeypatch.setattr(engine, "confirmed", lambda drafts, tokens: right(drafts[:2] + tokens[2:3], tokens))
+    monkeypatch.setattr(
+        engine, "confirmed", lambda drafts, tokens: right(drafts[:2] + tokens[2:3], tokens)
+    )
     found = record(**DRAFTS)
     assert found.stage.startswith("the scheduler") and "is not computed from it" in found.stage
 
 
-def test_rows_of_another_request_name_what_hands_out_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_another_request_name_what_hands_out_the_logits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run = runner.ModelRunner.run
     monkeypatch.setattr(runner.ModelRunner, "run", lambda self, step: run(self, step).roll(1, 0))
     assert record().stage.startswith("what hands out the logits")
@@ -132,7 +157,14 @@ def test_rows_of_another_request_name_what_hands_out_the_logits(monkeypatch: pyt
 
 @pytest.mark.nightly
 def test_no_shipped_case_of_a_right_engine_has_a_wrong_stage() -> None:
-    cases = [case for one in load_scenarios(shipped_directory()) for case in expand(one) if case.system == "engine"]
+    cases = [
+        case
+        for one in load_scenarios(shipped_directory())
+        for case in expand(one)
+        if case.system == "engine"
+    ]
     able = [case for case in cases if not EngineTarget.why_not(case)]
-    found = {case.id: EngineTarget(case).first_writer(Poison("nan", frozenset())).stage for case in able}
+    found = {
+        case.id: EngineTarget(case).first_writer(Poison("nan", frozenset())).stage for case in able
+    }
     assert len(found) > 250 and {name: stage for name, stage in found.items() if stage} == {}

@@ -1,4 +1,6 @@
-"""State changes of a running engine: each happens, is judged beside a cold engine, and its faults are seen."""
+"""State changes of a running engine: each happens, is judged beside a cold engine, and its faults
+are seen.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.variant import changed
 from tests.judge.applied_faults import check_caught, findings
 
-SCENARIOS = [scenario for scenario in load_scenarios(shipped_directory()) if "state" in scenario.tags]
+SCENARIOS = [
+    scenario for scenario in load_scenarios(shipped_directory()) if "state" in scenario.tags
+]
 CASES = {case.id: case for scenario in SCENARIOS for case in expand(scenario)}
 EVERY = {site.name for site in SITES}
 SMALL = {"layers": ["mla"], "graph": "full", "capture_sizes": [2], "epochs": 2}
@@ -37,12 +41,17 @@ def test_each_case_passes_and_its_change_happened(name):
 
 
 def test_every_change_is_in_a_scenario():
-    kinds = {change for case in CASES.values() for change, _ in case.params_as(EngineParams).changes}
+    kinds = {
+        change for case in CASES.values() for change, _ in case.params_as(EngineParams).changes
+    }
     assert kinds == {"reload", "reload_new", "sleep", "move_experts", "switch_adapter"}
 
 
 def test_a_case_without_its_change_is_skipped_and_no_pass():
-    case = changed(CASES["state-experts[graph=none,expert_ranks=2,change=running]"], "changes=[[move_experts,90]]")
+    case = changed(
+        CASES["state-experts[graph=none,expert_ranks=2,change=running]"],
+        "changes=[[move_experts,90]]",
+    )
     result = run_case(Job(key="job", case=case))
     assert (result.verdict, result.reason) == (Verdict.SKIP, "never happened: move_experts")
 
@@ -58,7 +67,11 @@ def test_a_case_without_its_change_is_skipped_and_no_pass():
         ("sleep.prefixes-kept", "cold_warm", SLEEP),
         ("sleep.scales-zeroed", "cold_warm", SLEEP | {"kv": "fp8_e4m3"}),
         ("sleep.constants-in-kv-pool", "replay", SLEEP | {"decode_kernel": "tiled-counted"}),
-        ("experts.graph-without-places", "replay", SMALL | EXPERTS | {"changes": [["move_experts", 2]]}),
+        (
+            "experts.graph-without-places",
+            "replay",
+            SMALL | EXPERTS | {"changes": [["move_experts", 2]]},
+        ),
         ("experts.places-rebound", "address", SMALL | EXPERTS | {"changes": [["move_experts", 2]]}),
     ],
 )

@@ -28,7 +28,12 @@ from harness.scenario.selection import select
 from harness.scenario.variant import changed
 
 SMALL = {"layers": "[mla]", "kv": "fp32", "patterns": "[nan]"}
-GRAPH = SMALL | {"graph": "full", "capture_sizes": "[2,4]", "max_num_seqs": "8", "requests": "[[5,8],[9,9],[7,3]]"}
+GRAPH = SMALL | {
+    "graph": "full",
+    "capture_sizes": "[2,4]",
+    "max_num_seqs": "8",
+    "requests": "[[5,8],[9,9],[7,3]]",
+}
 QUEUE = SMALL | {"graph": "none", "max_num_seqs": "2", "requests": "[[5,4],[9,5],[7,3],[5,2]]"}
 DRAFTS = SMALL | {"graph": "none", "speculative_tokens": "2", "requests": "[[5,8],[9,8]]"}
 TIGHT = SMALL | {"graph": "none", "max_batched_tokens": "16", "requests": "[[5,9],[140,2]]"}
@@ -38,7 +43,14 @@ def judged(**params: str) -> CaseResult:
     """A run of a case of the engine with these parameters."""
     planner = Planner(Wanted(device="cpu"), InProcessPool())
     (case,) = select(planner.scenarios(), ["fuzz-sequences[seed=0,draw=0]"], seed=0)
-    reset = {"chains": "[]", "arrivals": "[]", "aborts": "[]", "adapters": "[]", "changes": "[]", "num_blocks": "24"}
+    reset = {
+        "chains": "[]",
+        "arrivals": "[]",
+        "aborts": "[]",
+        "adapters": "[]",
+        "changes": "[]",
+        "num_blocks": "24",
+    }
     text = ",".join(f"{name}={value}" for name, value in (reset | params).items())
     oracles = ("finite", "reference", "tokens", "conserved", "policy") + (
         ("replay",) if params["graph"] == "full" else ()
@@ -49,10 +61,16 @@ def judged(**params: str) -> CaseResult:
 
 def broken(**params: str) -> set[str]:
     """The numbers that are not kept."""
-    return {finding.tensor for finding in judged(**params).findings if finding.oracle in ("conserved", "policy")}
+    return {
+        finding.tensor
+        for finding in judged(**params).findings
+        if finding.oracle in ("conserved", "policy")
+    }
 
 
-@pytest.mark.parametrize("params", [GRAPH, QUEUE, DRAFTS, TIGHT, GRAPH | DRAFTS | {"graph": "full"}])
+@pytest.mark.parametrize(
+    "params", [GRAPH, QUEUE, DRAFTS, TIGHT, GRAPH | DRAFTS | {"graph": "full"}]
+)
 def test_a_sound_engine_keeps_every_count(params: dict[str, str]) -> None:
     result = judged(**params)
     assert result.verdict is Verdict.PASS, result.reason
@@ -111,10 +129,14 @@ def test_an_engine_that_proposes_no_drafts_is_found(monkeypatch: pytest.MonkeyPa
 def test_a_right_draft_that_is_not_taken_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "confirmed", lambda drafts, tokens: tokens[:1])
     # One token is drawn as an answer again and again, so drafts come true.
-    assert broken(**DRAFTS | {"requests": "[[5,30],[9,30]]"}) == {"requests with a right draft that is not taken"}
+    assert broken(**DRAFTS | {"requests": "[[5,30],[9,30]]"}) == {
+        "requests with a right draft that is not taken"
+    }
 
 
-def test_a_prompt_that_takes_the_place_of_a_decode_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_that_takes_the_place_of_a_decode_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     right = Scheduler._schedule_running
 
     def prompts_first(self: Scheduler, scheduled: Any, budget: int) -> int:
@@ -149,10 +171,15 @@ def test_a_request_that_is_preempted_for_nothing_is_found(monkeypatch: pytest.Mo
     assert broken(**QUEUE) == {"requests preempted while there is room"}
 
 
-def test_an_engine_that_refuses_a_request_or_lacks_a_field_has_crashed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_refuses_a_request_or_lacks_a_field_has_crashed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Scheduler, "_blocks_for", lambda self, sequence, num_tokens: 99)
     result = judged(**QUEUE)
-    assert result.verdict is Verdict.CRASH and "refuses a request that it has room for" in result.reason
+    assert (
+        result.verdict is Verdict.CRASH
+        and "refuses a request that it has room for" in result.reason
+    )
     monkeypatch.undo()
     right = Engine.__init__
 
@@ -173,14 +200,20 @@ def test_a_conversation_over_a_reload_is_judged_beside_a_cold_engine_with_its_ve
         assert result.verdict is Verdict.PASS and result.looked_at["cold_warm"] > 0
 
 
-def test_requests_that_never_end_are_a_finding_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_never_end_are_a_finding_and_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def stays(self: Engine, step: Step) -> Step:
         cancelled = [item for item in step.scheduled if item.sequence.request in self._cancelled]
-        return replace(step, scheduled=tuple(item for item in step.scheduled if item not in cancelled))
+        return replace(
+            step, scheduled=tuple(item for item in step.scheduled if item not in cancelled)
+        )
 
     monkeypatch.setattr(Engine, "_without_cancelled", stays)
     planner = Planner(Wanted(device="cpu"), InProcessPool())
-    (case,) = select(planner.scenarios(), ["prefix-cache[kv=fp8_e4m3,graph=full,clients=leave]"], seed=0)
+    (case,) = select(
+        planner.scenarios(), ["prefix-cache[kv=fp8_e4m3,graph=full,clients=leave]"], seed=0
+    )
     result = run_case(Job(key="job", case=case))
     assert result.verdict is Verdict.FAIL, result.reason
     assert "requests that did not end" in {finding.tensor for finding in result.findings}
@@ -191,7 +224,11 @@ Patch = pytest.MonkeyPatch
 
 def half_the_budget(patch: Patch) -> None:
     right = Scheduler._schedule_running
-    patch.setattr(Scheduler, "_schedule_running", lambda self, scheduled, budget: right(self, scheduled, budget // 2))
+    patch.setattr(
+        Scheduler,
+        "_schedule_running",
+        lambda self, scheduled, budget: right(self, scheduled, budget // 2),
+    )
 
 
 def a_larger_graph(patch: Patch) -> None:
@@ -206,7 +243,11 @@ def a_larger_graph(patch: Patch) -> None:
 
 def the_page_freed_last(patch: Patch) -> None:
     right = BlockPool.__init__
-    patch.setattr(BlockPool, "__init__", lambda self, num_blocks, free_list="fifo": right(self, num_blocks, "lifo"))
+    patch.setattr(
+        BlockPool,
+        "__init__",
+        lambda self, num_blocks, free_list="fifo": right(self, num_blocks, "lifo"),
+    )
 
 
 def pages_from_the_end(patch: Patch) -> None:
@@ -226,7 +267,9 @@ def one_place_less(patch: Patch) -> None:
 
 def last_pages_first(patch: Patch) -> None:
     right = Scheduler._release
-    patch.setattr(Scheduler, "_release", lambda self, one: (one.blocks.reverse(), right(self, one))[1])
+    patch.setattr(
+        Scheduler, "_release", lambda self, one: (one.blocks.reverse(), right(self, one))[1]
+    )
 
 
 def no_graph_at_all(patch: Patch) -> None:
@@ -239,7 +282,9 @@ def prompts_reversed(patch: Patch) -> None:
 
 
 def every_new_page_is_zeroed(patch: Patch) -> None:
-    patch.setattr(engines, "groups_to_zero", lambda groups: frozenset(group.name for group in groups))
+    patch.setattr(
+        engines, "groups_to_zero", lambda groups: frozenset(group.name for group in groups)
+    )
 
 
 def padded_attention(patch: Patch) -> None:
@@ -251,12 +296,16 @@ def padded_attention(patch: Patch) -> None:
 
 def smaller_chunks(patch: Patch) -> None:
     right = attention.context_chunks
-    patch.setattr(attention, "context_chunks", lambda requests, chunk: right(requests, max(chunk // 2, 1)))
+    patch.setattr(
+        attention, "context_chunks", lambda requests, chunk: right(requests, max(chunk // 2, 1))
+    )
 
 
 def no_drafts_twice(patch: Patch) -> None:
     right = SuffixDrafts.propose
-    patch.setattr(SuffixDrafts, "propose", lambda self, one: right(self, one) if len(one.tokens) % 2 else [])
+    patch.setattr(
+        SuffixDrafts, "propose", lambda self, one: right(self, one) if len(one.tokens) % 2 else []
+    )
 
 
 def fewer_splits(patch: Patch) -> None:
@@ -268,7 +317,12 @@ def fewer_splits(patch: Patch) -> None:
     patch.setattr(plan, "mla_decode_plan", one_split)
 
 
-PREFIX = SMALL | {"graph": "none", "prefix_caching": "true", "epochs": "2", "requests": "[[70,3],[140,3]]"}
+PREFIX = SMALL | {
+    "graph": "none",
+    "prefix_caching": "true",
+    "epochs": "2",
+    "requests": "[[70,3],[140,3]]",
+}
 CONTEXT = TIGHT | {"max_batched_tokens": "24", "requests": "[[140,2],[5,9]]"}
 
 

@@ -12,7 +12,9 @@ from harness.judge.dense_reference import visible_tokens
 
 
 def attention(scores: Tensor) -> Any:
-    """What `visible_tokens` asks of a sparse layer with the scores [1, T, T], which chooses two tokens."""
+    """What `visible_tokens` asks of a sparse layer with the scores [1, T, T], which chooses two
+    tokens.
+    """
     causal = torch.ones_like(scores[0]).tril().bool()
     best = torch.zeros_like(scores).bool()
     best.scatter_(-1, scores.masked_fill(~causal, -torch.inf).topk(2, dim=-1).indices, True)
@@ -21,11 +23,15 @@ def attention(scores: Tensor) -> Any:
 
 
 def below(factor: float) -> float:
-    """The shortfall of a query that takes its third token for its second, with scores `factor` times 3, 1, 0.8, 0."""
+    """The shortfall of a query that takes its third token for its second, with scores `factor`
+    times 3, 1, 0.8, 0.
+    """
     scores = torch.tensor([3.0, 1.0, 0.8, 0.0]).expand(1, 4, 4) * factor
     seen = torch.tensor([[[0, -1], [0, 1], [0, 1], [0, 2]]])
     visible, found = visible_tokens(attention(scores), torch.zeros(1, 4, 1), seen, 0.15)
-    assert visible[0, 3].tolist() == ([True, False, True, False] if found[0, 3] <= 0.15 else [True, True, False, False])
+    assert visible[0, 3].tolist() == (
+        [True, False, True, False] if found[0, 3] <= 0.15 else [True, True, False, False]
+    )
     return float(found[0, 3])
 
 

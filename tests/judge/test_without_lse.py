@@ -1,4 +1,6 @@
-"""Kernels that return `out` alone, as FlagGems', lmdeploy's and fla's do: judged by it, where no lse is needed."""
+"""Kernels that return `out` alone, as FlagGems', lmdeploy's and fla's do: judged by it, where no
+lse is needed.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,12 @@ def result_of(params: dict[str, Any], **more: Any) -> CaseResult:
     poison = PoisonPlan(patterns=("nan", "max"), sites=tuple(SITES.names()))
     oracles = ("finite", "reference", "non_interference")
     return run_case(
-        Job(key="k", case=Case(id="case", scenario="s", params=params, poison=poison, oracles=oracles, **more))
+        Job(
+            key="k",
+            case=Case(
+                id="case", scenario="s", params=params, poison=poison, oracles=oracles, **more
+            ),
+        )
     )
 
 
@@ -82,7 +89,8 @@ def test_the_engine_needs_no_lse_of_a_decode(op: str, params: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize(
-    ("op", "field"), [("context_attention", "context_kernel"), ("merge_attn_states", "merge_kernel")]
+    ("op", "field"),
+    [("context_attention", "context_kernel"), ("merge_attn_states", "merge_kernel")],
 )
 def test_a_case_that_merges_context_is_skipped_with_the_reason(op: str, field: str) -> None:
     with KERNELS.scoped(spec(op)):
@@ -98,7 +106,9 @@ def test_a_case_that_merges_context_is_skipped_with_the_reason(op: str, field: s
 def test_a_kernel_that_does_not_say_so_is_told_what_to_declare(where: str) -> None:
     with KERNELS.scoped(spec("mla_decode", gives_lse=True)):
         if where == "kernel":
-            result = result_of({"kernel": "alone", **PARAMS["mla_decode"]}, system="kernel", op="mla_decode")
+            result = result_of(
+                {"kernel": "alone", **PARAMS["mla_decode"]}, system="kernel", op="mla_decode"
+            )
         else:
             result = result_of({**ENGINE, "decode_kernel": "alone"}, system="engine")
     assert result.verdict is Verdict.CRASH and result.findings[0].cause == Code.BAD_OUTPUT
@@ -110,5 +120,7 @@ def test_an_output_of_the_wrong_shape_is_found_without_an_lse_too() -> None:
         return mla_decode(q, *args, **keywords)[0][:1]
 
     with KERNELS.scoped(KernelSpec("mla_decode", "alone", "alone", wrong, gives_lse=False)):
-        result = result_of({"kernel": "alone", **PARAMS["mla_decode"]}, system="kernel", op="mla_decode")
+        result = result_of(
+            {"kernel": "alone", **PARAMS["mla_decode"]}, system="kernel", op="mla_decode"
+        )
     assert result.findings[0].cause == Code.BAD_OUTPUT and "out of shape [1, " in result.reason

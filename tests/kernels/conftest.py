@@ -27,7 +27,9 @@ def _one_thread() -> None:
 
 @pytest.fixture
 def judge() -> Judge:
-    """judge(op, patterns=..., sites=..., strict=..., **params) -> findings of all oracles; nothing looked at fails."""
+    """judge(op, patterns=..., sites=..., strict=..., **params) -> findings of all oracles; nothing
+    looked at fails.
+    """
 
     def judged(
         op: str,
@@ -36,9 +38,13 @@ def judge() -> Judge:
         strict: bool = False,
         **params: Any,
     ) -> list[Finding]:
-        case = Case(id=f"test[{op}]", scenario="test", system="kernel", op=op, params=params, seed=11)
+        case = Case(
+            id=f"test[{op}]", scenario="test", system="kernel", op=op, params=params, seed=11
+        )
         target = KernelTarget(case)
-        evidence = Evidence(case, [target.run(Poison(pattern, sites, strict)) for pattern in patterns])
+        evidence = Evidence(
+            case, [target.run(Poison(pattern, sites, strict)) for pattern in patterns]
+        )
         crash = ORACLES.get("crash").judge(evidence).findings
         if crash:
             return crash

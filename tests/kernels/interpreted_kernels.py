@@ -1,4 +1,7 @@
-"""The Triton kernels keep their contracts under every poison. Run by test_triton.py under TRITON_INTERPRET=1."""
+"""The Triton kernels keep their contracts under every poison.
+
+Run by test_triton.py under TRITON_INTERPRET=1.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +27,33 @@ from harness.kernels.triton.write_kv import write_kv
 assert INTERPRETED, "set TRITON_INTERPRET=1"
 
 Judge = Callable[..., list[Finding]]
-SMALL: dict[str, Any] = {"kernel": "triton", "num_heads": 3, "kv_lora_rank": 32, "qk_rope_head_dim": 16}
+SMALL: dict[str, Any] = {
+    "kernel": "triton",
+    "num_heads": 3,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+}
 E4M3 = torch.float8_e4m3fn
 
 
-@pytest.mark.parametrize("kv", ["bf16", *(pytest.param(kv, marks=pytest.mark.nightly) for kv in ("fp32", "fp8_e4m3"))])
+@pytest.mark.parametrize(
+    "kv", ["bf16", *(pytest.param(kv, marks=pytest.mark.nightly) for kv in ("fp32", "fp8_e4m3"))]
+)
 @pytest.mark.parametrize("planned", [True, pytest.param(False, marks=pytest.mark.nightly)])
-def test_decode_is_right_at_the_edges_of_pages_with_empty_rows_between(judge: Judge, kv: str, planned: bool) -> None:
+def test_decode_is_right_at_the_edges_of_pages_with_empty_rows_between(
+    judge: Judge, kv: str, planned: bool
+) -> None:
     lengths = [0, 1, 63, 64, 0, 65, 130]
-    assert not judge("mla_decode", kv=kv, seq_lens=lengths, planned=planned, patterns=("nan", "max"), **SMALL)
+    assert not judge(
+        "mla_decode", kv=kv, seq_lens=lengths, planned=planned, patterns=("nan", "max"), **SMALL
+    )
 
 
 @pytest.mark.parametrize("kv", [pytest.param("bf16", marks=pytest.mark.nightly), "fp8_e4m3"])
 def test_decode_is_right_at_the_sizes_of_deepseek(judge: Judge, kv: str) -> None:
-    assert not judge("mla_decode", kernel="triton", kv=kv, seq_lens=[1, 65, 0], patterns=("nan", "max"))
+    assert not judge(
+        "mla_decode", kernel="triton", kv=kv, seq_lens=[1, 65, 0], patterns=("nan", "max")
+    )
 
 
 @pytest.mark.parametrize("query_len", [2, pytest.param(5, marks=pytest.mark.nightly)])
@@ -52,23 +68,42 @@ def test_decode_is_clean_under_infinite_and_random_poison(judge: Judge) -> None:
 
 
 def test_decode_survives_tables_padded_with_addresses_that_do_not_exist(judge: Judge) -> None:
-    assert not judge("mla_decode", seq_lens=[0, 64, 65], strict=True, patterns=("nan", "max"), **SMALL)
+    assert not judge(
+        "mla_decode", seq_lens=[0, 64, 65], strict=True, patterns=("nan", "max"), **SMALL
+    )
 
 
 @pytest.mark.parametrize(
-    "layout", ["block_major", pytest.param("padded_pages", marks=pytest.mark.nightly), "manager_blocks", "large"]
+    "layout",
+    [
+        "block_major",
+        pytest.param("padded_pages", marks=pytest.mark.nightly),
+        "manager_blocks",
+        "large",
+    ],
 )
 @pytest.mark.parametrize("kv", [pytest.param("bf16", marks=pytest.mark.nightly), "fp8_e4m3"])
 def test_decode_is_right_in_every_layout_of_the_cache(judge: Judge, layout: str, kv: str) -> None:
     kernels = ("triton", "triton-unwritten", "triton-multiply", "triton-prefetch")
     for kernel in kernels if kv == "bf16" else kernels[:1]:
         given = {**SMALL, "kernel": kernel}
-        assert not judge("mla_decode", kv=kv, layout=layout, seq_lens=[0, 65, 130], patterns=("nan", "max"), **given)
+        assert not judge(
+            "mla_decode",
+            kv=kv,
+            layout=layout,
+            seq_lens=[0, 65, 130],
+            patterns=("nan", "max"),
+            **given,
+        )
 
 
 @pytest.mark.parametrize("layout", ["block_major", "padded_pages", "large"])
-@pytest.mark.parametrize("kv", [*(pytest.param(kv, marks=pytest.mark.nightly) for kv in ("fp32", "bf16")), "fp8_e4m3"])
-def test_latents_are_stored_right_in_every_layout_of_the_cache(judge: Judge, layout: str, kv: str) -> None:
+@pytest.mark.parametrize(
+    "kv", [*(pytest.param(kv, marks=pytest.mark.nightly) for kv in ("fp32", "bf16")), "fp8_e4m3"]
+)
+def test_latents_are_stored_right_in_every_layout_of_the_cache(
+    judge: Judge, layout: str, kv: str
+) -> None:
     sizes = {"num_tokens": 40, "kv_lora_rank": 32, "qk_rope_head_dim": 16}
     assert not judge("write_kv", kernel="triton", kv=kv, layout=layout, **sizes)
 
@@ -90,7 +125,9 @@ def _decode_case(
     query_len: int = 1,
     query_dtype: torch.dtype = torch.bfloat16,
 ) -> dict[str, Any]:
-    """Requests with pages in random order; everything but live slots is NaN, padded table entries are -1."""
+    """Requests with pages in random order; everything but live slots is NaN, padded table entries
+    are -1.
+    """
     generator = torch.Generator().manual_seed(len(lengths))
     pages = [(n + 63) // 64 for n in lengths]
     order = torch.randperm(sum(pages) + 2, generator=generator)
@@ -127,7 +164,9 @@ def test_a_nan_in_a_live_slot_is_not_hidden(dtype: torch.dtype) -> None:
     case = _decode_case([70, 70], dtype)
     raw = case["kv_cache"].view(torch.uint8)
     size = case["kv_cache"].element_size()
-    raw[int(case["block_table"][0, 1]), 3, 7 * size : 8 * size] = torch.tensor([0xC0, 0x7F] if size == 2 else [0x7F])
+    raw[int(case["block_table"][0, 1]), 3, 7 * size : 8 * size] = torch.tensor(
+        [0xC0, 0x7F] if size == 2 else [0x7F]
+    )
     out, lse = mla_decode(**case)
     assert out[0].isnan().all() and lse[0].isnan().all()
     assert out[1].isfinite().all() and lse[1].isfinite().all()
@@ -183,7 +222,9 @@ def test_a_plan_has_the_shape_of_its_batch_whatever_the_lengths() -> None:
 def test_a_plan_made_in_torch_serves_as_well() -> None:
     case = _decode_case([70, 700, 0, 64])
     ours, _ = mla_decode(**case)
-    theirs, _ = mla_decode(**case, metadata=torch_plan.mla_decode_plan(case["seq_lens"], num_heads=4))
+    theirs, _ = mla_decode(
+        **case, metadata=torch_plan.mla_decode_plan(case["seq_lens"], num_heads=4)
+    )
     assert float((ours.double() - theirs.double()).norm() / ours.double().norm()) < 2e-3
 
 
@@ -192,7 +233,9 @@ def test_a_plan_for_shorter_requests_leaves_out_their_later_pages() -> None:
     stale = mla_decode_plan(torch.tensor([70, 64], dtype=torch.int32), num_heads=4)
     out, _ = mla_decode(**case, metadata=stale)
     fresh, _ = mla_decode(**case)
-    error = (out.double() - fresh.double()).flatten(1).norm(dim=1) / fresh.double().flatten(1).norm(dim=1)
+    error = (out.double() - fresh.double()).flatten(1).norm(dim=1) / fresh.double().flatten(1).norm(
+        dim=1
+    )
     assert float(error[0]) < 2e-3 and float(error[1]) > 0.1
 
 
@@ -227,7 +270,10 @@ def test_decode_reads_a_cache_that_is_a_view_with_gaps() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, E4M3], ids=str)
 def test_write_kv_leaves_the_bytes_that_torch_leaves(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(2)
-    kv_c, k_pe = torch.randn(9, 32, generator=generator) * 300, torch.randn(9, 24, generator=generator)[:, :16]
+    kv_c, k_pe = (
+        torch.randn(9, 32, generator=generator) * 300,
+        torch.randn(9, 24, generator=generator)[:, :16],
+    )
     kv_c[1, 3] = float("nan")
     kv_c[4] = float("nan")
     slots = torch.tensor([5, 64, -1, 70, -7, 191, 0, 3, -1])
@@ -241,7 +287,9 @@ def test_write_kv_leaves_the_bytes_that_torch_leaves(dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("shape", [(1, 16), (7, 33), (40, 256), (70, 576)])
 @pytest.mark.parametrize("on_device", [False, True])
-def test_quantize_gives_the_bits_of_torch_with_nan_in_padded_rows(shape: tuple[int, int], on_device: bool) -> None:
+def test_quantize_gives_the_bits_of_torch_with_nan_in_padded_rows(
+    shape: tuple[int, int], on_device: bool
+) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).bfloat16()
     live = (shape[0] + 1) // 2
     x[live:] = float("nan")
@@ -269,12 +317,18 @@ def test_merge_takes_prefix_and_suffix_of_different_strides() -> None:
     generator = torch.Generator().manual_seed(7)
     prefix = torch.randn(9, 4, 32, generator=generator)
     suffix = torch.randn(9, 4, 48, generator=generator)[..., :32]
-    prefix_lse, suffix_lse = torch.randn(4, 9, generator=generator), torch.randn(9, 4, generator=generator).T
+    prefix_lse, suffix_lse = (
+        torch.randn(4, 9, generator=generator),
+        torch.randn(9, 4, generator=generator).T,
+    )
     out, lse = merge_attn_states(prefix, prefix_lse, suffix, suffix_lse, num_tokens_with_context=6)
     expected, expected_lse = torch_merge.merge_attn_states(
         prefix, prefix_lse, suffix, suffix_lse, num_tokens_with_context=6
     )
-    assert float((out - expected).abs().max()) < 1e-6 and float((lse - expected_lse).abs().max()) < 1e-6
+    assert (
+        float((out - expected).abs().max()) < 1e-6
+        and float((lse - expected_lse).abs().max()) < 1e-6
+    )
     assert torch.equal(out[6:], suffix[6:]) and torch.equal(lse[:, 6:], suffix_lse[:, 6:])
 
 
@@ -288,5 +342,7 @@ def test_a_merge_with_one_empty_side_keeps_the_bits_of_the_other() -> None:
             sides = [(lone, lse), (nothing, torch.full_like(lse, empty))][::order]
             out, merged_lse = merge_attn_states(*sides[0], *sides[1])
             assert torch.equal(out, lone) and torch.equal(merged_lse, lse)
-        out, merged_lse = merge_attn_states(nothing, torch.full_like(lse, empty), nothing, torch.full_like(lse, -empty))
+        out, merged_lse = merge_attn_states(
+            nothing, torch.full_like(lse, empty), nothing, torch.full_like(lse, -empty)
+        )
         assert not out.any() and bool((merged_lse == -float("inf")).all())

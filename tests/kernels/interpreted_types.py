@@ -1,4 +1,7 @@
-"""The repaired interpreter treats narrow floats as hardware does. Run by test_triton.py under TRITON_INTERPRET=1."""
+"""The repaired interpreter treats narrow floats as hardware does.
+
+Run by test_triton.py under TRITON_INTERPRET=1.
+"""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -12,7 +15,20 @@ from harness.memory.triton_interpreter import prepare
 
 assert prepare(), "set TRITON_INTERPRET=1"
 
-SPECIAL = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-40, 3.4e38, 449.0, -500.0, 2.0**-9, 2.0**-10, 448.0]
+SPECIAL = [
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    0.0,
+    -0.0,
+    1e-40,
+    3.4e38,
+    449.0,
+    -500.0,
+    2.0**-9,
+    2.0**-10,
+    448.0,
+]
 
 
 @triton.jit
@@ -41,7 +57,9 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 @pytest.mark.parametrize("wide", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_each_of_the_256_codes_of_a_float8_widens_as_in_torch(dtype: torch.dtype, wide: torch.dtype) -> None:
+def test_each_of_the_256_codes_of_a_float8_widens_as_in_torch(
+    dtype: torch.dtype, wide: torch.dtype
+) -> None:
     codes = torch.arange(256, dtype=torch.uint8).view(dtype)
     widened = torch.zeros(256, dtype=wide)
     _convert[(1,)](codes, widened, 256)
@@ -61,7 +79,9 @@ def test_each_of_the_65536_codes_of_bfloat16_widens_bit_for_bit() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("spread", [1e-3, 1.0, 150.0])
-def test_rounding_is_to_nearest_even_bit_for_bit_as_in_torch(dtype: torch.dtype, spread: float) -> None:
+def test_rounding_is_to_nearest_even_bit_for_bit_as_in_torch(
+    dtype: torch.dtype, spread: float
+) -> None:
     values = torch.randn(4096, generator=torch.Generator().manual_seed(3)) * spread
     # Halfway cases: the upper 16 bits of a bfloat16 with exactly half an ulp below.
     halves = (values[:1024].view(torch.int32) & -65536 | 0x8000).view(torch.float32)

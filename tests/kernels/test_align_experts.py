@@ -1,4 +1,6 @@
-"""`align_experts`: the torch kernel against the reference, and what a kernel must not leave in its runs."""
+"""`align_experts`: the torch kernel against the reference, and what a kernel must not leave in its
+runs.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ from harness.memory.poison.patterns import Poison
 def test_the_torch_kernel_is_the_reference_up_to_its_count(seed: int) -> None:
     experts, block = 3 + 5 * seed, (4, 16, 64)[seed % 3]
     given = inputs(
-        AlignExpertsParams(num_tokens=1 + 7 * seed, num_experts=experts, num_used=3, num_experts_per_tok=2), seed
+        AlignExpertsParams(
+            num_tokens=1 + 7 * seed, num_experts=experts, num_used=3, num_experts_per_tok=2
+        ),
+        seed,
     )
     ids, owners, count = route.align_experts(given.topk_ids, num_experts=experts, block_size=block)
     want = reference.align_experts(given.topk_ids, num_experts=experts, block_size=block)
@@ -42,19 +47,27 @@ def test_the_reference_has_each_choice_once_in_a_run_of_its_expert() -> None:
 
 def unfilled(topk_ids: Any, *, num_experts: int, block_size: int) -> Any:
     """A kernel that leaves the entries of a run past its choices as memory was."""
-    ids, owners, count = route.align_experts(topk_ids, num_experts=num_experts, block_size=block_size)
+    ids, owners, count = route.align_experts(
+        topk_ids, num_experts=num_experts, block_size=block_size
+    )
     return torch.where(ids == topk_ids.numel(), torch.empty_like(ids), ids), owners, count
 
 
 def wrong_expert(topk_ids: Any, *, num_experts: int, block_size: int) -> Any:
     """A kernel that names the next expert for each block."""
-    ids, owners, count = route.align_experts(topk_ids, num_experts=num_experts, block_size=block_size)
+    ids, owners, count = route.align_experts(
+        topk_ids, num_experts=num_experts, block_size=block_size
+    )
     return ids, (owners + 1) % num_experts, count
 
 
 @pytest.mark.parametrize(
     ("kernel", "fires"),
-    [(None, set()), (unfilled, {"sentinel", "reference", "non_interference"}), (wrong_expert, {"reference"})],
+    [
+        (None, set()),
+        (unfilled, {"sentinel", "reference", "non_interference"}),
+        (wrong_expert, {"reference"}),
+    ],
 )
 def test_a_kernel_that_leaves_a_run_unfilled_or_names_another_expert_is_found(
     kernel: Any, fires: set[str], monkeypatch: pytest.MonkeyPatch
@@ -63,7 +76,9 @@ def test_a_kernel_that_leaves_a_run_unfilled_or_names_another_expert_is_found(
     if kernel is not None:
         spec = replace(spec, impl=f"{__name__}:{kernel.__name__}")
         monkeypatch.setattr("harness.judge.targets.kernel.find_kernel", lambda *_: spec)
-    case = Case(id="x", scenario="x", system="kernel", op="align_experts", params=AlignExpertsParams())
+    case = Case(
+        id="x", scenario="x", system="kernel", op="align_experts", params=AlignExpertsParams()
+    )
     target, sites = KernelTarget(case), frozenset(SITES.names())
     evidence = Evidence(case, [target.run(Poison(pattern, sites)) for pattern in ("nan", "zeros")])
     names = ("sentinel", "reference", "non_interference")

@@ -1,4 +1,6 @@
-"""Block formats bit by bit, and what the reference of `quantize_blocks` says about rows of nobody."""
+"""Block formats bit by bit, and what the reference of `quantize_blocks` says about rows of
+nobody.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ import pytest
 import torch
 
 from harness.kernels.ops import reference
-from harness.kernels.ops.block_formats import FORMATS, decoded_scales, decoded_values, magnitudes, num_scale_rows
+from harness.kernels.ops.block_formats import (
+    FORMATS,
+    decoded_scales,
+    decoded_values,
+    magnitudes,
+    num_scale_rows,
+)
 
 NVFP4, MXFP4, MXFP8 = FORMATS["nvfp4"], FORMATS["mxfp4"], FORMATS["mxfp8"]
 

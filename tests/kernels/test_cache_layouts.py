@@ -1,4 +1,6 @@
-"""Layouts of the paged cache: strides of pages, memory beside them, pools of any size in address space."""
+"""Layouts of the paged cache: strides of pages, memory beside them, pools of any size in address
+space.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,30 @@ import torch
 from pydantic import ValidationError
 
 from harness.core.errors import InputError
-from harness.core.op_params import CacheLayout, MlaDecodeParams, MlaDecodeSparseParams, WriteKvParams
-from harness.engine.faults.attention import offsets_in_32_bits, packed_pages, page_stride_for_manager_blocks
+from harness.core.op_params import (
+    CacheLayout,
+    MlaDecodeParams,
+    MlaDecodeSparseParams,
+    WriteKvParams,
+)
+from harness.engine.faults.attention import (
+    offsets_in_32_bits,
+    packed_pages,
+    page_stride_for_manager_blocks,
+)
 from harness.kernels.ops import inputs
 from harness.kernels.ops.cache_layouts import PADDING, empty_cache, laid_out, neighbors
 from harness.kernels.torch.decode import page_offsets
 
 STRIDE = 2**29
 PAGE = 64 * 80
-LAYOUTS: list[CacheLayout] = ["contiguous", "block_major", "padded_pages", "manager_blocks", "large"]
+LAYOUTS: list[CacheLayout] = [
+    "contiguous",
+    "block_major",
+    "padded_pages",
+    "manager_blocks",
+    "large",
+]
 SMALL = {"kv_lora_rank": 16, "qk_rope_head_dim": 8}
 
 
@@ -69,9 +86,15 @@ def test_offsets_are_formed_in_64_bits_and_wrap_with_the_fault() -> None:
         ("large", -(-(2**31) // (4 * PAGE)) * PAGE, 0),
     ],
 )
-def test_each_layout_has_its_stride_and_its_first_page(layout: CacheLayout, stride: int, offset: int) -> None:
+def test_each_layout_has_its_stride_and_its_first_page(
+    layout: CacheLayout, stride: int, offset: int
+) -> None:
     cache = empty_cache(8, 80, torch.bfloat16, layout)
-    assert cache.shape == (8, 64, 80) and cache.stride() == (stride, 80, 1) and cache.storage_offset() == offset
+    assert (
+        cache.shape == (8, 64, 80)
+        and cache.stride() == (stride, 80, 1)
+        and cache.storage_offset() == offset
+    )
 
 
 def test_half_of_the_pages_of_a_large_pool_begin_past_two_billion_elements() -> None:
@@ -82,7 +105,9 @@ def test_half_of_the_pages_of_a_large_pool_begin_past_two_billion_elements() -> 
 
 @pytest.mark.parametrize("kv", [torch.float32, torch.float8_e4m3fn])
 @pytest.mark.parametrize("layout", ["block_major", "padded_pages", "manager_blocks"])
-def test_every_element_of_the_allocation_is_in_a_page_or_beside_one(layout: CacheLayout, kv: torch.dtype) -> None:
+def test_every_element_of_the_allocation_is_in_a_page_or_beside_one(
+    layout: CacheLayout, kv: torch.dtype
+) -> None:
     cache = empty_cache(8, 80, kv, layout)
     everything = torch.empty(0, dtype=kv).set_(cache.untyped_storage())
     raw = everything.view(torch.uint8)
@@ -97,7 +122,9 @@ def test_dense_and_large_pools_have_nothing_beside_their_pages(layout: CacheLayo
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_cache_in_a_layout_has_the_content_of_its_pages_and_its_copy_is_dense(layout: CacheLayout) -> None:
+def test_a_cache_in_a_layout_has_the_content_of_its_pages_and_its_copy_is_dense(
+    layout: CacheLayout,
+) -> None:
     pages = torch.randn(6, 64, 24)
     cache = laid_out(pages, layout)
     assert torch.equal(cache, pages) and cache.clone().untyped_storage().nbytes() == pages.nbytes
@@ -110,7 +137,9 @@ def test_a_layout_changes_no_value_and_no_number_of_the_inputs(layout: CacheLayo
     assert torch.equal(plain.block_table, other.block_table)
 
 
-def test_a_manager_block_gives_four_pages_in_a_row_and_the_table_names_those_without_a_token() -> None:
+def test_a_manager_block_gives_four_pages_in_a_row_and_the_table_names_those_without_a_token() -> (
+    None
+):
     made = decode_inputs("manager_blocks", table_pad=0)
     assert made.block_table.shape == (4, 8)
     blocks = made.block_table.view(4, 2, 4)
@@ -135,4 +164,8 @@ def test_packed_pages_begin_right_behind_each_other_and_run_through_other_layers
 def test_the_stride_of_a_page_taken_for_that_of_a_manager_block_finds_block_n_at_page_n() -> None:
     cache = torch.arange(16.0).view(16, 1, 1).expand(16, 64, 2).contiguous()
     read = page_stride_for_manager_blocks(laid_out(cache, "manager_blocks"))
-    assert read[::4, 0, 0].tolist() == [0, 1, 2, 3] and read[3, 0, 0] == 1 and not bool(read[1:3].any())
+    assert (
+        read[::4, 0, 0].tolist() == [0, 1, 2, 3]
+        and read[3, 0, 0] == 1
+        and not bool(read[1:3].any())
+    )

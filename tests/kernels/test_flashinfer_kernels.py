@@ -1,4 +1,6 @@
-"""FlashInfer's MLA wrapper as it is declared, and what it is handed: checked with a stand-in for its module."""
+"""FlashInfer's MLA wrapper as it is declared, and what it is handed: checked with a stand-in for
+its module.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,28 @@ class Wrapper:
         Wrapper.made.append(self)
 
     def plan(self, *given: Any) -> None:
-        (self.starts, self.offsets, self.pages, self.lens, self.heads, rank, rope, self.page, self.causal,
-         self.scale, *_) = given  # fmt: skip
+        (
+            self.starts,
+            self.offsets,
+            self.pages,
+            self.lens,
+            self.heads,
+            rank,
+            rope,
+            self.page,
+            self.causal,
+            self.scale,
+            *_,
+        ) = given
         assert (rank, rope) == (512, 64) and self.causal
 
     def run(
-        self, nope: torch.Tensor, rope: torch.Tensor, ckv: torch.Tensor, kpe: torch.Tensor, **options: Any
+        self,
+        nope: torch.Tensor,
+        rope: torch.Tensor,
+        ckv: torch.Tensor,
+        kpe: torch.Tensor,
+        **options: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         assert options == {"return_lse": True, "return_lse_base_on_e": True}
         counts = (self.offsets[1:] - self.offsets[:-1]).tolist()
@@ -43,12 +61,16 @@ class Wrapper:
         for row, (start, count) in enumerate(zip(self.offsets.tolist(), counts, strict=False)):
             table[row, :count] = self.pages[start : start + count]
         q = torch.cat([nope, rope], dim=-1).view(len(counts), -1, self.heads, 576)
-        want = reference.mla_decode(q, torch.cat([ckv, kpe], dim=-1), table, self.lens, scale=self.scale)
+        want = reference.mla_decode(
+            q, torch.cat([ckv, kpe], dim=-1), table, self.lens, scale=self.scale
+        )
         return want.out.float(), want.lse.float()
 
 
 @pytest.mark.parametrize("spec", KERNELS, ids=lambda spec: spec.name)
-def test_it_loads_without_flashinfer_takes_the_ops_arguments_and_says_why_it_is_skipped(spec: Any) -> None:
+def test_it_loads_without_flashinfer_takes_the_ops_arguments_and_says_why_it_is_skipped(
+    spec: Any,
+) -> None:
     check_signature(OPS.get(spec.op), spec.short_name, spec.load())
     assert spec.why_not("cpu") == "flashinfer" or "cuda" in str(spec.why_not("cpu"))
 
@@ -80,7 +102,9 @@ def test_the_plan_names_the_pages_in_use_and_results_come_back_in_the_ops_order(
     out, lse = decode(q, cache, table, lens, scale=0.1)
     want = reference.mla_decode(q, cache, table.clamp(min=0), lens, scale=0.1)
     torch.testing.assert_close(out.double().flatten(0, 1), want.out, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(lse.double().transpose(1, 2).flatten(0, 1), want.lse, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        lse.double().transpose(1, 2).flatten(0, 1), want.lse, rtol=1e-4, atol=1e-5
+    )
     assert Wrapper.made[-1].backend == backend and -1 not in Wrapper.made[-1].pages.tolist()
 
 
@@ -88,15 +112,28 @@ def test_the_nvfp4_reader_gets_codes_and_scales_of_one_head_and_its_rows_are_pac
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def dequantize(
-        codes: Any, scales: Any, table: torch.Tensor, lens: torch.Tensor, k_scale: torch.Tensor, v_scale: torch.Tensor,
-        out: torch.Tensor, _: torch.Tensor, kv_layout: str,
-    ) -> None:  # fmt: skip
-        assert kv_layout == "NHD" and codes[0].shape == (4, 64, 1, 64) and scales[0].shape == (4, 64, 1, 8)
+        codes: Any,
+        scales: Any,
+        table: torch.Tensor,
+        lens: torch.Tensor,
+        k_scale: torch.Tensor,
+        v_scale: torch.Tensor,
+        out: torch.Tensor,
+        _: torch.Tensor,
+        kv_layout: str,
+    ) -> None:
+        assert (
+            kv_layout == "NHD"
+            and codes[0].shape == (4, 64, 1, 64)
+            and scales[0].shape == (4, 64, 1, 8)
+        )
         assert scales[0].dtype == torch.float8_e4m3fn and lens.dtype == torch.int32
         for b, length in enumerate(lens.tolist()):
             for at in range(length):
                 page, offset = int(table[b, at // 64]), at % 64
-                record = torch.cat((codes[0][page, offset, 0], scales[0][page, offset, 0].view(torch.uint8)))
+                record = torch.cat(
+                    (codes[0][page, offset, 0], scales[0][page, offset, 0].view(torch.uint8))
+                )
                 out[b, at, 0] = decode(record[None], "nvfp4_linear", float(k_scale))[0]
 
     stand_in = ModuleType("flashinfer.quantization")
@@ -107,9 +144,16 @@ def test_the_nvfp4_reader_gets_codes_and_scales_of_one_head_and_its_rows_are_pac
     slots = torch.cat((torch.arange(64, 69), torch.arange(128, 192), torch.arange(192, 193)))
     records = encode(x, "nvfp4_linear", 0.5)
     store(records, storage[:, 1], slots, "nvfp4_linear")
-    table, starts = torch.tensor([[1, 0], [2, 3]], dtype=torch.int32), torch.tensor([0, 5, 70], dtype=torch.int32)
-    out = flashinfer_records.read_nvfp4(storage[:, 1], table, starts, record_format="nvfp4_linear", scale=0.5)
-    torch.testing.assert_close(out.double(), decode(records, "nvfp4_linear", 0.5), rtol=0.005, atol=0)
+    table, starts = (
+        torch.tensor([[1, 0], [2, 3]], dtype=torch.int32),
+        torch.tensor([0, 5, 70], dtype=torch.int32),
+    )
+    out = flashinfer_records.read_nvfp4(
+        storage[:, 1], table, starts, record_format="nvfp4_linear", scale=0.5
+    )
+    torch.testing.assert_close(
+        out.double(), decode(records, "nvfp4_linear", 0.5), rtol=0.005, atol=0
+    )
 
 
 def test_a_release_without_the_nvfp4_reader_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

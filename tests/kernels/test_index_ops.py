@@ -21,14 +21,20 @@ Judge = Callable[..., list[Finding]]
 
 
 @pytest.mark.parametrize("kv", ["fp32", "bf16", "indexer_planar"])
-@pytest.mark.parametrize("more", [{}, {"query_len": 3, "seq_lens": [0, 2, 65]}, {"layout": "padded_pages"}])
-def test_index_logits_are_right_for_each_type_of_cache(judge: Judge, kv: str, more: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "more", [{}, {"query_len": 3, "seq_lens": [0, 2, 65]}, {"layout": "padded_pages"}]
+)
+def test_index_logits_are_right_for_each_type_of_cache(
+    judge: Judge, kv: str, more: dict[str, Any]
+) -> None:
     assert not judge("index_logits", kv=kv, num_heads=3, **more)
 
 
 @pytest.mark.parametrize("query_len", [1, 3])
 @pytest.mark.parametrize("values", ["plain", "plateau", "zero", "ties", "signed_zeros"])
-def test_a_top_k_is_right_around_k_and_with_equal_logits(judge: Judge, values: str, query_len: int) -> None:
+def test_a_top_k_is_right_around_k_and_with_equal_logits(
+    judge: Judge, values: str, query_len: int
+) -> None:
     assert not judge("select_topk", values=[values], query_len=query_len, launches=2, topk=16)
 
 
@@ -40,7 +46,9 @@ def test_positions_become_slots_of_their_own_request(judge: Judge, missing: str)
 def test_any_set_of_the_largest_is_right_and_no_other() -> None:
     logits, lens = torch.tensor([[3.0, 0.0, 0.0, 0.0, 9.0]]), torch.tensor([4])
     for right in ([0, 1], [3, 0], [2, 0]):
-        assert right_choice(logits, lens, torch.tensor([right])).tolist() == [sorted(right, reverse=True)]
+        assert right_choice(logits, lens, torch.tensor([right])).tolist() == [
+            sorted(right, reverse=True)
+        ]
     # The largest left out; a position twice, past the length, and none though there are enough.
     for wrong in ([1, 2], [0, 0], [0, 4], [0, -1]):
         assert right_choice(logits, lens, torch.tensor([wrong])).tolist() == [[1, 0]]
@@ -77,7 +85,9 @@ def test_a_score_has_the_scale_that_its_bound_assumes(num_heads: int, kv: str) -
     params = IndexLogitsParams(num_heads=num_heads, kv=kv, seq_lens=(400,) * 60, query_len=1)
     logits, defined = indexing.expected_logits(indexing.index_logits(params, 3))
 
-    assert float(logits[defined].std()) == pytest.approx(bound("index_logits.fp32").least_scale, rel=0.15)
+    assert float(logits[defined].std()) == pytest.approx(
+        bound("index_logits.fp32").least_scale, rel=0.15
+    )
 
 
 def test_a_row_of_one_key_whose_heads_cancel_is_judged_by_the_scale_of_the_heads() -> None:

@@ -1,4 +1,6 @@
-"""Seeded inputs: the same for one seed, live where they should be, and every unowned byte listed."""
+"""Seeded inputs: the same for one seed, live where they should be, and every unowned byte
+listed.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,16 @@ from harness.kernels.ops import inputs
 
 
 def small(**changes: object) -> MlaDecodeParams:
-    return MlaDecodeParams(num_heads=2, kv_lora_rank=16, qk_rope_head_dim=8).model_copy(update=changes)
+    return MlaDecodeParams(num_heads=2, kv_lora_rank=16, qk_rope_head_dim=8).model_copy(
+        update=changes
+    )
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=5), st.integers(1, 4), st.integers(0, 4))
-def test_each_slot_of_the_cache_is_live_once_or_listed_as_unowned(lengths: list[int], spare: int, pad: int) -> None:
+def test_each_slot_of_the_cache_is_live_once_or_listed_as_unowned(
+    lengths: list[int], spare: int, pad: int
+) -> None:
     params = small(kv="fp32", seq_lens=tuple(lengths), num_spare_blocks=spare, table_pad=pad)
     made = inputs.mla_decode(params, seed=5)
     owners = torch.zeros(made.kv_cache.shape[:2], dtype=torch.int64)
@@ -54,8 +60,12 @@ def test_an_fp8_cache_uses_the_range_of_its_type() -> None:
     assert 300 < float(stored.max()) <= 448
 
 
-def test_padded_tokens_of_write_kv_have_negative_slots_and_no_live_slot_is_in_the_null_block() -> None:
-    made = inputs.write_kv(WriteKvParams(num_tokens=9, num_padded=3, kv_lora_rank=16, qk_rope_head_dim=8), 1)
+def test_padded_tokens_of_write_kv_have_negative_slots_and_no_live_slot_is_in_the_null_block() -> (
+    None
+):
+    made = inputs.write_kv(
+        WriteKvParams(num_tokens=9, num_padded=3, kv_lora_rank=16, qk_rope_head_dim=8), 1
+    )
     assert made.slot_mapping[-3:].tolist() == [-1, -1, -1]
     live = made.slot_mapping[:-3]
     assert int(live.min()) >= 64 and len(set(live.tolist())) == 6

@@ -1,4 +1,7 @@
-"""Only plain tensors are judged. An output of another kind is a finding, before anything reads it."""
+"""Only plain tensors are judged.
+
+An output of another kind is a finding, before anything reads it.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ def fake(x: Tensor) -> Tensor:
 
 
 ODD: dict[str, tuple[Callable[[Tensor], Any], str]] = {
-    "a subclass": (lambda x: x.as_subclass(Liar), "as Liar, a subclass of torch.Tensor; return a torch.Tensor itself"),
+    "a subclass": (
+        lambda x: x.as_subclass(Liar),
+        "as Liar, a subclass of torch.Tensor; return a torch.Tensor itself",
+    ),
     "a fake tensor": (fake, "as FakeTensor, a subclass of torch.Tensor"),
     "sparse": (lambda x: x.to_sparse(), "with layout torch.sparse_coo; return a strided tensor"),
     "sparse rows": (lambda x: x.flatten(1).to_sparse_csr(), "with layout torch.sparse_csr"),
@@ -53,7 +59,10 @@ ODD: dict[str, tuple[Callable[[Tensor], Any], str]] = {
         "as a quantised tensor (torch.qint8)",
     ),
     "meta": (lambda x: x.to("meta"), "on device meta, where it has no memory"),
-    "zeros without memory": (lambda x: torch._efficientzerotensor(x.shape), "without memory of its own"),
+    "zeros without memory": (
+        lambda x: torch._efficientzerotensor(x.shape),
+        "without memory of its own",
+    ),
     "a closed storage": (resized, "on a storage of 8 bytes, where it needs"),
     "an array": (lambda x: x.float().numpy(), "as ndarray; return a torch.Tensor"),
 }
@@ -93,10 +102,25 @@ def result_of(change: Callable[[Tensor], Any]) -> CaseResult:
             return change(out), lse
 
     spec = KernelSpec("merge_attn_states", "odd", "", merge, is_plugin=True)
-    params = {"kernel": "odd", "num_tokens": 6, "num_with_context": 4, "num_heads": 2, "v_head_dim": 16}
-    oracles, poison = ("finite", "sentinel", "reference", "non_interference"), PoisonPlan(patterns=("nan", "max"))
+    params = {
+        "kernel": "odd",
+        "num_tokens": 6,
+        "num_with_context": 4,
+        "num_heads": 2,
+        "v_head_dim": 16,
+    }
+    oracles, poison = (
+        ("finite", "sentinel", "reference", "non_interference"),
+        PoisonPlan(patterns=("nan", "max")),
+    )
     case = Case(
-        id="odd", scenario="s", system="kernel", op="merge_attn_states", params=params, oracles=oracles, poison=poison
+        id="odd",
+        scenario="s",
+        system="kernel",
+        op="merge_attn_states",
+        params=params,
+        oracles=oracles,
+        poison=poison,
     )
     with KERNELS.scoped(spec):
         return run_case(Job(key="k", case=case))
@@ -108,7 +132,10 @@ def test_an_output_that_is_no_plain_tensor_is_a_crash_of_the_kernel(name: str) -
     result = result_of(change)
     assert result.verdict is Verdict.CRASH, result
     (finding,) = result.findings
-    assert finding.cause == Code.BAD_OUTPUT and f"merge_attn_states/odd returned out {says}" in finding.message
+    assert (
+        finding.cause == Code.BAD_OUTPUT
+        and f"merge_attn_states/odd returned out {says}" in finding.message
+    )
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -133,12 +160,17 @@ class Speechless(Exception):
     ("error", "says"),
     [
         (Speechless(), f"merge_attn_states/odd raised Speechless: {NO_WORDS}"),
-        (ValueError("x" * 2_000_000), "raised ValueError: " + "x" * 1000 + " … (2,000,000 characters)"),
+        (
+            ValueError("x" * 2_000_000),
+            "raised ValueError: " + "x" * 1000 + " … (2,000,000 characters)",
+        ),
         (ValueError("x\n" * 1_000_000), "raised ValueError: x …"),
     ],
     ids=["a __str__ that raises", "a long line", "many lines"],
 )
-def test_an_exception_keeps_its_cause_and_its_line_whatever_its_message(error: Exception, says: str) -> None:
+def test_an_exception_keeps_its_cause_and_its_line_whatever_its_message(
+    error: Exception, says: str
+) -> None:
     def change(x: Tensor) -> Tensor:
         raise error
 
@@ -150,4 +182,8 @@ def test_an_exception_keeps_its_cause_and_its_line_whatever_its_message(error: E
 
 
 def test_metadata_that_only_the_kernel_reads_may_be_anything() -> None:
-    assert is_plain(torch.ones(2)) and not is_plain(torch.ones(2).to_sparse()) and not is_plain(object())
+    assert (
+        is_plain(torch.ones(2))
+        and not is_plain(torch.ones(2).to_sparse())
+        and not is_plain(object())
+    )

@@ -50,16 +50,21 @@ def test_a_decorated_function_is_registered_with_its_promises_and_stays_itself()
         (lambda x, *, num_live=None, must: x, "missing a required argument: 'must'"),
     ],
 )
-def test_a_function_that_the_harness_cannot_call_is_refused_with_what_is_missing(function: object, says: str) -> None:
+def test_a_function_that_the_harness_cannot_call_is_refused_with_what_is_missing(
+    function: object, says: str
+) -> None:
     with pytest.raises(InputError) as refused:
         kernel(op="quantize_fp8", name="mine")(function)  # type: ignore[type-var]
     message = str(refused.value)
-    assert says in message and "write quantize_fp8(x, *, num_live)" in message and "\n" not in message
+    assert (
+        says in message and "write quantize_fp8(x, *, num_live)" in message and "\n" not in message
+    )
     assert "quantize_fp8/mine" not in KERNELS
 
 
 @pytest.mark.parametrize(
-    "function", [lambda *args, **kwargs: args, lambda anything, num_live: anything, lambda x, **options: x]
+    "function",
+    [lambda *args, **kwargs: args, lambda anything, num_live: anything, lambda x, **options: x],
 )
 def test_names_of_positional_arguments_are_free(function: object) -> None:
     kernel(op="quantize_fp8", name="mine")(function)  # type: ignore[type-var]
@@ -73,24 +78,63 @@ def test_names_of_positional_arguments_are_free(function: object) -> None:
         ({"op": "mla_decode"}, "needs op and name, by keyword: @kernel"),
         ({"op": "mla_decode", "name": "a/b"}, "use letters, digits"),
         ({"op": "mla_decode", "name": "a b[c]=,"}, "use letters, digits"),
-        ({"op": "mla_decode", "name": "mine", "empty_rows": "zero"}, "choose from undefined, identity, nan"),
-        ({"op": "mla_decode", "name": "mine", "empty_lse": "0"}, "choose from -inf, +inf, undefined"),
-        ({"op": "mla_decode", "name": "mine", "checks": "all"}, "choose from nothing, arguments, values"),
-        ({"op": "mla_decode", "name": "mine", "gives_lse": "no"}, "gives_lse='no' is neither True nor False"),
-        ({"op": "mla_decode", "name": "mine", "capturable": 0}, "capturable=0 is neither True nor False"),
-        ({"op": "write_kv", "name": "mine", "gives_lse": False}, "gives_lse=False, but write_kv has no lse; leave it"),
+        (
+            {"op": "mla_decode", "name": "mine", "empty_rows": "zero"},
+            "choose from undefined, identity, nan",
+        ),
+        (
+            {"op": "mla_decode", "name": "mine", "empty_lse": "0"},
+            "choose from -inf, +inf, undefined",
+        ),
+        (
+            {"op": "mla_decode", "name": "mine", "checks": "all"},
+            "choose from nothing, arguments, values",
+        ),
+        (
+            {"op": "mla_decode", "name": "mine", "gives_lse": "no"},
+            "gives_lse='no' is neither True nor False",
+        ),
+        (
+            {"op": "mla_decode", "name": "mine", "capturable": 0},
+            "capturable=0 is neither True nor False",
+        ),
+        (
+            {"op": "write_kv", "name": "mine", "gives_lse": False},
+            "gives_lse=False, but write_kv has no lse; leave it",
+        ),
         (
             {"op": "mla_decode", "name": "mine", "gives_lse": False, "empty_lse": "-inf"},
             "gives_lse=False and empty_lse='-inf'; leave one out",
         ),
-        ({"op": "mla_decode", "name": "mine", "fp8_products": "e4m3"}, "choose from float32, bf16, fp8"),
-        ({"op": "mla_decode", "name": "mine", "bf16_steps": ("sum",)}, "choose from partials, sums"),
-        ({"op": "mla_decode", "name": "mine", "bf16_steps": "sums"}, "write a tuple of some of partials, sums"),
+        (
+            {"op": "mla_decode", "name": "mine", "fp8_products": "e4m3"},
+            "choose from float32, bf16, fp8",
+        ),
+        (
+            {"op": "mla_decode", "name": "mine", "bf16_steps": ("sum",)},
+            "choose from partials, sums",
+        ),
+        (
+            {"op": "mla_decode", "name": "mine", "bf16_steps": "sums"},
+            "write a tuple of some of partials, sums",
+        ),
         ({"op": "mla_decode", "name": "mine", "kv": ["int8"]}, "choose from fp32, bf16, fp8_e4m3"),
-        ({"op": "mla_decode", "name": "mine", "kv": "bf16"}, "some of fp32, bf16, fp8_e4m3, for example"),
-        ({"op": "mla_decode", "name": "mine", "devices": "cpu"}, "devices='cpu' names none; write a tuple"),
-        ({"op": "mla_decode", "name": "mine", "devices": ()}, "some of cpu, cuda, for example devices=.'cpu',."),
-        ({"op": "mla_decode", "name": "mine", "devices": ("gpu",)}, "devices='gpu' is unknown; choose from cpu, cuda"),
+        (
+            {"op": "mla_decode", "name": "mine", "kv": "bf16"},
+            "some of fp32, bf16, fp8_e4m3, for example",
+        ),
+        (
+            {"op": "mla_decode", "name": "mine", "devices": "cpu"},
+            "devices='cpu' names none; write a tuple",
+        ),
+        (
+            {"op": "mla_decode", "name": "mine", "devices": ()},
+            "some of cpu, cuda, for example devices=.'cpu',.",
+        ),
+        (
+            {"op": "mla_decode", "name": "mine", "devices": ("gpu",)},
+            "devices='gpu' is unknown; choose from cpu, cuda",
+        ),
     ],
 )
 def test_promises_that_nobody_knows_are_refused(arguments: dict[str, object], says: str) -> None:
@@ -99,20 +143,27 @@ def test_promises_that_nobody_knows_are_refused(arguments: dict[str, object], sa
 
 
 @pytest.mark.parametrize(
-    ("word", "says"), [("gives_lsee", r" \(did you mean 'gives_lse'\?\); it takes op"), ("xyz", "; it takes op")]
+    ("word", "says"),
+    [("gives_lsee", r" \(did you mean 'gives_lse'\?\); it takes op"), ("xyz", "; it takes op")],
 )
-def test_a_promise_that_nobody_knows_is_answered_with_all_that_there_are(word: str, says: str) -> None:
+def test_a_promise_that_nobody_knows_is_answered_with_all_that_there_are(
+    word: str, says: str
+) -> None:
     unknown: dict[str, Any] = {word: True}
     with pytest.raises(InputError, match=rf"^@kernel has no argument '{word}'{says}") as refused:
         kernel(op="mla_decode", name="mine", **unknown)
     words = str(refused.value).partition("it takes ")[2].split(", ")
-    assert {"op", "name", "devices", "kv", "shapes", "gives_lse", "checks", "bf16_steps"} <= set(words)
+    assert {"op", "name", "devices", "kv", "shapes", "gives_lse", "checks", "bf16_steps"} <= set(
+        words
+    )
     assert not {"unknown", "positional"} & set(words)
 
 
 def test_op_and_name_are_given_by_keyword() -> None:
     for misplaced in ("mla_decode", len):
-        with pytest.raises(InputError, match=r'by keyword: @kernel\(op="mla_decode", name="mine"\)$'):
+        with pytest.raises(
+            InputError, match=r'by keyword: @kernel\(op="mla_decode", name="mine"\)$'
+        ):
             kernel(misplaced)
 
 
@@ -131,7 +182,9 @@ def test_sizes_are_numbers_and_layouts_are_names(shapes: Any, says: str) -> None
 
 
 def test_promises_may_be_given_by_a_generator() -> None:
-    kernel(op="quantize_fp8", name="mine", kv=(kv for kv in ("bf16",)))(lambda x, *, num_live=None: x)
+    kernel(op="quantize_fp8", name="mine", kv=(kv for kv in ("bf16",)))(
+        lambda x, *, num_live=None: x
+    )
     assert KERNELS.get("quantize_fp8/mine").kv == ("bf16",)
 
 
@@ -156,9 +209,15 @@ def test_a_plugin_file_is_executed_once_and_tells_what_it_registered() -> None:
         ("import nothing_of_this_name\n", r":1: ModuleNotFoundError"),
         ("from mla_harness import kernel\n", r":1: write `from harness import kernel`$"),
         ("print('hello')\n", r"registers no kernel"),
-        ("from harness import kernel\n\n@kernel(op='write_kv', name='w')\ndef w(a): ...\n", r":3: .*kv_scale"),
         (
-            "from harness import kernel\n\n@kernel(op='write_kv', name='w', devices='cpu')\ndef w(a): ...\n",
+            "from harness import kernel\n\n@kernel(op='write_kv', name='w')\ndef w(a): ...\n",
+            r":3: .*kv_scale",
+        ),
+        (
+            (
+                "from harness import kernel\n\n@kernel(op='write_kv', name='w', devices='cpu')\ndef"
+                " w(a): ...\n"
+            ),
             r":3: .*tuple",
         ),
     ],
@@ -182,7 +241,9 @@ def test_a_file_that_does_not_exist_or_is_not_python_is_refused(tmp_path: Path) 
 
 
 def entry_point(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> list[str]:
-    """Install one entry point whose module holds `text`; returns the groups that are asked for from now on."""
+    """Install one entry point whose module holds `text`; returns the groups that are asked for from
+    now on.
+    """
     file = write(folder, text)
     monkeypatch.syspath_prepend(str(folder))
     asked: list[str] = []
@@ -198,7 +259,10 @@ def entry_point(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> lis
 def test_entry_points_are_imported_only_for_a_name_that_is_missing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    text = "from harness import kernel\n\n@kernel(op='quantize_fp8', name='ep')\ndef f(x, *, num_live=None): ...\n"
+    text = (
+        "from harness import kernel\n\n@kernel(op='quantize_fp8', name='ep')\ndef f(x, *,"
+        " num_live=None): ...\n"
+    )
     asked = entry_point(monkeypatch, tmp_path, text)
     assert plugins.find_kernel("quantize_fp8", "torch").short_name == "torch"
     assert asked == []
@@ -218,12 +282,13 @@ def test_an_entry_point_that_does_not_import_is_refused_by_name(
 
 def test_importing_the_package_or_the_decorator_imports_no_torch() -> None:
     code = (
-        "import sys, harness\n"
-        "assert not {'torch', 'pydantic'} & set(sys.modules), 'import harness'\n"
-        "assert harness.__version__ and callable(harness.kernel) and harness.Finding\n"
-        "assert 'torch' not in sys.modules, 'from harness import kernel'\n"
-        "try:\n    harness.absent\nexcept AttributeError as error:\n    assert 'absent' in str(error)\n"
+        "import sys, harness\nassert not {'torch', 'pydantic'} & set(sys.modules), 'import"
+        " harness'\nassert harness.__version__ and callable(harness.kernel) and"
+        " harness.Finding\nassert 'torch' not in sys.modules, 'from harness import kernel'\ntry:\n "
+        "   harness.absent\nexcept AttributeError as error:\n    assert 'absent' in str(error)\n"
     )
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

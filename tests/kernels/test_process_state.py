@@ -19,7 +19,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from harness.judge import run_records
 from harness.judge.oracles import compare
 from harness.kernels import replaced_code
-from harness.kernels.process_state import Change, noting_changes, watching, watching_call, watching_run
+from harness.kernels.process_state import (
+    Change,
+    noting_changes,
+    watching,
+    watching_call,
+    watching_run,
+)
 from harness.kernels.watched import WATCHED
 
 KEPT: list[Any] = []
@@ -101,9 +107,21 @@ CHANGES: dict[str, tuple[str, Callable[[], Any], str]] = {
         lambda: setattr(run_records.Outcome, "result_of", lambda *args: None),
         "replaced harness.judge.run_records.Outcome.result_of",
     ),
-    "a function mode": ("modes of torch", lambda: enter(Function()), "left a mode of torch on: Function"),
-    "a mode that refuses all": ("modes of torch", lambda: enter(Refusing()), "left a mode of torch on: Refusing"),
-    "a dispatch mode": ("modes of torch", lambda: enter(Dispatch()), "left a mode of torch on: Dispatch"),
+    "a function mode": (
+        "modes of torch",
+        lambda: enter(Function()),
+        "left a mode of torch on: Function",
+    ),
+    "a mode that refuses all": (
+        "modes of torch",
+        lambda: enter(Refusing()),
+        "left a mode of torch on: Refusing",
+    ),
+    "a dispatch mode": (
+        "modes of torch",
+        lambda: enter(Dispatch()),
+        "left a mode of torch on: Dispatch",
+    ),
     "another mode ended": (
         "modes of torch",
         torch._C._pop_torch_function_stack,
@@ -114,21 +132,33 @@ CHANGES: dict[str, tuple[str, Callable[[], Any], str]] = {
         lambda: torch.set_default_device("meta"),
         "set the default device to meta",
     ),
-    "a device in a with": ("default device", lambda: enter(torch.device("meta")), "set the default device to meta"),
+    "a device in a with": (
+        "default device",
+        lambda: enter(torch.device("meta")),
+        "set the default device to meta",
+    ),
     "a mode and a device": ("modes of torch", both, "left a mode of torch on: Function"),
     "the default dtype": (
         "default dtype",
         lambda: torch.set_default_dtype(torch.float64),
         "set the default dtype to torch.float64",
     ),
-    "inference mode": ("inference mode", lambda: enter(torch.inference_mode()), "set the inference mode to True"),
+    "inference mode": (
+        "inference mode",
+        lambda: enter(torch.inference_mode()),
+        "set the inference mode to True",
+    ),
     "grad mode": ("grad mode", lambda: torch.set_grad_enabled(False), "set the grad mode to False"),
     "deterministic algorithms": (
         "use of deterministic algorithms",
         lambda: torch.use_deterministic_algorithms(True),
         "changed the use of deterministic algorithms",
     ),
-    "autocast": ("autocast settings", lambda: enter(torch.autocast("cpu")), "changed the autocast settings"),
+    "autocast": (
+        "autocast settings",
+        lambda: enter(torch.autocast("cpu")),
+        "changed the autocast settings",
+    ),
     "TF32": (
         "precision of float32 products",
         lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
@@ -139,7 +169,11 @@ CHANGES: dict[str, tuple[str, Callable[[], Any], str]] = {
         lambda: torch.set_float32_matmul_precision("medium"),
         "changed the precision of float32 products",
     ),
-    "threads of torch": ("number of threads", lambda: torch.set_num_threads(3), "set the number of threads to 3"),
+    "threads of torch": (
+        "number of threads",
+        lambda: torch.set_num_threads(3),
+        "set the number of threads to 3",
+    ),
     "denormals": (
         "flushing of denormals",
         lambda: torch.set_flush_denormal(True),
@@ -155,13 +189,21 @@ CHANGES: dict[str, tuple[str, Callable[[], Any], str]] = {
         lambda: sys.setrecursionlimit(10**6),
         "set the recursion limit to 1000000",
     ),
-    "warnings": ("warnings", lambda: warnings.filterwarnings("error", "of mine"), "made warnings errors"),
+    "warnings": (
+        "warnings",
+        lambda: warnings.filterwarnings("error", "of mine"),
+        "made warnings errors",
+    ),
     "a handler": (
         "signal handlers",
         lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
         "set a handler of SIGTERM",
     ),
-    "an alarm": ("alarms", lambda: signal.alarm(3600), "left an alarm set (signal.alarm, signal.setitimer)"),
+    "an alarm": (
+        "alarms",
+        lambda: signal.alarm(3600),
+        "left an alarm set (signal.alarm, signal.setitimer)",
+    ),
     "a thread": ("threads", start_thread, "left running: thread 'waiting'"),
     "the folder": ("working folder", lambda: os.chdir("/"), "set the working folder to /"),
 }
@@ -178,7 +220,9 @@ def set_lowest_limit() -> None:
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Around each test a folder and a mode of the suite's own, and the end of what cannot be restored."""
+    """Around each test a folder and a mode of the suite's own, and the end of what cannot be
+    restored.
+    """
     monkeypatch.chdir(os.getcwd())
     with Function():
         yield
@@ -207,7 +251,9 @@ def test_a_change_is_seen_worded_and_restored(name: str) -> None:
     mine = next(one for one in noted if one.what.startswith(says))
     (watched,) = (one for one in WATCHED if one.name == row)
     assert mine == Change("mine", mine.what, watched.is_failure, name not in NOT_RESTORED)
-    assert rows_that_differ(before) == ([] if name not in NOT_RESTORED else ["threads"] * (name == "a thread"))
+    assert rows_that_differ(before) == (
+        [] if name not in NOT_RESTORED else ["threads"] * (name == "a thread")
+    )
     assert torch.equal(torch.ones(2) + 1, torch.full((2,), 2.0))
     with noting_changes() as again, watching("mine"):
         pass
@@ -229,7 +275,14 @@ def test_each_row_of_the_table_has_a_change_that_it_sees() -> None:
         lambda: warnings.simplefilter("ignore"),
         lambda: torch.manual_seed(3),
     ],
-    ids=["nothing", "a method more", "a function more", "torch.load", "fewer warnings", "random numbers"],
+    ids=[
+        "nothing",
+        "a method more",
+        "a function more",
+        "torch.load",
+        "fewer warnings",
+        "random numbers",
+    ],
 )
 def test_what_changes_no_number_and_no_memory_is_left_alone(
     change: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
@@ -258,5 +311,8 @@ def test_a_call_and_a_run_together_watch_the_whole_table() -> None:
 def test_code_that_a_fault_may_replace_is_not_watched() -> None:
     replaced_code.code_of_harness()
     watched = {place.name for place in replaced_code._places}
-    assert "harness.judge.oracles.compare" in watched and "harness.judge.run_records.Outcome" in watched
+    assert (
+        "harness.judge.oracles.compare" in watched
+        and "harness.judge.run_records.Outcome" in watched
+    )
     assert not any(name.startswith(("harness.engine", "harness.kernels.torch")) for name in watched)

@@ -12,20 +12,37 @@ from harness.core.op_params import ReadRecordsParams, RecordFormat, WriteRecords
 from harness.core.ops import PAGE_SIZE
 from harness.core.records import Finding
 from harness.kernels.ops import record_inputs, reference
-from harness.kernels.ops.record_formats import RECORDS, decode, encode, places, rounding, spans, store, stored
+from harness.kernels.ops.record_formats import (
+    RECORDS,
+    decode,
+    encode,
+    places,
+    rounding,
+    spans,
+    store,
+    stored,
+)
 from harness.kernels.torch import records as torch_records
 from harness.kernels.torch.decode import mla_decode_sparse
 
 Judge = Callable[..., list[Finding]]
 NAMES = get_args(RecordFormat)
 BYTES = {
-    "bf16": 1152, "fp8_e4m3": 576, "fp8_ds_mla": 656, "indexer_planar": 132, "indexer_interleaved": 132,
-    "indexer_shuffled": 132, "nvfp4_linear": 72, "nvfp4_swizzled": 72,
-}  # fmt: skip
+    "bf16": 1152,
+    "fp8_e4m3": 576,
+    "fp8_ds_mla": 656,
+    "indexer_planar": 132,
+    "indexer_interleaved": 132,
+    "indexer_shuffled": 132,
+    "nvfp4_linear": 72,
+    "nvfp4_swizzled": 72,
+}
 
 
 def rows(name: str, num_rows: int = 5) -> torch.Tensor:
-    return torch.randn(num_rows, RECORDS[name].width, generator=torch.Generator().manual_seed(3)).bfloat16()
+    return torch.randn(
+        num_rows, RECORDS[name].width, generator=torch.Generator().manual_seed(3)
+    ).bfloat16()
 
 
 def test_the_table_has_each_format_with_its_documented_size() -> None:
@@ -48,11 +65,21 @@ def test_each_byte_of_a_block_belongs_to_one_byte_of_one_record(name: str, page_
         ("indexer_planar", 3, 5, 3 * 128 + 5),
         ("indexer_planar", 3, 129, 64 * 128 + 3 * 4 + 1),
         ("indexer_interleaved", 3, 129, 3 * 132 + 129),
-        ("indexer_shuffled", 17, 35, 16 * 128 + 2 * 256 + 1 * 16 + 3),  # tile of tokens 1, tile of bytes 2
+        (
+            "indexer_shuffled",
+            17,
+            35,
+            16 * 128 + 2 * 256 + 1 * 16 + 3,
+        ),  # tile of tokens 1, tile of bytes 2
         ("indexer_shuffled", 17, 130, 64 * 128 + 17 * 4 + 2),
         ("nvfp4_linear", 5, 67, 64 * 64 + 5 * 8 + 3),
         ("nvfp4_swizzled", 5, 63, 5 * 64 + 63),
-        ("nvfp4_swizzled", 5, 64 + 3, 64 * 64 + (4 + 1) * 8 + 1 * 4 + 1),  # row 4 + 3 // 2, column 3 % 2 * 4 + 5 % 4
+        (
+            "nvfp4_swizzled",
+            5,
+            64 + 3,
+            64 * 64 + (4 + 1) * 8 + 1 * 4 + 1,
+        ),  # row 4 + 3 // 2, column 3 % 2 * 4 + 5 % 4
     ],
 )
 def test_a_byte_lies_where_the_format_says(name: str, token: int, byte: int, place: int) -> None:
@@ -82,7 +109,9 @@ def test_nvfp4_codes_lie_two_a_byte_the_first_in_the_low_half() -> None:
     assert record[:2].tolist() == [0xA7, 0x51]
     assert record[64:66].tolist() == [0x38, 0]  # a block scale of 1, and one of a block of zeros
     scaled = encode(row * 2, "nvfp4_linear", scale=2.0)[0]
-    assert torch.equal(scaled, record) and decode(scaled[None], "nvfp4_linear", 2.0)[0, :4].tolist() == [12, -2, 1, 6]
+    assert torch.equal(scaled, record) and decode(scaled[None], "nvfp4_linear", 2.0)[
+        0, :4
+    ].tolist() == [12, -2, 1, 6]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -98,9 +127,13 @@ def test_a_row_comes_back_as_close_as_its_format_allows(name: str) -> None:
 
 
 @pytest.mark.parametrize("scale", [None, 0.0117])
-def test_the_rounding_of_nvfp4_covers_every_size_of_values_and_no_wrong_code(scale: float | None) -> None:
+def test_the_rounding_of_nvfp4_covers_every_size_of_values_and_no_wrong_code(
+    scale: float | None,
+) -> None:
     generator = torch.Generator().manual_seed(4)
-    x = torch.randn(4000, 128, generator=generator) * torch.exp2(torch.randint(-10, 4, (4000, 1), generator=generator))
+    x = torch.randn(4000, 128, generator=generator) * torch.exp2(
+        torch.randint(-10, 4, (4000, 1), generator=generator)
+    )
     allowed = rounding(x, "nvfp4_linear", scale)
     assert allowed is not None and rounding(x, "fp8_ds_mla", scale) is None
     records = encode(x, "nvfp4_linear", scale)
@@ -112,7 +145,9 @@ def test_the_rounding_of_nvfp4_covers_every_size_of_values_and_no_wrong_code(sca
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_records_are_stored_and_found_in_their_slots_alone_in_blocks_of_two_layers(name: str) -> None:
+def test_records_are_stored_and_found_in_their_slots_alone_in_blocks_of_two_layers(
+    name: str,
+) -> None:
     storage = torch.zeros(3, 2, PAGE_SIZE, BYTES[name], dtype=torch.uint8)
     slots = torch.tensor([64, 67, 130, 191])
     records = encode(rows(name, 4), name)
@@ -124,7 +159,9 @@ def test_records_are_stored_and_found_in_their_slots_alone_in_blocks_of_two_laye
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_torch_writer_stores_what_the_reference_decodes_and_the_reader_what_it_encoded(name: str) -> None:
+def test_the_torch_writer_stores_what_the_reference_decodes_and_the_reader_what_it_encoded(
+    name: str,
+) -> None:
     form = RECORDS[name]
     scale = 0.0117 if form.is_scaled else None
     ours = torch.zeros(3, 2, PAGE_SIZE, BYTES[name], dtype=torch.uint8)
@@ -132,19 +169,29 @@ def test_the_torch_writer_stores_what_the_reference_decodes_and_the_reader_what_
     torch_records.write_records(x, ours[:, 1], slots, record_format=name, scale=scale)
     want = torch.zeros_like(ours)
     store(encode(x[slots >= 0], name, scale), want[:, 1], slots[slots >= 0], name)
-    decoded = [decode(stored(side[:, 1], slots[slots >= 0], name), name, scale) for side in (ours, want)]
+    decoded = [
+        decode(stored(side[:, 1], slots[slots >= 0], name), name, scale) for side in (ours, want)
+    ]
     torch.testing.assert_close(decoded[0], decoded[1], rtol=0.2, atol=0.02)
     out = torch_records.read_records(
-        want[:, 1], torch.tensor([[1, 2]]), torch.tensor([0, 67], dtype=torch.int32), record_format=name, scale=scale
+        want[:, 1],
+        torch.tensor([[1, 2]]),
+        torch.tensor([0, 67], dtype=torch.int32),
+        record_format=name,
+        scale=scale,
     )
     torch.testing.assert_close(out[[0, 66]].double(), decoded[1][:2], rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("kv", NAMES)
-def test_writers_and_readers_are_right_at_the_edges_of_pages(judge: Judge, kv: str, layers: int) -> None:
+def test_writers_and_readers_are_right_at_the_edges_of_pages(
+    judge: Judge, kv: str, layers: int
+) -> None:
     for tokens, padded in [(1, 0), (63, 2), (64, 0), (65, 1)]:
-        assert not judge("write_records", kv=kv, layers=layers, num_tokens=tokens, num_padded=padded)
+        assert not judge(
+            "write_records", kv=kv, layers=layers, num_tokens=tokens, num_padded=padded
+        )
     for lengths in ([1], [64], [0, 63, 65, 0]):
         assert not judge("read_records", kv=kv, layers=layers, seq_lens=lengths)
 
@@ -153,11 +200,16 @@ def test_inputs_are_the_same_for_one_seed_and_list_the_slots_that_nothing_owns()
     params = WriteRecordsParams(kv="indexer_shuffled", num_tokens=5, num_padded=2, layers=2)
     first, again, other = (record_inputs.write_records(params, seed) for seed in (1, 1, 2))
     assert torch.equal(first.storage, again.storage) and not torch.equal(first.x, other.x)
-    assert first.slot_mapping[-2:].tolist() == [-1, -1] and int(first.slot_mapping[:-2].min()) >= PAGE_SIZE
+    assert (
+        first.slot_mapping[-2:].tolist() == [-1, -1]
+        and int(first.slot_mapping[:-2].min()) >= PAGE_SIZE
+    )
     assert first.cache.stride(0) == 2 * PAGE_SIZE * 132
     new = sum(part.memory.numel() for part in first.unowned if part.site == "kv.new")
     assert new == 5 * 132
-    read = record_inputs.read_records(ReadRecordsParams(kv="nvfp4_swizzled", seq_lens=(5, 0, 64)), 1)
+    read = record_inputs.read_records(
+        ReadRecordsParams(kv="nvfp4_swizzled", seq_lens=(5, 0, 64)), 1
+    )
     tail = sum(part.memory.numel() for part in read.unowned if part.site == "kv.tail")
     assert tail == 59 * 72 and read.cu_seq_lens.tolist() == [0, 5, 5, 69]
 
@@ -189,19 +241,27 @@ def test_bytes_of_another_format_of_the_same_size_are_findings(
     judge: Judge, monkeypatch: pytest.MonkeyPatch, op: str, kv: str, other: str
 ) -> None:
     right = getattr(torch_records, op)
-    monkeypatch.setattr(torch_records, op, lambda *args, record_format, **kw: right(*args, record_format=other, **kw))
+    monkeypatch.setattr(
+        torch_records,
+        op,
+        lambda *args, record_format, **kw: right(*args, record_format=other, **kw),
+    )
     found = judge(op, kv=kv)
     assert "reference" in {finding.oracle for finding in found}
 
 
 @pytest.mark.parametrize("wrong", ["doubled", "half scale", "rope"])
-def test_a_record_with_a_wrong_part_is_a_finding(judge: Judge, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+def test_a_record_with_a_wrong_part_is_a_finding(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
     encoded = torch_records._encoded
 
     def broken(x: torch.Tensor, record_format: str, scale: float | None) -> list[torch.Tensor]:
         (record,) = encoded(x * (2 if wrong == "doubled" else 1), record_format, scale)
         if wrong == "half scale":
-            record[:, 512:516] = (record[:, 512:516].contiguous().view(torch.float32) / 2).view(torch.uint8)
+            record[:, 512:516] = (record[:, 512:516].contiguous().view(torch.float32) / 2).view(
+                torch.uint8
+            )
         if wrong == "rope":
             record[:, 528] ^= 1
         return [record]
@@ -216,7 +276,11 @@ def test_a_writer_that_leaves_a_scale_unwritten_is_blamed_on_new_slots(
 ) -> None:
     views = torch_records._views
     monkeypatch.setattr(
-        torch_records, "_views", lambda cache, name: [views(cache, name)[0], torch.empty_like(views(cache, name)[1])]
+        torch_records,
+        "_views",
+        lambda cache, name: [views(cache, name)[0], torch.empty_like(views(cache, name)[1])],
     )
-    found = judge("write_records", kv="indexer_planar", sites=frozenset({"kv.new"}), patterns=("nan", "zeros"))
+    found = judge(
+        "write_records", kv="indexer_planar", sites=frozenset({"kv.new"}), patterns=("nan", "zeros")
+    )
     assert "finite" in {finding.oracle for finding in found}

@@ -11,12 +11,19 @@ from harness.core.op_params import MlaDecodeParams, QuantizeFp8Params
 from harness.core.ops import latent_rank
 from harness.kernels.ops import inputs, reference
 
-SMALL = MlaDecodeParams(kv="fp32", seq_lens=(70, 0, 5), query_len=2, num_heads=3, kv_lora_rank=32, qk_rope_head_dim=16)
+SMALL = MlaDecodeParams(
+    kv="fp32", seq_lens=(70, 0, 5), query_len=2, num_heads=3, kv_lora_rank=32, qk_rope_head_dim=16
+)
 
 
 def decode(given: inputs.DecodeInputs) -> reference.Attention:
     return reference.mla_decode(
-        given.q, given.kv_cache, given.block_table, given.seq_lens, scale=given.scale, kv_scale=given.kv_scale
+        given.q,
+        given.kv_cache,
+        given.block_table,
+        given.seq_lens,
+        scale=given.scale,
+        kv_scale=given.kv_scale,
     )
 
 
@@ -79,7 +86,10 @@ def test_merge_reference_reads_no_empty_side() -> None:
 def test_merge_reference_equals_attention_over_both_halves() -> None:
     scores, values = torch.randn(9, dtype=torch.float64), torch.randn(9, 4, dtype=torch.float64)
     halves = [
-        ((scores[part].softmax(0) @ values[part])[None, None], scores[part].logsumexp(0)[None, None])
+        (
+            (scores[part].softmax(0) @ values[part])[None, None],
+            scores[part].logsumexp(0)[None, None],
+        )
         for part in (slice(4), slice(4, 9))
     ]
     merged = reference.merge_attn_states(*halves[0], *halves[1])

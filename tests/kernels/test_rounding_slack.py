@@ -1,4 +1,6 @@
-"""The slack of kernels that round their products: as large as a case makes the roundings, and none for plain values."""
+"""The slack of kernels that round their products: as large as a case makes the roundings, and none
+for plain values.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,12 @@ def drawn(heads: int, keys: int) -> tuple[Tensor, Tensor]:
     return q.bfloat16().double(), torch.randn(keys, 576, generator=generator, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("products", "name"), [("fp8", "fp8_e4m3.in_fp8"), ("bf16", "fp8_e4m3.in_bf16")])
-def test_plain_values_have_less_slack_than_the_bound_and_exchanged_keys_are_found(products: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("products", "name"), [("fp8", "fp8_e4m3.in_fp8"), ("bf16", "fp8_e4m3.in_bf16")]
+)
+def test_plain_values_have_less_slack_than_the_bound_and_exchanged_keys_are_found(
+    products: str, name: str
+) -> None:
     q, keys = drawn(16, 300)
     rounding = Rounding.of(products, q, torch.float8_e4m3fn)
     weights, out, lse = attended(q, keys)
@@ -72,12 +78,18 @@ def test_a_query_far_below_the_scale_of_its_batch_is_rounded_in_steps_of_that_sc
     rounded = (q / unit).to(torch.float8_e4m3fn).double() * unit
     _, found, _ = attended(rounded, keys)
     error = (found - out).square().mean().sqrt()
-    slack = [given(one.slack(q, keys, SCALE, weights, out, lse))[0].square().mean().sqrt() for one in (alone, beside)]
+    slack = [
+        given(one.slack(q, keys, SCALE, weights, out, lse))[0].square().mean().sqrt()
+        for one in (alone, beside)
+    ]
     assert error < slack[1] and slack[1] > 1.2 * slack[0]
 
 
 def in_two_pieces(q: Tensor, keys: Tensor) -> Tensor:
-    """Out [H, 512], whose halves of the keys are merged by float32 log-sum-exps. All else is float64."""
+    """Out [H, 512], whose halves of the keys are merged by float32 log-sum-exps.
+
+    All else is float64.
+    """
     parts = [attended(q, half) for half in keys.chunk(2)]
     logs = torch.stack([lse.float() for _, _, lse in parts])
     shares = (logs - logs.logsumexp(dim=0)).double().exp()
@@ -90,7 +102,9 @@ def test_pieces_with_equal_large_scores_are_merged_by_rounded_lse() -> None:
     keys[3, 0] = keys[40, 0] = 4.0
     q[:, 0] = 1.5e4 / 4 / SCALE
     weights, out, lse = attended(q, keys)
-    slack, lse_slack = given(Rounding.of("float32", q, torch.float32).slack(q, keys, SCALE, weights, out, lse))
+    slack, lse_slack = given(
+        Rounding.of("float32", q, torch.float32).slack(q, keys, SCALE, weights, out, lse)
+    )
     live, allowed = torch.ones(1, dtype=torch.bool), bound("mla_decode.out.fp32")
     found = in_two_pieces(q, keys)
     assert compare(found[None], out[None], live, allowed).used > 10
@@ -110,5 +124,7 @@ def test_float32_has_no_slack_for_plain_values_nor_where_one_key_has_all_the_wei
     only[:, 0] = 1.5e4 / 4 / SCALE
     for queries, rows in ((q, keys), (only, planted)):
         weights, out, lse = attended(queries, rows)
-        slack = Rounding.of("float32", q, torch.float32).slack(queries, rows, SCALE, weights, out, lse)
+        slack = Rounding.of("float32", q, torch.float32).slack(
+            queries, rows, SCALE, weights, out, lse
+        )
         assert slack is None or not slack[0].any()

@@ -37,7 +37,8 @@ def test_a_row_comes_back_within_half_a_step_of_its_format(name: str) -> None:
     scale = decoded_scales(scales, form)[:128].repeat_interleave(form.block, dim=1)
     back = decoded_values(values, form)[:128] * scale
     step = 0.25 if form.element == "e2m1" else 0.125
-    # Half a step of the element, or of the smallest one; the scale of e4m3 is itself off by up to 1/16.
+    # Half a step of the element, or of the smallest one; the scale of e4m3 is itself off by up to
+    # 1/16.
     allowed = step * x[:128].float().abs() + scale * (0.25 if form.element == "e2m1" else 2.0**-9)
     assert bool(((back - x[:128].float()).abs() <= 1.2 * allowed).all())
 

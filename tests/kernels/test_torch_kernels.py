@@ -23,22 +23,32 @@ SMALL: dict[str, Any] = {"num_heads": 3, "kv_lora_rank": 32, "qk_rope_head_dim":
 
 @pytest.mark.parametrize("kv", ["fp32", "bf16", "fp8_e4m3"])
 @pytest.mark.parametrize("kernel", DECODE)
-def test_decode_is_right_at_the_edges_of_pages_with_empty_rows_between(judge: Judge, kernel: str, kv: str) -> None:
-    assert not judge("mla_decode", kernel=kernel, kv=kv, seq_lens=[0, 1, 63, 64, 0, 65, 130], num_heads=4)
+def test_decode_is_right_at_the_edges_of_pages_with_empty_rows_between(
+    judge: Judge, kernel: str, kv: str
+) -> None:
+    assert not judge(
+        "mla_decode", kernel=kernel, kv=kv, seq_lens=[0, 1, 63, 64, 0, 65, 130], num_heads=4
+    )
 
 
 @pytest.mark.parametrize("kernel", DECODE)
 @pytest.mark.parametrize("planned", [True, False])
-def test_decode_is_right_when_long_requests_are_split(judge: Judge, kernel: str, planned: bool) -> None:
+def test_decode_is_right_when_long_requests_are_split(
+    judge: Judge, kernel: str, planned: bool
+) -> None:
     lengths = [1, 64 * 9 + 1, 300, 0, 1000]
     assert not judge("mla_decode", kernel=kernel, seq_lens=lengths, planned=planned, **SMALL)
 
 
 @pytest.mark.parametrize("query_len", [2, 5])
 @pytest.mark.parametrize("kernel", DECODE)
-def test_decode_is_causal_over_the_last_query_tokens(judge: Judge, kernel: str, query_len: int) -> None:
+def test_decode_is_causal_over_the_last_query_tokens(
+    judge: Judge, kernel: str, query_len: int
+) -> None:
     lengths = [query_len, query_len + 1, 64, 66, 130, 0]
-    assert not judge("mla_decode", kernel=kernel, kv="fp32", seq_lens=lengths, query_len=query_len, **SMALL)
+    assert not judge(
+        "mla_decode", kernel=kernel, kv="fp32", seq_lens=lengths, query_len=query_len, **SMALL
+    )
 
 
 def test_decode_takes_queries_that_are_not_contiguous(judge: Judge) -> None:
@@ -50,13 +60,19 @@ def test_decode_dereferences_no_padded_table_entry(judge: Judge, kernel: str) ->
     assert not judge("mla_decode", kernel=kernel, strict=True, seq_lens=[0, 5, 64, 65], **SMALL)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
-    lengths=st.lists(st.integers(0, 300) | st.sampled_from([63, 64, 65, 128]), min_size=1, max_size=6).filter(any),
+    lengths=st.lists(
+        st.integers(0, 300) | st.sampled_from([63, 64, 65, 128]), min_size=1, max_size=6
+    ).filter(any),
     kernel=st.sampled_from(DECODE),
     kv=st.sampled_from(["fp32", "bf16", "fp8_e4m3"]),
 )
-def test_decode_is_right_for_any_lengths(judge: Judge, lengths: list[int], kernel: str, kv: str) -> None:
+def test_decode_is_right_for_any_lengths(
+    judge: Judge, lengths: list[int], kernel: str, kv: str
+) -> None:
     assert not judge("mla_decode", kernel=kernel, kv=kv, seq_lens=lengths, **SMALL)
 
 
@@ -65,13 +81,17 @@ def test_decode_is_right_for_any_lengths(judge: Judge, lengths: list[int], kerne
 def test_context_attention_is_right_and_declares_its_empty_rows(
     judge: Judge, kernel: str, context_lens: list[int]
 ) -> None:
-    assert not judge("context_attention", kernel=kernel, query_lens=[5, 3, 4], context_lens=context_lens)
+    assert not judge(
+        "context_attention", kernel=kernel, query_lens=[5, 3, 4], context_lens=context_lens
+    )
 
 
 def test_context_attention_allows_a_request_without_new_tokens() -> None:
     # A case refuses such a request; the op does not.
     params = ContextAttentionParams(num_heads=2, qk_head_dim=24, v_head_dim=16)
-    given = inputs.context_attention(params.model_copy(update={"query_lens": (0, 3), "context_lens": (4, 9)}), 11)
+    given = inputs.context_attention(
+        params.model_copy(update={"query_lens": (0, 3), "context_lens": (4, 9)}), 11
+    )
     call = given.q, given.k, given.v, given.query_start_loc, given.chunk_start_loc
     out, lse = context_attention(*call, scale=given.scale)
     want = reference.context_attention(*call, scale=given.scale)
@@ -80,7 +100,9 @@ def test_context_attention_allows_a_request_without_new_tokens() -> None:
 
 
 @pytest.mark.parametrize("empty_lse", ["-inf", "+inf"])
-@pytest.mark.parametrize(("with_context", "empty"), [(0, 0), (7, 0), (7, 3), (7, 7), (12, 0), (12, 12)])
+@pytest.mark.parametrize(
+    ("with_context", "empty"), [(0, 0), (7, 0), (7, 3), (7, 7), (12, 0), (12, 12)]
+)
 def test_merge_reads_neither_rows_without_context_nor_empty_ones(
     judge: Judge, empty_lse: str, with_context: int, empty: int
 ) -> None:
@@ -90,13 +112,17 @@ def test_merge_reads_neither_rows_without_context_nor_empty_ones(
 
 @pytest.mark.parametrize("kv", ["fp32", "bf16", "fp8_e4m3"])
 @pytest.mark.parametrize(("tokens", "padded"), [(9, 3), (1, 0), (150, 20)])
-def test_write_kv_writes_its_slots_and_nothing_else(judge: Judge, kv: str, tokens: int, padded: int) -> None:
+def test_write_kv_writes_its_slots_and_nothing_else(
+    judge: Judge, kv: str, tokens: int, padded: int
+) -> None:
     assert not judge("write_kv", kv=kv, num_tokens=tokens, num_padded=padded)
 
 
 @pytest.mark.parametrize("kernel", ["torch", "torch-fmax", "per-token"])
 @pytest.mark.parametrize(("tokens", "live"), [(8, 5), (8, 8), (1, 1), (40, 1)])
-def test_quantize_is_not_moved_by_padded_rows(judge: Judge, kernel: str, tokens: int, live: int) -> None:
+def test_quantize_is_not_moved_by_padded_rows(
+    judge: Judge, kernel: str, tokens: int, live: int
+) -> None:
     assert not judge("quantize_fp8", kernel=kernel, num_tokens=tokens, num_live=live)
 
 

@@ -1,4 +1,6 @@
-"""The memory behaviour of the built-in kernels: what stays unwritten, what faults, what a stale plan does."""
+"""The memory behaviour of the built-in kernels: what stays unwritten, what faults, what a stale
+plan does.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,19 @@ POISON = Poison("nan", frozenset({"workspace"}))
 
 
 def made(**changes: object) -> inputs.DecodeInputs:
-    params = {"kv": "fp32", "seq_lens": (70, 0, 200), "num_heads": 2, "kv_lora_rank": 16, "qk_rope_head_dim": 8}
+    params = {
+        "kv": "fp32",
+        "seq_lens": (70, 0, 200),
+        "num_heads": 2,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+    }
     return inputs.mla_decode(MlaDecodeParams.model_validate({**params, **changes}), seed=1)
 
 
-def call(kernel: object, given: inputs.DecodeInputs, **changes: object) -> tuple[torch.Tensor, torch.Tensor]:
+def call(
+    kernel: object, given: inputs.DecodeInputs, **changes: object
+) -> tuple[torch.Tensor, torch.Tensor]:
     assert callable(kernel)
     arguments = {"scale": given.scale, "kv_scale": given.kv_scale, **changes}
     result: tuple[torch.Tensor, torch.Tensor] = kernel(
@@ -85,7 +95,10 @@ def test_a_nan_in_a_tail_reaches_live_rows_of_the_multiplying_kernel_only() -> N
 def test_a_plan_covers_every_page_once_and_has_a_shape_of_the_batch_size_alone() -> None:
     lengths = torch.tensor([0, 1, 64, 65, 1000], dtype=torch.int32)
     plan = mla_decode_plan(lengths, num_heads=4)
-    assert plan.work.shape == (5 * MAX_SPLITS, 3) and plan.work.dtype == plan.num_splits.dtype == torch.int32
+    assert (
+        plan.work.shape == (5 * MAX_SPLITS, 3)
+        and plan.work.dtype == plan.num_splits.dtype == torch.int32
+    )
     pages: list[list[int]] = [[] for _ in lengths]
     for request, begin, end in plan.work.tolist():
         pages[request] += range(begin, end)
@@ -104,8 +117,14 @@ def test_a_stale_plan_leaves_out_later_pages_and_a_longer_one_is_clipped() -> No
     right = call(torch_decode.mla_decode, given)[0]
     stale = mla_decode_plan(torch.tensor([70, 64], dtype=torch.int32), num_heads=2)
     wrong = call(torch_decode.mla_decode, given, metadata=stale)[0]
-    # The stale plan cuts request 0 elsewhere, which rounds elsewhere; request 1 misses four of its five pages.
-    assert float((wrong[0] - right[0]).abs().max()) < 1e-5 < 0.05 < float((wrong[1] - right[1]).abs().max())
+    # The stale plan cuts request 0 elsewhere, which rounds elsewhere; request 1 misses four of its
+    # five pages.
+    assert (
+        float((wrong[0] - right[0]).abs().max())
+        < 1e-5
+        < 0.05
+        < float((wrong[1] - right[1]).abs().max())
+    )
     longer = mla_decode_plan(torch.tensor([4000, 4000], dtype=torch.int32), num_heads=2)
     clipped = call(torch_decode.mla_decode, given, metadata=longer)[0]
     assert float((clipped - right).abs().max()) < 1e-5
@@ -135,17 +154,25 @@ def test_decode_reads_a_cache_that_is_a_strided_view_of_a_pool() -> None:
 
 def test_context_attention_leaves_tokens_without_keys_and_padded_tokens_unwritten() -> None:
     q, k = torch.randn(6, 2, 8), torch.randn(3, 2, 8)
-    starts, chunks = torch.tensor([0, 2, 4], dtype=torch.int32), torch.tensor([0, 3, 3], dtype=torch.int32)
+    starts, chunks = (
+        torch.tensor([0, 2, 4], dtype=torch.int32),
+        torch.tensor([0, 3, 3], dtype=torch.int32),
+    )
     with AllocationPoison(POISON):
         out, lse = torch_context.context_attention(q, k, k, starts, chunks, scale=1.0)
     unwritten = sentinel_bits(torch.float32, "workspace")
     assert bool((bits_view(out[2:]) == unwritten).all()) and bool(out[:2].isfinite().all())
-    assert bool((lse[:, 2:4] == -math.inf).all()) and bool((bits_view(lse[:, 4:]) == unwritten).all())
+    assert bool((lse[:, 2:4] == -math.inf).all()) and bool(
+        (bits_view(lse[:, 4:]) == unwritten).all()
+    )
 
 
 def test_context_offsets_past_the_keys_are_an_illegal_address() -> None:
     q = torch.randn(2, 1, 8)
-    starts, chunks = torch.tensor([0, 2], dtype=torch.int32), torch.tensor([0, 9], dtype=torch.int32)
+    starts, chunks = (
+        torch.tensor([0, 2], dtype=torch.int32),
+        torch.tensor([0, 9], dtype=torch.int32),
+    )
     with pytest.raises(IllegalAddress, match="chunk_start_loc"):
         torch_context.context_attention(q, q, q, starts, chunks, scale=1.0)
 

@@ -1,4 +1,6 @@
-"""Plans and workspaces of decodes: units, room, surplus items, and counters that start where they should not."""
+"""Plans and workspaces of decodes: units, room, surplus items, and counters that start where they
+should not.
+"""
 
 from __future__ import annotations
 
@@ -20,26 +22,45 @@ ITEMSIZE = {"fp32": 4, "bf16": 2, "fp8_e4m3": 1}
 
 
 def made(kv: str = "fp32", seq_lens: tuple[int, ...] = (70, 0, 640)) -> inputs.DecodeInputs:
-    params = {"kv": kv, "seq_lens": seq_lens, "num_heads": 2, "kv_lora_rank": 16, "qk_rope_head_dim": 8}
+    params = {
+        "kv": kv,
+        "seq_lens": seq_lens,
+        "num_heads": 2,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+    }
     return inputs.mla_decode(MlaDecodeParams.model_validate(params), seed=1)
 
 
 def decoded(given: inputs.DecodeInputs, metadata: SplitPlan | None = None) -> torch.Tensor:
     out, _ = mla_decode(
-        given.q, given.kv_cache, given.block_table, given.seq_lens,
-        scale=given.scale, kv_scale=given.kv_scale, metadata=metadata,
-    )  # fmt: skip
+        given.q,
+        given.kv_cache,
+        given.block_table,
+        given.seq_lens,
+        scale=given.scale,
+        kv_scale=given.kv_scale,
+        metadata=metadata,
+    )
     return out
 
 
 def counted(
-    given: inputs.DecodeInputs, workspace: torch.Tensor | None = None, metadata: SplitPlan | None = None
+    given: inputs.DecodeInputs,
+    workspace: torch.Tensor | None = None,
+    metadata: SplitPlan | None = None,
 ) -> torch.Tensor:
     words = torch.zeros(len(given.seq_lens), dtype=torch.int32) if workspace is None else workspace
     out, _ = mla_decode_counted(
-        given.q, given.kv_cache, given.block_table, given.seq_lens,
-        scale=given.scale, kv_scale=given.kv_scale, metadata=metadata, workspace=words,
-    )  # fmt: skip
+        given.q,
+        given.kv_cache,
+        given.block_table,
+        given.seq_lens,
+        scale=given.scale,
+        kv_scale=given.kv_scale,
+        metadata=metadata,
+        workspace=words,
+    )
     return out
 
 
@@ -83,7 +104,10 @@ def test_scratch_with_the_room_of_a_shorter_plan_is_an_illegal_address() -> None
 @pytest.mark.parametrize("pattern", ["nan", "zeros"])
 def test_surplus_items_are_read_by_a_grid_that_counts_and_must_be_written(pattern: str) -> None:
     given = made()
-    with inject(FAULTS.get("plan.surplus-blocks")), AllocationPoison(Poison(pattern, frozenset({"workspace"}))):
+    with (
+        inject(FAULTS.get("plan.surplus-blocks")),
+        AllocationPoison(Poison(pattern, frozenset({"workspace"}))),
+    ):
         plan = mla_decode_plan(given.seq_lens, num_heads=2)
     if pattern == "zeros":
         # Zeroed memory hides it: item (0, 0, 0) is no work for request 0.
@@ -103,8 +127,12 @@ def test_counters_are_zero_on_return_and_the_answer_is_that_of_the_other_kernels
     assert torch.equal(counted(given, None)[[0, 2]], decoded(given)[[0, 2]])
 
 
-@pytest.mark.parametrize(("start", "arrived", "left"), [(0, 4, 0), (1, 3, 1), (3, 1, 3), (4, -1, 3), (-1, -1, 3)])
-def test_the_last_piece_is_the_one_whose_ticket_says_so(start: int, arrived: int, left: int) -> None:
+@pytest.mark.parametrize(
+    ("start", "arrived", "left"), [(0, 4, 0), (1, 3, 1), (3, 1, 3), (4, -1, 3), (-1, -1, 3)]
+)
+def test_the_last_piece_is_the_one_whose_ticket_says_so(
+    start: int, arrived: int, left: int
+) -> None:
     counters = torch.tensor([start, 0], dtype=torch.int32)
     assert count_arrivals(counters, torch.tensor([4, 0])).tolist() == [arrived, 0]
     assert counters.tolist() == [left, 0]
@@ -118,7 +146,9 @@ def test_a_row_that_no_piece_combines_stays_as_memory_was() -> None:
 
 
 def test_whether_two_kernels_can_share_scratch_depends_on_which_runs_first() -> None:
-    """One leaves dirt, the other counts (vllm-project/vllm#25520): counting first is right, and right only once."""
+    """One leaves dirt, the other counts (vllm-project/vllm#25520): counting first is right, and
+    right only once.
+    """
     given, shared = made(), torch.zeros(8, dtype=torch.int32)
     want = decoded(given)[2]
 
@@ -145,6 +175,12 @@ def test_the_counted_kernel_is_called_with_a_poisoned_plan_as_the_others_are() -
     plan.num_splits.fill_(99)
     with pytest.raises(IllegalAddress, match=r"metadata\.num_splits"):
         torch_decode.mla_decode_counted(
-            given.q, given.kv_cache, given.block_table, given.seq_lens,
-            scale=given.scale, kv_scale=given.kv_scale, metadata=plan, workspace=torch.zeros(3, dtype=torch.int32),
-        )  # fmt: skip
+            given.q,
+            given.kv_cache,
+            given.block_table,
+            given.seq_lens,
+            scale=given.scale,
+            kv_scale=given.kv_scale,
+            metadata=plan,
+            workspace=torch.zeros(3, dtype=torch.int32),
+        )

@@ -1,4 +1,6 @@
-"""Sparse and windowed decode: right for any list and any window, and deaf to slots that nobody listed or sees."""
+"""Sparse and windowed decode: right for any list and any window, and deaf to slots that nobody
+listed or sees.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,19 @@ def test_sparse_decode_is_right_for_full_short_and_empty_lists(
     assert not judge("mla_decode_sparse", kernel="gather", kv=kv, num_chosen=num_chosen, **SMALL)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(num_chosen=st.lists(st.integers(0, 70), min_size=1, max_size=6).filter(any), topk=st.integers(70, 90))
-def test_sparse_decode_is_right_for_any_counts(judge: Judge, num_chosen: list[int], topk: int) -> None:
-    assert not judge("mla_decode_sparse", kernel="gather", num_chosen=num_chosen, topk=topk, **SMALL)
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    num_chosen=st.lists(st.integers(0, 70), min_size=1, max_size=6).filter(any),
+    topk=st.integers(70, 90),
+)
+def test_sparse_decode_is_right_for_any_counts(
+    judge: Judge, num_chosen: list[int], topk: int
+) -> None:
+    assert not judge(
+        "mla_decode_sparse", kernel="gather", num_chosen=num_chosen, topk=topk, **SMALL
+    )
 
 
 def test_a_slot_past_the_pool_is_an_illegal_address() -> None:
@@ -43,11 +54,16 @@ def test_a_slot_past_the_pool_is_an_illegal_address() -> None:
 
 def test_all_slots_of_a_request_in_a_list_give_what_paged_decode_gives() -> None:
     generator = torch.Generator().manual_seed(0)
-    q, cache = torch.randn(1, 2, 48, generator=generator), torch.randn(4, 64, 48, generator=generator)
+    q, cache = (
+        torch.randn(1, 2, 48, generator=generator),
+        torch.randn(4, 64, 48, generator=generator),
+    )
     table, length = torch.tensor([[2, 1]], dtype=torch.int32), 70
     slots = [int(table[0, p // 64]) * 64 + p % 64 for p in range(length)]
     out, lse = mla_decode_sparse(q, cache, torch.tensor([slots], dtype=torch.int32), scale=0.1)
-    paged, paged_lse = mla_decode(q[:, None], cache, table, torch.tensor([length], dtype=torch.int32), scale=0.1)
+    paged, paged_lse = mla_decode(
+        q[:, None], cache, table, torch.tensor([length], dtype=torch.int32), scale=0.1
+    )
     torch.testing.assert_close(out, paged[:, 0])
     torch.testing.assert_close(lse, paged_lse[..., 0])
 
@@ -56,19 +72,29 @@ def test_all_slots_of_a_request_in_a_list_give_what_paged_decode_gives() -> None
 @pytest.mark.parametrize("window", [1, 2, 63, 64, 65, 500])
 def test_a_window_is_right_at_the_edges_of_pages(judge: Judge, kernel: str, window: int) -> None:
     lengths = [1, 63, 64, 0, 65, 130]
-    assert not judge("mla_decode", kernel=kernel, kv="fp32", seq_lens=lengths, window=window, **SMALL)
+    assert not judge(
+        "mla_decode", kernel=kernel, kv="fp32", seq_lens=lengths, window=window, **SMALL
+    )
 
 
 @pytest.mark.parametrize("kernel", WINDOWED)
 def test_each_query_token_has_a_window_of_its_own(judge: Judge, kernel: str) -> None:
     lengths = [3, 66, 130]
-    assert not judge("mla_decode", kernel=kernel, kv="fp32", seq_lens=lengths, query_len=3, window=5, **SMALL)
+    assert not judge(
+        "mla_decode", kernel=kernel, kv="fp32", seq_lens=lengths, query_len=3, window=5, **SMALL
+    )
 
 
 def test_pages_before_the_window_may_hold_anything_for_a_kernel_that_selects() -> None:
     generator = torch.Generator().manual_seed(0)
-    q, cache = torch.randn(1, 1, 2, 48, generator=generator), torch.randn(4, 64, 48, generator=generator)
-    table, lengths = torch.tensor([[2, 1]], dtype=torch.int32), torch.tensor([70], dtype=torch.int32)
+    q, cache = (
+        torch.randn(1, 1, 2, 48, generator=generator),
+        torch.randn(4, 64, 48, generator=generator),
+    )
+    table, lengths = (
+        torch.tensor([[2, 1]], dtype=torch.int32),
+        torch.tensor([70], dtype=torch.int32),
+    )
     before = mla_decode(q, cache, table, lengths, scale=0.1, window=4)
     cache[2] = torch.nan
     after = mla_decode(q, cache, table, lengths, scale=0.1, window=4)
@@ -77,8 +103,14 @@ def test_pages_before_the_window_may_hold_anything_for_a_kernel_that_selects() -
 
 def test_the_reference_of_a_window_is_that_of_the_keys_in_it() -> None:
     generator = torch.Generator().manual_seed(0)
-    q, cache = torch.randn(1, 1, 2, 48, generator=generator), torch.randn(3, 64, 48, generator=generator)
-    table, lengths = torch.tensor([[1, 2]], dtype=torch.int32), torch.tensor([70], dtype=torch.int32)
+    q, cache = (
+        torch.randn(1, 1, 2, 48, generator=generator),
+        torch.randn(3, 64, 48, generator=generator),
+    )
+    table, lengths = (
+        torch.tensor([[1, 2]], dtype=torch.int32),
+        torch.tensor([70], dtype=torch.int32),
+    )
     want = reference.mla_decode(q, cache, table, lengths, scale=0.1, window=4)
     slots = torch.tensor([[2 * 64 + offset for offset in range(2, 6)]], dtype=torch.int32)
     assert torch.equal(want.out, reference.mla_decode_sparse(q[:, 0], cache, slots, scale=0.1).out)

@@ -1,4 +1,6 @@
-"""Where Triton kernels say they can run, and their own tests under Triton's interpreter, in a process of their own."""
+"""Where Triton kernels say they can run, and their own tests under Triton's interpreter, in a
+process of their own.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,13 @@ HERE = Path(__file__).parent
 
 def test_six_ops_have_a_triton_kernel() -> None:
     assert sorted(spec.op for spec in TRITON) == [
-        "map_indices", "merge_attn_states", "mla_decode", "mla_decode_plan", "quantize_fp8", "write_kv",
-    ]  # fmt: skip
+        "map_indices",
+        "merge_attn_states",
+        "mla_decode",
+        "mla_decode_plan",
+        "quantize_fp8",
+        "write_kv",
+    ]
 
 
 @pytest.mark.parametrize("spec", TRITON, ids=lambda spec: spec.op)
@@ -51,7 +58,9 @@ def test_a_machine_without_triton_is_told_to_install_it(monkeypatch: pytest.Monk
     assert "pip install" in unavailable("cpu")
 
 
-@pytest.mark.parametrize("installed, known", [("3.7.1", True), ("3.7.1+cpu", True), ("3.6.0", False), ("3.8.0", False)])
+@pytest.mark.parametrize(
+    "installed, known", [("3.7.1", True), ("3.7.1+cpu", True), ("3.6.0", False), ("3.8.0", False)]
+)
 def test_only_interpreters_of_known_versions_are_repaired(
     installed: str, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +73,9 @@ def test_only_interpreters_of_known_versions_are_repaired(
             triton_interpreter.prepare()
 
 
-@pytest.mark.skipif(interpreter_is_on(), reason="this process interprets: the files run by themselves")
+@pytest.mark.skipif(
+    interpreter_is_on(), reason="this process interprets: the files run by themselves"
+)
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize(
     ("name", "when"),
@@ -80,8 +91,11 @@ def test_the_kernels_pass_their_tests_under_the_interpreter(name: str, when: str
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, str(HERE / name)],
         env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True, text=True, timeout=HANG_SECONDS, cwd=HERE.parent.parent,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        cwd=HERE.parent.parent,
+    )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert re.search(r"\d+ passed", done.stdout)
     assert "skipped" not in done.stdout

@@ -76,11 +76,15 @@ def test_a_captured_quantizer_follows_the_number_of_live_rows() -> None:
 
 
 def _judge(op: str, **params: Any) -> None:
-    values = KERNEL_PARAMS[op].model_validate({"kernel": "triton", **params}).model_dump(mode="json")
+    values = (
+        KERNEL_PARAMS[op].model_validate({"kernel": "triton", **params}).model_dump(mode="json")
+    )
     case = Case(id=f"test[{op}]", scenario="test", system="kernel", op=op, params=values, seed=11)
     sites = frozenset(SITES.names())
     target = KernelTarget(case, device="cuda")
-    evidence = Evidence(case, [target.run(Poison(pattern, sites)) for pattern in ("nan", "zeros", "max")])
+    evidence = Evidence(
+        case, [target.run(Poison(pattern, sites)) for pattern in ("nan", "zeros", "max")]
+    )
     for name in ("crash", "finite", "sentinel", "reference", "non_interference"):
         judgement = ORACLES.get(name).judge(evidence)
         assert judgement.looked_at > 0 and not judgement.findings, (name, judgement.findings)

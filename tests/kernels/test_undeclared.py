@@ -1,4 +1,6 @@
-"""A kernel that is made for DeepSeek's sizes and does not say so: one message with what to declare."""
+"""A kernel that is made for DeepSeek's sizes and does not say so: one message with what to
+declare.
+"""
 
 from __future__ import annotations
 
@@ -27,30 +29,41 @@ def never_right(q: torch.Tensor, *args: Any, **kwargs: Any) -> None:
 
 def message(function: Any, **more: Any) -> str:
     spec = KernelSpec("mla_decode", "mine", "", function, **more)
-    given = inputs.mla_decode(MlaDecodeParams(kv_lora_rank=32, qk_rope_head_dim=16, num_heads=4), seed=0)
+    given = inputs.mla_decode(
+        MlaDecodeParams(kv_lora_rank=32, qk_rope_head_dim=16, num_heads=4), seed=0
+    )
     with pytest.raises(KernelError) as raised:
-        BoundKernel(spec, None)(given.q, given.kv_cache, given.block_table, given.seq_lens, scale=1.0)
+        BoundKernel(spec, None)(
+            given.q, given.kv_cache, given.block_table, given.seq_lens, scale=1.0
+        )
     return str(raised.value)
 
 
 def test_a_kernel_that_runs_at_512_and_64_only_is_asked_to_declare_it() -> None:
-    assert message(made_for_576) == (
-        "mla_decode/mine runs at 512+64, 16 heads, raises at 32+16, 4 heads "
-        '(RuntimeError: expanded size 512 must match 48 in a second line): declare shapes="deepseek"'
+    assert (
+        message(made_for_576)
+        == "mla_decode/mine runs at 512+64, 16 heads, raises at 32+16, 4 heads (RuntimeError:"
+        ' expanded size 512 must match 48 in a second line): declare shapes="deepseek"'
     )
 
 
 def test_a_kernel_that_fails_at_one_head_is_asked_to_declare_its_heads() -> None:
-    def made_for_16_heads(q: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def made_for_16_heads(
+        q: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         assert q.shape[2] == 16
         return made_for_576(q)
 
-    assert message(made_for_16_heads).endswith('declare shapes={"like": "deepseek", "num_heads": 16}')
+    assert message(made_for_16_heads).endswith(
+        'declare shapes={"like": "deepseek", "num_heads": 16}'
+    )
 
 
 def test_a_kernel_that_raises_everywhere_or_declares_its_shapes_keeps_its_own_message() -> None:
     assert message(never_right).endswith("RuntimeError: no such device")
-    assert message(made_for_576, shapes=ANY).startswith("mla_decode/mine raised RuntimeError: expanded size")
+    assert message(made_for_576, shapes=ANY).startswith(
+        "mla_decode/mine raised RuntimeError: expanded size"
+    )
 
 
 def test_a_writer_is_asked_too() -> None:
@@ -59,5 +72,10 @@ def test_a_writer_is_asked_too() -> None:
 
     given = inputs.write_kv(WriteKvParams(kv_lora_rank=64, qk_rope_head_dim=16), seed=0)
     spec = KernelSpec("write_kv", "mine", "", write)
-    with pytest.raises(KernelError, match=r"runs at 512\+64, raises at 64\+16 \(AssertionError: .*\): declare shapes="):
-        BoundKernel(spec, None)(given.kv_c, given.k_pe, given.kv_cache, given.slot_mapping, kv_scale=None)
+    with pytest.raises(
+        KernelError,
+        match=r"runs at 512\+64, raises at 64\+16 \(AssertionError: .*\): declare shapes=",
+    ):
+        BoundKernel(spec, None)(
+            given.kv_c, given.k_pe, given.kv_cache, given.slot_mapping, kv_scale=None
+        )

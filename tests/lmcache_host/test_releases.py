@@ -1,6 +1,9 @@
-"""LMCache on a CPU, with the caches of vLLM. Needs folders: MLA_HARNESS_LMCACHE_SITES and MLA_HARNESS_VLLM_SITES.
+"""LMCache on a CPU, with the caches of vLLM.
 
-LMCache's own packages (numba, cryptography, opentelemetry, ...) may lie in a folder `deps` beside the releases.
+Needs folders: MLA_HARNESS_LMCACHE_SITES and MLA_HARNESS_VLLM_SITES.
+
+LMCache's own packages (numba, cryptography, opentelemetry, ...) may lie in a folder `deps` beside
+the releases.
 """
 
 from __future__ import annotations
@@ -18,15 +21,24 @@ VLLM = ("0.24.0", "0.28.0", "0.33.0")
 
 @pytest.mark.parametrize("vllm", VLLM)
 @pytest.mark.parametrize("lmcache", ["0.5.4", "0.5.5", "0.5.6"])
-def test_chunks_bring_back_latents_and_sidecars_and_lost_index_keys_are_seen(lmcache: str, vllm: str) -> None:
+def test_chunks_bring_back_latents_and_sidecars_and_lost_index_keys_are_seen(
+    lmcache: str, vllm: str
+) -> None:
     roots = [os.environ.get(f"MLA_HARNESS_{name}_SITES") for name in ("LMCACHE", "VLLM")]
     if not all(roots):
-        pytest.skip("MLA_HARNESS_LMCACHE_SITES and MLA_HARNESS_VLLM_SITES name folders: see tests.engines.download")
+        pytest.skip(
+            "MLA_HARNESS_LMCACHE_SITES and MLA_HARNESS_VLLM_SITES name folders: see"
+            " tests.engines.download"
+        )
     folders = [Path(str(roots[0]), f"lmcache-{lmcache}"), Path(str(roots[1]), f"vllm-{vllm}")]
     if missing := [str(folder) for folder in folders if not folder.is_dir()]:
         pytest.skip(f"{missing[0]} is not there: make it with tests.engines.download")
     paths = [Path.cwd(), *folders, Path(str(roots[0]), "deps")]
-    quiet = {"VLLM_LOGGING_LEVEL": "CRITICAL", "LMCACHE_LOG_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+    quiet = {
+        "VLLM_LOGGING_LEVEL": "CRITICAL",
+        "LMCACHE_LOG_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("moves.py"))],
         capture_output=True,

@@ -67,13 +67,16 @@ def test_no_part_that_only_writes_allocates() -> None:
         )
         for path in Path(harness.__path__[0]).rglob("*.py")
         for function in ast.walk(ast.parse(path.read_text()))
-        if isinstance(function, ast.FunctionDef) and "only_writes" in map(ast.unparse, function.decorator_list)
+        if isinstance(function, ast.FunctionDef)
+        and "only_writes" in map(ast.unparse, function.decorator_list)
     }
     assert "decode.py:_attend" in parts and not any(parts.values())
 
 
 def test_the_lines_that_allocated_what_is_still_unwritten_are_known() -> None:
-    with AllocationPoison(Poison("nan", ALL), {0: "context.output"}, keep=False, notes_lines=True) as mode:
+    with AllocationPoison(
+        Poison("nan", ALL), {0: "context.output"}, keep=False, notes_lines=True
+    ) as mode:
         partly = torch.empty(2, 3)
         whole = torch.empty_like(partly)
         partly[0], whole[:] = 1, 1
@@ -113,7 +116,9 @@ def test_memory_that_an_operation_writes_itself_is_left_alone() -> None:
         assert torch.cat((torch.ones(1), torch.ones(1))).tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn]
+)
 @pytest.mark.parametrize("pattern", ["nan", "max", "inf", "zeros", "random"])
 def test_every_pattern_fills_every_float_type(dtype: torch.dtype, pattern: str) -> None:
     with AllocationPoison(Poison(pattern, ALL)):
@@ -147,7 +152,9 @@ def site_bits(site: str, dtype: torch.dtype = torch.float32) -> int:
 
 
 def unwritten(q: torch.Tensor, *rest: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocates scratch, then lse, scratch again, then out; writes nothing but what it found in its scratch."""
+    """Allocates scratch, then lse, scratch again, then out; writes nothing but what it found in its
+    scratch.
+    """
     first = torch.empty(3)
     lse = torch.empty(4)
     second = torch.empty_like(first)
@@ -167,7 +174,9 @@ def test_outputs_and_scratch_are_poisoned_as_their_own_sites() -> None:
 
 
 def test_an_output_that_is_a_view_of_an_allocation_is_known() -> None:
-    bound = BoundKernel(spec("mla_decode", lambda q: (torch.empty(2, 6)[:, :3], torch.empty(1))), Poison("nan", ALL))
+    bound = BoundKernel(
+        spec("mla_decode", lambda q: (torch.empty(2, 6)[:, :3], torch.empty(1))), Poison("nan", ALL)
+    )
     assert bool((bits_view(bound(torch.ones(1))[0].contiguous()) == site_bits("output")).all())
 
 
@@ -176,7 +185,9 @@ def test_tensors_of_a_plan_are_poisoned_as_sched_meta() -> None:
         def __init__(self) -> None:
             self.splits = torch.empty(3, dtype=torch.float32)
 
-    bound = BoundKernel(spec("mla_decode_plan", lambda lengths, *, num_heads: Plan()), Poison("nan", ALL))
+    bound = BoundKernel(
+        spec("mla_decode_plan", lambda lengths, *, num_heads: Plan()), Poison("nan", ALL)
+    )
     plan = bound(torch.ones(1), num_heads=2)
     assert bool((bits_view(plan.splits) == site_bits("sched_meta")).all())
 
@@ -219,7 +230,11 @@ def test_what_a_kernel_raises_is_told_apart_from_an_illegal_address() -> None:
         return run
 
     with pytest.raises(KernelError, match="quantize_fp8/test raised ValueError: no") as caught:
-        BoundKernel(spec("quantize_fp8", raising(ValueError("no"))), Poison("nan", ALL))(torch.ones(1))
+        BoundKernel(spec("quantize_fp8", raising(ValueError("no"))), Poison("nan", ALL))(
+            torch.ones(1)
+        )
     assert re.fullmatch(r"test_allocations\.py:\d+ in \w+: raise \w+", caught.value.at)
     with pytest.raises(IllegalAddress):
-        BoundKernel(spec("quantize_fp8", raising(IllegalAddress("x"))), Poison("nan", ALL))(torch.ones(1))
+        BoundKernel(spec("quantize_fp8", raising(IllegalAddress("x"))), Poison("nan", ALL))(
+            torch.ones(1)
+        )

@@ -13,9 +13,13 @@ from harness.memory.poison.patterns import OUT_OF_RANGE
 
 @pytest.mark.parametrize("bad", [-1, 4, OUT_OF_RANGE, -(2**31)])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_an_index_outside_the_tensor_is_an_illegal_address_and_named(bad: int, dtype: torch.dtype) -> None:
+def test_an_index_outside_the_tensor_is_an_illegal_address_and_named(
+    bad: int, dtype: torch.dtype
+) -> None:
     indices = torch.tensor([[0, 3], [bad, 1]], dtype=dtype)
-    with pytest.raises(IllegalAddress, match=rf"block_table: index {bad} at \[1, 0\] is outside \[0, 4\)"):
+    with pytest.raises(
+        IllegalAddress, match=rf"block_table: index {bad} at \[1, 0\] is outside \[0, 4\)"
+    ):
         check_indices(indices, 4, "block_table")
 
 
@@ -28,7 +32,9 @@ def test_no_index_is_always_in_range() -> None:
     assert check_indices(torch.empty(0, dtype=torch.int32), 0, "slots").numel() == 0
 
 
-def test_a_verdict_is_told_once_also_where_the_device_is_lost_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verdict_is_told_once_also_where_the_device_is_lost_by_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Lost(torch.Tensor):
         def zero_(self) -> torch.Tensor:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")

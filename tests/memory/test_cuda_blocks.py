@@ -1,4 +1,6 @@
-"""The compiled list of free memory follows an allocator's events, and reads its snapshot where they do not suffice."""
+"""The compiled list of free memory follows an allocator's events, and reads its snapshot where they
+do not suffice.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,14 @@ import torch
 pytest.importorskip("triton", reason="the compiled list is kept in Triton's cache")
 
 from harness.memory.poison import cuda_blocks
-from harness.memory.poison.cuda_blocks import CHUNK_BYTES, MAX_CHUNKS, build, by_snapshot, compiled, list_chunks
+from harness.memory.poison.cuda_blocks import (
+    CHUNK_BYTES,
+    MAX_CHUNKS,
+    build,
+    by_snapshot,
+    compiled,
+    list_chunks,
+)
 
 TORCH = Path(torch.__file__).parent
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on this machine")
@@ -39,7 +48,9 @@ class Segment:
 
 
 class Allocator:
-    """Splits and merges as torch's does, reports events to the library, and answers `_cuda_memorySnapshot`."""
+    """Splits and merges as torch's does, reports events to the library, and answers
+    `_cuda_memorySnapshot`.
+    """
 
     def __init__(self, library: Any = None) -> None:
         self.library, self.segments = library, list[Segment]()
@@ -69,14 +80,23 @@ class Allocator:
 
     def segment(self, segment: Segment) -> None:
         self.segments.append(segment)
-        self.report(SEGMENT_ALLOC, segment.device, segment.address, sum(size for size, _ in segment.blocks))
+        self.report(
+            SEGMENT_ALLOC, segment.device, segment.address, sum(size for size, _ in segment.blocks)
+        )
 
     def take(self, segment: Segment, index: int, requested: int, *, unit: int = 512) -> None:
-        """Allocate from the free block `index`; `unit` is what the allocator's settings round sizes up to."""
-        size, most = -(-requested // unit) * unit, MB if segment.is_large and not segment.is_expandable else 0
+        """Allocate from the free block `index`; `unit` is what the allocator's settings round sizes
+        up to.
+        """
+        size, most = (
+            -(-requested // unit) * unit,
+            MB if segment.is_large and not segment.is_expandable else 0,
+        )
         whole, state = segment.blocks[index]
         assert state == "free" and size <= whole
-        made = [[size, "live"], [whole - size, "free"]] if whole - size > most else [[whole, "live"]]
+        made = (
+            [[size, "live"], [whole - size, "free"]] if whole - size > most else [[whole, "live"]]
+        )
         address = self.address(segment, index)
         segment.blocks[index : index + 1] = made
         self.report(ALLOC, segment.device, address, requested)
@@ -140,7 +160,10 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 @pytest.fixture
 def links(tmp_path: Path) -> str:
     """Arguments with which g++ finds a `libc10_cuda`: that of a CPU build of torch is missing."""
-    subprocess.run(["g++", "-shared", "-x", "c++", "/dev/null", "-o", str(tmp_path / "libc10_cuda.so")], check=True)
+    subprocess.run(
+        ["g++", "-shared", "-x", "c++", "/dev/null", "-o", str(tmp_path / "libc10_cuda.so")],
+        check=True,
+    )
     return f"-L{tmp_path}"
 
 
@@ -148,7 +171,10 @@ def links(tmp_path: Path) -> str:
 def built(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The bytes of the library over the fake allocator, compiled once."""
     folder = tmp_path_factory.mktemp("links")
-    subprocess.run(["g++", "-shared", "-x", "c++", "/dev/null", "-o", str(folder / "libc10_cuda.so")], check=True)
+    subprocess.run(
+        ["g++", "-shared", "-x", "c++", "/dev/null", "-o", str(folder / "libc10_cuda.so")],
+        check=True,
+    )
     includes = f"-I{Path(__file__).parent / 'fake_torch/include'}"
     # What is not needed is not linked, so the library loads without the empty libc10_cuda.
     return build(Path(torch.__file__).parent, includes, f"-L{folder}", "-Wl,--as-needed")
@@ -156,7 +182,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture
 def library(built: bytes, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The compiled list over the fake allocator. Each test has a cache, and so a copy, of its own."""
+    """The compiled list over the fake allocator.
+
+    Each test has a cache, and so a copy, of its own.
+    """
     monkeypatch.setattr(cuda_blocks, "build", lambda torch_dir: built)
     found = compiled()
     assert found is not None
@@ -182,7 +211,9 @@ def _expected(allocator: Allocator, device: int = 0) -> list[list[int]]:
     chunk = CHUNK_BYTES
     while sum(size for _, size in free) // chunk > MAX_CHUNKS:
         chunk *= 2
-    return sorted([at + i, min(chunk, size - i)] for at, size in free for i in range(0, size, chunk))
+    return sorted(
+        [at + i, min(chunk, size - i)] for at, size in free for i in range(0, size, chunk)
+    )
 
 
 def test_the_snapshot_lists_what_is_free_and_not_what_is_pending() -> None:
@@ -231,14 +262,19 @@ def test_the_events_of_thousands_of_splits_and_merges_lead_to_the_blocks_of_the_
     before = library.fake_snapshots()
     for count in range(400):
         segment = draw.choice(allocator.segments)
-        by_state = {state: [i for i, (_, is_) in enumerate(segment.blocks) if is_ == state] for state in STATES}
+        by_state = {
+            state: [i for i, (_, is_) in enumerate(segment.blocks) if is_ == state]
+            for state in STATES
+        }
         if by_state["free"] and draw.random() < 0.6:
             index = draw.choice(by_state["free"])
             least = MB + 1 if segment.is_large and not segment.is_expandable else 0
             most = segment.blocks[index][0]
             if most >= least:
                 allocator.take(
-                    segment, index, draw.randint(least, most if draw.random() < 0.2 else max(least, most // 3))
+                    segment,
+                    index,
+                    draw.randint(least, most if draw.random() < 0.2 else max(least, most // 3)),
                 )
         elif by_state["live"]:
             allocator.give(segment, draw.choice(by_state["live"]), pending=draw.random() < 0.3)
@@ -315,7 +351,9 @@ def test_an_event_of_another_thread_during_the_snapshot_makes_it_try_again(libra
 
 
 @needs_compiler
-def test_the_library_is_compiled_once_for_all_processes(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_is_compiled_once_for_all_processes(
+    library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled.cache_clear()
     monkeypatch.setenv("PATH", "")
     assert compiled() is not None

@@ -1,4 +1,6 @@
-"""Device addresses with memory in some grains: which driver calls are made, tried with a driver that notes them."""
+"""Device addresses with memory in some grains: which driver calls are made, tried with a driver
+that notes them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ GRAIN, BASE = 2 * 2**20, 0x7F00_0000_0000
 
 
 class Driver:
-    """Keeps the memory that is mapped, as (first byte, number of bytes) from the start of the reserved range."""
+    """Keeps the memory that is mapped, as (first byte, number of bytes) from the start of the
+    reserved range.
+    """
 
     def __init__(self, room: int = 10**9) -> None:
         self.reserved = 0
@@ -30,7 +34,9 @@ class Driver:
         grain._obj.value = GRAIN
         return 0
 
-    def cuMemAddressReserve(self, base: Any, size: Any, alignment: Any, address: Any, flags: Any) -> int:
+    def cuMemAddressReserve(
+        self, base: Any, size: Any, alignment: Any, address: Any, flags: Any
+    ) -> int:
         base._obj.value, self.reserved = BASE, size.value
         return 0
 
@@ -90,7 +96,9 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 def test_pages_far_apart_get_memory_and_the_gaps_get_none(driver: Driver) -> None:
     stride, page = 2**31, 64 * 576
-    pool = torch.empty(0, dtype=torch.bfloat16, device="meta").as_strided((17, 64, 576), (stride, 576, 1))
+    pool = torch.empty(0, dtype=torch.bfloat16, device="meta").as_strided(
+        (17, 64, 576), (stride, 576, 1)
+    )
     size = (16 * stride + page) * 2
     shown = with_memory_at(size, pieces_of(pool))
     assert (driver.reserved >= size, shown.first, len(shown)) == (True, 0, size)
@@ -123,4 +131,7 @@ def test_a_driver_without_room_is_an_error_that_keeps_nothing(driver: Driver) ->
 
 def test_the_records_of_the_driver_have_its_sizes() -> None:
     """CUmemAllocationProp and CUmemAccessDesc of cuda.h."""
-    assert ctypes.sizeof(device_ranges._Properties) == 32 and ctypes.sizeof(device_ranges._Access) == 12
+    assert (
+        ctypes.sizeof(device_ranges._Properties) == 32
+        and ctypes.sizeof(device_ranges._Access) == 12
+    )

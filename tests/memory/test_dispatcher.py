@@ -37,7 +37,9 @@ FACTORIES: list[Callable[[], torch.Tensor]] = [
 
 
 @pytest.mark.parametrize("number", range(len(FACTORIES)))
-def test_every_way_to_allocate_is_marked_with_its_line(poison: DispatcherPoison, number: int) -> None:
+def test_every_way_to_allocate_is_marked_with_its_line(
+    poison: DispatcherPoison, number: int
+) -> None:
     with poison.filling("nan"):
         tensor = plain(FACTORIES[number]())
     (mark,) = find(tensor)
@@ -48,8 +50,12 @@ def test_every_way_to_allocate_is_marked_with_its_line(poison: DispatcherPoison,
         assert site.line == (FACTORIES[number].__code__, FACTORIES[number].__code__.co_firstlineno)
 
 
-@pytest.mark.parametrize(("pattern", "value"), [("max", torch.finfo(torch.float32).max), ("inf", float("inf"))])
-def test_other_patterns_are_those_of_the_harness(poison: DispatcherPoison, pattern: str, value: float) -> None:
+@pytest.mark.parametrize(
+    ("pattern", "value"), [("max", torch.finfo(torch.float32).max), ("inf", float("inf"))]
+)
+def test_other_patterns_are_those_of_the_harness(
+    poison: DispatcherPoison, pattern: str, value: float
+) -> None:
     with poison.filling(pattern):
         assert torch.empty(2).tolist() == [value] * 2
 
@@ -76,7 +82,9 @@ def test_a_thread_without_any_python_frame_is_reached(poison: DispatcherPoison) 
     assert mark.count == 4 and site is not None and site.owner == "code"
 
 
-def test_large_memory_repeats_random_numbers(poison: DispatcherPoison, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_memory_repeats_random_numbers(
+    poison: DispatcherPoison, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("harness.memory.poison.allocations.RANDOM_ELEMENTS", 4)
     with poison.filling("random"):
         got = torch.empty(11)
@@ -95,7 +103,9 @@ def test_memory_of_every_type_is_filled(poison: DispatcherPoison, pattern: str) 
             assert poison.filled == before + 1, dtype
 
 
-def test_the_driver_is_not_started_to_see_whether_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_is_not_started_to_see_whether_there_is_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("is_available", "device_count", "_lazy_init"):
         monkeypatch.setattr(torch.cuda, name, lambda: pytest.fail("asked the driver"))
     poison = DispatcherPoison(CallSites(lambda path: True, []))
@@ -103,7 +113,9 @@ def test_the_driver_is_not_started_to_see_whether_there_is_a_gpu(monkeypatch: py
     poison.remove()
 
 
-def test_without_a_pattern_nothing_is_filled_and_removed_is_removed(poison: DispatcherPoison) -> None:
+def test_without_a_pattern_nothing_is_filled_and_removed_is_removed(
+    poison: DispatcherPoison,
+) -> None:
     torch.empty(5)
     assert poison.filled == 0
     poison.remove()

@@ -30,7 +30,9 @@ print(ctypes.c_ubyte.from_address(tensor.data_ptr() + {offset}).value, flush=Tru
         ("before", 32, -1, -signal.SIGSEGV),
     ],
 )
-def test_a_read_past_the_fence_ends_the_process(fence: str, size: int, offset: int, code: int) -> None:
+def test_a_read_past_the_fence_ends_the_process(
+    fence: str, size: int, offset: int, code: int
+) -> None:
     program = READ.format(size=size, fence=fence, offset=offset)
     assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == code
 
@@ -39,7 +41,11 @@ def test_a_read_past_the_fence_ends_the_process(fence: str, size: int, offset: i
 def test_fenced_memory_is_aligned_and_writable(size: int) -> None:
     memory = fenced(size, "after", "cpu")
     memory.fill_(7)
-    assert memory.shape == (size,) and memory.data_ptr() % ALIGNMENT == 0 and int(memory.sum()) == 7 * size
+    assert (
+        memory.shape == (size,)
+        and memory.data_ptr() % ALIGNMENT == 0
+        and int(memory.sum()) == 7 * size
+    )
 
 
 def test_a_placed_tensor_keeps_values_strides_and_gaps() -> None:

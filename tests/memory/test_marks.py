@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.memory.poison.marks import FREE_MEMORY, NARROW, find, has_marks, mark_, narrow, number_of, plain
+from harness.memory.poison.marks import (
+    FREE_MEMORY,
+    NARROW,
+    find,
+    has_marks,
+    mark_,
+    narrow,
+    number_of,
+    plain,
+)
 
 WIDE = (torch.float32, torch.float64)
 SMALL = (torch.bfloat16, torch.float16, torch.int32, torch.int64)
@@ -29,9 +38,13 @@ def test_small_types_keep_six_bits(dtype: torch.dtype, number: int) -> None:
     assert (mark.number, mark.is_wide) == (narrow(number), False)
 
 
-@pytest.mark.parametrize(("small", "wide"), [(torch.bfloat16, torch.float32), (torch.float16, torch.float64)])
+@pytest.mark.parametrize(
+    ("small", "wide"), [(torch.bfloat16, torch.float32), (torch.float16, torch.float64)]
+)
 @pytest.mark.parametrize("number", range(1, NARROW + 1))
-def test_a_widening_cast_keeps_the_number(small: torch.dtype, wide: torch.dtype, number: int) -> None:
+def test_a_widening_cast_keeps_the_number(
+    small: torch.dtype, wide: torch.dtype, number: int
+) -> None:
     tensor = torch.zeros(1, dtype=small)
     mark_(tensor, number)
     (mark,) = find(tensor.to(wide))
@@ -48,7 +61,9 @@ def test_arithmetic_and_negation_keep_the_mark_of_float32_on_x86() -> None:
 def test_what_arithmetic_makes_is_no_mark(dtype: torch.dtype) -> None:
     if dtype.is_floating_point:
         odd = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0]).to(dtype)
-        odd = torch.cat((odd, odd - odd, odd * 0, torch.tensor([torch.finfo(dtype).max], dtype=dtype)))
+        odd = torch.cat(
+            (odd, odd - odd, odd * 0, torch.tensor([torch.finfo(dtype).max], dtype=dtype))
+        )
     else:
         odd = torch.tensor([-1, 0, torch.iinfo(dtype).max, torch.iinfo(dtype).min], dtype=dtype)
     assert find(odd) == []

@@ -28,7 +28,9 @@ def test_every_word_of_every_owner_is_another():
         for rank in (0, 1)
         for generation in (0, 9)
     ]
-    words = torch.cat([records(*owner, 12, 64).contiguous().view(torch.int64).flatten() for owner in owners])
+    words = torch.cat(
+        [records(*owner, 12, 64).contiguous().view(torch.int64).flatten() for owner in owners]
+    )
     assert len(words.unique()) == len(words) == 16 * 12 * 8
 
 
@@ -53,13 +55,21 @@ def test_a_wrong_byte_is_found_with_its_site(spoil, site):
     spoil(found)
     landed.compare(found, wanted, 16, PLACE, "step 2")
     (wrong,) = landed.misplaced
-    assert wrong.site == site and wrong.where.startswith("block 3, byte ") and "step 2" in wrong.message
+    assert (
+        wrong.site == site
+        and wrong.where.startswith("block 3, byte ")
+        and "step 2" in wrong.message
+    )
 
 
 def test_a_byte_that_a_former_owner_wrote_is_late():
     landed, wanted = Landed(), records(0, 0, 0, 0, 2, 16)
-    landed.compare(records(0, 0, 0, 5, 2, 16), wanted, 16, PLACE, "step 2", lambda byte: f"copy of byte {byte}")
-    assert landed.misplaced[0].site == "move.late" and "copy of byte 1" in landed.misplaced[0].message
+    landed.compare(
+        records(0, 0, 0, 5, 2, 16), wanted, 16, PLACE, "step 2", lambda byte: f"copy of byte {byte}"
+    )
+    assert (
+        landed.misplaced[0].site == "move.late" and "copy of byte 1" in landed.misplaced[0].message
+    )
 
 
 def test_memory_that_no_move_may_touch_is_compared():
@@ -69,7 +79,9 @@ def test_memory_that_no_move_may_touch_is_compared():
     assert landed.misplaced == []
     after[1, 4] = 9
     landed.untouched("padding", before, after)
-    assert landed.misplaced[0].site == "move.foreign" and landed.misplaced[0].where == "row 1, byte 4"
+    assert (
+        landed.misplaced[0].site == "move.foreign" and landed.misplaced[0].where == "row 1, byte 4"
+    )
 
 
 def test_unsent_memory_is_no_tokens():
@@ -107,7 +119,10 @@ def test_without_an_event_a_race_is_found_in_every_schedule_lucky_or_not():
 def test_the_search_runs_a_race_both_ways():
     streams = Streams(0)
     writer_and_reader(streams, False)
-    ran = {pair: tuple(writer_and_reader(Streams(0, pair), False)) for pair in orders_to_try(streams.races)}
+    ran = {
+        pair: tuple(writer_and_reader(Streams(0, pair), False))
+        for pair in orders_to_try(streams.races)
+    }
     assert ran == {("read", "write"): ("read", "write"), ("write", "read"): ("write", "read")}
 
 

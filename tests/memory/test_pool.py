@@ -1,4 +1,6 @@
-"""Memory of a graph pool is valid until the next replay in the pool, and memory nobody else holds is nobody's."""
+"""Memory of a graph pool is valid until the next replay in the pool, and memory nobody else holds
+is nobody's.
+"""
 
 from __future__ import annotations
 
@@ -140,8 +142,12 @@ def test_integers_of_the_pool_become_wrong_indices() -> None:
     assert first.outputs.tolist() == [-1, -1]
 
 
-@pytest.mark.parametrize("poison", [None, Poison("nan", frozenset({"output"}))], ids=["none", "another site"])
-def test_memory_stays_as_it_is_when_the_poison_does_not_cover_the_pool(poison: Poison | None) -> None:
+@pytest.mark.parametrize(
+    "poison", [None, Poison("nan", frozenset({"output"}))], ids=["none", "another site"]
+)
+def test_memory_stays_as_it_is_when_the_poison_does_not_cover_the_pool(
+    poison: Poison | None,
+) -> None:
     pool, static = CpuGraphPool(poison), torch.ones(3)
     first = pool.capture(lambda: static + 1)
     second = pool.capture(lambda: static + 2)

@@ -1,4 +1,6 @@
-"""A recording keeps the three facts of captured graphs: fixed addresses, no Python, no allocation."""
+"""A recording keeps the three facts of captured graphs: fixed addresses, no Python, no
+allocation.
+"""
 
 from __future__ import annotations
 
@@ -166,9 +168,20 @@ def test_a_launch_that_returns_another_shape_than_when_captured_is_refused() -> 
         lambda x: x + torch.tensor([3.0]),
         lambda x: torch.equal(x, x),
     ],
-    ids=["item", "bool", "nonzero", "mask", "masked_select", "mask-assignment", "host-tensor", "equal"],
+    ids=[
+        "item",
+        "bool",
+        "nonzero",
+        "mask",
+        "masked_select",
+        "mask-assignment",
+        "host-tensor",
+        "equal",
+    ],
 )
-def test_reading_a_device_value_on_the_host_cannot_be_captured(read: Callable[[torch.Tensor], Any]) -> None:
+def test_reading_a_device_value_on_the_host_cannot_be_captured(
+    read: Callable[[torch.Tensor], Any],
+) -> None:
     static = torch.ones(3)
     with pytest.raises(CaptureError):
         capture(lambda: read(static))
@@ -210,7 +223,9 @@ def in_parts(keep: Callable[[int, Any], Any]) -> tuple[torch.Tensor, CpuGraph]:
     """A graph of (2 * x + 1) * 10 whose addition is an eager part."""
     static = torch.ones(3)
     pool = CpuGraphPool(Poison("nan", sites=frozenset({"graph.pool"})))
-    graph = pool.capture_in_parts(lambda: eager_part(lambda x: x + 1, static * 2) * 10, "the graph", keep)
+    graph = pool.capture_in_parts(
+        lambda: eager_part(lambda x: x + 1, static * 2) * 10, "the graph", keep
+    )
     return static, graph
 
 
@@ -222,7 +237,9 @@ def test_a_graph_in_parts_calls_its_eager_part_in_each_replay_and_reads_what_it_
     assert torch.equal(graph.outputs, torch.full((3,), 90.0)) and graph.stale_reads == []
 
 
-def test_a_result_of_an_eager_part_without_an_owner_is_filled_before_the_next_segment_reads_it() -> None:
+def test_a_result_of_an_eager_part_without_an_owner_is_filled_before_the_next_segment_reads_it() -> (  # noqa: E501
+    None
+):
     _, graph = in_parts(lambda number, result: result)
     graph.replay()
     (stale,) = graph.stale_reads

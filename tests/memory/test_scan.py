@@ -14,7 +14,9 @@ def poisoned(tensor: torch.Tensor, site: str) -> torch.Tensor:
     return Poison("nan", frozenset({site})).fill_(tensor, site)
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, torch.float8_e4m3fn, torch.float8_e5m2, torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    "dtype", [*FLOATS, torch.float8_e4m3fn, torch.float8_e5m2, torch.int32, torch.int64]
+)
 def test_ordinary_values_are_counted_and_show_nothing(dtype):
     found = scan(torch.arange(12).reshape(3, 4).to(dtype))
     assert found.looked_at == 12
@@ -34,7 +36,8 @@ def test_a_sentinel_names_its_site_in_every_float_type(dtype, site):
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int32, torch.int64, torch.uint8, torch.bool]
+    "dtype",
+    [torch.float8_e4m3fn, torch.float8_e5m2, torch.int32, torch.int64, torch.uint8, torch.bool],
 )
 def test_the_all_ones_pattern_is_untagged(dtype):
     tensor = torch.zeros(5, 2, dtype=torch.uint8).to(dtype)
@@ -43,7 +46,9 @@ def test_the_all_ones_pattern_is_untagged(dtype):
 
 
 def test_an_impossible_index_is_untagged():
-    assert scan(torch.tensor([3, OUT_OF_RANGE], dtype=torch.int32)).sentinels[UNTAGGED].first == (1,)
+    assert scan(torch.tensor([3, OUT_OF_RANGE], dtype=torch.int32)).sentinels[UNTAGGED].first == (
+        1,
+    )
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -111,5 +116,7 @@ def test_ordinary_nans_have_no_origin(dtype):
 
 def test_no_widened_sentinel_is_taken_for_another_site():
     for site in SITES.names():
-        narrow = torch.tensor([sentinel_bits(torch.bfloat16, site)], dtype=torch.int16).view(torch.bfloat16)
+        narrow = torch.tensor([sentinel_bits(torch.bfloat16, site)], dtype=torch.int16).view(
+            torch.bfloat16
+        )
         assert origin_of_bits(torch.float32, int(bits_view(narrow.float())[0])) == site

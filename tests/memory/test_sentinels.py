@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from harness.core.catalog import SITES
-from harness.memory.poison.patterns import OUT_OF_RANGE, UNTAGGED, bits_view, hex_bits, sentinel_bits, site_of_bits
+from harness.memory.poison.patterns import (
+    OUT_OF_RANGE,
+    UNTAGGED,
+    bits_view,
+    hex_bits,
+    sentinel_bits,
+    site_of_bits,
+)
 
 TAGGED = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 UNTAGGED_FLOATS = [torch.float8_e4m3fn, torch.float8_e5m2]

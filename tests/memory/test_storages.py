@@ -16,7 +16,11 @@ def test_all_memory_of_a_strided_view_is_seen_as_one_stretch() -> None:
 def test_an_alias_has_the_shape_and_strides_of_its_tensor_on_the_same_bytes() -> None:
     view = torch.arange(24.0).view(4, 6)[1:3, ::2]
     alias = alias_of(view)
-    assert alias.shape == view.shape and alias.stride() == view.stride() and alias.data_ptr() == view.data_ptr()
+    assert (
+        alias.shape == view.shape
+        and alias.stride() == view.stride()
+        and alias.data_ptr() == view.data_ptr()
+    )
     view.zero_()
     assert not bool(alias.any())
 

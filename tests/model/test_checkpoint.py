@@ -16,7 +16,9 @@ TOKENS = torch.arange(9).unsqueeze(0)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
-def test_a_saved_model_gives_the_same_logits(moe_config: ModelConfig, tmp_path: Path, dtype: torch.dtype) -> None:
+def test_a_saved_model_gives_the_same_logits(
+    moe_config: ModelConfig, tmp_path: Path, dtype: torch.dtype
+) -> None:
     model = CausalLM(moe_config).reset_parameters(0).to(dtype)
     loaded = checkpoint.load(checkpoint.save(model, tmp_path / "new"), dtype)
     assert loaded.config == moe_config
@@ -24,7 +26,9 @@ def test_a_saved_model_gives_the_same_logits(moe_config: ModelConfig, tmp_path: 
 
 
 @torch.no_grad()
-def test_a_dense_model_and_tied_embeddings_survive(dense_config: ModelConfig, tmp_path: Path) -> None:
+def test_a_dense_model_and_tied_embeddings_survive(
+    dense_config: ModelConfig, tmp_path: Path
+) -> None:
     config = dataclasses.replace(dense_config, tie_word_embeddings=True)
     model = CausalLM(config).reset_parameters(0)
     loaded = checkpoint.load(checkpoint.save(model, tmp_path), torch.float32)
@@ -44,16 +48,23 @@ def test_a_dense_model_and_tied_embeddings_survive(dense_config: ModelConfig, tm
     ],
     indirect=["moe_config"],
 )
-def test_tensors_carry_the_names_that_servers_read(moe_config: ModelConfig, tmp_path: Path, name: str) -> None:
+def test_tensors_carry_the_names_that_servers_read(
+    moe_config: ModelConfig, tmp_path: Path, name: str
+) -> None:
     checkpoint.save(CausalLM(moe_config).reset_parameters(0), tmp_path)
     assert name in load_file(tmp_path / "model.safetensors")
 
 
-def test_decay_parameters_stay_float32_in_a_bfloat16_model(hybrid_config: ModelConfig, tmp_path: Path) -> None:
+def test_decay_parameters_stay_float32_in_a_bfloat16_model(
+    hybrid_config: ModelConfig, tmp_path: Path
+) -> None:
     checkpoint.save(CausalLM(hybrid_config).reset_parameters(0).bfloat16(), tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
     assert stored["model.layers.0.self_attn.A_log"].dtype == torch.float32
-    assert checkpoint.load(tmp_path, torch.bfloat16).get_parameter("layers.0.self_attn.A_log").dtype == torch.float32
+    assert (
+        checkpoint.load(tmp_path, torch.bfloat16).get_parameter("layers.0.self_attn.A_log").dtype
+        == torch.float32
+    )
 
 
 def test_a_missing_tensor_is_named(mla_config: ModelConfig, tmp_path: Path) -> None:

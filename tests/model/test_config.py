@@ -37,7 +37,9 @@ def test_kimi_linear_counts_its_layers_from_one(hybrid_config: ModelConfig) -> N
         ({"num_experts": 2}, "num_experts_per_tok must be 1..2"),
     ],
 )
-def test_contradicting_sizes_are_refused(mla_config: ModelConfig, changes: dict, message: str) -> None:
+def test_contradicting_sizes_are_refused(
+    mla_config: ModelConfig, changes: dict, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(mla_config, **changes)
 

@@ -9,7 +9,9 @@ from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.config import ModelConfig
 
 
-def _layer(config: ModelConfig, dtype: torch.dtype = torch.float64) -> tuple[KimiDeltaAttention, torch.Tensor]:
+def _layer(
+    config: ModelConfig, dtype: torch.dtype = torch.float64
+) -> tuple[KimiDeltaAttention, torch.Tensor]:
     layer = CausalLM(config).to(dtype).reset_parameters(3).layers[0].self_attn
     assert isinstance(layer, KimiDeltaAttention)
     x = torch.randn(2, 37, config.hidden_size, generator=torch.Generator().manual_seed(4)).to(dtype)
@@ -23,7 +25,9 @@ def _states(layer: KimiDeltaAttention, dtype: torch.dtype) -> tuple[torch.Tensor
 
 @pytest.mark.parametrize("pieces", [(37,), (1,) * 37, (20, 1, 16), (2, 35)])
 @torch.no_grad()
-def test_steps_of_any_length_equal_the_dense_forward(hybrid_config: ModelConfig, pieces: tuple[int, ...]) -> None:
+def test_steps_of_any_length_equal_the_dense_forward(
+    hybrid_config: ModelConfig, pieces: tuple[int, ...]
+) -> None:
     layer, x = _layer(hybrid_config)
     states = _states(layer, torch.float64)
     out = torch.cat([layer.step(piece, *states) for piece in x[0].split(pieces)])
@@ -73,7 +77,12 @@ def test_gradients_of_both_forms_agree() -> None:
     state = torch.zeros(1, 2, 4, 4, dtype=torch.float64)
     grads = []
     for form in (kda.chunked, kda.recurrent):
-        g = torch.linspace(-2.0, -0.1, 152, dtype=torch.float64).view(1, 19, 2, 4).detach().requires_grad_()
+        g = (
+            torch.linspace(-2.0, -0.1, 152, dtype=torch.float64)
+            .view(1, 19, 2, 4)
+            .detach()
+            .requires_grad_()
+        )
         beta = torch.full((1, 19, 2), 0.7, dtype=torch.float64, requires_grad=True)
         leaf = k.clone().requires_grad_()
         form(q, leaf, v, g, beta, state)[0].square().sum().backward()

@@ -10,7 +10,9 @@ from harness.engine.schedule.config import ModelConfig
 
 def _layer(config: ModelConfig) -> tuple[MLAAttention, torch.Tensor, torch.Tensor]:
     layer = CausalLM(config).double().reset_parameters(1).mla_layers()[0]
-    x = torch.randn(7, config.hidden_size, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    x = torch.randn(
+        7, config.hidden_size, dtype=torch.float64, generator=torch.Generator().manual_seed(2)
+    )
     return layer, x, torch.arange(7)
 
 
@@ -30,7 +32,9 @@ def test_absorbed_attention_equals_expanded_attention(dense_config: ModelConfig)
     q_nope, q_pe = layer.project_q(x, positions)
     kv_c, k_pe = layer.project_kv(x, positions)
     query = torch.cat((layer.absorb_q(q_nope), q_pe), dim=-1)
-    scores = torch.einsum("thd,cd->htc", query, torch.cat((kv_c, k_pe), dim=-1)) * layer.softmax_scale
+    scores = (
+        torch.einsum("thd,cd->htc", query, torch.cat((kv_c, k_pe), dim=-1)) * layer.softmax_scale
+    )
     future = torch.ones(7, 7, dtype=torch.bool).triu(1)
     weights = scores.masked_fill(future, -torch.inf).softmax(dim=-1)
     absorbed = layer.project_out(layer.expand_v(torch.einsum("htc,cr->thr", weights, kv_c)))
@@ -47,13 +51,17 @@ def test_scores_under_rope_depend_on_distance_alone() -> None:
 
 
 def test_rope_turns_neighbouring_numbers_as_pairs() -> None:
-    turned = rotate(torch.tensor([[1.0, 0.0, 1.0, 0.0]], dtype=torch.float64), torch.tensor([1]), 100.0)
+    turned = rotate(
+        torch.tensor([[1.0, 0.0, 1.0, 0.0]], dtype=torch.float64), torch.tensor([1]), 100.0
+    )
     angles = torch.tensor([1.0, 0.1], dtype=torch.float64)
     expected = torch.stack((angles.cos(), angles.sin()), dim=-1).flatten()
     assert (turned[0] - expected).abs().max() < 1e-12
 
 
-def test_a_cache_transform_reaches_dense_attention_and_not_the_projections(mla_config: ModelConfig) -> None:
+def test_a_cache_transform_reaches_dense_attention_and_not_the_projections(
+    mla_config: ModelConfig,
+) -> None:
     layer, x, positions = _layer(mla_config)
     plain = layer(x.unsqueeze(0), positions)
     kv_c, _ = layer.project_kv(x, positions)

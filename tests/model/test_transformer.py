@@ -12,7 +12,9 @@ TOKENS = torch.randint(0, 64, (2, 11), generator=torch.Generator().manual_seed(0
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @torch.no_grad()
-def test_logits_are_finite_and_well_spread_in_every_dtype(dense_config: ModelConfig, dtype: torch.dtype) -> None:
+def test_logits_are_finite_and_well_spread_in_every_dtype(
+    dense_config: ModelConfig, dtype: torch.dtype
+) -> None:
     logits = CausalLM(dense_config).to(dtype).reset_parameters(0)(TOKENS)
     assert (logits.shape, logits.dtype) == ((2, 11, 64), dtype)
     assert 2.0 < logits.double().std() < 8.0
@@ -59,4 +61,6 @@ def test_experts_are_summed_by_their_ids_and_weights(moe_config: ModelConfig) ->
 def test_every_parameter_receives_a_gradient(moe_config: ModelConfig) -> None:
     model = CausalLM(moe_config).reset_parameters(0)
     model(TOKENS).square().mean().backward()
-    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
+    assert [
+        name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()
+    ] == []

@@ -1,6 +1,8 @@
-"""The model against witnesses that share none of its code: transformers' DeepseekV2, and the papers' formulas.
+"""The model against witnesses that share none of its code: transformers' DeepseekV2, and the
+papers' formulas.
 
-The engine and its reference share `harness.engine.model`, so an error there is right on both sides of every case.
+The engine and its reference share `harness.engine.model`, so an error there is right on both sides
+of every case.
 """
 
 from __future__ import annotations
@@ -23,13 +25,17 @@ from harness.engine.schedule.sequence import Sequence
 from harness.judge.dense_reference import DenseReference
 
 TRANSFORMERS_BOUND = 1e-5
-"""Relative L2. transformers computes norms, rotary embeddings and softmax in float32 whatever the model's dtype."""
+"""Relative L2. transformers computes norms, rotary embeddings and softmax in float32 whatever the
+model's dtype.
+"""
 FORMULA_BOUND = 1e-10
 LENGTH = 23
 
 
 def canary(name: str, **changes: object) -> ModelConfig:
-    """The shapes of a canary. transformers has 1e-6 in the norm of the latent, whatever the config says."""
+    """The shapes of a canary. transformers has 1e-6 in the norm of the latent, whatever the config
+    says.
+    """
     sizes = vars(load_config(FIXTURES / f"canary-{name}"))
     return ModelConfig(**(sizes | {"rms_norm_eps": 1e-6} | changes))
 
@@ -41,7 +47,9 @@ def reset(config: ModelConfig, seed: int = 3) -> CausalLM:
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
                 # Weights of 1 would hide a norm without its weight.
-                parameter.copy_(torch.rand(parameter.shape, generator=generator, dtype=torch.float64) + 0.5)
+                parameter.copy_(
+                    torch.rand(parameter.shape, generator=generator, dtype=torch.float64) + 0.5
+                )
     return model.eval().requires_grad_(False)
 
 
@@ -65,7 +73,10 @@ def transformers_logits(model: CausalLM, tokens: Tensor, folder: Path) -> Tensor
     """Logits of transformers' DeepseekV2 in float64, from the checkpoint that engines read."""
     transformers = pytest.importorskip("transformers")
     theirs = transformers.DeepseekV2ForCausalLM.from_pretrained(
-        save(model, folder), dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
+        save(model, folder),
+        dtype=torch.float64,
+        attn_implementation="eager",
+        experts_implementation="eager",
     )
     with torch.no_grad():
         logits: Tensor = theirs(tokens).logits[0]
@@ -80,8 +91,14 @@ VARIANTS = {
     "rotary width 128": {"qk_rope_head_dim": 128},
     "tied embeddings": {"tie_word_embeddings": True},
 }
-# transformers never divides the weights of the chosen experts by their sum, which is 1 if all are chosen.
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 128, "num_shared_experts": 2}
+# transformers never divides the weights of the chosen experts by their sum, which is 1 if all are
+# chosen.
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 128,
+    "num_shared_experts": 2,
+}
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=list(VARIANTS))
@@ -89,7 +106,10 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 
 def test_logits_are_those_of_transformers(changes, experts, tmp_path):
     model = reset(canary("moe" if experts else "mla", **experts, **changes))
     tokens = prompt(model.config)
-    assert distance(dense_logits(model, tokens), transformers_logits(model, tokens, tmp_path)) < TRANSFORMERS_BOUND
+    assert (
+        distance(dense_logits(model, tokens), transformers_logits(model, tokens, tmp_path))
+        < TRANSFORMERS_BOUND
+    )
 
 
 @pytest.mark.parametrize("wrong", ["halves", "no positions", "one position late", "another base"])
@@ -107,21 +127,27 @@ def _turned(x: Tensor, angles: Tensor) -> Tensor:
 
 
 def _angles(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    frequencies = torch.tensor([theta ** (-2 * i / x.shape[-1]) for i in range(x.shape[-1] // 2)], dtype=torch.float64)
+    frequencies = torch.tensor(
+        [theta ** (-2 * i / x.shape[-1]) for i in range(x.shape[-1] // 2)], dtype=torch.float64
+    )
     return positions[..., None].double() * frequencies
 
 
 def _in_halves(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     even, odd = x.unflatten(-1, (2, -1)).unbind(-2)
     angles = _angles(x, positions, theta)
-    return torch.cat((even * angles.cos() - odd * angles.sin(), odd * angles.cos() + even * angles.sin()), dim=-1)
+    return torch.cat(
+        (even * angles.cos() - odd * angles.sin(), odd * angles.cos() + even * angles.sin()), dim=-1
+    )
 
 
 WRONG_ROTATIONS = {
     "halves": _in_halves,
     "no positions": lambda x, positions, theta: x,
     # Attention sees distances only, so the keys alone are late.
-    "one position late": lambda x, p, theta: _turned(x, _angles(x, p - (1 if p.ndim == 1 else 0), theta)),
+    "one position late": lambda x, p, theta: _turned(
+        x, _angles(x, p - (1 if p.ndim == 1 else 0), theta)
+    ),
     "another base": lambda x, positions, theta: _turned(x, _angles(x, positions, theta * 2)),
 }
 
@@ -130,7 +156,9 @@ WRONG_ROTATIONS = {
 
 
 def norm_of(layer: RMSNorm, x: Tensor) -> Tensor:
-    return torch.stack([row / (row.dot(row) / len(row) + layer.eps) ** 0.5 * layer.weight for row in x])
+    return torch.stack(
+        [row / (row.dot(row) / len(row) + layer.eps) ** 0.5 * layer.weight for row in x]
+    )
 
 
 def mlp_of(layer: MLP, x: Tensor) -> Tensor:
@@ -144,7 +172,9 @@ def moe_of(layer: MoE, x: Tensor) -> Tensor:
     for row in x:
         shares = torch.exp(layer.gate.weight @ row)
         shares = shares / shares.sum()
-        chosen = sorted(range(len(shares)), key=lambda i: -float(shares[i]))[: layer.num_experts_per_tok]
+        chosen = sorted(range(len(shares)), key=lambda i: -float(shares[i]))[
+            : layer.num_experts_per_tok
+        ]
         total = sum(shares[i] for i in chosen)
         mixed = torch.zeros_like(row)
         for i in chosen:
@@ -168,7 +198,10 @@ def seen_by(layer: MLAAttention, x: Tensor, query: int) -> list[int]:
     q = (indexer.q_proj.weight @ x[query]).view(indexer.num_heads, -1)
     weights = indexer.weights_proj.weight @ x[query]
     scores = [
-        sum(float(weights[h] * torch.relu(q[h] @ (indexer.k_proj.weight @ x[t]))) for h in range(indexer.num_heads))
+        sum(
+            float(weights[h] * torch.relu(q[h] @ (indexer.k_proj.weight @ x[t])))
+            for h in range(indexer.num_heads)
+        )
         for t in past
     ]
     return sorted(past, key=lambda t: -scores[t])[: indexer.topk]
@@ -176,7 +209,12 @@ def seen_by(layer: MLAAttention, x: Tensor, query: int) -> list[int]:
 
 def mla_of(layer: MLAAttention, x: Tensor) -> Tensor:
     """DeepSeek-V2, equations 9 to 19, without compressed queries."""
-    nope, rope, rank, heads = layer.qk_nope_head_dim, layer.qk_rope_head_dim, layer.kv_lora_rank, layer.num_heads
+    nope, rope, rank, heads = (
+        layer.qk_nope_head_dim,
+        layer.qk_rope_head_dim,
+        layer.kv_lora_rank,
+        layer.num_heads,
+    )
     compressed = x @ layer.kv_a_proj_with_mqa.weight.T
     latent, key_rope = norm_of(layer.kv_a_layernorm, compressed[:, :rank]), compressed[:, rank:]
     queries = (x @ layer.q_proj.weight.T).view(len(x), heads, nope + rope)
@@ -193,7 +231,10 @@ def mla_of(layer: MLAAttention, x: Tensor) -> Tensor:
         for query in range(len(x)):
             seen = seen_by(layer, x, query)
             scores = torch.stack(
-                [queries[query, head, :nope] @ keys[t] + query_rope[query] @ key_rope[t] for t in seen]
+                [
+                    queries[query, head, :nope] @ keys[t] + query_rope[query] @ key_rope[t]
+                    for t in seen
+                ]
             )
             weights = torch.exp(scores / (nope + rope) ** 0.5)
             out[query, head] = (weights / weights.sum()) @ values[seen]
@@ -206,7 +247,9 @@ def kda_of(layer: KimiDeltaAttention, x: Tensor) -> Tensor:
 
     def convolved(projection: Tensor, weight: Tensor) -> Tensor:
         inputs = F.pad((x @ projection.T).T[None], (taps - 1, 0))
-        return F.silu(F.conv1d(inputs, weight, groups=len(weight))[0].T).view(len(x), layer.num_heads, dim)
+        return F.silu(F.conv1d(inputs, weight, groups=len(weight))[0].T).view(
+            len(x), layer.num_heads, dim
+        )
 
     q = convolved(layer.q_proj.weight, layer.q_conv1d.weight)
     k = convolved(layer.k_proj.weight, layer.k_conv1d.weight)
@@ -214,7 +257,9 @@ def kda_of(layer: KimiDeltaAttention, x: Tensor) -> Tensor:
     raw = x @ layer.f_a_proj.weight.T @ layer.f_b_proj.weight.T + layer.dt_bias
     rates = torch.log1p(torch.exp(raw)).view(len(x), layer.num_heads, dim)
     beta = torch.sigmoid(x @ layer.b_proj.weight.T)
-    gate = torch.sigmoid(x @ layer.g_a_proj.weight.T @ layer.g_b_proj.weight.T).view(len(x), layer.num_heads, dim)
+    gate = torch.sigmoid(x @ layer.g_a_proj.weight.T @ layer.g_b_proj.weight.T).view(
+        len(x), layer.num_heads, dim
+    )
     out = torch.zeros(len(x), layer.num_heads, dim, dtype=torch.float64)
     for head in range(layer.num_heads):
         state = torch.zeros(dim, dim, dtype=torch.float64)
@@ -236,9 +281,15 @@ def logits_of(model: CausalLM, tokens: Tensor) -> Tensor:
     for layer in model.layers:
         assert isinstance(layer, DecoderLayer)
         normed, attention = norm_of(layer.input_layernorm, x), layer.self_attn
-        x = x + (mla_of(attention, normed) if isinstance(attention, MLAAttention) else kda_of(attention, normed))
+        x = x + (
+            mla_of(attention, normed)
+            if isinstance(attention, MLAAttention)
+            else kda_of(attention, normed)
+        )
         normed = norm_of(layer.post_attention_layernorm, x)
-        x = x + (mlp_of(layer.mlp, normed) if isinstance(layer.mlp, MLP) else moe_of(layer.mlp, normed))
+        x = x + (
+            mlp_of(layer.mlp, normed) if isinstance(layer.mlp, MLP) else moe_of(layer.mlp, normed)
+        )
     return norm_of(model.norm, x) @ model.lm_head.weight.T
 
 

@@ -52,7 +52,9 @@ def evidence() -> MakeEvidence:
     """Evidence of runs under the patterns nan, zeros, max in this order."""
 
     def make(*runs: Run) -> Evidence:
-        return Evidence(Case(id="case", scenario="scenario", system="kernel", op="write_kv"), list(runs))
+        return Evidence(
+            Case(id="case", scenario="scenario", system="kernel", op="write_kv"), list(runs)
+        )
 
     return make
 
@@ -68,9 +70,13 @@ WRONG: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.fixture(params=[(how, row) for how in WRONG for row in (None, 1)], ids=lambda p: f"{p[0]}, row {p[1]}")
+@pytest.fixture(
+    params=[(how, row) for how in WRONG for row in (None, 1)], ids=lambda p: f"{p[0]}, row {p[1]}"
+)
 def spoil(request: pytest.FixtureRequest) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Each classic way to be wrong, in every row and in one row only; a test that uses it runs for each."""
+    """Each classic way to be wrong, in every row and in one row only; a test that uses it runs for
+    each.
+    """
     how, row = request.param
 
     def spoiled(tensor: torch.Tensor) -> torch.Tensor:

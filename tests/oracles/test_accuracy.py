@@ -1,4 +1,6 @@
-"""Oracle `accuracy`: silent on a flat curve, loud on a fallen one, and no judge without a baseline."""
+"""Oracle `accuracy`: silent on a flat curve, loud on a fallen one, and no judge without a
+baseline.
+"""
 
 from __future__ import annotations
 
@@ -26,24 +28,38 @@ CASE = Case(
 
 def all_right(number: int) -> Baseline:
     return Baseline(
-        name="stored", task="gsm_symbolic", filter="strict-match", model="toy", model_hash="sha256:00",
-        engine="engine", dtype="float32", accuracy=1.0, num_questions=number,
-        right=tuple(f"q{i:04}" for i in range(number)), wrong=(),
-    )  # fmt: skip
+        name="stored",
+        task="gsm_symbolic",
+        filter="strict-match",
+        model="toy",
+        model_hash="sha256:00",
+        engine="engine",
+        dtype="float32",
+        accuracy=1.0,
+        num_questions=number,
+        right=tuple(f"q{i:04}" for i in range(number)),
+        wrong=(),
+    )
 
 
 def evidence(run: AccuracyRun | None) -> Evidence:
     return Evidence(CASE, [Run("natural", accuracy=run)])
 
 
-def test_a_flat_curve_at_the_baseline_is_clean_and_every_answer_was_looked_at(stored_run: MakeRun) -> None:
-    judgement = judge(evidence(stored_run("1" * 16, "1" * 16, "1" * 16, deterministic=True)), all_right(16))
+def test_a_flat_curve_at_the_baseline_is_clean_and_every_answer_was_looked_at(
+    stored_run: MakeRun,
+) -> None:
+    judgement = judge(
+        evidence(stored_run("1" * 16, "1" * 16, "1" * 16, deterministic=True)), all_right(16)
+    )
     assert judgement.findings == [] and judgement.looked_at == 48
     assert judgement.accuracy is not None and judgement.accuracy.verdict is Verdict.PASS
     assert (judgement.accuracy.scenario, judgement.accuracy.case) == ("kv-cache-full", CASE.id)
 
 
-def test_a_curve_that_falls_names_the_epochs_with_p_value_curve_baseline_and_power(stored_run: MakeRun) -> None:
+def test_a_curve_that_falls_names_the_epochs_with_p_value_curve_baseline_and_power(
+    stored_run: MakeRun,
+) -> None:
     run = stored_run("1" * 16, "1" * 9 + "0" * 7, "1" * 3 + "0" * 13)
     judgement = judge(evidence(run), all_right(16))
     (third, *_) = [finding for finding in judgement.findings if finding.where == "epoch 3"]
@@ -52,7 +68,8 @@ def test_a_curve_that_falls_names_the_epochs_with_p_value_curve_baseline_and_pow
     assert "adjusted p = 0.00" in third.message
     assert "accuracy 1.0000, 0.5625, 0.1875, baseline 1.0000" in third.message
     assert "would have been seen" in third.message
-    # Seven of sixteen lost are too few to be sure of, after adjusting for four tests; the trend is not.
+    # Seven of sixteen lost are too few to be sure of, after adjusting for four tests; the trend is
+    # not.
     assert [finding.where for finding in judgement.findings] == ["epoch 3", "all epochs"]
 
 
@@ -61,8 +78,12 @@ def test_a_curve_that_is_flat_at_nothing_is_seen_by_its_baseline(stored_run: Mak
     assert {finding.where for finding in judgement.findings} == {"epoch 1", "epoch 2"}
 
 
-def test_without_a_baseline_nothing_is_judged_and_the_error_says_how_to_make_one(stored_run: MakeRun) -> None:
-    with pytest.raises(InputError, match=r"no baseline for task gsm_symbolic of toy .*baseline update"):
+def test_without_a_baseline_nothing_is_judged_and_the_error_says_how_to_make_one(
+    stored_run: MakeRun,
+) -> None:
+    with pytest.raises(
+        InputError, match=r"no baseline for task gsm_symbolic of toy .*baseline update"
+    ):
         judge(evidence(stored_run("0" * 12, "0" * 12)))
 
 

@@ -13,7 +13,15 @@ BOTH = pytest.mark.parametrize("oracle", ["cold_warm", "flush"])
 
 
 def pair(oracle: str, second: torch.Tensor, live: tuple[bool, ...] = (True,) * 4) -> Run:
-    made = Pair(oracle, "request 1 of epoch 1", LOGITS, second, torch.tensor(live), "engine.logits.bf16", "token")
+    made = Pair(
+        oracle,
+        "request 1 of epoch 1",
+        LOGITS,
+        second,
+        torch.tensor(live),
+        "engine.logits.bf16",
+        "token",
+    )
     return Run("nan", pairs=[made])
 
 
@@ -37,7 +45,9 @@ def test_another_answer_fires_and_says_where(oracle, change, evidence):
 def test_rows_after_another_token_are_not_compared(oracle, evidence):
     second = LOGITS.clone()
     second[2] *= 2.0
-    judgement = ORACLES.get(oracle).judge(evidence(pair(oracle, second, (True, True, False, False))))
+    judgement = ORACLES.get(oracle).judge(
+        evidence(pair(oracle, second, (True, True, False, False)))
+    )
     assert judgement.findings == [] and judgement.looked_at == LOGITS.numel() // 2
 
 

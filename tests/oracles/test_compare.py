@@ -17,7 +17,9 @@ ALL_BOUNDS = [entry.name for entry in BOUNDS]
 
 
 def answer(rows: int = 4, width: int = 16, seed: int = 1) -> torch.Tensor:
-    return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        rows, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 def test_the_right_answer_agrees_and_everything_is_looked_at():
@@ -67,7 +69,11 @@ def test_one_wrong_row_of_a_thousand_is_found_and_named(name, how):
     got = want.clone()
     got[617] = WRONG[how](want)[617]
     if "one" in how:
-        got[617, 3] = {"one element off": float(want[617, 3]) + 4, "one NaN": NAN, "one -Inf": -INF}[how]
+        got[617, 3] = {
+            "one element off": float(want[617, 3]) + 4,
+            "one NaN": NAN,
+            "one -Inf": -INF,
+        }[how]
     mismatch = compare(got, want, torch.ones(1000, dtype=torch.bool), bound(name)).mismatch
     assert mismatch is not None
     assert mismatch.rows == (617,)
@@ -102,7 +108,9 @@ def test_a_number_where_the_reference_has_a_nan_is_a_mismatch():
     assert mismatch is not None and mismatch.kind == "non-finite" and mismatch.index == (1, 5)
 
 
-@pytest.mark.parametrize(("got", "want"), [(INF, -INF), (NAN, INF), (INF, NAN), (1.0, INF), (-INF, 1.0)])
+@pytest.mark.parametrize(
+    ("got", "want"), [(INF, -INF), (NAN, INF), (INF, NAN), (1.0, INF), (-INF, 1.0)]
+)
 def test_infinities_must_agree_in_place_and_sign(got, want):
     right = answer()
     right[3, 0] = want
@@ -191,7 +199,12 @@ def test_the_index_of_the_worst_element_is_that_of_the_whole_tensor():
     got = want.clone()
     got[4, 1, 2, 3] += 9
     mismatch = compare(got, want, torch.tensor([False, True, True, False, True]), FP32).mismatch
-    assert mismatch is not None and mismatch.index == (4, 1, 2, 3) and mismatch.rows == (4,) and mismatch.count == 1
+    assert (
+        mismatch is not None
+        and mismatch.index == (4, 1, 2, 3)
+        and mismatch.rows == (4,)
+        and mismatch.count == 1
+    )
 
 
 def test_an_element_of_one_ulp_off_is_within_and_of_many_is_not():
@@ -205,7 +218,10 @@ def test_an_element_of_one_ulp_off_is_within_and_of_many_is_not():
 
 def test_fp8_tensors_can_be_compared():
     want = answer().to(torch.float8_e4m3fn).double()
-    assert compare(want.to(torch.float8_e4m3fn), want, LIVE, bound("write_kv.fp8_e4m3")).mismatch is None
+    assert (
+        compare(want.to(torch.float8_e4m3fn), want, LIVE, bound("write_kv.fp8_e4m3")).mismatch
+        is None
+    )
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,4 +1,6 @@
-"""Oracles `conserved` and `tokens`: a lost block or request, and a token that is not the largest logit."""
+"""Oracles `conserved` and `tokens`: a lost block or request, and a token that is not the largest
+logit.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,19 @@ from harness.judge.run_records import Count, Run
 
 
 def test_a_count_that_is_kept_is_no_finding(evidence):
-    judgement = conserved(evidence(Run("nan", counts=[Count("free blocks", 7, 7), Count("tokens of request 0", 3, 3)])))
+    judgement = conserved(
+        evidence(
+            Run("nan", counts=[Count("free blocks", 7, 7), Count("tokens of request 0", 3, 3)])
+        )
+    )
     assert (judgement.looked_at, judgement.findings) == (2, [])
 
 
 def test_a_lost_block_is_found_with_its_step(evidence):
-    runs = [Run(pattern, counts=[Count("blocks that are free or owned", 7, 6, "step 4")]) for pattern in ("nan", "max")]
+    runs = [
+        Run(pattern, counts=[Count("blocks that are free or owned", 7, 6, "step 4")])
+        for pattern in ("nan", "max")
+    ]
     (finding,) = conserved(evidence(*runs)).findings
     assert finding.message.startswith("blocks that are free or owned: 6, not 7 (pattern nan)")
     assert (finding.oracle, finding.where) == ("conserved", "step 4")
@@ -25,7 +34,13 @@ def test_a_lost_block_is_found_with_its_step(evidence):
 
 def test_a_choice_of_the_scheduler_is_judged_by_policy_alone_and_the_finding_says_so(evidence):
     left = evidence(
-        Run("nan", counts=[Count("requests that wait", 0, 2, "step 4", "policy"), Count("free blocks", 7, 7)])
+        Run(
+            "nan",
+            counts=[
+                Count("requests that wait", 0, 2, "step 4", "policy"),
+                Count("free blocks", 7, 7),
+            ],
+        )
     )
     assert conserved(left).findings == [] and conserved(left).looked_at == 1
     (finding,) = policy(left).findings
@@ -41,7 +56,9 @@ def logits():
 def judged(evidence, observe, taken, expected, own=None):
     own = expected.float() if own is None else own
     live = torch.ones(len(own), dtype=torch.bool)
-    observed = observe(own, live=live, expected=expected, bound="engine.logits.fp32", tokens=torch.tensor(taken))
+    observed = observe(
+        own, live=live, expected=expected, bound="engine.logits.fp32", tokens=torch.tensor(taken)
+    )
     return tokens(evidence(Run("nan", [observed])))
 
 
@@ -57,7 +74,9 @@ def test_another_token_or_none_of_the_vocabulary_is_found(evidence, observe, log
     assert finding.cause == Code.WRONG_TOKEN and f"the first is {taken[1]}" in finding.message
 
 
-def test_a_token_of_the_engine_that_the_reference_puts_beyond_the_bound_is_found(evidence, observe, logits):
+def test_a_token_of_the_engine_that_the_reference_puts_beyond_the_bound_is_found(
+    evidence, observe, logits
+):
     own = logits.float().roll(1, dims=1)
     (finding,) = judged(evidence, observe, own.argmax(dim=1).tolist(), logits, own).findings
     assert finding.where == "request 0-2"

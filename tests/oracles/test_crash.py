@@ -26,9 +26,19 @@ def test_the_message_is_one_line(evidence):
 
 def test_a_finding_names_the_line_that_raised(evidence):
     at = "mine.py:3 in mine: raise RuntimeError()"
-    error = KernelError("mla_decode/mine raised RuntimeError: x", error="RuntimeError", kernel="mla_decode/mine", at=at)
+    error = KernelError(
+        "mla_decode/mine raised RuntimeError: x",
+        error="RuntimeError",
+        kernel="mla_decode/mine",
+        at=at,
+    )
     finding = judge(evidence(Run("nan", error=error))).findings[0]
-    assert (finding.cause, finding.error, finding.kernel, finding.at) == ("raised", "RuntimeError", error.kernel, at)
+    assert (finding.cause, finding.error, finding.kernel, finding.at) == (
+        "raised",
+        "RuntimeError",
+        error.kernel,
+        at,
+    )
 
 
 @pytest.mark.parametrize(

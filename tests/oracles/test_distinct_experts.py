@@ -1,4 +1,6 @@
-"""The oracle of routed experts fires for what an expert kernel cannot bear, and for nothing else."""
+"""The oracle of routed experts fires for what an expert kernel cannot bear, and for nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,13 @@ def test_a_row_that_the_engine_masked_is_left_alone(evidence: Callable[..., Evid
 
 @pytest.mark.parametrize(
     ("row", "what"),
-    [([0, 0], "one expert more than once"), ([0, 4], "does not exist"), ([-1, 2], "does not exist"),
-     ([1 << 30, 1], "does not exist")],
-)  # fmt: skip
+    [
+        ([0, 0], "one expert more than once"),
+        ([0, 4], "does not exist"),
+        ([-1, 2], "does not exist"),
+        ([1 << 30, 1], "does not exist"),
+    ],
+)
 def test_a_token_with_impossible_experts_is_a_finding(
     row: list[int], what: str, evidence: Callable[..., Evidence]
 ) -> None:
@@ -41,7 +47,9 @@ def test_a_token_with_impossible_experts_is_a_finding(
     assert "3" in (finding.where or "")
 
 
-def test_the_same_finding_under_two_patterns_is_told_once(evidence: Callable[..., Evidence]) -> None:
+def test_the_same_finding_under_two_patterns_is_told_once(
+    evidence: Callable[..., Evidence],
+) -> None:
     assert len(judge(evidence(routed([[0, 0]]), routed([[0, 0]], "zeros"))).findings) == 1
 
 

@@ -11,14 +11,23 @@ from harness.judge.verdict import judge
 
 def test_a_finding_names_the_lines_that_allocated_its_site_or_the_only_site_with_lines() -> None:
     case = Case(
-        id="x", scenario="x", system="kernel", op="merge_attn_states", params={},
-        oracles=("finite",), poison=PoisonPlan(), seed=0,
-    )  # fmt: skip
+        id="x",
+        scenario="x",
+        system="kernel",
+        op="merge_attn_states",
+        params={},
+        oracles=("finite",),
+        poison=PoisonPlan(),
+        seed=0,
+    )
     seen = [
         Observed(name, torch.full((2, 3), torch.nan), torch.ones(2, dtype=torch.bool), site=site)
         for name, site in (("out", "context.output"), ("lse", None))
     ]
     line = "mla.py:3 in partial: out = torch.empty(4)"
-    for lines, of_lse in (({"context.output": [line]}, line), ({"context.output": [line], "kv.new": ["b.py:1"]}, "")):
+    for lines, of_lse in (
+        ({"context.output": [line]}, line),
+        ({"context.output": [line], "kv.new": ["b.py:1"]}, ""),
+    ):
         found = judge(Evidence(case, [Run("zeros", observed=seen, allocated=lines)])).findings
         assert {one.tensor: one.at for one in found} == {"out": line, "lse": of_lse}

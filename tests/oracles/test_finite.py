@@ -53,7 +53,9 @@ def test_dead_rows_may_hold_nan(observe, evidence, expected):
     assert judge(evidence(Run("nan", [observe(tensor)]))).findings == []
 
 
-def test_an_inf_that_the_reference_has_is_silent_but_a_nan_in_its_place_fires(observe, evidence, expected):
+def test_an_inf_that_the_reference_has_is_silent_but_a_nan_in_its_place_fires(
+    observe, evidence, expected
+):
     expected[1] = -INF
     tensor = expected.float()
     assert judge(evidence(Run("nan", [observe(tensor)]))).findings == []
@@ -82,7 +84,10 @@ def test_a_nan_computed_from_poison_names_its_site(observe, evidence, expected):
 def test_a_nan_without_a_payload_takes_the_site_of_its_row(observe, evidence, expected):
     tensor = expected.bfloat16()
     tensor[1] = NAN
-    assert judge(evidence(Run("nan", [observe(tensor, site="graph.pad_rows")]))).findings[0].site == "graph.pad_rows"
+    assert (
+        judge(evidence(Run("nan", [observe(tensor, site="graph.pad_rows")]))).findings[0].site
+        == "graph.pad_rows"
+    )
 
 
 def test_steps_of_one_tensor_are_one_finding_with_a_count(observe, evidence, expected):
@@ -94,7 +99,9 @@ def test_steps_of_one_tensor_are_one_finding_with_a_count(observe, evidence, exp
 
 
 def test_integers_are_finite(observe, evidence):
-    assert judge(evidence(Run("nan", [observe(torch.full((4, 2), -1), expected=None)]))).findings == []
+    assert (
+        judge(evidence(Run("nan", [observe(torch.full((4, 2), -1), expected=None)]))).findings == []
+    )
 
 
 def test_an_empty_tensor_is_nothing_looked_at(observe, evidence):

@@ -17,7 +17,9 @@ def test_one_run_alone_is_nothing_looked_at(observe, evidence):
 
 
 def test_every_classic_wrong_answer_in_one_of_two_runs_fires(observe, evidence, expected, spoil):
-    findings = judge(evidence(Run("nan", [observe()]), Run("zeros", [observe(spoil(expected.float()))]))).findings
+    findings = judge(
+        evidence(Run("nan", [observe()]), Run("zeros", [observe(spoil(expected.float()))]))
+    ).findings
     assert findings and {finding.oracle for finding in findings} == {"non_interference"}
 
 
@@ -39,7 +41,9 @@ def test_equal_rows_of_zeros_or_nan_show_nothing_and_fire(observe, evidence, exp
     for value in (0.0, float("nan")):
         tensor = expected.float()
         tensor[2] = value
-        finding = judge(evidence(Run("nan", [observe(tensor)]), Run("zeros", [observe(tensor)]))).findings[0]
+        finding = judge(
+            evidence(Run("nan", [observe(tensor)]), Run("zeros", [observe(tensor)]))
+        ).findings[0]
         assert finding.where == "request 2"
         assert "equal elements" in finding.message
 
@@ -47,9 +51,14 @@ def test_equal_rows_of_zeros_or_nan_show_nothing_and_fire(observe, evidence, exp
 def test_rows_that_should_be_zero_are_silent(observe, evidence, expected):
     expected[2] = 0
     tensor = expected.float()
-    assert judge(evidence(Run("nan", [observe(tensor)]), Run("zeros", [observe(tensor)]))).findings == []
+    assert (
+        judge(evidence(Run("nan", [observe(tensor)]), Run("zeros", [observe(tensor)]))).findings
+        == []
+    )
 
 
 def test_runs_that_took_another_course_fire(observe, evidence):
-    findings = judge(evidence(Run("nan", [observe()]), Run("zeros", [observe(), observe(name="more")]))).findings
+    findings = judge(
+        evidence(Run("nan", [observe()]), Run("zeros", [observe(), observe(name="more")]))
+    ).findings
     assert "another course" in findings[0].message

@@ -1,4 +1,6 @@
-"""Oracle `padding`: fires on one bit of one live row, and looks at nothing but pairs that are its own."""
+"""Oracle `padding`: fires on one bit of one live row, and looks at nothing but pairs that are its
+own.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from harness.judge.run_records import Pair, Run
 
 
 def pair(second: torch.Tensor, oracle: str = "padding", bound: str = "") -> Pair:
-    return Pair(oracle, "logits of step 3 beside 2 padded requests", LOGITS, second, LIVE, bound, "row")
+    return Pair(
+        oracle, "logits of step 3 beside 2 padded requests", LOGITS, second, LIVE, bound, "row"
+    )
 
 
 LOGITS = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
@@ -38,7 +42,9 @@ def test_the_last_bit_of_one_element_fires(evidence):
 
 @pytest.mark.parametrize(("change", "fires"), [(1e-6, False), (0.5, True)])
 def test_within_a_bound_only_what_is_beyond_it_fires(evidence, change: float, fires: bool):
-    findings = judge(evidence(Run("nan", pairs=[pair(LOGITS + change, bound="engine.logits.bf16")]))).findings
+    findings = judge(
+        evidence(Run("nan", pairs=[pair(LOGITS + change, bound="engine.logits.bf16")]))
+    ).findings
     assert bool(findings) == fires
 
 

@@ -22,8 +22,12 @@ from harness.judge.run_records import Evidence, Run
 from harness.kernels.process_state import Change
 
 REPLACED = Change("mla_decode/mine", "replaced torch.empty", is_failure=True, is_restored=True)
-REMARK = Change("mla_decode/mine", "set the default dtype to torch.float64", is_failure=False, is_restored=True)
-THREAD = Change("mla_decode/mine", "left running: thread 'spin'", is_failure=False, is_restored=False)
+REMARK = Change(
+    "mla_decode/mine", "set the default dtype to torch.float64", is_failure=False, is_restored=True
+)
+THREAD = Change(
+    "mla_decode/mine", "left running: thread 'spin'", is_failure=False, is_restored=False
+)
 
 
 def test_a_failure_is_a_finding_and_any_other_change_a_remark() -> None:
@@ -31,7 +35,11 @@ def test_a_failure_is_a_finding_and_any_other_change_a_remark() -> None:
     runs = [Run("nan", changes=[REPLACED, REMARK]), Run("zeros", changes=[REPLACED, THREAD])]
     judgement = ORACLES.get("process").judge(Evidence(case, runs))
     (finding,) = judgement.findings
-    assert (finding.oracle, finding.cause, finding.kernel) == ("process", Code.REPLACED, "mla_decode/mine")
+    assert (finding.oracle, finding.cause, finding.kernel) == (
+        "process",
+        Code.REPLACED,
+        "mla_decode/mine",
+    )
     assert finding.message.startswith("mla_decode/mine replaced torch.empty (restored); ")
     assert judgement.notes == [
         "mla_decode/mine set the default dtype to torch.float64 (restored)",
@@ -41,7 +49,9 @@ def test_a_failure_is_a_finding_and_any_other_change_a_remark() -> None:
 
 
 def test_it_explains_more_than_wrong_numbers_and_less_than_a_crash() -> None:
-    found = most_telling_first(Finding(oracle=name) for name in ("reference", "sentinel", "process", "crash"))
+    found = most_telling_first(
+        Finding(oracle=name) for name in ("reference", "sentinel", "process", "crash")
+    )
     assert [one.oracle for one in found] == ["crash", "process", "sentinel", "reference"]
 
 
@@ -54,9 +64,20 @@ def result_of(change: Callable[[], Any], *, right: bool = True) -> CaseResult:
         return (out, lse) if right else (torch.randn_like(out), torch.randn_like(lse))
 
     spec = KernelSpec("merge_attn_states", "mine", "", merge, is_plugin=True)
-    params = {"kernel": "mine", "num_tokens": 6, "num_with_context": 4, "num_heads": 2, "v_head_dim": 16}
-    more: dict[str, Any] = {"oracles": ("finite", "sentinel", "reference"), "poison": PoisonPlan(patterns=("nan",))}
-    case = Case(id="mine", scenario="s", system="kernel", op="merge_attn_states", params=params, **more)
+    params = {
+        "kernel": "mine",
+        "num_tokens": 6,
+        "num_with_context": 4,
+        "num_heads": 2,
+        "v_head_dim": 16,
+    }
+    more: dict[str, Any] = {
+        "oracles": ("finite", "sentinel", "reference"),
+        "poison": PoisonPlan(patterns=("nan",)),
+    }
+    case = Case(
+        id="mine", scenario="s", system="kernel", op="merge_attn_states", params=params, **more
+    )
     with KERNELS.scoped(spec):
         return run_case(Job(key="k", case=case))
 
@@ -107,11 +128,16 @@ def test_a_kernel_that_replaces_what_judges_it_fails(cheat: Callable[[], None], 
 def test_a_pass_with_a_remark_has_a_code_of_its_own() -> None:
     result = result_of(lambda: torch.set_default_dtype(torch.float64))
     assert (result.verdict, result.cause) == (Verdict.PASS, Code.RESTORED)
-    assert result.reason == "merge_attn_states/mine set the default dtype to torch.float64 (restored)"
+    assert (
+        result.reason == "merge_attn_states/mine set the default dtype to torch.float64 (restored)"
+    )
     assert result_of(lambda: None).cause == ""
 
 
 def test_a_failure_says_what_else_was_changed() -> None:
     result = result_of(lambda: torch.set_default_dtype(torch.float64), right=False)
     assert result.verdict is Verdict.FAIL and result.findings[0].oracle == "reference"
-    assert "(merge_attn_states/mine set the default dtype to torch.float64 (restored))" in result.reason
+    assert (
+        "(merge_attn_states/mine set the default dtype to torch.float64 (restored))"
+        in result.reason
+    )

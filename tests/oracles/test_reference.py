@@ -48,7 +48,9 @@ def test_the_finding_tells_the_row_the_worst_element_and_its_bits(observe, evide
     assert "99 where" in finding.message
 
 
-def test_the_same_mismatch_under_several_patterns_is_one_finding_with_a_count(observe, evidence, expected):
+def test_the_same_mismatch_under_several_patterns_is_one_finding_with_a_count(
+    observe, evidence, expected
+):
     runs = [Run(pattern, [observe(-expected.float())]) for pattern in ("nan", "zeros", "max")]
     findings = judge(evidence(*runs)).findings
     assert len(findings) == 1
@@ -62,7 +64,9 @@ def test_expert_ids_are_compared_exactly(observe, evidence):
     right = observe(ids.int(), expected=ids, bound="")
     assert judge(evidence(Run("nan", [right]))).findings == []
     assert (
-        judge(evidence(Run("nan", [observe(wrong, expected=ids, bound="")]))).findings[0].where.startswith("request 2")
+        judge(evidence(Run("nan", [observe(wrong, expected=ids, bound="")])))
+        .findings[0]
+        .where.startswith("request 2")
     )
 
 
@@ -75,16 +79,23 @@ def test_an_unknown_bound_is_the_harness_own_error(observe, evidence):
         judge(evidence(Run("nan", [observe(bound="mla_decode.out")])))
 
 
-@pytest.mark.parametrize(("factor", "hint"), [(1.442695, "log2(e): it is in base 2"), (0.693147, "ln 2: a natural")])
+@pytest.mark.parametrize(
+    ("factor", "hint"), [(1.442695, "log2(e): it is in base 2"), (0.693147, "ln 2: a natural")]
+)
 def test_an_lse_in_another_base_is_named(observe, evidence, expected, factor, hint):
     found = observe((expected * factor).float(), name="lse", bound="mla_decode.lse.bf16")
     (finding,) = judge(evidence(Run("nan", [found]))).findings
     assert hint in finding.message and finding.excess > 1
 
 
-def test_an_lse_that_is_wrong_in_one_value_more_and_a_scaled_output_have_no_such_hint(observe, evidence, expected):
+def test_an_lse_that_is_wrong_in_one_value_more_and_a_scaled_output_have_no_such_hint(
+    observe, evidence, expected
+):
     lse = (expected * 1.442695).float()
     lse[0, 0, 0] = 7.0
-    for found in (observe(lse, name="lse", bound="mla_decode.lse.bf16"), observe((expected * 1.442695).float())):
+    for found in (
+        observe(lse, name="lse", bound="mla_decode.lse.bf16"),
+        observe((expected * 1.442695).float()),
+    ):
         (finding,) = judge(evidence(Run("nan", [found]))).findings
         assert "base 2" not in finding.message

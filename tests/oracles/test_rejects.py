@@ -1,4 +1,6 @@
-"""Oracle `rejects`: right or a clear error; anything else is a finding, unless the contract promises nothing."""
+"""Oracle `rejects`: right or a clear error; anything else is a finding, unless the contract
+promises nothing.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,13 @@ def test_a_call_without_a_right_result_must_end_in_an_error_that_names_the_argum
     judgement = ORACLES.get("rejects").judge(evidence(Run("nan", corrupted=[call])))
     is_clean = cause is Code.CLEAN_ERROR
     assert (judgement.cause, judgement.looked_at) == (cause, 1)
-    assert [finding.cause for finding in judgement.findings] == ([] if is_clean or not is_defined else [cause])
+    assert [finding.cause for finding in judgement.findings] == (
+        [] if is_clean or not is_defined else [cause]
+    )
     assert call.crash is (error if is_defined and cause is Code.FAULT else None)
-    assert any("undefined by contract" in note for note in judgement.notes) == (not is_clean and not is_defined)
+    assert any("undefined by contract" in note for note in judgement.notes) == (
+        not is_clean and not is_defined
+    )
 
 
 def test_a_result_is_right_if_it_agrees_with_the_reference_and_writes_nothing_else(
@@ -69,5 +75,7 @@ def test_the_worst_of_several_calls_decides(evidence: MakeEvidence) -> None:
     errors = (raised("seq_lens is bad"), raised("oops"), raised("seq_lens is worse"))
     calls = [CorruptedCall(LENGTH, True, Run("nan"), error) for error in errors]
     judgement = ORACLES.get("rejects").judge(evidence(Run("nan", corrupted=calls)))
-    assert judgement.cause == Code.UNCLEAR_ERROR and judgement.notes == ["2 clean_error, 1 unclear_error"]
+    assert judgement.cause == Code.UNCLEAR_ERROR and judgement.notes == [
+        "2 clean_error, 1 unclear_error"
+    ]
     assert ORACLES.get("rejects").judge(evidence(Run("nan"))).looked_at == 0

@@ -35,7 +35,9 @@ def test_replays_that_equal_their_eager_steps_are_silent(evidence):
 
 
 def test_every_classic_wrong_replay_fires(evidence, spoil):
-    findings = judge(evidence(run(replayed(0), replayed(1, spoil(logits(1))), replayed(2)))).findings
+    findings = judge(
+        evidence(run(replayed(0), replayed(1, spoil(logits(1))), replayed(2)))
+    ).findings
     assert len(findings) == 1
     assert findings[0].where.startswith("step 1, row")
 
@@ -48,7 +50,9 @@ def test_a_stale_input_names_its_site(evidence):
 
 def test_an_engine_that_gives_the_same_answer_forever_fires(evidence):
     same = logits(0)
-    findings = judge(evidence(run(*(replayed(step, same, eager=same) for step in range(4))))).findings
+    findings = judge(
+        evidence(run(*(replayed(step, same, eager=same) for step in range(4))))
+    ).findings
     assert len(findings) == 1
     assert findings[0].where == "steps 0-3, row 0-2"
     assert "although its inputs change" in findings[0].message
@@ -67,12 +71,18 @@ def test_one_row_that_does_not_move_fires_alone(evidence):
 def test_zeros_and_nan_on_both_sides_fire_because_they_do_not_move(evidence):
     for value in (0.0, float("nan")):
         blank = torch.full((4, 8), value)
-        assert judge(evidence(run(*(replayed(step, blank, eager=blank) for step in range(3))))).findings
+        assert judge(
+            evidence(run(*(replayed(step, blank, eager=blank) for step in range(3))))
+        ).findings
 
 
 def test_a_row_that_repeats_once_but_moves_later_is_silent(evidence):
     first, later = logits(0), logits(1)
-    steps = [replayed(0, first, eager=first), replayed(1, first, eager=first), replayed(2, later, eager=later)]
+    steps = [
+        replayed(0, first, eager=first),
+        replayed(1, first, eager=first),
+        replayed(2, later, eager=later),
+    ]
     assert judge(evidence(run(*steps))).findings == []
 
 

@@ -38,7 +38,10 @@ def test_two_sites_are_two_findings(observe, evidence, expected):
     tensor = expected.bfloat16()
     poisoned(tensor[0], "output")
     poisoned(tensor[1], "workspace")
-    assert {f.site for f in judge(evidence(Run("nan", [observe(tensor)]))).findings} == {"output", "workspace"}
+    assert {f.site for f in judge(evidence(Run("nan", [observe(tensor)]))).findings} == {
+        "output",
+        "workspace",
+    }
 
 
 def test_a_computed_nan_in_bfloat16_is_left_to_finite(observe, evidence, expected):
@@ -47,7 +50,9 @@ def test_a_computed_nan_in_bfloat16_is_left_to_finite(observe, evidence, expecte
     assert judge(evidence(Run("nan", [observe(tensor)]))).findings == []
 
 
-def test_an_fp8_nan_proves_nothing_here_and_is_not_counted_as_looked_at(observe, evidence, expected):
+def test_an_fp8_nan_proves_nothing_here_and_is_not_counted_as_looked_at(
+    observe, evidence, expected
+):
     tensor = expected.to(torch.float8_e4m3fn)
     bits_view(tensor)[1] = 0xFF
     judgement = judge(evidence(Run("nan", [observe(tensor)])))
@@ -56,21 +61,31 @@ def test_an_fp8_nan_proves_nothing_here_and_is_not_counted_as_looked_at(observe,
 
 
 @pytest.mark.parametrize("index", [-1, OUT_OF_RANGE])
-def test_an_index_that_only_the_poison_writes_fires_unless_it_is_the_right_answer(observe, evidence, index):
+def test_an_index_that_only_the_poison_writes_fires_unless_it_is_the_right_answer(
+    observe, evidence, index
+):
     ids = torch.arange(8, dtype=torch.int32).reshape(4, 2)
     ids[1, 1] = index
     wanted = torch.arange(8).reshape(4, 2)
-    finding = judge(evidence(Run("nan", [observe(ids, expected=wanted, site="router.ids")]))).findings[0]
+    finding = judge(
+        evidence(Run("nan", [observe(ids, expected=wanted, site="router.ids")]))
+    ).findings[0]
     assert finding.site == "router.ids"
     assert judge(evidence(Run("nan", [observe(ids, expected=ids.long())]))).findings == []
 
 
 def test_an_index_that_the_kernel_writes_over_any_memory_is_no_poison(observe, evidence):
-    """A wrong -1 of the kernel itself is for `reference` to judge. One that the poison leaves is found beside it."""
+    """A wrong -1 of the kernel itself is for `reference` to judge.
+
+    One that the poison leaves is found beside it.
+    """
     over_nan = torch.arange(8, dtype=torch.int32).reshape(4, 2)
     over_nan[1, 1] = -1
     over_zeros, wanted = over_nan.clone(), torch.arange(8).reshape(4, 2)
-    runs = Run("nan", [observe(over_nan, expected=wanted)]), Run("zeros", [observe(over_zeros, expected=wanted)])
+    runs = (
+        Run("nan", [observe(over_nan, expected=wanted)]),
+        Run("zeros", [observe(over_zeros, expected=wanted)]),
+    )
     assert judge(evidence(*runs)).findings == []
     over_nan[2, 0], over_zeros[2, 0] = -1, 0
     (finding,) = judge(evidence(*runs)).findings
@@ -81,7 +96,9 @@ def test_an_index_that_the_kernel_writes_over_any_memory_is_no_poison(observe, e
 def test_guarded_memory_that_is_untouched_is_silent_even_when_it_is_nan(evidence):
     before = torch.empty(64, 8)
     bits_view(before).fill_(sentinel_bits(torch.float32, "kv.null"))
-    judgement = judge(evidence(Run("nan", guards=[Guard("null block", "kv.null", before, before.clone())])))
+    judgement = judge(
+        evidence(Run("nan", guards=[Guard("null block", "kv.null", before, before.clone())]))
+    )
     assert judgement.findings == []
     assert judgement.looked_at == 64 * 8
 
@@ -93,7 +110,11 @@ def test_guarded_memory_that_was_written_fires(evidence, dtype):
     bits_view(after)[5, 2] = 7
     guard = Guard("null block", "kv.null", before, after)
     finding = judge(evidence(Run("nan", guards=[guard]))).findings[0]
-    assert (finding.site, finding.tensor, finding.where) == ("kv.null", "null block", "row 5; first at [5, 2]")
+    assert (finding.site, finding.tensor, finding.where) == (
+        "kv.null",
+        "null block",
+        "row 5; first at [5, 2]",
+    )
     assert "was 0x00" in (finding.bits or "")
 
 

@@ -40,7 +40,10 @@ def test_ids_that_differ_are_no_rounding() -> None:
 
 def test_other_shapes_and_types_are_no_rounding() -> None:
     assert largest_difference(torch.ones(3, 2), torch.ones(3, 3), LIVE) == math.inf
-    assert largest_difference(torch.ones(3, 2), torch.ones(3, 2, dtype=torch.float64), LIVE) == math.inf
+    assert (
+        largest_difference(torch.ones(3, 2), torch.ones(3, 2, dtype=torch.float64), LIVE)
+        == math.inf
+    )
 
 
 def test_a_device_that_repeats_its_bits_explains_nothing() -> None:
@@ -51,7 +54,8 @@ def test_a_device_that_repeats_its_bits_explains_nothing() -> None:
 def test_a_difference_within_the_spread_is_explained_with_both_numbers() -> None:
     assert explanation("out", 1e-9, 1e-9)
     assert explanation("out", 2e-9, 1e-9) is None
-    assert explanation("out", 1e-4, 2e-4) == (
-        "out is not bitwise repeatable here: two equal runs differ by up to 0.0002, and a difference of 0.0001 is "
-        "within that"
+    assert (
+        explanation("out", 1e-4, 2e-4)
+        == "out is not bitwise repeatable here: two equal runs differ by up to 0.0002, and a"
+        " difference of 0.0001 is within that"
     )

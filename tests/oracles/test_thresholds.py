@@ -23,7 +23,11 @@ NEEDED = [
         for products in ("bf16", "fp8")
     ),
     *(f"{op}.{name}" for op in DECODES for name in ("out.bf16.partials", "lse.bf16.sums")),
-    *(f"{op}.{output}" for op in ("context_attention", "merge_attn_states") for output in ("out", "lse")),
+    *(
+        f"{op}.{output}"
+        for op in ("context_attention", "merge_attn_states")
+        for output in ("out", "lse")
+    ),
     *(f"write_kv.{kv}" for kv in KV),
     "quantize_fp8",
     "quantize_fp8.scale",
@@ -54,8 +58,12 @@ def e4m3(values: torch.Tensor) -> torch.Tensor:
     return values.clamp(-448, 448).to(torch.float8_e4m3fn).float()
 
 
-def decode_in(products: str, given: DecodeInputs, keep: slice = slice(None)) -> tuple[torch.Tensor, torch.Tensor]:
-    """Decode over an e4m3 cache, one query token a request, with the roundings of a kernel that multiplies so."""
+def decode_in(
+    products: str, given: DecodeInputs, keep: slice = slice(None)
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Decode over an e4m3 cache, one query token a request, with the roundings of a kernel that
+    multiplies so.
+    """
     assert given.kv_scale is not None
     q, unit = given.q.float(), 1.0
     if products == "fp8":
@@ -64,8 +72,17 @@ def decode_in(products: str, given: DecodeInputs, keep: slice = slice(None)) -> 
     outs, lses = [], []
     for b, length in enumerate(given.seq_lens.tolist()):
         pages = given.block_table[b, : -(-length // 64)].long()
-        rows = given.kv_cache.view(torch.uint8)[pages].view(torch.float8_e4m3fn).flatten(0, 1)[:length][keep].float()
-        k, after = (rows, given.kv_scale) if products == "fp8" else ((rows * given.kv_scale).bfloat16().float(), 1.0)
+        rows = (
+            given.kv_cache.view(torch.uint8)[pages]
+            .view(torch.float8_e4m3fn)
+            .flatten(0, 1)[:length][keep]
+            .float()
+        )
+        k, after = (
+            (rows, given.kv_scale)
+            if products == "fp8"
+            else ((rows * given.kv_scale).bfloat16().float(), 1.0)
+        )
         scores = torch.einsum("shd,nd->shn", q[b], k) * given.scale * unit * after
         p = (scores - scores.amax(-1, keepdim=True)).exp()
         rounded = e4m3(p) if products == "fp8" else p.bfloat16().float()
@@ -79,12 +96,20 @@ def judged(products: str, seed: int, keep: slice = slice(None)) -> tuple[bool, b
     """Whether out and lse stay within the bounds of such a kernel."""
     given = inputs.mla_decode(MlaDecodeParams(kv="fp8_e4m3"), seed)
     want = reference.mla_decode(
-        given.q, given.kv_cache, given.block_table, given.seq_lens, scale=given.scale, kv_scale=given.kv_scale
+        given.q,
+        given.kv_cache,
+        given.block_table,
+        given.seq_lens,
+        scale=given.scale,
+        kv_scale=given.kv_scale,
     )
     live = torch.ones(len(want.out), dtype=torch.bool)
     found = [
-        compare(got, expected, live, bound(f"mla_decode.{output}.fp8_e4m3.in_{products}")).mismatch is None
-        for output, got, expected in zip(("out", "lse"), decode_in(products, given, keep), want, strict=False)
+        compare(got, expected, live, bound(f"mla_decode.{output}.fp8_e4m3.in_{products}")).mismatch
+        is None
+        for output, got, expected in zip(
+            ("out", "lse"), decode_in(products, given, keep), want, strict=False
+        )
     ]
     return found[0], found[1]
 
@@ -103,15 +128,24 @@ def test_a_lost_page_is_beyond_the_bounds_of_an_fp8_cache(products):
 def test_an_fp8_query_is_beyond_the_bound_of_a_bfloat16_one():
     given = inputs.mla_decode(MlaDecodeParams(kv="fp8_e4m3"), 0)
     want = reference.mla_decode(
-        given.q, given.kv_cache, given.block_table, given.seq_lens, scale=given.scale, kv_scale=given.kv_scale
+        given.q,
+        given.kv_cache,
+        given.block_table,
+        given.seq_lens,
+        scale=given.scale,
+        kv_scale=given.kv_scale,
     )
     out = decode_in("fp8", given)[0]
     live = torch.ones(len(out), dtype=torch.bool)
-    assert compare(out, want.out, live, bound("mla_decode.out.fp8_e4m3.in_bf16")).mismatch is not None
+    assert (
+        compare(out, want.out, live, bound("mla_decode.out.fp8_e4m3.in_bf16")).mismatch is not None
+    )
 
 
 def decode_split(given: DecodeInputs, piece: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
-    """Decode over a bf16 cache in pieces of keys: probabilities are added, and partial outputs kept, in bfloat16."""
+    """Decode over a bf16 cache in pieces of keys: probabilities are added, and partial outputs
+    kept, in bfloat16.
+    """
     outs, lses = [], []
     for b, length in enumerate(given.seq_lens.tolist()):
         pages = given.block_table[b, : -(-length // 64)].long()
@@ -122,7 +156,9 @@ def decode_split(given: DecodeInputs, piece: int = 64) -> tuple[torch.Tensor, to
             most = scores.amax(-1, keepdim=True)
             p = (scores - most).exp().bfloat16().float()
             partial_lses.append(p.sum(-1).log() + most[..., 0])
-            partial_outs.append((torch.einsum("shn,nd->shd", p, keys[:, :512]) / p.sum(-1, keepdim=True)).bfloat16())
+            partial_outs.append(
+                (torch.einsum("shn,nd->shd", p, keys[:, :512]) / p.sum(-1, keepdim=True)).bfloat16()
+            )
         lse = torch.stack(partial_lses).logsumexp(0)
         weights = (torch.stack(partial_lses) - lse).exp()[..., None]
         outs.append((torch.stack(partial_outs).float() * weights).sum(0).bfloat16())
@@ -131,9 +167,13 @@ def decode_split(given: DecodeInputs, piece: int = 64) -> tuple[torch.Tensor, to
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_kernel_that_splits_and_sums_in_bfloat16_is_within_its_own_bounds_and_beyond_the_stricter_ones(seed):
+def test_a_kernel_that_splits_and_sums_in_bfloat16_is_within_its_own_bounds_and_beyond_the_stricter_ones(  # noqa: E501
+    seed,
+):
     given = inputs.mla_decode(MlaDecodeParams(kv="bf16"), seed)
-    want = reference.mla_decode(given.q, given.kv_cache, given.block_table, given.seq_lens, scale=given.scale)
+    want = reference.mla_decode(
+        given.q, given.kv_cache, given.block_table, given.seq_lens, scale=given.scale
+    )
     out, lse = decode_split(given)
     live = torch.ones(len(out), dtype=torch.bool)
     assert compare(out, want.out, live, bound("mla_decode.out.bf16.partials")).mismatch is None
@@ -143,10 +183,15 @@ def test_a_kernel_that_splits_and_sums_in_bfloat16_is_within_its_own_bounds_and_
 
 def test_a_lost_page_is_beyond_the_bounds_of_bfloat16_partials_and_sums():
     given = inputs.mla_decode(MlaDecodeParams(kv="bf16"), 0)
-    want = reference.mla_decode(given.q, given.kv_cache, given.block_table, given.seq_lens, scale=given.scale)
+    want = reference.mla_decode(
+        given.q, given.kv_cache, given.block_table, given.seq_lens, scale=given.scale
+    )
     fewer = decode_split(dataclasses.replace(given, seq_lens=(given.seq_lens - 64).clamp(min=1)))
     live = torch.ones(len(want.out), dtype=torch.bool)
-    assert compare(fewer[0], want.out, live, bound("mla_decode.out.bf16.partials")).mismatch is not None
+    assert (
+        compare(fewer[0], want.out, live, bound("mla_decode.out.bf16.partials")).mismatch
+        is not None
+    )
     assert compare(fewer[1], want.lse, live, bound("mla_decode.lse.bf16.sums")).mismatch is not None
 
 
@@ -156,11 +201,17 @@ def test_rows_of_one_head_that_lie_on_few_keys_need_the_bound_of_products_in_fp8
     def e4m3(x: torch.Tensor) -> torch.Tensor:
         return x.clamp(-448, 448).to(torch.float8_e4m3fn).float()
 
-    q, k = 2 * torch.randn(4000, 576, generator=generator), e4m3(torch.randn(4000, 5, 576, generator=generator))
+    q, k = (
+        2 * torch.randn(4000, 576, generator=generator),
+        e4m3(torch.randn(4000, 5, 576, generator=generator)),
+    )
     unit = q.abs().amax(1, keepdim=True) / 448
     scores, rounded = ((k @ x[:, :, None])[..., 0] * 576**-0.5 for x in (q, e4m3(q / unit) * unit))
     weights = (rounded - rounded.amax(1, keepdim=True)).exp()
-    out, right = (w[:, None] @ k[..., :512] for w in (e4m3(weights) / weights.sum(1, keepdim=True), scores.softmax(1)))
+    out, right = (
+        w[:, None] @ k[..., :512]
+        for w in (e4m3(weights) / weights.sum(1, keepdim=True), scores.softmax(1))
+    )
     errors = ((out - right).norm(dim=2) / right.norm(dim=2)).flatten()
     worst = float(errors.max())
     assert 0.1 < worst < 0.8 * bound("mla_decode.out.fp8_e4m3.in_fp8").relative_l2

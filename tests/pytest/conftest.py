@@ -7,8 +7,11 @@ import pytest
 
 @pytest.fixture
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
-    """An empty project with strict pytest settings; pytest runs in a process of its own, with the plug-in."""
+    """An empty project with strict pytest settings; pytest runs in a process of its own, with the
+    plug-in.
+    """
     pytester.makeini(
-        "[pytest]\naddopts = --strict-markers --strict-config -p harness.pytest.plugin\nfilterwarnings = error\n"
+        "[pytest]\naddopts = --strict-markers --strict-config -p"
+        " harness.pytest.plugin\nfilterwarnings = error\n"
     )
     return pytester

@@ -1,4 +1,6 @@
-"""CUDA after a fault, played on a CPU: what fails because of it is said to, and is no finding of the poison."""
+"""CUDA after a fault, played on a CPU: what fails because of it is said to, and is no finding of
+the poison.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,22 @@ DEVICE = """
     torch.cuda.get_rng_state_all = lambda: [device.wait()]
     torch.cuda.set_rng_state_all = lambda states: device.wait()
     torch.cuda.default_generators = ()
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
 def suite(pytester: pytest.Pytester) -> pytest.Pytester:
-    pytester.makeini("[pytest]\npythonpath = .\naddopts = -p device -p harness.pytest.plugin -p no:cacheprovider\n")
+    pytester.makeini(
+        "[pytest]\npythonpath = .\naddopts = -p device -p harness.pytest.plugin -p"
+        " no:cacheprovider\n"
+    )
     pytester.makepyfile(device=DEVICE)
     return pytester
 
 
-def test_a_fault_under_poison_is_not_tried_again_in_the_same_process(suite: pytest.Pytester) -> None:
+def test_a_fault_under_poison_is_not_tried_again_in_the_same_process(
+    suite: pytest.Pytester,
+) -> None:
     suite.makepyfile("""
         import torch
         from device import device
@@ -65,7 +72,9 @@ def test_a_fault_under_poison_is_not_tried_again_in_the_same_process(suite: pyte
 
 
 @pytest.mark.nightly
-def test_a_fault_that_shows_after_the_test_is_the_fault_of_that_test(suite: pytest.Pytester) -> None:
+def test_a_fault_that_shows_after_the_test_is_the_fault_of_that_test(
+    suite: pytest.Pytester,
+) -> None:
     suite.makepyfile("""
         from device import device
 
@@ -77,7 +86,9 @@ def test_a_fault_that_shows_after_the_test_is_the_fault_of_that_test(suite: pyte
     """)
     done = suite.runpytest_subprocess("--poison", "nan", "--poison-sites", "code,tests")
     done.assert_outcomes(passed=1, failed=1)
-    done.stdout.fnmatch_lines(["*this test left CUDA unusable, and ended before that showed: CUDA error*"])
+    done.stdout.fnmatch_lines(
+        ["*this test left CUDA unusable, and ended before that showed: CUDA error*"]
+    )
 
 
 @pytest.mark.nightly

@@ -24,7 +24,9 @@ def test_without_an_option_there_is_nothing() -> None:
         (("inf,random", None, True), Settings(("inf", "random"), ALL, True)),
     ],
 )
-def test_options_name_patterns_and_sites(given: tuple[str | None, str | None, bool], want: Settings) -> None:
+def test_options_name_patterns_and_sites(
+    given: tuple[str | None, str | None, bool], want: Settings
+) -> None:
     assert read(*given) == want
 
 
@@ -37,7 +39,9 @@ def test_options_name_patterns_and_sites(given: tuple[str | None, str | None, bo
         ((None, "code", False), "--poison-sites: needs --poison"),
     ],
 )
-def test_a_wrong_word_is_refused_in_one_line(given: tuple[str | None, str | None, bool], says: str) -> None:
+def test_a_wrong_word_is_refused_in_one_line(
+    given: tuple[str | None, str | None, bool], says: str
+) -> None:
     with pytest.raises(InputError) as caught:
         read(*given)
     assert says in str(caught.value)

@@ -1,4 +1,6 @@
-"""A user's suite under poison: planted bugs are found, and correct uses of uninitialised memory pass."""
+"""A user's suite under poison: planted bugs are found, and correct uses of uninitialised memory
+pass.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ ROWS = """
 @pytest.fixture
 def suite(pytester: pytest.Pytester) -> pytest.Pytester:
     """A project with a package, a folder for tests, and pytest's own settings."""
-    pytester.makeini("[pytest]\npythonpath = .\naddopts = -p harness.pytest.plugin -p no:cacheprovider\n")
+    pytester.makeini(
+        "[pytest]\npythonpath = .\naddopts = -p harness.pytest.plugin -p no:cacheprovider\n"
+    )
     pytester.makepyfile(rows=ROWS)
     pytester.mkdir("tests")
     return pytester
@@ -43,7 +47,9 @@ def write(suite: pytest.Pytester, text: str) -> None:
     suite.makepyfile(**{"tests/test_rows": text})
 
 
-@pytest.mark.skipif(not EXAMPLE.is_dir(), reason="the examples are not part of an installed harness")
+@pytest.mark.skipif(
+    not EXAMPLE.is_dir(), reason="the examples are not part of an installed harness"
+)
 @pytest.mark.parametrize(
     ("options", "failed"),
     [
@@ -57,12 +63,16 @@ def test_shipped_suite_passes_without_and_shows_its_bugs_with_poison(
     pytester: pytest.Pytester, options: tuple[str, ...], failed: list[str]
 ) -> None:
     shutil.copytree(EXAMPLE, pytester.path / "project")
-    pytester.makeini("[pytest]\npythonpath = project\naddopts = -p harness.pytest.plugin -p no:cacheprovider\n")
+    pytester.makeini(
+        "[pytest]\npythonpath = project\naddopts = -p harness.pytest.plugin -p no:cacheprovider\n"
+    )
     done = pytester.runpytest_subprocess(*options, "project/tests")
     done.assert_outcomes(passed=13 - len(failed), failed=len(failed))
     for name in failed:
         done.stdout.fnmatch_lines([f"FAILED*::{name}*"])
-        done.stdout.fnmatch_lines(["*allocated by the code under test:", "*segments.py:* in segment_mean"])
+        done.stdout.fnmatch_lines(
+            ["*allocated by the code under test:", "*segments.py:* in segment_mean"]
+        )
 
 
 @pytest.mark.nightly
@@ -165,7 +175,9 @@ def test_each_way_to_assert_is_seen(suite: pytest.Pytester) -> None:
                 self.assertFalse(double_rows(ONES).equal(ONES))
     """,
     )
-    suite.runpytest_subprocess("tests").assert_outcomes(passed=5, failed=1)  # test_end meets what memory held
+    suite.runpytest_subprocess("tests").assert_outcomes(
+        passed=5, failed=1
+    )  # test_end meets what memory held
     done = suite.runpytest_subprocess("--poison", "nan", "tests")
     done.assert_outcomes(failed=6)
     done.stdout.fnmatch_lines(["6 tests under nan: *, 6 found on uninitialised memory"])
@@ -190,7 +202,9 @@ def test_two_poisons_tell_what_no_sentinel_shows(suite: pytest.Pytester) -> None
     suite.runpytest_subprocess("--poison", "nan,max", "tests").assert_outcomes(passed=2)
     done = suite.runpytest_subprocess("--poison-diff", "tests")
     done.assert_outcomes(passed=1, failed=1)
-    done.stdout.fnmatch_lines(["*argument 1 of torch.equal at tests/test_rows.py:6: 3 of 3 elements differ*"])
+    done.stdout.fnmatch_lines(
+        ["*argument 1 of torch.equal at tests/test_rows.py:6: 3 of 3 elements differ*"]
+    )
 
 
 def test_a_default_device_that_a_suite_sets_is_not_the_harness_s(suite: pytest.Pytester) -> None:
@@ -209,7 +223,9 @@ def test_a_default_device_that_a_suite_sets_is_not_the_harness_s(suite: pytest.P
     )
     done = suite.runpytest_subprocess("--poison-diff", "tests")
     done.assert_outcomes(failed=1)
-    done.stdout.fnmatch_lines(["*argument 1 of torch.equal at tests/test_rows.py:7: 3 of 3 elements differ*"])
+    done.stdout.fnmatch_lines(
+        ["*argument 1 of torch.equal at tests/test_rows.py:7: 3 of 3 elements differ*"]
+    )
 
 
 def test_a_failure_says_whether_poison_is_behind_it(suite: pytest.Pytester) -> None:
@@ -229,8 +245,12 @@ def test_a_failure_says_whether_poison_is_behind_it(suite: pytest.Pytester) -> N
     )
     done = suite.runpytest_subprocess("--poison", "nan", "tests")
     done.assert_outcomes(failed=2)
-    done.stdout.fnmatch_lines(["this test fails without poison too: no finding of the poison (pattern nan)"])
-    done.stdout.fnmatch_lines(["local 'got' of test_sum at *", "this test passes without poison (pattern nan)"])
+    done.stdout.fnmatch_lines(
+        ["this test fails without poison too: no finding of the poison (pattern nan)"]
+    )
+    done.stdout.fnmatch_lines(
+        ["local 'got' of test_sum at *", "this test passes without poison (pattern nan)"]
+    )
 
 
 LIMITS = """
@@ -254,14 +274,20 @@ BLIND = {
 SIGHTED = {
     "live part of the operand": "assert not (got[:3] > 3).any()",
     "live part of the result": "assert (got == 2)[:3].all()",
-    "beside a mask": "live = torch.tensor([[True], [True], [True], [False]])\n    assert ((got == 2) | ~live).all()",
+    "beside a mask": (
+        "live = torch.tensor([[True], [True], [True], [False]])\n    assert ((got == 2) |"
+        " ~live).all()"
+    ),
     "only its shape": "assert (got > 3).shape == (4, 2)",
     "filled": "got.fill_(2)\n    assert not (got > 3).any()",
 }
 
 
 def one_a_test(bodies: dict[str, str]) -> str:
-    tests = [f"\ndef test_{n}():\n    got = double_rows(ONES)\n    {body}\n" for n, body in enumerate(bodies.values())]
+    tests = [
+        f"\ndef test_{n}():\n    got = double_rows(ONES)\n    {body}\n"
+        for n, body in enumerate(bodies.values())
+    ]
     return textwrap.dedent(LIMITS) + "".join(tests)
 
 
@@ -279,7 +305,9 @@ def test_a_comparison_that_nan_passes_is_seen_with_its_slices(
     done = suite.runpytest_subprocess("--poison", "nan", "tests")
     done.assert_outcomes(passed=len(bodies) - found, failed=found)
     if found:
-        done.stdout.fnmatch_lines(["side 1 of operator gt at tests/test_rows.py:* holds uninitialised memory*"])
+        done.stdout.fnmatch_lines(
+            ["side 1 of operator gt at tests/test_rows.py:* holds uninitialised memory*"]
+        )
 
 
 @pytest.mark.nightly
@@ -305,10 +333,14 @@ def test_results_of_operators_are_as_without_the_plug_in(suite: pytest.Pytester)
             assert compiled(a) and int((a != b).sum()) == 1
     """,
     )
-    suite.runpytest_subprocess("-W", "ignore", "--poison", "nan,max", "tests").assert_outcomes(passed=1)
+    suite.runpytest_subprocess("-W", "ignore", "--poison", "nan,max", "tests").assert_outcomes(
+        passed=1
+    )
 
 
-def test_no_function_of_torch_is_replaced_and_modes_of_the_suite_stay_on_the_stack(suite: pytest.Pytester) -> None:
+def test_no_function_of_torch_is_replaced_and_modes_of_the_suite_stay_on_the_stack(
+    suite: pytest.Pytester,
+) -> None:
     suite.makepyfile(
         overriding="""
         import torch
@@ -327,7 +359,7 @@ def test_no_function_of_torch_is_replaced_and_modes_of_the_suite_stay_on_the_sta
             def __torch_function__(self, func, types, args=(), kwargs=None):
                 self.calls += 1
                 return func(*args, **(kwargs or {}))
-    """
+    """  # noqa: E501
     )
     write(
         suite,
@@ -357,16 +389,18 @@ def test_no_function_of_torch_is_replaced_and_modes_of_the_suite_stay_on_the_sta
         def test_behind_a_mode():
             with Counting():
                 assert not (double_rows(torch.ones(4, 2)) > 3).any()
-    """,
+    """,  # noqa: E501
     )
     suite.makepyfile(
         **{
-            "tests/test_zz_after": """
+            "tests/test_zz_after": (
+                """
         from torch.overrides import _len_torch_function_stack
 
         def test_no_mode_is_left():
             assert _len_torch_function_stack() == 1  # the watching one
     """
+            )
         }
     )
     done = suite.runpytest_subprocess("--poison", "nan", "tests")
@@ -374,7 +408,9 @@ def test_no_function_of_torch_is_replaced_and_modes_of_the_suite_stay_on_the_sta
     done.stdout.fnmatch_lines(["FAILED*::test_behind_a_mode*"])
 
 
-def test_a_test_that_fails_only_while_it_is_watched_passes_with_a_note(suite: pytest.Pytester) -> None:
+def test_a_test_that_fails_only_while_it_is_watched_passes_with_a_note(
+    suite: pytest.Pytester,
+) -> None:
     write(
         suite,
         """
@@ -386,7 +422,9 @@ def test_a_test_that_fails_only_while_it_is_watched_passes_with_a_note(suite: py
     )
     done = suite.runpytest_subprocess("--poison", "nan", "tests")
     done.assert_outcomes(passed=1)
-    done.stdout.fnmatch_lines(["1 fail only while their comparisons are watched, and were not watched"])
+    done.stdout.fnmatch_lines(
+        ["1 fail only while their comparisons are watched, and were not watched"]
+    )
 
 
 def test_a_failure_is_acquitted_only_after_zeros_and_two_plain_runs(suite: pytest.Pytester) -> None:
@@ -409,8 +447,12 @@ def test_a_failure_is_acquitted_only_after_zeros_and_two_plain_runs(suite: pytes
     )
     done = suite.runpytest_subprocess("--poison", "max", "tests")
     done.assert_outcomes(failed=2)
-    done.stdout.fnmatch_lines(["this test passes without the plug-in in one run, and fails over zeros (pattern max)"])
-    done.stdout.fnmatch_lines(["this test fails without poison too: no finding of the poison (pattern max)"])
+    done.stdout.fnmatch_lines(
+        ["this test passes without the plug-in in one run, and fails over zeros (pattern max)"]
+    )
+    done.stdout.fnmatch_lines(
+        ["this test fails without poison too: no finding of the poison (pattern max)"]
+    )
     done.stdout.fnmatch_lines(["1 failed without poison too"])
 
 
@@ -432,11 +474,15 @@ def test_a_test_can_be_excepted_with_a_reason(suite: pytest.Pytester) -> None:
     suite.runpytest_subprocess("--strict-markers", "tests").assert_outcomes(passed=1)
     write(suite, text.format(reason=""))
     done = suite.runpytest_subprocess("--poison", "nan", "tests")
-    done.stderr.fnmatch_lines(["ERROR: tests/test_rows.py::test_garbage_is_meant: say why: *poison_ok('reason')"])
+    done.stderr.fnmatch_lines(
+        ["ERROR: tests/test_rows.py::test_garbage_is_meant: say why: *poison_ok('reason')"]
+    )
 
 
 @pytest.mark.nightly
-def test_ini_options_stand_for_the_command_line_and_allow_lines_of_code(suite: pytest.Pytester) -> None:
+def test_ini_options_stand_for_the_command_line_and_allow_lines_of_code(
+    suite: pytest.Pytester,
+) -> None:
     write(
         suite,
         """
@@ -452,7 +498,10 @@ def test_ini_options_stand_for_the_command_line_and_allow_lines_of_code(suite: p
     for more, passed in (
         ("poison = nan", 0),
         ("poison = nan\npoison_sites = tests", 1),
-        ("poison = nan\npoison_allow =\n    rows.py:double_rows  # its last row is the caller's", 1),
+        (
+            "poison = nan\npoison_allow =\n    rows.py:double_rows  # its last row is the caller's",
+            1,
+        ),
         ("poison = nan\npoison_allow =\n    rows.py:padded", 0),
         ("poison_diff = true", 0),
     ):

@@ -1,5 +1,6 @@
-"""An installed harness has all its files; its plug-in is found however it is asked for, never twice, and leaves a
-project's own `harness` alone."""
+"""An installed harness has all its files; its plug-in is found however it is asked for, never
+twice, and leaves a project's own `harness` alone.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("name", ["harness.pytest.plugin", "mla_harness_pytest"])
 @pytest.mark.parametrize("asked", ["conftest", "option", "both"])
-def test_plugin_is_registered_once_however_it_is_asked_for(project: pytest.Pytester, asked: str, name: str) -> None:
+def test_plugin_is_registered_once_however_it_is_asked_for(
+    project: pytest.Pytester, asked: str, name: str
+) -> None:
     project.makeini("[pytest]\nfilterwarnings = error\n")
     project.makepyfile(test_own="def test_own(): pass\n")
     if asked in ("conftest", "both"):
@@ -40,10 +43,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def foreign(pytester: pytest.Pytester, site: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+def foreign(
+    pytester: pytest.Pytester, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> pytest.Pytester:
     """A project with a package `harness` of its own, where this harness is installed."""
     monkeypatch.setenv("PYTHONPATH", str(site))
-    pytester.makeini("[pytest]\npythonpath = .\naddopts = -p no:cacheprovider -p mla_harness_pytest\n")
+    pytester.makeini(
+        "[pytest]\npythonpath = .\naddopts = -p no:cacheprovider -p mla_harness_pytest\n"
+    )
     # Only this plug-in, whatever else is installed here.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(
@@ -68,7 +75,9 @@ def foreign(pytester: pytest.Pytester, site: Path, monkeypatch: pytest.MonkeyPat
     return pytester
 
 
-def test_a_wheel_finds_its_scenarios_and_canaries_from_any_folder(site: Path, tmp_path: Path) -> None:
+def test_a_wheel_finds_its_scenarios_and_canaries_from_any_folder(
+    site: Path, tmp_path: Path
+) -> None:
     code = (
         "import harness, sys\nfrom harness.cli.main import exit_code_of\n"
         "from harness.core.files import FIXTURES\n"
@@ -77,24 +86,33 @@ def test_a_wheel_finds_its_scenarios_and_canaries_from_any_folder(site: Path, tm
     )
     path = {**os.environ, "PYTHONPATH": str(site)}
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env=path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "mixed-context[" in done.stdout
 
 
 def test_a_wheel_has_the_entry_points_and_is_typed(site: Path) -> None:
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "entry-points"
+    ]
     (text,) = (path.read_text() for path in site.glob("mla_harness-*.dist-info/entry_points.txt"))
     for group, points in declared.items():
         for name, value in points.items():
             module = value.partition(":")[0]
-            assert f"{name} = {value}" in text and site.joinpath(*module.split(".")).with_suffix(".py").is_file()
+            assert (
+                f"{name} = {value}" in text
+                and site.joinpath(*module.split(".")).with_suffix(".py").is_file()
+            )
             # Other programs import what is in their groups: from a name that no project has.
             assert group == "mla_harness.engines" or module.startswith("mla_harness_")
     assert (site / "harness" / "py.typed").is_file()
 
 
-def test_a_project_with_a_harness_of_its_own_is_left_alone(foreign: pytest.Pytester, site: Path) -> None:
+def test_a_project_with_a_harness_of_its_own_is_left_alone(
+    foreign: pytest.Pytester, site: Path
+) -> None:
     foreign.makeconftest(f"""
         import sys
         def pytest_unconfigure(config):
@@ -108,14 +126,18 @@ def test_a_project_with_a_harness_of_its_own_is_left_alone(foreign: pytest.Pytes
 
 
 @pytest.mark.parametrize(
-    "workers", [(), pytest.param(("-p", "xdist", "-n", "1"), marks=pytest.mark.nightly)], ids=["one process", "xdist"]
+    "workers",
+    [(), pytest.param(("-p", "xdist", "-n", "1"), marks=pytest.mark.nightly)],
+    ids=["one process", "xdist"],
 )
 def test_poison_in_such_a_project_finds_its_bug_and_keeps_its_package(
     foreign: pytest.Pytester, workers: tuple[str, ...]
 ) -> None:
     done = foreign.run(sys.executable, "-m", "pytest", *workers, "--poison", "nan")
     done.assert_outcomes(passed=1, failed=1)
-    done.stdout.fnmatch_lines(["*harness/rows.py:3 in rows", "FAILED *::test_reads_unwritten_memory*"])
+    done.stdout.fnmatch_lines(
+        ["*harness/rows.py:3 in rows", "FAILED *::test_reads_unwritten_memory*"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,9 +151,15 @@ def test_poison_in_such_a_project_finds_its_bug_and_keeps_its_package(
 def test_vllm_s_entry_point_loads_this_harness_only_if_the_environment_asks(
     foreign: pytest.Pytester, variable: str, words: str
 ) -> None:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("MLA_HARNESS_")}
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith("MLA_HARNESS_")
+    }
     code = "import sys, mla_harness_vllm as p; print('harness' in sys.modules); p.activate()"
     ask = {variable: "no-such-site:nan"} if variable else {}
-    done = subprocess.run([sys.executable, "-c", code], env=environ | ask, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ | ask, capture_output=True, text=True, check=False
+    )
     assert done.stdout == "False\n"
-    assert (done.returncode == 0) is (not variable) and (words in done.stderr if words else not done.stderr)
+    assert (done.returncode == 0) is (not variable) and (
+        words in done.stderr if words else not done.stderr
+    )

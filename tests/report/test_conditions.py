@@ -21,7 +21,11 @@ def found(*cases: tuple[str, str, Verdict], key: str = key_of(SPACE)) -> list[Co
     results, jobs = [], {}
     for number, (kernel, tokens, verdict) in enumerate(cases):
         case = Case(
-            id=f"c{number}", scenario="s", system="kernel", op="mla_decode", params=MlaDecodeParams(kernel=kernel)
+            id=f"c{number}",
+            scenario="s",
+            system="kernel",
+            op="mla_decode",
+            params=MlaDecodeParams(kernel=kernel),
         )
         jobs[case.id] = job = Job(key=case.id, case=case)
         point: dict[str, Any] = {"tokens": tokens, "heads": "16", "window": "one"}
@@ -30,10 +34,14 @@ def found(*cases: tuple[str, str, Verdict], key: str = key_of(SPACE)) -> list[Co
 
 
 def test_kernels_are_counted_together_and_alone() -> None:
-    every, tiled, multiply = found(("tiled", "1", Verdict.PASS), ("tiled-multiply", "2", Verdict.PASS))
+    every, tiled, multiply = found(
+        ("tiled", "1", Verdict.PASS), ("tiled-multiply", "2", Verdict.PASS)
+    )
     assert [one.kernel for one in (every, tiled, multiply)] == [
-        "all", "mla_decode/tiled", "mla_decode/tiled-multiply",
-    ]  # fmt: skip
+        "all",
+        "mla_decode/tiled",
+        "mla_decode/tiled-multiply",
+    ]
     assert [one.shown.counts(2)[0] for one in (every, tiled, multiply)] == [5, 3, 3]
     assert every.statement == "mla_decode: pairs 0 %, triples 0 %"
 
@@ -56,14 +64,21 @@ def test_what_a_kernel_refuses_does_not_count_for_it_and_its_reason_is_there() -
 
 
 def test_pairs_of_a_kernel_are_not_met_for_a_reason() -> None:
-    _, tiled = found(("tiled", "1", Verdict.PASS), ("tiled", "2", Verdict.SKIP), ("tiled", "1", Verdict.FAIL))
+    _, tiled = found(
+        ("tiled", "1", Verdict.PASS), ("tiled", "2", Verdict.SKIP), ("tiled", "1", Verdict.FAIL)
+    )
     unmet = tiled.unmet_pairs()
-    assert {why: len(pairs) for why, pairs in unmet.items() if why != "no call shows it"} == {"skip, such as c1: ": 2}
+    assert {why: len(pairs) for why, pairs in unmet.items() if why != "no call shows it"} == {
+        "skip, such as c1: ": 2
+    }
     assert sum(map(len, unmet.values())) == sum(1 for _ in tiled.shown.unmet(2))
 
 
 def test_a_plan_is_refused_by_kernels_without_a_planner_and_a_number_is_declared() -> None:
-    fa3, persistent = (space_for(KERNELS.get(name)) for name in ("mla_decode/vllm-fa3", "select_topk/vllm-persistent"))
+    fa3, persistent = (
+        space_for(KERNELS.get(name))
+        for name in ("mla_decode/vllm-fa3", "select_topk/vllm-persistent")
+    )
     assert fa3.refused["plan", "given"] == "mla_decode/vllm-fa3 has no planner"
     assert [label for name, label in persistent.refused if name == "topk"] == ["1", "2-15", "16-64"]
     assert {name for name, _ in persistent.refused} == {"topk"}

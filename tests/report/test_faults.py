@@ -1,4 +1,6 @@
-"""Reports tell a fault that was missed from one that was seen and blamed otherwise than declared."""
+"""Reports tell a fault that was missed from one that was seen and blamed otherwise than
+declared.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,20 @@ def fault(name: str, *, seen: bool, caught: bool, **more: object) -> FaultResult
         "by": ("answers",) if seen else (),
         "expected_by": ("answers", "streams"),
     }
-    return FaultResult(fault=name, seen=seen, caught=caught, allowed_blame=("output",), **{**fields, **more})
+    return FaultResult(
+        fault=name, seen=seen, caught=caught, allowed_blame=("output",), **{**fields, **more}
+    )
 
 
 @pytest.fixture
 def view(tmp_path: Path) -> RunView:
     store = RunStore.create(tmp_path, [], command="mla-harness selftest", is_selftest=True)
     store.add_fault(fault("kv.caught", seen=True, caught=True))
-    store.add_fault(fault("kv.other", seen=True, caught=False, blamed=("lse",), reason=f"{SAID}: it fires alone"))
+    store.add_fault(
+        fault(
+            "kv.other", seen=True, caught=False, blamed=("lse",), reason=f"{SAID}: it fires alone"
+        )
+    )
     store.add_fault(fault("kv.missed", seen=False, caught=False, reason="the case ended in pass"))
     return RunView(RunStore.open(store.path))
 
@@ -62,21 +70,34 @@ def test_the_page_shows_what_was_declared(view: RunView) -> None:
 
 def test_markdown_lists_them_apart(view: RunView) -> None:
     text = markdown.render(view)
-    missed, other = text.index("### Faults that were missed"), text.index(f"### Faults that were {OTHER}")
+    missed, other = (
+        text.index("### Faults that were missed"),
+        text.index(f"### Faults that were {OTHER}"),
+    )
     assert missed < text.index("kv.missed in") < other < text.index("kv.other in")
 
 
 def test_junit_has_a_type_for_each(view: RunView) -> None:
     failures = {one.get("type"): one for one in ET.fromstring(junit.render(view)).iter("failure")}
     assert failures.keys() == {"wrong-blame", "missed"}
-    assert "expected: answers or streams, blaming any of output, or no site" in (failures["wrong-blame"].text or "")
+    assert "expected: answers or streams, blaming any of output, or no site" in (
+        failures["wrong-blame"].text or ""
+    )
 
 
 def test_the_history_keeps_them_apart(view: RunView) -> None:
-    assert [one.verdict for one in entry_of(view.store).faults] == ["caught", "wrong-blame", "missed"]
+    assert [one.verdict for one in entry_of(view.store).faults] == [
+        "caught",
+        "wrong-blame",
+        "missed",
+    ]
 
 
 def test_a_record_of_version_0_2_names_one_oracle_and_was_seen_if_it_was_caught() -> None:
     old = {"fault": "f", "scenario": "s", "case": "a", "expected_by": "finite"}
-    caught, missed = (FaultResult.model_validate(old | {"caught": caught}) for caught in (True, False))
-    assert (caught.outcome, missed.outcome) == ("caught", "missed") and caught.expected_by == ("finite",)
+    caught, missed = (
+        FaultResult.model_validate(old | {"caught": caught}) for caught in (True, False)
+    )
+    assert (caught.outcome, missed.outcome) == ("caught", "missed") and caught.expected_by == (
+        "finite",
+    )

@@ -1,4 +1,6 @@
-"""Known failures are in every report of a run that has one, and a report without one does not mention them."""
+"""Known failures are in every report of a run that has one, and a report without one does not
+mention them.
+"""
 
 from __future__ import annotations
 
@@ -34,17 +36,30 @@ BROKEN = Finding(oracle="finite", message="NaN in live rows of out")
 
 
 def run_of(root: Path, expected: Verdict, version: str = "0.22.1") -> RunStore:
-    """A run of two cases. Case `KNOWN` ends in `expected` before its known failure is taken into account."""
+    """A run of two cases.
+
+    Case `KNOWN` ends in `expected` before its known failure is taken into account.
+    """
     cases = [
-        Case(id=name, scenario="stale", system="kernel", op="write_kv", known=(ENTRY,) if name == KNOWN else ())
+        Case(
+            id=name,
+            scenario="stale",
+            system="kernel",
+            op="write_kv",
+            known=(ENTRY,) if name == KNOWN else (),
+        )
         for name in (KNOWN, OTHER)
     ]
-    store = RunStore.create(root, [Job(key=case.id, case=case) for case in cases], command="mla-harness run")
+    store = RunStore.create(
+        root, [Job(key=case.id, case=case) for case in cases], command="mla-harness run"
+    )
     store.note_environment({"engines": {"vllm": version}, "python": "3.12"})
     for job in store.plan.jobs:
         verdict = expected if job.key == KNOWN else Verdict.PASS
         findings = (BROKEN,) if verdict is Verdict.FAIL else ()
-        result = CaseResult.of(job, verdict, seconds=1.0, reason=BROKEN.message if findings else "", findings=findings)
+        result = CaseResult.of(
+            job, verdict, seconds=1.0, reason=BROKEN.message if findings else "", findings=findings
+        )
         store.add(apply_known(job, result, {"vllm": version}))
     return RunStore.open(store.path)
 
@@ -83,14 +98,17 @@ def test_the_terminal_counts_and_lists_them(known: RunStore) -> None:
     assert "1 pass, 1 known in" in text and "again:" not in text
 
 
-def test_the_page_has_a_section_a_filter_and_a_view_with_the_issue_as_a_link(known: RunStore) -> None:
+def test_the_page_has_a_section_a_filter_and_a_view_with_the_issue_as_a_link(
+    known: RunStore,
+) -> None:
     text = page.render(RunView(known))
     assert '<h1 id="verdict-h">1 case passed, 1 failed as known</h1>' in text
     section = text.partition('<section id="known"')[2].partition("</section>")[0]
     assert f'href="{URL}"' in section and "vllm <code>&gt;=0.21,&lt;0.23</code>" in section
     assert BROKEN.message in section and 'href="#case-1"' in section
     assert (
-        '<button type="button" class="plain verdict known" value="known" aria-pressed="false">known 1</button>' in text
+        '<button type="button" class="plain verdict known" value="known" aria-pressed="false">known'
+        " 1</button>" in text
     )
     view = text.partition('<article class="view known')[2].partition("</article>")[0]
     assert f'href="{URL}"' in view and "<dt>known failure</dt>" in view and BROKEN.message in view
@@ -101,16 +119,27 @@ def test_a_run_with_known_failures_alone_is_not_green(tmp_path: Path) -> None:
     case = Case(id=KNOWN, scenario="stale", system="kernel", op="write_kv", known=(ENTRY,))
     job = Job(key=KNOWN, case=case)
     store = RunStore.create(tmp_path, [job], command="x")
-    store.add(apply_known(job, CaseResult.of(job, Verdict.FAIL, findings=(BROKEN,)), {"vllm": "0.22.1"}))
+    store.add(
+        apply_known(job, CaseResult.of(job, Verdict.FAIL, findings=(BROKEN,)), {"vllm": "0.22.1"})
+    )
     text = page.render(RunView(store))
-    assert '<section id="verdict" class="known"' in text and "Nothing passed: 1 case failed as known" in text
+    assert (
+        '<section id="verdict" class="known"' in text
+        and "Nothing passed: 1 case failed as known" in text
+    )
 
 
 def test_markdown_lists_them_with_issue_and_case(known: RunStore) -> None:
     text = markdown.render(RunView(known))
     assert text.startswith("## \u2705 mla-harness run: 1 case passed, 1 failed as known\n")
-    assert "### Known failures: 1\n\n- vllm-project/vllm#43961 in vllm" in text and "stale\\[backend=A\\]" in text
-    assert "| scenario | pass | fail | crash | skip | error | known | s |" in text and "### Failures" not in text
+    assert (
+        "### Known failures: 1\n\n- vllm-project/vllm#43961 in vllm" in text
+        and "stale\\[backend=A\\]" in text
+    )
+    assert (
+        "| scenario | pass | fail | crash | skip | error | known | s |" in text
+        and "### Failures" not in text
+    )
 
 
 def test_junit_skips_them_with_the_issue_as_message(known: RunStore) -> None:
@@ -122,11 +151,19 @@ def test_junit_skips_them_with_the_issue_as_message(known: RunStore) -> None:
 
 def test_results_csv_and_the_summary_name_issue_engine_and_versions(known: RunStore) -> None:
     first, second = csv.DictReader(io.StringIO(table.render(RunView(known))))
-    assert (first["verdict"], first["known_issue"], first["known_in"]) == ("known", ISSUE, "vllm >=0.21,<0.23")
+    assert (first["verdict"], first["known_issue"], first["known_in"]) == (
+        "known",
+        ISSUE,
+        "vllm >=0.21,<0.23",
+    )
     assert (second["verdict"], second["known_issue"], second["known_in"]) == ("pass", "", "")
     summary = summarise(known)
     assert summary["totals"]["known"] == 1
-    assert summary["cases"][0]["known"] == {"issue": ISSUE, "engine": "vllm", "versions": ">=0.21,<0.23"}
+    assert summary["cases"][0]["known"] == {
+        "issue": ISSUE,
+        "engine": "vllm",
+        "versions": ">=0.21,<0.23",
+    }
 
 
 def test_the_canonical_report_has_the_verdict_and_the_issue(known: RunStore) -> None:
@@ -139,28 +176,43 @@ def test_a_known_failure_that_passes_is_red_and_says_so_everywhere(gone: RunStor
     (failure,) = ET.fromstring(junit.render(RunView(gone))).iter("failure")
     assert failure.get("type") == "known" and said in (failure.get("message") or "")
     text = page.render(RunView(gone))
-    assert "1 case fails" in text and said in text and f'href="{URL}"' in text and 'id="known"' not in text
+    assert (
+        "1 case fails" in text
+        and said in text
+        and f'href="{URL}"' in text
+        and 'id="known"' not in text
+    )
     assert said in printed(gone) and "FAIL" in printed(gone)
-    assert "### Failures" in markdown.render(RunView(gone)) and "\u274c" in markdown.render(RunView(gone))
+    assert "### Failures" in markdown.render(RunView(gone)) and "\u274c" in markdown.render(
+        RunView(gone)
+    )
 
 
-def test_a_known_failure_that_is_fixed_is_news_and_a_new_one_is_no_regression(known: RunStore, clean: RunStore) -> None:
+def test_a_known_failure_that_is_fixed_is_news_and_a_new_one_is_no_regression(
+    known: RunStore, clean: RunStore
+) -> None:
     fixed, found = (compare(*map(entry_of, pair)) for pair in ((known, clean), (clean, known)))
     assert [change.key for change in fixed.fixed] == [KNOWN] and not fixed.known
     assert [change.key for change in found.known] == [KNOWN] and not found.new_failures
-    assert "**Known failures: 1**" in markdown.render(RunView(known), found) and "**Fixed: 1**" in markdown.render(
-        RunView(clean), fixed
-    )
+    assert "**Known failures: 1**" in markdown.render(
+        RunView(known), found
+    ) and "**Fixed: 1**" in markdown.render(RunView(clean), fixed)
     stream = io.StringIO()
     print_comparison(console_for(stream), found)
     assert f"known failures: 1\n  KNOWN {KNOWN}: was pass" in stream.getvalue()
     assert ISSUE in stream.getvalue()
 
 
-def test_a_failure_that_becomes_known_is_named_and_one_that_stays_known_is_counted(tmp_path: Path) -> None:
+def test_a_failure_that_becomes_known_is_named_and_one_that_stays_known_is_counted(
+    tmp_path: Path,
+) -> None:
     failed, known = run_of(tmp_path, Verdict.FAIL, "0.23.0"), run_of(tmp_path, Verdict.FAIL)
     found = compare(entry_of(failed), entry_of(known))
-    assert [change.key for change in found.known] == [KNOWN] and not found.fixed and not found.other_failures
+    assert (
+        [change.key for change in found.known] == [KNOWN]
+        and not found.fixed
+        and not found.other_failures
+    )
     back = compare(entry_of(known), entry_of(failed))
     assert [change.key for change in back.new_failures] == [KNOWN]
     same = compare(entry_of(known), entry_of(known))
@@ -202,10 +254,15 @@ def test_no_report_of_a_run_without_one_mentions_them(clean: RunStore) -> None:
         assert "known" not in text.lower().replace("unknown", "").replace("commit not known", "")
 
 
-def test_in_a_bisect_a_known_failure_is_bad_in_its_version_and_fails_nothing(known: RunStore) -> None:
+def test_in_a_bisect_a_known_failure_is_bad_in_its_version_and_fails_nothing(
+    known: RunStore,
+) -> None:
     summary = summarise(known)
     column = Column("python", summary=summary)
-    (row, _) = rows([column])
+    row, _ = rows([column])
     assert row.cells == ("known finite",) and row.answer.startswith("0.22.1")
     assert is_good([column]) == 0
-    assert first_bad(["0.21", "0.22", "0.23"], ["pass", "known", "pass"]) == "0.22, good in 0.21; mended in 0.23"
+    assert (
+        first_bad(["0.21", "0.22", "0.23"], ["pass", "known", "pass"])
+        == "0.22, good in 0.21; mended in 0.23"
+    )

@@ -18,12 +18,20 @@ NODE = "10.0.0.2 (0a1b2c3d)"
 
 def store(path: Path, verdict: Verdict) -> RunStore:
     jobs = [
-        Job(key=name, case=Case(id=f"case[n={name}]", scenario="stub", system="kernel", op="write_kv")) for name in "ab"
+        Job(
+            key=name,
+            case=Case(id=f"case[n={name}]", scenario="stub", system="kernel", op="write_kv"),
+        )
+        for name in "ab"
     ]
     made = RunStore.create(path, jobs, command="stub")
     for job in jobs:
         nodes = (NODE,) if job.key == "a" else ()
-        made.add(CaseResult(key=job.key, id=job.case.id, scenario="stub", verdict=verdict, lost_nodes=nodes))
+        made.add(
+            CaseResult(
+                key=job.key, id=job.case.id, scenario="stub", verdict=verdict, lost_nodes=nodes
+            )
+        )
     return made
 
 

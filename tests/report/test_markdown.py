@@ -1,4 +1,6 @@
-"""The summary for a CI job's page: what matters first, cut to size, and no text of a kernel becomes markup."""
+"""The summary for a CI job's page: what matters first, cut to size, and no text of a kernel becomes
+markup.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,31 @@ from harness.store.run_folder import RunStore
 from harness.store.source import Source
 
 
-def store_of(root: Path, verdicts: dict[str, Verdict], message: str = "NaN in live rows") -> RunStore:
+def store_of(
+    root: Path, verdicts: dict[str, Verdict], message: str = "NaN in live rows"
+) -> RunStore:
     cases = {
-        key: Case(id=key, scenario=key.partition("[")[0], system="kernel", op="write_kv", refs=("a/b#1",))
+        key: Case(
+            id=key, scenario=key.partition("[")[0], system="kernel", op="write_kv", refs=("a/b#1",)
+        )
         for key in verdicts
     }
-    store = RunStore.create(root, [Job(key=key, case=case) for key, case in cases.items()], command="mla-harness run")
+    store = RunStore.create(
+        root, [Job(key=key, case=case) for key, case in cases.items()], command="mla-harness run"
+    )
     store.note_source(Source(commit="abcdef0123", branch="main"))
     for key, verdict in verdicts.items():
         findings = (Finding(oracle="finite", message=message),) if verdict is Verdict.FAIL else ()
         result = CaseResult(
-            key=key, id=key, scenario=cases[key].scenario, refs=("a/b#1",), verdict=verdict, findings=findings,
-            seconds=1.0, reason=message if findings else "",
-        )  # fmt: skip
+            key=key,
+            id=key,
+            scenario=cases[key].scenario,
+            refs=("a/b#1",),
+            verdict=verdict,
+            findings=findings,
+            seconds=1.0,
+            reason=message if findings else "",
+        )
         store.add(result)
     return store
 
@@ -37,7 +51,9 @@ def render(store: RunStore, comparison: Comparison | None = None) -> str:
 
 
 def test_a_good_run_is_a_headline_and_one_row(tmp_path: Path) -> None:
-    store = store_of(tmp_path, {"a[x=1]": Verdict.PASS, "b[x=1]": Verdict.PASS, "b[x=2]": Verdict.SKIP})
+    store = store_of(
+        tmp_path, {"a[x=1]": Verdict.PASS, "b[x=1]": Verdict.PASS, "b[x=2]": Verdict.SKIP}
+    )
     told = render(store)
     assert told.startswith("## \u2705 mla-harness run: All 2 cases that ran pass\n")
     assert "main abcdef0 " in told and "| 2 scenarios | 2 | · | · | 1 | · | 3.0 |" in told
@@ -58,11 +74,20 @@ def test_failures_come_with_blame_and_command_and_like_ones_are_told_once(tmp_pa
 def test_a_fault_that_was_not_caught_makes_the_run_bad(tmp_path: Path) -> None:
     store = store_of(tmp_path, {"a": Verdict.PASS})
     missed = FaultResult(
-        fault="kv.tail", scenario="a", case="a", caught=False, expected_by=("finite",), reason="the case ended in pass"
+        fault="kv.tail",
+        scenario="a",
+        case="a",
+        caught=False,
+        expected_by=("finite",),
+        reason="the case ended in pass",
     )
     store.add_fault(missed)
     told = render(store)
-    assert "\u274c" in told and "1 of 1 fault was missed" in told and "kv.tail in a: the case ended in pass" in told
+    assert (
+        "\u274c" in told
+        and "1 of 1 fault was missed" in told
+        and "kv.tail in a: the case ended in pass" in told
+    )
 
 
 def test_a_run_that_judged_nothing_is_not_good(tmp_path: Path) -> None:
@@ -73,7 +98,9 @@ def test_new_failures_stand_before_all_failures(tmp_path: Path) -> None:
     before = store_of(tmp_path, {"a": Verdict.PASS, "b": Verdict.FAIL})
     after = store_of(tmp_path, {"a": Verdict.FAIL, "b": Verdict.PASS})
     told = render(after, compare(entry_of(before), entry_of(after)))
-    assert told.index("**New failures: 1**") < told.index("**Fixed: 1**") < told.index("### Failures")
+    assert (
+        told.index("**New failures: 1**") < told.index("**Fixed: 1**") < told.index("### Failures")
+    )
 
 
 def test_text_of_a_kernel_cannot_become_html_or_break_a_table(tmp_path: Path) -> None:
@@ -81,7 +108,9 @@ def test_text_of_a_kernel_cannot_become_html_or_break_a_table(tmp_path: Path) ->
     store = store_of(tmp_path, {"a[x=`|`]": Verdict.FAIL}, evil)
     after = store_of(tmp_path, {"a[x=`|`]": Verdict.CRASH, "b`|<b>": Verdict.FAIL}, evil)
     told = render(after, compare(entry_of(store), entry_of(after)))
-    assert "<img" not in told.replace("\\<img", "") and "<!--" not in told.replace("\\<!--", "").replace("\\<\\!--", "")
+    assert "<img" not in told.replace("\\<img", "") and "<!--" not in told.replace(
+        "\\<!--", ""
+    ).replace("\\<\\!--", "")
     assert "\x1b" not in told and "\n# title" not in told and "![i](" not in told
     assert "`` mla-harness run 'a[x=`|`]' ``" in told and "\\| \\`code" in told
 
@@ -92,5 +121,14 @@ def test_a_run_in_which_all_fails_is_cut_to_size(tmp_path: Path) -> None:
     after = store_of(tmp_path, verdicts, "x" * 5000)
     for scenario, blame in many.items():
         after.add_blame(f"{scenario}[x=1]", blame)
-    told = render(after, compare(entry_of(store_of(tmp_path, dict.fromkeys(verdicts, Verdict.PASS))), entry_of(after)))
-    assert len(told) < 64_000 and "more causes: see report.html" in told and f"and {2 * MAX_LISTED} more" in told
+    told = render(
+        after,
+        compare(
+            entry_of(store_of(tmp_path, dict.fromkeys(verdicts, Verdict.PASS))), entry_of(after)
+        ),
+    )
+    assert (
+        len(told) < 64_000
+        and "more causes: see report.html" in told
+        and f"and {2 * MAX_LISTED} more" in told
+    )

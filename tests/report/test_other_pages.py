@@ -26,20 +26,33 @@ NAN = Finding(oracle="finite", site="kv.tail", tensor="out", message="NaN in liv
 def run_of(root: Path, verdicts: dict[str, Verdict], **options: object) -> RunStore:
     cases = {
         name: Case(
-            id=name, scenario=name.partition("[")[0], system="kernel", op="mla_decode", refs=("a/b#1",),
-            params={"kernel": "tiled"}, poison=PoisonPlan(sites=("kv.tail",), patterns=(name.rpartition("=")[2][:-1],)),
+            id=name,
+            scenario=name.partition("[")[0],
+            system="kernel",
+            op="mla_decode",
+            refs=("a/b#1",),
+            params={"kernel": "tiled"},
+            poison=PoisonPlan(sites=("kv.tail",), patterns=(name.rpartition("=")[2][:-1],)),
         )
         for name in verdicts
-    }  # fmt: skip
+    }
     jobs = [Job(key=name, case=case) for name, case in cases.items()]
-    store = RunStore.create(root, jobs, command="mla-harness run --plugin mine.py", options=dict(options))
+    store = RunStore.create(
+        root, jobs, command="mla-harness run --plugin mine.py", options=dict(options)
+    )
     store.note_source(Source(commit="abcdef0123", branch="topic"))
-    store.note_environment({"torch": "2.13.0", "cpu": "a CPU", "gpus": [], "engines": {"vllm": "0.33.0"}})
+    store.note_environment(
+        {"torch": "2.13.0", "cpu": "a CPU", "gpus": [], "engines": {"vllm": "0.33.0"}}
+    )
     for name, verdict in verdicts.items():
         found = (NAN,) if verdict is Verdict.FAIL else ()
         reason = NAN.message if found else "no GPU here" if verdict is Verdict.SKIP else ""
         scenario = cases[name].scenario
-        store.add(CaseResult(key=name, id=name, scenario=scenario, verdict=verdict, findings=found, reason=reason))
+        store.add(
+            CaseResult(
+                key=name, id=name, scenario=scenario, verdict=verdict, findings=found, reason=reason
+            )
+        )
     return store
 
 
@@ -76,17 +89,25 @@ def tab(browser: Browser) -> Iterator[Page]:
 def test_the_head_says_what_was_judged(tmp_path: Path) -> None:
     head = dict(page.judged(RunView(run_of(tmp_path, FAILING, plugins=["/k/mine.py"]))))
     assert head == {
-        "kernel": "mla_decode/tiled", "plug-in": "/k/mine.py", "device": "a CPU",
-        "versions": "torch 2.13.0, vllm 0.33.0", "commit": "abcdef0 on topic",
-        "command": "mla-harness run --plugin mine.py", "skipped": "1 of 3 cases: 1 because no GPU here",
-    }  # fmt: skip
+        "kernel": "mla_decode/tiled",
+        "plug-in": "/k/mine.py",
+        "device": "a CPU",
+        "versions": "torch 2.13.0, vllm 0.33.0",
+        "commit": "abcdef0 on topic",
+        "command": "mla-harness run --plugin mine.py",
+        "skipped": "1 of 3 cases: 1 because no GPU here",
+    }
 
 
 def test_the_head_says_why_cases_were_skipped() -> None:
     reasons = ["no `window`"] * 3 + ["no GPU", "no GPU", "no vLLM", "no SGLang"]
     passed = CaseResult(key="a", id="a", scenario="a", verdict=Verdict.PASS)
-    results = [passed.model_copy(update={"verdict": Verdict.SKIP, "reason": reason}) for reason in reasons]
-    said = "7 of 8 cases: 3 because no `window`; 2 because no GPU; 1 because no vLLM; 1 other reason"
+    results = [
+        passed.model_copy(update={"verdict": Verdict.SKIP, "reason": reason}) for reason in reasons
+    ]
+    said = (
+        "7 of 8 cases: 3 because no `window`; 2 because no GPU; 1 because no vLLM; 1 other reason"
+    )
     assert page.skipped_line([passed, *results]) == said
     assert page.skipped_line([passed]) == ""
 
@@ -95,9 +116,20 @@ def test_the_head_names_the_gpu_and_counts_many_kernels(tmp_path: Path) -> None:
     cases = [
         Case(id=f"d[n={n}]", scenario="d", system="kernel", op=op, params={})
         for n, op in enumerate(
-            ("mla_decode", "write_kv", "context_attention", "merge_attn_states", "quantize_fp8", "route_experts")
+            (
+                "mla_decode",
+                "write_kv",
+                "context_attention",
+                "merge_attn_states",
+                "quantize_fp8",
+                "route_experts",
+            )
         )
-    ] + [Case(id="d[n=7]", scenario="d", system="kernel", op="mla_decode", params={"kernel": "triton"})]
+    ] + [
+        Case(
+            id="d[n=7]", scenario="d", system="kernel", op="mla_decode", params={"kernel": "triton"}
+        )
+    ]
     jobs = [Job(key=case.id, case=case, device="cuda") for case in cases]
     store = RunStore.create(tmp_path, jobs, command="x")
     store.note_environment({"gpus": [{"name": "H100", "capability": "9.0"}], "cpu": "a CPU"})
@@ -105,7 +137,9 @@ def test_the_head_names_the_gpu_and_counts_many_kernels(tmp_path: Path) -> None:
     assert head["device"] == "H100" and head["kernel"] == "7 kernels"
 
 
-def test_a_green_page_opens_with_the_scenarios_and_a_red_one_with_the_cause(pages: dict[str, Path]) -> None:
+def test_a_green_page_opens_with_the_scenarios_and_a_red_one_with_the_cause(
+    pages: dict[str, Path],
+) -> None:
     for name, first in (("green", "scenarios"), ("failing", "failures")):
         sections = re.findall(r'<section id="([a-z]+)"', pages[name].read_text(encoding="utf-8"))
         assert sections[:2] == ["verdict", first] and sections.count("scenarios") == 1
@@ -114,19 +148,25 @@ def test_a_green_page_opens_with_the_scenarios_and_a_red_one_with_the_cause(page
 def test_a_counter_shows_its_cases(pages: dict[str, Path], tab: Page) -> None:
     tab.goto(pages["failing"].as_uri())
     tab.locator(".counts a[data-verdict=skip]").click()
-    shown = [row.inner_text() for row in tab.locator("#case-list tbody tr").all() if row.is_visible()]
+    shown = [
+        row.inner_text() for row in tab.locator("#case-list tbody tr").all() if row.is_visible()
+    ]
     assert len(shown) == 1 and "merge" in shown[0]
     assert tab.get_attribute("button.verdict.skip", "aria-pressed") == "true"
     tab.locator(".counts a[data-verdict=pass]").click()
     assert tab.locator("#shown").inner_text() == "1 of 3"
 
 
-def test_menu_and_tables_of_a_phone_show_all_without_scrolling_sideways(pages: dict[str, Path], tab: Page) -> None:
+def test_menu_and_tables_of_a_phone_show_all_without_scrolling_sideways(
+    pages: dict[str, Path], tab: Page
+) -> None:
     tab.goto(pages["failing"].as_uri())
     for item in tab.locator(".bar li a, #scenarios tbody th, #scenarios tbody td:not(.zero)").all():
         box = item.bounding_box()
         assert box is None or (box["x"] >= 0 and box["x"] + box["width"] <= 400), item.inner_text()
-    assert tab.locator("#scenarios .scroll").evaluate("item => item.scrollWidth <= item.clientWidth")
+    assert tab.locator("#scenarios .scroll").evaluate(
+        "item => item.scrollWidth <= item.clientWidth"
+    )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -135,7 +175,9 @@ def test_menu_and_tables_of_a_phone_show_all_without_scrolling_sideways(pages: d
 def test_each_page_fits_and_axe_finds_nothing(
     browser: Browser, pages: dict[str, Path], name: str, width: int, scheme: str
 ) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed"
+    )
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     tab = context.new_page()
     trouble: list[str] = []

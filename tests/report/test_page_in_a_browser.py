@@ -1,4 +1,6 @@
-"""What a reader does with report.html, in a real headless Chromium: look, search, open a case, copy, print."""
+"""What a reader does with report.html, in a real headless Chromium: look, search, open a case,
+copy, print.
+"""
 
 from __future__ import annotations
 
@@ -33,80 +35,148 @@ from tests import waiting
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-HOSTILE = "</script><script>document.title='hacked'</script><img src=x onerror=\"document.title='hacked'\"> it's `code`"
+HOSTILE = (
+    "</script><script>document.title='hacked'</script><img src=x"
+    " onerror=\"document.title='hacked'\"> it's `code`"
+)
 WIDTHS = (360, 768, 1240)
 TRIALS = {"nothing": "pass", "kv.tail": "fail", "kv.free": "pass"}
 
 
 def make_case(name: str, num_heads: int = 16) -> Case:
     return Case(
-        id=name, scenario=name.partition("[")[0], system="kernel", refs=("flashinfer-ai/flashinfer#941",),
-        tags=("kernel",), op="mla_decode", params={"num_heads": num_heads},
-        oracles=("finite", "sentinel"), poison=PoisonPlan(sites=("kv.tail", "kv.free")), seed=7,
-    )  # fmt: skip
+        id=name,
+        scenario=name.partition("[")[0],
+        system="kernel",
+        refs=("flashinfer-ai/flashinfer#941",),
+        tags=("kernel",),
+        op="mla_decode",
+        params={"num_heads": num_heads},
+        oracles=("finite", "sentinel"),
+        poison=PoisonPlan(sites=("kv.tail", "kv.free")),
+        seed=7,
+    )
 
 
 def measured(*shares: float) -> AccuracyRecord:
     epochs = tuple(
         EpochAccuracy(
-            epoch=number, num_questions=200, num_correct=int(share * 200), accuracy=share,
+            epoch=number,
+            num_questions=200,
+            num_correct=int(share * 200),
+            accuracy=share,
             interval=wilson_interval(int(share * 200), 200),
         )
         for number, share in enumerate(shares, start=1)
-    )  # fmt: skip
+    )
     rows = tuple("1" * int(share * 200) + "0" * (200 - int(share * 200)) for share in shares)
     return AccuracyRecord(
-        task="gsm_symbolic", model="canary-mla", model_hash="sha256:0", engine="engine", dtype="float32", seed=0,
-        epochs=epochs, ci=tuple(epoch.interval for epoch in epochs), verdict=Verdict.FAIL,
-        judgement=AccuracyJudgement(verdict=Verdict.FAIL, statement="accuracy falls over the epochs"),
+        task="gsm_symbolic",
+        model="canary-mla",
+        model_hash="sha256:0",
+        engine="engine",
+        dtype="float32",
+        seed=0,
+        epochs=epochs,
+        ci=tuple(epoch.interval for epoch in epochs),
+        verdict=Verdict.FAIL,
+        judgement=AccuracyJudgement(
+            verdict=Verdict.FAIL, statement="accuracy falls over the epochs"
+        ),
         grid=OutcomeGrid(questions=tuple(f"q{n}" for n in range(200)), rows=rows),
-    )  # fmt: skip
+    )
 
 
 def filled(root: Path) -> RunStore:
-    """A run with every verdict, a measurement, a caught and a missed fault, and hostile text wherever text can be."""
+    """A run with every verdict, a measurement, a caught and a missed fault, and hostile text
+    wherever text can be.
+    """
     names = [f"decode[kernel=tiled,kv=bf16,n={n}]" for n in range(6)]
-    names += ["merge[a=1]", "it's a case's id", "merge[skipped]", f"broken[{HOSTILE}]", "measured[task=gsm_symbolic]"]
+    names += [
+        "merge[a=1]",
+        "it's a case's id",
+        "merge[skipped]",
+        f"broken[{HOSTILE}]",
+        "measured[task=gsm_symbolic]",
+    ]
     cases = [make_case(name, n + 1) for n, name in enumerate(names)]
     jobs = [Job(key=case.id, case=case) for case in cases]
     store = RunStore.create(root, jobs, command=f"mla-harness run {HOSTILE}", options={"seed": 3})
     found = Finding(
-        oracle="sentinel", site="kv.tail", tensor="out", where="request 0-1; first at [0, 0, 0]",
-        bits="0x7fd50006 float32 sentinel of kv.tail", message="live rows of out hold the sentinel of kv.tail",
-    )  # fmt: skip
-    hostile = Finding(oracle="crash", site=HOSTILE, tensor=HOSTILE, where=HOSTILE, bits=HOSTILE, message=HOSTILE)
+        oracle="sentinel",
+        site="kv.tail",
+        tensor="out",
+        where="request 0-1; first at [0, 0, 0]",
+        bits="0x7fd50006 float32 sentinel of kv.tail",
+        message="live rows of out hold the sentinel of kv.tail",
+    )
+    hostile = Finding(
+        oracle="crash", site=HOSTILE, tensor=HOSTILE, where=HOSTILE, bits=HOSTILE, message=HOSTILE
+    )
     verdicts: dict[str, dict[str, Any]] = {
         names[0]: {"verdict": Verdict.FAIL, "findings": (found, found), "reason": found.message},
         names[1]: {"verdict": Verdict.FAIL, "findings": (found,), "reason": found.message},
         "merge[skipped]": {"verdict": Verdict.SKIP, "reason": "no CUDA device on this machine"},
-        names[9]: {"verdict": Verdict.CRASH, "findings": (hostile,), "reason": HOSTILE, "log": HOSTILE * 3},
-        names[10]: {"verdict": Verdict.FAIL, "reason": "accuracy falls", "accuracy": measured(0.99, 0.6, 0.02)},
+        names[9]: {
+            "verdict": Verdict.CRASH,
+            "findings": (hostile,),
+            "reason": HOSTILE,
+            "log": HOSTILE * 3,
+        },
+        names[10]: {
+            "verdict": Verdict.FAIL,
+            "reason": "accuracy falls",
+            "accuracy": measured(0.99, 0.6, 0.02),
+        },
     }
     for number, case in enumerate(cases):
         fields: dict[str, Any] = {"verdict": Verdict.PASS, **verdicts.get(case.id, {})}
         store.add(
             CaseResult(
-                key=case.id, id=case.id, scenario=case.scenario, refs=case.refs, seconds=10.0 - number,
-                looked_at={"finite": 4096}, **fields,
+                key=case.id,
+                id=case.id,
+                scenario=case.scenario,
+                refs=case.refs,
+                seconds=10.0 - number,
+                looked_at={"finite": 4096},
+                **fields,
             )
-        )  # fmt: skip
-    store.add_blame(names[0], Blame(sites=("kv.tail",), how="`sentinel` fires when kv.tail is poisoned", trials=TRIALS))
+        )
+    store.add_blame(
+        names[0],
+        Blame(sites=("kv.tail",), how="`sentinel` fires when kv.tail is poisoned", trials=TRIALS),
+    )
     store.add_shrunk(
         Shrunk(
-            key=names[0], id=names[0], case=make_case("decode[kernel=tiled]@seq_lens=[1]"), oracle="sentinel",
-            finding=found, steps=(ShrinkStep(what="seq_lens", before="[1,63]", after="[1]"),), num_trials=9,
+            key=names[0],
+            id=names[0],
+            case=make_case("decode[kernel=tiled]@seq_lens=[1]"),
+            oracle="sentinel",
+            finding=found,
+            steps=(ShrinkStep(what="seq_lens", before="[1,63]", after="[1]"),),
+            num_trials=9,
             is_smallest=True,
         )
-    )  # fmt: skip
+    )
     for name, caught in (("kv.caught", True), ("kv.missed", False)):
         store.add_fault(
             FaultResult(
-                fault=name, scenario="decode", case=names[2], ref="vllm-project/vllm#43961", caught=caught,
-                by=("sentinel",) if caught else (), blamed=("kv.new",) if caught else (), expected_by=("sentinel",),
-                expected_blame=("kv.new",), findings=(found,) if caught else (), reason="" if caught else HOSTILE,
+                fault=name,
+                scenario="decode",
+                case=names[2],
+                ref="vllm-project/vllm#43961",
+                caught=caught,
+                by=("sentinel",) if caught else (),
+                blamed=("kv.new",) if caught else (),
+                expected_by=("sentinel",),
+                expected_blame=("kv.new",),
+                findings=(found,) if caught else (),
+                reason="" if caught else HOSTILE,
             )
-        )  # fmt: skip
-    store.note_environment({"harness": "0.1.0", "torch": "2.13.0", "gpus": [], "cpu": HOSTILE, "vllm": None})
+        )
+    store.note_environment(
+        {"harness": "0.1.0", "torch": "2.13.0", "gpus": [], "cpu": HOSTILE, "vllm": None}
+    )
     return store
 
 
@@ -127,7 +197,9 @@ Open = Callable[..., "Page"]
 
 @pytest.fixture
 def opened(browser: Browser, file: Path) -> Iterator[Open]:
-    """Opens the page; afterwards it must have said nothing on the console and asked the network for nothing."""
+    """Opens the page; afterwards it must have said nothing on the console and asked the network for
+    nothing.
+    """
     contexts, trouble = [], []
 
     def open_page(fragment: str = "", **settings: Any) -> Page:
@@ -137,7 +209,10 @@ def opened(browser: Browser, file: Path) -> Iterator[Open]:
         tab.set_default_timeout(1000 * waiting.HANG_SECONDS)
         tab.on("console", lambda message: trouble.append(message.text))
         tab.on("pageerror", lambda error: trouble.append(str(error)))
-        tab.on("request", lambda request: request.url.startswith("file:") or trouble.append(request.url))
+        tab.on(
+            "request",
+            lambda request: request.url.startswith("file:") or trouble.append(request.url),
+        )
         tab.goto(file.as_uri() + fragment)
         return tab
 
@@ -148,8 +223,11 @@ def opened(browser: Browser, file: Path) -> Iterator[Open]:
 
 
 def wait_until(tab: Page, predicate: str, argument: Any = None) -> None:
-    """Ask the page until `predicate` holds. Playwright's own waiting evaluates strings, which the page's policy forbids
-    whenever the answer is not there at once."""
+    """Ask the page until `predicate` holds.
+
+    Playwright's own waiting evaluates strings, which the page's policy forbids whenever the answer
+    is not there at once.
+    """
     waiting.wait_until(lambda: tab.evaluate(predicate, argument), f"the page came to: {predicate}")
 
 
@@ -163,15 +241,27 @@ def anchor_of(tab: Page, text: str) -> str:
     return str(tab.locator("#case-list tbody a", has_text=text).first.get_attribute("href"))
 
 
-VIEWS = ("", "decode[kernel=tiled,kv=bf16,n=0]", "merge[a=1]", f"broken[{HOSTILE}]", "measured[task=gsm_symbolic]")
+VIEWS = (
+    "",
+    "decode[kernel=tiled,kv=bf16,n=0]",
+    "merge[a=1]",
+    f"broken[{HOSTILE}]",
+    "measured[task=gsm_symbolic]",
+)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("view", VIEWS, ids=["overview", "failure", "passed", "hostile", "measured"])
+@pytest.mark.parametrize(
+    "view", VIEWS, ids=["overview", "failure", "passed", "hostile", "measured"]
+)
 def test_nothing_is_wider_than_the_window(opened: Open, width: int, view: str) -> None:
     tab = opened(viewport={"width": width, "height": 800})
     tab.evaluate("id => { location.hash = encodeURIComponent(id) }", view)
-    wait_until(tab, "view => document.documentElement.classList.contains('in-case') === Boolean(view)", view)
+    wait_until(
+        tab,
+        "view => document.documentElement.classList.contains('in-case') === Boolean(view)",
+        view,
+    )
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     outside = tab.evaluate(
         """() => Array.from(document.querySelectorAll("main *")).filter((item) => {
@@ -184,9 +274,13 @@ def test_nothing_is_wider_than_the_window(opened: Open, width: int, view: str) -
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("view", VIEWS, ids=["overview", "failure", "passed", "hostile", "measured"])
+@pytest.mark.parametrize(
+    "view", VIEWS, ids=["overview", "failure", "passed", "hostile", "measured"]
+)
 def test_axe_finds_no_violation_of_wcag_aa(opened: Open, scheme: str, view: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed"
+    )
     tab = opened(color_scheme=scheme)
     tab.evaluate("id => { location.hash = encodeURIComponent(id) }", view)
     tab.wait_for_timeout(100)
@@ -197,12 +291,16 @@ def test_axe_finds_no_violation_of_wcag_aa(opened: Open, scheme: str, view: str)
 
 
 def test_axe_would_have_seen_pale_text_and_a_missing_label(opened: Open) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed"
+    )
     tab = opened()
     tab.evaluate("document.querySelector('#search').removeAttribute('aria-label')")
     tab.evaluate("document.querySelector('#search').removeAttribute('placeholder')")
     tab.evaluate("document.querySelector('#verdict h1').style.color = '#ddd'")
-    assert {"color-contrast", "label"} <= {item["id"] for item in axe.Axe().run(tab).response["violations"]}
+    assert {"color-contrast", "label"} <= {
+        item["id"] for item in axe.Axe().run(tab).response["violations"]
+    }
 
 
 def test_text_of_kernels_runs_nowhere_and_is_shown_as_it_is(opened: Open, store: RunStore) -> None:
@@ -213,12 +311,17 @@ def test_text_of_kernels_runs_nowhere_and_is_shown_as_it_is(opened: Open, store:
     assert HOSTILE in tab.locator(".view.open .finding").first.inner_text()
     assert tab.locator("main img").count() == 0 and tab.title() != "hacked"
     result = next(result for result in store.results() if result.id == name)
-    assert tab.locator(".view.open .command code").first.inner_text() == reproduce(result, store.plan.options)
+    assert tab.locator(".view.open .command code").first.inner_text() == reproduce(
+        result, store.plan.options
+    )
 
 
-def test_the_policy_stops_scripts_and_requests_that_got_in_all_the_same(browser: Browser, file: Path) -> None:
+def test_the_policy_stops_scripts_and_requests_that_got_in_all_the_same(
+    browser: Browser, file: Path
+) -> None:
     planted = (
-        "<script>document.title='hacked'</script><img src='https://example.org/x' onerror='document.title=1'></body>"
+        "<script>document.title='hacked'</script><img src='https://example.org/x'"
+        " onerror='document.title=1'></body>"
     )
     path = file.with_name("planted.html")
     path.write_text(file.read_text(encoding="utf-8").replace("</body>", planted), encoding="utf-8")
@@ -241,7 +344,9 @@ def test_failures_come_first_and_like_ones_are_told_once(opened: Open) -> None:
     verdicts = [text.split()[0] for text in visible(tab, "#case-list tbody .badge")]
     assert verdicts == ["fail"] * 3 + ["crash"] + ["pass"] * 6 + ["skip"]
     titles = visible(tab, "#failures h3")
-    assert len(titles) == 3 and any("mla_decode/tiled: 2 cases of 1 scenario" in title for title in titles)
+    assert len(titles) == 3 and any(
+        "mla_decode/tiled: 2 cases of 1 scenario" in title for title in titles
+    )
     assert visible(tab, "#faults .badge") == ["missed", "caught"]
 
 
@@ -285,22 +390,33 @@ def test_a_case_opens_alone_with_its_findings_blame_and_smallest_case(opened: Op
     assert not tab.locator("#overview").is_visible() and "n=0]" in tab.title()
     text = tab.locator(".view.open").inner_text()
     for part in (
-        "0x7fd50006", "sentinel of kv.tail",
-        "smallest failing case", "mla-harness run 'decode[kernel=tiled]@seq_lens=[1]' --seed 3",
-        "seq_lens: [1,63] → [1]", "no smaller case fails alike", "mla-harness show", "finite 4,096",
-    ):  # fmt: skip
+        "0x7fd50006",
+        "sentinel of kv.tail",
+        "smallest failing case",
+        "mla-harness run 'decode[kernel=tiled]@seq_lens=[1]' --seed 3",
+        "seq_lens: [1,63] → [1]",
+        "no smaller case fails alike",
+        "mla-harness show",
+        "finite 4,096",
+    ):
         assert part in text, part
     assert tab.evaluate("document.activeElement.textContent").endswith("n=0]")
 
 
-def test_a_passed_case_opens_too_with_its_parameters_and_command(opened: Open, store: RunStore) -> None:
+def test_a_passed_case_opens_too_with_its_parameters_and_command(
+    opened: Open, store: RunStore
+) -> None:
     tab = opened()
     for name in ("merge[a=1]", "it's a case's id", "decode[kernel=tiled,kv=bf16,n=4]"):
         tab.evaluate("id => { location.hash = encodeURIComponent(id) }", name)
         tab.locator(".view.open h2", has_text=name).wait_for()
         result = next(result for result in store.results() if result.id == name)
-        assert tab.locator(".view.open .command code").inner_text() == reproduce(result, store.plan.options)
-        names, values = (tab.locator(f".view.open {tag}").all_text_contents() for tag in ("dt", "dd"))
+        assert tab.locator(".view.open .command code").inner_text() == reproduce(
+            result, store.plan.options
+        )
+        names, values = (
+            tab.locator(f".view.open {tag}").all_text_contents() for tag in ("dt", "dd")
+        )
         shown = dict(zip(names, values, strict=True))
         job = store.jobs_by_key()[name]
         assert shown["sites to fill"] == "kv.tail, kv.free" and shown["seed"] == "7"
@@ -325,7 +441,9 @@ def test_going_back_returns_to_the_link_and_the_place(opened: Open) -> None:
     assert visible(tab, ".view h2") == ["skip merge[skipped]"]
 
 
-@pytest.mark.parametrize("fragment", ["#case-999", "#%E0%A4%A", "#<img src=x>", "#data", "#built", "#fault-0"])
+@pytest.mark.parametrize(
+    "fragment", ["#case-999", "#%E0%A4%A", "#<img src=x>", "#data", "#built", "#fault-0"]
+)
 def test_an_unknown_address_shows_the_overview(opened: Open, fragment: str) -> None:
     tab = opened(fragment)
     assert tab.locator("#overview").is_visible() and visible(tab, ".view") == []
@@ -353,7 +471,9 @@ def test_the_command_is_copied_and_said_to_be(opened: Open) -> None:
     tab.locator(".view.open button.copy").first.click()
     tab.locator("#said", has_text="Command copied").wait_for(state="attached")
     assert tab.evaluate("navigator.clipboard.readText()") == command
-    tab.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error('not allowed')) }")
+    tab.evaluate(
+        "() => { navigator.clipboard.writeText = () => Promise.reject(new Error('not allowed')) }"
+    )
     tab.locator(".view.open button.copy").first.click()
     tab.locator("#said", has_text="Command selected").wait_for(state="attached")
     assert tab.evaluate("getSelection().toString()") == command
@@ -377,7 +497,9 @@ def test_everything_is_reached_with_the_keyboard(opened: Open) -> None:
             break
     outline = tab.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     tab.keyboard.press("Enter")
-    assert visible(tab, ".view h2") == ["fail decode[kernel=tiled,kv=bf16,n=1]"] and outline == "solid"
+    assert (
+        visible(tab, ".view h2") == ["fail decode[kernel=tiled,kv=bf16,n=1]"] and outline == "solid"
+    )
 
 
 def test_without_javascript_all_cases_and_whole_failures_can_be_read(opened: Open) -> None:
@@ -405,10 +527,18 @@ def test_two_thousand_cases_are_searched_without_waiting(browser: Browser, tmp_p
     cases = [make_case(f"decode-{n % 20}[kernel=tiled,kv=bf16,n={n}]", n + 1) for n in range(2000)]
     store = RunStore.create(tmp_path, [Job(key=case.id, case=case) for case in cases], command="x")
     lines = (
-        CaseResult(key=case.id, id=case.id, scenario=case.scenario, verdict=Verdict.PASS, looked_at={"finite": 1})
+        CaseResult(
+            key=case.id,
+            id=case.id,
+            scenario=case.scenario,
+            verdict=Verdict.PASS,
+            looked_at={"finite": 1},
+        )
         for case in cases
     )
-    (store.path / "results.jsonl").write_text("".join(line.model_dump_json() + "\n" for line in lines))
+    (store.path / "results.jsonl").write_text(
+        "".join(line.model_dump_json() + "\n" for line in lines)
+    )
     (tmp_path / "page.html").write_text(report.render(RunView(store)), encoding="utf-8")
     context = browser.new_context()
     tab = context.new_page()

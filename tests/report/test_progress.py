@@ -1,4 +1,6 @@
-"""What a command shows while it works where no terminal moves a line: a line now and then, whatever it waits for."""
+"""What a command shows while it works where no terminal moves a line: a line now and then, whatever
+it waits for.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from harness.core.records import CaseResult, Verdict
 from harness.report import progress
 from harness.report.console import console_for
 from harness.report.progress import EpochProgress, LiveProgress, Waiting
+from tests.waiting import HANG_SECONDS
 
 
 class Log(io.StringIO):
@@ -30,7 +33,9 @@ class Log(io.StringIO):
 
     def wait_for(self, text: str) -> None:
         with self._written:
-            assert self._written.wait_for(lambda: text in self.getvalue(), timeout=300), self.getvalue()
+            assert self._written.wait_for(lambda: text in self.getvalue(), timeout=300), (
+                self.getvalue()
+            )
 
 
 class Terminal(io.StringIO):
@@ -92,7 +97,9 @@ def test_nothing_is_printed_below_a_line_that_moves_and_into_a_debugger(moves: b
     terminal = Terminal()
     for shown in (Waiting, lambda console, what: LiveProgress(console, 3)):
         with shown(console_for(terminal, moves=moves), "waiting") as live:
-            assert [one for one in threading.enumerate() if one.name.startswith("progress")] == [], live
+            assert [
+                one for one in threading.enumerate() if one.name.startswith("progress")
+            ] == [], live
     assert "so far" not in terminal.getvalue() and "cases after" not in terminal.getvalue()
 
 
@@ -106,4 +113,4 @@ def test_an_output_without_room_ends_no_command() -> None:
 
     full = Full()
     with Waiting(console_for(full), "waiting"):
-        assert full.tried.wait(timeout=300)
+        assert full.tried.wait(timeout=HANG_SECONDS)

@@ -27,19 +27,35 @@ from harness.store.run_folder import RunStore
 from harness.store.summary import summarise, to_json
 
 USUAL = tuple(verdict for verdict in Verdict if verdict is not Verdict.KNOWN)
-HOSTILE = "<script>alert('x')</script> ]]> & \"quoted\" \x00\x1b[31mred\x07 \ud800 \u202egnp.exe \ufffe [bold]"
+HOSTILE = (
+    "<script>alert('x')</script> ]]> & \"quoted\" \x00\x1b[31mred\x07 \ud800 \u202egnp.exe \ufffe"
+    " [bold]"
+)
 
 
 def make_case(name: str) -> Case:
     return Case(
-        id=name, scenario=name.partition("[")[0], system="kernel", refs=("vllm-project/vllm#36540",), tags=("kernel",),
-        op="mla_decode", params={"kernel": "tiled", "kv": "bf16"}, oracles=("finite",),
-        poison=PoisonPlan(sites=("output", "kv.tail")), seed=7,
-    )  # fmt: skip
+        id=name,
+        scenario=name.partition("[")[0],
+        system="kernel",
+        refs=("vllm-project/vllm#36540",),
+        tags=("kernel",),
+        op="mla_decode",
+        params={"kernel": "tiled", "kv": "bf16"},
+        oracles=("finite",),
+        poison=PoisonPlan(sites=("output", "kv.tail")),
+        seed=7,
+    )
 
 
 def make_result(case: Case, verdict: Verdict = Verdict.PASS, **more: object) -> CaseResult:
-    fields = {"key": case.id, "id": case.id, "scenario": case.scenario, "refs": case.refs, "verdict": verdict}
+    fields = {
+        "key": case.id,
+        "id": case.id,
+        "scenario": case.scenario,
+        "refs": case.refs,
+        "verdict": verdict,
+    }
     return CaseResult.model_validate({"looked_at": {"finite": 100}, **fields, **more})
 
 
@@ -53,23 +69,43 @@ def make_store(tmp_path: Path, results: list[CaseResult], cases: list[Case]) -> 
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> RunStore:
-    """One case of each verdict but `known`, with hostile text in every field that a kernel or a user can reach."""
+    """One case of each verdict but `known`, with hostile text in every field that a kernel or a
+    user can reach.
+    """
     cases = [make_case(f"decode[n={verdict.value}]") for verdict in USUAL]
-    finding = Finding(oracle="finite", site="output", tensor=HOSTILE, where=HOSTILE, bits="0x7fc00001", message=HOSTILE)
+    finding = Finding(
+        oracle="finite",
+        site="output",
+        tensor=HOSTILE,
+        where=HOSTILE,
+        bits="0x7fc00001",
+        message=HOSTILE,
+    )
     results = [
         make_result(cases[0], Verdict.PASS),
         make_result(cases[1], Verdict.FAIL, reason=HOSTILE, findings=(finding, finding)),
         make_result(
-            cases[2], Verdict.CRASH, reason="SIGSEGV", log=HOSTILE, findings=(Finding(oracle="crash", message=HOSTILE),)
+            cases[2],
+            Verdict.CRASH,
+            reason="SIGSEGV",
+            log=HOSTILE,
+            findings=(Finding(oracle="crash", message=HOSTILE),),
         ),
         make_result(cases[3], Verdict.SKIP, reason="no GPU here"),
         make_result(cases[4], Verdict.ERROR, reason="ValueError: ours", log=HOSTILE),
     ]
     # Stored text went through UTF-8 and JSON, as a worker's does.
     store = make_store(
-        tmp_path, [CaseResult.model_validate(json.loads(json.dumps(r.model_dump(mode="json")))) for r in results], cases
+        tmp_path,
+        [
+            CaseResult.model_validate(json.loads(json.dumps(r.model_dump(mode="json"))))
+            for r in results
+        ],
+        cases,
     )
-    store.add_blame(cases[1].id, Blame(sites=("output",), how=HOSTILE, trials={"": "pass", "output": "fail"}))
+    store.add_blame(
+        cases[1].id, Blame(sites=("output",), how=HOSTILE, trials={"": "pass", "output": "fail"})
+    )
     store.add_fault(
         FaultResult(
             fault="kv.x",
@@ -86,7 +122,12 @@ def mixed(tmp_path: Path) -> RunStore:
     )
     store.add_fault(
         FaultResult(
-            fault="kv.y", scenario="decode", case=HOSTILE, caught=False, expected_by=("finite",), reason=HOSTILE
+            fault="kv.y",
+            scenario="decode",
+            case=HOSTILE,
+            caught=False,
+            expected_by=("finite",),
+            reason=HOSTILE,
         )
     )
     return store
@@ -106,7 +147,9 @@ class Outline(HTMLParser):
         if tag == "script":
             self.scripts.append(dict(attrs))
         self.fetched += [
-            value or "" for name, value in attrs if name in ("src", "srcset") or (tag == "link" and name == "href")
+            value or ""
+            for name, value in attrs
+            if name in ("src", "srcset") or (tag == "link" and name == "href")
         ]
         assert not [name for name, _ in attrs if name.startswith("on")], "no inline handlers"
 
@@ -115,7 +158,10 @@ def test_the_page_escapes_hostile_text_and_fetches_nothing(mixed: RunStore) -> N
     text = page.render(RunView(mixed))
     outline = Outline()
     outline.feed(text)
-    assert outline.scripts == [{"type": "application/json", "id": "data"}, {}], "only the page's own data and script"
+    assert outline.scripts == [
+        {"type": "application/json", "id": "data"},
+        {},
+    ], "only the page's own data and script"
     assert outline.fetched == [] and "@import" not in text and "url(" not in text
     assert "&lt;script&gt;alert" in text
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", text)
@@ -136,7 +182,10 @@ def test_the_page_shows_verdicts_findings_blame_faults_and_commands(mixed: RunSt
 def test_a_clean_page_says_so_and_an_all_skipped_one_is_not_green(tmp_path: Path) -> None:
     case = make_case("decode")
     text = page.render(RunView(make_store(tmp_path / "a", [make_result(case)], [case])))
-    assert "The one case that ran passes" in text and "{}" not in text[text.index('id="environment"') :]
+    assert (
+        "The one case that ran passes" in text
+        and "{}" not in text[text.index('id="environment"') :]
+    )
     skipped = make_result(case, Verdict.SKIP, reason="no GPU")
     text = page.render(RunView(make_store(tmp_path / "b", [skipped], [case])))
     assert "Nothing ran" in text and '<section id="verdict" class="skip"' in text
@@ -145,13 +194,18 @@ def test_a_clean_page_says_so_and_an_all_skipped_one_is_not_green(tmp_path: Path
 def test_junit_is_valid_xml_with_each_verdict_in_its_place(mixed: RunStore) -> None:
     root = ET.fromstring(junit.render(RunView(mixed)))
     assert {name: root.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
-        "tests": "8", "failures": "2", "errors": "3", "skipped": "1",
-    }  # fmt: skip
+        "tests": "8",
+        "failures": "2",
+        "errors": "3",
+        "skipped": "1",
+    }
     by_name = {element.get("name"): element for element in root.iter("testcase")}
     assert list(by_name["decode[n=pass]"]) == []
     failure = by_name["decode[n=fail]"].find("failure")
     assert failure is not None and failure.get("type") == "finite"
-    assert "blame: output" in (failure.text or "") and "reproduce: mla-harness run" in (failure.text or "")
+    assert "blame: output" in (failure.text or "") and "reproduce: mla-harness run" in (
+        failure.text or ""
+    )
     crash = by_name["decode[n=crash]"].find("error")
     error = by_name["decode[n=error]"].find("error")
     assert crash is not None and crash.get("type") == "crash"
@@ -163,10 +217,17 @@ def test_junit_is_valid_xml_with_each_verdict_in_its_place(mixed: RunStore) -> N
 def test_the_csv_has_a_row_for_each_case_and_no_formula(tmp_path: Path) -> None:
     cases = [make_case("=1+1"), make_case("decode")]
     finding = Finding(
-        oracle="finite", site="output", tensor="out", where="row 1, head 2", bits="0x1", message='says "no"\nagain'
+        oracle="finite",
+        site="output",
+        tensor="out",
+        where="row 1, head 2",
+        bits="0x1",
+        message='says "no"\nagain',
     )
     results = [make_result(cases[0]), make_result(cases[1], Verdict.FAIL, findings=(finding,))]
-    rows = list(csv.DictReader(io.StringIO(table.render(RunView(make_store(tmp_path, results, cases))))))
+    rows = list(
+        csv.DictReader(io.StringIO(table.render(RunView(make_store(tmp_path, results, cases)))))
+    )
     assert [row["id"] for row in rows] == ["'=1+1", "decode"]
     assert list(rows[0]) == list(table.COLUMNS)
     assert rows[1]["messages"] == 'says "no"\nagain' and rows[1]["where"] == "row 1, head 2"
@@ -190,24 +251,42 @@ def test_the_terminal_prints_hostile_text_harmlessly_and_commands_whole(mixed: R
 def test_all_reports_are_written_and_again_equal(mixed: RunStore) -> None:
     first = {path.name: path.read_bytes() for path in write_reports(RunView(mixed))}
     assert tuple(first) == REPORT_FILES
-    again = {path.name: path.read_bytes() for path in write_reports(RunView(RunStore.open(mixed.path)))}
+    again = {
+        path.name: path.read_bytes() for path in write_reports(RunView(RunStore.open(mixed.path)))
+    }
     assert first == again
 
 
 def many(tmp_path: Path, share_bad: float, message: str, num_findings: int) -> RunStore:
     """2,000 cases of 20 scenarios, no two with the same parameters, of which a share fails."""
-    cases = [make_case(f"scenario-{n % 20}[kernel=tiled,kv=bf16,graph=full,n={n}]") for n in range(2000)]
     cases = [
-        case.model_copy(update={"params": case.params.model_copy(update={"seq_lens": (n + 1, 3, n + 8, 2)}), "seed": n})
+        make_case(f"scenario-{n % 20}[kernel=tiled,kv=bf16,graph=full,n={n}]") for n in range(2000)
+    ]
+    cases = [
+        case.model_copy(
+            update={
+                "params": case.params.model_copy(update={"seq_lens": (n + 1, 3, n + 8, 2)}),
+                "seed": n,
+            }
+        )
         for n, case in enumerate(cases)
     ]
     store = RunStore.create(tmp_path, [Job(key=case.id, case=case) for case in cases], command="x")
     finding = Finding(
-        oracle="reference", site="kv.tail", tensor="out", where="rows 3-7", bits="0x7fd50006 float32", message=message
+        oracle="reference",
+        site="kv.tail",
+        tensor="out",
+        where="rows 3-7",
+        bits="0x7fd50006 float32",
+        message=message,
     )
     failed = {"verdict": Verdict.FAIL, "reason": message, "findings": (finding,) * num_findings}
     lines = (
-        make_result(case, **(failed if n < 2000 * share_bad else {}), looked_at={"finite": n, "reference": 2 * n})
+        make_result(
+            case,
+            **(failed if n < 2000 * share_bad else {}),
+            looked_at={"finite": n, "reference": 2 * n},
+        )
         for n, case in enumerate(cases)
     )
     text = "".join(json.dumps(line.model_dump(mode="json")) + "\n" for line in lines)
@@ -235,18 +314,25 @@ def test_two_thousand_cases_stay_below_two_megabytes(
     # What two pages say of it.
     root = Path(__file__).parents[2]
     assert all(
-        "under 2 MB for 2,000 cases" in (root / name).read_text() for name in ("docs/ci.md", "reports/README.md")
+        "under 2 MB for 2,000 cases" in (root / name).read_text()
+        for name in ("docs/ci.md", "reports/README.md")
     )
     assert text.count("<tr data-v=") == 2000
     in_full, num_bad = text.count('<article class="view'), 2000 * share_bad
-    assert in_full == num_bad or (in_full > 10 and f"{num_bad - in_full:.0f} more are not shown in full" in text)
+    assert in_full == num_bad or (
+        in_full > 10 and f"{num_bad - in_full:.0f} more are not shown in full" in text
+    )
 
 
 def test_the_pages_data_cannot_end_its_own_element(tmp_path: Path) -> None:
     case = make_case("a</script><!--<script>[n=1]")
-    case = case.model_copy(update={"params": MlaDecodeParams(kernel="</script>\u2028"), "tags": ("</SCRIPT >",)})
+    case = case.model_copy(
+        update={"params": MlaDecodeParams(kernel="</script>\u2028"), "tags": ("</SCRIPT >",)}
+    )
     text = page.render(RunView(make_store(tmp_path, [make_result(case, reason="-->")], [case])))
-    inside = text.partition('<script type="application/json" id="data">')[2].partition("</script>")[0]
+    inside = text.partition('<script type="application/json" id="data">')[2].partition("</script>")[
+        0
+    ]
     assert not set("<>&\u2028") & set(inside)
     assert sum("</script>" in text.lower() for text in json.loads(inside)["texts"]) == 1
 
@@ -266,14 +352,26 @@ def test_the_policy_names_the_style_and_the_script_that_the_page_has(mixed: RunS
     ("options", "fault", "command"),
     [
         ({}, None, "mla-harness run 'a[b=c]'"),
-        ({"device": "auto", "kernel": None, "plugins": [], "seed": 0}, None, "mla-harness run 'a[b=c]'"),
+        (
+            {"device": "auto", "kernel": None, "plugins": [], "seed": 0},
+            None,
+            "mla-harness run 'a[b=c]'",
+        ),
         (
             {"plugins": ["/a b/k.py"], "kernel": "mine"},
             None,
             "mla-harness run 'a[b=c]' --kernel mine --plugin '/a b/k.py'",
         ),
-        ({"device": "cpu", "scenarios": "my"}, None, "mla-harness run 'a[b=c]' --device cpu --scenarios my"),
-        ({"device": "cuda", "seed": 4}, "kv.x", "mla-harness run 'a[b=c]' --device cuda --seed 4 --fault kv.x"),
+        (
+            {"device": "cpu", "scenarios": "my"},
+            None,
+            "mla-harness run 'a[b=c]' --device cpu --scenarios my",
+        ),
+        (
+            {"device": "cuda", "seed": 4},
+            "kv.x",
+            "mla-harness run 'a[b=c]' --device cuda --seed 4 --fault kv.x",
+        ),
     ],
 )
 def test_the_command_names_all_that_decides_the_outcome(
@@ -284,10 +382,14 @@ def test_the_command_names_all_that_decides_the_outcome(
 
 
 def test_the_command_that_shows_a_case_names_what_its_id_needs() -> None:
-    assert show("a[b=c]", {"device": "cuda", "kernel": None, "plugins": [], "seed": 0}) == "mla-harness show 'a[b=c]'"
+    assert (
+        show("a[b=c]", {"device": "cuda", "kernel": None, "plugins": [], "seed": 0})
+        == "mla-harness show 'a[b=c]'"
+    )
     options = {"kernel": "mine", "plugins": ["/a b/k.py"], "seed": 4, "scenarios": "my"}
-    assert show("a[b=c]", options) == (
-        "mla-harness show 'a[b=c]' --kernel mine --scenarios my --plugin '/a b/k.py' --seed 4"
+    assert (
+        show("a[b=c]", options)
+        == "mla-harness show 'a[b=c]' --kernel mine --scenarios my --plugin '/a b/k.py' --seed 4"
     )
 
 

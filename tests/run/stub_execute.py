@@ -1,4 +1,7 @@
-"""A stand-in for `harness.judge.run_case`. Its cases do what their tags say; imported in the worker only."""
+"""A stand-in for `harness.judge.run_case`.
+
+Its cases do what their tags say; imported in the worker only.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,13 @@ from harness.core.records import CaseResult, Finding, Verdict
 
 def _result(job: Job, verdict: Verdict = Verdict.PASS, **more: object) -> CaseResult:
     case = job.case
-    fields = {"key": job.key, "id": case.id, "scenario": case.scenario, "refs": case.refs, "fault": job.fault}
+    fields = {
+        "key": job.key,
+        "id": case.id,
+        "scenario": case.scenario,
+        "refs": case.refs,
+        "fault": job.fault,
+    }
     return CaseResult.model_validate({**fields, "verdict": verdict, **more})
 
 
@@ -50,7 +59,9 @@ def execute(job: Job) -> CaseResult:
         # CUDA failed for good in the call.
         cuda_failures.is_spent = lambda: True
         print("the stub prints", flush=True)
-        return _result(job, Verdict.FAIL, findings=(Finding(oracle="finite", message="planned by the stub"),))
+        return _result(
+            job, Verdict.FAIL, findings=(Finding(oracle="finite", message="planned by the stub"),)
+        )
     if does == "full":
         raise NoRoomError("run.pt: File too large; make room")
     if does == "sys_exit":
@@ -60,7 +71,9 @@ def execute(job: Job) -> CaseResult:
         os.write(1, b'{"result": null}\n')
         print("noise on stderr", file=sys.stderr)
     if does == "surrogate":
-        return _result(job, Verdict.FAIL, findings=(Finding(oracle="finite", message="lone \udc80 surrogate"),))
+        return _result(
+            job, Verdict.FAIL, findings=(Finding(oracle="finite", message="lone \udc80 surrogate"),)
+        )
     if does == "garble":
         for descriptor in range(3, 256):
             try:
@@ -71,7 +84,14 @@ def execute(job: Job) -> CaseResult:
     if does == "wrong_key":
         return _result(job).model_copy(update={"key": "another"})
     if does == "fail":
-        finding = Finding(oracle="finite", site="output", tensor="out", where="row 1", bits="0x7fc00001", message="NaN")
+        finding = Finding(
+            oracle="finite",
+            site="output",
+            tensor="out",
+            where="row 1",
+            bits="0x7fc00001",
+            message="NaN",
+        )
         return _result(job, Verdict.FAIL, findings=(finding,))
     if does == "error":
         return _result(job, Verdict.ERROR, reason="an oracle looked at nothing")
@@ -83,10 +103,15 @@ def execute(job: Job) -> CaseResult:
     if does == "skip":
         return _result(job, Verdict.SKIP, reason="this machine has no GPU")
     if does == "end_the_node":
-        # On a node of a cluster, the actor starts the process that forks this one: the end of the machine takes all.
-        words, stat = (Path(f"/proc/{os.getppid()}/{name}").read_text() for name in ("cmdline", "stat"))
+        # On a node of a cluster, the actor starts the process that forks this one: the end of the
+        # machine takes all.
+        words, stat = (
+            Path(f"/proc/{os.getppid()}/{name}").read_text() for name in ("cmdline", "stat")
+        )
         is_forked = "harness.run.fork_server" in words.split("\0")
-        os.kill(int(stat.rpartition(")")[2].split()[1]) if is_forked else os.getppid(), signal.SIGKILL)
+        os.kill(
+            int(stat.rpartition(")")[2].split()[1]) if is_forked else os.getppid(), signal.SIGKILL
+        )
         time.sleep(3600)
     if does == "note":
         place = Path(job.directory or "")

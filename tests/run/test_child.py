@@ -19,7 +19,13 @@ from harness.core.errors import HarnessError, InputError, NoRoomError
 from harness.core.params import Record
 from harness.run import child as child_module
 from harness.run.child import Child, ChildDied, ask
-from tests.waiting import HANG_SECONDS, end_limits_when, wait_until, wait_until_gone, wait_until_group_is_gone
+from tests.waiting import (
+    HANG_SECONDS,
+    end_limits_when,
+    wait_until,
+    wait_until_gone,
+    wait_until_group_is_gone,
+)
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 STUB = {"PYTHONPATH": str(HERE)}
@@ -57,7 +63,9 @@ def died(child: Child, what: str, seconds: float = HANG_SECONDS, text: str = "")
     return caught.value
 
 
-def test_a_child_answers_one_request_after_another_and_what_it_prints_is_in_its_log(start: Start) -> None:
+def test_a_child_answers_one_request_after_another_and_what_it_prints_is_in_its_log(
+    start: Start,
+) -> None:
     child = start("first", "second")
     child.send(Do(what="print", text="noise " * 10_000))
     assert child.receive().result == {"arguments": ["first", "second"]}
@@ -95,10 +103,25 @@ def test_a_log_with_a_name_stays_and_begins_anew(start: Start, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("what", "cause", "sentence", "ended"),
     [
-        ("exit", "exit code 7", "the child exited with code 7 in the middle of its work", "ended with exit code 7"),
+        (
+            "exit",
+            "exit code 7",
+            "the child exited with code 7 in the middle of its work",
+            "ended with exit code 7",
+        ),
         ("segfault", "SIGSEGV", "the child died of SIGSEGV", "died (SIGSEGV)"),
-        ("garble", "garbled answers", "the child's answers were garbled: something wrote to its protocol stream", None),
-        ("close_replies", "closed protocol stream", "the child closed its protocol stream and was killed", None),
+        (
+            "garble",
+            "garbled answers",
+            "the child's answers were garbled: something wrote to its protocol stream",
+            None,
+        ),
+        (
+            "close_replies",
+            "closed protocol stream",
+            "the child closed its protocol stream and was killed",
+            None,
+        ),
     ],
 )
 def test_how_a_child_died_is_told_in_words(
@@ -117,7 +140,9 @@ def test_a_child_that_dies_while_its_log_cannot_grow_is_a_full_disk(
     monkeypatch.setattr(os, "fstatvfs", lambda descriptor: full)
     child = start()
     child.send(Do(what="exit"))
-    with pytest.raises(NoRoomError, match="no room for the log of the child; make room, or set TMPDIR"):
+    with pytest.raises(
+        NoRoomError, match="no room for the log of the child; make room, or set TMPDIR"
+    ):
         child.receive()
 
 
@@ -188,18 +213,24 @@ def test_what_a_child_raises_is_one_sentence_and_its_exit_code(
     assert not isinstance(caught.value, ChildDied)
     assert child.wait(HANG_SECONDS) == code
     kept = [path.read_text() for path in tmp_path.glob("*.traceback.txt")]
-    assert [str(caught.value).partition(";")[0] in text for text in kept] == [True] * ("; traceback" in words)
+    assert [str(caught.value).partition(";")[0] in text for text in kept] == [True] * (
+        "; traceback" in words
+    )
 
 
 def test_one_question_is_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     seen: list[dict[str, Any]] = []
     request = Do(what="progress")
-    assert ask("stub_child", request, name="the child", environ=STUB, on_progress=seen.append) == {"arguments": []}
+    assert ask("stub_child", request, name="the child", environ=STUB, on_progress=seen.append) == {
+        "arguments": []
+    }
     assert seen == [{"done": 1}]
     with pytest.raises(InputError, match="no such thing"):
         ask("stub_child", Do(what="refuse"), name="the child", environ=STUB)
-    with pytest.raises(HarnessError, match=r"the child died \(SIGSEGV\): the last words; its log is in") as caught:
+    with pytest.raises(
+        HarnessError, match=r"the child died \(SIGSEGV\): the last words; its log is in"
+    ) as caught:
         ask("stub_child", Do(what="segfault"), name="the child", environ=STUB)
     assert "Segmentation fault" in Path(str(caught.value).rpartition(" ")[2]).read_text()
 
@@ -216,7 +247,9 @@ def test_a_folder_called_harness_where_somebody_stands_is_not_imported(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "harness").mkdir()
-    (tmp_path / "harness" / "__init__.py").write_text("raise RuntimeError('a folder of another project')\n")
+    (tmp_path / "harness" / "__init__.py").write_text(
+        "raise RuntimeError('a folder of another project')\n"
+    )
     monkeypatch.chdir(tmp_path)
     child = start()
     child.send(Do(what="pid"))
@@ -250,9 +283,13 @@ time.sleep(3600)
 
 
 @pytest.mark.parametrize(
-    ("what", "prefix"), [("pid", ()), ("pid", WRAPPER), ("own_child", ())], ids=["own", "wrapped", "of a child"]
+    ("what", "prefix"),
+    [("pid", ()), ("pid", WRAPPER), ("own_child", ())],
+    ids=["own", "wrapped", "of a child"],
 )
-def test_a_child_does_not_outlive_a_parent_that_is_killed(what: str, prefix: tuple[str, ...]) -> None:
+def test_a_child_does_not_outlive_a_parent_that_is_killed(
+    what: str, prefix: tuple[str, ...]
+) -> None:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])}
     command = [sys.executable, "-c", PARENT, what, *prefix]
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as parent:
@@ -270,19 +307,23 @@ from harness.run.fork_server import ForkServer
 forks = ForkServer([], name="the server", environ={}, seconds=math.inf) if sys.argv[1] == "forked" else None
 child = Child("imports_long", name="the child", prefix=sys.argv[2:], environ=dict(os.environ), forks=forks)
 time.sleep(3600)
-"""
+"""  # noqa: E501
 IMPORTS_LONG = "import os, time\nos.symlink(str(os.getpid()), 'importing')\ntime.sleep(3600)\n"
 
 
 @pytest.mark.parametrize(
-    ("how", "prefix"), [("own", ()), ("wrapped", WRAPPER), ("forked", ())], ids=["own", "wrapped", "forked"]
+    ("how", "prefix"),
+    [("own", ()), ("wrapped", WRAPPER), ("forked", ())],
+    ids=["own", "wrapped", "forked"],
 )
 def test_a_child_that_still_imports_does_not_outlive_a_parent_that_is_killed(
     how: str, prefix: tuple[str, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "imports_long.py").write_text(IMPORTS_LONG)
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
-    with subprocess.Popen([sys.executable, "-c", STARTS_AN_IMPORT, how, *prefix], env=environ, cwd=tmp_path) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTS_AN_IMPORT, how, *prefix], env=environ, cwd=tmp_path
+    ) as parent:
         wait_until((tmp_path / "importing").is_symlink, "the child imported", parent)
         parent.kill()
     wait_until_gone(int(os.readlink(tmp_path / "importing")))

@@ -23,7 +23,9 @@ STUB = {"PYTHONPATH": str(Path(__file__).parent)}
 
 @pytest.fixture(autouse=True)
 def slow_kernel() -> Iterator[None]:
-    with KERNELS.scoped(KernelSpec(op="write_kv", short_name="slow", summary="", impl="", compile_seconds=1.0)):
+    with KERNELS.scoped(
+        KernelSpec(op="write_kv", short_name="slow", summary="", impl="", compile_seconds=1.0)
+    ):
         yield
 
 
@@ -35,7 +37,9 @@ def job(name: str, kernel: str, *tags: str, timeout: float = HANG_SECONDS) -> Jo
 
 def run(*jobs: Job) -> list[CaseResult]:
     # A worker may take as long to start as it likes, so that only the limit of a case can end one.
-    with WorkerPool(3, execute="stub_execute:execute", environ=STUB, start_seconds=math.inf) as pool:
+    with WorkerPool(
+        3, execute="stub_execute:execute", environ=STUB, start_seconds=math.inf
+    ) as pool:
         return list(pool.run(jobs))
 
 
@@ -65,4 +69,7 @@ def test_what_does_not_compile_in_time_is_an_error_of_each_case_and_started_once
     assert results["first"].verdict is Verdict.CRASH and results["torch"].verdict is Verdict.PASS
     for other in others:
         assert results[other.case.id].verdict is Verdict.ERROR
-        assert "first call of write_kv/slow, in first, did not end within 1 s" in results[other.case.id].reason
+        assert (
+            "first call of write_kv/slow, in first, did not end within 1 s"
+            in results[other.case.id].reason
+        )

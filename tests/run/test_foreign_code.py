@@ -1,4 +1,6 @@
-"""Which cases share a worker with foreign code, and a worker that something else ends before it is ready."""
+"""Which cases share a worker with foreign code, and a worker that something else ends before it is
+ready.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from harness.core.records import Verdict
 from harness.run import runner, threads
 from harness.run.fork_server import ForkServer
 from harness.run.runner import Worker, WorkerError, WorkerPool
+from tests.waiting import wait_until
 
 from .test_runner import job, stub_pool  # type: ignore[import-not-found]
 from .test_several_gpus import job as job_of  # type: ignore[import-not-found]
@@ -57,9 +60,14 @@ def test_a_worker_takes_the_cases_of_its_plugin_first(pool: WorkerPool) -> None:
     assert len(set(pids(pool, *mixed))) == 2
 
 
-def test_a_worker_on_a_gpu_is_shared_by_the_cases_of_one_plugin(pool: WorkerPool, tmp_path: Path) -> None:
+def test_a_worker_on_a_gpu_is_shared_by_the_cases_of_one_plugin(
+    pool: WorkerPool, tmp_path: Path
+) -> None:
     with_gpus(pool, 1, tmp_path)
-    jobs = [job_of(name, device="cuda", does="pid").but(plugins=(f"/{name[0]}.py",)) for name in ("a1", "a2", "b1")]
+    jobs = [
+        job_of(name, device="cuda", does="pid").but(plugins=(f"/{name[0]}.py",))
+        for name in ("a1", "a2", "b1")
+    ]
     first, second, third = pids(pool, *jobs)
     assert first == second != third and list(pool._gpu_of.values()) == [0]
 
@@ -72,7 +80,10 @@ def test_without_a_process_that_forks_the_cases_of_a_plugin_share_a_worker(
 
 
 def kill_new_workers(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
-    """Have the first `times` workers killed before they are ready. Returns their ids, as they come."""
+    """Have the first `times` workers killed before they are ready.
+
+    Returns their ids, as they come.
+    """
     killed: list[int] = []
     take = Worker.take
 
@@ -106,7 +117,9 @@ def test_workers_that_are_killed_again_and_again_end_the_run_with_what_killed_th
     assert len(killed) == runner.MAX_STARTS
 
 
-def test_a_process_that_forks_and_is_killed_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_forks_and_is_killed_is_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     start, killed = ForkServer.start, []
 
     def kill_first(self: ForkServer, *arguments: Any, **more: Any) -> Any:
@@ -118,7 +131,9 @@ def test_a_process_that_forks_and_is_killed_is_started_again(monkeypatch: pytest
     monkeypatch.setattr(ForkServer, "start", kill_first)
     # A server of its own: the one of other tests stays as it is.
     with WorkerPool(
-        1, execute="stub_execute:execute", environ={"PYTHONPATH": str(Path(__file__).parent), "A": "b"}
+        1,
+        execute="stub_execute:execute",
+        environ={"PYTHONPATH": str(Path(__file__).parent), "A": "b"},
     ) as pool:
         assert pool.run_in_order([job("works")])[0].verdict is Verdict.PASS
     assert len(killed) == 1
@@ -138,11 +153,7 @@ def test_a_thread_that_computes_is_seen_and_one_that_waits_is_not() -> None:
     spinning.start()
     try:
         # On a busy machine it may not run at once.
-        for _ in range(20):
-            if found := threads.any_computes():
-                break
-            time.sleep(0.1)
-        assert found
+        assert wait_until(threads.any_computes, "the thread that spins was seen")
     finally:
         end.set()
         spinning.join()

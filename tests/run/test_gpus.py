@@ -1,4 +1,6 @@
-"""One worker a GPU: other sessions cannot lock a held GPU, and a GPU is free after it is given back."""
+"""One worker a GPU: other sessions cannot lock a held GPU, and a GPU is free after it is given
+back.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from harness.run.environment import Gpu
 from harness.run.gpus import GpuLocks
 from tests.waiting import HANG_SECONDS
 
-TWO = tuple(Gpu(name="stub", capability="9.0", memory_bytes=1, uuid=f"uuid-{index}") for index in range(2))
+TWO = tuple(
+    Gpu(name="stub", capability="9.0", memory_bytes=1, uuid=f"uuid-{index}") for index in range(2)
+)
 
 
 def test_a_session_takes_each_gpu_once(tmp_path: Path) -> None:
@@ -46,17 +50,22 @@ def test_a_lock_is_the_gpus_own_whatever_number_a_session_sees_it_under(tmp_path
 
 def test_a_session_that_is_killed_leaves_its_gpu_free(tmp_path: Path) -> None:
     code = (
-        "import os, sys, pathlib; from harness.run.environment import Gpu; from harness.run.gpus import GpuLocks\n"
-        "gpu = Gpu(name='stub', capability='9.0', memory_bytes=1, uuid='uuid-0')\n"
-        "print(GpuLocks((gpu,), pathlib.Path(sys.argv[1])).take()); sys.stdout.flush(); os.kill(os.getpid(), 9)"
+        "import os, sys, pathlib; from harness.run.environment import Gpu; from harness.run.gpus"
+        " import GpuLocks\ngpu = Gpu(name='stub', capability='9.0', memory_bytes=1,"
+        " uuid='uuid-0')\nprint(GpuLocks((gpu,), pathlib.Path(sys.argv[1])).take());"
+        " sys.stdout.flush(); os.kill(os.getpid(), 9)"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=HANG_SECONDS
+    )
     assert done.stdout == "(0,)\n" and done.returncode == -9, done.stderr
     assert GpuLocks(TWO[:1], tmp_path).take() == (0,)
 
 
-def test_waiting_for_others_ends_with_the_lock_files_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_others_ends_with_the_lock_files_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     theirs, ours = GpuLocks(TWO, tmp_path), GpuLocks(TWO, tmp_path)
     theirs.take()
     theirs.take()

@@ -1,4 +1,6 @@
-"""`mla-harness run -n 0`: cases in the process of the command, so that a debugger reaches a kernel."""
+"""`mla-harness run -n 0`: cases in the process of the command, so that a debugger reaches a
+kernel.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,17 @@ def start(tmp_path: Path) -> Start:
     def run(line: str, *options: str) -> subprocess.Popen[str]:
         (tmp_path / "my_kernel.py").write_text(PLUGIN % line)
         root = str(Path(in_process.__file__).parents[2])
-        command = ["-m", "harness.cli.main", "run", "--plugin", "my_kernel.py", "-n", "0", "--scenarios", "scenarios"]
+        command = [
+            "-m",
+            "harness.cli.main",
+            "run",
+            "--plugin",
+            "my_kernel.py",
+            "-n",
+            "0",
+            "--scenarios",
+            "scenarios",
+        ]
         return subprocess.Popen(
             [sys.executable, *command, *options],
             cwd=tmp_path,
@@ -141,12 +153,18 @@ class Answers:
 
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> InProcessPool:
-    found = Environment(torch="2", cuda="13", gpus=(Gpu(name="H", capability="9.0", memory_bytes=1, uuid="of-a-test"),))
+    found = Environment(
+        torch="2",
+        cuda="13",
+        gpus=(Gpu(name="H", capability="9.0", memory_bytes=1, uuid="of-a-test"),),
+    )
     monkeypatch.setattr(in_process, "describe_machine", lambda: found)
     return InProcessPool()
 
 
-def test_a_case_on_cuda_gets_a_locked_gpu(pool: InProcessPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_on_cuda_gets_a_locked_gpu(
+    pool: InProcessPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers = Answers()
     monkeypatch.setattr(in_process, "reply_to", answers)
     with pool:

@@ -12,7 +12,14 @@ from harness.run.pool import Pool
 
 
 def seconds(kernel: str) -> float:
-    case = Case(id="a", scenario="a", system="kernel", op="mla_decode", params={"kernel": kernel}, tags=("gpu",))
+    case = Case(
+        id="a",
+        scenario="a",
+        system="kernel",
+        op="mla_decode",
+        params={"kernel": kernel},
+        tags=("gpu",),
+    )
     return Planner(Wanted(timeout_seconds=20.0), cast("Pool", None)).job_of(case).timeout_seconds
 
 
@@ -26,7 +33,9 @@ def test_a_kernel_that_is_not_registered_has_the_limit_of_the_run() -> None:
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
-def test_a_case_that_serves_an_engine_leaves_the_gpu_to_the_process_that_it_starts(device: str) -> None:
+def test_a_case_that_serves_an_engine_leaves_the_gpu_to_the_process_that_it_starts(
+    device: str,
+) -> None:
     """A worker with a job on CUDA locks its GPU, so such cases would run one after another."""
     case = Case(id="a", scenario="a", system="vllm", params={})
     assert Planner(Wanted(device=device), cast("Pool", None)).job_of(case).device == "cpu"

@@ -37,9 +37,21 @@ class Describing(Pool):
     def describe_kernels(self, plugins: Any = ()) -> list[dict[str, Any]]:
         self.asked.append(tuple(plugins))
         (file,) = plugins
-        promises = {"devices": ["cpu"], "shapes": None, "why_not": {"cpu": "", "cuda": "no"}, "is_plugin": True}
+        promises = {
+            "devices": ["cpu"],
+            "shapes": None,
+            "why_not": {"cpu": "", "cuda": "no"},
+            "is_plugin": True,
+        }
         return [
-            {"op": op, "short_name": short, "summary": "", "origin": file, "import_seconds": self.seconds, **promises}
+            {
+                "op": op,
+                "short_name": short,
+                "summary": "",
+                "origin": file,
+                "import_seconds": self.seconds,
+                **promises,
+            }
             for op, _, short in (name.partition("/") for name in self.kernels[file])
         ]
 
@@ -56,7 +68,9 @@ def planner(pool: Describing, files: Iterable[str] = KERNELS_OF, device: str = "
 
 
 def case(op: str, kernel: str) -> Case:
-    return Case(id=f"{op}[{kernel}]", scenario="s", system="kernel", op=op, params={"kernel": kernel})
+    return Case(
+        id=f"{op}[{kernel}]", scenario="s", system="kernel", op=op, params={"kernel": kernel}
+    )
 
 
 def test_a_case_loads_the_files_of_its_kernels_and_of_their_planners_alone() -> None:
@@ -76,7 +90,9 @@ def test_a_case_of_an_engine_loads_the_files_of_all_its_kernels() -> None:
 def test_a_case_with_a_connector_of_a_plugin_loads_all_files() -> None:
     plan = planner(Describing())
     for connector, files in (("own", ()), ("mine", tuple(KERNELS_OF))):
-        job = plan.job_of(Case(id="m", scenario="s", system="moves", params={"connector": connector}))
+        job = plan.job_of(
+            Case(id="m", scenario="s", system="moves", params={"connector": connector})
+        )
         assert job.plugins == files and not job.ends_worker
 
 
@@ -89,7 +105,10 @@ def test_each_file_is_described_by_itself_and_once() -> None:
 
 def test_two_files_with_one_name_are_refused() -> None:
     pool = Describing(kernels={"/a.py": ["mla_decode/mine"], "/b.py": ["mla_decode/mine"]})
-    with pytest.raises(InputError, match=r"^plug-in /b.py: kernel 'mla_decode/mine' is registered already, by /a.py"):
+    with pytest.raises(
+        InputError,
+        match=r"^plug-in /b.py: kernel 'mla_decode/mine' is registered already, by /a.py",
+    ):
         PluginFiles(["/a.py", "/b.py"], pool).describe()
 
 
@@ -108,7 +127,9 @@ def test_a_case_has_a_worker_of_its_own_where_the_start_and_the_import_are_quick
 def test_foreign_code_of_a_job_is_its_plugins_and_the_modules_of_installed_kernels() -> None:
     job = planner(Describing()).job_of(case("mla_decode", "mine"))
     assert job.foreign_code == ("/k/mine.py",)
-    installed = KernelSpec("mla_decode", "installed", "", "", origin="/site/kernels.py", is_plugin=True)
+    installed = KernelSpec(
+        "mla_decode", "installed", "", "", origin="/site/kernels.py", is_plugin=True
+    )
     with KERNELS.scoped(installed):
         plan = planner(Describing(), [])
         assert plan.job_of(case("mla_decode", "installed")).foreign_code == ("/site/kernels.py",)

@@ -1,4 +1,6 @@
-"""What an actor does on its node, without Ray: it takes the driver's code, and sends back what a case noted."""
+"""What an actor does on its node, without Ray: it takes the driver's code, and sends back what a
+case noted.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +45,14 @@ def stub(does: str, **more: object) -> str:
     return Job(key=does, case=case, timeout_seconds=HANG_SECONDS, **more).model_dump_json()  # type: ignore[arg-type]
 
 
-def test_what_a_case_notes_is_sent_back_where_the_node_does_not_see_the_runs_directory(started: Start) -> None:
+def test_what_a_case_notes_is_sent_back_where_the_node_does_not_see_the_runs_directory(
+    started: Start,
+) -> None:
     worker = started()
     assert "ready" in worker.start()
-    text, notes = worker.run(stub("note", directory="/nowhere/accuracy/case"), [], None, {"old.txt": b"before"})
+    text, notes = worker.run(
+        stub("note", directory="/nowhere/accuracy/case"), [], None, {"old.txt": b"before"}
+    )
     assert "held ['old.txt']" in CaseResult.model_validate_json(text).reason
     assert notes == {"old.txt": b"before", "answers/1.txt": b"noted"}
 
@@ -62,10 +68,14 @@ def test_a_directory_that_the_node_sees_is_the_drivers_own(started: Start, tmp_p
 
 def test_a_worker_that_cannot_start_is_a_reason_and_no_exception(started: Start) -> None:
     answer = started("no_such_module:execute").start()
-    assert "no_such_module" in answer["failed"] and answer["failed"].endswith("install mla-harness there")
+    assert "no_such_module" in answer["failed"] and answer["failed"].endswith(
+        "install mla-harness there"
+    )
 
 
-def test_code_that_travels_is_the_package_and_fixtures_lie_beside_it(started: Start, tmp_path: Path) -> None:
+def test_code_that_travels_is_the_package_and_fixtures_lie_beside_it(
+    started: Start, tmp_path: Path
+) -> None:
     worker = started()
     names = zipfile.ZipFile(io.BytesIO(parcel.pack_code())).namelist()
     assert "harness/run/worker.py" in names and "harness/report/page.html" in names
@@ -105,5 +115,7 @@ def test_copies_of_code_that_nobody_used_for_a_week_are_deleted(
 
 
 def test_a_plugin_that_is_not_there_is_refused_before_it_travels(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"gone\.py: cannot be read: No such file or directory; give the path"):
+    with pytest.raises(
+        InputError, match=r"gone\.py: cannot be read: No such file or directory; give the path"
+    ):
         parcel.read_plugin(str(tmp_path / "gone.py"))

@@ -1,4 +1,6 @@
-"""Cases on the nodes of a Ray cluster: the same results, crashes contained, and a lost node costs what it ran."""
+"""Cases on the nodes of a Ray cluster: the same results, crashes contained, and a lost node costs
+what it ran.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +53,12 @@ class Nodes:
         self._added.append(self._cluster.add_node(**self._size()))
 
     def kill(self) -> None:
-        """End the node that was added last as the end of its machine would, and all that runs on it."""
+        """End the node that was added last as the end of its machine would, and all that runs on
+        it.
+        """
         self._cluster.remove_node(self._added.pop(), allow_graceful=False)
-        # On a real machine, its processes end with it. Here they notice within two seconds that their node is gone.
+        # On a real machine, its processes end with it. Here they notice within two seconds that
+        # their node is gone.
         time.sleep(5.0)
 
     def close(self) -> None:
@@ -80,7 +85,9 @@ def job(name: str, does: str = "pass", *, timeout: float = HANG_SECONDS, **optio
     return Job(key=name, case=case, timeout_seconds=timeout)
 
 
-def on_ray(cluster: Nodes, num_workers: int | None = None, execute: str = "stub_execute:execute") -> RayPool:
+def on_ray(
+    cluster: Nodes, num_workers: int | None = None, execute: str = "stub_execute:execute"
+) -> RayPool:
     return RayPool(cluster.address, num_workers, execute=execute, environ=STUB)
 
 
@@ -107,7 +114,9 @@ class Gate:
     def __init__(self, folder: Path, count: int, before: Callable[[], None] = lambda: None) -> None:
         self.params = {"started": str(folder / "started"), "until": str(folder / "go")}
         self.count, self.before = count, before
-        self._thread = threading.Thread(target=self._watch, args=(folder / "started", folder / "go"))
+        self._thread = threading.Thread(
+            target=self._watch, args=(folder / "started", folder / "go")
+        )
 
     def __enter__(self) -> Gate:
         self._thread.start()
@@ -118,14 +127,19 @@ class Gate:
 
     def _watch(self, started: Path, go: Path) -> None:
         try:
-            wait_until(lambda: started.exists() and len(started.read_text().split()) >= self.count, "all cases ran")
+            wait_until(
+                lambda: started.exists() and len(started.read_text().split()) >= self.count,
+                "all cases ran",
+            )
             self.before()
         finally:
             go.touch()
 
 
 @pytest.mark.nightly
-def test_both_nodes_work_and_their_workers_end_with_the_pool(cluster: Nodes, tmp_path: Path) -> None:
+def test_both_nodes_work_and_their_workers_end_with_the_pool(
+    cluster: Nodes, tmp_path: Path
+) -> None:
     with on_ray(cluster) as pool:
         assert "2 nodes, 2 CPU slots, 0 GPUs" in pool.start().cluster
         with Gate(tmp_path, 2) as gate:
@@ -140,7 +154,10 @@ def test_both_nodes_work_and_their_workers_end_with_the_pool(cluster: Nodes, tmp
 @pytest.mark.nightly
 def test_n_limits_how_many_cases_run_at_one_time(cluster: Nodes) -> None:
     with on_ray(cluster, 1) as pool:
-        pids = {result.reason for result in pool.run_in_order([job(f"n{n}", "pid", seconds=0.2) for n in range(3)])}
+        pids = {
+            result.reason
+            for result in pool.run_in_order([job(f"n{n}", "pid", seconds=0.2) for n in range(3)])
+        }
     assert len(pids) == 1
 
 
@@ -157,7 +174,9 @@ def test_a_node_that_is_killed_costs_only_what_it_was_running_which_is_run_elsew
     assert {result.verdict for result in results} == {Verdict.PASS}
     marked = [result for result in results if result.lost_nodes]
     assert len(marked) == 1, "a node of one slot runs one case"
-    assert len(marked[0].lost_nodes) == 1 and re.fullmatch(r"[\d.]+ \(\w{8}\)", marked[0].lost_nodes[0])
+    assert len(marked[0].lost_nodes) == 1 and re.fullmatch(
+        r"[\d.]+ \(\w{8}\)", marked[0].lost_nodes[0]
+    )
     assert running.count(marked[0].key) == 2 and len(running) == 7, "no other case ran twice"
 
 
@@ -169,7 +188,9 @@ def test_a_case_that_ends_every_node_is_a_crash_and_the_run_goes_on(
     with on_ray(cluster) as pool:
         result, after = pool.run_in_order([job("end", "end_the_node"), job("after")])
     assert (result.verdict, result.findings[0].cause) == (Verdict.CRASH, Code.LOST_NODES)
-    assert len(result.lost_nodes) == 3 and [finding.oracle for finding in result.findings] == ["crash"]
+    assert len(result.lost_nodes) == 3 and [finding.oracle for finding in result.findings] == [
+        "crash"
+    ]
     assert after.verdict is Verdict.PASS and not after.lost_nodes
 
 
@@ -183,16 +204,22 @@ def test_a_run_that_is_left_early_does_not_answer_the_next_one(cluster: Nodes) -
 
 
 @pytest.mark.nightly
-def test_plugin_files_travel_and_results_name_them_as_their_owner_does(cluster: Nodes, tmp_path: Path) -> None:
+def test_plugin_files_travel_and_results_name_them_as_their_owner_does(
+    cluster: Nodes, tmp_path: Path
+) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text("nothing to run")
     with on_ray(cluster) as pool:
-        (result,) = pool.run([job("read", "read_plugin").model_copy(update={"plugins": (str(plugin),)})])
+        (result,) = pool.run(
+            [job("read", "read_plugin").model_copy(update={"plugins": (str(plugin),)})]
+        )
     assert result.reason == f"{plugin}: nothing to run"
 
 
 @pytest.mark.nightly
-def test_a_plugin_that_does_not_load_is_refused_with_the_path_that_was_given(cluster: Nodes, tmp_path: Path) -> None:
+def test_a_plugin_that_does_not_load_is_refused_with_the_path_that_was_given(
+    cluster: Nodes, tmp_path: Path
+) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text("import there_is_no_such_module")
     with on_ray(cluster) as pool:
@@ -205,7 +232,9 @@ def test_a_plugin_that_does_not_load_is_refused_with_the_path_that_was_given(clu
 
 
 @pytest.mark.nightly
-def test_variables_that_decide_what_a_case_does_travel(cluster: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_decide_what_a_case_does_travel(
+    cluster: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TRITON_STUB", "as on the driver")
     with on_ray(cluster) as pool:
         (result,) = pool.run([job("environ", "environ", variable="TRITON_STUB")])
@@ -245,11 +274,17 @@ def test_an_interrupted_run_keeps_its_results_and_is_resumed(
 ) -> None:
     command = [sys.executable, str(ROOT / "tests" / "cli" / "stub_run.py"), str(tmp_path), "2"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "STUB_RAY_ADDRESS": cluster.address}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
+    ) as process:
         assert process.stdout is not None
         run = Path(process.stdout.readline().strip())
         results = run / "results.jsonl"
-        wait_until(lambda: results.exists() and results.read_text().count("\n") >= 2, "2 results were there", process)
+        wait_until(
+            lambda: results.exists() and results.read_text().count("\n") >= 2,
+            "2 results were there",
+            process,
+        )
         process.send_signal(number)
         stdout, stderr = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 130, stderr
@@ -258,8 +293,16 @@ def test_an_interrupted_run_keeps_its_results_and_is_resumed(
     before = (run / "results.jsonl").read_text().splitlines()
     (tmp_path / "go").touch()
     again = subprocess.run(
-        [*command, str(run)], capture_output=True, text=True, check=False, env=environ, timeout=HANG_SECONDS
+        [*command, str(run)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environ,
+        timeout=HANG_SECONDS,
     )
     assert again.returncode == 0, again.stderr
     lines = (run / "results.jsonl").read_text().splitlines()
-    assert lines[: len(before)] == before and len({json.loads(line)["key"] for line in lines}) == len(lines) == 8
+    assert (
+        lines[: len(before)] == before
+        and len({json.loads(line)["key"] for line in lines}) == len(lines) == 8
+    )

@@ -1,4 +1,6 @@
-"""Which worker gets which job, and which node is given up: decided without Ray, on a cluster that is made up."""
+"""Which worker gets which job, and which node is given up: decided without Ray, on a cluster that
+is made up.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Method:
 
 
 class Actor:
-    """Answers at once: starts as `environment` says, and notes on which slot a job ran as its reason."""
+    """Answers at once: starts as `environment` says, and notes on which slot a job ran as its
+    reason.
+    """
 
     def __init__(self, slot: Slot, answers: dict[str, Any], lost: set[str]) -> None:
         self._slot, self._lost = slot, lost
@@ -50,9 +54,12 @@ class Actor:
     def _run(self, text: str, *others: Any) -> Any:
         job = Job.model_validate_json(text)
         result = CaseResult(
-            key=job.key, id=job.key, scenario="stub", verdict=Verdict.PASS,
+            key=job.key,
+            id=job.key,
+            scenario="stub",
+            verdict=Verdict.PASS,
             reason=f"{self._slot.node} {'gpu' if self._slot.has_gpu else 'cpu'}",
-        )  # fmt: skip
+        )
         return self._answer((result.model_dump_json(), {}))
 
 
@@ -61,7 +68,9 @@ class MadeUp:
 
     address = "made-up"
 
-    def __init__(self, slots: list[Slot], answers: dict[str, dict[str, Any]], lost: set[str]) -> None:
+    def __init__(
+        self, slots: list[Slot], answers: dict[str, dict[str, Any]], lost: set[str]
+    ) -> None:
         self._slots, self._answers, self._lost = slots, answers, lost
         self.spawned: list[Slot] = []
         self.held: set[str] = set()
@@ -99,7 +108,10 @@ def slot(node: str, *, gpu: bool = False, number: int = 0) -> Slot:
 
 
 def pool_on(
-    slots: list[Slot], answers: dict[str, dict[str, Any]], lost: set[str] | None = None, limit: int | None = None
+    slots: list[Slot],
+    answers: dict[str, dict[str, Any]],
+    lost: set[str] | None = None,
+    limit: int | None = None,
 ) -> tuple[RayPool, MadeUp]:
     pool = RayPool("made-up", limit)
     cluster = MadeUp(slots, answers, set() if lost is None else lost)
@@ -145,23 +157,31 @@ def test_cases_on_a_gpu_are_not_skipped_by_a_cpu_when_the_node_with_the_gpu_is_l
     lost.add("a")
     results = pool.run([job("cuda", "cuda"), job("cpu")])
     assert next(results).reason == "b cpu"
-    with pytest.raises(WorkerError, match=r"no free slot that can run the next case .* the last was lost: made up"):
+    with pytest.raises(
+        WorkerError, match=r"no free slot that can run the next case .* the last was lost: made up"
+    ):
         next(results)
 
 
-def test_a_slot_that_somebody_else_holds_keeps_nobody_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_that_somebody_else_holds_keeps_nobody_from_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(ray_pool, "SECOND_TRY_SECONDS", 0.05)
     pool, cluster = pool_on([slot("a"), slot("b")], {"a": ready(), "b": ready()})
     cluster.held.add("a")
     assert {result.reason for result in pool.run([job(str(n)) for n in range(3)])} == {"b cpu"}
 
 
-def test_where_every_slot_is_held_the_run_ends_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_every_slot_is_held_the_run_ends_with_a_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(ray_pool, "PATIENCE_SECONDS", 0.1)
     pool, cluster = pool_on([slot("a")], {"a": ready()})
     pool._start_seconds = 0.1
     cluster.held.add("a")
-    with pytest.raises(WorkerError, match=r"has had no free slot that can run the next case for 0\.2 s"):
+    with pytest.raises(
+        WorkerError, match=r"has had no free slot that can run the next case for 0\.2 s"
+    ):
         pool.start()
 
 
@@ -170,18 +190,26 @@ def test_where_there_is_no_gpu_anybody_says_so() -> None:
     assert [result.reason for result in pool.run([job("cuda", "cuda")])] == ["b cpu"]
 
 
-def test_a_node_with_another_torch_is_left_out_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_with_another_torch_is_left_out_with_a_warning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     pool, _ = pool_on([slot("a"), slot("b")], {"a": ready("2.13.0"), "b": ready("2.12.0")})
     results = list(pool.run([job(str(n)) for n in range(4)]))
     assert {result.reason for result in results} == {"a cpu"}
     warning = capsys.readouterr().err
-    assert warning.count("\n") == 1 and all(words in warning for words in ("name of b", "2.12.0", "2.13.0"))
+    assert warning.count("\n") == 1 and all(
+        words in warning for words in ("name of b", "2.12.0", "2.13.0")
+    )
 
 
-def test_when_no_node_can_run_cases_the_last_reason_is_the_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_when_no_node_can_run_cases_the_last_reason_is_the_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     failed = {"failed": "No module named 'torch'; install mla-harness there"}
     pool, _ = pool_on([slot("a"), slot("b")], {"a": failed, "b": failed})
-    with pytest.raises(WorkerError, match="node name of b cannot run cases: No module named 'torch'; install"):
+    with pytest.raises(
+        WorkerError, match="node name of b cannot run cases: No module named 'torch'; install"
+    ):
         pool.start()
     assert "name of a" in capsys.readouterr().err
 
@@ -196,4 +224,8 @@ def test_a_case_whose_node_is_lost_waits_before_all_others() -> None:
     lost.add("a")
     assert pool._result_of(worker, job("one"), waiting) is None
     assert [job.key for job in waiting] == ["one", "two", "three"]
-    assert {result.key: result.lost_nodes for result in pool.run(list(waiting))} == {"one": (), "two": (), "three": ()}
+    assert {result.key: result.lost_nodes for result in pool.run(list(waiting))} == {
+        "one": (),
+        "two": (),
+        "three": (),
+    }

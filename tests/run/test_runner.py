@@ -28,7 +28,9 @@ def job(name: str, does: str = "pass", *, timeout: float = HANG_SECONDS, **optio
 
 
 def stub_pool(num_workers: int = 1) -> WorkerPool:
-    return WorkerPool(num_workers, execute="stub_execute:execute", environ=STUB, start_seconds=math.inf)
+    return WorkerPool(
+        num_workers, execute="stub_execute:execute", environ=STUB, start_seconds=math.inf
+    )
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,9 @@ def one(pool: WorkerPool, stub: Job) -> Any:
         ("wrong_key", "another job"),
     ],
 )
-def test_a_worker_that_dies_is_that_cases_crash_and_the_run_goes_on(pool: WorkerPool, does: str, how: str) -> None:
+def test_a_worker_that_dies_is_that_cases_crash_and_the_run_goes_on(
+    pool: WorkerPool, does: str, how: str
+) -> None:
     result = one(pool, job(does, does))
     assert result.verdict is Verdict.CRASH
     assert [finding.oracle for finding in result.findings] == ["crash"]
@@ -66,7 +70,9 @@ def test_a_worker_that_dies_while_its_log_cannot_grow_is_no_crash_of_its_case(
     # What it printed may have ended it.
     full = os.statvfs_result((4096, 4096, 10, 0, 0, 10, 10, 10, 0, 255))
     monkeypatch.setattr(os, "fstatvfs", lambda descriptor: full)
-    with pytest.raises(NoRoomError, match="no room for the log of the worker; make room, or set TMPDIR"):
+    with pytest.raises(
+        NoRoomError, match="no room for the log of the worker; make room, or set TMPDIR"
+    ):
         one(pool, job("died", "exit"))
     assert one(pool, job("passes")).verdict is Verdict.PASS
 
@@ -125,14 +131,18 @@ def test_text_that_utf8_cannot_hold_arrives_as_a_question_mark(pool: WorkerPool)
 
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_the_order_of_results_does_not_depend_on_the_number_of_workers(num_workers: int) -> None:
-    jobs = [job(f"case {n}", "exit" if n == 2 else "pass", seconds=0.2 * (n == 0)) for n in range(6)]
+    jobs = [
+        job(f"case {n}", "exit" if n == 2 else "pass", seconds=0.2 * (n == 0)) for n in range(6)
+    ]
     with stub_pool(num_workers) as pool:
         results = pool.run_in_order(jobs)
     assert [result.key for result in results] == [stub.key for stub in jobs]
     assert [result.verdict is Verdict.CRASH for result in results] == [n == 2 for n in range(6)]
 
 
-def test_a_worker_begins_its_next_job_only_after_its_result_was_taken(pool: WorkerPool, tmp_path: Path) -> None:
+def test_a_worker_begins_its_next_job_only_after_its_result_was_taken(
+    pool: WorkerPool, tmp_path: Path
+) -> None:
     started = tmp_path / "started"
     results = pool.run([job(name, started=str(started)) for name in ("first", "second")])
     assert next(results).key == "first"
@@ -166,7 +176,9 @@ def test_a_worker_that_cannot_start_is_one_clear_error() -> None:
 
 def test_a_worker_that_takes_for_ever_to_start_is_one_clear_error() -> None:
     with (
-        WorkerPool(1, execute="stub_execute:execute", environ=STUB | {"A": "new server"}, start_seconds=0.0) as pool,
+        WorkerPool(
+            1, execute="stub_execute:execute", environ=STUB | {"A": "new server"}, start_seconds=0.0
+        ) as pool,
         pytest.raises(WorkerError, match="no answer within"),
     ):
         pool.start()

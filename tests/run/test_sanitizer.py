@@ -1,4 +1,6 @@
-"""What becomes of a sanitizer's report: the log of the case, a finding when it counts errors, and never silence."""
+"""What becomes of a sanitizer's report: the log of the case, a finding when it counts errors, and
+never silence.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def result(verdict: Verdict = Verdict.PASS) -> CaseResult:
 
 
 def job(device: str = "cuda") -> Job:
-    return Job(key="a", case=Case(id="a", scenario="a", system="kernel", op="write_kv"), device=device)
+    return Job(
+        key="a", case=Case(id="a", scenario="a", system="kernel", op="write_kv"), device=device
+    )
 
 
 def test_errors_of_the_report_fail_a_case_that_passed_and_say_the_first() -> None:
@@ -37,7 +41,9 @@ def test_errors_of_the_report_fail_a_case_that_passed_and_say_the_first() -> Non
     assert judged.verdict is Verdict.FAIL
     (finding,) = judged.findings
     assert (finding.oracle, finding.cause) == ("sanitizer", Code.SANITIZER)
-    assert "3 errors" in finding.message and "Uninitialized __global__ memory read" in finding.message
+    assert (
+        "3 errors" in finding.message and "Uninitialized __global__ memory read" in finding.message
+    )
     assert judged.log == REPORT
 
 
@@ -73,7 +79,9 @@ def test_a_long_report_is_cut_from_the_front() -> None:
         ("initcheck", [job(), job("cpu")], "a runs on the CPU; add --device cuda"),
     ],
 )
-def test_what_cannot_be_watched_is_refused_with_the_way_out(tool: str, jobs: list[Job], words: str) -> None:
+def test_what_cannot_be_watched_is_refused_with_the_way_out(
+    tool: str, jobs: list[Job], words: str
+) -> None:
     with pytest.raises(InputError, match=words):
         sanitizer.check(tool, jobs)
 
@@ -105,7 +113,9 @@ def watched() -> Job:
     return Job(key="a", case=case, timeout_seconds=HANG_SECONDS)
 
 
-def test_the_watched_process_answers_and_the_report_is_read_when_it_is_gone(fake_tool: None, tmp_path: Path) -> None:
+def test_the_watched_process_answers_and_the_report_is_read_when_it_is_gone(
+    fake_tool: None, tmp_path: Path
+) -> None:
     (judged,) = sanitizer.run([watched()], "initcheck", set())
     assert (judged.verdict, judged.log) == (Verdict.FAIL, REPORT)
     assert judged.looked_at and judged.findings[-1].oracle == "sanitizer"
@@ -125,7 +135,9 @@ def test_a_watched_process_without_an_answer_is_a_crash(
     fake_tool: None, tmp_path: Path, does: str, seconds: float, words: str
 ) -> None:
     (tmp_path / "compute-sanitizer").write_text(f"#!/bin/sh\n{does}\n")
-    (judged,) = sanitizer.run([watched().model_copy(update={"timeout_seconds": seconds})], "memcheck", set())
+    (judged,) = sanitizer.run(
+        [watched().model_copy(update={"timeout_seconds": seconds})], "memcheck", set()
+    )
     assert judged.verdict is Verdict.CRASH
     assert words in judged.reason
 
@@ -145,7 +157,11 @@ def test_a_clean_batch_is_one_child_of_several_cases(
     assert len((tmp_path / "runs").read_text().split()) == 1
 
 
-def test_each_case_of_a_batch_with_errors_gets_a_report_of_its_own(fake_tool: None, tmp_path: Path) -> None:
+def test_each_case_of_a_batch_with_errors_gets_a_report_of_its_own(
+    fake_tool: None, tmp_path: Path
+) -> None:
     results = watched_by_pool(2, 1)
-    assert [(one.verdict, one.findings[-1].oracle) for one in results] == [(Verdict.FAIL, "sanitizer")] * 2
+    assert [(one.verdict, one.findings[-1].oracle) for one in results] == [
+        (Verdict.FAIL, "sanitizer")
+    ] * 2
     assert len((tmp_path / "runs").read_text().split()) == 3

@@ -1,4 +1,6 @@
-"""A case that spans several GPUs holds them all, alone, and one that cannot have them says so itself."""
+"""A case that spans several GPUs holds them all, alone, and one that cannot have them says so
+itself.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,18 @@ from harness.run.gpus import GpuLocks
 from harness.run.runner import WorkerPool
 
 STUB = {"PYTHONPATH": str(Path(__file__).parent)}
-GPUS = tuple(Gpu(name="stub", capability="9.0", memory_bytes=1, uuid=f"uuid-{index}") for index in range(3))
+GPUS = tuple(
+    Gpu(name="stub", capability="9.0", memory_bytes=1, uuid=f"uuid-{index}") for index in range(3)
+)
 
 
-def job(name: str, *, num_gpus: int = 1, device: str = "cpu", does: str = "gpus", seconds: float = 0.0) -> Job:
+def job(
+    name: str, *, num_gpus: int = 1, device: str = "cpu", does: str = "gpus", seconds: float = 0.0
+) -> Job:
     tags = (f"does={does}", f"seconds={seconds}")
-    case = Case(id=name, scenario="stub", system="vllm", tags=tags, params={"tensor_parallel": num_gpus})
+    case = Case(
+        id=name, scenario="stub", system="vllm", tags=tags, params={"tensor_parallel": num_gpus}
+    )
     return Job(key=name, case=case, device=device)
 
 
@@ -35,7 +43,9 @@ def with_gpus(pool: WorkerPool, count: int, locks: Path) -> None:
     pool._gpus = GpuLocks(GPUS[:count], locks)
 
 
-def test_it_runs_after_the_others_with_gpus_that_nobody_else_can_take(pool: WorkerPool, tmp_path: Path) -> None:
+def test_it_runs_after_the_others_with_gpus_that_nobody_else_can_take(
+    pool: WorkerPool, tmp_path: Path
+) -> None:
     with_gpus(pool, 2, tmp_path)
     started: list[str] = []
     free: list[tuple[int, ...]] = []
@@ -46,7 +56,9 @@ def test_it_runs_after_the_others_with_gpus_that_nobody_else_can_take(pool: Work
             free.append(GpuLocks(GPUS, tmp_path).take())
 
     narrow = [job(name, device="cuda", seconds=0.2) for name in ("a", "b", "c")]
-    results = {result.key: result for result in pool.run([job("wide", num_gpus=2), *narrow], on_start)}
+    results = {
+        result.key: result for result in pool.run([job("wide", num_gpus=2), *narrow], on_start)
+    }
     assert started[-1] == "wide" and sorted(started) == ["a", "b", "c", "wide"]
     assert results["wide"].reason == "(0, 1)" and results["a"].reason == "()"
     # Only the third GPU is free while the case holds two.

@@ -1,4 +1,6 @@
-"""After the first loss of a worker, a process that is already running takes the place of each lost worker."""
+"""After the first loss of a worker, a process that is already running takes the place of each lost
+worker.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def test_a_spare_that_dies_is_replaced_and_ends_no_run(pool: WorkerPool) -> None
     pool.run_in_order([job("exit", "exit")])
     (spare,) = spares(pool)
     os.kill(spare, 9)
-    results = pool.run_in_order([job("slow", seconds=1.0), job("exit", "exit"), job("after", "pid")])
+    results = pool.run_in_order(
+        [job("slow", seconds=1.0), job("exit", "exit"), job("after", "pid")]
+    )
     assert [result.verdict.value for result in results] == ["pass", "crash", "pass"]
     assert results[-1].reason != str(spare)
 
@@ -85,18 +89,25 @@ def test_a_failure_that_spends_its_context_is_kept_with_its_log_and_a_spare_goes
     pool: WorkerPool, tmp_path: Path
 ) -> None:
     with_gpus(pool, 1, tmp_path)
-    jobs = [job_of("spends", device="cuda", does="spend"), job_of("after", device="cuda", does="pid")]
+    jobs = [
+        job_of("spends", device="cuda", does="spend"),
+        job_of("after", device="cuda", does="pid"),
+    ]
     spent, after = pool.run_in_order(jobs)
     assert spent.verdict is Verdict.FAIL and "the stub prints" in spent.log
     assert after.verdict is Verdict.PASS and list(pool._gpu_of.values()) == [0]
 
 
 @pytest.mark.nightly
-def test_a_spare_takes_the_gpu_of_the_lost_worker_and_keeps_its_lock(pool: WorkerPool, tmp_path: Path) -> None:
+def test_a_spare_takes_the_gpu_of_the_lost_worker_and_keeps_its_lock(
+    pool: WorkerPool, tmp_path: Path
+) -> None:
     with_gpus(pool, 1, tmp_path)
     theirs = GpuLocks(GPUS[:1], tmp_path)
     taken = []
-    for result in pool.run([job_of("dies", device="cuda", does="exit"), job_of("pid", device="cuda", does="pid")]):
+    for result in pool.run(
+        [job_of("dies", device="cuda", does="exit"), job_of("pid", device="cuda", does="pid")]
+    ):
         taken.append(theirs.take())
         if result.key == "dies":
             assert result.verdict is Verdict.CRASH
@@ -114,12 +125,16 @@ def test_on_a_large_machine_a_gpu_has_its_spare_before_the_first_crash(
     with_gpus(pool, 1, tmp_path)
     pool.run_in_order([job_of("passes", device="cuda", does="pid")])
     (spare,) = spares(pool)
-    results = pool.run_in_order([job_of("dies", device="cuda", does="exit"), job_of("pid", device="cuda", does="pid")])
+    results = pool.run_in_order(
+        [job_of("dies", device="cuda", does="exit"), job_of("pid", device="cuda", does="pid")]
+    )
     assert results[0].verdict is Verdict.CRASH and results[1].reason == str(spare)
 
 
 @pytest.mark.nightly
-def test_a_case_over_several_gpus_ends_the_spares_that_sit_on_them(pool: WorkerPool, tmp_path: Path) -> None:
+def test_a_case_over_several_gpus_ends_the_spares_that_sit_on_them(
+    pool: WorkerPool, tmp_path: Path
+) -> None:
     with_gpus(pool, 2, tmp_path)
     jobs = [job_of("dies", device="cuda", does="exit"), job_of("wide", num_gpus=2)]
     results = {result.key: result for result in pool.run(jobs)}
@@ -132,7 +147,9 @@ def test_several_workers_share_the_spares() -> None:
     with stub_pool(2) as pool:
         jobs = [job(f"n{n}", "exit" if n in (1, 4) else "pid", seconds=0.1) for n in range(6)]
         results = pool.run_in_order(jobs)
-        assert [result.verdict is Verdict.CRASH for result in results] == [n in (1, 4) for n in range(6)]
+        assert [result.verdict is Verdict.CRASH for result in results] == [
+            n in (1, 4) for n in range(6)
+        ]
         running = [*spares(pool), *(worker._process.pid for worker in pool._workers)]
         assert len(running) == 3
     wait_until(lambda: not any(map(is_running, running)), "the workers ended")

@@ -1,4 +1,6 @@
-"""The `accuracy` section of a scenario: which cases it plans, and which of them a plain run takes."""
+"""The `accuracy` section of a scenario: which cases it plans, and which of them a plain run
+takes.
+"""
 
 from __future__ import annotations
 
@@ -42,14 +44,25 @@ def served(tmp_path: Path) -> Scenario:
 def test_each_task_is_a_small_case_and_one_for_the_night(served: Scenario) -> None:
     small, full = expand(served)[1:3]
     assert [case.id for case in expand(served)] == [
-        "served", "served[accuracy=gsm_symbolic]", "served[accuracy=gsm_symbolic,limit=full]",
-        "served[accuracy=aime_shaped]", "served[accuracy=aime_shaped,limit=full]",
-    ]  # fmt: skip
+        "served",
+        "served[accuracy=gsm_symbolic]",
+        "served[accuracy=gsm_symbolic,limit=full]",
+        "served[accuracy=aime_shaped]",
+        "served[accuracy=aime_shaped,limit=full]",
+    ]
     assert small.system == "accuracy" and small.oracles == ("accuracy",)
     assert small.poison.patterns == ("natural",) and small.poison.sites == ()
-    assert [getattr(small.params, name) for name in ("task", "limit", "epochs", "num_blocks", "kv", "canary")] == [
-        "gsm_symbolic", 8, 4, 40, "fp8_e4m3", "hybrid",
-    ]  # fmt: skip
+    assert [
+        getattr(small.params, name)
+        for name in ("task", "limit", "epochs", "num_blocks", "kv", "canary")
+    ] == [
+        "gsm_symbolic",
+        8,
+        4,
+        40,
+        "fp8_e4m3",
+        "hybrid",
+    ]
     assert (full.params.limit, full.params.num_blocks, full.params.kv) == (None, 400, "fp8_e4m3")
     assert small.tags == ("hybrid", "accuracy") and full.tags == ("hybrid", "accuracy", "nightly")
 
@@ -69,21 +82,29 @@ def test_a_plain_run_leaves_the_night_out_unless_it_is_asked_for(served: Scenari
 
 def test_another_kernel_is_measured_only_when_accuracy_is_asked_for(served: Scenario) -> None:
     override = KernelOverride.named("mla_decode/tiled-identity")
-    assert [case.id for case in select([served], override=override)] == ["served[kernel=tiled-identity]"]
+    assert [case.id for case in select([served], override=override)] == [
+        "served[kernel=tiled-identity]"
+    ]
     measured = select([served], tags=["accuracy"], override=override)
     assert [case.id for case in measured] == [
-        "served[kernel=tiled-identity,accuracy=gsm_symbolic]", "served[kernel=tiled-identity,accuracy=aime_shaped]",
-    ]  # fmt: skip
+        "served[kernel=tiled-identity,accuracy=gsm_symbolic]",
+        "served[kernel=tiled-identity,accuracy=aime_shaped]",
+    ]
     assert measured[0].params.decode_kernel == "tiled-identity"
 
 
 def test_a_fault_is_tried_on_the_case_of_the_task_that_it_names(served: Scenario) -> None:
-    assert [case.id for _, case in fault_cases(served)] == ["served", "served[accuracy=aime_shaped]"]
+    assert [case.id for _, case in fault_cases(served)] == [
+        "served",
+        "served[accuracy=aime_shaped]",
+    ]
 
 
 def test_an_engine_scenario_that_names_the_oracle_has_no_answers_for_it(tmp_path: Path) -> None:
     path = tmp_path / "plain.yaml"
-    path.write_text("name: plain\nsummary: no questions\nsystem: engine\noracles: [finite, accuracy]\n")
+    path.write_text(
+        "name: plain\nsummary: no questions\nsystem: engine\noracles: [finite, accuracy]\n"
+    )
     assert expand(load_scenario(path))[0].oracles == ("finite",)
 
 

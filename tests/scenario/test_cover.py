@@ -10,20 +10,30 @@ from hypothesis import strategies as st
 
 from harness.scenario.cover import Exceptions, covering
 
-AXES = {name: [f"{name}{i}" for i in range(size)] for name, size in zip("abcdef", (3, 2, 4, 2, 5, 3), strict=True)}
+AXES = {
+    name: [f"{name}{i}" for i in range(size)]
+    for name, size in zip("abcdef", (3, 2, 4, 2, 5, 3), strict=True)
+}
 
 
 def held(points: list[dict[str, str]], strength: int = 2) -> set[frozenset[tuple[str, str]]]:
-    return {frozenset(part) for point in points for part in itertools.combinations(point.items(), strength)}
+    return {
+        frozenset(part)
+        for point in points
+        for part in itertools.combinations(point.items(), strength)
+    }
 
 
 def every_point(axes: dict[str, list[str]]) -> list[dict[str, str]]:
     return [dict(zip(axes, labels, strict=True)) for labels in itertools.product(*axes.values())]
 
 
-# 720 points in all. No array of pairs has fewer than 5 x 4 points, none of triples fewer than 5 x 4 x 3.
+# 720 points in all. No array of pairs has fewer than 5 x 4 points, none of triples fewer than 5 x 4
+# x 3.
 @pytest.mark.parametrize(("strength", "least", "most"), [(2, 20, 30), (3, 60, 95)])
-def test_every_choice_is_held_by_far_fewer_points_than_all(strength: int, least: int, most: int) -> None:
+def test_every_choice_is_held_by_far_fewer_points_than_all(
+    strength: int, least: int, most: int
+) -> None:
     points = covering(AXES, strength, Exceptions(), "x")
     assert held(points, strength) == held(every_point(AXES), strength)
     assert least <= len(points) <= most
@@ -38,7 +48,9 @@ def test_the_same_seed_gives_the_same_points_and_another_seed_others() -> None:
 
 @settings(deadline=None)
 @given(st.sampled_from(AXES["a"]), st.sampled_from(AXES["c"]), st.sampled_from(AXES["e"]))
-def test_no_point_is_excluded_and_the_pairs_of_other_points_are_all_held(a: str, c: str, e: str) -> None:
+def test_no_point_is_excluded_and_the_pairs_of_other_points_are_all_held(
+    a: str, c: str, e: str
+) -> None:
     def is_excluded(labels: dict[str, str]) -> bool:
         return (labels.get("a"), labels.get("c")) == (a, c) or labels.get("e") == e
 

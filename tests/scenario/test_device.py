@@ -8,15 +8,24 @@ from harness.core.cases import Case
 from harness.core.catalog import KERNELS
 from harness.scenario.expand import on_device
 
-ENGINE = {"decode_kernel": "tiled-multiply", "plan_kernel": "tiled", "write_kernel": "torch", "kv": "bf16"}
+ENGINE = {
+    "decode_kernel": "tiled-multiply",
+    "plan_kernel": "tiled",
+    "write_kernel": "torch",
+    "kv": "bf16",
+}
 
 
 def case(system: str, params: dict[str, str], op: str | None = None) -> Case:
     return Case(id="a[b=c]", scenario="a", system=system, op=op, params=params, seed=7)
 
 
-@pytest.mark.parametrize(("system", "params"), [("engine", ENGINE), ("accuracy", ENGINE | {"task": "gsm_symbolic"})])
-def test_the_engine_takes_kernels_that_a_graph_can_capture(system: str, params: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("system", "params"), [("engine", ENGINE), ("accuracy", ENGINE | {"task": "gsm_symbolic"})]
+)
+def test_the_engine_takes_kernels_that_a_graph_can_capture(
+    system: str, params: dict[str, str]
+) -> None:
     there = on_device(case(system, params), "cuda")
     assert (there.id, there.seed, there.params.kv) == ("a[b=c]", 7, "bf16")
     assert there.params.decode_kernel == "triton-multiply"

@@ -16,5 +16,9 @@ def test_the_example_of_the_documents_fits_a_hundred_and_fifty_cases() -> None:
     everything = load_scenarios(shipped_directory())
     cases = select(everything, override=KernelOverride(spec.short_name, frozenset({spec.op})))
     on_a_cpu = [case for case in cases if "gpu" not in case.tags]
-    runs = [case for case in on_a_cpu if not spec.why_not_params(case.params) and not why_not(case, "cpu", None)]
+    runs = [
+        case
+        for case in on_a_cpu
+        if not spec.why_not_params(case.params) and not why_not(case, "cpu", None)
+    ]
     assert len(runs) >= 150

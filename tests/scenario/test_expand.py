@@ -18,7 +18,9 @@ def scenario_of(tmp_path: Path, text: str) -> Scenario:
 
 
 def test_case_of_a_kernel_carries_its_op_and_every_parameter(tmp_path: Path) -> None:
-    (case,) = expand(scenario_of(tmp_path, "system: kernel\nop: merge_attn_states\nparams: {num_tokens: 20}\n"))
+    (case,) = expand(
+        scenario_of(tmp_path, "system: kernel\nop: merge_attn_states\nparams: {num_tokens: 20}\n")
+    )
     assert case.op == "merge_attn_states"
     assert case.params == MergeAttnStatesParams(num_tokens=20, kernel="torch")
     assert case.tags == ("kernel", "merge_attn_states")
@@ -26,11 +28,19 @@ def test_case_of_a_kernel_carries_its_op_and_every_parameter(tmp_path: Path) -> 
 
 def test_a_case_is_named_after_the_kernels_of_its_id_that_its_runs_need(tmp_path: Path) -> None:
     (plain,) = expand(scenario_of(tmp_path, "system: kernel\nop: write_kv\n"))
-    (own,) = expand(scenario_of(tmp_path, "system: kernel\nop: write_kv\nmatrix: {kernel: [torch]}\n"))
+    (own,) = expand(
+        scenario_of(tmp_path, "system: kernel\nop: write_kv\nmatrix: {kernel: [torch]}\n")
+    )
     assert (plain.named, own.named) == ((), ("kernel",))
-    (mine,) = expand(scenario_of(tmp_path, "system: kernel\nop: write_kv\n"), override=KernelOverride.named("torch"))
+    (mine,) = expand(
+        scenario_of(tmp_path, "system: kernel\nop: write_kv\n"),
+        override=KernelOverride.named("torch"),
+    )
     assert mine.named == ("kernel",)
-    text = "system: engine\nparams: {num_experts: 4}\nmatrix: {quantize_kernel: [torch], route_kernel: [torch]}\n"
+    text = (
+        "system: engine\nparams: {num_experts: 4}\nmatrix: {quantize_kernel: [torch], route_kernel:"
+        " [torch]}\n"
+    )
     # No activation is quantized, so the first kernel has nothing to do.
     (served,) = expand(scenario_of(tmp_path, text))
     assert served.named == ("route_kernel",)
@@ -39,14 +49,19 @@ def test_a_case_is_named_after_the_kernels_of_its_id_that_its_runs_need(tmp_path
 def test_every_site_is_poisoned_unless_the_scenario_says_which(tmp_path: Path) -> None:
     head = "system: engine\nparams: {layers: [mla]}\n"
     (everything,) = expand(scenario_of(tmp_path, head))
-    (some,) = expand(scenario_of(tmp_path, head + "poison: {sites: [output, lse], patterns: [inf, zeros]}\n"))
+    (some,) = expand(
+        scenario_of(tmp_path, head + "poison: {sites: [output, lse], patterns: [inf, zeros]}\n")
+    )
     assert everything.poison.sites == tuple(SITES.names())
     assert some.poison.sites == ("output", "lse")
     assert some.poison.patterns == ("inf", "zeros")
 
 
 def test_oracles_without_evidence_are_left_out(tmp_path: Path) -> None:
-    text = "system: engine\nmatrix: {graph: [none, full]}\noracles: [finite, non_interference, replay, address]\n"
+    text = (
+        "system: engine\nmatrix: {graph: [none, full]}\noracles: [finite, non_interference, replay,"
+        " address]\n"
+    )
     eager, graphed = expand(scenario_of(tmp_path, text))
     assert eager.oracles == ("finite", "non_interference")
     assert graphed.oracles == ("finite", "non_interference", "replay", "address")

@@ -47,10 +47,17 @@ def test_id_alone_reproduces_its_case() -> None:
 def test_an_id_of_any_version_stands_for_its_old_case(identity: str) -> None:
     (case,) = select([FUZZ], [identity])
     params, old = case.params.model_dump(mode="json"), OLD[identity]
-    # Parameters that are newer than the draw have their defaults. Version 3 draws from the classes of conditions and
-    # from what no array shows: whoever changes these keeps what it draws from, or makes a new version.
-    defaults = {name: value for name, value in type(case.params)().model_dump(mode="json").items() if name in params}
-    assert params == defaults | old["params"] | {name: defaults[name] for name in params if name not in old["params"]}
+    # Parameters that are newer than the draw have their defaults. Version 3 draws from the classes
+    # of conditions and from what no array shows: whoever changes these keeps what it draws from, or
+    # makes a new version.
+    defaults = {
+        name: value
+        for name, value in type(case.params)().model_dump(mode="json").items()
+        if name in params
+    }
+    assert params == defaults | old["params"] | {
+        name: defaults[name] for name in params if name not in old["params"]
+    }
     found = {"op": case.op, "params": old["params"], "poison": case.poison.model_dump(mode="json")}
     assert (case.id, found) == (identity, old)
 
@@ -78,13 +85,18 @@ def test_other_ids_are_no_draws(wrong: str) -> None:
 def test_draws_are_the_same_in_every_process() -> None:
     code = "from harness.scenario.draws import draw; print(draw('7:31'))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "5"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    )
     assert done.stdout.strip() == repr(draw("7:31"))
 
 
 def test_seeds_draw_different_cases() -> None:
     assert [case.params for case in expand(FUZZ, seed=8)] != [case.params for case in DRAWN]
-    assert len({case.model_copy(update={"id": "", "seed": 0}).model_dump_json() for case in DRAWN}) > 55
+    assert (
+        len({case.model_copy(update={"id": "", "seed": 0}).model_dump_json() for case in DRAWN})
+        > 55
+    )
 
 
 def test_draws_cover_every_op_and_the_engine() -> None:
@@ -98,7 +110,10 @@ def test_draws_reach_every_value_that_version_2_adds() -> None:
     drawn = [case for seed in range(6) for case in of_version_2(seed)]
     for op, more in MORE.items():
         for name, values in more.items():
-            assert {getattr(case.params, name) for case in drawn if case.op == op} == set(values), (op, name)
+            assert {getattr(case.params, name) for case in drawn if case.op == op} == set(values), (
+                op,
+                name,
+            )
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -115,7 +130,9 @@ def test_draws_reach_the_edges_of_pages_and_every_feature_of_the_engine() -> Non
         return {value for case in among for value in getattr(case.params, field)}
 
     decoding = [case for case in drawn if case.op == "mla_decode"]
-    assert {0, 1, PAGE_SIZE - 1, PAGE_SIZE, PAGE_SIZE + 1, 2 * PAGE_SIZE} <= values("seq_lens", decoding)
+    assert {0, 1, PAGE_SIZE - 1, PAGE_SIZE, PAGE_SIZE + 1, 2 * PAGE_SIZE} <= values(
+        "seq_lens", decoding
+    )
     engines = [case for case in drawn if case.system == "engine"]
     assert values("layers", engines) == {"mla", "kda", "window", "sparse"}
     for field in ("prefix_caching", "flush", "drafter", "dummy_steps", "zero_fill_output"):
@@ -136,7 +153,9 @@ def test_sequences_are_drawn_from_their_id_alone_and_reach_every_part_of_their_w
     assert {params.layers[0] for params in every} == {"mla", "kda", "window", "sparse"}
     assert {params.graph for params in every} == {"none", "full"}
     assert {params.num_hashes for params in every} >= {None, 1, 2}
-    assert {True} == {any(getattr(params, name) for params in every) for name in ("aborts", "arrivals", "flush")}
+    assert {True} == {
+        any(getattr(params, name) for params in every) for name in ("aborts", "arrivals", "flush")
+    }
     assert any(chain.endswith("+") for params in every for chain in params.chains)
     lengths = {length for params in every for length, _ in params.requests}
     assert {1, 2, PAGE_SIZE - 1, PAGE_SIZE, PAGE_SIZE + 1, 2 * PAGE_SIZE} <= lengths
@@ -145,5 +164,8 @@ def test_sequences_are_drawn_from_their_id_alone_and_reach_every_part_of_their_w
 def test_sequences_of_states_share_them_and_change_like_other_sequences() -> None:
     ids = [f"{STATES.name}[seed={seed},draw={draw}]" for seed in range(20) for draw in range(3)]
     every = [drawn_case(STATES, one).params_as(EngineParams) for one in ids]
-    assert all("kda" in params.layers for params in every) and sum(params.prefix_caching for params in every) > 30
+    assert (
+        all("kda" in params.layers for params in every)
+        and sum(params.prefix_caching for params in every) > 30
+    )
     assert {change for params in every for change, _ in params.changes} >= {"reload", "sleep"}

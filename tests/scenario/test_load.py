@@ -42,7 +42,9 @@ def test_two_files_with_one_name_are_refused_and_both_are_named(tmp_path: Path) 
     second = write(tmp_path, "b", "# a comment\n" + GOOD.format(name="x"))
     with pytest.raises(InputError) as caught:
         load_scenarios(tmp_path)
-    assert str(caught.value) == f"{second}:2:7: the name 'x' is taken by {first}; rename one of them"
+    assert (
+        str(caught.value) == f"{second}:2:7: the name 'x' is taken by {first}; rename one of them"
+    )
 
 
 def test_a_file_is_checked_once_unless_it_changes_or_a_kernel_is_registered(tmp_path: Path) -> None:
@@ -61,7 +63,9 @@ def test_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 
 
 def test_folder_without_scenarios_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no scenario here; a scenario is a file that ends in \.yaml"):
+    with pytest.raises(
+        InputError, match=r"no scenario here; a scenario is a file that ends in \.yaml"
+    ):
         load_scenarios(tmp_path)
 
 
@@ -92,7 +96,12 @@ def test_python_objects_are_neither_built_nor_called(tmp_path: Path) -> None:
 
 def test_on_off_yes_no_and_dates_are_words(tmp_path: Path) -> None:
     path = write(tmp_path, "x", "on: off\nyes: 2026-01-01\nno: 1:30\ntrue: 0x10\n")
-    assert read_document(path.read_bytes()).data == {"on": "off", "yes": "2026-01-01", "no": "1:30", "true": "0x10"}
+    assert read_document(path.read_bytes()).data == {
+        "on": "off",
+        "yes": "2026-01-01",
+        "no": "1:30",
+        "true": "0x10",
+    }
 
 
 def test_numbers_booleans_and_nothing_are_what_they_look_like() -> None:
@@ -112,7 +121,9 @@ def test_first_problem_of_the_file_is_the_one_reported(tmp_path: Path) -> None:
         load_scenario(path)
 
 
-def test_own_folder_of_scenarios_comes_before_the_shipped_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_folder_of_scenarios_comes_before_the_shipped_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert default_directory() == shipped_directory()
     os.mkdir("scenarios")
@@ -145,4 +156,6 @@ def test_parameters_are_left_unchecked_in_shipped_scenarios_alone(
     with pytest.raises(InputError, match="did you mean 'num_heads'"):
         load_scenarios(tmp_path, whole=lambda name: False)
     monkeypatch.setattr(load, "shipped_directory", lambda: tmp_path)
-    assert [scenario.name for scenario in load_scenarios(tmp_path, whole=lambda name: False)] == ["x"]
+    assert [scenario.name for scenario in load_scenarios(tmp_path, whole=lambda name: False)] == [
+        "x"
+    ]

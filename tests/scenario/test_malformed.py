@@ -1,4 +1,6 @@
-"""Each file of `malformed/` is refused with the one line that `malformed/messages.txt` holds for it."""
+"""Each file of `malformed/` is refused with the one line that `malformed/messages.txt` holds for
+it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from tests.waiting import HANG_SECONDS
 
 MALFORMED = Path(__file__).parent / "malformed"
 MESSAGES = dict(
-    line.split(":", 1) for line in (MALFORMED / "messages.txt").read_text(encoding="utf-8").splitlines() if line
+    line.split(":", 1)
+    for line in (MALFORMED / "messages.txt").read_text(encoding="utf-8").splitlines()
+    if line
 )
 
 
@@ -34,14 +38,23 @@ def test_malformed_scenario_is_refused_with_place_reason_and_mending(name: str) 
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize("name", ["unknown-key.yaml", "alias-bomb.yaml", "kernel-unknown.yaml", "empty.yaml"])
+@pytest.mark.parametrize(
+    "name", ["unknown-key.yaml", "alias-bomb.yaml", "kernel-unknown.yaml", "empty.yaml"]
+)
 @pytest.mark.parametrize("command", ["list", "run"])
 def test_command_line_answers_a_malformed_scenario_with_one_line_and_exit_code_2(
     tmp_path: Path, name: str, command: str
 ) -> None:
     shutil.copy(MALFORMED / name, tmp_path / name)
     done = subprocess.run(
-        [sys.executable, "-c", "from harness.cli.main import main; main()", command, "--scenarios", str(tmp_path)],
+        [
+            sys.executable,
+            "-c",
+            "from harness.cli.main import main; main()",
+            command,
+            "--scenarios",
+            str(tmp_path),
+        ],
         capture_output=True,
         text=True,
         timeout=HANG_SECONDS,

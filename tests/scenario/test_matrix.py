@@ -73,5 +73,7 @@ def test_exception_leaves_out_every_point_that_has_all_its_labels(parse) -> None
 
 def test_booleans_are_labelled_as_yaml_writes_them(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
-    path.write_text("name: x\nsummary: s\nsystem: engine\nmatrix:\n  drafter: [true, false]\n", encoding="utf-8")
+    path.write_text(
+        "name: x\nsummary: s\nsystem: engine\nmatrix:\n  drafter: [true, false]\n", encoding="utf-8"
+    )
     assert ids(load_scenario(path)) == ["x[drafter=true]", "x[drafter=false]"]

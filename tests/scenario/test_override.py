@@ -27,7 +27,10 @@ def test_kernel_is_judged_by_kernel_and_engine_scenarios_alike() -> None:
     cases = select(SCENARIOS, override=MINE)
     assert {case.system for case in cases} == {"kernel", "engine"}
     for case in cases:
-        assert case.kernels()["kernel" if case.system == "kernel" else "decode_kernel"] == "mla_decode/mine"
+        assert (
+            case.kernels()["kernel" if case.system == "kernel" else "decode_kernel"]
+            == "mla_decode/mine"
+        )
         assert case.id.startswith(f"{case.scenario}[kernel=mine")
 
 
@@ -37,7 +40,11 @@ def test_of_the_engine_a_kernel_is_judged_by_the_cases_that_call_it(parameter: s
     if op != "mla_decode":
         KERNELS.add(KernelSpec(op, "mine", "a kernel", "nowhere:nothing"))
     every = [case for case in select(SCENARIOS) if case.system == "engine"]
-    found = [case for case in select(SCENARIOS, override=KernelOverride("mine", frozenset({op}))) if not case.op]
+    found = [
+        case
+        for case in select(SCENARIOS, override=KernelOverride("mine", frozenset({op})))
+        if not case.op
+    ]
     assert 0 < len(found) < len(every)
     assert all(parameter not in case.params.idle_kernels() for case in found)
     scenarios = {case.scenario for case in every if parameter not in case.params.idle_kernels()}
@@ -53,7 +60,9 @@ def test_points_that_differed_only_in_the_kernel_become_one_case() -> None:
 
 
 def test_scenarios_of_other_ops_are_left_out() -> None:
-    with pytest.raises(InputError, match="no selected case uses mla_decode, which is what --kernel mine implements"):
+    with pytest.raises(
+        InputError, match="no selected case uses mla_decode, which is what --kernel mine implements"
+    ):
         select(SCENARIOS, ["merge-kernel"], override=MINE)
 
 
@@ -63,14 +72,24 @@ def test_case_of_an_override_is_named_by_its_id() -> None:
 
 
 def test_a_kernel_of_fixed_sizes_gets_a_variant_of_each_case_that_fits_it() -> None:
-    KERNELS.add(KernelSpec("mla_decode", "fixed", "a kernel", "nowhere:nothing", kv=("bf16",), shapes=DEEPSEEK))
+    KERNELS.add(
+        KernelSpec(
+            "mla_decode", "fixed", "a kernel", "nowhere:nothing", kv=("bf16",), shapes=DEEPSEEK
+        )
+    )
     cases = select(SCENARIOS, override=KernelOverride("fixed", frozenset({"mla_decode"})))
     # An axis of cache types keeps its label, so those cases are skipped with a reason.
-    engine = [case for case in cases if case.system == "engine" and case.params_as(EngineParams).kv == "bf16"]
+    engine = [
+        case
+        for case in cases
+        if case.system == "engine" and case.params_as(EngineParams).kv == "bf16"
+    ]
     assert len(engine) > 50 and all("[kernel=fixed,shapes=deepseek" in case.id for case in engine)
     assert {(case.params_as(EngineParams).kv_lora_rank) for case in engine} == {512}
     wanted = engine[0].id
-    assert select(SCENARIOS, [wanted], override=KernelOverride("fixed", frozenset({"mla_decode"}))) == [engine[0]]
+    assert select(
+        SCENARIOS, [wanted], override=KernelOverride("fixed", frozenset({"mla_decode"}))
+    ) == [engine[0]]
 
 
 def test_name_of_several_kernels_means_all_of_their_ops() -> None:
@@ -80,5 +99,7 @@ def test_name_of_several_kernels_means_all_of_their_ops() -> None:
 
 
 def test_unknown_kernel_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(UnknownNameError, match="--kernel: unknown kernel 'tield'; did you mean 'tiled'"):
+    with pytest.raises(
+        UnknownNameError, match="--kernel: unknown kernel 'tield'; did you mean 'tiled'"
+    ):
         KernelOverride.named("tield")

@@ -46,15 +46,26 @@ def test_an_axis_of_patterns_alone_leaves_the_sites_of_the_scenario(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("axis", "word"), [("pattern: [purple]", "purple"), ("site: [kv.tale]", "kv.tail"), ("site: {a: output}", "site")]
+    ("axis", "word"),
+    [
+        ("pattern: [purple]", "purple"),
+        ("site: [kv.tale]", "kv.tail"),
+        ("site: {a: output}", "site"),
+    ],
 )
-def test_a_label_that_is_no_pattern_and_no_site_is_refused(tmp_path: Path, axis: str, word: str) -> None:
+def test_a_label_that_is_no_pattern_and_no_site_is_refused(
+    tmp_path: Path, axis: str, word: str
+) -> None:
     with pytest.raises(HarnessError, match=word):
         scenario_of(tmp_path, f"matrix: {{{axis}}}\n")
 
 
-@pytest.mark.parametrize("excluded", ["", "except: [{num_heads: 2}]\n", "except: [{num_heads: 2, pattern: max}]\n"])
-def test_points_that_differ_in_their_poison_are_counted_without_making_them(tmp_path: Path, excluded: str) -> None:
+@pytest.mark.parametrize(
+    "excluded", ["", "except: [{num_heads: 2}]\n", "except: [{num_heads: 2, pattern: max}]\n"]
+)
+def test_points_that_differ_in_their_poison_are_counted_without_making_them(
+    tmp_path: Path, excluded: str
+) -> None:
     matrix = "matrix: {pattern: [nan, max], num_heads: [1, 2], site: [output, lse]}\n"
     scenario = scenario_of(tmp_path, matrix + excluded)
     assert num_points(scenario) == len(expand(scenario))

@@ -50,7 +50,9 @@ def test_schema_refuses_unknown_keys() -> None:
     assert SCHEMA["additionalProperties"] is False
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "scenarios").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "scenarios").glob("*.yaml")), ids=lambda path: path.stem
+)
 def test_every_shipped_scenario_names_the_schema_and_fits_it(path: Path) -> None:
     first, _, _ = path.read_text(encoding="utf-8").partition("\n")
     assert first == f"# yaml-language-server: $schema={FILE}"
@@ -80,7 +82,14 @@ def test_wrong_parameters_are_refused_by_system_and_op(keys: dict[str, Any], whe
     "keys",
     [
         {"params": {"num_heads": 16, "kernel": "of-a-plug-in"}},
-        {"matrix": {"kernel": ["all"], "kv": {"small": "bf16"}, "pattern": ["nan", "max"], "site": ["kv.tail"]}},
+        {
+            "matrix": {
+                "kernel": ["all"],
+                "kv": {"small": "bf16"},
+                "pattern": ["nan", "max"],
+                "site": ["kv.tail"],
+            }
+        },
         {"matrix": {"size": {"small": {"num_heads": 1, "kv": "bf16"}}}},
         {"op": "quantize_fp8", "params": {"num_live": 8}},
         {"system": None, "op": None, "fuzz": {"examples": 3}},
@@ -103,5 +112,9 @@ def test_an_editor_can_complete_kernels_of_the_op_and_only_those() -> None:
     ],
 )
 def test_what_is_published_is_what_the_code_gives(tool: list[str], page: str) -> None:
-    done = subprocess.run([sys.executable, *tool], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == (ROOT / page).read_text(encoding="utf-8"), f"write it again: python {' '.join(tool)} > {page}"
+    done = subprocess.run(
+        [sys.executable, *tool], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == (ROOT / page).read_text(encoding="utf-8"), (
+        f"write it again: python {' '.join(tool)} > {page}"
+    )

@@ -52,22 +52,49 @@ def test_tag_keeps_the_cases_that_have_it_and_not_leaves_them_out() -> None:
     ("selector", "hint"),
     [
         ("mixed-contxt", "unknown scenario 'mixed-contxt'; did you mean 'mixed-context'?"),
-        ("mixed-context[kv=bf17]", "unknown case 'mixed-context[kv=bf17]'; did you mean 'mixed-context[kv=bf16"),
+        (
+            "mixed-context[kv=bf17]",
+            "unknown case 'mixed-context[kv=bf17]'; did you mean 'mixed-context[kv=bf16",
+        ),
         (
             "mixed contexts of mine",
             "unknown scenario 'mixed contexts of mine'; the nearest are mixed-context, vllm-mixed",
         ),
         ("nosuch", "unknown scenario 'nosuch'; none of the "),
         ("99999", "no scenario has the reference '99999'; see `mla-harness list` for the "),
-        ("vllm-project/vllm#1", "no scenario has the reference 'vllm-project/vllm#1'; see `mla-harness list` for the "),
+        (
+            "vllm-project/vllm#1",
+            "no scenario has the reference 'vllm-project/vllm#1'; see `mla-harness list` for the ",
+        ),
         ("", "unknown scenario ''"),
-        ("my_kernel.py", "my_kernel.py: a Python file is given as a plug-in: mla-harness run --plugin my_kernel.py"),
-        ("my kernel.py", "my kernel.py: a Python file is given as a plug-in: mla-harness run --plugin 'my kernel.py'"),
+        (
+            "my_kernel.py",
+            (
+                "my_kernel.py: a Python file is given as a plug-in: mla-harness run --plugin"
+                " my_kernel.py"
+            ),
+        ),
+        (
+            "my kernel.py",
+            (
+                "my kernel.py: a Python file is given as a plug-in: mla-harness run --plugin 'my"
+                " kernel.py'"
+            ),
+        ),
         ("tiled", "unknown scenario 'tiled'; it is a kernel: --kernel tiled"),
-        ("mla_decode/tiled", "unknown scenario 'mla_decode/tiled'; it is a kernel: --kernel mla_decode/tiled"),
+        (
+            "mla_decode/tiled",
+            "unknown scenario 'mla_decode/tiled'; it is a kernel: --kernel mla_decode/tiled",
+        ),
         ("prefill", "unknown scenario 'prefill'; it is a tag: -m prefill"),
-        ("sparse.ties-by-arrival", "unknown scenario 'sparse.ties-by-arrival'; it is a fault: --fault sparse.ties"),
-        ("decode", "unknown scenario 'decode'; it is a tag: -m decode; did you mean 'decode-conditions', "),
+        (
+            "sparse.ties-by-arrival",
+            "unknown scenario 'sparse.ties-by-arrival'; it is a fault: --fault sparse.ties",
+        ),
+        (
+            "decode",
+            "unknown scenario 'decode'; it is a tag: -m decode; did you mean 'decode-conditions', ",
+        ),
         ("decode-kernl*", "no scenario is like 'decode-kernl*'; did you mean 'decode-kernel'?"),
         ("*[kv=bf17]", "no case is like '*[kv=bf17]'; no id has the parts 'kv=bf17'"),
     ],
@@ -88,7 +115,10 @@ def test_unknown_selector_is_refused_with_the_nearest_name(selector: str, hint: 
         ),
         ("decode-kernel[kv=bf16,", "write 'decode-kernel[kv=bf16]'"),
         ("decode-kernel[", "no ']' closes its '['; close it"),
-        ("decode-kernel[kv=bf16@num_heads=[1]", "no ']' closes its '['; write 'decode-kernel[kv=bf16]'"),
+        (
+            "decode-kernel[kv=bf16@num_heads=[1]",
+            "no ']' closes its '['; write 'decode-kernel[kv=bf16]'",
+        ),
         ("decode-kernel]", "write a name and its parts as NAME[PART,PART]"),
         ("decode-kernel[kv=bf16]x", "write a name and its parts as NAME[PART,PART]"),
         ("decode-kernel[kv=bf16]]", "write a name and its parts as NAME[PART,PART]"),
@@ -96,14 +126,17 @@ def test_unknown_selector_is_refused_with_the_nearest_name(selector: str, hint: 
         ("[kv=bf16]", "no name before the '['; write '*[kv=bf16]' for the cases of all scenarios"),
     ],
 )
-def test_brackets_that_do_not_match_are_refused_with_what_to_write(selector: str, says: str) -> None:
+def test_brackets_that_do_not_match_are_refused_with_what_to_write(
+    selector: str, says: str
+) -> None:
     with pytest.raises(InputError) as caught:
         select(LISTED, [selector])
     assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("tag", "says"), [("prefil", "did you mean 'prefill'"), ("decode-kernel", "a scenario is named without -m")]
+    ("tag", "says"),
+    [("prefil", "did you mean 'prefill'"), ("decode-kernel", "a scenario is named without -m")],
 )
 def test_unknown_tag_is_refused_with_the_nearest_tag(tag: str, says: str) -> None:
     with pytest.raises(UnknownNameError, match=says):
@@ -123,7 +156,9 @@ def test_selection_that_leaves_nothing_is_refused() -> None:
 
 def test_whole_scenarios_are_selected_for_their_faults() -> None:
     selected = [scenario.name for scenario in select_scenarios(LISTED, ["43961"])]
-    assert selected == [scenario.name for scenario in LISTED if "vllm-project/vllm#43961" in scenario.refs]
+    assert selected == [
+        scenario.name for scenario in LISTED if "vllm-project/vllm#43961" in scenario.refs
+    ]
     assert "kv-cache-full" in selected
 
 
@@ -142,7 +177,9 @@ def test_a_pattern_names_scenarios() -> None:
         names("nosuch*")
 
 
-@pytest.mark.parametrize("selector", ["decode-kernel[kv=bf16]", "decode-kernel[kv=bf*]", "decode-k*[kv=bf*]"])
+@pytest.mark.parametrize(
+    "selector", ["decode-kernel[kv=bf16]", "decode-kernel[kv=bf*]", "decode-k*[kv=bf*]"]
+)
 def test_part_of_an_id_names_the_cases_that_have_it(selector: str) -> None:
     every = [case.id for case in select(LISTED, ["decode-kernel"])]
     found = [case.id for case in select(LISTED, [selector])]
@@ -163,13 +200,17 @@ def test_a_pattern_of_parts_names_cases_of_all_scenarios() -> None:
 
 
 def test_nightly_cases_are_not_named_by_a_part() -> None:
-    assert not any("nightly" in case.tags for case in select(LISTED, ["kv-cache-full[accuracy=gsm*]"]))
+    assert not any(
+        "nightly" in case.tags for case in select(LISTED, ["kv-cache-full[accuracy=gsm*]"])
+    )
     with pytest.raises(InputError, match="add -m nightly"):
         select(LISTED, ["kv-cache-full[limit=full]"])
 
 
 def test_the_start_of_a_name_is_answered_with_the_names_that_begin_so() -> None:
-    with pytest.raises(UnknownNameError, match=r"did you mean 'decode-conditions', .* or 'decode-lengths' \(1 more"):
+    with pytest.raises(
+        UnknownNameError, match=r"did you mean 'decode-conditions', .* or 'decode-lengths' \(1 more"
+    ):
         names("decode")
     with pytest.raises(UnknownNameError, match=r"did you mean 'warm-context'\?"):
         names("warm")

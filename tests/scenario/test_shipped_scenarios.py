@@ -1,4 +1,6 @@
-"""The scenarios that ship: complete, consistent with the catalog, and small enough to run at once."""
+"""The scenarios that ship: complete, consistent with the catalog, and small enough to run at
+once.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from harness.scenario.load import load_scenarios, shipped_directory
 SCENARIOS = load_scenarios(shipped_directory())
 
 
-@pytest.mark.parametrize("path", sorted(shipped_directory().glob("*.y*ml")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted(shipped_directory().glob("*.y*ml")), ids=lambda path: path.name
+)
 def test_file_is_named_like_its_scenario(path) -> None:  # type: ignore[no-untyped-def]
     assert path.suffix == ".yaml"
     assert path.stem in {scenario.name for scenario in SCENARIOS}
@@ -26,7 +30,9 @@ def test_each_of_the_five_vllm_fixes_has_a_scenario_for_the_engine(number: str) 
 
 @pytest.mark.parametrize("fault", FAULTS.names())
 def test_every_fault_is_caught_by_a_scenario_that_names_its_pr(fault: str) -> None:
-    using = [scenario for scenario in SCENARIOS if any(use.name == fault for use in scenario.faults)]
+    using = [
+        scenario for scenario in SCENARIOS if any(use.name == fault for use in scenario.faults)
+    ]
     assert using
     assert any(FAULTS.get(fault).ref in scenario.refs for scenario in using)
 
@@ -59,7 +65,9 @@ def test_listed_cases_are_few_enough_to_run_at_every_change() -> None:
         for scenario in SCENARIOS
         # Calls that cover conditions take a few hundredths of a second.
         # Cases of engines run where these are installed: elsewhere they cost nothing.
-        if scenario.fuzz is None and scenario.device == "any" and not scenario.system.startswith(("vllm", "sglang"))
+        if scenario.fuzz is None
+        and scenario.device == "any"
+        and not scenario.system.startswith(("vllm", "sglang"))
         for case in expand(scenario)
         # These run at night, not at every change.
         if "nightly" not in case.tags

@@ -1,4 +1,6 @@
-"""`mla-harness run susceptibility`: a case for each kernel, site and pattern, and the table of `report --pivot`."""
+"""`mla-harness run susceptibility`: a case for each kernel, site and pattern, and the table of
+`report --pivot`.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def test_an_id_of_no_cell_names_no_case(identity: str) -> None:
 
 
 def test_every_op_but_the_planner_has_cells() -> None:
-    assert {case.op for case in select([], ["susceptibility"])} == {op.name for op in OPS} - {"mla_decode_plan"}
+    assert {case.op for case in select([], ["susceptibility"])} == {op.name for op in OPS} - {
+        "mla_decode_plan"
+    }
 
 
 def test_with_a_kernel_its_cells_are_selected_with_several_query_tokens_too() -> None:
@@ -51,8 +55,14 @@ def test_with_a_kernel_its_cells_are_selected_with_several_query_tokens_too() ->
 
 def test_the_table_shows_a_kernel_that_multiplies_unwritten_slots(tmp_path: Path) -> None:
     name = "susceptibility[kernel=mla_decode/{},kv=bf16,tokens=4,site=kv.tail,pattern={}]"
-    pairs = [(kernel, pattern) for kernel in ("tiled-multiply", "tiled") for pattern in ("nan", "max")]
-    jobs = [Job(key=case.id, case=case) for kernel, pattern in pairs if (case := case_of(name.format(kernel, pattern)))]
+    pairs = [
+        (kernel, pattern) for kernel in ("tiled-multiply", "tiled") for pattern in ("nan", "max")
+    ]
+    jobs = [
+        Job(key=case.id, case=case)
+        for kernel, pattern in pairs
+        if (case := case_of(name.format(kernel, pattern)))
+    ]
     store = RunStore.create(tmp_path, jobs, command="test")
     for job in jobs:
         store.add(run_case(job))
@@ -68,8 +78,12 @@ def test_the_table_shows_a_kernel_that_multiplies_unwritten_slots(tmp_path: Path
             pivot(store, wrong)
 
 
-def test_a_sparse_kernel_that_loads_what_is_not_there_is_seen_and_one_that_does_not_is_clean() -> None:
-    case = case_of("susceptibility[kernel=mla_decode_sparse/gather,kv=bf16,site=kv.null,pattern=nan]")
+def test_a_sparse_kernel_that_loads_what_is_not_there_is_seen_and_one_that_does_not_is_clean() -> (
+    None
+):
+    case = case_of(
+        "susceptibility[kernel=mla_decode_sparse/gather,kv=bf16,site=kv.null,pattern=nan]"
+    )
     assert case is not None
     for fault, verdict in ((None, Verdict.PASS), ("sparse.invalid-index-clamped", Verdict.FAIL)):
         assert run_case(Job(key="k", case=case, fault=fault)).verdict is verdict

@@ -22,7 +22,9 @@ def one(known, identity: str) -> Case:
 
 
 def test_an_id_with_changes_selects_the_case_with_these_values(known):
-    case = one(known, f"{DECODE}@seq_lens=[0,7],num_heads=2,sites=[kv.tail],patterns=[nan],strict=true")
+    case = one(
+        known, f"{DECODE}@seq_lens=[0,7],num_heads=2,sites=[kv.tail],patterns=[nan],strict=true"
+    )
     assert (case.params.seq_lens, case.params.num_heads) == ((0, 7), 2)
     assert case.poison == PoisonPlan(patterns=("nan",), sites=("kv.tail",), strict=True)
     assert case.params.kv == "bf16"
@@ -46,7 +48,10 @@ def test_a_variant_of_a_variant_says_all_that_differs(known):
 
 
 def test_values_of_engine_cases_and_drawn_ones_are_written_and_read_alike(known):
-    engine = one(known, "mixed-context[kv=bf16,context_kernel=minus-inf,context_chunk=32]@requests=[[5,1],[70,2]]")
+    engine = one(
+        known,
+        "mixed-context[kv=bf16,context_kernel=minus-inf,context_chunk=32]@requests=[[5,1],[70,2]]",
+    )
     assert engine.params.requests == ((5, 1), (70, 2))
     drawn = one(known, "fuzz[seed=7,draw=12]@sites=[]")
     assert drawn.poison.sites == ()

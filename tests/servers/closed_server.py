@@ -1,7 +1,9 @@
-"""A server that serves one model and refuses text completions: `python closed_server.py key|chat|nothing`.
+"""A server that serves one model and refuses text completions:
 
-`key` wants the key `right`, also for the list of models. `chat` knows chat only. `nothing` has neither.
-Its first line is its port.
+`python closed_server.py key|chat|nothing`.
+
+`key` wants the key `right`, also for the list of models. `chat` knows chat only. `nothing` has
+neither. Its first line is its port.
 """
 
 from __future__ import annotations

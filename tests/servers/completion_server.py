@@ -1,9 +1,11 @@
-"""A small OpenAI-compatible server, run as a process of its own: `python completion_server.py SCRIPT.json`.
+"""A small OpenAI-compatible server, run as a process of its own:
 
-The script maps a text found in the prompt to the misdeeds of its first attempts, in order: `drop`, `500`, `429`,
-`400`, `empty`, `garbage`, `hang`, and `until PATH`, which is answered once that file is there. Later
-attempts are answered with `answer N` for a prompt ending in `N`.
-Each attempt is printed as a line; the first line is the port.
+`python completion_server.py SCRIPT.json`.
+
+The script maps a text found in the prompt to the misdeeds of its first attempts, in order: `drop`,
+`500`, `429`, `400`, `empty`, `garbage`, `hang`, and `until PATH`, which is answered once that file
+is there. Later attempts are answered with `answer N` for a prompt ending in `N`. Each attempt is
+printed as a line; the first line is the port.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ class Scripted(Handler):
         with LOCK:
             key = next((key for key in SCRIPT if key in prompt), None)
             deed = SCRIPT[key].pop(0) if key and SCRIPT[key] else "answer"
-            print(json.dumps({"prompt": prompt, "deed": deed, "body": body, "at": time.monotonic()}), flush=True)
+            print(
+                json.dumps({"prompt": prompt, "deed": deed, "body": body, "at": time.monotonic()}),
+                flush=True,
+            )
         self._do(deed, prompt)
 
     def _do(self, deed: str, prompt: str) -> None:
@@ -47,7 +52,13 @@ class Scripted(Handler):
         if deed == "hang":
             time.sleep(3600)
         text = "" if deed == "empty" else f" answer {prompt.split()[-1]}Question: more"
-        self.reply(200, {"choices": [{"text": text, "finish_reason": "stop"}], "usage": {"completion_tokens": 3}})
+        self.reply(
+            200,
+            {
+                "choices": [{"text": text, "finish_reason": "stop"}],
+                "usage": {"completion_tokens": 3},
+            },
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""An OpenAI-compatible server that adds and drafts: `python drafting_server.py SHARES`, a JSON list.
+"""An OpenAI-compatible server that adds and drafts:
 
-Its metrics are vLLM's: each answer drafts 100 tokens, and the share of its epoch of two answers is accepted. Its first
-line is its port.
+`python drafting_server.py SHARES`, a JSON list.
+
+Its metrics are vLLM's: each answer drafts 100 tokens, and the share of its epoch of two answers is
+accepted. Its first line is its port.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ class Drafting(Handler):
         if not self.path.endswith("/metrics"):
             return self.reply(200, {"data": [{"id": "adder"}]})
         kinds = ("draft", "accepted")
-        lines = [f'vllm:spec_decode_num_{kind}_tokens_total{{engine="0"}} {counts[kind]}.0' for kind in kinds]
+        lines = [
+            f'vllm:spec_decode_num_{kind}_tokens_total{{engine="0"}} {counts[kind]}.0'
+            for kind in kinds
+        ]
         text = "\n".join([*lines, ""]).encode()
         self.send_response(200)
         self.send_header("content-length", str(len(text)))
@@ -40,7 +45,13 @@ class Drafting(Handler):
             counts["draft"] += 100
             counts["accepted"] += round(100 * share)
         text = f" That is {2 * number}.\n#### {2 * number}"
-        self.reply(200, {"choices": [{"text": text, "finish_reason": "stop"}], "usage": {"completion_tokens": 4}})
+        self.reply(
+            200,
+            {
+                "choices": [{"text": text, "finish_reason": "stop"}],
+                "usage": {"completion_tokens": 4},
+            },
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A server that means harm: `python hostile_server.py KIND [PART]`. Its first line is its port.
 
-PART is what is hostile: `models`, `answers` (the default), `metrics`, or `all`. The rest of it is plain.
+PART is what is hostile: `models`, `answers` (the default), `metrics`, or `all`. The rest of it is
+plain.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ ANSWER: dict[str, Any] = {
     ],
     "usage": {"completion_tokens": 1, "prompt_tokens": 1},
 }
-METRICS = 'vllm:cache_config_info{block_size="4",num_gpu_blocks="24"} 1.0\nvllm:num_preemptions_total 1.0\n' + (
-    "vllm:prefix_cache_hits_total 1.0\nvllm:prefix_cache_queries_total 1.0\nvllm:generation_tokens_total 1.0\n"
+METRICS = (
+    'vllm:cache_config_info{block_size="4",num_gpu_blocks="24"} 1.0\nvllm:num_preemptions_total'
+    " 1.0\n" + "vllm:prefix_cache_hits_total 1.0\nvllm:prefix_cache_queries_total"
+    " 1.0\nvllm:generation_tokens_total 1.0\n"
 )
 BODIES: dict[str, bytes] = {
     "empty": b"",
@@ -48,48 +51,97 @@ BODIES: dict[str, bytes] = {
     "nulls": json.dumps({"choices": [None], "data": [None], "usage": None}).encode(),
     "numbers": json.dumps({"choices": [7], "data": 7, "usage": 7}).encode(),
     "huge number": b'{"choices": [{"text": "7", "logprobs": 1' + b"0" * 5000 + b"}]}",
-    "surrogate": b'{"choices": [{"text": "\\ud800", "finish_reason": "\\ud800"}], "data": [{"id": "\\ud800"}]}',
-    "harmful text": json.dumps(
-        {
-            "choices": [{"text": HARM * 3, "finish_reason": HARM, "logprobs": logprobs([HARM], [0.0], [{HARM: 0.0}])}],
-            "data": [{"id": HARM, "root": HARM}],
-            "usage": {"completion_tokens": HARM},
-        }
-    ).encode(),
-    "wrong types": json.dumps(
-        {
-            "choices": [{"text": 7, "finish_reason": [], "logprobs": logprobs([7], ["x"], [None])}],
-            "usage": [7],
-        }
-    ).encode(),
-    "NaN": b'{"choices": [{"text": "7", "logprobs": {"tokens": ["token_id:5"], "token_logprobs": [NaN], '
-    b'"top_logprobs": [{"token_id:5": Infinity}]}}], "usage": {"completion_tokens": -7}}',
-    "impossible numbers": json.dumps(
-        {
-            "choices": [{"text": "7", "index": -1, "logprobs": logprobs(["token_id:5"], [5.5], [{"token_id:5": 0}])}],
-            "data": [{"id": "toy", "max_model_len": -(10**30)}],
-            "usage": {"completion_tokens": -(10**30), "prompt_tokens": True},
-        }
-    ).encode(),
-    "large numbers": json.dumps(
-        {
-            "choices": [
-                {
-                    "text": "7",
-                    "logprobs": logprobs(["token_id:" + "9" * 4000], [-(10**400)], [{"token_id:5": -(10**400)}]),
-                }
-            ],
-            "usage": {"completion_tokens": 10**400, "prompt_tokens": 10**400},
-        }
-    ).encode(),
-    "metrics of nothing": b'vllm:cache_config_info{block_size="0",num_gpu_blocks="0"} 1\nsglang:page_size 0\n'
-    b"sglang:num_pages 1e99\nvllm:spec_decode_num_draft_tokens_total 1.2.3\n"
-    b"vllm:spec_decode_num_accepted_tokens_total 1e400\n",
-    "metrics of text": b"vllm:prefix_cache_hits_total owned\nvllm:num_requests_running ....\n"
-    b"vllm:num_preemptions_total 1" + b"0" * 5000 + b"\nvllm:generation_tokens_total 1e999\nsglang:page_size 1e999\n"
-    b'sglang:num_pages inf\nvllm:cache_config_info{block_size="2",num_gpu_blocks="' + b"9" * 5000 + b'"} 1\n',
-}  # fmt: skip
-STREAMED = ("huge", "endless", "slow loris", "bomb", "bad gzip", "no HTTP", "endless head", "cut off", "many lines")
+    "surrogate": (
+        b'{"choices": [{"text": "\\ud800", "finish_reason": "\\ud800"}], "data": [{"id":'
+        b' "\\ud800"}]}'
+    ),
+    "harmful text": (
+        json.dumps(
+            {
+                "choices": [
+                    {
+                        "text": HARM * 3,
+                        "finish_reason": HARM,
+                        "logprobs": logprobs([HARM], [0.0], [{HARM: 0.0}]),
+                    }
+                ],
+                "data": [{"id": HARM, "root": HARM}],
+                "usage": {"completion_tokens": HARM},
+            }
+        ).encode()
+    ),
+    "wrong types": (
+        json.dumps(
+            {
+                "choices": [
+                    {"text": 7, "finish_reason": [], "logprobs": logprobs([7], ["x"], [None])}
+                ],
+                "usage": [7],
+            }
+        ).encode()
+    ),
+    "NaN": (
+        b'{"choices": [{"text": "7", "logprobs": {"tokens": ["token_id:5"], "token_logprobs":'
+        b' [NaN], "top_logprobs": [{"token_id:5": Infinity}]}}], "usage": {"completion_tokens":'
+        b" -7}}"
+    ),
+    "impossible numbers": (
+        json.dumps(
+            {
+                "choices": [
+                    {
+                        "text": "7",
+                        "index": -1,
+                        "logprobs": logprobs(["token_id:5"], [5.5], [{"token_id:5": 0}]),
+                    }
+                ],
+                "data": [{"id": "toy", "max_model_len": -(10**30)}],
+                "usage": {"completion_tokens": -(10**30), "prompt_tokens": True},
+            }
+        ).encode()
+    ),
+    "large numbers": (
+        json.dumps(
+            {
+                "choices": [
+                    {
+                        "text": "7",
+                        "logprobs": logprobs(
+                            ["token_id:" + "9" * 4000], [-(10**400)], [{"token_id:5": -(10**400)}]
+                        ),
+                    }
+                ],
+                "usage": {"completion_tokens": 10**400, "prompt_tokens": 10**400},
+            }
+        ).encode()
+    ),
+    "metrics of nothing": (
+        b'vllm:cache_config_info{block_size="0",num_gpu_blocks="0"} 1\nsglang:page_size 0\n'
+        b"sglang:num_pages 1e99\nvllm:spec_decode_num_draft_tokens_total 1.2.3\n"
+        b"vllm:spec_decode_num_accepted_tokens_total 1e400\n"
+    ),
+    "metrics of text": (
+        b"vllm:prefix_cache_hits_total owned\nvllm:num_requests_running ....\n"
+        b"vllm:num_preemptions_total 1"
+        + b"0"
+        * 5000
+        + b"\nvllm:generation_tokens_total 1e999\nsglang:page_size 1e999\n"
+        b'sglang:num_pages inf\nvllm:cache_config_info{block_size="2",num_gpu_blocks="'
+        + b"9" * 5000
+        + b'"} 1\n'
+    ),
+}
+STREAMED = (
+    "huge",
+    "endless",
+    "slow loris",
+    "bomb",
+    "bad gzip",
+    "no HTTP",
+    "endless head",
+    "cut off",
+    "many lines",
+)
 KINDS = (*BODIES, *STREAMED)
 
 

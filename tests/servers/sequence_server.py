@@ -1,8 +1,10 @@
-"""A server with pages, a prefix cache, preemption, sleep and reload, for scripts: `python sequence_server.py BUG...`.
+"""A server with pages, a prefix cache, preemption, sleep and reload, for scripts:
 
-Its model hashes what it reads from its pages, so a token depends on every slot it reads. Its first line is its port.
-BUG is one of the words of `BUGS`; without one the server is sound. `weights=NAME` starts it with other weights, and
-`port=N` on a port.
+`python sequence_server.py BUG...`.
+
+Its model hashes what it reads from its pages, so a token depends on every slot it reads. Its first
+line is its port. BUG is one of the words of `BUGS`; without one the server is sound. `weights=NAME`
+starts it with other weights, and `port=N` on a port.
 """
 
 from __future__ import annotations
@@ -24,9 +26,13 @@ from replies import Handler, serve  # type: ignore[import-not-found]
 BUGS = {
     "hash-without-past": "a page is found by its own tokens, whatever came before it",
     "found-after-eviction": "a page that is given away is found by its old tokens",
-    "kept-after-preemption": "a preempted request keeps its count of computed tokens, but not its pages",
+    "kept-after-preemption": (
+        "a preempted request keeps its count of computed tokens, but not its pages"
+    ),
     "abort-keeps-slot": "the slot of an aborted request is handed over as it is",
-    "prompt-as-decode": "a fresh prompt of 1+k tokens is taken for a decode that reads its last token only",
+    "prompt-as-decode": (
+        "a fresh prompt of 1+k tokens is taken for a decode that reads its last token only"
+    ),
     "garbage-on-wake": "the weights are garbage after sleep",
     "hashes-survive-sleep": "sleep empties the pages, and the prefix cache still finds them",
     "reload-keeps-half": "a reload leaves one of two tensors as it was",
@@ -35,15 +41,31 @@ BUGS = {
     "last-bit": "log probabilities change in their last bits if requests run together",
     "dies-of-preemption": "the process ends when a request is preempted",
     "row-of-neighbour": "the fourth of four requests that run together gets the token of the third",
-    "late-reads-short": "a request that joins others that run does not read its first page at first",
+    "late-reads-short": (
+        "a request that joins others that run does not read its first page at first"
+    ),
     "alternates": "every second lone answer has another first token",
-    "grammar-of-neighbour": "of requests that run together each gets the grammar of the one before it",
-    "adapter-of-neighbour": "of requests that run together each is answered by the adapter of the first",
+    "grammar-of-neighbour": (
+        "of requests that run together each gets the grammar of the one before it"
+    ),
+    "adapter-of-neighbour": (
+        "of requests that run together each is answered by the adapter of the first"
+    ),
     "near-tie": "two tokens are equally likely; requests that run together take the second",
     "third-of-ties": "three tokens are equally likely; requests that run together take the third",
-    "no-prefix-cache": "", "roomy": "", "no-metrics": "", "no-endpoints": "", "never-aborts": "", "no-salt": "",
-    "no-scores": "", "no-root": "", "short": "", "adapters": "", "schemas": "", "ignores-schemas": "",
-}  # fmt: skip
+    "no-prefix-cache": "",
+    "roomy": "",
+    "no-metrics": "",
+    "no-endpoints": "",
+    "never-aborts": "",
+    "no-salt": "",
+    "no-scores": "",
+    "no-root": "",
+    "short": "",
+    "adapters": "",
+    "schemas": "",
+    "ignores-schemas": "",
+}
 GIVEN = set(sys.argv[1:])
 WEIGHTS = next((word[8:] for word in GIVEN if word.startswith("weights=")), "own")
 PORT = next((int(word[5:]) for word in GIVEN if word.startswith("port=")), 0)
@@ -57,7 +79,9 @@ MODEL = {"max_model_len": LONGEST} | ({} if "no-root" in GIVEN else {"root": WEI
 ADAPTERS = ["alpha", "beta"] if "adapters" in GIVEN else []
 STEP_SECONDS = 0.001
 LAST_SECONDS = 0.05
-"""How long requests that come together wait for the next one, so that answers of few tokens meet on a busy machine."""
+"""How long requests that come together wait for the next one, so that answers of few tokens meet on
+a busy machine.
+"""
 
 
 def tensors(name: str) -> list[int]:
@@ -66,10 +90,20 @@ def tensors(name: str) -> list[int]:
 
 class Request:
     def __init__(
-        self, prompt: list[int], budget: int, salt: str, adapter: str = "", texts: tuple[str, ...] = ()
+        self,
+        prompt: list[int],
+        budget: int,
+        salt: str,
+        adapter: str = "",
+        texts: tuple[str, ...] = (),
     ) -> None:
         self.adapter, self.texts = adapter, texts
-        self.tokens, self.num_prompt, self.budget, self.salt = list(prompt), len(prompt), budget, salt
+        self.tokens, self.num_prompt, self.budget, self.salt = (
+            list(prompt),
+            len(prompt),
+            budget,
+            salt,
+        )
         self.pages: list[int] = []
         self.computed = 0
         self.slot = -1
@@ -78,7 +112,11 @@ class Request:
 
     @property
     def is_done(self) -> bool:
-        return self.aborted or len(self.tokens) - self.num_prompt >= self.budget or self.text in self.texts
+        return (
+            self.aborted
+            or len(self.tokens) - self.num_prompt >= self.budget
+            or self.text in self.texts
+        )
 
     @property
     def text(self) -> str:
@@ -89,7 +127,13 @@ class Request:
     def allowed(self) -> list[int]:
         """The tokens that the schema allows now; none without a schema."""
         end = len(self.text)
-        return sorted({ord(text[end]) for text in self.texts if text.startswith(self.text) and len(text) > end})
+        return sorted(
+            {
+                ord(text[end])
+                for text in self.texts
+                if text.startswith(self.text) and len(text) > end
+            }
+        )
 
 
 class Engine:
@@ -117,7 +161,9 @@ class Engine:
         while True:
             with self.lock:
                 together = len(self.waiting) + len(self.running) > 1
-                if not self.sleeping and not (together and time.monotonic() - self.newest < LAST_SECONDS):
+                if not self.sleeping and not (
+                    together and time.monotonic() - self.newest < LAST_SECONDS
+                ):
                     self.step()
             time.sleep(STEP_SECONDS)
 
@@ -192,7 +238,9 @@ class Engine:
         request.computed = len(request.tokens)
         if "row-of-neighbour" in GIVEN and self.running.index(request) == 3:
             pages = self.running[2].pages
-        read = [self.slots[page][slot] for page in pages for slot in range(PAGE)][: request.computed]
+        read = [self.slots[page][slot] for page in pages for slot in range(PAGE)][
+            : request.computed
+        ]
         if "prompt-as-decode" in GIVEN and fresh and request.computed == 1 + DRAFTS:
             read = read[-1:] * 2
         if "late-reads-short" in GIVEN and joins and len(read) > PAGE:
@@ -217,7 +265,11 @@ class Engine:
             allowed = allowed[start:] + allowed[:start]
             is_second = "near-tie" in GIVEN and together and len(allowed) > 1
             token, likely = (allowed[1], -7.02) if is_second else (allowed[0], -7.0)
-            best += [(number, logprob) for number, logprob in [(token, likely)] if number not in dict(best)]
+            best += [
+                (number, logprob)
+                for number, logprob in [(token, likely)]
+                if number not in dict(best)
+            ]
         logprob = dict(best)[token]
         if "drifts" in GIVEN and together:
             logprob -= 1.0
@@ -291,7 +343,9 @@ def scores(tokens: list[int], weights: list[int]) -> list[dict[str, dict[str, fl
         past = hash((past, token, weights[0]))
         read.append(past)
         best, _ = choice(read, weights)
-        rows.append({str(following): {"logprob": -9.0, "rank": 7}, str(best): {"logprob": -0.1, "rank": 1}})
+        rows.append(
+            {str(following): {"logprob": -9.0, "rank": 7}, str(best): {"logprob": -0.1, "rank": 1}}
+        )
     return rows
 
 
@@ -310,10 +364,15 @@ class Served(Handler):
                 self.reply(200, {"is_sleeping": ENGINE.sleeping})
             elif self.path == "/metrics" and "no-metrics" not in GIVEN:
                 counts = ENGINE.count | {
-                    "num_requests_running": len(ENGINE.running), "num_requests_waiting": len(ENGINE.waiting)
-                }  # fmt: skip
-                lines = [f'vllm:{name}{{engine="0"}} {float(value)}' for name, value in counts.items()]
-                lines.append(f'vllm:cache_config_info{{block_size="{PAGE}",num_gpu_blocks="{NUM_PAGES}"}} 1.0')
+                    "num_requests_running": len(ENGINE.running),
+                    "num_requests_waiting": len(ENGINE.waiting),
+                }
+                lines = [
+                    f'vllm:{name}{{engine="0"}} {float(value)}' for name, value in counts.items()
+                ]
+                lines.append(
+                    f'vllm:cache_config_info{{block_size="{PAGE}",num_gpu_blocks="{NUM_PAGES}"}} 1.0'  # noqa: E501
+                )
                 data = "\n".join(["# HELP vllm:prefix_cache_hits_total hits", *lines]).encode()
                 self.send_response(200)
                 self.send_header("content-length", str(len(data)))
@@ -358,13 +417,18 @@ class Served(Handler):
             return
         adapter = "" if body["model"] == "hashing" else str(body["model"])
         salt = "" if "no-salt" in GIVEN else str(body.get("cache_salt", ""))
-        if len(body["prompt"]) + int(str(body["max_tokens"])) > LONGEST + ("prompt_logprobs" in body):
+        if len(body["prompt"]) + int(str(body["max_tokens"])) > LONGEST + (
+            "prompt_logprobs" in body
+        ):
             self.reply(400, {"message": f"at most {LONGEST} tokens"})
             return
         request = Request(body["prompt"], int(str(body["max_tokens"])), salt, adapter, texts)
         if "prompt_logprobs" in body:
             assert body["max_tokens"] == 1
-            found = {"text": "", "prompt_logprobs": scores(request.tokens, ENGINE.weights_of(request))}
+            found = {
+                "text": "",
+                "prompt_logprobs": scores(request.tokens, ENGINE.weights_of(request)),
+            }
             self.reply(200, {"choices": [{} if "no-scores" in GIVEN else found]})
             return
         with ENGINE.lock:
@@ -427,11 +491,16 @@ def texts_of(wanted: object) -> tuple[str, ...]:
     if "enum" in schema:
         return tuple(json.dumps(value) for value in schema["enum"])
     assert schema["type"] == "object" and not schema["additionalProperties"]
-    parts = [[f"{json.dumps(name)}: {value}" for value in ("true", "false")] for name in schema["required"]]
+    parts = [
+        [f"{json.dumps(name)}: {value}" for value in ("true", "false")]
+        for name in schema["required"]
+    ]
     return tuple(f"{{{', '.join(row)}}}" for row in itertools.product(*parts))
 
 
-def logprobs(got: list[tuple[int, float, list[tuple[int, float]]]], num_best: int) -> dict[str, object]:
+def logprobs(
+    got: list[tuple[int, float, list[tuple[int, float]]]], num_best: int
+) -> dict[str, object]:
     return {
         "tokens": [f"token_id:{token}" for token, *_ in got],
         "token_logprobs": [logprob for _, logprob, _ in got],

@@ -1,4 +1,6 @@
-"""SGLang's Triton kernels in Triton's interpreter, from the folder of a release. Run by test_interpreted_kernels.py.
+"""SGLang's Triton kernels in Triton's interpreter, from the folder of a release.
+
+Run by test_interpreted_kernels.py.
 
 python tests/sglang/interpreted_kernels.py FOLDER WHAT
 """
@@ -52,7 +54,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def load(folder: str, name: str) -> Any:
     """The module of the release; whatever it imports of SGLang is empty."""
-    spec = importlib.util.spec_from_file_location(name, Path(folder, *name.split(".")).with_suffix(".py"))
+    spec = importlib.util.spec_from_file_location(
+        name, Path(folder, *name.split(".")).with_suffix(".py")
+    )
     assert spec and spec.loader
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -62,9 +66,12 @@ def load(folder: str, name: str) -> Any:
 def decode(folder: str, identity: str, products: str) -> Any:
     """The result of a case of the matrix with the products declared as given."""
     case = next(
-        case for scenario in load_scenarios(None) if scenario.name == identity.partition("[")[0]
-        for case in expand(scenario) if case.id == identity
-    )  # fmt: skip
+        case
+        for scenario in load_scenarios(None)
+        if scenario.name == identity.partition("[")[0]
+        for case in expand(scenario)
+        if case.id == identity
+    )
     load(folder, OPS + "decode_attention")
     spec = KERNELS.get("mla_decode/sglang-triton")
     for name, value in {"devices": ("cpu",), "requires": "", "fp8_products": products}.items():
@@ -73,16 +80,40 @@ def decode(folder: str, identity: str, products: str) -> Any:
 
 
 def error_of_small_queries(folder: str) -> None:
-    """The relative error of the output by the size of the query, with the same scores, for an fp8 cache."""
+    """The relative error of the output by the size of the query, with the same scores, for an fp8
+    cache.
+    """
     kernel = load(folder, OPS + "decode_attention").decode_attention_fwd
     torch.manual_seed(0)
     keys = torch.randn(64, 1, 576).to(torch.float8_e4m3fn)
     unit, slots = torch.randn(1, 16, 576), torch.arange(64)
     for size in (1e-3, 1e-2, 1.0, 1e2, 1e3):
         query, scale = (unit * size).bfloat16(), 576**-0.5 / size
-        out, partial, lse = torch.empty(1, 16, 512), torch.empty(1, 16, 8, 512), torch.empty(1, 16, 8)
-        starts, splits = torch.tensor([0, 64], dtype=torch.int32), torch.full((1,), 8, dtype=torch.int32)
-        kernel(query, keys, keys[..., :512], out, starts, slots, partial, lse, splits, 8, scale, 1.0, 1.0, has_mla=True)
+        out, partial, lse = (
+            torch.empty(1, 16, 512),
+            torch.empty(1, 16, 8, 512),
+            torch.empty(1, 16, 8),
+        )
+        starts, splits = (
+            torch.tensor([0, 64], dtype=torch.int32),
+            torch.full((1,), 8, dtype=torch.int32),
+        )
+        kernel(
+            query,
+            keys,
+            keys[..., :512],
+            out,
+            starts,
+            slots,
+            partial,
+            lse,
+            splits,
+            8,
+            scale,
+            1.0,
+            1.0,
+            has_mla=True,
+        )
         scores = query[0].double() @ keys[:, 0].double().T * scale
         exact = scores.softmax(-1) @ keys[:, 0, :512].double()
         print(f"query of {size:g}: relative L2 {float((out[0] - exact).norm() / exact.norm()):.4f}")

@@ -1,4 +1,6 @@
-"""What findings.md says of SGLang's Triton kernels, with the kernels of each release that has a folder."""
+"""What findings.md says of SGLang's Triton kernels, with the kernels of each release that has a
+folder.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ def folder(request: pytest.FixtureRequest) -> Path:
     if triton.__version__ not in REPAIRED_VERSIONS:
         pytest.skip("the interpreter of this Triton is not repaired")
     if not (request.param / "sglang/srt/layers/attention/triton_ops/decode_attention.py").is_file():
-        pytest.skip("since 0.5.16 the kernels are in sglang/kernels, and the script does not read them there")
+        pytest.skip(
+            "since 0.5.16 the kernels are in sglang/kernels, and the script does not read them"
+            " there"
+        )
     return Path(request.param)
 
 
@@ -37,12 +42,18 @@ def printed(folder: Path, *words: str) -> str:
 
 def test_a_decode_of_an_fp8_cache_rounds_query_and_probabilities_to_e4m3(folder: Path) -> None:
     found = printed(folder, "decode", CELL, "bf16")
-    assert found.startswith("fail out differs from the float64 reference") and "3 of 4 live rows" in found
+    assert (
+        found.startswith("fail out differs from the float64 reference")
+        and "3 of 4 live rows" in found
+    )
     assert printed(folder, "decode", CELL, "fp8").strip() == "pass"
 
 
 def test_its_query_has_no_scale_so_small_and_large_ones_are_lost(folder: Path) -> None:
-    errors = {line.split(":")[0]: float(line.split()[-1]) for line in printed(folder, "small").splitlines()}
+    errors = {
+        line.split(":")[0]: float(line.split()[-1])
+        for line in printed(folder, "small").splitlines()
+    }
     assert errors["query of 1"] < 0.03
     assert errors["query of 0.001"] > 0.5 and errors["query of 1000"] > 0.5
 

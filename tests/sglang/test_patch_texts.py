@@ -1,4 +1,6 @@
-"""Each bug that is injected into SGLang, held to the text of every release that has a folder: none is imported."""
+"""Each bug that is injected into SGLang, held to the text of every release that has a folder: none
+is imported.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ from harness.scenario.expand import expand
 from harness.scenario.load import load_scenario, shipped_directory
 
 ROOT = Path(os.environ.get("MLA_HARNESS_SGLANG_SITES") or "no such folder")
-RELEASES = sorted(path.name.removeprefix("sglang-") for path in ROOT.glob("sglang-*") if (path / "sglang").is_dir())
+RELEASES = sorted(
+    path.name.removeprefix("sglang-")
+    for path in ROOT.glob("sglang-*")
+    if (path / "sglang").is_dir()
+)
 
 
 def text_of(site: Path, target: str) -> str:
@@ -31,7 +37,11 @@ def text_of(site: Path, target: str) -> str:
     source = file.read_text(encoding="utf-8")
     place: ast.AST = ast.parse(source)
     for name in path.split("."):
-        nodes = (node for node in ast.iter_child_nodes(place) if isinstance(node, ast.ClassDef | ast.FunctionDef))
+        nodes = (
+            node
+            for node in ast.iter_child_nodes(place)
+            if isinstance(node, ast.ClassDef | ast.FunctionDef)
+        )
         place = next(node for node in nodes if node.name == name)
     assert isinstance(place, ast.FunctionDef) and place.end_lineno
     return textwrap.dedent("\n".join(source.splitlines()[place.lineno - 1 : place.end_lineno]))
@@ -45,7 +55,9 @@ def test_each_fault_of_the_table_has_a_patch_and_a_release_out_of_range_is_refus
 
 @pytest.mark.parametrize("fault", PATCHES)
 @pytest.mark.parametrize("release", RELEASES or [None])
-def test_a_patch_finds_its_text_and_what_it_makes_of_it_is_python(release: str | None, fault: str) -> None:
+def test_a_patch_finds_its_text_and_what_it_makes_of_it_is_python(
+    release: str | None, fault: str
+) -> None:
     if release is None:
         pytest.skip("MLA_HARNESS_SGLANG_SITES names no folder with a release")
     patch = PATCHES.find(fault, release)
@@ -68,8 +80,14 @@ def test_a_release_has_each_argument_that_it_is_started_with(
     folder = ROOT / f"sglang-{release}/sglang/srt"
     # Since 0.5.20 the fields are put together from several files.
     files = [folder / "server_args.py", *folder.glob("arg_groups/fields/*.py")]
-    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
-    fields = {n.target.id for n in nodes if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
+    nodes = [
+        node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+    ]
+    fields = {
+        n.target.id
+        for n in nodes
+        if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
+    }
     monkeypatch.setattr("harness.engines.base.installed_version", lambda _: release)
     for one in expand(load_scenario(shipped_directory() / "sglang-survey.yaml")):
         params = one.params_as(SglangParams)

@@ -23,10 +23,15 @@ sglang:num_pages{model_name="m"} 28.0
 def test_counters_of_sglang_have_the_names_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     server = ScriptServer("http://127.0.0.1:1/v1", served_model="m")
     monkeypatch.setattr(
-        server, "_client", httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200, text=TEXT)))
+        server,
+        "_client",
+        httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200, text=TEXT))),
     )
     found = server.metrics()
     assert found.cache == Pool(64, 28)
     assert found - type(found)() == {
-        "prefix_cache_hits": 32, "prefix_cache_queries": 90, "num_preemptions": 2, "generation_tokens": 7,
-    }  # fmt: skip
+        "prefix_cache_hits": 32,
+        "prefix_cache_queries": 90,
+        "num_preemptions": 2,
+        "generation_tokens": 7,
+    }

@@ -1,4 +1,7 @@
-"""The SGLang target on a stand-in for SGLang: processes, poison, faults, verdicts. The real one is run on a GPU."""
+"""The SGLang target on a stand-in for SGLang: processes, poison, faults, verdicts.
+
+The real one is run on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +36,20 @@ FAKE = Path(__file__).parent / "fake"
 PAGES_AND_TABLES = ("kv.new", "kv.tail", "kv.free", "kv.null", "block_table.pad", "graph.pad_rows")
 
 
-def case(sites: tuple[str, ...] = (), oracles: tuple[str, ...] = ("answers",), **params: Any) -> Case:
-    settings = SglangParams(**{"limit": 4, "epochs": 2, "process": "spawn", "num_slots": 256, **params})
+def case(
+    sites: tuple[str, ...] = (), oracles: tuple[str, ...] = ("answers",), **params: Any
+) -> Case:
+    settings = SglangParams(
+        **{"limit": 4, "epochs": 2, "process": "spawn", "num_slots": 256, **params}
+    )
     return Case(
-        id="x", scenario="x", system="sglang", params=settings, oracles=oracles,
+        id="x",
+        scenario="x",
+        system="sglang",
+        params=settings,
+        oracles=oracles,
         poison=PoisonPlan(patterns=("nan",), sites=sites),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -52,8 +63,12 @@ def run(tmp_path: Path, subject: Case, fault: str | None = None) -> Any:
     return run_case(Job(key="x", case=subject, fault=fault, device="cpu", directory=str(tmp_path)))
 
 
-def test_right_answers_under_poison_pass_and_the_scheduler_says_what_it_filled(tmp_path: Path) -> None:
-    subject = case(PAGES_AND_TABLES, ("answers", "streams"), graph="full", compare_eager=True, page_size=16)
+def test_right_answers_under_poison_pass_and_the_scheduler_says_what_it_filled(
+    tmp_path: Path,
+) -> None:
+    subject = case(
+        PAGES_AND_TABLES, ("answers", "streams"), graph="full", compare_eager=True, page_size=16
+    )
     result = run(tmp_path, subject)
     assert (result.verdict, result.reason) == (Verdict.PASS, "")
     assert result.looked_at == {"answers": 8, "streams": 4, "crash": 1}
@@ -63,7 +78,9 @@ def test_right_answers_under_poison_pass_and_the_scheduler_says_what_it_filled(t
 
 
 def test_a_fault_in_the_scheduler_process_is_found(tmp_path: Path) -> None:
-    result = run(tmp_path, case(("graph.pad_rows",), graph="full"), fault="sglang.padding-slot-given")
+    result = run(
+        tmp_path, case(("graph.pad_rows",), graph="full"), fault="sglang.padding-slot-given"
+    )
     assert result.verdict is Verdict.FAIL
     assert {finding.oracle for finding in result.findings} == {"answers"}
     assert "SGLang's own log line" in result.log
@@ -76,7 +93,11 @@ PLACES = [f"answer {number}: 2 of 3 accepted" for number in range(4)]
     ("how", "verdict", "words"),
     [
         ("", Verdict.PASS, ""),
-        ("refuses-drafts", Verdict.FAIL, "accepted drafts: 8, not 12: the drafter knows the answers by heart"),
+        (
+            "refuses-drafts",
+            Verdict.FAIL,
+            "accepted drafts: 8, not 12: the drafter knows the answers by heart",
+        ),
         ("counts-nothing", Verdict.ERROR, "SGLang counts no drafts, though its module drafts"),
     ],
 )
@@ -84,7 +105,9 @@ def test_every_draft_of_a_module_that_knows_the_answers_is_accepted(
     how: str, verdict: Verdict, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_SGLANG", how)
-    subject = case(oracles=("answers", "acceptance"), canary="mtp", task="drafts", speculative="mtp")
+    subject = case(
+        oracles=("answers", "acceptance"), canary="mtp", task="drafts", speculative="mtp"
+    )
     result = run(tmp_path, subject)
     assert result.verdict is verdict
     assert words in "; ".join([result.reason, *(finding.message for finding in result.findings)])
@@ -96,7 +119,10 @@ def test_every_draft_of_a_module_that_knows_the_answers_is_accepted(
 
 @pytest.fixture(scope="module")
 def imported() -> Iterator[EngineForks]:
-    """The imports of all tests that need no process of its own. Imports of the real SGLang cannot be forked."""
+    """The imports of all tests that need no process of its own.
+
+    Imports of the real SGLang cannot be forked.
+    """
     forks = EngineForks("harness.engines.sglang.serve.scheduler", "SGLang")
     yield forks
     forks.close()
@@ -109,7 +135,9 @@ def forks(imported: EngineForks, monkeypatch: pytest.MonkeyPatch) -> EngineForks
     return imported
 
 
-def test_processes_that_are_forks_answer_like_spawned_ones(tmp_path: Path, forks: EngineForks) -> None:
+def test_processes_that_are_forks_answer_like_spawned_ones(
+    tmp_path: Path, forks: EngineForks
+) -> None:
     for fault, verdict in (("", Verdict.PASS), ("sglang.padding-slot-given", Verdict.FAIL)):
         subject = case(("graph.pad_rows",), graph="full", process="fork")
         result = run(tmp_path / verdict.value, subject, fault=fault or None)
@@ -126,17 +154,25 @@ def test_the_first_nan_is_recorded_in_the_scheduler(tmp_path: Path) -> None:
     assert not clean.writer and not clean.missing_report
 
 
-@pytest.mark.parametrize(("how", "verdict", "words"), [
-    ("wrong", Verdict.FAIL, "answers"),
-    ("die", Verdict.CRASH, "SIGKILL"),
-    ("break", Verdict.CRASH, "an illegal memory access"),
-    ("leak", Verdict.CRASH, "pool memory leak detected"),
-    ("refuse", Verdict.SKIP, "SGLang refuses these options: this backend takes no graphs"),
-    ("refuse-late", Verdict.SKIP, "SGLang refuses these options: FlashMLA takes no such cache"),
-    ("unknown", Verdict.SKIP, "unexpected keyword argument 'enable_mixed_chunk'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("how", "verdict", "words"),
+    [
+        ("wrong", Verdict.FAIL, "answers"),
+        ("die", Verdict.CRASH, "SIGKILL"),
+        ("break", Verdict.CRASH, "an illegal memory access"),
+        ("leak", Verdict.CRASH, "pool memory leak detected"),
+        ("refuse", Verdict.SKIP, "SGLang refuses these options: this backend takes no graphs"),
+        ("refuse-late", Verdict.SKIP, "SGLang refuses these options: FlashMLA takes no such cache"),
+        ("unknown", Verdict.SKIP, "unexpected keyword argument 'enable_mixed_chunk'"),
+    ],
+)
 def test_wrong_answers_deaths_and_refusals(
-    how: str, verdict: Verdict, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: EngineForks
+    how: str,
+    verdict: Verdict,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forks: EngineForks,
 ) -> None:
     monkeypatch.setenv("FAKE_SGLANG", how)
     result = run(tmp_path, case(process="spawn" if how == "die" else "fork"))
@@ -151,10 +187,14 @@ def test_a_server_that_hangs_is_ended_at_its_limit_before_the_worker_is(
     result = run(tmp_path, case(timeout_seconds=2))
     assert result.verdict is Verdict.CRASH and "SGLang hung: no end after 2" in result.reason
     assert case(timeout_seconds=2).params.own_timeout == 2 + 60
-    assert case(timeout_seconds=2, compare_eager=True, graph="full").params.own_timeout == 2 + 2 + 60
+    assert (
+        case(timeout_seconds=2, compare_eager=True, graph="full").params.own_timeout == 2 + 2 + 60
+    )
 
 
-def test_a_fault_whose_code_is_not_there_is_an_error_and_never_a_pass(tmp_path: Path, forks: EngineForks) -> None:
+def test_a_fault_whose_code_is_not_there_is_an_error_and_never_a_pass(
+    tmp_path: Path, forks: EngineForks
+) -> None:
     result = run(tmp_path, case(process="fork"), fault="sglang.plan-of-capture")
     assert result.verdict is Verdict.ERROR and "is not there" in result.reason
 
@@ -168,13 +208,21 @@ def test_sites_that_a_case_lacks_or_its_backend_needs_finite_are_left_out() -> N
     assert sites() == {"kv.tail", "graph.pad_rows", "graph.pool"}
     assert sites(graph="full", page_size=64) == set()
     assert sites(graph="full", overlap=True) == {"kv.tail", "block_table.pad"}
-    assert sites(backend="flashmla", page_size=64, graph="full") == {"kv.new", "kv.tail", "kv.free", "kv.null"}
+    assert sites(backend="flashmla", page_size=64, graph="full") == {
+        "kv.new",
+        "kv.tail",
+        "kv.free",
+        "kv.null",
+    }
 
 
 def test_the_canary_of_sparse_attention_takes_the_backend_that_sglang_chooses() -> None:
     options = engine_options(SglangParams(canary="dsa", backend="default", page_size=64), "none")
     assert not [name for name in options if "attention_backend" in name]
-    assert json.loads(options["json_model_override_args"]) == {"index_topk": 2048} and options["context_length"] == 8192
+    assert (
+        json.loads(options["json_model_override_args"]) == {"index_topk": 2048}
+        and options["context_length"] == 8192
+    )
     for wrong in ({"canary": "dsa"}, {"backend": "default", "page_size": 64}):
         with pytest.raises(ValueError, match="canary dsa needs backend default"):
             SglangParams.model_validate(wrong)
@@ -184,13 +232,19 @@ def test_ranks_of_experts_have_a_gpu_each_and_no_custom_all_reduce() -> None:
     params = SglangParams(canary="moe", tensor_parallel=2, expert_parallel=True, quantization="fp8")
     options = engine_options(params, "none")
     assert params.num_gpus == 2
-    assert (options["tp_size"], options["ep_size"], options["disable_custom_all_reduce"]) == (2, 2, True)
+    assert (options["tp_size"], options["ep_size"], options["disable_custom_all_reduce"]) == (
+        2,
+        2,
+        True,
+    )
     assert engine_options(SglangParams(canary="moe", tensor_parallel=2), "none")["ep_size"] == 1
     assert "tp_size" not in engine_options(SglangParams(), "none")
 
 
 @pytest.mark.parametrize(("seen", "why"), [(1, "needs 2 GPUs; this machine shows 1"), (2, "")])
-def test_ranks_are_skipped_where_there_are_too_few_gpus(monkeypatch: pytest.MonkeyPatch, seen: int, why: str) -> None:
+def test_ranks_are_skipped_where_there_are_too_few_gpus(
+    monkeypatch: pytest.MonkeyPatch, seen: int, why: str
+) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: seen)
     assert SglangTarget.why_not(case(tensor_parallel=2)) == why
 
@@ -220,10 +274,15 @@ def test_options_of_a_release_and_the_models_that_are_not_imported() -> None:
     checks = "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE"
     assert (environ()[checks], environ(is_faulty=True)[checks]) == ("true", "false")
     decode = engine_options(SglangParams(backend="flashmla", page_size=64), "none")
-    assert (decode["prefill_attention_backend"], decode["decode_attention_backend"]) == ("triton", "flashmla")
+    assert (decode["prefill_attention_backend"], decode["decode_attention_backend"]) == (
+        "triton",
+        "flashmla",
+    )
 
 
-def test_the_survey_is_small_compiles_no_backend_and_captures_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_survey_is_small_compiles_no_backend_and_captures_few_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
     cases = expand(load_scenario(shipped_directory() / "sglang-survey.yaml"))
     surveyed = [one.params_as(SglangParams) for one in cases]
@@ -232,7 +291,9 @@ def test_the_survey_is_small_compiles_no_backend_and_captures_few_sizes(monkeypa
     )
     for params in surveyed:
         options = engine_options(params, params.graph)
-        assert not list(params.problems()) and SglangTarget.why_not(case(**params.model_dump())) == ""
+        assert (
+            not list(params.problems()) and SglangTarget.why_not(case(**params.model_dump())) == ""
+        )
         assert "flashinfer" not in options.values() and options["disable_flashinfer_autotune"]
         assert params.graph != "full" or len(options["cuda_graph_bs_decode"]) <= 3
 
@@ -240,19 +301,22 @@ def test_the_survey_is_small_compiles_no_backend_and_captures_few_sizes(monkeypa
 def test_the_plain_script_runs_without_the_project_and_asserts(tmp_path: Path) -> None:
     text = script(case(graph="full", page_size=64, num_slots=8192), "  # the failing options")
     marked = [line for line in text.splitlines() if "the failing options" in line]
-    assert marked == ["environ, options = {}, PLAIN | FAILING  # the failing options"] and "harness." not in text
+    assert (
+        marked == ["environ, options = {}, PLAIN | FAILING  # the failing options"]
+        and "harness." not in text
+    )
     file = tmp_path / "plain.py"
     file.write_text(text)
     (tmp_path / "sglang.py").write_text(
-        "__version__ = '0'\n"
-        "class Engine:\n"
-        "    def __init__(self, **options): assert options['page_size'] == 64 and options['cuda_graph_bs_decode']\n"
-        "    def generate(self, prompt, **more):\n"
-        "        one = {'text': '#### -1', 'meta_info': {'output_token_logprobs': [(float('nan'), 1, None)]}}\n"
-        "        return [one for _ in prompt]\n"
-        "    def shutdown(self): pass\n"
+        "__version__ = '0'\nclass Engine:\n    def __init__(self, **options): assert"
+        " options['page_size'] == 64 and options['cuda_graph_bs_decode']\n    def generate(self,"
+        " prompt, **more):\n        one = {'text': '#### -1', 'meta_info':"
+        " {'output_token_logprobs': [(float('nan'), 1, None)]}}\n        return [one for _ in"
+        " prompt]\n    def shutdown(self): pass\n"
     )
     environment = {**os.environ, "FIXTURES": str(FIXTURES), "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, str(file)], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, str(file)], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 1
     assert "right answers by epoch [0.0, 0.0], answers with NaN [4, 4]" in done.stdout

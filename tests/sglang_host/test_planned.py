@@ -18,7 +18,10 @@ from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
 
 CASES = {
-    case.id: case for one in load_scenarios(shipped_directory()) if one.system == "sglang-host" for case in expand(one)
+    case.id: case
+    for one in load_scenarios(shipped_directory())
+    if one.system == "sglang-host"
+    for case in expand(one)
 }
 
 
@@ -35,13 +38,17 @@ def test_without_sglang_a_case_is_skipped_with_the_line_that_installs_it(
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "installed_version", lambda engine: "0.5.23")
-    monkeypatch.setattr(host_target, "find_spec", lambda name: None if name == "orjson" else object())
+    monkeypatch.setattr(
+        host_target, "find_spec", lambda name: None if name == "orjson" else object()
+    )
     case = next(iter(CASES.values()))
     reason = SglangHostTarget.why_not(case)
     assert cause_of(reason) == Code.NOT_INSTALLED and "orjson" in reason
 
 
-def test_a_fault_for_other_releases_is_a_skip_with_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_for_other_releases_is_a_skip_with_its_range(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(base, "installed_version", lambda engine: "0.5.17")
     monkeypatch.setattr(host_target, "find_spec", lambda name: object())
     case = CASES["sglang-host-radix-cache[page_size=1]"]
@@ -57,7 +64,9 @@ def test_flashmla_needs_its_page_size() -> None:
 def made(read: torch.Tensor, wanted: torch.Tensor, *counts: Count) -> Run:
     live = torch.ones(len(read), dtype=torch.bool)
     return Run(
-        "nan", observed=[Observed("KV", read, live, wanted.double(), "write_kv.fp32", "token")], counts=[*counts]
+        "nan",
+        observed=[Observed("KV", read, live, wanted.double(), "write_kv.fp32", "token")],
+        counts=[*counts],
     )
 
 
@@ -75,7 +84,9 @@ def test_each_way_to_be_wrong_is_a_finding_of_its_oracle(
             read[1] = poison.empty(2, dtype=torch.float32, site="kv.free")
         elif wrong == "of another":
             read[1] = wanted[2]
-        return made(read, wanted, Count("free slots, each once", 8, 9 if wrong == "twice" else 8, "step 1"))
+        return made(
+            read, wanted, Count("free slots, each once", 8, 9 if wrong == "twice" else 8, "step 1")
+        )
 
     monkeypatch.setattr(SglangHostTarget, "why_not", lambda *_, **__: "")
     monkeypatch.setattr(SglangHostTarget, "run", run)

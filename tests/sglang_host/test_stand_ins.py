@@ -1,4 +1,6 @@
-"""Stand-ins for what SGLang imports and a CPU cannot have: they import, and refuse to give a value."""
+"""Stand-ins for what SGLang imports and a CPU cannot have: they import, and refuse to give a
+value.
+"""
 
 from __future__ import annotations
 
@@ -67,6 +69,9 @@ def test_only_the_named_modules_are_stand_ins(installed: None) -> None:
 
 
 def test_nothing_is_replaced_unless_it_is_installed() -> None:
-    words = "import harness.engines.sglang.host.stand_ins, sys; print([type(f).__name__ for f in sys.meta_path])"
+    words = (
+        "import harness.engines.sglang.host.stand_ins, sys; print([type(f).__name__ for f in"
+        " sys.meta_path])"
+    )
     done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
     assert "_Finder" not in done.stdout

@@ -17,7 +17,9 @@ MakeRun = Callable[..., RunEntry]
 
 @pytest.fixture
 def make_run() -> MakeRun:
-    """`make_run(3, {"a[x=1]": "fail"})`: the third run, of commit "c0ffee1", with the cases given."""
+    """`make_run(3, {"a[x=1]": "fail"})`: the third run, of commit "c0ffee1", with the cases
+    given.
+    """
 
     def make(
         number: int,
@@ -30,14 +32,21 @@ def make_run() -> MakeRun:
         faults: tuple[Entry, ...] = (),
     ) -> RunEntry:
         cases = [
-            found if isinstance(found, Entry) else Entry(key, key.partition("[")[0], found, 0.25, seed=7)
+            found
+            if isinstance(found, Entry)
+            else Entry(key, key.partition("[")[0], found, 0.25, seed=7)
             for key, found in verdicts.items()
         ]
         return RunEntry(
-            run_id=f"run-{number:04d}", started=f"2026-01-{1 + number // 24:02d}T{number % 24:02d}:00:00+00:00",
-            seconds=1.5, command="mla-harness run", source=Source(commit=commit, branch=branch, changes=changes),
-            variant=variant, num_planned=len(cases), entries={one.key: one for one in (*cases, *faults)},
-        )  # fmt: skip
+            run_id=f"run-{number:04d}",
+            started=f"2026-01-{1 + number // 24:02d}T{number % 24:02d}:00:00+00:00",
+            seconds=1.5,
+            command="mla-harness run",
+            source=Source(commit=commit, branch=branch, changes=changes),
+            variant=variant,
+            num_planned=len(cases),
+            entries={one.key: one for one in (*cases, *faults)},
+        )
 
     return make
 
@@ -68,7 +77,11 @@ def write_summary(root: Path, run: RunEntry) -> None:
         for one in run.faults
     ]
     accuracy = [
-        {"case": one.key, "fault": None, "epochs": [{"accuracy": value} for value in one.accuracies]}
+        {
+            "case": one.key,
+            "fault": None,
+            "epochs": [{"accuracy": value} for value in one.accuracies],
+        }
         for one in run.cases
         if one.accuracies
     ]

@@ -31,29 +31,49 @@ def keys(changes: tuple[Change, ...]) -> list[str]:
 
 def test_each_case_is_where_it_belongs(make_run: MakeRun) -> None:
     words = {
-        "good": ("pass", "pass"), "breaks": ("pass", "fail"), "dies": ("pass", "crash"), "unjudged": ("pass", "error"),
-        "was skipped": ("skip", "fail"), "mended": ("crash", "pass"), "still": ("fail", "fail"),
-        "worse": ("fail", "crash"), "hidden": ("fail", "skip"), "gone quiet": ("pass", "skip"),
+        "good": ("pass", "pass"),
+        "breaks": ("pass", "fail"),
+        "dies": ("pass", "crash"),
+        "unjudged": ("pass", "error"),
+        "was skipped": ("skip", "fail"),
+        "mended": ("crash", "pass"),
+        "still": ("fail", "fail"),
+        "worse": ("fail", "crash"),
+        "hidden": ("fail", "skip"),
+        "gone quiet": ("pass", "skip"),
         "runs now": ("skip", "pass"),
-    }  # fmt: skip
+    }
     before = make_run(1, {key: pair[0] for key, pair in words.items()} | {"only before": "fail"})
-    after = make_run(2, {key: pair[1] for key, pair in words.items()} | {"new bad": "fail", "new good": "pass"})
+    after = make_run(
+        2, {key: pair[1] for key, pair in words.items()} | {"new bad": "fail", "new good": "pass"}
+    )
     found = compare(before, after)
     assert keys(found.new_failures) == ["breaks", "dies", "unjudged", "was skipped", "new bad"]
     assert keys(found.fixed) == ["mended"]
     assert keys(found.other_failures) == ["worse"]
     assert keys(found.not_judged) == ["hidden", "gone quiet"], "a skip mends nothing"
-    assert (len(found.same_failures), found.num_new, found.num_gone, found.num_shared) == (1, 2, 1, len(words))
-    assert found.is_like_with_like and not compare(before, replace(after, variant="w")).is_like_with_like
+    assert (len(found.same_failures), found.num_new, found.num_gone, found.num_shared) == (
+        1,
+        2,
+        1,
+        len(words),
+    )
+    assert (
+        found.is_like_with_like
+        and not compare(before, replace(after, variant="w")).is_like_with_like
+    )
 
 
 @pytest.mark.parametrize(
     ("other", "is_other"),
     [
-        ({}, False), ({"oracles": ("sentinel",)}, True), ({"blamed": ("lse",)}, True),
-        ({"blamed": ()}, False), ({"note": "other words"}, False),
+        ({}, False),
+        ({"oracles": ("sentinel",)}, True),
+        ({"blamed": ("lse",)}, True),
+        ({"blamed": ()}, False),
+        ({"note": "other words"}, False),
     ],
-)  # fmt: skip
+)
 def test_a_failure_is_another_one_when_another_oracle_or_site_is(
     make_run: MakeRun, other: dict[str, tuple[str, ...]], is_other: bool
 ) -> None:
@@ -74,7 +94,10 @@ def test_a_fault_that_is_no_longer_caught_is_a_new_failure(
 
 def test_a_fault_that_is_blamed_otherwise_than_before_is_a_new_failure(make_run: MakeRun) -> None:
     caught = fault("kv.tail", "a[x=1]", True, oracles=("finite",))
-    before, after = make_run(1, {}, faults=(caught,)), make_run(2, {}, faults=(replace(caught, verdict=WRONG_BLAME),))
+    before, after = (
+        make_run(1, {}, faults=(caught,)),
+        make_run(2, {}, faults=(replace(caught, verdict=WRONG_BLAME),)),
+    )
     found = compare(before, after)
     assert keys(found.new_failures) == ["a[x=1]!kv.tail"] and found.new_failures[0].after.is_fault
 
@@ -84,9 +107,21 @@ def test_accuracy_and_time_are_told_with_the_largest_change_first(make_run: Make
         return Entry(key, "m", "pass", seconds, accuracies=accuracies)
 
     before = make_run(
-        1, {"m1": measured("m1", 1.0, 1.0, 0.9), "m2": measured("m2", 1.0, 1.0), "m3": measured("m3", 9.0)}
+        1,
+        {
+            "m1": measured("m1", 1.0, 1.0, 0.9),
+            "m2": measured("m2", 1.0, 1.0),
+            "m3": measured("m3", 9.0),
+        },
     )
-    after = make_run(2, {"m1": measured("m1", 1.4, 0.95), "m2": measured("m2", 2.0, 0.25), "m3": measured("m3", 3.0)})
+    after = make_run(
+        2,
+        {
+            "m1": measured("m1", 1.4, 0.95),
+            "m2": measured("m2", 2.0, 0.25),
+            "m3": measured("m3", 3.0),
+        },
+    )
     found = compare(before, after)
     assert [(change.key, change.gain) for change in found.accuracy] == [("m2", -0.75), ("m1", 0.05)]
     assert keys(found.time) == ["m3", "m2"], "0.4 s is the machine's mood"
@@ -95,9 +130,11 @@ def test_accuracy_and_time_are_told_with_the_largest_change_first(make_run: Make
 
 def test_names_mean_runs_of_the_history(filled: Fill, make_run: MakeRun, tmp_path: Path) -> None:
     path = filled(
-        make_run(1, {"a": "pass"}, branch="main"), make_run(2, {"a": "fail"}, branch="topic"),
-        make_run(3, {"b": "pass"}), make_run(4, {"a": "pass"}),
-    )  # fmt: skip
+        make_run(1, {"a": "pass"}, branch="main"),
+        make_run(2, {"a": "fail"}, branch="topic"),
+        make_run(3, {"b": "pass"}),
+        make_run(4, {"a": "pass"}),
+    )
 
     def meant(*names: str, branch: str = "") -> list[str]:
         return [run.run_id for run in choose(names, path, branch=branch)]
@@ -108,21 +145,30 @@ def test_names_mean_runs_of_the_history(filled: Fill, make_run: MakeRun, tmp_pat
     assert meant("run-0002") == ["run-0001", "run-0002"]
     assert meant("run-0004", "run-0001") == ["run-0004", "run-0001"]
     for names, told in (
-        (("previous", "run-0003"), "has no run before run-0003"), (("run-0001", "previous"), "write it first"),
+        (("previous", "run-0003"), "has no run before run-0003"),
+        (("run-0001", "previous"), "write it first"),
         (("latest", "latest"), "are the same run, run-0004"),
-        (("run-0001", "run-9"), "no run 'run-9'"), (("run-0010", "latest"), "did you mean 'run-0"),
-    ):  # fmt: skip
+        (("run-0001", "run-9"), "no run 'run-9'"),
+        (("run-0010", "latest"), "did you mean 'run-0"),
+    ):
         with pytest.raises(InputError, match=told):
             meant(*names)
 
 
 def store_of(root: Path, **verdicts: Verdict) -> RunStore:
-    jobs = [Job(key=key, case=Case(id=key, scenario="a", system="kernel", op="write_kv", seed=5)) for key in verdicts]
+    jobs = [
+        Job(key=key, case=Case(id=key, scenario="a", system="kernel", op="write_kv", seed=5))
+        for key in verdicts
+    ]
     store = RunStore.create(root, jobs, command="mla-harness run")
     for key, verdict in verdicts.items():
         finding = Finding(oracle="finite", message="NaN\nin live rows")
         findings = (finding, finding) if verdict is Verdict.FAIL else ()
-        store.add(CaseResult(key=key, id=key, scenario="a", verdict=verdict, seconds=0.5, findings=findings))
+        store.add(
+            CaseResult(
+                key=key, id=key, scenario="a", verdict=verdict, seconds=0.5, findings=findings
+            )
+        )
     return store
 
 
@@ -142,7 +188,12 @@ def test_an_entry_holds_what_the_folder_says_and_leaves_out_what_never_ran(tmp_p
     store.add_blame("a", Blame(sites=("kv.tail",)))
     entry = entry_of(store)
     (case,) = entry.cases
-    assert (case.note, case.oracles, case.blamed, case.seed) == ("NaN in live rows", ("finite",), ("kv.tail",), 5)
+    assert (case.note, case.oracles, case.blamed, case.seed) == (
+        "NaN in live rows",
+        ("finite",),
+        ("kv.tail",),
+        5,
+    )
     assert entry.num_planned == 2 and Path(entry.folder).is_absolute()
 
 
@@ -158,7 +209,9 @@ def test_the_variant_of_a_run_is_its_options_and_versions(tmp_path: Path) -> Non
     assert entry_of(store).variant == elsewhere, "where it ran decides nothing"
 
 
-def test_the_run_before_is_found_for_a_run_that_is_not_in_the_folder(filled: Fill, make_run: MakeRun) -> None:
+def test_the_run_before_is_found_for_a_run_that_is_not_in_the_folder(
+    filled: Fill, make_run: MakeRun
+) -> None:
     path = filled(make_run(1, {"a": "pass"}), make_run(5, {"a": "pass"}))
     found = previous_of(make_run(3, {"a": "fail"}), path)
     assert found is not None and found.run_id == "run-0001"
@@ -168,12 +221,19 @@ def test_the_run_before_is_found_for_a_run_that_is_not_in_the_folder(filled: Fil
 def test_cases_that_were_good_and_no_longer_run_are_lost_by_reason(make_run: MakeRun) -> None:
     caught = fault("kv.tail", "a[x=1]", True)
     before = make_run(
-        1, {"a": "pass", "b": "pass", "c": "pass", "d": "pass", "bad": "fail", "s": "skip"}, faults=(caught,)
+        1,
+        {"a": "pass", "b": "pass", "c": "pass", "d": "pass", "bad": "fail", "s": "skip"},
+        faults=(caught,),
     )
-    skipped = {key: Entry(key, key, "skip", 0.0, note="needs CUDA") for key in ("a", "b", "bad", "s")}
+    skipped = {
+        key: Entry(key, key, "skip", 0.0, note="needs CUDA") for key in ("a", "b", "bad", "s")
+    }
     after = make_run(2, {**skipped, "d": "pass"})
     gone = "not in the newer run: mla-harness run"
-    assert compare(before, after).lost == {"needs CUDA": ("a", "b"), gone: ("c",)}, "a run without faults injects none"
+    assert compare(before, after).lost == {
+        "needs CUDA": ("a", "b"),
+        gone: ("c",),
+    }, "a run without faults injects none"
     other = fault("lse", "a[x=1]", True)
     more = {**after.entries, other.key: other}
     assert compare(before, replace(after, entries=more)).lost[gone] == ("c", "a[x=1]!kv.tail")
@@ -185,13 +245,18 @@ def test_a_run_in_which_nothing_ran_is_neither_latest_nor_previous(
     filled: Fill, make_run: MakeRun, tmp_path: Path, idle: str
 ) -> None:
     path = filled(
-        make_run(1, {"a": "pass"}), make_run(2, {"a": idle}), make_run(3, {"a": "fail"}), make_run(4, {"a": idle})
+        make_run(1, {"a": "pass"}),
+        make_run(2, {"a": idle}),
+        make_run(3, {"a": "fail"}),
+        make_run(4, {"a": idle}),
     )
     assert [run.run_id for run in choose([], path)] == ["run-0001", "run-0003"]
     assert [run.run_id for run in choose(["run-0004"], path)] == ["run-0003", "run-0004"]
 
 
-def test_a_run_of_faults_alone_can_be_latest(filled: Fill, make_run: MakeRun, tmp_path: Path) -> None:
+def test_a_run_of_faults_alone_can_be_latest(
+    filled: Fill, make_run: MakeRun, tmp_path: Path
+) -> None:
     caught = fault("kv.tail", "a[x=1]", True)
     path = filled(make_run(1, {"a": "pass"}, faults=(caught,)), make_run(2, {}, faults=(caught,)))
     assert [run.run_id for run in choose([], path)] == ["run-0001", "run-0002"]
@@ -208,12 +273,16 @@ def test_folders_in_which_nothing_ran_are_not_latest(tmp_path: Path) -> None:
     assert after.run_id == judged.plan.run_id
 
 
-def test_the_last_green_run_ran_to_its_end_without_a_failure(filled: Fill, make_run: MakeRun) -> None:
+def test_the_last_green_run_ran_to_its_end_without_a_failure(
+    filled: Fill, make_run: MakeRun
+) -> None:
     counted = ("fail", "crash", "missed")
     path = filled(
-        make_run(1, {"a": "pass", "b": "known"}), make_run(2, {"a": "pass"}, faults=(fault("lse", "a", False),)),
-        make_run(4, {"a": "pass", "b": "fail"}), make_run(5, {"z": "pass"}),
-    )  # fmt: skip
+        make_run(1, {"a": "pass", "b": "known"}),
+        make_run(2, {"a": "pass"}, faults=(fault("lse", "a", False),)),
+        make_run(4, {"a": "pass", "b": "fail"}),
+        make_run(5, {"z": "pass"}),
+    )
     now = make_run(6, {"a": "fail", "b": "fail"})
     found = last_green(now, path, counted)
     assert found is not None and found.run_id == "run-0001"
@@ -222,4 +291,6 @@ def test_the_last_green_run_ran_to_its_end_without_a_failure(filled: Fill, make_
     summary = json.loads(file.read_text())
     summary["cases"].append({**summary["cases"][0], "id": "c", "verdict": "not-run"})
     file.write_text(json.dumps(summary))
-    assert last_green(now, PastRuns(path.root), counted) is None, "a run that was stopped is not green"
+    assert last_green(now, PastRuns(path.root), counted) is None, (
+        "a run that was stopped is not green"
+    )

@@ -17,13 +17,20 @@ pytestmark = pytest.mark.nightly
 
 
 def test_every_command_that_reads_a_large_history_is_quick(
-    filled: Callable[..., PastRuns], make_run: Callable[..., RunEntry], capfd: pytest.CaptureFixture[str]
+    filled: Callable[..., PastRuns],
+    make_run: Callable[..., RunEntry],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     verdicts = [
-        {f"s{case // 20}[x={case}]": "fail" if (run // 4 + case) % 97 == 0 else "pass" for case in range(NUM_CASES)}
+        {
+            f"s{case // 20}[x={case}]": "fail" if (run // 4 + case) % 97 == 0 else "pass"
+            for case in range(NUM_CASES)
+        }
         for run in range(NUM_RUNS)
     ]
-    path = filled(*(make_run(run, cases, commit=f"{run // 3:07x}") for run, cases in enumerate(verdicts)))
+    path = filled(
+        *(make_run(run, cases, commit=f"{run // 3:07x}") for run, cases in enumerate(verdicts))
+    )
     for command in (
         ["history"],
         ["history", "s1", "--limit", "100000"],

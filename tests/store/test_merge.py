@@ -35,9 +35,13 @@ def shard(
 ) -> RunStore:
     """A run directory of the jobs `names`, said to be part `index` of `count`."""
     store = RunStore.create(
-        root, [job(name) for name in names], command="x", options={"seed": seed},
-        shard=ShardNote(index=index, count=count, keys=keys), source=source or Source(),
-    )  # fmt: skip
+        root,
+        [job(name) for name in names],
+        command="x",
+        options={"seed": seed},
+        shard=ShardNote(index=index, count=count, keys=keys),
+        source=source or Source(),
+    )
     store.note_environment({"torch": "2.13.0", "cpu": f"machine {index}"})
     for name in names if finish else names[:-1]:
         verdict = Verdict.FAIL if name == "c" else Verdict.PASS
@@ -68,7 +72,9 @@ def test_the_gpus_of_all_machines_are_one_list_and_the_report_names_them(tmp_pat
 def test_machines_with_other_engines_and_variables_are_one_report(tmp_path: Path) -> None:
     shards = [shard(tmp_path, 1, "ac"), shard(tmp_path, 2, "b")]
     for one, version in zip(shards, ("0.32.0", "0.33.0"), strict=True):
-        one.note_environment({"engines": {"vllm": version}, "variables": {f"VLLM_{version[2:4]}": "1"}})
+        one.note_environment(
+            {"engines": {"vllm": version}, "variables": {f"VLLM_{version[2:4]}": "1"}}
+        )
     merged = merge(shards, tmp_path, command="x")
     assert merged.plan.environment["engines"] == {"vllm": "0.32.0 / 0.33.0"}
     assert merged.plan.environment["variables"] == {"VLLM_32": "1 / none", "VLLM_33": "none / 1"}
@@ -78,9 +84,15 @@ def test_machines_with_other_engines_and_variables_are_one_report(tmp_path: Path
 def test_a_machine_that_is_not_known_does_not_spoil_what_the_others_say(tmp_path: Path) -> None:
     shards = [shard(tmp_path, 1, "ac"), shard(tmp_path, 2, "b")]
     shards[0].note_environment({})
-    shards[1].note_environment({"gpus": [{"name": "NVIDIA H100"}], "engines": {"vllm": "0.33.0"}, "torch": None})
+    shards[1].note_environment(
+        {"gpus": [{"name": "NVIDIA H100"}], "engines": {"vllm": "0.33.0"}, "torch": None}
+    )
     merged = merge(shards, tmp_path, command="x").plan.environment
-    assert merged == {"gpus": [{"name": "NVIDIA H100"}], "engines": {"vllm": "none / 0.33.0"}, "torch": None}
+    assert merged == {
+        "gpus": [{"name": "NVIDIA H100"}],
+        "engines": {"vllm": "none / 0.33.0"},
+        "torch": None,
+    }
 
 
 def test_a_missing_shard_is_refused_by_its_number(tmp_path: Path) -> None:
@@ -96,11 +108,16 @@ def test_a_shard_given_twice_is_refused(tmp_path: Path) -> None:
 
 def test_a_case_without_a_result_is_a_gap(tmp_path: Path) -> None:
     shards = [shard(tmp_path, 1, "ab", finish=False), shard(tmp_path, 2, "c")]
-    with pytest.raises(InputError, match=r"1 cases have no result, b first; finish it with: mla-harness run --resume"):
+    with pytest.raises(
+        InputError,
+        match=r"1 cases have no result, b first; finish it with: mla-harness run --resume",
+    ):
         merge(shards, tmp_path, command="x")
 
 
-@pytest.mark.parametrize(("one", "two", "what"), [("a", "b", "c is in no shard"), ("ab", "bc", "b is in two shards")])
+@pytest.mark.parametrize(
+    ("one", "two", "what"), [("a", "b", "c is in no shard"), ("ab", "bc", "b is in two shards")]
+)
 def test_shards_cut_differently_are_refused(tmp_path: Path, one: str, two: str, what: str) -> None:
     with pytest.raises(InputError, match=f"{what}.*cut differently"):
         merge([shard(tmp_path, 1, one), shard(tmp_path, 2, two)], tmp_path, command="x")

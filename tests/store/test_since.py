@@ -28,7 +28,9 @@ def test_times_ago_and_dates_are_moments_in_utc(text: str, meant: str) -> None:
     assert moment(text, NOW) == meant
 
 
-@pytest.mark.parametrize("text", ["yesterday", "7", "-3d", "d", "2026-13-01", "999999d", "7 days", "\u0667d", ""])
+@pytest.mark.parametrize(
+    "text", ["yesterday", "7", "-3d", "d", "2026-13-01", "999999d", "7 days", "\u0667d", ""]
+)
 def test_anything_else_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(InputError, match="--since"):
         moment(text, NOW)

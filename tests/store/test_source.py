@@ -19,8 +19,10 @@ from harness.store.source import Source, differences, read_source
 def git(folder: Path, *words: str) -> str:
     told = subprocess.run(
         ["git", "-C", str(folder), "-c", "user.name=x", "-c", "user.email=x@example.org", *words],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return told.stdout.strip()
 
 
@@ -39,7 +41,9 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_clean_repository_is_its_commit_and_branch(repository: Path) -> None:
-    assert read_source(repository, {}) == Source(commit=git(repository, "rev-parse", "HEAD"), branch="topic")
+    assert read_source(repository, {}) == Source(
+        commit=git(repository, "rev-parse", "HEAD"), branch="topic"
+    )
 
 
 def test_what_is_not_committed_is_seen_and_equal_only_to_itself(repository: Path) -> None:
@@ -66,9 +70,13 @@ def new_run(root: Path) -> Path:
 
 
 @pytest.mark.parametrize("where", [".", "shards", "my code/out", "out/of/some"])
-def test_the_output_of_runs_is_no_change_of_the_code_wherever_it_lies(repository: Path, where: str) -> None:
+def test_the_output_of_runs_is_no_change_of_the_code_wherever_it_lies(
+    repository: Path, where: str
+) -> None:
     new_run(repository / where)
-    assert read_source(repository, {}) == Source(commit=git(repository, "rev-parse", "HEAD"), branch="topic")
+    assert read_source(repository, {}) == Source(
+        commit=git(repository, "rev-parse", "HEAD"), branch="topic"
+    )
     (repository / where / "kernel.py").write_text("beside a run\n")
     assert list(read_source(repository, {}).files) == [str(Path(where) / "kernel.py")]
 
@@ -99,7 +107,9 @@ def test_a_run_that_was_committed_may_be_reported_again(repository: Path) -> Non
     assert read_source(repository, {}).changes == ""
 
 
-def test_the_changed_files_are_named_and_equal_changes_are_equal(repository: Path, tmp_path: Path) -> None:
+def test_the_changed_files_are_named_and_equal_changes_are_equal(
+    repository: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "other"
     git(repository, "clone", "-q", str(repository), str(other))
     for folder in (repository, other):
@@ -122,21 +132,27 @@ def test_a_touched_file_is_no_change(repository: Path) -> None:
     assert read_source(repository, {}).changes == ""
 
 
-def test_flags_overrule_git_and_ci_fills_in_what_git_does_not_know(repository: Path, tmp_path: Path) -> None:
+def test_flags_overrule_git_and_ci_fills_in_what_git_does_not_know(
+    repository: Path, tmp_path: Path
+) -> None:
     runner = {"GITHUB_SHA": "5ha", "GITHUB_REF_NAME": "12/merge", "GITHUB_HEAD_REF": "their-branch"}
     assert read_source(repository, runner).branch == "topic"
     git(repository, "checkout", "-q", "--detach")
     assert read_source(repository, runner).branch == "their-branch"
     assert read_source(repository, {}).branch == ""
     (repository / "kernel.py").write_text("x = 2\n")
-    assert read_source(repository, {}, commit="beef", branch="b") == Source(commit="beef", branch="b")
+    assert read_source(repository, {}, commit="beef", branch="b") == Source(
+        commit="beef", branch="b"
+    )
     outside = tmp_path / "outside"
     outside.mkdir()
     assert read_source(outside, {}) == Source()
     assert read_source(outside, runner) == Source(commit="5ha", branch="their-branch")
 
 
-def test_a_machine_without_git_still_runs(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_git_still_runs(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "")
     assert read_source(repository, {}) == Source()
 
@@ -156,7 +172,9 @@ def test_no_program_that_a_repository_names_is_started(repository: Path, tmp_pat
 def test_a_run_resumed_with_other_code_is_of_neither(tmp_path: Path) -> None:
     first, second = Source(commit="aaa", branch="b"), Source(commit="bbb", branch="b")
     store = RunStore.create(
-        tmp_path, [Job(key="a", case=Case(id="a", scenario="a", system="kernel", op="write_kv"))], command="x"
+        tmp_path,
+        [Job(key="a", case=Case(id="a", scenario="a", system="kernel", op="write_kv"))],
+        command="x",
     )
     store.note_source(first)
     assert RunStore.open(store.path).plan.source == first
@@ -166,9 +184,13 @@ def test_a_run_resumed_with_other_code_is_of_neither(tmp_path: Path) -> None:
     assert store.plan.source.commit == "aaa" and "bbb" in store.plan.source.changes
 
 
-def test_a_run_of_unknown_code_does_not_become_one_of_the_code_it_is_resumed_with(tmp_path: Path) -> None:
+def test_a_run_of_unknown_code_does_not_become_one_of_the_code_it_is_resumed_with(
+    tmp_path: Path,
+) -> None:
     store = RunStore.create(
-        tmp_path, [Job(key="a", case=Case(id="a", scenario="a", system="kernel", op="write_kv"))], command="x"
+        tmp_path,
+        [Job(key="a", case=Case(id="a", scenario="a", system="kernel", op="write_kv"))],
+        command="x",
     )
     store.add(CaseResult(key="a", id="a", scenario="a", verdict=Verdict.PASS))
     store.note_source(Source(commit="aaa"))

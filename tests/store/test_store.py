@@ -18,16 +18,27 @@ from harness.store.summary import summarise, to_json
 
 def job(name: str) -> Job:
     return Job(
-        key=name, case=Case(id=name, scenario="stub", system="kernel", op="write_kv", refs=("vllm-project/vllm#36540",))
+        key=name,
+        case=Case(
+            id=name,
+            scenario="stub",
+            system="kernel",
+            op="write_kv",
+            refs=("vllm-project/vllm#36540",),
+        ),
     )
 
 
 def result(name: str, verdict: Verdict = Verdict.PASS, **more: object) -> CaseResult:
-    return CaseResult.model_validate({"key": name, "id": name, "scenario": "stub", "verdict": verdict, **more})
+    return CaseResult.model_validate(
+        {"key": name, "id": name, "scenario": "stub", "verdict": verdict, **more}
+    )
 
 
 def fresh(tmp_path: Path, *names: str) -> RunStore:
-    return RunStore.create(tmp_path, [job(name) for name in names], command="mla-harness run", options={"seed": 3})
+    return RunStore.create(
+        tmp_path, [job(name) for name in names], command="mla-harness run", options={"seed": 3}
+    )
 
 
 def test_folders_of_runs_sort_by_time_and_differ(tmp_path: Path) -> None:
@@ -54,17 +65,29 @@ def test_a_run_reads_back_equal(tmp_path: Path) -> None:
 
 def test_a_run_of_version_0_1_is_read_as_the_same_jobs(tmp_path: Path) -> None:
     serving = Case(id="b", scenario="stub", system="engine", params={"kv": "fp32"})
-    questions = Case(id="c", scenario="epochs", system="model", params={"task": "t", "model": "engine:x", "kv": "fp32"})
+    questions = Case(
+        id="c",
+        scenario="epochs",
+        system="model",
+        params={"task": "t", "model": "engine:x", "kv": "fp32"},
+    )
     jobs = [job("a"), Job(key="b", case=serving), Job(key="c", case=questions)]
     store = RunStore.create(tmp_path, jobs, command="mla-harness run")
     plan = json.loads((store.path / "run.json").read_text())
-    plan["environment"] = {"torch": "2.13.0", "vllm": "0.22.1", "vllm_path": "/vllm", "flashinfer": None}
+    plan["environment"] = {
+        "torch": "2.13.0",
+        "vllm": "0.22.1",
+        "vllm_path": "/vllm",
+        "flashinfer": None,
+    }
     for old in plan["jobs"]:
         case, params = old["case"], old["case"]["params"]
         if op := case.pop("op"):
             params["op"] = op
         if case["system"] == "model":
-            params["options"] = {name: params.pop(name) for name in ("kv", "graph", "num_blocks", "device")}
+            params["options"] = {
+                name: params.pop(name) for name in ("kv", "graph", "num_blocks", "device")
+            }
         del old["ask"]
         old["first_nan"] = None
     (store.path / "run.json").write_text(json.dumps(plan))
@@ -132,7 +155,9 @@ def plan(**changes: object) -> str:
         ("results.jsonl", "null\n", "no schema_version"),
     ],
 )
-def test_a_damaged_run_is_refused_naming_the_file(tmp_path: Path, name: str, content: str, what: str) -> None:
+def test_a_damaged_run_is_refused_naming_the_file(
+    tmp_path: Path, name: str, content: str, what: str
+) -> None:
     store = fresh(tmp_path, "a")
     (store.path / name).write_text(content)
     with pytest.raises(InputError, match=what) as caught:
@@ -160,10 +185,20 @@ def test_an_output_folder_that_cannot_be_made_is_bad_input(tmp_path: Path) -> No
 
 def test_the_summary_has_exactly_the_documented_fields(tmp_path: Path) -> None:
     store = fresh(tmp_path, "a", "b")
-    finding = Finding(oracle="finite", site="output", tensor="out", where="row 1", bits="0x1", message="NaN")
-    store.add(result("a", Verdict.FAIL, findings=(finding,), refs=("vllm-project/vllm#36540",), log="private"))
+    finding = Finding(
+        oracle="finite", site="output", tensor="out", where="row 1", bits="0x1", message="NaN"
+    )
+    store.add(
+        result(
+            "a", Verdict.FAIL, findings=(finding,), refs=("vllm-project/vllm#36540",), log="private"
+        )
+    )
     store.add(result("b", Verdict.SKIP, reason="no GPU"))
-    store.add_fault(FaultResult(fault="f", scenario="s", case="a", caught=False, expected_by=("finite",), seconds=1.5))
+    store.add_fault(
+        FaultResult(
+            fault="f", scenario="s", case="a", caught=False, expected_by=("finite",), seconds=1.5
+        )
+    )
     store.note_environment({"torch": "2.13.0"})
     store.add_seconds(2.5)
     summary = summarise(store)
@@ -173,7 +208,19 @@ def test_the_summary_has_exactly_the_documented_fields(tmp_path: Path) -> None:
     ]
     assert summary["totals"] == {"pass": 0, "fail": 1, "crash": 0, "skip": 1, "error": 0}
     assert list(summary["cases"][0]) == [
-        *("id", "scenario", "refs", "verdict", "seconds", "reason", "cause", "findings", "seed", "device", "blamed")
+        *(
+            "id",
+            "scenario",
+            "refs",
+            "verdict",
+            "seconds",
+            "reason",
+            "cause",
+            "findings",
+            "seed",
+            "device",
+            "blamed",
+        )
     ]
     assert summary["cases"][0]["findings"] == [
         {

@@ -1,7 +1,8 @@
-"""Errors that a right kernel gets under conditions: what real kernels do wrong with some requests, rows or keys.
+"""Errors that a right kernel gets under conditions: what real kernels do wrong with some requests,
+rows or keys.
 
-Each function calls the right kernel on changed inputs and returns its outputs. The caller takes the rows of the wrong
-units only.
+Each function calls the right kernel on changed inputs and returns its outputs. The caller takes the
+rows of the wrong units only.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def _slot(arguments: Arguments, b: int, position: int) -> tuple[int, int]:
     return int(arguments["block_table"][b, position // PAGE_SIZE]), position % PAGE_SIZE
 
 
-def swapped(kernel: Kernel, arguments: Arguments, units: Sequence[int], kept: dict[Any, Any]) -> Any:
+def swapped(
+    kernel: Kernel, arguments: Arguments, units: Sequence[int], kept: dict[Any, Any]
+) -> Any:
     """The first halves of two keys are exchanged: the last, and the one in the middle."""
     cache = arguments["kv_cache"].clone()
     half = cache.shape[-1] // 2
@@ -76,7 +79,9 @@ def stale(kernel: Kernel, arguments: Arguments, units: Sequence[int], kept: dict
     return out, lse
 
 
-def foreign(kernel: Kernel, arguments: Arguments, units: Sequence[int], kept: dict[Any, Any]) -> Any:
+def foreign(
+    kernel: Kernel, arguments: Arguments, units: Sequence[int], kept: dict[Any, Any]
+) -> Any:
     """The last page is that of the request before, or block 0."""
     table = arguments["block_table"].clone()
     for b in units:
@@ -100,7 +105,12 @@ ERRORS: dict[str, dict[str, Error]] = {
 
 
 def with_error(
-    kernel: Kernel, arguments: Arguments, units: Sequence[int], error: Error, last_head: bool, kept: Any
+    kernel: Kernel,
+    arguments: Arguments,
+    units: Sequence[int],
+    error: Error,
+    last_head: bool,
+    kept: Any,
 ) -> Any:
     """The outputs of a kernel that is wrong in `units`: in all heads or in the last."""
     good = kernel(**arguments)

@@ -1,7 +1,9 @@
-"""Trials of conditions, as a child process: right kernels get an error under a drawn pair or triple of classes.
+"""Trials of conditions, as a child process: right kernels get an error under a drawn pair or triple
+of classes.
 
-A trial counts as killed if a case of the run fails, as equivalent if no output changes, and as not reached if no case
-shows the classes. The classes are read from the arguments of each call, as in `mla-harness coverage`.
+A trial counts as killed if a case of the run fails, as equivalent if no output changes, and as not
+reached if no case shows the classes. The classes are read from the arguments of each call, as in
+`mla-harness coverage`.
 """
 
 from __future__ import annotations
@@ -48,15 +50,29 @@ class Trial:
 
     def became(self, status: str, **more: Any) -> MutantResult:
         """The result."""
-        where = {"file": f"{self.op}, {STRENGTHS[len(self.combination)]}", "function": self.op, "line": 0}
+        where = {
+            "file": f"{self.op}, {STRENGTHS[len(self.combination)]}",
+            "function": self.op,
+            "line": 0,
+        }
         return MutantResult.model_validate(
-            {**where, "name": self.name, "operator": self.kind, "change": self.change, "status": status, **more}
+            {
+                **where,
+                "name": self.name,
+                "operator": self.kind,
+                "change": self.change,
+                "status": status,
+                **more,
+            }
         )
 
     def is_shown_by(self, result: CaseResult) -> bool:
         """Whether a call of the case has a unit of these classes."""
         space, wanted = SPACES[self.op], set(self.combination)
-        return any(wanted <= set(space.decoded(word).items()) for word in result.shown.get(key_of(space), ()))
+        return any(
+            wanted <= set(space.decoded(word).items())
+            for word in result.shown.get(key_of(space), ())
+        )
 
     def inject(self) -> None:
         """Make every kernel of the op wrong, or the engine, for the rest of this process."""
@@ -77,11 +93,17 @@ class Trial:
         def call(*args: Any, **keywords: Any) -> Any:
             arguments = dict(zip(OPS.get(self.op).positional, args, strict=True)) | keywords
             points = SPACES[self.op].read(**arguments)
-            units = [unit for unit, point in enumerate(points) if set(self.combination) <= set(point.items())]
+            units = [
+                unit
+                for unit, point in enumerate(points)
+                if set(self.combination) <= set(point.items())
+            ]
             if not units:
                 return kernel(*args, **keywords)
             if self.op in ERRORS:
-                return with_error(kernel, arguments, units, ERRORS[self.op][self.kind], self.last_head, kept)
+                return with_error(
+                    kernel, arguments, units, ERRORS[self.op][self.kind], self.last_head, kept
+                )
             error = op_errors.ERRORS[self.op][self.kind]
             return op_errors.with_error(self.op, kernel, arguments, units, error, self.last_head)
 
@@ -100,7 +122,11 @@ def drawn(count: int, seed: int, ops: list[str]) -> list[Trial]:
     for number in range(count):
         op = rng.choice(ops)
         combination = rng.choice(_combinations(op, 2 + number % 2))
-        kinds = engine.kinds_for(combination) if op == ENGINE else sorted((ERRORS | op_errors.ERRORS)[op])
+        kinds = (
+            engine.kinds_for(combination)
+            if op == ENGINE
+            else sorted((ERRORS | op_errors.ERRORS)[op])
+        )
         last_head = rng.random() < 0.3 and op in op_errors.HEADED
         found.append(Trial(op, combination, rng.choice(kinds), last_head))
     return found
@@ -111,7 +137,9 @@ def _op(job: Job) -> str:
     return job.case.op or job.case.system
 
 
-def attempt(trial: Trial, jobs: list[Job], clean: dict[str, tuple[CaseResult, Outputs, float]]) -> MutantResult:
+def attempt(
+    trial: Trial, jobs: list[Job], clean: dict[str, tuple[CaseResult, Outputs, float]]
+) -> MutantResult:
     """Run the cases that show the classes, the cheapest first, until one fails."""
     able = [job for job in jobs if trial.is_shown_by(clean[job.key][0])]
     able.sort(key=lambda job: clean[job.key][2])
@@ -123,7 +151,9 @@ def attempt(trial: Trial, jobs: list[Job], clean: dict[str, tuple[CaseResult, Ou
         found, outputs = run(job)
         seen: dict[str, Any] = {"case": job.case.id, "num_cases": number}
         if found.verdict in FAILED:
-            return trial.became("killed", by=found.findings[0].oracle, reason=found.reason[:MOST_WORDS], **seen)
+            return trial.became(
+                "killed", by=found.findings[0].oracle, reason=found.reason[:MOST_WORDS], **seen
+            )
         if found.verdict is not Verdict.PASS:
             result = trial.became("error", reason=found.reason[:MOST_WORDS], **seen)
         elif result.status == "equivalent" and (changed := difference(outputs, clean[job.key][1])):
@@ -132,7 +162,9 @@ def attempt(trial: Trial, jobs: list[Job], clean: dict[str, tuple[CaseResult, Ou
 
 
 def look(jobs: list[Job]) -> bytes:
-    """The result of each job without an error, its outputs and its seconds, by its key: pickled by torch."""
+    """The result of each job without an error, its outputs and its seconds, by its key: pickled by
+    torch.
+    """
     clean = {}
     for job in jobs:
         started = time.perf_counter()
@@ -143,7 +175,10 @@ def look(jobs: list[Job]) -> bytes:
 
 
 def main(parent: Parent) -> None:
-    """Run the cases once, then try the errors. The cases that cannot judge, and each trial, are a progress."""
+    """Run the cases once, then try the errors.
+
+    The cases that cannot judge, and each trial, are a progress.
+    """
     torch.set_num_threads(1)
     request = parent.request(Trials)
     assert request is not None
@@ -162,7 +197,9 @@ def main(parent: Parent) -> None:
     parent.reply(Reply(progress={"unused": [case.model_dump(mode="json") for case in unused]}))
     usable = [job for job in able if job.key in clean and clean[job.key][0].verdict is Verdict.PASS]
     ops = sorted({_op(job) for job in usable})
-    trials = [trial for trial in drawn(request.count, request.seed, ops) if trial.name not in request.done]
+    trials = [
+        trial for trial in drawn(request.count, request.seed, ops) if trial.name not in request.done
+    ]
     for op in ops:
         for strength in STRENGTHS:
             _combinations(op, strength)

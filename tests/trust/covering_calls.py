@@ -28,10 +28,12 @@ def covering_calls(
     known: Sequence[str] = (),
     candidates: int = CANDIDATES,
 ) -> tuple[list[Given], Shown]:
-    """Calls that show every allowed pair and the share `triples` of the triples, and what they show.
+    """Calls that show every allowed pair and the share `triples` of the triples, and what they
+    show.
 
-    Of the drawn calls, the one with the most new combinations for its `cost` is kept. A pair counts as 50 triples.
-    Where `show` is an estimate, `serve` returns what a kept call really shows. Other calls show the `known` points.
+    Of the drawn calls, the one with the most new combinations for its `cost` is kept. A pair counts
+    as 50 triples. Where `show` is an estimate, `serve` returns what a kept call really shows. Other
+    calls show the `known` points.
     """
     random, found, shown = Random(seed), [], Shown(space)
     shown.add(known)
@@ -61,7 +63,8 @@ def covering_calls(
 
 
 def needed(space: Space, calls: Sequence[tuple[Sequence[str], float]], triples: float) -> list[int]:
-    """Which of `calls`, each with its points and its cost, show the same pairs and the share `triples` of the triples.
+    """Which of `calls`, each with its points and its cost, show the same pairs and the share
+    `triples` of the triples.
 
     Calls that show least for their cost, and that no others show, are left out first.
     """
@@ -70,16 +73,25 @@ def needed(space: Space, calls: Sequence[tuple[Sequence[str], float]], triples: 
         shown = Shown(space)
         shown.add(points)
         own.append(
-            {pair: mask & space.allowed[pair] for pair, mask in shown.with_pair.items() if pair in space.allowed}
+            {
+                pair: mask & space.allowed[pair]
+                for pair, mask in shown.with_pair.items()
+                if pair in space.allowed
+            }
         )
     kept, counts = set(range(len(calls))), Counter(c for call in own for c in _combinations(call))
-    met, least = sum(len(c) == 3 for c in counts), triples * sum(m.bit_count() for m in space.allowed.values())
+    met, least = (
+        sum(len(c) == 3 for c in counts),
+        triples * sum(m.bit_count() for m in space.allowed.values()),
+    )
 
     def loss(number: int) -> float:
         alone = [len(c) for c in _combinations(own[number]) if counts[c] == 1]
         return inf if 2 in alone or met - len(alone) < least else len(alone)
 
-    while (found := min(kept, key=lambda number: loss(number) / calls[number][1])) is not None and loss(found) < inf:
+    while (
+        found := min(kept, key=lambda number: loss(number) / calls[number][1])
+    ) is not None and loss(found) < inf:
         met -= int(loss(found))
         counts.subtract(_combinations(own[found]))
         kept.discard(found)

@@ -1,8 +1,9 @@
-"""Errors that the engine's stages get under conditions: what real engines do wrong with some requests of a step.
+"""Errors that the engine's stages get under conditions: what real engines do wrong with some
+requests of a step.
 
-A step runs as it is. If it has requests of the classes, it runs twice more on copies of the memory: unchanged, and with
-the error in the rows of these requests. What differs, logits and bytes of the pool, takes the place of the right ones.
-So a replay can be wrong too, and its twin cannot tell.
+A step runs as it is. If it has requests of the classes, it runs twice more on copies of the memory:
+unchanged, and with the error in the rows of these requests. What differs, logits and bytes of the
+pool, takes the place of the right ones. So a replay can be wrong too, and its twin cannot tell.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def kinds_for(combination: Combination) -> list[str]:
 
 @dataclass(slots=True)
 class Unit:
-    """A request of the step that gets the error: its place, its rows, and the layers that are wrong.
+    """A request of the step that gets the error: its place, its rows, and the layers that are
+    wrong.
 
     Its rows from `first` to `last` give tokens, and `unused` rows behind them none.
     """
@@ -69,7 +71,10 @@ class Unit:
 
 @dataclass(slots=True)
 class Wrong:
-    """The error of a process, and the units of the step that runs. `is_on` during the wrong one of its forwards."""
+    """The error of a process, and the units of the step that runs.
+
+    `is_on` during the wrong one of its forwards.
+    """
 
     combination: Combination
     kind: str
@@ -119,11 +124,19 @@ def _step(wrong: Wrong, runner: ModelRunner, batch: Batch, run: Callable[[], Ten
     if wrong.kind == "the neighbour's logits":
         ends = _ends(step)
         rows = torch.tensor([ends[unit.place] - 1 - unit.unused for unit in wrong.units])
-        other = rows if len(ends) == 1 else torch.tensor([ends[unit.place - 1] - 1 for unit in wrong.units])
+        other = (
+            rows
+            if len(ends) == 1
+            else torch.tensor([ends[unit.place - 1] - 1 for unit in wrong.units])
+        )
         return logits.index_copy(0, rows, logits[other])
     outcomes = []
     for is_on in (False, True):
-        copied, wrong.is_on, wrong.is_repeated = PagedMemory(memory.layout, before.clone()), is_on, not is_on
+        copied, wrong.is_on, wrong.is_repeated = (
+            PagedMemory(memory.layout, before.clone()),
+            is_on,
+            not is_on,
+        )
         try:
             forwarded = runner.paged_model.forward(batch, copied)
         finally:
@@ -132,18 +145,26 @@ def _step(wrong: Wrong, runner: ModelRunner, batch: Batch, run: Callable[[], Ten
     wrong.kept = dict(wrong.fresh)
     (right, of_right), (bad, of_bad) = outcomes
     memory.data.copy_(torch.where(of_bad != of_right, of_bad, memory.data))
-    differs = (bad != right).any(dim=-1, keepdim=True) | (bad.isnan() != right.isnan()).any(dim=-1, keepdim=True)
+    differs = (bad != right).any(dim=-1, keepdim=True) | (bad.isnan() != right.isnan()).any(
+        dim=-1, keepdim=True
+    )
     return torch.where(differs, bad, logits)
 
 
-def units_of(combination: Combination, step: Step, sequences: list[Sequence], logits: Tensor) -> Iterator[Unit]:
-    """The requests of the step that have the classes, once its logits [n, vocab] say what becomes of their drafts."""
+def units_of(
+    combination: Combination, step: Step, sequences: list[Sequence], logits: Tensor
+) -> Iterator[Unit]:
+    """The requests of the step that have the classes, once its logits [n, vocab] say what becomes
+    of their drafts.
+    """
     tokens, ends = logits.argmax(dim=-1).tolist(), _ends(step)
     starts, first = [0, *ends], 0
     for place, (request, sequence) in enumerate(zip(step.requests, sequences, strict=True)):
         rows = tokens[starts[place] : ends[place]]
         is_last = request.computed + request.new >= request.known
-        given = confirmed(sequence.drafts, rows) if sequence.drafts else rows[-1:] if is_last else []
+        given = (
+            confirmed(sequence.drafts, rows) if sequence.drafts else rows[-1:] if is_last else []
+        )
         left = sequence.max_tokens - sequence.num_generated_tokens
         request.confirmed = len(given) - 1 if sequence.drafts else 0
         request.given, request.ends = min(len(given), left), len(given) >= left
@@ -151,7 +172,9 @@ def units_of(combination: Combination, step: Step, sequences: list[Sequence], lo
     wanted = set(combination)
     for place, (request, sequence) in enumerate(zip(step.requests, sequences, strict=True)):
         own = points[place * len(layers) : (place + 1) * len(layers)]
-        found = {layer for layer, point in zip(layers, own, strict=True) if wanted <= set(point.items())}
+        found = {
+            layer for layer, point in zip(layers, own, strict=True) if wanted <= set(point.items())
+        }
         if found:
             # Rows behind the last token that is given have no effect.
             used = request.given if sequence.drafts else request.new
@@ -168,7 +191,10 @@ def _ends(step: Step) -> list[int]:
 
 
 def _items(step: Step, sequences: list[Sequence]) -> list[ScheduledSequence]:
-    return [ScheduledSequence(one, request.new) for one, request in zip(sequences, step.requests, strict=True)]
+    return [
+        ScheduledSequence(one, request.new)
+        for one, request in zip(sequences, step.requests, strict=True)
+    ]
 
 
 def _layer(wrong: Wrong, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -186,7 +212,9 @@ def _layer(wrong: Wrong, call: Callable[..., Any]) -> Callable[..., Any]:
             return call(self, x, batch, other)
         changed = batch if is_moe else _inputs(wrong, units, batch, isinstance(self, PagedKDA))
         states = (
-            [other.data[:, unit.sequence.state_block].clone() for unit in units] if isinstance(self, PagedKDA) else []
+            [other.data[:, unit.sequence.state_block].clone() for unit in units]
+            if isinstance(self, PagedKDA)
+            else []
         )
         kept = wrong.kept.get(id(self))
         result = call(self, x, changed, other)
@@ -237,7 +265,9 @@ def _inputs(wrong: Wrong, units: list[Unit], batch: Batch, is_state: bool) -> Ba
     for unit in units:
         if unit.place >= num_decodes:
             request = prefill[unit.place - num_decodes]
-            prefill[unit.place - num_decodes] = _of_another(request, prefill[unit.place - num_decodes - 1])
+            prefill[unit.place - num_decodes] = _of_another(
+                request, prefill[unit.place - num_decodes - 1]
+            )
         elif decode is not None:
             decode = _decode_of_another(decode, unit)
     return replace(batch, decode=decode, prefill=tuple(prefill))
@@ -253,7 +283,9 @@ def _of_another(request: Any, other: Any) -> Any:
 
 
 def _decode_of_another(decode: Any, unit: Unit) -> Any:
-    """Decodes in which a request has the first block of the request before as its last, and its state."""
+    """Decodes in which a request has the first block of the request before as its last, and its
+    state.
+    """
     changes: dict[str, Tensor] = {}
     page = (int(decode.seq_lens[unit.place]) - 1) // PAGE_SIZE
     for name in ("block_table", "window_table"):
@@ -267,7 +299,10 @@ def _decode_of_another(decode: Any, unit: Unit) -> Any:
 
 
 def _with_slots(batch: Batch, rows: Tensor, change: Callable[[Tensor], Tensor]) -> Batch:
-    """The batch with other slots of some rows, in every group of layers. `change` gets the slots [T]."""
+    """The batch with other slots of some rows, in every group of layers.
+
+    `change` gets the slots [T].
+    """
     found: dict[str, Tensor] = {}
     for name in ("slot_mapping", "window_slots"):
         if (slots := getattr(batch, name)) is not None:

@@ -1,11 +1,13 @@
-"""Whether a mutant that no case tells from the right code can be told at all: a property run of the changed function.
+"""Whether a mutant that no case tells from the right code can be told at all: a property run of the
+changed function.
 
-The mutant runs on drawn inputs that no scenario has: schedules without a model for the scheduler and the pool, drawn
-calls of kernels, and drawn sequences of the engine. Each evaluation of the changed code notes whether its value
-differs from the right one. It is equivalent if on enough inputs no bit of an output moves; the proof says how often
-the value differed. It is equal up to rounding if all decisions and counts are the same, every output is within its
-bound of oracle `reference` from the right code's, and enough of the inputs compute in float32 throughout, where that
-bound is 1e-5. Anything else is not exercised.
+The mutant runs on drawn inputs that no scenario has: schedules without a model for the scheduler
+and the pool, drawn calls of kernels, and drawn sequences of the engine. Each evaluation of the
+changed code notes whether its value differs from the right one. It is equivalent if on enough
+inputs no bit of an output moves; the proof says how often the value differed. It is equal up to
+rounding if all decisions and counts are the same, every output is within its bound of oracle
+`reference` from the right code's, and enough of the inputs compute in float32 throughout, where
+that bound is 1e-5. Anything else is not exercised.
 """
 
 from __future__ import annotations
@@ -45,21 +47,53 @@ SEED = 7_000_003
 """Of the drawn inputs. No scenario has it."""
 NUM_DRAWS = {"fuzz": 600, "fuzz-sequences": 240, "fuzz-states": 90}
 MOST, LEAST, UNTIL = 30, 12, 240
-"""Drawn cases that a mutant runs on, up to UNTIL where its value differed in too few; an equivalent one needs LEAST."""
+"""Drawn cases that a mutant runs on, up to UNTIL where its value differed in too few; an equivalent
+one needs LEAST.
+"""
 NUM_SCHEDULES = 2000
 SCHEDULE = "engine/schedule/"
 MODULE: dict[str, Any] = {
-    "speculative": "mtp", "speculative_tokens": 1, "layers": ["mla"], "kv": "fp32", "num_experts": 0,
-    "expert_ranks": 1, "prefix_caching": False, "drafter": False, "chains": [], "requests": [[5, 6], [40, 9], [70, 5]],
-    "arrivals": [], "aborts": [], "happens": [], "cancelled": [], "flush": False,
-}  # fmt: skip
+    "speculative": "mtp",
+    "speculative_tokens": 1,
+    "layers": ["mla"],
+    "kv": "fp32",
+    "num_experts": 0,
+    "expert_ranks": 1,
+    "prefix_caching": False,
+    "drafter": False,
+    "chains": [],
+    "requests": [[5, 6], [40, 9], [70, 5]],
+    "arrivals": [],
+    "aborts": [],
+    "happens": [],
+    "cancelled": [],
+    "flush": False,
+}
 WIDER: tuple[dict[str, Any], ...] = (
-    {"zero_fill_output": True, "amax_rows": "batch", "quantize": "fp8_per_tensor", "graph": "full", "pad_keys": 0},
-    {"num_experts": 4, "expert_ranks": 2, "changes": [["move_experts", 0]], "epochs": 2, "graph": "full"},
+    {
+        "zero_fill_output": True,
+        "amax_rows": "batch",
+        "quantize": "fp8_per_tensor",
+        "graph": "full",
+        "pad_keys": 0,
+    },
+    {
+        "num_experts": 4,
+        "expert_ranks": 2,
+        "changes": [["move_experts", 0]],
+        "epochs": 2,
+        "graph": "full",
+    },
     {"capture_sizes": [4], "graph": "full", "dummy_steps": True, "pad_tokens": "trash"},
     {"changes": [["sleep", 0], ["reload_new", 0]], "epochs": 2, "graph": "full", "capture": "lazy"},
     {"layers": ["mla"], "adapters": [1], "changes": [["switch_adapter", 0]], "epochs": 2},
-    {"layers": ["mla"], "adapters": [1], "changes": [["sleep", 0], ["reload_new", 0]], "epochs": 2, "graph": "full"},
+    {
+        "layers": ["mla"],
+        "adapters": [1],
+        "changes": [["sleep", 0], ["reload_new", 0]],
+        "epochs": 2,
+        "graph": "full",
+    },
     {"drafter": True, "graph": "full"},
     {"cancelled": [0], "max_num_seqs": 2},
     {"decode_kernel": "tiled-counted", "graph": "full"},
@@ -67,17 +101,28 @@ WIDER: tuple[dict[str, Any], ...] = (
     {"context_ranks": 2, "max_batched_tokens": 24, "layers": ["mla"], "kv": "fp32"},
     {"context_chunk": 7, "max_batched_tokens": 20, "layers": ["mla"], "kv": "fp32"},
     {"quantize": "mxfp8", "dp_rank_tokens": 60, "layers": ["mla"], "graph": "none"},
-    {"decode_kernel": "tiled-counted", "graph": "full", "capture_sizes": [2, 3, 5], "kv": "fp32", "layers": ["mla"]},
+    {
+        "decode_kernel": "tiled-counted",
+        "graph": "full",
+        "capture_sizes": [2, 3, 5],
+        "kv": "fp32",
+        "layers": ["mla"],
+    },
     {"decode_kernel": "tiled-multiply", "layers": ["mla"], "kv": "fp32"},
     MODULE,
 )
-"""Parameters of the engine that no draw has, or not together. Most drawn cases get some, where they stay legal."""
+"""Parameters of the engine that no draw has, or not together.
+
+Most drawn cases get some, where they stay legal.
+"""
 Result = Hashable
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """What a drawn case gave: outputs, each with the name of its bound, and what must be the same, decisions and counts."""
+    """What a drawn case gave: outputs, each with the name of its bound, and what must be the same,
+    decisions and counts.
+    """
 
     outputs: tuple[tuple[torch.Tensor, str], ...]
     exact: Hashable
@@ -97,12 +142,17 @@ def _is_near(one: torch.Tensor, other: torch.Tensor, name: str) -> bool:
     if not name or not one.numel():
         return is_same(one, other)
     live = torch.ones(len(one), dtype=torch.bool)
-    return one.shape == other.shape and compare(one, other.double(), live, bound(name)).mismatch is None
+    return (
+        one.shape == other.shape
+        and compare(one, other.double(), live, bound(name)).mismatch is None
+    )
 
 
 @dataclass(slots=True)
 class Noted:
-    """How often the changed code was evaluated, and how often its value differed from the right one."""
+    """How often the changed code was evaluated, and how often its value differed from the right
+    one.
+    """
 
     evaluations: int = 0
     different: int = 0
@@ -121,7 +171,9 @@ def is_same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         if (one.shape, one.dtype) != (other.shape, other.dtype):
             return False
-        return one is other or torch.equal(bits_view(one.contiguous()), bits_view(other.contiguous()))
+        return one is other or torch.equal(
+            bits_view(one.contiguous()), bits_view(other.contiguous())
+        )
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(is_same, one, other))
     return one is other or (type(one) is type(other) and bool(one == other))
@@ -129,14 +181,18 @@ def is_same(one: Any, other: Any) -> bool:
 
 @dataclass(slots=True)
 class Drawn:
-    """One drawn input: how to run it, what the right code gave, and the lines of each file that it ran."""
+    """One drawn input: how to run it, what the right code gave, and the lines of each file that it
+    ran.
+    """
 
     name: str
     run: Callable[[], Result]
     right: Result = None
     lines: dict[str, set[int]] = field(default_factory=dict)
     is_fine: bool = False
-    """Whether it computes in float32 throughout, so that a rounding is small beside any other change."""
+    """Whether it computes in float32 throughout, so that a rounding is small beside any other
+    change.
+    """
 
 
 def drawn_ids() -> list[tuple[str, str, dict[str, Any]]]:
@@ -150,8 +206,13 @@ def drawn_ids() -> list[tuple[str, str, dict[str, Any]]]:
     return found
 
 
-def drawn_inputs(files: dict[str, str], ids: SequenceOf[tuple[str, str, dict[str, Any]]]) -> list[Drawn]:
-    """The drawn cases of `ids` that the right code serves. `files` are paths of the files under test, and their names."""
+def drawn_inputs(
+    files: dict[str, str], ids: SequenceOf[tuple[str, str, dict[str, Any]]]
+) -> list[Drawn]:
+    """The drawn cases of `ids` that the right code serves.
+
+    `files` are paths of the files under test, and their names.
+    """
     scenarios = {one.name: one for one in load_scenarios(None)}
     found = []
     for name, id_, more in ids:
@@ -160,7 +221,9 @@ def drawn_inputs(files: dict[str, str], ids: SequenceOf[tuple[str, str, dict[str
             case = _wider(case, more)
         if case is None or why_not(case, "cpu"):
             continue
-        drawn = Drawn(case.id, partial(_outputs, Job(key=case.id, case=case)), is_fine=_is_fine(case))
+        drawn = Drawn(
+            case.id, partial(_outputs, Job(key=case.id, case=case)), is_fine=_is_fine(case)
+        )
         # A stride may ask for more addresses than a trial has.
         with contextlib.suppress(InputError), executed_lines(files) as executed:
             drawn.right = hash(drawn.run())
@@ -180,7 +243,9 @@ def _is_fine(case: Case) -> bool:
 def _wider(case: Case, more: dict[str, Any]) -> Case:
     """The case with `more` parameters; as it is if they are not legal there."""
     with contextlib.suppress(ValidationError):
-        wider = case.model_copy(update={"params": type(case.params).model_validate(case.params.model_dump() | more)})
+        wider = case.model_copy(
+            update={"params": type(case.params).model_validate(case.params.model_dump() | more)}
+        )
         return case if why_not(wider, "cpu") else wider
     return case
 
@@ -212,7 +277,9 @@ def executed_lines(files: dict[str, str]) -> Iterator[Executed]:
         seen.steps += 1
         if code not in unseen:
             # The line of `def` is no event inside a function.
-            unseen[code] = {line for *_, line in code.co_lines() if line and line != code.co_firstlineno}
+            unseen[code] = {
+                line for *_, line in code.co_lines() if line and line != code.co_firstlineno
+            }
         return on_line if unseen[code] else None
 
     sys.settrace(on_call)
@@ -223,7 +290,9 @@ def executed_lines(files: dict[str, str]) -> Iterator[Executed]:
 
 
 def _outputs(job: Job) -> Result:
-    """All bits that a drawn case gives under NaN: outputs, guarded memory, logits, counts of each step, free blocks."""
+    """All bits that a drawn case gives under NaN: outputs, guarded memory, logits, counts of each
+    step, free blocks.
+    """
     torch.manual_seed(job.case.seed)
     target, poison = target_of(job), Poison("nan", frozenset(site.name for site in SITES))
     if not isinstance(target, EngineTarget):
@@ -237,7 +306,12 @@ def _outputs(job: Job) -> Result:
     notes = Notes(target._params, poison, padding_bound=target._padding_bound)
     served = target._serve(poison, notes)
     answers = notes.answers
-    rows = [row for kept in (answers.logits, answers.rejected) for request in sorted(kept) for row in kept[request]]
+    rows = [
+        row
+        for kept in (answers.logits, answers.rejected)
+        for request in sorted(kept)
+        for row in kept[request]
+    ]
     rows += [one.replayed[one.live] for one in [*notes.twins.replays, *notes.twins.drafts]]
     counts = tuple((one.name, one.found) for one in [*served.counts, *served.counts_at_end()])
     given = [(one.request, tuple(one.tokens)) for epoch in served.epochs for one in epoch]
@@ -269,7 +343,11 @@ def tried(
     on_schedules = mutant.file.startswith(SCHEDULE)
     used = differing = rounded = fine = 0
     for number, drawn in enumerate(_for(mutant, inputs)):
-        has_enough = used >= LEAST and (not differing or differing >= LEAST) and (not rounded or fine >= LEAST)
+        has_enough = (
+            used >= LEAST
+            and (not differing or differing >= LEAST)
+            and (not rounded or fine >= LEAST)
+        )
         if not on_schedules and number >= MOST and has_enough:
             break
         before, same_before = noted.evaluations, noted.different
@@ -280,17 +358,31 @@ def tried(
         if hash(found) != drawn.right:
             with unchanged():
                 right = drawn.run()
-            if not isinstance(found, Values) or not isinstance(right, Values) or not found.rounds_as(right):
+            if (
+                not isinstance(found, Values)
+                or not isinstance(right, Values)
+                or not found.rounds_as(right)
+            ):
                 return _seen(result, f"{drawn.name} gives another output")
             rounded += 1
             fine += drawn.is_fine
         used += noted.evaluations > before
         differing += noted.different > same_before
     kind = "schedules" if on_schedules else "drawn cases"
-    seen = f"evaluated {noted.evaluations} times in {used} {kind}, the value differed {noted.different} times, in {differing}"
+    seen = (
+        f"evaluated {noted.evaluations} times in {used} {kind}, the value differed"
+        f" {noted.different} times, in {differing}"
+    )
     # A value that seldom differs may matter where it was not drawn.
-    if used < LEAST or 0 < differing < LEAST or ((rounded or result.status == "survived") and fine < LEAST):
-        return _seen(result, f"{seen}; outputs were rounded otherwise in {rounded}, {fine} of them in float32")
+    if (
+        used < LEAST
+        or 0 < differing < LEAST
+        or ((rounded or result.status == "survived") and fine < LEAST)
+    ):
+        return _seen(
+            result,
+            f"{seen}; outputs were rounded otherwise in {rounded}, {fine} of them in float32",
+        )
     words = "the same value" if not noted.different else "no bit of an output moves"
     if rounded:
         words = f"equal up to rounding, in {fine} cases of float32 and {rounded - fine} others"
@@ -307,7 +399,11 @@ def _for(mutant: Mutant, inputs: SequenceOf[Drawn]) -> Iterator[Drawn]:
     if mutant.file.startswith(SCHEDULE):
         yield from (drawn for drawn in inputs if drawn.name.startswith("schedule "))
         return
-    able = [drawn for drawn in inputs if not drawn.lines.get(mutant.file, set()).isdisjoint(mutant.lines)]
+    able = [
+        drawn
+        for drawn in inputs
+        if not drawn.lines.get(mutant.file, set()).isdisjoint(mutant.lines)
+    ]
     able.sort(key=lambda drawn: not drawn.is_fine)
     # Even steps first, as neighbours are of one scenario.
     step = max(len(able) // MOST, 1)

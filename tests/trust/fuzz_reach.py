@@ -1,4 +1,5 @@
-"""What `fuzz` draws: how many of the draws of a seed have each property, in each version of the draws. No case runs.
+"""What `fuzz` draws: how many of the draws of a seed have each property, in each version of the
+draws. No case runs.
 
 Prints the table of `docs/conditions.md`: `python tests/trust/fuzz_reach.py --draws 5000 --seed 1`.
 """
@@ -29,8 +30,12 @@ PROPERTIES: dict[str, Callable[[Draw, Given], bool]] = {
         for spec in OPS
         if spec.name != "mla_decode_plan"
     },
-    "a plan (`mla_decode_plan`)": lambda drawn, given: drawn.op == "mla_decode" and given["planned"],
-    "a layout that is not contiguous": lambda drawn, given: given.get("layout", "contiguous") != "contiguous",
+    "a plan (`mla_decode_plan`)": lambda drawn, given: (
+        drawn.op == "mla_decode" and given["planned"]
+    ),
+    "a layout that is not contiguous": lambda drawn, given: (
+        given.get("layout", "contiguous") != "contiguous"
+    ),
     "an offset past 2^31": lambda drawn, given: bool(
         given.get("high_blocks")
         or given.get("page_stride")
@@ -40,20 +45,31 @@ PROPERTIES: dict[str, Callable[[Draw, Given], bool]] = {
     "more than one launch": lambda drawn, given: given.get("launches", 1) > 1,
     "a graph": lambda drawn, given: given.get("graph", "none") != "none",
     "`lse_gap`": lambda drawn, given: bool(given.get("lse_gap")),
-    "poison in neighbours (`kv.neighbor`)": lambda drawn, given: "kv.neighbor" in drawn.poison.sites,
+    "poison in neighbours (`kv.neighbor`)": lambda drawn, given: (
+        "kv.neighbor" in drawn.poison.sites
+    ),
     f"a row of more than {LONG_PAGES} pages": lambda drawn, given: (
         max(_lengths(given), default=0) > LONG_PAGES * PAGE_SIZE
     ),
-    f"more than {MANY_REQUESTS} requests": lambda drawn, given: len(_lengths(given)) > MANY_REQUESTS,
-    "pages in an order of their own, or shared": lambda drawn, given: bool(
-        set(given.get("page_order", ())) - {"random"} or set(given.get("slot_order", "random")) - set("random")
+    f"more than {MANY_REQUESTS} requests": lambda drawn, given: (
+        len(_lengths(given)) > MANY_REQUESTS
     ),
-    "scores or rows that are not plain": lambda drawn, given: bool(set(given.get("values", ())) - {"plain"}),
-    "128 heads or more": lambda drawn, given: drawn.op is not None and given.get("num_heads", 0) >= 128,
+    "pages in an order of their own, or shared": lambda drawn, given: bool(
+        set(given.get("page_order", ())) - {"random"}
+        or set(given.get("slot_order", "random")) - set("random")
+    ),
+    "scores or rows that are not plain": lambda drawn, given: bool(
+        set(given.get("values", ())) - {"plain"}
+    ),
+    "128 heads or more": lambda drawn, given: (
+        drawn.op is not None and given.get("num_heads", 0) >= 128
+    ),
     "records of V3.2 (`fp8_ds_mla`, `indexer_*`)": lambda drawn, given: (
         given.get("kv") == "fp8_ds_mla" or str(given.get("kv")).startswith("indexer")
     ),
-    "attention over `fp8_ds_mla`": lambda drawn, given: drawn.op == "mla_decode_sparse" and given["kv"] == "fp8_ds_mla",
+    "attention over `fp8_ds_mla`": lambda drawn, given: (
+        drawn.op == "mla_decode_sparse" and given["kv"] == "fp8_ds_mla"
+    ),
     "2,048 tokens or more chosen": lambda drawn, given: given.get("topk", 0) >= 2048,
     "an engine with sparse layers": lambda drawn, given: (
         "sparse" in given.get("layers", ()) if drawn.op is None else False
@@ -86,7 +102,9 @@ def main() -> None:
     versions = range(2, VERSION + 1)
     counts = [reached(given.seed, given.draws, version) for version in versions]
     rows = [(name, *(f"{one[name]:,}" for one in counts)) for name in PROPERTIES]
-    print(table((f"of {given.draws:,} draws", *(f"version {version}" for version in versions)), rows))
+    print(
+        table((f"of {given.draws:,} draws", *(f"version {version}" for version in versions)), rows)
+    )
 
 
 if __name__ == "__main__":

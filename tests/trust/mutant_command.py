@@ -1,4 +1,6 @@
-"""`mla-harness selftest --mutants N`: change the engine and its kernels in N small ways, and see which cases notice."""
+"""`mla-harness selftest --mutants N`: change the engine and its kernels in N small ways, and see
+which cases notice.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +32,26 @@ NAME = "the trials of mutants"
 def planned_trials(
     wanted: Wanted, pool: Pool, count: int, *, out: Path, workers: int | None, conditions: bool
 ) -> RunStore:
-    """A new run of `count` mutants drawn from the seed on the selected cases. Raises InputError for other cases.
+    """A new run of `count` mutants drawn from the seed on the selected cases.
 
-    With `conditions` the kernels are wrong under pairs and triples of conditions, and no code changes.
+    Raises InputError for other cases.
+
+    With `conditions` the kernels are wrong under pairs and triples of conditions, and no code
+    changes.
     """
     wanted = replace(wanted, device="cpu")
     planner = Planner(wanted, pool)
     cases = select(planner.scenarios(), wanted.selectors, tags=wanted.tags, seed=0)
-    jobs = [job for job in planner.jobs_of(cases) if job.case.kind.shows_launches and job.device == "cpu"]
+    jobs = [
+        job
+        for job in planner.jobs_of(cases)
+        if job.case.kind.shows_launches and job.device == "cpu"
+    ]
     if not jobs:
-        raise InputError("--mutants: changes the reference engine and the built-in kernels; select cases that run them")
+        raise InputError(
+            "--mutants: changes the reference engine and the built-in kernels; select cases that"
+            " run them"
+        )
     how = wanted.reproduction() | {"conditions" if conditions else "mutants": count}
     trials = Trials(
         jobs=tuple(jobs),
@@ -68,7 +80,12 @@ def try_mutants(store: RunStore, *, workers: int | None, as_json: bool) -> int:
         done = tuple(result.name for result in mutants_of(store))
         request = trials.model_copy(update={"done": done, "workers": workers or trials.workers})
         live = Waiting(screen, f"looking at {len(trials.jobs)} cases")
-        with live, Child(MODULES[trials.conditions], name=NAME, environ=ONE_THREAD | on_path(TRUST)) as child:
+        with (
+            live,
+            Child(
+                MODULES[trials.conditions], name=NAME, environ=ONE_THREAD | on_path(TRUST)
+            ) as child,
+        ):
             child.send(request)
             while (reply := child.answer()).result is None:
                 found = reply.progress or {}
@@ -82,8 +99,16 @@ def try_mutants(store: RunStore, *, workers: int | None, as_json: bool) -> int:
         _print(screen, results, unused)
         screen.print(f"report: {store.path / 'report.html'}", soft_wrap=True)
         if as_json:
-            found, every = score(results), [one.model_dump(mode="json", exclude={"schema_version"}) for one in results]
-            shown = {"rate": found.rate, "interval": found.interval, "statement": found.statement, "mutants": every}
+            found, every = (
+                score(results),
+                [one.model_dump(mode="json", exclude={"schema_version"}) for one in results],
+            )
+            shown = {
+                "rate": found.rate,
+                "interval": found.interval,
+                "statement": found.statement,
+                "mutants": every,
+            }
             print_json(summarise(store) | {"mutants": shown})
         return 0 if results else 3
 
@@ -98,5 +123,7 @@ def _print(screen: Console, results: list[MutantResult], unused: list[SurveyedCa
             shown.add_row(*map(printable, row))
         screen.print(shown)
     for case in unused:
-        screen.print(f"not used: {printable(case.id)}: {one_line(case.why_not, 200)}", soft_wrap=True)
+        screen.print(
+            f"not used: {printable(case.id)}: {one_line(case.why_not, 200)}", soft_wrap=True
+        )
     screen.print(score(results).statement, soft_wrap=True)

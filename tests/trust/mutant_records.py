@@ -1,4 +1,5 @@
-"""Mutants: what is asked of their trials, what became of each, and the score and tables of all of them.
+"""Mutants: what is asked of their trials, what became of each, and the score and tables of all of
+them.
 
 The file of a run folder has a line for each mutant.
 """
@@ -25,10 +26,13 @@ Status = Literal["killed", "survived", "not exercised", "equivalent", "not reach
 
 
 class Trials(Record):
-    """The request: `count` mutants drawn from `seed`, tried on the cases of `jobs` by `workers` processes.
+    """The request:
 
-    A resumed run leaves out the mutants `done`, by their names. With `conditions` a mutant is no change of code, but an
-    error of the kernels under a combination of conditions. With `proves` drawn inputs try to tell what no case does.
+    `count` mutants drawn from `seed`, tried on the cases of `jobs` by `workers` processes.
+
+    A resumed run leaves out the mutants `done`, by their names. With `conditions` a mutant is no
+    change of code, but an error of the kernels under a combination of conditions. With `proves`
+    drawn inputs try to tell what no case does.
     """
 
     jobs: tuple[Job, ...]
@@ -41,21 +45,27 @@ class Trials(Record):
 
 
 class SurveyedCase(Record):
-    """A case on unchanged code. `steps` counts executed lines of the files under test, a cost without a clock."""
+    """A case on unchanged code.
+
+    `steps` counts executed lines of the files under test, a cost without a clock.
+    """
 
     id: str
     seconds: float = 0.0
     steps: int = 0
     lines: dict[str, tuple[int, ...]] = Field(default={})
-    why_not: str = Field(default="", description="why it cannot judge mutants: it does not pass, or its outputs vary")
+    why_not: str = Field(
+        default="", description="why it cannot judge mutants: it does not pass, or its outputs vary"
+    )
 
 
 class MutantResult(Record):
     """What became of one mutant.
 
-    `killed` by an oracle in `case`; `survived`: outputs of `case` changed and no oracle saw it; `not exercised`: no
-    output of the `num_cases` cases changed; `equivalent`: nor did any of a property run, its `proof`; `not reached`: no
-    case executes the line; `error`: a case could not be judged, and none failed.
+    `killed` by an oracle in `case`; `survived`: outputs of `case` changed and no oracle saw it;
+    `not exercised`: no output of the `num_cases` cases changed; `equivalent`: nor did any of a
+    property run, its `proof`; `not reached`: no case executes the line; `error`: a case could not
+    be judged, and none failed.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -83,7 +93,15 @@ def mutants_of(store: RunStore) -> list[MutantResult]:
 
 EXCEPTIONS = ("crash", "error")
 """What notes an exception, which any run would show. Everything else that kills is a judgement."""
-COLUMNS = ("judgement", "exception", "survived", "not exercised", "not reached", "error", "equivalent")
+COLUMNS = (
+    "judgement",
+    "exception",
+    "survived",
+    "not exercised",
+    "not reached",
+    "error",
+    "equivalent",
+)
 HEAD = ("mutants", *COLUMNS, "kill rate", "95 % interval")
 ORACLE_HEAD = ("killed by", "mutants")
 LEFT_HEAD = ("place", "operator", "change", "status", "why")
@@ -96,7 +114,9 @@ Table = tuple[Row, list[Row]]
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How many mutants a judgement killed, of those that no exception shows and no proof calls equivalent."""
+    """How many mutants a judgement killed, of those that no exception shows and no proof calls
+    equivalent.
+    """
 
     killed: int
     counted: int
@@ -116,16 +136,24 @@ class Score:
     def statement(self) -> str:
         low, high = self.interval
         return (
-            f"{self.killed} of {self.counted} mutants killed by a judgement: {self.rate:.1%} "
-            f"({low:.1%} to {high:.1%}); {self.exceptions} more end in an exception, {self.equivalent} are equivalent"
+            f"{self.killed} of {self.counted} mutants killed by a judgement: {self.rate:.1%}"
+            f" ({low:.1%} to {high:.1%}); {self.exceptions} more end in an exception,"
+            f" {self.equivalent} are equivalent"
         )
 
 
 def column(result: MutantResult) -> str:
-    """The column of a mutant in the tables. Without a proof it is not exercised; errors of kernels have no proofs."""
+    """The column of a mutant in the tables.
+
+    Without a proof it is not exercised; errors of kernels have no proofs.
+    """
     if result.status == "killed":
         return "exception" if result.by in EXCEPTIONS else "judgement"
-    return "not exercised" if result.status == "equivalent" and result.line and not result.proof else result.status
+    return (
+        "not exercised"
+        if result.status == "equivalent" and result.line and not result.proof
+        else result.status
+    )
 
 
 def score(results: Sequence[MutantResult]) -> Score:
@@ -135,20 +163,36 @@ def score(results: Sequence[MutantResult]) -> Score:
 
 
 def tables(results: Sequence[MutantResult]) -> list[Table]:
-    """Tables, each as a head and rows: by file, by operator, by oracle, what was not killed, and what is equivalent."""
+    """Tables, each as a head and rows: by file, by operator, by oracle, what was not killed, and
+    what is equivalent.
+    """
     oracles = Counter(result.by for result in results if result.status == "killed")
-    killers: list[Row] = [(name, str(count)) for name, count in sorted(oracles.items(), key=lambda pair: -pair[1])]
+    killers: list[Row] = [
+        (name, str(count)) for name, count in sorted(oracles.items(), key=lambda pair: -pair[1])
+    ]
     left: list[Row] = [
-        (f"{one.file}:{one.line} {one.function}", one.operator, one.change, column(one), one.reason or one.case)
+        (
+            f"{one.file}:{one.line} {one.function}",
+            one.operator,
+            one.change,
+            column(one),
+            one.reason or one.case,
+        )
         for one in results
         if column(one) not in ("judgement", "exception", "equivalent")
     ]
     proofs: list[Row] = [
-        (f"{one.file}:{one.line} {one.function}", one.change, one.proof) for one in results if one.proof
+        (f"{one.file}:{one.line} {one.function}", one.change, one.proof)
+        for one in results
+        if one.proof
     ]
     # Errors under conditions have no line.
     titles = ("file", "operator") if results and results[0].line else ("conditions", "error")
-    strengths = [one.model_copy(update={"file": one.file.rpartition(", ")[2]}) for one in results if not one.line]
+    strengths = [
+        one.model_copy(update={"file": one.file.rpartition(", ")[2]})
+        for one in results
+        if not one.line
+    ]
     shown: list[Table] = [
         ((titles[0], *HEAD), _rows(results, "file")),
         ((titles[1], *HEAD), _rows(results, "operator")),

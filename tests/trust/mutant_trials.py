@@ -1,8 +1,9 @@
 """Trials of mutants, as a child process: `python -m mutant_trials`.
 
-One process loads everything, and is forked for each mutant. The fork changes one function in its memory and runs the
-cases that execute the changed lines, the cheapest of each scenario first, until an oracle sees the change. No file is
-written. A survey of the unchanged code says which lines a case executes, and what its outputs are.
+One process loads everything, and is forked for each mutant. The fork changes one function in its
+memory and runs the cases that execute the changed lines, the cheapest of each scenario first, until
+an oracle sees the change. No file is written. A survey of the unchanged code says which lines a
+case executes, and what its outputs are.
 """
 
 from __future__ import annotations
@@ -43,10 +44,16 @@ from harness.run.protocol import Parent, Reply, run_child
 
 ROOT = Path(__file__).resolve().parents[2] / "harness"
 UNDER_TEST = (
-    *(f"engine/{name}.py" for name in ("attention", "batch", "capture", "engine", "experts", "kernels", "memory")),
+    *(
+        f"engine/{name}.py"
+        for name in ("attention", "batch", "capture", "engine", "experts", "kernels", "memory")
+    ),
     *(f"engine/{name}.py" for name in ("paged_model", "runner", "sparse_attention", "speculation")),
     *(f"engine/schedule/{name}.py" for name in ("block_pool", "scheduler", "sequence")),
-    *(f"kernels/torch/{name}.py" for name in ("context", "decode", "merge", "plan", "quantize", "records", "route")),
+    *(
+        f"kernels/torch/{name}.py"
+        for name in ("context", "decode", "merge", "plan", "quantize", "records", "route")
+    ),
     "kernels/torch/write.py",
 )
 """The files that mutants change. The model is not among them: the reference shares it."""
@@ -54,9 +61,14 @@ MOST_CASES, SEVERAL, DRAWN = 120, 4, "fuzz"
 FIRST, PROPERTY_SECONDS = 24, 240.0
 """Cases before the property run, which takes so long at most."""
 MORE_SECONDS, TIMES = 5.0, 10.0
-"""A case of a mutant may take TIMES the CPU time that it took without it, and MORE_SECONDS: load does not count."""
+"""A case of a mutant may take TIMES the CPU time that it took without it, and MORE_SECONDS: load
+does not count.
+"""
 REAL_TIMES, REAL_SECONDS = 30.0, 120.0
-"""After so many limits and seconds by the clock the process ends. That is an error of the trial and no kill."""
+"""After so many limits and seconds by the clock the process ends.
+
+That is an error of the trial and no kill.
+"""
 MORE_MEMORY = 40 * 2**30
 """Bytes of address space. A pool past 2**31 elements takes 7 GB of it and next to no memory."""
 MOST_WORDS = 300
@@ -71,19 +83,33 @@ class Late(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """How a process ended that gave no result, as `multiprocessing` says it: a signal is negative."""
+    """How a process ended that gave no result, as `multiprocessing` says it: a signal is
+    negative.
+    """
 
     exit_code: int
 
     @property
     def by_itself(self) -> bool:
-        """Whether the code of the mutant ended it: the memory that it touched, an abort, or CPU time without end."""
-        return -self.exit_code in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT, signal.SIGXCPU)
+        """Whether the code of the mutant ended it: the memory that it touched, an abort, or CPU
+        time without end.
+        """
+        return -self.exit_code in (
+            signal.SIGSEGV,
+            signal.SIGBUS,
+            signal.SIGFPE,
+            signal.SIGABRT,
+            signal.SIGXCPU,
+        )
 
 
 def all_mutants() -> list[Mutant]:
     """The mutants of all files under test, in order."""
-    return [m for file in UNDER_TEST for m in mutants_of(file, (ROOT / file).read_text(encoding="utf-8"))]
+    return [
+        m
+        for file in UNDER_TEST
+        for m in mutants_of(file, (ROOT / file).read_text(encoding="utf-8"))
+    ]
 
 
 def drawn(count: int, seed: int) -> list[Mutant]:
@@ -93,11 +119,16 @@ def drawn(count: int, seed: int) -> list[Mutant]:
 
 
 def inject(mutant: Mutant, noted: equivalence.Noted | None = None) -> None:
-    """Give the mutant's function its changed code, for the rest of this process. It counts with `noted`."""
+    """Give the mutant's function its changed code, for the rest of this process.
+
+    It counts with `noted`.
+    """
     module = importlib.import_module("harness." + mutant.file.removesuffix(".py").replace("/", "."))
     text, path = (ROOT / mutant.file).read_text(encoding="utf-8"), str(ROOT / mutant.file)
     with contextlib.suppress(SyntaxWarning):
-        code = compile(mutated(text, mutant, noting=noted is not None), path, "exec", dont_inherit=True)
+        code = compile(
+            mutated(text, mutant, noting=noted is not None), path, "exec", dont_inherit=True
+        )
     function = _function(module, mutant.function, path)
     before: dict[int, Any] = {}
 
@@ -161,10 +192,16 @@ def run(job: Job) -> tuple[CaseResult, Outputs]:
 
 def difference(outputs: Outputs, clean: Outputs) -> str:
     """How outputs differ from the clean ones, in words; empty if all bits are equal."""
-    shapes = [{name: (live.shape, live.dtype) for name, live in one.items()} for one in (outputs, clean)]
+    shapes = [
+        {name: (live.shape, live.dtype) for name, live in one.items()} for one in (outputs, clean)
+    ]
     if shapes[0] != shapes[1]:
         return "there are other outputs"
-    moved = [name for name, live in outputs.items() if not torch.equal(bits_view(live), bits_view(clean[name]))]
+    moved = [
+        name
+        for name, live in outputs.items()
+        if not torch.equal(bits_view(live), bits_view(clean[name]))
+    ]
     if not moved:
         return ""
     largest = max(_distance(outputs[name].double(), clean[name].double()) for name in moved)
@@ -176,32 +213,48 @@ def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def survey(job: Job, seconds: float, clean: Outputs) -> SurveyedCase:
-    """Run a case again, and note the lines that it executes. `clean` are its outputs in the run before."""
+    """Run a case again, and note the lines that it executes.
+
+    `clean` are its outputs in the run before.
+    """
     with equivalence.executed_lines({str(ROOT / file): file for file in UNDER_TEST}) as executed:
         result, outputs = run(job)
     why_not = "" if result.verdict is Verdict.PASS else f"{result.verdict.value}: {result.reason}"
     why_not = why_not or difference(outputs, clean)
     lines = {file: tuple(sorted(found)) for file, found in executed.lines.items() if found}
-    return SurveyedCase(id=job.case.id, seconds=seconds, steps=executed.steps, lines=lines, why_not=why_not)
+    return SurveyedCase(
+        id=job.case.id, seconds=seconds, steps=executed.steps, lines=lines, why_not=why_not
+    )
 
 
 def cases_for(mutant: Mutant, surveyed: dict[str, SurveyedCase], jobs: list[Job]) -> list[Job]:
-    """At most MOST_CASES that execute the changed lines: the cheapest of each scenario, then the second of each, ...
+    """At most MOST_CASES that execute the changed lines: the cheapest of each scenario, then the
+    second of each, ...
 
-    Each turn has SEVERAL of the drawn cases, which differ more from one another. What decides a schedule is tried first
-    on the cases that declare their steps.
+    Each turn has SEVERAL of the drawn cases, which differ more from one another. What decides a
+    schedule is tried first on the cases that declare their steps.
     """
     lines = set(mutant.lines)
-    hits = [job for job in jobs if not lines.isdisjoint(surveyed[job.case.id].lines.get(mutant.file, ()))]
+    hits = [
+        job
+        for job in jobs
+        if not lines.isdisjoint(surveyed[job.case.id].lines.get(mutant.file, ()))
+    ]
     hits.sort(key=lambda job: surveyed[job.case.id].steps)
     seen: dict[str, int] = {}
     turns = []
     for job in hits:
         before = seen.setdefault(job.case.scenario, 0)
-        is_declared = mutant.file.startswith(equivalence.SCHEDULE) and job.case.params.model_dump().get("steps")
-        turns.append(0 if is_declared else before // SEVERAL if job.case.scenario == DRAWN else before)
+        is_declared = mutant.file.startswith(
+            equivalence.SCHEDULE
+        ) and job.case.params.model_dump().get("steps")
+        turns.append(
+            0 if is_declared else before // SEVERAL if job.case.scenario == DRAWN else before
+        )
         seen[job.case.scenario] += 1
-    return [job for _, job in sorted(zip(turns, hits, strict=True), key=lambda pair: pair[0])][:MOST_CASES]
+    return [job for _, job in sorted(zip(turns, hits, strict=True), key=lambda pair: pair[0])][
+        :MOST_CASES
+    ]
 
 
 def became(mutant: Mutant, status: Status, **more: Any) -> MutantResult:
@@ -217,9 +270,12 @@ def trial(
     clean: dict[str, Outputs],
     inputs: Sequence[equivalence.Drawn] = (),
 ) -> MutantResult:
-    """Run the cases on the changed code until one fails. `clean` has the outputs of each on unchanged code.
+    """Run the cases on the changed code until one fails.
 
-    If FIRST cases tell nothing, the drawn `inputs` are run before the others, and may prove that none can.
+    `clean` has the outputs of each on unchanged code.
+
+    If FIRST cases tell nothing, the drawn `inputs` are run before the others, and may prove that
+    none can.
     """
     if not jobs:
         return became(mutant, "not reached")
@@ -241,19 +297,36 @@ def trial(
         except MemoryError:
             return became(mutant, "killed", by="crash", reason="out of memory", **seen)
         if found.verdict in FAILED:
-            return became(mutant, "killed", by=found.findings[0].oracle, reason=found.reason[:MOST_WORDS], **seen)
+            return became(
+                mutant,
+                "killed",
+                by=found.findings[0].oracle,
+                reason=found.reason[:MOST_WORDS],
+                **seen,
+            )
         if found.verdict is Verdict.ERROR:
             return became(mutant, "killed", by="error", reason=found.reason[:MOST_WORDS], **seen)
         seen["num_cases"] = len(jobs)
         if found.verdict is not Verdict.PASS:
             result = became(mutant, "error", reason=found.reason[:MOST_WORDS], **seen)
-        elif result.status == "not exercised" and (changed := difference(outputs, clean[job.case.id])):
+        elif result.status == "not exercised" and (
+            changed := difference(outputs, clean[job.case.id])
+        ):
             result = became(mutant, "survived", reason=changed, **seen)
-    return proved(mutant, result, inputs) if result.status in ("not exercised", "survived") and inputs else result
+    return (
+        proved(mutant, result, inputs)
+        if result.status in ("not exercised", "survived") and inputs
+        else result
+    )
 
 
-def proved(mutant: Mutant, result: MutantResult, inputs: Sequence[equivalence.Drawn]) -> MutantResult:
-    """The result, with a proof if a property run gives one. Then the function has its changed code, as before."""
+def proved(
+    mutant: Mutant, result: MutantResult, inputs: Sequence[equivalence.Drawn]
+) -> MutantResult:
+    """The result, with a proof if a property run gives one.
+
+    Then the function has its changed code, as before.
+    """
     noted = equivalence.Noted()
     inject(mutant, noted)
     try:
@@ -267,7 +340,10 @@ def proved(mutant: Mutant, result: MutantResult, inputs: Sequence[equivalence.Dr
 
 @contextlib.contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise Late after `seconds` of CPU time. A call into C that takes twice as long ends the process."""
+    """Raise Late after `seconds` of CPU time.
+
+    A call into C that takes twice as long ends the process.
+    """
 
     def stop(signum: int, frame: object) -> None:
         raise Late
@@ -293,7 +369,10 @@ def _limit_memory() -> None:
 
 
 def in_forks(tasks: list[T], work: Callable[[T], R], at_most: int) -> Iterator[tuple[T, R | Died]]:
-    """The result of each task from a process of its own, in order, or how it died. At most `at_most` run at once."""
+    """The result of each task from a process of its own, in order, or how it died.
+
+    At most `at_most` run at once.
+    """
     context = multiprocessing.get_context("fork")
     done: dict[int, R | Died] = {}
     running: dict[Connection, tuple[int, Any]] = {}
@@ -336,7 +415,9 @@ def _send(parent: int, connection: Connection, work: Callable[[T], R], task: T) 
 def ended(result: Callable[..., MutantResult], how: Died) -> MutantResult:
     """What `result` makes of a trial that ended with its process."""
     if how.by_itself:
-        return result("killed", by="crash", reason=f"the process died: {signal.Signals(-how.exit_code).name}")
+        return result(
+            "killed", by="crash", reason=f"the process died: {signal.Signals(-how.exit_code).name}"
+        )
     return result("error", reason=f"the trial was stopped: exit code {how.exit_code}")
 
 
@@ -356,7 +437,9 @@ def _all(found: Iterator[tuple[T, R | Died]]) -> list[R]:
 
 
 def look(jobs: list[Job]) -> bytes:
-    """The survey of each job, and its outputs by the id of its case: pickled, as no memory is shared."""
+    """The survey of each job, and its outputs by the id of its case: pickled, as no memory is
+    shared.
+    """
     _limit_memory()
     found, clean = [], {}
     for job in jobs:
@@ -376,7 +459,10 @@ def run_right(ids: list[tuple[str, str, dict[str, Any]]]) -> list[equivalence.Dr
 
 
 def main(parent: Parent) -> None:
-    """Survey the cases, then try the mutants. The cases that cannot judge, and each mutant, are a progress."""
+    """Survey the cases, then try the mutants.
+
+    The cases that cannot judge, and each mutant, are a progress.
+    """
     torch.set_num_threads(1)
     request = parent.request(Trials)
     assert request is not None
@@ -397,10 +483,16 @@ def main(parent: Parent) -> None:
         inputs = equivalence.schedules() + [drawn for some in found for drawn in some]
     # Forks share the objects that are there, also after a garbage collection.
     gc.freeze()
-    unused = [case.model_dump(mode="json", exclude={"lines"}) for case in surveyed.values() if case.why_not]
+    unused = [
+        case.model_dump(mode="json", exclude={"lines"})
+        for case in surveyed.values()
+        if case.why_not
+    ]
     parent.reply(Reply(progress={"unused": unused}))
     usable = [job for job in jobs if job.case.id in surveyed and not surveyed[job.case.id].why_not]
-    mutants = [mutant for mutant in drawn(request.count, request.seed) if mutant.name not in request.done]
+    mutants = [
+        mutant for mutant in drawn(request.count, request.seed) if mutant.name not in request.done
+    ]
 
     def try_one(mutant: Mutant) -> MutantResult:
         return trial(mutant, cases_for(mutant, surveyed, usable), surveyed, clean, inputs)

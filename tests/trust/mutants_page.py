@@ -1,11 +1,13 @@
-"""Write docs/mutants.md from runs of `mla-harness selftest --mutants`: the score, and each mutant that was not killed.
+"""Write docs/mutants.md from runs of `mla-harness selftest --mutants`: the score, and each mutant
+that was not killed.
 
 mla-harness selftest --mutants 1000 --seed 1 --out reports/runs/mutants
 python tests/trust/mutants_page.py reports/runs/mutants/<run-id> ... > docs/mutants.md
 
-The reasons of survivors are in tests/trust/mutants.yaml: file and function -> change -> one sentence. So they stay with their
-code when lines move. A change that is there more than once has the number of its mutant in front. A mutant without a
-reason is listed as not explained, and a reason of a mutant that was killed is told on stderr.
+The reasons of survivors are in tests/trust/mutants.yaml: file and function -> change -> one
+sentence. So they stay with their code when lines move. A change that is there more than once has
+the number of its mutant in front. A mutant without a reason is listed as not explained, and a
+reason of a mutant that was killed is told on stderr.
 """
 
 from __future__ import annotations
@@ -31,28 +33,51 @@ def document(stores: list[RunStore]) -> str:
     left = [one for one in every if column(one) not in ("judgement", "exception", "equivalent")]
     for one in every:
         if one not in left and _why(one, reasons) != NOT_EXPLAINED:
-            print(f"{REASONS.name}: {one.name} is {one.status}: {one.change}; remove its reason", file=sys.stderr)
+            print(
+                f"{REASONS.name}: {one.name} is {one.status}: {one.change}; remove its reason",
+                file=sys.stderr,
+            )
     shown = [table(*one) for one in tables(every)[:3]]
     rows = [
-        (f"`{one.file}:{one.line}`", one.function, one.operator, f"`{one.change}`", column(one), _why(one, reasons))
+        (
+            f"`{one.file}:{one.line}`",
+            one.function,
+            one.operator,
+            f"`{one.change}`",
+            column(one),
+            _why(one, reasons),
+        )
         for one in left
     ]
-    proofs = [(f"`{one.file}:{one.line}`", one.function, f"`{one.change}`", one.proof) for one in every if one.proof]
+    proofs = [
+        (f"`{one.file}:{one.line}`", one.function, f"`{one.change}`", one.proof)
+        for one in every
+        if one.proof
+    ]
     blocks = [
         "# Mutants",
-        "Written by `python tests/trust/mutants_page.py RUN`; nothing here is typed by hand but the reasons, "
-        "in `tests/trust/mutants.yaml`.",
-        "A mutant is a small change of the engine or of a built-in kernel, made in a worker's memory: an index off by "
-        "one, a copy left out, a value of the step before. A judgement kills it if an oracle finds it in a case that "
-        "executes its line. Exceptions are counted apart: any run would show them. If no output of these cases moves, "
-        "the mutant runs on drawn inputs that no scenario has: 2,000 schedules without a model for the scheduler and "
-        "the pool, else 30 to 120 drawn cases that execute its line. It is equivalent if no bit moves there either, or "
-        "outputs move by rounding alone, in float32 too, and no decision or count; the proof says how often the changed "
-        "value was computed, and how often it differed. Anything else is not exercised, and counts. A trial that the clock stopped is an error, never a kill. Branches that only a GPU takes "
-        "are no part of this. Nor are the model's own layers: the reference shares them, and "
-        "`tests/model/test_witness.py` judges them.",
-        f"{score(every).statement}. Seeds: {', '.join(map(_seed, stores))}. "
-        f"{sum(store.plan.seconds for store in stores):.0f} s.",
+        (
+            "Written by `python tests/trust/mutants_page.py RUN`; nothing here is typed by hand but"
+            " the reasons, in `tests/trust/mutants.yaml`."
+        ),
+        (
+            "A mutant is a small change of the engine or of a built-in kernel, made in a worker's"
+            " memory: an index off by one, a copy left out, a value of the step before. A judgement"
+            " kills it if an oracle finds it in a case that executes its line. Exceptions are"
+            " counted apart: any run would show them. If no output of these cases moves, the mutant"
+            " runs on drawn inputs that no scenario has: 2,000 schedules without a model for the"
+            " scheduler and the pool, else 30 to 120 drawn cases that execute its line. It is"
+            " equivalent if no bit moves there either, or outputs move by rounding alone, in"
+            " float32 too, and no decision or count; the proof says how often the changed value was"
+            " computed, and how often it differed. Anything else is not exercised, and counts. A"
+            " trial that the clock stopped is an error, never a kill. Branches that only a GPU"
+            " takes are no part of this. Nor are the model's own layers: the reference shares them,"
+            " and `tests/model/test_witness.py` judges them."
+        ),
+        (
+            f"{score(every).statement}. Seeds: {', '.join(map(_seed, stores))}. "
+            f"{sum(store.plan.seconds for store in stores):.0f} s."
+        ),
         *shown,
         "## Not killed",
         table(("line", "function", "operator", "change", "status", "why"), rows),
@@ -64,7 +89,9 @@ def document(stores: list[RunStore]) -> str:
 
 def _seed(store: RunStore) -> str:
     tried, asked = len(mutants_of(store)), int(store.plan.options["mutants"])
-    return str(store.plan.options["seed"]) + (f" ({tried} of {asked} tried)" if tried < asked else "")
+    return str(store.plan.options["seed"]) + (
+        f" ({tried} of {asked} tried)" if tried < asked else ""
+    )
 
 
 def _why(result: MutantResult, reasons: Reasons) -> str:

@@ -1,6 +1,8 @@
-"""Errors of the ops beside `mla_decode` under conditions: the right kernel runs, and the rows of some units become wrong.
+"""Errors of the ops beside `mla_decode` under conditions: the right kernel runs, and the rows of
+some units become wrong.
 
-A unit has rows: of the outputs, or of the cache that a writer fills. A unit without a live row has none, and stays.
+A unit has rows: of the outputs, or of the cache that a writer fills. A unit without a live row has
+none, and stays.
 """
 
 from __future__ import annotations
@@ -63,7 +65,11 @@ def _align(a: Arguments, outputs: Any, expert: int, heads: slice) -> Rows:
     counts = torch.bincount(a["topk_ids"].flatten().long(), minlength=a["num_experts"])
     ends = (-(-counts // size)).cumsum(0).tolist()
     first, last = ends[expert - 1] if expert else 0, ends[expert]
-    return [ids[first * size : first * size + int(counts[expert])], experts[first:last]] if last > first else []
+    return (
+        [ids[first * size : first * size + int(counts[expert])], experts[first:last]]
+        if last > first
+        else []
+    )
 
 
 def _read(a: Arguments, outputs: Any, b: int, heads: slice) -> Rows:
@@ -102,11 +108,16 @@ ROWS: dict[str, Callable[[Arguments, Any, int, slice], Rows]] = {
     "select_topk": _topk,
     "map_indices": _blocks,
 }
-"""Op -> the rows of a unit. Records of a writer are bytes at places of their block: see :func:`_records`."""
+"""Op -> the rows of a unit.
+
+Records of a writer are bytes at places of their block: see :func:`_records`.
+"""
 
 
 def _records(a: Arguments, t: int) -> tuple[Tensor, Tensor] | None:
-    """The block of a token's record as bytes [n], and the places [bytes of a record] of the record."""
+    """The block of a token's record as bytes [n], and the places [bytes of a record] of the
+    record.
+    """
     slot = int(a["slot_mapping"][t])
     block = a["cache"][slot // PAGE_SIZE].view(-1)
     return (block, places(a["record_format"], PAGE_SIZE)[slot % PAGE_SIZE]) if slot >= 0 else None
@@ -128,12 +139,18 @@ def foreign(rows: Rows, before: Rows, neighbour: Rows) -> Rows:
 
 
 def swapped(rows: Rows, before: Rows, neighbour: Rows) -> Rows:
-    """The first and the last element of the last row are exchanged, in the first part that has two."""
+    """The first and the last element of the last row are exchanged, in the first part that has
+    two.
+    """
     found = [row.clone() for row in rows]
     for row in found:
         last = row[-1] if row.ndim > 1 and row.shape[-1] > 1 else row
         if last.shape[-1] > 1:
-            ends = last[..., [0, -1]].clone() if last.element_size() > 1 else last.view(torch.uint8)[..., [0, -1]]
+            ends = (
+                last[..., [0, -1]].clone()
+                if last.element_size() > 1
+                else last.view(torch.uint8)[..., [0, -1]]
+            )
             target = last if last.element_size() > 1 else last.view(torch.uint8)
             target[..., [-1, 0]] = ends
             break
@@ -141,7 +158,9 @@ def swapped(rows: Rows, before: Rows, neighbour: Rows) -> Rows:
 
 
 def scaled(rows: Rows, before: Rows, neighbour: Rows) -> Rows:
-    """The first part is multiplied as if by the scale of a neighbour with elements half as large."""
+    """The first part is multiplied as if by the scale of a neighbour with elements half as
+    large.
+    """
     first = rows[0]
     return [(first.float() * 0.5).to(first.dtype), *rows[1:]]
 
@@ -157,11 +176,21 @@ def doubled(rows: Rows, before: Rows, neighbour: Rows) -> Rows:
 
 Error = Callable[[Rows, Rows, Rows], Rows]
 EVERY: dict[str, Error] = {
-    "a stale row": stale, "another's row": foreign, "two elements swapped": swapped, "an element twice": doubled,
-}  # fmt: skip
+    "a stale row": stale,
+    "another's row": foreign,
+    "two elements swapped": swapped,
+    "an element twice": doubled,
+}
 ERRORS: dict[str, dict[str, Error]] = {op: dict(EVERY) for op in (*ROWS, "write_records")}
 """Op -> kind -> the error."""
-SCALED = ("mla_decode_sparse", "context_attention", "merge_attn_states", "quantize_fp8", "write_kv", "read_records")
+SCALED = (
+    "mla_decode_sparse",
+    "context_attention",
+    "merge_attn_states",
+    "quantize_fp8",
+    "write_kv",
+    "read_records",
+)
 for _op in (*SCALED, "index_logits"):
     ERRORS[_op]["the neighbour's scale"] = scaled
 # An expert's choices may be listed in any order, and so may the positions of a top-k.
@@ -170,13 +199,22 @@ for _op in ("align_experts", "select_topk"):
 
 
 def with_error(
-    op: str, kernel: Kernel, arguments: Arguments, units: Sequence[int], error: Error, last_head: bool
+    op: str,
+    kernel: Kernel,
+    arguments: Arguments,
+    units: Sequence[int],
+    error: Error,
+    last_head: bool,
 ) -> Any:
     """The outputs of a kernel that is wrong in `units`. A writer's cache is changed in place."""
     heads = slice(-1, None) if last_head else slice(None)
     if op == "write_records":
         return _with_wrong_records(kernel, arguments, units, error)
-    kept = [[part.clone() for part in ROWS[op](arguments, None, u, heads)] for u in units] if op in WRITERS else []
+    kept = (
+        [[part.clone() for part in ROWS[op](arguments, None, u, heads)] for u in units]
+        if op in WRITERS
+        else []
+    )
     outputs = kernel(**arguments)
     if outputs is not None and not isinstance(outputs, tuple | list):
         outputs = (outputs,)
@@ -192,17 +230,21 @@ def with_error(
     return outputs[0] if outputs is not None and len(outputs) == 1 else outputs
 
 
-def _with_wrong_records(kernel: Kernel, arguments: Arguments, units: Sequence[int], error: Error) -> Any:
+def _with_wrong_records(
+    kernel: Kernel, arguments: Arguments, units: Sequence[int], error: Error
+) -> Any:
     where = [_records(arguments, unit) for unit in units]
     kept = [None if one is None else one[0][one[1]].clone() for one in where]
     outputs = kernel(**arguments)
     beside = [_records(arguments, unit - 1) if unit else None for unit in units]
     wrong = [
-        None if one is None else error(
+        None
+        if one is None
+        else error(
             [one[0][one[1]]], [before], [] if other is None else [other[0][other[1]].clone()]
         )[0]
         for one, before, other in zip(where, kept, beside, strict=True)
-    ]  # fmt: skip
+    ]
     for one, changed in zip(where, wrong, strict=True):
         if one is not None:
             one[0][one[1]] = changed

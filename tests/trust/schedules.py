@@ -1,4 +1,6 @@
-"""Random schedules without a model: requests that share prefixes, draft, leave and preempt each other in tight pools."""
+"""Random schedules without a model: requests that share prefixes, draft, leave and preempt each
+other in tight pools.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ MOST_STEPS = 60
 
 
 def trace(seed: int) -> Hashable:
-    """All that the schedule of a seed decides: tokens, rows, blocks, freed and zeroed blocks, order, each step."""
+    """All that the schedule of a seed decides: tokens, rows, blocks, freed and zeroed blocks,
+    order, each step.
+    """
     rng = Random(f"schedule:{seed}")
     made, drafts = _scheduler(rng)
     steps: list[Hashable] = []
@@ -35,9 +39,22 @@ def trace(seed: int) -> Hashable:
         step = made.schedule()
         steps.append(
             (
-                tuple((*_state(item.sequence), item.num_new_tokens, item.num_rows) for item in step.scheduled),
-                (step.freed_blocks, step.new_attention_blocks, step.new_state_blocks, step.new_window_blocks),
-                (step.blocks_to_zero, step.state_copies, made.pool.free_blocks, made.pool.num_references),
+                tuple(
+                    (*_state(item.sequence), item.num_new_tokens, item.num_rows)
+                    for item in step.scheduled
+                ),
+                (
+                    step.freed_blocks,
+                    step.new_attention_blocks,
+                    step.new_state_blocks,
+                    step.new_window_blocks,
+                ),
+                (
+                    step.blocks_to_zero,
+                    step.state_copies,
+                    made.pool.free_blocks,
+                    made.pool.num_references,
+                ),
                 tuple(one.request for one in made.waiting),
             )
         )
@@ -54,7 +71,9 @@ def _scheduler(rng: Random) -> tuple[Scheduler, int]:
     drafts = 0 if needs_state else rng.choice([0, 0, 1, 2, 3])
     window = 0 if rng.random() < 0.55 else rng.choice([1, 20, 48, 64, 65, 100, 200])
     groups = [CacheGroup("attention", rng.choice(["bf16", "fp8_e4m3"]))]
-    groups += [CacheGroup("window", "bf16")] * bool(window) + [CacheGroup("state", "state")] * needs_state
+    groups += [CacheGroup("window", "bf16")] * bool(window) + [
+        CacheGroup("state", "state")
+    ] * needs_state
     made = Scheduler(
         BlockPool(rng.choice([5, 6, 7, 8, 9, 10, 12, 16, 24, 90]), rng.choice(["fifo", "lifo"])),
         drafts + rng.choice([1, 2, 5, 16, 24, 64, 100, 300]),
@@ -75,12 +94,16 @@ def _requests(rng: Random, made: Scheduler, drafts: int) -> list[Sequence]:
     pages = [[rng.randrange(3) for _ in range(PAGE_SIZE)] for _ in range(3)]
     found = []
     for number in range(rng.randint(1, 7)):
-        start = [token for _ in range(rng.choice([0, 0, 1, 1, 2, 3])) for token in rng.choice(pages)]
+        start = [
+            token for _ in range(rng.choice([0, 0, 1, 1, 2, 3])) for token in rng.choice(pages)
+        ]
         if rng.random() < 0.03:
             start = pages[0] * rng.randint(20, 70)
         rest = rng.choice([1, 2, rng.randint(1, 70), PAGE_SIZE - 1, PAGE_SIZE, PAGE_SIZE + 1])
         tokens = start + [rng.randrange(3) for _ in range(rest)]
-        one = Sequence(number, tokens, rng.choice([1, 2, rng.randint(1, 12), 40]), query_len=1 + drafts)
+        one = Sequence(
+            number, tokens, rng.choice([1, 2, rng.randint(1, 12), 40]), query_len=1 + drafts
+        )
         one.model = (0, rng.choice([0, 0, 0, 1]))
         found.append(one)
     return found
@@ -92,7 +115,9 @@ def _advance(rng: Random, item: ScheduledSequence, drafts: int) -> None:
     if one.drafts:
         taken = rng.randint(1, len(one.drafts) + 1)
         one.num_computed_tokens += taken
-        given = [rng.randrange(3) for _ in range(taken)][: one.max_tokens - one.num_generated_tokens]
+        given = [rng.randrange(3) for _ in range(taken)][
+            : one.max_tokens - one.num_generated_tokens
+        ]
     else:
         one.num_computed_tokens += item.num_new_tokens
         given = [rng.randrange(3)] if one.num_uncomputed_tokens == 0 else []

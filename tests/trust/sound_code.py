@@ -1,7 +1,8 @@
 """The code of the sound variants of :mod:`sound_kernels`. The first argument of each is its style.
 
-They select live slots. The other arguments and the results are as in :mod:`harness.core.ops`. In this module A counts
-requests, tokens or heads that are computed side by side: q [A, rows, D], keys [A, n, D], `seen` [A, rows, n] bool.
+They select live slots. The other arguments and the results are as in :mod:`harness.core.ops`. In
+this module A counts requests, tokens or heads that are computed side by side: q [A, rows, D], keys
+[A, n, D], `seen` [A, rows, n] bool.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def mla_decode(
     """Decode by requests, in the pieces of the style or of a plan."""
     if style.follows_plan and not style.writes_empty:
         inputs = (q, kv_cache, block_table, seq_lens)
-        return decode.mla_decode(*inputs, scale=scale, kv_scale=kv_scale, metadata=metadata, window=window)
+        return decode.mla_decode(
+            *inputs, scale=scale, kv_scale=kv_scale, metadata=metadata, window=window
+        )
     num_requests, num_query, num_heads, head_dim = q.shape
     out = torch.empty(num_requests, num_query, num_heads, latent_rank(head_dim), dtype=q.dtype)
     lse = torch.empty(num_requests, num_heads, num_query, dtype=torch.float32)
@@ -57,8 +60,14 @@ def mla_decode(
         keys = gather_slots(kv_cache, slots).masked_fill(~live[:, None], 0.0)[None]
         rows = seen.repeat_interleave(num_heads, dim=0)[None]
         queries = q[b].flatten(0, 1)[None]
-        got, got_lse = _latent_attention(style, queries, keys, rows, scale, kv_scale, kv_cache.dtype, largest)
-        written = torch.ones_like(limits[:, 0], dtype=torch.bool) if style.writes_empty else limits[:, 0] > 0
+        got, got_lse = _latent_attention(
+            style, queries, keys, rows, scale, kv_scale, kv_cache.dtype, largest
+        )
+        written = (
+            torch.ones_like(limits[:, 0], dtype=torch.bool)
+            if style.writes_empty
+            else limits[:, 0] > 0
+        )
         out[b] = torch.where(written[:, None, None], got.view(out[b].shape).to(out.dtype), out[b])
         lse[b] = torch.where(written, got_lse.view(num_query, num_heads).T, lse[b])
     return out, lse
@@ -80,14 +89,22 @@ def mla_decode_plan(style: Style, seq_lens: Tensor, *, num_heads: int) -> SplitP
 
 
 def mla_decode_sparse(
-    style: Style, q: Tensor, kv_cache: Tensor, indices: Tensor, *, scale: float, kv_scale: float | Tensor | None = None
+    style: Style,
+    q: Tensor,
+    kv_cache: Tensor,
+    indices: Tensor,
+    *,
+    scale: float,
+    kv_scale: float | Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of each token to its slots."""
     num_tokens, num_heads, head_dim = q.shape
     out = torch.empty(num_tokens, num_heads, latent_rank(head_dim), dtype=q.dtype)
     lse = torch.empty(num_tokens, num_heads, dtype=torch.float32)
     chosen = indices >= 0
-    keys = gather_slots(kv_cache, torch.where(chosen, indices, 0).long()).masked_fill(~chosen[..., None], 0.0)
+    keys = gather_slots(kv_cache, torch.where(chosen, indices, 0).long()).masked_fill(
+        ~chosen[..., None], 0.0
+    )
     seen = chosen[:, None].expand(-1, num_heads, -1)
     largest = float(q.abs().amax())
     got, got_lse = _latent_attention(style, q, keys, seen, scale, kv_scale, kv_cache.dtype, largest)
@@ -98,7 +115,14 @@ def mla_decode_sparse(
 
 
 def context_attention(
-    style: Style, q: Tensor, k: Tensor, v: Tensor, query_start_loc: Tensor, chunk_start_loc: Tensor, *, scale: float
+    style: Style,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_start_loc: Tensor,
+    chunk_start_loc: Tensor,
+    *,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Attention of each request's tokens to its part of the chunk, by heads."""
     num_tokens, num_heads, _ = q.shape
@@ -110,9 +134,13 @@ def context_attention(
         if part.start == part.stop:
             lse[:, rows] = math.inf if style.plus_inf else _MINUS_INF
             continue
-        queries_of, keys_of, values_of = (x.float().transpose(0, 1) for x in (q[rows], k[part], v[part]))
+        queries_of, keys_of, values_of = (
+            x.float().transpose(0, 1) for x in (q[rows], k[part], v[part])
+        )
         seen = torch.ones(1, 1, keys_of.shape[1], dtype=torch.bool)
-        got, lse[:, rows] = _attend(style, queries_of, keys_of, values_of, seen, scale, q.dtype, steps=False)
+        got, lse[:, rows] = _attend(
+            style, queries_of, keys_of, values_of, seen, scale, q.dtype, steps=False
+        )
         out[rows] = got.transpose(0, 1).to(out.dtype)
     return out, lse
 
@@ -126,12 +154,17 @@ def merge_attn_states(
     *,
     num_tokens_with_context: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The weight of a side is a sigmoid of the difference of both lse, or an exponential over their sum."""
+    """The weight of a side is a sigmoid of the difference of both lse, or an exponential over their
+    sum.
+    """
     out = torch.empty(prefix_out.shape, dtype=prefix_out.dtype)
     lse = torch.empty_like(prefix_lse)
     merged = len(out) if num_tokens_with_context is None else num_tokens_with_context
     out[merged:], lse[:, merged:] = suffix_out[merged:], suffix_lse[:, merged:]
-    logs = [side[:, :merged].masked_fill(side[:, :merged].isinf(), _MINUS_INF) for side in (prefix_lse, suffix_lse)]
+    logs = [
+        side[:, :merged].masked_fill(side[:, :merged].isinf(), _MINUS_INF)
+        for side in (prefix_lse, suffix_lse)
+    ]
     values = [side[:merged].float() for side in (prefix_out, suffix_out)]
     if style.backwards:
         logs.reverse()
@@ -142,7 +175,9 @@ def merge_attn_states(
     weights = [(_exp(style, log - shift)).T[..., None] for log in logs]
     if style.reciprocal:
         difference = (second - first).nan_to_num(nan=0.0, neginf=_MINUS_INF, posinf=math.inf)
-        weights[0] = torch.where((total == _MINUS_INF).T[..., None], 0.0, (1 / (1 + difference.exp())).T[..., None])
+        weights[0] = torch.where(
+            (total == _MINUS_INF).T[..., None], 0.0, (1 / (1 + difference.exp())).T[..., None]
+        )
     parts = [torch.where(w == 0, 0.0, value * w) for w, value in zip(weights, values, strict=True)]
     out[:merged], lse[:, :merged] = (parts[0] + parts[1]).to(out.dtype), total
     return out, lse
@@ -163,13 +198,19 @@ def write_kv(
     block, offset = slot_mapping[kept] // PAGE_SIZE, slot_mapping[kept] % PAGE_SIZE
     for rows, columns in ((kv_c, slice(0, kv_c.shape[1])), (k_pe, slice(kv_c.shape[1], None))):
         if kv_cache.dtype == torch.float8_e4m3fn:
-            stored = _e4m3(_divided(style, rows[kept].float(), torch.tensor(1.0 if kv_scale is None else kv_scale)))
+            stored = _e4m3(
+                _divided(
+                    style, rows[kept].float(), torch.tensor(1.0 if kv_scale is None else kv_scale)
+                )
+            )
             kv_cache.view(torch.uint8)[block, offset, columns] = stored.view(torch.uint8)
         else:
             kv_cache[block, offset, columns] = rows[kept].to(kv_cache.dtype)
 
 
-def quantize_fp8(style: Style, x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Tensor, Tensor]:
+def quantize_fp8(
+    style: Style, x: Tensor, *, num_live: int | Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The maximum is taken by columns or by rows first."""
     amax = quantize.live_magnitudes(x, num_live).amax(dim=int(style.backwards)).amax().reshape(1)
     x8, scale = torch.empty(x.shape, dtype=torch.float8_e4m3fn), torch.empty(1)
@@ -181,9 +222,14 @@ def quantize_fp8(style: Style, x: Tensor, *, num_live: int | Tensor | None = Non
 def route_experts(
     style: Style, logits: Tensor, *, num_experts_per_tok: int, num_live: int | Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Softmax over all experts and then a choice, or the reverse. The ids of a token come in any order."""
+    """Softmax over all experts and then a choice, or the reverse.
+
+    The ids of a token come in any order.
+    """
     if not style.logits_first:
-        ids, weights = route.route_experts_live(logits, num_experts_per_tok=num_experts_per_tok, num_live=num_live)
+        ids, weights = route.route_experts_live(
+            logits, num_experts_per_tok=num_experts_per_tok, num_live=num_live
+        )
         return (ids.flip(1), weights.flip(1)) if style.backwards else (ids, weights)
     top, chosen = logits.float().topk(num_experts_per_tok, dim=-1)
     ids, weights = torch.empty(chosen.shape, dtype=torch.int32), torch.empty(top.shape)
@@ -193,7 +239,9 @@ def route_experts(
     return ids, weights
 
 
-def quantize_blocks(style: Style, x: Tensor, expert_offsets: Tensor, *, block_format: str) -> tuple[Tensor, Tensor]:
+def quantize_blocks(
+    style: Style, x: Tensor, expert_offsets: Tensor, *, block_format: str
+) -> tuple[Tensor, Tensor]:
     """Division by scales, or products with their reciprocals, which decide ties differently."""
     form = FORMATS[block_format]
     if form.scale == "e8m0" or not style.reciprocal:
@@ -210,14 +258,19 @@ def quantize_blocks(style: Style, x: Tensor, expert_offsets: Tensor, *, block_fo
     values = torch.empty(len(x), x.shape[1] // form.codes_per_byte, dtype=torch.uint8)
     # Scaled numbers have scale 1, whose code is 0x38.
     ones = torch.full_like(scales[:1, :1], 0x38).expand(len(blocks), blocks.shape[1])
-    values[: offsets[-1]] = quantize.element_codes(blocks * inverse[..., None], ones.contiguous(), form)
+    values[: offsets[-1]] = quantize.element_codes(
+        blocks * inverse[..., None], ones.contiguous(), form
+    )
     return values, scales
 
 
 def align_experts(
     style: Style, topk_ids: Tensor, *, num_experts: int, block_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Expert by expert. The choices of a run come in any order, and memory behind the count may be written."""
+    """Expert by expert.
+
+    The choices of a run come in any order, and memory behind the count may be written.
+    """
     choices = topk_ids.flatten()
     size, blocks = aligned_sizes(len(choices), num_experts, block_size)
     sorted_ids, expert_ids = (torch.empty(length, dtype=torch.int32) for length in (size, blocks))
@@ -234,15 +287,26 @@ def align_experts(
 
 
 def write_records(
-    style: Style, x: Tensor, cache: Tensor, slot_mapping: Tensor, *, record_format: str, scale: float | None = None
+    style: Style,
+    x: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    record_format: str,
+    scale: float | None = None,
 ) -> None:
-    """Tokens one by one and in any order. A division by the scale may be a product with its reciprocal."""
+    """Tokens one by one and in any order.
+
+    A division by the scale may be a product with its reciprocal.
+    """
     if scale is not None and style.reciprocal and record_format == "fp8_e4m3":
         x, scale = x.float() * (1 / scale), None
     kept = (slot_mapping >= 0).nonzero().flatten().tolist()
     for token in reversed(kept) if style.backwards else kept:
         slots = slot_mapping[token : token + 1]
-        records.write_records(x[token : token + 1], cache, slots, record_format=record_format, scale=scale)
+        records.write_records(
+            x[token : token + 1], cache, slots, record_format=record_format, scale=scale
+        )
 
 
 def read_records(
@@ -254,10 +318,18 @@ def read_records(
     record_format: str,
     scale: float | None = None,
 ) -> Tensor:
-    """Request by request. The scale of the cache multiplies rows last, and rows may be rounded to bfloat16."""
+    """Request by request.
+
+    The scale of the cache multiplies rows last, and rows may be rounded to bfloat16.
+    """
     ends, factor = cu_seq_lens.tolist(), 1.0 if scale is None else scale
     rows = [
-        records.read_records(cache, block_table[i : i + 1], cu_seq_lens[i : i + 2] - start, record_format=record_format)
+        records.read_records(
+            cache,
+            block_table[i : i + 1],
+            cu_seq_lens[i : i + 2] - start,
+            record_format=record_format,
+        )
         for i, start in enumerate(ends[:-1])
     ]
     out = torch.cat(rows) * factor
@@ -274,7 +346,8 @@ def _latent_attention(
     cache_dtype: torch.dtype,
     largest: float,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of q [A, rows, D] to unscaled latents [A, n, D] float32: out [A, rows, R], lse [A, rows] float32.
+    """Attention of q [A, rows, D] to unscaled latents [A, n, D] float32: out [A, rows, R], lse [A,
+    rows] float32.
 
     `largest` is the largest element of the queries of the batch, which share a scale.
     """
@@ -289,7 +362,9 @@ def _latent_attention(
     else:
         keys = keys * factor
     values = keys[..., : latent_rank(keys.shape[-1])]
-    out, lse = _attend(style, q, keys, values, seen, scale * after, q_dtype, steps=True, is_fp8=is_fp8)
+    out, lse = _attend(
+        style, q, keys, values, seen, scale * after, q_dtype, steps=True, is_fp8=is_fp8
+    )
     return out * after, lse
 
 
@@ -309,7 +384,10 @@ def _attend(
 
     `dtype` is the query's own, `steps` allows the roundings of partial results and sums.
     """
-    is_bf16, missing = dtype == torch.bfloat16, -k.shape[1] % style.splits or style.splits * (not k.shape[1])
+    is_bf16, missing = (
+        dtype == torch.bfloat16,
+        -k.shape[1] % style.splits or style.splits * (not k.shape[1]),
+    )
     k, v = (torch.nn.functional.pad(rows, (0, 0, 0, missing)) for rows in (k, v))
     seen = torch.nn.functional.pad(seen, (0, missing))
     if style.backwards:

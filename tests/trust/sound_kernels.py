@@ -1,6 +1,9 @@
-"""Sound variants: kernels that are right, and differ as real kernels do. They are the controls of the oracles.
+"""Sound variants: kernels that are right, and differ as real kernels do.
 
-`sound-7` is a variant of each op, drawn from seed 7. Every finding about it is a false alarm. No torch here.
+They are the controls of the oracles.
+
+`sound-7` is a variant of each op, drawn from seed 7. Every finding about it is a false alarm. No
+torch here.
 """
 
 from __future__ import annotations
@@ -19,16 +22,21 @@ from harness.core.shapes import ANY
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """The choices of a variant. Roundings to bfloat16 and e4m3 apply where the query is bfloat16, as in real kernels.
+    """The choices of a variant.
 
-    - `splits`: pieces of a request. `backwards`: pieces and pages are read from the last to the first.
+    Roundings to bfloat16 and e4m3 apply where the query is bfloat16, as in real kernels.
+
+    - `splits`: pieces of a request. `backwards`: pieces and pages are read from the last to the
+      first.
     - `depth`: parts in which the products of a score are added. `base_2`: exponentials of base 2.
-    - `scale_query`: the scale multiplies the query, not the scores. `reciprocal`: a division is a product with 1 / x.
+    - `scale_query`: the scale multiplies the query, not the scores. `reciprocal`: a division is a
+      product with 1 / x.
     - `bf16_probabilities`, `bf16_sums`, `bf16_partials`: values that are rounded to bfloat16.
     - `products`: the type in which an e4m3 cache is multiplied.
-    - `writes_empty`: rows without keys are written. `plus_inf`: the lse of a context without keys is +inf.
-    - `follows_plan`: cuts a request as the plan says. `live_only`: routes live tokens only. `logits_first`: chooses
-      experts before the softmax.
+    - `writes_empty`: rows without keys are written. `plus_inf`: the lse of a context without keys
+      is +inf.
+    - `follows_plan`: cuts a request as the plan says. `live_only`: routes live tokens only.
+      `logits_first`: chooses experts before the softmax.
     """
 
     splits: int
@@ -75,7 +83,9 @@ class Style:
 
     @property
     def declared_products(self) -> Fp8Products:
-        """What the variant declares: the bounds of float32 products leave no room for other roundings."""
+        """What the variant declares: the bounds of float32 products leave no room for other
+        roundings.
+        """
         is_rounded = self.bf16_probabilities or self.bf16_partials
         return "bf16" if self.products == "float32" and is_rounded else self.products
 
@@ -87,12 +97,17 @@ class Style:
     @property
     def bf16_steps(self) -> tuple[Bf16Step, ...]:
         """What the variant declares."""
-        steps: tuple[tuple[Bf16Step, bool], ...] = (("partials", self.bf16_partials), ("sums", self.bf16_sums))
+        steps: tuple[tuple[Bf16Step, bool], ...] = (
+            ("partials", self.bf16_partials),
+            ("sums", self.bf16_sums),
+        )
         return tuple(name for name, is_made in steps if is_made)
 
 
 def sound_variants(name: str) -> tuple[KernelSpec, ...]:
-    """The variants called `name`, short (`sound-7`) or `op/short`, one for each op; none for any other name."""
+    """The variants called `name`, short (`sound-7`) or `op/short`, one for each op; none for any
+    other name.
+    """
     short = name.rpartition("/")[2]
     number = short.removeprefix(SOUND)
     if number == short or not (number.isascii() and number.isdigit()) or str(int(number)) != number:
@@ -120,7 +135,9 @@ def sound_variants(name: str) -> tuple[KernelSpec, ...]:
         "read_records": {"kv": get_args(RecordFormat), "fp8_products": style.record_products},
     }
     return tuple(
-        KernelSpec(op, short, f"{style}", _lazily(op, style), shapes=ANY, origin="sound variant", **more)
+        KernelSpec(
+            op, short, f"{style}", _lazily(op, style), shapes=ANY, origin="sound variant", **more
+        )
         for op, more in promises.items()
     )
 

@@ -23,10 +23,14 @@ def first_case(scenario: str) -> Case:
     return select(load_scenarios(SCENARIOS), [scenario])[0]
 
 
-def test_an_unpoisoned_run_intercepts_no_allocation_and_still_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unpoisoned_run_intercepts_no_allocation_and_still_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     entered: list[object] = []
     enter = AllocationPoison.__enter__
-    monkeypatch.setattr(AllocationPoison, "__enter__", lambda self: entered.append(self) or enter(self))
+    monkeypatch.setattr(
+        AllocationPoison, "__enter__", lambda self: entered.append(self) or enter(self)
+    )
     case = first_case("merge-kernel")
     assert bench.run_unpoisoned(case).verdict is Verdict.PASS and not entered
     assert bench.run_poisoned(case).verdict is Verdict.PASS and entered

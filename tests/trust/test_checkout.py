@@ -14,7 +14,9 @@ Cli = Callable[..., tuple[int, str, str]]
 MESSAGE = "needs a checkout of the project"
 
 
-def test_an_installed_harness_names_what_is_missing(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_harness_names_what_is_missing(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(selftest, "TRUST", tmp_path)
     monkeypatch.setattr(catalog, "TRUST", tmp_path)
     monkeypatch.setattr(commands, "ROOT", tmp_path)
@@ -25,4 +27,6 @@ def test_an_installed_harness_names_what_is_missing(cli: Cli, tmp_path: Path, mo
         (["canary", "train", "--task", "all"], "canary"),
     ):
         code, _, err = cli(*words)
-        assert code == 2 and err.startswith(f"mla-harness: {what}: {MESSAGE}") and err.count("\n") == 1, err
+        assert (
+            code == 2 and err.startswith(f"mla-harness: {what}: {MESSAGE}") and err.count("\n") == 1
+        ), err

@@ -28,10 +28,9 @@ def at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 def test_a_false_alarm_fails(cli: Cli, at_start: Callable[[str], object]) -> None:
     # A bound that no kernel can keep makes every float comparison a finding.
     at_start(
-        "import harness.judge.oracles.thresholds as t\n"
-        "from dataclasses import replace\n"
-        "bounds = t.BOUNDS.scoped(*(replace(row, ulps=0, floor=0, relative_l2=1e-30) for row in t.BOUNDS))\n"
-        "bounds.__enter__()\n"
+        "import harness.judge.oracles.thresholds as t\nfrom dataclasses import replace\nbounds ="
+        " t.BOUNDS.scoped(*(replace(row, ulps=0, floor=0, relative_l2=1e-30) for row in"
+        " t.BOUNDS))\nbounds.__enter__()\n"
     )
     code, told, _ = cli("selftest", "--controls", 4, "--seed", 4, "--json", *HOW)
     assert code == 1

@@ -1,4 +1,6 @@
-"""`selftest --conditions` for the engine: a step is wrong for the requests of some classes, and a case fails."""
+"""`selftest --conditions` for the engine: a step is wrong for the requests of some classes, and a
+case fails.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,21 @@ def tried(*trials: Trial) -> Iterator[Any]:
     (scenario,) = (s for s in load_scenarios(shipped_directory()) if s.name == "preempted-phases")
     jobs = [Job(key=case.id, case=case) for case in expand(scenario) if case.id in clean()]
     # The engine of a process stays wrong, so each trial has its own.
-    return (found for _, found in in_forks(list(trials), lambda trial: attempt(trial, jobs, clean()), 2))
+    return (
+        found for _, found in in_forks(list(trials), lambda trial: attempt(trial, jobs, clean()), 2)
+    )
 
 
 def test_each_kind_is_caught_in_decodes_of_layers_that_have_it() -> None:
     plain = [kind for kind in KINDS if kind in kinds_for(DECODES)]
     trials = [Trial("engine", DECODES, kind, False) for kind in plain]
     trials += [Trial("engine", STATES, kind, False) for kind in ("a stale row", "a skipped write")]
-    trials.append(Trial("engine", (("drafts", "1"), ("accepted", "none")), "a wrong draft taken", False))
-    assert [(one.name, one.status) for one in tried(*trials)] == [(trial.name, "killed") for trial in trials]
+    trials.append(
+        Trial("engine", (("drafts", "1"), ("accepted", "none")), "a wrong draft taken", False)
+    )
+    assert [(one.name, one.status) for one in tried(*trials)] == [
+        (trial.name, "killed") for trial in trials
+    ]
 
 
 def test_classes_that_no_step_has_are_not_reached_and_a_replay_can_be_wrong() -> None:
@@ -66,11 +74,15 @@ def test_an_error_without_effect_is_equivalent() -> None:
         ((("accepted", "some"), ("layer", "full")), "a wrong draft taken", True),
     ],
 )
-def test_kinds_are_drawn_where_they_can_change_something(combination: Any, kind: str, has: bool) -> None:
+def test_kinds_are_drawn_where_they_can_change_something(
+    combination: Any, kind: str, has: bool
+) -> None:
     assert (kind in kinds_for(combination)) is has
 
 
 def test_engine_trials_are_drawn_as_others() -> None:
     trials = drawn(4, 1, ["engine"])
     assert [len(trial.combination) for trial in trials] == [2, 3, 2, 3]
-    assert all(trial.kind in kinds_for(trial.combination) and not trial.last_head for trial in trials)
+    assert all(
+        trial.kind in kinds_for(trial.combination) and not trial.last_head for trial in trials
+    )

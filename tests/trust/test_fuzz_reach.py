@@ -21,5 +21,10 @@ def test_the_newest_draws_have_every_property() -> None:
 
 def test_the_script_prints_a_table() -> None:
     command = [sys.executable, "tests/trust/fuzz_reach.py", "--draws", "20", "--seed", "1"]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert told[0] == "| of 20 draws | version 2 | version 3 | version 4 |" and len(told) == len(PROPERTIES) + 2
+    told = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert (
+        told[0] == "| of 20 draws | version 2 | version 3 | version 4 |"
+        and len(told) == len(PROPERTIES) + 2
+    )

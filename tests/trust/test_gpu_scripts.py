@@ -1,4 +1,6 @@
-"""Scripts for a GPU, tried on a CPU with other cases: they end in a table, and never in an error of their own."""
+"""Scripts for a GPU, tried on a CPU with other cases: they end in a table, and never in an error of
+their own.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ ROOT = Path(__file__).parents[2]
 
 def ran(tmp_path: Path, script: str, *words: str, **settings: str) -> str:
     """What a script prints; OUT is `tmp_path / "out"`, runs stay in `tmp_path / "runs"`."""
-    environ = {**os.environ, "DEVICE": "cpu", "WORKERS": "1", "RUNS": str(tmp_path / "runs"), **settings}
+    environ = {
+        **os.environ,
+        "DEVICE": "cpu",
+        "WORKERS": "1",
+        "RUNS": str(tmp_path / "runs"),
+        **settings,
+    }
     command = ["bash", str(ROOT / "benchmarks" / script), str(tmp_path / "out"), *words]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -33,7 +41,9 @@ def test_the_table_of_seeds_has_a_row_for_each_repetition_of_all_calls(tmp_path:
 
 
 def test_the_run_of_the_engine_names_what_is_bad_and_what_is_left(tmp_path: Path) -> None:
-    told = ran(tmp_path, "gpu_engine.sh", "engine", "pools", SELECTED="context-ranks", POOLS_SECONDS="1")
+    told = ran(
+        tmp_path, "gpu_engine.sh", "engine", "pools", SELECTED="context-ranks", POOLS_SECONDS="1"
+    )
     assert "engine: exit code 0" in told and "== engine: 5 pass" in told
     assert "pools: exit code" in told and "== pools: 5 pass" not in told
     with tarfile.open(tmp_path / "out" / "engine.tar.gz") as packed:

@@ -21,7 +21,13 @@ Cli = Callable[..., tuple[int, str, str]]
 
 
 def result(status: str, **more: str) -> MutantResult:
-    given = {"name": "n", "file": "engine/batch.py", "function": "build", "operator": "wrong order", "change": "a -> b"}
+    given = {
+        "name": "n",
+        "file": "engine/batch.py",
+        "function": "build",
+        "operator": "wrong order",
+        "change": "a -> b",
+    }
     return MutantResult.model_validate(given | {"line": 3, "status": status} | more)
 
 
@@ -41,7 +47,9 @@ def test_the_score_leaves_out_exceptions_and_what_is_proved_equivalent() -> None
     assert (found.killed, found.counted, found.exceptions, found.equivalent) == (7, 11, 1, 4)
     low, high = found.interval
     assert (round(found.rate, 3), round(low, 3), round(high, 3)) == (0.636, 0.354, 0.848)
-    assert found.statement.startswith("7 of 11 mutants killed by a judgement: 63.6% (35.4% to 84.8%); 1 more end in an")
+    assert found.statement.startswith(
+        "7 of 11 mutants killed by a judgement: 63.6% (35.4% to 84.8%); 1 more end in an"
+    )
 
 
 def test_a_score_of_nothing_is_no_division_by_zero() -> None:
@@ -50,17 +58,37 @@ def test_a_score_of_nothing_is_no_division_by_zero() -> None:
 
 def test_the_tables_are_by_file_by_operator_by_oracle_and_what_is_left() -> None:
     by_file, by_operator, by_oracle, left, proofs = tables(FOUND)
-    assert by_file[1][0] == ("engine/batch.py", "15", "7", "0", "1", "2", "1", "0", "4", "63.6%", "35% to 85%")
+    assert by_file[1][0] == (
+        "engine/batch.py",
+        "15",
+        "7",
+        "0",
+        "1",
+        "2",
+        "1",
+        "0",
+        "4",
+        "63.6%",
+        "35% to 85%",
+    )
     assert by_file[1][-1][:4] == by_operator[1][-1][:4] == ("all", "16", "7", "1")
     assert len(proofs[1]) == 4 and "not exercised" in {row[3] for row in left[1]}
     assert by_oracle[1] == [("reference", "7"), ("crash", "1")]
-    assert left[1][0] == ("engine/batch.py:3 build", "wrong order", "1 -> <b>2", "survived", "fuzz[seed=0,draw=3]")
+    assert left[1][0] == (
+        "engine/batch.py:3 build",
+        "wrong order",
+        "1 -> <b>2",
+        "survived",
+        "fuzz[seed=0,draw=3]",
+    )
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> RunStore:
     options = {"seed": 9, "mutants": 15}
-    made = RunStore.create(tmp_path, (), command="mla-harness selftest", options=options, is_selftest=True)
+    made = RunStore.create(
+        tmp_path, (), command="mla-harness selftest", options=options, is_selftest=True
+    )
     for one in FOUND:
         add_mutant(made, one)
     return made
@@ -75,7 +103,12 @@ def test_the_page_gives_the_reason_of_a_survivor_and_names_reasons_that_are_no_l
     store: RunStore, tmp_path: Path
 ) -> None:
     reasons = tmp_path / "mutants.yaml"
-    changes = {"1 -> <b>2": "it rounds", "2.1 0 -> 1": "its own", "0 -> 1": "the others", "a -> b": "old"}
+    changes = {
+        "1 -> <b>2": "it rounds",
+        "2.1 0 -> 1": "its own",
+        "0 -> 1": "the others",
+        "a -> b": "old",
+    }
     reasons.write_text(json.dumps({"engine/batch.py build": changes}), encoding="utf-8")
     add_mutant(store, result("survived", change="0 -> 1", name="engine/batch.py:build:2.1"))
     add_mutant(store, result("survived", change="0 -> 1", name="engine/batch.py:build:3.1"))
@@ -84,15 +117,25 @@ def test_the_page_gives_the_reason_of_a_survivor_and_names_reasons_that_are_no_l
         add_mutant(store, one.model_copy(update={"name": f"engine/batch.py:build:{10 + number}.0"}))
     tool = Path(__file__).parent / "mutants_page.py"
     reading = f"m.REASONS = m.Path({str(reasons)!r})"
-    code = f"import mutants_page as m; {reading}; print(m.document([m.RunStore.open(m.Path({str(store.path)!r}))]))"
+    code = (
+        f"import mutants_page as m; {reading};"
+        f" print(m.document([m.RunStore.open(m.Path({str(store.path)!r}))]))"
+    )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tool.parent), str(tool.parents[1])))}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True
+    )
     assert "Seeds: 9. " in done.stdout
     rows = [
         line.split(" | ")[3:]
-        for line in done.stdout.partition("## Not killed")[2].partition("## Eq")[0].splitlines()[4:-2]
+        for line in (
+            done.stdout.partition("## Not killed")[2].partition("## Eq")[0].splitlines()[4:-2]
+        )
     ]
-    assert [row[2].removesuffix(" |") for row in rows if row[0] == "`0 -> 1`"] == ["its own", "the others"]
+    assert [row[2].removesuffix(" |") for row in rows if row[0] == "`0 -> 1`"] == [
+        "its own",
+        "the others",
+    ]
     assert {(row[0], row[2].removesuffix(" |")) for row in rows} >= {
         ("`1 -> <b>2`", "it rounds"),
         ("`2 -> 3`", "no answer"),
@@ -113,10 +156,15 @@ def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
         "4",
     ]
     command += ["-n", "2", "--out", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
 
         def num_lines() -> int:
-            return sum(path.read_text(encoding="utf-8").count("\n") for path in tmp_path.glob("*/mutants.jsonl"))
+            return sum(
+                path.read_text(encoding="utf-8").count("\n")
+                for path in tmp_path.glob("*/mutants.jsonl")
+            )
 
         wait_until(lambda: num_lines() >= 3, "3 mutants were tried", process)
         process.send_signal(signal.SIGINT)
@@ -124,7 +172,11 @@ def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     (run,) = tmp_path.iterdir()
     assert process.returncode == 130 and f"--resume {run}" in err
     store = RunStore.open(run)
-    assert 3 <= len(mutants_of(store)) < 400 and store.plan.trials is not None and store.plan.trials["workers"] == 2
+    assert (
+        3 <= len(mutants_of(store)) < 400
+        and store.plan.trials is not None
+        and store.plan.trials["workers"] == 2
+    )
     assert (run / "report.html").exists()
 
 
@@ -158,6 +210,8 @@ def test_an_interrupted_run_tries_the_mutants_that_are_left(cli: Cli, tmp_path: 
 
 
 def test_cases_that_run_no_code_under_test_are_refused(cli: Cli, tmp_path: Path) -> None:
-    code, _, err = cli("selftest", "vllm-host-decode-plan", "--mutants", "3", "--out", str(tmp_path))
+    code, _, err = cli(
+        "selftest", "vllm-host-decode-plan", "--mutants", "3", "--out", str(tmp_path)
+    )
     assert code == 2 and "select cases that run them" in err
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,6 @@
-"""Mutants: what an operator changes, what is left alone, and what becomes of mutants that are tried."""
+"""Mutants: what an operator changes, what is left alone, and what becomes of mutants that are
+tried.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,11 @@ def changes(body: str, head: str = "def f(self, a, b, x):") -> dict[str, set[str
         ("dropped copy, clear or mask", "x = a.clone()", "a.clone() -> a"),
         ("dropped copy, clear or mask", "x.zero_()", "x.zero_() -> pass"),
         ("dropped copy, clear or mask", "x = torch.where(a, b, 0)", "torch.where(a, b, 0) -> b"),
-        ("dropped copy, clear or mask", "x = [i for i in a if i]", "[i for i in a if i] -> [i for i in a]"),
+        (
+            "dropped copy, clear or mask",
+            "x = [i for i in a if i]",
+            "[i for i in a if i] -> [i for i in a]",
+        ),
         ("stale value", "x[a] = b", "x[a] = b -> pass"),
         ("stale value", "return a", f"return a -> return {operators.KEEP_LAST}(a)"),
         ("zeros to empty", "x = torch.zeros(a)", "torch.zeros -> torch.empty"),
@@ -66,7 +72,9 @@ def changes(body: str, head: str = "def f(self, a, b, x):") -> dict[str, set[str
         ("wrong order", "x = a.popleft()", "a.popleft -> a.pop"),
     ],
 )
-def test_an_operator_makes_the_change_of_a_typical_bug(operator: str, body: str, change: str) -> None:
+def test_an_operator_makes_the_change_of_a_typical_bug(
+    operator: str, body: str, change: str
+) -> None:
     assert operator in OPERATORS
     assert change in changes(body)[operator]
 
@@ -104,14 +112,20 @@ def test_what_only_a_branch_for_a_gpu_calls_is_left_alone() -> None:
     assert operators._ONLY_FROM_A_GPU.issubset(names)
     mutated_names = {one.function for one in mutants_of(file, text)}
     assert "causal_attention" in mutated_names and not operators._ONLY_FROM_A_GPU & mutated_names
-    assert changes("return a + 7", "def f(a):") and not changes("return a + 7", "def padded_causal_attention(a):")
+    assert changes("return a + 7", "def f(a):") and not changes(
+        "return a + 7", "def padded_causal_attention(a):"
+    )
 
 
 def test_each_reason_names_a_mutant_of_the_code_as_it_is() -> None:
     reasons = yaml.safe_load(Path(__file__).with_name("mutants.yaml").read_text(encoding="utf-8"))
     known = {(f"{mutant.file} {mutant.function}", mutant.change) for mutant in trials.all_mutants()}
     named = [(place, change) for place, changes in reasons.items() for change in changes]
-    assert [(p, change) for p, change in named if not {(p, change), (p, re.sub(r"^[\d.]+ ", "", change))} & known] == []
+    assert [
+        (p, change)
+        for p, change in named
+        if not {(p, change), (p, re.sub(r"^[\d.]+ ", "", change))} & known
+    ] == []
 
 
 def test_a_seed_draws_the_same_mutants_again_and_another_seed_others() -> None:
@@ -139,14 +153,24 @@ def tried(*mutants: Mutant, jobs: list[Job]) -> list[MutantResult]:
 
 def mutant(file: str, function: str, change: str) -> Mutant:
     """The mutant of a function with a change."""
-    (found, *_) = [m for m in trials.all_mutants() if (m.file, m.function) == (file, function) and change in m.change]
+    (found, *_) = [
+        m
+        for m in trials.all_mutants()
+        if (m.file, m.function) == (file, function) and change in m.change
+    ]
     return found
 
 
 def test_a_mutant_is_killed_by_the_oracle_that_sees_it() -> None:
-    wrong_slot = mutant("kernels/torch/write.py", "write_kv", "slots % page_size -> page_size % slots")
-    unreached = mutant("engine/schedule/block_pool.py", "BlockPool.flush", "self._prefix_of.clear() -> pass")
-    slow = mutant("kernels/torch/decode.py", "divide_by_sum", "torch.where(total == 0, 1.0, total) -> total")
+    wrong_slot = mutant(
+        "kernels/torch/write.py", "write_kv", "slots % page_size -> page_size % slots"
+    )
+    unreached = mutant(
+        "engine/schedule/block_pool.py", "BlockPool.flush", "self._prefix_of.clear() -> pass"
+    )
+    slow = mutant(
+        "kernels/torch/decode.py", "divide_by_sum", "torch.where(total == 0, 1.0, total) -> total"
+    )
     jobs = jobs_of("write-kv-kernel")
     killed, not_reached, elsewhere = tried(wrong_slot, unreached, slow, jobs=jobs)
     assert (killed.status, killed.num_cases) == ("killed", 1)
@@ -164,7 +188,9 @@ def test_the_same_mutants_give_the_same_table_and_the_code_of_this_process_stays
 
 
 def test_an_error_that_the_engine_raises_is_a_crash() -> None:
-    wrong = mutant("engine/schedule/sequence.py", "Sequence.num_uncomputed_tokens", "len(self.tokens) - self")
+    wrong = mutant(
+        "engine/schedule/sequence.py", "Sequence.num_uncomputed_tokens", "len(self.tokens) - self"
+    )
     (result,) = tried(wrong, jobs=jobs_of("dummy-steps")[:1])
     assert result.status == "killed", result
 
@@ -172,7 +198,9 @@ def test_an_error_that_the_engine_raises_is_a_crash() -> None:
 def test_a_mutant_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "MORE_SECONDS", 0.5)
     monkeypatch.setattr(trials, "TIMES", 1.0)
-    endless = mutant("engine/schedule/scheduler.py", "Scheduler.finish", "self.cancel(sequence) -> pass")
+    endless = mutant(
+        "engine/schedule/scheduler.py", "Scheduler.finish", "self.cancel(sequence) -> pass"
+    )
     (result,) = tried(endless, jobs=jobs_of("dummy-steps")[:1])
     assert result.status == "killed" and result.by in ("crash", "conserved")
 
@@ -202,11 +230,15 @@ def test_a_trial_that_the_clock_stopped_is_an_error_and_a_crash_of_its_code_a_ki
     assert trials.ended(of_one, trials.Died(-signal.SIGSEGV)).by == "crash"
     assert trials.ended(of_one, trials.Died(-signal.SIGXCPU)).status == "killed"
     # faulthandler ends a process with 1, and a machine without memory with SIGKILL.
-    assert [trials.ended(of_one, trials.Died(code)).status for code in (1, -signal.SIGKILL)] == ["error", "error"]
+    assert [trials.ended(of_one, trials.Died(code)).status for code in (1, -signal.SIGKILL)] == [
+        "error",
+        "error",
+    ]
 
 
 def test_only_cpu_time_ends_a_trial() -> None:
-    # In a fork, as a trial: the kernel's count of CPU time drifts from Python's in a process of many minutes.
+    # In a fork, as a trial: the kernel's count of CPU time drifts from Python's in a process of
+    # many minutes.
     def work(_: int) -> str:
         with trials._time_limit(0.2):
             time.sleep(0.4)
@@ -225,7 +257,12 @@ def test_results_come_in_order_and_a_process_that_dies_gives_none() -> None:
             os._exit(7)
         return number * 2
 
-    assert list(trials.in_forks([0, 1, 2, 3], work, 3)) == [(0, 0), (1, trials.Died(7)), (2, 4), (3, 6)]
+    assert list(trials.in_forks([0, 1, 2, 3], work, 3)) == [
+        (0, 0),
+        (1, trials.Died(7)),
+        (2, 4),
+        (3, 6),
+    ]
     with pytest.raises(HarnessError, match="a process of the survey died: exit code 7"):
         trials._all(trials.in_forks([1], work, 1))
 
@@ -247,7 +284,9 @@ next(trials)
 def test_a_trial_ends_with_the_process_that_would_read_its_result(tmp_path: Path) -> None:
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "trust")))
     with subprocess.Popen(
-        [sys.executable, "-c", ENDS_WITH_ITS_PARENT], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}
+        [sys.executable, "-c", ENDS_WITH_ITS_PARENT],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
     ) as parent:
         wait_until((tmp_path / "begun").is_symlink, "the trial began", parent)
         parent.kill()
@@ -258,7 +297,9 @@ def test_methods_properties_and_functions_behind_decorators_are_changed() -> Non
     files = {mutant.file: mutant.file for mutant in trials.all_mutants()}
     for file in files:
         module = __import__("harness." + file.removesuffix(".py").replace("/", "."), fromlist=["x"])
-        for name, _ in operators.functions(ast.parse((trials.ROOT / file).read_text(encoding="utf-8"))):
+        for name, _ in operators.functions(
+            ast.parse((trials.ROOT / file).read_text(encoding="utf-8"))
+        ):
             found = trials._function(module, name, str(trials.ROOT / file))
             assert found.__code__.co_qualname == name
 

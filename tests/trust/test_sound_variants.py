@@ -28,11 +28,20 @@ def test_a_seed_stands_for_one_style() -> None:
     drawn = [Style.drawn(seed) for seed in range(64)]
     assert len(set(drawn)) > 60
     assert {style.splits for style in drawn} == set(range(1, 9))
-    for field in ("backwards", "reciprocal", "bf16_probabilities", "bf16_partials", "writes_empty", "follows_plan"):
+    for field in (
+        "backwards",
+        "reciprocal",
+        "bf16_probabilities",
+        "bf16_partials",
+        "writes_empty",
+        "follows_plan",
+    ):
         assert {getattr(style, field) for style in drawn} == {True, False}, field
 
 
-@pytest.mark.parametrize("name", ["sound-", "sound-x", "sound-07", "sound--1", "sound-\u0661", "unsound-1", "torch"])
+@pytest.mark.parametrize(
+    "name", ["sound-", "sound-x", "sound-07", "sound--1", "sound-\u0661", "unsound-1", "torch"]
+)
 def test_other_names_stand_for_no_variant(name: str) -> None:
     assert sound_variants(name) == ()
     assert f"mla_decode/{name}" not in Registry[KernelSpec]("kernel", (), sound_variants)
@@ -59,7 +68,9 @@ def _kernels(params: object) -> set[str]:
 
 def test_the_id_of_a_control_alone_makes_it_again() -> None:
     made = control_cases(FUZZ, 1, 70)
-    [case] = [each for each in made if each.id == f"fuzz[kernel=sound-66,seed=1,draw=66,v={VERSION}]"]
+    [case] = [
+        each for each in made if each.id == f"fuzz[kernel=sound-66,seed=1,draw=66,v={VERSION}]"
+    ]
     assert len(made) == 70
     assert drawn_case(FUZZ, case.id) == case
     assert all(name.split("/")[1] == "sound-66" for name in case.kernels().values())
@@ -67,20 +78,31 @@ def test_the_id_of_a_control_alone_makes_it_again() -> None:
 
 
 def test_variants_pass() -> None:
-    # The cases are drawn here: a variant is registered when it is drawn, and a test leaves no kernel behind.
+    # The cases are drawn here: a variant is registered when it is drawn, and a test leaves no
+    # kernel behind.
     torch.set_num_threads(1)
     cases = [case for case in control_cases(FUZZ, 3, 30) if case.op]
     found = {case.id: run_case(Job(key=case.id, case=case)) for case in cases}
     assert len(found) > 10
-    assert {name: (one.verdict, one.reason) for name, one in found.items() if one.verdict is not Verdict.PASS} == {}
+    assert {
+        name: (one.verdict, one.reason)
+        for name, one in found.items()
+        if one.verdict is not Verdict.PASS
+    } == {}
 
 
 def test_the_decodes_of_variants_differ_in_their_bits() -> None:
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(2, 1, 4, 48, generator=generator)
     cache = torch.randn(8, 64, 48, generator=generator)
-    table, lengths = torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=torch.int32), torch.tensor([130, 70], dtype=torch.int32)
-    outs = [sound.mla_decode(Style.drawn(seed), q, cache, table, lengths, scale=0.2)[0] for seed in range(12)]
+    table, lengths = (
+        torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=torch.int32),
+        torch.tensor([130, 70], dtype=torch.int32),
+    )
+    outs = [
+        sound.mla_decode(Style.drawn(seed), q, cache, table, lengths, scale=0.2)[0]
+        for seed in range(12)
+    ]
     assert len({tuple(out.flatten().tolist()) for out in outs}) > 6
     assert all(torch.allclose(out, outs[0], atol=1e-5) for out in outs)
 
@@ -93,7 +115,10 @@ def blocks_of(x: torch.Tensor, style: Style) -> tuple[torch.Tensor, torch.Tensor
 
 RECIPROCAL = next(style for style in map(Style.drawn, range(20)) if style.reciprocal)
 TIED = torch.tensor([[6 * 0.05859375, 0.146484375] + [0.0] * 14], dtype=torch.bfloat16)
-"""The scale is 0.05859375. Divided by it, the second number is 2.5, in the middle of 2 and 3; times 1 / scale, more."""
+"""The scale is 0.05859375.
+
+Divided by it, the second number is 2.5, in the middle of 2 and 3; times 1 / scale, more.
+"""
 
 
 def test_a_tie_may_be_decided_as_a_reciprocal_decides_it_and_another_number_may_not() -> None:
@@ -103,7 +128,9 @@ def test_a_tie_may_be_decided_as_a_reciprocal_decides_it_and_another_number_may_
     assert decoded_values(divided, FORMATS["nvfp4"])[0, 1] == 2.0 and values[0, 1] == 3.0
     plain = reference.quantize_blocks(TIED, offsets, block_format="nvfp4")
     assert plain.values[0, 1] == 2.0
-    followed = reference.quantize_blocks(TIED, offsets, block_format="nvfp4", chosen=(values, scales))
+    followed = reference.quantize_blocks(
+        TIED, offsets, block_format="nvfp4", chosen=(values, scales)
+    )
     assert followed.values[0, 1] == 3.0
     wrong = values.clone()
     wrong[0, 0], wrong[0, 1] = 4.0, 4.0
@@ -117,5 +144,7 @@ def test_scales_that_are_powers_of_two_leave_no_choice() -> None:
     plain = reference.quantize_blocks(x, offsets, block_format="mxfp4")
     other = plain.values.clone()
     other[0, 1] = 3.0
-    asked = reference.quantize_blocks(x, offsets, block_format="mxfp4", chosen=(other, plain.scales))
+    asked = reference.quantize_blocks(
+        x, offsets, block_format="mxfp4", chosen=(other, plain.scales)
+    )
     assert plain.values[0, 1] == asked.values[0, 1] == 2.0

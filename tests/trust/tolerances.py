@@ -1,7 +1,8 @@
 """Print docs/tolerances.md, what right kernels need of each bound: python tests/trust/tolerances.py
 
-`--draws N` random cases on the built-in kernels and as many on sound variants, which differ in splits, orders of sums
-and roundings; and the record and sparse scenarios under `--seeds S` seeds. A judged tensor is one sample.
+`--draws N` random cases on the built-in kernels and as many on sound variants, which differ in
+splits, orders of sums and roundings; and the record and sparse scenarios under `--seeds S` seeds. A
+judged tensor is one sample.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ from harness.scenario.expand import KernelOverride, control_cases, drawn_cases, 
 from harness.scenario.load import load_scenarios
 
 Samples = dict[str, list[tuple[float, float]]]
-"""Name of a bound -> for each judged tensor the largest share of the bound that an element and a row used."""
+"""Name of a bound -> for each judged tensor the largest share of the bound that an element and a
+row used.
+"""
 
 LEAST_SAMPLES = 30
 QUANTILE = 0.999
@@ -67,14 +70,18 @@ def cases(num_draws: int, num_seeds: int) -> Iterator[Case]:
         for name in NOT_DRAWN:
             yield from expand(scenarios[name], seed=seed)
             if "sparse" in name or "decode" in name:
-                yield from expand(scenarios[name], seed=seed, override=KernelOverride.named(f"sound-{seed}"))
+                yield from expand(
+                    scenarios[name], seed=seed, override=KernelOverride.named(f"sound-{seed}")
+                )
 
 
 def measured(found: Iterable[Case], workers: int) -> Samples:
     """What the cases need. Kernels that cannot run here are left out."""
     every, samples = list(found), defaultdict(list)
     with get_context("fork").Pool(workers) as pool:
-        for part in pool.imap_unordered(_measured, [every[first :: 8 * workers] for first in range(8 * workers)]):
+        for part in pool.imap_unordered(
+            _measured, [every[first :: 8 * workers] for first in range(8 * workers)]
+        ):
             for name, shares in part.items():
                 samples[name] += shares
     return samples
@@ -88,7 +95,10 @@ def _measured(found: Iterable[Case]) -> Samples:
             _note_short_registers(case, samples)
         if not why_not(case, "cpu"):
             with without_interception():
-                _note(target_of(Job(key=case.id, case=case)).run(Poison("zeros", frozenset())), samples)
+                _note(
+                    target_of(Job(key=case.id, case=case)).run(Poison("zeros", frozenset())),
+                    samples,
+                )
     return samples
 
 
@@ -97,16 +107,26 @@ def _note(run: Run, samples: Samples) -> None:
         for made in observed.decisions:
             for name, below in zip(made.layers, made.shortfalls, strict=True):
                 share = max(float(below.max()), 0.0) / made.margin
-                samples[f"{'experts' if 'router' in name else 'tokens'} {made.margin:g}"].append((share, 0.0))
-    judged = [(o.bound, o.tensor, o.expected, o.live, o.slack) for o in run.observed if o.expected is not None]
-    judged += [(pair.bound, pair.second, pair.first.double(), pair.live, None) for pair in run.pairs]
+                samples[f"{'experts' if 'router' in name else 'tokens'} {made.margin:g}"].append(
+                    (share, 0.0)
+                )
+    judged = [
+        (o.bound, o.tensor, o.expected, o.live, o.slack)
+        for o in run.observed
+        if o.expected is not None
+    ]
+    judged += [
+        (pair.bound, pair.second, pair.first.double(), pair.live, None) for pair in run.pairs
+    ]
     for name, got, want, live, slack in judged:
         if name and want is not None and want.dtype.is_floating_point:
             samples[name].append(_shares(got, want, live, name, slack))
 
 
 def _note_short_registers(case: Case, samples: Samples) -> None:
-    """What index logits need if a GPU adds up each 32 products in registers that hold 13 bits below the largest."""
+    """What index logits need if a GPU adds up each 32 products in registers that hold 13 bits below
+    the largest.
+    """
     given = indexing.index_logits(case.params_as(IndexLogitsParams), case.seed)
     want, defined = indexing.expected_logits(given)
     blocks = given.block_table.long().clamp(max=len(given.kv_cache) - 1)
@@ -121,9 +141,15 @@ def _note_short_registers(case: Case, samples: Samples) -> None:
 
 
 def _shares(
-    got: torch.Tensor, want: torch.Tensor, live: torch.Tensor, name: str, slack: torch.Tensor | None = None
+    got: torch.Tensor,
+    want: torch.Tensor,
+    live: torch.Tensor,
+    name: str,
+    slack: torch.Tensor | None = None,
 ) -> tuple[float, float]:
-    """The largest share of a bound that an element of [T, ...] used, and a row, of the rows live [T] bool."""
+    """The largest share of a bound that an element of [T, ...] used, and a row, of the rows live
+    [T] bool.
+    """
     row = bound(name)
     by_element = compare(got, want, live, replace(row, relative_l2=math.inf), slack).used
     return by_element, compare(got, want, live, replace(row, ulps=math.inf), slack).used
@@ -131,7 +157,11 @@ def _shares(
 
 def quantile(values: list[float]) -> float:
     """The 99.9 % quantile; of fewer than a thousand values the largest."""
-    return max(values) if len(values) < 1000 else statistics.quantiles(values, n=1000, method="inclusive")[-1]
+    return (
+        max(values)
+        if len(values) < 1000
+        else statistics.quantiles(values, n=1000, method="inclusive")[-1]
+    )
 
 
 def _line(row: Bound, samples: list[tuple[float, float]]) -> list[str]:
@@ -146,12 +176,23 @@ def _line(row: Bound, samples: list[tuple[float, float]]) -> list[str]:
         return [*limits, str(len(samples)), *["not measured"] * 2, "", "", row.summary]
     shares = [quantile([sample[i] for sample in samples]) for i in (0, 1)]
     factors = [f"{1 / share:.1f}" if share else "exact" for share in shares]
-    return [*limits, str(len(samples)), *(f"{share:.3f}" for share in shares), *factors, row.summary]
+    return [
+        *limits,
+        str(len(samples)),
+        *(f"{share:.3f}" for share in shares),
+        *factors,
+        row.summary,
+    ]
 
 
 def _tie(name: str, samples: list[tuple[float, float]]) -> list[str]:
     share = quantile([share for share, _ in samples])
-    return [*name.split(), str(len(samples)), f"{share:.3f}", f"{1 / share:.1f}" if share else "no near tie"]
+    return [
+        *name.split(),
+        str(len(samples)),
+        f"{share:.3f}",
+        f"{1 / share:.1f}" if share else "no near tie",
+    ]
 
 
 def document(num_draws: int, num_seeds: int, workers: int) -> str:
@@ -188,7 +229,9 @@ Experts and tokens of sparse layers are chosen by scores of about unit variance.
 
 
 def with_other_sections(measured_page: str) -> str:
-    """The measured sections in the page as it is: other sections come from other scripts, and stay at their places."""
+    """The measured sections in the page as it is: other sections come from other scripts, and stay
+    at their places.
+    """
     new = dict(_sections(measured_page))
     kept = (new.get(title, text) for title, text in _sections(PAGE.read_text(encoding="utf-8")))
     return "\n".join(text.rstrip("\n") + "\n" for text in kept)

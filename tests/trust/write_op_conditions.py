@@ -1,6 +1,8 @@
-"""Write the scenarios that show all pairs of conditions: python tests/trust/write_op_conditions.py OP > scenarios/NAME.yaml
+"""Write the scenarios that show all pairs of conditions: python tests/trust/write_op_conditions.py
+OP > scenarios/NAME.yaml
 
-The calls come from :mod:`harness.scenario.calls`. What a call shows is read from its arguments, before any kernel.
+The calls come from :mod:`harness.scenario.calls`. What a call shows is read from its arguments,
+before any kernel.
 """
 
 from __future__ import annotations
@@ -67,7 +69,10 @@ matrix:
 {kv}  call:
 """
 KNOWN = {
-    "merge_attn_states": {"vllm-cuda": ("no prefix", "no suffix", "neither"), "vllm-triton": ("no prefix", "no suffix")}
+    "merge_attn_states": {
+        "vllm-cuda": ("no prefix", "no suffix", "neither"),
+        "vllm-triton": ("no prefix", "no suffix"),
+    }
 }
 """Op -> kernel -> sides of a token with which it fails, docs/findings.md."""
 ISSUE = "vllm-project/vllm#49294"
@@ -82,7 +87,9 @@ def _quick_storage(params: Any, blocks: int, _: Any) -> tuple[torch.Tensor, None
 
 
 def show(op: str, given: dict[str, Any], seed: int = 0) -> tuple[tuple[str, ...], float]:
-    """The points of a call with these parameters, and about the milliseconds that its case takes."""
+    """The points of a call with these parameters, and about the milliseconds that its case
+    takes.
+    """
     torch.set_num_threads(1)
     params = KERNEL_PARAMS[op].model_validate(given)
     make = next(getattr(module, op) for module in INPUTS if hasattr(module, op))
@@ -90,7 +97,10 @@ def show(op: str, given: dict[str, Any], seed: int = 0) -> tuple[tuple[str, ...]
     row, spec = OPS.get(op), KERNELS.get(f"{op}/{params.kernel}")
     keywords = {name: getattr(made, name) for name in row.keywords if hasattr(made, name)}
     if op == "mla_decode":
-        keywords |= {"window": getattr(params, "window", None), "metadata": getattr(params, "planned", False) or None}
+        keywords |= {
+            "window": getattr(params, "window", None),
+            "metadata": getattr(params, "planned", False) or None,
+        }
     if "num_live" in spec.takes:
         keywords["num_live"] = made.num_live
     arguments = [getattr(made, name) for name in row.positional]
@@ -157,7 +167,12 @@ def found_calls(op: str, most: int = 400) -> tuple[dict[str, dict[str, Any]], Sh
         return served[-1][0]
 
     space = SPACES[op]
-    how: dict[str, Any] = {"seed": op, "most": most, "serve": as_case, "candidates": 12 if op == "mla_decode" else 60}
+    how: dict[str, Any] = {
+        "seed": op,
+        "most": most,
+        "serve": as_case,
+        "candidates": 12 if op == "mla_decode" else 60,
+    }
     covering_calls(space, draw, points, lambda given: costs[-1], triples=share, **how)
     shown, numbers = Shown(space), needed(space, served, LEAST)
     for number in numbers:
@@ -171,8 +186,15 @@ def document(op: str) -> str:
     calls, shown = found_calls(op)
     report(shown)
     (pairs, all_pairs), (triples, all_triples) = shown.counts(2), shown.counts(3)
-    counted = {"pairs": pairs, "all_pairs": all_pairs, "triples": triples, "all_triples": all_triples}
-    head = HEAD.format(op=op, name=name, tag=tag, count=len(calls), **{k: f"{v:,}" for k, v in counted.items()})
+    counted = {
+        "pairs": pairs,
+        "all_pairs": all_pairs,
+        "triples": triples,
+        "all_triples": all_triples,
+    }
+    head = HEAD.format(
+        op=op, name=name, tag=tag, count=len(calls), **{k: f"{v:,}" for k, v in counted.items()}
+    )
     return head + "".join(f"    {name}: {_flow(op, given)}\n" for name, given in calls.items())
 
 
@@ -186,21 +208,32 @@ def report(shown: Shown) -> None:
 def _flow(op: str, given: dict[str, Any]) -> str:
     """Parameters as one line of YAML, without those that have their defaults."""
     plain = KERNEL_PARAMS[op]().model_dump(mode="json")
-    kept = {name: value for name, value in given.items() if plain[name] != json.loads(json.dumps(value))}
+    kept = {
+        name: value for name, value in given.items() if plain[name] != json.loads(json.dumps(value))
+    }
     return yaml.safe_dump(kept, default_flow_style=True, width=10**6, sort_keys=False).strip()
 
 
 SIZES = ("kv_lora_rank", "qk_rope_head_dim", "qk_head_dim", "v_head_dim")
 SMALL = {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_head_dim": 24, "v_head_dim": 16}
 """Sizes with which a call is shown: what it shows of everything else is the same."""
-DIVIDED = {"mla_decode": (1, 8, 16, 32, 64, 128), "mla_decode_sparse": (1, 8, 32, 64, 128), "index_logits": (32, 64)}
-"""Op -> numbers of heads that tensor parallelism leaves. FlashInfer refuses some lengths with other ones."""
+DIVIDED = {
+    "mla_decode": (1, 8, 16, 32, 64, 128),
+    "mla_decode_sparse": (1, 8, 32, 64, 128),
+    "index_logits": (32, 64),
+}
+"""Op -> numbers of heads that tensor parallelism leaves.
+
+FlashInfer refuses some lengths with other ones.
+"""
 TOPK = (512, 1024, 2048)
 """Positions that indexers of released models choose."""
 LONG = 300
 """Pages that the longest requests of an indexer have more than the drawn ones."""
 SEEDS = (0, 1, 2)
-"""A combination counts if a call shows it with each of these seeds, as a case has another one for each kernel."""
+"""A combination counts if a call shows it with each of these seeds, as a case has another one for
+each kernel.
+"""
 DRAWN = 200
 """Calls drawn for a pair that no call of the array shows."""
 
@@ -208,7 +241,11 @@ DRAWN = 200
 def variants(op: str, given: Given) -> Iterator[Given]:
     """A drawn call for any cache type: at real sizes, with each layout, and as it was drawn."""
     drawn = {name: value for name, value in given.items() if name not in ("kv", "kernel")}
-    real = {name: value for name, value in drawn.items() if name not in (*SIZES, "window", "index_head_dim")}
+    real = {
+        name: value
+        for name, value in drawn.items()
+        if name not in (*SIZES, "window", "index_head_dim")
+    }
     if op == "index_logits":
         real["seq_lens"] = [n + LONG * PAGE_SIZE * (n > 4 * PAGE_SIZE) for n in given["seq_lens"]]
     elif real.pop("page_stride", 0) and "layout" not in real:
@@ -232,8 +269,12 @@ def variants(op: str, given: Given) -> Iterator[Given]:
 
 
 def _for_a_gpu(drawn: Given) -> Given:
-    """The call as drawn, with the least latent of Triton's products, and pages that span as little as "large" does."""
-    given = drawn | ({"kv_lora_rank": 32, "qk_rope_head_dim": 16} if drawn.get("kv_lora_rank", 512) < 32 else {})
+    """The call as drawn, with the least latent of Triton's products, and pages that span as little
+    as "large" does.
+    """
+    given = drawn | (
+        {"kv_lora_rank": 32, "qk_rope_head_dim": 16} if drawn.get("kv_lora_rank", 512) < 32 else {}
+    )
     if 0 < given.get("page_stride", 0) < 48 * PAGE_SIZE:
         given["page_stride"] = 49 * PAGE_SIZE
     elif given.get("page_stride", 0) >= 2**31 and "layout" not in given:
@@ -247,17 +288,24 @@ def _long(op: str, given: Given, topk: int) -> Given:
     old = given["topk"]
     lengths = [n - old + topk if n >= min(old, 65) else n for n in given["seq_lens"]]
     if op == "map_indices":
-        return given | {"topk": topk, "seq_lens": [n if n < 257 else n + LONG * PAGE_SIZE for n in given["seq_lens"]]}
+        return given | {
+            "topk": topk,
+            "seq_lens": [n if n < 257 else n + LONG * PAGE_SIZE for n in given["seq_lens"]],
+        }
     longest = max(lengths)
     if not given["spare_columns"]:
         # Rows are at least as wide as a list.
         lengths[lengths.index(longest)] = max(longest, topk)
     stride = 4 * topk if given.get("row_stride") else 0
-    return _in_fours(given | {"topk": topk, "seq_lens": lengths, "row_stride": stride, "launches": 1})
+    return _in_fours(
+        given | {"topk": topk, "seq_lens": lengths, "row_stride": stride, "launches": 1}
+    )
 
 
 def _in_fours(given: Given) -> Given:
-    """The call with rows of a multiple of 4 columns, and at least `topk`, as the kernels ask for."""
+    """The call with rows of a multiple of 4 columns, and at least `topk`, as the kernels ask
+    for.
+    """
     lengths, spare, topk = list(given["seq_lens"]), given["spare_columns"], given["topk"]
     longest = lengths.index(max(lengths))
     if spare:
@@ -271,20 +319,31 @@ def _in_fours(given: Given) -> Given:
 
 
 class RealCalls:
-    """The calls of an op for every kernel of it, and which pairs a call shows of a kernel's space."""
+    """The calls of an op for every kernel of it, and which pairs a call shows of a kernel's
+    space.
+    """
 
     def __init__(self, op: str) -> None:
         self.op, self.space, self.model = op, SPACES[op], KERNEL_PARAMS[op]
-        self.types: tuple[str, ...] = next((d.classes for d in self.space.dimensions if d.name == "kv"), ("",))
+        self.types: tuple[str, ...] = next(
+            (d.classes for d in self.space.dimensions if d.name == "kv"), ("",)
+        )
         self.kernels = [spec for spec in KERNELS if spec.op == op]
         self._points: dict[str, tuple[list[list[dict[str, str]]], float]] = {}
         self._pairs: dict[Any, tuple[set[tuple[int, int]], set[tuple[int, int]]]] = {}
 
     def accepted(self, spec: KernelSpec, given: Given) -> list[str]:
         """The cache types with which a kernel takes this call."""
-        if spec.origin == "flashinfer" and self.op == "mla_decode" and given.get("num_heads") not in DIVIDED[self.op]:
+        if (
+            spec.origin == "flashinfer"
+            and self.op == "mla_decode"
+            and given.get("num_heads") not in DIVIDED[self.op]
+        ):
             return []
-        if spec.short_name == "vllm-cooperative" and len(given["seq_lens"]) * given.get("query_len", 1) > 64:
+        if (
+            spec.short_name == "vllm-cooperative"
+            and len(given["seq_lens"]) * given.get("query_len", 1) > 64
+        ):
             return []
         found = []
         for kv in self.types:
@@ -304,20 +363,33 @@ class RealCalls:
         """What the call shows with each seed, and its cost."""
         key = json.dumps(given, sort_keys=True)
         if key not in self._points:
-            sizes = {n: v for n, v in SMALL.items() if n in self.model.model_fields and not set(SIZES) & set(given)}
-            own = {"kernel": "torch-live"} if self.op == "route_experts" and given.get("num_live") else {}
+            sizes = {
+                n: v
+                for n, v in SMALL.items()
+                if n in self.model.model_fields and not set(SIZES) & set(given)
+            }
+            own = (
+                {"kernel": "torch-live"}
+                if self.op == "route_experts" and given.get("num_live")
+                else {}
+            )
             served = [show(self.op, sizes | given | own, seed) for seed in SEEDS]
             decoded = [[self.space.decoded(word) for word in points] for points, _ in served]
             if sizes:
                 # Sizes that are left out are the real ones.
-                real = {d.name: d.classes[d.classes[0] == "other"] for d in self.space.dimensions if "other" in d.classes
-                        and d.name in ("latent", "sizes", "width")}  # fmt: skip
+                real = {
+                    d.name: d.classes[d.classes[0] == "other"]
+                    for d in self.space.dimensions
+                    if "other" in d.classes and d.name in ("latent", "sizes", "width")
+                }
                 decoded = [[point | real for point in points] for points in decoded]
             self._points[key] = decoded, served[0][1] + 20
         return self._points[key]
 
     def pairs(self, spec: KernelSpec, given: Given, by_luck: bool = False) -> set[tuple[int, int]]:
-        """The allowed pairs that each seed shows with the kernel, over its cache types; or that some seed shows."""
+        """The allowed pairs that each seed shows with the kernel, over its cache types; or that
+        some seed shows.
+        """
         space, types = space_for(spec), self.accepted(spec, given)
         key = json.dumps([given, types, sorted(space.refused)], sort_keys=True)
         if key not in self._pairs and types:
@@ -325,14 +397,20 @@ class RealCalls:
             for points in self.points(given)[0]:
                 shown = Shown(space)
                 for kv in types:
-                    more = ({"kv": kv} if kv else {}) | ({"plan": "none"} if ("plan", "given") in space.refused else {})
+                    more = ({"kv": kv} if kv else {}) | (
+                        {"plan": "none"} if ("plan", "given") in space.refused else {}
+                    )
                     shown.add(space.coded(point | more) for point in points)
                 each.append(set(shown.with_pair) & set(space.allowed))
             self._pairs[key] = set.intersection(*each), set.union(*each)
         return self._pairs.get(key, (set(), set()))[by_luck]
 
-    def cover(self, spec: KernelSpec, calls: list[Given], pool: list[Given], random: Random, topk: int = 0) -> None:
-        """Add calls of the pool to `calls`, or drawn ones, until they show every pair that the kernel accepts."""
+    def cover(
+        self, spec: KernelSpec, calls: list[Given], pool: list[Given], random: Random, topk: int = 0
+    ) -> None:
+        """Add calls of the pool to `calls`, or drawn ones, until they show every pair that the
+        kernel accepts.
+        """
         space, sides = space_for(spec), KNOWN.get(self.op, {}).get(spec.short_name, ())
         known = {self.space.number["side", side] for side in sides} | {
             self.space.number["sign", sign] for sign in ("+inf", "-inf") if sides
@@ -341,30 +419,46 @@ class RealCalls:
         def shown(given: Given) -> set[tuple[int, int]]:
             found = self.pairs(spec, given) if not topk or given["topk"] == topk else set()
             # A call that fails shows nothing of what other calls can show.
-            return {pair for pair in found if known & set(pair)} if self.fails(spec, given) else found
+            return (
+                {pair for pair in found if known & set(pair)} if self.fails(spec, given) else found
+            )
 
         left = set(space.allowed).difference(*map(shown, calls))
         while left:
-            best = max(pool, key=lambda one: len(left & shown(one)) / self.points(one)[1] if shown(one) else 0)
+            best = max(
+                pool,
+                key=lambda one: len(left & shown(one)) / self.points(one)[1] if shown(one) else 0,
+            )
             if not left & shown(best):
                 pair = min(left)
                 drawn = self._drawn(spec, random, pair, topk)
                 if not drawn or not any(pair in shown(one) for one in drawn):
-                    print(spec.name, len(drawn), "calls by luck", [space.labels[n] for n in pair], file=sys.stderr)
+                    print(
+                        spec.name,
+                        len(drawn),
+                        "calls by luck",
+                        [space.labels[n] for n in pair],
+                        file=sys.stderr,
+                    )
                 left = left.difference({pair}, *map(shown, drawn))
                 calls += drawn
                 continue
             left -= shown(best)
             calls.append(best)
 
-    def _drawn(self, spec: KernelSpec, random: Random, pair: tuple[int, int], topk: int) -> list[Given]:
+    def _drawn(
+        self, spec: KernelSpec, random: Random, pair: tuple[int, int], topk: int
+    ) -> list[Given]:
         """A drawn call that shows a pair with a kernel, or three that show it with some seed."""
         draw = decode_call if self.op == "mla_decode" else functools.partial(drawn_call, self.op)
         refused = space_for(spec).refused
         dimensions = [d for d in self.space.dimensions if d.name in {name for name, _ in refused}]
         lucky: list[Given] = []
         for _ in range(DRAWN):
-            wanted = {d.name: random.choice([c for c in d.classes if (d.name, c) not in refused]) for d in dimensions}
+            wanted = {
+                d.name: random.choice([c for c in d.classes if (d.name, c) not in refused])
+                for d in dimensions
+            }
             wanted |= dict(self.space.labels[n] for n in pair)
             units = itertools.chain([wanted], itertools.cycle(({}, {}, wanted)))
             given = draw(random, units, random.choice((8, 20, 80)))
@@ -384,7 +478,9 @@ class RealCalls:
 
     def full(self, given: Given) -> Given:
         """A call with the parameters that its variants read."""
-        keep = set(given) | {name for name in ("num_heads", *NEEDED) if name in self.model.model_fields}
+        keep = set(given) | {
+            name for name in ("num_heads", *NEEDED) if name in self.model.model_fields
+        }
         return self.model.model_validate(given).model_dump(mode="json", include=keep)
 
 
@@ -392,7 +488,8 @@ NEEDED = ("topk", "seq_lens", "spare_columns", "query_len")
 
 
 def real_document(op: str) -> str:
-    """The scenario of an op at real sizes, for a GPU: the calls it has, and calls for the pairs that they do not show.
+    """The scenario of an op at real sizes, for a GPU: the calls it has, and calls for the pairs
+    that they do not show.
 
     New calls come from the op's array. What no call of it shows is drawn.
     """
@@ -400,8 +497,16 @@ def real_document(op: str) -> str:
     real, title = RealCalls(op), f"kernel-matrix-conditions-{name.removesuffix('-conditions')}"
     record_inputs._storage = _quick_storage
     scenarios = {s.name: s for s in load_scenarios(shipped_directory())}
-    calls = [dict(given) for given in scenarios[title].matrix["call"].values()] if title in scenarios else []
-    pool = [one for given in scenarios[name].matrix["call"].values() for one in variants(op, real.full(given))]
+    calls = (
+        [dict(given) for given in scenarios[title].matrix["call"].values()]
+        if title in scenarios
+        else []
+    )
+    pool = [
+        one
+        for given in scenarios[name].matrix["call"].values()
+        for one in variants(op, real.full(given))
+    ]
     random = Random(op)
     for spec in sorted(real.kernels, key=lambda spec: -len(space_for(spec).refused)):
         # A top-k has code of its own for each number.
@@ -418,7 +523,11 @@ def _illegal(real: RealCalls, calls: list[Given]) -> str:
     """The calls that a cache type cannot have, such as records of another size."""
     rows = ""
     for kv in real.types if real.types != ("",) else ():
-        names = [f"c{number:02}" for number, given in enumerate(calls) if not real.is_legal(given | {"kv": kv})]
+        names = [
+            f"c{number:02}"
+            for number, given in enumerate(calls)
+            if not real.is_legal(given | {"kv": kv})
+        ]
         rows += f"  - {{kv: {kv}, call: [{', '.join(names)}]}}\n" if names else ""
     return f"except:\n{rows}" if rows else ""
 
@@ -427,7 +536,9 @@ def _known(real: RealCalls, calls: list[Given]) -> str:
     """The known failures of released kernels, by call."""
     rows = ""
     for spec in (spec for spec in real.kernels if spec.short_name in KNOWN.get(real.op, {})):
-        names = ", ".join(f"c{number:02}" for number, given in enumerate(calls) if real.fails(spec, given))
+        names = ", ".join(
+            f"c{number:02}" for number, given in enumerate(calls) if real.fails(spec, given)
+        )
         rows += f"  - {{issue: {ISSUE}, kernel: {spec.short_name}, on: {{call: [{names}]}}}}\n"
     why = "  # An empty side that is not finite, see docs/findings.md. Seen in 0.22.1 to 0.33.0.\n"
     return f"known:\n{why}{rows}" if rows else ""
@@ -455,6 +566,7 @@ if __name__ == "__main__":
         sys.exit()
     if op not in NAMES or real not in ([], ["--real"]):
         sys.exit(
-            f"usage: python tests/trust/write_op_conditions.py [--real] {'|'.join(NAMES)}, or --unmet after the last of them"
+            f"usage: python tests/trust/write_op_conditions.py [--real] {'|'.join(NAMES)}, or"
+            " --unmet after the last of them"
         )
     print(real_document(op) if real else document(op), end="")

@@ -1,4 +1,6 @@
-"""Print what each step of cases decides, as `steps` of a scenario declares it. Read it before you declare it.
+"""Print what each step of cases decides, as `steps` of a scenario declares it.
+
+Read it before you declare it.
 
 python tests/trust/write_steps.py 'preempted-phases[phase=decode]' ...
 """
@@ -21,7 +23,10 @@ def steps_of(selector: str, seed: int = 0) -> dict[str, list[str]]:
     """The id of each selected case of the reference engine -> what its steps decide."""
     found = {}
     for case in select(load_scenarios(None), (selector,), tags=(), seed=seed):
-        target, poison = target_of(Job(key=case.id, case=case)), Poison("nan", frozenset(site.name for site in SITES))
+        target, poison = (
+            target_of(Job(key=case.id, case=case)),
+            Poison("nan", frozenset(site.name for site in SITES)),
+        )
         assert isinstance(target, EngineTarget)
         notes = Notes(target._params, poison, padding_bound=target._padding_bound)
         target._serve(target._legitimate(poison), notes)

@@ -11,9 +11,13 @@ from harness.core.errors import InputError
 from harness.engines.vllm.backend import VllmBackend
 
 
-def completion(text: str, tokens: list[int], logprob: float = -0.1, finish: str = "stop") -> SimpleNamespace:
+def completion(
+    text: str, tokens: list[int], logprob: float = -0.1, finish: str = "stop"
+) -> SimpleNamespace:
     rows = [{token: SimpleNamespace(logprob=logprob, rank=1)} for token in tokens]
-    return SimpleNamespace(outputs=[SimpleNamespace(text=text, token_ids=tokens, logprobs=rows, finish_reason=finish)])
+    return SimpleNamespace(
+        outputs=[SimpleNamespace(text=text, token_ids=tokens, logprobs=rows, finish_reason=finish)]
+    )
 
 
 class FakeLLM:
@@ -24,7 +28,9 @@ class FakeLLM:
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
         model = SimpleNamespace(get_vocab_size=lambda: 100, dtype="torch.bfloat16")
-        config = SimpleNamespace(model_config=model, cache_config=SimpleNamespace(cache_dtype="fp8_e4m3"))
+        config = SimpleNamespace(
+            model_config=model, cache_config=SimpleNamespace(cache_dtype="fp8_e4m3")
+        )
         self.llm_engine = SimpleNamespace(vllm_config=config)
         self.batches: list[int] = []
 
@@ -44,13 +50,19 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
     return FakeLLM
 
 
-def test_without_vllm_the_error_is_one_line_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_vllm_the_error_is_one_line_that_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(InputError, match=r"vLLM cannot be imported here .*; install it, or use server:URL"):
+    with pytest.raises(
+        InputError, match=r"vLLM cannot be imported here .*; install it, or use server:URL"
+    ):
         open_backend("vllm:some/model")
 
 
-def test_a_nan_log_probability_and_a_token_outside_the_vocabulary_are_invalid(vllm: type[FakeLLM]) -> None:
+def test_a_nan_log_probability_and_a_token_outside_the_vocabulary_are_invalid(
+    vllm: type[FakeLLM],
+) -> None:
     vllm.replies = {
         "good": completion(" 4", [7, 8]),
         "nan": completion("!", [0], logprob=float("nan")),
@@ -65,11 +77,17 @@ def test_a_nan_log_probability_and_a_token_outside_the_vocabulary_are_invalid(vl
 
 def test_the_identity_names_model_dtype_and_cache(vllm: type[FakeLLM]) -> None:
     identity = open_backend("vllm:org/model").identity
-    assert (identity.model, identity.engine, identity.dtype) == ("org/model", "vllm", "bfloat16, kv fp8_e4m3")
+    assert (identity.model, identity.engine, identity.dtype) == (
+        "org/model",
+        "vllm",
+        "bfloat16, kv fp8_e4m3",
+    )
     assert identity.note == "vLLM 0.0.fake" and not identity.deterministic
 
 
-def test_options_and_concurrency_reach_vllm_and_one_engine_serves_all_calls(vllm: type[FakeLLM]) -> None:
+def test_options_and_concurrency_reach_vllm_and_one_engine_serves_all_calls(
+    vllm: type[FakeLLM],
+) -> None:
     vllm.replies = {"q": completion("a", [1])}
     backend = VllmBackend("org/model", concurrency=8, kv_cache_dtype="fp8")
     backend.generate(["q"] * 1500, max_tokens=4, stop=[])

@@ -1,4 +1,6 @@
-"""Rows without context are filled before vLLM does anything about them, in each of the three ways that it has had."""
+"""Rows without context are filled before vLLM does anything about them, in each of the three ways
+that it has had.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ NAN = ServePoison(("context.output", "context.lse"))
 
 
 def context_chunk(count: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Up to 0.25: five tokens' context attention of which `count` have context, under the poison."""
+    """Up to 0.25: five tokens' context attention of which `count` have context, under the
+    poison.
+    """
 
     def original(self: Any, q: Any, cache: Any, metadata: Any, scale: Any) -> Any:
         return torch.ones(5, 2, 4, dtype=torch.bfloat16), torch.ones(2, 5)
@@ -48,24 +52,37 @@ class Backend:
 
     name = "stand-in"
 
-    def run_prefill_context_chunk(self, chunk_idx: int, q: Any, k: Any, v: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def run_prefill_context_chunk(
+        self, chunk_idx: int, q: Any, k: Any, v: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.ones(7, 2, 4, dtype=torch.bfloat16), torch.ones(2, 7)
 
 
 def masked(poison: ServePoison) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], Any]:
-    """0.26 and 0.27: two chunks of three requests of 2, 4 and 1 tokens. The second has nothing in the first chunk, and
-    neither has the third; in the second chunk only the first one has anything. What each chunk's kernel left."""
+    """0.26 and 0.27: two chunks of three requests of 2, 4 and 1 tokens.
+
+    The second has nothing in the first chunk, and neither has the third; in the second chunk only
+    the first one has anything. What each chunk's kernel left.
+    """
     seen = []
 
     def original(self: Any, q: Any, cache: Any, metadata: Any, scale: Any) -> Any:
         assert metadata.prefill.prefill_backend.name == "stand-in"
         for number in range(2):
-            seen.append(metadata.prefill.prefill_backend.run_prefill_context_chunk(chunk_idx=number, q=q, k=q, v=q))
+            seen.append(
+                metadata.prefill.prefill_backend.run_prefill_context_chunk(
+                    chunk_idx=number, q=q, k=q, v=q
+                )
+            )
         return seen[-1]
 
-    chunked = SimpleNamespace(cu_seq_lens=torch.tensor([[0, 16, 16, 24], [0, 5, 5, 5]], dtype=torch.int32))
+    chunked = SimpleNamespace(
+        cu_seq_lens=torch.tensor([[0, 16, 16, 24], [0, 5, 5, 5]], dtype=torch.int32)
+    )
     starts = torch.tensor([0, 2, 6, 7], dtype=torch.int32)
-    prefill = SimpleNamespace(chunked_context=chunked, query_start_loc=starts, prefill_backend=Backend())
+    prefill = SimpleNamespace(
+        chunked_context=chunked, query_start_loc=starts, prefill_backend=Backend()
+    )
     metadata: Any = SimpleNamespace(prefill=prefill)
     context_rows.with_masked_rows(original, poison)(None, None, None, metadata, None)
     return seen, metadata
@@ -74,8 +91,24 @@ def masked(poison: ServePoison) -> tuple[list[tuple[torch.Tensor, torch.Tensor]]
 def test_a_chunks_kernel_leaves_rows_of_requests_that_have_nothing_in_it() -> None:
     before = FILLED.context_rows
     (first, first_lse), (second, second_lse) = masked(NAN)[0]
-    assert first.isnan().all(dim=2).all(dim=1).tolist() == [False, False, True, True, True, True, False]
-    assert second.isnan().all(dim=2).all(dim=1).tolist() == [False, False, True, True, True, True, True]
+    assert first.isnan().all(dim=2).all(dim=1).tolist() == [
+        False,
+        False,
+        True,
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert second.isnan().all(dim=2).all(dim=1).tolist() == [
+        False,
+        False,
+        True,
+        True,
+        True,
+        True,
+        True,
+    ]
     assert first_lse.isnan().any(dim=0).tolist() == [False, False, True, True, True, True, False]
     assert second_lse.isnan().any(dim=0).tolist() == [False, False, True, True, True, True, True]
     assert FILLED.context_rows == before + 4 + 5
@@ -90,10 +123,16 @@ def test_where_another_rank_is_meant_no_kernel_leaves_a_row() -> None:
 
 
 def initialized(poison: ServePoison, clears: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Since 0.28: context attention of five rows, of which no chunk covers rows 1 and 2, as it is allocated."""
+    """Since 0.28: context attention of five rows, of which no chunk covers rows 1 and 2, as it is
+    allocated.
+    """
 
-    def original(chunked_context: Any, attn_output: Any, attn_softmax_lse: Any, num_tokens: int) -> Any:
-        out = torch.empty((num_tokens, *attn_output.shape[1:]), dtype=attn_output.dtype, device=attn_output.device)
+    def original(
+        chunked_context: Any, attn_output: Any, attn_softmax_lse: Any, num_tokens: int
+    ) -> Any:
+        out = torch.empty(
+            (num_tokens, *attn_output.shape[1:]), dtype=attn_output.dtype, device=attn_output.device
+        )
         lse = torch.empty((attn_softmax_lse.shape[0], num_tokens), dtype=torch.float32)
         for rows in chunked_context.empty_token_slices if clears else ():
             out[rows].zero_()

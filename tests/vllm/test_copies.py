@@ -1,4 +1,6 @@
-"""A source that changes while a copy of it is queued is found by the lines of both, and no other source is."""
+"""A source that changes while a copy of it is queued is found by the lines of both, and no other
+source is.
+"""
 
 from __future__ import annotations
 
@@ -62,10 +64,16 @@ def test_only_a_host_that_does_not_wait_is_found(
     assert 0 < len(worker.held) < 20 and bool(worker.copies.races) is not waits
     assert ("was queued when its source changed" in capsys.readouterr().err) is not waits
     for copied, changed in worker.copies.races:
-        assert "in step > " in copied and copied.endswith("in copy_inputs") and changed.endswith("in copy_inputs")
+        assert (
+            "in step > " in copied
+            and copied.endswith("in copy_inputs")
+            and changed.endswith("in copy_inputs")
+        )
 
 
-def test_a_source_that_keeps_its_content_or_is_blocking_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_keeps_its_content_or_is_blocking_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     worker = Worker(monkeypatch)
     for _ in range(3):
         worker.step(1.0, waits=False)
@@ -76,7 +84,9 @@ def test_a_source_that_keeps_its_content_or_is_blocking_is_silent(monkeypatch: p
     assert len(worker.events) == 3
 
 
-def test_a_queued_copy_reads_what_was_there_when_it_was_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queued_copy_reads_what_was_there_when_it_was_queued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     worker = Worker(monkeypatch)
     read: list[torch.Tensor] = []
     copy = worker.copies.watched("copy_", lambda target, source, **_: read.append(source))
@@ -104,8 +114,14 @@ def test_pageable_memory_and_large_sources_are_not_watched() -> None:
 def test_the_finding_names_the_copy_the_change_and_the_rank() -> None:
     ranks = [{"rank": 1, "races": [["runner.py:4 in step", "runner.py:9 in step"]]}]
     run = Run("nan", moved=[watched({"ranks": ranks, "copies": 12})])
-    found = ordered(Evidence(select(load_scenarios(shipped_directory()), ["merge-kernel"])[0], [run]))
+    found = ordered(
+        Evidence(select(load_scenarios(shipped_directory()), ["merge-kernel"])[0], [run])
+    )
     (finding,) = found.findings
-    assert found.looked_at == 12 and finding.cause == "unordered: read and write" and finding.site is None
+    assert (
+        found.looked_at == 12
+        and finding.cause == "unordered: read and write"
+        and finding.site is None
+    )
     assert "the copy at runner.py:4 in step on stream of rank 1" in finding.message
     assert "a change before runner.py:9 in step on stream host" in finding.message

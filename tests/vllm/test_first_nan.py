@@ -64,7 +64,9 @@ class Experts(nn.Module):
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), Attention(Impl()), Experts()) for _ in range(2)])
+        self.layers = nn.ModuleList(
+            [nn.Sequential(nn.Linear(4, 4), Attention(Impl()), Experts()) for _ in range(2)]
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -95,14 +97,20 @@ class Runner:
 
 def step(**counts: int) -> Any:
     return SimpleNamespace(
-        num_scheduled_tokens=counts, total_num_scheduled_tokens=sum(counts.values()), scheduled_new_reqs=[]
+        num_scheduled_tokens=counts,
+        total_num_scheduled_tokens=sum(counts.values()),
+        scheduled_new_reqs=[],
     )
 
 
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Runner]:
     """A loaded runner with the recorder, which writes below `tmp_path`."""
-    kind = type("Wrapped", (Runner,), {"load_model": Runner.load_model, "execute_model": Runner.execute_model})
+    kind = type(
+        "Wrapped",
+        (Runner,),
+        {"load_model": Runner.load_model, "execute_model": Runner.execute_model},
+    )
     monkeypatch.setitem(sys.modules, "fake_runner", SimpleNamespace(Runner=kind))  # type: ignore[arg-type]
     monkeypatch.setattr(hooks, "RUNNERS", ("fake_runner:Runner", "no_such_module:Runner"))
     monkeypatch.setattr(first_nan.atexit, "register", lambda function: function)
@@ -148,7 +156,11 @@ def test_ids_past_the_last_expert_are_named_before_what_comes_of_them(runner: Ru
     runner.model.layers[0][2].router.offset = 3
     runner.execute_model(step(a=1, b=1))
     seen = found(runner)
-    assert (seen.writer, seen.tensor, seen.bad) == ("layers.0.2.select_experts", "topk_ids", "no expert's id")
+    assert (seen.writer, seen.tensor, seen.bad) == (
+        "layers.0.2.select_experts",
+        "topk_ids",
+        "no expert's id",
+    )
 
 
 def test_prefill_attention_is_seen_in_the_tensor_that_it_fills(runner: Runner) -> None:
@@ -167,8 +179,14 @@ def test_asked_between_steps_it_tells_at_once(
     runner.model.layers[1][1].impl.breaks = True
     runner.execute_model(step(a=1, b=1))
     os.kill(os.getpid(), signal.SIGUSR2)
-    assert json.loads((tmp_path / "first-nan-rank0.json").read_text())["writer"] == "layers.1.1.forward_mqa"
-    assert "first NaN, rank 0, after 1 steps: layers.1.1.forward_mqa wrote output" in capsys.readouterr().err
+    assert (
+        json.loads((tmp_path / "first-nan-rank0.json").read_text())["writer"]
+        == "layers.1.1.forward_mqa"
+    )
+    assert (
+        "first NaN, rank 0, after 1 steps: layers.1.1.forward_mqa wrote output"
+        in capsys.readouterr().err
+    )
 
 
 def test_asked_within_a_step_it_tells_at_the_steps_end(
@@ -207,12 +225,18 @@ def test_captures_of_several_sizes_take_no_new_slots(runner: Runner) -> None:
 
 
 def test_the_second_runners_rows_are_sorted_by_tokens() -> None:
-    assert first_nan.request_order(SimpleNamespace(), {"long": 9, "a": 1, "b": 1}) == ["a", "b", "long"]
+    assert first_nan.request_order(SimpleNamespace(), {"long": 9, "a": 1, "b": 1}) == [
+        "a",
+        "b",
+        "long",
+    ]
     known = SimpleNamespace(input_batch=SimpleNamespace(req_ids=["b", "gone", "a"]))
     assert first_nan.request_order(known, {"a": 1, "b": 1}) == ["b", "a"]
 
 
-def test_the_plug_in_installs_it_when_asked_and_imports_nothing_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plug_in_installs_it_when_asked_and_imports_nothing_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     code = (
         "import sys, harness.engines.vllm.serve.plugin as plugin; plugin.activate(); "
         "sys.exit('torch' in sys.modules or 'harness.memory.first_nan.table' in sys.modules)"

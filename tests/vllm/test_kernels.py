@@ -1,4 +1,6 @@
-"""vLLM's kernels as they are declared, and what is handed to them: checked with stand-ins for vLLM's modules."""
+"""vLLM's kernels as they are declared, and what is handed to them: checked with stand-ins for
+vLLM's modules.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,12 @@ def module(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Any) -> None
 def decode_inputs(num_tokens: int = 1) -> tuple[torch.Tensor, ...]:
     q = torch.randn(2, num_tokens, 4, 576, dtype=torch.bfloat16)
     cache = torch.randn(5, 64, 576, dtype=torch.bfloat16)
-    return q, cache, torch.tensor([[1, 2], [3, 0]], dtype=torch.int32), torch.tensor([70, 0], dtype=torch.int32)
+    return (
+        q,
+        cache,
+        torch.tensor([[1, 2], [3, 0]], dtype=torch.int32),
+        torch.tensor([70, 0], dtype=torch.int32),
+    )
 
 
 @pytest.mark.parametrize("spec", KERNELS, ids=lambda spec: spec.name)
@@ -62,7 +69,9 @@ def test_blackwell_kernels_name_the_gpu_that_they_lack(monkeypatch: pytest.Monke
     assert "older than 0.20" in str(vllm_kernels.on_any("cuda"))
 
 
-def test_the_fp8_query_is_quantized_with_the_scale_that_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fp8_query_is_quantized_with_the_scale_that_is_handed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: dict[str, Any] = {}
 
     def kernel(**given: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,18 +81,28 @@ def test_the_fp8_query_is_quantized_with_the_scale_that_is_handed_over(monkeypat
     module(monkeypatch, "vllm.v1.attention.ops.flashmla", flash_mla_with_kvcache_fp8=kernel)
     q, cache, table, lens = decode_inputs()
     plan = SimpleNamespace(tile_scheduler_metadata=torch.zeros(1), num_splits=torch.zeros(3))
-    flashmla_decode_fp8(q, cache.to(torch.float8_e4m3fn), table, lens, scale=0.1, kv_scale=0.5, metadata=plan)
+    flashmla_decode_fp8(
+        q, cache.to(torch.float8_e4m3fn), table, lens, scale=0.1, kv_scale=0.5, metadata=plan
+    )
     assert seen["q"].dtype == torch.float8_e4m3fn and seen["descale_k"].item() == 0.5
     restored = seen["q"].float() * seen["descale_q"]
     assert float((restored - q.float()).abs().max()) < 0.2
 
 
-def test_the_sparse_kernel_is_asked_for_exactly_the_slots_of_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sparse_kernel_is_asked_for_exactly_the_slots_of_each_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: dict[str, Any] = {}
 
-    def kernel(q: torch.Tensor, kv: torch.Tensor, indices: torch.Tensor, sm_scale: float, d_v: int) -> Any:
+    def kernel(
+        q: torch.Tensor, kv: torch.Tensor, indices: torch.Tensor, sm_scale: float, d_v: int
+    ) -> Any:
         seen.update(q=q, kv=kv, indices=indices)
-        return torch.zeros(q.shape[0], q.shape[1], 512), torch.zeros(q.shape[:2]), torch.zeros(q.shape[:2])
+        return (
+            torch.zeros(q.shape[0], q.shape[1], 512),
+            torch.zeros(q.shape[:2]),
+            torch.zeros(q.shape[:2]),
+        )
 
     module(monkeypatch, "vllm.v1.attention.ops.flashmla", flash_mla_sparse_fwd=kernel)
     q, cache, table, lens = decode_inputs(num_tokens=2)
@@ -95,7 +114,9 @@ def test_the_sparse_kernel_is_asked_for_exactly_the_slots_of_each_request(monkey
     assert int((seen["indices"][2:] >= 0).sum()) == 0
 
 
-def test_fa3_gets_latent_and_rope_apart_and_rows_of_a_request_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fa3_gets_latent_and_rope_apart_and_rows_of_a_request_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: dict[str, Any] = {}
 
     def kernel(**given: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,7 +128,11 @@ def test_fa3_gets_latent_and_rope_apart_and_rows_of_a_request_together(monkeypat
     q, cache, table, lens = decode_inputs(num_tokens=2)
     _, lse = fa3_decode(q, cache, table, lens, scale=0.1)
     assert seen["cu_seqlens_q"].tolist() == [0, 2, 4]
-    assert seen["q_v"].shape == (4, 4, 512) and seen["q"].shape == (4, 4, 64) and seen["v"].shape == (5, 64, 1, 512)
+    assert (
+        seen["q_v"].shape == (4, 4, 512)
+        and seen["q"].shape == (4, 4, 64)
+        and seen["v"].shape == (5, 64, 1, 512)
+    )
     assert lse[1, 2].tolist() == [22.0, 23.0]
 
 
@@ -120,7 +145,9 @@ def test_each_token_of_triton_decode_ends_where_it_stands(monkeypatch: pytest.Mo
         o.zero_()
         lse.zero_()
 
-    module(monkeypatch, "vllm.v1.attention.ops.triton_decode_attention", decode_attention_fwd=kernel)
+    module(
+        monkeypatch, "vllm.v1.attention.ops.triton_decode_attention", decode_attention_fwd=kernel
+    )
     q, cache, table, lens = decode_inputs(num_tokens=2)
     triton_decode(q, cache, table, lens, scale=0.1)
     assert seen["lens"].tolist() == [69, 70, 0, 0]
@@ -129,27 +156,43 @@ def test_each_token_of_triton_decode_ends_where_it_stands(monkeypatch: pytest.Mo
 
 
 def test_merge_writes_into_outputs_that_nobody_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
-    def kernel(output: Any, suffix_output: Any, output_lse: Any, prefill_tokens_with_context: Any, **_: Any) -> None:
+    def kernel(
+        output: Any, suffix_output: Any, output_lse: Any, prefill_tokens_with_context: Any, **_: Any
+    ) -> None:
         output.copy_(suffix_output)
         output_lse.fill_(prefill_tokens_with_context)
 
     module(monkeypatch, "vllm.v1.attention.ops.triton_merge_attn_states", merge_attn_states=kernel)
     part, lse = torch.ones(3, 2, 8), torch.ones(2, 3)
-    merged, merged_lse = merge_attn_states_triton(part, lse, part * 2, lse, num_tokens_with_context=1)
+    merged, merged_lse = merge_attn_states_triton(
+        part, lse, part * 2, lse, num_tokens_with_context=1
+    )
     assert merged.unique().tolist() == [2.0] and merged_lse.unique().tolist() == [1.0]
 
 
-@pytest.mark.parametrize(("dtype", "name"), [(torch.bfloat16, "auto"), (torch.float8_e4m3fn, "fp8_e4m3")])
-def test_write_kv_names_the_type_of_the_cache(dtype: torch.dtype, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "name"), [(torch.bfloat16, "auto"), (torch.float8_e4m3fn, "fp8_e4m3")]
+)
+def test_write_kv_names_the_type_of_the_cache(
+    dtype: torch.dtype, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: dict[str, Any] = {}
     module(monkeypatch, "vllm._custom_ops", concat_and_cache_mla=lambda **given: seen.update(given))
     cache = torch.zeros(2, 64, 576).to(dtype)
-    write_kv(torch.zeros(3, 512), torch.zeros(3, 64), cache, torch.tensor([1, 2, -1], dtype=torch.int32), kv_scale=0.5)
+    write_kv(
+        torch.zeros(3, 512),
+        torch.zeros(3, 64),
+        cache,
+        torch.tensor([1, 2, -1], dtype=torch.int32),
+        kv_scale=0.5,
+    )
     assert seen["slot_mapping"].dtype == torch.int64 and seen["kv_cache_dtype"] == name
     assert float(seen["scale"]) == 0.5 and seen["kv_cache"].data_ptr() == cache.data_ptr()
 
 
-def test_cutlass_plans_its_workspace_for_the_splits_that_it_runs_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cutlass_plans_its_workspace_for_the_splits_that_it_runs_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: dict[str, Any] = {}
 
     def size(max_seq_len: int, num_batches: int, sm_count: int, num_kv_splits: int) -> int:
@@ -157,14 +200,24 @@ def test_cutlass_plans_its_workspace_for_the_splits_that_it_runs_with(monkeypatc
         return 16
 
     module(
-        monkeypatch, "vllm._custom_ops", sm100_cutlass_mla_get_workspace_size=size,
+        monkeypatch,
+        "vllm._custom_ops",
+        sm100_cutlass_mla_get_workspace_size=size,
         sm100_cutlass_mla_decode=lambda **given: seen.update(given),
-    )  # fmt: skip
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=148))
+    )
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: SimpleNamespace(multi_processor_count=148),
+    )
     q, cache, table, lens = decode_inputs()
     out, lse = vllm_kernels.cutlass_mla_decode(q, cache, table, lens, scale=0.1)
     assert out.shape == (2, 1, 4, 512) and lse.shape == (2, 4, 1)
-    assert seen["num_kv_splits"] == seen["planned"] and seen["longest"] == 128 and seen["workspace"].numel() == 16
+    assert (
+        seen["num_kv_splits"] == seen["planned"]
+        and seen["longest"] == 128
+        and seen["workspace"].numel() == 16
+    )
 
 
 @pytest.mark.parametrize(("converts", "expected"), [(False, 2.0), (True, 1.0)])
@@ -176,11 +229,17 @@ def test_the_ragged_kernels_log_sum_exp_is_taken_as_this_vllm_takes_it(
 
     module(monkeypatch, "flashinfer.prefill", trtllm_ragged_attention_deepseek=kernel)
     module(
-        monkeypatch, "vllm.v1.attention.backends.utils",
+        monkeypatch,
+        "vllm.v1.attention.backends.utils",
         **({"log2_lse_to_ln": lambda lse: lse / 2} if converts else {}),
-    )  # fmt: skip
+    )
     starts = torch.tensor([0, 3], dtype=torch.int32)
     _, lse = vllm_kernels.trtllm_ragged_context_attention(
-        torch.zeros(3, 2, 192), torch.zeros(5, 2, 192), torch.zeros(5, 2, 128), starts, torch.tensor([0, 5]), scale=0.1
+        torch.zeros(3, 2, 192),
+        torch.zeros(5, 2, 192),
+        torch.zeros(5, 2, 128),
+        starts,
+        torch.tensor([0, 5]),
+        scale=0.1,
     )
     assert lse.shape == (2, 3) and lse.unique().tolist() == [expected]

@@ -41,7 +41,9 @@ def patch(*edits: Edit) -> Patch:
 def test_a_function_is_recompiled_with_all_its_edits_in_its_own_namespace(module: str) -> None:
     import importlib
 
-    patch(Edit(module, "if x > LIMIT:", "if False:"), Edit(module, "return x", "return x + LIMIT")).apply("0.22.1")
+    patch(
+        Edit(module, "if x > LIMIT:", "if False:"), Edit(module, "return x", "return x + LIMIT")
+    ).apply("0.22.1")
     assert importlib.import_module("patched_engine").Engine().step(10) == 13
 
 
@@ -54,10 +56,13 @@ def test_text_that_is_not_there_is_refused_and_changes_nothing(old: str, module:
     assert importlib.import_module("patched_engine").Engine().step(10) == 3
 
 
-def test_a_function_that_calls_super_keeps_its_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_calls_super_keeps_its_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import importlib
 
-    (tmp_path / "patched_base.py").write_text(textwrap.dedent("""
+    (tmp_path / "patched_base.py").write_text(
+        textwrap.dedent("""
         class Base:
             def step(self, x):
                 return x + 1
@@ -65,9 +70,12 @@ def test_a_function_that_calls_super_keeps_its_class(tmp_path: Path, monkeypatch
         class Engine(Base):
             def step(self, x):
                 return super().step(x) * 2
-        """))  # fmt: skip
+        """)
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
-    patch(Edit("patched_base:Engine.step", "return super().step(x) * 2", "return super().step(x) * 3")).apply("0.22.1")
+    patch(
+        Edit("patched_base:Engine.step", "return super().step(x) * 2", "return super().step(x) * 3")
+    ).apply("0.22.1")
     assert importlib.import_module("patched_base").Engine().step(1) == 6
 
 
@@ -86,7 +94,9 @@ def test_a_release_with_the_bug_says_so() -> None:
 
 
 @pytest.mark.parametrize("fault", PATCHES)
-def test_of_several_patches_the_one_for_the_release_is_taken_and_there_is_no_gap_between_them(fault: str) -> None:
+def test_of_several_patches_the_one_for_the_release_is_taken_and_there_is_no_gap_between_them(
+    fault: str,
+) -> None:
     patches = PATCHES[fault]
     for before, after in itertools.pairwise(patches):
         assert before.last == after.first

@@ -30,7 +30,10 @@ def runner(cache: torch.Tensor, num_blocks: int = 8) -> Any:
         SimpleNamespace(kv_cache_spec=MambaSpec(), layer_names=["state"]),
         SimpleNamespace(kv_cache_spec=MLAAttentionSpec(), layer_names=["attention"]),
     ]
-    layers = {"attention": SimpleNamespace(kv_cache=cache), "state": SimpleNamespace(kv_cache=[torch.zeros(2)])}
+    layers = {
+        "attention": SimpleNamespace(kv_cache=cache),
+        "state": SimpleNamespace(kv_cache=[torch.zeros(2)]),
+    }
     config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
     caches = SimpleNamespace(num_blocks=num_blocks, kv_cache_groups=kv_groups)
     return SimpleNamespace(kv_cache_config=caches, vllm_config=config)
@@ -39,11 +42,16 @@ def runner(cache: torch.Tensor, num_blocks: int = 8) -> Any:
 def step(**changes: Any) -> Any:
     new = SimpleNamespace(req_id="a", block_ids=([1], [2, 3]), num_computed_tokens=128)
     cached = SimpleNamespace(
-        req_ids=["b", "c"], new_block_ids=[([], [5]), None], num_computed_tokens=[256, 9], resumed_req_ids=set()
+        req_ids=["b", "c"],
+        new_block_ids=[([], [5]), None],
+        num_computed_tokens=[256, 9],
+        resumed_req_ids=set(),
     )
     values = {
-        "scheduled_new_reqs": [new], "scheduled_cached_reqs": cached, "num_scheduled_tokens": {"a": 70, "b": 1, "c": 1},
-    }  # fmt: skip
+        "scheduled_new_reqs": [new],
+        "scheduled_cached_reqs": cached,
+        "num_scheduled_tokens": {"a": 70, "b": 1, "c": 1},
+    }
     return SimpleNamespace(**{**values, **changes})
 
 
@@ -58,13 +66,23 @@ def test_off_it_imports_nothing_heavy() -> None:
 
 def test_a_fault_is_injected_before_hooks_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    for name, value in {"POISON": "context.output", "FAULT": "vllm.some-bug", "FIRST_NAN": "1"}.items():
+    for name, value in {
+        "POISON": "context.output",
+        "FAULT": "vllm.some-bug",
+        "FIRST_NAN": "1",
+    }.items():
         monkeypatch.setenv(f"MLA_HARNESS_{name}", value)
     monkeypatch.setattr(plugin, "INSTALLED", {})
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.33.0"))
-    monkeypatch.setattr("harness.engines.patches.Patches.inject", lambda patches, name, version: order.append(name))
-    monkeypatch.setattr("harness.engines.vllm.serve.first_nan.install", lambda where: order.append("recorder"))
-    monkeypatch.setattr("harness.engines.vllm.serve.hooks.install", lambda poison: order.append("poison"))
+    monkeypatch.setattr(
+        "harness.engines.patches.Patches.inject", lambda patches, name, version: order.append(name)
+    )
+    monkeypatch.setattr(
+        "harness.engines.vllm.serve.first_nan.install", lambda where: order.append("recorder")
+    )
+    monkeypatch.setattr(
+        "harness.engines.vllm.serve.hooks.install", lambda poison: order.append("poison")
+    )
     plugin.activate()
     plugin.activate()
     assert order == ["vllm.some-bug", "recorder", "poison"]
@@ -86,7 +104,9 @@ def test_the_tail_of_a_new_requests_last_block_is_filled_from_its_length_on() ->
     cache = torch.zeros(16, 64, 8, dtype=torch.bfloat16)
     StepPoison(ServePoison(("kv.tail",)))(runner(cache), step())
     # 128 + 70 tokens: 70 in the second block, which is page 7 from slot 6 on.
-    assert cache[7, 6:].isnan().all() and not cache[7, :6].isnan().any() and not cache[6].isnan().any()
+    assert (
+        cache[7, 6:].isnan().all() and not cache[7, :6].isnan().any() and not cache[6].isnan().any()
+    )
 
 
 def test_a_compressed_cache_has_fewer_slots_in_a_block_than_tokens() -> None:
@@ -96,7 +116,11 @@ def test_a_compressed_cache_has_fewer_slots_in_a_block_than_tokens() -> None:
     cache = torch.zeros(8, 32, 8, dtype=torch.bfloat16)
     StepPoison(ServePoison(("kv.tail",)))(runner(cache), step())
     # 70 of the 128 tokens of block 3 fill 17 slots of four.
-    assert cache[3, 17:].isnan().all() and not cache[3, :17].isnan().any() and int(cache.isnan().sum()) == 15 * 8
+    assert (
+        cache[3, 17:].isnan().all()
+        and not cache[3, :17].isnan().any()
+        and int(cache.isnan().sum()) == 15 * 8
+    )
 
 
 def test_fp8_pages_held_as_bytes_get_the_nan_of_fp8() -> None:
@@ -108,7 +132,10 @@ def test_fp8_pages_held_as_bytes_get_the_nan_of_fp8() -> None:
 def test_the_tail_of_a_page_of_index_keys_is_in_its_keys_and_in_its_scales() -> None:
     cache = torch.zeros(16, 64, 132, dtype=torch.uint8)
     StepPoison(ServePoison(("kv.tail",)))(runner(cache), step())
-    keys, scales = cache[7].view(-1)[: 64 * 128].view(64, 128), cache[7].view(-1)[64 * 128 :].view(64, 4)
+    keys, scales = (
+        cache[7].view(-1)[: 64 * 128].view(64, 128),
+        cache[7].view(-1)[64 * 128 :].view(64, 4),
+    )
     for part in (keys, scales):
         assert not part[:6].any() and (part[6:] == 0xFF).all()
 
@@ -158,10 +185,14 @@ def test_a_setting_survives_its_own_text() -> None:
     assert ServePoison.parse(poison.text()) == poison
 
 
-def test_steps_and_fills_are_said_on_lines_that_grow_rare(capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_and_fills_are_said_on_lines_that_grow_rare(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     poison = StepPoison(ServePoison(("kv.new",)))
     FILLED.steps = 0
     for _ in range(12):
         poison(runner(torch.zeros(16, 64, 8, dtype=torch.bfloat16)), step())
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2 and all(line.startswith("mla-harness: kv.new:nan in process") for line in lines)
+    assert len(lines) == 2 and all(
+        line.startswith("mla-harness: kv.new:nan in process") for line in lines
+    )

@@ -1,4 +1,6 @@
-"""The strategy that routes rightly through vLLM's routing simulator, and the fault that misreads its ids."""
+"""The strategy that routes rightly through vLLM's routing simulator, and the fault that misreads
+its ids.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +27,27 @@ def test_it_picks_the_experts_and_weights_that_the_model_does() -> None:
 
 
 @pytest.mark.parametrize(("asked", "given"), [(None, torch.long), (torch.int32, torch.int32)])
-def test_ids_are_64_bit_numbers_unless_another_type_is_asked_for(asked: Any, given: torch.dtype) -> None:
+def test_ids_are_64_bit_numbers_unless_another_type_is_asked_for(
+    asked: Any, given: torch.dtype
+) -> None:
     assert TopK().route_tokens(torch.zeros(2, 8), LOGITS, 2, asked)[1].dtype == given
 
 
-def test_it_registers_under_the_name_that_the_environment_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_registers_under_the_name_that_the_environment_gives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     known: dict[str, Any] = {}
     parent = "vllm.model_executor.layers.fused_moe.router"
     simulator = ModuleType(parent + ".routing_simulator_router")
-    simulator.RoutingSimulator = type("RoutingSimulator", (), {"register_strategy": known.__setitem__})  # type: ignore[attr-defined]
+    simulator.RoutingSimulator = type(
+        "RoutingSimulator", (), {"register_strategy": known.__setitem__}
+    )  # type: ignore[attr-defined]
     simulator.RoutingStrategy = type("RoutingStrategy", (), {"supports_monolithic_logits": False})  # type: ignore[attr-defined]
     parts = parent.split(".")
     for i in range(len(parts)):
-        monkeypatch.setitem(sys.modules, ".".join(parts[: i + 1]), ModuleType(".".join(parts[: i + 1])))
+        monkeypatch.setitem(
+            sys.modules, ".".join(parts[: i + 1]), ModuleType(".".join(parts[: i + 1]))
+        )
     monkeypatch.setitem(sys.modules, simulator.__name__, simulator)
     register("uniform_random")
     assert not known

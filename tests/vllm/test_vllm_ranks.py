@@ -1,4 +1,6 @@
-"""A case over two ranks on a stand-in for vLLM, whose workers are real processes that sum over gloo."""
+"""A case over two ranks on a stand-in for vLLM, whose workers are real processes that sum over
+gloo.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ SITES = ("context.output", "context.lse")
 def case(**params: Any) -> Case:
     settings = VllmParams(limit=4, epochs=1, **{"tensor_parallel": 2, **params})
     plan = PoisonPlan(patterns=("nan",), sites=SITES)
-    return Case(id="x", scenario="x", system="vllm", params=settings, oracles=("answers",), poison=plan)
+    return Case(
+        id="x", scenario="x", system="vllm", params=settings, oracles=("answers",), poison=plan
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +60,9 @@ def job(tmp_path: Path, fault: str | None = FAULT, **params: Any) -> Job:
 
 
 def ranks(tmp_path: Path) -> list[dict[str, Any]]:
-    told: list[dict[str, Any]] = json.loads((tmp_path / "nan/asked/poison.json").read_text())["ranks"]
+    told: list[dict[str, Any]] = json.loads((tmp_path / "nan/asked/poison.json").read_text())[
+        "ranks"
+    ]
     return told
 
 
@@ -75,7 +81,9 @@ def test_without_the_fault_both_ranks_pass_under_the_same_poison(tmp_path: Path)
     assert [one["fault"] for one in ranks(tmp_path)] == ["", ""]
 
 
-def test_a_worker_that_lacks_the_fault_makes_the_case_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_lacks_the_fault_makes_the_case_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAKE_VLLM", "lacking")
     result = run_case(job(tmp_path))
     assert result.verdict is Verdict.ERROR
@@ -94,7 +102,9 @@ def test_the_recorder_names_the_rank_on_which_a_nan_began(tmp_path: Path) -> Non
     assert found.statement.startswith(
         "rank 1: layers.0.0.forward_mha wrote output, not finite: layer 0, step 0 (mixed), row 2"
     )
-    assert [told.partition(",")[0] for told in found.other_ranks] == ["rank 0: layers.0.1 wrote output"]
+    assert [told.partition(",")[0] for told in found.other_ranks] == [
+        "rank 0: layers.0.1 wrote output"
+    ]
     assert first_nan_lines(Blame(first_nan=found))[1].startswith("other rank: rank 0: layers.0.1")
 
 
@@ -107,7 +117,9 @@ def test_options_that_a_rank_refuses_at_the_start_are_a_skip_with_its_words(
     assert result.reason == "vLLM refuses these options: ValueError: no such cache"
 
 
-def test_a_vllm_that_dies_before_its_recorders_told_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vllm_that_dies_before_its_recorders_told_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAKE_VLLM", "rank-dies")
     result = run_case(recorded_job(job(tmp_path), Blame()))
     assert result.first_nan is not None, result.reason
@@ -134,8 +146,15 @@ def test_ranks_that_hang_are_ended_at_the_limit_and_their_last_lines_are_named(
     monkeypatch.setenv("FAKE_PIDS", str(pids))
     end_limits_when(monkeypatch, child, lambda: len(list(pids.iterdir())) == 2)
     result = run_case(job(tmp_path, fault=None, timeout_seconds=25))
-    assert result.verdict is Verdict.CRASH and f"vLLM hung: no end after 25 s, {phase}" in result.reason
-    for line in ("Worker_TP0: vLLM is using nccl", "Worker_TP1: building trtllm_mnnvl_comm", "NCCL_NVLS_ENABLE=1 (0)"):
+    assert (
+        result.verdict is Verdict.CRASH
+        and f"vLLM hung: no end after 25 s, {phase}" in result.reason
+    )
+    for line in (
+        "Worker_TP0: vLLM is using nccl",
+        "Worker_TP1: building trtllm_mnnvl_comm",
+        "NCCL_NVLS_ENABLE=1 (0)",
+    ):
         assert line in result.reason
     hung = [int(path.name) for path in pids.iterdir()]
     assert len(hung) == 2
@@ -151,17 +170,24 @@ def test_a_start_that_hangs_is_ended_at_its_limit_with_the_rank_and_the_setting_
     settings = {**NO_MULTICAST, "VLLM_ALLREDUCE_USE_FLASHINFER": "1"}
     with pytest.raises(KernelError) as raised:
         VllmTarget(subject)._reply("tests.vllm.hanging_start", subject.poison, settings, tmp_path)
-    assert str(raised.value) == (
-        "vLLM hung: no end after 3 s, it had not started; last lines: Worker_TP1: building trtllm_mnnvl_comm | "
-        "Worker_TP0: vLLM is using nccl; known to hang where NVLink multicast does not come up (what avoids it): "
-        "VLLM_ALLREDUCE_USE_FLASHINFER=1 (0)"
+    assert (
+        str(raised.value)
+        == "vLLM hung: no end after 3 s, it had not started; last lines: Worker_TP1: building"
+        " trtllm_mnnvl_comm | Worker_TP0: vLLM is using nccl; known to hang where NVLink"
+        " multicast does not come up (what avoids it): VLLM_ALLREDUCE_USE_FLASHINFER=1 (0)"
     )
     assert raised.value.cause is Code.TIME_LIMIT
 
 
 def test_the_rank_that_was_silent_first_stands_in_front_and_one_without_a_line_is_counted() -> None:
-    log = "(Worker_TP1 pid=2) INFO 11-25 14:20:01 [a.py:1] reading\n(Worker_TP0 pid=1) waiting\n(Worker_TP1 pid=2) \n"
-    assert waits_for(log, 2) == "it had not started; last lines: Worker_TP1: reading | Worker_TP0: waiting"
+    log = (
+        "(Worker_TP1 pid=2) INFO 11-25 14:20:01 [a.py:1] reading\n(Worker_TP0 pid=1)"
+        " waiting\n(Worker_TP1 pid=2) \n"
+    )
+    assert (
+        waits_for(log, 2)
+        == "it had not started; last lines: Worker_TP1: reading | Worker_TP0: waiting"
+    )
     assert "last lines: 1 of 3 ranks printed nothing | Worker_TP1" in waits_for(log, 3)
     assert waits_for(f"{STARTED} 3 s\nasking\n", 1) == "while it was asked; last lines: asking"
 
@@ -187,12 +213,24 @@ def test_workers_that_do_not_answer_for_themselves_make_the_case_an_error(
     ("params", "num_gpus", "words"),
     [
         ({}, 1, "needs 2 GPUs; this machine shows 1"),
-        ({"tensor_parallel": 8, "canary": "moe"}, 8, "the 4 attention heads of canary-moe cannot be split over 8"),
-        ({"tensor_parallel": 8, "canary": "hybrid"}, 8, "the 4 linear-attention heads of canary-hybrid"),
+        (
+            {"tensor_parallel": 8, "canary": "moe"},
+            8,
+            "the 4 attention heads of canary-moe cannot be split over 8",
+        ),
+        (
+            {"tensor_parallel": 8, "canary": "hybrid"},
+            8,
+            "the 4 linear-attention heads of canary-hybrid",
+        ),
     ],
 )
 def test_what_cannot_be_split_here_is_skipped_with_that_reason(
-    params: dict[str, Any], num_gpus: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    params: dict[str, Any],
+    num_gpus: int,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: num_gpus)
     result = run_case(job(tmp_path, **params))
@@ -205,7 +243,9 @@ def test_ranks_are_stated_to_vllm_and_one_gpu_is_served_as_before() -> None:
     assert options["disable_custom_all_reduce"] is True
     module, _, name = options["worker_extension_cls"].rpartition(".")
     assert isinstance(getattr(importlib.import_module(module), name), type)
-    assert not {"tensor_parallel_size", "worker_extension_cls"} & set(llm_options(VllmParams(), "none"))
+    assert not {"tensor_parallel_size", "worker_extension_cls"} & set(
+        llm_options(VllmParams(), "none")
+    )
     assert rank_environ(1, (), {}) == {}
 
 
@@ -217,10 +257,14 @@ def test_stages_and_context_ranks_are_stated_and_each_rank_has_a_gpu() -> None:
     assert llm_options(VllmParams(pipeline_parallel=2), "none")["tensor_parallel_size"] == 1
 
 
-def test_workers_inherit_what_they_are_to_do_and_multicast_stays_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_inherit_what_they_are_to_do_and_multicast_stays_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     monkeypatch.delenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", raising=False)
-    made = environ(VllmParams(tensor_parallel=2), ServePoison(("output",), rank=1), FAULT, (), Path("/ranks"))
+    made = environ(
+        VllmParams(tensor_parallel=2), ServePoison(("output",), rank=1), FAULT, (), Path("/ranks")
+    )
     assert made["MLA_HARNESS_POISON"] == "output:nan@1" and made["MLA_HARNESS_FAULT"] == FAULT
     assert made["MLA_HARNESS_FIRST_NAN"] == "/ranks"
     assert "NCCL_NVLS_ENABLE" not in made, "the user has chosen"
@@ -230,7 +274,8 @@ def test_workers_inherit_what_they_are_to_do_and_multicast_stays_off(monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("seen", "shown"), [("", "1,3"), ("4,5,6,7", "5,7"), ("GPU-a, GPU-b,GPU-c,GPU-d", "GPU-b,GPU-d")]
+    ("seen", "shown"),
+    [("", "1,3"), ("4,5,6,7", "5,7"), ("GPU-a, GPU-b,GPU-c,GPU-d", "GPU-b,GPU-d")],
 )
 def test_workers_see_the_gpus_that_are_held_for_them(seen: str, shown: str) -> None:
     assert rank_environ(2, (1, 3), {"CUDA_VISIBLE_DEVICES": seen})["CUDA_VISIBLE_DEVICES"] == shown
@@ -238,7 +283,9 @@ def test_workers_see_the_gpus_that_are_held_for_them(seen: str, shown: str) -> N
 
 
 def report(rank: int, writer: str, step: int = 3, after: tuple[str, ...] = ()) -> FirstNan:
-    return FirstNan(rank=rank, writer=writer, tensor="output", step=step, phase="decode", after=after)
+    return FirstNan(
+        rank=rank, writer=writer, tensor="output", step=step, phase="decode", after=after
+    )
 
 
 def test_the_earliest_step_is_first_whatever_the_rank() -> None:
@@ -246,7 +293,9 @@ def test_the_earliest_step_is_first_whatever_the_rank() -> None:
 
 
 def test_within_a_step_the_rank_is_first_that_saw_the_others_writer_only_later() -> None:
-    found = first_of_ranks([report(0, "o_proj"), report(1, "attention", after=("mlp output", "o_proj output"))])
+    found = first_of_ranks(
+        [report(0, "o_proj"), report(1, "attention", after=("mlp output", "o_proj output"))]
+    )
     assert (found.rank, found.num_ranks) == (1, 2)
     assert found.other_ranks[0].startswith("rank 0: o_proj wrote output")
     again = first_of_ranks([report(0, "attention", after=("o_proj output",)), report(1, "o_proj")])
@@ -271,7 +320,9 @@ def test_a_rank_without_a_recorder_is_an_error_and_one_that_died_is_told(tmp_pat
     with pytest.raises(HarnessError, match="no recorder reported from rank 1"):
         collected(tmp_path, 2, "vLLM")
     found = collected(tmp_path, 2, "vLLM", "vLLM's process died (SIGABRT)")
-    assert found.statement.endswith("rank 1 ended before its recorder reported: vLLM's process died (SIGABRT)")
+    assert found.statement.endswith(
+        "rank 1 ended before its recorder reported: vLLM's process died (SIGABRT)"
+    )
     assert found.rank == 0 and found.statement.startswith("rank 0: ")
 
 

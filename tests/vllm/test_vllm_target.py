@@ -1,4 +1,7 @@
-"""The vLLM target on a stand-in for vLLM: processes, logs, verdicts. The real one is run on a GPU."""
+"""The vLLM target on a stand-in for vLLM: processes, logs, verdicts.
+
+The real one is run on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +36,13 @@ FAKE = Path(__file__).parent / "fake"
 def case(**params: Any) -> Case:
     settings = VllmParams(limit=4, epochs=2, **params)
     return Case(
-        id="x", scenario="x", system="vllm", params=settings, oracles=("answers", "streams"),
+        id="x",
+        scenario="x",
+        system="vllm",
+        params=settings,
+        oracles=("answers", "streams"),
         poison=PoisonPlan(patterns=("nan",), sites=()),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -49,14 +56,21 @@ def run(tmp_path: Path, subject: Case, fault: str | None = None) -> Any:
     return run_case(Job(key="x", case=subject, fault=fault, device="cpu", directory=str(tmp_path)))
 
 
-def test_a_serving_process_that_answers_right_passes_with_and_without_graphs(tmp_path: Path) -> None:
+def test_a_serving_process_that_answers_right_passes_with_and_without_graphs(
+    tmp_path: Path,
+) -> None:
     result = run(tmp_path, case(graph="full", compare_eager=True))
     assert (result.verdict, result.reason) == (Verdict.PASS, "")
-    assert result.accuracy is not None and [epoch.accuracy for epoch in result.accuracy.epochs] == [1.0, 1.0]
+    assert result.accuracy is not None and [epoch.accuracy for epoch in result.accuracy.epochs] == [
+        1.0,
+        1.0,
+    ]
     assert result.looked_at == {"answers": 8, "streams": 4, "crash": 1}
 
 
-def test_wrong_answers_fail_and_carry_vllms_own_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_answers_fail_and_carry_vllms_own_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAKE_VLLM", "wrong")
     result = run(tmp_path, case(graph="full", compare_eager=True))
     assert result.verdict is Verdict.FAIL
@@ -64,7 +78,9 @@ def test_wrong_answers_fail_and_carry_vllms_own_log(tmp_path: Path, monkeypatch:
     assert "vLLM's own log line" in result.log
 
 
-@pytest.mark.parametrize(("how", "words"), [("raise", "Engine core initialization failed"), ("die", "SIGABRT")])
+@pytest.mark.parametrize(
+    ("how", "words"), [("raise", "Engine core initialization failed"), ("die", "SIGABRT")]
+)
 def test_a_serving_process_that_dies_is_a_crash_with_its_last_words(
     how: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,7 +91,9 @@ def test_a_serving_process_that_dies_is_a_crash_with_its_last_words(
     assert "vLLM's own log line" in result.log
 
 
-def test_a_fault_that_the_release_has_as_released_is_skipped_with_that_reason(tmp_path: Path) -> None:
+def test_a_fault_that_the_release_has_as_released_is_skipped_with_that_reason(
+    tmp_path: Path,
+) -> None:
     result = run(tmp_path, case(), fault="vllm.skip-zero-new-blocks")
     assert result.verdict is Verdict.SKIP
     assert "has this bug as released" in result.reason
@@ -127,7 +145,11 @@ def test_every_draft_of_a_module_that_knows_the_answers_is_accepted(tmp_path: Pa
     options = llm_options(VllmParams(canary="mtp", speculative="mtp"), "none")
     assert options["speculative_config"] == {"method": "mtp", "num_speculative_tokens": 3}
     eagle = llm_options(VllmParams(canary="mtp", speculative="eagle"), "none")["speculative_config"]
-    assert eagle == {"method": "eagle", "num_speculative_tokens": 3, "model": str(FIXTURES / "canary-eagle")}
+    assert eagle == {
+        "method": "eagle",
+        "num_speculative_tokens": 3,
+        "model": str(FIXTURES / "canary-eagle"),
+    }
     with pytest.raises(ValueError, match="no drafter knows the answers of mla"):
         VllmParams(speculative="mtp")
 
@@ -138,9 +160,15 @@ def test_a_refused_draft_is_a_finding_though_each_answer_is_right(
     monkeypatch.setenv("FAKE_VLLM", "refuses-drafts")
     result = run(tmp_path, drafting())
     assert result.verdict is Verdict.FAIL
-    assert result.accuracy is not None and [epoch.accuracy for epoch in result.accuracy.epochs] == [1.0, 1.0]
+    assert result.accuracy is not None and [epoch.accuracy for epoch in result.accuracy.epochs] == [
+        1.0,
+        1.0,
+    ]
     (finding,) = result.findings
-    assert (finding.oracle, finding.where) == ("acceptance", "epoch 1: request 2 after 5 tokens: draft 3 of 3")
+    assert (finding.oracle, finding.where) == (
+        "acceptance",
+        "epoch 1: request 2 after 5 tokens: draft 3 of 3",
+    )
     assert "accepted drafts: 11, not 12: the drafter knows the answers by heart" in finding.message
 
 
@@ -153,17 +181,23 @@ def test_placeholders_before_the_first_token_are_no_drafts(
     class Scheduler:
         requests: ClassVar[dict[str, Any]] = {"7": SimpleNamespace(num_output_tokens=before)}
 
-        def make_spec_decoding_stats(self, stats: str, *, num_draft_tokens: int, **more: Any) -> str:
+        def make_spec_decoding_stats(
+            self, stats: str, *, num_draft_tokens: int, **more: Any
+        ) -> str:
             found.append(num_draft_tokens)
             return stats
 
-    monkeypatch.setitem(sys.modules, "vllm.v1.core.sched.scheduler", SimpleNamespace(Scheduler=Scheduler))
+    monkeypatch.setitem(
+        sys.modules, "vllm.v1.core.sched.scheduler", SimpleNamespace(Scheduler=Scheduler)
+    )
     monkeypatch.setattr(refused_drafts, "REFUSED", [])
     refused_drafts.install()
     given = {"num_draft_tokens": 3, "num_accepted_tokens": 0, "request_id": "7"}
     assert Scheduler().make_spec_decoding_stats("stats", **given) == "stats"
     assert found == counted
-    assert ([f"request 7 after {before} tokens: draft 1 of 3"] if counted else []) == refused_drafts.REFUSED
+    assert (
+        [f"request 7 after {before} tokens: draft 1 of 3"] if counted else []
+    ) == refused_drafts.REFUSED
 
 
 def test_an_engine_that_counts_no_drafts_is_an_error_and_no_pass(
@@ -176,13 +210,17 @@ def test_an_engine_that_counts_no_drafts_is_an_error_and_no_pass(
 
 def test_a_poison_that_filled_nothing_is_an_error_and_no_pass(tmp_path: Path) -> None:
     subject = case(canary="hybrid").model_copy(update={"oracles": ("answers",)})
-    subject = subject.model_copy(update={"poison": PoisonPlan(patterns=("nan",), sites=("kv.new",))})
+    subject = subject.model_copy(
+        update={"poison": PoisonPlan(patterns=("nan",), sites=("kv.new",))}
+    )
     result = run(tmp_path, subject)
     assert result.verdict is Verdict.ERROR
     assert "filled nothing" in result.reason
 
 
-def test_a_backend_of_another_gpu_is_skipped_with_that_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_of_another_gpu_is_skipped_with_that_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
     result = run(tmp_path, case(backend="FLASHINFER_MLA"))
     assert result.verdict is Verdict.SKIP and "this GPU is 9.0" in result.reason
@@ -196,7 +234,11 @@ def test_a_backend_of_another_gpu_is_skipped_with_that_reason(tmp_path: Path, mo
     ],
 )
 def test_what_a_release_cannot_serve_is_skipped_with_that_reason(
-    version: str, params: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    version: str,
+    params: dict[str, Any],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("harness.engines.base.installed_version", lambda engine: version)
     result = run(tmp_path, case(**params))
@@ -204,10 +246,15 @@ def test_what_a_release_cannot_serve_is_skipped_with_that_reason(
 
 
 def test_the_simulator_and_the_experts_kernel_are_stated_to_vllm() -> None:
-    params = VllmParams(canary="moe", routing="simulated", quantization="fp8_per_tensor", graph="piecewise")
+    params = VllmParams(
+        canary="moe", routing="simulated", quantization="fp8_per_tensor", graph="piecewise"
+    )
     options = llm_options(params, "piecewise")
     assert options["moe_backend"] == "triton" and options["quantization"] == "fp8_per_tensor"
-    assert options["compilation_config"]["mode"] == 3 and options["compilation_config"]["backend"] == "eager"
+    assert (
+        options["compilation_config"]["mode"] == 3
+        and options["compilation_config"]["backend"] == "eager"
+    )
     assert environ(params, None)[ROUTING_VARIABLE] == STRATEGY
     assert environ(VllmParams(), None).get(ROUTING_VARIABLE) is None
 
@@ -218,14 +265,21 @@ WARNING 11-21 19:40:00 [interface.py:243] Failed to import from vllm._C: ModuleN
 (Worker_TP1 pid=7) ERROR 11-21 19:40:01 [multiproc_executor.py:870] Traceback (most recent call last):
 (Worker_TP1 pid=7) ERROR 11-21 19:40:01 [multiproc_executor.py:870] torch.AcceleratorError: CUDA error: invalid device
 (Worker_TP0 pid=6) RuntimeError: the other rank is gone
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(
     ("log", "words"),
     [
-        (LOG + "Exception: WorkerProc initialization failed due to an exception: see above\n", "invalid device"),
-        (LOG.replace("(Worker_TP1 pid=7) ", "") + "Exception: WorkerProc initialization failed: x\n", "invalid device"),
+        (
+            LOG + "Exception: WorkerProc initialization failed due to an exception: see above\n",
+            "invalid device",
+        ),
+        (
+            LOG.replace("(Worker_TP1 pid=7) ", "")
+            + "Exception: WorkerProc initialization failed: x\n",
+            "invalid device",
+        ),
         (LOG + "TimeoutError: RPC call to execute_model timed out.\n", "invalid device"),
         (LOG + "ValueError: a head too many\n", "ValueError: a head too many"),
         ("loading\nTimeoutError: RPC call to execute_model timed out.\n", "timed out"),
@@ -243,7 +297,9 @@ def worker(rank: int, **changes: Any) -> dict[str, Any]:
     return {"rank": rank, "process": 100 + rank, "fault": "", "routing": False, **counts, **changes}
 
 
-def checked(told: list[dict[str, Any]], poison: ServePoison | None, fault: str | None = None) -> None:
+def checked(
+    told: list[dict[str, Any]], poison: ServePoison | None, fault: str | None = None
+) -> None:
     check(summed(told), 2, fault=fault, routing=False, poison=poison)
 
 
@@ -267,7 +323,9 @@ def test_a_poison_of_one_rank_is_filled_there_and_nowhere_else() -> None:
 def test_a_rank_that_is_missing_or_lacks_the_fault_or_the_routing_is_an_error() -> None:
     with pytest.raises(HarnessError, match="2 workers must report their state, but 1 did"):
         checked([worker(0)], None)
-    with pytest.raises(HarnessError, match=r"rank 1 \(process 101\) runs with no fault, not with x"):
+    with pytest.raises(
+        HarnessError, match=r"rank 1 \(process 101\) runs with no fault, not with x"
+    ):
         checked([worker(0, fault="x"), worker(1)], None, "x")
     with pytest.raises(HarnessError, match=r"rank 0 .* routing strategy"):
         check(summed([worker(0)]), 1, fault=None, routing=True, poison=None)
@@ -281,16 +339,26 @@ def test_what_workers_filled_is_added_up_and_kept_by_rank() -> None:
 
 def test_delayed_copies_of_which_none_was_watched_prove_nothing(tmp_path: Path) -> None:
     result = run(tmp_path, case(streams="delayed").model_copy(update={"oracles": ("answers",)}))
-    assert (result.verdict, result.cause) == (Verdict.ERROR, Code.BLIND) and "ordered" in result.reason
+    assert (result.verdict, result.cause) == (
+        Verdict.ERROR,
+        Code.BLIND,
+    ) and "ordered" in result.reason
 
 
-def test_options_that_vllm_refuses_are_a_skip_with_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_that_vllm_refuses_are_a_skip_with_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAKE_VLLM", "refuse")
     result = run(tmp_path, case(graph="full"))
-    assert (result.verdict, result.cause) == (Verdict.SKIP, Code.REFUSED) and "takes no graphs" in result.reason
+    assert (result.verdict, result.cause) == (
+        Verdict.SKIP,
+        Code.REFUSED,
+    ) and "takes no graphs" in result.reason
 
 
-def test_a_gpu_that_others_hold_is_a_crash_and_no_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_others_hold_is_a_crash_and_no_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAKE_VLLM", "no-room")
     result = run(tmp_path, case(graph="full"))
     assert result.verdict is Verdict.CRASH and "Free memory on device" in result.reason
@@ -299,7 +367,9 @@ def test_a_gpu_that_others_hold_is_a_crash_and_no_refusal(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("process", ["fork", "spawn"])
 def test_a_fork_and_a_new_process_give_the_same_answers(process: str, tmp_path: Path) -> None:
-    result = run(tmp_path, case(graph="none", process=process).model_copy(update={"oracles": ("answers",)}))
+    result = run(
+        tmp_path, case(graph="none", process=process).model_copy(update={"oracles": ("answers",)})
+    )
     assert result.accuracy is not None and result.verdict is Verdict.PASS
 
 
@@ -310,26 +380,29 @@ def test_a_release_that_cannot_be_forked_is_imported_anew(
         raise HarnessError("importing initialized CUDA")
 
     monkeypatch.setattr("harness.run.fork_server.ForkServer", no_server)
-    monkeypatch.setattr(VllmTarget, "_forks", EngineForks("harness.engines.vllm.serve.imports:import_all", "vLLM"))
+    monkeypatch.setattr(
+        VllmTarget, "_forks", EngineForks("harness.engines.vllm.serve.imports:import_all", "vLLM")
+    )
     result = run(tmp_path, case(graph="none").model_copy(update={"oracles": ("answers",)}))
     assert result.verdict is Verdict.PASS
     assert "each case imports anew: importing initialized CUDA" in capsys.readouterr().err
 
 
 def test_a_module_that_touches_cuda_is_left_to_the_forks(tmp_path: Path) -> None:
-    (tmp_path / "probing.py").write_text("import torch\ntry:\n    torch.cuda.init()\nexcept Exception:\n    pass\n")
+    (tmp_path / "probing.py").write_text(
+        "import torch\ntry:\n    torch.cuda.init()\nexcept Exception:\n    pass\n"
+    )
     program = (
-        "import sys\n"
-        "from harness.engines.vllm.serve import imports\n"
-        "imports.MODULES = ('probing', 'json')\n"
-        "imports.import_all()\n"
-        "import torch\n"
-        "assert 'probing' not in sys.modules and 'json' in sys.modules and not torch.cuda.is_initialized()\n"
-        "assert 'imports' not in torch.cuda._lazy_init.__module__\n"
+        "import sys\nfrom harness.engines.vllm.serve import imports\nimports.MODULES = ('probing',"
+        " 'json')\nimports.import_all()\nimport torch\nassert 'probing' not in sys.modules and"
+        " 'json' in sys.modules and not torch.cuda.is_initialized()\nassert 'imports' not in"
+        " torch.cuda._lazy_init.__module__\n"
     )
     path = os.pathsep.join((str(tmp_path), str(FAKE), str(Path(__file__).parents[2])))
     environ_ = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, "-c", program], env=environ_, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environ_, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "probing is left to the forks: it touches CUDA" in done.stderr
 
@@ -354,8 +427,13 @@ def test_the_fork_server_registers_the_models_of_the_canaries(tmp_path: Path) ->
         "from vllm.model_executor.models.registry import Model, ModelRegistry\n"
         "assert ModelRegistry.models == {'DeepseekV2ForCausalLM': Model}\n"
     )
-    environ_ = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(Path(__file__).parents[2])))}
-    done = subprocess.run([sys.executable, "-c", program], env=environ_, capture_output=True, text=True, check=False)
+    environ_ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(tmp_path), str(Path(__file__).parents[2]))),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environ_, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "KimiLinearForCausalLM is inspected by the forks: 'KimiLinearForCausalLM'" in done.stderr
 
@@ -373,16 +451,26 @@ def test_a_reload_is_compared_with_a_second_server_that_has_the_weights(
     assert run(tmp_path, script_case("reload")).verdict is Verdict.PASS
     monkeypatch.setenv("FAKE_VLLM", "reload-keeps-half")
     result = run(tmp_path, script_case("reload"))
-    assert result.verdict is Verdict.FAIL and result.findings[0].where == "step 4 (with other weights)"
+    assert (
+        result.verdict is Verdict.FAIL and result.findings[0].where == "step 4 (with other weights)"
+    )
     assert {finding.oracle for finding in result.findings} == {"sequences"}
 
 
 @pytest.mark.parametrize(
     ("behaviour", "verdict", "says"),
     [
-        ("no-prefix-cache", Verdict.SKIP, "not shown: step 1 (A B A): no page came from the prefix cache"),
+        (
+            "no-prefix-cache",
+            Verdict.SKIP,
+            "not shown: step 1 (A B A): no page came from the prefix cache",
+        ),
         ("hash-without-past", Verdict.FAIL, "request s:1p t:5 (9 tokens), token 0"),
-        ("refuses", Verdict.SKIP, "vLLM refuses these options: ValueError: this vLLM refuses to start"),
+        (
+            "refuses",
+            Verdict.SKIP,
+            "vLLM refuses these options: ValueError: this vLLM refuses to start",
+        ),
         ("dies-at-start", Verdict.CRASH, "RuntimeError: no memory"),
     ],
 )
@@ -406,4 +494,6 @@ def test_the_command_of_a_case_with_a_script_is_the_server_that_it_asks() -> Non
 def script_case(script: str, **params: Any) -> Case:
     settings = VllmParams(script=script, prefix_caching=True, **params)
     plan = PoisonPlan(patterns=("zeros",), sites=())
-    return Case(id="x", scenario="x", system="vllm", params=settings, oracles=("sequences",), poison=plan)
+    return Case(
+        id="x", scenario="x", system="vllm", params=settings, oracles=("sequences",), poison=plan
+    )

@@ -1,4 +1,5 @@
-"""Check by its text that a release of vLLM has each name, parameter and option that the harness uses.
+"""Check by its text that a release of vLLM has each name, parameter and option that the harness
+uses.
 
     python3 -m pip install -c constraints.txt -e '.[dev]'
     python -m tests.engines.download vllm SITES 0.24.0 0.33.0
@@ -6,9 +7,9 @@
     python -m tests.vllm_fits SITES/vllm-0.33.0:FLASHINFER --docs docs/vllm-releases.md
     python -m tests.vllm_fits --docs docs/vllm-releases.md
 
-No GPU is needed. Nothing of a release is imported or run, so a release that fits may still fail. FlashInfer's functions
-are checked if a folder with FlashInfer is given too. Without a release, only the page's numbers of cases that ran are
-updated. Exit code 1: something is missing.
+No GPU is needed. Nothing of a release is imported or run, so a release that fits may still fail.
+FlashInfer's functions are checked if a folder with FlashInfer is given too. Without a release, only
+the page's numbers of cases that ran are updated. Exit code 1: something is missing.
 """
 
 from __future__ import annotations
@@ -30,8 +31,12 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("site", nargs="*", help="a folder with a release, or folders as in PYTHONPATH")
-    parser.add_argument("--docs", type=Path, help="also write this page; the pages of runs must be beside it")
+    parser.add_argument(
+        "site", nargs="*", help="a folder with a release, or folders as in PYTHONPATH"
+    )
+    parser.add_argument(
+        "--docs", type=Path, help="also write this page; the pages of runs must be beside it"
+    )
     options = parser.parse_args()
     if not options.site and not options.docs:
         parser.error("name a release's folder, or a page with --docs")

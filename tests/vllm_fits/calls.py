@@ -1,7 +1,9 @@
-"""Calls of our adapters into packages that they import inside functions, and whether a release's functions fit them.
+"""Calls of our adapters into packages that they import inside functions, and whether a release's
+functions fit them.
 
-Calls are read from text. In `ops = importlib.import_module(_OPS)` and `ops.decode(q=q, ...)`, names are followed
-through assignments, attributes, objects made of classes, and functions of the same file.
+Calls are read from text. In `ops = importlib.import_module(_OPS)` and `ops.decode(q=q, ...)`, names
+are followed through assignments, attributes, objects made of classes, and functions of the same
+file.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from griffe import ParameterKind
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of the harness, or a declaration of ours: its positional arguments, and its keyword arguments.
+    """A call of the harness, or a declaration of ours: its positional arguments, and its keyword
+    arguments.
 
-    A positional argument has its name in a declaration, and "" in a call. With `is_open`, *arguments or **arguments
-    may add more.
+    A positional argument has its name in a declaration, and "" in a call. With `is_open`,
+    *arguments or **arguments may add more.
     """
 
     path: str
@@ -31,9 +34,11 @@ class Call:
 
 
 def calls_of(function: str) -> list[Call]:
-    """Every call into an imported package from our "module:function" and the functions of its file that it calls.
+    """Every call into an imported package from our "module:function" and the functions of its file
+    that it calls.
 
-    The path of a called method is "module:Class.method". Raises LookupError if there is no such function.
+    The path of a called method is "module:Class.method". Raises LookupError if there is no such
+    function.
     """
     module, _, name = function.partition(":")
     spec = importlib.util.find_spec(module)
@@ -43,7 +48,10 @@ def calls_of(function: str) -> list[Call]:
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     for node in tree.body:
         match node:
-            case ast.Assign(targets=[ast.Name(id=given)], value=ast.Call(func=made, args=[ast.Name(id=called), *_])):
+            case ast.Assign(
+                targets=[ast.Name(id=given)],
+                value=ast.Call(func=made, args=[ast.Name(id=called), *_]),
+            ):
                 if given == name and ast.unparse(made) == "functools.partial":
                     name = called
     if name not in functions:
@@ -63,7 +71,10 @@ class _Imported(str):
 
 
 class _Reader(ast.NodeVisitor):
-    """Reads statements in the order of the text. `_known` maps names to a string or to something imported."""
+    """Reads statements in the order of the text.
+
+    `_known` maps names to a string or to something imported.
+    """
 
     def __init__(self, functions: dict[str, ast.FunctionDef]) -> None:
         self.calls: dict[Call, None] = {}
@@ -91,7 +102,10 @@ class _Reader(ast.NodeVisitor):
         by_name = {word.arg: word.value for word in node.keywords if word.arg}
         by_position = [one for one in node.args if not isinstance(one, ast.Starred)]
         if isinstance(node.func, ast.Name) and (ours := self._functions.get(node.func.id)):
-            given = {**dict(zip((one.arg for one in ours.args.args), node.args, strict=False)), **by_name}
+            given = {
+                **dict(zip((one.arg for one in ours.args.args), node.args, strict=False)),
+                **by_name,
+            }
             values = {name: self._value(value) for name, value in given.items()}
             self.read(ours, {name: value for name, value in values.items() if value is not None})
         called = self._value(node.func)
@@ -107,14 +121,24 @@ class _Reader(ast.NodeVisitor):
                 return self._known.get(name)
             case ast.Attribute(value=inner, attr=name):
                 owner = self._value(inner)
-                return _Imported(f"{owner}.{name}".replace(":.", ":")) if isinstance(owner, _Imported) else None
-            case ast.Call(func=func, args=[argument, *_]) if ast.unparse(func) == "importlib.import_module":
+                return (
+                    _Imported(f"{owner}.{name}".replace(":.", ":"))
+                    if isinstance(owner, _Imported)
+                    else None
+                )
+            case ast.Call(func=func, args=[argument, *_]) if (
+                ast.unparse(func) == "importlib.import_module"
+            ):
                 module = self._value(argument)
                 return None if module is None else _Imported(module + ":")
             case ast.Call(func=func):
                 made = self._value(func)
                 # The result of a call is known only for a class, by the capital of its name.
-                return made if isinstance(made, _Imported) and re.search(r"[:.][A-Z]\w*$", made) else None
+                return (
+                    made
+                    if isinstance(made, _Imported) and re.search(r"[:.][A-Z]\w*$", made)
+                    else None
+                )
         return None
 
 
@@ -130,7 +154,9 @@ def declared(ours: griffe.Object | griffe.Alias) -> Call:
 
 
 def parameters(found: griffe.Object | griffe.Alias) -> list[griffe.Parameter] | None:
-    """The parameters of a function or of a class's constructor, without `self`; None if the text does not have them."""
+    """The parameters of a function or of a class's constructor, without `self`; None if the text
+    does not have them.
+    """
     if isinstance(found, griffe.Class):
         if "__init__" not in found.all_members:
             return _fields(found)
@@ -144,22 +170,33 @@ def parameters(found: griffe.Object | griffe.Alias) -> list[griffe.Parameter] | 
 
 
 def _fields(found: griffe.Class) -> list[griffe.Parameter]:
-    """The parameters of a dataclass or a similar class: the annotated attributes of its bases and its own."""
+    """The parameters of a dataclass or a similar class: the annotated attributes of its bases and
+    its own.
+    """
     fields = {}
     for owner in (*reversed(found.mro()), found):
         for one in owner.members.values():
-            if isinstance(one, griffe.Attribute) and one.annotation and one.has_labels("instance-attribute"):
+            if (
+                isinstance(one, griffe.Attribute)
+                and one.annotation
+                and one.has_labels("instance-attribute")
+            ):
                 kind = ParameterKind.positional_or_keyword
                 fields[one.name] = griffe.Parameter(one.name, kind=kind, default=one.value)
     return list(fields.values())
 
 
 def mismatches(call: Call, theirs: list[griffe.Parameter] | None) -> list[str]:
-    """Why a call does not fit a function with these parameters, one clause each. Unknown parameters fit."""
+    """Why a call does not fit a function with these parameters, one clause each.
+
+    Unknown parameters fit.
+    """
     if theirs is None:
         return []
     places = [
-        one.name for one in theirs if one.kind in (ParameterKind.positional_only, ParameterKind.positional_or_keyword)
+        one.name
+        for one in theirs
+        if one.kind in (ParameterKind.positional_only, ParameterKind.positional_or_keyword)
     ]
     kinds = {one.kind for one in theirs}
     num_given = len(call.positions)
@@ -174,5 +211,9 @@ def mismatches(call: Call, theirs: list[griffe.Parameter] | None) -> list[str]:
         wrong += [f"takes no `{name}`" for name in call.names if name not in known]
     if not call.is_open:
         given = {*places[:num_given], *call.names}
-        wrong += [f"needs `{one.name}`, which is not given" for one in theirs if one.required and one.name not in given]
+        wrong += [
+            f"needs `{one.name}`, which is not given"
+            for one in theirs
+            if one.required and one.name not in given
+        ]
     return wrong

@@ -1,7 +1,9 @@
-"""Checks each part of the harness against a release of vLLM, and lists the names that the release lacks.
+"""Checks each part of the harness against a release of vLLM, and lists the names that the release
+lacks.
 
-No list of names is kept for this. Types come from `harness.engines.vllm.objects`, calls from the text of the adapters,
-options and variables from the target, and patches from `harness.engines.vllm.faults`.
+No list of names is kept for this. Types come from `harness.engines.vllm.objects`, calls from the
+text of the adapters, options and variables from the target, and patches from
+`harness.engines.vllm.faults`.
 """
 
 from __future__ import annotations
@@ -85,11 +87,20 @@ def _relied(release: Release, part: str) -> Fit:
         if not isinstance(theirs, griffe.Class | griffe.Function):
             missing.append(f"`{relied.path}`")
             continue
-        missing += [f"`{relied.path}` {what}" for one in ours.members.values() for what in _differences(one, theirs)]
+        missing += [
+            f"`{relied.path}` {what}"
+            for one in ours.members.values()
+            for what in _differences(one, theirs)
+        ]
         if relied.derived and isinstance(theirs, griffe.Class):
-            abstract = {name for name, one in theirs.all_members.items() if one.has_labels("abstractmethod")}
+            abstract = {
+                name for name, one in theirs.all_members.items() if one.has_labels("abstractmethod")
+            }
             left = sorted(abstract - set(ours.members))
-            missing += [f"`{relied.path}` has an abstract method `{name}`, which ours lacks" for name in left]
+            missing += [
+                f"`{relied.path}` has an abstract method `{name}`, which ours lacks"
+                for name in left
+            ]
     return Fit(part, num_names, tuple(missing))
 
 
@@ -105,7 +116,11 @@ def _differences(ours: griffe.Object | griffe.Alias, theirs: griffe.Object) -> l
     if found is None:
         return [f"has no `{ours.name}`"]
     where = "" if is_itself else f"`.{ours.name}` "
-    return [where + what for what in mismatches(declared(ours), parameters(found))] if ours.is_function else []
+    return (
+        [where + what for what in mismatches(declared(ours), parameters(found))]
+        if ours.is_function
+        else []
+    )
 
 
 def _called(release: Release, part: str, calls: list[Call]) -> Fit:
@@ -114,13 +129,19 @@ def _called(release: Release, part: str, calls: list[Call]) -> Fit:
         found = release.find(call.path)
         wrong = [f" {what}" for what in mismatches(call, parameters(found))] if found else [""]
         missing += [f"`{call.path}`{what}" for what in wrong]
-    return Fit(part, sum(1 + len(call.positions) + len(call.names) for call in calls), tuple(missing))
+    return Fit(
+        part, sum(1 + len(call.positions) + len(call.names) for call in calls), tuple(missing)
+    )
 
 
 def _kernel(release: Release, spec: KernelSpec) -> Fit:
     calls = calls_of(str(spec.impl))
     part = f"kernel `{spec.name}`"
-    absent = [package for package in {call.path.partition(".")[0] for call in calls} if not release.has(package)]
+    absent = [
+        package
+        for package in {call.path.partition(".")[0] for call in calls}
+        if not release.has(package)
+    ]
     if absent:
         return Fit(part, skipped=f"no {absent[0]} in the folders")
     # The module of a kernel names the first release that has it.
@@ -128,7 +149,11 @@ def _kernel(release: Release, spec: KernelSpec) -> Fit:
     engine = ENGINES.get(spec.origin)
     found = release.version_of(engine.distribution.replace("-", "_"))
     is_older = found and release_of(found) < release_of(oldest)
-    return Fit(part, skipped=f"since {engine.title} {oldest}") if is_older else _called(release, part, calls)
+    return (
+        Fit(part, skipped=f"since {engine.title} {oldest}")
+        if is_older
+        else _called(release, part, calls)
+    )
 
 
 def _options(release: Release) -> Fit:
@@ -145,12 +170,19 @@ def _options(release: Release) -> Fit:
         elif option in NAMED_IN:
             known = _choices(release, NAMED_IN[option])
             missing += [f"`{option}={value}`" for value in sorted(values - known)]
-    return Fit("options of `LLM`", sum(1 + len(seen[option]) * (option in NAMED_IN) for option in seen), tuple(missing))
+    return Fit(
+        "options of `LLM`",
+        sum(1 + len(seen[option]) * (option in NAMED_IN) for option in seen),
+        tuple(missing),
+    )
 
 
 @functools.cache
 def _values_of_options() -> dict[str, set[str]]:
-    """The string values of each option. An option inside `compilation_config` is "compilation_config.NAME"."""
+    """The string values of each option.
+
+    An option inside `compilation_config` is "compilation_config.NAME".
+    """
     seen: dict[str, set[str]] = {}
     fields = ("canary", "runner", "graph", "kv", "backend", "quantization")
     choices = [get_args(VllmParams.model_fields[name].annotation) for name in fields]
@@ -195,18 +227,29 @@ def _environment(release: Release) -> Fit:
 def _named_by_us() -> set[str]:
     """Every string in our code that has the form of a variable of vLLM."""
     texts = (file.read_text(encoding="utf-8") for file in FOLDER.rglob("*.py"))
-    return {word for text in texts for word in _strings(text) if re.fullmatch(r"VLLM_[A-Z0-9_]+", word)}
+    return {
+        word for text in texts for word in _strings(text) if re.fullmatch(r"VLLM_[A-Z0-9_]+", word)
+    }
 
 
 def _checkpoints(release: Release) -> Fit:
-    configs = [json.loads(file.read_text(encoding="utf-8")) for file in FIXTURES.glob("canary-*/config.json")]
+    configs = [
+        json.loads(file.read_text(encoding="utf-8"))
+        for file in FIXTURES.glob("canary-*/config.json")
+    ]
     wanted = {name for config in configs for name in config["architectures"]}
-    return _listed("models of the canaries", wanted, _keys(release.text("vllm.model_executor.models.registry")))
+    return _listed(
+        "models of the canaries", wanted, _keys(release.text("vllm.model_executor.models.registry"))
+    )
 
 
 def _plug_in(release: Release) -> Fit:
     """Groups of vLLM's entry points in our package."""
-    groups = {one.group for one in distribution("mla-harness").entry_points if one.group.startswith("vllm.")}
+    groups = {
+        one.group
+        for one in distribution("mla-harness").entry_points
+        if one.group.startswith("vllm.")
+    }
     return _listed("entry points", groups, _strings(release.text("vllm.plugins")))
 
 
@@ -229,7 +272,9 @@ def _fault(release: Release, fault: str) -> Fit:
     part = f"bug `{fault}`"
     patch = PATCHES.find(fault, release.version)
     if reason := patch.why_not(release.version):
-        return Fit(part, skipped="has it as released" if cause_of(reason) == Code.AS_RELEASED else reason)
+        return Fit(
+            part, skipped="has it as released" if cause_of(reason) == Code.AS_RELEASED else reason
+        )
     return Fit(part, len(patch.edits), tuple(_refused(release, patch)))
 
 

@@ -23,10 +23,15 @@ class Release:
 
     @classmethod
     def at(cls, text: str) -> Release:
-        """The release in `FOLDER` or `FOLDER:FOLDER`. Raises InputError if no folder has an installed vLLM."""
+        """The release in `FOLDER` or `FOLDER:FOLDER`.
+
+        Raises InputError if no folder has an installed vLLM.
+        """
         release = cls([Path(part) for part in text.split(":") if part])
         if not release.version:
-            raise InputError(f"{text}: no vllm-*.dist-info beside a vllm package; make one with {DOWNLOAD}")
+            raise InputError(
+                f"{text}: no vllm-*.dist-info beside a vllm package; make one with {DOWNLOAD}"
+            )
         return release
 
     @property
@@ -35,10 +40,16 @@ class Release:
         return self.version_of("vllm")
 
     def version_of(self, distribution: str) -> str:
-        """A distribution's version without its local part (+...); empty if the folders do not have it."""
+        """A distribution's version without its local part (+...); empty if the folders do not have
+        it.
+        """
         for folder in self._folders:
             for info in sorted(folder.glob(f"{distribution}-*.dist-info")):
-                return info.name.removeprefix(f"{distribution}-").removesuffix(".dist-info").partition("+")[0]
+                return (
+                    info.name.removeprefix(f"{distribution}-")
+                    .removesuffix(".dist-info")
+                    .partition("+")[0]
+                )
         return ""
 
     def has(self, package: str) -> bool:
@@ -53,10 +64,11 @@ class Release:
             return ""
 
     def find(self, path: str) -> griffe.Object | griffe.Alias | None:
-        """The object at "module:Name.attribute", through imports and base classes; None if there is none.
+        """The object at "module:Name.attribute", through imports and base classes; None if there is
+        none.
 
-        A name imported from a package outside the folders is taken to exist, and returned as an Alias. Raises
-        InputError for a file that needs a newer Python.
+        A name imported from a package outside the folders is taken to exist, and returned as an
+        Alias. Raises InputError for a file that needs a newer Python.
         """
         module, _, names = path.partition(":")
         try:
@@ -71,7 +83,9 @@ class Release:
 
 
 class _Modules(griffe.ModulesCollection):
-    """Modules, each read at its first use. griffe's own loader reads all 3,000 files of a release."""
+    """Modules, each read at its first use. griffe's own loader reads all 3,000 files of a
+    release.
+    """
 
     def __init__(self, folders: Sequence[Path]) -> None:
         super().__init__()
@@ -81,7 +95,10 @@ class _Modules(griffe.ModulesCollection):
         self._read: dict[str, griffe.Module] = {}
 
     def get_member(self, key: str | Sequence[str]) -> Any:
-        """The object at a dotted path: a name in a package before a module of the package. Raises KeyError."""
+        """The object at a dotted path: a name in a package before a module of the package.
+
+        Raises KeyError.
+        """
         first, *others = key.split(".") if isinstance(key, str) else key
         found: Any = self.module(first)
         for name in others:
@@ -92,7 +109,10 @@ class _Modules(griffe.ModulesCollection):
         return found
 
     def module(self, name: str) -> griffe.Module:
-        """A module by its dotted name. Raises KeyError if the folders have neither a file nor a folder for it."""
+        """A module by its dotted name.
+
+        Raises KeyError if the folders have neither a file nor a folder for it.
+        """
         if name not in self._read:
             package, _, own_name = name.rpartition(".")
             parent = self.module(package) if package else None
@@ -135,5 +155,7 @@ class _AttributesOfMethods(griffe.Extension):
         """Called by griffe for each class."""
         for inner in ast.walk(node):
             match inner:
-                case ast.Attribute(value=ast.Name(id="self"), ctx=ast.Store()) if inner.attr not in cls.members:
+                case ast.Attribute(value=ast.Name(id="self"), ctx=ast.Store()) if (
+                    inner.attr not in cls.members
+                ):
                     cls.set_member(inner.attr, griffe.Attribute(inner.attr))

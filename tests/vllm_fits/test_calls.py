@@ -1,4 +1,6 @@
-"""What our adapters call is read off their own text, whole, so that no list of it can be out of date."""
+"""What our adapters call is read off their own text, whole, so that no list of it can be out of
+date.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,10 @@ def adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_calls_are_followed_through_names_objects_and_functions_of_the_file(adapter: str) -> None:
-    found = {call.path: (len(call.positions), call.names, call.is_open) for call in calls_of(f"{adapter}:decode")}
+    found = {
+        call.path: (len(call.positions), call.names, call.is_open)
+        for call in calls_of(f"{adapter}:decode")
+    }
     assert found == {
         "vllm.ops:workspace_size": (1, ("num_splits",), False),
         "vllm.ops:Wrapper": (1, (), False),
@@ -71,9 +76,13 @@ def test_every_kernel_of_vllm_is_seen_to_call_what_it_imports(spec: object) -> N
 
 def test_every_module_that_an_adapter_imports_by_name_is_among_the_calls() -> None:
     """An import that the reader cannot follow would go unchecked."""
-    called = {call.path.partition(":")[0] for spec in OF_ENGINES for call in calls_of(str(spec.impl))}
+    called = {
+        call.path.partition(":")[0] for spec in OF_ENGINES for call in calls_of(str(spec.impl))
+    }
     for name in {str(spec.impl).partition(":")[0] for spec in OF_ENGINES}:
         tree = ast.parse(inspect.getsource(importlib.import_module(name)))
         words = {str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-        named = {word for word in words if word.startswith(("vllm.", "flashinfer.")) and " " not in word}
+        named = {
+            word for word in words if word.startswith(("vllm.", "flashinfer.")) and " " not in word
+        }
         assert named - {"vllm.v1.attention.backends.utils"} <= called, name

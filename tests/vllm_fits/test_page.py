@@ -1,4 +1,6 @@
-"""The page says what was run as the pages say it that hold the runs, and has a row for every part."""
+"""The page says what was run as the pages say it that hold the runs, and has a row for every
+part.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from tests.vllm_fits.page import (
     run_on_a_cpu,
     run_on_a_gpu,
     table,
-)  # fmt: skip
+)
 from tests.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -61,28 +63,44 @@ def docs(folder: Path) -> Path:
 def test_only_cases_that_came_to_a_verdict_count_as_run(tmp_path: Path) -> None:
     assert run_on_a_gpu(docs(tmp_path) / SERVED[0]) == {"0.24.0": {"`a[x=1]`", "`b`"}}
     assert run_on_a_cpu(tmp_path / "vllm-host.md") == {
-        "0.24.0": {"vllm-host-one", "vllm-host-two"}, "0.33.0": {"vllm-host-two"},
-    }  # fmt: skip
+        "0.24.0": {"vllm-host-one", "vllm-host-two"},
+        "0.33.0": {"vllm-host-two"},
+    }
 
 
 def test_a_release_that_only_fits_is_not_said_to_have_run(tmp_path: Path) -> None:
-    found = {"0.33.0": [Fit("steps", 7)], "0.30.0": [Fit("steps", 7)], "0.24.0": [Fit("steps", 7, ("`vllm.x:y`",))]}
+    found = {
+        "0.33.0": [Fit("steps", 7)],
+        "0.30.0": [Fit("steps", 7)],
+        "0.24.0": [Fit("steps", 7, ("`vllm.x:y`",))],
+    }
     page = document(found, docs(tmp_path))
     assert "| 0.24.0 | 2 cases | 2 cases | no: 1 of 7 names are missing |" in page
-    assert "| 0.33.0 | no | 1 case | yes (7 names) |" in page and "| 0.30.0 | 2 cases | no | yes (7 names) |" in page
+    assert (
+        "| 0.33.0 | no | 1 case | yes (7 names) |" in page
+        and "| 0.30.0 | 2 cases | no | yes (7 names) |" in page
+    )
     assert page.index("| 0.24.0 |") < page.index("| 0.33.0 |")
     assert "- 0.24.0, steps: `vllm.x:y`" in page
 
 
 def test_a_cell_says_what_is_missing_or_why_nothing_was_looked_at() -> None:
-    assert cell(Fit("steps", 7, ("a", "b"))) == "**2 of 7 missing**" and cell(Fit("steps", 7)) == "yes (7)"
-    assert cell(Fit("kernel", skipped="no flashinfer in the folders")) == "no flashinfer in the folders"
+    assert (
+        cell(Fit("steps", 7, ("a", "b"))) == "**2 of 7 missing**"
+        and cell(Fit("steps", 7)) == "yes (7)"
+    )
+    assert (
+        cell(Fit("kernel", skipped="no flashinfer in the folders"))
+        == "no flashinfer in the folders"
+    )
     assert missing({"0.33.0": [Fit("steps", 7)]}) == []
 
 
 def test_the_page_is_up_to_date_with_what_was_run() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert refreshed(text, DOCS) == text, "run python -m tests.vllm_fits --docs docs/vllm-releases.md"
+    assert refreshed(text, DOCS) == text, (
+        "run python -m tests.vllm_fits --docs docs/vllm-releases.md"
+    )
 
 
 def test_the_page_has_a_row_for_every_part_and_no_other(release: Maker) -> None:
@@ -95,7 +113,9 @@ def test_the_page_has_a_row_for_every_part_and_no_other(release: Maker) -> None:
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
     start = [sys.executable, "-m", "tests.vllm_fits"]
-    return subprocess.run([*start, *words], cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS)
+    return subprocess.run(
+        [*start, *words], cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS
+    )
 
 
 @pytest.mark.nightly
@@ -106,7 +126,10 @@ def test_the_command_fails_where_something_is_missing_and_refuses_a_folder_witho
     done = command(str(tmp_path))
     assert done.returncode == 1 and "| entry points | yes (1) |" in done.stdout
     assert "- 0.33.0, models of the canaries: `DeepseekV2ForCausalLM`" in done.stdout
-    for refused in (command(str(tmp_path / "nowhere")), command(str(tmp_path), "--docs", str(tmp_path / "page.md"))):
+    for refused in (
+        command(str(tmp_path / "nowhere")),
+        command(str(tmp_path), "--docs", str(tmp_path / "page.md")),
+    ):
         assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1
 
 

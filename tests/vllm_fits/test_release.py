@@ -1,4 +1,6 @@
-"""Names are found through imports, branches and bases, as Python would, without importing anything."""
+"""Names are found through imports, branches and bases, as Python would, without importing
+anything.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from tests.vllm_fits.conftest import Maker
 from tests.vllm_fits.release import Release
 
 FILES = {
-    "vllm/__init__.py": "import typing\nif typing.TYPE_CHECKING:\n    from vllm.entry.llm import LLM\n",
+    "vllm/__init__.py": "import typing\nif typing.TYPE_CHECKING:\n    from vllm.entry.llm import LLM\n",  # noqa: E501
     "vllm/entry/llm.py": "class LLM:\n    def __init__(self, model, *, seed=0, **kwargs): ...\n",
     "vllm/ops/__init__.py": "from ._core import *\n",
     "vllm/ops/_core.py": (
@@ -21,15 +23,15 @@ FILES = {
     ),
     "vllm/compiled.py": "def decode(q, *, scale): ...\n",
     "vllm/runner.py": (
-        "from torch import nn\nfrom . import mixin\nfrom .mixin import Mixin\n\n\nclass Runner(Mixin, nn.Module):\n"
+        "from torch import nn\nfrom . import mixin\nfrom .mixin import Mixin\n\n\nclass Runner(Mixin, nn.Module):\n"  # noqa: E501
         "    kind: str = 'gpu'\n"
-        "    def load(self):\n        self.model, self.other = 1, 2\n        self.cache: dict = {}\n"
+        "    def load(self):\n        self.model, self.other = 1, 2\n        self.cache: dict = {}\n"  # noqa: E501
         "    class Inner:\n        size: int\n"
     ),
     "vllm/mixin.py": (
-        "class Mixin:\n    def execute(self, step, *args): ...\n    def set(self):\n        self.plan = 0\n"
+        "class Mixin:\n    def execute(self, step, *args): ...\n    def set(self):\n        self.plan = 0\n"  # noqa: E501
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -48,7 +50,9 @@ def test_a_name_is_found_where_it_is_defined(path: str, kind: type, release: Mak
     assert isinstance(release(FILES).find(path), kind)
 
 
-@pytest.mark.parametrize("path", ["vllm:Llm", "vllm.ops:decoder", "vllm.gone:x", "vllm.runner:Runner.gone"])
+@pytest.mark.parametrize(
+    "path", ["vllm:Llm", "vllm.ops:decoder", "vllm.gone:x", "vllm.runner:Runner.gone"]
+)
 def test_a_name_that_is_not_there_is_not_found(path: str, release: Maker) -> None:
     assert release(FILES).find(path) is None
 
@@ -57,7 +61,9 @@ def test_a_name_of_another_package_is_taken_to_be_there(release: Maker) -> None:
     assert isinstance(release(FILES).find("vllm.runner:nn"), griffe.Alias)
 
 
-def test_a_name_is_found_in_the_first_folder_that_has_its_package(release: Maker, tmp_path: Path) -> None:
+def test_a_name_is_found_in_the_first_folder_that_has_its_package(
+    release: Maker, tmp_path: Path
+) -> None:
     release(FILES)
     beside = tmp_path / "beside" / "flashinfer"
     beside.mkdir(parents=True)
@@ -67,10 +73,22 @@ def test_a_name_is_found_in_the_first_folder_that_has_its_package(release: Maker
     assert isinstance(both.find("flashinfer:merge"), griffe.Function)
 
 
-def test_objects_have_what_their_class_its_bases_and_their_methods_give_them(release: Maker) -> None:
+def test_objects_have_what_their_class_its_bases_and_their_methods_give_them(
+    release: Maker,
+) -> None:
     runner = release(FILES).find("vllm.runner:Runner")
     assert isinstance(runner, griffe.Class)
-    assert set(runner.all_members) == {"kind", "load", "Inner", "model", "other", "cache", "execute", "set", "plan"}
+    assert set(runner.all_members) == {
+        "kind",
+        "load",
+        "Inner",
+        "model",
+        "other",
+        "cache",
+        "execute",
+        "set",
+        "plan",
+    }
 
 
 def test_only_modules_that_are_asked_for_are_read(release: Maker) -> None:

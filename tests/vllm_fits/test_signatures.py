@@ -1,4 +1,6 @@
-"""A call, or a declaration of ours, is checked against the parameters of a function in a release."""
+"""A call, or a declaration of ours, is checked against the parameters of a function in a
+release.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from tests.vllm_fits.conftest import Maker
 FILES = {
     "vllm/ops.py": "def decode(q, cache=None, *, scale): ...\n",
     "vllm/config.py": (
-        "from dataclasses import dataclass\nfrom typing import ClassVar\n\n\n@dataclass\nclass Base:\n    a: int\n\n\n"
-        "@dataclass\nclass Config(Base):\n    known: ClassVar[int] = 3\n    b: int = 2\n    kind = 'gpu'\n"
+        "from dataclasses import dataclass\nfrom typing import ClassVar\n\n\n@dataclass\nclass Base:\n    a: int\n\n\n"  # noqa: E501
+        "@dataclass\nclass Config(Base):\n    known: ClassVar[int] = 3\n    b: int = 2\n    kind = 'gpu'\n"  # noqa: E501
         "    @property\n    def c(self) -> int: ...\n    def use(self): self.d: int = 1\n"
     ),
     "vllm/made.py": (
@@ -64,7 +66,9 @@ def test_a_call_must_suit_the_parameters(call: Call, wrong: list[str], release: 
         ("unknown", ["takes no `splits`", "needs `q`, which is not given"]),
     ],
 )
-def test_a_declaration_must_have_the_names_and_places(name: str, wrong: list[str], release: Maker) -> None:
+def test_a_declaration_must_have_the_names_and_places(
+    name: str, wrong: list[str], release: Maker
+) -> None:
     ours = release(FILES).find(f"vllm.ours:Ours.{name}")
     assert ours is not None
     assert mismatches(declared(ours), taken(release, "vllm.ops:decode")) == wrong
@@ -72,12 +76,19 @@ def test_a_declaration_must_have_the_names_and_places(name: str, wrong: list[str
 
 def test_fields_of_a_dataclass_are_what_its_constructor_takes(release: Maker) -> None:
     fields = taken(release, "vllm.config:Config")
-    assert fields is not None and [(one.name, one.required) for one in fields] == [("a", True), ("b", False)]
+    assert fields is not None and [(one.name, one.required) for one in fields] == [
+        ("a", True),
+        ("b", False),
+    ]
 
 
 @pytest.mark.parametrize(
     ("path", "names"),
-    [("vllm.made:Made", ["size"]), ("vllm.made:Made.of", ["text"]), ("vllm.made:Made.at", ["text"])],
+    [
+        ("vllm.made:Made", ["size"]),
+        ("vllm.made:Made.of", ["text"]),
+        ("vllm.made:Made.at", ["text"]),
+    ],
 )
 def test_self_is_not_among_the_parameters(path: str, names: list[str], release: Maker) -> None:
     assert [one.name for one in taken(release, path) or []] == names

@@ -1,6 +1,8 @@
-"""Run with a release on the path: the plug-in's poison in vLLM's own prefill, without its bug, and with it put back.
+"""Run with a release on the path: the plug-in's poison in vLLM's own prefill, without its bug, and
+with it put back.
 
-Prints a line of JSON: rows that were filled, and whether what came out is finite, for each of the two.
+Prints a line of JSON: rows that were filled, and whether what came out is finite, for each of the
+two.
 """
 
 from __future__ import annotations
@@ -35,7 +37,11 @@ def prefill() -> tuple[int, bool, float]:
     found = Step(REQUESTS, Inputs(none, REQUESTS), every_row_written).run(none).observed
     actual = torch.cat([one.tensor for one in found])
     expected = torch.cat([one.expected for one in found if one.expected is not None])
-    return FILLED.context_rows - before, bool(actual.isfinite().all()), float((actual - expected).abs().max())
+    return (
+        FILLED.context_rows - before,
+        bool(actual.isfinite().all()),
+        float((actual - expected).abs().max()),
+    )
 
 
 def main() -> None:
@@ -47,7 +53,11 @@ def main() -> None:
         PATCHES.inject(FAULT, version)
     where = context_rows.install(ServePoison(("context.output", "context.lse")))
     rows, is_finite, error = prefill()
-    print(json.dumps({"version": version, "where": where, "rows": rows, "finite": is_finite, "error": error}))
+    print(
+        json.dumps(
+            {"version": version, "where": where, "rows": rows, "finite": is_finite, "error": error}
+        )
+    )
 
 
 if __name__ == "__main__":

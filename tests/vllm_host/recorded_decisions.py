@@ -1,6 +1,8 @@
-"""Run with a release on the path: the recorder of decisions, and the small bugs, on vLLM's own routers and layers.
+"""Run with a release on the path: the recorder of decisions, and the small bugs, on vLLM's own
+routers and layers.
 
-Prints a line of JSON. The runner's step is a stand-in; its class, its batch and the objects with the hooks are vLLM's.
+Prints a line of JSON. The runner's step is a stand-in; its class, its batch and the objects with
+the hooks are vLLM's.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class Attention(nn.Module):
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        from vllm.model_executor.layers.fused_moe.router.grouped_topk_router import GroupedTopKRouter
+        from vllm.model_executor.layers.fused_moe.router.grouped_topk_router import (
+            GroupedTopKRouter,
+        )
         from vllm.v1.attention.backends.mla.flashmla_sparse import FlashMLASparseImpl
 
         self.buffer = torch.full((TOKENS, 4), -1, dtype=torch.int32)
@@ -40,7 +44,9 @@ class Model(nn.Module):
         impl.index_group = None
         impl.scale = impl.softmax_scale = 1.0
         experts = nn.Module()
-        experts.router = GroupedTopKRouter(2, 4, 1, 1, e_score_correction_bias=torch.zeros(4), scoring_func="sigmoid")
+        experts.router = GroupedTopKRouter(
+            2, 4, 1, 1, e_score_correction_bias=torch.zeros(4), scoring_func="sigmoid"
+        )
         rotary = nn.Module()
         rotary.register_buffer("cos_sin_cache", torch.arange(300.0)[:, None].repeat(1, 4))
         norm = nn.Module()
@@ -64,7 +70,9 @@ def runner_class() -> Any:
     from vllm.v1.worker.gpu import model_runner
 
     kind = model_runner.GPUModelRunner
-    assert {"req_ids", "positions"} <= {field.name for field in dataclasses.fields(model_runner.InputBatch)}
+    assert {"req_ids", "positions"} <= {
+        field.name for field in dataclasses.fields(model_runner.InputBatch)
+    }
     assert "input_batch" in model_runner.ExecuteModelState._fields
 
     def load_model(self: Any) -> None:
@@ -77,13 +85,21 @@ def runner_class() -> Any:
         self.execute_model_state = SimpleNamespace(input_batch=batch)
         self.model.run(positions)
 
-    kind.load_model, kind.execute_model, kind.get_model = load_model, execute_model, lambda self: self.model
+    kind.load_model, kind.execute_model, kind.get_model = (
+        load_model,
+        execute_model,
+        lambda self: self.model,
+    )
     return kind
 
 
 def steps() -> Iterator[Any]:
     """A warm-up, a prompt beside a decode, and a decode."""
-    for positions in ({"_warmup_0": [0, 1]}, {"7-aaaaaaaa": [4, 5], "8-bbbbbbbb": [5]}, {"7-aaaaaaaa": [6]}):
+    for positions in (
+        {"_warmup_0": [0, 1]},
+        {"7-aaaaaaaa": [4, 5], "8-bbbbbbbb": [5]},
+        {"7-aaaaaaaa": [6]},
+    ):
         counts = {name: len(places) for name, places in positions.items()}
         yield SimpleNamespace(num_scheduled_tokens=counts, positions=positions)
 
@@ -100,7 +116,9 @@ def main() -> None:
     recorder = vllm_decisions.install()
     runner: Any = kind.__new__(kind)
     runner.device = torch.device("cpu")
-    runner.vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_batched_tokens=TOKENS))
+    runner.vllm_config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=TOKENS)
+    )
     runner.load_model()
     for step in steps():
         runner.execute_model(step)
@@ -108,7 +126,9 @@ def main() -> None:
     print(
         json.dumps(
             {
-                "requests": {name: recorder.safely(recorder.request, name) for name in ("7", "8", "9")},
+                "requests": {
+                    name: recorder.safely(recorder.request, name) for name in ("7", "8", "9")
+                },
                 "problems": recorder.problems,
                 "scales": [layer["self_attn"].impl.scale, layer["self_attn"].impl.softmax_scale],
                 "rope": layer["rotary_emb"].cos_sin_cache[199:202, 0].tolist(),

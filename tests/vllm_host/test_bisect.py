@@ -23,13 +23,23 @@ FAKE = Path(__file__).parent / "fake"
 
 
 def case(name: str, verdict: str, oracle: str = "finite", reason: str = "") -> dict[str, Any]:
-    findings = [{"oracle": oracle, "message": "NaN in live rows"}] if verdict in ("fail", "crash") else []
-    return {"id": name, "refs": ["vllm-project/vllm#1"], "verdict": verdict, "reason": reason, "findings": findings}
+    findings = (
+        [{"oracle": oracle, "message": "NaN in live rows"}] if verdict in ("fail", "crash") else []
+    )
+    return {
+        "id": name,
+        "refs": ["vllm-project/vllm#1"],
+        "verdict": verdict,
+        "reason": reason,
+        "findings": findings,
+    }
 
 
 def column(version: str, *cases: dict[str, Any], **more: Any) -> Column:
     return Column(
-        "python", summary={"environment": {"vllm": version, "python": "3.12.0"}, "cases": list(cases)}, **more
+        "python",
+        summary={"environment": {"vllm": version, "python": "3.12.0"}, "cases": list(cases)},
+        **more,
     )
 
 
@@ -44,7 +54,9 @@ def column(version: str, *cases: dict[str, Any], **more: Any) -> Column:
         (("skip", "error", ""), "not judged"),
     ],
 )
-def test_the_first_bad_version_is_named_among_those_that_were_judged(verdicts: tuple[str, ...], answer: str) -> None:
+def test_the_first_bad_version_is_named_among_those_that_were_judged(
+    verdicts: tuple[str, ...], answer: str
+) -> None:
     assert first_bad(("a", "b", "c"), verdicts) == answer
 
 
@@ -56,7 +68,9 @@ def test_versions_are_ordered_by_number_and_not_by_text_or_command_line() -> Non
 
 
 def test_a_case_that_one_version_lacks_is_a_dash_and_an_oracle_is_named() -> None:
-    found = rows([column("0.1.0", case("x", "pass")), column("0.2.0", case("x", "fail"), case("y", "skip"))])
+    found = rows(
+        [column("0.1.0", case("x", "pass")), column("0.2.0", case("x", "fail"), case("y", "skip"))]
+    )
     assert [(row.name, row.cells, row.answer) for row in found] == [
         ("x", ("pass", "FAIL finite"), "0.2.0, good in 0.1.0"),
         ("y", ("-", "skip"), "not judged"),
@@ -76,7 +90,14 @@ def test_faults_stand_under_their_case_and_one_that_the_release_has_itself_is_to
 def test_a_fault_that_was_missed_is_told_from_one_with_another_blame() -> None:
     def tried(version: str, *, seen: bool) -> Column:
         by = ["answers"] if seen else []
-        fault = {"case": "x", "fault": "f", "seen": seen, "caught": False, "by": by, "reason": "it says why"}
+        fault = {
+            "case": "x",
+            "fault": "f",
+            "seen": seen,
+            "caught": False,
+            "by": by,
+            "reason": "it says why",
+        }
         return column(version, case("x", "pass"), faults=[fault])
 
     columns = [tried("0.1.0", seen=True), tried("0.2.0", seen=False)]
@@ -93,7 +114,10 @@ def test_a_fault_that_was_missed_is_told_from_one_with_another_blame() -> None:
 def test_a_table_that_is_too_wide_is_parted_by_columns(width: int, num_tables: int) -> None:
     versions = [f"0.{minor}.0" for minor in range(21, 31)]
     shown = io.StringIO()
-    _print(Console(file=shown, width=width), [column(version, case("x", "pass")) for version in versions])
+    _print(
+        Console(file=shown, width=width),
+        [column(version, case("x", "pass")) for version in versions],
+    )
     words = shown.getvalue().split("vLLM 0.21.0:")[0].split()
     assert words.count("case") == num_tables
     assert [word for word in words if word[0] == "0"] == versions, "no version is folded"
@@ -105,9 +129,25 @@ def test_a_table_that_is_too_wide_is_parted_by_columns(width: int, num_tables: i
         ([column("1.0", case("x", "pass"))], 0),
         ([column("1.0", case("x", "skip", reason="no GPU"))], 2),
         ([column("1.0", case("x", "pass")), column("2.0", case("x", "crash"))], 1),
-        ([column("1.0", faults=[{"case": "x", "fault": "f", "caught": False, "by": [], "reason": "passed"}])], 1),
+        (
+            [
+                column(
+                    "1.0",
+                    faults=[
+                        {"case": "x", "fault": "f", "caught": False, "by": [], "reason": "passed"}
+                    ],
+                )
+            ],
+            1,
+        ),
         ([column("1.0", case("x", "error", reason="ImportError"))], 3),
-        ([column("1.0", case("x", "fail")), Column("p", trouble="exit code 1: No module named typer")], 3),
+        (
+            [
+                column("1.0", case("x", "fail")),
+                Column("p", trouble="exit code 1: No module named typer"),
+            ],
+            3,
+        ),
     ],
 )
 def test_the_exit_code_tells_bad_from_not_judged(columns: list[Column], code: int) -> None:
@@ -115,15 +155,18 @@ def test_the_exit_code_tells_bad_from_not_judged(columns: list[Column], code: in
 
 
 def test_a_finding_is_told_once_and_every_reason_not_to_judge_is_told() -> None:
-    lines = reasons([
-        column("0.1.0", case("x", "fail"), case("y", "skip", reason="no GPU")),
-        column("0.2.0", case("x", "fail")),
-        Column("p", trouble="exit code 1: No module named typer"),
-    ])  # fmt: skip
+    lines = reasons(
+        [
+            column("0.1.0", case("x", "fail"), case("y", "skip", reason="no GPU")),
+            column("0.2.0", case("x", "fail")),
+            Column("p", trouble="exit code 1: No module named typer"),
+        ]
+    )
     assert lines == [
-        "vLLM 0.1.0: x: finite: NaN in live rows", "vLLM 0.1.0: y: skip: no GPU",
+        "vLLM 0.1.0: x: finite: NaN in live rows",
+        "vLLM 0.1.0: y: skip: no GPU",
         "p: exit code 1: No module named typer",
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +213,9 @@ def test_any_scenario_runs_under_each_interpreter_and_a_broken_one_is_a_column_w
     assert "router-kernel" in err
 
 
-def test_an_interruption_ends_all_children_and_shows_the_versions_that_ended(tmp_path: Path) -> None:
+def test_an_interruption_ends_all_children_and_shows_the_versions_that_ended(
+    tmp_path: Path,
+) -> None:
     started = tmp_path / "started"
     slow = interpreter(tmp_path / "python", f"echo $$ $TMPDIR >> {started}\nexec sleep 3600")
     broken = interpreter(tmp_path / "broken", "exit 7")
@@ -178,9 +223,16 @@ def test_an_interruption_ends_all_children_and_shows_the_versions_that_ended(tmp
     words = ["bisect", "router-kernel", "--parallel", "2"]
     words += [word for script in (broken, slow, slow) for word in ("--python", str(script))]
     process = subprocess.Popen(
-        [sys.executable, "-m", "harness.cli.main", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-m", "harness.cli.main", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
-    wait_until(lambda: started.exists() and len(started.read_text().splitlines()) == 2, "both slow ones began", process)
+    wait_until(
+        lambda: started.exists() and len(started.read_text().splitlines()) == 2,
+        "both slow ones began",
+        process,
+    )
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 130 and f"{broken}: exit code 7" in out.replace("\n", "")

@@ -1,4 +1,7 @@
-"""canary-eagle in vLLM's own loader, on a CPU. Older releases cannot build a model without their compiled parts."""
+"""canary-eagle in vLLM's own loader, on a CPU.
+
+Older releases cannot build a model without their compiled parts.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,9 @@ def site() -> Path:
     """The folder of the release."""
     root = os.environ.get("MLA_HARNESS_VLLM_SITES")
     if not root or not (found := Path(root) / "vllm-0.33.0").is_dir():
-        pytest.skip("MLA_HARNESS_VLLM_SITES names no folder with this release: see tests.engines.download")
+        pytest.skip(
+            "MLA_HARNESS_VLLM_SITES names no folder with this release: see tests.engines.download"
+        )
     return found
 
 
@@ -34,8 +39,17 @@ def loaded(site: Path, draft: Path) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(map(str, (ROOT, site)))
     environ = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     environ["VLLM_TARGET_DEVICE"] = "cpu"
-    command = [sys.executable, "-P", "-m", "tests.vllm_host.load_eagle", str(FIXTURES / "canary-mtp"), str(draft)]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=HANG_SECONDS)
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "tests.vllm_host.load_eagle",
+        str(FIXTURES / "canary-mtp"),
+        str(draft),
+    ]
+    return subprocess.run(
+        command, env=environ, capture_output=True, text=True, timeout=HANG_SECONDS
+    )
 
 
 def test_every_parameter_of_vllms_model_is_in_the_checkpoint_or_is_the_targets(site: Path) -> None:

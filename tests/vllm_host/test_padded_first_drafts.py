@@ -1,4 +1,6 @@
-"""`benchmarks/padded_first_drafts.py`: the placeholders that vLLM counts as refused drafts, release by release."""
+"""`benchmarks/padded_first_drafts.py`: the placeholders that vLLM counts as refused drafts, release
+by release.
+"""
 
 from __future__ import annotations
 

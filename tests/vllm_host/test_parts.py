@@ -1,4 +1,7 @@
-"""vLLM's host code as a target, on a stand-in that has each bug or has it not. The real one: test_releases.py."""
+"""vLLM's host code as a target, on a stand-in that has each bug or has it not.
+
+The real one: test_releases.py.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,11 @@ from harness.scenario.load import load_scenarios, shipped_directory
 
 FAKE = Path(__file__).parent / "fake"
 SCENARIOS = {s.name: s for s in load_scenarios(shipped_directory()) if s.system == "vllm-host"}
-BUG_OF = {"vllm-host-new-blocks": "43961", "vllm-host-decode-plan": "35175", "vllm-host-graph-capture": "42444"}
+BUG_OF = {
+    "vllm-host-new-blocks": "43961",
+    "vllm-host-decode-plan": "35175",
+    "vllm-host-graph-capture": "42444",
+}
 
 
 @pytest.fixture
@@ -44,14 +51,18 @@ def end_child() -> None:
 
 def needing(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     """Let vLLM's Python need these packages and no others."""
-    monkeypatch.setattr(VllmHostTarget, "host", dataclasses.replace(VllmHostTarget.host, needed=packages))
+    monkeypatch.setattr(
+        VllmHostTarget, "host", dataclasses.replace(VllmHostTarget.host, needed=packages)
+    )
 
 
 def run(name: str, fault: str | None = None) -> Any:
     return run_case(Job(key="x", case=expand(SCENARIOS[name])[0], fault=fault))
 
 
-def test_without_vllm_every_case_is_skipped_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_vllm_every_case_is_skipped_with_the_line_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(base, "installed_version", lambda engine: None)
     host = VllmHostTarget.host
     for name in SCENARIOS:
@@ -60,7 +71,9 @@ def test_without_vllm_every_case_is_skipped_with_the_line_that_installs_it(monke
         assert result.cause == Code.NOT_INSTALLED and host.install in result.reason
 
 
-def test_a_package_that_vllms_python_needs_is_named(fake_vllm: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_vllms_python_needs_is_named(
+    fake_vllm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     needing(monkeypatch, "no_such_package")
     result = run("vllm-host-new-blocks")
     assert result.verdict is Verdict.SKIP
@@ -105,7 +118,9 @@ def test_a_fault_put_back_is_caught_and_gone_in_the_next_case(fake_vllm: None) -
     assert run("vllm-host-graph-capture").verdict is Verdict.PASS
 
 
-def test_a_fault_refuses_code_that_is_not_what_it_expects(fake_vllm: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_refuses_code_that_is_not_what_it_expects(
+    fake_vllm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAKE_VLLM", "42444")
     monkeypatch.setattr(VllmHostTarget, "why_not", lambda *_, **__: "")
     result = run("vllm-host-new-blocks", "vllm.skip-zero-new-blocks")
@@ -124,7 +139,10 @@ def test_a_fault_that_the_release_has_itself_is_skipped(fake_vllm: None) -> None
     [
         ("renamed", "vLLM 0.22.1: TypeError: got an unexpected keyword"),
         ("no-import", "No module named 'cbor2'"),
-        ("no-module", "RuntimeError: vLLM 0.22.1: ModuleNotFoundError: No module named 'vllm.moved'"),
+        (
+            "no-module",
+            "RuntimeError: vLLM 0.22.1: ModuleNotFoundError: No module named 'vllm.moved'",
+        ),
     ],
 )
 def test_code_that_is_called_otherwise_or_is_missing_is_an_error_that_names_it(
@@ -136,13 +154,17 @@ def test_code_that_is_called_otherwise_or_is_missing_is_an_error_that_names_it(
     assert reason in result.reason
 
 
-def test_a_release_without_the_code_of_a_part_is_a_skip_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_without_the_code_of_a_part_is_a_skip_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(request: HostRequest) -> Any:
         raise Refused("this vLLM has no drafters")
 
     def child(of: Any) -> Any:
         made = Mock()
-        made.send.side_effect = lambda request: setattr(made.receive, "return_value", host.answer(request))
+        made.send.side_effect = lambda request: setattr(
+            made.receive, "return_value", host.answer(request)
+        )
         return made
 
     monkeypatch.setattr(host, "run", refuse)
@@ -161,7 +183,9 @@ def test_a_package_that_only_the_import_misses_is_a_skip_with_the_line_that_inst
     assert result.reason == "vLLM's Python needs fastapi (pip install '.[vllm-host]')"
 
 
-def test_a_folder_that_an_uninstall_left_is_no_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_an_uninstall_left_is_no_vllm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "vllm").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
     result = run("vllm-host-decode-plan")
@@ -190,5 +214,7 @@ def test_keys_that_are_written_row_by_row_and_read_in_tiles_are_findings(
     end_child()
     monkeypatch.setenv("FAKE_VLLM", bug)
     verdicts = [run_case(Job(key="x", case=one)) for one in cases]
-    assert [result.verdict is Verdict.FAIL for result in verdicts] == [number == case for number in range(2)]
+    assert [result.verdict is Verdict.FAIL for result in verdicts] == [
+        number == case for number in range(2)
+    ]
     assert "reference" in {finding.oracle for finding in verdicts[case].findings}

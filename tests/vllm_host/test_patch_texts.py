@@ -1,4 +1,6 @@
-"""Each bug that is put back, held to the text of every release that has a folder: no vLLM is imported for it."""
+"""Each bug that is put back, held to the text of every release that has a folder: no vLLM is
+imported for it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from harness.engines.vllm.faults import PATCHES
 from tests.vllm_fits.release import Release
 
 ROOT = Path(os.environ.get("MLA_HARNESS_VLLM_SITES") or "no such folder")
-RELEASES = sorted(path.name.removeprefix("vllm-") for path in ROOT.glob("vllm-*") if (path / "vllm").is_dir())
+RELEASES = sorted(
+    path.name.removeprefix("vllm-") for path in ROOT.glob("vllm-*") if (path / "vllm").is_dir()
+)
 
 
 def text_of(site: Path, target: str) -> str:
@@ -31,7 +35,9 @@ def test_a_patch_finds_its_text_in_each_release_of_its_range_and_what_it_makes_o
     release: str | None, fault: str
 ) -> None:
     if release is None:
-        pytest.skip("MLA_HARNESS_VLLM_SITES names no folder with a release: see tests.engines.download")
+        pytest.skip(
+            "MLA_HARNESS_VLLM_SITES names no folder with a release: see tests.engines.download"
+        )
     patch = PATCHES.find(fault, release)
     if reason := patch.why_not(release):
         # Older code may lack what the bug is in.

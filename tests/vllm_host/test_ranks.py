@@ -1,4 +1,6 @@
-"""What the harness does to vLLM reaches the processes that its own executor spawns, in four releases, on a CPU."""
+"""What the harness does to vLLM reaches the processes that its own executor spawns, in four
+releases, on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,24 @@ FAULT = "vllm.merge-ignore-context-count"
 def test_a_bug_is_put_back_in_every_process_of_vllms_executor(release: str) -> None:
     root = os.environ.get("MLA_HARNESS_VLLM_SITES")
     if not root or not (site := Path(root) / f"vllm-{release}").is_dir():
-        pytest.skip("MLA_HARNESS_VLLM_SITES names no folder with this release: see tests.engines.download")
+        pytest.skip(
+            "MLA_HARNESS_VLLM_SITES names no folder with this release: see tests.engines.download"
+        )
     path = os.pathsep.join(map(str, (ROOT, HERE / "ranks", site)))
-    environ = {**os.environ, **AMONG_RANKS, "PYTHONPATH": path, "MLA_HARNESS_FAULT": FAULT, "CUDA_VISIBLE_DEVICES": ""}
+    environ = {
+        **os.environ,
+        **AMONG_RANKS,
+        "PYTHONPATH": path,
+        "MLA_HARNESS_FAULT": FAULT,
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     command = [sys.executable, "-P", "-m", "serve_without_gpu"]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=HANG_SECONDS)
+    done = subprocess.run(
+        command, env=environ, capture_output=True, text=True, timeout=HANG_SECONDS
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"steps"')))
+    told = json.loads(
+        next(line for line in done.stdout.splitlines() if line.startswith('{"steps"'))
+    )
     check(told, 2, fault=FAULT, routing=False, poison=None)
     assert len({one["process"] for one in told["ranks"]}) == 2

@@ -1,4 +1,6 @@
-"""The recorder of decisions and the small bugs of `benchmarks/`, on classes of vLLM 0.33, on a CPU."""
+"""The recorder of decisions and the small bugs of `benchmarks/`, on classes of vLLM 0.33, on a
+CPU.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ UNKNOWN = [-2, -2, -2, -2]
 
 def told(monkeypatch: pytest.MonkeyPatch, *words: str) -> dict[str, Any]:
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-    code = f"import sys, runpy; sys.path.insert(0, {str(ROOT / 'benchmarks')!r}); sys.argv = [''] + {list(words)!r}"
+    code = (
+        f"import sys, runpy; sys.path.insert(0, {str(ROOT / 'benchmarks')!r}); sys.argv = [''] +"
+        f" {list(words)!r}"
+    )
     return told_by("0.33.0", "-c", f"{code}; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')")
 
 

@@ -1,4 +1,6 @@
-"""The order of a batch by a model runner's own code: followed where it sorts, refused where it does not."""
+"""The order of a batch by a model runner's own code: followed where it sorts, refused where it does
+not.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class ByTokensAlone:
 
 
 def sort_by_tokens(num_tokens_per_req: dict[str, int], decode_query_len: int) -> list[str]:
-    return sorted(num_tokens_per_req, key=lambda name: (num_tokens_per_req[name] != decode_query_len, name))
+    return sorted(
+        num_tokens_per_req, key=lambda name: (num_tokens_per_req[name] != decode_query_len, name)
+    )
 
 
 class ByAFunction:
@@ -39,8 +43,13 @@ class Mended:
     def prepare_inputs(self, scheduler_output: Any) -> Any:
         num_tokens_per_req = scheduler_output.num_scheduled_tokens
         states: Any = self.req_states  # type: ignore[attr-defined]
-        has_none = {name: states.num_computed_tokens_np[i] == 0 for name, i in states.req_id_to_index.items()}
-        req_ids = sorted(num_tokens_per_req, key=lambda name: (has_none[name], num_tokens_per_req[name]))
+        has_none = {
+            name: states.num_computed_tokens_np[i] == 0
+            for name, i in states.req_id_to_index.items()
+        }
+        req_ids = sorted(
+            num_tokens_per_req, key=lambda name: (has_none[name], num_tokens_per_req[name])
+        )
         return req_ids
 
 
@@ -80,7 +89,11 @@ def names(order: tuple[Request, ...]) -> list[str]:
 
 
 def test_a_sort_by_tokens_alone_is_followed_without_the_gpu_that_its_method_needs() -> None:
-    assert names(second_runner(ByTokensAlone, (CHUNK, FRESH, DECODE))) == ["decode", "fresh", "chunk"]
+    assert names(second_runner(ByTokensAlone, (CHUNK, FRESH, DECODE))) == [
+        "decode",
+        "fresh",
+        "chunk",
+    ]
 
 
 def test_a_sort_in_a_function_and_another_method_is_followed() -> None:
@@ -115,4 +128,8 @@ def test_a_reordering_in_place_swaps_everything_that_it_reads() -> None:
         assert batch.num_computed_tokens_cpu.tolist() == [30, 40, 0]
         assert batch.num_prompt_tokens.tolist() == [30, 70, 9]
 
-    assert names(first_runner(reorder, (FRESH, CHUNK, DECODE), decode_threshold=128)) == ["decode", "chunk", "fresh"]
+    assert names(first_runner(reorder, (FRESH, CHUNK, DECODE), decode_threshold=128)) == [
+        "decode",
+        "chunk",
+        "fresh",
+    ]

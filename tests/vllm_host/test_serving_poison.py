@@ -1,4 +1,5 @@
-"""What the plug-in does to vLLM's own prefill, caches and routing simulator, release by release, on a CPU.
+"""What the plug-in does to vLLM's own prefill, caches and routing simulator, release by release, on
+a CPU.
 
 Needs their folders: MLA_HARNESS_VLLM_SITES, as tox sets it.
 """
@@ -39,13 +40,22 @@ def told_by(release: str, *words: str) -> dict[str, Any]:
     """What a script prints last, run with a release on the path."""
     site = Path(os.environ.get("MLA_HARNESS_VLLM_SITES") or "/nowhere", f"vllm-{release}")
     if not (site / "vllm").is_dir():
-        pytest.skip(f"MLA_HARNESS_VLLM_SITES has no vllm-{release}: make it with tests.engines.download")
+        pytest.skip(
+            f"MLA_HARNESS_VLLM_SITES has no vllm-{release}: make it with tests.engines.download"
+        )
     environ = {
-        **os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{site}", "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1",
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{site}",
+        "CUDA_VISIBLE_DEVICES": "",
+        "TRITON_INTERPRET": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
-    }  # fmt: skip
+    }
     done = subprocess.run(
-        [sys.executable, "-P", *words], capture_output=True, text=True, env=environ, timeout=HANG_SECONDS
+        [sys.executable, "-P", *words],
+        capture_output=True,
+        text=True,
+        env=environ,
+        timeout=HANG_SECONDS,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -62,7 +72,9 @@ def test_rows_without_context_show_their_poison_with_the_bug_alone(release: str)
 
 
 @pytest.mark.parametrize("release", ["0.29.0", "0.33.0"])
-def test_a_new_block_is_filled_in_every_layer_and_nothing_else_is_however_caches_are_laid_out(release: str) -> None:
+def test_a_new_block_is_filled_in_every_layer_and_nothing_else_is_however_caches_are_laid_out(
+    release: str,
+) -> None:
     told = told_by(release, str(Path(__file__).with_name("poison_in_pages.py")))
     # Block 5 of the scheduler is pages 10 and 11 of a kernel with blocks of half the size.
     assert told["LBNHC"] == {"whole": [[10, 11], [10, 11]], "touched": 4}
@@ -70,5 +82,7 @@ def test_a_new_block_is_filled_in_every_layer_and_nothing_else_is_however_caches
 
 
 @pytest.mark.parametrize(("release", "monolithic"), [("0.24.0", None), ("0.33.0", False)])
-def test_the_routing_strategy_answers_what_this_vllm_asks_of_one(release: str, monolithic: bool | None) -> None:
+def test_the_routing_strategy_answers_what_this_vllm_asks_of_one(
+    release: str, monolithic: bool | None
+) -> None:
     assert told_by(release, "-c", STRATEGY) == {"ids": [[1, 3]], "monolithic": monolithic}

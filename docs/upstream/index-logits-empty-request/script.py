@@ -1,7 +1,9 @@
-# DeepGEMM's paged fp8 index logits are wrong for a short request behind one without keys, on Hopper.
-# See https://github.com/deepseek-ai/DeepGEMM/pull/353, which mended the plan of batches without keys.
+# DeepGEMM's paged fp8 index logits are wrong for a short request behind one without keys, on
+# Hopper. See https://github.com/deepseek-ai/DeepGEMM/pull/353, which mended the plan of batches
+# without keys.
 #
-# It needs vLLM and a Hopper GPU. It ends in an error; with 1 in place of 0 in the line marked BUG it passes.
+# It needs vLLM and a Hopper GPU. It ends in an error; with 1 in place of 0 in the line marked BUG
+# it passes.
 import torch
 import vllm
 from vllm.utils.deep_gemm import fp8_fp4_paged_mqa_logits, get_paged_mqa_logits_metadata
@@ -10,7 +12,9 @@ HEADS, DIM, PAGE = 64, 128, 64
 
 
 def wrong_logits(lengths):
-    """For each request: how many of its logits differ from a float32 reference by over a thousandth of their scale."""
+    """For each request: how many of its logits differ from a float32 reference by over a thousandth
+    of their scale.
+    """
     torch.manual_seed(0)
     requests, pages = len(lengths), -(-max(lengths) // PAGE)
     query = torch.randn(requests, 1, HEADS, DIM, device="cuda").to(torch.float8_e4m3fn)
@@ -24,11 +28,15 @@ def wrong_logits(lengths):
     seq_lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")[:, None]
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     plan = get_paged_mqa_logits_metadata(seq_lens, PAGE, sms)
-    logits = fp8_fp4_paged_mqa_logits((query, None), cache, weights, seq_lens, table, plan, pages * PAGE)
+    logits = fp8_fp4_paged_mqa_logits(
+        (query, None), cache, weights, seq_lens, table, plan, pages * PAGE
+    )
     wrong = []
     for request, length in enumerate(lengths):
         mine = keys.float().view(requests, -1, DIM)[request, :length]
-        scores = (query[request, 0].float() @ mine.T).relu() * scales.view(requests, -1)[request, :length]
+        scores = (query[request, 0].float() @ mine.T).relu() * scales.view(requests, -1)[
+            request, :length
+        ]
         want = weights[request] @ scores
         far = (logits[request, :length] - want).abs() > 1e-3 * scores.abs().sum(0)
         wrong.append(int((far | logits[request, :length].isnan()).sum()))

@@ -2,10 +2,10 @@
 #
 # Found by mla-harness as
 # susceptibility[kernel=merge_attn_states/vllm-cuda,site=context.output,pattern=nan]@num_tokens=1,num_with_context=1,
-# empty_prefix_rows=1,num_heads=1,patterns=[nan], made smaller in 3 steps.
-# Seen with torch 2.14.0+cu130, triton 3.8.0, vllm 0.33.0, flashinfer 0.7.2.post1, Python 3.12.3, on NVIDIA H100 80GB
-# HBM3 (Linux-6.18.44-fc-v657-gpu-x86_64-with-glibc2.39).
-# It ends in an error; without the line marked BUG it passes.
+# empty_prefix_rows=1,num_heads=1,patterns=[nan], made smaller in 3 steps. Seen with torch
+# 2.14.0+cu130, triton 3.8.0, vllm 0.33.0, flashinfer 0.7.2.post1, Python 3.12.3, on NVIDIA H100
+# 80GB HBM3 (Linux-6.18.44-fc-v657-gpu-x86_64-with-glibc2.39). It ends in an error; without the line
+# marked BUG it passes.
 import importlib
 from typing import Any
 
@@ -30,8 +30,11 @@ class Poison(TorchDispatchMode):
         return poison(out) if "empty" in func.__name__ else out
 
 
-def plain_merge_attn_states(prefix_out, prefix_lse, suffix_out, suffix_lse, *, num_tokens_with_context=None):
-    """Two partial attentions by their lse; tokens at or past the count are copied from the suffix."""
+def plain_merge_attn_states(
+    prefix_out, prefix_lse, suffix_out, suffix_lse, *, num_tokens_with_context=None
+):
+    """Two partial attentions by their lse; tokens at or past the count are copied from the suffix.
+    """
     merged = slice(num_tokens_with_context)
     lses = torch.stack((prefix_lse[:, merged], suffix_lse[:, merged]))
     lses = lses.masked_fill(lses.isinf(), float("-inf"))
@@ -60,7 +63,9 @@ def _merged(module, prefix_out, prefix_lse, suffix_out, suffix_lse, *, count):
 
 
 def merge_attn_states(*states, num_tokens_with_context=None):
-    """The CUDA kernel of vllm._custom_ops: prefix out [T, H, V], prefix lse [H, T] float32, suffix out, suffix lse."""
+    """The CUDA kernel of vllm._custom_ops: prefix out [T, H, V], prefix lse [H, T] float32, suffix
+    out, suffix lse.
+    """
     return _merged("vllm._custom_ops", *states, count=num_tokens_with_context)
 
 
@@ -80,7 +85,9 @@ def check():
     outs = torch.stack((prefix_out, suffix_out))[:, :written].double()
     expected = suffix_out.double()
     expected[:written] = (lses.softmax(0).transpose(1, 2)[..., None] * outs).sum(0)
-    poison(prefix_out[written:])  # context.output: attention over the context writes only rows that have keys in it
+    poison(
+        prefix_out[written:]
+    )  # context.output: attention over the context writes only rows that have keys in it
 
     inputs = (prefix_out, prefix_lse, suffix_out, suffix_lse)
     with torch.device("cuda"), Poison():

@@ -1,5 +1,6 @@
-# Epoch 1: accuracy 0.8438 is below 0.97; accuracy 0.8438, 0.8359; a drop of 41.41% would have been seen.
-# See https://github.com/vllm-project/vllm/issues/36540, https://github.com/vllm-project/vllm/issues/50613
+# Epoch 1: accuracy 0.8438 is below 0.97; accuracy 0.8438, 0.8359; a drop of 41.41% would have been
+# seen. See https://github.com/vllm-project/vllm/issues/36540,
+# https://github.com/vllm-project/vllm/issues/50613
 #
 # Found by mla-harness as vllm-batch-order[runner=v2].
 # Seen with torch 2.11.0+cu130, vllm 0.26.0, flashinfer 0.6.14, Python 3.12.3, on NVIDIA H200
@@ -10,7 +11,8 @@ import math
 import os
 import re
 
-# The folder fixtures/ of https://github.com/mla-harness/mla-harness: the model (a few MB) and its questions.
+# The folder fixtures/ of https://github.com/mla-harness/mla-harness: the model (a few MB) and its
+# questions.
 FIXTURES = os.environ.get("FIXTURES", "fixtures")
 PLAIN = {
     "max_model_len": 1024,
@@ -29,8 +31,18 @@ PLAIN = {
 FAILING = {
     "max_num_batched_tokens": 96,
 }
-environ, options = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_USE_V2_MODEL_RUNNER": "0"}, PLAIN
-environ, options = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_USE_V2_MODEL_RUNNER": "1"}, PLAIN | FAILING  # BUG: remove this line and it passes
+environ, options = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+}, PLAIN
+environ, options = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_USE_V2_MODEL_RUNNER": "1",
+}, PLAIN | FAILING  # BUG: remove this line and it passes
 
 os.environ.update(HF_HUB_OFFLINE="1", **environ)
 import torch
@@ -43,14 +55,19 @@ def start(path):
 
     def ask(prompts):
         answers = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
-        logprobs = [[entry.logprob for step in answer.logprobs or () for entry in step.values()] for answer in answers]
+        logprobs = [
+            [entry.logprob for step in answer.logprobs or () for entry in step.values()]
+            for answer in answers
+        ]
         return [(answer.text, values) for answer, values in zip(answers, logprobs)]
 
     return ask
 
 
 def check():
-    """Ask all questions in each epoch: the answers must be right, and their log probabilities finite."""
+    """Ask all questions in each epoch: the answers must be right, and their log probabilities
+    finite.
+    """
     with open(f"{FIXTURES}/tasks/data/gsm_symbolic.jsonl") as lines:
         questions = [json.loads(line) for line in lines][:128]
     ask = start(f"{FIXTURES}/canary-mla")
@@ -62,7 +79,8 @@ def check():
         answers = ask(prompts)
         found = [re.search(r"#### (-?[0-9.,]+)", text) for text, _ in answers]
         good = [
-            match is not None and match[1].rstrip(".").replace(",", "") == question["target"].replace(",", "")
+            match is not None
+            and match[1].rstrip(".").replace(",", "") == question["target"].replace(",", "")
             for match, question in zip(found, questions)
         ]
         right.append(round(sum(good) / len(good), 4))

@@ -1,8 +1,10 @@
-"""Do rows that SGLang's activation skips change the rows that its Triton experts compute? Needs one GPU and SGLang.
+"""Do rows that SGLang's activation skips change the rows that its Triton experts compute? Needs one
+GPU and SGLang.
 
-With expert parallelism a choice of an expert on another rank is -1. `silu_and_mul` skips its row, so that
-`intermediate_cache2` keeps what `torch.empty` found there. One dynamic FP8 scale is a maximum over all rows. Here free
-memory is filled before the experts run; the output must not depend on it. No second GPU is needed: -1 is enough.
+With expert parallelism a choice of an expert on another rank is -1. `silu_and_mul` skips its row,
+so that `intermediate_cache2` keeps what `torch.empty` found there. One dynamic FP8 scale is a
+maximum over all rows. Here free memory is filled before the experts run; the output must not depend
+on it. No second GPU is needed: -1 is enough.
 """
 
 import sys
@@ -16,7 +18,9 @@ TOKENS, EXPERTS, HIDDEN, INTERMEDIATE = 2048, 8, 512, 512
 PER_TOKEN = True
 PER_TOKEN = False  # BUG: one scale for all rows
 
-set_global_server_args_for_scheduler(ServerArgs(model_path="none", device="cpu", attention_backend="triton"))
+set_global_server_args_for_scheduler(
+    ServerArgs(model_path="none", device="cpu", attention_backend="triton")
+)
 random = torch.Generator().manual_seed(0)
 
 
@@ -29,7 +33,8 @@ def weights(rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def fill_free_memory(number: float) -> None:
-    """Write a number into all that torch's allocator holds and nobody uses, and into 256 MiB more."""
+    """Write a number into all that torch's allocator holds and nobody uses, and into 256 MiB more.
+    """
     torch.cuda.empty_cache()
     reserved, held = torch.cuda.memory_reserved(), []
     while torch.cuda.memory_reserved() == reserved:
@@ -51,9 +56,18 @@ def experts(number: float) -> torch.Tensor:
     out = x.clone()
     fill_free_memory(number)
     fused_experts_impl(
-        out, w1, w2, shares, ids, inplace=True, use_fp8_w8a8=True, per_channel_quant=PER_TOKEN, w1_scale=w1_scale,
-        w2_scale=w2_scale, filter_expert=True,
-    )  # fmt: skip
+        out,
+        w1,
+        w2,
+        shares,
+        ids,
+        inplace=True,
+        use_fp8_w8a8=True,
+        per_channel_quant=PER_TOKEN,
+        w1_scale=w1_scale,
+        w2_scale=w2_scale,
+        filter_expert=True,
+    )
     return out.float()
 
 
@@ -64,6 +78,9 @@ is_wrong = False
 for number in (0.0, 100.0, 1e4, float("inf")):
     found = experts(number)
     error = (found - expected).norm() / expected.norm()
-    print(f"memory held {number:g}: {int(found.isnan().sum())} of {found.numel()} are NaN, relative error {error:.4f}")
+    print(
+        f"memory held {number:g}: {int(found.isnan().sum())} of {found.numel()} are NaN, relative"
+        f" error {error:.4f}"
+    )
     is_wrong |= not torch.equal(found, expected)
 sys.exit("the output depends on memory that nobody wrote" if is_wrong else 0)

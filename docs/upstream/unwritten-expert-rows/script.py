@@ -1,18 +1,19 @@
-# Epoch 1: 60 of 128 answers hold invalid tokens (limit 0.0%); accuracy 0.5391, 0.5156; a drop of 50.00% would have
-# been seen.
-# See https://github.com/vllm-project/vllm/issues/37442, https://github.com/vllm-project/vllm/issues/38359,
+# Epoch 1: 60 of 128 answers hold invalid tokens (limit 0.0%); accuracy 0.5391, 0.5156; a drop of
+# 50.00% would have been seen. See https://github.com/vllm-project/vllm/issues/37442,
+# https://github.com/vllm-project/vllm/issues/38359,
 # https://github.com/vllm-project/vllm/issues/57017
 #
-# Found by mla-harness as vllm-padded-activations[backend=TRITON_MLA].
-# Seen with torch 2.14.0+cu130, triton 3.8.0, vllm 0.33.0, flashinfer 0.7.2.post1, Python 3.12.3, on NVIDIA H200
-# (Linux-6.18.44-fc-v657-gpu-x86_64-with-glibc2.39).
-# It ends in an error; without the line marked BUG it passes.
+# Found by mla-harness as vllm-padded-activations[backend=TRITON_MLA]. Seen with torch 2.14.0+cu130,
+# triton 3.8.0, vllm 0.33.0, flashinfer 0.7.2.post1, Python 3.12.3, on NVIDIA H200
+# (Linux-6.18.44-fc-v657-gpu-x86_64-with-glibc2.39). It ends in an error; without the line marked
+# BUG it passes.
 import json
 import math
 import os
 import re
 
-# The folder fixtures/ of https://github.com/mla-harness/mla-harness: the model (a few MB) and its questions.
+# The folder fixtures/ of https://github.com/mla-harness/mla-harness: the model (a few MB) and its
+# questions.
 FIXTURES = os.environ.get("FIXTURES", "fixtures")
 PLAIN = {
     "max_model_len": 1024,
@@ -32,11 +33,25 @@ PLAIN = {
 }
 FAILING = {
     "attention_backend": "TRITON_MLA",
-    "compilation_config": {"mode": 0, "cudagraph_mode": "FULL", "cudagraph_capture_sizes": [16, 64]},
+    "compilation_config": {
+        "mode": 0,
+        "cudagraph_mode": "FULL",
+        "cudagraph_capture_sizes": [16, 64],
+    },
     "enforce_eager": False,
 }
-environ, options = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_USE_V2_MODEL_RUNNER": "0"}, PLAIN
-environ, options = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_USE_V2_MODEL_RUNNER": "0"}, PLAIN | FAILING  # BUG: remove this line and it passes
+environ, options = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+}, PLAIN
+environ, options = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+}, PLAIN | FAILING  # BUG: remove this line and it passes
 
 os.environ.update(HF_HUB_OFFLINE="1", **environ)
 import torch
@@ -49,14 +64,19 @@ def start(path):
 
     def ask(prompts):
         answers = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
-        logprobs = [[entry.logprob for step in answer.logprobs or () for entry in step.values()] for answer in answers]
+        logprobs = [
+            [entry.logprob for step in answer.logprobs or () for entry in step.values()]
+            for answer in answers
+        ]
         return [(answer.text, values) for answer, values in zip(answers, logprobs)]
 
     return ask
 
 
 def check():
-    """Ask all questions in each epoch: the answers must be right, and their log probabilities finite."""
+    """Ask all questions in each epoch: the answers must be right, and their log probabilities
+    finite.
+    """
     with open(f"{FIXTURES}/tasks/data/gsm_symbolic.jsonl") as lines:
         questions = [json.loads(line) for line in lines][:128]
     ask = start(f"{FIXTURES}/canary-moe")
@@ -68,7 +88,8 @@ def check():
         answers = ask(prompts)
         found = [re.search(r"#### (-?[0-9.,]+)", text) for text, _ in answers]
         good = [
-            match is not None and match[1].rstrip(".").replace(",", "") == question["target"].replace(",", "")
+            match is not None
+            and match[1].rstrip(".").replace(",", "") == question["target"].replace(",", "")
             for match, question in zip(found, questions)
         ]
         right.append(round(sum(good) / len(good), 4))

@@ -8,11 +8,23 @@ from harness.core.systems import EngineSpec
 ENGINE = EngineSpec("rowquant", "RowQuant", distribution="rowquant", package="rowquant")
 
 KERNELS = (
-    KernelSpec("quantize_fp8", "rowquant", "per-tensor e4m3, live rows only", "rowquant.kernels:quantize_fp8",
-               devices=("cpu", "cuda"), shapes=ANY, origin="rowquant"),
-)  # fmt: skip
+    KernelSpec(
+        "quantize_fp8",
+        "rowquant",
+        "per-tensor e4m3, live rows only",
+        "rowquant.kernels:quantize_fp8",
+        devices=("cpu", "cuda"),
+        shapes=ANY,
+        origin="rowquant",
+    ),
+)
 
 FAULTS = (
-    FaultSpec("rowquant.padding-in-amax", "sgl-project/sglang#26133", "the scale covers padded rows as well",
-              target="rowquant.kernels:live_rows", replacement="rowquant.kernels:all_rows"),
-)  # fmt: skip
+    FaultSpec(
+        "rowquant.padding-in-amax",
+        "sgl-project/sglang#26133",
+        "the scale covers padded rows as well",
+        target="rowquant.kernels:live_rows",
+        replacement="rowquant.kernels:all_rows",
+    ),
+)

@@ -1,11 +1,18 @@
-"""Padding to a multiple, as kernels want it. Padded rows are undefined by contract: nobody may read them."""
+"""Padding to a multiple, as kernels want it.
+
+Padded rows are undefined by contract: nobody may read them.
+"""
 
 import torch
 
 
 def pad_rows(values: torch.Tensor, multiple: int) -> torch.Tensor:
-    """Rows of `values` [N, D] in a buffer whose length is a multiple; the rows past N are undefined."""
-    padded = torch.empty(-(-len(values) // multiple) * multiple, values.shape[1], dtype=values.dtype)
+    """Rows of `values` [N, D] in a buffer whose length is a multiple; the rows past N are
+    undefined.
+    """
+    padded = torch.empty(
+        -(-len(values) // multiple) * multiple, values.shape[1], dtype=values.dtype
+    )
     padded[: len(values)] = values
     return padded
 

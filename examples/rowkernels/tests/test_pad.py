@@ -1,4 +1,6 @@
-"""Uses of uninitialised memory that are right: buffers filled later, padding that nobody reads, shapes."""
+"""Uses of uninitialised memory that are right: buffers filled later, padding that nobody reads,
+shapes.
+"""
 
 import pytest
 import torch

@@ -12,12 +12,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 from checks import assert_mostly_close
 
 WIDE = 65536
-"""160 rows of so many floats make more than 32 MB: such memory comes fresh from the system, which clears it."""
+"""160 rows of so many floats make more than 32 MB: such memory comes fresh from the system, which
+clears it.
+"""
 
 
 def reference_mean(values, offsets):
     bounds = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
-    return torch.stack([values[a:b].mean(0) if b > a else torch.zeros(values.shape[1]) for a, b in bounds])
+    return torch.stack(
+        [values[a:b].mean(0) if b > a else torch.zeros(values.shape[1]) for a, b in bounds]
+    )
 
 
 @pytest.mark.parametrize("dim", [4, 64])
@@ -29,7 +33,8 @@ def test_sums_of_segments(offsets, dim):
 
 
 def test_means_of_many_segments():
-    # Fails under poison: the last segment is empty, and its row is whatever memory held (0, so far).
+    # Fails under poison: the last segment is empty, and its row is whatever memory held (0, so
+    # far).
     values = torch.randn(159, WIDE)
     got = segment_mean(values, torch.tensor([*range(160), 159]))
     torch.testing.assert_close(got, torch.cat((values, torch.zeros(1, WIDE))))
@@ -57,4 +62,6 @@ class MeansIntoABuffer(unittest.TestCase):
     def test_buffer_is_filled(self):
         segment_mean_out(self.values, torch.tensor([0, 2, 6]), self.out)
         self.assertTrue(torch.allclose(self.out[1], self.values[2:].mean(0)))
-        torch.testing.assert_close(self.out, torch.stack((self.values[:2].mean(0), self.values[2:].mean(0))))
+        torch.testing.assert_close(
+            self.out, torch.stack((self.values[:2].mean(0), self.values[2:].mean(0)))
+        )

@@ -1,7 +1,8 @@
 """What calls of decode, of sparse decode, of attention over a context, and of merges show.
 
-A unit is a request of a decode or of a context, a token of a sparse decode or of a merge. Scores are read in the first
-head; those of packed records are not. Tensors are read by their methods: no torch.
+A unit is a request of a decode or of a context, a token of a sparse decode or of a merge. Scores
+are read in the first head; those of packed records are not. Tensors are read by their methods: no
+torch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ from itertools import pairwise
 from typing import Any
 
 from harness.core.conditions.model import Point
-from harness.core.conditions.parts import FAR, TYPES, around, order_of, place_of, same_as_before, scores_of, shared_with
+from harness.core.conditions.parts import (
+    FAR,
+    TYPES,
+    around,
+    order_of,
+    place_of,
+    same_as_before,
+    scores_of,
+    shared_with,
+)
 from harness.core.ops import PAGE_SIZE
 
 TILE = 16
@@ -43,7 +53,10 @@ def read_decode(
     window: int | None = None,
     **_: Any,
 ) -> Iterator[Point]:
-    """A point for each request of `mla_decode`, by its last query token. Arguments are as the kernel gets them."""
+    """A point for each request of `mla_decode`, by its last query token.
+
+    Arguments are as the kernel gets them.
+    """
     num_requests, num_tokens, num_heads, head_dim = q.shape
     stride, lengths, table = kv_cache.stride(0), seq_lens.tolist(), block_table.tolist()
     pages = [row[: -(-n // PAGE_SIZE)] for row, n in zip(table, lengths, strict=True)]
@@ -95,7 +108,9 @@ def read_sparse(
 ) -> Iterator[Point]:
     """A point for each token. The tensors are those of :data:`harness.core.ops.OPS`."""
     rows = [[slot for slot in row if slot >= 0] for row in indices.tolist()]
-    last = [max((i for i, slot in enumerate(row) if slot >= 0), default=-1) for row in indices.tolist()]
+    last = [
+        max((i for i, slot in enumerate(row) if slot >= 0), default=-1) for row in indices.tolist()
+    ]
     holders = Counter(slot for row in rows for slot in row)
     kv = TYPES.get(str(kv_cache.dtype), "fp8_ds_mla")
     keys = None if kv == "fp8_ds_mla" else kv_cache.float()
@@ -106,13 +121,19 @@ def read_sparse(
         "width": width,
         "kv": kv,
         "latent": "512+64" if q.shape[2] == 576 else "other",
-        "pool": "packed" if kv_cache.stride(0) == kv_cache.shape[1] * kv_cache.shape[2] else "apart",
+        "pool": "packed"
+        if kv_cache.stride(0) == kv_cache.shape[1] * kv_cache.shape[2]
+        else "apart",
     }
     for t, own in enumerate(rows):
         point: Point = {
             **call,
             "chosen": len(own),
-            "list": "full" if len(own) == width else "inside" if last[t] >= len(own) > 0 else "short",
+            "list": "full"
+            if len(own) == width
+            else "inside"
+            if last[t] >= len(own) > 0
+            else "short",
             "place": place_of(t, len(rows)),
             "around": around(t, rows),
             "order": order_of(own),
@@ -121,7 +142,10 @@ def read_sparse(
         if own:
             point["block"] = max(own) // PAGE_SIZE
             if keys is not None:
-                pages, slots = [slot // PAGE_SIZE for slot in own], [slot % PAGE_SIZE for slot in own]
+                pages, slots = (
+                    [slot // PAGE_SIZE for slot in own],
+                    [slot % PAGE_SIZE for slot in own],
+                )
                 found = (keys[pages, slots] @ q[t, 0].float()).tolist()
                 point["values"] = scores_of([score * factor for score in found])
         yield point
@@ -181,7 +205,13 @@ def read_merge(
         point["before"] = None if t == 0 else "same" if sides[t - 1] == side else "other"
         if side == "both":
             apart = prefix[t] - suffix[t]
-            point["gap"] = "near" if abs(apart) < FAR_APART else "prefix above" if apart > 0 else "suffix above"
+            point["gap"] = (
+                "near"
+                if abs(apart) < FAR_APART
+                else "prefix above"
+                if apart > 0
+                else "suffix above"
+            )
         elif side != "copied":
             point["sign"] = "+inf" if "inf" in (str(prefix[t]), str(suffix[t])) else "-inf"
         yield point

@@ -1,4 +1,6 @@
-"""The conditions of a step of the reference engine. The unit is a request in a step, as one kind of layer sees it.
+"""The conditions of a step of the reference engine.
+
+The unit is a request in a step, as one kind of layer sees it.
 
 A probe fills `Step` with what the engine did, and `read` says which classes that is. No torch here.
 """
@@ -21,10 +23,12 @@ STATE = "state"
 
 @dataclass(slots=True)
 class Request:
-    """A request in a step: `computed` cached tokens, of them `hit` of another request, and `new` query tokens.
+    """A request in a step:
 
-    It has `known` tokens without `drafts`, and `generated` some of them. `grown` are its new pages. `row` is its row in
-    the step before. The step confirms some drafts and gives tokens.
+    `computed` cached tokens, of them `hit` of another request, and `new` query tokens.
+
+    It has `known` tokens without `drafts`, and `generated` some of them. `grown` are its new pages.
+    `row` is its row in the step before. The step confirms some drafts and gives tokens.
     """
 
     computed: int
@@ -70,7 +74,9 @@ class Request:
 
 @dataclass(slots=True)
 class Step:
-    """A step as it ran: its requests in the order of the batch, the engine that runs it, and what came before it."""
+    """A step as it ran: its requests in the order of the batch, the engine that runs it, and what
+    came before it.
+    """
 
     requests: Sequence[Request]
     layers: Mapping[str, str | None]
@@ -131,10 +137,14 @@ def read(step: Step) -> Iterator[Point]:
     for number, (request, rounds) in enumerate(zip(requests, step.rounds(), strict=True)):
         point = call | _of_request(request)
         point["place"] = place_of(number, count)
-        point["moved"] = "new" if request.row is None else "kept" if request.row == number else "moved"
+        point["moved"] = (
+            "new" if request.row is None else "kept" if request.row == number else "moved"
+        )
         following = requests[number + 1] if number + 1 < count else None
         behind = "padding" if step.graph.startswith("padded") else "none"
-        point["behind"] = behind if following is None else "decode" if following.is_decode else "prompt"
+        point["behind"] = (
+            behind if following is None else "decode" if following.is_decode else "prompt"
+        )
         for layer, kv in step.layers.items():
             own: Point = {
                 "layer": layer,

@@ -28,7 +28,9 @@ def _logits(row: list[float]) -> str:
     return "negative" if top < 0 else "plain"
 
 
-def read_route(logits: Any, *, num_experts_per_tok: int, num_live: int | None = None, **_: Any) -> Iterator[Point]:
+def read_route(
+    logits: Any, *, num_experts_per_tok: int, num_live: int | None = None, **_: Any
+) -> Iterator[Point]:
     """A point for each token."""
     tokens, experts = logits.shape
     rows, live = logits.float().tolist(), tokens if num_live is None else num_live
@@ -45,7 +47,9 @@ def read_route(logits: Any, *, num_experts_per_tok: int, num_live: int | None = 
             continue
         best = sorted(range(experts), key=row.__getitem__)[-num_experts_per_tok:]
         edges = 0 in best, experts - 1 in best
-        point["ids"] = "both" if all(edges) else "first" if edges[0] else "last" if edges[1] else "inner"
+        point["ids"] = (
+            "both" if all(edges) else "first" if edges[0] else "last" if edges[1] else "inner"
+        )
         yield point | {"values": _logits(row)}
 
 
@@ -63,9 +67,19 @@ def read_align(topk_ids: Any, *, num_experts: int, block_size: int, **_: Any) ->
     for row in topk_ids.tolist():
         for expert in row:
             counts[expert] += 1
-    call = {"tokens": topk_ids.shape[0], "per token": topk_ids.shape[1], "experts": num_experts, "block": block_size}
+    call = {
+        "tokens": topk_ids.shape[0],
+        "per token": topk_ids.shape[1],
+        "experts": num_experts,
+        "block": block_size,
+    }
     for e, n in enumerate(counts):
-        yield {**call, "run": _run(n, block_size), "place": place_of(e, num_experts), "around": around(e, counts)}
+        yield {
+            **call,
+            "run": _run(n, block_size),
+            "place": place_of(e, num_experts),
+            "around": around(e, counts),
+        }
 
 
 def read_quantize_fp8(x: Any, *, num_live: Any = None, **_: Any) -> Iterator[Point]:
@@ -86,13 +100,21 @@ def read_quantize_fp8(x: Any, *, num_live: Any = None, **_: Any) -> Iterator[Poi
         if t >= live:
             yield point | {"row": "padded"}
             continue
-        point["values"] = "zero" if not largest[t] else "largest" if largest[t] == amax else row_values(largest[t])
+        point["values"] = (
+            "zero"
+            if not largest[t]
+            else "largest"
+            if largest[t] == amax
+            else row_values(largest[t])
+        )
         if largest[t]:
             point["peak"] = end_in_page(peaks[t], width) if width > 1 else "inner"
         yield point
 
 
-def read_quantize_blocks(x: Any, expert_offsets: Any, *, block_format: str, **_: Any) -> Iterator[Point]:
+def read_quantize_blocks(
+    x: Any, expert_offsets: Any, *, block_format: str, **_: Any
+) -> Iterator[Point]:
     """A point for each row that an expert has."""
     tokens, width = x.shape
     bounds = expert_offsets.tolist()
@@ -106,6 +128,11 @@ def read_quantize_blocks(x: Any, expert_offsets: Any, *, block_format: str, **_:
         "orphans": "some" if tokens > bounds[-1] else "none",
     }
     for expert, (start, count) in enumerate(zip(bounds, counts, strict=False)):
-        own = {**call, "run": count or None, "place": place_of(expert, len(counts)), "around": around(expert, counts)}
+        own = {
+            **call,
+            "run": count or None,
+            "place": place_of(expert, len(counts)),
+            "around": around(expert, counts),
+        }
         for row in range(count):
             yield {**own, "tile": end_in_page(row, 128), "values": row_values(largest[start + row])}

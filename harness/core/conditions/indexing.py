@@ -1,4 +1,6 @@
-"""What calls of the stages before sparse attention show: index logits, top-k (a unit is a request), slots (a token)."""
+"""What calls of the stages before sparse attention show: index logits, top-k (a unit is a request),
+slots (a token).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ SEEN = ("all", "part")
 
 
 def _requests(lengths: Sequence[int], num_tokens: int) -> Iterator[Point]:
-    """A point for each request: its place, its neighbours, and whether each of its query tokens sees a key."""
+    """A point for each request: its place, its neighbours, and whether each of its query tokens
+    sees a key.
+    """
     for b, length in enumerate(lengths):
         yield {
             "batch": len(lengths),
@@ -26,14 +30,18 @@ def _requests(lengths: Sequence[int], num_tokens: int) -> Iterator[Point]:
         }
 
 
-def read_logits(q: Any, weights: Any, kv_cache: Any, block_table: Any, seq_lens: Any, **_: Any) -> Iterator[Point]:
+def read_logits(
+    q: Any, weights: Any, kv_cache: Any, block_table: Any, seq_lens: Any, **_: Any
+) -> Iterator[Point]:
     """A point for each request. The tensors are those of :data:`harness.core.ops.OPS`."""
     lengths = seq_lens.tolist()
     call = {
         "heads": q.shape[2],
         "size": "128" if q.shape[3] == 128 else "other",
         "kv": TYPES.get(str(kv_cache.dtype), "indexer_planar"),
-        "pool": "packed" if kv_cache.stride(0) == kv_cache.shape[1] * kv_cache.shape[2] else "apart",
+        "pool": "packed"
+        if kv_cache.stride(0) == kv_cache.shape[1] * kv_cache.shape[2]
+        else "apart",
     }
     for point, length in zip(_requests(lengths, q.shape[1]), lengths, strict=True):
         pages = -(-length // PAGE_SIZE)
@@ -59,18 +67,36 @@ def read_topk(logits: Any, seq_lens: Any, *, topk: int, **_: Any) -> Iterator[Po
             own["rank"] = RANKS[(length >= topk) + (length > topk)]
             best = sorted(logits[(b + 1) * num_tokens - 1, :length].tolist(), reverse=True)
             if length > topk:
-                own["ties"] = "none" if best[topk - 1] > best[topk] else "all" if best[0] == best[-1] else "at the last"
+                own["ties"] = (
+                    "none"
+                    if best[topk - 1] > best[topk]
+                    else "all"
+                    if best[0] == best[-1]
+                    else "at the last"
+                )
         yield own
 
 
-def read_map(positions: Any, block_table: Any, requests: Any, *, page_size: int, **_: Any) -> Iterator[Point]:
+def read_map(
+    positions: Any, block_table: Any, requests: Any, *, page_size: int, **_: Any
+) -> Iterator[Point]:
     """A point for each token."""
     rows, table, owners = positions.tolist(), block_table.tolist(), requests.tolist()
-    call = {"tokens": len(rows), "room": len(rows[0]), "later": "some" if len(owners) > len(rows) else "none"}
+    call = {
+        "tokens": len(rows),
+        "room": len(rows[0]),
+        "later": "some" if len(owners) > len(rows) else "none",
+    }
     live = [[position for position in row if position >= 0] for row in rows]
     for t, (row, own) in enumerate(zip(rows, live, strict=True)):
         listed = (
-            "none" if not own else "full" if len(own) == len(row) else "short" if own == row[: len(own)] else "holes"
+            "none"
+            if not own
+            else "full"
+            if len(own) == len(row)
+            else "short"
+            if own == row[: len(own)]
+            else "holes"
         )
         point: Point = {
             **call,
@@ -84,5 +110,9 @@ def read_map(positions: Any, block_table: Any, requests: Any, *, page_size: int,
             point["column"] = max(pages) + 1
             point["spread"] = "one page" if len(pages) == 1 else "more pages"
             point["block"] = max(table[owners[t]][page] for page in pages)
-            point["edge"] = "last slot" if any(position % page_size == page_size - 1 for position in own) else "inner"
+            point["edge"] = (
+                "last slot"
+                if any(position % page_size == page_size - 1 for position in own)
+                else "inner"
+            )
         yield point

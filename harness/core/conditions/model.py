@@ -1,8 +1,9 @@
-"""The classes of the calls of an op, which go together, and how many pairs and triples of them a set of calls showed.
+"""The classes of the calls of an op, which go together, and how many pairs and triples of them a
+set of calls showed.
 
-A call has units: the requests of a batch, the tokens of a step. A point says for each dimension which class one unit
-has. Two classes are a pair that was shown if one point has both. A unit without a class in a dimension, such as the
-values of a request without keys, has None there.
+A call has units: the requests of a batch, the tokens of a step. A point says for each dimension
+which class one unit has. Two classes are a pair that was shown if one point has both. A unit
+without a class in a dimension, such as the values of a request without keys, has None there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ MOST_EXAMPLES = 64
 Point = dict[str, str | int | None]
 """Dimension -> the class of a unit, or its number."""
 Combination = tuple[tuple[str, str], ...]
-"""Classes of two or three dimensions, in the order of the dimensions: (("tokens", "2"), ("heads", "128"))."""
+"""Classes of two or three dimensions, in the order of the dimensions: (("tokens", "2"), ("heads",
+"128")).
+"""
 
 
 def words(combination: Iterable[tuple[str, str]]) -> str:
@@ -33,9 +36,10 @@ def words(combination: Iterable[tuple[str, str]]) -> str:
 class Dimension:
     """One property of a call or of its units.
 
-    `examples` has for a class parameters that show it: a kernel that refuses each of them refuses the class. A value of
-    a parameter that is a list stands for one unit. A class of `numbers` is shown by each of its numbers as `param`.
-    `words` are optional keywords of the kernel that every call of a class has.
+    `examples` has for a class parameters that show it: a kernel that refuses each of them refuses
+    the class. A value of a parameter that is a list stands for one unit. A class of `numbers` is
+    shown by each of its numbers as `param`. `words` are optional keywords of the kernel that every
+    call of a class has.
     """
 
     name: str
@@ -72,10 +76,12 @@ class Never:
 
 @dataclass(frozen=True)
 class Space:
-    """The conditions of an op: its dimensions, the rules, and the function that reads the points of a call.
+    """The conditions of an op: its dimensions, the rules, and the function that reads the points of
+    a call.
 
-    `reader` takes the arguments of a call of the kernel by name. `optional` dimensions may have no class. Dimension
-    `units` counts the units of a call. `refused` has classes that the kernel under test does not take, and why.
+    `reader` takes the arguments of a call of the kernel by name. `optional` dimensions may have no
+    class. Dimension `units` counts the units of a call. `refused` has classes that the kernel under
+    test does not take, and why.
     """
 
     op: str
@@ -95,8 +101,13 @@ class Space:
 
     @cached_property
     def labels(self) -> list[tuple[str, str]]:
-        """Every class with its dimension. The place in this list is the number of the class, and its bit."""
-        return [(dimension.name, label) for dimension in self.dimensions for label in dimension.classes]
+        """Every class with its dimension.
+
+        The place in this list is the number of the class, and its bit.
+        """
+        return [
+            (dimension.name, label) for dimension in self.dimensions for label in dimension.classes
+        ]
 
     @cached_property
     def number(self) -> dict[tuple[str, str], int]:
@@ -104,25 +115,35 @@ class Space:
 
     @cached_property
     def mark(self) -> str:
-        """Eight digits that change with the classes. Points of other classes cannot be counted with these."""
+        """Eight digits that change with the classes.
+
+        Points of other classes cannot be counted with these.
+        """
         return f"{zlib.crc32(repr(self.labels).encode()):08x}"
 
     def read(self, *arguments: Any, **named: Any) -> list[dict[str, str | None]]:
         """The points of a call, with a class for each number."""
         return [
-            {name: self[name].of(found) if isinstance(found, int) else found for name, found in point.items()}
+            {
+                name: self[name].of(found) if isinstance(found, int) else found
+                for name, found in point.items()
+            }
             for point in self.reader(*arguments, **named)
         ]
 
     def coded(self, point: Mapping[str, str | None]) -> str:
         """A point as a word of one character for each dimension."""
         found = ((dimension, point.get(dimension.name)) for dimension in self.dimensions)
-        return "".join(NO_CLASS if label is None else DIGITS[d.classes.index(label)] for d, label in found)
+        return "".join(
+            NO_CLASS if label is None else DIGITS[d.classes.index(label)] for d, label in found
+        )
 
     def decoded(self, word: str) -> dict[str, str]:
         """The classes of a coded point."""
         pairs = zip(self.dimensions, word, strict=True)
-        return {d.name: d.classes[DIGITS.index(letter)] for d, letter in pairs if letter != NO_CLASS}
+        return {
+            d.name: d.classes[DIGITS.index(letter)] for d, letter in pairs if letter != NO_CLASS
+        }
 
     def shown(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
         """The points of a call, coded, each once, in order."""
@@ -147,10 +168,14 @@ class Space:
 
     @cached_property
     def allowed(self) -> dict[tuple[int, int], int]:
-        """Pair of numbers of classes -> the bits of later classes that make an allowed triple with it."""
+        """Pair of numbers of classes -> the bits of later classes that make an allowed triple with
+        it.
+        """
         labels, number = self.labels, self.number
         every = (1 << len(labels)) - 1
-        of_dimension = {d.name: sum(1 << number[d.name, label] for label in d.classes) for d in self.dimensions}
+        of_dimension = {
+            d.name: sum(1 << number[d.name, label] for label in d.classes) for d in self.dimensions
+        }
         required = [mask for name, mask in of_dimension.items() if name not in self.optional]
         goes = [every & ~of_dimension[name] for name, _ in labels]
         for label in self.refused:
@@ -159,9 +184,16 @@ class Space:
         closed: dict[tuple[int, int], int] = {}
         """Pair -> the classes that a rule of three dimensions forbids beside it."""
         for rule in self.rules:
-            groups = [[number[name, label] for label in names] for name, names in rule.classes.items()]
+            groups = [
+                [number[name, label] for label in names] for name, names in rule.classes.items()
+            ]
             for one, other in combinations(groups, 2):
-                third = sum(1 << n for group in groups if group is not one and group is not other for n in group)
+                third = sum(
+                    1 << n
+                    for group in groups
+                    if group is not one and group is not other
+                    for n in group
+                )
                 for a, b in product(one, other):
                     if len(groups) == 2:
                         goes[a] &= ~(1 << b)
@@ -171,7 +203,9 @@ class Space:
                         closed[pair] = closed.get(pair, 0) | third
 
         def with_room(wanted: int, mask: int, own: int) -> int:
-            """Those of `wanted` that leave a class of `mask` in every dimension that needs one, beside `own`."""
+            """Those of `wanted` that leave a class of `mask` in every dimension that needs one,
+            beside `own`.
+            """
             for one in required:
                 if not one & own:
                     left = one & mask
@@ -240,14 +274,21 @@ class Shown:
         return pairs, triples
 
     def counts(self, strength: int) -> tuple[int, int]:
-        """How many combinations were met, of how many that are allowed. Strength 1 counts single classes."""
+        """How many combinations were met, of how many that are allowed.
+
+        Strength 1 counts single classes.
+        """
         allowed = self.space.allowed
         if strength == 1:
-            labels, seen = ({n for pair in found for n in pair} for found in (allowed, self.with_pair))
+            labels, seen = (
+                {n for pair in found for n in pair} for found in (allowed, self.with_pair)
+            )
             return len(labels & seen), len(labels)
         if strength == 2:
             return sum(pair in self.with_pair for pair in allowed), len(allowed)
-        met = sum((mask & self.with_pair.get(pair, 0)).bit_count() for pair, mask in allowed.items())
+        met = sum(
+            (mask & self.with_pair.get(pair, 0)).bit_count() for pair, mask in allowed.items()
+        )
         return met, sum(mask.bit_count() for mask in allowed.values())
 
     def has(self, combination: Combination) -> bool:

@@ -1,4 +1,6 @@
-"""What calls of several ops are asked: the place of a unit in its call, kinds of rows and of scores. No torch here."""
+"""What calls of several ops are asked: the place of a unit in its call, kinds of rows and of
+scores. No torch here.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,15 @@ def place_of(b: int, count: int) -> str:
 def around(b: int, live: Sequence[Any]) -> str:
     """Which neighbours of unit b are not live: 0 or False."""
     before, after = b > 0 and not live[b - 1], b + 1 < len(live) and not live[b + 1]
-    return "empty both" if before and after else "empty before" if before else "empty after" if after else "live"
+    return (
+        "empty both"
+        if before and after
+        else "empty before"
+        if before
+        else "empty after"
+        if after
+        else "live"
+    )
 
 
 def same_as_before(b: int, units: Sequence[Any]) -> str | None:
@@ -69,4 +79,12 @@ def scores_of(scores: list[float]) -> str:
 
 def row_values(largest: float) -> str:
     """The kind of a row by the magnitude of its largest element."""
-    return "zero" if largest == 0 else "large" if largest >= LARGE_ROW else "tiny" if largest <= TINY_ROW else "plain"
+    return (
+        "zero"
+        if largest == 0
+        else "large"
+        if largest >= LARGE_ROW
+        else "tiny"
+        if largest <= TINY_ROW
+        else "plain"
+    )

@@ -1,4 +1,7 @@
-"""A space of conditions from its row in YAML. What a row says, the comment of `table.yaml` explains."""
+"""A space of conditions from its row in YAML.
+
+What a row says, the comment of `table.yaml` explains.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ Given = Mapping[str, Any]
 def space_of(op: str, row: Given, reader: Callable[..., Iterable[Point]]) -> Space:
     """The space of a row. `reader` reads the points of a call."""
     dimensions = {name: _dimension(name, **given) for name, given in row["dimensions"].items()}
-    units, rules = row.get("units", ""), [(why, given) for why, several in row["never"].items() for given in several]
+    units, rules = (
+        row.get("units", ""),
+        [(why, given) for why, several in row["never"].items() for given in several],
+    )
     if units:
         rules = [*_of_places(units, row), *rules]
     return Space(
@@ -28,22 +34,34 @@ def space_of(op: str, row: Given, reader: Callable[..., Iterable[Point]]) -> Spa
     )
 
 
-def _dimension(name: str, *, classes: Any = (), param: str = "", words: Given | None = None, **given: Any) -> Dimension:
+def _dimension(
+    name: str, *, classes: Any = (), param: str = "", words: Given | None = None, **given: Any
+) -> Dimension:
     numbers = _numbers(given["from"]) if "from" in given else {}
     labels = tuple(map(str, classes or numbers))
     examples = {}
     if isinstance(classes, dict):
-        examples = {str(label): tuple(_listed(shown)) for label, shown in classes.items() if shown != []}
+        examples = {
+            str(label): tuple(_listed(shown)) for label, shown in classes.items() if shown != []
+        }
     elif param and not numbers:
         examples = {label: ({param: label.replace(" ", "_")},) for label in labels}
-    return Dimension(name, labels, given["is"], examples, numbers, param if numbers else "", words or {})
+    return Dimension(
+        name, labels, given["is"], examples, numbers, param if numbers else "", words or {}
+    )
 
 
 def _numbers(starts: str | dict[str, int]) -> dict[str, range]:
     """Classes of numbers, by the first number of each."""
-    firsts = list(starts.values()) if isinstance(starts, dict) else [int(start) for start in starts.split()]
+    firsts = (
+        list(starts.values())
+        if isinstance(starts, dict)
+        else [int(start) for start in starts.split()]
+    )
     ranges = [range(first, after or 2**31) for first, after in pairwise([*firsts, 0])]
-    return dict(zip(starts if isinstance(starts, dict) else map(_label, ranges), ranges, strict=True))
+    return dict(
+        zip(starts if isinstance(starts, dict) else map(_label, ranges), ranges, strict=True)
+    )
 
 
 def _label(numbers: range) -> str:
@@ -79,7 +97,9 @@ def _nevers(why: str, given: Given, dimensions: Mapping[str, Dimension]) -> Iter
     for either in given.get("either", [{}]):
         for one in [{name: classes} for name, classes in given.get("each", {}).items()] or [{}]:
             found = shared | either | one
-            yield Never({name: _classes(dimensions[name], classes) for name, classes in found.items()}, why)
+            yield Never(
+                {name: _classes(dimensions[name], classes) for name, classes in found.items()}, why
+            )
 
 
 def _classes(dimension: Dimension, given: Any) -> tuple[str, ...]:

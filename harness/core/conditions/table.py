@@ -19,13 +19,20 @@ from harness.core.shapes import ANY, sizes_of
 
 _ROWS = {op: row for op, row in rows_beside(__file__).items() if not op.startswith("_")}
 SPACES = {
-    op: space_of(op, row, attribute_at(f"harness.core.conditions.{row['reader']}")) for op, row in _ROWS.items()
+    op: space_of(op, row, attribute_at(f"harness.core.conditions.{row['reader']}"))
+    for op, row in _ROWS.items()
 } | {engine.SPACE.op: engine.SPACE}
-"""Op -> its space, as `table.yaml` says; `engine` -> the space of the steps of the reference engine."""
+"""Op -> its space, as `table.yaml` says; `engine` -> the space of the steps of the reference
+engine.
+"""
 
 
-def shown_by(op: str, args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """The points of a call, under its op and the mark of the classes; empty for an op without conditions."""
+def shown_by(
+    op: str, args: Sequence[Any], keywords: Mapping[str, Any]
+) -> dict[str, tuple[str, ...]]:
+    """The points of a call, under its op and the mark of the classes; empty for an op without
+    conditions.
+    """
     if op not in SPACES:
         return {}
     arguments = dict(zip(OPS.get(op).positional, args, strict=True)) | dict(keywords)
@@ -38,17 +45,26 @@ def key_of(space: Space) -> str:
 
 
 def space_for(spec: KernelSpec) -> Space:
-    """The space of a kernel's op without the classes that its promises rule out. They are `refused`, with the reason.
+    """The space of a kernel's op without the classes that its promises rule out.
+
+    They are `refused`, with the reason.
 
     A kernel that declares no sizes is taken to accept all.
     """
     space, model = SPACES[spec.op], KERNEL_PARAMS[spec.op]
     refused: dict[tuple[str, str], str] = {}
-    # An example has the default cache type and sizes, unless it says others. A kernel that lacks them gets its own.
+    # An example has the default cache type and sizes, unless it says others. A kernel that lacks
+    # them gets its own.
     field = model.model_fields.get("kv")
-    given: dict[str, Any] = {"kv": spec.kv[0]} if field and spec.kv and field.default not in spec.kv else {}
+    given: dict[str, Any] = (
+        {"kv": spec.kv[0]} if field and spec.kv and field.default not in spec.kv else {}
+    )
     shapes, sizes = spec.shapes or ANY, sizes_of(spec.op, model())
-    given |= {size: getattr(shapes, size)[0] for size, value in sizes.items() if not shapes.accepts(size, value)}
+    given |= {
+        size: getattr(shapes, size)[0]
+        for size, value in sizes.items()
+        if not shapes.accepts(size, value)
+    }
     if "plan" in (dimension.name for dimension in space.dimensions) and planner_of(spec) is None:
         refused["plan", "given"] = f"{spec.name} has no planner"
     for dimension in space.dimensions:
@@ -57,8 +73,14 @@ def space_for(spec: KernelSpec) -> Space:
         always = [word for word in dimension.words.values() if word in spec.takes]
         for label in dimension.classes:
             word, numbers = dimension.words.get(label), dimension.numbers.get(label, ())
-            examples = [*dimension.shown_by(label), *({dimension.param: n} for n in declared if n in numbers)]
-            found = [spec.why_not_params(model.model_construct(**{**given, **example})) for example in examples]
+            examples = [
+                *dimension.shown_by(label),
+                *({dimension.param: n} for n in declared if n in numbers),
+            ]
+            found = [
+                spec.why_not_params(model.model_construct(**{**given, **example}))
+                for example in examples
+            ]
             if word and word not in spec.takes:
                 refused[dimension.name, label] = spec.lacks(word)
             elif always and not word:

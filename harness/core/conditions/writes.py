@@ -1,4 +1,6 @@
-"""What calls of `write_kv` and `write_records` (a unit is a token), and of `read_records` (a request) show."""
+"""What calls of `write_kv` and `write_records` (a unit is a token), and of `read_records` (a
+request) show.
+"""
 
 from __future__ import annotations
 
@@ -26,28 +28,41 @@ def _tokens(slots: Sequence[int], largest: Sequence[float], call: Point) -> Iter
     """A point for each token: its slot, the slot before, and the largest element of its row."""
     padded = [t for t, slot in enumerate(slots) if slot < 0]
     is_end = padded == list(range(len(slots) - len(padded), len(slots)))
-    call = call | {"tokens": len(slots), "padding": "none" if not padded else "end" if is_end else "between"}
+    call = call | {
+        "tokens": len(slots),
+        "padding": "none" if not padded else "end" if is_end else "between",
+    }
     for t, slot in enumerate(slots):
         point: Point = {**call, "row": "live", "place": place_of(t, len(slots))}
         if slot < 0:
             yield point | {"row": "padded"}
             continue
-        point |= {"slot": end_in_page(slot), "block": slot // PAGE_SIZE, "values": row_values(largest[t])}
+        point |= {
+            "slot": end_in_page(slot),
+            "block": slot // PAGE_SIZE,
+            "values": row_values(largest[t]),
+        }
         if t:
             before = slots[t - 1]
             is_same = before // PAGE_SIZE == slot // PAGE_SIZE
-            follows = "next slot" if slot == before + 1 else "same page" if is_same else "other page"
+            follows = (
+                "next slot" if slot == before + 1 else "same page" if is_same else "other page"
+            )
             point["before"] = "padded" if before < 0 else follows
         yield point
 
 
 def _largest(*parts: Any) -> list[float]:
-    """The magnitude of the largest element of each row of [T, W] tensors side by side; NaN of padded rows counts."""
+    """The magnitude of the largest element of each row of [T, W] tensors side by side; NaN of
+    padded rows counts.
+    """
     found = [part.float().abs().amax(dim=1).tolist() for part in parts]
     return [max(row) for row in zip(*found, strict=True)]
 
 
-def read_write_kv(kv_c: Any, k_pe: Any, kv_cache: Any, slot_mapping: Any, **_: Any) -> Iterator[Point]:
+def read_write_kv(
+    kv_c: Any, k_pe: Any, kv_cache: Any, slot_mapping: Any, **_: Any
+) -> Iterator[Point]:
     """A point for each token. The tensors are those of :data:`harness.core.ops.OPS`."""
     slots, stride = slot_mapping.tolist(), kv_cache.stride(0)
     head_dim = kv_cache.shape[2]
@@ -63,7 +78,9 @@ def read_write_kv(kv_c: Any, k_pe: Any, kv_cache: Any, slot_mapping: Any, **_: A
         yield point
 
 
-def read_write_records(x: Any, cache: Any, slot_mapping: Any, *, record_format: str, **_: Any) -> Iterator[Point]:
+def read_write_records(
+    x: Any, cache: Any, slot_mapping: Any, *, record_format: str, **_: Any
+) -> Iterator[Point]:
     return _tokens(slot_mapping.tolist(), _largest(x), _of_records(cache, record_format))
 
 

@@ -1,8 +1,8 @@
 """The only things that a template may print: literals, comments, and code of this project.
 
-So a name or a sentence of a YAML file never becomes code. The code is the source of a kernel with everything that it
-uses from this project, joined in one place, so the script imports no module of this project. For an engine's kernel it
-is the few lines that call the engine.
+So a name or a sentence of a YAML file never becomes code. The code is the source of a kernel with
+everything that it uses from this project, joined in one place, so the script imports no module of
+this project. For an engine's kernel it is the few lines that call the engine.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def long_text(text: str) -> Code:
 
 
 def comment(text: str) -> list[str]:
-    """`text` as comment lines: one paragraph of printable ASCII, so that nothing in it can end a comment."""
+    """`text` as comment lines: one paragraph of printable ASCII, so that nothing in it can end a
+    comment.
+    """
     plain = " ".join(ascii(" ".join(text.split()))[1:-1].replace("\\'", "'").split())
     breakable = " ".join(piece for word in plain.split() for piece in _pieces(word))
     lines = textwrap.wrap(breakable, ROOM, break_on_hyphens=False)
@@ -73,14 +75,23 @@ def name(text: str) -> Code:
 
 
 def only_code(value: Any) -> Any:
-    """`value`, if a template may print it. Raises HarnessError for other text (a mistake in a template)."""
+    """`value`, if a template may print it.
+
+    Raises HarnessError for other text (a mistake in a template).
+    """
     if isinstance(value, (Code, int, float)):
         return value
-    raise HarnessError(f"a template of a script prints {type(value).__name__} {value!r} as it is; pass it through `py`")
+    raise HarnessError(
+        f"a template of a script prints {type(value).__name__} {value!r} as it is; pass it through"
+        " `py`"
+    )
 
 
 def templates() -> Environment:
-    """The templates of scripts. They print code alone, and any other value through the filters `py` and `long_text`."""
+    """The templates of scripts.
+
+    They print code alone, and any other value through the filters `py` and `long_text`.
+    """
     found = Environment(
         loader=PackageLoader("harness.diagnose.script"),
         undefined=StrictUndefined,
@@ -98,12 +109,16 @@ def without_bug(text: str) -> str:
     lines = text.splitlines(keepends=True)
     kept = [line for line in lines if not line.rstrip("\n").endswith(MARKER)]
     if len(kept) != len(lines) - 1:
-        raise HarnessError(f"a script must have one line that is the bug, this one has {len(lines) - len(kept)}")
+        raise HarnessError(
+            f"a script must have one line that is the bug, this one has {len(lines) - len(kept)}"
+        )
     return "".join(kept)
 
 
 def tidy(text: str) -> str:
-    """A rendered script without hooks of other bugs and trailing blanks, with the empty lines of PEP 8."""
+    """A rendered script without hooks of other bugs and trailing blanks, with the empty lines of
+    PEP 8.
+    """
     found: list[str] = []
     for line in (line.rstrip() for line in text.splitlines() if DROPPED not in line):
         if not line and (not found or found[-2:] == ["", ""]):
@@ -118,21 +133,34 @@ def tidy(text: str) -> str:
 
 
 def without_dead_code(text: str) -> str:
-    """A script without definitions, constants, imports and optional keywords that nothing in it uses."""
+    """A script without definitions, constants, imports and optional keywords that nothing in it
+    uses.
+    """
     while True:
         tree = ast.parse(text)
         body, lines = tree.body, text.splitlines()
-        given = {keyword.arg for call in ast.walk(tree) if isinstance(call, ast.Call) for keyword in call.keywords}
+        given = {
+            keyword.arg
+            for call in ast.walk(tree)
+            if isinstance(call, ast.Call)
+            for keyword in call.keywords
+        }
         for node in body:
             # A function that runs by itself is used.
-            names = {name for name in _bound_by(node) if name != "check" and not name.startswith("test_")}
+            names = {
+                name for name in _bound_by(node) if name != "check" and not name.startswith("test_")
+            }
             others = (child for other in body if other is not node for child in ast.walk(other))
             kept = names & {child.id for child in others if isinstance(child, ast.Name)}
             if names and not kept:
                 del lines[node.lineno - 1 : node.end_lineno]
                 break
             if isinstance(node, (ast.Import, ast.ImportFrom)) and kept != names:
-                node.names = [alias for alias in node.names if (alias.asname or alias.name.partition(".")[0]) in kept]
+                node.names = [
+                    alias
+                    for alias in node.names
+                    if (alias.asname or alias.name.partition(".")[0]) in kept
+                ]
                 lines[node.lineno - 1 : node.end_lineno] = [ast.unparse(node)]
                 break
             # The signature of a kernel under test is its own.
@@ -147,10 +175,16 @@ def without_dead_code(text: str) -> str:
 
 
 def _drop_keywords(node: ast.FunctionDef, given: set[str | None]) -> bool:
-    """Drop the optional keywords that no call gives and the function does not use; returns whether there were any."""
+    """Drop the optional keywords that no call gives and the function does not use; returns whether
+    there were any.
+    """
     used = given | {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
     pairs = list(zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True))
-    kept = [(argument, default) for argument, default in pairs if default is None or argument.arg in used]
+    kept = [
+        (argument, default)
+        for argument, default in pairs
+        if default is None or argument.arg in used
+    ]
     node.args.kwonlyargs = [argument for argument, _ in kept]
     node.args.kw_defaults = [default for _, default in kept]
     return len(kept) < len(pairs)
@@ -162,8 +196,16 @@ def _bound_by(node: ast.stmt) -> set[str]:
         return {node.name}
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    named = (child for target in targets for child in ast.walk(target) if isinstance(child, ast.Name))
+    targets = (
+        node.targets
+        if isinstance(node, ast.Assign)
+        else [node.target]
+        if isinstance(node, ast.AnnAssign)
+        else []
+    )
+    named = (
+        child for target in targets for child in ast.walk(target) if isinstance(child, ast.Name)
+    )
     return {child.id for child in named if isinstance(child.ctx, ast.Store)}
 
 
@@ -179,7 +221,8 @@ class Inlined:
 
 
 def inline(target: str) -> Inlined:
-    """The source of the function `target` ("module:name") and of all that it uses; one line of each docstring.
+    """The source of the function `target` ("module:name") and of all that it uses; one line of each
+    docstring.
 
     Raises InputError if a source cannot be put into a script.
     """
@@ -187,7 +230,10 @@ def inline(target: str) -> Inlined:
     joined.add(*_split(target))
     first = [f"import {module}" for module in sorted(joined.modules - {"torch"})]
     own = joined.names.pop("torch", set())
-    rest = [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(joined.names.items())]
+    rest = [
+        f"from {module} import {', '.join(sorted(names))}"
+        for module, names in sorted(joined.names.items())
+    ]
     return Inlined(
         name=name(_split(target)[1]),
         imports=[Code(line) for line in first + rest],
@@ -216,12 +262,19 @@ class _Joined:
             return
         node = source.defined.get(definition)
         if node is None:
-            raise InputError(f"{module} does not define {definition}, so its source cannot be put into a script")
+            raise InputError(
+                f"{module} does not define {definition}, so its source cannot be put into a script"
+            )
         if self._taken.setdefault(definition, module) != module:
-            raise InputError(f"{module} and {self._taken[definition]} both define {definition}; a script can hold one")
+            raise InputError(
+                f"{module} and {self._taken[definition]} both define {definition}; a script can"
+                " hold one"
+            )
         if isinstance(node, ast.FunctionDef):
             # Marks of seams and of plug-ins' kernels.
-            node.decorator_list = [mark for mark in node.decorator_list if not _MARK.match(ast.unparse(mark))]
+            node.decorator_list = [
+                mark for mark in node.decorator_list if not _MARK.match(ast.unparse(mark))
+            ]
         _without_annotations(node)
         for used in sorted({child.id for child in ast.walk(node) if isinstance(child, ast.Name)}):
             if used != definition and (used in source.defined or used in source.imported):
@@ -232,13 +285,19 @@ class _Joined:
 
     def _add_import(self, module: str, attribute: str, alias: str) -> None:
         if not attribute:
-            self.modules.add(module if alias == module.partition(".")[0] else f"{module} as {alias}")
+            self.modules.add(
+                module if alias == module.partition(".")[0] else f"{module} as {alias}"
+            )
         elif module.partition(".")[0] == OWN:
             if attribute != alias:
-                raise InputError(f"{module}.{attribute} is imported as {alias}, which a script cannot follow")
+                raise InputError(
+                    f"{module}.{attribute} is imported as {alias}, which a script cannot follow"
+                )
             self.add(module, attribute)
         elif module != "__future__":
-            self.names.setdefault(module, set()).add(attribute if attribute == alias else f"{attribute} as {alias}")
+            self.names.setdefault(module, set()).add(
+                attribute if attribute == alias else f"{attribute} as {alias}"
+            )
 
 
 def _split(target: str) -> tuple[str, str]:
@@ -248,18 +307,27 @@ def _split(target: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The definitions, imports (name -> module and attribute, empty for a module) and lines of a module."""
+    """The definitions, imports (name -> module and attribute, empty for a module) and lines of a
+    module.
+    """
 
     defined: dict[str, ast.stmt]
     imported: dict[str, tuple[str, str]]
     lines: list[str]
 
     def text_of(self, node: ast.stmt) -> str:
-        """The lines of a definition, without annotations of arguments and with one line of each docstring."""
-        first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
+        """The lines of a definition, without annotations of arguments and with one line of each
+        docstring.
+        """
+        first = min(
+            [node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))]
+        )
         lines = dict(enumerate(self.lines[first - 1 : node.end_lineno], first))
         for inner in ast.walk(node):
-            if isinstance(inner, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(inner) is not None:
+            if (
+                isinstance(inner, (ast.FunctionDef, ast.ClassDef))
+                and ast.get_docstring(inner) is not None
+            ):
                 _cut(lines, inner.body[0])
             if isinstance(inner, ast.FunctionDef):
                 for number in range(inner.lineno + 1, inner.body[0].lineno):
@@ -273,7 +341,9 @@ def _cut(lines: dict[int, str], docstring: ast.stmt) -> None:
         del lines[number]
     if docstring.end_lineno != docstring.lineno:
         line = lines[docstring.lineno]
-        lines[docstring.lineno] = (line if len(line) + 3 <= WIDTH else line[: WIDTH - 6] + "...") + '"""'
+        lines[docstring.lineno] = (
+            line if len(line) + 3 <= WIDTH else line[: WIDTH - 6] + "..."
+        ) + '"""'
 
 
 def _signature(node: ast.FunctionDef) -> str:
@@ -291,19 +361,27 @@ def _without_annotations(node: ast.stmt) -> None:
         if isinstance(inner, ast.FunctionDef):
             inner.returns = None
             arguments = inner.args
-            rest = [argument for argument in (arguments.vararg, arguments.kwarg) if argument is not None]
+            rest = [
+                argument for argument in (arguments.vararg, arguments.kwarg) if argument is not None
+            ]
             for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *rest):
                 argument.annotation = None
 
 
 def kernel_in(file: str, op: str, short_name: str) -> str:
-    """The target "file:function" of the kernel that a plug-in's file registers for an op. Raises InputError."""
+    """The target "file:function" of the kernel that a plug-in's file registers for an op.
+
+    Raises InputError.
+    """
     words = (f"op='{op}'", f"name='{short_name}'")
     for node in ast.parse(Path(file).read_text(encoding="utf-8")).body:
         marks = node.decorator_list if isinstance(node, ast.FunctionDef) else []
         if any(all(word in ast.unparse(mark) for word in words) for mark in marks):
             return f"{file}:{node.name}"  # type: ignore[attr-defined]
-    raise InputError(f"{file}: no function at its top level is decorated with @kernel(op={op!r}, name={short_name!r})")
+    raise InputError(
+        f"{file}: no function at its top level is decorated with @kernel(op={op!r},"
+        f" name={short_name!r})"
+    )
 
 
 def _read(module: str) -> _Source:
@@ -316,10 +394,15 @@ def _read(module: str) -> _Source:
     source = _Source({}, {}, text.splitlines())
     for node in ast.parse(text).body:
         if isinstance(node, ast.Import):
-            names = {alias.asname or alias.name.partition(".")[0]: (alias.name, "") for alias in node.names}
+            names = {
+                alias.asname or alias.name.partition(".")[0]: (alias.name, "")
+                for alias in node.names
+            }
             source.imported.update(names)
         elif isinstance(node, ast.ImportFrom):
-            names = {alias.asname or alias.name: (node.module or "", alias.name) for alias in node.names}
+            names = {
+                alias.asname or alias.name: (node.module or "", alias.name) for alias in node.names
+            }
             source.imported.update(names)
         else:
             source.defined.update(dict.fromkeys(_bound_by(node), node))

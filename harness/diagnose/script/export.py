@@ -1,4 +1,5 @@
-"""A failing case as a script that fails with the bug and passes without it, run before it is written.
+"""A failing case as a script that fails with the bug and passes without it, run before it is
+written.
 
 Each run of a script is a process of its own.
 """
@@ -31,8 +32,19 @@ from harness.scenario.selection import selects_scenario
 
 SECONDS = 1800.0
 """Limit for one run of a script, which mostly imports torch. --timeout may raise it."""
-_NEVER_THE_BUG = ("SyntaxError", "IndentationError", "NameError", "ImportError", "ModuleNotFoundError")
-_STREAMS: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "errors": "replace"}
+_NEVER_THE_BUG = (
+    "SyntaxError",
+    "IndentationError",
+    "NameError",
+    "ImportError",
+    "ModuleNotFoundError",
+)
+_STREAMS: dict[str, Any] = {
+    "stdin": subprocess.DEVNULL,
+    "capture_output": True,
+    "text": True,
+    "errors": "replace",
+}
 _BLOCKER = """\
 import ctypes, runpy, sys
 sys.platform == "linux" and ctypes.CDLL(None).prctl(1, 9)  # The script ends with the process that tries it.
@@ -46,7 +58,7 @@ if sys.argv[1] == "pytest":
     options = ["-q", "--tb=native", "--assert=plain", "-p", "no:cacheprovider", "--noconftest", "-c", "/dev/null"]
     sys.exit(pytest.main([*options, "--rootdir", sys.argv[3], sys.argv[2]]))
 runpy.run_path(sys.argv[2], run_name="__main__")
-"""
+"""  # noqa: E501
 
 
 def with_fault(wanted: Wanted) -> Wanted:
@@ -87,8 +99,9 @@ def first_that_shows(
 ) -> Exported:
     """The script of the smallest case, or else of the original case.
 
-    All runs of the scripts go on at once, as each may import an engine. A run gets `seconds`, and no less than SECONDS.
-    Raises HarnessError if neither script fails with the bug and passes without it, and says if one had too little time.
+    All runs of the scripts go on at once, as each may import an engine. A run gets `seconds`, and
+    no less than SECONDS. Raises HarnessError if neither script fails with the bug and passes
+    without it, and says if one had too little time.
     """
     problems: list[HarnessError] = []
     scripts: list[tuple[str, Case]] = []
@@ -96,7 +109,12 @@ def first_that_shows(
     for case, steps in (tried | {job.case.id: (job.case, 0)}).values():
         story = _story(job, case, _telling(result, shrunk), environment, steps)
         try:
-            scripts.append((render(Export(case, job.fault, story, device=job.device, is_pytest=is_pytest)), case))
+            scripts.append(
+                (
+                    render(Export(case, job.fault, story, device=job.device, is_pytest=is_pytest)),
+                    case,
+                )
+            )
         except HarnessError as error:
             problems.append(error)
     how: dict[str, Any] = {"may_crash": result.verdict is Verdict.CRASH, "is_pytest": is_pytest}
@@ -109,7 +127,8 @@ def first_that_shows(
             why = f"as it does not show the bug: {done.sentence}"
             if done.late:
                 why = (
-                    f"as it did not end within {limit:.0f} s {done.late}; give it more time: --timeout {2 * limit:.0f}"
+                    f"as it did not end within {limit:.0f} s {done.late}; give it more time:"
+                    f" --timeout {2 * limit:.0f}"
                 )
             problems.append(HarnessError(f"{case.id}: no script is written, {why}"))
     raise problems[-1]
@@ -118,7 +137,10 @@ def first_that_shows(
 def _telling(result: CaseResult, shrunk: Shrunk | None) -> Finding:
     """The clearest finding for readers outside of this project: about values, if there is one."""
     found = [*([shrunk.finding] if shrunk else []), *result.findings]
-    return next((finding for finding in found if finding.oracle in ("finite", "sentinel", "reference")), found[0])
+    return next(
+        (finding for finding in found if finding.oracle in ("finite", "sentinel", "reference")),
+        found[0],
+    )
 
 
 def _story(job: Job, case: Case, finding: Finding, environment: Environment, steps: int) -> Story:
@@ -137,7 +159,10 @@ def _story(job: Job, case: Case, finding: Finding, environment: Environment, ste
         case=case.id,
         finding=finding.message if fault else "",
         steps=steps,
-        versions=f"{', '.join(versions)}, Python {environment.python}, on {where} ({environment.platform})",
+        versions=(
+            f"{', '.join(versions)}, Python {environment.python}, on {where}"
+            f" ({environment.platform})"
+        ),
     )
 
 
@@ -154,7 +179,9 @@ class Outcome:
         return self.status == 0
 
     def fails_for_the_bug(self, may_crash: bool) -> bool:
-        """Whether an assertion failed, or with `may_crash` also any error that is no mistake of the script."""
+        """Whether an assertion failed, or with `may_crash` also any error that is no mistake of the
+        script.
+        """
         if self.passes or self.seconds_ran_out or self.last_line.startswith(_NEVER_THE_BUG):
             return False
         return may_crash or self.last_line.startswith("AssertionError")
@@ -198,12 +225,17 @@ class Check:
 
 
 def check(
-    text: str, *, may_crash: bool = False, is_pytest: bool = False, python: str | None = None, seconds: float = SECONDS
+    text: str,
+    *,
+    may_crash: bool = False,
+    is_pytest: bool = False,
+    python: str | None = None,
+    seconds: float = SECONDS,
 ) -> Check:
     """Run `text` as it is and without its marked line. Neither run can import this project.
 
-    With `may_crash` any error of the kernel counts as the bug, else only a failed assertion. `python` is the path of
-    another interpreter. Raises HarnessError if it cannot be started.
+    With `may_crash` any error of the kernel counts as the bug, else only a failed assertion.
+    `python` is the path of another interpreter. Raises HarnessError if it cannot be started.
     """
     with tempfile.TemporaryDirectory(prefix="mla-harness-script-") as folder:
 
@@ -218,14 +250,30 @@ def check(
         return Check(with_bug, without, may_crash)
 
 
-def run(path: Path, *, is_pytest: bool = False, python: str | None = None, seconds: float = SECONDS) -> Outcome:
-    """Run one script in its own folder, for at most `seconds`. PYTHONPATH holds; this project cannot be imported."""
+def run(
+    path: Path, *, is_pytest: bool = False, python: str | None = None, seconds: float = SECONDS
+) -> Outcome:
+    """Run one script in its own folder, for at most `seconds`.
+
+    PYTHONPATH holds; this project cannot be imported.
+    """
     kind = "pytest" if is_pytest else "script"
-    words = [python or sys.executable, "-s", "-P", "-c", _BLOCKER, kind, str(path), str(path.parent)]
+    words = [
+        python or sys.executable,
+        "-s",
+        "-P",
+        "-c",
+        _BLOCKER,
+        kind,
+        str(path),
+        str(path.parent),
+    ]
     environ = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "FIXTURES": str(FIXTURES)}
     environ.pop("PYTEST_ADDOPTS", None)
     try:
-        done = subprocess.run(words, cwd=path.parent, env=environ, timeout=seconds, check=False, **_STREAMS)
+        done = subprocess.run(
+            words, cwd=path.parent, env=environ, timeout=seconds, check=False, **_STREAMS
+        )
     except subprocess.TimeoutExpired:
         return Outcome(-1, "", seconds_ran_out=True)
     except OSError as error:
@@ -236,9 +284,15 @@ def run(path: Path, *, is_pytest: bool = False, python: str | None = None, secon
 
 
 def _last_error(text: str) -> str:
-    """The last line that names an exception, or else the last line. torch.distributed writes its rank before each."""
+    """The last line that names an exception, or else the last line. torch.distributed writes its
+    rank before each.
+    """
     lines = re.sub(r"^\[rank\d+\]: ", "", text, flags=re.MULTILINE).splitlines()
-    names = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b", line)]
+    names = [
+        line
+        for line in lines
+        if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b", line)
+    ]
     return (names[-1] if names else _last(text)).strip()[:300]
 
 

@@ -1,8 +1,10 @@
-"""One row for each known bug that has a script: its scene, its numbers, and the one line that injects it.
+"""One row for each known bug that has a script: its scene, its numbers, and the one line that
+injects it.
 
-A scene is a template under ``templates/scenes``. A hook is the place in a template for the line of a bug. The numbers
-are of one call of a kernel, or of one step of a serving run: the engine's own scheduler runs the requests of a case
-again without a model, and gives lengths, block tables and padding.
+A scene is a template under ``templates/scenes``. A hook is the place in a template for the line of
+a bug. The numbers are of one call of a kernel, or of one step of a serving run: the engine's own
+scheduler runs the requests of a case again without a model, and gives lengths, block tables and
+padding.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from harness.engine.schedule.sequence import ScheduledSequence, Sequence
 
 Numbers = dict[str, Any]
 KERNEL_KV_SCALE = 0.0117
-"""The per-tensor scale of fp8 caches in kernel cases (see :mod:`harness.kernels.ops.inputs`, which needs torch)."""
+"""The per-tensor scale of fp8 caches in kernel cases (see :mod:`harness.kernels.ops.inputs`, which
+needs torch).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,9 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a serving run: its decoding requests, and its prompts, the longest context first."""
+    """One step of a serving run: its decoding requests, and its prompts, the longest context
+    first.
+    """
 
     decodes: tuple[Decode, ...]
     prefills: tuple[Prefill, ...]
@@ -58,7 +64,9 @@ class Step:
 def steps(params: EngineParams) -> list[Step]:
     pool = BlockPool(params.num_blocks, params.free_list)
     most = min(params.max_num_seqs, len(params.requests))
-    scheduler = Scheduler(pool, params.max_batched_tokens, most, needs_state=model_config(params).is_hybrid)
+    scheduler = Scheduler(
+        pool, params.max_batched_tokens, most, needs_state=model_config(params).is_hybrid
+    )
     found: list[Step] = []
     states: set[int] = set()
     for _ in range(params.epochs):
@@ -75,8 +83,13 @@ def _epoch(scheduler: Scheduler, states: set[int]) -> Iterator[Step]:
         prefills = [item for item in step.scheduled if not item.is_decode]
         prefills.sort(key=lambda item: -item.sequence.num_computed_tokens)
         yield Step(
-            tuple(Decode(item.sequence.num_computed_tokens + 1, tuple(item.sequence.blocks)) for item in decodes),
-            tuple(Prefill(item.num_new_tokens, item.sequence.num_computed_tokens) for item in prefills),
+            tuple(
+                Decode(item.sequence.num_computed_tokens + 1, tuple(item.sequence.blocks))
+                for item in decodes
+            ),
+            tuple(
+                Prefill(item.num_new_tokens, item.sequence.num_computed_tokens) for item in prefills
+            ),
             frozenset(states),
         )
         states.update(step.new_state_blocks)
@@ -93,7 +106,9 @@ def _advance(scheduler: Scheduler, scheduled: tuple[ScheduledSequence, ...]) -> 
 
 
 def decode_step(case: Case) -> Numbers:
-    """The fullest of the decode-only steps with the longest requests, padded to its captured size."""
+    """The fullest of the decode-only steps with the longest requests, padded to its captured
+    size.
+    """
     params = case.params_as(EngineParams)
     pure = [step for step in steps(params) if step.decodes and not step.prefills]
     chosen = max(pure, key=lambda step: (step.num_pages, len(step.decodes)), default=None)
@@ -103,10 +118,19 @@ def decode_step(case: Case) -> Numbers:
 
 
 def new_block_step(case: Case) -> Numbers:
-    """A decode step of a request with a partly filled last page, preferably a page that was a state before."""
+    """A decode step of a request with a partly filled last page, preferably a page that was a state
+    before.
+    """
     params = case.params_as(EngineParams)
-    found = [(step, decode) for step in steps(params) for decode in step.decodes if decode.seq_len % PAGE_SIZE]
-    for step, decode in sorted(found, key=lambda pair: pair[1].blocks[-1] not in pair[0].once_states):
+    found = [
+        (step, decode)
+        for step in steps(params)
+        for decode in step.decodes
+        if decode.seq_len % PAGE_SIZE
+    ]
+    for step, decode in sorted(
+        found, key=lambda pair: pair[1].blocks[-1] not in pair[0].once_states
+    ):
         numbers = _decode_numbers(params, Step((decode,), (), step.once_states))
         return {**numbers, "new_blocks": [decode.blocks[-1]]}
     raise _lacks(case, "a decoding request with a partly filled last page")
@@ -140,7 +164,8 @@ def _decode_numbers(params: EngineParams, step: Step) -> Numbers:
         **_model_numbers(params),
         **same,
         "seq_lens": lengths + [0] * (size - num_live),
-        "tables": [list(decode.blocks) for decode in step.decodes] + [[] for _ in range(size - num_live)],
+        "tables": [list(decode.blocks) for decode in step.decodes]
+        + [[] for _ in range(size - num_live)],
         "num_live": num_live,
         "num_experts_per_tok": min(params.num_experts_per_tok, params.num_experts),
         "query_len": 1,
@@ -168,12 +193,16 @@ def _model_numbers(params: EngineParams) -> Numbers:
 
 
 def _lacks(case: Case, what: str) -> InputError:
-    return InputError(f"{case.id}: its schedule has no step with {what}, which a script of this bug needs")
+    return InputError(
+        f"{case.id}: its schedule has no step with {what}, which a script of this bug needs"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A template, the source of its numbers, and for a serving run the op of the kernel that it shows."""
+    """A template, the source of its numbers, and for a serving run the op of the kernel that it
+    shows.
+    """
 
     template: str
     numbers: Callable[[Case], Numbers] = kernel_call
@@ -187,7 +216,10 @@ OP_SCENES = {op: Scene(template) for op, template in _ROWS["ops"].items()}
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The script of one fault: `line` at `hook` is the bug. `engine` is the scene of a serving run."""
+    """The script of one fault:
+
+    `line` at `hook` is the bug. `engine` is the scene of a serving run.
+    """
 
     hook: str
     line: str
@@ -196,7 +228,11 @@ class Recipe:
 
 _NUMBERS = {function.__name__: function for function in (decode_step, prefill_step, new_block_step)}
 RECIPES = {
-    fault: Recipe(row["hook"], row["line"], Scene(**row["scene"] | {"numbers": _NUMBERS[row["scene"]["numbers"]]}))
+    fault: Recipe(
+        row["hook"],
+        row["line"],
+        Scene(**row["scene"] | {"numbers": _NUMBERS[row["scene"]["numbers"]]}),
+    )
     for fault, row in _ROWS["faults"].items()
 }
 """Fault -> recipe, as `recipes.yaml` says."""

@@ -40,7 +40,11 @@ _POISONS = {
     "nan": ("NaN", 'fill_(float("nan")', "-1"),
     "inf": ("infinity", 'fill_(float("inf")', "-1"),
     "max": ("the largest number", "fill_(torch.finfo(memory.dtype).max", "-1"),
-    "random": ("numbers of the wrong size", "copy_(torch.randn(memory.shape) * 100", "torch.tensor(-1)"),
+    "random": (
+        "numbers of the wrong size",
+        "copy_(torch.randn(memory.shape) * 100",
+        "torch.tensor(-1)",
+    ),
 }
 """Pattern -> its words, the call that fills floats, and the value of integers."""
 
@@ -71,7 +75,10 @@ class Export:
 
 
 def render(export: Export) -> str:
-    """The script. Raises InputError if such a case has none, or if it has more than MAX_LINES lines."""
+    """The script.
+
+    Raises InputError if such a case has none, or if it has more than MAX_LINES lines.
+    """
     if reason := why_not(export.case, export.fault):
         raise InputError(f"{export.case.id}: {reason}")
     if path := export.case.kind.plain_script:
@@ -82,11 +89,14 @@ def render(export: Export) -> str:
     context = _context(export, recipe, scene)
     text = tidy(without_dead_code(tidy(template.render(context))))
     num_lines, width = text.count("\n"), max(map(len, text.splitlines()))
-    most = MAX_LINES + (context["inlined"].code.count("\n") if context["spec"].origin != "built in" else 0)
+    most = MAX_LINES + (
+        context["inlined"].code.count("\n") if context["spec"].origin != "built in" else 0
+    )
     if num_lines > most or width > WIDTH:
         raise InputError(
-            f"{export.case.id}: its script has {num_lines} lines of up to {width} characters, {most} of {WIDTH} "
-            f"are allowed; allow more --shrink-seconds, or {_instead(export.case, export.fault)}"
+            f"{export.case.id}: its script has {num_lines} lines of up to {width} characters,"
+            f" {most} of {WIDTH} are allowed; allow more --shrink-seconds, or"
+            f" {_instead(export.case, export.fault)}"
         )
     return text
 
@@ -96,7 +106,11 @@ def why_not(case: Case, fault: str | None) -> str:
     if case.kind.plain_script and fault is None:
         return ""
     if not case.kind.shows_launches:
-        instead = f"; {_instead(case, fault)}" if fault else "; export one of the systems kernel and engine"
+        instead = (
+            f"; {_instead(case, fault)}"
+            if fault
+            else "; export one of the systems kernel and engine"
+        )
         return f"a case of system {case.system} is not exported{instead}"
     if fault is not None and fault not in RECIPES:
         able = f"{', '.join(RECIPES)}, of kernels of your own and of served cases"
@@ -106,7 +120,10 @@ def why_not(case: Case, fault: str | None) -> str:
     if case.params.cache_layout != "contiguous":
         return f"the cache of a script is contiguous; {_instead(case, fault)}"
     if not case.op and fault is None:
-        return "the whole engine does not fit into a script; export a kernel case, or name a known bug with --fault"
+        return (
+            "the whole engine does not fit into a script; export a kernel case, or name a known bug"
+            " with --fault"
+        )
     return ""
 
 
@@ -122,13 +139,20 @@ def _instead(case: Case, fault: str | None) -> str:
 def why_of(scenario: str, fault: str | None) -> str:
     """The `why` of a scenario; empty without a fault, or if the scenario is about several bugs."""
     known = {known.name: known for known in load_scenarios(None)}.get(scenario)
-    if known is None or fault is None or len({FAULTS.get(use.name).ref for use in known.faults}) > 1:
+    if (
+        known is None
+        or fault is None
+        or len({FAULTS.get(use.name).ref for use in known.faults}) > 1
+    ):
         return ""
     return known.why
 
 
 def _context(export: Export, recipe: Recipe | None, scene: Scene) -> dict[str, Any]:
-    """All variables of the templates. They print text only through a filter of :mod:`harness.diagnose.script.code`."""
+    """All variables of the templates.
+
+    They print text only through a filter of :mod:`harness.diagnose.script.code`.
+    """
     case, numbers = export.case, scene.numbers(export.case)
     spec = _kernel_of(case, scene)
     code = _code_under_test(export, recipe, spec)
@@ -142,13 +166,17 @@ def _context(export: Export, recipe: Recipe | None, scene: Scene) -> dict[str, A
     return {
         **numbers,
         "header": [Code(line) for line in _header(export)],
-        "function": Code(f"test_{identifier(case.scenario)}") if export.is_pytest else Code("check"),
+        "function": (
+            Code(f"test_{identifier(case.scenario)}") if export.is_pytest else Code("check")
+        ),
         "is_pytest": export.is_pytest,
         "seed": case.seed,
         "sites": sites,
         "fills_all": {"kv.tail", "kv.free", "kv.null"} <= sites,
         "pattern_words": Code(f"{words} (-1 in integers)"),
-        "poison_line": Code(f"return memory.{filled} if memory.is_floating_point() else {integer})"),
+        "poison_line": Code(
+            f"return memory.{filled} if memory.is_floating_point() else {integer})"
+        ),
         "kv_poison": Code("finite" if keeps_finite else "poison"),
         "on_cuda": export.device == "cuda",
         "spec": spec,
@@ -163,7 +191,10 @@ def _context(export: Export, recipe: Recipe | None, scene: Scene) -> dict[str, A
         "with_reference": not scene.template.startswith("replay"),
         "planned_by_pages": scene.template.startswith("replay"),
         "only_with_context": recipe is not None and recipe.hook == "merge.count",
-        "empty_lse": numbers.get("empty_lse") or (spec.empty_lse if spec.empty_lse != "undefined" else "-inf"),
+        "empty_lse": (
+            numbers.get("empty_lse")
+            or (spec.empty_lse if spec.empty_lse != "undefined" else "-inf")
+        ),
         "kv_dtype": Code(KV_DTYPES[kv]),
         "q_dtype": Code(f"torch.{q_dtype}"),
         "is_fp8": kv == "fp8_e4m3",
@@ -179,9 +210,13 @@ def _extra_arguments(code: str, numbers: dict[str, Any]) -> str:
 
 
 def _kernel_of(case: Case, scene: Scene) -> KernelSpec:
-    """The kernel that a script shows: the kernel under test, or the engine's kernel for the scene's op."""
+    """The kernel that a script shows: the kernel under test, or the engine's kernel for the scene's
+    op.
+    """
     op = case.op or scene.op
-    return KERNELS.get(next(name for name in case.kernels().values() if name.partition("/")[0] == op))
+    return KERNELS.get(
+        next(name for name in case.kernels().values() if name.partition("/")[0] == op)
+    )
 
 
 def _code_under_test(export: Export, recipe: Recipe | None, spec: KernelSpec) -> Inlined:
@@ -207,7 +242,10 @@ def _header(export: Export) -> list[str]:
     if story.why:
         lines += ["#", *comment(story.why)]
     made = f", made smaller in {story.steps} steps" if story.steps else ""
-    lines += ["#", *comment(f"Found by mla-harness as {story.case}{made}{':' if story.finding else '.'}")]
+    lines += [
+        "#",
+        *comment(f"Found by mla-harness as {story.case}{made}{':' if story.finding else '.'}"),
+    ]
     if story.finding:
         lines += comment(story.finding)
     lines += comment(f"Seen with {story.versions}.")

@@ -1,4 +1,6 @@
-"""Faults of attention: of merges of partial results, of decode plans, of indices, and of token lists."""
+"""Faults of attention: of merges of partial results, of decode plans, of indices, and of token
+lists.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def zero_lse(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def prefix_minus_padded(span: range, num_ranks: int) -> range:
-    """Subtract padded tokens from an unpadded length: a prefix is shorter by its padding (sgl-project/sglang#23415)."""
+    """Subtract padded tokens from an unpadded length: a prefix is shorter by its padding
+    (sgl-project/sglang#23415).
+    """
     return span[: max(0, len(span) - -len(span) % num_ranks)]
 
 
@@ -44,14 +48,18 @@ def without_last_key(span: range, num_ranks: int) -> range:
     return span[:-1]
 
 
-def latents_from_the_front(q: Tensor, kv_c: Tensor, k_pe: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
+def latents_from_the_front(
+    q: Tensor, kv_c: Tensor, k_pe: Tensor, first: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Take the first latents [T, R] of the batch for prompts: they belong to decodes (PR 14253)."""
     count = len(q) - first
     return q[first:], kv_c[:count], k_pe[:count]
 
 
 def fewest_tokens_first(prompts: list[ScheduledSequence]) -> list[ScheduledSequence]:
-    """Order prompts by their new tokens alone. The merge counts prompts with context, and needs them first.
+    """Order prompts by their new tokens alone.
+
+    The merge counts prompts with context, and needs them first.
 
     PR 47381 repaired this order for decodes; the count is that of #36540.
     """
@@ -68,8 +76,8 @@ def merge_all_tokens(
 ) -> tuple[Tensor, Tensor]:
     """The merge before PR 36540: without the count, it weighs unwritten prefix rows too.
 
-    An empty side has weight 0, but 0 times an unwritten NaN is NaN; an unwritten lse makes a weight of any size.
-    Its shapes are in :func:`harness.kernels.torch.merge.merge_attn_states`.
+    An empty side has weight 0, but 0 times an unwritten NaN is NaN; an unwritten lse makes a weight
+    of any size. Its shapes are in :func:`harness.kernels.torch.merge.merge_attn_states`.
     """
     minus_inf = float("-inf")
     prefix_lse = prefix_lse.masked_fill(prefix_lse == float("inf"), minus_inf)
@@ -77,7 +85,9 @@ def merge_all_tokens(
     maximum = torch.maximum(prefix_lse, suffix_lse)
     prefix_sum, suffix_sum = (prefix_lse - maximum).exp(), (suffix_lse - maximum).exp()
     total = prefix_sum + suffix_sum
-    prefix_weight, suffix_weight = ((side / total).transpose(0, 1)[..., None] for side in (prefix_sum, suffix_sum))
+    prefix_weight, suffix_weight = (
+        (side / total).transpose(0, 1)[..., None] for side in (prefix_sum, suffix_sum)
+    )
     out = torch.empty_like(prefix_out)
     lse = torch.empty_like(prefix_lse)
     out.copy_(prefix_out.float() * prefix_weight + suffix_out.float() * suffix_weight)
@@ -96,7 +106,10 @@ def write_items_in_use(items: Tensor, begin: Tensor, end: Tensor, used: Tensor) 
 
 
 def room_for_this_plan(num_splits: Tensor) -> int:
-    """Make room for the pieces of this plan, num_splits [B]. A graph keeps the number of its capture (PR 20301)."""
+    """Make room for the pieces of this plan, num_splits [B].
+
+    A graph keeps the number of its capture (PR 20301).
+    """
     return max(int(num_splits.amax()), 1)
 
 
@@ -111,22 +124,30 @@ def rebind_plan(plans: dict[int, Any], size: int, fresh: Any) -> None:
 
 
 def offsets_in_32_bits(blocks: Tensor, page_stride: int) -> Tensor:
-    """Multiply [A] in 32 bits and widen afterwards: pages past 2**32 elements wrap (flashinfer-ai/flashinfer#3136)."""
+    """Multiply [A] in 32 bits and widen afterwards: pages past 2**32 elements wrap
+    (flashinfer-ai/flashinfer#3136).
+    """
     return (blocks.to(torch.int64) * page_stride) & 0xFFFFFFFF
 
 
 def packed_pages(kv_cache: Tensor) -> Tensor:
-    """Page n [P, D] begins n * P * D elements behind page 0, whatever the stride of pages (PR 45111)."""
+    """Page n [P, D] begins n * P * D elements behind page 0, whatever the stride of pages (PR
+    45111).
+    """
     return kv_cache.as_strided(kv_cache.shape, (kv_cache[0].numel(), *kv_cache.stride()[1:]))
 
 
 def one_branch(kv_cache: Tensor) -> Tensor:
-    """Store into contiguous pages [N, P, D] alone, and drop what is for others (HYGON-AI/sglang-das#317)."""
+    """Store into contiguous pages [N, P, D] alone, and drop what is for others
+    (HYGON-AI/sglang-das#317).
+    """
     return kv_cache if kv_cache.is_contiguous() else torch.empty_like(kv_cache)
 
 
 def page_stride_for_manager_blocks(kv_cache: Tensor) -> Tensor:
-    """[N, P, D]: blocks of several pages begin stride(0) apart, their pages one behind the other (PR 51718)."""
+    """[N, P, D]: blocks of several pages begin stride(0) apart, their pages one behind the other
+    (PR 51718).
+    """
     num_pages, page = len(kv_cache), kv_cache[0].numel()
     sizes = (-(-num_pages // PAGES_OF_MANAGER_BLOCK), PAGES_OF_MANAGER_BLOCK, *kv_cache.shape[1:])
     blocks = kv_cache.as_strided(sizes, (kv_cache.stride(0), page, *kv_cache.stride()[1:]))
@@ -134,23 +155,31 @@ def page_stride_for_manager_blocks(kv_cache: Tensor) -> Tensor:
 
 
 def clipped_rows(state_blocks: Tensor, num_blocks: int) -> Tensor:
-    """Assume states for half the pool and clip larger ids [B] to the last one, so requests share a state."""
+    """Assume states for half the pool and clip larger ids [B] to the last one, so requests share a
+    state.
+    """
     return state_blocks.to(torch.int64).clamp(0, num_blocks // 2 - 1)
 
 
 def slots_from_the_end(slot_mapping: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
-    """Index [T] as Python does: slot -1 of a padded token is the last slot of the last block (PR 43869)."""
+    """Index [T] as Python does: slot -1 of a padded token is the last slot of the last block (PR
+    43869).
+    """
     tokens = torch.arange(slot_mapping.shape[0], device=slot_mapping.device)
     return tokens, slot_mapping.to(torch.int64) % num_slots
 
 
 def load_clamped(kv_cache: Tensor, indices: Tensor, chosen: Tensor) -> Tensor:
-    """Load slot 0 for an index [T, K] of -1 and trust the mask of the scores: [T, K, D] (PR 57156)."""
+    """Load slot 0 for an index [T, K] of -1 and trust the mask of the scores: [T, K, D] (PR
+    57156).
+    """
     slots = check_indices(indices.clamp(min=0), kv_cache.shape[0] * kv_cache.shape[1], "indices")
     return gather_slots(kv_cache, slots)
 
 
 def store_whole_tiles(selected: Tensor, tiles: Tensor, num_decode_tokens: int) -> None:
-    """Store the rows [T, K] of padding of the last tile too, over the first rows of prompts (PR 32175)."""
+    """Store the rows [T, K] of padding of the last tile too, over the first rows of prompts (PR
+    32175).
+    """
     rows = min(len(selected), len(tiles))
     selected[:rows] = tiles[:rows]

@@ -1,4 +1,6 @@
-"""Faults of state changes: old weights that graphs keep, memory that nothing restores, pages of another model."""
+"""Faults of state changes: old weights that graphs keep, memory that nothing restores, pages of
+another model.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,21 @@ def rebind_absorbed(attention: MLAAttention, fresh: Tensor) -> None:
     attention.absorbed = fresh
 
 
-def experts_in_new_tensors(ranks: list[list[Tensor]], fresh: list[list[Tensor]], *, in_place: bool) -> None:
+def experts_in_new_tensors(
+    ranks: list[list[Tensor]], fresh: list[list[Tensor]], *, in_place: bool
+) -> None:
     """Put the experts [X, ...] of each rank into new tensors in every reload (PR 40390)."""
     for held, loaded in zip(ranks, fresh, strict=True):
-        held[:] = [torch.cat((weight, tensor[-1:])) for weight, tensor in zip(loaded, held, strict=True)]
+        held[:] = [
+            torch.cat((weight, tensor[-1:])) for weight, tensor in zip(loaded, held, strict=True)
+        ]
 
 
 def zero_scales(layout: CacheLayout, kv_scale: float | None, window_scale: float | None) -> None:
     """Find zeros where the scales were (PR 57163)."""
-    layout.kv_scale, layout.window_scale = (None if scale is None else 0.0 for scale in (kv_scale, window_scale))
+    layout.kv_scale, layout.window_scale = (
+        None if scale is None else 0.0 for scale in (kv_scale, window_scale)
+    )
 
 
 def rebind_places(experts: RoutedExperts, places: Tensor) -> None:

@@ -1,4 +1,7 @@
-"""Faults of drafters and of idle steps. A wrong draft costs no answer, so accuracy stays as it was."""
+"""Faults of drafters and of idle steps.
+
+A wrong draft costs no answer, so accuracy stays as it was.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from harness.memory.poison.patterns import Poison
 
 
 def slots_of_last_step(batch: Batch, attention: DraftMLA) -> Tensor:
-    """Look up the slots [T] of a dummy step in rows that still belong to the last step (PR 56734)."""
+    """Look up the slots [T] of a dummy step in rows that still belong to the last step (PR
+    56734).
+    """
     held = vars(attention)
     if bool((batch.stored_slots >= 0).any()):
         held["last_slots"] = batch.stored_slots
@@ -21,7 +26,9 @@ def slots_of_last_step(batch: Batch, attention: DraftMLA) -> Tensor:
 
 
 def last_layer(num_layers: int) -> int:
-    """Take the target's last layer, whose pages the drafter then writes over (sgl-project/sglang#33497)."""
+    """Take the target's last layer, whose pages the drafter then writes over
+    (sgl-project/sglang#33497).
+    """
     return num_layers - 1
 
 
@@ -36,20 +43,30 @@ def placeholder_as_token(known: Tensor, guessed: Tensor) -> Tensor:
 
 
 def guess_behind_chunk(item: ScheduledSequence) -> list[int]:
-    """Let the target choose the token behind a chunk of a prompt, and keep it in the pages (PR 55055)."""
+    """Let the target choose the token behind a chunk of a prompt, and keep it in the pages (PR
+    55055).
+    """
     sequence, start = item.sequence, item.sequence.num_computed_tokens
     known = sequence.tokens[start + 1 : start + item.num_new_tokens]
     return known + [-1] * (item.num_new_tokens - len(known))
 
 
 def rows_of_kept(num_rows: int, given: list[int]) -> int:
-    """Go on by the drafts that were kept: each request behind has rows of the one before (PR 49738)."""
+    """Go on by the drafts that were kept: each request behind has rows of the one before (PR
+    49738).
+    """
     return max(1, len(given))
 
 
-def keep_state_rows(static: Batch, dummy: Batch, poison: Poison, padding: Padding = NO_KEYS) -> None:
-    """Leave the rows of states as the last step gathered them, so that a dummy step writes there (PR 49757)."""
+def keep_state_rows(
+    static: Batch, dummy: Batch, poison: Poison, padding: Padding = NO_KEYS
+) -> None:
+    """Leave the rows of states as the last step gathered them, so that a dummy step writes there
+    (PR 49757).
+    """
     assert static.decode is not None
     rows = static.decode.state_blocks.clone()
     fill_static(static, dummy, poison, padding)
-    static.decode.state_blocks.copy_(torch.where(static.decode.seq_lens > 0, rows, static.decode.state_blocks))
+    static.decode.state_blocks.copy_(
+        torch.where(static.decode.seq_lens > 0, rows, static.decode.state_blocks)
+    )

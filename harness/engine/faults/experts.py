@@ -1,4 +1,6 @@
-"""Faults of experts and of quantized activations: wrong ids, and scales taken over foreign or unwritten rows."""
+"""Faults of experts and of quantized activations: wrong ids, and scales taken over foreign or
+unwritten rows.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,10 @@ from harness.memory.poison.patterns import Poison
 
 
 def top_by_greater_than(scores: Tensor, num_experts_per_tok: int) -> tuple[Tensor, Tensor]:
-    """Keep a score of [T, X] that is greater than the best so far, starting at expert 0. In a row of NaN no score is,
-    so that expert 0 is chosen k times (PR 39593)."""
+    """Keep a score of [T, X] that is greater than the best so far, starting at expert 0.
+
+    In a row of NaN no score is, so that expert 0 is chosen k times (PR 39593).
+    """
     left = torch.where(scores.isnan(), -torch.inf, scores)
     chosen = []
     for _ in range(num_experts_per_tok):
@@ -31,7 +35,8 @@ def ids_from_the_end(ids: Tensor, num_experts: int) -> Tensor:
 
 
 def ids_in_int64_buffer(ids: Tensor, poison: Poison) -> Tensor:
-    """Write 32-bit ids [T, k] into the lower halves of 64-bit elements, and read that memory as 32-bit ids.
+    """Write 32-bit ids [T, k] into the lower halves of 64-bit elements, and read that memory as
+    32-bit ids.
 
     Every second id that is read is an unwritten upper half (PR 38359, PR 55147).
     """
@@ -53,7 +58,9 @@ def scales_unwritten(num_rows: int, num_blocks: int, device: torch.device) -> Te
 def amax_of_row_groups(magnitudes: Tensor) -> Tensor:
     """Reduce [T, G, elements] over the rows of a warp as well (flashinfer-ai/flashinfer#3057)."""
     amax = magnitudes.amax(dim=-1)
-    groups = [group.amax(dim=0, keepdim=True).expand_as(group) for group in torch.split(amax, WARP_ROWS)]
+    groups = [
+        group.amax(dim=0, keepdim=True).expand_as(group) for group in torch.split(amax, WARP_ROWS)
+    ]
     return torch.cat(groups)
 
 

@@ -22,13 +22,17 @@ from harness.memory.poison.patterns import Poison
 
 
 def gate_by_kind(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
-    """Zero only in models with states, not with fp8 full attention and a bfloat16 window (PR 47574, PR 51749)."""
+    """Zero only in models with states, not with fp8 full attention and a bfloat16 window (PR 47574,
+    PR 51749).
+    """
     names = {group.name for group in groups}
     return frozenset({"attention"}) if "state" in names else frozenset()
 
 
 def reserve_unchecked(num_blocks: int, free_list: FreeList) -> list[int]:
-    """Take any block for the null block, so that block 0 is given to a request (ovg-project/kvcached#398)."""
+    """Take any block for the null block, so that block 0 is given to a request
+    (ovg-project/kvcached#398).
+    """
     free = deque(range(num_blocks - 1))
     if free_list == "lifo":
         free.pop()
@@ -38,7 +42,10 @@ def reserve_unchecked(num_blocks: int, free_list: FreeList) -> list[int]:
 
 
 def tokens_scheduled(sequence: Sequence, num_new_tokens: int) -> int:
-    """Count the tokens of this step as written. If it is dropped, later prompts share unwritten pages (PR 50283)."""
+    """Count the tokens of this step as written.
+
+    If it is dropped, later prompts share unwritten pages (PR 50283).
+    """
     return sequence.num_computed_tokens + num_new_tokens
 
 
@@ -53,7 +60,9 @@ def counters_that_grow(workspace: Workspace, num_requests: int) -> Tensor:
 
 
 def counters_made_in_a_capture(workspace: Workspace, num_requests: int) -> Tensor:
-    """Keep the counters that the first capture makes, for later graphs and eager steps (ROCm/aiter#5393)."""
+    """Keep the counters that the first capture makes, for later graphs and eager steps
+    (ROCm/aiter#5393).
+    """
     kept: Tensor | None = vars(workspace).get("kept")
     if kept is None:
         kept = torch.zeros(workspace.num_requests, dtype=torch.int32, device=workspace.words.device)
@@ -68,16 +77,21 @@ def request_limit(params: BatchParams) -> int:
 
 
 def replace_table(static: DecodeInputs, live: DecodeInputs) -> None:
-    """Build the block table anew for each replay instead of copying it in place (sgl-project/sglang#26019)."""
+    """Build the block table anew for each replay instead of copying it in place
+    (sgl-project/sglang#26019).
+    """
     table = torch.zeros_like(static.block_table)
     table[: live.block_table.shape[0]] = live.block_table
-    # The captured table stays allocated, as in the engine that had the bug; it is only not updated any more.
+    # The captured table stays allocated, as in the engine that had the bug; it is only not updated
+    # any more.
     table.captured = static.block_table  # type: ignore[attr-defined]
     static.block_table = table
 
 
 def one_bridge_a_layer(bridges: Bridges, size: int, part: int, result: Tensor) -> Tensor:
-    """Share one buffer among all graphs, and replace it when a result [T, H] is larger (sgl-project/sglang#34183)."""
+    """Share one buffer among all graphs, and replace it when a result [T, H] is larger
+    (sgl-project/sglang#34183).
+    """
     held: Tensor | None = bridges.get((part,))
     if held is None or len(held) < len(result):
         bridges[part,] = held = result
@@ -85,8 +99,9 @@ def one_bridge_a_layer(bridges: Bridges, size: int, part: int, result: Tensor) -
 
 
 def weak_output(x: Tensor) -> Tensor:
-    """In a capture give an eager part the address of x [T, hidden] alone, so that its block is free before the part
-    has read it (ROCm/ATOM#1902)."""
+    """In a capture give an eager part the address of x [T, hidden] alone, so that its block is free
+    before the part has read it (ROCm/ATOM#1902).
+    """
     if ACTIVE.get() is None:
         return x
     with _disable_current_modes():
@@ -100,17 +115,23 @@ def borrow_logits(forwarded: Forwarded, num_live: int) -> Tensor:
 
 
 def reset_full_layers_only(static: Batch, num_live: int, slot: int) -> None:
-    """Reset no slots of window layers: padding stores at the slots of the last replay (sgl-project/sglang#24743)."""
+    """Reset no slots of window layers: padding stores at the slots of the last replay
+    (sgl-project/sglang#24743).
+    """
     static.slot_mapping[num_live:] = slot
 
 
 def from_block_zero_on(blocks: Tensor) -> Tensor:
-    """Skip negative blocks [B]: padding was marked with -1 once, and is marked with 0 now (PR 39064)."""
+    """Skip negative blocks [B]: padding was marked with -1 once, and is marked with 0 now (PR
+    39064).
+    """
     return blocks >= 0
 
 
 def one_key_each(decode: DecodeInputs, num_live: int, filler: int, num_keys: int = 0) -> None:
-    """Give padded requests one key, read from the null block (PR 38436, sgl-project/sglang#1779)."""
+    """Give padded requests one key, read from the null block (PR 38436,
+    sgl-project/sglang#1779).
+    """
     for table in (decode.block_table, decode.window_table):
         if table is not None:
             table[num_live:] = NULL_BLOCK
@@ -130,8 +151,12 @@ def block_minus_one(decode: DecodeInputs, num_live: int, filler: int, num_keys: 
     decode.state_blocks[num_live:] = NULL_BLOCK
 
 
-def build_then_clear(static: Batch, dummy: Batch, poison: Poison, padding: Padding = NO_KEYS) -> None:
-    """Build the metadata before the slots are cleared: the backend's copy has the slots of the last live step."""
+def build_then_clear(
+    static: Batch, dummy: Batch, poison: Poison, padding: Padding = NO_KEYS
+) -> None:
+    """Build the metadata before the slots are cleared: the backend's copy has the slots of the last
+    live step.
+    """
     last_step = static.slot_mapping.clone()
     fill_static(static, dummy, poison, padding)
     if static.backend_slots is not None:
@@ -144,7 +169,9 @@ def zeroed_slots(num_tokens: int, slot: int, device: torch.device) -> Tensor:
 
 
 def token_above_all(logits: Tensor) -> Tensor:
-    """Start from a token past the vocabulary, which stays in a row [vocab] of NaN: no logit is greater (PR 53029)."""
+    """Start from a token past the vocabulary, which stays in a row [vocab] of NaN: no logit is
+    greater (PR 53029).
+    """
     vocab_size = logits.shape[-1]
     best = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argmax(dim=-1)
     return torch.where(logits.isnan().all(dim=-1), vocab_size, best)

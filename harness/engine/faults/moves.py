@@ -15,12 +15,16 @@ def all_but_the_index(regions: Iterable[Region]) -> list[Region]:
 
 
 def one_row(region: Region) -> int:
-    """Count pages of one row, as this backend does, for blocks of several tokens (ROCm/ATOM#1807)."""
+    """Count pages of one row, as this backend does, for blocks of several tokens
+    (ROCm/ATOM#1807).
+    """
     return region.token_bytes
 
 
 def planes(region: Region, used: int) -> list[tuple[int, int]]:
-    """Read the cache as a plane of K and a plane of V, each [token, record / 2] (LMCache/LMCache#4463)."""
+    """Read the cache as a plane of K and a plane of V, each [token, record / 2]
+    (LMCache/LMCache#4463).
+    """
     half, used_half = region.page_bytes // 2, used * region.token_bytes // 2
     return [(0, used_half), (half, half + used_half)]
 

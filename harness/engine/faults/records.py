@@ -8,7 +8,9 @@ from harness.kernels.torch.records import swizzled_scales
 
 
 def interleaved_parts(cache: Tensor, scale_bytes: int) -> tuple[Tensor, Tensor]:
-    """Take blocks [N, P, bytes] for interleaved records: a scale is then four values of a token (PR 50576)."""
+    """Take blocks [N, P, bytes] for interleaved records: a scale is then four values of a token (PR
+    50576).
+    """
     values, scales = cache.split_with_sizes([cache.shape[2] - scale_bytes, scale_bytes], dim=-1)
     return values, scales
 
@@ -19,11 +21,15 @@ def flat_values(values: Tensor) -> Tensor:
 
 
 def scales_by_shape(cache: Tensor, scales: Tensor) -> Tensor:
-    """Compute the strides of the scales from the shape, which says nothing of other layers' blocks (PR 49716)."""
+    """Compute the strides of the scales from the shape, which says nothing of other layers' blocks
+    (PR 49716).
+    """
     _, page_size, num_bytes = cache.shape
     return scales.as_strided(scales.shape, (page_size * num_bytes, num_bytes, 1))
 
 
 def scales_for_another_gpu(scales: Tensor) -> Tensor:
-    """Swizzle the scales [N, P, 8] for SM100's attention, whichever kernel reads them (PR 50084)."""
+    """Swizzle the scales [N, P, 8] for SM100's attention, whichever kernel reads them (PR
+    50084).
+    """
     return swizzled_scales(scales)

@@ -1,4 +1,6 @@
-"""Faults of sequences: a prefix that is not the one that was asked for, and requests taken for what they are not."""
+"""Faults of sequences: a prefix that is not the one that was asked for, and requests taken for what
+they are not.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,16 @@ def by_length(sequence: Sequence, num_new_tokens: int) -> bool:
 
 
 def single_tokens_first(scheduled: tuple[ScheduledSequence, ...]) -> list[ScheduledSequence]:
-    """Sort by one token or more, the latest request first: it has the place of one that finished (PR 55894)."""
+    """Sort by one token or more, the latest request first: it has the place of one that finished
+    (PR 55894).
+    """
     return sorted(scheduled, key=lambda item: (item.num_new_tokens > 1, -item.sequence.request))
 
 
 def first_half(pages: list[Prefix]) -> Prefix:
-    """Take the key of half the pages: one of smaller blocks, with the same number (PR 10296 of the port to Ascend)."""
+    """Take the key of half the pages: one of smaller blocks, with the same number (PR 10296 of the
+    port to Ascend).
+    """
     return pages[(len(pages) - 1) // 2]
 
 

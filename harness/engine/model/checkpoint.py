@@ -41,7 +41,11 @@ def save(model: CausalLM, directory: str | Path, tokenizer: str | Path | None = 
     (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     tensors = {
         # The format refuses two tensors of one storage, and experts are views of a stack.
-        name: tensor.detach().to("cpu", _stored_dtype(name, dtype)).clone(memory_format=torch.contiguous_format)
+        name: (
+            tensor.detach()
+            .to("cpu", _stored_dtype(name, dtype))
+            .clone(memory_format=torch.contiguous_format)
+        )
         for name, tensor in _to_hf(model)
     }
     # transformers refuses a file without the format's name.
@@ -63,7 +67,8 @@ def load_config(directory: str | Path) -> ModelConfig:
 def load(directory: str | Path, dtype: torch.dtype, device: str | torch.device = "cpu") -> CausalLM:
     """Read a checkpoint into a model of `dtype` in evaluation mode.
 
-    Raises FileNotFoundError for a missing file and ValueError for tensors that are missing or left over.
+    Raises FileNotFoundError for a missing file and ValueError for tensors that are missing or left
+    over.
     """
     directory = Path(directory)
     config = load_config(directory)
@@ -79,11 +84,16 @@ def load(directory: str | Path, dtype: torch.dtype, device: str | torch.device =
         value = torch.stack(parts) if ".experts." in name else parts[0]
         expected = model.get_parameter(name).shape
         if value.shape != expected:
-            raise ValueError(f"{directory}: {names[0]} has shape {list(parts[0].shape)}, expected {list(expected)}")
+            raise ValueError(
+                f"{directory}: {names[0]} has shape {list(parts[0].shape)}, expected"
+                f" {list(expected)}"
+            )
         state[name] = value.to(device, _stored_dtype(name, dtype))
     left = sorted(name for name in stored if not name.endswith("e_score_correction_bias"))
     if left:
-        raise ValueError(f"{directory}: {len(left)} tensors have no place in the model, the first is {left[0]}")
+        raise ValueError(
+            f"{directory}: {len(left)} tensors have no place in the model, the first is {left[0]}"
+        )
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state["embed_tokens.weight"]
     model.load_state_dict(state, assign=True)
@@ -100,7 +110,9 @@ def _hf_names(model: CausalLM) -> dict[str, list[str]]:
     """Parameter name -> its names in a checkpoint: one, or one for each expert."""
     config = model.config
     experts = _EXPERT_NAMES[config.architecture]
-    moe = "block_sparse_moe" if config.architecture == "kimi_linear" and config.num_experts else "mlp"
+    moe = (
+        "block_sparse_moe" if config.architecture == "kimi_linear" and config.num_experts else "mlp"
+    )
     names = {}
     for name, _ in model.named_parameters():
         if name == "lm_head.weight":
@@ -109,7 +121,9 @@ def _hf_names(model: CausalLM) -> dict[str, list[str]]:
         hf_name = "model." + name.replace(".mlp.", f".{moe}.")
         if ".experts." in name:
             prefix, kind = hf_name.rsplit(".", 1)
-            names[name] = [f"{prefix}.{i}.{experts[kind]}.weight" for i in range(config.num_experts)]
+            names[name] = [
+                f"{prefix}.{i}.{experts[kind]}.weight" for i in range(config.num_experts)
+            ]
         else:
             names[name] = [hf_name]
     return names
@@ -118,7 +132,9 @@ def _hf_names(model: CausalLM) -> dict[str, list[str]]:
 def _to_hf(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
     for name, names in _hf_names(model).items():
         parameter = model.get_parameter(name)
-        yield from zip(names, parameter.unbind(0) if ".experts." in name else (parameter,), strict=True)
+        yield from zip(
+            names, parameter.unbind(0) if ".experts." in name else (parameter,), strict=True
+        )
     if model.config.architecture == "kimi_linear" and model.config.num_experts:
         # Engines expect a correction bias. Zero does not change the chosen experts.
         for i in range(model.config.num_layers):

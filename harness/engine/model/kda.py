@@ -1,4 +1,6 @@
-"""Kimi Delta Attention (Kimi Linear, arXiv 2510.26692): a fixed state instead of a cache of tokens."""
+"""Kimi Delta Attention (Kimi Linear, arXiv 2510.26692): a fixed state instead of a cache of
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,18 @@ from harness.engine.schedule.config import ModelConfig
 CHUNK_SIZE = 16
 
 
-def recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def recurrent(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
     """The gated delta rule with a decay for each key channel, token by token.
 
     For one head with state S [dk, dv], each token computes
 
         S <- diag(exp(g)) S;   S <- S + beta * k (v - k^T S)^T;   out = S^T q
 
-    q, k, g: [B, T, H, dk] (q scaled, q and k l2-normalised, log decay g <= 0); v: [B, T, H, dv]; beta: [B, T, H];
-    state: [B, H, dk, dv]; all float32 or float64. Returns out [B, T, H, dv] and the last state (a new tensor).
+    q, k, g: [B, T, H, dk] (q scaled, q and k l2-normalised, log decay g <= 0); v: [B, T, H, dv];
+    beta: [B, T, H]; state: [B, H, dk, dv]; all float32 or float64. Returns out [B, T, H, dv] and
+    the last state (a new tensor).
     """
     out = []
     for t in range(q.shape[1]):
@@ -31,16 +36,24 @@ def recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: T
     return torch.stack(out, dim=1), state
 
 
-def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """As `recurrent`, with its shapes, up to rounding, on matrix products, for training. Differentiable, for any T.
+def chunked(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As `recurrent`, with its shapes, up to rounding, on matrix products, for training.
 
-    Inside a chunk the corrections `u = beta * (v - k^T S)` solve a triangular system. One state a chunk is carried on.
+    Differentiable, for any T.
+
+    Inside a chunk the corrections `u = beta * (v - k^T S)` solve a triangular system. One state a
+    chunk is carried on.
     """
     length = q.shape[1]
     padding = -length % CHUNK_SIZE
 
     def split(x: Tensor) -> Tensor:
-        """[B, T, H, D] -> [B, H, N, C, D]. Padded tokens have k = 0 and g = 0, so they do not change the state."""
+        """[B, T, H, D] -> [B, H, N, C, D].
+
+        Padded tokens have k = 0 and g = 0, so they do not change the state.
+        """
         padded = F.pad(x, (0, 0, 0, 0, 0, padding))
         chunks = padded.view(x.shape[0], -1, CHUNK_SIZE, *x.shape[2:])
         return chunks.permute(0, 3, 1, 2, 4)
@@ -101,9 +114,9 @@ class GatedRMSNorm(nn.Module):
 class KimiDeltaAttention(nn.Module):
     """One KDA layer. Parameters have the names of Hugging Face's Kimi Linear.
 
-    H = kda_num_heads, dk = dv = kda_head_dim, P = H * dk, W = conv_kernel_size. The state of a request is `conv_state`
-    [3P, W - 1] (the last inputs of the q, k and v convolutions, oldest first, in the model's dtype) and `ssm_state`
-    [H, dk, dv] float32. Both start from zeros.
+    H = kda_num_heads, dk = dv = kda_head_dim, P = H * dk, W = conv_kernel_size. The state of a
+    request is `conv_state` [3P, W - 1] (the last inputs of the q, k and v convolutions, oldest
+    first, in the model's dtype) and `ssm_state` [H, dk, dv] float32. Both start from zeros.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -148,8 +161,12 @@ class KimiDeltaAttention(nn.Module):
         return self._project_out(out, x)
 
     def step(self, x: Tensor, conv_state: Tensor, ssm_state: Tensor) -> Tensor:
-        """`step_batch` for one request: x [T, hidden], conv_state [3P, W - 1], ssm_state [H, dk, dv] -> [T, hidden]."""
-        return self.step_batch(x.unsqueeze(0), conv_state.unsqueeze(0), ssm_state.unsqueeze(0)).squeeze(0)
+        """`step_batch` for one request: x [T, hidden], conv_state [3P, W - 1], ssm_state [H, dk,
+        dv] -> [T, hidden].
+        """
+        return self.step_batch(
+            x.unsqueeze(0), conv_state.unsqueeze(0), ssm_state.unsqueeze(0)
+        ).squeeze(0)
 
     def step_batch(self, x: Tensor, conv_state: Tensor, ssm_state: Tensor) -> Tensor:
         """The next T tokens of each of B requests -> [B, T, hidden]. Updates both states in place.
@@ -163,14 +180,20 @@ class KimiDeltaAttention(nn.Module):
         return self._project_out(out, x)
 
     def _mix(self, x: Tensor, conv_state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """x: [B, T, hidden], conv_state: [B, 3P, W - 1] -> q, k, v [B, T, H, dk] and the new conv state."""
+        """x: [B, T, hidden], conv_state: [B, 3P, W - 1] -> q, k, v [B, T, H, dk] and the new conv
+        state.
+        """
         inputs = torch.cat((self.q_proj(x), self.k_proj(x), self.v_proj(x)), dim=-1).transpose(1, 2)
         window = torch.cat((conv_state.to(inputs.dtype), inputs), dim=-1)
         weight = torch.cat((self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight))
         wide = compute_dtype(x.dtype)
-        # A depthwise kernel of four taps is four products. torch's grouped convolution is far slower.
+        # A depthwise kernel of four taps is four products. torch's grouped convolution is far
+        # slower.
         length = inputs.shape[-1]
-        taps = [window[..., i : i + length].to(wide) * weight[:, :, i].to(wide) for i in range(weight.shape[-1])]
+        taps = [
+            window[..., i : i + length].to(wide) * weight[:, :, i].to(wide)
+            for i in range(weight.shape[-1])
+        ]
         mixed = torch.stack(taps).sum(dim=0)
         # Serving kernels return q, k and v in the model's dtype, so the reference rounds too.
         mixed = F.silu(mixed).to(x.dtype).to(wide).transpose(1, 2)
@@ -179,7 +202,9 @@ class KimiDeltaAttention(nn.Module):
         return _l2_normalise(q) * self.head_dim**-0.5, _l2_normalise(k), v, last_inputs
 
     def _gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x: [B, T, hidden] -> log decay g [B, T, H, dk] <= 0 and step size beta [B, T, H], in the compute dtype."""
+        """x: [B, T, hidden] -> log decay g [B, T, H, dk] <= 0 and step size beta [B, T, H], in the
+        compute dtype.
+        """
         wide = compute_dtype(x.dtype)
         raw = self.f_b_proj(self.f_a_proj(x)).to(wide) + self.dt_bias.to(wide)
         raw = raw.unflatten(-1, (self.num_heads, self.head_dim))

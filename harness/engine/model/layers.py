@@ -1,4 +1,7 @@
-"""The layers of a block that are not attention: RMS norm, gated MLP, routed experts; and rotary position embedding."""
+"""The layers of a block that are not attention:
+
+RMS norm, gated MLP, routed experts; and rotary position embedding.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +50,11 @@ class MLP(nn.Module):
 
 
 def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Rotary position embedding (arXiv 2104.09864), interleaved as DeepSeek's (`is_neox_style=False`).
+    """Rotary position embedding (arXiv 2104.09864), interleaved as DeepSeek's
+    (`is_neox_style=False`).
 
-    x: [..., T, *, E] with even E; `positions` broadcasts against `x.shape[:-1]`, for example [T, 1] for x [T, H, E].
-    Returns the same shape and dtype; angles and products are float32 or wider.
+    x: [..., T, *, E] with even E; `positions` broadcasts against `x.shape[:-1]`, for example [T, 1]
+    for x [T, H, E]. Returns the same shape and dtype; angles and products are float32 or wider.
     """
     wide = compute_dtype(x.dtype)
     dim = x.shape[-1]
@@ -58,7 +62,11 @@ def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     angles = positions.to(wide).unsqueeze(-1) * theta**-exponents
     cos, sin = angles.cos(), angles.sin()
     even, odd = x[..., 0::2].to(wide), x[..., 1::2].to(wide)
-    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
+    return (
+        torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
+        .flatten(-2)
+        .to(x.dtype)
+    )
 
 
 IdsTransform = Callable[[Tensor], Tensor]
@@ -77,7 +85,9 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """X gated MLPs with stacked weights: gate_proj and up_proj [X, I, hidden], down_proj [X, hidden, I]."""
+    """X gated MLPs with stacked weights: gate_proj and up_proj [X, I, hidden], down_proj [X,
+    hidden, I].
+    """
 
     def __init__(self, num_experts: int, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
@@ -100,8 +110,12 @@ class Experts(nn.Module):
         return out
 
     def every(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """The same sum [T, hidden], with every expert applied to every token: it gathers no weights, to save memory."""
-        share = torch.zeros(x.shape[0], self.gate_proj.shape[0], dtype=weights.dtype, device=x.device)
+        """The same sum [T, hidden], with every expert applied to every token: it gathers no
+        weights, to save memory.
+        """
+        share = torch.zeros(
+            x.shape[0], self.gate_proj.shape[0], dtype=weights.dtype, device=x.device
+        )
         share = share.scatter_add(1, ids.long(), weights).to(x.dtype)
         gate = torch.einsum("td,xid->txi", x, self.gate_proj)
         up = torch.einsum("td,xid->txi", x, self.up_proj)
@@ -109,7 +123,9 @@ class Experts(nn.Module):
 
 
 def route(logits: Tensor, num_experts_per_tok: int) -> tuple[Tensor, Tensor]:
-    """Renormalised top-k of the softmax: logits [T, X] -> ids [T, k] int32, weights [T, k] in the compute dtype."""
+    """Renormalised top-k of the softmax: logits [T, X] -> ids [T, k] int32, weights [T, k] in the
+    compute dtype.
+    """
     scores = logits.to(compute_dtype(logits.dtype)).softmax(dim=-1)
     weights, ids = scores.topk(num_experts_per_tok, dim=-1)
     return ids.to(torch.int32), weights / weights.sum(-1, keepdim=True)
@@ -118,7 +134,8 @@ def route(logits: Tensor, num_experts_per_tok: int) -> tuple[Tensor, Tensor]:
 class MoE(nn.Module):
     """Routed experts plus shared ones: `gate` -> `route` -> `combine`.
 
-    `ids_transform`, if set, changes the expert ids [T, k] before use: a canary measures the cost of wrong ids.
+    `ids_transform`, if set, changes the expert ids [T, k] before use: a canary measures the cost of
+    wrong ids.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -129,7 +146,9 @@ class MoE(nn.Module):
         self.experts = Experts(config.num_experts, config.hidden_size, config.moe_intermediate_size)
         self.shared_experts: MLP | None = None
         if config.num_shared_experts:
-            self.shared_experts = MLP(config.hidden_size, config.moe_intermediate_size * config.num_shared_experts)
+            self.shared_experts = MLP(
+                config.hidden_size, config.moe_intermediate_size * config.num_shared_experts
+            )
 
     def combine(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """x: [T, hidden], ids: [T, k] int32, weights: [T, k] -> [T, hidden], routed plus shared."""

@@ -1,4 +1,6 @@
-"""A module that guesses the token after the next one: multi-token prediction, or a head as Eagle's."""
+"""A module that guesses the token after the next one: multi-token prediction, or a head as
+Eagle's.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ Kind = Literal["mtp", "eagle"]
 
 
 class NextTokenModule(nn.Module):
-    """One dense MLA layer over the target's hidden state of a position and the embedding of the token behind it.
+    """One dense MLA layer over the target's hidden state of a position and the embedding of the
+    token behind it.
 
-    An `mtp` module norms both inputs, an `eagle` head takes them as they are. H = hidden_size, V = vocab_size.
+    An `mtp` module norms both inputs, an `eagle` head takes them as they are. H = hidden_size, V =
+    vocab_size.
     """
 
     def __init__(self, config: ModelConfig, kind: Kind) -> None:
@@ -33,12 +37,16 @@ class NextTokenModule(nn.Module):
         self.head = nn.Linear(hidden, config.vocab_size, bias=False)
 
     def combined(self, hidden: Tensor, embedded: Tensor) -> Tensor:
-        """The layer's input [..., H] from hidden [..., H], before the target's final norm, and embedded [..., H]."""
+        """The layer's input [..., H] from hidden [..., H], before the target's final norm, and
+        embedded [..., H].
+        """
         out: Tensor = self.eh_proj(torch.cat((self.enorm(embedded), self.hnorm(hidden)), dim=-1))
         return out
 
     def features(self, hidden: Tensor, embedded: Tensor) -> Tensor:
-        """Dense: hidden and embedded [B, T, H] of whole sequences -> what the head reads, [B, T, H]."""
+        """Dense: hidden and embedded [B, T, H] of whole sequences -> what the head reads, [B, T,
+        H].
+        """
         positions = torch.arange(hidden.shape[1], device=hidden.device)
         out: Tensor = self.norm(self.layer(self.combined(hidden, embedded), positions))
         return out
@@ -51,5 +59,7 @@ class NextTokenModule(nn.Module):
             if name.endswith("norm.weight"):
                 parameter.fill_(1.0)
             else:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5)
+                parameter.copy_(
+                    torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5
+                )
         return self

@@ -20,7 +20,9 @@ class DecoderLayer(nn.Module):
         self.self_attn: MLAAttention | KimiDeltaAttention = (
             KimiDeltaAttention(config) if layer_type == "kda" else MLAAttention(config, layer_type)
         )
-        self.mlp: MLP | MoE = MoE(config) if config.num_experts else MLP(config.hidden_size, config.intermediate_size)
+        self.mlp: MLP | MoE = (
+            MoE(config) if config.num_experts else MLP(config.hidden_size, config.intermediate_size)
+        )
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -36,7 +38,10 @@ class DecoderLayer(nn.Module):
 
 
 class CausalLM(nn.Module):
-    """A DeepSeek-V2 or Kimi Linear language model. Its weights are undefined until they are reset or loaded."""
+    """A DeepSeek-V2 or Kimi Linear language model.
+
+    Its weights are undefined until they are reset or loaded.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -66,14 +71,18 @@ class CausalLM(nn.Module):
         return logits
 
     def mla_layers(self) -> list[MLAAttention]:
-        return [layer.self_attn for layer in self.layers if isinstance(layer.self_attn, MLAAttention)]
+        return [
+            layer.self_attn for layer in self.layers if isinstance(layer.self_attn, MLAAttention)
+        ]
 
     @torch.no_grad()
     def reset_parameters(self, seed: int, logit_std: float = 4.0) -> CausalLM:
-        """Fill all weights from `seed`, equal on all devices and, up to rounding, in all dtypes. Returns self.
+        """Fill all weights from `seed`, equal on all devices and, up to rounding, in all dtypes.
 
-        Matrices keep the scale of activations. Logits have a standard deviation near `logit_std`, so that the largest
-        one stands clear and a wrong value shows.
+        Returns self.
+
+        Matrices keep the scale of activations. Logits have a standard deviation near `logit_std`,
+        so that the largest one stands clear and a wrong value shows.
         """
         generator = torch.Generator().manual_seed(seed)
 

@@ -1,1 +1,3 @@
-"""Engines that move their cache: a host tier, and a prefill engine that hands its pages to a decode engine."""
+"""Engines that move their cache: a host tier, and a prefill engine that hands its pages to a decode
+engine.
+"""

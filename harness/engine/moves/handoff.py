@@ -1,4 +1,6 @@
-"""A prefill engine that computes prompts and hands their pages to a decode engine, over a transport."""
+"""A prefill engine that computes prompts and hands their pages to a decode engine, over a
+transport.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,13 @@ from dataclasses import dataclass, field, replace
 
 from harness.core.move_params import MoveParams
 from harness.core.seams import seam
-from harness.engine.moves.copies import lengths, moved_regions, page_copies, shard_copies, source_rank
+from harness.engine.moves.copies import (
+    lengths,
+    moved_regions,
+    page_copies,
+    shard_copies,
+    source_rank,
+)
 from harness.engine.moves.host import PROGRESS, requests_of
 from harness.engine.moves.layout import TABLES, Region
 from harness.engine.moves.server import MovedRequest, Server
@@ -18,7 +26,10 @@ from harness.memory.moves.transport import Piece, Status, Transfer, Transport
 
 @seam("move.failed-as-finished")
 def has_landed(status: Status) -> bool:
-    """Whether a request may be decoded: all its pages are there. A failed transfer ends, too (PR 52234)."""
+    """Whether a request may be decoded: all its pages are there.
+
+    A failed transfer ends, too (PR 52234).
+    """
     return status == "done"
 
 
@@ -30,7 +41,9 @@ def abort(transport: Transport, transfer: Transfer) -> None:
 
 @dataclass(slots=True)
 class Sending:
-    """A request whose pages are on their way, as the prefill engine and as the decode engine have it."""
+    """A request whose pages are on their way, as the prefill engine and as the decode engine have
+    it.
+    """
 
     prefilled: MovedRequest
     decoded: MovedRequest
@@ -53,7 +66,9 @@ class Handoff:
     def __post_init__(self) -> None:
         ranks = self.params.tensor_parallel
         self.prefill = Server(self.params, "prefill", self.streams, self.landed, ranks)
-        self.decode = Server(self.params, "decode", self.streams, self.landed, self.params.decode_ranks or ranks)
+        self.decode = Server(
+            self.params, "decode", self.streams, self.landed, self.params.decode_ranks or ranks
+        )
         self.transport = Transport(self.streams, self.params.failing)
 
     @property
@@ -111,22 +126,35 @@ class Handoff:
     ) -> Iterator[Piece]:
         sources: dict[int, list[int]] = {}
         for shard in region.shards:
-            sources.setdefault(source_rank(region, shard, rank, self.prefill.num_ranks), []).append(shard)
+            sources.setdefault(source_rank(region, shard, rank, self.prefill.num_ranks), []).append(
+                shard
+            )
         table = TABLES[region.group]
-        for page, rows in enumerate(zip(prefilled.tables[table], decoded.tables[table], strict=False)):
+        for page, rows in enumerate(
+            zip(prefilled.tables[table], decoded.tables[table], strict=False)
+        ):
             if rows[0] is None or rows[1] is None:
                 continue
             used = prefilled.num_computed - page * self.params.block_size
             for number, shards in sources.items():
                 alike = (region.group, region.layer)
-                source = next(one for one in self.prefill.ranks[number].regions if (one.group, one.layer) == alike)
+                source = next(
+                    one
+                    for one in self.prefill.ranks[number].regions
+                    if (one.group, one.layer) == alike
+                )
                 if len(source.shards) == len(region.shards):
-                    yield from page_copies(region, source, (rows[0], rows[1]), length, used, self.params.unit)
+                    yield from page_copies(
+                        region, source, (rows[0], rows[1]), length, used, self.params.unit
+                    )
                 else:
                     yield from shard_copies(region, source, (rows[0], rows[1]), shards, used)
 
     def _arrived(self) -> list[MovedRequest]:
-        """The requests that may be decoded now. A failed transfer is sent again, an aborted request is forgotten."""
+        """The requests that may be decoded now.
+
+        A failed transfer is sent again, an aborted request is forgotten.
+        """
         arrived = []
         for sending in list(self._sending):
             sending.polls += 1
@@ -148,5 +176,7 @@ class Handoff:
 
 
 def request_like(prefilled: MovedRequest) -> MovedRequest:
-    """The request as the decode engine gets it: its prompt is computed, and it has no blocks yet."""
+    """The request as the decode engine gets it: its prompt is computed, and it has no blocks
+    yet.
+    """
     return replace(prefilled, num_computed=prefilled.num_prompt, tables={}, ready={})

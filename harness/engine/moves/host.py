@@ -1,4 +1,6 @@
-"""A host tier: preempted requests and finished prefixes are stored in host memory and loaded when they are needed."""
+"""A host tier: preempted requests and finished prefixes are stored in host memory and loaded when
+they are needed.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def store_waits(server: Server) -> list[Event]:
 
 @seam("move.load-over-readers")
 def load_waits(server: Server) -> list[Event]:
-    """What a load waits for: the model's stream may still read the blocks for their last owner (PR 47282)."""
+    """What a load waits for: the model's stream may still read the blocks for their last owner (PR
+    47282).
+    """
     return [server.streams.record(server.compute)]
 
 
@@ -43,7 +47,9 @@ def device_row(region: Region, device: int, host: int) -> int:
 
 @seam("move.index-before-arrival")
 def awaited(ready: dict[tuple[int, str], Event]) -> dict[tuple[int, str], Event]:
-    """The events that a step waits for, by layer and group: index keys arrive like pages (sgl-project/sglang#22811)."""
+    """The events that a step waits for, by layer and group: index keys arrive like pages
+    (sgl-project/sglang#22811).
+    """
     return ready
 
 
@@ -75,7 +81,9 @@ class HostTier:
     def __post_init__(self) -> None:
         ranks = self.params.tensor_parallel
         self.server = Server(self.params, "engine", self.streams, self.landed, ranks)
-        self.host = [memory_of(self.params, "host", rank, ranks, NUM_HOST_BLOCKS) for rank in range(ranks)]
+        self.host = [
+            memory_of(self.params, "host", rank, ranks, NUM_HOST_BLOCKS) for rank in range(ranks)
+        ]
         self.pool = BlockPool(NUM_HOST_BLOCKS, "lifo")
 
     @property
@@ -86,7 +94,8 @@ class HostTier:
         waiting = deque(requests_of(self.params))
         while waiting or self.running:
             self._settle()
-            # First the running requests: one that was preempted for them must not take the blocks back.
+            # First the running requests: one that was preempted for them must not take the blocks
+            # back.
             plan = self._plan(waiting)
             if plan:
                 self.server.step(plan)
@@ -103,8 +112,11 @@ class HostTier:
         """What copies on `stream` (STORE or LOAD) wait for, before any of them is launched."""
         return (store_waits if stream == STORE else load_waits)(self.server)
 
-    def copies(self, target: Region, source: Region, rows: tuple[int, int], length: int, used: int) -> Iterable[Piece]:
-        """The copies of one block of a region, from row `rows[0]` of `source` to row `rows[1]` of `target`.
+    def copies(
+        self, target: Region, source: Region, rows: tuple[int, int], length: int, used: int
+    ) -> Iterable[Piece]:
+        """The copies of one block of a region, from row `rows[0]` of `source` to row `rows[1]` of
+        `target`.
 
         `length` are the bytes of the block, `used` its computed tokens.
         """
@@ -124,17 +136,26 @@ class HostTier:
             is_prefix = request.num_shared > 0 and request.num_computed == 0
             stored = self._stored.get(0 if is_prefix else request.number)
             leaves = any(request is one for _, one in self._leaving)
-            if leaves or (is_prefix and stored is None) or (stored and not self.streams.is_done(stored.event)):
+            if (
+                leaves
+                or (is_prefix and stored is None)
+                or (stored and not self.streams.is_done(stored.event))
+            ):
                 return
             first = min(self.params.chunk, request.num_prompt)
-            if not self.server.fits(request, max(stored.num_tokens if stored else 0, request.num_computed, first) + 1):
+            if not self.server.fits(
+                request, max(stored.num_tokens if stored else 0, request.num_computed, first) + 1
+            ):
                 return
             self.running.append(waiting.popleft())
             if stored is not None:
                 self._load(request, stored, is_prefix)
 
     def _plan(self, waiting: deque[MovedRequest]) -> list[tuple[MovedRequest, int]]:
-        """The requests of a step with their new tokens. Without blocks for one, the latest request is preempted."""
+        """The requests of a step with their new tokens.
+
+        Without blocks for one, the latest request is preempted.
+        """
         plan: list[tuple[MovedRequest, int]] = []
         needed = 0
         for request in list(self.running):
@@ -174,9 +195,12 @@ class HostTier:
             self.streams.wait(STORE, event)
         request.ready = {}
         size = -(-num_tokens // self.params.block_size)
-        tables = {name: rows[: 1 if name == "state" else size] for name, rows in request.tables.items()}
+        tables = {
+            name: rows[: 1 if name == "state" else size] for name, rows in request.tables.items()
+        }
         host = {
-            name: [None if row is None else self.pool.allocate(1)[0] for row in rows] for name, rows in tables.items()
+            name: [None if row is None else self.pool.allocate(1)[0] for row in rows]
+            for name, rows in tables.items()
         }
         name = f"store {self.num_stored} of request {request.number}"
         self.num_stored += 1
@@ -204,9 +228,14 @@ class HostTier:
             self._loaded.append((self.streams.record(LOAD), stored.tables))
 
     def _copies(
-        self, ends: tuple[list[Memory], list[Memory]], tables: tuple[Tables, Tables], which: tuple[int, str], count: int
+        self,
+        ends: tuple[list[Memory], list[Memory]],
+        tables: tuple[Tables, Tables],
+        which: tuple[int, str],
+        count: int,
     ) -> Iterator[Piece]:
-        """The copies of `count` tokens of one layer, and of one group of it if `which` names one, on all ranks.
+        """The copies of `count` tokens of one layer, and of one group of it if `which` names one,
+        on all ranks.
 
         `ends` are the memories to read and to write, `tables` the blocks of the request there.
         """
@@ -216,9 +245,15 @@ class HostTier:
             for region, length in zip(regions, lengths(regions), strict=True):
                 if group and region.group != group:
                     continue
-                other = next(one for one in target.regions if (one.group, one.layer) == (region.group, region.layer))
+                other = next(
+                    one
+                    for one in target.regions
+                    if (one.group, one.layer) == (region.group, region.layer)
+                )
                 table = TABLES[region.group]
-                for page, (first, second) in enumerate(zip(given[table], taken[table], strict=False)):
+                for page, (first, second) in enumerate(
+                    zip(given[table], taken[table], strict=False)
+                ):
                     if first is not None and second is not None:
                         row = device_row(other, second, first) if ends[0] is self.host else second
                         used = count - page * self.params.block_size
@@ -230,7 +265,9 @@ class HostTier:
                 part.copy()
 
         reads = [span for part in parts for span in part.reads]
-        self.streams.launch(stream, name, run, reads, [span for part in parts for span in part.writes])
+        self.streams.launch(
+            stream, name, run, reads, [span for part in parts for span in part.writes]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +279,9 @@ class Connector:
     tier: type[HostTier]
 
 
-CONNECTORS: Registry[Connector] = Registry("connector", (Connector("own", "the tier of this module", HostTier),))
+CONNECTORS: Registry[Connector] = Registry(
+    "connector", (Connector("own", "the tier of this module", HostTier),)
+)
 
 
 def connector(name: str) -> Callable[[type[HostTier]], type[HostTier]]:
@@ -257,6 +296,9 @@ def connector(name: str) -> Callable[[type[HostTier]], type[HostTier]]:
 
 def requests_of(params: MoveParams) -> list[MovedRequest]:
     """The requests of a case. The last one begins with a prefix of the first."""
-    made = [MovedRequest(number, prompt, prompt + count) for number, (prompt, count) in enumerate(params.requests)]
+    made = [
+        MovedRequest(number, prompt, prompt + count)
+        for number, (prompt, count) in enumerate(params.requests)
+    ]
     made[-1].num_shared = params.shared_prefix // params.block_size * params.block_size
     return made

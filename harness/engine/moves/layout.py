@@ -1,4 +1,6 @@
-"""The regions of a cache that are moved: the token and the shard to which each byte of a block belongs."""
+"""The regions of a cache that are moved: the token and the shard to which each byte of a block
+belongs.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,24 @@ NUM_SHARDS = 4
 PAD = 0xDB
 PAD_BYTES = 32
 _RECORDS = {"latent": 48, "heads": 32, "index": 20, "window": 48}
-"""Bytes of a token, of one shard where there are shards. Index keys are no multiple of a word, as upstream."""
-TABLES: dict[MoveGroup, str] = dict.fromkeys(GROUPS, "pages") | {"window": "window", "state": "state"}
+"""Bytes of a token, of one shard where there are shards.
+
+Index keys are no multiple of a word, as upstream.
+"""
+TABLES: dict[MoveGroup, str] = dict.fromkeys(GROUPS, "pages") | {
+    "window": "window",
+    "state": "state",
+}
 """The list of blocks of a request that a group reads."""
 Tables = dict[str, list[int | None]]
 
 
 @dataclass(slots=True)
 class Buffer:
-    """Memory [num_rows, stride] uint8 that one or two regions lie in. Behind each row's pages there is padding."""
+    """Memory [num_rows, stride] uint8 that one or two regions lie in.
+
+    Behind each row's pages there is padding.
+    """
 
     name: str
     data: Tensor
@@ -77,7 +88,9 @@ class Region:
 
     def wanted(self, generation: int, start: int, end: int) -> Tensor:
         """The bytes [end - start, token_bytes] of these tokens of a sequence."""
-        return _wanted(GROUPS.index(self.group), self.layer, self.shards, self.record, generation, start, end)
+        return _wanted(
+            GROUPS.index(self.group), self.layer, self.shards, self.record, generation, start, end
+        )
 
     def piece(self, source: Region, source_start: int, target_start: int, num_bytes: int) -> Piece:
         given, taken = source.buffer.flat, self.buffer.flat
@@ -92,7 +105,13 @@ class Region:
 
 @functools.lru_cache(maxsize=2048)
 def _wanted(
-    group: int, layer: int, shards: tuple[int, ...], record: int, generation: int, start: int, end: int
+    group: int,
+    layer: int,
+    shards: tuple[int, ...],
+    record: int,
+    generation: int,
+    start: int,
+    end: int,
 ) -> Tensor:
     parts = [records(group, layer, shard, generation, end, record)[start:] for shard in shards]
     return torch.cat(parts, dim=1)
@@ -114,7 +133,10 @@ class Memory:
 
 
 def memory_of(params: MoveParams, name: str, rank: int, num_ranks: int, num_rows: int) -> Memory:
-    """The cache of a rank: nothing in it is written yet. A window and a state of one layer share a buffer."""
+    """The cache of a rank: nothing in it is written yet.
+
+    A window and a state of one layer share a buffer.
+    """
     memory = Memory([])
     each = NUM_SHARDS // num_ranks
     local = tuple(range(rank * each, (rank + 1) * each))

@@ -1,4 +1,6 @@
-"""An engine without a model: it gives blocks to requests, and its steps write and read the owners of tokens."""
+"""An engine without a model: it gives blocks to requests, and its steps write and read the owners
+of tokens.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from harness.memory.moves.streams import Event, Span, Streams
 
 @dataclass(slots=True, eq=False)
 class MovedRequest:
-    """A request. Its tokens are the tokens of sequence `number`, the first `num_shared` of sequence 0.
+    """A request.
+
+    Its tokens are the tokens of sequence `number`, the first `num_shared` of sequence 0.
 
     `ready` has an event for each layer and group that is on its way.
     """
@@ -60,7 +64,9 @@ class Server:
     def __post_init__(self) -> None:
         count = self.params.num_blocks
         self.pool, ranks = BlockPool(count, "lifo"), range(self.num_ranks)
-        self.ranks = [memory_of(self.params, self.name, rank, self.num_ranks, count) for rank in ranks]
+        self.ranks = [
+            memory_of(self.params, self.name, rank, self.num_ranks, count) for rank in ranks
+        ]
 
     @property
     def compute(self) -> str:
@@ -70,13 +76,18 @@ class Server:
         """How many blocks each list of a request lacks for `num_tokens` tokens."""
         pages = -(-num_tokens // self.params.block_size)
         names = dict.fromkeys(TABLES[group] for group in self.params.groups)
-        return {name: (1 if name == "state" else pages) - len(request.tables.get(name, ())) for name in names}
+        return {
+            name: (1 if name == "state" else pages) - len(request.tables.get(name, ()))
+            for name in names
+        }
 
     def fits(self, request: MovedRequest, num_tokens: int) -> bool:
         return sum(self.lacks(request, num_tokens).values()) <= self.pool.num_free_blocks
 
     def give(self, request: MovedRequest, num_tokens: int, stream: str) -> None:
-        """Give a request the blocks that it lacks, with no content: they are marked as such on `stream`."""
+        """Give a request the blocks that it lacks, with no content: they are marked as such on
+        `stream`.
+        """
         for name, count in self.lacks(request, num_tokens).items():
             first = max(request.num_computed - self.params.window + 1, 0) // self.params.block_size
             rows: list[int | None] = list(self.pool.allocate(count))
@@ -88,7 +99,12 @@ class Server:
             self.given_at |= {row: self.streams.num_launched for row in rows if row is not None}
 
     def _blank(self, table: str, rows: list[int], stream: str) -> None:
-        blank = [(row, found) for memory in self.ranks for row in rows for found in memory.blank(table, row)]
+        blank = [
+            (row, found)
+            for memory in self.ranks
+            for row in rows
+            for found in memory.blank(table, row)
+        ]
         parts = [(buffer.data, (buffer.name, row, 0, page)) for row, (buffer, page) in blank]
         if parts:
             place = list_row(len(self._lists))
@@ -108,12 +124,19 @@ class Server:
         request.tables = {}
 
     def step(self, running: list[tuple[MovedRequest, int]]) -> None:
-        """Compute `count` new tokens of each request, layer by layer, on the stream of the model."""
+        """Compute `count` new tokens of each request, layer by layer, on the stream of the
+        model.
+        """
         for request, count in running:
             self._evict(request)
             self.give(request, request.num_computed + count, self.compute)
         for layer in range(self.params.num_layers):
-            regions = [region for memory in self.ranks for region in memory.regions if region.layer == layer]
+            regions = [
+                region
+                for memory in self.ranks
+                for region in memory.regions
+                if region.layer == layer
+            ]
             pairs = [(region, request, count) for region in regions for request, count in running]
             for region, request, _ in pairs:
                 event = request.ready.pop((layer, region.group), None)
@@ -143,13 +166,20 @@ class Server:
 
         self.streams.launch(self.compute, name, run, reads, writes)
 
-    def places(self, region: Region, request: MovedRequest, start: int, end: int) -> Iterator[tuple[Span, Tensor]]:
-        """The bytes of tokens `start` to `end` of a request in a region, block by block, and their content."""
+    def places(
+        self, region: Region, request: MovedRequest, start: int, end: int
+    ) -> Iterator[tuple[Span, Tensor]]:
+        """The bytes of tokens `start` to `end` of a request in a region, block by block, and their
+        content.
+        """
         if region.group == "state":
             if end:
                 row = request.tables["state"][0]
                 assert row is not None
-                yield (region.buffer.name, row, 0, region.page_bytes), region.wanted(request.number, end - 1, end)
+                yield (
+                    (region.buffer.name, row, 0, region.page_bytes),
+                    region.wanted(request.number, end - 1, end),
+                )
             return
         if region.group == "window":
             start = max(start, request.num_computed - self.params.window + 1)
@@ -158,8 +188,14 @@ class Server:
             row = request.tables[TABLES[region.group]][page]
             first, last = max(start, page * size), min(end, (page + 1) * size)
             assert row is not None
-            slots = (first - page * size) * region.token_bytes, (last - page * size) * region.token_bytes
-            yield (region.buffer.name, row, *slots), region.wanted(request.generation(first), first, last)
+            slots = (
+                (first - page * size) * region.token_bytes,
+                (last - page * size) * region.token_bytes,
+            )
+            yield (
+                (region.buffer.name, row, *slots),
+                region.wanted(request.generation(first), first, last),
+            )
 
     def _evict(self, request: MovedRequest) -> None:
         rows = request.tables.get("window", [])
@@ -170,7 +206,13 @@ class Server:
                 self.pool.free([row])
 
     def _check(
-        self, name: str, region: Region, request: MovedRequest, span: Span, wanted: Tensor, given_at: dict[int, int]
+        self,
+        name: str,
+        region: Region,
+        request: MovedRequest,
+        span: Span,
+        wanted: Tensor,
+        given_at: dict[int, int],
     ) -> None:
         buffer, row, start, stop = span
         found = region.buffer.data[row, start:stop].view(wanted.shape)
@@ -179,20 +221,32 @@ class Server:
             writer = self.streams.last_writer(buffer, row, byte)
             return writer.name if writer and writer.number < given_at[row] else ""
 
-        self.landed.compare(found, wanted, region.record, span, f"{name}, request {request.number}", late)
+        self.landed.compare(
+            found, wanted, region.record, span, f"{name}, request {request.number}", late
+        )
 
     def padding(self) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Bytes that no move may touch: padding behind each page, and blocks without an owner for the whole run."""
+        """Bytes that no move may touch: padding behind each page, and blocks without an owner for
+        the whole run.
+        """
         for memory in self.ranks:
             for buffer in memory.buffers:
-                page = max(region.page_bytes for region in memory.regions if region.buffer is buffer)
+                page = max(
+                    region.page_bytes for region in memory.regions if region.buffer is buffer
+                )
                 now = buffer.data[:, page:]
                 yield f"padding of {buffer.name}", now.new_full(now.shape, PAD), now
                 reserved = buffer.data[[0, self.pool.trap_block], :page]
-                yield f"blocks without an owner of {buffer.name}", unsent(page).expand(2, page).clone(), reserved
+                yield (
+                    f"blocks without an owner of {buffer.name}",
+                    unsent(page).expand(2, page).clone(),
+                    reserved,
+                )
 
 
 @seam("move.list-of-queued-copy")
 def list_row(num_lists: int) -> int:
-    """The row of pinned memory for the next list of new blocks: one that no queued copy reads (PR 48085)."""
+    """The row of pinned memory for the next list of new blocks: one that no queued copy reads (PR
+    48085).
+    """
     return num_lists

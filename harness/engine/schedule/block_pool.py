@@ -1,4 +1,7 @@
-"""The owners of blocks, the prefixes that requests may share, and the blocks that must be zeroed. No torch."""
+"""The owners of blocks, the prefixes that requests may share, and the blocks that must be zeroed.
+
+No torch.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ FreeList = Literal["fifo", "lifo"]
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """All tokens up to the end of a full page, and their hash. Other tokens may have the same hash."""
+    """All tokens up to the end of a full page, and their hash.
+
+    Other tokens may have the same hash.
+    """
 
     hash: int
     tokens: tuple[int, ...]
@@ -28,16 +34,19 @@ class Prefix:
 class BlockPool:
     """Blocks 1 .. N-2 of a pool of N, shared by all layers of a model.
 
-    Block 0 is the null block. The last block is the trap: it has no owner, so a read of it followed an unwritten index.
-    A FIFO free list gives the block that has been free longest, a LIFO list the one freed last.
+    Block 0 is the null block. The last block is the trap: it has no owner, so a read of it followed
+    an unwritten index. A FIFO free list gives the block that has been free longest, a LIFO list the
+    one freed last.
 
-    A block may have several owners (prefix caching). A free block with a hash keeps its content and can be shared until
-    it is given away.
+    A block may have several owners (prefix caching). A free block with a hash keeps its content and
+    can be shared until it is given away.
     """
 
     def __init__(self, num_blocks: int, free_list: FreeList = "fifo") -> None:
         if num_blocks < 3:
-            raise InputError(f"num_blocks is {num_blocks}: two are reserved (null, trap), so give at least 3")
+            raise InputError(
+                f"num_blocks is {num_blocks}: two are reserved (null, trap), so give at least 3"
+            )
         self.num_blocks = num_blocks
         self.trap_block = num_blocks - 1
         self._take_last = free_list == "lifo"
@@ -75,7 +84,9 @@ class BlockPool:
         """Give `count` blocks. Raises ValueError if fewer are free."""
         if count > len(self._free):
             raise ValueError(f"{count} blocks asked for, {len(self._free)} are free")
-        given = [self._free.pop() if self._take_last else self._free.popleft() for _ in range(count)]
+        given = [
+            self._free.pop() if self._take_last else self._free.popleft() for _ in range(count)
+        ]
         for block in given:
             self._num_owners[block] = 1
             self.forget(block)
@@ -87,7 +98,9 @@ class BlockPool:
         return block
 
     def free(self, blocks: Iterable[int]) -> list[int]:
-        """Take blocks back. Returns the blocks without an owner and without a hash, which no request can read any more.
+        """Take blocks back.
+
+        Returns the blocks without an owner and without a hash, which no request can read any more.
 
         Raises ValueError for a block without an owner.
         """
@@ -115,11 +128,16 @@ class BlockPool:
 
     @seam("prefix.hit-left-in-free-list")
     def take(self, block: int) -> None:
-        """Take a free block that a prompt found from the free list, before anyone else is given it."""
+        """Take a free block that a prompt found from the free list, before anyone else is given
+        it.
+        """
         self._free.remove(block)
 
     def cache(self, block: int, prefix: Prefix) -> None:
-        """Make `block` shareable by `prefix`, all tokens up to its end. The first block with this hash stays."""
+        """Make `block` shareable by `prefix`, all tokens up to its end.
+
+        The first block with this hash stays.
+        """
         self.events["concurrent"] += self._is_computed_twice(block, prefix)
         if prefix.hash not in self._block_of and block not in self._prefix_of:
             self._prefix_of[block], self._block_of[prefix.hash] = prefix, block
@@ -134,10 +152,15 @@ class BlockPool:
 
         Pages may be looked up one further and dropped again, a state may not (PR 50630).
         """
-        return next((n for n in range(num_found, 0, -1) if self.state_after(wanted[:n]) is not None), 0)
+        return next(
+            (n for n in range(num_found, 0, -1) if self.state_after(wanted[:n]) is not None), 0
+        )
 
     def keep_state(self, pages: list[Prefix]) -> list[int]:
-        """Cache the state after `pages` in a block that stays free. Returns it; none if it is there, or no block is."""
+        """Cache the state after `pages` in a block that stays free.
+
+        Returns it; none if it is there, or no block is.
+        """
         if not self._free or self.state_after(pages) is not None:
             return []
         given = self.allocate(1)
@@ -153,7 +176,9 @@ class BlockPool:
 
     @seam("prefix.entry-after-eviction")
     def forget(self, block: int) -> None:
-        """Make a block that gets a new owner unshareable, or a prompt would find another prefix in it."""
+        """Make a block that gets a new owner unshareable, or a prompt would find another prefix in
+        it.
+        """
         prefix = self._prefix_of.pop(block, None)
         if prefix is not None:
             self.events["evict"] += 1
@@ -162,18 +187,26 @@ class BlockPool:
     def held(self, wanted: Prefix) -> int | None:
         """The block of a cached prefix, or None."""
         block = self._block_of.get(wanted.hash)
-        return block if block is not None and is_same_prefix(self._prefix_of[block], wanted) else None
+        return (
+            block if block is not None and is_same_prefix(self._prefix_of[block], wanted) else None
+        )
 
     def _is_computed_twice(self, block: int, prefix: Prefix) -> bool:
         first = self._block_of.get(prefix.hash, block)
-        return first != block and bool(self._num_owners.get(first)) and self._prefix_of[first] == prefix
+        return (
+            first != block
+            and bool(self._num_owners.get(first))
+            and self._prefix_of[first] == prefix
+        )
 
     def _has(self, wanted: Prefix) -> bool:
         if self.held(wanted) is not None:
             return True
         self.events["collision"] += wanted.hash in self._block_of
         page = wanted.tokens[-PAGE_SIZE:]
-        self.events["other_past"] += any(held.tokens[-PAGE_SIZE:] == page for held in self._prefix_of.values())
+        self.events["other_past"] += any(
+            held.tokens[-PAGE_SIZE:] == page for held in self._prefix_of.values()
+        )
         return False
 
 
@@ -181,8 +214,8 @@ class BlockPool:
 def blocks_to_give(num_blocks: int, free_list: FreeList) -> list[int]:
     """The blocks that requests may own: all but the null block and the trap.
 
-    The null block must be block 0, not the first block that an allocator gives: tables are padded with 0, and kernels
-    skip the state in block 0 (ovg-project/kvcached#398).
+    The null block must be block 0, not the first block that an allocator gives: tables are padded
+    with 0, and kernels skip the state in block 0 (ovg-project/kvcached#398).
     """
     return list(range(NULL_BLOCK + 1, num_blocks - 1))
 
@@ -194,11 +227,16 @@ def is_same_prefix(held: Prefix, wanted: Prefix) -> bool:
 
 
 def prefixes(tokens: list[int], num_hashes: int | None = None, salt: int = 0) -> Iterator[Prefix]:
-    """The prefix at the end of each full page of `tokens`. A small number of hashes makes collisions."""
+    """The prefix at the end of each full page of `tokens`.
+
+    A small number of hashes makes collisions.
+    """
     parent = salt
     for end in range(PAGE_SIZE, len(tokens) + 1, PAGE_SIZE):
         parent = hash((parent, tuple(tokens[end - PAGE_SIZE : end])))
-        yield Prefix(parent if num_hashes is None else parent % num_hashes, tuple(tokens[:end]), salt)
+        yield Prefix(
+            parent if num_hashes is None else parent % num_hashes, tuple(tokens[:end]), salt
+        )
 
 
 def state_of(prefix: Prefix) -> Prefix:
@@ -208,16 +246,20 @@ def state_of(prefix: Prefix) -> Prefix:
 
 @seam("prefix.state-under-shorter-key")
 def attested(pages: list[Prefix]) -> Prefix:
-    """The prefix of a state's key: all its pages. Fewer have other prompts as well (PR 10296 of the port to Ascend)."""
+    """The prefix of a state's key: all its pages.
+
+    Fewer have other prompts as well (PR 10296 of the port to Ascend).
+    """
     return pages[-1]
 
 
 @seam("prefix.state-behind-its-page")
 def up_to_page_end(num_computed: int, num_new: int, num_tokens: int) -> int:
-    """Cut a chunk of `num_new` tokens at the last end of a page before the last token: there its state is kept.
+    """Cut a chunk of `num_new` tokens at the last end of a page before the last token: there its
+    state is kept.
 
-    A state that holds tokens behind a page, such as rejected drafts, is no state of the page's prefix (PR 53912).
-    With `num_tokens` 0 nothing is cut.
+    A state that holds tokens behind a page, such as rejected drafts, is no state of the page's
+    prefix (PR 53912). With `num_tokens` 0 nothing is cut.
     """
     end = min(num_computed + num_new, num_tokens - 1) // PAGE_SIZE * PAGE_SIZE
     return end - num_computed if end > num_computed else num_new
@@ -227,7 +269,8 @@ def up_to_page_end(num_computed: int, num_new: int, num_tokens: int) -> int:
 def forget_evicted(window_blocks: list[int], num_evicted: int) -> None:
     """Replace the first `num_evicted` blocks, which are freed, by the null block.
 
-    A decode kernel that masks by multiplying reads the whole table, and other requests own these blocks (PR 42273).
+    A decode kernel that masks by multiplying reads the whole table, and other requests own these
+    blocks (PR 42273).
     """
     window_blocks[:num_evicted] = [NULL_BLOCK] * num_evicted
 
@@ -237,7 +280,9 @@ Group = Literal["attention", "window", "state"]
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Layers that read their blocks alike, and the element type there ("state" for float32 states)."""
+    """Layers that read their blocks alike, and the element type there ("state" for float32
+    states).
+    """
 
     name: Group
     dtype: str
@@ -245,11 +290,12 @@ class CacheGroup:
 
 @seam("kv.skip-zero-new-blocks", "kv.zero-gate-by-exact-type", "kv.states-zeroed-only")
 def groups_to_zero(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
-    """The groups with new blocks to zero: all groups with pages, if the groups of the pool store different types.
+    """The groups with new blocks to zero: all groups with pages, if the groups of the pool store
+    different types.
 
-    A decode kernel that masks unused slots by multiplying reads whole pages, and bits of another type may be NaN:
-    float32 states read as bfloat16 latents (PR 35219, PR 43961), or bfloat16 latents of window layers read as fp8
-    (PR 47574, PR 51749). States start from zeros anyway.
+    A decode kernel that masks unused slots by multiplying reads whole pages, and bits of another
+    type may be NaN: float32 states read as bfloat16 latents (PR 35219, PR 43961), or bfloat16
+    latents of window layers read as fp8 (PR 47574, PR 51749). States start from zeros anyway.
     """
     if len({group.dtype for group in groups}) < 2:
         return frozenset()

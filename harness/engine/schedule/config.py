@@ -1,4 +1,6 @@
-"""The sizes of a model, its Hugging Face `config.json`, and what the parameters of an engine case mean. No torch."""
+"""The sizes of a model, its Hugging Face `config.json`, and what the parameters of an engine case
+mean. No torch.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,16 @@ from harness.core.files import rows_beside
 from harness.core.ops import PAGE_SIZE as PAGE_SIZE
 
 NULL_BLOCK = 0
-"""The block without an owner. Unused block-table entries name it, and its state is never updated."""
+"""The block without an owner.
+
+Unused block-table entries name it, and its state is never updated.
+"""
 
 KV_SCALE = 0.04
-"""The default scale of an fp8 cache. Latents have unit variance, and eleven standard deviations fit into e4m3's 448."""
+"""The default scale of an fp8 cache.
+
+Latents have unit variance, and eleven standard deviations fit into e4m3's 448.
+"""
 
 Architecture = Literal["deepseek_v2", "kimi_linear"]
 LayerType = Literal["mla", "kda", "window", "sparse"]
@@ -26,7 +34,15 @@ _REQUIRED += ["kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_di
 _OPTIONAL = ["rope_theta", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings"]
 _OPTIONAL += ["bos_token_id", "eos_token_id", "pad_token_id"]
 """Fields with the same name in a `config.json`. A missing optional one has the field's default."""
-_SAME = ["vocab_size", "hidden_size", "num_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank"]
+_SAME = [
+    "vocab_size",
+    "hidden_size",
+    "num_heads",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "kv_lora_rank",
+]
 """Fields with the same name in the parameters of a case."""
 
 
@@ -34,9 +50,10 @@ _SAME = ["vocab_size", "hidden_size", "num_heads", "qk_nope_head_dim", "qk_rope_
 class ModelConfig:
     """Sizes of one model, with the usual names (`kv_lora_rank`, `qk_rope_head_dim`, ...).
 
-    The architecture is `deepseek_v2` (MLA in every layer, arXiv 2405.04434) or `kimi_linear` (Kimi Delta Attention, and
-    MLA without RoPE, arXiv 2510.26692). Queries are never compressed. With `num_experts == 0` every layer has a dense
-    MLP, otherwise routed experts and `num_shared_experts` shared ones. Raises ValueError for contradictory sizes.
+    The architecture is `deepseek_v2` (MLA in every layer, arXiv 2405.04434) or `kimi_linear` (Kimi
+    Delta Attention, and MLA without RoPE, arXiv 2510.26692). Queries are never compressed. With
+    `num_experts == 0` every layer has a dense MLP, otherwise routed experts and
+    `num_shared_experts` shared ones. Raises ValueError for contradictory sizes.
     """
 
     architecture: Architecture
@@ -73,19 +90,32 @@ class ModelConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer_types", tuple(self.layer_types))
         if self.architecture not in _CONSTANTS:
-            raise ValueError(f"architecture must be one of {sorted(_CONSTANTS)}, got {self.architecture!r}")
+            raise ValueError(
+                f"architecture must be one of {sorted(_CONSTANTS)}, got {self.architecture!r}"
+            )
         if len(self.layer_types) != self.num_layers:
-            raise ValueError(f"layer_types names {len(self.layer_types)} layers, num_layers is {self.num_layers}")
+            raise ValueError(
+                f"layer_types names {len(self.layer_types)} layers, num_layers is {self.num_layers}"
+            )
         unknown = sorted(set(self.layer_types) - set(get_args(LayerType)))
         if unknown:
-            raise ValueError(f"layer_types may hold 'mla', 'kda', 'window' and 'sparse', got {unknown}")
+            raise ValueError(
+                f"layer_types may hold 'mla', 'kda', 'window' and 'sparse', got {unknown}"
+            )
         if "window" in self.layer_types and self.sliding_window < 1:
             raise ValueError("window layers need sliding_window of at least 1")
-        if "sparse" in self.layer_types and min(self.index_topk, self.index_num_heads, self.index_head_dim) < 1:
-            raise ValueError("sparse layers need index_topk, index_num_heads and index_head_dim of at least 1")
+        if (
+            "sparse" in self.layer_types
+            and min(self.index_topk, self.index_num_heads, self.index_head_dim) < 1
+        ):
+            raise ValueError(
+                "sparse layers need index_topk, index_num_heads and index_head_dim of at least 1"
+            )
         has_kda = "kda" in self.layer_types
         if has_kda and self.architecture != "kimi_linear":
-            raise ValueError(f"{self.architecture} has no kda layers; use architecture 'kimi_linear'")
+            raise ValueError(
+                f"{self.architecture} has no kda layers; use architecture 'kimi_linear'"
+            )
         if has_kda and min(self.kda_num_heads, self.kda_head_dim) < 1:
             raise ValueError("kda layers need kda_num_heads and kda_head_dim of at least 1")
         if self.architecture == "kimi_linear" and self.use_rope:
@@ -93,7 +123,9 @@ class ModelConfig:
         if self.use_rope and self.qk_rope_head_dim % 2:
             raise ValueError(f"qk_rope_head_dim must be even for RoPE, got {self.qk_rope_head_dim}")
         if self.num_experts and not 1 <= self.num_experts_per_tok <= self.num_experts:
-            raise ValueError(f"num_experts_per_tok must be 1..{self.num_experts}, got {self.num_experts_per_tok}")
+            raise ValueError(
+                f"num_experts_per_tok must be 1..{self.num_experts}, got {self.num_experts_per_tok}"
+            )
         if self.num_experts and self.moe_intermediate_size < 1:
             raise ValueError("num_experts needs moe_intermediate_size of at least 1")
 
@@ -121,19 +153,21 @@ class ModelConfig:
             "num_key_value_heads": self.num_heads,
         }
         common |= {name: getattr(self, name) for name in (*_REQUIRED, *_OPTIONAL)}
-        return common | (self._hf_deepseek() if self.architecture == "deepseek_v2" else self._hf_kimi())
+        return common | (
+            self._hf_deepseek() if self.architecture == "deepseek_v2" else self._hf_kimi()
+        )
 
     def _hf_deepseek(self) -> dict[str, Any]:
-        # A dense model has its first MoE layer past the end: transformers refuses null for n_routed_experts, and
-        # engines need it to map weights.
+        # A dense model has its first MoE layer past the end: transformers refuses null for
+        # n_routed_experts, and engines need it to map weights.
         return {
             "n_routed_experts": self.num_experts or 1,
             "n_shared_experts": self.num_shared_experts,
             "num_experts_per_tok": self.num_experts_per_tok or 1,
             "moe_intermediate_size": self.moe_intermediate_size or self.intermediate_size,
             "first_k_dense_replace": 0 if self.num_experts else self.num_layers,
-            # With one group for each expert, engines call their CUDA kernel for plain top-k. With one group for all
-            # experts they would compile a function in every process.
+            # With one group for each expert, engines call their CUDA kernel for plain top-k. With
+            # one group for all experts they would compile a function in every process.
             "n_group": self.num_experts or 1,
             "topk_group": self.num_experts or 1,
         }
@@ -148,7 +182,9 @@ class ModelConfig:
             "linear_attn_config": {
                 # Kimi Linear counts layers from one.
                 "kda_layers": [i + 1 for i, kind in enumerate(self.layer_types) if kind == "kda"],
-                "full_attn_layers": [i + 1 for i, kind in enumerate(self.layer_types) if kind == "mla"],
+                "full_attn_layers": [
+                    i + 1 for i, kind in enumerate(self.layer_types) if kind == "mla"
+                ],
                 "num_heads": self.kda_num_heads,
                 "head_dim": self.kda_head_dim,
                 "short_conv_kernel_size": self.conv_kernel_size,
@@ -160,9 +196,13 @@ class ModelConfig:
         """Read a `config.json`. Raises ValueError for an unsupported architecture or feature."""
         architecture = config.get("model_type")
         if architecture not in _CONSTANTS:
-            raise ValueError(f"model_type must be one of {sorted(_CONSTANTS)}, got {architecture!r}")
+            raise ValueError(
+                f"model_type must be one of {sorted(_CONSTANTS)}, got {architecture!r}"
+            )
         if config.get("q_lora_rank") is not None:
-            raise ValueError(f"compressed queries are not supported: q_lora_rank is {config['q_lora_rank']}")
+            raise ValueError(
+                f"compressed queries are not supported: q_lora_rank is {config['q_lora_rank']}"
+            )
         num_layers, kimi = config["num_hidden_layers"], architecture == "kimi_linear"
         linear = (config.get("linear_attn_config") or {}) if kimi else {}
         kda_layers = set(linear.get("kda_layers", ()))
@@ -188,7 +228,9 @@ class ModelConfig:
             num_experts=num_experts,
             num_experts_per_tok=config[per_token] if num_experts else 0,
             moe_intermediate_size=config["moe_intermediate_size"] if num_experts else 0,
-            num_shared_experts=config["num_shared_experts" if kimi else "n_shared_experts"] if num_experts else 1,
+            num_shared_experts=(
+                config["num_shared_experts" if kimi else "n_shared_experts"] if num_experts else 1
+            ),
         )
 
 
@@ -197,7 +239,10 @@ def num_pages(num_tokens: int) -> int:
 
 
 def model_config(params: ModelSizes) -> ModelConfig:
-    """The model of a case: DeepSeek-V2 when all layers are MLA, Kimi Linear (no RoPE) when some are KDA."""
+    """The model of a case:
+
+    DeepSeek-V2 when all layers are MLA, Kimi Linear (no RoPE) when some are KDA.
+    """
     hybrid = "kda" in params.layers
     return ModelConfig(
         architecture="kimi_linear" if hybrid else "deepseek_v2",
@@ -217,8 +262,13 @@ def model_config(params: ModelSizes) -> ModelConfig:
 
 
 def why_not_together(config: ModelConfig, params: EngineParams) -> str:
-    """Why the engine cannot serve this model with these parameters, in one sentence. Empty if it can."""
-    return next(conflicts(params, set(config.layer_types), config.num_experts), _unwritten_rows(params))
+    """Why the engine cannot serve this model with these parameters, in one sentence.
+
+    Empty if it can.
+    """
+    return next(
+        conflicts(params, set(config.layer_types), config.num_experts), _unwritten_rows(params)
+    )
 
 
 def _unwritten_rows(params: EngineParams) -> str:
@@ -227,6 +277,7 @@ def _unwritten_rows(params: EngineParams) -> str:
     if params.amax_rows != "batch" or written or params.pad_keys or params.zero_fill_output:
         return ""
     return (
-        f"amax_rows batch needs padded rows that are finite, and mla_decode/{params.decode_kernel} leaves rows of "
-        "empty requests as they were: set pad_keys or zero_fill_output, or take a kernel that writes them"
+        f"amax_rows batch needs padded rows that are finite, and mla_decode/{params.decode_kernel}"
+        " leaves rows of empty requests as they were: set pad_keys or zero_fill_output, or take a"
+        " kernel that writes them"
     )

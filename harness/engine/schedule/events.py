@@ -1,4 +1,7 @@
-"""What happened to a request, by the names of :data:`harness.core.engine_params.Event`. No torch."""
+"""What happened to a request, by the names of :data:`harness.core.engine_params.Event`.
+
+No torch.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ from harness.engine.schedule.sequence import Sequence
 
 
 def phase_of(sequence: Sequence) -> str:
-    """What a running request does between two steps: `prefill` (or computing again), `decode`, or `verify` drafts."""
+    """What a running request does between two steps:
+
+    `prefill` (or computing again), `decode`, or `verify` drafts.
+    """
     if not sequence.is_decoding:
         return "prefill"
     return "verify" if sequence.drafts else "decode"

@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 
 from harness.core.errors import InputError
 from harness.core.seams import seam
-from harness.engine.schedule.block_pool import BlockPool, Group, forget_evicted, prefixes, up_to_page_end
+from harness.engine.schedule.block_pool import (
+    BlockPool,
+    Group,
+    forget_evicted,
+    prefixes,
+    up_to_page_end,
+)
 from harness.engine.schedule.config import PAGE_SIZE, num_pages
 from harness.engine.schedule.events import hits, phase_of, preempted
 from harness.engine.schedule.sequence import ScheduledSequence, Sequence, Step
@@ -18,15 +24,16 @@ from harness.engine.schedule.sequence import ScheduledSequence, Sequence, Step
 class Scheduler:
     """Continuous batching with chunked prefill.
 
-    Each step has a budget of tokens: one for each decoding request, then prompts in order of arrival, the last one cut
-    to the budget. Blocks are given as tokens need them. If none is free, the latest request is preempted: it loses its
-    blocks and starts over later.
+    Each step has a budget of tokens: one for each decoding request, then prompts in order of
+    arrival, the last one cut to the budget. Blocks are given as tokens need them. If none is free,
+    the latest request is preempted: it loses its blocks and starts over later.
 
-    With `prefix_caching` a prompt starts with pages that other requests computed, and a copy of the state at their end.
-    With a `window` (0: no window layers) each request has a second list of blocks, freed behind the window.
+    With `prefix_caching` a prompt starts with pages that other requests computed, and a copy of the
+    state at their end. With a `window` (0: no window layers) each request has a second list of
+    blocks, freed behind the window.
 
-    `least_admitted` waiting prompts start together, if so many wait and requests are running: a step with a prompt
-    cannot replay a graph.
+    `least_admitted` waiting prompts start together, if so many wait and requests are running: a
+    step with a prompt cannot replay a graph.
     """
 
     pool: BlockPool
@@ -54,8 +61,8 @@ class Scheduler:
         needed = self._blocks_for(sequence, sequence.max_length)
         if needed > self.pool.num_usable_blocks:
             raise InputError(
-                f"request {sequence.request} needs {needed} blocks, the pool has {self.pool.num_usable_blocks}; "
-                "raise num_blocks or shorten the request"
+                f"request {sequence.request} needs {needed} blocks, the pool has"
+                f" {self.pool.num_usable_blocks}; raise num_blocks or shorten the request"
             )
         self.waiting.append(sequence)
 
@@ -84,7 +91,13 @@ class Scheduler:
             self._to_zero(),
             tuple(self._state_copies),
         )
-        self._freed, self._new_attention, self._new_state, self._new_window, self._state_copies = [], [], [], [], []
+        self._freed, self._new_attention, self._new_state, self._new_window, self._state_copies = (
+            [],
+            [],
+            [],
+            [],
+            [],
+        )
         return step
 
     def finish(self, sequence: Sequence) -> None:
@@ -134,19 +147,29 @@ class Scheduler:
                 return
             self.events.update(self._hits)
             self.running.append(self.waiting.popleft())
-            budget -= self._add(scheduled, sequence, self._chunk(sequence, min(sequence.num_uncomputed_tokens, budget)))
+            budget -= self._add(
+                scheduled,
+                sequence,
+                self._chunk(sequence, min(sequence.num_uncomputed_tokens, budget)),
+            )
 
     def _chunk(self, sequence: Sequence, num_new_tokens: int) -> int:
         length = len(sequence.tokens) if self.needs_state and self.prefix_caching else 0
         return up_to_page_end(sequence.num_computed_tokens, num_new_tokens, length)
 
-    def _add(self, scheduled: list[ScheduledSequence], sequence: Sequence, num_new_tokens: int) -> int:
-        """Run `num_new_tokens` of a request in this step. Returns how much of the budget that takes."""
+    def _add(
+        self, scheduled: list[ScheduledSequence], sequence: Sequence, num_new_tokens: int
+    ) -> int:
+        """Run `num_new_tokens` of a request in this step.
+
+        Returns how much of the budget that takes.
+        """
         self._give_blocks(sequence, num_new_tokens)
         self._cache(sequence, written_tokens(sequence, num_new_tokens))
         scheduled.append(ScheduledSequence(sequence, num_new_tokens))
         if num_new_tokens < sequence.num_uncomputed_tokens:
-            # No other request starts before the next chunk of a prompt that is cut at the end of a page.
+            # No other request starts before the next chunk of a prompt that is cut at the end of a
+            # page.
             return self.max_batched_tokens
         return num_new_tokens
 
@@ -158,7 +181,10 @@ class Scheduler:
         return pages - len(sequence.blocks) + window + state
 
     def _fits(self, sequence: Sequence, num_new_tokens: int) -> bool:
-        return self._blocks_for(sequence, sequence.num_computed_tokens + num_new_tokens) <= self.pool.num_free_blocks
+        return (
+            self._blocks_for(sequence, sequence.num_computed_tokens + num_new_tokens)
+            <= self.pool.num_free_blocks
+        )
 
     def _give_blocks(self, sequence: Sequence, num_new_tokens: int) -> None:
         if self.needs_state and sequence.state_block is None:
@@ -181,11 +207,19 @@ class Scheduler:
             "window": self._new_window,
             "state": self._new_state,
         }
-        return tuple(block for group, blocks in new.items() if group in self.zeroed_groups for block in blocks)
+        return tuple(
+            block
+            for group, blocks in new.items()
+            if group in self.zeroed_groups
+            for block in blocks
+        )
 
     def _evict(self, sequence: Sequence) -> None:
         if self.window:
-            first, last = sequence.num_evicted_pages, first_visible(sequence, self.window) // PAGE_SIZE
+            first, last = (
+                sequence.num_evicted_pages,
+                first_visible(sequence, self.window) // PAGE_SIZE,
+            )
             self._freed += self.pool.free(sequence.window_blocks[first:last])
             forget_evicted(sequence.window_blocks, last)
             sequence.num_evicted_pages = last
@@ -208,13 +242,19 @@ class Scheduler:
         sequence.num_computed_tokens = sequence.num_shared_tokens = num_shared * PAGE_SIZE
 
     def _keep_states(self) -> None:
-        """Copy each state at the end of a page into a free block, where prompts with these pages find it."""
+        """Copy each state at the end of a page into a free block, where prompts with these pages
+        find it.
+        """
         for sequence in self.running:
             pages = sequence.num_computed_tokens // PAGE_SIZE
             if pages > sequence.num_kept_pages and sequence.state_block is not None:
                 sequence.num_kept_pages = pages
-                found = prefixes(sequence.tokens[: pages * PAGE_SIZE], self.num_hashes, prefix_salt(sequence))
-                self._state_copies += [(sequence.state_block, kept) for kept in self.pool.keep_state(list(found))]
+                found = prefixes(
+                    sequence.tokens[: pages * PAGE_SIZE], self.num_hashes, prefix_salt(sequence)
+                )
+                self._state_copies += [
+                    (sequence.state_block, kept) for kept in self.pool.keep_state(list(found))
+                ]
 
     def _cache(self, sequence: Sequence, num_tokens: int) -> None:
         """Make the full pages of the first `num_tokens` tokens shareable."""
@@ -224,7 +264,10 @@ class Scheduler:
                 self.pool.cache(block, prefix)
 
     def _preempt(self, sequence: Sequence, needy: Sequence) -> None:
-        """Take the blocks of a request, for itself or for `needy`. It starts over and waits in front of all others."""
+        """Take the blocks of a request, for itself or for `needy`.
+
+        It starts over and waits in front of all others.
+        """
         self.events.update(preempted(sequence, needy))
         sequence.preempted_at = len(sequence.tokens)
         self.running.remove(sequence)
@@ -233,7 +276,10 @@ class Scheduler:
         self.num_preemptions += 1
 
     def start_over(self, sequences: Iterable[Sequence]) -> None:
-        """Take the blocks of running requests, which compute all their tokens again. They wait in order of arrival."""
+        """Take the blocks of running requests, which compute all their tokens again.
+
+        They wait in order of arrival.
+        """
         for sequence in sequences:
             self.running.remove(sequence)
             self._start_over(sequence)
@@ -259,19 +305,25 @@ class Scheduler:
 
 @seam("adapter.slot-for-adapter")
 def prefix_salt(sequence: Sequence) -> int:
-    """What tells a prefix from another with the same tokens: the adapter, not the slot that it has (PR 42125)."""
+    """What tells a prefix from another with the same tokens: the adapter, not the slot that it has
+    (PR 42125).
+    """
     return sequence.model[1]
 
 
 @seam("preempt.drafts-kept")
 def forget_drafts(sequence: Sequence) -> None:
-    """Forget the drafts of a request that starts over. Its next step computes tokens and verifies none (PR 31955)."""
+    """Forget the drafts of a request that starts over.
+
+    Its next step computes tokens and verifies none (PR 31955).
+    """
     sequence.drafts = []
 
 
 @seam("prefix.hit-before-written")
 def written_tokens(sequence: Sequence, num_new_tokens: int) -> int:
-    """The number of tokens of a request in this step that other requests may share: the tokens of earlier steps.
+    """The number of tokens of a request in this step that other requests may share: the tokens of
+    earlier steps.
 
     The `num_new_tokens` are written when the step runs, and a step may be dropped (PR 50283).
     """

@@ -1,4 +1,7 @@
-"""A request on its way through the engine, and what a step does with requests and blocks. No torch."""
+"""A request on its way through the engine, and what a step does with requests and blocks.
+
+No torch.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ from harness.core.seams import seam
 class Sequence:
     """A request. `tokens` is the prompt followed by the generated tokens.
 
-    The first `num_computed_tokens` tokens have their latents in `blocks` and `window_blocks` and their effect in
-    `state_block`; another request computed the first `num_shared_tokens`. The first `num_evicted_pages` of
-    `window_blocks` are freed. The next step verifies `drafts`, with `query_len` query tokens for each decode.
+    The first `num_computed_tokens` tokens have their latents in `blocks` and `window_blocks` and
+    their effect in `state_block`; another request computed the first `num_shared_tokens`. The first
+    `num_evicted_pages` of `window_blocks` are freed. The next step verifies `drafts`, with
+    `query_len` query tokens for each decode.
     """
 
     request: int
@@ -31,11 +35,15 @@ class Sequence:
     slot: int = 0
     """The slot of its adapter, 0 without one."""
     model: tuple[int, int] = (0, 0)
-    """What serves it since it last started: how often the weights were reloaded, and the adapter in its slot."""
+    """What serves it since it last started: how often the weights were reloaded, and the adapter in
+    its slot.
+    """
     preempted_at: int = 0
     """The number of its tokens when it was preempted last; 0 if it never was."""
     state_source: int | None = None
-    """The cached state that its first step starts from, and the pages that its state kept in the cache covers."""
+    """The cached state that its first step starts from, and the pages that its state kept in the
+    cache covers.
+    """
     num_kept_pages: int = 0
 
     def __post_init__(self) -> None:
@@ -86,17 +94,20 @@ class ScheduledSequence:
 
     @property
     def num_rows(self) -> int:
-        """How many rows of logits it gets: one for its last token, or one for each token of a decode."""
+        """How many rows of logits it gets: one for its last token, or one for each token of a
+        decode.
+        """
         return self.num_new_tokens if self.is_decode else 1
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step: decoding requests first, then prompts, and the blocks that were freed or given since the step before.
+    """One step: decoding requests first, then prompts, and the blocks that were freed or given
+    since the step before.
 
-    No request can read the content of `freed_blocks` any more. A block may be freed and then given. The runner must
-    zero `blocks_to_zero`, some of the new blocks, before anything runs. Then it writes the state that was in the first
-    block of each pair of `state_copies` into the second.
+    No request can read the content of `freed_blocks` any more. A block may be freed and then given.
+    The runner must zero `blocks_to_zero`, some of the new blocks, before anything runs. Then it
+    writes the state that was in the first block of each pair of `state_copies` into the second.
     """
 
     scheduled: tuple[ScheduledSequence, ...]
@@ -112,7 +123,8 @@ class Step:
 def is_decode(sequence: Sequence, num_new_tokens: int) -> bool:
     """Whether these tokens come after cached ones, as many as a decode has.
 
-    A short prompt can have that many. It has no state to continue (PR 32118), and no drafts to verify (PR 53059).
+    A short prompt can have that many. It has no state to continue (PR 32118), and no drafts to
+    verify (PR 53059).
     """
     if num_new_tokens != sequence.query_len or sequence.num_computed_tokens == 0:
         return False

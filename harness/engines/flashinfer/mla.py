@@ -1,4 +1,5 @@
-"""FlashInfer's MLA wrapper, called as engines call it: planned on the host for each batch, then run over paged latents.
+"""FlashInfer's MLA wrapper, called as engines call it: planned on the host for each batch, then run
+over paged latents.
 
 FlashInfer compiles a kernel when it first runs, for minutes without its cache package.
 """
@@ -22,7 +23,9 @@ WORKSPACE_BYTES = 128 << 20
 """The size that FlashInfer recommends, for partial results of split requests."""
 
 
-on_ampere = functools.partial(why_no_kernels, ENGINE, majors=range(8, 100), words="Ampere (8.0) and later")
+on_ampere = functools.partial(
+    why_no_kernels, ENGINE, majors=range(8, 100), words="Ampere (8.0) and later"
+)
 """For the FA2 backend."""
 on_hopper = functools.partial(why_no_kernels, ENGINE, majors=(9,), words="Hopper (9.0)")
 """For the FA3 backend."""
@@ -31,7 +34,9 @@ on_hopper = functools.partial(why_no_kernels, ENGINE, majors=(9,), words="Hopper
 def mla_decode_fa2(
     q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, scale: float, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """Decode by FA2: q [B, S, H, 576], kv_cache [N, P, 576] bf16 -> out [B, S, H, 512], lse [B, H, S] float32."""
+    """Decode by FA2: q [B, S, H, 576], kv_cache [N, P, 576] bf16 -> out [B, S, H, 512], lse [B, H,
+    S] float32.
+    """
     return _decode("fa2", q, kv_cache, block_table, seq_lens, scale)
 
 
@@ -46,7 +51,9 @@ def _decode(
     backend: str, q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     wrapper_type = importlib.import_module("flashinfer.mla").BatchMLAPagedAttentionWrapper
-    wrapper = wrapper_type(torch.empty(WORKSPACE_BYTES, dtype=torch.int8, device=q.device), backend=backend)
+    wrapper = wrapper_type(
+        torch.empty(WORKSPACE_BYTES, dtype=torch.int8, device=q.device), backend=backend
+    )
     num_requests, num_tokens, num_heads, _ = q.shape
     pages = num_pages(seq_lens)
     used = block_table[torch.arange(block_table.shape[1], device=q.device) < pages[:, None]]
@@ -55,7 +62,18 @@ def _decode(
     page_size, rope = kv_cache.shape[1], q.shape[3] - RANK
     try:
         wrapper.plan(
-            starts, offsets, used, seq_lens, num_heads, RANK, rope, page_size, True, scale, q.dtype, kv_cache.dtype
+            starts,
+            offsets,
+            used,
+            seq_lens,
+            num_heads,
+            RANK,
+            rope,
+            page_size,
+            True,
+            scale,
+            q.dtype,
+            kv_cache.dtype,
         )
     except Exception as error:
         # Since 0.7: it depends on the lengths, so no declared shape can say it.
@@ -65,6 +83,8 @@ def _decode(
     flat = q.reshape(num_requests * num_tokens, num_heads, -1)
     q_nope, q_rope = flat[..., :RANK].contiguous(), flat[..., RANK:].contiguous()
     latents, rope_keys = kv_cache[..., :RANK], kv_cache[..., RANK:]
-    out, lse = wrapper.run(q_nope, q_rope, latents, rope_keys, return_lse=True, return_lse_base_on_e=True)
+    out, lse = wrapper.run(
+        q_nope, q_rope, latents, rope_keys, return_lse=True, return_lse_base_on_e=True
+    )
     lse = lse.reshape(num_requests, num_tokens, num_heads).transpose(1, 2)
     return out.reshape(num_requests, num_tokens, num_heads, RANK), lse.contiguous()

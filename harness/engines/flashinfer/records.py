@@ -27,18 +27,38 @@ def on_ampere_since_0_6_16(device: str) -> str:
 
 
 def read_nvfp4(
-    cache: Tensor, block_table: Tensor, cu_seq_lens: Tensor, *, record_format: str, scale: float | None = None
+    cache: Tensor,
+    block_table: Tensor,
+    cu_seq_lens: Tensor,
+    *,
+    record_format: str,
+    scale: float | None = None,
 ) -> Tensor:
-    """`nvfp4_kv_dequantize_paged` with one head: `nvfp4_linear` records -> [T, 128], rounded to bf16."""
+    """`nvfp4_kv_dequantize_paged` with one head:
+
+    `nvfp4_linear` records -> [T, 128], rounded to bf16.
+    """
     read = importlib.import_module("flashinfer.quantization").nvfp4_kv_dequantize_paged
     form, (num_blocks, page_size) = RECORDS[record_format], cache.shape[:2]
     blocks, border = cache.flatten(1), page_size * form.parts[0]
     codes = blocks[:, :border].view(num_blocks, page_size, 1, -1)
     scales = blocks[:, border:].view(num_blocks, page_size, 1, -1).view(torch.float8_e4m3fn)
-    factor = torch.full((1,), 1.0 if scale is None else scale, dtype=torch.float32, device=cache.device)
+    factor = torch.full(
+        (1,), 1.0 if scale is None else scale, dtype=torch.float32, device=cache.device
+    )
     lengths = cu_seq_lens.diff()
     shape = (len(lengths), block_table.shape[1] * page_size, 1, form.width)
     keys, values = (torch.empty(shape, dtype=torch.bfloat16, device=cache.device) for _ in range(2))
-    read((codes, codes), (scales, scales), block_table, lengths, factor, factor, keys, values, kv_layout="NHD")
+    read(
+        (codes, codes),
+        (scales, scales),
+        block_table,
+        lengths,
+        factor,
+        factor,
+        keys,
+        values,
+        kv_layout="NHD",
+    )
     is_token = torch.arange(shape[1], device=cache.device) < lengths[:, None]
     return keys[:, :, 0][is_token].float()

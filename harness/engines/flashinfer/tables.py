@@ -1,4 +1,7 @@
-"""What FlashInfer adds to the catalog: the rows of `tables.yaml`. Imports neither torch nor FlashInfer."""
+"""What FlashInfer adds to the catalog: the rows of `tables.yaml`.
+
+Imports neither torch nor FlashInfer.
+"""
 
 from __future__ import annotations
 

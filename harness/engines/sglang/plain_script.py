@@ -9,7 +9,9 @@ from harness.engines.sglang.params import SglangParams
 from harness.engines.sglang.tables import ENGINE
 
 KEPT = frozenset(("canary", "limit", "epochs", "max_tokens", "num_slots", "quantization"))
-"""Parameters that the plain engine shares with the failing one: the model, the questions and the size of the pool."""
+"""Parameters that the plain engine shares with the failing one: the model, the questions and the
+size of the pool.
+"""
 _START = """\
 def start(path):
     engine = sglang.Engine(model_path=path, **options)
@@ -21,13 +23,18 @@ def start(path):
 
     return ask
 
-"""
+"""  # noqa: E501
 
 
 def script(case: Case, marker: str) -> str:
-    """The script of :func:`plain_script`. The plain engine captures no graph and has the default backend."""
+    """The script of :func:`plain_script`.
+
+    The plain engine captures no graph and has the default backend.
+    """
     params = case.params_as(SglangParams)
-    return plain_script(ENGINE, params, marker, kept=KEPT, start_of=_start, start=_START, absent=None)
+    return plain_script(
+        ENGINE, params, marker, kept=KEPT, start_of=_start, start=_START, absent=None
+    )
 
 
 def _start(params: SglangParams) -> Start:

@@ -1,4 +1,6 @@
-"""SGLang as a target: its processes serve a canary, which answers a task under poison; or its Python runs on a CPU."""
+"""SGLang as a target: its processes serve a canary, which answers a task under poison; or its
+Python runs on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ QUESTIONS = "harness.engines.sglang.serve.child"
 BUILT_FOR = {"flashmla": (9, 10), "fa3": (8, 9), "cutlass_mla": (10,)}
 """The major compute capabilities of backends that do not run on all."""
 SELECTING = ("triton",)
-"""Backends that may be given pages with NaN in unused slots. The others multiply by 0; SGLang zeroes the pool once."""
+"""Backends that may be given pages with NaN in unused slots.
+
+The others multiply by 0; SGLang zeroes the pool once.
+"""
 WITH_CANARY = (0, 5, 13)
 """The first release with `kv_canary`."""
 
@@ -50,7 +55,9 @@ class SglangTarget(ServedTarget):
         return ""
 
     def _plan(self, folder: Path, poison: Poison | None) -> Plan:
-        """The case's sites in SGLang's memory that the case has and that its backend does not need finite."""
+        """The case's sites in SGLang's memory that the case has and that its backend does not need
+        finite.
+        """
         params, excluded = self._params, set[str]()
         if params.backend not in SELECTING:
             excluded.update(PAGES)
@@ -66,9 +73,13 @@ class SglangTarget(ServedTarget):
         sites = tuple(site for site in SITES if poison.covers(site) and site not in excluded)
         return Plan(folder=str(folder), sites=sites, pattern=poison.pattern, fault=self.fault or "")
 
-    def _serve(self, folder: Path, poison: Poison, *, is_eager: bool = False, records: bool = False) -> None:
+    def _serve(
+        self, folder: Path, poison: Poison, *, is_eager: bool = False, records: bool = False
+    ) -> None:
         """See :meth:`ServedTarget._serve`. The case is about the poison and the fault."""
-        plan = self._plan(folder, None if is_eager else poison).model_copy(update={"records": records})
+        plan = self._plan(folder, None if is_eager else poison).model_copy(
+            update={"records": records}
+        )
         request = SglangRequest(
             **self._questions(folder),
             options=engine_options(self._params, "none" if is_eager else self._params.graph)
@@ -79,7 +90,8 @@ class SglangTarget(ServedTarget):
         try:
             found = self._reply(QUESTIONS, request, settings, folder, forks)
         except KernelError:
-            # SGLang kills the serving process if a scheduler ends, also one that refused the plan or the options.
+            # SGLang kills the serving process if a scheduler ends, also one that refused the plan
+            # or the options.
             raise_refusal(plan)
             raise
         keep_filled(folder, found)

@@ -16,13 +16,22 @@ CACHE_TYPES = {"bf16": "bfloat16", "fp8_e4m3": "fp8_e4m3", "fp8": "fp8"}
 """vLLM's names for values of `--kv`."""
 
 
-def open_model(path: str, *, concurrency: int, kv: str | None = None, graph: str | None = None) -> VllmBackend:
-    """Start vLLM with `--kv` and `--graph` as arguments of `vllm.LLM`. Raises InputError for other values."""
+def open_model(
+    path: str, *, concurrency: int, kv: str | None = None, graph: str | None = None
+) -> VllmBackend:
+    """Start vLLM with `--kv` and `--graph` as arguments of `vllm.LLM`.
+
+    Raises InputError for other values.
+    """
     options = cache_option(ENGINE, kv, CACHE_TYPES)
     if graph is not None:
         if graph not in ("none", "full"):
             raise InputError(f"--graph {graph}: vLLM takes none or full")
-        options |= {"enforce_eager": True} if graph == "none" else {"compilation_config": {"cudagraph_mode": "FULL"}}
+        options |= (
+            {"enforce_eager": True}
+            if graph == "none"
+            else {"compilation_config": {"cudagraph_mode": "FULL"}}
+        )
     return VllmBackend(path, concurrency=concurrency, **options)
 
 
@@ -39,8 +48,12 @@ class VllmBackend(EngineBackend):
         vocab_size = int(config.model_config.get_vocab_size())
         self.describe(vocab_size, config.model_config.dtype, config.cache_config.cache_dtype)
 
-    def _generated(self, prompts: list[str], max_tokens: int, stop: list[str]) -> Iterable[Generated]:
-        params = self._module.SamplingParams(temperature=0.0, max_tokens=max_tokens, stop=stop, logprobs=0)
+    def _generated(
+        self, prompts: list[str], max_tokens: int, stop: list[str]
+    ) -> Iterable[Generated]:
+        params = self._module.SamplingParams(
+            temperature=0.0, max_tokens=max_tokens, stop=stop, logprobs=0
+        )
         for output in self._llm.generate(prompts, params, use_tqdm=False):
             answer = output.outputs[0]
             logprobs = [entry.logprob for row in answer.logprobs or () for entry in row.values()]
@@ -52,13 +65,18 @@ class VllmBackend(EngineBackend):
             return None
         metrics = self._llm.get_metrics()
         names = (f"vllm:spec_decode_num_{what}_tokens" for what in ("draft", "accepted"))
-        drafted, accepted = (sum(int(metric.value) for metric in metrics if metric.name == name) for name in names)
+        drafted, accepted = (
+            sum(int(metric.value) for metric in metrics if metric.name == name) for name in names
+        )
         return Drafts(drafted, accepted, tuple(refused_drafts.REFUSED))
 
     def ask_workers(self, question: Callable[[Any], Any], timeout_seconds: float) -> list[Any]:
-        """Call `question` with the worker in each worker's process. Returns the answers in the order of ranks.
+        """Call `question` with the worker in each worker's process.
 
-        Raises RuntimeError if a worker fails, and TimeoutError if a worker in another process is too slow.
+        Returns the answers in the order of ranks.
+
+        Raises RuntimeError if a worker fails, and TimeoutError if a worker in another process is
+        too slow.
         """
         return list(self._llm.collective_rpc(question, timeout=timeout_seconds))
 

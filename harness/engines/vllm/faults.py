@@ -12,5 +12,8 @@ PATCHES = read_patches(ENGINE, Path(__file__).with_name("patches.yaml"))
 
 
 def inject(fault: str) -> None:
-    """Inject a fault into this vLLM process. Raises InputError for an unknown one, PatchRefused if it does not fit."""
+    """Inject a fault into this vLLM process.
+
+    Raises InputError for an unknown one, PatchRefused if it does not fit.
+    """
     PATCHES.inject(fault, importlib.import_module("vllm").__version__)

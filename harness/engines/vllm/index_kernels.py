@@ -1,4 +1,6 @@
-"""vLLM's stages before sparse attention, called as vLLM calls them: logits of DeepGEMM, five top-k, the conversion."""
+"""vLLM's stages before sparse attention, called as vLLM calls them: logits of DeepGEMM, five top-k,
+the conversion.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,14 @@ NATIVE_TOKENS = (1, 2, 4)
 """Numbers of query tokens of a request that DeepGEMM's kernel of Hopper takes."""
 
 
-def deepgemm_logits(q: Tensor, weights: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor) -> Tensor:
-    """DeepGEMM's paged logits with a plan of their own: q [B, S, X, 128] e4m3, kv_cache [N, 64, 132] uint8.
+def deepgemm_logits(
+    q: Tensor, weights: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor
+) -> Tensor:
+    """DeepGEMM's paged logits with a plan of their own: q [B, S, X, 128] e4m3, kv_cache [N, 64,
+    132] uint8.
 
-    Returns [B * S, M * 64] float32. vLLM gives it a length for each query token, [B, S]; other numbers of
-    tokens than the kernel of Hopper takes become requests of one token, as in vLLM.
+    Returns [B * S, M * 64] float32. vLLM gives it a length for each query token, [B, S]; other
+    numbers of tokens than the kernel of Hopper takes become requests of one token, as in vLLM.
     """
     module = importlib.import_module("vllm.utils.deep_gemm")
     num_requests, num_tokens, num_heads, _ = q.shape
@@ -44,19 +49,28 @@ def deepgemm_logits(q: Tensor, weights: Tensor, kv_cache: Tensor, block_table: T
     return found.contiguous()
 
 
-def _select(backend: str, logits: Tensor, seq_lens: Tensor, *, topk: int, out: Tensor | None = None) -> Tensor:
-    """vLLM's top-k of one backend: logits [B * S, L] float32, seq_lens [B] int32 -> [B * S, K] int32, in `out`.
+def _select(
+    backend: str, logits: Tensor, seq_lens: Tensor, *, topk: int, out: Tensor | None = None
+) -> Tensor:
+    """vLLM's top-k of one backend: logits [B * S, L] float32, seq_lens [B] int32 -> [B * S, K]
+    int32, in `out`.
 
     Lengths are given for each query token, [B, S], as vLLM does for drafts.
     """
     if backend == "cooperative" and len(logits) > COOPERATIVE_ROWS:
-        raise Refused(f"vLLM's cooperative top-k takes at most {COOPERATIVE_ROWS} rows, not {len(logits)}")
+        raise Refused(
+            f"vLLM's cooperative top-k takes at most {COOPERATIVE_ROWS} rows, not {len(logits)}"
+        )
     workspace = importlib.import_module("vllm.v1.worker.workspace")
     if workspace._manager is None:
         workspace.init_workspace_manager(logits.device)
     num_tokens = len(logits) // len(seq_lens)
     lengths = row_lengths(seq_lens, num_tokens).view(-1, num_tokens)
-    found = torch.empty(len(logits), topk, dtype=torch.int32, device=logits.device) if out is None else out
+    found = (
+        torch.empty(len(logits), topk, dtype=torch.int32, device=logits.device)
+        if out is None
+        else out
+    )
     select = importlib.import_module(_TOPK).get_indexer_topk(backend)
     select(logits, lengths, num_tokens, found, topk, logits.shape[1])
     return found
@@ -70,9 +84,15 @@ torch_topk = functools.partial(_select, "torch")
 
 
 def map_indices(
-    positions: Tensor, block_table: Tensor, requests: Tensor, *, page_size: int, out: Tensor | None = None
+    positions: Tensor,
+    block_table: Tensor,
+    requests: Tensor,
+    *,
+    page_size: int,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """`triton_convert_req_index_to_global_index` of positions [T, K] int32: the slots [T, K] int32, in `out`.
+    """`triton_convert_req_index_to_global_index` of positions [T, K] int32: the slots [T, K] int32,
+    in `out`.
 
     Since 0.33 it asserts that `requests` covers the same tokens, so only the first T are given.
     """

@@ -1,7 +1,7 @@
 """Types for vLLM's objects, with only the names that the harness uses. vLLM is not imported.
 
-The type checker checks the harness against these types. `python -m tests.vllm_fits` checks the text of each
-release against them. If releases differ, a type names its releases.
+The type checker checks the harness against these types. `python -m tests.vllm_fits` checks the text
+of each release against them. If releases differ, a type names its releases.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ ATTENTION_MODULE = "vllm.model_executor.layers.attention.mla_attention"
 
 @dataclass(frozen=True, slots=True)
 class Relied:
-    """A class or function of vLLM at `path`, "module:Name". `shape` is our type, `part` what of the harness uses it.
+    """A class or function of vLLM at `path`, "module:Name".
 
-    It is for releases `first <= version < last`, if given. If the harness derives from the class (`derived`), `shape`
-    has all of its abstract methods.
+    `shape` is our type, `part` what of the harness uses it.
+
+    It is for releases `first <= version < last`, if given. If the harness derives from the class
+    (`derived`), `shape` has all of its abstract methods.
     """
 
     part: str
@@ -39,7 +41,9 @@ RELIED: list[Relied] = []
 _T = TypeVar("_T", bound=type)
 
 
-def of_vllm(part: str, path: str, *, first: str = "", last: str = "", derived: bool = False) -> Callable[[_T], _T]:
+def of_vllm(
+    part: str, path: str, *, first: str = "", last: str = "", derived: bool = False
+) -> Callable[[_T], _T]:
     """Declare a type for vLLM's `path`. See `Relied`."""
 
     def declare(shape: _T) -> _T:
@@ -176,7 +180,9 @@ class FirstRunner(Protocol):
     input_batch: InputBatch
     device: torch.device
 
-    def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any: ...
+    def execute_model(
+        self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
+    ) -> Any: ...
     def load_model(self, *args: Any, **kwargs: Any) -> Any: ...
     def get_model(self) -> torch.nn.Module: ...
 
@@ -202,7 +208,9 @@ _CHUNKED = ATTENTION_MODULE + ":MLACommonPrefillMetadata.ChunkedContextMetadata"
 
 @of_vllm(CONTEXT, _CHUNKED, last="0.26.0")
 class CountedContext(Protocol):
-    """Up to 0.25: prefill rows past a count have no context, and the last merge does not read them."""
+    """Up to 0.25: prefill rows past a count have no context, and the last merge does not read
+    them.
+    """
 
     prefill_tokens_with_context: int | None
 
@@ -221,11 +229,18 @@ class MarkedContext(Protocol):
     empty_token_slices: list[slice]
 
 
-@of_vllm(CONTEXT, "vllm.v1.attention.backends.mla.prefill.base:MLAPrefillBackend", first="0.26.0", last="0.28.0")
+@of_vllm(
+    CONTEXT,
+    "vllm.v1.attention.backends.mla.prefill.base:MLAPrefillBackend",
+    first="0.26.0",
+    last="0.28.0",
+)
 class PrefillBackend(Protocol):
     """Attention over a chunk of context: out [T, H, V] and lse [H, T]."""
 
-    def run_prefill_context_chunk(self, chunk_idx: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
+    def run_prefill_context_chunk(
+        self, chunk_idx: int, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, Tensor]: ...
 
 
 @of_vllm(CONTEXT, ATTENTION_MODULE + ":MLACommonPrefillMetadata", last="0.28.0")
@@ -244,7 +259,9 @@ class AttentionMetadata(Protocol):
 
 @of_vllm(CONTEXT, ATTENTION_MODULE + ":MLACommonImpl", last="0.28.0")
 class ContextImpl(Protocol):
-    """Context attention, out [T, H, V] and lse [H, T], which vLLM merges with the attention of new tokens."""
+    """Context attention, out [T, H, V] and lse [H, T], which vLLM merges with the attention of new
+    tokens.
+    """
 
     def _compute_prefill_context(
         self, q: Tensor, kv_c_and_k_pe_cache: Tensor, attn_metadata: AttentionMetadata, *args: Any
@@ -260,7 +277,10 @@ class InitContextPartial(Protocol):
 
 @of_vllm(RECORDER, ATTENTION_MODULE + ":MLACommonImpl")
 class AttentionImpl(Protocol):
-    """The two forms of MLA attention. Decodes return (out, lse); prefills write to their argument `output`."""
+    """The two forms of MLA attention.
+
+    Decodes return (out, lse); prefills write to their argument `output`.
+    """
 
     def forward_mqa(self, *args: Any, **kwargs: Any) -> Any: ...
     def forward_mha(self, *args: Any, output: Tensor, **kwargs: Any) -> None: ...
@@ -288,7 +308,11 @@ class RoutingStrategy(Protocol):
     """A choice of experts in vLLM's simulator."""
 
     def route_tokens(
-        self, hidden_states: Tensor, router_logits: Tensor, top_k: int, indices_type: torch.dtype | None = None
+        self,
+        hidden_states: Tensor,
+        router_logits: Tensor,
+        top_k: int,
+        indices_type: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -323,7 +347,12 @@ class SamplingParams(Protocol):
     """How answers are drawn. `logprobs` counts tokens besides the one taken."""
 
     def __init__(
-        self, *, temperature: float, max_tokens: int, stop: list[str] | None = None, logprobs: int | None = None
+        self,
+        *,
+        temperature: float,
+        max_tokens: int,
+        stop: list[str] | None = None,
+        logprobs: int | None = None,
     ) -> None: ...
 
 
@@ -335,7 +364,10 @@ class Counter(Protocol):
 
 @of_vllm(ANSWERS, "vllm:LLM")
 class LLM(Protocol):
-    """vLLM in this process. Its arguments are checked by `harness.engines.vllm.target.llm_options`."""
+    """vLLM in this process.
+
+    Its arguments are checked by `harness.engines.vllm.target.llm_options`.
+    """
 
     llm_engine: Engine
 
@@ -343,7 +375,9 @@ class LLM(Protocol):
         self, prompts: list[str], sampling_params: SamplingParams, *, use_tqdm: bool
     ) -> list[RequestOutput]: ...
     def get_metrics(self) -> list[Counter]: ...
-    def collective_rpc(self, method: Callable[[Any], Any], timeout: float | None = None) -> list[Any]: ...
+    def collective_rpc(
+        self, method: Callable[[Any], Any], timeout: float | None = None
+    ) -> list[Any]: ...
 
 
 class Vllm(Protocol):

@@ -1,4 +1,6 @@
-"""A case's options of `vllm.LLM` and its environment, and the `vllm serve` command with the same."""
+"""A case's options of `vllm.LLM` and its environment, and the `vllm serve` command with the
+same.
+"""
 
 from __future__ import annotations
 
@@ -25,26 +27,42 @@ from harness.engines.vllm.serve.settings import (
 
 
 def llm_options(params: VllmParams, graph: str) -> dict[str, Any]:
-    """Arguments of `vllm.LLM`. All memory sizes are fixed, so that several processes can share a GPU."""
+    """Arguments of `vllm.LLM`.
+
+    All memory sizes are fixed, so that several processes can share a GPU.
+    """
     options: dict[str, Any] = {
-        "max_model_len": LONGEST.get(params.canary, 1024), "max_num_batched_tokens": params.max_batched_tokens,
-        "num_gpu_blocks_override": params.num_blocks, "kv_cache_memory_bytes": params.kv_megabytes << 20,
+        "max_model_len": LONGEST.get(params.canary, 1024),
+        "max_num_batched_tokens": params.max_batched_tokens,
+        "num_gpu_blocks_override": params.num_blocks,
+        "kv_cache_memory_bytes": params.kv_megabytes << 20,
         "gpu_memory_utilization": 0.08,
-        "kv_cache_dtype": "auto" if params.kv == "bf16" else "fp8_ds_mla" if params.canary == "dsa" else "fp8",
+        "kv_cache_dtype": (
+            "auto" if params.kv == "bf16" else "fp8_ds_mla" if params.canary == "dsa" else "fp8"
+        ),
         "enable_prefix_caching": params.prefix_caching,
         "quantization": None if params.quantization == "none" else params.quantization,
-        "attention_backend": params.backend, "trust_remote_code": True, "seed": 0,
-    }  # fmt: skip
+        "attention_backend": params.backend,
+        "trust_remote_code": True,
+        "seed": 0,
+    }
     options |= rank_options(params)
     if params.canary == "dsa":
         options["hf_overrides"] = {"index_topk": params.index_topk}
     if params.canary in ("moe", "mtp") and params.moe_backend != "default":
-        # The default differs between releases, and some defaults compile kernels at the first start.
+        # The default differs between releases, and some defaults compile kernels at the first
+        # start.
         options["moe_backend"] = params.moe_backend
-    given = {"async_scheduling": params.async_scheduling, "enable_expert_parallel": params.expert_parallel}
+    given = {
+        "async_scheduling": params.async_scheduling,
+        "enable_expert_parallel": params.expert_parallel,
+    }
     options |= {name: True for name, is_on in given.items() if is_on}
     if params.speculative != "none":
-        more: dict[str, Any] = {"ngram": {"prompt_lookup_max": 4}, "eagle": {"model": str(FIXTURES / "canary-eagle")}}
+        more: dict[str, Any] = {
+            "ngram": {"prompt_lookup_max": 4},
+            "eagle": {"model": str(FIXTURES / "canary-eagle")},
+        }
         drafter = {"method": params.speculative, "num_speculative_tokens": 3}
         options["speculative_config"] = {**drafter, **more.get(params.speculative, {})}
     if params.has_module:
@@ -58,7 +76,13 @@ def llm_options(params: VllmParams, graph: str) -> dict[str, Any]:
     if "piecewise" in graph:
         # vLLM splits the model in its compiler only. The pieces need not be compiled.
         compilation |= {"mode": 3, "backend": "eager"}
-    return {**options, "compilation_config": {**compilation, "cudagraph_capture_sizes": list(params.capture_sizes)}}
+    return {
+        **options,
+        "compilation_config": {
+            **compilation,
+            "cudagraph_capture_sizes": list(params.capture_sizes),
+        },
+    }
 
 
 HTTP_ENVIRON = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_SERVER_DEV_MODE": "1"}
@@ -95,14 +119,22 @@ def environ(
 
 
 def serve_command(case: Case) -> str:
-    """`VARIABLE=… vllm serve CHECKPOINT --option value …` with the options that the case hands to `vllm.LLM`."""
+    """`VARIABLE=… vllm serve CHECKPOINT --option value …` with the options that the case hands to
+    `vllm.LLM`.
+    """
     params = case.params_as(VllmParams)
-    return f"VLLM_USE_V2_MODEL_RUNNER={int(params.runner == 'v2')} {shlex.join(['vllm', *serve_words(params)])}"
+    return (
+        f"VLLM_USE_V2_MODEL_RUNNER={int(params.runner == 'v2')}"
+        f" {shlex.join(['vllm', *serve_words(params)])}"
+    )
 
 
 def serve_words(params: VllmParams) -> list[str]:
     # A server counts drafts unless it is forbidden to.
-    options = llm_options(params, params.graph) | {"max_num_seqs": params.max_num_seqs, "disable_log_stats": None}
+    options = llm_options(params, params.graph) | {
+        "max_num_seqs": params.max_num_seqs,
+        "disable_log_stats": None,
+    }
     if params.script == "sleep":
         options["enable_sleep_mode"] = True
     words = (word for name, value in options.items() for word in _option(name, value))

@@ -9,10 +9,25 @@ from harness.engines.vllm.params import VllmParams
 from harness.engines.vllm.tables import ENGINE
 
 KEPT = frozenset(
-    ("canary", "limit", "epochs", "max_tokens", "num_blocks", "kv_megabytes", "quantization", "moe_backend")
+    (
+        "canary",
+        "limit",
+        "epochs",
+        "max_tokens",
+        "num_blocks",
+        "kv_megabytes",
+        "quantization",
+        "moe_backend",
+    )
 )
-"""Parameters that the plain engine shares with the failing one: the model, the questions and the size of the pool."""
-ENVIRON = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+"""Parameters that the plain engine shares with the failing one: the model, the questions and the
+size of the pool.
+"""
+ENVIRON = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
 _START = """\
 def start(path):
     llm = vllm.LLM(model=path, **options)
@@ -25,15 +40,22 @@ def start(path):
 
     return ask
 
-"""
+"""  # noqa: E501
 
 
 def script(case: Case, marker: str) -> str:
-    """The script of :func:`plain_script`. The plain engine captures no graph and has the default backend and runner."""
+    """The script of :func:`plain_script`.
+
+    The plain engine captures no graph and has the default backend and runner.
+    """
     params = case.params_as(VllmParams)
-    return plain_script(ENGINE, params, marker, kept=KEPT, start_of=_start, start=_START, absent=False)
+    return plain_script(
+        ENGINE, params, marker, kept=KEPT, start_of=_start, start=_START, absent=False
+    )
 
 
 def _start(params: VllmParams) -> Start:
     options = llm_options(params, params.graph) | {"max_num_seqs": params.max_num_seqs}
-    return Start(options, ENVIRON | {"VLLM_USE_V2_MODEL_RUNNER": "1" if params.runner == "v2" else "0"})
+    return Start(
+        options, ENVIRON | {"VLLM_USE_V2_MODEL_RUNNER": "1" if params.runner == "v2" else "0"}
+    )

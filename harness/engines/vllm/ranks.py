@@ -15,14 +15,19 @@ AMONG_RANKS = {
     # Spawned workers do not depend on the CUDA state of this process.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
-    # From 0.33.0 on vLLM builds FlashInfer's all-reduce by default. It waits for NVLink multicast, which is off.
+    # From 0.33.0 on vLLM builds FlashInfer's all-reduce by default. It waits for NVLink multicast,
+    # which is off.
     "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
     # Ranks wait for a failed rank. vLLM's own limit is longer.
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "120",
     "VLLM_HOST_IP": "127.0.0.1",
 }
 """Environment of workers that communicate on one host."""
-NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+NO_MULTICAST = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
 """NVLink multicast is off unless the environment has it on: it can hang a shared host."""
 
 
@@ -40,24 +45,46 @@ def rank_options(params: VllmParams) -> dict[str, Any]:
     }
 
 
-def rank_environ(num_ranks: int, gpus: tuple[int, ...], inherited: Mapping[str, str]) -> dict[str, str]:
-    """Variables that `num_ranks` workers need besides the inherited ones. They use only `gpus`, if given."""
+def rank_environ(
+    num_ranks: int, gpus: tuple[int, ...], inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """Variables that `num_ranks` workers need besides the inherited ones.
+
+    They use only `gpus`, if given.
+    """
     if num_ranks == 1:
         return {}
-    ours = {name: value for name, value in NO_MULTICAST.items() if name not in inherited} | AMONG_RANKS
+    ours = {
+        name: value for name, value in NO_MULTICAST.items() if name not in inherited
+    } | AMONG_RANKS
     if gpus:
         # `gpus` are indices of the GPUs that this process sees.
-        visible = [name.strip() for name in inherited.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-        ours["CUDA_VISIBLE_DEVICES"] = ",".join(visible[gpu] if visible else str(gpu) for gpu in gpus)
+        visible = [
+            name.strip()
+            for name in inherited.get("CUDA_VISIBLE_DEVICES", "").split(",")
+            if name.strip()
+        ]
+        ours["CUDA_VISIBLE_DEVICES"] = ",".join(
+            visible[gpu] if visible else str(gpu) for gpu in gpus
+        )
     return ours
 
 
 def known_to_hang(num_ranks: int, environ: Mapping[str, str]) -> str:
-    """The variables of a start over several ranks that make it wait for NVLink multicast; empty if none does."""
+    """The variables of a start over several ranks that make it wait for NVLink multicast; empty if
+    none does.
+    """
     off = {**NO_MULTICAST, "VLLM_ALLREDUCE_USE_FLASHINFER": "0"} if num_ranks > 1 else {}
-    wrong = [f"{name}={environ.get(name, '')} ({value})" for name, value in off.items() if environ.get(name) != value]
+    wrong = [
+        f"{name}={environ.get(name, '')} ({value})"
+        for name, value in off.items()
+        if environ.get(name) != value
+    ]
     return (
-        f"known to hang where NVLink multicast does not come up (what avoids it): {', '.join(wrong)}" if wrong else ""
+        "known to hang where NVLink multicast does not come up (what avoids it):"
+        f" {', '.join(wrong)}"
+        if wrong
+        else ""
     )
 
 
@@ -69,7 +96,9 @@ def why_not_split(params: VllmParams, checkpoint: Path) -> str:
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     heads = {
         "attention heads": config["num_attention_heads"],
-        "linear-attention heads": (config.get("linear_attn_config") or {}).get("num_heads", num_ranks),
+        "linear-attention heads": (
+            (config.get("linear_attn_config") or {}).get("num_heads", num_ranks)
+        ),
     }
     for what, number in heads.items():
         if number % num_ranks:

@@ -1,7 +1,9 @@
-"""vLLM's writers and readers of cache records, called as vLLM calls them. They have not run on a GPU yet.
+"""vLLM's writers and readers of cache records, called as vLLM calls them.
 
-The cache is bytes [N, P, bytes of a record], whose blocks may lie between blocks of other layers. vLLM is imported
-inside the functions, as in :mod:`harness.engines.vllm.kernels`.
+They have not run on a GPU yet.
+
+The cache is bytes [N, P, bytes of a record], whose blocks may lie between blocks of other layers.
+vLLM is imported inside the functions, as in :mod:`harness.engines.vllm.kernels`.
 """
 
 from __future__ import annotations
@@ -24,9 +26,16 @@ WIDTH = 576
 
 
 def write_mla(
-    x: Tensor, cache: Tensor, slot_mapping: Tensor, *, record_format: str, scale: float | None = None
+    x: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    record_format: str,
+    scale: float | None = None,
 ) -> None:
-    """`concat_and_cache_mla`: rows x [T, 576] bf16 as `bf16`, `fp8_e4m3` or `fp8_ds_mla` records."""
+    """`concat_and_cache_mla`: rows x [T, 576] bf16 as `bf16`, `fp8_e4m3` or `fp8_ds_mla`
+    records.
+    """
     ops = importlib.import_module(_OPS)
     typed, name = _typed(cache, record_format)
     kv_c, k_pe = x[:, :RANK].contiguous(), x[:, RANK:].contiguous()
@@ -40,37 +49,67 @@ def write_indexer(x: Tensor, cache: Tensor, slot_mapping: Tensor, **_: Any) -> N
 
 
 def write_indexer_shuffled(x: Tensor, cache: Tensor, slot_mapping: Tensor, **_: Any) -> None:
-    """The Triton writer that ROCm uses: keys x [T, 128] bf16 as `indexer_shuffled` records [N, P, 132]."""
+    """The Triton writer that ROCm uses: keys x [T, 128] bf16 as `indexer_shuffled` records [N, P,
+    132].
+    """
     write = importlib.import_module(_ROCM).indexer_k_quant_and_cache_triton
     write(x.contiguous(), cache, slot_mapping.long(), _GROUP, _INDEXER_SCALES)
 
 
 def write_nvfp4(
-    x: Tensor, cache: Tensor, slot_mapping: Tensor, *, record_format: str, scale: float | None = None
+    x: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    record_format: str,
+    scale: float | None = None,
 ) -> None:
-    """`reshape_and_cache_flash` with one head x [T, 128] bf16: keys are `nvfp4_linear`, values `nvfp4_swizzled`.
+    """`reshape_and_cache_flash` with one head x [T, 128] bf16: keys are `nvfp4_linear`, values
+    `nvfp4_swizzled`.
 
     The other side of the call goes to a cache of its own, with the same strides.
     """
     ops = importlib.import_module(_OPS)
-    extent = sum((size - 1) * stride for size, stride in zip(cache.shape, cache.stride(), strict=True)) + 1
-    spare = torch.empty(extent, dtype=torch.uint8, device=x.device).as_strided(cache.shape, cache.stride(), 0)
+    extent = (
+        sum((size - 1) * stride for size, stride in zip(cache.shape, cache.stride(), strict=True))
+        + 1
+    )
+    spare = torch.empty(extent, dtype=torch.uint8, device=x.device).as_strided(
+        cache.shape, cache.stride(), 0
+    )
     caches = (cache, spare) if record_format == "nvfp4_linear" else (spare, cache)
     heads, factor = x[:, None].contiguous(), _scalar(scale, x)
     ops.reshape_and_cache_flash(
-        heads, heads, caches[0][:, :, None], caches[1][:, :, None], slot_mapping.long(), "nvfp4", factor, factor
+        heads,
+        heads,
+        caches[0][:, :, None],
+        caches[1][:, :, None],
+        slot_mapping.long(),
+        "nvfp4",
+        factor,
+        factor,
     )
 
 
 def read_mla(
-    cache: Tensor, block_table: Tensor, cu_seq_lens: Tensor, *, record_format: str, scale: float | None = None
+    cache: Tensor,
+    block_table: Tensor,
+    cu_seq_lens: Tensor,
+    *,
+    record_format: str,
+    scale: float | None = None,
 ) -> Tensor:
-    """`gather_and_maybe_dequant_cache`: `bf16` or `fp8_e4m3` records -> [T, 576], rounded to bf16."""
+    """`gather_and_maybe_dequant_cache`:
+
+    `bf16` or `fp8_e4m3` records -> [T, 576], rounded to bf16.
+    """
     ops = importlib.import_module(_OPS)
     typed, name = _typed(cache, record_format)
     requests, factor = _request_of_tokens(cu_seq_lens), _scalar(scale, cache)
     out = torch.empty(len(requests), WIDTH, dtype=torch.bfloat16, device=cache.device)
-    ops.gather_and_maybe_dequant_cache(typed, out, block_table, cu_seq_lens, requests, len(requests), name, factor)
+    ops.gather_and_maybe_dequant_cache(
+        typed, out, block_table, cu_seq_lens, requests, len(requests), name, factor
+    )
     return out.float()
 
 
@@ -117,9 +156,11 @@ def read_indexer_shuffled(
 def flashmla_sparse(
     q: Tensor, kv_cache: Tensor, indices: Tensor, *, scale: float, kv_scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """FlashMLA over `fp8_ds_mla` records: q [T, H, 576] bf16, kv_cache [N, 64, 656] uint8, indices [T, K] int32.
+    """FlashMLA over `fp8_ds_mla` records: q [T, H, 576] bf16, kv_cache [N, 64, 656] uint8, indices
+    [T, K] int32.
 
-    All tokens are one batch, as in vLLM's mixed mode. Heads are padded to 64 or 128, K to a multiple of 128 by -1.
+    All tokens are one batch, as in vLLM's mixed mode. Heads are padded to 64 or 128, K to a
+    multiple of 128 by -1.
     """
     ops = importlib.import_module("vllm.v1.attention.ops.flashmla")
     num_tokens, num_heads, width = q.shape
@@ -127,22 +168,32 @@ def flashmla_sparse(
     padded[0, :, :num_heads] = q
     columns = indices.shape[1]
     out, lse = ops.flash_mla_with_kvcache(
-        q=padded, k_cache=kv_cache.unsqueeze(-2), block_table=torch.zeros(1, 1, dtype=torch.int32, device=q.device),
+        q=padded,
+        k_cache=kv_cache.unsqueeze(-2),
+        block_table=torch.zeros(1, 1, dtype=torch.int32, device=q.device),
         head_dim_v=RANK,
-        cache_seqlens=torch.full((1,), kv_cache.shape[0] * kv_cache.shape[1], dtype=torch.int32, device=q.device),
-        tile_scheduler_metadata=ops.get_mla_metadata()[0], is_fp8_kvcache=True,
-        indices=torch.nn.functional.pad(indices, (0, -columns % _GROUP), value=-1)[None], softmax_scale=scale,
-    )  # fmt: skip
+        cache_seqlens=torch.full(
+            (1,), kv_cache.shape[0] * kv_cache.shape[1], dtype=torch.int32, device=q.device
+        ),
+        tile_scheduler_metadata=ops.get_mla_metadata()[0],
+        is_fp8_kvcache=True,
+        indices=torch.nn.functional.pad(indices, (0, -columns % _GROUP), value=-1)[None],
+        softmax_scale=scale,
+    )
     return out[0, :, :num_heads].contiguous(), lse[0, :num_heads].T.contiguous()
 
 
 def _typed(cache: Tensor, record_format: str) -> tuple[Tensor, str]:
     """The cache in the type of its elements, and vLLM's name of it."""
-    return (cache.view(torch.bfloat16), "auto") if record_format == "bf16" else (cache, record_format)
+    return (
+        (cache.view(torch.bfloat16), "auto") if record_format == "bf16" else (cache, record_format)
+    )
 
 
 def _scalar(scale: float | None, like: Tensor) -> Tensor:
-    return torch.full((1,), 1.0 if scale is None else scale, dtype=torch.float32, device=like.device)
+    return torch.full(
+        (1,), 1.0 if scale is None else scale, dtype=torch.float32, device=like.device
+    )
 
 
 def _request_of_tokens(cu_seq_lens: Tensor) -> Tensor:

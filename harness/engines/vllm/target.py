@@ -1,4 +1,6 @@
-"""vLLM as a target: a process serves a canary, which answers a task under poison; or its Python runs on a CPU."""
+"""vLLM as a target: a process serves a canary, which answers a task under poison; or its Python
+runs on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def refusal(error: KernelError) -> Exception:
 
 
 def watched(states: dict[str, Any]) -> Moved:
-    """The copies from pinned memory of all workers, and the sources that changed before their copy had ended."""
+    """The copies from pinned memory of all workers, and the sources that changed before their copy
+    had ended.
+    """
     races = []
     for worker in states["ranks"]:
         for copied, changed in worker["races"]:
@@ -72,12 +76,25 @@ class VllmTarget(ServedTarget):
     @classmethod
     def _why_refused(cls, case: Case, version: str) -> str:
         release, params = base.release_of(version), case.params_as(VllmParams)
-        if params.backend in BLACKWELL and (reason := base.why_not_built((10,), "data-center Blackwell (10.0, 10.3)")):
+        if params.backend in BLACKWELL and (
+            reason := base.why_not_built((10,), "data-center Blackwell (10.0, 10.3)")
+        ):
             return Reason(f"{params.backend} is {reason}", Code.NO_DEVICE)
-        if params.backend == "TRITON_MLA" and params.graph == "full" and release < TRITON_IN_FULL_GRAPHS:
+        if (
+            params.backend == "TRITON_MLA"
+            and params.graph == "full"
+            and release < TRITON_IN_FULL_GRAPHS
+        ):
             return f"vLLM {version} refuses full graphs with TRITON_MLA"
-        if params.quantization != "none" and release[:2] == (0, 22) and find_spec("humming") is None:
-            return f"vLLM {version} imports humming-kernels for any quantization, which is not installed"
+        if (
+            params.quantization != "none"
+            and release[:2] == (0, 22)
+            and find_spec("humming") is None
+        ):
+            return (
+                f"vLLM {version} imports humming-kernels for any quantization, which is not"
+                " installed"
+            )
         return why_not_split(params, params.checkpoint)
 
     def _ask(self, run: Run, folder: Path, poison: Poison) -> None:
@@ -89,18 +106,25 @@ class VllmTarget(ServedTarget):
             run.moved = [watched(self._states)]
 
     def _poison(self, poison: Poison) -> ServePoison | None:
-        """The case's sites in vLLM's memory, without the sites that the backend needs finite; None if none is left."""
+        """The case's sites in vLLM's memory, without the sites that the backend needs finite; None
+        if none is left.
+        """
         excluded: set[str] = set()
         if self._params.backend in MULTIPLYING:
             # These backends read unused slots. vLLM zeroes new pages, in hybrid models only.
-            excluded = {"kv.tail", "kv.null"} | ({"kv.new"} if self._params.canary != "hybrid" else set())
+            excluded = {"kv.tail", "kv.null"} | (
+                {"kv.new"} if self._params.canary != "hybrid" else set()
+            )
         sites = tuple(site for site in SITES if poison.covers(site) and site not in excluded)
         if poison.pattern not in PATTERNS or not sites:
             return None
         return ServePoison(sites, poison.pattern, self._params.poison_rank)
 
     def _take_script(self, place: Path, script: str) -> CaseResult:
-        """Run a script against `vllm serve`. Raises as `_reply` does, and Refused if nothing is shown."""
+        """Run a script against `vllm serve`.
+
+        Raises as `_reply` does, and Refused if nothing is shown.
+        """
         place.mkdir(parents=True, exist_ok=True)
         settings = environ(self._params, None, self.fault, self.gpus) | HTTP_ENVIRON
         more = {"tolerance": 0.0} if self._params.batch_invariant else {}
@@ -113,8 +137,13 @@ class VllmTarget(ServedTarget):
             raise Refused(result.reason)
         return result
 
-    def _serve(self, folder: Path, poison: Poison, *, is_eager: bool = False, records: bool = False) -> None:
-        """See :meth:`ServedTarget._serve`. The case is about the poison, the fault and the routing."""
+    def _serve(
+        self, folder: Path, poison: Poison, *, is_eager: bool = False, records: bool = False
+    ) -> None:
+        """See :meth:`ServedTarget._serve`.
+
+        The case is about the poison, the fault and the routing.
+        """
         params, filling = self._params, self._poison(poison)
         request = VllmRequest(
             **self._questions(folder),
@@ -124,10 +153,14 @@ class VllmTarget(ServedTarget):
         )
         settings = environ(params, filling, self.fault, self.gpus, folder if records else None)
         try:
-            filled = self._reply(QUESTIONS, request, settings, folder, self._forked(environ(params, None)))
+            filled = self._reply(
+                QUESTIONS, request, settings, folder, self._forked(environ(params, None))
+            )
         except KernelError as error:
             # A rank checks options too; then the engine's own error says only that a rank failed.
-            started = STARTED in (folder / f"{ENGINE.name}.log").read_text(encoding="utf-8", errors="replace")
+            started = STARTED in (folder / f"{ENGINE.name}.log").read_text(
+                encoding="utf-8", errors="replace"
+            )
             raise error if started or params.num_gpus == 1 else refusal(error) from None
         if REFUSED in filled:
             raise Refused(f"vLLM refuses these options: {filled[REFUSED][:500]}")

@@ -1,22 +1,26 @@
 """Oracles of agreement: with the float64 reference, or of answers that are given twice.
 
-`reference`: live rows agree with the reference within the bounds of the tolerance table. A change of the caches or of
-the padding must not change an answer, which the others judge:
+`reference`: live rows agree with the reference within the bounds of the tolerance table. A change
+of the caches or of the padding must not change an answer, which the others judge:
 
-`padding` runs the same step with and without padded rows, in a batch of one size. A scale that covers padded rows, or a
-plan made for them, moves live rows by little: the values stay finite, and within most tolerances.
+`padding` runs the same step with and without padded rows, in a batch of one size. A scale that
+covers padded rows, or a plan made for them, moves live rows by little: the values stay finite, and
+within most tolerances.
 
-`cold_warm` repeats a prompt after another request has cached its prefix. That changes how attention is computed (chunks
-of context, merged), never its result. It shows a unit error in a merge, or a page that was found before it was written.
+`cold_warm` repeats a prompt after another request has cached its prefix. That changes how attention
+is computed (chunks of context, merged), never its result. It shows a unit error in a merge, or a
+page that was found before it was written.
 
-`tokens` looks at what an engine took from each row of logits: the largest one, which is the reference's too. Where the
-reference's logits of two tokens lie within the bound of each other, either may be taken.
+`tokens` looks at what an engine took from each row of logits: the largest one, which is the
+reference's too. Where the reference's logits of two tokens lie within the bound of each other,
+either may be taken.
 
-`flush` repeats the questions after a flush of all caches. An engine that answers worse from round to round and recovers
-with a flush has stale data in its caches. If it does not recover, the stale data is elsewhere, or survives the flush.
+`flush` repeats the questions after a flush of all caches. An engine that answers worse from round
+to round and recovers with a flush has stale data in its caches. If it does not recover, the stale
+data is elsewhere, or survives the flush.
 
-Answers are compared up to the first decision that differs (see :mod:`harness.judge.decisions`). A decision
-that rounding does not explain is a finding.
+Answers are compared up to the first decision that differs (see :mod:`harness.judge.decisions`). A
+decision that rounding does not explain is a finding.
 """
 
 from __future__ import annotations
@@ -63,15 +67,23 @@ def _against_reference(observed: Observed, pattern: str) -> tuple[int, list[Find
         bits=mismatch.bits(observed.tensor),
         cause=Code.DIFFERS,
         excess=mismatch.finite_excess,
-        message=f"{observed.name} differs from the float64 reference: {mismatch.message}{_base(observed, mismatch)} "
-        f"(pattern {pattern})",
+        message=(
+            f"{observed.name} differs from the float64 reference:"
+            f" {mismatch.message}{_base(observed, mismatch)} (pattern {pattern})"
+        ),
     )
     return comparison.looked_at, [finding]
 
 
 def _base(observed: Observed, mismatch: Mismatch) -> str:
-    """A hint if each value of a log-sum-exp is the expected one times log2(e), or times ln 2; else empty."""
-    if mismatch.kind != "value" or "lse" not in observed.bound.split(".") or observed.expected is None:
+    """A hint if each value of a log-sum-exp is the expected one times log2(e), or times ln 2; else
+    empty.
+    """
+    if (
+        mismatch.kind != "value"
+        or "lse" not in observed.bound.split(".")
+        or observed.expected is None
+    ):
         return ""
     found, expected = observed.tensor[observed.live].double(), observed.expected[observed.live]
     # A ratio of numbers near 0 says nothing.
@@ -100,7 +112,9 @@ def tokens(evidence: Evidence) -> Judgement:
 
 
 def _wrong_tokens(observed: Observed, pattern: str) -> tuple[int, list[Finding]]:
-    """The rows with a token that is not the largest logit, or that the reference puts beyond the bound below it."""
+    """The rows with a token that is not the largest logit, or that the reference puts beyond the
+    bound below it.
+    """
     assert observed.tokens is not None and observed.expected is not None
     taken, want, limits = observed.tokens, observed.expected, bound(observed.bound)
     exists = (taken >= 0) & (taken < want.shape[1])
@@ -108,7 +122,8 @@ def _wrong_tokens(observed: Observed, pattern: str) -> tuple[int, list[Finding]]
     own = observed.tensor.nan_to_num(nan=torch.inf)
     largest = want.amax(dim=1)
     error = (
-        limits.floor * want.square().mean(dim=1).sqrt() + limits.ulps * torch.finfo(limits.dtype).eps * largest.abs()
+        limits.floor * want.square().mean(dim=1).sqrt()
+        + limits.ulps * torch.finfo(limits.dtype).eps * largest.abs()
     )
     is_own = own.gather(1, column).squeeze(1) == own.amax(dim=1)
     is_right = exists & is_own & (want.gather(1, column).squeeze(1) >= largest - 2 * error)
@@ -122,36 +137,52 @@ def _wrong_tokens(observed: Observed, pattern: str) -> tuple[int, list[Finding]]
         tensor=observed.name,
         where=place(observed.describe, rows),
         cause=Code.WRONG_TOKEN,
-        message=f"{len(rows)} of {len(taken)} tokens are not the largest logit: the first is {int(taken[first])}, "
-        f"where the engine's largest is of {best[0]} and the reference's of {best[1]} (pattern {pattern})",
+        message=(
+            f"{len(rows)} of {len(taken)} tokens are not the largest logit: the first is"
+            f" {int(taken[first])}, where the engine's largest is of {best[0]} and the reference's"
+            f" of {best[1]} (pattern {pattern})"
+        ),
     )
     return len(taken), [finding]
 
 
 def padding(evidence: Evidence) -> Judgement:
-    """Compare each step with its twin without padding: bit by bit, or within the bound of the pair if it names one."""
-    return _judge(evidence, "padding", "live rows of {} change when padded rows are added", "unpadded ")
+    """Compare each step with its twin without padding: bit by bit, or within the bound of the pair
+    if it names one.
+    """
+    return _judge(
+        evidence, "padding", "live rows of {} change when padded rows are added", "unpadded "
+    )
 
 
 def cold_warm(evidence: Evidence) -> Judgement:
     """Compare the answers to a prompt with a cached prefix with the answers without."""
-    return _judge(evidence, "cold_warm", "{} is answered differently with a warm prefix cache than with a cold one")
+    return _judge(
+        evidence,
+        "cold_warm",
+        "{} is answered differently with a warm prefix cache than with a cold one",
+    )
 
 
 def flush(evidence: Evidence) -> Judgement:
     """Compare the answers after the flush with the answers of the first epoch."""
-    return _judge(evidence, "flush", "{} is answered differently after a flush of the caches than at first")
+    return _judge(
+        evidence, "flush", "{} is answered differently after a flush of the caches than at first"
+    )
 
 
 def repeats(evidence: Evidence) -> Judgement:
     """Compare each further launch on equal inputs with the first, bit by bit."""
-    return _judge(evidence, "repeats", "{} differs from the first launch on equal inputs", "first launch ")
+    return _judge(
+        evidence, "repeats", "{} differs from the first launch on equal inputs", "first launch "
+    )
 
 
 def _judge(evidence: Evidence, oracle: str, sentence: str, other: str = "") -> Judgement:
     """Compare the pairs of an oracle. `sentence` says what differs.
 
-    `other` names the first of two bit patterns. Without it, the finding names the worst element of the pair.
+    `other` names the first of two bit patterns. Without it, the finding names the worst element of
+    the pair.
     """
 
     def look(pair: Pair, pattern: str) -> tuple[int, list[Finding]]:
@@ -174,25 +205,41 @@ def _judge(evidence: Evidence, oracle: str, sentence: str, other: str = "") -> J
             oracle=oracle,
             tensor=pair.name,
             where=mismatch.where(pair.describe, "first" if other else "worst"),
-            bits=mismatch.bits(pair.second, pair.first, other) if other else mismatch.bits(pair.second),
+            bits=(
+                mismatch.bits(pair.second, pair.first, other)
+                if other
+                else mismatch.bits(pair.second)
+            ),
             cause=Code.DIFFERS,
             excess=None if other else mismatch.finite_excess,
             message=f"{sentence.format(pair.name)}: {mismatch.message} (pattern {pattern})",
         )
 
     notes: list[str] = []
-    judged = (look(pair, run.pattern) for run in evidence.runs for pair in run.pairs if pair.oracle == oracle)
+    judged = (
+        look(pair, run.pattern)
+        for run in evidence.runs
+        for pair in run.pairs
+        if pair.oracle == oracle
+    )
     judgement = Judgement.of(judged)
     judgement.notes = notes[:1]
     return judgement
 
 
-def divergence_finding(oracle: str, name: str, describe: str, divergence: Divergence, pattern: str) -> Finding:
-    """The finding of a decision that differs between two runs, although rounding does not explain it."""
+def divergence_finding(
+    oracle: str, name: str, describe: str, divergence: Divergence, pattern: str
+) -> Finding:
+    """The finding of a decision that differs between two runs, although rounding does not explain
+    it.
+    """
     return Finding(
         oracle=oracle,
         tensor=name,
         where=f"{describe} {divergence.row}",
         cause=Code.DIVERGED,
-        message=f"{name} is decided differently, and rounding does not explain it: {divergence} (pattern {pattern})",
+        message=(
+            f"{name} is decided differently, and rounding does not explain it: {divergence}"
+            f" (pattern {pattern})"
+        ),
     )

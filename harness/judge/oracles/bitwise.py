@@ -1,13 +1,13 @@
 """Oracles of equal bits.
 
-`non_interference`: live rows are bitwise equal for any content of memory that must not matter. It detects stale or
-padded memory that is finite and moves live rows, which `isfinite` cannot. A row of equal elements shows no influence,
-so it is a finding unless such a row is expected. If runs differ on a device that may not repeat its bits, the main run
-is repeated. The difference of the two equal runs is the spread that other runs are allowed, and the judgement has a
-note about it.
+`non_interference`: live rows are bitwise equal for any content of memory that must not matter. It
+detects stale or padded memory that is finite and moves live rows, which `isfinite` cannot. A row of
+equal elements shows no influence, so it is a finding unless such a row is expected. If runs differ
+on a device that may not repeat its bits, the main run is repeated. The difference of the two equal
+runs is the spread that other runs are allowed, and the judgement has a note about it.
 
-`replay`: a graph replay gives the bits of the same eager step, and its answer changes with its inputs. Without the
-second part, an engine that always gives one answer would pass.
+`replay`: a graph replay gives the bits of the same eager step, and its answer changes with its
+inputs. Without the second part, an engine that always gives one answer would pass.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from harness.core.finding_words import place
 from harness.core.records import Finding
 from harness.judge.decisions import Divergence, rows_before_divergence
 from harness.judge.oracles.agreement import divergence_finding
-from harness.judge.oracles.compare import Mismatch, blank_rows, compare_bits, explanation, largest_difference
+from harness.judge.oracles.compare import (
+    Mismatch,
+    blank_rows,
+    compare_bits,
+    explanation,
+    largest_difference,
+)
 from harness.judge.run_records import Evidence, Judgement, Observed, ReplayedStep, Run
 from harness.memory.poison.patterns import hex_bits
 
@@ -52,7 +58,10 @@ class _Spreads:
     _again: Run | None = None
 
     def explain(self, index: int, ours: Observed, theirs: Observed, live: torch.Tensor) -> bool:
-        """Whether equal runs differ as much in live rows [n] bool of observed tensor `index`. Adds a note if so."""
+        """Whether equal runs differ as much in live rows [n] bool of observed tensor `index`.
+
+        Adds a note if so.
+        """
         if self.evidence.repeat is None:
             return False
         if self._again is None:
@@ -60,7 +69,9 @@ class _Spreads:
         if index >= len(self._again.observed):
             return False
         again = self._again.observed[index]
-        spread = largest_difference(ours.tensor, again.tensor, ours.live & _before_divergence(ours, again)[0])
+        spread = largest_difference(
+            ours.tensor, again.tensor, ours.live & _before_divergence(ours, again)[0]
+        )
         note = explanation(ours.name, largest_difference(ours.tensor, theirs.tensor, live), spread)
         self.notes += [note] if note else []
         return note is not None
@@ -69,11 +80,20 @@ class _Spreads:
 def _between(first: Run, other: Run, spreads: _Spreads) -> Iterator[tuple[int, list[Finding]]]:
     names = [[observed.name for observed in run.observed] for run in (first, other)]
     if names[0] != names[1]:
-        message = f"the run took another course under pattern {other.pattern} than under {first.pattern}"
+        message = (
+            f"the run took another course under pattern {other.pattern} than under {first.pattern}"
+        )
         different = [f"{a} / {b}" for a, b in zip(*names, strict=False) if a != b]
         different.append(f"{len(names[0])} / {len(names[1])}")
         where = f"tensors {different[0]}"
-        yield 0, [Finding(oracle="non_interference", where=where, message=message, cause=Code.OTHER_COURSE)]
+        yield (
+            0,
+            [
+                Finding(
+                    oracle="non_interference", where=where, message=message, cause=Code.OTHER_COURSE
+                )
+            ],
+        )
     for index, (ours, theirs) in enumerate(zip(first.observed, other.observed, strict=False)):
         both = ours.live & theirs.live if ours.live.shape == theirs.live.shape else ours.live
         if spreads.evidence.repeat is not None:
@@ -81,32 +101,47 @@ def _between(first: Run, other: Run, spreads: _Spreads) -> Iterator[tuple[int, l
             rows, divergences = _before_divergence(ours, theirs)
             both = both & rows
             beyond = [divergence for divergence in divergences if divergence.is_beyond_rounding]
-            found = [divergence_finding("non_interference", ours.name, "row", one, other.pattern) for one in beyond]
+            found = [
+                divergence_finding("non_interference", ours.name, "row", one, other.pattern)
+                for one in beyond
+            ]
             yield sum(divergence.num_compared for divergence in divergences), found
             if divergences and not beyond:
                 spreads.notes.append(f"{ours.name}: {divergences[0]}; compared up to there")
         comparison = compare_bits(theirs.tensor, ours.tensor, both)
         mismatch = comparison.mismatch
         differs = mismatch is not None and not spreads.explain(index, ours, theirs, both)
-        found = [_influenced(ours, theirs, mismatch, first.pattern, other.pattern)] if mismatch and differs else []
+        found = (
+            [_influenced(ours, theirs, mismatch, first.pattern, other.pattern)]
+            if mismatch and differs
+            else []
+        )
         yield comparison.looked_at, found
 
 
 def _before_divergence(ours: Observed, theirs: Observed) -> tuple[torch.Tensor, list[Divergence]]:
-    """The rows [n] bool that no differing decision reaches, and the divergences. All rows without decisions."""
+    """The rows [n] bool that no differing decision reaches, and the divergences.
+
+    All rows without decisions.
+    """
     if len(ours.decisions) != len(theirs.decisions) or not ours.decisions:
         return torch.ones_like(ours.live), []
     return rows_before_divergence(ours.decisions, theirs.decisions)
 
 
-def _influenced(ours: Observed, theirs: Observed, mismatch: Mismatch, first: str, other: str) -> Finding:
+def _influenced(
+    ours: Observed, theirs: Observed, mismatch: Mismatch, first: str, other: str
+) -> Finding:
     return Finding(
         oracle="non_interference",
         tensor=ours.name,
         where=mismatch.where(ours.describe),
         bits=mismatch.bits(ours.tensor, theirs.tensor),
         cause=Code.DIFFERS,
-        message=f"{ours.name} depends on memory that must not matter: {mismatch.message} (patterns {first} / {other})",
+        message=(
+            f"{ours.name} depends on memory that must not matter: {mismatch.message} (patterns"
+            f" {first} / {other})"
+        ),
     )
 
 
@@ -120,12 +155,17 @@ def _blank(observed: Observed) -> Iterator[Finding]:
             where=place(observed.describe, rows),
             bits=hex_bits(observed.tensor, first),
             cause=Code.ONE_VALUE,
-            message=f"live rows of {observed.name} have equal elements, so comparing them proves nothing",
+            message=(
+                f"live rows of {observed.name} have equal elements, so comparing them proves"
+                " nothing"
+            ),
         )
 
 
 def replay(evidence: Evidence) -> Judgement:
-    """Compare every replayed step with its eager twin and with the replay before it, in every run."""
+    """Compare every replayed step with its eager twin and with the replay before it, in every
+    run.
+    """
     notes: list[str] = []
     judgement = Judgement.of(_of_replays(evidence, notes))
     # One note stands for all steps.
@@ -139,13 +179,19 @@ def _of_replays(evidence: Evidence, notes: list[str]) -> Iterator[tuple[int, Ite
             comparison = compare_bits(step.replayed, step.eager, step.live)
             mismatch = comparison.mismatch
             differs = mismatch is not None and not _is_spread(step, notes)
-            yield comparison.looked_at, [_unlike_eager(run, step, mismatch)] if mismatch and differs else []
+            yield (
+                comparison.looked_at,
+                [_unlike_eager(run, step, mismatch)] if mismatch and differs else [],
+            )
         for name in dict.fromkeys(step.name for step in run.replays):
             yield 0, _unmoved(run, [step for step in run.replays if step.name == name])
 
 
 def _is_spread(step: ReplayedStep, notes: list[str]) -> bool:
-    """Whether a second eager run on the same memory is as far from the first as the replay is. Adds a note if so."""
+    """Whether a second eager run on the same memory is as far from the first as the replay is.
+
+    Adds a note if so.
+    """
     if step.eager_again is None:
         return False
     spread = largest_difference(step.eager, step.eager_again, step.live)
@@ -165,13 +211,17 @@ def _unlike_eager(run: Run, step: ReplayedStep, mismatch: Mismatch) -> Finding:
         where=f"step {step.step}" + (f", {rows}" if rows else ""),
         bits=mismatch.bits(step.replayed, step.eager, "eager "),
         cause=Code.DIFFERS,
-        message=f"the replay of {step.name} differs from the same step run eagerly{stale}: {mismatch.message} "
-        f"(pattern {run.pattern})",
+        message=(
+            f"the replay of {step.name} differs from the same step run eagerly{stale}:"
+            f" {mismatch.message} (pattern {run.pattern})"
+        ),
     )
 
 
 def _unmoved(run: Run, steps: Sequence[ReplayedStep]) -> Iterator[Finding]:
-    """A finding if rows were live in several replays, of other inputs, and gave the same bits in all of them."""
+    """A finding if rows were live in several replays, of other inputs, and gave the same bits in
+    all of them.
+    """
     height = max(len(step.live) for step in steps)
     seen = torch.zeros(height, dtype=torch.int64)
     moved = torch.zeros(height, dtype=torch.bool)
@@ -198,8 +248,10 @@ def _unmoved(run: Run, steps: Sequence[ReplayedStep]) -> Iterator[Finding]:
         where=f"steps {steps[0].step}-{last.step}, {place('row', stuck)}",
         bits=hex_bits(last.replayed, index) if row < len(last.replayed) else None,
         cause=Code.UNMOVED,
-        message=f"the replay of {last.name} gives the same bits in {int(seen[row])} steps although its inputs change "
-        f"(pattern {run.pattern})",
+        message=(
+            f"the replay of {last.name} gives the same bits in {int(seen[row])} steps although its"
+            f" inputs change (pattern {run.pattern})"
+        ),
     )
 
 

@@ -1,8 +1,8 @@
 """The only comparator of the project: exact about non-finite values, then bounded row by row.
 
-Comparators that count "mismatches beyond tolerance" pass an output of NaN, because `abs(a - b) > tol` is false
-for NaN. Here the masks of NaN, +Inf and -Inf must agree first, no ratio covers a non-finite value, and every live row
-must keep its own bounds.
+Comparators that count "mismatches beyond tolerance" pass an output of NaN, because `abs(a - b) >
+tol` is false for NaN. Here the masks of NaN, +Inf and -Inf must agree first, no ratio covers a
+non-finite value, and every live row must keep its own bounds.
 """
 
 from __future__ import annotations
@@ -19,13 +19,19 @@ from harness.judge.oracles.thresholds import Bound
 from harness.memory.poison.patterns import bits_view, hex_bits
 
 SLACK_OF_ELEMENT, SLACK_OF_ROW = 4.1, 1.25
-"""A slack is made of the largest roundings, 1.7 standard deviations of each. So one element in 4e11 is beyond it."""
+"""A slack is made of the largest roundings, 1.7 standard deviations of each.
+
+So one element in 4e11 is beyond it.
+"""
 Kind = Literal["shape", "dtype", "non-finite", "value", "bits"]
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """The rows that disagree, and the index of the worst element. `excess` is its error as a multiple of the bound."""
+    """The rows that disagree, and the index of the worst element.
+
+    `excess` is its error as a multiple of the bound.
+    """
 
     kind: Kind
     message: str
@@ -36,15 +42,21 @@ class Mismatch:
 
     @property
     def finite_excess(self) -> float | None:
-        """`excess` if the bound is a number; None for a mismatch of shapes, bits or non-finite values."""
+        """`excess` if the bound is a number; None for a mismatch of shapes, bits or non-finite
+        values.
+        """
         return self.excess if math.isfinite(self.excess) else None
 
     def where(self, describe: str, what: str = "first") -> str:
         """The rows in words, with the index of the first or worst element; empty without rows."""
         return place(describe, self.rows, self.index, what) if self.rows else ""
 
-    def bits(self, got: torch.Tensor, beside: torch.Tensor | None = None, label: str = "") -> str | None:
-        """The element at `index` in hex, and the labelled element of `beside`, of one shape; None without index."""
+    def bits(
+        self, got: torch.Tensor, beside: torch.Tensor | None = None, label: str = ""
+    ) -> str | None:
+        """The element at `index` in hex, and the labelled element of `beside`, of one shape; None
+        without index.
+        """
         if not self.index:
             return None
         text = hex_bits(got, self.index)
@@ -53,7 +65,9 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The number of compared elements, the mismatch if there is one, and the used share of the bound."""
+    """The number of compared elements, the mismatch if there is one, and the used share of the
+    bound.
+    """
 
     looked_at: int
     mismatch: Mismatch | None = None
@@ -61,14 +75,18 @@ class Comparison:
 
 
 def compare(
-    got: torch.Tensor, want: torch.Tensor, live: torch.Tensor, bound: Bound | None, slack: torch.Tensor | None = None
+    got: torch.Tensor,
+    want: torch.Tensor,
+    live: torch.Tensor,
+    bound: Bound | None,
+    slack: torch.Tensor | None = None,
 ) -> Comparison:
     """Compare the live rows of `got` with `want`, which is float64, or integers that must be equal.
 
-    live: [rows] bool. Order: shape, dtype class, non-finite masks, then per element and per row. A NaN is right only
-    where `want` is NaN. `bound` may be None for integers only; raises ValueError otherwise. The bound allows an
-    element at least SLACK_OF_ELEMENT times its `slack`, float64 of the same shape, and a row
-    SLACK_OF_ROW times the root mean square of its slack.
+    live: [rows] bool. Order: shape, dtype class, non-finite masks, then per element and per row. A
+    NaN is right only where `want` is NaN. `bound` may be None for integers only; raises ValueError
+    otherwise. The bound allows an element at least SLACK_OF_ELEMENT times its `slack`, float64 of
+    the same shape, and a row SLACK_OF_ROW times the root mean square of its slack.
     """
     border = _border_mismatch(got, want)
     if border is not None:
@@ -88,14 +106,19 @@ def compare(
     if bool(odd.any()):
         at, mismatch = _elements("non-finite", odd, rows, got.shape)
         values = f"{_number(mine[at])} where {_number(reference[at])} is expected"
-        message = f"{values}; {mismatch.count} of {looked_at} live elements are finite in only one of them"
+        message = (
+            f"{values}; {mismatch.count} of {looked_at} live elements are finite in only one of"
+            " them"
+        )
         return Comparison(looked_at, replace(mismatch, message=message), math.inf)
     least = None if slack is None else _by_row(slack[rows].to(reference.device))
     return _within(mine, reference, rows, got.shape, bound, least)
 
 
 def compare_bits(got: torch.Tensor, want: torch.Tensor, live: torch.Tensor) -> Comparison:
-    """Compare the live rows bit by bit, for two runs of one kernel on the same inputs. live: [rows] bool."""
+    """Compare the live rows bit by bit, for two runs of one kernel on the same inputs. live: [rows]
+    bool.
+    """
     border = _border_mismatch(got, want)
     if border is None and got.dtype != want.dtype:
         border = Mismatch("dtype", f"one is {_name(got)}, the other {_name(want)}")
@@ -112,8 +135,11 @@ def compare_bits(got: torch.Tensor, want: torch.Tensor, live: torch.Tensor) -> C
     return _bitwise(bits_view(got[rows].contiguous()), bits_view(want[rows].contiguous()), rows)
 
 
-def blank_rows(tensor: torch.Tensor, live: torch.Tensor, expected: torch.Tensor | None = None) -> tuple[int, ...]:
-    """Live rows with the same bits in all elements (zeros, or one NaN), which cannot show an influence.
+def blank_rows(
+    tensor: torch.Tensor, live: torch.Tensor, expected: torch.Tensor | None = None
+) -> tuple[int, ...]:
+    """Live rows with the same bits in all elements (zeros, or one NaN), which cannot show an
+    influence.
 
     Not counted are rows with equal expected values, and rows of a single element that is no NaN.
     """
@@ -132,9 +158,11 @@ def blank_rows(tensor: torch.Tensor, live: torch.Tensor, expected: torch.Tensor 
 
 
 def largest_difference(one: torch.Tensor, other: torch.Tensor, live: torch.Tensor) -> float:
-    """The largest absolute difference of live rows: 0 for equal bits, inf if only one value is finite.
+    """The largest absolute difference of live rows: 0 for equal bits, inf if only one value is
+    finite.
 
-    one, other: the same shape, dim 0 rows; live: [rows] bool. Integers are ids: unequal ones differ by inf.
+    one, other: the same shape, dim 0 rows; live: [rows] bool. Integers are ids: unequal ones differ
+    by inf.
     """
     if one.shape != other.shape or one.dtype != other.dtype:
         return math.inf
@@ -150,7 +178,10 @@ def largest_difference(one: torch.Tensor, other: torch.Tensor, live: torch.Tenso
 
 
 def explanation(name: str, difference: float, spread: float) -> str | None:
-    """A sentence if the spread covers the difference, else None. A device that repeats its bits has a spread of 0."""
+    """A sentence if the spread covers the difference, else None.
+
+    A device that repeats its bits has a spread of 0.
+    """
     if not (0.0 < spread < math.inf and difference <= spread):
         return None
     return (
@@ -175,7 +206,9 @@ def _elements(
     first = wrong.nonzero()[0]
     at, count = (int(first[0]), int(first[1])), int(wrong.sum())
     message = f"{count} of {wrong.numel()} live elements differ"
-    return at, Mismatch(kind, message, _rows(rows, wrong.any(dim=1)), _index(rows, at, shape), count)
+    return at, Mismatch(
+        kind, message, _rows(rows, wrong.any(dim=1)), _index(rows, at, shape), count
+    )
 
 
 def _within(
@@ -209,21 +242,26 @@ def _within(
     count = int((by_element > 1).sum())
     measure = "relative L2 of the row" if by_row[worst_row] >= by_element[at] else "element"
     message = (
-        f"{_number(mine[at])} where {_number(reference[at])} is expected; {int(wrong.sum())} of {len(rows)} live "
-        f"rows and {count} of {mine.numel()} elements are beyond {bound.name}, worst {excess:.3g} times it "
-        f"({measure})"
+        f"{_number(mine[at])} where {_number(reference[at])} is expected; {int(wrong.sum())} of"
+        f" {len(rows)} live rows and {count} of {mine.numel()} elements are beyond {bound.name},"
+        f" worst {excess:.3g} times it ({measure})"
     )
-    mismatch = Mismatch("value", message, _rows(rows, wrong), _index(rows, at, shape), max(count, 1), excess)
+    mismatch = Mismatch(
+        "value", message, _rows(rows, wrong), _index(rows, at, shape), max(count, 1), excess
+    )
     return Comparison(mine.numel(), mismatch, excess)
 
 
 def _allowed(reference: torch.Tensor, scale: torch.Tensor, bound: Bound) -> torch.Tensor:
-    """The error [rows, n] that `bound` allows each element of `reference` [rows, n] in rows of the `scale` [rows]."""
+    """The error [rows, n] that `bound` allows each element of `reference` [rows, n] in rows of the
+    `scale` [rows].
+    """
     return torch.maximum(bound.ulps * _ulp(reference, bound.dtype), bound.floor * scale[:, None])
 
 
 def token_margins(logits: torch.Tensor, bound: Bound) -> torch.Tensor:
-    """How far rounding may bring a token below the best of the reference's `logits` [rows, vocab] float64: [rows].
+    """How far rounding may bring a token below the best of the reference's `logits` [rows, vocab]
+    float64: [rows].
 
     Both may be off by what `bound` allows.
     """
@@ -239,7 +277,9 @@ def _bitwise(mine: torch.Tensor, reference: torch.Tensor, rows: torch.Tensor) ->
 
 
 def _ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The unit in the last place of `dtype` at each value, float64; below the smallest normal, its unit."""
+    """The unit in the last place of `dtype` at each value, float64; below the smallest normal, its
+    unit.
+    """
     info = torch.finfo(dtype)
     exponent = torch.frexp(values.abs().clamp(min=info.tiny)).exponent - 1
     return torch.ldexp(torch.full_like(values, info.eps), exponent)

@@ -4,22 +4,26 @@
 
 `zeroed`: a block that the scheduler wants zeroed holds zeros when a step first reads it.
 
-`distinct_experts`: the experts of a token are distinct and exist. Expert kernels sort tokens by expert and rely on both
-for every row, padding included. A row of -1 is masked by the engine and not judged.
+`distinct_experts`: the experts of a token are distinct and exist. Expert kernels sort tokens by
+expert and rely on both for every row, padding included. A row of -1 is masked by the engine and not
+judged.
 
-`conserved`: each request gets its tokens once, and each block is free or owned, in every step and at the end. Owners,
-shared pages and places are counted as well. Any engine promises this.
+`conserved`: each request gets its tokens once, and each block is free or owned, in every step and
+at the end. Owners, shared pages and places are counted as well. Any engine promises this.
 
-`policy`: who runs next, how much of the budget is used, which graph replays, which page is found in the cache. Another
-right engine may choose otherwise, so a scenario that means this engine's policy names the oracle.
+`policy`: who runs next, how much of the budget is used, which graph replays, which page is found in
+the cache. Another right engine may choose otherwise, so a scenario that means this engine's policy
+names the oracle.
 
-`acceptance`: each draft of a drafter that knows the answers by heart is the token that the target chooses.
+`acceptance`: each draft of a drafter that knows the answers by heart is the token that the target
+chooses.
 
-`landed`: every byte that a step reads after a move of a cache is the one that the logical token needs there, which its
-sentinel names. What was not sent is not read, and memory that no move may touch is as it was.
+`landed`: every byte that a step reads after a move of a cache is the one that the logical token
+needs there, which its sentinel names. What was not sent is not read, and memory that no move may
+touch is as it was.
 
-`ordered`: an event orders each two accesses to the same bytes if one of them is a write. A schedule that happens to run
-them in the right order proves nothing.
+`ordered`: an event orders each two accesses to the same bytes if one of them is a write. A schedule
+that happens to run them in the right order proves nothing.
 """
 
 from __future__ import annotations
@@ -32,12 +36,24 @@ import torch
 from harness.core.cause_codes import Code
 from harness.core.finding_words import place
 from harness.core.records import Finding
-from harness.judge.run_records import Binding, ChosenExperts, Count, Evidence, Judgement, Moved, ZeroedBlock
+from harness.judge.run_records import (
+    Binding,
+    ChosenExperts,
+    Count,
+    Evidence,
+    Judgement,
+    Moved,
+    ZeroedBlock,
+)
 
 
 def address(evidence: Evidence) -> Judgement:
     """Compare the two addresses of every binding of every step, in every run."""
-    return Judgement.of((1, _other_address(binding, run.pattern)) for run in evidence.runs for binding in run.bindings)
+    return Judgement.of(
+        (1, _other_address(binding, run.pattern))
+        for run in evidence.runs
+        for binding in run.bindings
+    )
 
 
 def _other_address(binding: Binding, pattern: str) -> Iterator[Finding]:
@@ -49,14 +65,20 @@ def _other_address(binding: Binding, pattern: str) -> Iterator[Finding]:
             where=f"step {binding.step}",
             bits=f"captured 0x{binding.captured_address:x}, updated 0x{binding.current_address:x}",
             cause=Code.OTHER_ADDRESS,
-            message=f"the graph reads {binding.name} where it was captured, but the engine updates another tensor "
-            f"(pattern {pattern})",
+            message=(
+                f"the graph reads {binding.name} where it was captured, but the engine updates"
+                f" another tensor (pattern {pattern})"
+            ),
         )
 
 
 def zeroed(evidence: Evidence) -> Judgement:
     """Look at every listed block of every step of every run."""
-    return Judgement.of((block.num_bytes, _dirty(block, run.pattern)) for run in evidence.runs for block in run.zeroed)
+    return Judgement.of(
+        (block.num_bytes, _dirty(block, run.pattern))
+        for run in evidence.runs
+        for block in run.zeroed
+    )
 
 
 def _dirty(block: ZeroedBlock, pattern: str) -> Iterator[Finding]:
@@ -67,18 +89,27 @@ def _dirty(block: ZeroedBlock, pattern: str) -> Iterator[Finding]:
             tensor="new blocks",
             where=f"block {block.block}",
             cause=Code.DIRTY,
-            message="a block that the scheduler wants zeroed holds old data: "
-            f"block {block.block} in step {block.step}, {block.num_dirty} of {block.num_bytes} bytes "
-            f"(pattern {pattern})",
+            message=(
+                f"a block that the scheduler wants zeroed holds old data: block {block.block} in"
+                f" step {block.step}, {block.num_dirty} of {block.num_bytes} bytes (pattern"
+                f" {pattern})"
+            ),
         )
 
 
 def _kept(evidence: Evidence, oracle: str) -> Judgement:
-    counts = ((count, run.pattern) for run in evidence.runs for count in run.counts if count.oracle == oracle)
+    counts = (
+        (count, run.pattern)
+        for run in evidence.runs
+        for count in run.counts
+        if count.oracle == oracle
+    )
     return Judgement.of((1, _miscounted(count, pattern)) for count, pattern in counts)
 
 
-conserved, policy, acceptance = (partial(_kept, oracle=name) for name in ("conserved", "policy", "acceptance"))
+conserved, policy, acceptance = (
+    partial(_kept, oracle=name) for name in ("conserved", "policy", "acceptance")
+)
 
 _POLICY = {
     "conserved": "",
@@ -94,14 +125,19 @@ def _miscounted(count: Count, pattern: str) -> Iterator[Finding]:
             tensor=count.name,
             where=count.where,
             cause=Code.MISCOUNTED,
-            message=f"{count.name}: {count.found}, not {count.expected}{_POLICY[count.oracle]} (pattern {pattern})",
+            message=(
+                f"{count.name}: {count.found}, not {count.expected}{_POLICY[count.oracle]} (pattern"
+                f" {pattern})"
+            ),
         )
 
 
 def distinct_experts(evidence: Evidence) -> Judgement:
     """Look at the ids of every routed row of every run."""
     return Judgement.of(
-        (chosen.ids.numel(), _wrong_experts(chosen, run.pattern)) for run in evidence.runs for chosen in run.chosen
+        (chosen.ids.numel(), _wrong_experts(chosen, run.pattern))
+        for run in evidence.runs
+        for chosen in run.chosen
     )
 
 
@@ -122,8 +158,11 @@ def _wrong_experts(chosen: ChosenExperts, pattern: str) -> Iterator[Finding]:
                 tensor=chosen.name,
                 where=place("routed token", tuple(rows), (rows[0], 0)),
                 cause=cause,
-                message=f"{len(rows)} of {len(rising)} tokens are given {what}: the first has "
-                f"{chosen.ids[rows[0]].tolist()} of {chosen.num_experts} experts (pattern {pattern})",
+                message=(
+                    f"{len(rows)} of {len(rising)} tokens are given {what}: the first has"
+                    f" {chosen.ids[rows[0]].tolist()} of {chosen.num_experts} experts (pattern"
+                    f" {pattern})"
+                ),
             )
 
 
@@ -136,7 +175,9 @@ _KINDS = {
 
 def landed(evidence: Evidence) -> Judgement:
     """Look at every byte that a step of every schedule read."""
-    return Judgement.of((moved.num_bytes, _misplaced(moved)) for run in evidence.runs for moved in run.moved)
+    return Judgement.of(
+        (moved.num_bytes, _misplaced(moved)) for run in evidence.runs for moved in run.moved
+    )
 
 
 def _misplaced(moved: Moved) -> Iterator[Finding]:
@@ -153,7 +194,9 @@ def _misplaced(moved: Moved) -> Iterator[Finding]:
 
 def ordered(evidence: Evidence) -> Judgement:
     """Look at every two accesses to the same bytes in every schedule."""
-    return Judgement.of((moved.num_pairs, _unordered(moved)) for run in evidence.runs for moved in run.moved)
+    return Judgement.of(
+        (moved.num_pairs, _unordered(moved)) for run in evidence.runs for moved in run.moved
+    )
 
 
 def _unordered(moved: Moved) -> Iterator[Finding]:
@@ -165,6 +208,9 @@ def _unordered(moved: Moved) -> Iterator[Finding]:
             tensor=buffer,
             where=f"block {row}, bytes {start} to {end - 1}" if end else "",
             cause=f"{Code.UNORDERED}: {race.how}",
-            message=f"no event orders a {race.how} of the same bytes: {race.first.name} on stream {race.first.stream}, "
-            f"and {race.second.name} on stream {race.second.stream} ({moved.order})",
+            message=(
+                f"no event orders a {race.how} of the same bytes: {race.first.name} on stream"
+                f" {race.first.stream}, and {race.second.name} on stream {race.second.stream}"
+                f" ({moved.order})"
+            ),
         )

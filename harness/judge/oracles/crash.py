@@ -1,4 +1,7 @@
-"""Oracle `crash`: every run came to its end. The runner reports deaths and hangs of the whole process."""
+"""Oracle `crash`: every run came to its end.
+
+The runner reports deaths and hangs of the whole process.
+"""
 
 from __future__ import annotations
 

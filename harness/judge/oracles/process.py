@@ -1,7 +1,8 @@
 """Oracle `process`: a plug-in leaves its process as it was.
 
-It is asked about runs after which something was changed. What the harness could not trust meanwhile is a finding. Any
-other change is a remark: it was restored before the harness computed anything, so the verdict stands.
+It is asked about runs after which something was changed. What the harness could not trust meanwhile
+is a finding. Any other change is a remark: it was restored before the harness computed anything, so
+the verdict stands.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Oracle `rejects`: a call with a corrupted argument is right, or ends in an error that names the argument.
+"""Oracle `rejects`: a call with a corrupted argument is right, or ends in an error that names the
+argument.
 
-A result that agrees with the reference is right, if the op defines one. Any other result is silent garbage. An error is
-clear if it has a name of the argument: the caller must know what to mend. Where neither the contract of the op nor the
-kernel promises anything, a failure is a remark (flashinfer-ai/flashinfer#3605).
+A result that agrees with the reference is right, if the op defines one. Any other result is silent
+garbage. An error is clear if it has a name of the argument: the caller must know what to mend.
+Where neither the contract of the op nor the kernel promises anything, a failure is a remark
+(flashinfer-ai/flashinfer#3605).
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ def rejects(evidence: Evidence) -> Judgement:
     if len(calls) > 1:
         judgement.notes.insert(0, ", ".join(f"{count} {cause}" for cause, count in counts.items()))
         made = {call.corruption.name for _, call in calls}
-        named = corruptions_named(evidence.case.op or "", evidence.case.params_as(KernelParams).corrupt)
+        named = corruptions_named(
+            evidence.case.op or "", evidence.case.params_as(KernelParams).corrupt
+        )
         if left_out := [one.name for one in named if one.name not in made]:
             judgement.notes.insert(1, f"left out: {', '.join(left_out)}")
     return judgement
@@ -75,7 +79,10 @@ def _came_to(evidence: Evidence, call: CorruptedCall) -> tuple[Code, str]:
         if wrong is None:
             return Code.CORRECT, f"{name}: right"
         # The pattern is said once, behind the whole sentence.
-        return Code.SILENT_GARBAGE, f"{name}: {wrong.message.replace(f' (pattern {call.seen.pattern})', '')}"
+        return (
+            Code.SILENT_GARBAGE,
+            f"{name}: {wrong.message.replace(f' (pattern {call.seen.pattern})', '')}",
+        )
     words = " ".join(str(error.__cause__ or error).split())[:MOST_WORDS]
     sentence = f"{name}: {type(error.__cause__ or error).__name__}, {words}"
     if isinstance(error, SystemUnderTestError) and error.cause in _NO_ERRORS:

@@ -1,8 +1,8 @@
 """The table of bounds: how far a kernel may be from the float64 reference, and why.
 
-`ulps` counts units in the last place of `dtype` at the expected element. `floor` is a share of the row's scale (its
-root mean square), for elements that cancel to nearly nothing. `relative_l2` bounds the error of each row as a whole;
-zeros, negated, permuted or rescaled rows exceed it.
+`ulps` counts units in the last place of `dtype` at the expected element. `floor` is a share of the
+row's scale (its root mean square), for elements that cancel to nearly nothing. `relative_l2` bounds
+the error of each row as a whole; zeros, negated, permuted or rescaled rows exceed it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from harness.core.registry import Registry
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The bound of one kind of output. `ulps` or `floor` applies to an element, whichever allows more."""
+    """The bound of one kind of output.
+
+    `ulps` or `floor` applies to an element, whichever allows more.
+    """
 
     name: str
     dtype: torch.dtype
@@ -34,7 +37,11 @@ class Bound:
 
 
 def _bounds(row: dict[str, Any]) -> Iterator[Bound]:
-    allowed = {field: row[field] for field in ("ulps", "floor", "relative_l2", "least_scale") if field in row}
+    allowed = {
+        field: row[field]
+        for field in ("ulps", "floor", "relative_l2", "least_scale")
+        if field in row
+    }
     for name in row["bounds"]:
         yield Bound(name, dtype=getattr(torch, row["dtype"]), summary=row["why"].strip(), **allowed)
 

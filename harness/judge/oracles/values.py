@@ -1,12 +1,12 @@
 """Oracles of single values: none in live rows is bad, or comes from memory that holds no result.
 
-`finite`: live rows hold no NaN and no Inf where the reference is finite. The payload of a NaN may name the poison that
-it comes from.
+`finite`: live rows hold no NaN and no Inf where the reference is finite. The payload of a NaN may
+name the poison that it comes from.
 
-`sentinel`: live rows hold no sentinel, and guarded memory keeps its bytes. In bfloat16 and float16 a sentinel proves a
-copy of uninitialised memory. In float32 the arithmetic of a CPU keeps the payload of a NaN, so the value may also be
-computed from such memory. An fp8 NaN has no payload and any NaN rounds to it. It proves nothing here and is left to
-`finite`.
+`sentinel`: live rows hold no sentinel, and guarded memory keeps its bytes. In bfloat16 and float16
+a sentinel proves a copy of uninitialised memory. In float32 the arithmetic of a CPU keeps the
+payload of a NaN, so the value may also be computed from such memory. An fp8 NaN has no payload and
+any NaN rounds to it. It proves nothing here and is left to `finite`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from harness.memory.poison.scan import hits, origins, scan
 
 def finite(evidence: Evidence) -> Judgement:
     """Look at every live floating-point number of every run."""
-    # An integer is always finite. A case with integers only has nothing to look at, which is no pass.
+    # An integer is always finite. A case with integers only has nothing to look at, which is no
+    # pass.
     return Judgement.of(
         (observed.num_live_elements, _not_finite(run, observed))
         for run in evidence.runs
@@ -54,12 +55,18 @@ def _not_finite(run: Run, observed: Observed) -> Iterator[Finding]:
             where=place(observed.describe, where.rows, where.first),
             bits=hex_bits(tensor, where.first),
             cause=Code.INF if is_inf else Code.NAN,
-            message=f"{what} in live rows of {observed.name}{cause}: {where.count} elements (pattern {run.pattern})",
+            message=(
+                f"{what} in live rows of {observed.name}{cause}: {where.count} elements (pattern"
+                f" {run.pattern})"
+            ),
         )
 
 
 def _bad(observed: Observed) -> torch.Tensor:
-    """The non-finite elements of live rows that differ from the reference. Only a NaN excuses a NaN."""
+    """The non-finite elements of live rows that differ from the reference.
+
+    Only a NaN excuses a NaN.
+    """
     values = _values(observed.tensor)
     bad = ~values.isfinite()
     if observed.expected is not None and observed.expected.shape == values.shape:
@@ -82,9 +89,13 @@ def sentinel(evidence: Evidence) -> Judgement:
 def _sentinel_looks(evidence: Evidence) -> Iterator[tuple[int, Iterator[Finding]]]:
     for run in evidence.runs:
         for number, observed in enumerate(run.observed):
-            # One byte proves nothing here. A case with fp8 only has nothing to look at, which is no pass.
+            # One byte proves nothing here. A case with fp8 only has nothing to look at, which is no
+            # pass.
             if observed.tensor.element_size() > 1:
-                yield observed.num_live_elements, _in_live_rows(run, observed, _over_zeros(evidence, number))
+                yield (
+                    observed.num_live_elements,
+                    _in_live_rows(run, observed, _over_zeros(evidence, number)),
+                )
         for guard in run.guards:
             yield guard.after.numel(), _in_guard(run, guard)
 
@@ -108,16 +119,18 @@ def _in_live_rows(run: Run, observed: Observed, over_zeros: Observed | None) -> 
             where=place(observed.describe, where.rows, where.first),
             bits=hex_bits(tensor, where.first),
             cause=Code.POISON_INDEX if site == UNTAGGED else Code.SENTINEL,
-            message=f"live rows of {observed.name} hold {of}, {how} from uninitialised memory: "
-            f"{where.count} elements (pattern {run.pattern})",
+            message=(
+                f"live rows of {observed.name} hold {of}, {how} from uninitialised memory: "
+                f"{where.count} elements (pattern {run.pattern})"
+            ),
         )
 
 
 def _judged(observed: Observed, over_zeros: Observed | None) -> torch.Tensor:
     """The live elements. Integers that are no trace of poison are left out.
 
-    That is an integer that equals the right answer, which may be -1, and one that is the same `over_zeros`: the kernel
-    wrote it, and whether it is right is for `reference` to judge.
+    That is an integer that equals the right answer, which may be -1, and one that is the same
+    `over_zeros`: the kernel wrote it, and whether it is right is for `reference` to judge.
     """
     tensor = observed.tensor
     judged = observed.live.reshape(-1, *(1,) * (tensor.ndim - 1)).expand(tensor.shape)
@@ -138,7 +151,10 @@ def _in_guard(run: Run, guard: Guard) -> Iterator[Finding]:
     bits = None
     if mismatch.index:
         was = int(bits_view(guard.before[mismatch.index].reshape(1)).item())
-        bits = f"{hex_bits(guard.after, mismatch.index)}, was {hex_of(was, guard.before.element_size())}"
+        bits = (
+            f"{hex_bits(guard.after, mismatch.index)}, was"
+            f" {hex_of(was, guard.before.element_size())}"
+        )
     named = few([guard.row_name(row) for row in mismatch.rows]) + ": " if guard.row_name else ""
     yield Finding(
         oracle="sentinel",
@@ -147,5 +163,8 @@ def _in_guard(run: Run, guard: Guard) -> Iterator[Finding]:
         where=place("row", mismatch.rows, mismatch.index),
         bits=bits,
         cause=Code.WRITTEN,
-        message=f"{guard.name} was written, but must not change: {named}{mismatch.message} (pattern {run.pattern})",
+        message=(
+            f"{guard.name} was written, but must not change: {named}{mismatch.message} (pattern"
+            f" {run.pattern})"
+        ),
     )

@@ -1,4 +1,6 @@
-"""The addresses that captured graphs read, beside the ones that the engine updates before a replay."""
+"""The addresses that captured graphs read, beside the ones that the engine updates before a
+replay.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from harness.memory.graph.interface import Graph
 
 
 class GraphAddresses:
-    """The address of each input of each graph, at its capture. Weights are inputs in a case with changes."""
+    """The address of each input of each graph, at its capture.
+
+    Weights are inputs in a case with changes.
+    """
 
     def __init__(self, model: PagedModel, params: EngineParams) -> None:
         self._model = model
@@ -32,36 +37,57 @@ class GraphAddresses:
         """Each input of the graph that a step replayed on `inputs`, as the engine updated them."""
         size, current = inputs.num_decodes, self._addresses(inputs)
         return [
-            Binding(step, f"{name} of the graph of {size}", site_of(name), captured, current.get(name, 0))
+            Binding(
+                step,
+                f"{name} of the graph of {size}",
+                site_of(name),
+                captured,
+                current.get(name, 0),
+            )
             for name, captured in self._captured[size].items()
         ]
 
     def is_stale(self, size: int, fresh: Any) -> bool:
-        """Whether the plan that the graph of `size` read differs from `fresh`, made for the same lengths."""
+        """Whether the plan that the graph of `size` read differs from `fresh`, made for the same
+        lengths.
+        """
         for name, tensor in plan_tensors(fresh).items():
             read = self._graphs[size].tensor_at(self._captured[size][name])
-            # Without the plan a whole graph reads another one. Of a breakable graph the eager parts read the plan.
+            # Without the plan a whole graph reads another one. Of a breakable graph the eager parts
+            # read the plan.
             in_parts = self._params.graph == "breakable"
             if not (in_parts if read is None else torch.equal(read.flatten(), tensor.flatten())):
                 return True
         return False
 
     def stale_reads(self, size: int) -> list[str]:
-        """What parts of the graph of `size` read in its newest replay although no tensor owned it."""
+        """What parts of the graph of `size` read in its newest replay although no tensor owned
+        it.
+        """
         return self._graphs[size].stale_reads
 
     def _addresses(self, inputs: Batch) -> dict[str, int]:
         assert inputs.decode is not None
         size, workspace = inputs.num_decodes, self._model.kernels.workspace
-        named = tensors_by_name(inputs) | tensors_by_name(inputs.decode) | plan_tensors(inputs.decode.metadata.plan)
+        named = (
+            tensors_by_name(inputs)
+            | tensors_by_name(inputs.decode)
+            | plan_tensors(inputs.decode.metadata.plan)
+        )
         if workspace is not None:
             named["workspace.counters"] = workspace.counters(size)
         found = {name: tensor.data_ptr() for name, tensor in named.items()}
         if self._params.changes:
-            weights = self._model.tensors() | {f"constant {i}": t for i, t in enumerate(self._model.constants())}
+            weights = self._model.tensors() | {
+                f"constant {i}": t for i, t in enumerate(self._model.constants())
+            }
             addresses = {f"weights.{name}": tensor.data_ptr() for name, tensor in weights.items()}
             held, graph = self._captured.get(size), self._graphs[size]
-            found |= {n: at for n, at in addresses.items() if (n in held if held else graph.tensor_at(at) is not None)}
+            found |= {
+                n: at
+                for n, at in addresses.items()
+                if (n in held if held else graph.tensor_at(at) is not None)
+            }
         return found
 
 
@@ -75,4 +101,6 @@ def site_of(name: str) -> str:
 def plan_tensors(plan: Any) -> dict[str, Tensor]:
     """The tensors of a split-KV plan by name; none of a plan that is None."""
     attributes = getattr(plan, "__dict__", {})
-    return {f"plan.{name}": value for name, value in attributes.items() if isinstance(value, Tensor)}
+    return {
+        f"plan.{name}": value for name, value in attributes.items() if isinstance(value, Tensor)
+    }

@@ -11,8 +11,9 @@ from harness.engine.schedule.sequence import Step
 class Answers(Probe):
     """Logits by number of the request, and the newest step.
 
-    `logits[r]` has one row [vocab] for each generated token, `rejected[r]` one for each rejected draft. `models[r]` are
-    the models that served a request: the first token that each generates, how often weights were reloaded, the adapter.
+    `logits[r]` has one row [vocab] for each generated token, `rejected[r]` one for each rejected
+    draft. `models[r]` are the models that served a request: the first token that each generates,
+    how often weights were reloaded, the adapter.
     """
 
     def __init__(self) -> None:
@@ -21,7 +22,9 @@ class Answers(Probe):
         self.drafted: dict[int, list[tuple[int, Tensor]]] = {}
         """Request -> the position and the logits [vocab] of each guess of a module that drafts."""
         self.verified: list[tuple[int, int, int, int, int]] = []
-        """Step, request, position, draft and token of each draft of such a module that a step verified."""
+        """Step, request, position, draft and token of each draft of such a module that a step
+        verified.
+        """
         self.models: dict[int, list[tuple[int, tuple[int, int]]]] = {}
         self.num_steps = 0
         self.newest_step = Step((), (), (), ())
@@ -54,16 +57,25 @@ class Answers(Probe):
             return
         self.drafted.setdefault(request, []).append((length - 2, item.drafted[len(given) - 1]))
         for draft in item.drafts:
-            self.verified.append((self.num_steps - 1, request, length - len(given), draft, given[0]))
+            self.verified.append(
+                (self.num_steps - 1, request, length - len(given), draft, given[0])
+            )
 
 
 def decided(step: Step) -> str:
-    """What a step decides: `0*3 1+64 gives 4 frees 7`, with `+` before tokens of a prompt and `*` before a decode's."""
-    ran = (f"{one.sequence.request}{'+*'[one.is_decode]}{one.num_new_tokens}" for one in step.scheduled)
+    """What a step decides:
+
+    `0*3 1+64 gives 4 frees 7`, with `+` before tokens of a prompt and `*` before a decode's.
+    """
+    ran = (
+        f"{one.sequence.request}{'+*'[one.is_decode]}{one.num_new_tokens}" for one in step.scheduled
+    )
     blocks = {
         "gives": (*step.new_attention_blocks, *step.new_window_blocks, *step.new_state_blocks),
         "frees": step.freed_blocks,
         "zeroes": step.blocks_to_zero,
         "copies": [f"{source}>{target}" for source, target in step.state_copies],
     }
-    return " ".join([*ran, *(" ".join([name, *map(str, some)]) for name, some in blocks.items() if some)])
+    return " ".join(
+        [*ran, *(" ".join([name, *map(str, some)]) for name, some in blocks.items() if some)]
+    )

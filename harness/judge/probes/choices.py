@@ -1,4 +1,6 @@
-"""What an engine chose besides tokens: the experts of each token, and the tokens that sparse layers attended to."""
+"""What an engine chose besides tokens: the experts of each token, and the tokens that sparse layers
+attended to.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,10 @@ Choice = tuple[Tensor | None, Tensor | None]
 class Choices(Probe):
     """Choices by number of the request.
 
-    `expert_ids[r][p]` are the experts [L, k] of position p, `selected[r][p]` the positions [L, K] that it attended to
-    in sparse layers. `routed` has the expert ids [T, k] of all rows of each forward, padded rows included. With
-    `prefix_caching` a request gets the choices of the request that computed its prefix.
+    `expert_ids[r][p]` are the experts [L, k] of position p, `selected[r][p]` the positions [L, K]
+    that it attended to in sparse layers. `routed` has the expert ids [T, k] of all rows of each
+    forward, padded rows included. With `prefix_caching` a request gets the choices of the request
+    that computed its prefix.
     """
 
     def __init__(self, prefix_caching: bool) -> None:
@@ -52,7 +55,10 @@ class Choices(Probe):
                 self._take_shared(sequence)
             tokens = sequence.tokens + sequence.drafts
             for position in range(start, start + item.num_new_tokens):
-                chosen = (None if experts is None else experts[row], None if selected is None else selected[row])
+                chosen = (
+                    None if experts is None else experts[row],
+                    None if selected is None else selected[row],
+                )
                 self._keep(sequence, position, chosen)
                 if self._prefix_caching:
                     self._of_prefix[_prefix_hash(tokens, position)] = chosen

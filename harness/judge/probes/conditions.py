@@ -1,4 +1,6 @@
-"""What the steps of an engine showed of its conditions: each step as it ran, whatever the scheduler was asked for."""
+"""What the steps of an engine showed of its conditions: each step as it ran, whatever the scheduler
+was asked for.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,21 @@ from harness.engine.schedule.sequence import ScheduledSequence, Sequence
 from harness.engine.schedule.sequence import Step as Scheduled
 from harness.memory.graph.interface import Graph
 
-SCALES = {"none": "none", "fp8_per_tensor": "one scale", "fp8_per_token": "scale of rows", "mxfp8": "scale of rows"}
+SCALES = {
+    "none": "none",
+    "fp8_per_tensor": "one scale",
+    "fp8_per_token": "scale of rows",
+    "mxfp8": "scale of rows",
+}
 
 
 class StepConditions(Probe):
-    """`points` has the coded points of all steps. Options that hold for a whole engine are read from `params`.
+    """`points` has the coded points of all steps.
 
-    It keeps the row of each request in the step before, the number of its pages, and the first owner of each block.
+    Options that hold for a whole engine are read from `params`.
+
+    It keeps the row of each request in the step before, the number of its pages, and the first
+    owner of each block.
     """
 
     def __init__(self, params: EngineParams) -> None:
@@ -44,16 +54,28 @@ class StepConditions(Probe):
         """The points under the name of their classes."""
         return {key_of(SPACE): tuple(sorted(self.points))}
 
-    def on_start(self, model: PagedModel, memory: PagedMemory, pool: BlockPool, padding: Padding) -> None:
+    def on_start(
+        self, model: PagedModel, memory: PagedMemory, pool: BlockPool, padding: Padding
+    ) -> None:
         config, names = model.model.config, {dtype: kv for kv, dtype in KV_DTYPES.items()}
         kinds = {LAYERS[kind]: layer for layer, kind in enumerate(config.layer_types)}
-        layers = {kind: None if kind == STATE else names[memory.latents(n).dtype] for kind, n in kinds.items()}
-        limits, params = {"window": config.sliding_window, "sparse": config.index_topk}, self._params
+        layers = {
+            kind: None if kind == STATE else names[memory.latents(n).dtype]
+            for kind, n in kinds.items()
+        }
+        limits, params = (
+            {"window": config.sliding_window, "sparse": config.index_topk},
+            self._params,
+        )
         self._engine: dict[str, Any] = {
             "layers": layers,
             "limits": {kind: limit for kind, limit in limits.items() if kind in kinds},
             "experts": max((len(experts.ranks) for experts in model.routed_experts()), default=0),
-            "padding": "key" if padding.num_keys else "skip" if padding.trash_block is None else "trash",
+            "padding": "key"
+            if padding.num_keys
+            else "skip"
+            if padding.trash_block is None
+            else "trash",
             "num_drafts": params.speculative_tokens,
             "activations": SCALES[params.quantize],
             "ranks": params.context_ranks,
@@ -108,12 +130,24 @@ class StepConditions(Probe):
 
     def _request(self, item: ScheduledSequence) -> Request:
         """A request before its step."""
-        sequence, computed, hit = item.sequence, item.sequence.num_computed_tokens, item.sequence.num_shared_tokens
+        sequence, computed, hit = (
+            item.sequence,
+            item.sequence.num_computed_tokens,
+            item.sequence.num_shared_tokens,
+        )
         is_new, last = computed == hit, (computed + item.num_new_tokens - 1) // PAGE_SIZE
-        blocks = {"full": sequence.blocks[last], "sparse": sequence.blocks[last], STATE: sequence.state_block}
+        blocks = {
+            "full": sequence.blocks[last],
+            "sparse": sequence.blocks[last],
+            STATE: sequence.state_block,
+        }
         if sequence.window_blocks:
             blocks["window"] = sequence.window_blocks[last]
-        owners = {kind: self._owner.setdefault(block, sequence) for kind, block in blocks.items() if block is not None}
+        owners = {
+            kind: self._owner.setdefault(block, sequence)
+            for kind, block in blocks.items()
+            if block is not None
+        }
         for block in (*sequence.blocks, *sequence.window_blocks):
             self._owner.setdefault(block, sequence)
         before = hit // PAGE_SIZE if is_new else self._pages[sequence]
@@ -139,7 +173,9 @@ class StepConditions(Probe):
         gone = [sequence for sequence in self._rows if sequence not in now]
         found = {
             "cancelled": self._is_cancelled,
-            "aborted": any(not one.is_finished and not one.blocks and one.num_computed_tokens for one in gone),
+            "aborted": any(
+                not one.is_finished and not one.blocks and one.num_computed_tokens for one in gone
+            ),
             "preempted": any(not one.is_finished and not one.num_computed_tokens for one in gone),
             "joined": any(sequence not in self._rows for sequence in now),
             "left": bool(gone),

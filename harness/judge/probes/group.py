@@ -12,7 +12,9 @@ from harness.engine.probe import Probe
 Given = ParamSpec("Given")
 
 
-def _each(hook: Callable[Concatenate[Probe, Given], None]) -> Callable[Concatenate[ProbeGroup, Given], None]:
+def _each(
+    hook: Callable[Concatenate[Probe, Given], None],
+) -> Callable[Concatenate[ProbeGroup, Given], None]:
 
     def call(self: ProbeGroup, /, *args: Given.args, **kwargs: Given.kwargs) -> None:
         for probe in self.probes:
@@ -25,14 +27,18 @@ def _around(
     hook: Callable[Concatenate[Probe, Given], AbstractContextManager[None]],
 ) -> Callable[Concatenate[ProbeGroup, Given], AbstractContextManager[None]]:
 
-    def call(self: ProbeGroup, /, *args: Given.args, **kwargs: Given.kwargs) -> AbstractContextManager[None]:
+    def call(
+        self: ProbeGroup, /, *args: Given.args, **kwargs: Given.kwargs
+    ) -> AbstractContextManager[None]:
         return within(getattr(probe, hook.__name__)(*args, **kwargs) for probe in self.probes)
 
     return call
 
 
 class ProbeGroup(Probe):
-    """Calls each hook of all `probes`, in their order. What is around something is left in the reverse order.
+    """Calls each hook of all `probes`, in their order.
+
+    What is around something is left in the reverse order.
 
     Launches are shown to the probes that ask for them, see `launches_shown_to`, and not to a group.
     """
@@ -40,10 +46,22 @@ class ProbeGroup(Probe):
     def __init__(self, *probes: Probe) -> None:
         self.probes = probes
 
-    on_start, on_capture, before_step = _each(Probe.on_start), _each(Probe.on_capture), _each(Probe.before_step)
-    on_step, on_forward, on_replay = _around(Probe.on_step), _around(Probe.on_forward), _around(Probe.on_replay)
+    on_start, on_capture, before_step = (
+        _each(Probe.on_start),
+        _each(Probe.on_capture),
+        _each(Probe.before_step),
+    )
+    on_step, on_forward, on_replay = (
+        _around(Probe.on_step),
+        _around(Probe.on_forward),
+        _around(Probe.on_replay),
+    )
     on_forwarded, on_drafted = _each(Probe.on_forwarded), _each(Probe.on_drafted)
-    on_logits, on_sampled, on_dummy_step = _each(Probe.on_logits), _each(Probe.on_sampled), _around(Probe.on_dummy_step)
+    on_logits, on_sampled, on_dummy_step = (
+        _each(Probe.on_logits),
+        _each(Probe.on_sampled),
+        _around(Probe.on_dummy_step),
+    )
 
 
 def within(contexts: Iterable[AbstractContextManager[None]]) -> AbstractContextManager[None]:

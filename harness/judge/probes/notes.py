@@ -16,10 +16,14 @@ from harness.memory.poison.patterns import Poison
 class Notes(ProbeGroup):
     """The probes of one judged engine, and the probes `more`, which are nearest to what happens."""
 
-    def __init__(self, params: EngineParams, poison: Poison, *more: Probe, padding_bound: str = "") -> None:
+    def __init__(
+        self, params: EngineParams, poison: Poison, *more: Probe, padding_bound: str = ""
+    ) -> None:
         self.answers = Answers()
         self.choices = Choices(params.prefix_caching)
         self.writes = StrayWrites()
         self.twins = Twins(params, poison, padding_bound)
         self.conditions = StepConditions(params)
-        super().__init__(self.answers, self.choices, self.writes, self.twins, self.conditions, *more)
+        super().__init__(
+            self.answers, self.choices, self.writes, self.twins, self.conditions, *more
+        )

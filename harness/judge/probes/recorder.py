@@ -1,7 +1,9 @@
-"""The first-NaN recorder on the engine: it scans what modules and launches compute, and names the request of a row.
+"""The first-NaN recorder on the engine: it scans what modules and launches compute, and names the
+request of a row.
 
-A scan is launched behind each op, in eager steps and in captures. So the graphs hold the scans, and replays record.
-Only live rows count, the rows of requests. Graph padding, warm-ups, captures and dummy steps have none.
+A scan is launched behind each op, in eager steps and in captures. So the graphs hold the scans, and
+replays record. Only live rows count, the rows of requests. Graph padding, warm-ups, captures and
+dummy steps have none.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ BLIND = {
     "mla_decode_sparse": ("kv_cache",),
     "merge_attn_states": ("prefix_out", "prefix_lse"),
 }
-"""Inputs that are read but not scanned: pages, and rows of tokens without context, which are never written."""
+"""Inputs that are read but not scanned: pages, and rows of tokens without context, which are never
+written.
+"""
 TRANSPOSED = ("suffix_lse", "prefix_lse")
 PARTLY_WRITTEN = ("index_logits",)
 """Ops with live rows that hold undefined elements: logits past a row's last key."""
@@ -45,7 +49,10 @@ HANDED_OUT = "what hands out the logits"
 
 @dataclass(slots=True)
 class EngineRecorder(Probe):
-    """Scans one engine. With `inputs` it scans the inputs of ops too; a recorder in a server scans outputs only."""
+    """Scans one engine.
+
+    With `inputs` it scans the inputs of ops too; a recorder in a server scans outputs only.
+    """
 
     table: Table
     inputs: bool = True
@@ -63,7 +70,9 @@ class EngineRecorder(Probe):
     _hooked: set[int] = field(default_factory=set)
 
     def report(self) -> FirstNan | None:
-        """The op that wrote the first live value that is not finite, and its inputs that are not scanned."""
+        """The op that wrote the first live value that is not finite, and its inputs that are not
+        scanned.
+        """
         found = describe(self.table, self.notes)
         if found is None:
             return None
@@ -73,7 +82,9 @@ class EngineRecorder(Probe):
         for handle in self._handles:
             handle.remove()
 
-    def on_start(self, model: PagedModel, memory: PagedMemory, pool: BlockPool, padding: Padding) -> None:
+    def on_start(
+        self, model: PagedModel, memory: PagedMemory, pool: BlockPool, padding: Padding
+    ) -> None:
         self.hook(model.model)
 
     def hook(self, model: nn.Module) -> None:
@@ -92,7 +103,9 @@ class EngineRecorder(Probe):
 
     @contextlib.contextmanager
     def on_step(self, ordered: list[ScheduledSequence], batch: Batch) -> Iterator[None]:
-        """The rows of an eager step are live all along, the rows of a replayed step only in its replay."""
+        """The rows of an eager step are live all along, the rows of a replayed step only in its
+        replay.
+        """
         self._step += 1
         self._note_rows(ordered)
         self._num_pending = sum(item.num_new_tokens for item in ordered)
@@ -102,7 +115,10 @@ class EngineRecorder(Probe):
 
     @contextlib.contextmanager
     def on_replay(self, inputs: Batch) -> Iterator[None]:
-        """Make the pending rows live. The replay of a dummy step has none, and what follows in the step has none."""
+        """Make the pending rows live.
+
+        The replay of a dummy step has none, and what follows in the step has none.
+        """
         num_live, self._num_pending = self._num_pending, 0
         # Eager parts between segments make their calls again.
         self.on_forward(inputs.num_decode_tokens)
@@ -122,23 +138,32 @@ class EngineRecorder(Probe):
         answers, row = [], 0
         for item in ordered:
             answers.append((str(item.sequence.request), row, row := row + item.num_rows))
-        prompts = [(name, start - first, end - first) for name, start, end in ends if start >= first]
+        prompts = [
+            (name, start - first, end - first) for name, start, end in ends if start >= first
+        ]
         requests = [(name, index, index + 1) for index, (name, _, _) in enumerate(ends)]
-        self.notes.note(self._step, {"batch": ends, "prefill": prompts, "answers": answers, "requests": requests})
+        self.notes.note(
+            self._step,
+            {"batch": ends, "prefill": prompts, "answers": answers, "requests": requests},
+        )
         decodes = sum(item.is_decode for item in ordered)
         phase = "decode" if decodes == len(ordered) else "mixed" if decodes else "prefill"
         self.table.set_clock(self._step, phase)
 
     @contextlib.contextmanager
     def _live(self, num_rows: int) -> Iterator[None]:
-        """Count the first `num_rows` rows of each tensor as live within the block; all rows for -1."""
+        """Count the first `num_rows` rows of each tensor as live within the block; all rows for
+        -1.
+        """
         self.table.live.fill_(num_rows)
         try:
             yield
         finally:
             self.table.live.fill_(0)
 
-    def before_launch(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def before_launch(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Scan the inputs before the launch: it may crash."""
         kernel = kernel_of(function)
         if kernel is not None:
@@ -158,14 +183,28 @@ class EngineRecorder(Probe):
             self._scan_outputs(launched, args, result, call)
         elif self._ids is not None and args and args[0] is self._ids:
             # An id of no expert comes before its consequence, the first NaN.
-            self._watch("hand_over_ids", "ids", "output", result, call, limit=self._num_experts, bad=NO_EXPERT)
+            self._watch(
+                "hand_over_ids",
+                "ids",
+                "output",
+                result,
+                call,
+                limit=self._num_experts,
+                bad=NO_EXPERT,
+            )
             self._ids = None
         elif launched == "_gather":
             self._watch("gather_context", "latents", "output", result, call, axis=None)
-        elif isinstance(result, Tensor) and result.is_floating_point() and result.shape[:1] == (self._num_tokens,):
+        elif (
+            isinstance(result, Tensor)
+            and result.is_floating_point()
+            and result.shape[:1] == (self._num_tokens,)
+        ):
             self._watch(launched, "result", "output", result, call)
 
-    def _scan_inputs(self, kernel: BoundKernel, args: tuple[Any, ...], kwargs: dict[str, Any], call: int) -> None:
+    def _scan_inputs(
+        self, kernel: BoundKernel, args: tuple[Any, ...], kwargs: dict[str, Any], call: int
+    ) -> None:
         op, name = OPS.get(kernel.spec.op), kernel.spec.name
         if op.name == "mla_decode_plan":
             self._planner = (kernel.spec.load(), kwargs)
@@ -177,7 +216,9 @@ class EngineRecorder(Probe):
             value = given.get(what)
             if isinstance(value, Tensor):
                 value = value.flatten(0, 1) if op.name == "mla_decode" else value
-                self._watch(name, what, "input", value, call, axis=_token_axis(op.name, what), rows=rows)
+                self._watch(
+                    name, what, "input", value, call, axis=_token_axis(op.name, what), rows=rows
+                )
         if op.name != "mla_decode":
             return
         if not args[0].is_cuda:
@@ -188,7 +229,9 @@ class EngineRecorder(Probe):
             differs = launch_unseen(differs_from_plan, self._planner, kwargs["metadata"], args[3])
             self._watch(name, "metadata", "input", differs, call, axis=None, limit=1, bad=STALE)
 
-    def _scan_outputs(self, kernel: BoundKernel, args: tuple[Any, ...], result: Any, call: int) -> None:
+    def _scan_outputs(
+        self, kernel: BoundKernel, args: tuple[Any, ...], result: Any, call: int
+    ) -> None:
         op, name = OPS.get(kernel.spec.op), kernel.spec.name
         rows = "prefill" if op.name in OF_PROMPTS else "batch"
         if op.name == "route_experts":
@@ -203,11 +246,19 @@ class EngineRecorder(Probe):
             if op.name == "context_attention":
                 value = self._with_context(value, letters, args)
             if op.name == "mla_decode":
-                value = value.flatten(0, 1) if output.name == "out" else value.transpose(1, 2).flatten(0, 1)
+                value = (
+                    value.flatten(0, 1)
+                    if output.name == "out"
+                    else value.transpose(1, 2).flatten(0, 1)
+                )
                 letters = ["T"]
-            limit, bad = (self._num_experts, NO_EXPERT) if output.name == "ids" else (-1, NOT_FINITE)
+            limit, bad = (
+                (self._num_experts, NO_EXPERT) if output.name == "ids" else (-1, NOT_FINITE)
+            )
             axis = letters.index("T") if "T" in letters else 0 if value.shape[0] > 1 else None
-            self._watch(name, output.name, "output", value, call, axis=axis, rows=rows, limit=limit, bad=bad)
+            self._watch(
+                name, output.name, "output", value, call, axis=axis, rows=rows, limit=limit, bad=bad
+            )
 
     def _with_context(self, value: Tensor, letters: list[str], args: tuple[Any, ...]) -> Tensor:
         """The rows that the op writes, zeros in the others. For eager steps only."""
@@ -224,7 +275,12 @@ class EngineRecorder(Probe):
             self._layer = layer
             if isinstance(result, Tensor) and result.is_floating_point():
                 call = self._call(path)
-                if self.inputs and args and isinstance(args[0], Tensor) and args[0].is_floating_point():
+                if (
+                    self.inputs
+                    and args
+                    and isinstance(args[0], Tensor)
+                    and args[0].is_floating_point()
+                ):
                     self._watch(path, "input", "input", args[0], call)
                 self._watch(path, "output", "output", result, call)
 
@@ -248,12 +304,22 @@ class EngineRecorder(Probe):
         limit: int = -1,
         bad: str = NOT_FINITE,
     ) -> None:
-        """Scan one tensor. Its rows are attributed to requests only if it has one row per row of the batch."""
+        """Scan one tensor.
+
+        Its rows are attributed to requests only if it has one row per row of the batch.
+        """
         layer = self._layer
-        if rows == "batch" and axis is not None and value.shape[axis] != self._num_tokens and "decode" not in op:
+        if (
+            rows == "batch"
+            and axis is not None
+            and value.shape[axis] != self._num_tokens
+            and "decode" not in op
+        ):
             rows = ""
         key = (layer, op, tensor, kind, call, axis is None)
-        slot = Slot(op, tensor, kind, layer, (layer, op, call), rows if axis is not None else "", limit, bad)
+        slot = Slot(
+            op, tensor, kind, layer, (layer, op, call), rows if axis is not None else "", limit, bad
+        )
         self.table.watch(key, slot, value, axis)
 
 
@@ -264,18 +330,28 @@ def _token_axis(op: str, tensor: str) -> int | None:
     return 1 if tensor in TRANSPOSED else 0
 
 
-def differs_from_plan(planner: tuple[Callable[..., Any], dict[str, Any]], metadata: Any, seq_lens: Tensor) -> Tensor:
-    """1 for each element [1, n] int32 of a plan that differs from a fresh plan for `seq_lens` [B], else 0."""
+def differs_from_plan(
+    planner: tuple[Callable[..., Any], dict[str, Any]], metadata: Any, seq_lens: Tensor
+) -> Tensor:
+    """1 for each element [1, n] int32 of a plan that differs from a fresh plan for `seq_lens` [B],
+    else 0.
+    """
     function, options = planner
     fresh = function(seq_lens, **options)
     pairs = zip(tensors_of(metadata), tensors_of(fresh), strict=True)
-    return torch.cat([(ours.flatten() != theirs.flatten()).int() for ours, theirs in pairs]).view(1, -1)
+    return torch.cat([(ours.flatten() != theirs.flatten()).int() for ours, theirs in pairs]).view(
+        1, -1
+    )
 
 
-def cache_rows(q: Tensor, cache: Tensor, table: Tensor, seq_lens: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-    """The slots of a cache [N, P, D] that a decode of q [B, S, H, D] reads: [B, M * P, D] twice, zeros elsewhere.
+def cache_rows(
+    q: Tensor, cache: Tensor, table: Tensor, seq_lens: Tensor, window: int | None
+) -> tuple[Tensor, Tensor]:
+    """The slots of a cache [N, P, D] that a decode of q [B, S, H, D] reads: [B, M * P, D] twice,
+    zeros elsewhere.
 
-    The first has the slots that a query sees, the second the slots of the last page past the length.
+    The first has the slots that a query sees, the second the slots of the last page past the
+    length.
     """
     pages = table.long().clamp(0, cache.shape[0] - 1)
     wide = cache.float() if cache.dtype == torch.float8_e4m3fn else cache
@@ -291,7 +367,10 @@ def cache_rows(q: Tensor, cache: Tensor, table: Tensor, seq_lens: Tensor, window
 
 @contextlib.contextmanager
 def recorder_on(device: str = "cpu", *, inputs: bool = True) -> Iterator[EngineRecorder]:
-    """A recorder for engines on `device`. Its hooks are removed from the model at the end of the block."""
+    """A recorder for engines on `device`.
+
+    Its hooks are removed from the model at the end of the block.
+    """
     recorder = EngineRecorder(Table(torch.device(device)), inputs)
     recorder.table.live.fill_(0)
     try:

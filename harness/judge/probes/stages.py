@@ -1,9 +1,11 @@
-"""The first stage of a serving run whose output leaves its reference, though its inputs agree with theirs.
+"""The first stage of a serving run whose output leaves its reference, though its inputs agree with
+theirs.
 
-Each stage is compared on the inputs that it had in the engine, so an error names the stage that made it and none behind
-it: the tokens that the scheduler runs, the batch, the static inputs of a graph, the plan, and in each layer the pages,
-the attention and the experts; then the output head, the drafter, the hand-over of logits, and the sampler. Only a stage
-that was compared is named. On a CPU: a replay on a GPU runs no Python, so what is between its stages is not seen.
+Each stage is compared on the inputs that it had in the engine, so an error names the stage that
+made it and none behind it: the tokens that the scheduler runs, the batch, the static inputs of a
+graph, the plan, and in each layer the pages, the attention and the experts; then the output head,
+the drafter, the hand-over of logits, and the sampler. Only a stage that was compared is named. On a
+CPU: a replay on a GPU runs no Python, so what is between its stages is not seen.
 """
 
 from __future__ import annotations
@@ -32,21 +34,31 @@ from harness.judge.probes.addresses import plan_tensors
 from harness.memory.graph.launch import launch_unseen, launches_shown_to
 
 MOST_SCORES = 2**25
-"""The most scores of a compared attention: the reference takes all tokens of a request in each step."""
+"""The most scores of a compared attention: the reference takes all tokens of a request in each
+step.
+"""
 EXACT = 1e-4
-"""The most error of a float32 stage, as a share of the row's size: ten times what right stages need."""
+"""The most error of a float32 stage, as a share of the row's size: ten times what right stages
+need.
+"""
 
 
 class Stages(Probe):
-    """Finds the first wrong stage of one engine, for `reference`, the model that serves all its requests.
+    """Finds the first wrong stage of one engine, for `reference`, the model that serves all its
+    requests.
 
-    `tolerance` is the most error of attention over a rounded cache, `rounding` of a stage with rounded activations, as
-    shares of a row's size. `first` is the stage in a sentence, or empty; `site` is its memory, if it has one.
+    `tolerance` is the most error of attention over a rounded cache, `rounding` of a stage with
+    rounded activations, as shares of a row's size. `first` is the stage in a sentence, or empty;
+    `site` is its memory, if it has one.
     """
 
     def __init__(self, reference: DenseReference, tolerance: float, rounding: float) -> None:
         self.first = self.site = ""
-        self._reference, self._tolerance, self._rounding = reference, max(tolerance, rounding), max(rounding, EXACT)
+        self._reference, self._tolerance, self._rounding = (
+            reference,
+            max(tolerance, rounding),
+            max(rounding, EXACT),
+        )
         self._layers = layers_of(reference.model)
         self._handles: list[Any] = []
         self._kept: dict[tuple[str, int], Tensor] = {}
@@ -63,7 +75,9 @@ class Stages(Probe):
         for handle in self._handles:
             handle.remove()
 
-    def on_start(self, model: PagedModel, memory: PagedMemory, pool: BlockPool, padding: Padding) -> None:
+    def on_start(
+        self, model: PagedModel, memory: PagedMemory, pool: BlockPool, padding: Padding
+    ) -> None:
         self._model, self._memory = model, memory
         for number, layer in enumerate(layers_of(model.model)):
             self._keep_inputs_of(layer.input_layernorm, ("before", number))
@@ -71,7 +85,11 @@ class Stages(Probe):
         self._keep_inputs_of(model.model.norm, ("behind", 0))
 
     def _keep_inputs_of(self, module: nn.Module, key: tuple[str, int]) -> None:
-        self._handles.append(module.register_forward_pre_hook(lambda _, args: launch_unseen(self._keep, key, args[0])))
+        self._handles.append(
+            module.register_forward_pre_hook(
+                lambda _, args: launch_unseen(self._keep, key, args[0])
+            )
+        )
 
     def _keep(self, key: tuple[str, int], x: Tensor) -> None:
         """Keep x [T, hidden] of the step's own forward. A graph repeats this in each replay."""
@@ -122,7 +140,9 @@ class Stages(Probe):
                 ids, moe = forwarded.expert_ids[moe], moe + 1
             self._check_mlp(number, layer, ids)
         hidden = self._kept["behind", 0]
-        self._compare("the output head", self._logits, self._reference.model.compute_logits(hidden), EXACT)
+        self._compare(
+            "the output head", self._logits, self._reference.model.compute_logits(hidden), EXACT
+        )
 
     def on_drafted(self, drafter: Drafter, logits: Tensor) -> None:
         with launches_shown_to(None):
@@ -130,16 +150,26 @@ class Stages(Probe):
         self._compare("the drafter", logits, want.double(), EXACT)
 
     def on_logits(self, logits: Tensor) -> None:
-        """Keep the rows of logits [n, vocab] of each request: once it has tokens, it no longer says how many it had."""
-        self._rows = {item.sequence: self._logits[: rows.stop][-item.num_rows :] for item, rows in self._spans()}
+        """Keep the rows of logits [n, vocab] of each request: once it has tokens, it no longer says
+        how many it had.
+        """
+        self._rows = {
+            item.sequence: self._logits[: rows.stop][-item.num_rows :]
+            for item, rows in self._spans()
+        }
 
     def on_sampled(self, sampled: list[Sampled]) -> None:
         for item in sampled:
             if not torch.equal(self._rows[item.sequence].nan_to_num(), item.logits.nan_to_num()):
-                self._found("what hands out the logits", f"request {item.sequence.request} got rows of others")
+                self._found(
+                    "what hands out the logits",
+                    f"request {item.sequence.request} got rows of others",
+                )
             own = item.logits.argmax(dim=-1).tolist()
             if item.tokens and item.tokens != own[: len(item.tokens)] and item.tokens != own[-1:]:
-                self._found("the sampler", f"request {item.sequence.request} got {item.tokens}, not {own}")
+                self._found(
+                    "the sampler", f"request {item.sequence.request} got {item.tokens}, not {own}"
+                )
 
     def _spans(self) -> Iterator[tuple[ScheduledSequence, slice]]:
         end = 0
@@ -158,33 +188,54 @@ class Stages(Probe):
         for item, rows in self._spans():
             sequence, start = item.sequence, item.sequence.num_computed_tokens
             places = range(start, start + item.num_new_tokens)
-            expected: dict[str, tuple[Tensor, Iterable[Any]]] = {"positions": (batch.positions[rows], places)}
-            for name, blocks in (("slot_mapping", sequence.blocks), ("window_slots", sequence.window_blocks)):
+            expected: dict[str, tuple[Tensor, Iterable[Any]]] = {
+                "positions": (batch.positions[rows], places)
+            }
+            for name, blocks in (
+                ("slot_mapping", sequence.blocks),
+                ("window_slots", sequence.window_blocks),
+            ):
                 slots = getattr(batch, name)
                 if blocks and slots is not None:
                     expected[name] = (slots[rows], slots_of(blocks, places))
             if item.is_decode and batch.decode is not None:
                 decode = batch.decode
                 expected["seq_lens"] = (decode.seq_lens[row : row + 1], [places.stop])
-                expected["block_table"] = (decode.block_table[row, : len(sequence.blocks)], sequence.blocks)
-                expected["state_blocks"] = (decode.state_blocks[row : row + 1], [sequence.state_block or 0])
+                expected["block_table"] = (
+                    decode.block_table[row, : len(sequence.blocks)],
+                    sequence.blocks,
+                )
+                expected["state_blocks"] = (
+                    decode.state_blocks[row : row + 1],
+                    [sequence.state_block or 0],
+                )
                 row += 1
             tokens = _known(sequence)[start : places.stop]
             if not torch.equal(batch.hidden[rows], embedding[tokens]):
-                self._found("the batch", f"hidden of request {sequence.request} is not of its tokens")
+                self._found(
+                    "the batch", f"hidden of request {sequence.request} is not of its tokens"
+                )
             for name, (found, wanted) in expected.items():
                 if found.tolist() != list(wanted):
-                    self._found("the batch", f"{name} of request {sequence.request} is not what the request has")
+                    self._found(
+                        "the batch",
+                        f"{name} of request {sequence.request} is not what the request has",
+                    )
 
     def _check_static(self, inputs: Batch) -> None:
         batch = self._batch
         assert batch.decode is not None and inputs.decode is not None
         pairs = [(tensors_by_name(batch), tensors_by_name(inputs), batch.num_decode_tokens)]
-        pairs.append((tensors_by_name(batch.decode), tensors_by_name(inputs.decode), batch.num_decodes))
+        pairs.append(
+            (tensors_by_name(batch.decode), tensors_by_name(inputs.decode), batch.num_decodes)
+        )
         for live, static, rows in pairs:
             for name in live.keys() & static.keys() - {"output"}:
                 if not torch.equal(static[name][:rows], live[name][:rows]):
-                    self._found("the static inputs of the graph", f"{name} is not what the batch of the step has")
+                    self._found(
+                        "the static inputs of the graph",
+                        f"{name} is not what the batch of the step has",
+                    )
 
     def _check_plan(self) -> None:
         decode, kernels = self._batch.decode, self._model.kernels
@@ -192,19 +243,31 @@ class Stages(Probe):
             return
         with launches_shown_to(None):
             heads = self._model.model.config.num_heads
-            fresh = kernels.mla_decode_plan(decode.seq_lens, num_heads=heads, **kernels.plan_options)
+            fresh = kernels.mla_decode_plan(
+                decode.seq_lens, num_heads=heads, **kernels.plan_options
+            )
         own = plan_tensors(decode.metadata.plan)
         if any(not torch.equal(own[name], tensor) for name, tensor in plan_tensors(fresh).items()):
             self._found("the plan", "it is not the plan for the lengths of this step", "sched_meta")
 
     def _note_inputs(self, item: ScheduledSequence, rows: slice) -> None:
-        """Note what the request's rows brought to each attention; earlier positions were noted when they ran."""
+        """Note what the request's rows brought to each attention; earlier positions were noted when
+        they ran.
+        """
         sequence, start = item.sequence, item.sequence.num_computed_tokens
         known, computed = _known(sequence), self._tokens.setdefault(sequence.request, {})
-        held, self._blocks[sequence.request] = self._blocks.get(sequence.request, []), list(sequence.blocks)
+        held, self._blocks[sequence.request] = (
+            self._blocks.get(sequence.request, []),
+            list(sequence.blocks),
+        )
         if start > sequence.num_shared_tokens and sequence.blocks[: len(held)] != held:
-            self._found("the scheduler", f"request {sequence.request} has {start} tokens in pages that it lost")
-        for position in range(sequence.num_shared_tokens) if start == sequence.num_shared_tokens else ():
+            self._found(
+                "the scheduler",
+                f"request {sequence.request} has {start} tokens in pages that it lost",
+            )
+        for position in (
+            range(sequence.num_shared_tokens) if start == sequence.num_shared_tokens else ()
+        ):
             self._take_shared(sequence, position)
         for row in range(rows.start, rows.stop):
             position = start + row - rows.start
@@ -215,13 +278,19 @@ class Stages(Probe):
         for position in range(start):
             if computed.get(position, known[position]) != known[position]:
                 where = f"request {sequence.request}, position {position}"
-                self._found("the scheduler", f"{where} has token {known[position]} and is not computed from it")
+                self._found(
+                    "the scheduler",
+                    f"{where} has token {known[position]} and is not computed from it",
+                )
 
     def _take_shared(self, sequence: Sequence, position: int) -> None:
         """Take the inputs of a request with the same tokens up to `position`."""
         prefix = sequence.tokens[: position + 1]
         for request, tokens in self._tokens.items():
-            if request != sequence.request and [tokens.get(p) for p in range(position + 1)] == prefix:
+            if (
+                request != sequence.request
+                and [tokens.get(p) for p in range(position + 1)] == prefix
+            ):
                 self._tokens[sequence.request][position] = prefix[-1]
                 for number in range(len(self._layers)):
                     own = self._history.setdefault((number, sequence.request), {})
@@ -229,15 +298,29 @@ class Stages(Probe):
                 return
 
     def _check_attention(
-        self, number: int, attention: nn.Module, item: ScheduledSequence, rows: slice, selected: Tensor | None
+        self,
+        number: int,
+        attention: nn.Module,
+        item: ScheduledSequence,
+        rows: slice,
+        selected: Tensor | None,
     ) -> None:
-        """The pages of a request and the attention of its rows, on the layer's own inputs; `selected` [T, K]."""
+        """The pages of a request and the attention of its rows, on the layer's own inputs;
+        `selected` [T, K].
+        """
         sequence, start = item.sequence, item.sequence.num_computed_tokens
         end, history = start + item.num_new_tokens, self._history[number, sequence.request]
         heads = self._model.model.config.num_heads
-        if self.first or heads * end**2 > MOST_SCORES or any(position not in history for position in range(end)):
+        if (
+            self.first
+            or heads * end**2 > MOST_SCORES
+            or any(position not in history for position in range(end))
+        ):
             return
-        x, positions = torch.stack([history[position] for position in range(end)])[None], torch.arange(end)
+        x, positions = (
+            torch.stack([history[position] for position in range(end)])[None],
+            torch.arange(end),
+        )
         if not isinstance(attention, MLAAttention):
             want = attention(x)[0]
         else:
@@ -250,21 +333,35 @@ class Stages(Probe):
                 visible, _ = visible_tokens(attention, x, seen, self._reference.tie_margin)
                 want = attention(x, positions, visible)[0]
         got = self._kept["between", number][rows] - self._kept["before", number][rows]
-        self._compare(f"attention of layer {number}", got, want[start:], self._tolerance, sequence, start)
+        self._compare(
+            f"attention of layer {number}", got, want[start:], self._tolerance, sequence, start
+        )
 
-    def _check_pages(self, number: int, attention: MLAAttention, sequence: Sequence, x: Tensor, start: int) -> None:
-        """The latents of x [end, hidden] lie in the pages of the request. A window has given some back."""
+    def _check_pages(
+        self, number: int, attention: MLAAttention, sequence: Sequence, x: Tensor, start: int
+    ) -> None:
+        """The latents of x [end, hidden] lie in the pages of the request.
+
+        A window has given some back.
+        """
         blocks = sequence.blocks if attention.sliding_window is None else sequence.window_blocks
         kv_scale = self._memory.layout.scale_of(number) or 1.0
         want = torch.cat(attention.project_kv(x, torch.arange(len(x))), dim=-1)
-        first = sequence.num_evicted_pages * PAGE_SIZE if attention.sliding_window is not None else 0
+        first = (
+            sequence.num_evicted_pages * PAGE_SIZE if attention.sliding_window is not None else 0
+        )
         places = range(first, len(x))
         pages = [blocks[position // PAGE_SIZE] for position in places]
         cache = self._memory.latents(number)
         raw = cache.view(torch.uint8) if cache.element_size() == 1 else cache
-        stored = raw[pages, [position % PAGE_SIZE for position in places]].view(cache.dtype).double() * kv_scale
+        stored = (
+            raw[pages, [position % PAGE_SIZE for position in places]].view(cache.dtype).double()
+            * kv_scale
+        )
         tolerance = max(self._tolerance, EXACT)
-        self._compare(f"the pages of layer {number}", stored, want[first:], tolerance, sequence, first, "kv")
+        self._compare(
+            f"the pages of layer {number}", stored, want[first:], tolerance, sequence, first, "kv"
+        )
 
     def _check_mlp(self, number: int, layer: DecoderLayer, ids: Tensor | None) -> None:
         """The experts (`ids` [T, k]) or the MLP of a layer, for the live rows."""
@@ -273,7 +370,9 @@ class Stages(Probe):
         normed = layer.post_attention_layernorm(x)
         behind = self._kept.get(("before", number + 1), self._kept["behind", 0])[:live]
         if ids is None or not isinstance(layer.mlp, MoE):
-            self._compare(f"the MLP of layer {number}", behind - x, layer.mlp(normed), self._rounding)
+            self._compare(
+                f"the MLP of layer {number}", behind - x, layer.mlp(normed), self._rounding
+            )
             return
         mixed, _ = self._reference.experts(layer.mlp, normed[None], ids[None, :live].long())
         self._compare(f"the experts of layer {number}", behind - x, mixed[0], self._rounding)
@@ -288,15 +387,27 @@ class Stages(Probe):
         first: int = 0,
         kind: str = "",
     ) -> None:
-        """Compare rows [n, K] in L2. A row of a request is named by its position, which counts from `first`."""
+        """Compare rows [n, K] in L2.
+
+        A row of a request is named by its position, which counts from `first`.
+        """
         live = sum(item.num_new_tokens for item in self._ordered) if sequence is None else len(want)
         got, want = got[:live].double(), want[:live]
-        error = (got - want).norm(dim=-1) / want.norm(dim=-1).clamp(min=1e-2 * float(want.norm(dim=-1).mean()) + 1e-9)
+        error = (got - want).norm(dim=-1) / want.norm(dim=-1).clamp(
+            min=1e-2 * float(want.norm(dim=-1).mean()) + 1e-9
+        )
         bad = (~(error <= allowed)).nonzero().flatten().tolist()
         if bad:
             row = bad[0]
-            where = f"row {row}" if sequence is None else f"request {sequence.request}, position {first + row}"
-            self._found(stage, f"{where} is off by {float(error[row]):.2g} of its size, and its inputs are right")
+            where = (
+                f"row {row}"
+                if sequence is None
+                else f"request {sequence.request}, position {first + row}"
+            )
+            self._found(
+                stage,
+                f"{where} is off by {float(error[row]):.2g} of its size, and its inputs are right",
+            )
 
 
 def layers_of(model: CausalLM) -> list[DecoderLayer]:

@@ -1,11 +1,13 @@
-"""The trace of a run: fingerprints of the live tensors of every launch, for the comparison of two runs.
+"""The trace of a run: fingerprints of the live tensors of every launch, for the comparison of two
+runs.
 
-Two runs that differ only in the content of uninitialised memory must compute the same live values. The first launch
-with another live output has read such memory, even if the answers do not show it. The rows of requests are live. Rows
-of graph padding and all rows of dummy steps, warm-ups and captures are not.
+Two runs that differ only in the content of uninitialised memory must compute the same live values.
+The first launch with another live output has read such memory, even if the answers do not show it.
+The rows of requests are live. Rows of graph padding and all rows of dummy steps, warm-ups and
+captures are not.
 
-Integers count where they are consumed: an unwritten expert id counts for the experts' kernel, which reads it, and not
-for the function that returns it.
+Integers count where they are consumed: an unwritten expert id counts for the experts' kernel, which
+reads it, and not for the function that returns it.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class Trace(Probe):
         finally:
             self.num_live = None
 
-    def before_launch(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def before_launch(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         return function, args
 
     def after_launch(self, noted: Any, result: Any) -> None:
@@ -85,11 +89,15 @@ class Trace(Probe):
     def note(self, reader: str, tensor: str, value: torch.Tensor) -> None:
         """Add the fingerprint of `value`, of any shape, bit for bit."""
         raw = value.detach().cpu().contiguous().view(torch.uint8) if value.numel() else value
-        digest = hashlib.blake2b(raw.numpy().tobytes() if value.numel() else b"", digest_size=8).hexdigest()
+        digest = hashlib.blake2b(
+            raw.numpy().tobytes() if value.numel() else b"", digest_size=8
+        ).hexdigest()
         self.events.append(Event(reader, tensor, self.step, digest))
 
     def note_outcome(self, run: Run, reader: str) -> None:
-        """Add the tensors for the oracles, as read by `reader`: the last place that can show a difference."""
+        """Add the tensors for the oracles, as read by `reader`: the last place that can show a
+        difference.
+        """
         for observed in run.observed:
             self.note(reader, observed.name, observed.tensor[observed.live])
 
@@ -98,10 +106,18 @@ class Trace(Probe):
         values = result if isinstance(result, tuple) else (result,)
         for output, value in zip(op.outputs, values, strict=False):
             if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
-                self.note(kernel.spec.name, output.name, self._live(op.name, output.shape.split(), value, args))
+                self.note(
+                    kernel.spec.name,
+                    output.name,
+                    self._live(op.name, output.shape.split(), value, args),
+                )
 
-    def _live(self, op: str, letters: list[str], value: torch.Tensor, args: tuple[Any, ...]) -> torch.Tensor:
-        """The promised elements of an output: rows of live tokens, in context attention of tokens with context."""
+    def _live(
+        self, op: str, letters: list[str], value: torch.Tensor, args: tuple[Any, ...]
+    ) -> torch.Tensor:
+        """The promised elements of an output: rows of live tokens, in context attention of tokens
+        with context.
+        """
         axis = next((place for place, letter in enumerate(letters) if letter in ("B", "T")), None)
         if axis is None or (letters[0] == "1" and value.ndim == 1):
             return value

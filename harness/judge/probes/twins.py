@@ -1,4 +1,6 @@
-"""Replayed steps run again: eagerly on the same memory, and with another number of padded requests."""
+"""Replayed steps run again: eagerly on the same memory, and with another number of padded
+requests.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ import torch
 from torch import Tensor
 
 from harness.core.engine_params import EngineParams
-from harness.engine.batch import Batch, DecodeMetadata, Padding, dummy_batch, fill_static, tensors_by_name
+from harness.engine.batch import (
+    Batch,
+    DecodeMetadata,
+    Padding,
+    dummy_batch,
+    fill_static,
+    tensors_by_name,
+)
 from harness.engine.memory import PagedMemory
 from harness.engine.paged_model import Forwarded, PagedModel
 from harness.engine.probe import Probe
@@ -30,16 +39,20 @@ MORE_ROWS = 3
 
 
 class Twins(Probe):
-    """Each replay beside an eager run, and the first ones without padding beside a run with padding.
+    """Each replay beside an eager run, and the first ones without padding beside a run with
+    padding.
 
-    Padding is compared within `padding_bound`, a row of the tolerance table, or bit by bit if it is empty. `poison` is
-    what padded rows hold. In a case with changes graphs must read the weights that there are now.
+    Padding is compared within `padding_bound`, a row of the tolerance table, or bit by bit if it is
+    empty. `poison` is what padded rows hold. In a case with changes graphs must read the weights
+    that there are now.
     """
 
     def __init__(self, params: EngineParams, poison: Poison, padding_bound: str) -> None:
         self.replays: list[ReplayedStep] = []
         self.drafts: list[ReplayedStep] = []
-        """The guesses that a drafter's graph made behind a replay, beside the guesses from the eager step."""
+        """The guesses that a drafter's graph made behind a replay, beside the guesses from the
+        eager step.
+        """
         self.bindings: list[Binding] = []
         self.padded: list[Pair] = []
         self._poison = poison
@@ -51,7 +64,9 @@ class Twins(Probe):
         self._before: tuple[Batch, Batch, PagedMemory] | None = None
         """The inputs of the replay, and copies of them and of the memory from before it."""
 
-    def on_start(self, model: PagedModel, memory: PagedMemory, pool: BlockPool, padding: Padding) -> None:
+    def on_start(
+        self, model: PagedModel, memory: PagedMemory, pool: BlockPool, padding: Padding
+    ) -> None:
         self._model, self._memory, self._padding = model, memory, padding
         self._addresses = GraphAddresses(model, self._params)
 
@@ -79,7 +94,10 @@ class Twins(Probe):
             return
         (inputs, copied, memory), self._before = self._before, None
         # The next replay writes over its outputs.
-        replayed, drafted = forwarded.logits.clone(), None if forwarded.drafted is None else forwarded.drafted.clone()
+        replayed, drafted = (
+            forwarded.logits.clone(),
+            None if forwarded.drafted is None else forwarded.drafted.clone(),
+        )
         self._run_padded(copied, memory)
         eager = self._model.forward(copied, copy_of_memory(memory))
         assert copied.decode is not None
@@ -109,18 +127,32 @@ class Twins(Probe):
             )
         )
         if drafted is not None:
-            self._note_drafts(drafted, [run.drafted.cpu() for run in runs if run.drafted is not None])
+            self._note_drafts(
+                drafted, [run.drafted.cpu() for run in runs if run.drafted is not None]
+            )
         self.bindings += self._addresses.bindings(inputs, self._step)
 
     def on_drafted(self, drafter: Drafter, logits: Tensor) -> None:
-        """Draft from the eager twin of the step too. A copy of hidden states or tokens that comes late shows here."""
+        """Draft from the eager twin of the step too.
+
+        A copy of hidden states or tokens that comes late shows here.
+        """
         runs = self._eager
-        self._note_drafts(logits, [drafter.forward(run.hidden, greedy_tokens(run.logits)).cpu() for run in runs])
+        self._note_drafts(
+            logits, [drafter.forward(run.hidden, greedy_tokens(run.logits)).cpu() for run in runs]
+        )
 
     def _note_drafts(self, replayed: Tensor, eager: list[Tensor]) -> None:
-        """Note the logits [n, vocab] of a drafter's graph beside those from each eager run of the newest step."""
-        name, again = f"draft logits of the graph of {len(replayed)}", eager[1] if len(eager) > 1 else None
-        step = replace(self.replays[-1], name=name, replayed=replayed.cpu(), eager=eager[0], eager_again=again)
+        """Note the logits [n, vocab] of a drafter's graph beside those from each eager run of the
+        newest step.
+        """
+        name, again = (
+            f"draft logits of the graph of {len(replayed)}",
+            eager[1] if len(eager) > 1 else None,
+        )
+        step = replace(
+            self.replays[-1], name=name, replayed=replayed.cpu(), eager=eager[0], eager_again=again
+        )
         self.drafts.append(step)
 
     def _inputs_of_rows(self, query_len: int) -> tuple[int, ...]:
@@ -129,14 +161,18 @@ class Twins(Probe):
         return tuple(hash((tokens, row)) for tokens in given for row in range(query_len))
 
     def _run_padded(self, inputs: Batch, memory: PagedMemory) -> None:
-        """Run the step on copies of `memory` without padding, and with a number of padded requests not yet tried."""
+        """Run the step on copies of `memory` without padding, and with a number of padded requests
+        not yet tried.
+        """
         num_live, workspace = len(self._ordered), self._model.kernels.workspace
         size = max(inputs.num_decodes, num_live + MORE_ROWS)
         size = size if workspace is None else min(size, workspace.num_requests)
         if len(self.padded) >= MOST_PADDED or size == num_live:
             return
         num_padded = self._tried[num_live] = self._tried.get(num_live, 0) % (size - num_live) + 1
-        first, second = (self._forward(inputs, memory, num_live, size, count) for count in (0, num_padded))
+        first, second = (
+            self._forward(inputs, memory, num_live, size, count) for count in (0, num_padded)
+        )
         assert inputs.decode is not None
         rows = num_live * inputs.decode.query_len
         self.padded.append(
@@ -145,24 +181,40 @@ class Twins(Probe):
                 name=f"logits of step {self._step} beside {num_padded} padded requests",
                 first=first.logits[:rows].cpu(),
                 second=second.logits[:rows].cpu(),
-                # Equal bits leave nothing to decide differently. Where bits may differ, a near tie may be.
-                live=decided_alike(first, second)[:rows] if self._padding_bound else torch.ones(rows, dtype=torch.bool),
+                # Equal bits leave nothing to decide differently. Where bits may differ, a near tie
+                # may be.
+                live=decided_alike(first, second)[:rows]
+                if self._padding_bound
+                else torch.ones(rows, dtype=torch.bool),
                 bound=self._padding_bound,
             )
         )
 
-    def _forward(self, inputs: Batch, memory: PagedMemory, num_live: int, size: int, num_padded: int) -> Forwarded:
+    def _forward(
+        self, inputs: Batch, memory: PagedMemory, num_live: int, size: int, num_padded: int
+    ) -> Forwarded:
         assert inputs.decode is not None
-        more: dict[str, Any] = {"has_window": inputs.window_slots is not None, "padding": self._padding}
-        given = (size, self._model.model.embed_tokens, inputs.decode.block_table.shape[1], inputs.decode.query_len)
+        more: dict[str, Any] = {
+            "has_window": inputs.window_slots is not None,
+            "padding": self._padding,
+        }
+        given = (
+            size,
+            self._model.model.embed_tokens,
+            inputs.decode.block_table.shape[1],
+            inputs.decode.query_len,
+        )
         twin = dummy_batch(*given, has_adapters=inputs.adapters is not None, **more)
         assert twin.decode is not None
-        # The static inputs of a graph hold the pages of earlier steps. These are in no pool, so a read of one shows.
+        # The static inputs of a graph hold the pages of earlier steps. These are in no pool, so a
+        # read of one shows.
         for table in (twin.decode.block_table, twin.decode.window_table):
             if table is not None:
                 table.fill_(memory.layout.num_blocks)
         if inputs.decode.output is not None:
-            twin.decode.output = inputs.decode.output.new_zeros(size, *inputs.decode.output.shape[1:])
+            twin.decode.output = inputs.decode.output.new_zeros(
+                size, *inputs.decode.output.shape[1:]
+            )
         rest = repeated(inputs, num_live, size - num_padded, self._padding.slot)
         fill_static(twin, rest, self._poison, self._padding)
         return self._model.forward(twin, copy_of_memory(memory))
@@ -176,15 +228,25 @@ def copy_of_memory(memory: PagedMemory) -> PagedMemory:
 def copy_of_inputs(inputs: Batch) -> Batch:
     """A decode batch with copies of all tensors and without a plan."""
     assert inputs.decode is not None
-    decode: dict[str, Any] = {name: tensor.clone() for name, tensor in tensors_by_name(inputs.decode).items()}
-    batch: dict[str, Any] = {name: tensor.clone() for name, tensor in tensors_by_name(inputs).items()}
-    return replace(inputs, **batch, decode=replace(inputs.decode, **decode, metadata=DecodeMetadata()))
+    decode: dict[str, Any] = {
+        name: tensor.clone() for name, tensor in tensors_by_name(inputs.decode).items()
+    }
+    batch: dict[str, Any] = {
+        name: tensor.clone() for name, tensor in tensors_by_name(inputs).items()
+    }
+    return replace(
+        inputs, **batch, decode=replace(inputs.decode, **decode, metadata=DecodeMetadata())
+    )
 
 
 def decided_alike(first: Forwarded, second: Forwarded) -> Tensor:
-    """The rows [T] bool with the same experts and the same selected tokens in two forwards of one batch."""
+    """The rows [T] bool with the same experts and the same selected tokens in two forwards of one
+    batch.
+    """
     alike = torch.ones(len(first.logits), dtype=torch.bool)
-    for one, other in zip(first.expert_ids + first.selected, second.expert_ids + second.selected, strict=True):
+    for one, other in zip(
+        first.expert_ids + first.selected, second.expert_ids + second.selected, strict=True
+    ):
         alike &= (one.sort(dim=-1).values == other.sort(dim=-1).values).all(dim=-1).cpu()
     return alike
 
@@ -201,13 +263,17 @@ def repeated(inputs: Batch, num_live: int, count: int, slot: int) -> Batch:
     rows = (order[:, None] * query_len + torch.arange(query_len, device=device)).flatten()
     is_first = torch.arange(len(rows), device=device) < num_live * query_len
     tensors = tensors_by_name(replace(decode, output=None))
-    of_requests: dict[str, Any] = {name: tensor[order] for name, tensor in tensors.items() if name != "num_live"}
+    of_requests: dict[str, Any] = {
+        name: tensor[order] for name, tensor in tensors.items() if name != "num_live"
+    }
     return Batch(
         hidden=inputs.hidden[rows],
         positions=inputs.positions[rows],
         slot_mapping=torch.where(is_first, inputs.slot_mapping[rows], slot),
         decode=replace(decode, **of_requests, output=None, metadata=DecodeMetadata()),
-        window_slots=None if inputs.window_slots is None else torch.where(is_first, inputs.window_slots[rows], slot),
+        window_slots=None
+        if inputs.window_slots is None
+        else torch.where(is_first, inputs.window_slots[rows], slot),
         adapters=None if inputs.adapters is None else inputs.adapters[rows],
         next_tokens=None if inputs.next_tokens is None else inputs.next_tokens[rows],
     )

@@ -15,18 +15,27 @@ from harness.judge.target import Target
 from harness.memory.poison.patterns import Poison
 
 ORDER_SEED = 0
-"""Seed of the order of questions in each epoch: the same for all cases, so that curves are comparable."""
+"""Seed of the order of questions in each epoch: the same for all cases, so that curves are
+comparable.
+"""
 
 
 class AccuracyTarget(Target):
-    """Asks a canary a task's questions, `epochs` times. `directory` keeps the answers of a killed run."""
+    """Asks a canary a task's questions, `epochs` times.
+
+    `directory` keeps the answers of a killed run.
+    """
 
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
         if reason := extras.why_not(extras.ACCURACY):
             return reason
         canary = _canary(case.params_as(AccuracyParams))
-        return "" if (canary / "config.json").is_file() else f"{canary} is not there: train one with `canary train`"
+        return (
+            ""
+            if (canary / "config.json").is_file()
+            else f"{canary} is not there: train one with `canary train`"
+        )
 
     def run(self, poison: Poison) -> Run:
         """Answer the questions without a stored answer in the directory."""
@@ -38,11 +47,19 @@ class AccuracyTarget(Target):
         params = self.case.params_as(AccuracyParams)
         options = params.model_dump(include=set(ServingParams.model_fields) - {"max_num_seqs"})
         backend = open_engine(
-            str(_canary(params)), concurrency=params.max_num_seqs, poison=poison, device=self.device, **options
+            str(_canary(params)),
+            concurrency=params.max_num_seqs,
+            poison=poison,
+            device=self.device,
+            **options,
         )
         with tempfile.TemporaryDirectory() as scratch:
             task = load_task(params.task, Path(scratch), limit=params.limit)
-            how: dict[str, Any] = {"num_epochs": params.epochs, "seed": ORDER_SEED, "max_tokens": params.max_tokens}
+            how: dict[str, Any] = {
+                "num_epochs": params.epochs,
+                "seed": ORDER_SEED,
+                "max_tokens": params.max_tokens,
+            }
             found = run_epochs(backend, task, Path(self.directory or scratch), resume=True, **how)
         return Run(poison.pattern, accuracy=found)
 

@@ -1,6 +1,7 @@
 """Corrupts one argument of a call, as a row of `harness/core/corruptions.yaml` says.
 
-The inputs of the reference get the same change, but for what changes no value: then a right result is defined.
+The inputs of the reference get the same change, but for what changes no value: then a right result
+is defined.
 """
 
 from __future__ import annotations
@@ -28,23 +29,37 @@ def corrupted(given: InputsT, corruption: Corruption) -> InputsT:
 
 
 def as_meant(kept: InputsT, corruption: Corruption) -> InputsT:
-    """The inputs of the reference for a corrupted call: `kept`, with the values that the corrupted ones stand for."""
+    """The inputs of the reference for a corrupted call:
+
+    `kept`, with the values that the corrupted ones stand for.
+    """
     argument = getattr(kept, corruption.argument, None)
     is_integer = isinstance(argument, Tensor) and not argument.is_floating_point()
-    if not corruption.right or corruption.change in _SAME_VALUES or (corruption.change == "dtype" and is_integer):
+    if (
+        not corruption.right
+        or corruption.change in _SAME_VALUES
+        or (corruption.change == "dtype" and is_integer)
+    ):
         return kept
-    return corrupted(kept, replace(corruption, to=corruption.to if corruption.means is None else corruption.means))
+    return corrupted(
+        kept,
+        replace(corruption, to=corruption.to if corruption.means is None else corruption.means),
+    )
 
 
 def planned_lengths(seq_lens: Tensor, corruption: Corruption | None) -> Tensor:
-    """The lengths [B] int32 that the plan is made for: those of the call, unless the plan is what is corrupted."""
+    """The lengths [B] int32 that the plan is made for: those of the call, unless the plan is what
+    is corrupted.
+    """
     if corruption is None or corruption.change != "plan":
         return seq_lens
     return seq_lens[:-1] if corruption.to == "fewer" else seq_lens.clamp(max=1)
 
 
 def number(given: Any, to: Any) -> Any:
-    """What `to` stands for: the first `blocks`, `slots` or `columns` (of slots) that a call does not have."""
+    """What `to` stands for: the first `blocks`, `slots` or `columns` (of slots) that a call does
+    not have.
+    """
     if to == "columns":
         return given.block_table.shape[1] * PAGE_SIZE + 1
     if to in ("blocks", "slots"):
@@ -64,7 +79,9 @@ def _of_tensor(change: Callable[[Tensor, Any], Tensor]) -> Callable[[Any, Corrup
 
 
 def _element(tensor: Tensor, to: Any) -> Tensor:
-    """The first entry of a tensor [n, ...] that is `to`; of offsets the second, as the first is 0."""
+    """The first entry of a tensor [n, ...] that is `to`; of offsets the second, as the first is
+    0.
+    """
     changed = tensor.clone()
     is_offsets = tensor.ndim == 1 and len(tensor) > 1 and int(tensor[0]) == 0
     changed[(int(is_offsets), *(0,) * (tensor.ndim - 1))] = to
@@ -104,7 +121,9 @@ def _heads(q: Tensor, to: Any) -> Tensor:
 
 
 def _pages(given: Any, corruption: Corruption) -> Any:
-    """The same slots [N, P, D] in pages of another size, with a table, if there is one, of more columns."""
+    """The same slots [N, P, D] in pages of another size, with a table, if there is one, of more
+    columns.
+    """
     cache, size = given.kv_cache, int(corruption.to or 0)
     changed = replace(given, kv_cache=cache.contiguous().view(-1, size, cache.shape[2]))
     if hasattr(given, "block_table"):
@@ -114,7 +133,9 @@ def _pages(given: Any, corruption: Corruption) -> Any:
 
 
 def _scores(given: Any, corruption: Corruption) -> Any:
-    """Keys and queries [..., D] with equal scores, all by their last element, which is no part of a value."""
+    """Keys and queries [..., D] with equal scores, all by their last element, which is no part of a
+    value.
+    """
     keys, q = getattr(given, corruption.argument).clone(), torch.zeros_like(given.q)
     keys[..., -1], q[..., -1] = FAR_BELOW / (1024.0 * given.scale), 1024.0
     return replace(given, **{corruption.argument: keys, "q": q})
@@ -141,7 +162,9 @@ _CHANGES: dict[str, Callable[[Any, Corruption], Any]] = {
     "pages": _pages,
     "scores": _scores,
     "keyword": lambda given, corruption: replace(given, **{corruption.argument: corruption.to}),
-    "same": lambda given, corruption: replace(given, **{corruption.argument: getattr(given, str(corruption.to))}),
+    "same": lambda given, corruption: replace(
+        given, **{corruption.argument: getattr(given, str(corruption.to))}
+    ),
     "in_place": _in_place,
     "plan": lambda given, corruption: given,
 }

@@ -23,7 +23,9 @@ MakeCall = Callable[[Corruption | None], KernelCall]
 
 def why_not_corrupted(spec: KernelSpec, params: KernelParams, corruption: Corruption) -> str:
     """Why a kernel is not called with this argument at all, as one clause; empty if it is."""
-    if corruption.change == "plan" and not (isinstance(params, MlaDecodeParams) and has_plan(spec, params)):
+    if corruption.change == "plan" and not (
+        isinstance(params, MlaDecodeParams) and has_plan(spec, params)
+    ):
         return Reason(f"{spec.name} is called without a plan here", Code.UNSUPPORTED)
     if corruption.change == "in_place" and "out" not in spec.takes:
         return spec.lacks("out")
@@ -36,12 +38,19 @@ def has_plan(spec: KernelSpec, params: MlaDecodeParams) -> bool:
 
 
 def run_corrupted(
-    run: Run, spec: KernelSpec, poison: Poison, make: MakeCall, corruptions: Iterable[Corruption], device: str
+    run: Run,
+    spec: KernelSpec,
+    poison: Poison,
+    make: MakeCall,
+    corruptions: Iterable[Corruption],
+    device: str,
 ) -> None:
-    """Make the call of a case as it should be, and then each corrupted one. Adds what they came to to the `run`.
+    """Make the call of a case as it should be, and then each corrupted one.
 
-    The first shows that an error is due to the corruption. A kernel that fails it has no other finding, and one that
-    refuses it raises Refused. A device that fails ends the run.
+    Adds what they came to to the `run`.
+
+    The first shows that an error is due to the corruption. A kernel that fails it has no other
+    finding, and one that refuses it raises Refused. A device that fails ends the run.
     """
     try:
         call = make(None)
@@ -61,9 +70,14 @@ def run_corrupted(
 def corrupted_call(
     spec: KernelSpec, poison: Poison, call: KernelCall, corruption: Corruption, device: str
 ) -> CorruptedCall:
-    """Make the `call`, which is corrupted. An error of the kernel, or its refusal, is part of the result."""
+    """Make the `call`, which is corrupted.
+
+    An error of the kernel, or its refusal, is part of the result.
+    """
     is_in_place = corruption.change == "in_place"
-    call.guarded = [item for item in call.guarded if not (is_in_place and item.name in corruption.names)]
+    call.guarded = [
+        item for item in call.guarded if not (is_in_place and item.name in corruption.names)
+    ]
     for item in call.guarded:
         item.before = item.watched().clone()
     found = CorruptedCall(corruption, corruption.is_judged(spec), Run(poison.pattern))

@@ -1,7 +1,9 @@
-"""A kernel call whose inputs another stream writes late, and whose host memory changes while copies of it are queued.
+"""A kernel call whose inputs another stream writes late, and whose host memory changes while copies
+of it are queued.
 
-The caller's stream waits for the producer's event, and reads the outputs at once. A kernel that works on another stream
-without an event of its own reads, or returns, what the memory held before. See :mod:`harness.memory.delayed_streams`.
+The caller's stream waits for the producer's event, and reads the outputs at once. A kernel that
+works on another stream without an event of its own reads, or returns, what the memory held before.
+See :mod:`harness.memory.delayed_streams`.
 """
 
 from __future__ import annotations
@@ -28,14 +30,17 @@ PRODUCER, CALLER, HOST = "producer", "caller", "host"
 OTHER = "unknown"
 """The stream of work that did not wait for the caller's."""
 Streams = Callable[
-    [Callable[[], Any], Sequence[tuple[Tensor, Tensor]], Callable[[], Any] | None, bool], tuple[Tensor, ...]
+    [Callable[[], Any], Sequence[tuple[Tensor, Tensor]], Callable[[], Any] | None, bool],
+    tuple[Tensor, ...],
 ]
 """See :class:`harness.memory.delayed_streams.DelayedStreams`."""
 Attempt = Callable[[bool], list[Observed]]
 """Makes a call, in order or not. Returns what to judge."""
 
 
-def without_order(case: Case, spec: KernelSpec, call: KernelCall, other: KernelCall, streams: Streams) -> Moved:
+def without_order(
+    case: Case, spec: KernelSpec, call: KernelCall, other: KernelCall, streams: Streams
+) -> Moved:
     """What no event orders in the `call`. `other` is a call of the kernel on other inputs.
 
     A result that is wrong in the right order as well is no finding of order.
@@ -52,7 +57,9 @@ def without_order(case: Case, spec: KernelSpec, call: KernelCall, other: KernelC
     return Moved(0, len(pairs), [], races, "streams delayed", site=None)
 
 
-def _pairs(spec: KernelSpec, call: KernelCall, other: KernelCall, streams: Streams) -> Iterator[tuple[Race, Attempt]]:
+def _pairs(
+    spec: KernelSpec, call: KernelCall, other: KernelCall, streams: Streams
+) -> Iterator[tuple[Race, Attempt]]:
     """Each two accesses that need an order, and the call that shows whether they have it."""
     # Without poison: a fill of an allocation would be work on the caller's stream.
     kernel, restore = BoundKernel(spec, None), restoring(spec, call)
@@ -68,20 +75,36 @@ def _pairs(spec: KernelSpec, call: KernelCall, other: KernelCall, streams: Strea
         return late(lambda copies: streams(launch, copies, None, in_order))
 
     own = Launch(spec.name, OTHER)
-    yield _race(own, "write", Launch("its caller", CALLER), "read", "outputs"), partial(attempt, None)
+    yield (
+        _race(own, "write", Launch("its caller", CALLER), "read", "outputs"),
+        partial(attempt, None),
+    )
     for name, late in late_inputs(spec, call, restore):
         writer = Launch(f"the producer of {name}", PRODUCER)
         yield _race(writer, "write", own, "read", name), partial(written_late, late)
-    copy, host = Launch(f"a copy of {spec.name}", CALLER), Launch(f"the next call of {spec.name}", HOST)
-    yield _race(copy, "read", host, "write", "host memory of the kernel"), partial(attempt, partial(launch, other))
+    copy, host = (
+        Launch(f"a copy of {spec.name}", CALLER),
+        Launch(f"the next call of {spec.name}", HOST),
+    )
+    yield (
+        _race(copy, "read", host, "write", "host memory of the kernel"),
+        partial(attempt, partial(launch, other)),
+    )
 
 
 def _remembering(observe: Observe) -> Observe:
-    """`observe` with nothing to judge for outputs that have the bits of the first ones. Writers have no outputs."""
+    """`observe` with nothing to judge for outputs that have the bits of the first ones.
+
+    Writers have no outputs.
+    """
     known: list[tuple[Tensor, ...]] = []
 
     def observed(outputs: tuple[Tensor, ...]) -> list[Observed]:
-        if outputs and known and all(map(torch.equal, map(bits_view, outputs), map(bits_view, known[0]))):
+        if (
+            outputs
+            and known
+            and all(map(torch.equal, map(bits_view, outputs), map(bits_view, known[0])))
+        ):
             return []
         known.append(outputs)
         return observe(outputs)

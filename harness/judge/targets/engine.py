@@ -1,4 +1,6 @@
-"""The reference engine as a target: serves a case's requests under poison and records the evidence for oracles."""
+"""The reference engine as a target: serves a case's requests under poison and records the evidence
+for oracles.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ from harness.core.catalog import KERNELS
 from harness.core.cause_codes import Code, Reason
 from harness.core.cuda_failures import is_device_failure, is_out_of_memory
 from harness.core.engine_params import EngineParams
-from harness.core.errors import HarnessError, KernelError, Refused, SystemUnderTestError, line_of, named
+from harness.core.errors import (
+    HarnessError,
+    KernelError,
+    Refused,
+    SystemUnderTestError,
+    line_of,
+    named,
+)
 from harness.core.params import KvType
 from harness.core.records import FirstNan
 from harness.engine import batch
@@ -30,7 +39,13 @@ from harness.engine.memory import CacheLayout
 from harness.engine.model.next_token import NextTokenModule
 from harness.engine.model.transformer import CausalLM
 from harness.engine.probe import Probe
-from harness.engine.schedule.config import PAGE_SIZE, ModelConfig, model_config, num_pages, why_not_together
+from harness.engine.schedule.config import (
+    PAGE_SIZE,
+    ModelConfig,
+    model_config,
+    num_pages,
+    why_not_together,
+)
 from harness.engine.schedule.sequence import Sequence
 from harness.judge.by_heart import counts_of_drafts, drafted_beside_reference, knows_by_heart
 from harness.judge.decisions import Decisions, rows_before_divergence
@@ -56,11 +71,16 @@ WEIGHT_SEED = 0
 """Cases of one model share its weights and differ in their prompts."""
 
 _TIE_MARGIN: dict[KvType, float] = {"fp32": 1e-3, "bf16": 0.02, "fp8_e4m3": 0.1}
-"""Scores of routers and indexers have about unit variance. A decision closer than the rounding of their inputs may fall
-either way. docs/tolerances.md has what right kernels need."""
+"""Scores of routers and indexers have about unit variance.
+
+A decision closer than the rounding of their inputs may fall either way. docs/tolerances.md has what
+right kernels need.
+"""
 _TIE_MARGIN_FP8_ACTIVATIONS = 0.5
 _COARSE_STAGE: dict[KvType, float] = {"fp32": 1e-4, "bf16": 0.05, "fp8_e4m3": 0.6}
-"""The most error of a stage, as a share of a row: several times what right ones have, as blame must not be wrong."""
+"""The most error of a stage, as a share of a row: several times what right ones have, as blame must
+not be wrong.
+"""
 
 
 class EngineTarget(Target):
@@ -77,7 +97,10 @@ class EngineTarget(Target):
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
         params = case.params_as(EngineParams)
         if device == "cuda" and (params.quantize, params.graph) == ("mxfp8", "full"):
-            why = "quantize_blocks/torch reads its offsets on the host, which a captured CUDA graph cannot"
+            why = (
+                "quantize_blocks/torch reads its offsets on the host, which a captured CUDA graph"
+                " cannot"
+            )
             return Reason(why, Code.UNSUPPORTED)
         if device == "cuda" and params.graph == "breakable":
             return Reason("graph breakable is simulated on a CPU", Code.UNSUPPORTED)
@@ -95,7 +118,9 @@ class EngineTarget(Target):
         with recorder_on(self.device) as watching, contextlib.closing(stages):
             one_model = not (self._params.changes or self._params.adapters)
             try:
-                self.run(poison, watching, *([stages] if self.device == "cpu" and one_model else []))
+                self.run(
+                    poison, watching, *([stages] if self.device == "cpu" and one_model else [])
+                )
             except SystemUnderTestError:
                 pass
             except RuntimeError as error:
@@ -111,11 +136,15 @@ class EngineTarget(Target):
         """
         params = self._params
         poison = self._legitimate(poison)
-        notes = Notes(params, poison, *([probe] if probe else []), *more, padding_bound=self._padding_bound)
+        notes = Notes(
+            params, poison, *([probe] if probe else []), *more, padding_bound=self._padding_bound
+        )
         with errors_of_the_engine(), counting_launches() as launched, launches_shown_to(probe):
             served = self._serve(poison, notes)
         engine, epochs = served.engine, served.epochs
-        answered = [[sequence for sequence in epoch if sequence.num_generated_tokens] for epoch in epochs]
+        answered = [
+            [sequence for sequence in epoch if sequence.num_generated_tokens] for epoch in epochs
+        ]
         run = Run(poison.pattern, shown=notes.conditions.shown)
         for epoch, sequences in enumerate(answered):
             name = f"epoch {epoch}" if epoch < params.epochs else "the epoch after the flush"
@@ -126,7 +155,10 @@ class EngineTarget(Target):
             return run
         run.guards, run.zeroed = notes.writes.guards(), notes.writes.zeroed
         decisions = {made.request: made for observed in run.observed for made in observed.decisions}
-        run.pairs = [*pairs_of(notes.answers, epochs, params, self._bound, decisions), *notes.twins.padded]
+        run.pairs = [
+            *pairs_of(notes.answers, epochs, params, self._bound, decisions),
+            *notes.twins.padded,
+        ]
         if params.changes:
             try:
                 run.pairs += self._beside_cold(served, poison, decisions)
@@ -134,9 +166,15 @@ class EngineTarget(Target):
                 run.refusal = refusal
         if notes.choices.routed:
             ids = torch.cat(notes.choices.routed)
-            run.chosen = [ChosenExperts("expert ids of all forwards", ids, self._config.num_experts)]
-        run.counts = served.counts + served.counts_at_end() + counts_of_run(params, launched, epochs)
-        run.counts += counts_of_steps(params.steps, notes.answers.decided) + counts_of_drafts(params, notes.answers)
+            run.chosen = [
+                ChosenExperts("expert ids of all forwards", ids, self._config.num_experts)
+            ]
+        run.counts = (
+            served.counts + served.counts_at_end() + counts_of_run(params, launched, epochs)
+        )
+        run.counts += counts_of_steps(params.steps, notes.answers.decided) + counts_of_drafts(
+            params, notes.answers
+        )
         replays = len(notes.twins.replays) if params.drafter or params.has_module else 0
         run.counts.append(Count("replays of a drafter", replays, len(notes.twins.drafts)))
         run.events = dict(engine.scheduler.events + engine.pool.events)
@@ -160,22 +198,30 @@ class EngineTarget(Target):
         if not params.has_module:
             return None
         counts = (count for _, count in params.requests)
-        requests = tuple((tuple(prompt), count) for prompt, count in zip(self._prompts(), counts, strict=True))
+        requests = tuple(
+            (tuple(prompt), count) for prompt, count in zip(self._prompts(), counts, strict=True)
+        )
         return knows_by_heart(_model(self._config), params.speculative, requests)
 
     def _checkpoint(self, number: int) -> CausalLM:
         return _model(self._config, self.device, number)
 
-    def _beside_cold(self, served: Served, poison: Poison, decisions: dict[int, Decisions]) -> Iterator[Pair]:
-        """Answers after all changes beside an engine that starts with the last weights and adapters.
+    def _beside_cold(
+        self, served: Served, poison: Poison, decisions: dict[int, Decisions]
+    ) -> Iterator[Pair]:
+        """Answers after all changes beside an engine that starts with the last weights and
+        adapters.
 
-        It is asked the very prompts: a conversation goes on with an answer that the weights before may have given.
+        It is asked the very prompts: a conversation goes on with an answer that the weights before
+        may have given.
         """
         engine, last = served.engine, served.epochs[-1]
         # Without graphs it is cheaper, and `replay` compares each graph with eager steps.
         params = self._params.but(changes=(), happens=(), epochs=1, graph="none", chains=())
         notes = Notes(params, poison)
-        cold = Engine(self._checkpoint(engine.num_reloads), params, poison, engine.max_model_len, notes)
+        cold = Engine(
+            self._checkpoint(engine.num_reloads), params, poison, engine.max_model_len, notes
+        )
         cold.num_reloads, cold.adapters = engine.num_reloads, engine.adapters
         served_cold = serve(cold, notes, [_prompt(sequence) for sequence in last], self._checkpoint)
         if served_cold.refusal is not None:
@@ -186,7 +232,9 @@ class EngineTarget(Target):
         for index, (first, later) in enumerate(zip(answers, last, strict=True)):
             if len(served.notes.answers.models.get(later.request, ())) == 1:
                 sides = ((first, notes.answers, of_cold), (later, served.notes.answers, decisions))
-                yield from pair_of("cold_warm", f"request {index} after the changes", sides, self._bound)
+                yield from pair_of(
+                    "cold_warm", f"request {index} after the changes", sides, self._bound
+                )
 
     def run_traced(self, poison: Poison, trace: Trace) -> Run:
         return self.run(poison, probe=trace)
@@ -195,17 +243,24 @@ class EngineTarget(Target):
     def _padding_bound(self) -> str:
         """The bound for steps with and without padding; empty if their bits must be equal.
 
-        A scale over the whole batch covers padding by design, and copies of a row round differently at their places.
+        A scale over the whole batch covers padding by design, and copies of a row round differently
+        at their places.
         """
         return "" if self.device == "cpu" and self._params.amax_rows == "live" else self._bound
 
     @property
     def _bound(self) -> str:
-        return f"engine.logits.{self._coarsest}" + ("" if self._params.quantize == "none" else ".fp8act")
+        return f"engine.logits.{self._coarsest}" + (
+            "" if self._params.quantize == "none" else ".fp8act"
+        )
 
     @property
     def _margin(self) -> float:
-        return _TIE_MARGIN[self._coarsest] if self._params.quantize == "none" else _TIE_MARGIN_FP8_ACTIVATIONS
+        return (
+            _TIE_MARGIN[self._coarsest]
+            if self._params.quantize == "none"
+            else _TIE_MARGIN_FP8_ACTIVATIONS
+        )
 
     @property
     def _coarsest(self) -> KvType:
@@ -215,10 +270,12 @@ class EngineTarget(Target):
         return max((params.kv, window_kv or params.kv), key=list(_TIE_MARGIN).index)
 
     def _legitimate(self, poison: Poison) -> Poison:
-        """`poison` with the engine's traps, and without the sites that must be finite for the decode kernel.
+        """`poison` with the engine's traps, and without the sites that must be finite for the
+        decode kernel.
 
-        A kernel that needs finite tails reads slots past a request's length. They hold zeros in a hybrid model, and
-        older latents if all blocks have one type. In a window layer it reads the null block too.
+        A kernel that needs finite tails reads slots past a request's length. They hold zeros in a
+        hybrid model, and older latents if all blocks have one type. In a window layer it reads the
+        null block too.
         """
         sites, params = set(poison.sites), self._params
         if KERNELS.get(f"mla_decode/{self._params.decode_kernel}").needs_finite_tail:
@@ -229,8 +286,11 @@ class EngineTarget(Target):
             if "window" in params.layers:
                 sites.discard("kv.null")
         if params.amax_rows == "batch":
-            # This engine promises finite rows of padding, and with keys for them a finite null block.
-            sites -= {"graph.pad_rows"} | ({"kv.null"} if params.pad_keys or self._config.is_hybrid else set())
+            # This engine promises finite rows of padding, and with keys for them a finite null
+            # block.
+            sites -= {"graph.pad_rows"} | (
+                {"kv.null"} if params.pad_keys or self._config.is_hybrid else set()
+            )
         traps = {
             "block_table.pad": params.num_blocks - 1,
             "router.ids": params.num_experts,
@@ -240,7 +300,9 @@ class EngineTarget(Target):
         return replace(poison, sites=frozenset(sites), traps=traps)
 
     def _prompts(self) -> list[list[int]]:
-        """Prompts drawn from the case's seed: what all share, the pages of its chain, and tokens of its own."""
+        """Prompts drawn from the case's seed: what all share, the pages of its chain, and tokens of
+        its own.
+        """
         params, generator = self._params, torch.Generator().manual_seed(self.case.seed)
         vocab = self._config.vocab_size
 
@@ -249,28 +311,48 @@ class EngineTarget(Target):
             return drawn
 
         prefix = draw(params.shared_prefix)
-        pages = {letter: draw(PAGE_SIZE) for letter in sorted(set("".join(params.chains))) if letter.isalpha()}
-        chains = [[token for letter in chain for token in pages.get(letter, [])] for chain in params.chains]
+        pages = {
+            letter: draw(PAGE_SIZE)
+            for letter in sorted(set("".join(params.chains)))
+            if letter.isalpha()
+        }
+        chains = [
+            [token for letter in chain for token in pages.get(letter, [])]
+            for chain in params.chains
+        ]
         starts = itertools.chain(chains, itertools.repeat([]))
         lengths = (length for length, _ in params.requests)
-        return [(prefix + start + draw(length))[:length] for length, start in zip(lengths, starts, strict=False)]
+        return [
+            (prefix + start + draw(length))[:length]
+            for length, start in zip(lengths, starts, strict=False)
+        ]
 
-    def _judged(self, notes: Notes, sequences: list[Sequence], margin: float) -> tuple[torch.Tensor, list[Decisions]]:
-        """The reference's logits of each token by the model that generated it, and the decisions of the last model."""
+    def _judged(
+        self, notes: Notes, sequences: list[Sequence], margin: float
+    ) -> tuple[torch.Tensor, list[Decisions]]:
+        """The reference's logits of each token by the model that generated it, and the decisions of
+        the last model.
+        """
         expected = torch.empty(0)
         models = [notes.answers.models[sequence.request] for sequence in sequences]
         decisions: list[Decisions] = []
         for key in sorted({key for spans in models for _, key in spans}):
             reference = _reference(self._config, margin, *key)
-            logits, made = reference.judged(sequences, notes.choices.expert_ids, notes.choices.selected)
+            logits, made = reference.judged(
+                sequences, notes.choices.expert_ids, notes.choices.selected
+            )
             if not decisions:
                 expected, decisions = logits, made
             start = 0
             for index, (sequence, spans) in enumerate(zip(sequences, models, strict=True)):
                 end = start + sequence.num_generated_tokens
-                # The numbers of reloads and adapters only grow, so later models replace the rows of earlier ones.
+                # The numbers of reloads and adapters only grow, so later models replace the rows of
+                # earlier ones.
                 for first in (first for first, own in spans if own == key):
-                    expected[start + first : end], decisions[index] = logits[start + first : end], made[index]
+                    expected[start + first : end], decisions[index] = (
+                        logits[start + first : end],
+                        made[index],
+                    )
                 start = end
         return expected, decisions
 
@@ -278,27 +360,60 @@ class EngineTarget(Target):
         """The logits of an epoch's tokens, and of its rejected drafts, which have no reference."""
         logits = notes.answers.logits
         # A request with more or fewer rows than tokens is a finding of `conserved`.
-        sequences = [made for made in sequences if len(logits.get(made.request, ())) == made.num_generated_tokens]
+        sequences = [
+            made
+            for made in sequences
+            if len(logits.get(made.request, ())) == made.num_generated_tokens
+        ]
         rows = [row for sequence in sequences for row in logits.get(sequence.request, [])]
-        tokens = [token for sequence in sequences for token in sequence.tokens[sequence.num_prompt_tokens :]]
+        tokens = [
+            token
+            for sequence in sequences
+            for token in sequence.tokens[sequence.num_prompt_tokens :]
+        ]
         if not rows:
             return []
-        rejected = [row for sequence in sequences for row in notes.answers.rejected.get(sequence.request, [])]
+        rejected = [
+            row
+            for sequence in sequences
+            for row in notes.answers.rejected.get(sequence.request, [])
+        ]
         expected, decisions = self._judged(notes, sequences, self._margin)
-        margins = torch.split(token_margins(expected, bound(self._bound)), [len(made.tokens) for made in decisions])
+        margins = torch.split(
+            token_margins(expected, bound(self._bound)), [len(made.tokens) for made in decisions]
+        )
         for made, of_tokens in zip(decisions, margins, strict=True):
             made.token_margins = of_tokens
 
         def of(what: str, rows: list[torch.Tensor], word: str, **more: Any) -> Observed:
             live = torch.ones(len(rows), dtype=torch.bool)
-            return Observed(f"{what} of {epoch}", torch.stack(rows).cpu(), live, describe=word, **more)
+            return Observed(
+                f"{what} of {epoch}", torch.stack(rows).cpu(), live, describe=word, **more
+            )
 
-        judged = {"bound": self._bound, "decisions": tuple(decisions), "tokens": torch.tensor(tokens)}
-        observed = [of("logits", rows, f"generated token ({_ranges(sequences)})", expected=expected, **judged)]
+        judged = {
+            "bound": self._bound,
+            "decisions": tuple(decisions),
+            "tokens": torch.tensor(tokens),
+        }
+        observed = [
+            of(
+                "logits",
+                rows,
+                f"generated token ({_ranges(sequences)})",
+                expected=expected,
+                **judged,
+            )
+        ]
         if (module := self._module) is not None:
-            reference, asked = _reference(self._config, self._margin, 0, 0), [(s.request, s.tokens) for s in sequences]
+            reference, asked = (
+                _reference(self._config, self._margin, 0, 0),
+                [(s.request, s.tokens) for s in sequences],
+            )
             found, wanted, word = drafted_beside_reference(module, reference, notes.answers, asked)
-            observed.append(of("draft logits", found, word, expected=torch.stack(wanted), bound=self._bound))
+            observed.append(
+                of("draft logits", found, word, expected=torch.stack(wanted), bound=self._bound)
+            )
         if rejected:
             observed.append(of("logits of rejected drafts", rejected, "rejected draft"))
         return observed
@@ -308,7 +423,8 @@ class EngineTarget(Target):
 def errors_of_the_engine() -> Iterator[None]:
     """Raise KernelError for an error that the engine raises: it is under test as its kernels are.
 
-    A refusal of the request, a full memory, and an error of a probe that watches the engine stay what they are.
+    A refusal of the request, a full memory, and an error of a probe that watches the engine stay
+    what they are.
     """
     try:
         yield
@@ -317,19 +433,32 @@ def errors_of_the_engine() -> Iterator[None]:
             raise
         stack = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in stack if Path(frame.filename).is_relative_to(ENGINE)]
-        if isinstance(error, AttributeError) and type(error.obj).__module__.startswith("harness.engine."):
+        if isinstance(error, AttributeError) and type(error.obj).__module__.startswith(
+            "harness.engine."
+        ):
             # A missing attribute of an engine object is the engine's error, wherever it is read.
             own = own or list(stack)
-        if is_device_failure(error) or not own or any(Path(frame.filename).parent == PROBES for frame in stack):
+        if (
+            is_device_failure(error)
+            or not own
+            or any(Path(frame.filename).parent == PROBES for frame in stack)
+        ):
             raise
         name = type(error).__name__
-        raise KernelError(f"the engine raised {named(error)}", error=name, at=line_of(own[-1])) from error
+        raise KernelError(
+            f"the engine raised {named(error)}", error=name, at=line_of(own[-1])
+        ) from error
 
 
 def pairs_of(
-    answers: Answers, epochs: list[list[Sequence]], params: EngineParams, bound: str, decisions: dict[int, Decisions]
+    answers: Answers,
+    epochs: list[list[Sequence]],
+    params: EngineParams,
+    bound: str,
+    decisions: dict[int, Decisions],
 ) -> Iterator[Pair]:
-    """Answers of the first epoch beside answers of later ones, which have a cached prefix or follow a flush.
+    """Answers of the first epoch beside answers of later ones, which have a cached prefix or follow
+    a flush.
 
     `decisions` are by number of the request.
     """
@@ -349,33 +478,60 @@ def _prompt(sequence: Sequence) -> list[int]:
 
 
 def pair_of(
-    oracle: str, name: str, sides: tuple[tuple[Sequence, Answers, dict[int, Decisions]], ...], bound: str
+    oracle: str,
+    name: str,
+    sides: tuple[tuple[Sequence, Answers, dict[int, Decisions]], ...],
+    bound: str,
 ) -> Iterator[Pair]:
-    """Two answers to one prompt, if both finished and were judged; rows count up to the first decision that differs."""
-    if all(sequence.is_finished and sequence.request in decisions for sequence, _, decisions in sides):
-        first, second = (torch.stack(answers.logits[sequence.request]).cpu() for sequence, answers, _ in sides)
+    """Two answers to one prompt, if both finished and were judged; rows count up to the first
+    decision that differs.
+    """
+    if all(
+        sequence.is_finished and sequence.request in decisions for sequence, _, decisions in sides
+    ):
+        first, second = (
+            torch.stack(answers.logits[sequence.request]).cpu() for sequence, answers, _ in sides
+        )
         one, other = ((decisions[sequence.request],) for sequence, _, decisions in sides)
         rows, divergences = rows_before_divergence(one, other)
-        yield Pair(oracle, name, first, second, rows, bound, "generated token", next(iter(divergences), None))
+        yield Pair(
+            oracle,
+            name,
+            first,
+            second,
+            rows,
+            bound,
+            "generated token",
+            next(iter(divergences), None),
+        )
 
 
 def _ranges(sequences: list[Sequence]) -> str:
     """The rows of each request in words: ``request 0 has 0-11, request 1 has 12-21``."""
-    ends = list(itertools.accumulate((sequence.num_generated_tokens for sequence in sequences), initial=0))
+    ends = list(
+        itertools.accumulate((sequence.num_generated_tokens for sequence in sequences), initial=0)
+    )
     spans = enumerate(itertools.pairwise(ends))
     return ", ".join(f"request {index} has {start}-{end - 1}" for index, (start, end) in spans)
 
 
 @functools.lru_cache(maxsize=8)
 def _model(config: ModelConfig, device: str = "cpu", num_reloads: int = 0) -> CausalLM:
-    """The model of this seed. After an odd number of reloads `kv_b_proj` is twice as large, so its scale differs."""
-    model = CausalLM(config).reset_parameters(WEIGHT_SEED + num_reloads).eval().requires_grad_(False)
+    """The model of this seed.
+
+    After an odd number of reloads `kv_b_proj` is twice as large, so its scale differs.
+    """
+    model = (
+        CausalLM(config).reset_parameters(WEIGHT_SEED + num_reloads).eval().requires_grad_(False)
+    )
     for attention in model.mla_layers():
         attention.kv_b_proj.weight *= 1 + num_reloads % 2
     return model.to(device)
 
 
 @functools.lru_cache(maxsize=8)
-def _reference(config: ModelConfig, tie_margin: float, num_reloads: int = 0, adapter: int = 0) -> DenseReference:
+def _reference(
+    config: ModelConfig, tie_margin: float, num_reloads: int = 0, adapter: int = 0
+) -> DenseReference:
     model = _model(config, "cpu", num_reloads)
     return DenseReference(with_adapter(model, adapter) if adapter else model, tie_margin)

@@ -16,12 +16,14 @@ from harness.memory.graph.recording import new_pool
 from harness.memory.poison.patterns import Poison
 
 
-def replayed(spec: KernelSpec, poison: Poison, call: KernelCall) -> tuple[tuple[Tensor, ...], list[ReplayedStep]]:
+def replayed(
+    spec: KernelSpec, poison: Poison, call: KernelCall
+) -> tuple[tuple[Tensor, ...], list[ReplayedStep]]:
     """Capture the call on the inputs of other requests, and replay it on these and on its own.
 
-    Returns the outputs of the last replay, and each replay beside the same call run eagerly. A request's inputs are the
-    rows of its arguments, so the other inputs are the rows in another order. The graph plans in each replay. Raises
-    CaptureError for a kernel that no graph can hold.
+    Returns the outputs of the last replay, and each replay beside the same call run eagerly. A
+    request's inputs are the rows of its arguments, so the other inputs are the rows in another
+    order. The graph plans in each replay. Raises CaptureError for a kernel that no graph can hold.
     """
     kernel, device = BoundKernel(spec, poison), call.args[0].device
 
@@ -54,9 +56,12 @@ def repeated(
     launches: int,
     between: Callable[[int], None],
 ) -> Iterator[Pair]:
-    """Launch the call again until it ran `launches` times. Returns the output of each beside `first`.
+    """Launch the call again until it ran `launches` times.
 
-    `first` are the outputs of the first launch, in the shapes of the op; `between` is called before each launch.
+    Returns the output of each beside `first`.
+
+    `first` are the outputs of the first launch, in the shapes of the op; `between` is called before
+    each launch.
     """
     for number in range(1, launches):
         between(number)

@@ -1,6 +1,8 @@
-"""The target of one kernel of one op: poisoned inputs, one call, and only then the float64 reference.
+"""The target of one kernel of one op: poisoned inputs, one call, and only then the float64
+reference.
 
-Each op has a builder of its call: the inputs, the shapes that it must return, and the outputs to judge.
+Each op has a builder of its call: the inputs, the shapes that it must return, and the outputs to
+judge.
 """
 
 from __future__ import annotations
@@ -50,11 +52,21 @@ from harness.judge.targets.kernel_call import (
     prepared,
 )
 from harness.judge.targets.op_calls import CALLS
-from harness.judge.targets.slow_predecessor import behind_slow_predecessor, late_inputs, restoring, slow_reader
+from harness.judge.targets.slow_predecessor import (
+    behind_slow_predecessor,
+    late_inputs,
+    restoring,
+    slow_reader,
+)
 from harness.kernels.call import BoundKernel
 from harness.kernels.ops import expert_inputs, reference
 from harness.kernels.ops import inputs as op_inputs
-from harness.kernels.ops.block_formats import FORMATS, decoded_scales, decoded_values, num_scale_rows
+from harness.kernels.ops.block_formats import (
+    FORMATS,
+    decoded_scales,
+    decoded_values,
+    num_scale_rows,
+)
 from harness.kernels.ops.cache_layouts import KV_DTYPES
 from harness.kernels.plugins import find_kernel
 from harness.memory.poison.patterns import Poison
@@ -80,9 +92,15 @@ class KernelTarget(Target):
         spec = find_kernel(case.op or "", case.params_as(KernelParams).kernel)
         params = case.params_as(KernelParams)
         if device != "cuda" and params.predecessor == "slow":
-            return "predecessor: slow needs a GPU, where a kernel may begin before its predecessor has ended"
+            return (
+                "predecessor: slow needs a GPU, where a kernel may begin before its predecessor has"
+                " ended"
+            )
         if params.streams == "delayed" and (device != "cuda" or params.cache_layout == "large"):
-            return "streams: delayed needs a GPU, where a kernel may work on another stream, and copies of its inputs"
+            return (
+                "streams: delayed needs a GPU, where a kernel may work on another stream, and"
+                " copies of its inputs"
+            )
         corruptions = corruptions_named(case.op or "", params.corrupt)
         reasons = [why_not_corrupted(spec, params, one) for one in corruptions]
         if reasons and all(reasons):
@@ -96,10 +114,11 @@ class KernelTarget(Target):
     def run(self, poison: Poison) -> Run:
         """Poison the inputs' unowned memory, call the kernel, then compute the expected outputs.
 
-        Before each call that is judged, the kernel is called with other values of the same shapes: what it keeps from
-        a call, such as a scale, is wrong in the next one.
+        Before each call that is judged, the kernel is called with other values of the same shapes:
+        what it keeps from a call, such as a scale, is wrong in the next one.
 
-        An illegal address, an exception of the kernel or a bad output ends the run early and is `Run.error`.
+        An illegal address, an exception of the kernel or a bad output ends the run early and is
+        `Run.error`.
         """
         run = Run(poison.pattern)
         if self.corruptions:
@@ -115,7 +134,11 @@ class KernelTarget(Target):
             call = self._call(poison, self.case.seed)
             is_graph = self.params.has_graph
             # A graph plans in each replay. Here it is enough that there is a plan.
-            keywords = call.kwargs | {"metadata": call.plan} if is_graph else call.keywords(is_captured=False)
+            keywords = (
+                call.kwargs | {"metadata": call.plan}
+                if is_graph
+                else call.keywords(is_captured=False)
+            )
             is_main = poison.pattern == self.case.poison.patterns[0]
             if is_main:
                 run.shown = shown_by(self.op, call.args, keywords)
@@ -125,7 +148,9 @@ class KernelTarget(Target):
                 result = invoke(self.spec, poison, call.args, keywords)
             outputs = check_outputs(self.spec, result, call.shapes, call.dtypes, self.device)
             between = functools.partial(self._call_with_other_values, poison)
-            run.pairs += repeated(self.spec, poison, call, outputs, self.params.num_launches, between)
+            run.pairs += repeated(
+                self.spec, poison, call, outputs, self.params.num_launches, between
+            )
             if self.params.predecessor == "slow":
                 launch = behind_slow_predecessor(self.spec, call)
                 run.observed = [
@@ -139,7 +164,11 @@ class KernelTarget(Target):
 
                 streams = DelayedStreams(call.args[0].device, self.case.seed)
                 other = self._call(poison, self.case.seed ^ 1)
-                run.moved = [without_order(self.case, self.spec, self._call(poison, self.case.seed), other, streams)]
+                run.moved = [
+                    without_order(
+                        self.case, self.spec, self._call(poison, self.case.seed), other, streams
+                    )
+                ]
         except SystemUnderTestError as error:
             run.error = error
             return run
@@ -163,7 +192,10 @@ class KernelTarget(Target):
         return _BUILDERS[self.op](self.params, setting)
 
     def _call_with_other_values(self, poison: Poison, number: int = 0) -> None:
-        """Call the kernel with values drawn for this `number`, and drop its outputs. Large pools have no twin."""
+        """Call the kernel with values drawn for this `number`, and drop its outputs.
+
+        Large pools have no twin.
+        """
         if self.params.cache_layout != "large":
             call = self._call(poison, self.case.seed ^ (number + 1))
             invoke(self.spec, poison, call.args, call.keywords(is_captured=False))
@@ -173,7 +205,8 @@ def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
     raw = op_inputs.mla_decode(params, setting.seed)
     poison = replace(
         setting.poison,
-        sites=setting.poison.sites - ({"block_table.pad"} if params.table_entries == "zero" else set()),
+        sites=setting.poison.sites
+        - ({"block_table.pad"} if params.table_entries == "zero" else set()),
         traps={**setting.poison.traps, "block_table.pad": raw.trap_block},
         strict=(setting.poison.strict or params.table_entries == "out_of_range")
         and not keeps(setting, setting.spec.needs_valid_table),
@@ -182,7 +215,9 @@ def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
     num_requests, num_query_tokens, num_heads, _ = given.q.shape
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
-        """out [B, S, H, R] and lse [B, H, S] float32, beside the reference, a row for each query token."""
+        """out [B, S, H, R] and lse [B, H, S] float32, beside the reference, a row for each query
+        token.
+        """
         want = reference.mla_decode(
             *(kept.q, kept.kv_cache, kept.block_table, kept.seq_lens),
             scale=kept.scale,
@@ -194,7 +229,11 @@ def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
         return attention_rows(
             setting.spec,
             f".{params.kv}",
-            "request" if num_query_tokens == 1 else f"query token (of {num_query_tokens} a request)",
+            (
+                "request"
+                if num_query_tokens == 1
+                else f"query token (of {num_query_tokens} a request)"
+            ),
             "graph.pad_rows",
             (out.flatten(0, 1), None if lse is None else lse.transpose(1, 2).flatten(0, 1)),
             want,
@@ -204,16 +243,22 @@ def _mla_decode(params: MlaDecodeParams, setting: Setting) -> KernelCall:
     keywords = {"metadata": None} | _rank(setting, params)
     if params.window is not None:
         keywords["window"] = params.window
-    call = KernelCall.of("mla_decode", given, kept, dims, (given.q.dtype, torch.float32), observe, **keywords)
+    call = KernelCall.of(
+        "mla_decode", given, kept, dims, (given.q.dtype, torch.float32), observe, **keywords
+    )
     call.by_request = [given.q, given.block_table, given.seq_lens]
-    call.plan = _plan(params, setting, planned_lengths(given.seq_lens, setting.corruption), num_heads)
+    call.plan = _plan(
+        params, setting, planned_lengths(given.seq_lens, setting.corruption), num_heads
+    )
     if "workspace" in setting.spec.takes:
         # Words behind the workspace show a write past its end.
         words = torch.zeros(num_requests + 4, dtype=torch.int32, device=setting.device)
         words[num_requests:] = -1
         before = by_rows(words.cpu().clone())
         call.kwargs["workspace"] = words[:num_requests]
-        call.guarded.append(Guarded("the workspace", "workspace", before, lambda: by_rows(words.cpu())))
+        call.guarded.append(
+            Guarded("the workspace", "workspace", before, lambda: by_rows(words.cpu()))
+        )
     return call
 
 
@@ -226,7 +271,9 @@ def _rank(setting: Setting, params: MlaDecodeParams | MlaDecodeSparseParams) -> 
     return {"kv_lora_rank": params.kv_lora_rank} if "kv_lora_rank" in setting.spec.takes else {}
 
 
-def _plan(params: MlaDecodeParams, setting: Setting, seq_lens: Tensor, num_heads: int) -> Callable[[bool], Any] | None:
+def _plan(
+    params: MlaDecodeParams, setting: Setting, seq_lens: Tensor, num_heads: int
+) -> Callable[[bool], Any] | None:
     """What plans with the kernel's planner, if the case wants a plan."""
     planner = planner_of(setting.spec)
     if planner is None or not has_plan(setting.spec, params):
@@ -253,13 +300,22 @@ def _mla_decode_sparse(params: MlaDecodeSparseParams, setting: Setting) -> Kerne
         """out [T, H, R] and lse [T, H] float32, beside the reference."""
         products = _rounded_products(setting, params)
         want = reference.mla_decode_sparse(
-            kept.q, kept.kv_cache, kept.indices, scale=kept.scale, kv_scale=kept.kv_scale, products=products
+            kept.q,
+            kept.kv_cache,
+            kept.indices,
+            scale=kept.scale,
+            kv_scale=kept.kv_scale,
+            products=products,
         )
-        return attention_rows(setting.spec, f".{params.kv}", "token", "graph.pad_rows", out_and_lse(outputs), want)
+        return attention_rows(
+            setting.spec, f".{params.kv}", "token", "graph.pad_rows", out_and_lse(outputs), want
+        )
 
     dims = {"T": num_tokens, "H": num_heads, "R": params.kv_lora_rank}
     keywords = _rank(setting, params)
-    return KernelCall.of("mla_decode_sparse", given, kept, dims, (given.q.dtype, torch.float32), observe, **keywords)
+    return KernelCall.of(
+        "mla_decode_sparse", given, kept, dims, (given.q.dtype, torch.float32), observe, **keywords
+    )
 
 
 def _context_attention(params: ContextAttentionParams, setting: Setting) -> KernelCall:
@@ -276,7 +332,9 @@ def _context_attention(params: ContextAttentionParams, setting: Setting) -> Kern
         return attention_rows(setting.spec, "", "token", "context.output", both, rows)
 
     dims = {"T": given.q.shape[0], "H": given.q.shape[1], "V": params.v_head_dim}
-    return KernelCall.of("context_attention", given, kept, dims, (given.q.dtype, torch.float32), observe)
+    return KernelCall.of(
+        "context_attention", given, kept, dims, (given.q.dtype, torch.float32), observe
+    )
 
 
 def _merge_attn_states(params: MergeAttnStatesParams, setting: Setting) -> KernelCall:
@@ -285,11 +343,15 @@ def _merge_attn_states(params: MergeAttnStatesParams, setting: Setting) -> Kerne
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
         """out [T, H, V] and lse [H, T] float32, beside the reference, a row for each token."""
         sides = (kept.prefix_out, kept.prefix_lse, kept.suffix_out, kept.suffix_lse)
-        want = reference.merge_attn_states(*sides, num_tokens_with_context=kept.num_tokens_with_context)
+        want = reference.merge_attn_states(
+            *sides, num_tokens_with_context=kept.num_tokens_with_context
+        )
         out, lse = out_and_lse(outputs)
         observed = [Observed("out", out, want.defined, want.out, "merge_attn_states.out", "token")]
         if lse is not None:
-            observed.append(Observed("lse", lse.T, want.defined, want.lse.T, "merge_attn_states.lse", "token"))
+            observed.append(
+                Observed("lse", lse.T, want.defined, want.lse.T, "merge_attn_states.lse", "token")
+            )
         return observed
 
     dims = {"T": params.num_tokens, "H": params.num_heads, "V": params.v_head_dim}
@@ -306,11 +368,15 @@ def _write_kv(params: WriteKvParams, setting: Setting) -> KernelCall:
     others[:PAGE_SIZE] = False
 
     def slots_of(cache: Tensor, which: Tensor) -> Tensor:
-        """The rows of a cache [blocks, page, width] at the slots `which`, as [slots, width] of its dtype."""
+        """The rows of a cache [blocks, page, width] at the slots `which`, as [slots, width] of its
+        dtype.
+        """
         return cache.cpu().reshape(others.shape[0], -1)[which]
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
-        """The cache [blocks, page, R + rope] of the call, in the slots that it must write; there are no outputs."""
+        """The cache [blocks, page, R + rope] of the call, in the slots that it must write; there
+        are no outputs.
+        """
         want = reference.stored_latents(kept.kv_c, kept.k_pe, given.kv_cache.dtype, kept.kv_scale)
         live = torch.ones(slots.shape[0], dtype=torch.bool, device=slots.device)
         stored = slots_of(given.kv_cache, slots)
@@ -325,8 +391,16 @@ def _write_kv(params: WriteKvParams, setting: Setting) -> KernelCall:
 
     call = KernelCall.of("write_kv", given, kept, {}, (), observe)
     call.guarded += [
-        Guarded("kv_cache null block", "kv.null", kept.kv_cache[null], lambda: given.kv_cache[null]),
-        Guarded("kv_cache slots of others", "kv.free", before, lambda: slots_of(given.kv_cache, others), slot_name),
+        Guarded(
+            "kv_cache null block", "kv.null", kept.kv_cache[null], lambda: given.kv_cache[null]
+        ),
+        Guarded(
+            "kv_cache slots of others",
+            "kv.free",
+            before,
+            lambda: slots_of(given.kv_cache, others),
+            slot_name,
+        ),
     ]
     return call
 
@@ -342,11 +416,15 @@ def _quantize_fp8(params: QuantizeFp8Params, setting: Setting) -> KernelCall:
         scales = want.live if blocks else torch.ones(1, dtype=torch.bool, device=scale.device)
         return [
             Observed("x8", x8, want.live, want.scaled, "quantize_fp8", "token"),
-            Observed("scale", by_rows(scale), scales, by_rows(want.scale), "quantize_fp8.scale", "scale"),
+            Observed(
+                "scale", by_rows(scale), scales, by_rows(want.scale), "quantize_fp8.scale", "scale"
+            ),
         ]
 
     dims = {"T": params.num_tokens, "K": params.width}
-    call = KernelCall.of("quantize_fp8", given, kept, dims, (torch.float8_e4m3fn, torch.float32), observe)
+    call = KernelCall.of(
+        "quantize_fp8", given, kept, dims, (torch.float8_e4m3fn, torch.float32), observe
+    )
     # Scales of each row, or of each block of a row, are allowed too: they keep rows apart.
     x8_shapes, scale_shapes = call.shapes
     by_row = tuple((params.num_tokens, blocks) for blocks in {1, params.width // SCALED_BLOCK or 1})
@@ -359,7 +437,9 @@ def _quantize_blocks(params: QuantizeBlocksParams, setting: Setting) -> KernelCa
     form = FORMATS[params.block_format]
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Observed]:
-        """values [T, C] and scales [S, G], as codes, beside the reference; both are decoded first."""
+        """values [T, C] and scales [S, G], as codes, beside the reference; both are decoded
+        first.
+        """
         values, scales = decoded_values(outputs[0], form), decoded_scales(outputs[1], form)
         want = reference.quantize_blocks(
             kept.x, kept.expert_offsets, block_format=params.block_format, chosen=(values, scales)

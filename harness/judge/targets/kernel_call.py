@@ -1,4 +1,5 @@
-"""A kernel call: its parts (poisoned inputs, guards, shapes, rows to judge), the launch, and the check of its outputs.
+"""A kernel call: its parts (poisoned inputs, guards, shapes, rows to judge), the launch, and the
+check of its outputs.
 
 A wrong shape of an output is a finding about the kernel.
 """
@@ -33,7 +34,10 @@ Shape = tuple[int, ...]
 
 
 def invoke(spec: KernelSpec, poison: Poison, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a kernel under poison and wait for it. Raises IllegalAddress or KernelError for any error of the kernel."""
+    """Call a kernel under poison and wait for it.
+
+    Raises IllegalAddress or KernelError for any error of the kernel.
+    """
     is_on_gpu = any(isinstance(arg, Tensor) and arg.is_cuda for arg in args)
     if is_on_gpu and not poison.is_natural:
         from harness.memory.poison.cuda_sweep import CudaSweep, fill_word
@@ -54,18 +58,26 @@ def invoke(spec: KernelSpec, poison: Poison, args: tuple[Any, ...], kwargs: dict
 
 
 def shape_of(output: Output, dims: dict[str, int]) -> Shape:
-    return tuple(int(letter) if letter.isdigit() else dims[letter] for letter in output.shape.split())
+    return tuple(
+        int(letter) if letter.isdigit() else dims[letter] for letter in output.shape.split()
+    )
 
 
 def check_outputs(
-    spec: KernelSpec, result: Any, shapes: tuple[tuple[Shape, ...], ...], dtypes: tuple[torch.dtype, ...], device: str
+    spec: KernelSpec,
+    result: Any,
+    shapes: tuple[tuple[Shape, ...], ...],
+    dtypes: tuple[torch.dtype, ...],
+    device: str,
 ) -> tuple[Tensor, ...]:
     """Copies of the outputs, as further launches may write there again.
 
-    `shapes` lists for each output the shapes it may have. Raises BadOutput with the wrong output, its
-    property, and the promised one.
+    `shapes` lists for each output the shapes it may have. Raises BadOutput with the wrong output,
+    its property, and the promised one.
     """
-    declared = [output for output in OPS.get(spec.op).outputs if spec.gives_lse or output.name != "lse"]
+    declared = [
+        output for output in OPS.get(spec.op).outputs if spec.gives_lse or output.name != "lse"
+    ]
     if not declared:
         return ()
     values = tuple(result) if isinstance(result, tuple | list) else (result,)
@@ -84,7 +96,10 @@ def _problem(value: Any, allowed: tuple[Shape, ...], dtype: torch.dtype, device:
     if not isinstance(value, Tensor):
         return f"as {type(value).__name__}; return a torch.Tensor"
     if tuple(value.shape) not in allowed:
-        return f"of shape {list(value.shape)}; {' or '.join(str(list(shape)) for shape in allowed)} is promised"
+        return (
+            f"of shape {list(value.shape)}; {' or '.join(str(list(shape)) for shape in allowed)} is"
+            " promised"
+        )
     if value.dtype != dtype:
         return f"of type {value.dtype}; {dtype} is promised"
     if value.device.type != torch.device(device).type:
@@ -93,7 +108,9 @@ def _problem(value: Any, allowed: tuple[Shape, ...], dtype: torch.dtype, device:
 
 
 FINITE_FOR_MULTIPLYING_KERNELS = frozenset({"kv.tail", "kv.free", "kv.null"})
-"""Sites that get finite bits, max in place of nan and inf, for a kernel that declares `needs_finite_tail`."""
+"""Sites that get finite bits, max in place of nan and inf, for a kernel that declares
+`needs_finite_tail`.
+"""
 MOST_GAPS = 64
 """A tensor is moved without its gaps if its memory is more than this many times its elements."""
 
@@ -107,7 +124,9 @@ Observe = Callable[[tuple[Tensor, ...]], list[Observed]]
 
 @dataclass(slots=True)
 class Guarded:
-    """Memory that the kernel must not change: a copy from before the call, and how to read it afterwards."""
+    """Memory that the kernel must not change: a copy from before the call, and how to read it
+    afterwards.
+    """
 
     name: str
     site: str | None
@@ -128,23 +147,33 @@ class KernelCall:
     observe: Observe
     chosen: Callable[[tuple[Tensor, ...]], list[ChosenExperts]] = lambda outputs: []
     by_request: list[Tensor] = field(default_factory=list)
-    """Arguments with one row for each request, the lengths last. A graph is captured with these rows reordered."""
+    """Arguments with one row for each request, the lengths last.
+
+    A graph is captured with these rows reordered.
+    """
     same: Callable[[Tensor], Tensor] = lambda output: output
-    """What of the first output equal inputs must give again, with a row for each request: by default all of it."""
+    """What of the first output equal inputs must give again, with a row for each request: by
+    default all of it.
+    """
     plan: Callable[[bool], Any] | None = None
     """Makes `metadata`; called with whether a graph captures it."""
 
     def keywords(self, *, is_captured: bool) -> dict[str, Any]:
-        return self.kwargs if self.plan is None else self.kwargs | {"metadata": self.plan(is_captured)}
+        return (
+            self.kwargs if self.plan is None else self.kwargs | {"metadata": self.plan(is_captured)}
+        )
 
     def show(self, run: Run, outputs: tuple[Tensor, ...]) -> None:
-        """Add what the call returned, and the memory that it may not change, to the evidence of its run."""
+        """Add what the call returned, and the memory that it may not change, to the evidence of its
+        run.
+        """
         # Oracles read small tensors many times, and each read would wait for the GPU.
         on_host = tuple(output.cpu() for output in outputs)
         run.observed += self.observe(on_host)
         run.chosen = self.chosen(on_host)
         run.guards += [
-            Guard(item.name, item.site, item.before.cpu(), item.watched().cpu(), item.row_name) for item in self.guarded
+            Guard(item.name, item.site, item.before.cpu(), item.watched().cpu(), item.row_name)
+            for item in self.guarded
         ]
 
     def live_requests(self) -> Tensor:
@@ -162,10 +191,11 @@ class KernelCall:
         observe: Observe,
         **keywords: Any,
     ) -> KernelCall:
-        """A call of `op` with the fields of `given` as arguments, `keywords` in place of or beside them.
+        """A call of `op` with the fields of `given` as arguments, `keywords` in place of or beside
+        them.
 
-        No positional argument may be written, except the cache of a writer. `dims` are the sizes of the letters of
-        the op's output shapes.
+        No positional argument may be written, except the cache of a writer. `dims` are the sizes of
+        the letters of the op's output shapes.
         """
         row = OPS.get(op)
         own = {name: getattr(given, name) for name in row.keywords if name not in keywords}
@@ -213,7 +243,8 @@ def attention_rows(
     outputs: tuple[Tensor, Tensor | None],
     want: reference.Attention,
 ) -> list[Observed]:
-    """What to judge of `outputs`: out [rows, heads, width], and lse [rows, heads] float32, None of a kernel without.
+    """What to judge of `outputs`: out [rows, heads, width], and lse [rows, heads] float32, None of
+    a kernel without.
 
     Rows without keys are judged only if the kernel declares what it leaves there.
     """
@@ -227,32 +258,46 @@ def attention_rows(
     slack = want.slack or (None, None)
     observed = [Observed("out", out, defined, want.out, out_bound, describe, slack=slack[0])]
     if lse is not None:
-        observed.append(Observed("lse", lse, defined, want.lse, lse_bound, describe, slack=slack[1]))
+        observed.append(
+            Observed("lse", lse, defined, want.lse, lse_bound, describe, slack=slack[1])
+        )
     if not bool(empty.any()):
         return observed
     if spec.empty_rows != "undefined":
         value = 0.0 if spec.empty_rows == "identity" else float("nan")
         expected = torch.full_like(want.out, value)
-        observed.append(Observed("out of empty rows", out, empty, expected, out_bound, describe, empty_site))
+        observed.append(
+            Observed("out of empty rows", out, empty, expected, out_bound, describe, empty_site)
+        )
     if lse is not None and spec.empty_lse != "undefined":
         expected = torch.full_like(want.lse, float(spec.empty_lse))
-        observed.append(Observed("lse of empty rows", lse, empty, expected, lse_bound, describe, empty_site))
+        observed.append(
+            Observed("lse of empty rows", lse, empty, expected, lse_bound, describe, empty_site)
+        )
     return observed
 
 
 def out_and_lse(outputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
-    """The outputs of an attention op. A kernel without an lse, see `KernelSpec.gives_lse`, has None in its place."""
+    """The outputs of an attention op.
+
+    A kernel without an lse, see `KernelSpec.gives_lse`, has None in its place.
+    """
     return outputs[0], outputs[1] if len(outputs) > 1 else None
 
 
 def prepared(raw: InputsT, setting: Setting) -> tuple[InputsT, InputsT]:
-    """Poison the unowned memory of `raw`. Returns the kernel's inputs, and a copy that the kernel cannot reach.
+    """Poison the unowned memory of `raw`.
+
+    Returns the kernel's inputs, and a copy that the kernel cannot reach.
 
     A corrupted call has corrupted inputs, and what they stand for in the copy.
     """
     for part in raw.unowned:
         poison = setting.poison
-        if keeps(setting, setting.spec.needs_finite_tail) and part.site in FINITE_FOR_MULTIPLYING_KERNELS:
+        if (
+            keeps(setting, setting.spec.needs_finite_tail)
+            and part.site in FINITE_FOR_MULTIPLYING_KERNELS
+        ):
             poison = replace(poison, pattern=_FINITE_STAND_IN.get(poison.pattern, poison.pattern))
         poison.fill_(part.memory, part.site)
     kept = _map_tensors(raw, torch.clone)
@@ -263,11 +308,13 @@ def prepared(raw: InputsT, setting: Setting) -> tuple[InputsT, InputsT]:
 
 
 def placed(tensor: Tensor, device: str, fence: Fence = "none") -> Tensor:
-    """`tensor`, of any shape and dtype, on `device` with its strides and gaps; `Tensor.to` would close the gaps.
+    """`tensor`, of any shape and dtype, on `device` with its strides and gaps; `Tensor.to` would
+    close the gaps.
 
-    The content of gaps is moved too, except in a pool of gigabytes, where gaps hold nothing. Where such a pool does not
-    fit, its gaps have no memory at all. With a `fence` the memory of the tensor begins or ends at memory without
-    access, except such a pool. Raises NoMemoryError for memory that does not fit.
+    The content of gaps is moved too, except in a pool of gigabytes, where gaps hold nothing. Where
+    such a pool does not fit, its gaps have no memory at all. With a `fence` the memory of the
+    tensor begins or ends at memory without access, except such a pool. Raises NoMemoryError for
+    memory that does not fit.
     """
     is_plain = tensor.numel() == 0 or tensor.is_contiguous()
     size = tensor.element_size()
@@ -276,7 +323,11 @@ def placed(tensor: Tensor, device: str, fence: Fence = "none") -> Tensor:
     is_fenced = fence != "none" and room > 0 and has_content
     if not is_fenced and (device == "cpu" or is_plain):
         return tensor.to(device)
-    moved = fenced(room * size, fence, device).view(tensor.dtype) if is_fenced else _room_for(tensor, room, device)
+    moved = (
+        fenced(room * size, fence, device).view(tensor.dtype)
+        if is_fenced
+        else _room_for(tensor, room, device)
+    )
     if is_plain:
         return moved.copy_(tensor.flatten()).view(tensor.shape)
     if has_content:
@@ -287,7 +338,8 @@ def placed(tensor: Tensor, device: str, fence: Fence = "none") -> Tensor:
 
 
 def _room_for(tensor: Tensor, room: int, device: str) -> Tensor:
-    """Memory [room] on `device` for a `tensor` with its gaps, or else addresses with memory for its rows alone.
+    """Memory [room] on `device` for a `tensor` with its gaps, or else addresses with memory for its
+    rows alone.
 
     Raises NoMemoryError if neither fits.
     """
@@ -299,7 +351,10 @@ def _room_for(tensor: Tensor, room: int, device: str) -> Tensor:
     try:
         return with_memory_at(size, pieces_of(tensor)).view(tensor.dtype)
     except HarnessError as error:
-        need = f"an input with its gaps needs {size / 2**30:.1f} GiB, and {free:.1f} of {total:.1f} GiB are free"
+        need = (
+            f"an input with its gaps needs {size / 2**30:.1f} GiB, and {free:.1f} of {total:.1f}"
+            " GiB are free"
+        )
         raise NoMemoryError(f"{need}; its rows alone could not be mapped: {error}") from None
 
 
@@ -309,7 +364,9 @@ def keeps(setting: Setting, promise: bool) -> bool:
 
 def _map_tensors(record: InputsT, change: Callable[[Tensor], Tensor]) -> InputsT:
     values = {field.name: getattr(record, field.name) for field in fields(record)}
-    changed: dict[str, Any] = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
+    changed: dict[str, Any] = {
+        name: change(value) for name, value in values.items() if isinstance(value, Tensor)
+    }
     return replace(record, **changed)
 
 
@@ -318,9 +375,13 @@ def _guard(name: str, given: Tensor, kept: Tensor) -> Guarded:
 
 
 def _guard_beside(row_name: str, memory: Tensor) -> Guarded:
-    return Guarded("memory beside kv_cache", "kv.neighbor", memory.clone(), lambda: memory, row_name.format)
+    return Guarded(
+        "memory beside kv_cache", "kv.neighbor", memory.clone(), lambda: memory, row_name.format
+    )
 
 
 def by_rows(tensor: Tensor) -> Tensor:
-    """A vector [n] as a column [n, 1], for oracles that count rows along dim 0; other shapes as they are."""
+    """A vector [n] as a column [n, 1], for oracles that count rows along dim 0; other shapes as
+    they are.
+    """
     return tensor[:, None] if tensor.ndim == 1 else tensor

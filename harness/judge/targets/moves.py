@@ -1,4 +1,6 @@
-"""Engines that move their cache as a target: schedule after schedule, and a search for the order that corrupts."""
+"""Engines that move their cache as a target: schedule after schedule, and a search for the order
+that corrupts.
+"""
 
 from __future__ import annotations
 
@@ -28,23 +30,31 @@ class MoveTarget(Target):
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
         name = case.params_as(MoveParams).connector
         return (
-            "" if name in CONNECTORS else f"no connector {name!r}: {nearest(name, CONNECTORS.names(), see='--plugin')}"
+            ""
+            if name in CONNECTORS
+            else f"no connector {name!r}: {nearest(name, CONNECTORS.names(), see='--plugin')}"
         )
 
     def run(self, poison: Poison) -> Run:
         """Serve the requests in seeded orders. If two accesses have no order, try both."""
         params = self.case.params_as(MoveParams)
-        found = in_orders(partial(scheduled, params), self.case.seed, params.schedules, MOST_SEARCHED)
+        found = in_orders(
+            partial(scheduled, params), self.case.seed, params.schedules, MOST_SEARCHED
+        )
         return Run(poison.pattern, moved=list(found))
 
 
 def in_orders(
-    served: Callable[[int, tuple[str, str] | None, str], Moved], seed: int, schedules: int, most: int
+    served: Callable[[int, tuple[str, str] | None, str], Moved],
+    seed: int,
+    schedules: int,
+    most: int,
 ) -> Iterator[Moved]:
-    """What each of the `schedules` showed, and the first in which a step reads bytes of another owner: it is the last.
+    """What each of the `schedules` showed, and the first in which a step reads bytes of another
+    owner: it is the last.
 
-    `served` makes a schedule, from its seed, two operations (earlier, later) and its name. Of two accesses without an
-    order it is asked for both orders, `most` times in a schedule.
+    `served` makes a schedule, from its seed, two operations (earlier, later) and its name. Of two
+    accesses without an order it is asked for both orders, `most` times in a schedule.
     """
     for number in range(schedules):
         moved = served(seed + number, None, f"schedule {number}")
@@ -62,7 +72,9 @@ def in_orders(
 def scheduled(params: MoveParams, seed: int, swapped: tuple[str, str] | None, order: str) -> Moved:
     """One schedule: what its steps read, the memory that no move may touch, and its accesses."""
     streams, landed = Streams(seed, swapped), Landed()
-    served = (CONNECTORS.get(params.connector).tier if params.move == "host" else Handoff)(params, streams, landed)
+    served = (CONNECTORS.get(params.connector).tier if params.move == "host" else Handoff)(
+        params, streams, landed
+    )
     served.run()
     for server in served.servers:
         for name, before, after in server.padding():

@@ -1,7 +1,8 @@
-"""A kernel call behind a predecessor that is slow to write its inputs, and slow to read memory of its outputs.
+"""A kernel call behind a predecessor that is slow to write its inputs, and slow to read memory of
+its outputs.
 
-A kernel that may begin early and does not wait reads the input before it is written, or writes an output while the
-predecessor still reads that memory. See :mod:`harness.memory.graph.early_launch`.
+A kernel that may begin early and does not wait reads the input before it is written, or writes an
+output while the predecessor still reads that memory. See :mod:`harness.memory.graph.early_launch`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ Late = Callable[[Launch], list[Observed]]
 
 def restoring(spec: KernelSpec, call: KernelCall) -> Callable[[], None]:
     """What gives the arguments that the kernel writes their present content."""
-    written = [tensor for tensor in call.args if isinstance(tensor, Tensor)] if not OPS.get(spec.op).outputs else []
+    written = (
+        [tensor for tensor in call.args if isinstance(tensor, Tensor)]
+        if not OPS.get(spec.op).outputs
+        else []
+    )
     kept = [(whole_storage(tensor), whole_storage(tensor).clone()) for tensor in written]
 
     def restore() -> None:
@@ -42,13 +47,21 @@ def restoring(spec: KernelSpec, call: KernelCall) -> Callable[[], None]:
     return restore
 
 
-def late_inputs(spec: KernelSpec, call: KernelCall, restore: Callable[[], None]) -> Iterator[tuple[str, Late]]:
-    """Each input by its name, and the launch that has it written late, behind `restore` (see :func:`restoring`).
+def late_inputs(
+    spec: KernelSpec, call: KernelCall, restore: Callable[[], None]
+) -> Iterator[tuple[str, Late]]:
+    """Each input by its name, and the launch that has it written late, behind `restore` (see
+    :func:`restoring`).
 
-    Until then floats are NaN, and integers belong to the next row. An input without another valid value is left out.
+    Until then floats are NaN, and integers belong to the next row. An input without another valid
+    value is left out.
     """
     for name, argument in zip(OPS.get(spec.op).positional, call.args, strict=True):
-        if isinstance(argument, Tensor) and argument.numel() and (early := _stand_in(argument)) is not None:
+        if (
+            isinstance(argument, Tensor)
+            and argument.numel()
+            and (early := _stand_in(argument)) is not None
+        ):
             yield name, partial(_written_late, call, restore, argument, early)
 
 
@@ -66,7 +79,9 @@ def _written_late(
 
 
 def _stand_in(argument: Tensor) -> Tensor | None:
-    """What an input [rows, ...] of any dtype holds before it is written; None if that would be its own content."""
+    """What an input [rows, ...] of any dtype holds before it is written; None if that would be its
+    own content.
+    """
     if argument.is_floating_point():
         return torch.full_like(argument, float("nan"), dtype=torch.float32).to(argument.dtype)
     rolled = argument.roll(1, 0)
@@ -74,7 +89,9 @@ def _stand_in(argument: Tensor) -> Tensor | None:
 
 
 def slow_reader(spec: KernelSpec, launch: Launch) -> Iterator[Guard]:
-    """Each output that the predecessor reads late: all of it must be as it was before the launch."""
+    """Each output that the predecessor reads late: all of it must be as it was before the
+    launch.
+    """
     for output, tensor in zip(OPS.get(spec.op).outputs, launch([]), strict=False):
         if not tensor.is_contiguous() or not tensor.numel():
             continue
@@ -82,7 +99,12 @@ def slow_reader(spec: KernelSpec, launch: Launch) -> Iterator[Guard]:
         memory.fill_(UNREAD)
         seen, before = torch.zeros_like(memory), torch.full_like(memory, UNREAD)
         launch([(memory, seen)])
-        yield Guard(f"memory of {output.name} while its reader ran", None, by_rows(before.cpu()), by_rows(seen.cpu()))
+        yield Guard(
+            f"memory of {output.name} while its reader ran",
+            None,
+            by_rows(before.cpu()),
+            by_rows(seen.cpu()),
+        )
 
 
 def behind_slow_predecessor(spec: KernelSpec, call: KernelCall) -> Launch:
@@ -103,5 +125,9 @@ def behind_slow_predecessor(spec: KernelSpec, call: KernelCall) -> Launch:
         raise Refused(str(error)) from error
     if early.is_early:
         return early
-    later = f"; {early.num_early} later launches follow its own kernels early" if early.num_early else ""
+    later = (
+        f"; {early.num_early} later launches follow its own kernels early"
+        if early.num_early
+        else ""
+    )
     raise Refused(f"the first launch of {spec.name} begins when its predecessor has ended{later}")

@@ -1,4 +1,6 @@
-"""Numbers of 4 and 8 bits that share a scale by blocks of a row: NVFP4, and OCP's MXFP4 and MXFP8, bit by bit.
+"""Numbers of 4 and 8 bits that share a scale by blocks of a row:
+
+NVFP4, and OCP's MXFP4 and MXFP8, bit by bit.
 
 Elements are stored as codes. The tables of values here serve kernels' outputs and references.
 """
@@ -17,7 +19,10 @@ SCALE_TILE = 128
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """`block` elements share a scale. `element_max` is the largest element, `exponent_max` its exponent."""
+    """`block` elements share a scale.
+
+    `element_max` is the largest element, `exponent_max` its exponent.
+    """
 
     block: int
     element: Literal["e2m1", "e4m3"]
@@ -62,7 +67,9 @@ def magnitudes(kind: Literal["e2m1", "e4m3"]) -> Tensor:
 
 
 def _table(kind: Literal["e2m1", "e4m3", "e8m0"]) -> Tensor:
-    """Code -> value. e4m3 has no infinity, and is NaN where all bits but the sign are set; e8m0 is a power of two."""
+    """Code -> value. e4m3 has no infinity, and is NaN where all bits but the sign are set; e8m0 is
+    a power of two.
+    """
     if kind == "e2m1":
         positive = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
         return torch.cat((positive, -positive))

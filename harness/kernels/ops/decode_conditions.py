@@ -1,4 +1,6 @@
-"""What a batch of `mla_decode` has beside its lengths: the order of its pages, shared pages, and values."""
+"""What a batch of `mla_decode` has beside its lengths: the order of its pages, shared pages, and
+values.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +12,24 @@ from torch import Tensor
 from harness.core.ops import PAGE_SIZE
 
 LEVEL, LEVELS = 4.0, 97
-"""The largest element 0 of a planted key, and how many there are, 1/64 apart. Other keys have 0. An fp8 cache holds it.
+"""The largest element 0 of a planted key, and how many there are, 1/64 apart.
 
-Requests have levels of their own: two equal scores of 1.5e4 in pages that are merged later would differ by the rounding
-of a float32 log-sum-exp.
+Other keys have 0. An fp8 cache holds it.
+
+Requests have levels of their own: two equal scores of 1.5e4 in pages that are merged later would
+differ by the rounding of a float32 log-sum-exp.
 """
 SCORES = {"zero": 0.0, "ties": 12.0, "one_key": 40.0, "large": 1.5e4}
 """Values -> the score of a planted key. The others have 0."""
 
 
 def arranged(owned: Sequence[list[int]], words: Sequence[str]) -> list[list[int]]:
-    """The pages of each request in the order of its word. `words` are repeated until each request has one.
+    """The pages of each request in the order of its word.
 
-    `repeated`: its last page is its first. `prefix`: its first page is that of the live request before it, `same`: all
-    are, as far as that one has pages.
+    `words` are repeated until each request has one.
+
+    `repeated`: its last page is its first. `prefix`: its first page is that of the live request
+    before it, `same`: all are, as far as that one has pages.
     """
     found = [list(pages) for pages in owned]
     live = [b for b, pages in enumerate(found) if pages]
@@ -41,7 +47,10 @@ def arranged(owned: Sequence[list[int]], words: Sequence[str]) -> list[list[int]
 
 
 def arranged_slots(slots: Tensor, before: Tensor, word: str) -> Tensor:
-    """The slots [n] int32 of a token in the order of its word. `some`, `same`: the first, or all, are as `before`."""
+    """The slots [n] int32 of a token in the order of its word.
+
+    `some`, `same`: the first, or all, are as `before`.
+    """
     if word in ("rising", "falling"):
         return slots.sort(descending=word == "falling").values
     if word in ("some", "same"):
@@ -51,12 +60,17 @@ def arranged_slots(slots: Tensor, before: Tensor, word: str) -> Tensor:
     return slots
 
 
-def plant_keys(b: int, word: str, latents: Tensor, length: int, num_tokens: int, pages: Sequence[int]) -> None:
-    """Give the keys of request b their element 0, in place: latents [slots, D] of `length` tokens."""
+def plant_keys(
+    b: int, word: str, latents: Tensor, length: int, num_tokens: int, pages: Sequence[int]
+) -> None:
+    """Give the keys of request b their element 0, in place: latents [slots, D] of `length`
+    tokens.
+    """
     latents[:, 0] = 0.0
     if word in ("plain", "zero") or not length:
         return
-    # The last key that every query token sees, or the last of the page before, if the last page is there twice.
+    # The last key that every query token sees, or the last of the page before, if the last page is
+    # there twice.
     is_twice = len(set(pages)) < len(pages)
     place = min((len(pages) - 1) * PAGE_SIZE - 1 if is_twice else length, length - num_tokens)
     first = place
@@ -67,11 +81,13 @@ def plant_keys(b: int, word: str, latents: Tensor, length: int, num_tokens: int,
     latents[first : place + 1, 0] = LEVEL - b % LEVELS / 64
 
 
-def plant_queries(words: Sequence[str], q: Tensor, scale: float, owners: Sequence[int] | None = None) -> None:
+def plant_queries(
+    words: Sequence[str], q: Tensor, scale: float, owners: Sequence[int] | None = None
+) -> None:
     """Give the queries q [B, ..., D] of each request the scores of its word, in place.
 
-    One element of such a query is not 0, or none, so scores are exact in any order of adding, and equal ones are equal.
-    `owners` has the request of each row of q; without it row b is request b.
+    One element of such a query is not 0, or none, so scores are exact in any order of adding, and
+    equal ones are equal. `owners` has the request of each row of q; without it row b is request b.
     """
     for row, b in zip(q, owners if owners is not None else range(len(q)), strict=True):
         word = words[b % len(words)]
@@ -81,14 +97,20 @@ def plant_queries(words: Sequence[str], q: Tensor, scale: float, owners: Sequenc
 
 
 def plant_in(b: int, word: str, keys: Tensor, places: Sequence[int]) -> None:
-    """Give the keys [n, ...] of unit b their element 0, in place: a level to the last of `places`, or the last two."""
+    """Give the keys [n, ...] of unit b their element 0, in place: a level to the last of `places`,
+    or the last two.
+    """
     if word not in ("plain", "zero") and len(places):
         keys[list(places[-1 - (word == "ties") :]), ..., 0] = LEVEL - b % LEVELS / 64
 
 
 def written_places(pages: Sequence[int], own: Sequence[int]) -> Tensor:
-    """[n] int64: the places of the pages that a request writes: those that it got as its own, each once."""
-    places = [place for place, page in enumerate(pages) if page in own and page not in pages[:place]]
+    """[n] int64: the places of the pages that a request writes: those that it got as its own, each
+    once.
+    """
+    places = [
+        place for place, page in enumerate(pages) if page in own and page not in pages[:place]
+    ]
     return torch.tensor(places, dtype=torch.int64)
 
 

@@ -1,4 +1,6 @@
-"""Seeded inputs of the ops around experts: the router, the alignment of its choices, and the quantizer by blocks."""
+"""Seeded inputs of the ops around experts: the router, the alignment of its choices, and the
+quantizer by blocks.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def quantize_blocks(params: QuantizeBlocksParams, seed: int) -> BlockInputs:
 def align_experts(params: AlignExpertsParams, seed: int) -> AlignInputs:
     """Ids [T, k] int32, distinct for each token, of the first experts."""
     generator = torch.Generator().manual_seed(seed)
-    orders = [torch.randperm(params.num_used, generator=generator) for _ in range(params.num_tokens)]
+    orders = [
+        torch.randperm(params.num_used, generator=generator) for _ in range(params.num_tokens)
+    ]
     used = torch.arange(params.num_used)
     if params.is_spread:
         used = torch.randperm(params.num_experts, generator=generator)[: params.num_used]

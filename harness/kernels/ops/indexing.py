@@ -18,7 +18,10 @@ PLANAR = "indexer_planar"
 
 @dataclass(slots=True)
 class LogitInputs(CacheInputs):
-    """Arguments of `index_logits`. Block 0 is the null block, the last one the trap that padded entries may name."""
+    """Arguments of `index_logits`.
+
+    Block 0 is the null block, the last one the trap that padded entries may name.
+    """
 
     q: Tensor
     weights: Tensor
@@ -39,7 +42,9 @@ class TopkInputs(Inputs):
 
 @dataclass(slots=True)
 class MapInputs(Inputs):
-    """Arguments of `map_indices`, and the buffer [T + later tokens, K] that begins with the rows of `out`."""
+    """Arguments of `map_indices`, and the buffer [T + later tokens, K] that begins with the rows of
+    `out`.
+    """
 
     positions: Tensor
     block_table: Tensor
@@ -51,7 +56,9 @@ class MapInputs(Inputs):
 
 @dataclass(slots=True)
 class Pages:
-    """Pages scattered over a pool: the table [B, M] with its padding, the pages of no request, the padded entries."""
+    """Pages scattered over a pool: the table [B, M] with its padding, the pages of no request, the
+    padded entries.
+    """
 
     table: Tensor
     free: Tensor
@@ -67,7 +74,11 @@ def index_logits(params: IndexLogitsParams, seed: int) -> LogitInputs:
     dtype = torch.uint8 if is_packed else cache_layouts.KV_DTYPES[params.kv]
     size = RECORDS[PLANAR].num_bytes if is_packed else params.index_head_dim
     cache = cache_layouts.empty_cache(num_blocks, size, dtype, params.layout, params.page_stride)
-    unowned = [Unowned("kv.null", cache[NULL_BLOCK]), Unowned("block_table.pad", cache[-1]), *pages.pads]
+    unowned = [
+        Unowned("kv.null", cache[NULL_BLOCK]),
+        Unowned("block_table.pad", cache[-1]),
+        *pages.pads,
+    ]
     unowned += [Unowned("kv.free", cache[int(block)]) for block in pages.free]
     for b, length in enumerate(params.seq_lens):
         if not length:
@@ -81,13 +92,16 @@ def index_logits(params: IndexLogitsParams, seed: int) -> LogitInputs:
         else:
             cache[slots // PAGE_SIZE, slots % PAGE_SIZE] = keys.to(dtype)
             if len(tail):
-                unowned.append(Unowned("kv.tail", cache[int(tail[0]) // PAGE_SIZE, int(tail[0]) % PAGE_SIZE :]))
+                unowned.append(
+                    Unowned("kv.tail", cache[int(tail[0]) // PAGE_SIZE, int(tail[0]) % PAGE_SIZE :])
+                )
     beside = cache_layouts.neighbors(cache, params.layout).values()
     shape = (len(params.seq_lens), params.query_len, params.num_heads)
     q = torch.randn(*shape, params.index_head_dim, generator=generator)
     return LogitInputs(
         q=q.to(torch.float8_e4m3fn if is_packed else dtype),
-        weights=torch.randn(shape, generator=generator) * (params.num_heads * params.index_head_dim) ** -0.5,
+        weights=torch.randn(shape, generator=generator)
+        * (params.num_heads * params.index_head_dim) ** -0.5,
         kv_cache=cache,
         block_table=pages.table,
         seq_lens=torch.tensor(params.seq_lens, dtype=torch.int32),
@@ -98,15 +112,23 @@ def index_logits(params: IndexLogitsParams, seed: int) -> LogitInputs:
 
 
 def expected_logits(given: LogitInputs) -> tuple[Tensor, Tensor]:
-    """Logits [T, L] float64 from live keys alone, 0 in undefined columns, and which are defined, [T, L] bool."""
+    """Logits [T, L] float64 from live keys alone, 0 in undefined columns, and which are defined,
+    [T, L] bool.
+    """
     num_requests, num_tokens = given.q.shape[:2]
-    logits = torch.zeros(num_requests, num_tokens, given.block_table.shape[1] * PAGE_SIZE, dtype=torch.float64)
+    logits = torch.zeros(
+        num_requests, num_tokens, given.block_table.shape[1] * PAGE_SIZE, dtype=torch.float64
+    )
     defined = torch.zeros(logits.shape, dtype=torch.bool)
     for b, length in enumerate(given.seq_lens.tolist()):
         slots = slots_of(given.block_table[b], length)
         is_packed = given.kv_cache.dtype == torch.uint8
         blocks, places = slots // PAGE_SIZE, slots % PAGE_SIZE
-        keys = decode(stored(given.kv_cache, slots, PLANAR), PLANAR) if is_packed else given.kv_cache[blocks, places]
+        keys = (
+            decode(stored(given.kv_cache, slots, PLANAR), PLANAR)
+            if is_packed
+            else given.kv_cache[blocks, places]
+        )
         products = given.q[b].float().double() @ keys.double().T
         scores = (products.relu() * given.weights[b].double()[..., None]).sum(1)
         for s in range(num_tokens):
@@ -116,9 +138,14 @@ def expected_logits(given: LogitInputs) -> tuple[Tensor, Tensor]:
 
 
 def select_topk(params: SelectTopkParams, seed: int) -> TopkInputs:
-    """Logits of each row up to its length; what is behind is unowned, and so is the output's buffer."""
+    """Logits of each row up to its length; what is behind is unowned, and so is the output's
+    buffer.
+    """
     generator = torch.Generator().manual_seed(seed)
-    rows, columns = len(params.seq_lens) * params.query_len, max(params.seq_lens) + params.spare_columns
+    rows, columns = (
+        len(params.seq_lens) * params.query_len,
+        max(params.seq_lens) + params.spare_columns,
+    )
     logits = torch.zeros(rows, columns)
     if params.row_stride:
         logits = cache_layouts.spread((rows, columns), torch.float32, params.row_stride)
@@ -128,15 +155,21 @@ def select_topk(params: SelectTopkParams, seed: int) -> TopkInputs:
         word = params.values[row % len(params.values)]
         logits[row] = _drawn(word, columns, params.topk, generator)
     buffer = torch.zeros(rows + 2, params.topk, dtype=torch.int32)
-    unowned = [Unowned("sparse.logits", logits[row, length:]) for row, length in enumerate(lengths.tolist())]
-    return TopkInputs(logits, lens, params.topk, buffer, unowned=[*unowned, Unowned("sparse.topk", buffer)])
+    unowned = [
+        Unowned("sparse.logits", logits[row, length:])
+        for row, length in enumerate(lengths.tolist())
+    ]
+    return TopkInputs(
+        logits, lens, params.topk, buffer, unowned=[*unowned, Unowned("sparse.topk", buffer)]
+    )
 
 
 def right_choice(logits: Tensor, seq_lens: Tensor, chosen: Tensor) -> Tensor:
-    """A right choice [T, K] int64 for each row, in falling order: the row of `chosen` [T, K] if it is one.
+    """A right choice [T, K] int64 for each row, in falling order: the row of `chosen` [T, K] if it
+    is one.
 
-    A choice is right if it has distinct positions below the row's length, as many as there are or K, and none that is
-    left has a larger logit. logits [T, L] float32.
+    A choice is right if it has distinct positions below the row's length, as many as there are or
+    K, and none that is left has a larger logit. logits [T, L] float32.
     """
     lengths = lengths_of_rows(seq_lens, len(logits) // len(seq_lens)).tolist()
     found = chosen.long().sort(dim=1, descending=True).values
@@ -150,29 +183,42 @@ def right_choice(logits: Tensor, seq_lens: Tensor, chosen: Tensor) -> Tensor:
             if count == length or count == 0 or bool(values[own].min() >= values[left].max()):
                 continue
         found[row] = -1
-        found[row, :count] = values.argsort(descending=True, stable=True)[:count].sort(descending=True).values
+        found[row, :count] = (
+            values.argsort(descending=True, stable=True)[:count].sort(descending=True).values
+        )
     return found
 
 
 def map_indices(params: MapIndicesParams, seed: int) -> MapInputs:
-    """Positions below the length of each token's request, and -1; rows of the buffers past the tokens are unowned."""
+    """Positions below the length of each token's request, and -1; rows of the buffers past the
+    tokens are unowned.
+    """
     generator = torch.Generator().manual_seed(seed)
     pages = _pages(params.seq_lens, params.table_pad, generator)
     live = pages.table > 0
     pages.table[live] += params.high_blocks
-    owners = torch.arange(len(params.seq_lens), dtype=torch.int32).repeat_interleave(params.query_len)
+    owners = torch.arange(len(params.seq_lens), dtype=torch.int32).repeat_interleave(
+        params.query_len
+    )
     rows = len(owners)
-    later = torch.randint(len(params.seq_lens), (params.later_tokens,), generator=generator, dtype=torch.int32)
+    later = torch.randint(
+        len(params.seq_lens), (params.later_tokens,), generator=generator, dtype=torch.int32
+    )
     positions = torch.full((rows + params.later_tokens, params.topk), -1, dtype=torch.int32)
     for row, owner in enumerate(owners.tolist()):
         length = params.seq_lens[owner]
         count = min(length, params.topk)
-        # A full list, a list without any position, one position, and most of a list, in turn by rows.
+        # A full list, a list without any position, one position, and most of a list, in turn by
+        # rows.
         count = (count, max(0, count - 3), min(1, count))[row % 3]
         lanes = (
-            torch.randperm(params.topk, generator=generator)[:count] if params.missing == "scattered" else slice(count)
+            torch.randperm(params.topk, generator=generator)[:count]
+            if params.missing == "scattered"
+            else slice(count)
         )
-        positions[row, lanes] = torch.randperm(max(length, 1), generator=generator)[:count].to(torch.int32)
+        positions[row, lanes] = torch.randperm(max(length, 1), generator=generator)[:count].to(
+            torch.int32
+        )
     buffer = torch.zeros_like(positions)
     return MapInputs(
         positions=positions[:rows],
@@ -181,7 +227,11 @@ def map_indices(params: MapIndicesParams, seed: int) -> MapInputs:
         page_size=PAGE_SIZE,
         buffer=buffer,
         trap_block=params.high_blocks + 1 + int(live.sum()),
-        unowned=[Unowned("sparse.topk", positions[rows:]), Unowned("sparse.topk", buffer), *pages.pads],
+        unowned=[
+            Unowned("sparse.topk", positions[rows:]),
+            Unowned("sparse.topk", buffer),
+            *pages.pads,
+        ],
     )
 
 
@@ -194,8 +244,14 @@ def expected_slots(given: MapInputs) -> Tensor:
 
 
 def lengths_of_rows(seq_lens: Tensor, num_tokens: int) -> Tensor:
-    """The positions [B * S] int64 that each of S query tokens sees, for requests of lengths seq_lens [B]."""
-    return (seq_lens.long()[:, None] - num_tokens + 1 + torch.arange(num_tokens)).clamp(min=0).flatten()
+    """The positions [B * S] int64 that each of S query tokens sees, for requests of lengths
+    seq_lens [B].
+    """
+    return (
+        (seq_lens.long()[:, None] - num_tokens + 1 + torch.arange(num_tokens))
+        .clamp(min=0)
+        .flatten()
+    )
 
 
 def slots_of(block_row: Tensor, count: int) -> Tensor:

@@ -1,4 +1,6 @@
-"""Seeded inputs of each op. Live memory holds values. Memory without an owner holds zeros and is listed by site.
+"""Seeded inputs of each op.
+
+Live memory holds values. Memory without an owner holds zeros and is listed by site.
 
 The caller poisons the entries of `unowned` in order.
 """
@@ -54,7 +56,10 @@ class CacheInputs(Inputs):
 
 @dataclass(slots=True)
 class DecodeInputs(CacheInputs):
-    """Arguments of `mla_decode`. Block 0 is the null block; the last block is the trap that padded entries may name."""
+    """Arguments of `mla_decode`.
+
+    Block 0 is the null block; the last block is the trap that padded entries may name.
+    """
 
     q: Tensor
     block_table: Tensor
@@ -116,7 +121,10 @@ class QuantizeInputs(Inputs):
 
 
 def mla_decode(params: MlaDecodeParams, seed: int) -> DecodeInputs:
-    """Requests with pages scattered over the pool in random order. Raises InputError for sizes that no cache has."""
+    """Requests with pages scattered over the pool in random order.
+
+    Raises InputError for sizes that no cache has.
+    """
     head_dim = _checked_head_dim(params.kv_lora_rank, params.qk_rope_head_dim)
     generator = torch.Generator().manual_seed(seed)
     counts = [-(-length // PAGE_SIZE) for length in params.seq_lens]
@@ -133,7 +141,9 @@ def mla_decode(params: MlaDecodeParams, seed: int) -> DecodeInputs:
         left = set().union(*own).difference(*live)
         free = torch.cat((torch.tensor(sorted(left), dtype=torch.int32), free))
     kv_dtype, q_dtype, kv_scale = _types_of(params.kv)
-    kv_cache = cache_layouts.empty_cache(num_blocks, head_dim, kv_dtype, params.layout, params.page_stride)
+    kv_cache = cache_layouts.empty_cache(
+        num_blocks, head_dim, kv_dtype, params.layout, params.page_stride
+    )
     table = torch.zeros(len(counts), max(map(len, owned)) + params.table_pad, dtype=torch.int32)
     unowned = [Unowned("kv.null", kv_cache[:per_block])]
     used = decode_conditions.slots_used(live, params.seq_lens)
@@ -171,14 +181,17 @@ def mla_decode(params: MlaDecodeParams, seed: int) -> DecodeInputs:
 
 
 def mla_decode_sparse(params: MlaDecodeSparseParams, seed: int) -> SparseInputs:
-    """A pool of slots that are written if some token attends to them. Raises InputError for counts past `topk`."""
+    """A pool of slots that are written if some token attends to them.
+
+    Raises InputError for counts past `topk`.
+    """
     head_dim = _checked_head_dim(params.kv_lora_rank, params.qk_rope_head_dim)
     num_slots = (params.num_blocks - 1) * PAGE_SIZE
     largest = max(params.num_chosen, default=0)
     if not params.num_chosen or largest > min(params.topk, num_slots):
         raise InputError(
-            f"mla_decode_sparse: num_chosen={list(params.num_chosen)} with topk={params.topk} and {num_slots} slots; "
-            "give one count for each token, none of them larger than either"
+            f"mla_decode_sparse: num_chosen={list(params.num_chosen)} with topk={params.topk} and"
+            f" {num_slots} slots; give one count for each token, none of them larger than either"
         )
     generator = torch.Generator().manual_seed(seed)
     kv_dtype, q_dtype, kv_scale = _types_of(params.kv)
@@ -196,16 +209,22 @@ def mla_decode_sparse(params: MlaDecodeSparseParams, seed: int) -> SparseInputs:
         latents[..., 0] = 0.0
         for token, slots in enumerate(indices):
             kind = params.values[token % len(params.values)]
-            decode_conditions.plant_in(token, kind, latents.view(-1, head_dim), slots[slots >= 0].tolist())
+            decode_conditions.plant_in(
+                token, kind, latents.view(-1, head_dim), slots[slots >= 0].tolist()
+            )
     kv_cache = cache_layouts.laid_out(cached_latents(latents, kv_dtype, kv_scale), params.layout)
     used = torch.zeros(params.num_blocks * PAGE_SIZE, dtype=torch.bool)
     used[indices[indices >= 0].long()] = True
     unowned = [Unowned("kv.null", kv_cache[NULL_BLOCK])]
     for page, slots in enumerate(used.view(-1, PAGE_SIZE)[1:], 1):
         free = (~slots).nonzero().flatten().tolist()
-        views = [kv_cache[page]] if len(free) == PAGE_SIZE else [kv_cache[page, slot] for slot in free]
+        views = (
+            [kv_cache[page]] if len(free) == PAGE_SIZE else [kv_cache[page, slot] for slot in free]
+        )
         unowned += [Unowned("kv.free", view) for view in views]
-    q = _queries((len(params.num_chosen), params.num_heads, head_dim), q_dtype, generator, contiguous=True)
+    q = _queries(
+        (len(params.num_chosen), params.num_heads, head_dim), q_dtype, generator, contiguous=True
+    )
     if params.values:
         decode_conditions.plant_queries(params.values, q, head_dim**-0.5)
     return SparseInputs(
@@ -229,7 +248,9 @@ def context_attention(params: ContextAttentionParams, seed: int) -> ContextInput
     if params.values:
         k[..., 0], ends = 0.0, list(accumulate(params.context_lens))
         for b, (end, length) in enumerate(zip(ends, params.context_lens, strict=True)):
-            decode_conditions.plant_in(b, params.values[b % len(params.values)], k, range(end - length, end))
+            decode_conditions.plant_in(
+                b, params.values[b % len(params.values)], k, range(end - length, end)
+            )
         owners = [b for b, count in enumerate(params.query_lens) for _ in range(count)]
         decode_conditions.plant_queries(params.values, q, params.qk_head_dim**-0.5, owners)
     return ContextInputs(
@@ -243,23 +264,38 @@ def context_attention(params: ContextAttentionParams, seed: int) -> ContextInput
 
 
 def merge_attn_states(params: MergeAttnStatesParams, seed: int) -> MergeInputs:
-    """Two partial attentions. The last `empty_prefix_rows` rows with context have an empty prefix, the last
-    `empty_suffix_rows` an empty suffix."""
+    """Two partial attentions.
+
+    The last `empty_prefix_rows` rows with context have an empty prefix, the last
+    `empty_suffix_rows` an empty suffix.
+    """
     num_tokens, merged = params.num_tokens, params.num_with_context
     generator = torch.Generator().manual_seed(seed)
-    out_shape, lse_shape = (num_tokens, params.num_heads, params.v_head_dim), (params.num_heads, num_tokens)
+    out_shape, lse_shape = (
+        (num_tokens, params.num_heads, params.v_head_dim),
+        (params.num_heads, num_tokens),
+    )
     pads: list[Unowned] = []
-    prefix_out = _columns(randn(out_shape, torch.bfloat16, generator), params.padded == "both", pads)
-    prefix_lse = randn(lse_shape, torch.float32, generator) * 2 + params.lse_gap * (-1) ** torch.arange(num_tokens)
+    prefix_out = _columns(
+        randn(out_shape, torch.bfloat16, generator), params.padded == "both", pads
+    )
+    prefix_lse = randn(lse_shape, torch.float32, generator) * 2 + params.lse_gap * (
+        -1
+    ) ** torch.arange(num_tokens)
     first_empty = merged - params.empty_prefix_rows
     prefix_lse[:, first_empty:merged] = float(params.empty_lse)
-    suffix_out = _columns(randn(out_shape, torch.bfloat16, generator), params.padded != "none", pads)
+    suffix_out = _columns(
+        randn(out_shape, torch.bfloat16, generator), params.padded != "none", pads
+    )
     suffix_lse = randn(lse_shape, torch.float32, generator) * 2
     first_without_suffix = merged - params.empty_suffix_rows
     suffix_lse[:, first_without_suffix:merged] = float(params.empty_lse)
     for t in range(merged if params.sides else 0):
         word = params.sides[t % len(params.sides)]
-        for name, lse, out in (("prefix", prefix_lse, prefix_out), ("suffix", suffix_lse, suffix_out)):
+        for name, lse, out in (
+            ("prefix", prefix_lse, prefix_out),
+            ("suffix", suffix_lse, suffix_out),
+        ):
             if word == f"{name}_above":
                 lse[:, t] += 200.0
             elif word in (f"no_{name}", "neither"):
@@ -281,7 +317,9 @@ def merge_attn_states(params: MergeAttnStatesParams, seed: int) -> MergeInputs:
 
 
 def write_kv(params: WriteKvParams, seed: int) -> WriteInputs:
-    """Tokens for scattered slots of a cache full of other requests' latents; padded tokens come last."""
+    """Tokens for scattered slots of a cache full of other requests' latents; padded tokens come
+    last.
+    """
     generator = torch.Generator().manual_seed(seed)
     head_dim = _checked_head_dim(params.kv_lora_rank, params.qk_rope_head_dim)
     num_live = params.num_tokens - params.num_padded
@@ -296,9 +334,13 @@ def write_kv(params: WriteKvParams, seed: int) -> WriteInputs:
     if params.contiguous:
         kv_c, k_pe = (randn((params.num_tokens, width), dtype, generator) for width in widths)
     else:
-        kv_c, k_pe = randn((params.num_tokens, sum(widths)), dtype, generator).split_with_sizes(widths, dim=1)
+        kv_c, k_pe = randn((params.num_tokens, sum(widths)), dtype, generator).split_with_sizes(
+            widths, dim=1
+        )
     for latents in (kv_c, k_pe):
-        latents[: params.large_rows] *= 2.0**14  # Nearly all are then past 448, the largest number of e4m3.
+        latents[: params.large_rows] *= (
+            2.0**14
+        )  # Nearly all are then past 448, the largest number of e4m3.
         row_conditions.resize_rows(latents, params.values)
     return WriteInputs(
         kv_c=kv_c,
@@ -309,7 +351,11 @@ def write_kv(params: WriteKvParams, seed: int) -> WriteInputs:
         unowned=[
             Unowned("kv.null", kv_cache[NULL_BLOCK]),
             Unowned("kv.free", kv_cache[-1]),
-            *(Unowned("graph.pad_rows", part) for x in (kv_c, k_pe) for part in padding(x, is_padded)),
+            *(
+                Unowned("graph.pad_rows", part)
+                for x in (kv_c, k_pe)
+                for part in padding(x, is_padded)
+            ),
             *_beside(kv_cache, params.layout),
         ],
         layout=params.layout,
@@ -317,7 +363,9 @@ def write_kv(params: WriteKvParams, seed: int) -> WriteInputs:
 
 
 def padding(x: Tensor, is_padded: Tensor) -> list[Tensor]:
-    """Views of the rows of x [T, ...] that are padding, by is_padded [T] bool: one of all, if these are the last."""
+    """Views of the rows of x [T, ...] that are padding, by is_padded [T] bool: one of all, if these
+    are the last.
+    """
     rows = is_padded.nonzero().flatten().tolist()
     first_at_end = len(x) - len(rows)
     return [x[first_at_end:]] if not rows or rows[0] == first_at_end else [x[row] for row in rows]
@@ -334,23 +382,35 @@ def quantize_fp8(params: QuantizeFp8Params, seed: int) -> QuantizeInputs:
 
 
 def _checked_head_dim(rank: int, rope_dim: int) -> int:
-    """D of a latent of R and E elements. Raises InputError where a kernel could not derive R from D."""
+    """D of a latent of R and E elements.
+
+    Raises InputError where a kernel could not derive R from D.
+    """
     if latent_rank(rank + rope_dim) != rank:
         raise InputError(
-            f"kv_lora_rank={rank}, qk_rope_head_dim={rope_dim}: kernels get only the sum, so the rank must be a "
-            "power of two and the rope part at most as large"
+            f"kv_lora_rank={rank}, qk_rope_head_dim={rope_dim}: kernels get only the sum, so the"
+            " rank must be a power of two and the rope part at most as large"
         )
     return rank + rope_dim
 
 
 def _beside(kv_cache: Tensor, layout: CacheLayout) -> list[Unowned]:
-    return [Unowned("kv.neighbor", memory) for memory in cache_layouts.neighbors(kv_cache, layout).values()]
+    return [
+        Unowned("kv.neighbor", memory)
+        for memory in cache_layouts.neighbors(kv_cache, layout).values()
+    ]
 
 
 def _types_of(kv: str) -> tuple[torch.dtype, torch.dtype, float | None]:
-    """The types of a cache and of activations, and the cache's scale: an fp8 cache serves a bfloat16 model."""
+    """The types of a cache and of activations, and the cache's scale: an fp8 cache serves a
+    bfloat16 model.
+    """
     activations = torch.float32 if kv == "fp32" else torch.bfloat16
-    return cache_layouts.KV_DTYPES[kv], activations, cache_layouts.KV_SCALE if kv == "fp8_e4m3" else None
+    return (
+        cache_layouts.KV_DTYPES[kv],
+        activations,
+        cache_layouts.KV_SCALE if kv == "fp8_e4m3" else None,
+    )
 
 
 def randn(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
@@ -359,7 +419,10 @@ def randn(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator
 
 
 def _columns(values: Tensor, is_padded: bool, pads: list[Unowned]) -> Tensor:
-    """`values` [T, H, V]; with padding as the first columns of a wider tensor. Adds the other columns to `pads`."""
+    """`values` [T, H, V]; with padding as the first columns of a wider tensor.
+
+    Adds the other columns to `pads`.
+    """
     if not is_padded:
         return values
     width = values.shape[-1]
@@ -369,8 +432,12 @@ def _columns(values: Tensor, is_padded: bool, pads: list[Unowned]) -> Tensor:
     return wide[..., :width]
 
 
-def _queries(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, *, contiguous: bool) -> Tensor:
-    """Queries of spread 2, so that softmax prefers some keys; unless contiguous, the columns of a wider tensor."""
+def _queries(
+    shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, *, contiguous: bool
+) -> Tensor:
+    """Queries of spread 2, so that softmax prefers some keys; unless contiguous, the columns of a
+    wider tensor.
+    """
     if contiguous:
         return 2 * randn(shape, dtype, generator)
     return (2 * randn((*shape[:-1], shape[-1] + 8), dtype, generator))[..., : shape[-1]]

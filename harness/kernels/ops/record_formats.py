@@ -1,7 +1,8 @@
 """How a paged cache stores a token: a record of bytes, and where in its block each byte lies.
 
-A reference, written from the documented formats (docs/record-formats.md) and apart from the kernels. `encode` and
-`decode` know a record by itself, `places` knows the block. A block is the memory of the page's P tokens.
+A reference, written from the documented formats (docs/record-formats.md) and apart from the
+kernels. `encode` and `decode` know a record by itself, `places` knows the block. A block is the
+memory of the page's P tokens.
 """
 
 from __future__ import annotations
@@ -18,18 +19,24 @@ from harness.kernels.ops.block_formats import decoded_scales, decoded_values, ma
 
 E4M3_MAX = 448.0
 TILE = 16
-"""Tokens, and bytes of each, in a tile of the shuffled layout: a load of 16 bytes for each lane of a matrix core."""
+"""Tokens, and bytes of each, in a tile of the shuffled layout: a load of 16 bytes for each lane of
+a matrix core.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFormat:
-    """The record of one token: `width` elements in `parts`, the bytes of values, of scales and of what follows.
+    """The record of one token:
 
-    - `quantized`: the first so many elements are stored in fewer bits than bfloat16, the others exactly.
-    - `group`: elements that share a scale in the record; 0 if a scale of the whole cache is the only one.
-    - `layout`: `rows` has the records one after another. `planar` has the values of all tokens, then all scales.
-      `tiled` is planar with values in tiles of 16 tokens x 16 bytes; `swizzled` is planar with the scales of 4 tokens
-      interleaved.
+    `width` elements in `parts`, the bytes of values, of scales and of what follows.
+
+    - `quantized`: the first so many elements are stored in fewer bits than bfloat16, the others
+      exactly.
+    - `group`: elements that share a scale in the record; 0 if a scale of the whole cache is the
+      only one.
+    - `layout`: `rows` has the records one after another. `planar` has the values of all tokens,
+      then all scales. `tiled` is planar with values in tiles of 16 tokens x 16 bytes; `swizzled` is
+      planar with the scales of 4 tokens interleaved.
     """
 
     width: int
@@ -62,7 +69,9 @@ RECORDS = {
 
 
 def places(record_format: str, page_size: int) -> Tensor:
-    """The byte of the block at which each byte of each token's record lies: [P, bytes of a record] int64."""
+    """The byte of the block at which each byte of each token's record lies: [P, bytes of a record]
+    int64.
+    """
     form = RECORDS[record_format]
     token = torch.arange(page_size)[:, None]
     if form.layout == "rows":
@@ -74,12 +83,17 @@ def places(record_format: str, page_size: int) -> Tensor:
         value_place = tile + token % TILE * TILE + values % TILE
     elif form.layout == "swizzled":
         quarter = len(scales) // 4
-        scale_place = (token // 4 * 4 + scales // quarter) * len(scales) + scales % quarter * 4 + token % 4
+        scale_place = (
+            (token // 4 * 4 + scales // quarter) * len(scales) + scales % quarter * 4 + token % 4
+        )
     return torch.cat((value_place, page_size * len(values) + scale_place), dim=1)
 
 
 def encode(rows: Tensor, record_format: str, scale: float | None = None) -> Tensor:
-    """Records [T, bytes] uint8 of rows [T, W] of any float type. A `scale` of the whole cache divides the values."""
+    """Records [T, bytes] uint8 of rows [T, W] of any float type.
+
+    A `scale` of the whole cache divides the values.
+    """
     form = RECORDS[record_format]
     if not form.quantized:
         return _bytes(rows.to(torch.bfloat16))
@@ -92,7 +106,10 @@ def encode(rows: Tensor, record_format: str, scale: float | None = None) -> Tens
         scales = _rounded(amax / 6.0)
         return torch.cat((_e2m1_codes(groups / scales.double()), _bytes(scales.flatten(1))), dim=1)
     scales = (amax.clamp(min=1e-4) / E4M3_MAX).float()
-    codes, rest = _rounded(groups / scales.double()).flatten(1), rows[:, form.quantized :].to(torch.bfloat16)
+    codes, rest = (
+        _rounded(groups / scales.double()).flatten(1),
+        rows[:, form.quantized :].to(torch.bfloat16),
+    )
     return torch.cat((_bytes(codes), _bytes(scales.flatten(1)), _bytes(rest)), dim=1)
 
 
@@ -105,24 +122,37 @@ def decode(records: Tensor, record_format: str, scale: float | None = None) -> T
     codes = decoded_values(values, BLOCK_FORMATS["nvfp4" if form.group == 16 else "mxfp8"]).double()
     if form.group:
         is_e4m3 = form.group == 16
-        scales = decoded_scales(others[0], BLOCK_FORMATS["nvfp4"]) if is_e4m3 else _floats(others[0], torch.float32)
+        scales = (
+            decoded_scales(others[0], BLOCK_FORMATS["nvfp4"])
+            if is_e4m3
+            else _floats(others[0], torch.float32)
+        )
         codes = codes * scales.double().repeat_interleave(form.group, dim=1)
     rows = codes * (1.0 if scale is None else scale)
-    return torch.cat((rows, *(_floats(other, torch.bfloat16).double() for other in others[1:])), dim=1)
+    return torch.cat(
+        (rows, *(_floats(other, torch.bfloat16).double() for other in others[1:])), dim=1
+    )
 
 
 def rounding(rows: Tensor, record_format: str, scale: float | None) -> Tensor | None:
-    """How far a record may be from each element of rows [T, W], float64: None but for scales of 16 elements.
+    """How far a record may be from each element of rows [T, W], float64:
 
-    A scale is the group's largest / 6, rounded to e4m3 by 2^-4 of itself, or by 2^-10 below normal numbers. A code is
-    off by one scale at most (5 lies between 4 and 6); where the scale was rounded down, the largest saturates.
+    None but for scales of 16 elements.
+
+    A scale is the group's largest / 6, rounded to e4m3 by 2^-4 of itself, or by 2^-10 below normal
+    numbers. A code is off by one scale at most (5 lies between 4 and 6); where the scale was
+    rounded down, the largest saturates.
     """
     form, factor = RECORDS[record_format], 1.0 if scale is None else scale
     if form.group != 16:
         return None
     exact = rows.double().view(len(rows), -1, form.group).abs().amax(dim=-1) / (6 * factor)
     moved = (exact / 16).clamp(min=2.0**-10)
-    return torch.maximum(exact + moved, 6 * moved).repeat_interleave(form.group, dim=1) * factor * (1 + 1e-6)
+    return (
+        torch.maximum(exact + moved, 6 * moved).repeat_interleave(form.group, dim=1)
+        * factor
+        * (1 + 1e-6)
+    )
 
 
 def stored(cache: Tensor, slots: Tensor, record_format: str) -> Tensor:
@@ -132,7 +162,10 @@ def stored(cache: Tensor, slots: Tensor, record_format: str) -> Tensor:
 
 
 def store(records: Tensor, cache: Tensor, slots: Tensor, record_format: str) -> None:
-    """Put records [n, bytes] in the slots [n] int64 of a cache [N, P, bytes] uint8. Blocks may have any stride."""
+    """Put records [n, bytes] in the slots [n] int64 of a cache [N, P, bytes] uint8.
+
+    Blocks may have any stride.
+    """
     block, token = slots // cache.shape[1], slots % cache.shape[1]
     if RECORDS[record_format].layout == "rows":
         cache[block, token] = records
@@ -152,7 +185,9 @@ def spans(cache: Tensor, slots: Tensor, record_format: str) -> Iterator[Tensor]:
 
 
 def cached_latents(latents: Tensor, dtype: torch.dtype, kv_scale: float | None) -> Tensor:
-    """Latents [..., D] as a cache of `dtype` holds them: fp8 is divided by `kv_scale`, bytes are `fp8_ds_mla`."""
+    """Latents [..., D] as a cache of `dtype` holds them: fp8 is divided by `kv_scale`, bytes are
+    `fp8_ds_mla`.
+    """
     if dtype == torch.uint8:
         return encode(latents.flatten(0, -2), "fp8_ds_mla").view(*latents.shape[:-1], -1)
     if kv_scale is None:
@@ -167,7 +202,9 @@ def _rounded(values: Tensor) -> Tensor:
 def _e2m1_codes(scaled: Tensor) -> Tensor:
     """Bytes [T, C] of the nearest codes of [T, G, 16], two a byte, the first in the low half."""
     sizes = scaled.nan_to_num(0.0).flatten(1)
-    codes = (sizes.abs()[..., None] - magnitudes("e2m1")).abs().argmin(dim=-1) | (sizes < 0).long() << 3
+    codes = (sizes.abs()[..., None] - magnitudes("e2m1")).abs().argmin(dim=-1) | (
+        sizes < 0
+    ).long() << 3
     return (codes[:, 0::2] | codes[:, 1::2] << 4).to(torch.uint8)
 
 

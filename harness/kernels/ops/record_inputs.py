@@ -1,4 +1,6 @@
-"""Seeded inputs of the ops that write and read records: a byte cache in which other slots hold others' records."""
+"""Seeded inputs of the ops that write and read records: a byte cache in which other slots hold
+others' records.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,17 @@ from harness.kernels.ops.inputs import NULL_BLOCK, Inputs, Unowned, padding
 from harness.kernels.ops.record_formats import RECORDS, encode, spans, store
 
 TINY = 2.0**-8
-"""What a tiny row is multiplied by: the scale of 16 of its elements is still a normal number of e4m3."""
+"""What a tiny row is multiplied by: the scale of 16 of its elements is still a normal number of
+e4m3.
+"""
 
 
 @dataclass(slots=True)
 class RecordInputs(Inputs):
-    """Common to both ops. `storage` [N, L, P, bytes] uint8 holds the blocks of L layers; the op sees the last layer."""
+    """Common to both ops.
+
+    `storage` [N, L, P, bytes] uint8 holds the blocks of L layers; the op sees the last layer.
+    """
 
     storage: Tensor
     record_format: str
@@ -52,11 +59,16 @@ class ReadRecordsInputs(RecordInputs):
         lengths = self.cu_seq_lens.diff().long()
         request = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         position = torch.arange(len(request)) - self.cu_seq_lens[request]
-        return self.block_table[request, position // PAGE_SIZE].long() * PAGE_SIZE + position % PAGE_SIZE
+        return (
+            self.block_table[request, position // PAGE_SIZE].long() * PAGE_SIZE
+            + position % PAGE_SIZE
+        )
 
 
 def write_records(params: WriteRecordsParams, seed: int) -> WriteRecordsInputs:
-    """Tokens for scattered slots, which nothing has written yet, in blocks that hold records of others."""
+    """Tokens for scattered slots, which nothing has written yet, in blocks that hold records of
+    others.
+    """
     generator = torch.Generator().manual_seed(seed)
     num_pages = 2 + -(-params.num_tokens // PAGE_SIZE)
     first_page = 1 + params.high_blocks
@@ -107,11 +119,17 @@ def read_records(params: ReadRecordsParams, seed: int) -> ReadRecordsInputs:
             unowned += [Unowned("kv.tail", span) for span in spans(cache, tail, params.kv)]
     unowned += [Unowned("kv.free", cache[block]) for block in order.tolist() if block not in used]
     starts = torch.tensor([0, *params.seq_lens]).cumsum(0).to(torch.int32)
-    return ReadRecordsInputs(storage, params.kv, scale, block_table=table, cu_seq_lens=starts, unowned=unowned)
+    return ReadRecordsInputs(
+        storage, params.kv, scale, block_table=table, cu_seq_lens=starts, unowned=unowned
+    )
 
 
-def _storage(params: RecordParams, num_blocks: int, generator: torch.Generator) -> tuple[Tensor, float | None]:
-    """Blocks [N, L, P, bytes] full of records, and the scale of the whole cache, if the format has one."""
+def _storage(
+    params: RecordParams, num_blocks: int, generator: torch.Generator
+) -> tuple[Tensor, float | None]:
+    """Blocks [N, L, P, bytes] full of records, and the scale of the whole cache, if the format has
+    one.
+    """
     form = RECORDS[params.kv]
     scale = KV_SCALE if form.is_scaled else None
     storage = torch.zeros(num_blocks, params.layers, PAGE_SIZE, form.num_bytes, dtype=torch.uint8)
@@ -119,13 +137,23 @@ def _storage(params: RecordParams, num_blocks: int, generator: torch.Generator) 
     # Between the null block and the blocks of the call, records are zeros.
     places = slots + (slots >= PAGE_SIZE) * params.high_blocks * PAGE_SIZE
     for layer in range(params.layers):
-        store(encode(_rows(params, len(slots), generator), params.kv, scale), storage[:, layer], places, params.kv)
+        store(
+            encode(_rows(params, len(slots), generator), params.kv, scale),
+            storage[:, layer],
+            places,
+            params.kv,
+        )
     return storage, scale
 
 
 def _rows(params: RecordParams, num_rows: int, generator: torch.Generator) -> Tensor:
-    """Rows [T, W] bfloat16. Their sizes differ by powers of two, so that the scale of another row shows."""
+    """Rows [T, W] bfloat16.
+
+    Their sizes differ by powers of two, so that the scale of another row shows.
+    """
     sizes = torch.exp2(torch.randint(-2, 3, (num_rows, 1), generator=generator).float())
     if RECORDS[params.kv].quantized and not RECORDS[params.kv].group:
         sizes = torch.ones(num_rows, 1)
-    return (sizes * torch.randn(num_rows, RECORDS[params.kv].width, generator=generator)).to(torch.bfloat16)
+    return (sizes * torch.randn(num_rows, RECORDS[params.kv].width, generator=generator)).to(
+        torch.bfloat16
+    )

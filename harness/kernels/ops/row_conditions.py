@@ -1,4 +1,6 @@
-"""What the rows of a call have beside their number: sizes, slots, padding among them, and logits."""
+"""What the rows of a call have beside their number: sizes, slots, padding among them, and
+logits.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +18,34 @@ LARGE_LOGIT, STEP, OUTWEIGHS = 1500.0, 0.125, 30.0
 
 
 def resize_rows(x: Tensor, words: Sequence[str], tiny: float = TINY) -> None:
-    """Give each row of x [T, K] of any float type the size of its word, in place. `words` are repeated."""
+    """Give each row of x [T, K] of any float type the size of its word, in place.
+
+    `words` are repeated.
+    """
     sizes = {"plain": 1.0, "zero": 0.0, "tiny": tiny, "large": LARGE}
     if words:
-        x *= torch.tensor([sizes[word] for word in islice(cycle(words), len(x))], dtype=x.dtype)[:, None]
+        x *= torch.tensor([sizes[word] for word in islice(cycle(words), len(x))], dtype=x.dtype)[
+            :, None
+        ]
 
 
 def move_peaks(x: Tensor, words: Sequence[str]) -> None:
-    """Exchange the largest element of each row of x [T, K] with the first, the last or a middle one, in place."""
+    """Exchange the largest element of each row of x [T, K] with the first, the last or a middle
+    one, in place.
+    """
     width = x.shape[1]
     for row, word in zip(x, islice(cycle(words), len(x) if words else 0), strict=False):
-        at, peak = {"first": 0, "inner": width // 2, "last": width - 1}[word], int(row.abs().argmax())
+        at, peak = (
+            {"first": 0, "inner": width // 2, "last": width - 1}[word],
+            int(row.abs().argmax()),
+        )
         row[[at, peak]] = row[[peak, at]]
 
 
 def ordered_slots(count: int, num_pages: int, order: str, generator: torch.Generator) -> Tensor:
-    """`count` different slots [count] int64 of `num_pages` pages, as :data:`harness.core.op_params.SlotOrder` says."""
+    """`count` different slots [count] int64 of `num_pages` pages, as
+    :data:`harness.core.op_params.SlotOrder` says.
+    """
     scattered = torch.randperm(num_pages * PAGE_SIZE, generator=generator)[:count]
     if order == "random":
         return scattered
@@ -44,7 +58,9 @@ def ordered_slots(count: int, num_pages: int, order: str, generator: torch.Gener
 
 
 def padded_rows(num_rows: int, num_padded: int, place: str) -> Tensor:
-    """[num_rows] bool: the rows that are padding, at the end, or the first and others between live rows."""
+    """[num_rows] bool: the rows that are padding, at the end, or the first and others between live
+    rows.
+    """
     rows = torch.zeros(num_rows, dtype=torch.bool)
     if place == "end":
         rows[num_rows - num_padded :] = True

@@ -27,9 +27,10 @@ def context_attention(
 ) -> tuple[Tensor, Tensor]:
     """Full attention of each request's new tokens over its context tokens in this chunk.
 
-    q: [T, H, Dq], k: [C, H, Dq], v: [C, H, V], query_start_loc and chunk_start_loc: [B + 1] int32 offsets into the
-    T and C rows -> out [T, H, V] in q's dtype, lse [H, T] float32 (natural logarithm), `empty_lse` in rows without keys
-    in the chunk. Not written: out of such rows, and both outputs of tokens past query_start_loc[-1].
+    q: [T, H, Dq], k: [C, H, Dq], v: [C, H, V], query_start_loc and chunk_start_loc: [B + 1] int32
+    offsets into the T and C rows -> out [T, H, V] in q's dtype, lse [H, T] float32 (natural
+    logarithm), `empty_lse` in rows without keys in the chunk. Not written: out of such rows, and
+    both outputs of tokens past query_start_loc[-1].
     """
     starts = ("query_start_loc", query_start_loc, "B"), ("chunk_start_loc", chunk_start_loc, "B")
     check_shapes(("q", q, "THE"), ("k", k, "CHE"), ("v", v, "CHV"), *starts)
@@ -60,9 +61,17 @@ context_attention_plus_inf = partial(context_attention, empty_lse=float("inf"))
 
 
 def context_attention_ragged(
-    q: Tensor, k: Tensor, v: Tensor, query_start_loc: Tensor, chunk_start_loc: Tensor, *, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_start_loc: Tensor,
+    chunk_start_loc: Tensor,
+    *,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """As `context_attention`, around a backend with an lse [T, H] of base 2, such as FlashInfer's ragged wrapper."""
+    """As `context_attention`, around a backend with an lse [T, H] of base 2, such as FlashInfer's
+    ragged wrapper.
+    """
     out, lse = context_attention(q, k, v, query_start_loc, chunk_start_loc, scale=scale)
     as_returned = (lse * LOG2_E).T.contiguous()
     return out, by_head(natural_log(as_returned))
@@ -70,13 +79,18 @@ def context_attention_ragged(
 
 @seam("merge.lse-base-2")
 def natural_log(lse_base_2: Tensor) -> Tensor:
-    """Convert an lse [H, T] of base 2 to the natural logarithm, which a merge expects (PR 52796)."""
+    """Convert an lse [H, T] of base 2 to the natural logarithm, which a merge expects (PR
+    52796).
+    """
     return lse_base_2 * (1 / LOG2_E)
 
 
 @seam("merge.untransposed-lse")
 def by_head(lse_by_token: Tensor) -> Tensor:
-    """Transpose an lse [T, H] to [H, T]. A view of the same bytes would mix up tokens (PR 26397)."""
+    """Transpose an lse [T, H] to [H, T].
+
+    A view of the same bytes would mix up tokens (PR 26397).
+    """
     return lse_by_token.T.contiguous()
 
 

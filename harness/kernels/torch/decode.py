@@ -1,8 +1,9 @@
 """Paged MLA decode in torch with the memory behaviour of the real kernels.
 
 Whole pages of 64 slots are read tile by tile, unused slots included. Each piece of a request (see
-:mod:`harness.kernels.torch.plan`) leaves a partial result in a scratch buffer. A combine step merges these and writes
-the rows that have keys. Outputs and scratch come from `torch.empty`, so unwritten elements keep their old content.
+:mod:`harness.kernels.torch.plan`) leaves a partial result in a scratch buffer. A combine step
+merges these and writes the rows that have keys. Outputs and scratch come from `torch.empty`, so
+unwritten elements keep their old content.
 
 Sparse decode attends to the slots that an indexer chose for each query token.
 """
@@ -18,7 +19,13 @@ from torch import Tensor
 from harness.core.ops import PAGE_SIZE, latent_rank
 from harness.core.seams import seam
 from harness.kernels.checks import check_range, check_shapes
-from harness.kernels.torch.plan import MAX_SPLITS, SplitPlan, mla_decode_plan, num_pages, pages_per_chunk
+from harness.kernels.torch.plan import (
+    MAX_SPLITS,
+    SplitPlan,
+    mla_decode_plan,
+    num_pages,
+    pages_per_chunk,
+)
 from harness.kernels.torch.records import ds_mla_rows
 from harness.memory.bounds import check_indices
 from harness.memory.poison.allocations import only_writes
@@ -44,24 +51,28 @@ def mla_decode(
 ) -> tuple[Tensor, Tensor]:
     """Decode and leave rows without keys unwritten (kernel `tiled`, after Triton MLA and FlashMLA).
 
-    q: [B, S, H, D], kv_cache: [N, 64, D] float32, bfloat16 or float8_e4m3fn (times kv_scale), block_table: [B, M]
-    int32, seq_lens: [B] int32 -> out [B, S, H, R] in q's dtype, lse [B, H, S] float32 (natural logarithm).
-    Query token s sees the keys before seq_lens[b] - S + s + 1, with a `window` only the last `window` of them. Pages
-    that no query sees are read too. A plan made for shorter lengths leaves out later pages. Raises IllegalAddress when
-    a plan, a used table entry or `workspace` points outside its memory.
+    q: [B, S, H, D], kv_cache: [N, 64, D] float32, bfloat16 or float8_e4m3fn (times kv_scale),
+    block_table: [B, M] int32, seq_lens: [B] int32 -> out [B, S, H, R] in q's dtype, lse [B, H, S]
+    float32 (natural logarithm). Query token s sees the keys before seq_lens[b] - S + s + 1, with a
+    `window` only the last `window` of them. Pages that no query sees are read too. A plan made for
+    shorter lengths leaves out later pages. Raises IllegalAddress when a plan, a used table entry or
+    `workspace` points outside its memory.
 
-    The options are the ways in which real kernels differ; each has a kernel below. `mask_values` false multiplies
-    unused values by a probability of 0. `write_empty_rows` gives rows without keys out 0 and lse -inf. `prefetch_page`
-    looks up the last page of every request, empty ones too. With `count_pieces` the last piece of a request to arrive
-    combines them. Arrivals are counted in `workspace`, int32 words that are zero on entry and on return; word b belongs
-    to request b, and the kernel knows the address only.
+    The options are the ways in which real kernels differ; each has a kernel below. `mask_values`
+    false multiplies unused values by a probability of 0. `write_empty_rows` gives rows without keys
+    out 0 and lse -inf. `prefetch_page` looks up the last page of every request, empty ones too.
+    With `count_pieces` the last piece of a request to arrive combines them. Arrivals are counted in
+    `workspace`, int32 words that are zero on entry and on return; word b belongs to request b, and
+    the kernel knows the address only.
     """
     tables = ("block_table", block_table, "BM"), ("seq_lens", seq_lens, "B")
     check_shapes(("q", q, "BSHD"), ("kv_cache", kv_cache, "NPD"), *tables, P=PAGE_SIZE)
     call = _Call(q, kv_cache, block_table, seq_lens, scale, kv_scale, window, mask_values)
     num_requests, num_query_tokens, num_heads, head_dim = q.shape
     if prefetch_page:
-        last_page = check_indices((num_pages(seq_lens) - 1).clamp(min=0), block_table.shape[1], "block_table column")
+        last_page = check_indices(
+            (num_pages(seq_lens) - 1).clamp(min=0), block_table.shape[1], "block_table column"
+        )
         check_indices(block_table.gather(1, last_page[:, None]), kv_cache.shape[0], "block_table")
     counters = None
     if count_pieces:
@@ -69,18 +80,29 @@ def mla_decode(
         counters = _words_at(workspace, num_requests)
     out_shape = (num_requests, num_query_tokens, num_heads, latent_rank(head_dim))
     out = torch.empty(out_shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty((num_requests, num_heads, num_query_tokens), dtype=torch.float32, device=q.device)
+    lse = torch.empty(
+        (num_requests, num_heads, num_query_tokens), dtype=torch.float32, device=q.device
+    )
     plan = metadata or mla_decode_plan(seq_lens, num_heads=num_heads)
     check_range("requests of metadata", len(plan.num_splits), num_requests, num_requests)
     if counters is not None:
-        # Every block of the grid looks up its request's counter, before it knows whether there is work for it.
+        # Every block of the grid looks up its request's counter, before it knows whether there is
+        # work for it.
         check_indices(plan.work[:, 0], num_requests, "metadata.work request")
     num_rows, rank = num_query_tokens * num_heads, latent_rank(head_dim)
-    partial_out = torch.empty((num_requests * plan.room, num_rows, rank), dtype=torch.float32, device=plan.work.device)
-    partial_lse = torch.empty((num_requests * plan.room, num_rows), dtype=torch.float32, device=plan.work.device)
+    partial_out = torch.empty(
+        (num_requests * plan.room, num_rows, rank), dtype=torch.float32, device=plan.work.device
+    )
+    partial_lse = torch.empty(
+        (num_requests * plan.room, num_rows), dtype=torch.float32, device=plan.work.device
+    )
     _attend(call, plan, partial_out, partial_lse)
     arrived = plan.num_splits if counters is None else count_arrivals(counters, plan.num_splits)
-    written = seq_lens.new_ones(out.shape[:2], dtype=torch.bool) if write_empty_rows else call.key_limits() > 0
+    written = (
+        seq_lens.new_ones(out.shape[:2], dtype=torch.bool)
+        if write_empty_rows
+        else call.key_limits() > 0
+    )
     if counters is not None:
         # A request whose last piece never arrives is not combined.
         written &= (arrived >= 0)[:, None]
@@ -91,23 +113,31 @@ def mla_decode(
 
 
 mla_decode_multiply = partial(mla_decode, mask_values=False)
-"""Kernel `tiled-multiply`: a NaN or Inf in an unused slot of a page that it reads reaches live rows, so it needs finite
-tails (flashinfer-ai/flashinfer#941, PR 43961)."""
+"""Kernel `tiled-multiply`: a NaN or Inf in an unused slot of a page that it reads reaches live
+rows, so it needs finite tails (flashinfer-ai/flashinfer#941, PR 43961).
+"""
 
 mla_decode_identity = partial(mla_decode, write_empty_rows=True)
 """Kernel `tiled-identity`: rows without keys get the empty attention."""
 
 mla_decode_prefetch = partial(mla_decode, prefetch_page=True)
-"""Kernel `tiled-prefetch`: faults when a padded request's table holds -1, as FlashMLA's FP8 decode does (PR 35431)."""
+"""Kernel `tiled-prefetch`: faults when a padded request's table holds -1, as FlashMLA's FP8 decode
+does (PR 35431).
+"""
 
 mla_decode_counted = partial(mla_decode, count_pieces=True)
-"""Kernel `tiled-counted`, after TRT-LLM's decode (PR 25520). Its plan counts pieces in chunks of pages if the planner
-knows the cache's type, as plans of persistent kernels do."""
+"""Kernel `tiled-counted`, after TRT-LLM's decode (PR 25520).
+
+Its plan counts pieces in chunks of pages if the planner knows the cache's type, as plans of
+persistent kernels do.
+"""
 
 
 @seam("kv.tail-masked-by-multiply")
 def mask_unused_values(values: Tensor, used: Tensor) -> Tensor:
-    """Set the values [A, 64, R] of slots that are not `used` [A, 64] to 0, in place, whatever they held."""
+    """Set the values [A, 64, R] of slots that are not `used` [A, 64] to 0, in place, whatever they
+    held.
+    """
     return values.masked_fill_(~used[..., None], 0.0)
 
 
@@ -115,20 +145,26 @@ def mask_unused_values(values: Tensor, used: Tensor) -> Tensor:
 def page_offsets(blocks: Tensor, page_stride: int) -> Tensor:
     """Where pages begin, in elements from the start of the cache: blocks [A] int32 -> [A] int64.
 
-    The product is formed in 64 bits: in a large pool it does not fit 32 (flashinfer-ai/flashinfer#3136).
+    The product is formed in 64 bits: in a large pool it does not fit 32
+    (flashinfer-ai/flashinfer#3136).
     """
     return blocks.to(torch.int64) * page_stride
 
 
 @seam("layout.packed-pages", "layout.manager-block-stride")
 def pages_as_stored(kv_cache: Tensor) -> Tensor:
-    """The cache [N, P, D] with the stride of its pages, which need not follow from their size (PR 45111)."""
+    """The cache [N, P, D] with the stride of its pages, which need not follow from their size (PR
+    45111).
+    """
     return kv_cache
 
 
 @seam("decode.zero-length-row-nan")
 def divide_by_sum(accumulated: Tensor, total: Tensor) -> Tensor:
-    """accumulated [..., R] / total [...]. A total of 0 means a row without keys; the row stays 0."""
+    """accumulated [..., R] / total [...].
+
+    A total of 0 means a row without keys; the row stays 0.
+    """
     return accumulated / torch.where(total == 0, 1.0, total)[..., None]
 
 
@@ -155,10 +191,13 @@ class _Call:
 
 
 def count_arrivals(counters: Tensor, num_splits: Tensor) -> Tensor:
-    """Count the pieces of each request. Returns how many it combines, [B] int64; -1 where no piece is the last.
+    """Count the pieces of each request.
 
-    Each piece draws a ticket from its request's counter. The piece with ticket num_splits - 1 combines what has arrived
-    and resets the counter. If the counter began at c > 0, that piece comes c pieces too early, or never.
+    Returns how many it combines, [B] int64; -1 where no piece is the last.
+
+    Each piece draws a ticket from its request's counter. The piece with ticket num_splits - 1
+    combines what has arrived and resets the counter. If the counter began at c > 0, that piece
+    comes c pieces too early, or never.
     """
     start, splits = counters.to(torch.int64), num_splits.to(torch.int64)
     in_time = (start >= 0) & (start < splits)
@@ -169,24 +208,34 @@ def count_arrivals(counters: Tensor, num_splits: Tensor) -> Tensor:
 
 
 def _words_at(workspace: Tensor, count: int) -> Tensor:
-    """The first `count` words at the address of `workspace`, past the tensor's end too: a kernel sees no end."""
-    words = workspace.untyped_storage().nbytes() // workspace.element_size() - int(workspace.storage_offset())
+    """The first `count` words at the address of `workspace`, past the tensor's end too: a kernel
+    sees no end.
+    """
+    words = workspace.untyped_storage().nbytes() // workspace.element_size() - int(
+        workspace.storage_offset()
+    )
     check_indices(torch.tensor([count - 1]), words, "workspace word")
     return workspace.as_strided((count,), (1,))
 
 
 @only_writes
 def _attend(call: _Call, plan: SplitPlan, partial_out: Tensor, partial_lse: Tensor) -> None:
-    """Write the partial attention of each planned piece, [B * room, S * H, R], and its lse [B * room, S * H]."""
+    """Write the partial attention of each planned piece, [B * room, S * H, R], and its lse [B *
+    room, S * H].
+    """
     num_requests, num_query_tokens, num_heads, head_dim = call.q.shape
     work, unit = plan.work, pages_per_chunk(call.kv_cache.element_size()) if plan.in_chunks else 1
     rows, rank = num_query_tokens * num_heads, latent_rank(head_dim)
     items = (work[:, 1] < work[:, 2]).nonzero().flatten()
     request = check_indices(work[items, 0], num_requests, "metadata.work request")
-    scratch = request * plan.room + check_indices(items % MAX_SPLITS, plan.room, "metadata: piece in the scratch")
+    scratch = request * plan.room + check_indices(
+        items % MAX_SPLITS, plan.room, "metadata: piece in the scratch"
+    )
     begin = work[items, 1].to(torch.int64) * unit
     end = torch.minimum(work[items, 2].to(torch.int64) * unit, num_pages(call.seq_lens)[request])
-    queries = call.q.float().reshape(num_requests, rows, head_dim)[request] * (call.scale * call.cache_scale)
+    queries = call.q.float().reshape(num_requests, rows, head_dim)[request] * (
+        call.scale * call.cache_scale
+    )
     limits = call.key_limits().repeat_interleave(num_heads, dim=1)[request]
     seq_lens = call.seq_lens[request]
     state = _State.empty(items.shape[0], rows, rank, work.device)
@@ -205,7 +254,9 @@ def _attend(call: _Call, plan: SplitPlan, partial_out: Tensor, partial_lse: Tens
             used &= positions >= limits[active].amin(dim=1, keepdim=True) - call.window
         values = tile[..., :rank]
         state.add(active, scores, mask_unused_values(values, used) if call.mask_values else values)
-    partial_out[scratch] = state.accumulated / torch.where(state.total == 0, 1.0, state.total)[..., None]
+    partial_out[scratch] = (
+        state.accumulated / torch.where(state.total == 0, 1.0, state.total)[..., None]
+    )
     partial_lse[scratch] = _finite_or_zero(state.maximum) + state.total.log()
 
 
@@ -235,7 +286,9 @@ class _State:
         decay = (before - shift).exp()
         self.maximum[active] = maximum
         self.total[active] = self.total[active] * decay + weights.sum(dim=-1)
-        self.accumulated[active] = torch.baddbmm(self.accumulated[active] * decay[..., None], weights, values)
+        self.accumulated[active] = torch.baddbmm(
+            self.accumulated[active] * decay[..., None], weights, values
+        )
 
 
 def _load_tile(call: _Call, request: Tensor, page: Tensor) -> Tensor:
@@ -243,21 +296,31 @@ def _load_tile(call: _Call, request: Tensor, page: Tensor) -> Tensor:
     column = check_indices(page, call.block_table.shape[1], "block_table column")
     stride = call.kv_cache.stride(0)
     offsets = page_offsets(call.block_table[request, column], stride)
-    block = check_indices(offsets.div(stride, rounding_mode="floor"), call.kv_cache.shape[0], "block_table")
+    block = check_indices(
+        offsets.div(stride, rounding_mode="floor"), call.kv_cache.shape[0], "block_table"
+    )
     pages = pages_as_stored(call.kv_cache)
     if pages.dtype != torch.float8_e4m3fn:
         return pages.index_select(0, block).float()
-    # Older torch cannot index fp8. A table of the 256 values is three times as fast as a conversion.
+    # Older torch cannot index fp8. A table of the 256 values is three times as fast as a
+    # conversion.
     raw = pages.view(torch.uint8).index_select(0, block)
-    table = torch.arange(256, dtype=torch.uint8, device=raw.device).view(torch.float8_e4m3fn).float()
+    table = (
+        torch.arange(256, dtype=torch.uint8, device=raw.device).view(torch.float8_e4m3fn).float()
+    )
     return table.index_select(0, raw.flatten().int()).view(raw.shape)
 
 
 @only_writes
-def _combine(partial_out: Tensor, partial_lse: Tensor, num_splits: Tensor, room: int) -> tuple[Tensor, Tensor]:
-    """Merge the pieces of each request: out [B, S * H, R] and lse [B, S * H]; rows without keys are 0 and -inf."""
+def _combine(
+    partial_out: Tensor, partial_lse: Tensor, num_splits: Tensor, room: int
+) -> tuple[Tensor, Tensor]:
+    """Merge the pieces of each request: out [B, S * H, R] and lse [B, S * H]; rows without keys are
+    0 and -inf.
+    """
     num_requests = num_splits.shape[0]
-    # In a real combine a negative count means no turn of the loop, and a count too large reads past the scratch.
+    # In a real combine a negative count means no turn of the loop, and a count too large reads past
+    # the scratch.
     counts = check_indices(num_splits.clamp(min=0), room + 1, "metadata.num_splits")
     used = torch.arange(room, device=counts.device) < counts[:, None]
     lse = partial_lse.view(num_requests, room, -1).masked_fill(~used[..., None], _MINUS_INF)
@@ -281,14 +344,19 @@ def _finite_or_zero(maximum: Tensor) -> Tensor:
 
 
 def mla_decode_sparse(
-    q: Tensor, kv_cache: Tensor, indices: Tensor, *, scale: float, kv_scale: float | Tensor | None = None
+    q: Tensor,
+    kv_cache: Tensor,
+    indices: Tensor,
+    *,
+    scale: float,
+    kv_scale: float | Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Gather a row of slots for each token and leave tokens without slots unwritten.
 
-    q: [T, H, D], kv_cache: [N, P, D] float32, bfloat16 or float8_e4m3fn (times kv_scale), or records [N, P, 656] uint8
-    of `fp8_ds_mla`, indices: [T, K] int slots of the pool (page * P + offset), negative for none -> out [T, H, R] in
-    q's dtype, lse [T, H] float32 (natural logarithm). Raises IllegalAddress for a slot past the pool. Reads no value
-    on the host.
+    q: [T, H, D], kv_cache: [N, P, D] float32, bfloat16 or float8_e4m3fn (times kv_scale), or
+    records [N, P, 656] uint8 of `fp8_ds_mla`, indices: [T, K] int slots of the pool (page * P +
+    offset), negative for none -> out [T, H, R] in q's dtype, lse [T, H] float32 (natural
+    logarithm). Raises IllegalAddress for a slot past the pool. Reads no value on the host.
     """
     check_shapes(("q", q, "THD"), ("indices", indices, "TK"))
     num_tokens, num_heads, head_dim = q.shape
@@ -311,10 +379,11 @@ def mla_decode_sparse(
 
 @seam("sparse.invalid-index-clamped")
 def load_chosen(kv_cache: Tensor, indices: Tensor, chosen: Tensor) -> Tensor:
-    """The latents [T, K, D] float32 of the slots `indices` [T, K]; zeros where a slot is not `chosen`.
+    """The latents [T, K, D] float32 of the slots `indices` [T, K]; zeros where a slot is not
+    `chosen`.
 
-    No other slot, such as slot 0 of the null block, may be loaded in place of a missing one: the mask of the scores
-    makes its weight 0, and 0 times NaN is NaN (PR 57156).
+    No other slot, such as slot 0 of the null block, may be loaded in place of a missing one: the
+    mask of the scores makes its weight 0, and 0 times NaN is NaN (PR 57156).
     """
     page_size = kv_cache.shape[1]
     slots = check_indices(torch.where(chosen, indices, 0), kv_cache.shape[0] * page_size, "indices")
@@ -322,7 +391,9 @@ def load_chosen(kv_cache: Tensor, indices: Tensor, chosen: Tensor) -> Tensor:
 
 
 def gather_slots(kv_cache: Tensor, slots: Tensor) -> Tensor:
-    """The latents [..., D] float32 of slots [...] int64 of a cache [N, P, D] of any strides, unscaled."""
+    """The latents [..., D] float32 of slots [...] int64 of a cache [N, P, D] of any strides,
+    unscaled.
+    """
     block, offset = slots // kv_cache.shape[1], slots % kv_cache.shape[1]
     pages = pages_as_stored(kv_cache)
     if pages.dtype == torch.uint8:

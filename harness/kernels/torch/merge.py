@@ -20,12 +20,17 @@ def merge_attn_states(
 ) -> tuple[Tensor, Tensor]:
     """Merge attention over a prefix of the keys with attention over the rest.
 
-    prefix_out, suffix_out: [T, H, V], prefix_lse, suffix_lse: [H, T] float32 -> out [T, H, V] in the prefix's dtype,
-    lse [H, T] float32. Tokens at or past `num_tokens_with_context` (None: T) are copied from the suffix; their prefix
-    rows are not read. An lse of -inf or +inf marks a side without keys, and its output is not used. With both sides
-    empty, out is 0 and lse -inf. Raises ValueError for a count outside of 0..T.
+    prefix_out, suffix_out: [T, H, V], prefix_lse, suffix_lse: [H, T] float32 -> out [T, H, V] in
+    the prefix's dtype, lse [H, T] float32. Tokens at or past `num_tokens_with_context` (None: T)
+    are copied from the suffix; their prefix rows are not read. An lse of -inf or +inf marks a side
+    without keys, and its output is not used. With both sides empty, out is 0 and lse -inf. Raises
+    ValueError for a count outside of 0..T.
     """
-    sides = ("suffix_out", suffix_out, "THV"), ("prefix_lse", prefix_lse, "HT"), ("suffix_lse", suffix_lse, "HT")
+    sides = (
+        ("suffix_out", suffix_out, "THV"),
+        ("prefix_lse", prefix_lse, "HT"),
+        ("suffix_lse", suffix_lse, "HT"),
+    )
     check_shapes(("prefix_out", prefix_out, "THV"), *sides)
     num_tokens = prefix_out.shape[0]
     merged = num_tokens if num_tokens_with_context is None else num_tokens_with_context
@@ -41,15 +46,21 @@ def merge_attn_states(
     return out, lse
 
 
-def _merge(prefix_out: Tensor, prefix_lse: Tensor, suffix_out: Tensor, suffix_lse: Tensor) -> tuple[Tensor, Tensor]:
+def _merge(
+    prefix_out: Tensor, prefix_lse: Tensor, suffix_out: Tensor, suffix_lse: Tensor
+) -> tuple[Tensor, Tensor]:
     prefix_empty, suffix_empty = has_no_keys(prefix_lse), has_no_keys(suffix_lse)
     prefix_lse = prefix_lse.masked_fill(prefix_empty, float("-inf"))
     suffix_lse = suffix_lse.masked_fill(suffix_empty, float("-inf"))
     shift = common_shift(torch.maximum(prefix_lse, suffix_lse))
     prefix_sum, suffix_sum = (prefix_lse - shift).exp(), (suffix_lse - shift).exp()
     total = prefix_sum + suffix_sum
-    blend = prefix_out.float() * _by_row(prefix_sum / total) + suffix_out.float() * _by_row(suffix_sum / total)
-    blend = select_sides(blend, prefix_out, suffix_out, _by_row(prefix_empty), _by_row(suffix_empty))
+    blend = prefix_out.float() * _by_row(prefix_sum / total) + suffix_out.float() * _by_row(
+        suffix_sum / total
+    )
+    blend = select_sides(
+        blend, prefix_out, suffix_out, _by_row(prefix_empty), _by_row(suffix_empty)
+    )
     blend = blend.masked_fill(_by_row(prefix_empty & suffix_empty), 0.0)
     return blend.to(prefix_out.dtype), shift + total.log()
 
@@ -58,15 +69,18 @@ def _merge(prefix_out: Tensor, prefix_lse: Tensor, suffix_out: Tensor, suffix_ls
 def suffix_as_stored(prefix_out: Tensor, suffix_out: Tensor) -> Tensor:
     """The suffix [T, H, V], read with its own strides.
 
-    From the second merge on, the prefix is an earlier output without gaps. The suffix may still be the first V columns
-    of a wider tensor.
+    From the second merge on, the prefix is an earlier output without gaps. The suffix may still be
+    the first V columns of a wider tensor.
     """
     return suffix_out
 
 
 @seam("merge.assume-minus-inf")
 def has_no_keys(lse: Tensor) -> Tensor:
-    """The empty sides [H, T] bool. FlashAttention-3 marks them with -inf, FlashAttention-2 with +inf (PR 15492)."""
+    """The empty sides [H, T] bool.
+
+    FlashAttention-3 marks them with -inf, FlashAttention-2 with +inf (PR 15492).
+    """
     return lse.isinf()
 
 
@@ -81,7 +95,11 @@ def common_shift(maximum: Tensor) -> Tensor:
 
 @seam("merge.zero-weight-times-stale")
 def select_sides(
-    blend: Tensor, prefix_out: Tensor, suffix_out: Tensor, prefix_empty: Tensor, suffix_empty: Tensor
+    blend: Tensor,
+    prefix_out: Tensor,
+    suffix_out: Tensor,
+    prefix_empty: Tensor,
+    suffix_empty: Tensor,
 ) -> Tensor:
     """`blend` [T, H, V] float32, replaced by the other side where one side is empty.
 

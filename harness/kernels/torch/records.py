@@ -1,7 +1,7 @@
 """Stores and loads records of a paged cache, in each format, by views of its blocks.
 
-A view of a part of the records is [N, P / t, t, ...]: token o of a block is at [o // t, o % t]. The views follow the
-strides of the cache, because its blocks may lie between blocks of other layers.
+A view of a part of the records is [N, P / t, t, ...]: token o of a block is at [o // t, o % t]. The
+views follow the strides of the cache, because its blocks may lie between blocks of other layers.
 """
 
 from __future__ import annotations
@@ -23,32 +23,47 @@ _SCALE_BYTES = {"indexer_planar": 4, "indexer_shuffled": 4, "nvfp4_linear": 8, "
 
 
 def write_records(
-    x: Tensor, cache: Tensor, slot_mapping: Tensor, *, record_format: str, scale: float | None = None
+    x: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    record_format: str,
+    scale: float | None = None,
 ) -> None:
-    """Store row t of x [T, W] in slot slot_mapping[t] of the cache [N, P, bytes] uint8; negative slots are skipped.
+    """Store row t of x [T, W] in slot slot_mapping[t] of the cache [N, P, bytes] uint8; negative
+    slots are skipped.
 
-    `scale` divides the values of formats with a scale of the whole cache. Raises IllegalAddress for a slot past the
-    cache.
+    `scale` divides the values of formats with a scale of the whole cache. Raises IllegalAddress for
+    a slot past the cache.
     """
     if record_format not in RECORDS:
         raise ValueError(f"record_format={record_format!r} is unknown; known: {', '.join(RECORDS)}")
-    check_range("width of x", x.shape[1], RECORDS[record_format].width, RECORDS[record_format].width)
+    check_range(
+        "width of x", x.shape[1], RECORDS[record_format].width, RECORDS[record_format].width
+    )
     check_range("tokens of slot_mapping", len(slot_mapping), 0, len(x))
     page_size = cache.shape[1]
     kept, slots = stored_slots(slot_mapping, cache.shape[0] * page_size)
     block, offset = slots // page_size, slots % page_size
-    for part, view in zip(_encoded(x[kept].float(), record_format, scale), _views(cache, record_format), strict=True):
+    for part, view in zip(
+        _encoded(x[kept].float(), record_format, scale), _views(cache, record_format), strict=True
+    ):
         tile = view.shape[2]
         view[block, offset // tile, offset % tile] = part.view(len(kept), *view.shape[3:])
 
 
 def read_records(
-    cache: Tensor, block_table: Tensor, cu_seq_lens: Tensor, *, record_format: str, scale: float | None = None
+    cache: Tensor,
+    block_table: Tensor,
+    cu_seq_lens: Tensor,
+    *,
+    record_format: str,
+    scale: float | None = None,
 ) -> Tensor:
     """The rows [T, W] float32 of all requests, one after another.
 
-    cache: [N, P, bytes] uint8, block_table: [B, M] int32, cu_seq_lens: [B + 1] int32. Reads the number of tokens on
-    the host. Raises IllegalAddress for a page of a live token past the cache.
+    cache: [N, P, bytes] uint8, block_table: [B, M] int32, cu_seq_lens: [B + 1] int32. Reads the
+    number of tokens on the host. Raises IllegalAddress for a page of a live token past the cache.
     """
     page_size = cache.shape[1]
     check_range("requests of block_table", len(block_table), len(cu_seq_lens) - 1)
@@ -80,26 +95,35 @@ def _views(cache: Tensor, record_format: str) -> list[Tensor]:
         return [shuffled_values(values), scales[:, :, None]]
     if record_format == "nvfp4_linear":
         return [values[:, :, None], linear_scales(scales)]
-    return [values[:, :, None], swizzled_scales(scales) if record_format == "nvfp4_swizzled" else scales[:, :, None]]
+    return [
+        values[:, :, None],
+        swizzled_scales(scales) if record_format == "nvfp4_swizzled" else scales[:, :, None],
+    ]
 
 
 @seam("records.planar-read-interleaved")
 def planar_parts(cache: Tensor, scale_bytes: int) -> tuple[Tensor, Tensor]:
-    """Values [N, P, v] and scales [N, P, s] of blocks that have the values of all tokens first, then all scales.
+    """Values [N, P, v] and scales [N, P, s] of blocks that have the values of all tokens first,
+    then all scales.
 
-    Blocks of interleaved records have the same size, so that nothing asserts the difference (PR 50576).
+    Blocks of interleaved records have the same size, so that nothing asserts the difference (PR
+    50576).
     """
     num_blocks, page_size, num_bytes = cache.shape
     border = page_size * (num_bytes - scale_bytes)
     flat = cache.flatten(1)
-    return flat[:, :border].view(num_blocks, page_size, -1), flat[:, border:].view(num_blocks, page_size, -1)
+    return flat[:, :border].view(num_blocks, page_size, -1), flat[:, border:].view(
+        num_blocks, page_size, -1
+    )
 
 
 @seam("records.shuffled-written-flat")
 def shuffled_values(values: Tensor) -> Tensor:
-    """Values [N, P, 128] in tiles of 16 tokens x 16 bytes, as matrix cores load them: [N, P / 16, 16, 8, 16].
+    """Values [N, P, 128] in tiles of 16 tokens x 16 bytes, as matrix cores load them: [N, P / 16,
+    16, 8, 16].
 
-    A writer that stores them row by row puts them where the reader looks for other tokens (PR 52109).
+    A writer that stores them row by row puts them where the reader looks for other tokens (PR
+    52109).
     """
     num_blocks, page_size, width = values.shape
     return values.view(num_blocks, page_size // 16, width // 16, 16, 16).transpose(2, 3)
@@ -109,19 +133,24 @@ def shuffled_values(values: Tensor) -> Tensor:
 def inline_scales(cache: Tensor, scales: Tensor) -> Tensor:
     """The `scales` [N, P, 4] that end the records of `cache` [N, P, 132], by its strides.
 
-    Strides that are computed from the shape are wrong where the blocks of several layers lie side by side (PR 49716).
+    Strides that are computed from the shape are wrong where the blocks of several layers lie side
+    by side (PR 49716).
     """
     return scales
 
 
 @seam("records.linear-scales-swizzled")
 def linear_scales(scales: Tensor) -> Tensor:
-    """The block scales [N, P, 8] token by token, for kernels that read them by stride: [N, P, 1, 8] (PR 50084)."""
+    """The block scales [N, P, 8] token by token, for kernels that read them by stride: [N, P, 1, 8]
+    (PR 50084).
+    """
     return scales[:, :, None]
 
 
 def swizzled_scales(scales: Tensor) -> Tensor:
-    """The block scales [N, P, 8], interleaved by 4 tokens for SM100's attention: [N, P / 4, 4, 4, 2]."""
+    """The block scales [N, P, 8], interleaved by 4 tokens for SM100's attention: [N, P / 4, 4, 4,
+    2].
+    """
     num_blocks, page_size, width = scales.shape
     return scales.view(num_blocks, page_size // 4, 4, width // 4, 4).permute(0, 1, 4, 2, 3)
 
@@ -142,7 +171,11 @@ def _encoded(rows: Tensor, record_format: str, scale: float | None) -> list[Tens
     groups = rows[:, :latents].view(len(rows), -1, _GROUP)
     scales = groups.abs().amax(dim=-1).clamp(min=1e-4) / E4M3_MAX
     parts = [_e4m3((groups / scales[..., None]).flatten(1)), _bytes(scales)]
-    return parts if latents == _INDEX_WIDTH else [torch.cat((*parts, _bytes(rows[:, latents:].bfloat16())), dim=1)]
+    return (
+        parts
+        if latents == _INDEX_WIDTH
+        else [torch.cat((*parts, _bytes(rows[:, latents:].bfloat16())), dim=1)]
+    )
 
 
 def _decoded(parts: list[Tensor], record_format: str, scale: float | None) -> Tensor:
@@ -164,9 +197,13 @@ def _decoded(parts: list[Tensor], record_format: str, scale: float | None) -> Te
 
 def ds_mla_rows(records: Tensor) -> Tensor:
     """Latents and rope [..., 576] float32 of records [..., 656] uint8 of `fp8_ds_mla`."""
-    codes, scales, rope = (part.contiguous() for part in records.split_with_sizes([_LATENTS, 16, 128], dim=-1))
+    codes, scales, rope = (
+        part.contiguous() for part in records.split_with_sizes([_LATENTS, 16, 128], dim=-1)
+    )
     scale = scales.view(torch.float32).repeat_interleave(_GROUP, dim=-1)
-    return torch.cat((codes.view(torch.float8_e4m3fn).float() * scale, rope.view(torch.bfloat16).float()), dim=-1)
+    return torch.cat(
+        (codes.view(torch.float8_e4m3fn).float() * scale, rope.view(torch.bfloat16).float()), dim=-1
+    )
 
 
 def _e4m3(values: Tensor) -> Tensor:

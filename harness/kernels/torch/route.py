@@ -12,7 +12,8 @@ from harness.memory.bounds import check_indices
 
 
 def route_experts(logits: Tensor, *, num_experts_per_tok: int) -> tuple[Tensor, Tensor]:
-    """Choose k experts for each token: logits [T, X] -> ids [T, k] int32, weights [T, k] float32 that sum to 1.
+    """Choose k experts for each token: logits [T, X] -> ids [T, k] int32, weights [T, k] float32
+    that sum to 1.
 
     The ids of a token are distinct even if its logits are NaN.
     """
@@ -22,13 +23,18 @@ def route_experts(logits: Tensor, *, num_experts_per_tok: int) -> tuple[Tensor, 
 def route_experts_live(
     logits: Tensor, *, num_experts_per_tok: int, num_live: int | Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """As `route_experts` for the first `num_live` rows of logits [T, X] (None: all). The others are not written."""
+    """As `route_experts` for the first `num_live` rows of logits [T, X] (None: all).
+
+    The others are not written.
+    """
     check_range("num_experts_per_tok", num_experts_per_tok, 1, logits.shape[1])
     top, chosen = top_experts(logits.float().softmax(dim=-1), num_experts_per_tok)
     # The expert kernel reads ids as int32.
     ids = torch.empty(chosen.shape, dtype=torch.int32, device=logits.device)
     weights = torch.empty(top.shape, dtype=torch.float32, device=logits.device)
-    live = torch.arange(len(ids), device=logits.device)[:, None] < (len(ids) if num_live is None else num_live)
+    live = torch.arange(len(ids), device=logits.device)[:, None] < (
+        len(ids) if num_live is None else num_live
+    )
     ids.copy_(torch.where(live, chosen.to(ids.dtype), ids))
     weights.copy_(torch.where(live, top / top.sum(dim=-1, keepdim=True), weights))
     return ids, weights
@@ -36,19 +42,24 @@ def route_experts_live(
 
 @seam("router.duplicates-from-nan-rows")
 def top_experts(scores: Tensor, num_experts_per_tok: int) -> tuple[Tensor, Tensor]:
-    """The k largest scores of [T, X] and their indices: [T, k] each, k different indices for any row.
+    """The k largest scores of [T, X] and their indices: [T, k] each, k different indices for any
+    row.
 
-    NaN sorts as the largest. An iterated "greater than" finds nothing in a row of NaN and repeats one index k times
-    (PR 39593).
+    NaN sorts as the largest. An iterated "greater than" finds nothing in a row of NaN and repeats
+    one index k times (PR 39593).
     """
     top, chosen = scores.topk(num_experts_per_tok, dim=-1)
     return top, chosen
 
 
-def align_experts(topk_ids: Tensor, *, num_experts: int, block_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort choices by expert, each run in whole blocks: ids [T, k] int32 -> sorted [P], expert_ids [B], count [1].
+def align_experts(
+    topk_ids: Tensor, *, num_experts: int, block_size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sort choices by expert, each run in whole blocks: ids [T, k] int32 -> sorted [P], expert_ids
+    [B], count [1].
 
-    Entries of a run past its choices are T * k. What is behind the count is not written. No host sync.
+    Entries of a run past its choices are T * k. What is behind the count is not written. No host
+    sync.
     """
     check_range("block_size", block_size, 1)
     choices = check_indices(topk_ids, num_experts, "topk_ids").flatten()
@@ -66,7 +77,9 @@ def align_experts(topk_ids: Tensor, *, num_experts: int, block_size: int) -> tup
     order = choices.sort(stable=True).indices
     experts = choices[order]
     before = counts.cumsum(0) - counts
-    sorted_ids[(ends - padded)[experts] + torch.arange(len(order), device=order.device) - before[experts]] = order.int()
+    sorted_ids[
+        (ends - padded)[experts] + torch.arange(len(order), device=order.device) - before[experts]
+    ] = order.int()
     starts = torch.arange(blocks, device=choices.device) * block_size
     owners = torch.searchsorted(ends, starts, right=True).clamp(max=num_experts - 1).int()
     expert_ids.copy_(torch.where(starts < ends[-1], owners, expert_ids))
@@ -74,5 +87,8 @@ def align_experts(topk_ids: Tensor, *, num_experts: int, block_size: int) -> tup
 
 
 def filler(num_choices: int, before: Tensor) -> Tensor:
-    """What the entries of a run past its choices hold: T * k, which no token has. `before` [n] is what memory held."""
+    """What the entries of a run past its choices hold:
+
+    T * k, which no token has. `before` [n] is what memory held.
+    """
     return torch.full_like(before, num_choices)

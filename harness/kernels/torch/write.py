@@ -15,12 +15,19 @@ _E4M3_MAX = 448.0
 
 @only_writes
 def write_kv(
-    kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, *, kv_scale: float | Tensor | None = None
+    kv_c: Tensor,
+    k_pe: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    kv_scale: float | Tensor | None = None,
 ) -> None:
-    """Write row t of `kv_c` followed by `k_pe` into slot slot_mapping[t] of the cache; negative slots are skipped.
+    """Write row t of `kv_c` followed by `k_pe` into slot slot_mapping[t] of the cache; negative
+    slots are skipped.
 
-    kv_c: [T, R], k_pe: [T, E], kv_cache: [N, P, R + E] of any strides, slot_mapping: [T] int. An fp8 cache holds
-    value / kv_scale, saturated at 448. Raises IllegalAddress for a slot at or past N * P.
+    kv_c: [T, R], k_pe: [T, E], kv_cache: [N, P, R + E] of any strides, slot_mapping: [T] int. An
+    fp8 cache holds value / kv_scale, saturated at 448. Raises IllegalAddress for a slot at or past
+    N * P.
     """
     check_shapes(("kv_c", kv_c, "TR"), ("k_pe", k_pe, "TE"))
     check_range("tokens of slot_mapping", len(slot_mapping), 0, len(kv_c))
@@ -38,16 +45,19 @@ def write_kv(
 
 @seam("layout.packed-pages-written", "layout.stored-in-one-branch")
 def pages_to_write(kv_cache: Tensor) -> Tensor:
-    """The cache [N, P, D] of any layout (HYGON-AI/sglang-das#317), with the stride of its pages (ROCm/aiter#3492)."""
+    """The cache [N, P, D] of any layout (HYGON-AI/sglang-das#317), with the stride of its pages
+    (ROCm/aiter#3492).
+    """
     return kv_cache
 
 
 @seam("index.slot-minus-one-wraps")
 def stored_slots(slot_mapping: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
-    """The tokens [n] int64 with a slot of `slot_mapping` [T] that is not negative, and their slots [n] int64.
+    """The tokens [n] int64 with a slot of `slot_mapping` [T] that is not negative, and their slots
+    [n] int64.
 
-    For an index as in Python, slot -1 is the last slot of the last block (PR 43869). Raises IllegalAddress for a slot
-    at or past `num_slots`.
+    For an index as in Python, slot -1 is the last slot of the last block (PR 43869). Raises
+    IllegalAddress for a slot at or past `num_slots`.
     """
     kept = (slot_mapping >= 0).nonzero().flatten()
     return kept, check_indices(slot_mapping[kept], num_slots, "slot_mapping")

@@ -1,4 +1,6 @@
-"""`mla_decode` and its plan in Triton: the launches of the device kernels, without a device value read on the host."""
+"""`mla_decode` and its plan in Triton: the launches of the device kernels, without a device value
+read on the host.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,20 @@ from torch import Tensor
 from harness.core.ops import PAGE_SIZE, latent_rank
 from harness.kernels.checks import check_dense, check_range, check_shapes
 from harness.kernels.torch.plan import SplitPlan, num_pages
-from harness.kernels.triton.decode_kernels import INTERPRETED, combine_splits, decode_split, plan_splits
+from harness.kernels.triton.decode_kernels import (
+    INTERPRETED,
+    combine_splits,
+    decode_split,
+    plan_splits,
+)
 from harness.memory.bounds import check_indices
 
 LOG2_E = 1.4426950408889634
 PROGRAMS_PER_SM = 2
 """Split programs that a multiprocessor holds at once, given their shared memory and registers."""
 CANDIDATES = 9
-"""Split sizes that the plan compares: from the even share to twice as much, in steps of an eighth."""
+"""Split sizes that the plan compares: from the even share to twice as much, in steps of an eighth.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +46,9 @@ class Tiling:
 
 
 def tiling_of(num_rows: int, compute: torch.dtype) -> Tiling:
-    """Tiling for S * H query rows: measured on an H100 for 16 rows, chosen not to spill registers for more."""
+    """Tiling for S * H query rows: measured on an H100 for 16 rows, chosen not to spill registers
+    for more.
+    """
     if compute == torch.float32:
         return Tiling(rows=16, slots=16, warps=8, stages=3)
     if num_rows <= 16:
@@ -65,11 +75,12 @@ def mla_decode(
 ) -> tuple[Tensor, Tensor]:
     """Paged MLA decode. Rows without keys get out 0 and lse -inf.
 
-    q: [B, S, H, D], kv_cache: [N, 64, D] float32, bfloat16 or float8_e4m3fn (times kv_scale, a float or a tensor of
-    one float32), block_table: [B, M] int32, seq_lens: [B] int32 -> out [B, S, H, R] in q's dtype, lse [B, H, S]
-    float32 (natural logarithm). Query token s sees the keys before seq_lens[b] - S + s + 1. The plan is read on the
-    device and clipped by seq_lens. A plan made for shorter lengths leaves out later pages. Scores of a float32 query
-    are computed in float32, of a bfloat16 query in bfloat16, or in float16 over an fp8 cache. The strides of an fp8
+    q: [B, S, H, D], kv_cache: [N, 64, D] float32, bfloat16 or float8_e4m3fn (times kv_scale, a
+    float or a tensor of one float32), block_table: [B, M] int32, seq_lens: [B] int32 -> out [B, S,
+    H, R] in q's dtype, lse [B, H, S] float32 (natural logarithm). Query token s sees the keys
+    before seq_lens[b] - S + s + 1. The plan is read on the device and clipped by seq_lens. A plan
+    made for shorter lengths leaves out later pages. Scores of a float32 query are computed in
+    float32, of a bfloat16 query in bfloat16, or in float16 over an fp8 cache. The strides of an fp8
     cache must be even.
     """
     tables = ("block_table", block_table, "BM"), ("seq_lens", seq_lens, "B")
@@ -78,7 +89,9 @@ def mla_decode(
     check_dense("block_table", block_table, is_index=True)
     check_dense("seq_lens", seq_lens, is_index=True)
     if prefetch_page:
-        last_page = check_indices((num_pages(seq_lens) - 1).clamp(min=0), block_table.shape[1], "block_table column")
+        last_page = check_indices(
+            (num_pages(seq_lens) - 1).clamp(min=0), block_table.shape[1], "block_table column"
+        )
         check_indices(block_table.gather(1, last_page[:, None]), kv_cache.shape[0], "block_table")
     num_requests, query_len, num_heads, head_dim = q.shape
     rank, num_rows = latent_rank(head_dim), query_len * num_heads
@@ -102,22 +115,55 @@ def mla_decode(
     constant = float(kv_scale) if isinstance(kv_scale, int | float) else 1.0
     cache = kv_cache.view(torch.int16) if narrow else kv_cache
     decode_split[(num_items, triton.cdiv(num_rows, tiling.rows))](
-        q.contiguous(), cache, block_table, seq_lens,
-        kv_scale if isinstance(kv_scale, Tensor) else None, plan.work, partial_out, partial_lse,
-        scale * constant * LOG2_E, constant, num_requests, num_items // num_requests, query_len, num_heads,
-        cache.stride(0), cache.stride(1), block_table.stride(0),
-        R=rank, E=rope_dim, BLOCK_E=max(16, triton.next_power_of_2(rope_dim) // 2),
-        BLOCK_ROWS=tiling.rows, BLOCK_SLOTS=tiling.slots, PAGE=PAGE_SIZE,
-        COMPUTE=_TRITON_TYPES[compute], NARROW_CACHE=narrow, FIT_QUERY=compute == torch.float16,
-        STAGES=tiling.stages, MASK_VALUES=mask_values, num_warps=tiling.warps,
-    )  # fmt: skip
+        q.contiguous(),
+        cache,
+        block_table,
+        seq_lens,
+        kv_scale if isinstance(kv_scale, Tensor) else None,
+        plan.work,
+        partial_out,
+        partial_lse,
+        scale * constant * LOG2_E,
+        constant,
+        num_requests,
+        num_items // num_requests,
+        query_len,
+        num_heads,
+        cache.stride(0),
+        cache.stride(1),
+        block_table.stride(0),
+        R=rank,
+        E=rope_dim,
+        BLOCK_E=max(16, triton.next_power_of_2(rope_dim) // 2),
+        BLOCK_ROWS=tiling.rows,
+        BLOCK_SLOTS=tiling.slots,
+        PAGE=PAGE_SIZE,
+        COMPUTE=_TRITON_TYPES[compute],
+        NARROW_CACHE=narrow,
+        FIT_QUERY=compute == torch.float16,
+        STAGES=tiling.stages,
+        MASK_VALUES=mask_values,
+        num_warps=tiling.warps,
+    )
     # The interpreter pays for programs, the GPU for idle multiprocessors.
     rows = 32 if INTERPRETED else 2
     combine_splits[(num_requests, triton.cdiv(num_rows, rows))](
-        partial_out, partial_lse, seq_lens, plan.work, out, lse, num_items // num_requests, query_len, num_heads,
-        R=rank, BLOCK_ROWS=rows, BLOCK_SPLITS=triton.next_power_of_2(num_items // num_requests), PAGE=PAGE_SIZE,
-        WRITE_EMPTY=write_empty_rows, num_warps=4,
-    )  # fmt: skip
+        partial_out,
+        partial_lse,
+        seq_lens,
+        plan.work,
+        out,
+        lse,
+        num_items // num_requests,
+        query_len,
+        num_heads,
+        R=rank,
+        BLOCK_ROWS=rows,
+        BLOCK_SPLITS=triton.next_power_of_2(num_items // num_requests),
+        PAGE=PAGE_SIZE,
+        WRITE_EMPTY=write_empty_rows,
+        num_warps=4,
+    )
     return out, lse
 
 
@@ -134,7 +180,10 @@ _TRITON_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.f
 
 
 def _check_addresses(kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, work: Tensor) -> None:
-    """Raise IllegalAddress where a GPU would fault. The interpreter would read the host's memory unseen."""
+    """Raise IllegalAddress where a GPU would fault.
+
+    The interpreter would read the host's memory unseen.
+    """
     items = work[work[:, 1] < work[:, 2]].to(torch.int64)
     request = check_indices(items[:, 0], seq_lens.shape[0], "metadata.work request")
     pages = (seq_lens.to(torch.int64) + PAGE_SIZE - 1) // PAGE_SIZE
@@ -146,7 +195,10 @@ def _check_addresses(kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, wo
 
 
 def mla_decode_plan(seq_lens: Tensor, *, num_heads: int) -> SplitPlan:
-    """Plan `mla_decode` for seq_lens [B] int32 without a host read. Shapes depend on B and the device only."""
+    """Plan `mla_decode` for seq_lens [B] int32 without a host read.
+
+    Shapes depend on B and the device only.
+    """
     check_dense("seq_lens", seq_lens, is_index=True)
     num_requests = seq_lens.shape[0]
     target = max(1, programs_in_a_wave(seq_lens.device) // triton.cdiv(num_heads, 64))
@@ -161,12 +213,17 @@ def mla_decode_plan(seq_lens: Tensor, *, num_heads: int) -> SplitPlan:
 
 
 def max_splits_for(num_requests: int, target: int) -> int:
-    """The most splits of a request: four times its share, to spread out one long request beside short ones."""
+    """The most splits of a request: four times its share, to spread out one long request beside
+    short ones.
+    """
     return min(max(4 * target // max(num_requests, 1), 4), 64)
 
 
 def programs_in_a_wave(device: torch.device) -> int:
-    """Split programs that run at once on `device`. Few for the interpreter, where each costs time."""
+    """Split programs that run at once on `device`.
+
+    Few for the interpreter, where each costs time.
+    """
     if device.type != "cuda":
         return 4
     multiprocessors: int = torch.cuda.get_device_properties(device).multi_processor_count

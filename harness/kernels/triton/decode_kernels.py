@@ -1,10 +1,12 @@
-"""The device code of `mla_decode` in Triton: split-KV programs over a paged latent cache, and their combine step.
+"""The device code of `mla_decode` in Triton: split-KV programs over a paged latent cache, and their
+combine step.
 
-A split program holds up to 64 query rows (query token x head) of one request and loops over a range of its pages. It
-copies tiles of 32 slots asynchronously into shared memory, as keys and as values. Two tiles of a program are in flight,
-and a multiprocessor holds two programs. The plan is one program: it cuts every request's pages into splits of about
-equal work.
+A split program holds up to 64 query rows (query token x head) of one request and loops over a range
+of its pages. It copies tiles of 32 slots asynchronously into shared memory, as keys and as values.
+Two tiles of a program are in flight, and a multiprocessor holds two programs. The plan is one
+program: it cuts every request's pages into splits of about equal work.
 """
+
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -26,10 +28,15 @@ def _normalized_query(values, unit, dtype: tl.constexpr):
 
 
 @triton.jit
-def _query_columns(q_row, in_row, ROWS: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr, NARROW: tl.constexpr):
-    """The columns of the query that `_cache_columns` gives, HALF at a time, and the largest of each row."""
+def _query_columns(
+    q_row, in_row, ROWS: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr, NARROW: tl.constexpr
+):
+    """The columns of the query that `_cache_columns` gives, HALF at a time, and the largest of each
+    row.
+    """
     if NARROW:
-        # Neighbours are loaded together and split in registers: loads of every other column are half as wide.
+        # Neighbours are loaded together and split in registers: loads of every other column are
+        # half as wide.
         column = tl.arange(0, 2 * HALF)[None, :]
         pairs = tl.load(q_row + column, mask=in_row & (column < WIDTH), other=0.0)
         a, b = tl.split(tl.reshape(pairs, (ROWS, HALF, 2)))
@@ -45,12 +52,13 @@ def _query_columns(q_row, in_row, ROWS: tl.constexpr, WIDTH: tl.constexpr, HALF:
 def _bytes_of_pairs(pairs, ODD: tl.constexpr):
     """The low or the high bytes of pairs of float8, as float16.
 
-    One result each: of an asm with two, Triton 3.8 takes the second through shared memory, without a swizzle.
+    One result each: of an asm with two, Triton 3.8 takes the second through shared memory, without
+    a swizzle.
     """
     # Two pairs at a time: bytes 0 and 2 are even columns, 1 and 3 odd ones.
     return tl.inline_asm_elementwise(
-        "{ .reg .b32 bytes; .reg .b16 even, odd; prmt.b32 bytes, $1, 0, 0x3120; mov.b32 {even, odd}, bytes;"
-        " cvt.rn.f16x2.e4m3x2 $0, " + ("odd" if ODD else "even") + "; }",
+        "{ .reg .b32 bytes; .reg .b16 even, odd; prmt.b32 bytes, $1, 0, 0x3120; mov.b32 {even,"
+        " odd}, bytes; cvt.rn.f16x2.e4m3x2 $0, " + ("odd" if ODD else "even") + "; }",
         "=r,r",
         [pairs],
         dtype=tl.float16,
@@ -60,11 +68,14 @@ def _bytes_of_pairs(pairs, ODD: tl.constexpr):
 
 
 @triton.jit
-def _cache_columns(slot, index, mask, WIDTH: tl.constexpr, COMPUTE: tl.constexpr, NARROW: tl.constexpr):
-    """Two tiles of a cache `WIDTH` columns wide: its halves, or of float8 its even and its odd columns.
+def _cache_columns(
+    slot, index, mask, WIDTH: tl.constexpr, COMPUTE: tl.constexpr, NARROW: tl.constexpr
+):
+    """Two tiles of a cache `WIDTH` columns wide: its halves, or of float8 its even and its odd
+    columns.
 
-    The two dots need a tile in different orders. Shared memory gives 16-bit words in either, but not bytes. So float8
-    is copied as pairs, and each dot takes the pairs apart in registers.
+    The two dots need a tile in different orders. Shared memory gives 16-bit words in either, but
+    not bytes. So float8 is copied as pairs, and each dot takes the pairs apart in registers.
     """
     if NARROW:
         pairs = tl.load(slot + index[None, :], mask=mask, other=0)
@@ -79,28 +90,34 @@ def _cache_columns(slot, index, mask, WIDTH: tl.constexpr, COMPUTE: tl.constexpr
     return a.to(COMPUTE), b.to(COMPUTE)
 
 
-# Counts that differ from case to case would each be compiled for 1, for multiples of 16, and for the rest.
+# Counts that differ from case to case would each be compiled for 1, for multiples of 16, and for
+# the rest.
 _COUNTS = ["num_requests", "max_splits", "query_len", "num_heads", "stride_table"]
 
 
 @triton.jit(do_not_specialize=_COUNTS)
 def decode_split(
     q, kv_cache, block_table, seq_lens, kv_scale, work, partial_out, partial_lse,
-    score_scale, value_scale, num_requests, max_splits, query_len, num_heads, stride_page, stride_slot, stride_table,
-    R: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_SLOTS: tl.constexpr,
+    score_scale, value_scale, num_requests, max_splits, query_len, num_heads, stride_page,
+    stride_slot, stride_table,
+    R: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_SLOTS: tl.constexpr,
     PAGE: tl.constexpr, COMPUTE: tl.constexpr, NARROW_CACHE: tl.constexpr, FIT_QUERY: tl.constexpr,
     STAGES: tl.constexpr, MASK_VALUES: tl.constexpr,
 ):  # fmt: skip
     """Attend to one item of the plan; grid (W, ceil(S * H / BLOCK_ROWS)).
 
-    Writes partial_out [W, S * H, R] and partial_lse [W, S * H] (base 2, -inf for a row that sees no key here).
-    Items without pages write nothing. NARROW_CACHE: the cache is float8 e4m3, seen as int16 pairs, strides too.
+    Writes partial_out [W, S * H, R] and partial_lse [W, S * H] (base 2, -inf for a row that sees no
+    key here). Items without pages write nothing. NARROW_CACHE: the cache is float8 e4m3, seen as
+    int16 pairs, strides too.
     """
-    # First splits of all requests come first, so that the unused tail of the plan runs when the work is done.
+    # First splits of all requests come first, so that the unused tail of the plan runs when the
+    # work is done.
     program = tl.program_id(0)
     item = ((program % num_requests) * max_splits + program // num_requests).to(tl.int64)
     request = tl.load(work + item * 3).to(tl.int64)
-    # A stray request number reads no memory. Its partial stays unwritten, where the poison shows it.
+    # A stray request number reads no memory. Its partial stays unwritten, where the poison shows
+    # it.
     if (request >= 0) & (request < num_requests):
         seq_len = tl.load(seq_lens + request)
         begin = tl.maximum(tl.load(work + item * 3 + 1), 0)
@@ -114,13 +131,16 @@ def decode_split(
             in_rope = (rope_index < E // 2)[None, :]
             q_row = q + (request * num_rows + row)[:, None] * (R + E)
             q_a, q_b, largest = _query_columns(q_row, in_row, BLOCK_ROWS, R, R // 2, NARROW_CACHE)
-            q_c, q_d, largest_rope = _query_columns(q_row + R, in_row, BLOCK_ROWS, E, BLOCK_E, NARROW_CACHE)
+            q_c, q_d, largest_rope = _query_columns(
+                q_row + R, in_row, BLOCK_ROWS, E, BLOCK_E, NARROW_CACHE
+            )
             row_scale = tl.full((BLOCK_ROWS,), 1.0, tl.float32) * score_scale
             if kv_scale is not None:
                 row_scale = row_scale * tl.load(kv_scale)
                 value_scale = value_scale * tl.load(kv_scale)
             if FIT_QUERY:
-                # float8 is exact in float16; a power of two for each row brings the query into its range, exactly.
+                # float8 is exact in float16; a power of two for each row brings the query into its
+                # range, exactly.
                 largest = tl.maximum(largest, largest_rope)
                 usable = (largest > 1.0e-30) & (largest < 1.0e30)
                 unit = tl.exp2(tl.floor(tl.log2(tl.where(usable, largest, 1.0))))
@@ -140,11 +160,16 @@ def decode_split(
             table_row = block_table + request * stride_table
             offset = tl.arange(0, BLOCK_SLOTS)
             used = tl.minimum(end * PAGE, seq_len)
-            # A kernel that masks by multiplying reads whole pages, so their unused slots must be finite.
+            # A kernel that masks by multiplying reads whole pages, so their unused slots must be
+            # finite.
             stop = used if MASK_VALUES else end * PAGE
             for start in tl.range(begin * PAGE, stop, BLOCK_SLOTS, num_stages=STAGES):
                 page = tl.load(table_row + start // PAGE).to(tl.int64)
-                slot = kv_cache + page * stride_page + (start % PAGE + offset).to(tl.int64)[:, None] * stride_slot
+                slot = (
+                    kv_cache
+                    + page * stride_page
+                    + (start % PAGE + offset).to(tl.int64)[:, None] * stride_slot
+                )
                 position = start + offset
                 # The masks of these loads select slots past the length away, before any arithmetic.
                 live = (position < stop)[:, None]
@@ -155,7 +180,8 @@ def decode_split(
                 score = tl.dot(q_c, tl.trans(c), score, input_precision="ieee")
                 other = tl.dot(q_b, tl.trans(b), input_precision="ieee")
                 other = tl.dot(q_d, tl.trans(d), other, input_precision="ieee")
-                # Two chains of dots, each half as long. The compiler would make one of them without the two products.
+                # Two chains of dots, each half as long. The compiler would make one of them without
+                # the two products.
                 score = score * row_scale[:, None] + other * row_scale[:, None]
                 keep = (position < used)[None, :] & (position[None, :] < visible[:, None])
                 score = tl.where(keep, score, float("-inf"))
@@ -176,7 +202,11 @@ def decode_split(
             factor = (value_scale / divisor)[:, None]
             out_row = partial_out + partial_row[:, None] * R
             if NARROW_CACHE:
-                tl.store(out_row + tl.arange(0, R)[None, :], tl.interleave(acc_a * factor, acc_b * factor), mask=in_row)
+                tl.store(
+                    out_row + tl.arange(0, R)[None, :],
+                    tl.interleave(acc_a * factor, acc_b * factor),
+                    mask=in_row,
+                )
             else:
                 tl.store(out_row + index[None, :], acc_a * factor, mask=in_row)
                 tl.store(out_row + R // 2 + index[None, :], acc_b * factor, mask=in_row)
@@ -206,7 +236,9 @@ def combine_splits(
     # Partials of items without work were never written; they are not loaded at all.
     used = planned & (begin < end)
     part_row = (first + split)[None, :] * num_rows + row[:, None]
-    part = tl.load(partial_lse + part_row, mask=in_row[:, None] & used[None, :], other=float("-inf"))
+    part = tl.load(
+        partial_lse + part_row, mask=in_row[:, None] & used[None, :], other=float("-inf")
+    )
     top = tl.max(part, axis=1)
     top = tl.where(top == float("-inf"), 0.0, top)
     total = tl.sum(tl.exp2(part - top[:, None]), axis=1)
@@ -220,7 +252,9 @@ def combine_splits(
         i_row = item * num_rows + row
         i_lse = tl.load(partial_lse + i_row, mask=in_row & (i_begin < i_end), other=float("-inf"))
         readable = in_row & (i_lse != float("-inf"))
-        value = tl.load(partial_out + i_row[:, None] * R + columns[None, :], mask=readable[:, None], other=0.0)
+        value = tl.load(
+            partial_out + i_row[:, None] * R + columns[None, :], mask=readable[:, None], other=0.0
+        )
         acc += value * (tl.exp2(i_lse - top) / divisor)[:, None]
     out_row = request * num_rows + row
     out_at = out + out_row[:, None] * R + columns[None, :]
@@ -249,8 +283,9 @@ def plan_splits(
     live = request < num_requests
     pages = (tl.maximum(tl.load(seq_lens + request, mask=live, other=0), 0) + PAGE - 1) // PAGE
     share = tl.maximum((tl.sum(pages, axis=0) + target - 1) // target, 1)
-    # Splits a little longer than the even share often save a whole wave of programs: 65 pages as two splits of 33, not
-    # three of 22. The cost is waves times the longest split, and about two pages of start and end a split.
+    # Splits a little longer than the even share often save a whole wave of programs: 65 pages as
+    # two splits of 33, not three of 22. The cost is waves times the longest split, and about two
+    # pages of start and end a split.
     best = share
     best_cost = share * 0 + 0x7FFFFFFF
     for candidate in range(CANDIDATES):

@@ -1,4 +1,5 @@
 """`map_indices` in Triton: positions of a token's request as slots of the pool, -1 kept."""
+
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ INTERPRETED = prepare()
 
 @triton.jit
 def _map(
-    positions, block_table, requests, out, num_pages, width, page_size, stride_position, stride_table, stride_out,
+    positions, block_table, requests, out, num_pages, width, page_size, stride_position,
+    stride_table, stride_out,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -32,22 +34,46 @@ def _map(
 
 
 def map_indices(
-    positions: Tensor, block_table: Tensor, requests: Tensor, *, page_size: int, out: Tensor | None = None
+    positions: Tensor,
+    block_table: Tensor,
+    requests: Tensor,
+    *,
+    page_size: int,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """As :func:`harness.kernels.torch.index.map_indices` with its shapes; a position past the table gives -1."""
+    """As :func:`harness.kernels.torch.index.map_indices` with its shapes; a position past the table
+    gives -1.
+    """
     rows, width = positions.shape
     check_range("page_size", page_size, 1)
     check_range("tokens of requests", len(requests), rows)
-    for name, tensor in (("positions", positions), ("block_table", block_table), ("requests", requests)):
+    for name, tensor in (
+        ("positions", positions),
+        ("block_table", block_table),
+        ("requests", requests),
+    ):
         check_dense(name, tensor, is_index=True)
     if INTERPRETED:
         # A GPU would fault; the interpreter would read the host's memory unseen.
         check_indices(requests[:rows], len(block_table), "requests")
-    slots = torch.empty(positions.shape, dtype=torch.int32, device=positions.device) if out is None else out
+    slots = (
+        torch.empty(positions.shape, dtype=torch.int32, device=positions.device)
+        if out is None
+        else out
+    )
     if rows:
         block = min(128, triton.next_power_of_2(width))
         _map[(rows, triton.cdiv(width, block))](
-            positions, block_table, requests, slots, block_table.shape[1], width, page_size,
-            positions.stride(0), block_table.stride(0), slots.stride(0), BLOCK=block,
-        )  # fmt: skip
+            positions,
+            block_table,
+            requests,
+            slots,
+            block_table.shape[1],
+            width,
+            page_size,
+            positions.stride(0),
+            block_table.stride(0),
+            slots.stride(0),
+            BLOCK=block,
+        )
     return slots

@@ -31,7 +31,9 @@ def _merge(
     inf = float("inf")
     p_at = head * prefix_lse_head + token * prefix_lse_token
     p_lse = tl.load(prefix_lse + p_at, mask=merged, other=-inf).to(tl.float32)
-    s_raw = tl.load(suffix_lse + head * suffix_lse_head + token * suffix_lse_token, mask=in_row, other=-inf)
+    s_raw = tl.load(
+        suffix_lse + head * suffix_lse_head + token * suffix_lse_token, mask=in_row, other=-inf
+    )
     s_raw = s_raw.to(tl.float32)
     # Both conventions of "no keys" become -inf (FlashAttention 2 writes +inf).
     p_empty = (p_lse == inf) | (p_lse == -inf)
@@ -70,26 +72,48 @@ def merge_attn_states(
     *,
     num_tokens_with_context: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`harness.kernels.torch.merge.merge_attn_states`, with its shapes. Empty sides are not read.
+    """As :func:`harness.kernels.torch.merge.merge_attn_states`, with its shapes.
 
-    Each input may have its own strides, with a dense value dimension. Raises ValueError for a sparse one too.
+    Empty sides are not read.
+
+    Each input may have its own strides, with a dense value dimension. Raises ValueError for a
+    sparse one too.
     """
     num_tokens, num_heads, value_dim = prefix_out.shape
     merged = num_tokens if num_tokens_with_context is None else num_tokens_with_context
     check_range("num_tokens_with_context", merged, 0, num_tokens)
-    sides = ("suffix_out", suffix_out, "THV"), ("prefix_lse", prefix_lse, "HT"), ("suffix_lse", suffix_lse, "HT")
+    sides = (
+        ("suffix_out", suffix_out, "THV"),
+        ("prefix_lse", prefix_lse, "HT"),
+        ("suffix_lse", suffix_lse, "HT"),
+    )
     check_shapes(("prefix_out", prefix_out, "THV"), *sides)
     check_dense("prefix_out", prefix_out)
     check_dense("suffix_out", suffix_out)
-    out = torch.empty((num_tokens, num_heads, value_dim), dtype=prefix_out.dtype, device=prefix_out.device)
+    out = torch.empty(
+        (num_tokens, num_heads, value_dim), dtype=prefix_out.dtype, device=prefix_out.device
+    )
     lse = torch.empty((num_heads, num_tokens), dtype=torch.float32, device=prefix_out.device)
     # Each program costs the interpreter time. A GPU needs many to be busy.
     rows = 64 if INTERPRETED else 4
     if out.numel():
         tensors = (prefix_out, prefix_lse, suffix_out, suffix_lse, out, lse)
-        strides = (*prefix_out.stride()[:2], *suffix_out.stride()[:2], *prefix_lse.stride(), *suffix_lse.stride())
+        strides = (
+            *prefix_out.stride()[:2],
+            *suffix_out.stride()[:2],
+            *prefix_lse.stride(),
+            *suffix_lse.stride(),
+        )
         block = triton.next_power_of_2(value_dim)
         _merge[(triton.cdiv(num_tokens * num_heads, rows),)](
-            *tensors, num_tokens, num_heads, merged, *strides, V=value_dim, BLOCK_V=block, BLOCK_ROWS=rows, num_warps=4
+            *tensors,
+            num_tokens,
+            num_heads,
+            merged,
+            *strides,
+            V=value_dim,
+            BLOCK_V=block,
+            BLOCK_ROWS=rows,
+            num_warps=4,
         )
     return out, lse

@@ -1,4 +1,6 @@
-"""`quantize_fp8` in Triton: a per-tensor scale over live rows, in two launches and without a host read."""
+"""`quantize_fp8` in Triton: a per-tensor scale over live rows, in two launches and without a host
+read.
+"""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ MAX_PARTIALS = 1024
 
 
 @triton.jit
-def _amax_bits(x, num_live, constant_live, partials, stride, num_blocks, K: tl.constexpr, BLOCK: tl.constexpr):
+def _amax_bits(
+    x, num_live, constant_live, partials, stride, num_blocks, K: tl.constexpr, BLOCK: tl.constexpr
+):
     live = constant_live
     if num_live is not None:
         live = tl.minimum(tl.load(num_live).to(tl.int32), constant_live)
-    # Magnitudes have the same order as integers, and there NaN is above infinity. A float maximum may drop NaN (CUDA's
-    # fmax does), and the scale would be finite.
+    # Magnitudes have the same order as integers, and there NaN is above infinity. A float maximum
+    # may drop NaN (CUDA's fmax does), and the scale would be finite.
     largest = tl.zeros((BLOCK,), tl.int32)
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
         index = (tl.zeros((BLOCK,), tl.int64) + block) * BLOCK + tl.arange(0, BLOCK)
@@ -34,7 +38,16 @@ def _amax_bits(x, num_live, constant_live, partials, stride, num_blocks, K: tl.c
 
 @triton.jit
 def _scale_rows(
-    x, partials, x8, scale, num_rows, stride, num_partials, K: tl.constexpr, BLOCK: tl.constexpr, PARTIALS: tl.constexpr
+    x,
+    partials,
+    x8,
+    scale,
+    num_rows,
+    stride,
+    num_partials,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTIALS: tl.constexpr,
 ):
     part = tl.arange(0, PARTIALS)
     bits = tl.load(partials + part, mask=part < num_partials, other=0)
@@ -53,7 +66,8 @@ def _scale_rows(
 
 
 def quantize_fp8(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """As :func:`harness.kernels.torch.quantize.quantize_fp8`, x [T, K]: a NaN in a live row makes the scale NaN.
+    """As :func:`harness.kernels.torch.quantize.quantize_fp8`, x [T, K]: a NaN in a live row makes
+    the scale NaN.
 
     Raises ValueError unless the last dimension of x is dense.
     """
@@ -72,6 +86,16 @@ def quantize_fp8(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Te
     )
     padded_partials = triton.next_power_of_2(num_partials)
     _scale_rows[(max(1, num_blocks),)](
-        x, partials, x8, scale, num_rows, x.stride(0), num_partials, width, BLOCK, padded_partials, num_warps=8
+        x,
+        partials,
+        x8,
+        scale,
+        num_rows,
+        x.stride(0),
+        num_partials,
+        width,
+        BLOCK,
+        padded_partials,
+        num_warps=8,
     )
     return x8, scale

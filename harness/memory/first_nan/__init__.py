@@ -1,1 +1,3 @@
-"""The first-NaN recorder: a small scan behind each op, which notes on the device where a value stopped being finite."""
+"""The first-NaN recorder: a small scan behind each op, which notes on the device where a value
+stopped being finite.
+"""

@@ -1,7 +1,10 @@
-"""Hooks on the modules of any model: `with harness.first_nan(model) as recorder:`; and the report of a table.
+"""Hooks on the modules of any model:
 
-Each module's output is scanned when it returns. The hooks run once in a capture or a compilation, and the scans stay
-in what was captured; leaving the block takes the hooks away, not the scans of a graph.
+`with harness.first_nan(model) as recorder:`; and the report of a table.
+
+Each module's output is scanned when it returns. The hooks run once in a capture or a compilation,
+and the scans stay in what was captured; leaving the block takes the hooks away, not the scans of a
+graph.
 """
 
 from __future__ import annotations
@@ -51,7 +54,11 @@ def describe(table: Table, notes: StepNotes | None = None, rank: int = 0) -> Fir
     bad = {slot for slot, step, _ in table.recent()[0] if step == found.step}
     bad |= {hit.slot for hit in hits if hit.step == found.step}
     scanned = table.scanned()
-    call = [other for other in scanned if other.call == slot.call and other.op == slot.op and other != slot]
+    call = [
+        other
+        for other in scanned
+        if other.call == slot.call and other.op == slot.op and other != slot
+    ]
     given = [other for other in call if other.kind != "output"]
     return FirstNan(
         writer=slot.op,
@@ -73,11 +80,13 @@ def describe(table: Table, notes: StepNotes | None = None, rank: int = 0) -> Fir
 
 
 def first_of_ranks(reports: Sequence[FirstNan]) -> FirstNan:
-    """The report of the rank that wrote first, with the reports of the other ranks. `reports` has one a rank.
+    """The report of the rank that wrote first, with the reports of the other ranks.
 
-    Ranks run the same program, so the earliest step is first. Within a step, a rank is earlier if another rank's first
-    writer was hit on it after its own: a NaN travels through the next collective. The lower rank wins a tie. Raises
-    ValueError without reports.
+    `reports` has one a rank.
+
+    Ranks run the same program, so the earliest step is first. Within a step, a rank is earlier if
+    another rank's first writer was hit on it after its own: a NaN travels through the next
+    collective. The lower rank wins a tie. Raises ValueError without reports.
     """
     ranked = sorted(reports, key=lambda report: report.rank)
     hit = [report for report in ranked if report.writer]
@@ -103,7 +112,9 @@ def _name(slot: Slot) -> str:
 
 def _before(scanned: list[Slot], slot: Slot) -> str:
     """The last output that was scanned before the slot that was hit: it was finite."""
-    earlier = [s for s in scanned[: scanned.index(slot)] if s.kind == "output" and s.call != slot.call]
+    earlier = [
+        s for s in scanned[: scanned.index(slot)] if s.kind == "output" and s.call != slot.call
+    ]
     return _name(earlier[-1]) if earlier else ""
 
 
@@ -122,13 +133,18 @@ class ModuleRecorder:
         self._handles: list[Any] = []
 
     def attach(self, model: nn.Module, counts_steps: bool = True) -> None:
-        """Hook every module of `model`. With `counts_steps` each forward of it is a step, counted on the device."""
+        """Hook every module of `model`.
+
+        With `counts_steps` each forward of it is a step, counted on the device.
+        """
         self._counts_steps = counts_steps
         for path, module in model.named_modules():
             name = path or type(model).__name__
             layer = layer_of(path)
             if self._inputs:
-                self._handles.append(module.register_forward_pre_hook(self._hook(name, layer, "input")))
+                self._handles.append(
+                    module.register_forward_pre_hook(self._hook(name, layer, "input"))
+                )
             self._handles.append(module.register_forward_hook(self._hook(name, layer, "output")))
         self._handles.append(model.register_forward_pre_hook(self._begin, prepend=True))
 
@@ -138,7 +154,10 @@ class ModuleRecorder:
         self._handles.clear()
 
     def report(self) -> FirstNan | None:
-        """The first value that was not finite, and its writer; None while there is none. Waits for the device."""
+        """The first value that was not finite, and its writer; None while there is none.
+
+        Waits for the device.
+        """
         return describe(self.table)
 
     def rearm(self) -> None:
@@ -159,7 +178,8 @@ class ModuleRecorder:
         numbers = self._slots(name, layer, kind)
 
         def hook(module: nn.Module, *values: Any) -> None:
-            # A module's hook before the forward gets its arguments, the one behind it the result too.
+            # A module's hook before the forward gets its arguments, the one behind it the result
+            # too.
             self._scan(values[-1], numbers, name, layer, kind)
 
         return hook
@@ -169,12 +189,22 @@ class ModuleRecorder:
         rows = "batch" if kind == "output" else ""
         names = [kind, *(f"{kind} {place}" for place in range(1, MAX_TENSORS))]
         return [
-            self.table.slot((name, kind, place, call), Slot(name, named, kind, layer, (name, call), rows))
+            self.table.slot(
+                (name, kind, place, call), Slot(name, named, kind, layer, (name, call), rows)
+            )
             for place, named in enumerate(names)
         ]
 
-    def _scan(self, value: Any, numbers: list[int | None], name: str, layer: int | None, kind: Kind) -> None:
-        tensors = [value] if isinstance(value, Tensor) else list(value) if isinstance(value, tuple | list) else []
+    def _scan(
+        self, value: Any, numbers: list[int | None], name: str, layer: int | None, kind: Kind
+    ) -> None:
+        tensors = (
+            [value]
+            if isinstance(value, Tensor)
+            else list(value)
+            if isinstance(value, tuple | list)
+            else []
+        )
         tensors = [tensor for tensor in tensors if isinstance(tensor, Tensor) and can_watch(tensor)]
         if not tensors:
             return
@@ -183,27 +213,40 @@ class ModuleRecorder:
             key = f"{kind} {name}"
             call = self._calls[key] = self._calls.get(key, -1) + 1
             numbers = self._slots(name, layer, kind, call) if call else numbers
-        watched = [(n, tensor) for n, tensor in zip(numbers, tensors, strict=False) if n is not None]
+        watched = [
+            (n, tensor) for n, tensor in zip(numbers, tensors, strict=False) if n is not None
+        ]
         if watched:
-            self.table.scan_together([number for number, _ in watched], [tensor for _, tensor in watched])
+            self.table.scan_together(
+                [number for number, _ in watched], [tensor for _, tensor in watched]
+            )
 
 
 def layer_of(path: str) -> int | None:
-    """The first number in a module's path, which is that of its layer: `model.layers.3.mlp` -> 3."""
+    """The first number in a module's path, which is that of its layer:
+
+    `model.layers.3.mlp` -> 3.
+    """
     return next((int(part) for part in path.split(".") if part.isdigit()), None)
 
 
 @contextlib.contextmanager
 def first_nan(
-    model: nn.Module, live_rows: Tensor | None = None, *, inputs: bool = False, device: torch.device | str | None = None
+    model: nn.Module,
+    live_rows: Tensor | None = None,
+    *,
+    inputs: bool = False,
+    device: torch.device | str | None = None,
 ) -> Iterator[ModuleRecorder]:
     """Record within the block which module of `model` first returns what is not finite.
 
-    `live_rows` [1] int32, on the model's device, is the number of live first rows of each tensor, before graph padding.
-    Each scan reads it. None watches all rows. `inputs` scans the modules' inputs too, which finds an op between two
-    modules. The default device is the first parameter's.
+    `live_rows` [1] int32, on the model's device, is the number of live first rows of each tensor,
+    before graph padding. Each scan reads it. None watches all rows. `inputs` scans the modules'
+    inputs too, which finds an op between two modules. The default device is the first parameter's.
     """
-    where = device or next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    where = device or next(
+        (parameter.device for parameter in model.parameters()), torch.device("cpu")
+    )
     table = Table(torch.device(where))
     if live_rows is not None:
         table.live = live_rows

@@ -1,8 +1,10 @@
-"""The recorder's memory: the first bad element of each watched tensor, on the device, and the names of the slots.
+"""The recorder's memory: the first bad element of each watched tensor, on the device, and the names
+of the slots.
 
-All buffers are made once, before any capture: a captured graph keeps writing to them. A slot is one watched tensor of
-one op. Its latch keeps the first hit; the ring of events keeps the latest steps.
+All buffers are made once, before any capture: a captured graph keeps writing to them. A slot is one
+watched tensor of one op. Its latch keeps the first hit; the ring of events keeps the latest steps.
 """
+
 # mypy: disable-error-code="no-untyped-call"
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from torch.library import Library
 from harness.memory.first_nan.latch import DTYPES, EVENT_FIELDS, LATCH_FIELDS, NEVER
 from harness.memory.poison.patterns import EXPONENT, bits_view, hex_of
 
-# Captures, torch.compile and a CPU's recordings keep an op. It changes the recorder's buffers, so none may drop it.
+# Captures, torch.compile and a CPU's recordings keep an op. It changes the recorder's buffers, so
+# none may drop it.
 _library = Library("mla_harness", "FRAGMENT")
 _library.define(
-    "watch(Tensor[] xs, Tensor live, Tensor clock, Tensor(a!) latches, Tensor(b!) first, Tensor(c!) events, "
-    "Tensor(d!) count, int[] slots, int[] limits) -> ()"
+    "watch(Tensor[] xs, Tensor live, Tensor clock, Tensor(a!) latches, Tensor(b!) first, Tensor(c!)"
+    " events, Tensor(d!) count, int[] slots, int[] limits) -> ()"
 )
 
 
@@ -32,7 +35,9 @@ def can_watch(tensor: Tensor) -> bool:
 
 
 def rows_of(tensor: Tensor, axis: int | None = 0) -> Tensor:
-    """`tensor` as [rows, K] with dense rows, a view where it can be one; `axis` None makes the whole one row."""
+    """`tensor` as [rows, K] with dense rows, a view where it can be one; `axis` None makes the
+    whole one row.
+    """
     tensor = tensor.detach()
     if axis is None:
         return tensor.reshape(1, -1)
@@ -43,18 +48,23 @@ def rows_of(tensor: Tensor, axis: int | None = 0) -> Tensor:
 
 
 def _watch_cpu(xs: list[Tensor], *rest: Any) -> None:
-    """Scan the results of one op, each [rows, K], into its slot. Arguments as in the schema of the op."""
+    """Scan the results of one op, each [rows, K], into its slot.
+
+    Arguments as in the schema of the op.
+    """
     *shared, slots, limits = rest
     for x, slot, limit in zip(xs, slots, limits, strict=True):
         _watch_one(x, shared, slot, limit)
 
 
 def _watch_one(x: Tensor, shared: list[Tensor], slot: int, limit: int) -> None:
-    """Note the first bad element of x [rows, K] in its first `live` [1] int32 rows (negative: in all rows).
+    """Note the first bad element of x [rows, K] in its first `live` [1] int32 rows (negative: in
+    all rows).
 
-    A bad value is not finite, or with a `limit` >= 0 an integer outside 0 .. limit - 1. `clock` [2] int32 is step and
-    phase. `latches` [W, 7] int32, `first` [W] int64 (flat index << 32 | bits), `events` [C, 3] int32 and `count` [1]
-    int32 belong to :class:`harness.memory.first_nan.table.Table`.
+    A bad value is not finite, or with a `limit` >= 0 an integer outside 0 .. limit - 1. `clock` [2]
+    int32 is step and phase. `latches` [W, 7] int32, `first` [W] int64 (flat index << 32 | bits),
+    `events` [C, 3] int32 and `count` [1] int32 belong to
+    :class:`harness.memory.first_nan.table.Table`.
     """
     live, clock, latches, first, events, count = shared
     num_live = int(live[0])
@@ -87,7 +97,9 @@ def _watch_one(x: Tensor, shared: list[Tensor], slot: int, limit: int) -> None:
     count += 1
     events[place % events.shape[0]] = torch.tensor((slot, step, phase), dtype=torch.int32)
     if is_first:
-        latch[2:6] = torch.tensor((place, phase, x.shape[1], DTYPES.index(x.dtype)), dtype=torch.int32)
+        latch[2:6] = torch.tensor(
+            (place, phase, x.shape[1], DTYPES.index(x.dtype)), dtype=torch.int32
+        )
 
 
 def _watch_cuda(*args: Any) -> None:
@@ -123,7 +135,10 @@ class Slot:
     call: Hashable = None
     """The same for all tensors of one call of an op."""
     rows: str = ""
-    """Its rows in the batch: `batch` (all), `prefill` (prompts), `answers` (rows with logits), or empty (unknown)."""
+    """Its rows in the batch:
+
+    `batch` (all), `prefill` (prompts), `answers` (rows with logits), or empty (unknown).
+    """
     limit: int = -1
     """The bound of integers; -1 for floats, which must be finite."""
     bad: str = "not finite"
@@ -149,9 +164,9 @@ class Hit:
 class Table:
     """The buffers on `device` for at most `max_slots` watched tensors and `ring` latest events.
 
-    `live` [1] int32 is the number of live first rows of each watched tensor, negative for all. Each scan reads it on
-    the device, so replays follow it. `clock` [2] int32 holds step and phase. `order` has the tick of each slot's last
-    scan, in the program's order, as far as Python saw it.
+    `live` [1] int32 is the number of live first rows of each watched tensor, negative for all. Each
+    scan reads it on the device, so replays follow it. `clock` [2] int32 holds step and phase.
+    `order` has the tick of each slot's last scan, in the program's order, as far as Python saw it.
     """
 
     def __init__(self, device: torch.device, max_slots: int = MAX_SLOTS, ring: int = RING) -> None:
@@ -177,7 +192,10 @@ class Table:
         return self._slot_of[key]
 
     def watch(self, key: Hashable, slot: Slot, tensor: Tensor, axis: int | None = 0) -> None:
-        """Scan `tensor`, of any shape, into the slot of `key`. `axis` has the rows; None takes the whole as one row."""
+        """Scan `tensor`, of any shape, into the slot of `key`.
+
+        `axis` has the rows; None takes the whole as one row.
+        """
         if slot.limit < 0 and not can_watch(tensor):
             return
         number = self.slot(key, slot)
@@ -186,7 +204,10 @@ class Table:
         self.scan(number, tensor, axis, slot.limit)
 
     def scan(self, number: int, tensor: Tensor, axis: int | None = 0, limit: int = -1) -> None:
-        """Scan a tensor of any shape into an existing slot. Under tracing it changes no state of this process."""
+        """Scan a tensor of any shape into an existing slot.
+
+        Under tracing it changes no state of this process.
+        """
         self._scan([number], [rows_of(tensor, axis)], [limit])
 
     def scan_together(self, numbers: list[int], tensors: list[Tensor]) -> None:
@@ -201,7 +222,15 @@ class Table:
             for number in numbers:
                 self.order[number] = self._ticks = self._ticks + 1
         torch.ops.mla_harness.watch(
-            rows, self.live, self.clock, self.latches, self.first, self.events, self.count, numbers, limits
+            rows,
+            self.live,
+            self.clock,
+            self.latches,
+            self.first,
+            self.events,
+            self.count,
+            numbers,
+            limits,
         )
 
     def begin_step(self) -> None:
@@ -227,17 +256,32 @@ class Table:
             if step:
                 index, bits = first[number] >> 32, first[number] & 0xFFFFFFFF
                 where = (index // width, index % width)
-                found.append(Hit(slot, step - 1, PHASES[phase], place, where, _hex(bits, DTYPES[dtype]), number))
+                found.append(
+                    Hit(
+                        slot,
+                        step - 1,
+                        PHASES[phase],
+                        place,
+                        where,
+                        _hex(bits, DTYPES[dtype]),
+                        number,
+                    )
+                )
         return _in_order(found)
 
     def scanned(self) -> list[Slot]:
         """The slots with scanned live rows, in the program's order as far as Python saw it."""
         seen = self.latches[:, -1].cpu().tolist()
         numbers = [number for number in range(len(self.slots)) if seen[number]]
-        return [self.slots[number] for number in sorted(numbers, key=lambda number: self.order.get(number, -1))]
+        return [
+            self.slots[number]
+            for number in sorted(numbers, key=lambda number: self.order.get(number, -1))
+        ]
 
     def recent(self) -> tuple[list[tuple[Slot, int, str]], int]:
-        """The latest events in order as (slot, step, phase), and the number of older events that the ring lost."""
+        """The latest events in order as (slot, step, phase), and the number of older events that
+        the ring lost.
+        """
         count, events = int(self.count[0]), self.events.cpu().tolist()
         start = max(0, count - self.ring)
         kept = (events[place % self.ring] for place in range(start, count))
@@ -245,7 +289,10 @@ class Table:
 
 
 def _in_order(hits: list[Hit]) -> list[Hit]:
-    """Hits by place. Hits of one call in one step, perhaps of one launch, are in the order of its results."""
+    """Hits by place.
+
+    Hits of one call in one step, perhaps of one launch, are in the order of its results.
+    """
     hits = sorted(hits, key=lambda hit: hit.place)
     starts: dict[Hashable, int] = {}
     for hit in hits:

@@ -1,9 +1,11 @@
-"""The scan on CUDA: one launch for one or two results of an op, which writes only if it finds a bad element.
+"""The scan on CUDA: one launch for one or two results of an op, which writes only if it finds a bad
+element.
 
-A decode step has hundreds of scans, one after another, so a launch that finds nothing must end soon. It tests all its
-elements in their own type and reads no other device value before them. Only if one is bad, a second pass finds the
-first one.
+A decode step has hundreds of scans, one after another, so a launch that finds nothing must end
+soon. It tests all its elements in their own type and reads no other device value before them. Only
+if one is bad, a second pass finds the first one.
 """
+
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -42,8 +44,10 @@ def _place(index, row_stride, K: tl.constexpr, DENSE: tl.constexpr):
 
 @triton.jit
 def _look(
-    program, programs, x, live, clock, latches, first, events, count, slot, num_rows, row_stride, limit, capacity,
-    dtype, K: tl.constexpr, MASK: tl.constexpr, SHIFT: tl.constexpr, DENSE: tl.constexpr, WIDE: tl.constexpr,
+    program, programs, x, live, clock, latches, first, events, count, slot, num_rows, row_stride,
+    limit, capacity,
+    dtype, K: tl.constexpr, MASK: tl.constexpr, SHIFT: tl.constexpr, DENSE: tl.constexpr,
+    WIDE: tl.constexpr,
     NEVER: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     rows = tl.load(live)
@@ -67,14 +71,17 @@ def _look(
             index = (tl.zeros((BLOCK,), tl.int64) + block) * BLOCK + tl.arange(0, BLOCK)
             bits = tl.load(x + _place(index, row_stride, K, DENSE), mask=index < num_live, other=0)
             packed = (index << 32) | ((bits.to(tl.int64) >> SHIFT) & 0xFFFFFFFF)
-            best = tl.minimum(best, tl.where(_is_bad(bits, limit, MASK) & (index < num_live), packed, NEVER))
+            best = tl.minimum(
+                best, tl.where(_is_bad(bits, limit, MASK) & (index < num_live), packed, NEVER)
+            )
         known = tl.atomic_cas(latch, 0, step)
         is_first = (known == 0) | (known == step)
         if is_first:
             tl.atomic_min(first + slot, tl.min(best, axis=0))
         last = tl.atomic_xchg(latch + 1, step)
         if last != step:
-            # One program comes here for each result, and launches of a stream follow one another: places are in order.
+            # One program comes here for each result, and launches of a stream follow one another:
+            # places are in order.
             number = tl.atomic_add(count, 1)
             phase = tl.load(clock + 1)
             event = events + (number % capacity) * 3
@@ -94,52 +101,145 @@ _RUNTIME = ["slot", "num_rows", "row_stride", "limit", "capacity", "dtype"]
 
 @triton.jit(do_not_specialize=_RUNTIME)
 def _scan(
-    live, clock, latches, first, events, count, capacity, x, slot, num_rows, row_stride, limit, dtype,
-    K: tl.constexpr, MASK: tl.constexpr, SHIFT: tl.constexpr, DENSE: tl.constexpr, WIDE: tl.constexpr,
+    live, clock, latches, first, events, count, capacity, x, slot, num_rows, row_stride, limit,
+    dtype,
+    K: tl.constexpr, MASK: tl.constexpr, SHIFT: tl.constexpr, DENSE: tl.constexpr,
+    WIDE: tl.constexpr,
     NEVER: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     _look(
-        tl.program_id(0), tl.num_programs(0), x, live, clock, latches, first, events, count, slot, num_rows, row_stride,
-        limit, capacity, dtype, K, MASK, SHIFT, DENSE, WIDE, NEVER, FIELDS, BLOCK,
-    )  # fmt: skip
+        tl.program_id(0),
+        tl.num_programs(0),
+        x,
+        live,
+        clock,
+        latches,
+        first,
+        events,
+        count,
+        slot,
+        num_rows,
+        row_stride,
+        limit,
+        capacity,
+        dtype,
+        K,
+        MASK,
+        SHIFT,
+        DENSE,
+        WIDE,
+        NEVER,
+        FIELDS,
+        BLOCK,
+    )
 
 
-@triton.jit(do_not_specialize=[*_RUNTIME, "y_slot", "y_num_rows", "y_row_stride", "y_limit", "y_dtype", "programs"])
+@triton.jit(
+    do_not_specialize=[
+        *_RUNTIME,
+        "y_slot",
+        "y_num_rows",
+        "y_row_stride",
+        "y_limit",
+        "y_dtype",
+        "programs",
+    ]
+)
 def _scan_two(
-    live, clock, latches, first, events, count, capacity, x, slot, num_rows, row_stride, limit, dtype,
+    live, clock, latches, first, events, count, capacity, x, slot, num_rows, row_stride, limit,
+    dtype,
     y, y_slot, y_num_rows, y_row_stride, y_limit, y_dtype, programs,
-    K: tl.constexpr, MASK: tl.constexpr, SHIFT: tl.constexpr, DENSE: tl.constexpr, WIDE: tl.constexpr,
-    Y_K: tl.constexpr, Y_MASK: tl.constexpr, Y_SHIFT: tl.constexpr, Y_DENSE: tl.constexpr, Y_WIDE: tl.constexpr,
+    K: tl.constexpr, MASK: tl.constexpr, SHIFT: tl.constexpr, DENSE: tl.constexpr,
+    WIDE: tl.constexpr,
+    Y_K: tl.constexpr, Y_MASK: tl.constexpr, Y_SHIFT: tl.constexpr, Y_DENSE: tl.constexpr,
+    Y_WIDE: tl.constexpr,
     NEVER: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     if program < programs:
         _look(
-            program, programs, x, live, clock, latches, first, events, count, slot, num_rows, row_stride, limit,
-            capacity, dtype, K, MASK, SHIFT, DENSE, WIDE, NEVER, FIELDS, BLOCK,
-        )  # fmt: skip
+            program,
+            programs,
+            x,
+            live,
+            clock,
+            latches,
+            first,
+            events,
+            count,
+            slot,
+            num_rows,
+            row_stride,
+            limit,
+            capacity,
+            dtype,
+            K,
+            MASK,
+            SHIFT,
+            DENSE,
+            WIDE,
+            NEVER,
+            FIELDS,
+            BLOCK,
+        )
     else:
         _look(
-            program - programs, tl.num_programs(0) - programs, y, live, clock, latches, first, events, count, y_slot,
-            y_num_rows, y_row_stride, y_limit, capacity, y_dtype, Y_K, Y_MASK, Y_SHIFT, Y_DENSE, Y_WIDE, NEVER, FIELDS,
+            program - programs,
+            tl.num_programs(0) - programs,
+            y,
+            live,
+            clock,
+            latches,
+            first,
+            events,
+            count,
+            y_slot,
+            y_num_rows,
+            y_row_stride,
+            y_limit,
+            capacity,
+            y_dtype,
+            Y_K,
+            Y_MASK,
+            Y_SHIFT,
+            Y_DENSE,
+            Y_WIDE,
+            NEVER,
+            FIELDS,
             BLOCK,
-        )  # fmt: skip
+        )
 
 
 def scan(xs: list[Tensor], *rest: Any) -> None:
-    """As :func:`harness.memory.first_nan.table._watch_cpu` with its shapes, bit for bit, without a host read."""
+    """As :func:`harness.memory.first_nan.table._watch_cpu` with its shapes, bit for bit, without a
+    host read.
+    """
     live, clock, latches, first, events, count, slots, limits = rest
-    given = [_Given.of(x, slot, limit) for x, slot, limit in zip(xs, slots, limits, strict=True) if x.numel()]
+    given = [
+        _Given.of(x, slot, limit)
+        for x, slot, limit in zip(xs, slots, limits, strict=True)
+        if x.numel()
+    ]
     shared = (live, clock, latches, first, events, count, events.shape[0])
     constants = {"NEVER": NEVER, "FIELDS": LATCH_FIELDS, "BLOCK": BLOCK, "num_warps": NUM_WARPS}
     for one, *two in (given[start : start + 2] for start in range(0, len(given), 2)):
-        with torch.cuda.device(one.arguments[0].device) if one.arguments[0].is_cuda else contextlib.nullcontext():
+        with (
+            torch.cuda.device(one.arguments[0].device)
+            if one.arguments[0].is_cuda
+            else contextlib.nullcontext()
+        ):
             if not two:
                 _scan[(one.programs,)](*shared, *one.arguments, **one.constants, **constants)
                 continue
             of_y = {f"Y_{name}": value for name, value in two[0].constants.items()}
             _scan_two[(one.programs + two[0].programs,)](
-                *shared, *one.arguments, *two[0].arguments, one.programs, **one.constants, **of_y, **constants
+                *shared,
+                *one.arguments,
+                *two[0].arguments,
+                one.programs,
+                **one.constants,
+                **of_y,
+                **constants,
             )
 
 

@@ -1,10 +1,12 @@
 """Captured graphs on a GPU: `torch.cuda.CUDAGraph` with the interface of a CPU's recordings.
 
-CUDA records the launches. The harness notes the foreign tensors that a capture reads (as aliases), and the tensors that
-it makes (as weak references: unused ones return to the graph's pool, as in any engine).
+CUDA records the launches. The harness notes the foreign tensors that a capture reads (as aliases),
+and the tensors that it makes (as weak references: unused ones return to the graph's pool, as in any
+engine).
 
-Before a replay all memory that may have been reused is filled: free blocks of the allocator and of the pool, outputs of
-graphs that ran, and foreign tensors that only the graph still reads. A real server reuses it when its load changes.
+Before a replay all memory that may have been reused is filled: free blocks of the allocator and of
+the pool, outputs of graphs that ran, and foreign tensors that only the graph still reads. A real
+server reuses it when its load changes.
 """
 
 from __future__ import annotations
@@ -22,7 +24,13 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from harness.core import cuda_failures
 from harness.core.errors import CaptureError, message_of
-from harness.memory.graph.interface import GraphPool, alias_of, storage_address, tensors_of, whole_storage
+from harness.memory.graph.interface import (
+    GraphPool,
+    alias_of,
+    storage_address,
+    tensors_of,
+    whole_storage,
+)
 from harness.memory.graph.launch import ACTIVE, holding
 from harness.memory.poison.allocations import QuickDispatch
 from harness.memory.poison.cuda_sweep import CudaSweep, fill_word
@@ -41,9 +49,11 @@ class CudaGraphPool(GraphPool):
         self._free = CudaSweep.of(device) if self._poison is not None else None
 
     def capture(self, function: Callable[[], Any]) -> CudaGraph:
-        """Capture `function`, which must have run before, so that its kernels are compiled and loaded.
+        """Capture `function`, which must have run before, so that its kernels are compiled and
+        loaded.
 
-        Raises CaptureError if it waits for the device, reads a device value, or copies from pageable host memory.
+        Raises CaptureError if it waits for the device, reads a device value, or copies from
+        pageable host memory.
         """
         recorder, graph = _Recorder(), torch.cuda.CUDAGraph()
         stream = _capture_stream(self._device)
@@ -82,17 +92,25 @@ class CudaGraph:
     stale_reads: list[str] = field(default_factory=list)
 
     def replay(self) -> None:
-        """Launch the graph on the current stream. `outputs` hold its results until the next replay in the pool."""
+        """Launch the graph on the current stream.
+
+        `outputs` hold its results until the next replay in the pool.
+        """
         self._pool.sweep()
         self._graph.replay()
         self._pool.mark_written(self)
 
     def tensor_at(self, address: int) -> Tensor | None:
         """The tensor that the graph uses at `address`, or None."""
-        return next((tensor for tensor in (*self._foreign, *self._kept()) if tensor.data_ptr() == address), None)
+        return next(
+            (tensor for tensor in (*self._foreign, *self._kept()) if tensor.data_ptr() == address),
+            None,
+        )
 
     def owned_memory(self) -> list[Tensor]:
-        """The storages that the capture allocated and that are still in use: outputs, and kept buffers."""
+        """The storages that the capture allocated and that are still in use: outputs, and kept
+        buffers.
+        """
         first_of = {storage_address(tensor): tensor for tensor in reversed(self._kept())}
         return [whole_storage(tensor) for tensor in first_of.values()]
 
@@ -111,7 +129,11 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
         self._made_storages: set[int] = set()
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         given = {storage_address(tensor) for tensor in tensors_of((args, kwargs or {}))}
         self._note_given((args, kwargs or {}))
@@ -126,7 +148,9 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
                 self.made.append(weakref.ref(tensor))
         return result
 
-    def launch(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def launch(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Note the tensors of a kernel call, and run it: CUDA records its launches."""
         self._note_given((args, kwargs))
         return function(*args, **kwargs)
@@ -142,7 +166,9 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
                     self.foreign[key] = alias_of(tensor)
 
 
-def _captured(graph: torch.cuda.CUDAGraph, handle: Any, recorder: _Recorder, function: Callable[[], Any]) -> Any:
+def _captured(
+    graph: torch.cuda.CUDAGraph, handle: Any, recorder: _Recorder, function: Callable[[], Any]
+) -> Any:
     graph.capture_begin(pool=handle, capture_error_mode="thread_local")
     try:
         with recorder:
@@ -159,14 +185,19 @@ def _captured(graph: torch.cuda.CUDAGraph, handle: Any, recorder: _Recorder, fun
 
 
 def _abandon(graph: torch.cuda.CUDAGraph) -> None:
-    """End a failed capture. CUDA repeats the first error, and torch's generator stays in the middle of the capture."""
+    """End a failed capture.
+
+    CUDA repeats the first error, and torch's generator stays in the middle of the capture.
+    """
     cuda_failures.mark_spent()
     with contextlib.suppress(RuntimeError):
         graph.capture_end()
 
 
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """One side stream a device for all captures: each stream with matrix products costs a workspace."""
+    """One side stream a device for all captures: each stream with matrix products costs a
+    workspace.
+    """
     index = torch.cuda.current_device() if device.index is None else device.index
     if index not in _streams:
         _streams[index] = torch.cuda.Stream(index)  # type: ignore[no-untyped-call]

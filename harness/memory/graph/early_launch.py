@@ -1,10 +1,11 @@
-"""A kernel behind a slow predecessor: which of its launches begin before the kernel in front has ended.
+"""A kernel behind a slow predecessor: which of its launches begin before the kernel in front has
+ended.
 
-With programmatic dependent launch (PDL) a kernel may begin as soon as each block of its predecessor allows it. It must
-wait (`griddepcontrol.wait`) before it reads what the predecessor writes, and before it writes what that one reads
-(flashinfer-ai/flashinfer#4199). The predecessor here allows it at once, holds for
-HOLD_NANOSECONDS, and only then copies, as in NVIDIA/cccl#5249. How a kernel launches is read from the edges of a
-captured graph.
+With programmatic dependent launch (PDL) a kernel may begin as soon as each block of its predecessor
+allows it. It must wait (`griddepcontrol.wait`) before it reads what the predecessor writes, and
+before it writes what that one reads (flashinfer-ai/flashinfer#4199). The predecessor here allows it
+at once, holds for HOLD_NANOSECONDS, and only then copies, as in NVIDIA/cccl#5249. How a kernel
+launches is read from the edges of a captured graph.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -44,17 +45,26 @@ def _hold_then_copy(table, num_copies, hold, BLOCK: tl.constexpr):
         first, step = tl.program_id(0).to(tl.int64) * BLOCK, tl.num_programs(0).to(tl.int64) * BLOCK
         for begin in range(first, size, step):
             offsets = begin + tl.arange(0, BLOCK)
-            tl.store(target + offsets, tl.load(source + offsets, mask=offsets < size), mask=offsets < size)
+            tl.store(
+                target + offsets,
+                tl.load(source + offsets, mask=offsets < size),
+                mask=offsets < size,
+            )
 
 
 class EarlyLaunch:
-    """`function` captured behind the slow predecessor. `num_early` of its launches follow a predecessor early.
+    """`function` captured behind the slow predecessor.
+
+    `num_early` of its launches follow a predecessor early.
 
     `is_early` is whether the first one does: only that one follows the slow predecessor.
     """
 
     def __init__(self, function: Callable[[], Any], device: torch.device) -> None:
-        """Capture. Raises CaptureError if the function cannot be captured. It must have run before."""
+        """Capture.
+
+        Raises CaptureError if the function cannot be captured. It must have run before.
+        """
         self._table = torch.zeros((MOST_COPIES, 3), dtype=torch.int64, device=device)
         self._hold()
         torch.cuda.synchronize(device)
@@ -67,7 +77,9 @@ class EarlyLaunch:
             cuda_failures.mark_spent()
             # The end of a failed capture raises an error of its own, which hides the kernel's.
             reason = str(error.__context__ or error).strip().partition("\n")[0]
-            raise CaptureError(f"no graph can hold the call, so its launches cannot be read: {reason}") from error
+            raise CaptureError(
+                f"no graph can hold the call, so its launches cannot be read: {reason}"
+            ) from error
         edges = edges_of(self._graph.raw_cuda_graph())
         self.num_early = sum(kind == PROGRAMMATIC for _, _, kind in edges)
         targets = {target for _, target, _ in edges}
@@ -76,10 +88,15 @@ class EarlyLaunch:
         self._graph.instantiate()
 
     def _hold(self) -> None:
-        _hold_then_copy[(PROGRAMS,)](self._table, MOST_COPIES, HOLD_NANOSECONDS, BLOCK=1024, num_warps=4)
+        _hold_then_copy[(PROGRAMS,)](
+            self._table, MOST_COPIES, HOLD_NANOSECONDS, BLOCK=1024, num_warps=4
+        )
 
     def __call__(self, copies: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
-        """Replay. The predecessor copies the bytes of each (source, target), contiguous tensors of equal size."""
+        """Replay.
+
+        The predecessor copies the bytes of each (source, target), contiguous tensors of equal size.
+        """
         rows = [(source.data_ptr(), target.data_ptr(), source.nbytes) for source, target in copies]
         rows += [(0, 0, 0)] * (MOST_COPIES - len(rows))
         self._table.copy_(torch.tensor(rows, dtype=torch.int64))
@@ -101,14 +118,21 @@ class _EdgeData(ctypes.Structure):
 
 
 def edges_of(graph: int, driver: Any = None) -> list[tuple[int, int, int]]:
-    """The edges of a captured graph: source, target, kind of dependency. `graph` is the address of a CUgraph."""
+    """The edges of a captured graph: source, target, kind of dependency.
+
+    `graph` is the address of a CUgraph.
+    """
     driver = driver or ctypes.CDLL("libcuda.so.1")
     count = ctypes.c_size_t()
     _check(driver.cuGraphGetEdges_v2(ctypes.c_void_p(graph), None, None, None, ctypes.byref(count)))
     sources, targets = ((ctypes.c_void_p * count.value)() for _ in range(2))
     data = (_EdgeData * count.value)()
     if count.value:
-        _check(driver.cuGraphGetEdges_v2(ctypes.c_void_p(graph), sources, targets, data, ctypes.byref(count)))
+        _check(
+            driver.cuGraphGetEdges_v2(
+                ctypes.c_void_p(graph), sources, targets, data, ctypes.byref(count)
+            )
+        )
     return [(a or 0, b or 0, one.type) for a, b, one in zip(sources, targets, data, strict=True)]
 
 

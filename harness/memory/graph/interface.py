@@ -1,7 +1,7 @@
 """Captured graphs on any device: a replay repeats launches on the addresses of the capture.
 
-A replay runs no Python, allocates nothing, and does not see a tensor that replaced a captured one. A graph's memory
-belongs to its pool. Its results are valid until another replay in the pool.
+A replay runs no Python, allocates nothing, and does not see a tensor that replaced a captured one.
+A graph's memory belongs to its pool. Its results are valid until another replay in the pool.
 """
 
 from __future__ import annotations
@@ -18,21 +18,28 @@ from harness.memory.poison.patterns import Poison
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """The tensors in a nested result, in order: items of tuples and lists, and attributes of metadata objects."""
+    """The tensors in a nested result, in order: items of tuples and lists, and attributes of
+    metadata objects.
+    """
     found: list[Tensor] = []
     _collect(value, found)
     return found
 
 
 def _collect(value: Any, found: list[Tensor]) -> None:
-    """Add the tensors in `value`. A capture asks for each op, where torch's own walk costs ten times as much."""
+    """Add the tensors in `value`.
+
+    A capture asks for each op, where torch's own walk costs ten times as much.
+    """
     if isinstance(value, Tensor):
         found.append(value)
     elif isinstance(value, (tuple, list, dict)):
         for item in value.values() if isinstance(value, dict) else value:
             _collect(item, found)
     else:
-        found += [item for item in getattr(value, "__dict__", {}).values() if isinstance(item, Tensor)]
+        found += [
+            item for item in getattr(value, "__dict__", {}).values() if isinstance(item, Tensor)
+        ]
 
 
 def storage_address(tensor: Tensor) -> int:
@@ -53,7 +60,10 @@ def whole_storage(tensor: Tensor) -> Tensor:
 
 
 def alias_of(tensor: Tensor) -> Tensor:
-    """A second tensor on the same memory, shape and strides. It keeps the storage alive, not the first tensor."""
+    """A second tensor on the same memory, shape and strides.
+
+    It keeps the storage alive, not the first tensor.
+    """
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
         tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
     )
@@ -64,7 +74,8 @@ class Graph(Protocol):
 
     outputs: Any
     stale_reads: list[str]
-    """What the parts of the newest replay read although no tensor owned it, and who wrote it last."""
+    """What the parts of the newest replay read although no tensor owned it, and who wrote it last.
+    """
 
     def replay(self) -> None:
         """Repeat every launch on the memory of the capture."""
@@ -93,18 +104,28 @@ class GraphPool(ABC):
 
     @abstractmethod
     def capture(self, function: Callable[[], Any]) -> Graph:
-        """Capture the launches of `function`. Raises CaptureError for a function that no graph can hold."""
+        """Capture the launches of `function`.
 
-    def capture_in_parts(self, function: Callable[[], Any], name: str, keep: Callable[[int, Any], Any]) -> Graph:
-        """Capture `function` as segments, with its calls of `eager_part` between them. Reports call the graph `name`.
+        Raises CaptureError for a function that no graph can hold.
+        """
 
-        `keep` takes the number and the result of each eager part, and returns the tensors that the next segment reads.
-        Each replay copies the new result there.
+    def capture_in_parts(
+        self, function: Callable[[], Any], name: str, keep: Callable[[int, Any], Any]
+    ) -> Graph:
+        """Capture `function` as segments, with its calls of `eager_part` between them.
+
+        Reports call the graph `name`.
+
+        `keep` takes the number and the result of each eager part, and returns the tensors that the
+        next segment reads. Each replay copies the new result there.
         """
         raise InputError("graph breakable is simulated on a CPU; on a GPU use graph full")
 
     def add(self, aliases: Iterable[Tensor], owned: Iterable[int] = ()) -> None:
-        """Keep the aliases of a new graph, of any shape. It allocated the storages at the addresses `owned` itself."""
+        """Keep the aliases of a new graph, of any shape.
+
+        It allocated the storages at the addresses `owned` itself.
+        """
         for alias in aliases:
             address = storage_address(alias)
             self._aliases.setdefault(address, []).append(alias)
@@ -117,7 +138,9 @@ class GraphPool(ABC):
             self._dirty.append(graph)
 
     def sweep(self) -> None:
-        """Fill all memory that may be reused between replays: of graphs that ran, and foreign memory without users."""
+        """Fill all memory that may be reused between replays: of graphs that ran, and foreign
+        memory without users.
+        """
         if self._poison is None:
             return
         for graph in self._dirty:

@@ -1,7 +1,8 @@
 """Launches: the border between host code and device code.
 
-A capture records launches and ATen ops, never the Python between them. So a plan made by host code before the capture
-is not in the graph (PR 42444), and a tensor rebound after it is not seen (PR 35175).
+A capture records launches and ATen ops, never the Python between them. So a plan made by host code
+before the capture is not in the graph (PR 42444), and a tensor rebound after it is not seen (PR
+35175).
 """
 
 from __future__ import annotations
@@ -23,13 +24,21 @@ class Recorder(Protocol):
 
 
 class LaunchProbe:
-    """Watches nothing by itself. A subclass sees all launches, its own included unless it uses `launch_unseen`."""
+    """Watches nothing by itself.
 
-    def before_launch(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    A subclass sees all launches, its own included unless it uses `launch_unseen`.
+    """
+
+    def before_launch(
+        self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Before a launch runs or is captured. Returns the `noted` of `after_launch`."""
 
     def after_launch(self, noted: Any, result: Any) -> None:
-        """After the launch ran or was captured. A launch made here during a capture becomes part of the graph."""
+        """After the launch ran or was captured.
+
+        A launch made here during a capture becomes part of the graph.
+        """
 
     def on_repeat(self, function: Function, args: tuple[Any, ...], result: Any) -> None:
         """After a replay on a CPU repeated one launch or ATen op. Replays on CUDA run no Python."""
@@ -65,14 +74,19 @@ def launch(function: Function, *args: Any, **kwargs: Any) -> Any:
     """Call `function` as one kernel launch. A CPU capture records it whole."""
     recorder, probe = ACTIVE.get(), _PROBE.get()
     noted = None if probe is None else probe.before_launch(function, args, kwargs)
-    result = function(*args, **kwargs) if recorder is None else recorder.launch(function, args, kwargs)
+    result = (
+        function(*args, **kwargs) if recorder is None else recorder.launch(function, args, kwargs)
+    )
     if probe is not None:
         probe.after_launch(noted, result)
     return result
 
 
 def eager_part(function: Function, *args: Any) -> Any:
-    """Call `function`. A capture in parts does not record it: each replay calls it again, on the captured tensors."""
+    """Call `function`.
+
+    A capture in parts does not record it: each replay calls it again, on the captured tensors.
+    """
     recorder = IN_PARTS.get()
     return function(*args) if recorder is None else recorder.eager(function, args)
 

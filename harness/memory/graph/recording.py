@@ -1,12 +1,15 @@
-"""A captured graph without a GPU: a recording of ATen ops and kernel launches on the captured tensors.
+"""A captured graph without a GPU: a recording of ATen ops and kernel launches on the captured
+tensors.
 
-A replay repeats each op and copies its result to the captured memory; views are not repeated. The recording holds its
-own aliases of all tensors. So it keeps memory as a graph keeps addresses: it does not follow rebound objects, and it
-knows when a storage has no other user. Unlike a CUDA capture, a CPU capture runs the ops.
+A replay repeats each op and copies its result to the captured memory; views are not repeated. The
+recording holds its own aliases of all tensors. So it keeps memory as a graph keeps addresses: it
+does not follow rebound objects, and it knows when a storage has no other user. Unlike a CUDA
+capture, a CPU capture runs the ops.
 
-A capture in parts is a breakable graph: segments, and eager parts between them that a replay calls again. It keeps no
-tensor alive. Memory of a segment belongs to the replay as long as a tensor owned it in the capture. Results of eager
-parts are ordinary memory, which belongs to its owner alone. A replay fills the rest in front of each part.
+A capture in parts is a breakable graph: segments, and eager parts between them that a replay calls
+again. It keeps no tensor alive. Memory of a segment belongs to the replay as long as a tensor owned
+it in the capture. Results of eager parts are ordinary memory, which belongs to its owner alone. A
+replay fills the rest in front of each part.
 """
 
 from __future__ import annotations
@@ -25,14 +28,31 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from harness.core.errors import CaptureError
-from harness.memory.graph.interface import GraphPool, alias_of, storage_address, tensors_of, use_count, whole_storage
+from harness.memory.graph.interface import (
+    GraphPool,
+    alias_of,
+    storage_address,
+    tensors_of,
+    use_count,
+    whole_storage,
+)
 from harness.memory.graph.launch import ACTIVE, IN_PARTS, Function, holding, repeat
 from harness.memory.poison.allocations import ALLOCATIONS, QuickDispatch
 from harness.memory.poison.patterns import Poison
 
 _aten = torch.ops.aten
 _INDEXED = frozenset({_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default})
-_PLAIN = {type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format}
+_PLAIN = {
+    type(None),
+    bool,
+    int,
+    float,
+    str,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+}
 """Types of arguments that hold no tensor."""
 _HOST_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
@@ -50,12 +70,16 @@ class _Node:
     def run(self) -> None:
         results = tensors_of(repeat(self.function, self.args, self.kwargs))
         if len(results) != len(self.outputs):
-            raise CaptureError(f"{self.name} returned {len(self.outputs)} tensors when captured, now {len(results)}")
+            raise CaptureError(
+                f"{self.name} returned {len(self.outputs)} tensors when captured, now"
+                f" {len(results)}"
+            )
         for recorded, result in zip(self.outputs, results, strict=True):
             if storage_address(recorded) != storage_address(result):
                 if recorded.shape != result.shape:
                     raise CaptureError(
-                        f"{self.name} returned shape {list(recorded.shape)} when captured, now {list(result.shape)}"
+                        f"{self.name} returned shape {list(recorded.shape)} when captured, now"
+                        f" {list(result.shape)}"
                     )
                 recorded.copy_(result)
 
@@ -64,7 +88,12 @@ class _Node:
         written: set[str | int] = set()
         if isinstance(self.function, torch._ops.OpOverload):
             arguments = enumerate(self.function._schema.arguments)
-            written = {key for n, a in arguments if a.alias_info and a.alias_info.is_write for key in (n, a.name)}
+            written = {
+                key
+                for n, a in arguments
+                if a.alias_info and a.alias_info.is_write
+                for key in (n, a.name)
+            }
         for key, value in itertools.chain(enumerate(self.args), self.kwargs.items()):
             if key not in written:
                 yield from tensors_of(value)
@@ -74,8 +103,8 @@ class _Node:
 class _Part:
     """A segment of a graph, or one eager part.
 
-    `reads` names each storage that it reads and that none of its own nodes wrote before. `freed` are the storages of
-    segments that have no owner any more where it starts.
+    `reads` names each storage that it reads and that none of its own nodes wrote before. `freed`
+    are the storages of segments that have no owner any more where it starts.
     """
 
     name: str
@@ -85,14 +114,19 @@ class _Part:
     writes: set[int] = field(default_factory=set)
 
     def note_accesses(self, made: dict[int, str]) -> None:
-        """Note what the nodes read and write. `made` names the storages that the graph has made so far."""
+        """Note what the nodes read and write.
+
+        `made` names the storages that the graph has made so far.
+        """
         for node in self.nodes:
             for tensor in node.reads():
                 address = storage_address(tensor)
                 if address in made and address not in self.writes:
                     self.reads.setdefault(address, made[address])
             for tensor in node.outputs:
-                made.setdefault(storage_address(tensor), f"the result {list(tensor.shape)} of {node.name}")
+                made.setdefault(
+                    storage_address(tensor), f"the result {list(tensor.shape)} of {node.name}"
+                )
                 self.writes.add(storage_address(tensor))
 
 
@@ -106,11 +140,14 @@ class CpuGraphPool(GraphPool):
     def capture(self, function: Callable[[], Any]) -> CpuGraph:
         """Run `function` once and record its ops and launches.
 
-        Raises CaptureError if it reads a device value on the host outside a launch, or copies from the host.
+        Raises CaptureError if it reads a device value on the host outside a launch, or copies from
+        the host.
         """
         return self._record(_Recorder(), function)
 
-    def capture_in_parts(self, function: Callable[[], Any], name: str, keep: Callable[[int, Any], Any]) -> CpuGraph:
+    def capture_in_parts(
+        self, function: Callable[[], Any], name: str, keep: Callable[[int, Any], Any]
+    ) -> CpuGraph:
         recorder = _PartRecorder(name, keep)
         with holding(IN_PARTS, recorder):
             return self._record(recorder, function)
@@ -131,7 +168,8 @@ class CpuGraphPool(GraphPool):
         for memory in part.freed:
             self._fill(memory)
         stale = [
-            f"{part.name} read {what}, which no tensor owned; {self._writers.get(address, 'the capture')} wrote it last"
+            f"{part.name} read {what}, which no tensor owned;"
+            f" {self._writers.get(address, 'the capture')} wrote it last"
             for address, what in part.reads.items()
             if address in self._filled
         ]
@@ -143,10 +181,18 @@ class CpuGraphPool(GraphPool):
 
 
 class CpuGraph:
-    """One recording, made by a pool's `capture`. `outputs` is the result of the captured function."""
+    """One recording, made by a pool's `capture`.
+
+    `outputs` is the result of the captured function.
+    """
 
     def __init__(
-        self, pool: CpuGraphPool, parts: list[_Part], aliases: list[Tensor], owned: set[int], outputs: Any
+        self,
+        pool: CpuGraphPool,
+        parts: list[_Part],
+        aliases: list[Tensor],
+        owned: set[int],
+        outputs: Any,
     ) -> None:
         self._pool = pool
         self._parts = parts
@@ -183,7 +229,8 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.nodes: list[_Node] = []
         self._alias_of: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
-        # Aliases of each storage keep its address from being used twice. They do not keep the captured tensors.
+        # Aliases of each storage keep its address from being used twice. They do not keep the
+        # captured tensors.
         self._aliases: dict[int, list[Tensor]] = {}
         # Storages allocated during the capture, also temporary ones of a launch.
         self._made: set[int] = set()
@@ -193,7 +240,11 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
         self._paused = False
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if self._paused:
@@ -208,7 +259,9 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
             self.nodes.append(_Node(str(func), func, recorded_args, recorded_kwargs, outputs))
         return result
 
-    def launch(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def launch(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if self._paused:
             return function(*args, **kwargs)
         recorded_args, recorded_kwargs = self._aliased(args), self._aliased(kwargs)
@@ -217,7 +270,11 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
             result = function(*args, **kwargs)
         finally:
             self._paused = False
-        self.nodes.append(_Node(_name_of(function), function, recorded_args, recorded_kwargs, self._results(result)))
+        self.nodes.append(
+            _Node(
+                _name_of(function), function, recorded_args, recorded_kwargs, self._results(result)
+            )
+        )
         return result
 
     def parts(self) -> list[_Part]:
@@ -225,7 +282,12 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
 
     def finish(self) -> tuple[list[Tensor], set[int]]:
         """The aliases to hold, and the storage addresses allocated by the recording."""
-        aliases = [one for address, held in self._aliases.items() if address not in self._scalars for one in held]
+        aliases = [
+            one
+            for address, held in self._aliases.items()
+            if address not in self._scalars
+            for one in held
+        ]
         return aliases, self._owned
 
     def _aliased(self, value: Any) -> Any:
@@ -287,7 +349,11 @@ class _PartRecorder(_Recorder):  # type: ignore[no-untyped-call]
         self._end_segment()
         # Its arguments are weak: the aliases say where they are, and do not own them.
         given = tuple(self._alias(value) if isinstance(value, Tensor) else value for value in args)
-        freed = [a for a in self._owned - self._freed if use_count(self._aliases[a][0]) <= len(self._aliases[a])]
+        freed = [
+            a
+            for a in self._owned - self._freed
+            if use_count(self._aliases[a][0]) <= len(self._aliases[a])
+        ]
         self._freed.update(freed)
         self._paused, number = True, len(self._parts) // 2
         try:
@@ -297,7 +363,9 @@ class _PartRecorder(_Recorder):  # type: ignore[no-untyped-call]
             self._paused = False
         kept = tensors_of(result)
         self._made -= {storage_address(tensor) for tensor in kept}
-        node = _Node(_name_of(function), function, given, {}, [self._alias(tensor) for tensor in kept])
+        node = _Node(
+            _name_of(function), function, given, {}, [self._alias(tensor) for tensor in kept]
+        )
         memory = [whole_storage(self._aliases[address][0]) for address in freed]
         self._parts.append(_Part(f"eager part {number} of {self._name}", [node], memory))
         return result
@@ -320,13 +388,22 @@ def _name_of(function: Function) -> str:
 
 def _refuse_host_reads(func: Any, args: tuple[Any, ...]) -> None:
     if func is _aten.lift_fresh.default and args[0].ndim:
-        raise CaptureError("a tensor is made from host data during capture; make it before and copy into it")
+        raise CaptureError(
+            "a tensor is made from host data during capture; make it before and copy into it"
+        )
     if func in _INDEXED:
-        masks = [t for t in args[1] if isinstance(t, Tensor) and t.dtype in (torch.bool, torch.uint8)]
+        masks = [
+            t for t in args[1] if isinstance(t, Tensor) and t.dtype in (torch.bool, torch.uint8)
+        ]
         if masks:
-            raise CaptureError(f"{func} with a boolean mask has a shape that depends on device values; use torch.where")
+            raise CaptureError(
+                f"{func} with a boolean mask has a shape that depends on device values; use"
+                " torch.where"
+            )
     elif _reads_on_host(func):
-        raise CaptureError(f"{func} reads a device value on the host, which a captured graph cannot do")
+        raise CaptureError(
+            f"{func} reads a device value on the host, which a captured graph cannot do"
+        )
 
 
 @functools.cache
@@ -337,9 +414,14 @@ def _reads_on_host(func: Any) -> bool:
 @functools.cache
 def _is_view(func: Any) -> bool:
     schema = func._schema
-    if any(argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments):
+    if any(
+        argument.alias_info is not None and argument.alias_info.is_write
+        for argument in schema.arguments
+    ):
         return False
-    return bool(schema.returns) and all(returned.alias_info is not None for returned in schema.returns)
+    return bool(schema.returns) and all(
+        returned.alias_info is not None for returned in schema.returns
+    )
 
 
 def new_pool(device: torch.device, poison: Poison | None = None) -> GraphPool:

@@ -1,9 +1,9 @@
 """Poison between the segments of a breakable or piecewise graph.
 
-Such a graph is a list of captured segments and eager functions, replayed in order over one pool that all batch sizes
-share. At a break of the capture, the blocks of the pool that tensors own are all that later segments may read. Replays
-fill the rest of the pool there: free blocks hold what an earlier segment, or a graph of another size, left
-(sgl-project/sglang#37606, ROCm/ATOM#1902).
+Such a graph is a list of captured segments and eager functions, replayed in order over one pool
+that all batch sizes share. At a break of the capture, the blocks of the pool that tensors own are
+all that later segments may read. Replays fill the rest of the pool there: free blocks hold what an
+earlier segment, or a graph of another size, left (sgl-project/sglang#37606, ROCm/ATOM#1902).
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ Range = tuple[int, int]
 
 
 def blocks_of(pool: Any, segments: Iterable[dict[str, Any]], *, active: bool) -> list[Range]:
-    """The blocks of a pool in a snapshot of the allocator that are active, or those that are free."""
+    """The blocks of a pool in a snapshot of the allocator that are active, or those that are
+    free.
+    """
     return [
         (block["address"], block["size"])
         for segment in segments
@@ -50,19 +52,28 @@ def chunked(ranges: Iterable[Range]) -> list[Range]:
 
 
 class SegmentFill:
-    """The fills of one captured list of segments: `note` at each break of the capture, `replay` in place of a loop."""
+    """The fills of one captured list of segments:
 
-    def __init__(self, pool: Any, snapshot: Callable[[], list[dict[str, Any]]] = torch.cuda.memory_snapshot) -> None:
+    `note` at each break of the capture, `replay` in place of a loop.
+    """
+
+    def __init__(
+        self, pool: Any, snapshot: Callable[[], list[dict[str, Any]]] = torch.cuda.memory_snapshot
+    ) -> None:
         self._pool, self._snapshot = pool, snapshot
         self._owned: list[list[Range]] = []
         self._tables: list[torch.Tensor] | None = None
 
     def note(self) -> None:
-        """A segment or an eager function has ended: what tensors own now is not filled behind it."""
+        """A segment or an eager function has ended: what tensors own now is not filled behind
+        it.
+        """
         self._owned.append(blocks_of(self._pool, self._snapshot(), active=True))
 
     def to_fill(self) -> list[list[Range]]:
-        """What is filled behind each step but the last, which leaves the output in memory that no tensor owns."""
+        """What is filled behind each step but the last, which leaves the output in memory that no
+        tensor owns.
+        """
         segments = self._snapshot()
         free = blocks_of(self._pool, segments, active=False)
         return [chunked(without(free, owned)) for owned in self._owned[:-1]]
@@ -70,8 +81,8 @@ class SegmentFill:
     def replay(self, steps: list[Callable[[], Any]]) -> int:
         """Run the steps with a fill between each two. Returns the number of fills.
 
-        The pool is read at the first replay: all sizes are captured then, and a tensor that is freed later stays as it
-        is.
+        The pool is read at the first replay: all sizes are captured then, and a tensor that is
+        freed later stays as it is.
         """
         from harness.memory.poison.cuda_kernels import fill_chunks
         from harness.memory.poison.cuda_sweep import FILL_WORD

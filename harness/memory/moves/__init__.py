@@ -1,1 +1,3 @@
-"""Memory that is moved: sentinels that name their owner, streams with events, and a transport that can fail."""
+"""Memory that is moved: sentinels that name their owner, streams with events, and a transport that
+can fail.
+"""

@@ -1,4 +1,6 @@
-"""Compares moved bytes with the owners that the logical tokens need, and names what is there instead."""
+"""Compares moved bytes with the owners that the logical tokens need, and names what is there
+instead.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,11 @@ class Landed:
         reader: str,
         late: Callable[[int], str] | None = None,
     ) -> None:
-        """Compare the records [tokens, shards * `record`] uint8 that `reader` finds at `place` with what it needs.
+        """Compare the records [tokens, shards * `record`] uint8 that `reader` finds at `place` with
+        what it needs.
 
-        `late` returns the operation that wrote a byte of the row last if a former owner launched it, else nothing.
+        `late` returns the operation that wrote a byte of the row last if a former owner launched
+        it, else nothing.
         """
         self.num_bytes += found.numel()
         if found.equal(wanted):
@@ -49,7 +53,9 @@ class Landed:
         byte = int(wrong[token].nonzero()[0])
         first = byte // record * record
         site, what = named(found[token, first : first + record], byte - first)
-        needed = found_at(wanted[token, first : first + record], byte - first) or "the rest of a word"
+        needed = (
+            found_at(wanted[token, first : first + record], byte - first) or "the rest of a word"
+        )
         buffer, row, start, _ = place
         at = start + token * wanted.shape[1] + byte
         if site == "move.foreign" and late is not None and (writer := late(at)):
@@ -59,7 +65,8 @@ class Landed:
                 site,
                 buffer,
                 f"block {row}, byte {at}",
-                f"{reader} reads {what}, and needs {needed}; {int(wrong.sum())} of {wrong.numel()} bytes are wrong",
+                f"{reader} reads {what}, and needs {needed}; {int(wrong.sum())} of {wrong.numel()}"
+                " bytes are wrong",
             )
         )
 
@@ -68,8 +75,13 @@ class Landed:
         self.num_bytes += after.numel()
         if not after.equal(before):
             row, byte = (int(place) for place in (after != before).nonzero()[0])
-            message = f"{name} has changed in row {row}, byte {byte}: {named(after[row], byte)[1]} is there now"
-            self.misplaced.append(Misplaced("move.foreign", name, f"row {row}, byte {byte}", message))
+            message = (
+                f"{name} has changed in row {row}, byte {byte}: {named(after[row], byte)[1]} is"
+                " there now"
+            )
+            self.misplaced.append(
+                Misplaced("move.foreign", name, f"row {row}, byte {byte}", message)
+            )
 
 
 def named(record: Tensor, byte: int) -> tuple[str, str]:

@@ -1,8 +1,9 @@
 """Sentinels that name the owner of each byte of a cache.
 
-A checksum proves that a copy is faithful. It does not prove that the right bytes were copied. So each word of 8 bytes
-holds its owner: group, layer, rank, token, generation, and its place in the token's record. Wherever the word lands, it
-can be compared with the owner that the logical token needs there.
+A checksum proves that a copy is faithful. It does not prove that the right bytes were copied. So
+each word of 8 bytes holds its owner: group, layer, rank, token, generation, and its place in the
+token's record. Wherever the word lands, it can be compared with the owner that the logical token
+needs there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from torch import Tensor
 
 MoveGroup = Literal["latent", "heads", "index", "window", "state"]
 GROUPS: tuple[MoveGroup, ...] = get_args(MoveGroup)
-"""Kinds of data in a block: MLA latents, K and V by head, index keys, latents of window layers, recurrent states."""
+"""Kinds of data in a block:
+
+MLA latents, K and V by head, index keys, latents of window layers, recurrent states.
+"""
 
 _WIDTHS = {"group": 3, "layer": 7, "rank": 6, "token": 18, "generation": 10, "word": 14}
 _MAGIC, _MAGIC_BITS = 0b10110, 5
@@ -25,9 +29,12 @@ UNSENT_TOKEN = (1 << _WIDTHS["token"]) - 1
 
 
 class Owner(NamedTuple):
-    """The owner of a word. `rank` counts shards of the whole model: 0 for data that every rank has alike.
+    """The owner of a word.
 
-    `generation` is the number of the sequence of tokens: requests that share a prefix share it there.
+    `rank` counts shards of the whole model: 0 for data that every rank has alike.
+
+    `generation` is the number of the sequence of tokens: requests that share a prefix share it
+    there.
     """
 
     group: int
@@ -41,7 +48,10 @@ class Owner(NamedTuple):
         if self.token == UNSENT_TOKEN:
             return "memory that nothing was moved to"
         group = GROUPS[self.group] if self.group < len(GROUPS) else f"group {self.group}"
-        place = f"{group} of layer {self.layer}, shard {self.rank}, token {self.token} of sequence {self.generation}"
+        place = (
+            f"{group} of layer {self.layer}, shard {self.rank}, token {self.token} of sequence"
+            f" {self.generation}"
+        )
         return f"{place}, word {self.word}"
 
 
@@ -64,12 +74,19 @@ def owner_of(word: int) -> Owner | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def records(group: int, layer: int, rank: int, generation: int, num_tokens: int, num_bytes: int) -> Tensor:
-    """The records [num_tokens, num_bytes] uint8 of tokens 0, 1, … of one owner. Do not write to them."""
+def records(
+    group: int, layer: int, rank: int, generation: int, num_tokens: int, num_bytes: int
+) -> Tensor:
+    """The records [num_tokens, num_bytes] uint8 of tokens 0, 1, … of one owner.
+
+    Do not write to them.
+    """
     num_words = -(-num_bytes // WORD)
     _packed(Owner(group, layer, rank, num_tokens, generation, num_words))
     first = _packed(Owner(group, layer, rank, 0, generation))
-    tokens = torch.arange(num_tokens, dtype=torch.int64) << (_WIDTHS["generation"] + _WIDTHS["word"])
+    tokens = torch.arange(num_tokens, dtype=torch.int64) << (
+        _WIDTHS["generation"] + _WIDTHS["word"]
+    )
     words = first + tokens[:, None] + torch.arange(num_words, dtype=torch.int64)
     return words.view(torch.uint8)[:, :num_bytes]
 
@@ -81,7 +98,9 @@ def unsent(num_bytes: int) -> Tensor:
 
 
 def found_at(record: Tensor, byte: int) -> Owner | None:
-    """The owner of the word at `byte` of a record [num_bytes] uint8; None for a word that is cut or no sentinel."""
+    """The owner of the word at `byte` of a record [num_bytes] uint8; None for a word that is cut or
+    no sentinel.
+    """
     start = byte - byte % WORD
     whole = record[start : start + WORD]
     return owner_of(int(whole.clone().view(torch.int64))) if len(whole) == WORD else None

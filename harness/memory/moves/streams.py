@@ -1,8 +1,9 @@
 """Streams and events of a GPU, simulated on a CPU, with the order of all accesses.
 
-The host launches operations on streams. An operation runs later, when a seed chooses its stream. Within a stream the
-order is kept. Between streams only an event orders, and the host is ordered only with what it waited for. Each
-operation has a vector clock, so that two accesses without an order are found even if this run was lucky.
+The host launches operations on streams. An operation runs later, when a seed chooses its stream.
+Within a stream the order is kept. Between streams only an event orders, and the host is ordered
+only with what it waited for. Each operation has a vector clock, so that two accesses without an
+order are found even if this run was lucky.
 """
 
 from __future__ import annotations
@@ -17,12 +18,17 @@ Clock = dict[str, int]
 HOST = "host"
 """The stream of what the host does itself."""
 Span = tuple[str, int, int, int]
-"""Bytes of a buffer: its name, the row (a block), the first byte in the row, and the byte behind the last."""
+"""Bytes of a buffer: its name, the row (a block), the first byte in the row, and the byte behind
+the last.
+"""
 
 
 @dataclass(slots=True)
 class Operation:
-    """A launch: `number` counts the launches of all streams, `place` the launches of its stream, from 1 on."""
+    """A launch:
+
+    `number` counts the launches of all streams, `place` the launches of its stream, from 1 on.
+    """
 
     name: str
     stream: str
@@ -71,8 +77,8 @@ class Race:
 class Streams:
     """All streams of one run. The seed chooses the order.
 
-    With `swapped` (earlier, later), operations with the title `later` are held back until one with the title `earlier`
-    has run, and are then chosen first.
+    With `swapped` (earlier, later), operations with the title `later` are held back until one with
+    the title `earlier` has run, and are then chosen first.
     """
 
     seed: int = 0
@@ -84,7 +90,9 @@ class Streams:
     _clocks: dict[str, Clock] = field(default_factory=dict)
     _waits: dict[str, list[Event]] = field(default_factory=dict)
     _host: Clock = field(default_factory=dict)
-    _accesses: dict[tuple[str, int], list[tuple[int, int, bool, Operation]]] = field(default_factory=dict)
+    _accesses: dict[tuple[str, int], list[tuple[int, int, bool, Operation]]] = field(
+        default_factory=dict
+    )
     _written: dict[tuple[str, int], list[tuple[int, int, Operation]]] = field(default_factory=dict)
     _ran: set[str] = field(default_factory=set)
     _random: random.Random = field(init=False)
@@ -100,7 +108,10 @@ class Streams:
         reads: Iterable[Span] = (),
         writes: Iterable[Span] = (),
     ) -> Operation:
-        """Queue an operation behind all others of `stream`. `reads` and `writes` are the bytes that it touches."""
+        """Queue an operation behind all others of `stream`.
+
+        `reads` and `writes` are the bytes that it touches.
+        """
         clock = _joined(self._clocks.get(stream, {}), self._host)
         place = clock[stream] = self._clocks.get(stream, {}).get(stream, 0) + 1
         waits = tuple(self._waits.pop(stream, ()))
@@ -115,14 +126,18 @@ class Streams:
         return operation
 
     def touch(self, name: str, writes: Iterable[Span]) -> None:
-        """The host writes memory itself, at once: before all that it launches later, and after what it waited for."""
+        """The host writes memory itself, at once: before all that it launches later, and after what
+        it waited for.
+        """
         operation = self.launch(HOST, name, writes=writes)
         self._queues[HOST].clear()
         operation.is_done = True
         self._host = _joined(self._host, operation.clock)
 
     def record(self, stream: str) -> Event:
-        """An event behind everything that was launched on `stream` so far, and behind the events that it waits for."""
+        """An event behind everything that was launched on `stream` so far, and behind the events
+        that it waits for.
+        """
         if self._waits.get(stream):
             self.launch(stream, "wait")
         queue = self._queues.get(stream)
@@ -136,7 +151,10 @@ class Streams:
         self._waits.setdefault(stream, []).append(event)
 
     def is_done(self, event: Event) -> bool:
-        """Whether `event` has happened. The host is then ordered after it, as by a poll that returns true."""
+        """Whether `event` has happened.
+
+        The host is then ordered after it, as by a poll that returns true.
+        """
         done = event.last is None or event.last.is_done
         if done:
             self._host = _joined(self._host, event.clock)
@@ -167,7 +185,10 @@ class Streams:
         return next((operation for start, end, operation in written if start <= byte < end), None)
 
     def drop(self, stream: str, operations: Collection[Operation]) -> None:
-        """Remove operations that have not run, as a cancelled transfer does. Their place in the order stays."""
+        """Remove operations that have not run, as a cancelled transfer does.
+
+        Their place in the order stays.
+        """
         queue = self._queues.get(stream, deque())
         for operation in queue:
             if any(operation is one for one in operations):
@@ -175,7 +196,11 @@ class Streams:
 
     def _run_one(self) -> None:
         first = [queue[0] for queue in self._queues.values() if queue]
-        ready = [one for one in first if all(event.last is None or event.last.is_done for event in one.waits)]
+        ready = [
+            one
+            for one in first
+            if all(event.last is None or event.last.is_done for event in one.waits)
+        ]
         if not ready:
             raise RuntimeError("every stream waits for another: the copies can never run")
         operation = self._random.choice(self._willing(ready))
@@ -192,7 +217,9 @@ class Streams:
             return ready
         earlier, later = self.swapped
         is_due = earlier in self._ran
-        return [operation for operation in ready if (title_of(operation.name) == later) == is_due] or ready
+        return [
+            operation for operation in ready if (title_of(operation.name) == later) == is_due
+        ] or ready
 
     def _note(self, span: Span, is_write: bool, operation: Operation) -> None:
         buffer, row, start, end = span
@@ -206,16 +233,23 @@ class Streams:
                     self.races.append(Race(sides[0], sides[1], span, how))
         if is_write:
             # Later accesses that are ordered after this one are ordered after those, too.
-            known[:] = [one for one in known if not (start <= one[0] and one[1] <= end and one[3].is_before(operation))]
+            known[:] = [
+                one
+                for one in known
+                if not (start <= one[0] and one[1] <= end and one[3].is_before(operation))
+            ]
         known.append((start, end, is_write, operation))
 
 
 def orders_to_try(races: Iterable[Race]) -> Iterator[tuple[str, str]]:
-    """Titles (earlier, later) of operations without an order: each race turned round, then as launched.
+    """Titles (earlier, later) of operations without an order: each race turned round, then as
+    launched.
 
     The host cannot be held back.
     """
-    pairs = dict.fromkeys((race.first.title, race.second.title) for race in races if race.second.stream != HOST)
+    pairs = dict.fromkeys(
+        (race.first.title, race.second.title) for race in races if race.second.stream != HOST
+    )
     yield from (pair[::-1] for pair in pairs)
     yield from pairs
 

@@ -42,7 +42,10 @@ class Transfer:
 
 @dataclass(slots=True)
 class Transport:
-    """Sends pieces through lanes, which no event orders. Transfers with numbers in `failing` lose their second half."""
+    """Sends pieces through lanes, which no event orders.
+
+    Transfers with numbers in `failing` lose their second half.
+    """
 
     streams: Streams
     failing: Collection[int] = ()
@@ -66,7 +69,9 @@ class Transport:
         for number, piece in enumerate(sent):
             lane = self._random.choice(lanes)
             title = f"{name}, piece {number}"
-            launched.append((lane, self.streams.launch(lane, title, piece.copy, piece.reads, piece.writes)))
+            launched.append(
+                (lane, self.streams.launch(lane, title, piece.copy, piece.reads, piece.writes))
+            )
         return Transfer(name, launched, tuple(self.streams.record(lane) for lane in lanes), fails)
 
     def status(self, transfer: Transfer) -> Status:
@@ -76,7 +81,10 @@ class Transport:
         return "failed" if transfer.has_failed else "done"
 
     def cancel(self, transfer: Transfer) -> None:
-        """Take back the pieces that are not copied yet. Returns when nothing of the transfer can land any more."""
+        """Take back the pieces that are not copied yet.
+
+        Returns when nothing of the transfer can land any more.
+        """
         for lane, operation in transfer.pieces:
             self.streams.drop(lane, (operation,))
         for event in transfer.ends:

@@ -9,10 +9,11 @@ if TYPE_CHECKING:
 
 
 def cuda(pattern: str = "nan", device: Any = None) -> CudaPoison:
-    """`with harness.memory.poison.cuda(): ...` fills all free CUDA memory, and every `torch.empty` of the block.
+    """`with harness.memory.poison.cuda(): ...` fills all free CUDA memory, and every `torch.empty`
+    of the block.
 
-    The result's `.sweep()` fills memory that is free again. Raises UnreadableAllocator without a CUDA device, or with
-    an allocator that lists no free blocks.
+    The result's `.sweep()` fills memory that is free again. Raises UnreadableAllocator without a
+    CUDA device, or with an allocator that lists no free blocks.
     """
     # Imported late: processes without torch read this package's tables.
     from harness.memory.poison.cuda_sweep import CudaPoison

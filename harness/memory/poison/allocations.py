@@ -1,13 +1,15 @@
-"""Poison for allocations: every new uninitialized tensor is filled, by a dispatch mode or in the dispatcher.
+"""Poison for allocations: every new uninitialized tensor is filled, by a dispatch mode or in the
+dispatcher.
 
-The mode sees `torch.empty`, `empty_like`, `empty_strided`, `new_empty` and `resize_` of one thread, also within
-composite ops. Memory that ATen allocates inside an op (the result of a matmul) is written by that op and needs no
-poison. A mode costs some microseconds for each op.
+The mode sees `torch.empty`, `empty_like`, `empty_strided`, `new_empty` and `resize_` of one thread,
+also within composite ops. Memory that ATen allocates inside an op (the result of a matmul) is
+written by that op and needs no poison. A mode costs some microseconds for each op.
 
-The dispatcher's three kernels that allocate are wrapped for any program. The wrappers cost nothing for other ops, and
-see all callers: Python, TorchScript, C++ and CUDA extensions, other threads. `empty_like`, `new_empty`,
-`empty_permuted`, `torch.Tensor(n)` and `resize_as_` call these three; results of most ops do not. Not reached: code of
-torch.compile, storages made without a tensor, and an extension's own `cudaMalloc`.
+The dispatcher's three kernels that allocate are wrapped for any program. The wrappers cost nothing
+for other ops, and see all callers: Python, TorchScript, C++ and CUDA extensions, other threads.
+`empty_like`, `new_empty`, `empty_permuted`, `torch.Tensor(n)` and `resize_as_` call these three;
+results of most ops do not. Not reached: code of torch.compile, storages made without a tensor, and
+an extension's own `cudaMalloc`.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def only_writes(function: FunctionT) -> FunctionT:
-    """Mark a part of a kernel that makes no uninitialised memory and no result: dispatch modes see none of its ops.
+    """Mark a part of a kernel that makes no uninitialised memory and no result: dispatch modes see
+    none of its ops.
 
     A mode costs as much as some small ops, which makes it most of the time of a small decode.
     """
@@ -68,7 +71,9 @@ def only_writes(function: FunctionT) -> FunctionT:
 
 
 class QuickDispatch:
-    """The first base of a dispatch mode that is not prepared for torch.compile: that costs a third of a dispatch."""
+    """The first base of a dispatch mode that is not prepared for torch.compile: that costs a third
+    of a dispatch.
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -78,13 +83,18 @@ class QuickDispatch:
 class AllocationPoison(QuickDispatch, TorchDispatchMode):
     """Fills each uninitialized allocation as memory of a site.
 
-    `sites` maps the ordinal of an allocation (from 0) to its site; the default is `workspace`. With `keep`, allocations
-    are kept alive for `allocations`; without it every allocation has the ordinal 0. With `notes_lines`, memory
-    is kept too, and `lines` has the lines of code that allocated it.
+    `sites` maps the ordinal of an allocation (from 0) to its site; the default is `workspace`. With
+    `keep`, allocations are kept alive for `allocations`; without it every allocation has the
+    ordinal 0. With `notes_lines`, memory is kept too, and `lines` has the lines of code that
+    allocated it.
     """
 
     def __init__(
-        self, poison: Poison, sites: Mapping[int, str] | None = None, keep: bool = True, notes_lines: bool = False
+        self,
+        poison: Poison,
+        sites: Mapping[int, str] | None = None,
+        keep: bool = True,
+        notes_lines: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._poison = poison
@@ -101,7 +111,9 @@ class AllocationPoison(QuickDispatch, TorchDispatchMode):
 
     @property
     def lines(self) -> dict[str, list[str]]:
-        """Site -> the lines of code that allocated memory of it which nothing has written as a whole."""
+        """Site -> the lines of code that allocated memory of it which nothing has written as a
+        whole.
+        """
         found: dict[str, dict[str, None]] = {}
         for site, line, tensor in self._noted:
             if line and tensor.is_floating_point() and bool(whole_storage(tensor).isnan().any()):
@@ -109,7 +121,11 @@ class AllocationPoison(QuickDispatch, TorchDispatchMode):
         return {site: list(lines) for site, lines in found.items()}
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if id(func) in _RESIZES:
             return self._resize(func, args, kwargs or {})
@@ -145,7 +161,16 @@ MAX_BYTES = 2 << 30
 RANDOM_ELEMENTS = 1 << 20
 """Larger memory repeats its random numbers: making them needs 30 times their memory."""
 
-_NAMES = ["bits16", "bits8", "bits1x8", "bits2x4", "bits4x2", "float4_e2m1fn_x2", "float8_e5m2fnuz", "float8_e8m0fnu"]
+_NAMES = [
+    "bits16",
+    "bits8",
+    "bits1x8",
+    "bits2x4",
+    "bits4x2",
+    "float4_e2m1fn_x2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+]
 _NAMES += [f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)]
 _CANNOT_HOLD = {getattr(torch, name) for name in _NAMES if hasattr(torch, name)}
 """Types that torch cannot fill with the value of a pattern. Their bytes are filled."""
@@ -157,8 +182,9 @@ SITE = "workspace"
 class DispatcherPoison:
     """Fills the dispatcher's allocations while a pattern is set.
 
-    `pattern` is the current one, or None. It `is_paused` for the harness's own allocations. `wanted` returns whether
-    the memory of a call site is filled. `on_fill` is called for each filled one.
+    `pattern` is the current one, or None. It `is_paused` for the harness's own allocations.
+    `wanted` returns whether the memory of a call site is filled. `on_fill` is called for each
+    filled one.
     """
 
     def __init__(self, call_sites: CallSites) -> None:
@@ -172,14 +198,20 @@ class DispatcherPoison:
         self._library: Library | None = None
 
     def install(self) -> None:
-        """Wrap the kernels of each device type of this machine. Raises HarnessError where torch cannot be wrapped."""
+        """Wrap the kernels of each device type of this machine.
+
+        Raises HarnessError where torch cannot be wrapped.
+        """
         get_kernel = getattr(torch.library, "get_kernel", None)
         if get_kernel is None:
-            raise HarnessError(f"--poison: torch {torch.__version__} cannot wrap kernels; 2.11 or later can")
+            raise HarnessError(
+                f"--poison: torch {torch.__version__} cannot wrap kernels; 2.11 or later can"
+            )
         self._library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a kernel is replaced is the purpose
-            # Counting devices would start the driver. Then a suite could neither set CUDA_VISIBLE_DEVICES nor fork.
+            # Counting devices would start the driver. Then a suite could neither set
+            # CUDA_VISIBLE_DEVICES nor fork.
             for key in ("CPU", *(["CUDA"] if torch.version.cuda is not None else [])):
                 keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
                 for name, wrap in (
@@ -230,7 +262,8 @@ class DispatcherPoison:
         return resize
 
     def _fill(self, tensor: Tensor, old_bytes: int, is_all: bool, frame: FrameType | None) -> None:
-        """Fill the storage of `tensor` past its first `old_bytes` bytes; `is_all` if it has no gaps.
+        """Fill the storage of `tensor` past its first `old_bytes` bytes; `is_all` if it has no
+        gaps.
 
         `frame` is None in a C++ thread, such as autograd's for a CUDA device.
         """
@@ -238,7 +271,7 @@ class DispatcherPoison:
         if num_bytes > MAX_BYTES or tensor.is_quantized:
             return
         if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-            return  # a captured fill would run again at each replay; free memory of the pool is swept instead
+            return  # a captured fill would run again at each replay; free memory of the pool is swept instead  # noqa: E501
         # Filling allocates too, and no mode of the program under test may see or change that.
         self.is_paused = True
         try:
@@ -252,7 +285,9 @@ class DispatcherPoison:
                 if is_all:
                     self._write(tensor.data, site.number)
                 else:
-                    self._write(whole_storage(tensor)[-(-old_bytes // tensor.element_size()) :], site.number)
+                    self._write(
+                        whole_storage(tensor)[-(-old_bytes // tensor.element_size()) :], site.number
+                    )
         finally:
             self.is_paused = False
 

@@ -1,4 +1,6 @@
-"""The two Triton kernels of the poison: fill a table of chunks, and look for values that are not finite in one pass."""
+"""The two Triton kernels of the poison: fill a table of chunks, and look for values that are not
+finite in one pass.
+"""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ def _fill_chunks(table, word, BLOCK: tl.constexpr):
 
 
 def fill_chunks(table: Tensor, num_chunks: int, word: int) -> None:
-    """Fill `num_chunks` stretches of device memory with the 32-bit `word`, in one launch on the current stream.
+    """Fill `num_chunks` stretches of device memory with the 32-bit `word`, in one launch on the
+    current stream.
 
-    table: [capacity, 2] int64 on the device: addresses and sizes in bytes, both multiples of 512. The addresses are
-    not checked; they must be free memory.
+    table: [capacity, 2] int64 on the device: addresses and sizes in bytes, both multiples of 512.
+    The addresses are not checked; they must be free memory.
     """
     _fill_chunks[(num_chunks,)](table, word, BLOCK=4096, num_warps=8)
 
@@ -43,15 +46,20 @@ def _note_not_finite(words, found, num_words, exponents, steps, signs, BLOCK: tl
 
 
 def _in_each_field(value: int, count: int, width: int) -> int:
-    """`value` in each of `count` fields of `width` bits, as the signed 32-bit integer that a kernel takes."""
+    """`value` in each of `count` fields of `width` bits, as the signed 32-bit integer that a kernel
+    takes.
+    """
     word = sum(value << place * width for place in range(count))
     return word - (1 << 32) if word >= 1 << 31 else word
 
 
 def any_not_finite(bits: Tensor, exponent: int) -> Tensor:
-    """Whether an element of a contiguous CUDA tensor is not finite: [1] int32 on the device. No host sync.
+    """Whether an element of a contiguous CUDA tensor is not finite: [1] int32 on the device.
 
-    bits: [n] uint8, int16 or int32 view of the values; `exponent` is the mask of the exponent of their float type.
+    No host sync.
+
+    bits: [n] uint8, int16 or int32 view of the values; `exponent` is the mask of the exponent of
+    their float type.
     """
     found = torch.zeros(1, dtype=torch.int32, device=bits.device)
     size, words = bits.element_size(), bits
@@ -62,5 +70,7 @@ def any_not_finite(bits: Tensor, exponent: int) -> Tensor:
     fields = (_in_each_field(field, pack, 8 * size) for field in (exponent, step, exponent + step))
     if words.numel():
         grid = (triton.cdiv(words.numel(), WORDS_A_PROGRAM),)
-        _note_not_finite[grid](words, found, words.numel(), *fields, BLOCK=WORDS_A_PROGRAM, num_warps=8)
+        _note_not_finite[grid](
+            words, found, words.numel(), *fields, BLOCK=WORDS_A_PROGRAM, num_warps=8
+        )
     return found

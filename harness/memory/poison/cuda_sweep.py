@@ -1,11 +1,12 @@
 """Poison for free CUDA memory: fill every free block of the caching allocator.
 
-A later `torch.empty`, also inside a C++ or CUDA extension, then starts as sentinel, and so does the private pool of a
-captured graph between replays. `cuda_blocks` lists the free blocks.
+A later `torch.empty`, also inside a C++ or CUDA extension, then starts as sentinel, and so does the
+private pool of a captured graph between replays. `cuda_blocks` lists the free blocks.
 
-Stream order keeps live data safe. Kernels queued on a block's stream may still read it after it is freed. So the fill
-runs on the current stream after all work queued on these streams, and they wait for the fill. Blocks that other streams
-still use (`record_stream`) are "pending free" and are not filled.
+Stream order keeps live data safe. Kernels queued on a block's stream may still read it after it is
+freed. So the fill runs on the current stream after all work queued on these streams, and they wait
+for the fill. Blocks that other streams still use (`record_stream`) are "pending free" and are not
+filled.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ FILL_WORD = -1
 """All bytes 0xFF: NaN in all float types and -1 as an int. Free memory has no type."""
 
 _WORDS = {"nan": FILL_WORD, "zeros": 0, "max": 0x7F7F7F7F, "inf": 0x7F807F80, "random": 0x3F5A3E96}
-"""The word of a pattern without a type: a large bfloat16 and float32, an Inf as bfloat16, some number."""
+"""The word of a pattern without a type: a large bfloat16 and float32, an Inf as bfloat16, some
+number.
+"""
 
 
 class UnreadableAllocator(HarnessError):
@@ -44,15 +47,21 @@ class Swept:
 
 
 class CudaSweep:
-    """Fills the free memory of one device. It owns the table of chunks, so share one object, see `of`."""
+    """Fills the free memory of one device.
+
+    It owns the table of chunks, so share one object, see `of`.
+    """
 
     def __init__(self, device: int | None = None) -> None:
         if not torch.cuda.is_available():
-            raise UnreadableAllocator("poison of free CUDA memory needs a CUDA device; torch sees none on this machine")
+            raise UnreadableAllocator(
+                "poison of free CUDA memory needs a CUDA device; torch sees none on this machine"
+            )
         backend = torch.cuda.get_allocator_backend()
         if backend != "native":
             raise UnreadableAllocator(
-                f"allocator back end {backend!r} lists no free blocks; unset backend in PYTORCH_CUDA_ALLOC_CONF"
+                f"allocator back end {backend!r} lists no free blocks; unset backend in"
+                " PYTORCH_CUDA_ALLOC_CONF"
             )
         self.device = torch.cuda.current_device() if device is None else device
         self._uploaded = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -66,18 +75,25 @@ class CudaSweep:
     def of(cls, device: torch.device | None = None) -> CudaSweep:
         """The shared sweep of a device in this process."""
         given = None if device is None else device.index
-        index = torch.cuda.current_device() if given is None and torch.cuda.is_available() else given
+        index = (
+            torch.cuda.current_device() if given is None and torch.cuda.is_available() else given
+        )
         if index not in _shared:
             _shared[index] = cls(index)
         return _shared[index]
 
     def __call__(self, word: int = FILL_WORD) -> Swept:
-        """Fill every free block, graph pools included, without host sync. Raises UnreadableAllocator in a capture.
+        """Fill every free block, graph pools included, without host sync.
 
-        Blocks are listed again only if the allocator changed. A server that replays graphs allocates nothing.
+        Raises UnreadableAllocator in a capture.
+
+        Blocks are listed again only if the allocator changed. A server that replays graphs
+        allocates nothing.
         """
         if torch.cuda.is_current_stream_capturing():
-            raise UnreadableAllocator("a sweep cannot run inside a graph capture; sweep before it and between replays")
+            raise UnreadableAllocator(
+                "a sweep cannot run inside a graph capture; sweep before it and between replays"
+            )
         with torch.cuda.device(self.device):
             state = _allocator_state(self.device)
             if state != self._state:
@@ -89,9 +105,12 @@ class CudaSweep:
         return self._swept
 
     def _list_blocks(self) -> None:
-        # Stream order keeps the table for earlier fills, but the last upload must be done with the host's copy.
+        # Stream order keeps the table for earlier fills, but the last upload must be done with the
+        # host's copy.
         self._uploaded.synchronize()
-        num_chunks, num_blocks, num_bytes, self._streams = list_chunks(self.device, self._host.numpy())
+        num_chunks, num_blocks, num_bytes, self._streams = list_chunks(
+            self.device, self._host.numpy()
+        )
         if num_chunks > len(self._host):
             # A larger table may take one of the listed blocks, so they are listed again.
             self._reserve(2 * num_chunks)
@@ -109,12 +128,17 @@ _shared: dict[int | None, CudaSweep] = {}
 
 
 def fill_word(poison: Poison, site: str) -> int:
-    """The 32-bit word for free memory of `site`: the pattern's, or 0 if the poison does not cover `site`."""
+    """The 32-bit word for free memory of `site`: the pattern's, or 0 if the poison does not cover
+    `site`.
+    """
     return _WORDS[poison.pattern] if poison.covers(site) else 0
 
 
 def _allocator_state(device: int) -> tuple[int, ...]:
-    """Counters that change whenever a block of `device` is given, taken, or comes free. They are cheap to read."""
+    """Counters that change whenever a block of `device` is given, taken, or comes free.
+
+    They are cheap to read.
+    """
     stats = torch._C._cuda_memoryStats(device)
     return tuple(
         stats[kind]["all"][counter]
@@ -140,15 +164,23 @@ def _ordered_after(streams: set[int], device: int) -> Iterator[None]:
 
 
 class CudaPoison:
-    """`with harness.memory.poison.cuda() as poison:` fills free CUDA memory, then every `torch.empty` of the block.
+    """`with harness.memory.poison.cuda() as poison:` fills free CUDA memory, then every
+    `torch.empty` of the block.
 
-    The sweep reaches all users of torch's caching allocator, C++ and CUDA extensions included, once; `poison.sweep()`
-    repeats it, for example before each step. Memory reused within the block is filled if torch's dispatcher allocates.
+    The sweep reaches all users of torch's caching allocator, C++ and CUDA extensions included,
+    once; `poison.sweep()` repeats it, for example before each step. Memory reused within the block
+    is filled if torch's dispatcher allocates.
     """
 
-    def __init__(self, pattern: str = "nan", device: torch.device | str | int | None = None) -> None:
+    def __init__(
+        self, pattern: str = "nan", device: torch.device | str | int | None = None
+    ) -> None:
         self.poison = Poison(pattern, frozenset(SITES.names()))
-        chosen = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
+        chosen = (
+            torch.device("cuda", device)
+            if isinstance(device, int)
+            else torch.device(device or "cuda")
+        )
         self._sweep = CudaSweep.of(chosen)
         self._mode: AllocationPoison | None = None
 
@@ -162,7 +194,12 @@ class CudaPoison:
         self._mode.__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         assert self._mode is not None
         self._mode.__exit__(kind, value, tb)  # type: ignore[no-untyped-call]
         self._mode = None

@@ -1,12 +1,12 @@
 """The lines of a program that allocate memory, and their marks in this memory.
 
-A line has a number, an owner (code or tests) and a stack. Frames of torch, numpy, the standard library and pytest are
-passed over: `torch.zeros` called from a test is the test's line.
+A line has a number, an owner (code or tests) and a stack. Frames of torch, numpy, the standard
+library and pytest are passed over: `torch.zeros` called from a test is the test's line.
 
-A mark is a sentinel with the number of the line instead of a site's tag. A float32 or float64 has room for 16 bits,
-bfloat16 and float16 for 6, a 32-bit or 64-bit integer for 6 (an index that no tensor has). With 6 bits several lines
-share one mark, and a reader gets all of them. 8-bit and 16-bit integers, bool and fp8 have no value to spare: they are
-filled, but have no number.
+A mark is a sentinel with the number of the line instead of a site's tag. A float32 or float64 has
+room for 16 bits, bfloat16 and float16 for 6, a 32-bit or 64-bit integer for 6 (an index that no
+tensor has). With 6 bits several lines share one mark, and a reader gets all of them. 8-bit and
+16-bit integers, bool and fp8 have no value to spare: they are filled, but have no number.
 """
 
 from __future__ import annotations
@@ -56,12 +56,15 @@ _UNKNOWN = compile("", "<a thread without Python>", "exec")
 class CallSites:
     """The table of lines that allocated.
 
-    `is_test_file` returns whether a path holds tests. Frames in the folders `passed_over` and `calls_tests` are passed
-    over, and a stack ends at `calls_tests`.
+    `is_test_file` returns whether a path holds tests. Frames in the folders `passed_over` and
+    `calls_tests` are passed over, and a stack ends at `calls_tests`.
     """
 
     def __init__(
-        self, is_test_file: Callable[[str], bool], passed_over: Iterable[str], calls_tests: Iterable[str] = ()
+        self,
+        is_test_file: Callable[[str], bool],
+        passed_over: Iterable[str],
+        calls_tests: Iterable[str] = (),
     ) -> None:
         self._is_test_file = is_test_file
         self._calls_tests = tuple(_folder(path) for path in calls_tests)
@@ -115,7 +118,9 @@ class CallSites:
         return self._of_number.get(number)
 
     def stack(self, frame: FrameType | None) -> tuple[Line, ...]:
-        """The program's lines at and above `frame`, innermost first, up to the one called from `calls_tests`."""
+        """The program's lines at and above `frame`, innermost first, up to the one called from
+        `calls_tests`.
+        """
         stack: list[Line] = []
         while frame is not None and len(stack) < MAX_STACK:
             path = frame.f_code.co_filename
@@ -141,12 +146,14 @@ def short(place: str) -> str:
     path, rest, tail = place.partition(":")
     with_folder = Path(path)
     folder = Path(os.getcwd())
-    return f"{with_folder.relative_to(folder) if with_folder.is_relative_to(folder) else path}{rest}{tail}"
+    return f"{with_folder.relative_to(folder) if with_folder.is_relative_to(folder) else path}{rest}{tail}"  # noqa: E501
 
 
 NARROW = 40
-"""The numbers of narrow marks are 1 to 40. Arithmetic makes NaN with 0 and 63 in bfloat16, and 41 to 47 become one
-value in a cast to float32."""
+"""The numbers of narrow marks are 1 to 40.
+
+Arithmetic makes NaN with 0 and 63 in bfloat16, and 41 to 47 become one value in a cast to float32.
+"""
 WIDE = 0xFFFF
 FREE_MEMORY = 0
 """The number of free CUDA memory, filled before a test with all bits set. It has no line."""
@@ -167,7 +174,9 @@ def has_marks(dtype: torch.dtype) -> bool:
 
 @functools.cache
 def mark_bits(dtype: torch.dtype, number: int) -> int:
-    """The mark of a line in `dtype`, as the (signed) integer of `bits_view`; -1 without room for a mark."""
+    """The mark of a line in `dtype`, as the (signed) integer of `bits_view`; -1 without room for a
+    mark.
+    """
     quiet = quiet_bits(dtype)
     if quiet is not None:
         return quiet | (min(number, WIDE) if dtype in _WIDE_TYPES else narrow(number))
@@ -178,7 +187,9 @@ def mark_bits(dtype: torch.dtype, number: int) -> int:
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """The values [...] of a tensor without conjugate or negative bits, complex numbers as pairs of reals [..., 2]."""
+    """The values [...] of a tensor without conjugate or negative bits, complex numbers as pairs of
+    reals [..., 2].
+    """
     tensor = tensor.detach().resolve_conj().resolve_neg()
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
@@ -192,7 +203,8 @@ def mark_(tensor: Tensor, number: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """The elements of a tensor with one mark: its number, their count, and the flat index of the first.
+    """The elements of a tensor with one mark: its number, their count, and the flat index of the
+    first.
 
     The number is whole if `is_wide`, otherwise the bits that :func:`narrow` keeps.
     """
@@ -205,7 +217,9 @@ class Marked:
 
 
 def find(tensor: Tensor, except_where: Tensor | None = None) -> list[Marked]:
-    """The verbatim marks in a :func:`plain` tensor, except under the bool mask `except_where` of its shape."""
+    """The verbatim marks in a :func:`plain` tensor, except under the bool mask `except_where` of
+    its shape.
+    """
     suspects = _suspects(tensor)
     if suspects is None:
         return []

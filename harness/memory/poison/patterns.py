@@ -1,9 +1,9 @@
 """The patterns of a poison: NaN sentinels or others for floats, and traps for indices.
 
-A sentinel is a NaN with a site tag in the payload. `0xFF..FF` is NaN in every float type and -1 as an int. If the type
-is known, the payload of a quiet NaN names the site, so that a verbatim copy can be traced. On x86, float32 arithmetic
-keeps the payload of a NaN operand; a cast to bfloat16 and NVIDIA GPUs give a canonical NaN, which proves "computed from
-poison or 0/0".
+A sentinel is a NaN with a site tag in the payload. `0xFF..FF` is NaN in every float type and -1 as
+an int. If the type is known, the payload of a quiet NaN names the site, so that a verbatim copy can
+be traced. On x86, float32 arithmetic keeps the payload of a NaN operand; a cast to bfloat16 and
+NVIDIA GPUs give a canonical NaN, which proves "computed from poison or 0/0".
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ UNTAGGED = "untagged"
 """The tag of the all-ones pattern, for types without free payload bits (fp8) and for raw bytes."""
 
 _INT_VIEW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_QUIET_BITS: dict[torch.dtype, int] = {getattr(torch, name): bits for name, bits in QUIET_BITS.items()}
+_QUIET_BITS: dict[torch.dtype, int] = {
+    getattr(torch, name): bits for name, bits in QUIET_BITS.items()
+}
 _TAG_OF = {site.name: site.tag for site in SITES}
 _SITE_OF = {site.tag: site.name for site in SITES}
 
@@ -35,16 +37,26 @@ EXPONENT = {
     torch.float32: 0x7F80_0000,
     torch.float64: 0x7FF0_0000_0000_0000,
 }
-"""The bits that are all set in a value that is not finite. e4m3fn has no infinity, and its only NaN has all of them."""
+"""The bits that are all set in a value that is not finite. e4m3fn has no infinity, and its only NaN
+has all of them.
+"""
 
 
 def mantissa_bits(dtype: torch.dtype) -> int:
-    """The mask of the mantissa of a float type: bits that differ among values that are not finite."""
-    return 0x7F if dtype == torch.float8_e4m3fn else ((1 << 8 * dtype.itemsize - 1) - 1) & ~EXPONENT[dtype]
+    """The mask of the mantissa of a float type: bits that differ among values that are not
+    finite.
+    """
+    return (
+        0x7F
+        if dtype == torch.float8_e4m3fn
+        else ((1 << 8 * dtype.itemsize - 1) - 1) & ~EXPONENT[dtype]
+    )
 
 
 def narrower_nans(dtype: torch.dtype, bits: int) -> Iterator[tuple[torch.dtype, int]]:
-    """The NaN of each narrower type that a cast to `dtype` makes `bits` of: its payload moves to the upper bits."""
+    """The NaN of each narrower type that a cast to `dtype` makes `bits` of: its payload moves to
+    the upper bits.
+    """
     mantissa = mantissa_bits(dtype)
     for narrow in (torch.bfloat16, torch.float16, torch.float32):
         shift = mantissa.bit_length() - mantissa_bits(narrow).bit_length()
@@ -53,7 +65,9 @@ def narrower_nans(dtype: torch.dtype, bits: int) -> Iterator[tuple[torch.dtype, 
 
 
 def bits_view(tensor: Tensor) -> Tensor:
-    """The same memory and shape as integers of the element's size: float32 -> int32, fp8 and bool -> uint8."""
+    """The same memory and shape as integers of the element's size: float32 -> int32, fp8 and bool
+    -> uint8.
+    """
     return tensor.view(_INT_VIEW[tensor.element_size()])
 
 
@@ -70,7 +84,9 @@ def quiet_bits(dtype: torch.dtype) -> int | None:
 
 
 def site_of_bits(dtype: torch.dtype, bits: int) -> str | None:
-    """The site of the sentinel `bits`, UNTAGGED for the all-ones pattern, or None for other values."""
+    """The site of the sentinel `bits`, UNTAGGED for the all-ones pattern, or None for other
+    values.
+    """
     size = 8 * dtype.itemsize
     bits &= (1 << size) - 1
     if bits == (1 << size) - 1 and dtype not in _QUIET_BITS:
@@ -86,7 +102,9 @@ def hex_of(bits: int, num_bytes: int) -> str:
 
 
 def hex_bits(tensor: Tensor, index: tuple[int, ...]) -> str:
-    """The bits of the element tensor[index] as text, for example ``0x7fc1 bfloat16 sentinel of output``."""
+    """The bits of the element tensor[index] as text, for example ``0x7fc1 bfloat16 sentinel of
+    output``.
+    """
     bits = int(bits_view(tensor[index].reshape(1)).item())
     text = f"{hex_of(bits, tensor.element_size())} {str(tensor.dtype).removeprefix('torch.')}"
     site = site_of_bits(tensor.dtype, bits)
@@ -104,9 +122,10 @@ FILLED: Counter[str] = Counter()
 class Poison:
     """A pattern and the sites that it covers. All other sites get friendly memory (zeros).
 
-    Zeros hide these bugs in practice, so a site is to blame if poison there fails and zeros pass. `traps` has a valid
-    but wrong index for sites with indices (a page or an expert full of sentinels); `strict` replaces it by an index
-    that no pool has. The pattern `natural` fills nothing: memory keeps its last content, as in production.
+    Zeros hide these bugs in practice, so a site is to blame if poison there fails and zeros pass.
+    `traps` has a valid but wrong index for sites with indices (a page or an expert full of
+    sentinels); `strict` replaces it by an index that no pool has. The pattern `natural` fills
+    nothing: memory keeps its last content, as in production.
     """
 
     pattern: str
@@ -126,7 +145,10 @@ class Poison:
         return site in self.sites
 
     def fill_(self, tensor: Tensor, site: str) -> Tensor:
-        """Fill `tensor`, of any shape and dtype, in place as uninitialised memory of `site`. Returns it."""
+        """Fill `tensor`, of any shape and dtype, in place as uninitialised memory of `site`.
+
+        Returns it.
+        """
         if self.is_natural:
             return tensor
         if not self.covers(site):
@@ -139,7 +161,9 @@ class Poison:
             self._fill_indices(tensor, site)
         return tensor
 
-    def empty(self, *size: int, dtype: torch.dtype, site: str, device: str | torch.device = "cpu") -> Tensor:
+    def empty(
+        self, *size: int, dtype: torch.dtype, site: str, device: str | torch.device = "cpu"
+    ) -> Tensor:
         """`torch.empty`, filled as memory of `site`."""
         return self.fill_(torch.empty(*size, dtype=dtype, device=device), site)
 
@@ -153,7 +177,9 @@ class Poison:
             tensor.fill_(torch.finfo(tensor.dtype).max)
         elif self.pattern == "inf":
             # float8_e4m3fn has no infinity; its largest value stands in.
-            tensor.fill_(torch.finfo(tensor.dtype).max if "e4m3fn" in str(tensor.dtype) else float("inf"))
+            tensor.fill_(
+                torch.finfo(tensor.dtype).max if "e4m3fn" in str(tensor.dtype) else float("inf")
+            )
         elif self.pattern == "random":
             self._fill_random_finite(tensor)
         else:

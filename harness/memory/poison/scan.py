@@ -1,4 +1,6 @@
-"""One pass over a tensor, on any device: its verbatim sentinels, and other values that are not finite."""
+"""One pass over a tensor, on any device: its verbatim sentinels, and other values that are not
+finite.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Scan:
 
 
 def scan(tensor: Tensor, judged: Tensor | None = None) -> Scan:
-    """Scan `tensor` where the bool mask `judged` (of its shape, or of its rows) is set; None is everywhere."""
+    """Scan `tensor` where the bool mask `judged` (of its shape, or of its rows) is set; None is
+    everywhere.
+    """
     mask = _full_mask(tensor, judged)
     found = Scan(looked_at=int(mask.sum()))
     if tensor.is_cuda and _is_clean(tensor):
@@ -61,7 +65,10 @@ def scan(tensor: Tensor, judged: Tensor | None = None) -> Scan:
 
 def _is_clean(tensor: Tensor) -> bool:
     """Whether one pass finds nothing; False for what that pass cannot read."""
-    if tensor.dtype not in (torch.bfloat16, torch.float16, torch.float32) or not tensor.is_contiguous():
+    if (
+        tensor.dtype not in (torch.bfloat16, torch.float16, torch.float32)
+        or not tensor.is_contiguous()
+    ):
         return False
     from harness.memory.poison.cuda_kernels import any_not_finite
 
@@ -69,7 +76,10 @@ def _is_clean(tensor: Tensor) -> bool:
 
 
 def suspicious(tensor: Tensor) -> Tensor:
-    """A bool mask, of the same shape, of elements that are no ordinary value: NaN, Inf, or an index of a poison."""
+    """A bool mask, of the same shape, of elements that are no ordinary value:
+
+    NaN, Inf, or an index of a poison.
+    """
     if tensor.dtype.is_floating_point:
         return ~torch.isfinite(tensor.float() if tensor.element_size() == 1 else tensor)
     if tensor.dtype == torch.bool:
@@ -82,31 +92,41 @@ def suspicious(tensor: Tensor) -> Tensor:
 
 
 def origin_of_bits(dtype: torch.dtype, bits: int) -> str | None:
-    """The site of the sentinel that the NaN `bits` was copied or computed from; None if its payload has no site.
+    """The site of the sentinel that the NaN `bits` was copied or computed from; None if its payload
+    has no site.
 
-    x86 keeps a NaN operand's payload in float32 arithmetic and in widening casts; a negation flips the sign.
+    x86 keeps a NaN operand's payload in float32 arithmetic and in widening casts; a negation flips
+    the sign.
     """
     if quiet_bits(dtype) is None:
         return None
     magnitude = bits & ((1 << (8 * dtype.itemsize - 1)) - 1)
     candidates = [(dtype, magnitude), *narrower_nans(dtype, magnitude)]
-    return next((site for kind, nan in candidates if (site := site_of_bits(kind, nan)) is not None), None)
+    return next(
+        (site for kind, nan in candidates if (site := site_of_bits(kind, nan)) is not None), None
+    )
 
 
 def origins(tensor: Tensor, where: Tensor) -> dict[str | None, Tensor]:
-    """Split the elements under the bool mask `where` by their origin: site -> indices [n, tensor.ndim]."""
+    """Split the elements under the bool mask `where` by their origin: site -> indices [n,
+    tensor.ndim].
+    """
     indices = where.nonzero()
     bits = bits_view(tensor)[tuple(indices.unbind(1))]
     found: dict[str | None, list[Tensor]] = {}
     for value in torch.unique(bits).tolist():
-        found.setdefault(origin_of_bits(tensor.dtype, int(value)), []).append(indices[bits == value])
+        found.setdefault(origin_of_bits(tensor.dtype, int(value)), []).append(
+            indices[bits == value]
+        )
     return {site: torch.cat(parts) for site, parts in found.items()}
 
 
 def hits(indices: Tensor) -> Hits:
     """Sum up `indices` [n, ndim], in any order."""
     rows = tuple(sorted(set(indices[:, 0].tolist())))
-    first: Index = min(tuple(int(i) for i in index) for index in indices[indices[:, 0] == rows[0]].tolist())
+    first: Index = min(
+        tuple(int(i) for i in index) for index in indices[indices[:, 0] == rows[0]].tolist()
+    )
     return Hits(len(indices), rows, first)
 
 
@@ -125,7 +145,8 @@ def _note(found: Scan, dtype: torch.dtype, bits: int, indices: Tensor) -> None:
         return
     mantissa = mantissa_bits(dtype)
     payload = bits & mantissa
-    # Arithmetic makes a NaN with the highest bit of the mantissa on x86, and with all bits on NVIDIA GPUs.
+    # Arithmetic makes a NaN with the highest bit of the mantissa on x86, and with all bits on
+    # NVIDIA GPUs.
     if quiet_bits(dtype) is not None and payload in ((mantissa + 1) >> 1, mantissa):
         found.canonical_nan = _joined(found.canonical_nan, here)
     elif not payload:

@@ -1,6 +1,7 @@
 """The hooks of a poisoned run. `harness.pytest.plugin` registers them if an option asks for poison.
 
-The controlling process of xdist runs no test. It loads no torch, and only adds up the reports of its workers.
+The controlling process of xdist runs no test. It loads no torch, and only adds up the reports of
+its workers.
 """
 
 from __future__ import annotations
@@ -25,14 +26,18 @@ SENTENCES = {
     "excepted": "ran without poison: marked poison_ok",
     "failed_anyway": "failed without poison too",
     "unwatched": "fail only while their comparisons are watched, and were not watched",
-    "lost": "failed because the process could not use CUDA any more; each section 'poison' says why",
+    "lost": (
+        "failed because the process could not use CUDA any more; each section 'poison' says why"
+    ),
     "unreadable": "sides of comparisons were no dense tensors or arrays, and were not judged",
 }
 """A count that is shown if it is not 0, with the words behind it."""
 
 
 class PoisonHooks:
-    """The state of one pytest process: the sums of all reports, and the judge unless the process only controls."""
+    """The state of one pytest process: the sums of all reports, and the judge unless the process
+    only controls.
+    """
 
     def __init__(self, settings: Settings, config: pytest.Config, is_controller: bool) -> None:
         self.settings = settings
@@ -44,7 +49,10 @@ class PoisonHooks:
 
     def pytest_report_header(self) -> str:
         diff = ", compared with each other" if self.settings.is_diff else ""
-        return f"poison: {', '.join(self.settings.patterns)} in {', '.join(sorted(self.settings.sites))}{diff}"
+        return (
+            f"poison: {', '.join(self.settings.patterns)} in"
+            f" {', '.join(sorted(self.settings.sites))}{diff}"
+        )
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         for item in session.items:
@@ -53,7 +61,9 @@ class PoisonHooks:
             self._judge.note_collected({str(item.path) for item in session.items})
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> bool | None:
         if self._judge is None or not isinstance(item, pytest.Function) or _why_ok(item):
             return None  # Doctests and items of other plug-ins cannot run twice.
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
@@ -99,12 +109,18 @@ def summary(sums: Counter[str], patterns: Sequence[str]) -> list[str]:
     ]
     lines += [f"{sums[count]} {words}" for count, words in SENTENCES.items() if sums[count]]
     if not sums["filled"]:
-        lines.append("no memory was filled: these tests allocate nothing through torch's dispatcher, or none ran")
+        lines.append(
+            "no memory was filled: these tests allocate nothing through torch's dispatcher, or"
+            " none ran"
+        )
     return lines
 
 
 def _why_ok(item: pytest.Item) -> str:
-    """The reason of a test's mark `poison_ok`, or empty. Raises UsageError for a mark without a reason."""
+    """The reason of a test's mark `poison_ok`, or empty.
+
+    Raises UsageError for a mark without a reason.
+    """
     mark = item.get_closest_marker("poison_ok")
     if mark is None:
         return ""
@@ -121,11 +137,21 @@ def is_controller(options: Any) -> bool:
 
 def register(config: pytest.Config, options: Any) -> None:
     """Register the hooks that `options` ask for. Raises UsageError for unknown words."""
-    given = {name: getattr(options, name) or config.getini(name) for name in ("poison", "poison_sites", "poison_diff")}
+    given = {
+        name: getattr(options, name) or config.getini(name)
+        for name in ("poison", "poison_sites", "poison_diff")
+    }
     is_diff = bool(given["poison_diff"]) and options.poison != OFF
     try:
-        settings = read(given["poison"] or None, given["poison_sites"] or None, is_diff, config.getini("poison_allow"))
+        settings = read(
+            given["poison"] or None,
+            given["poison_sites"] or None,
+            is_diff,
+            config.getini("poison_allow"),
+        )
         if settings is not None:
-            config.pluginmanager.register(PoisonHooks(settings, config, is_controller(options)), "mla-harness-poison")
+            config.pluginmanager.register(
+                PoisonHooks(settings, config, is_controller(options)), "mla-harness-poison"
+            )
     except HarnessError as error:
         raise pytest.UsageError(str(error)) from None

@@ -17,7 +17,10 @@ SITES = {
     "tests": "what the tests themselves allocate, such as a buffer that a kernel is to fill",
     "free": "free CUDA memory, before each test",
 }
-"""The memory that the plug-in can fill. It cannot know whether an allocation is an output or scratch."""
+"""The memory that the plug-in can fill.
+
+It cannot know whether an allocation is an output or scratch.
+"""
 
 TEST_FOLDERS = frozenset({"test", "tests", "testing"})
 
@@ -39,11 +42,18 @@ class Settings:
         return any(fnmatchcase(name, f"*{pattern}") for pattern in self.allowed for name in names)
 
 
-def read(poison: str | None, sites: str | None, is_diff: bool, allowed: Sequence[str] = ()) -> Settings | None:
-    """The settings of the options, or None without one, or with `off`. Raises InputError for an unknown word."""
+def read(
+    poison: str | None, sites: str | None, is_diff: bool, allowed: Sequence[str] = ()
+) -> Settings | None:
+    """The settings of the options, or None without one, or with `off`.
+
+    Raises InputError for an unknown word.
+    """
     if poison == OFF or (poison is None and not is_diff):
         if sites is not None and poison is None:
-            raise InputError("--poison-sites: needs --poison; for example --poison nan --poison-sites code")
+            raise InputError(
+                "--poison-sites: needs --poison; for example --poison nan --poison-sites code"
+            )
         return None
     patterns = _words("--poison", poison or "nan", PATTERNS)
     if is_diff and len(patterns) == 1:
@@ -57,14 +67,18 @@ def _words(option: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
     words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     for word in words:
         if word not in known:
-            raise InputError(f"{option}: unknown word {word!r}; {nearest(word, list(known), see='')}")
+            raise InputError(
+                f"{option}: unknown word {word!r}; {nearest(word, list(known), see='')}"
+            )
     if not words:
         raise InputError(f"{option}: no word given (known: {', '.join(known)})")
     return words
 
 
 class TestFiles:
-    """Files of tests: collected files, conftest.py, files named like tests, and files in a folder of tests."""
+    """Files of tests: collected files, conftest.py, files named like tests, and files in a folder
+    of tests.
+    """
 
     __test__ = False  # pytest would collect the class by its name
 
@@ -83,5 +97,7 @@ class TestFiles:
             # Folders outside of an installed package do not count.
             folders = folders[len(folders) - folders[::-1].index("site-packages") :]
         else:
-            folders = file.parent.relative_to(self._root).parts if file.is_relative_to(self._root) else ()
+            folders = (
+                file.parent.relative_to(self._root).parts if file.is_relative_to(self._root) else ()
+            )
         return not TEST_FOLDERS.isdisjoint(folders)

@@ -15,7 +15,10 @@ from harness.store.run_folder import RunStore
 
 TIME_RATIO = 1.5
 TIME_SECONDS = 0.5
-"""A time has changed when both the factor and the seconds are reached. Smaller changes are noise."""
+"""A time has changed when both the factor and the seconds are reached.
+
+Smaller changes are noise.
+"""
 GOOD = ("pass", CAUGHT)
 BAD = ("fail", "crash", "error", WRONG_BLAME, MISSED)
 KNOWN = "known"
@@ -36,7 +39,9 @@ class Change:
 
     @property
     def is_another_failure(self) -> bool:
-        """Whether it failed by another verdict, another oracle, or other memory to blame where both blame some."""
+        """Whether it failed by another verdict, another oracle, or other memory to blame where both
+        blame some.
+        """
         if not self.before or self.was not in BAD or self.after.verdict not in BAD:
             return False
         blamed, blamed_before = set(self.after.blamed), set(self.before.blamed)
@@ -78,7 +83,10 @@ class Comparison:
     new_failures: tuple[Change, ...]
     """Bad now, and good, skipped or not there before."""
     lost: dict[str, tuple[str, ...]]
-    """Reason -> cases and faults that were good before, and are skipped or missing now. They are regressions."""
+    """Reason -> cases and faults that were good before, and are skipped or missing now.
+
+    They are regressions.
+    """
     other_failures: tuple[Change, ...]
     """Bad in both with another verdict, another oracle or other memory to blame."""
     same_failures: tuple[Change, ...]
@@ -120,11 +128,20 @@ def compare(before: RunEntry, after: RunEntry) -> Comparison:
         other_failures=tuple(one for one in bad if one.is_another_failure),
         same_failures=tuple(one for one in bad if one.was in BAD and not one.is_another_failure),
         known=tuple(one for one in known if one.was != KNOWN),
-        fixed=tuple(one for one in changes if one.after.verdict in GOOD and one.was in (*BAD, KNOWN)),
-        not_judged=tuple(one for one in changes if one.after.verdict == "skip" and one.was not in ("", "skip")),
-        accuracy=tuple(sorted((one for one in changes if one.gain), key=lambda one: one.gain or 0.0)),
+        fixed=tuple(
+            one for one in changes if one.after.verdict in GOOD and one.was in (*BAD, KNOWN)
+        ),
+        not_judged=tuple(
+            one for one in changes if one.after.verdict == "skip" and one.was not in ("", "skip")
+        ),
+        accuracy=tuple(
+            sorted((one for one in changes if one.gain), key=lambda one: one.gain or 0.0)
+        ),
         time=tuple(
-            sorted((one for one in changes if one.took_another_time), key=lambda one: -abs(one.slowdown or 0.0))
+            sorted(
+                (one for one in changes if one.took_another_time),
+                key=lambda one: -abs(one.slowdown or 0.0),
+            )
         ),
         num_same_known=sum(one.was == KNOWN for one in known),
         num_new=len(changes) - num_shared,
@@ -137,35 +154,50 @@ def _lost(before: RunEntry, after: RunEntry) -> dict[str, tuple[str, ...]]:
     found: dict[str, list[str]] = {}
     for old in before.entries.values():
         new = after.alike(old)
-        # Another command selects other cases, and a run without any fault does not inject them: they are not missing.
+        # Another command selects other cases, and a run without any fault does not inject them:
+        # they are not missing.
         is_asked = before.command == after.command and not (old.is_fault and not after.faults)
         is_gone = new is None and is_asked
         if old.verdict in GOOD and (is_gone or (new is not None and new.verdict == "skip")):
-            reason = new.note or "skipped without a reason" if new else f"not in the newer run: {after.command}"
+            reason = (
+                new.note or "skipped without a reason"
+                if new
+                else f"not in the newer run: {after.command}"
+            )
             found.setdefault(reason, []).append(old.key)
-    return {reason: tuple(keys) for reason, keys in sorted(found.items(), key=lambda one: -len(one[1]))}
+    return {
+        reason: tuple(keys) for reason, keys in sorted(found.items(), key=lambda one: -len(one[1]))
+    }
 
 
 def choose(names: Sequence[str], runs: PastRuns, *, branch: str = "") -> tuple[RunEntry, RunEntry]:
-    """The older and the newer run of `names`. No name means `previous latest`; one name is compared with `previous`.
+    """The older and the newer run of `names`.
 
-    `latest` is the run that started last. `previous` is the newest earlier run with a case in common, of `branch` if
-    one is given. Both pass over runs in which nothing ran. Other names are run folders, or names in the folder of
-    `runs`. Raises InputError for a run that is missing, and for a run and itself.
+    No name means `previous latest`; one name is compared with `previous`.
+
+    `latest` is the run that started last. `previous` is the newest earlier run with a case in
+    common, of `branch` if one is given. Both pass over runs in which nothing ran. Other names are
+    run folders, or names in the folder of `runs`. Raises InputError for a run that is missing, and
+    for a run and itself.
     """
     *first, newer = names or [LATEST]
     (older,) = first or [PREVIOUS]
     if newer == PREVIOUS:
-        raise InputError(f"{PREVIOUS}: is the run before the one that it is compared with; write it first")
+        raise InputError(
+            f"{PREVIOUS}: is the run before the one that it is compared with; write it first"
+        )
     after = _named(newer, runs)
     before = _named(older, runs) if older != PREVIOUS else previous_of(after, runs, branch)
     if before is None:
         where = f" on branch {branch!r}" if branch else ""
         raise InputError(
-            f"{PREVIOUS}: {runs.root} has no run{where} before {after.run_id} with a case in common; name two runs"
+            f"{PREVIOUS}: {runs.root} has no run{where} before {after.run_id} with a case in"
+            " common; name two runs"
         )
     if before.run_id == after.run_id:
-        raise InputError(f"compare: {older!r} and {newer!r} are the same run, {after.run_id}; name two runs")
+        raise InputError(
+            f"compare: {older!r} and {newer!r} are the same run, {after.run_id}; name two runs"
+        )
     return before, after
 
 
@@ -175,7 +207,9 @@ def previous_of(run: RunEntry, runs: PastRuns, branch: str = "") -> RunEntry | N
 
 
 def last_green(run: RunEntry, runs: PastRuns, counted: Sequence[str]) -> RunEntry | None:
-    """The newest run before `run` with a case in common that ran to its end without a verdict in `counted`."""
+    """The newest run before `run` with a case in common that ran to its end without a verdict in
+    `counted`.
+    """
 
     def is_green(one: RunEntry) -> bool:
         is_whole = len(one.cases) == one.num_planned
@@ -196,7 +230,16 @@ def _named(name: str, runs: PastRuns) -> RunEntry:
     if os.path.lexists(runs.root / name / "run.json"):
         return entry_of(RunStore.open(runs.root / name))
     if name == LATEST and runs.names:
-        raise InputError(f"{LATEST}: nothing ran in the runs of {runs.root}, all was skipped; name two runs")
+        raise InputError(
+            f"{LATEST}: nothing ran in the runs of {runs.root}, all was skipped; name two runs"
+        )
     near = nearest(name, runs.names, see="")
-    hint = f"; {near}" if runs.names and (near.startswith("did you mean") or len(runs.names) <= 5) else ""
-    raise InputError(f"no run {name!r} in {runs.root}: give a run id, a run folder, '{LATEST}' or '{PREVIOUS}'{hint}")
+    hint = (
+        f"; {near}"
+        if runs.names and (near.startswith("did you mean") or len(runs.names) <= 5)
+        else ""
+    )
+    raise InputError(
+        f"no run {name!r} in {runs.root}: give a run id, a run folder, '{LATEST}' or"
+        f" '{PREVIOUS}'{hint}"
+    )

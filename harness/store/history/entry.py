@@ -1,4 +1,6 @@
-"""Runs of the past: facts and results of each, read from the summary in its folder, and which came before one."""
+"""Runs of the past: facts and results of each, read from the summary in its folder, and which came
+before one.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,10 @@ class Entry:
     oracles: tuple[str, ...] = ()
     blamed: tuple[str, ...] = ()
     accuracies: tuple[float, ...] = ()
-    """Accuracy by epoch, for a case that measures it. A fault has none: it is meant to lower accuracy."""
+    """Accuracy by epoch, for a case that measures it.
+
+    A fault has none: it is meant to lower accuracy.
+    """
 
     @property
     def is_fault(self) -> bool:
@@ -58,7 +63,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class RunEntry:
-    """One run. `variant` is a digest of the options and versions that decide outcomes besides case, code and seed."""
+    """One run.
+
+    `variant` is a digest of the options and versions that decide outcomes besides case, code and
+    seed.
+    """
 
     run_id: str
     started: str
@@ -81,7 +90,10 @@ class RunEntry:
         return [entry for entry in self.entries.values() if entry.is_fault]
 
     def alike(self, other: Entry) -> Entry | None:
-        """The result of the same case, or of the same fault: `run --fault` and `selftest` write the same keys."""
+        """The result of the same case, or of the same fault:
+
+        `run --fault` and `selftest` write the same keys.
+        """
         own = self.entries.get(other.key)
         return own if own and own.is_fault == other.is_fault else None
 
@@ -107,7 +119,10 @@ class _Finding:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A case in a summary. What a field of it means stands at :class:`harness.core.records.CaseResult`."""
+    """A case in a summary.
+
+    What a field of it means stands at :class:`harness.core.records.CaseResult`.
+    """
 
     id: str
     scenario: str
@@ -148,7 +163,10 @@ class _Measured:
 
 @dataclass(frozen=True, slots=True)
 class _Summary:
-    """What the history reads of a summary. Other keys are left out, so a newer summary may have more."""
+    """What the history reads of a summary.
+
+    Other keys are left out, so a newer summary may have more.
+    """
 
     run_id: str
     started: str
@@ -171,7 +189,8 @@ def entry_of(store: RunStore) -> RunEntry:
 def read_entry(folder: Path) -> RunEntry:
     """The entry of a run folder, from its summary alone where that is whole.
 
-    Summaries of older versions lack facts; these runs are read from their results. Raises InputError for a damaged one.
+    Summaries of older versions lack facts; these runs are read from their results. Raises
+    InputError for a damaged one.
     """
     found = read_json(folder / SUMMARY)
     if isinstance(found, dict) and "source" not in found:
@@ -182,11 +201,13 @@ def read_entry(folder: Path) -> RunEntry:
 def _parsed(found: Any, folder: Path) -> RunEntry:
     summary = value_of(_SUMMARY, found, folder / SUMMARY)
     facts = dict(summary.environment)
-    # The command is a fact of its own. The address of a cluster differs each time and decides nothing.
+    # The command is a fact of its own. The address of a cluster differs each time and decides
+    # nothing.
     command, _ = facts.pop("command", ""), facts.pop("cluster", None)
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
     accuracies = {
-        (record.case, record.fault): tuple(epoch.accuracy for epoch in record.epochs) for record in summary.accuracy
+        (record.case, record.fault): tuple(epoch.accuracy for epoch in record.epochs)
+        for record in summary.accuracy
     }
     options = facts.get("options")
     fault = str(options["fault"]) if isinstance(options, dict) and options.get("fault") else None
@@ -242,10 +263,16 @@ _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 class PastRuns:
-    """The runs below a folder, newest first by their names. Each is read when it is needed, and once."""
+    """The runs below a folder, newest first by their names.
+
+    Each is read when it is needed, and once.
+    """
 
     def __init__(self, root: Path) -> None:
-        """`root` holds run folders. A run without a summary, which has not ended, is none of the past."""
+        """`root` holds run folders.
+
+        A run without a summary, which has not ended, is none of the past.
+        """
         self.root = root
         self.damaged: list[str] = []
         """Why a run that was needed could not be read, a line each."""
@@ -277,9 +304,15 @@ class PastRuns:
         return self._read[name]
 
     def earlier(
-        self, run: RunEntry, *, limit: int = 1, wanted: Callable[[RunEntry], bool] = lambda run: True
+        self,
+        run: RunEntry,
+        *,
+        limit: int = 1,
+        wanted: Callable[[RunEntry], bool] = lambda run: True,
     ) -> list[RunEntry]:
-        """The newest runs before `run` that judged some case, and have a case or a fault in common with it."""
+        """The newest runs before `run` that judged some case, and have a case or a fault in common
+        with it.
+        """
         found: list[RunEntry] = []
         for place, one in enumerate(self.before(run.run_id)):
             if len(found) == limit or place == MAX_LOOKED_BACK:
@@ -290,7 +323,9 @@ class PastRuns:
 
 
 def moment(text: str, now: datetime | None = None) -> str:
-    """`7d`, `12h`, `2w`, `90m`, `2026-11-01` or an ISO time -> UTC, as a run writes it. Raises InputError.
+    """`7d`, `12h`, `2w`, `90m`, `2026-11-01` or an ISO time -> UTC, as a run writes it.
+
+    Raises InputError.
 
     A time without a zone is UTC, as all times in reports are.
     """
@@ -303,4 +338,6 @@ def moment(text: str, now: datetime | None = None) -> str:
             when = when if when.tzinfo else when.replace(tzinfo=UTC)
         return when.astimezone(UTC).isoformat(timespec="seconds")
     except (ValueError, OverflowError):
-        raise InputError(f"--since {text!r}: write how long ago (7d, 12h, 90m, 2w) or a date (2026-11-01)") from None
+        raise InputError(
+            f"--since {text!r}: write how long ago (7d, 12h, 90m, 2w) or a date (2026-11-01)"
+        ) from None

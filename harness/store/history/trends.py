@@ -18,7 +18,9 @@ NUM_RUNS = 30
 
 @dataclass(frozen=True, slots=True)
 class Flakiness:
-    """How often a case had different verdicts with the same code, seed, device, options and versions."""
+    """How often a case had different verdicts with the same code, seed, device, options and
+    versions.
+    """
 
     num_groups: int
     """Groups of at least two runs that are alike in all of these."""
@@ -35,7 +37,10 @@ class Flakiness:
 
 @dataclass(frozen=True, slots=True)
 class CaseTrend:
-    """One case. `verdicts`, `seconds` and `accuracies` have an entry for each run of the :class:`Trends`."""
+    """One case.
+
+    `verdicts`, `seconds` and `accuracies` have an entry for each run of the :class:`Trends`.
+    """
 
     key: str
     """The case id, or `id!fault`."""
@@ -67,9 +72,18 @@ def trends_of(run: RunEntry, runs: PastRuns, *, num_runs: int = NUM_RUNS) -> Tre
     return trends_over(past, keys=run.entries)
 
 
-def trends_over(runs: Sequence[RunEntry], name: str = "", *, keys: Iterable[str] | None = None) -> Trends:
-    """The cases over `runs`, which are in order of time. `name` selects one scenario or case, `keys` some of them."""
-    chosen = dict.fromkeys(key for run in runs for key in run.entries) if keys is None else dict.fromkeys(keys)
+def trends_over(
+    runs: Sequence[RunEntry], name: str = "", *, keys: Iterable[str] | None = None
+) -> Trends:
+    """The cases over `runs`, which are in order of time.
+
+    `name` selects one scenario or case, `keys` some of them.
+    """
+    chosen = (
+        dict.fromkeys(key for run in runs for key in run.entries)
+        if keys is None
+        else dict.fromkeys(keys)
+    )
     found = []
     for key in sorted(chosen, key=lambda key: "!" in key):
         row = [run.entries.get(key) for run in runs]
@@ -79,7 +93,9 @@ def trends_over(runs: Sequence[RunEntry], name: str = "", *, keys: Iterable[str]
     return Trends(tuple(runs), tuple(found))
 
 
-def _of_case(key: str, scenario: str, row: Sequence[Entry | None], runs: Sequence[RunEntry]) -> CaseTrend:
+def _of_case(
+    key: str, scenario: str, row: Sequence[Entry | None], runs: Sequence[RunEntry]
+) -> CaseTrend:
     letters = "".join(LETTERS[entry.verdict] if entry else ABSENT for entry in row)
     # A skipped case took no time and measured nothing.
     ran = [entry if entry and entry.verdict != "skip" else None for entry in row]
@@ -94,8 +110,16 @@ def _flakiness(ran: Sequence[Entry | None], runs: Sequence[RunEntry]) -> Flakine
     for entry, run in zip(ran, runs, strict=True):
         # Without a commit it is unknown whether the code was the same.
         if entry and run.source.commit:
-            # `run --fault` and `selftest` write the same key: a verdict in one, an outcome in the other.
-            alike = (run.source.commit, run.source.changes, run.variant, entry.seed, entry.device, entry.is_fault)
+            # `run --fault` and `selftest` write the same key: a verdict in one, an outcome in the
+            # other.
+            alike = (
+                run.source.commit,
+                run.source.changes,
+                run.variant,
+                entry.seed,
+                entry.device,
+                entry.is_fault,
+            )
             groups.setdefault(alike, Counter())[entry.verdict] += 1
     repeated = [counts for counts in groups.values() if counts.total() > 1]
     num_mixed = sum(len(counts) > 1 for counts in repeated)

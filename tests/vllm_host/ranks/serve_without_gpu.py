@@ -1,4 +1,6 @@
-"""Start vLLM's own executor over two processes as a served case does, and have them answer for themselves."""
+"""Start vLLM's own executor over two processes as a served case does, and have them answer for
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def main() -> None:
 
     die_with_parent()
     activate()
-    parallel = ParallelConfig(worker_cls="worker_without_gpu.Worker", **rank_options(VllmParams(tensor_parallel=2)))
+    parallel = ParallelConfig(
+        worker_cls="worker_without_gpu.Worker", **rank_options(VllmParams(tensor_parallel=2))
+    )
     config = VllmConfig(parallel_config=parallel, device_config=DeviceConfig(device="cpu"))
     nothing = SimpleNamespace(
         is_multimodal_model=False,

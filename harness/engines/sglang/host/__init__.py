@@ -1,1 +1,4 @@
-"""SGLang's own Python judged on a CPU. One module a part, with `run(poison, params)`; a child process imports it."""
+"""SGLang's own Python judged on a CPU.
+
+One module a part, with `run(poison, params)`; a child process imports it.
+"""

@@ -1,8 +1,9 @@
-"""SGLang's attention backends under decode graphs: does a replay read what was planned for its batch?
+"""SGLang's attention backends under decode graphs: does a replay read what was planned for its
+batch?
 
-Backend, buffers, allocator and, for Triton, the decode kernel are SGLang's. A capture keeps the backend's metadata, as
-a graph keeps addresses. Each replay fills the buffers for another batch; then the kernel runs over the captured
-metadata.
+Backend, buffers, allocator and, for Triton, the decode kernel are SGLang's. A capture keeps the
+backend's metadata, as a graph keeps addresses. Each replay fills the buffers for another batch;
+then the kernel runs over the captured metadata.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor
 
-from harness.engines.host_parts import NUM_SM_PARTS, PLAN_WIDTH, Planner, made_without_init, of_all_rows, plan_of
+from harness.engines.host_parts import (
+    NUM_SM_PARTS,
+    PLAN_WIDTH,
+    Planner,
+    made_without_init,
+    of_all_rows,
+    plan_of,
+)
 from harness.engines.sglang.host.free_pages import Owner, give_back, grow, start
 from harness.engines.sglang.host.graph_buffers import CAPTURED, GraphBuffers
 from harness.engines.sglang.host.scheduling import MAX_LENGTH, Server, fill, free_slots
@@ -33,8 +41,15 @@ RANK, ROPE = 256, 32
 SCALE = (RANK + ROPE) ** -0.5
 STEPS = 6
 NUM_SLOTS = 2048
-LINEAR_ATTENTION = ("hybrid_gdn_config", "kimi_linear_config", "linear_attn_model_spec", "mambaish_config")
-"""What a backend asks about layers of linear attention: of the runner until 0.5.15, and since then of the model."""
+LINEAR_ATTENTION = (
+    "hybrid_gdn_config",
+    "kimi_linear_config",
+    "linear_attn_model_spec",
+    "mambaish_config",
+)
+"""What a backend asks about layers of linear attention: of the runner until 0.5.15, and since then
+of the model.
+"""
 
 
 def run(poison: Poison, params: SglangHostParams) -> Run:
@@ -65,7 +80,13 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
         fill(poison, cache, torch.arange(server.page_size), "kv.null")
         with backend.planning():
             backend.replay(buffers, size)
-        backend.look(found, step, captured[size], owners, torch.randn(size, NUM_HEADS, RANK + ROPE, generator=values))
+        backend.look(
+            found,
+            step,
+            captured[size],
+            owners,
+            torch.randn(size, NUM_HEADS, RANK + ROPE, generator=values),
+        )
     return found
 
 
@@ -80,7 +101,10 @@ class Backend:
 
     def batch(self, buffers: GraphBuffers, size: int) -> Any:
         """The batch that SGLang gives to its backend: views of the buffers."""
-        views = {name: buffers.read(name, size) for name in ("req_pool_indices", "seq_lens", "seq_lens_cpu")}
+        views = {
+            name: buffers.read(name, size)
+            for name in ("req_pool_indices", "seq_lens", "seq_lens_cpu")
+        }
         batch = SimpleNamespace(
             **views,
             batch_size=size,
@@ -143,27 +167,45 @@ class TritonBackend(Backend):
         poison.fill_(self.attention.cuda_graph_attn_lse, "workspace")
         self.fill_length = self.attention.get_cuda_graph_seq_len_fill_value()
         self.layer = SimpleNamespace(
-            tp_q_head_num=NUM_HEADS, tp_k_head_num=1, qk_head_dim=RANK + ROPE, v_head_dim=RANK,
-            logit_capping_method="tanh", logit_cap=0.0, k_scale=None, v_scale=None, scaling=SCALE, layer_id=0,
-            sliding_window_size=-1, xai_temperature_len=-1,
-        )  # fmt: skip
+            tp_q_head_num=NUM_HEADS,
+            tp_k_head_num=1,
+            qk_head_dim=RANK + ROPE,
+            v_head_dim=RANK,
+            logit_capping_method="tanh",
+            logit_cap=0.0,
+            k_scale=None,
+            v_scale=None,
+            scaling=SCALE,
+            layer_id=0,
+            sliding_window_size=-1,
+            xai_temperature_len=-1,
+        )
 
     def look(self, found: Run, step: int, captured: Any, owners: list[Owner], q: Tensor) -> None:
         """Observe the table of slots, and the output of the kernel over it. q is [B, H, D]."""
         slots = torch.cat([one.slots for one in owners])
         table = captured.kv_indices[: len(slots)].float()[:, None]
-        found.observed.append(observed(f"slots that the graph reads, step {step}", table, slots[:, None], "entry"))
+        found.observed.append(
+            observed(f"slots that the graph reads, step {step}", table, slots[:, None], "entry")
+        )
         self.attention.forward_metadata = captured
-        batch = SimpleNamespace(batch_size=len(q), seq_lens_sum=len(slots), spec_info=None, token_to_kv_pool=self.pool)
+        batch = SimpleNamespace(
+            batch_size=len(q), seq_lens_sum=len(slots), spec_info=None, token_to_kv_pool=self.pool
+        )
         out = self.attention.forward_decode(q, None, None, self.layer, batch, save_kv_cache=False)
-        expected = torch.stack([attended(query, one.values) for query, one in zip(q, owners, strict=False)])
+        expected = torch.stack(
+            [attended(query, one.values) for query, one in zip(q, owners, strict=False)]
+        )
         rows = out.view(len(q), NUM_HEADS, RANK)[: len(owners)]
         name = f"decode output, step {step}"
         found.observed.append(of_all_rows(name, rows, expected, "mla_decode.out.fp32", "request"))
 
 
 class FlashMLABackend(Backend):
-    """SGLang's FlashMLABackend. A stand-in plans: like the CUDA extension's function it returns new tensors."""
+    """SGLang's FlashMLABackend.
+
+    A stand-in plans: like the CUDA extension's function it returns new tensors.
+    """
 
     fill_length = 1
 
@@ -172,14 +214,22 @@ class FlashMLABackend(Backend):
         pages = (MAX_LENGTH + module.PAGE_SIZE) // module.PAGE_SIZE
         most = CAPTURED[-1]
         self.attention = made_without_init(
-            module.FlashMLABackend, num_q_heads=NUM_HEADS, num_local_heads=NUM_HEADS, num_draft_tokens=None,
-            is_fp8_kvcache=False, req_to_token=server.rows.req_to_token, page_size=server.page_size,
+            module.FlashMLABackend,
+            num_q_heads=NUM_HEADS,
+            num_local_heads=NUM_HEADS,
+            num_draft_tokens=None,
+            is_fp8_kvcache=False,
+            req_to_token=server.rows.req_to_token,
+            page_size=server.page_size,
             cuda_graph_kv_indices=torch.ones(most, pages, dtype=torch.int32),
-            cuda_graph_mla_metadata=poison.empty(NUM_SM_PARTS, PLAN_WIDTH, dtype=torch.int32, site="sched_meta"),
+            cuda_graph_mla_metadata=poison.empty(
+                NUM_SM_PARTS, PLAN_WIDTH, dtype=torch.int32, site="sched_meta"
+            ),
             cuda_graph_num_splits=poison.empty(most + 1, dtype=torch.int32, site="sched_meta"),
-            cuda_graph_mla_metadata_view=None, cuda_graph_num_splits_view=None,
+            cuda_graph_mla_metadata_view=None,
+            cuda_graph_num_splits_view=None,
             kv_index_translator=translator_of(server),
-        )  # fmt: skip
+        )
         self.planner = Planner()
         self.module = module
 
@@ -191,12 +241,20 @@ class FlashMLABackend(Backend):
         page_size = self.module.PAGE_SIZE
         table = self.attention.cuda_graph_kv_indices
         found.bindings.append(
-            Binding(step, "block_kv_indices", "block_table.pad", captured.block_kv_indices.data_ptr(), table.data_ptr())
+            Binding(
+                step,
+                "block_kv_indices",
+                "block_table.pad",
+                captured.block_kv_indices.data_ptr(),
+                table.data_ptr(),
+            )
         )
         for row, one in enumerate(owners):
             pages = one.slots[::page_size] // page_size
             read = table[row, : len(pages)].float()[:, None]
-            found.observed.append(observed(f"pages of row {row}, step {step}", read, pages[:, None], "page"))
+            found.observed.append(
+                observed(f"pages of row {row}, step {step}", read, pages[:, None], "page")
+            )
         lengths = [len(one.slots) for one in owners] + [self.fill_length] * (len(q) - len(owners))
         tiles, splits = plan_of(torch.tensor(lengths))
         for name, read, plan in (
@@ -208,7 +266,10 @@ class FlashMLABackend(Backend):
             found.observed.append(what)
 
 
-BACKENDS: dict[str, Callable[[Server, Poison], Backend]] = {"triton": TritonBackend, "flashmla": FlashMLABackend}
+BACKENDS: dict[str, Callable[[Server, Poison], Backend]] = {
+    "triton": TritonBackend,
+    "flashmla": FlashMLABackend,
+}
 
 
 def observed(name: str, read: Tensor, wanted: Tensor, describe: str) -> Observed:
@@ -241,20 +302,40 @@ def runner_of(server: Server) -> Any:
     """What a backend reads from its model runner. Anything else is an AttributeError."""
     config = SimpleNamespace(
         attention_arch=importlib.import_module("sglang.srt.configs.model_config").AttentionArch.MLA,
-        num_attention_heads=NUM_HEADS, get_max_num_attention_heads=lambda: NUM_HEADS, get_num_kv_heads=lambda *_: 1,
-        v_head_dim=RANK, swa_v_head_dim=RANK, head_dim=RANK + ROPE, context_len=MAX_LENGTH, is_encoder_decoder=False,
-        qk_nope_head_dim=RANK, qk_rope_head_dim=ROPE, kv_lora_rank=RANK,
-    )  # fmt: skip
+        num_attention_heads=NUM_HEADS,
+        get_max_num_attention_heads=lambda: NUM_HEADS,
+        get_num_kv_heads=lambda *_: 1,
+        v_head_dim=RANK,
+        swa_v_head_dim=RANK,
+        head_dim=RANK + ROPE,
+        context_len=MAX_LENGTH,
+        is_encoder_decoder=False,
+        qk_nope_head_dim=RANK,
+        qk_rope_head_dim=ROPE,
+        kv_lora_rank=RANK,
+    )
     return SimpleNamespace(
-        model_config=config, req_to_token_pool=server.rows, token_to_kv_pool=server.pool,
-        token_to_kv_pool_allocator=server.alloc, server_args=server.arguments, sliding_window_size=None,
-        **dict.fromkeys(LINEAR_ATTENTION), device="cpu", gpu_id=0, page_size=server.page_size, is_draft_worker=False,
-        kv_cache_dtype=torch.float32, kv_index_translator=translator_of(server), decode_num_tokens_per_req=lambda: 1,
-    )  # fmt: skip
+        model_config=config,
+        req_to_token_pool=server.rows,
+        token_to_kv_pool=server.pool,
+        token_to_kv_pool_allocator=server.alloc,
+        server_args=server.arguments,
+        sliding_window_size=None,
+        **dict.fromkeys(LINEAR_ATTENTION),
+        device="cpu",
+        gpu_id=0,
+        page_size=server.page_size,
+        is_draft_worker=False,
+        kv_cache_dtype=torch.float32,
+        kv_index_translator=translator_of(server),
+        decode_num_tokens_per_req=lambda: 1,
+    )
 
 
 def one_rank(backend: Any) -> Any:
-    """Answer what a backend asks the process and the model while it is made: one rank, no GPU, no linear attention."""
+    """Answer what a backend asks the process and the model while it is made: one rank, no GPU, no
+    linear attention.
+    """
     alone = SimpleNamespace(attn_tp_size=1, attn_dcp_size=1, attn_dcp_rank=0)
     answers: dict[str, Any] = {
         "get_device_core_count": lambda *_: 0,

@@ -1,7 +1,7 @@
 """SGLang's allocators alone: is each slot given to one owner at a time, and slot 0 to none?
 
-Owners take slots as prefills and decodes do, and free them in any order: the slots of a page at once, and some owners
-in one group. Each writes its own value to each of its slots.
+Owners take slots as prefills and decodes do, and free them in any order: the slots of a page at
+once, and some owners in one group. Each writes its own value to each of its slots.
 """
 
 from __future__ import annotations
@@ -45,7 +45,12 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
     for step in range(STEPS):
         if owners and (rng.random() < 0.35 or alloc.available_size() < 4 * page_size):
             give_back(
-                alloc, [owners.pop(rng.randrange(len(owners))) for _ in range(min(len(owners), rng.randint(1, 2)))], rng
+                alloc,
+                [
+                    owners.pop(rng.randrange(len(owners)))
+                    for _ in range(min(len(owners), rng.randint(1, 2)))
+                ],
+                rng,
             )
         elif owners and rng.random() < 0.5:
             grow(alloc, rng.choice(owners), memory, values)
@@ -55,7 +60,10 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
         look(found, step, alloc, owners, memory, poison)
     give_back(alloc, owners, rng)
     free = free_slots(alloc)
-    found.counts += [Count("free slots", num_slots, len(free), "at the end"), count_once(free, "at the end")]
+    found.counts += [
+        Count("free slots", num_slots, len(free), "at the end"),
+        count_once(free, "at the end"),
+    ]
     return found
 
 
@@ -101,13 +109,19 @@ def give_back(alloc: Any, owners: list[Owner], rng: random.Random) -> None:
         alloc.free_group_end()
 
 
-def look(found: Run, step: int, alloc: Any, owners: list[Owner], memory: Tensor, poison: Poison) -> None:
+def look(
+    found: Run, step: int, alloc: Any, owners: list[Owner], memory: Tensor, poison: Poison
+) -> None:
     """Fill free slots and page 0 of memory [slots, WIDTH], then read what the owners hold."""
     free = free_slots(alloc)
     memory[free] = poison.empty(len(free), WIDTH, dtype=memory.dtype, site="kv.free")
-    memory[: alloc.page_size] = poison.empty(alloc.page_size, WIDTH, dtype=memory.dtype, site="kv.null")
+    memory[: alloc.page_size] = poison.empty(
+        alloc.page_size, WIDTH, dtype=memory.dtype, site="kv.null"
+    )
     found.counts.append(count_once(free, f"step {step}"))
     if owners:
         read = memory[torch.cat([owner.slots for owner in owners])]
         want = torch.cat([owner.values for owner in owners]).double()
-        found.observed.append(of_all_rows(f"values of owners in step {step}", read, want, "write_kv.fp32", "slot"))
+        found.observed.append(
+            of_all_rows(f"values of owners in step {step}", read, want, "write_kv.fp32", "slot")
+        )

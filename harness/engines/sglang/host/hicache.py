@@ -1,8 +1,10 @@
-"""SGLang's HiCache on a CPU: do pages that come back from the host's memory hold what their tokens need?
+"""SGLang's HiCache on a CPU: do pages that come back from the host's memory hold what their tokens
+need?
 
-A prefix is cached and backed up to the host. Other requests write to its pages. A later request finds the prefix on the
-host, and its pages come back. Pools, radix cache, controller and the choice of buffers, indices and layers
-are SGLang's. The streams, the transfer kernels and the model are the harness's. The model writes owners.
+A prefix is cached and backed up to the host. Other requests write to its pages. A later request
+finds the prefix on the host, and its pages come back. Pools, radix cache, controller and the choice
+of buffers, indices and layers are SGLang's. The streams, the transfer kernels and the model are the
+harness's. The model writes owners.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import importlib
 import math
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +23,12 @@ from unittest import mock
 
 import torch
 from sglang.srt.mem_cache import memory_pool
-from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InitLoadBackParams, InsertParams, MatchPrefixParams
+from sglang.srt.mem_cache.base_prefix_cache import (
+    EvictParams,
+    InitLoadBackParams,
+    InsertParams,
+    MatchPrefixParams,
+)
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from torch import Tensor
@@ -39,16 +46,26 @@ from harness.memory.moves.owners import GROUPS, records, unsent
 from harness.memory.poison.patterns import Poison
 
 CACHE = "sglang.srt.mem_cache"
-for name in ("hybrid_cache.hybrid_pool_assembler", "hiradix_cache", "unified_radix_cache", "pool_host.dsa"):
+for name in (
+    "hybrid_cache.hybrid_pool_assembler",
+    "hiradix_cache",
+    "unified_radix_cache",
+    "pool_host.dsa",
+):
     with contextlib.suppress(ModuleNotFoundError):
-        importlib.import_module(f"{CACHE}.{name}")  # here: `in_place` replaces names in modules that are imported
+        importlib.import_module(
+            f"{CACHE}.{name}"
+        )  # here: `in_place` replaces names in modules that are imported
 
 ARGUMENTS: dict[str, Any] = read_rows(Path(__file__).with_suffix(".yaml"))
 POOL = ARGUMENTS["pool"]
 PAGE, TOKEN_BYTES = POOL["page_size"], 2 * POOL["kv_cache_dim"]
 NUM_PAGES, NUM_STATES = POOL["size"] // PAGE, ARGUMENTS["rows"]["mamba_size"]
 REQUESTS = ((0, 3), (1, 4), (2, 3), (0, 5), (1, 6), (3, 4), (2, 5), (0, 7), (4, 7), (1, 8))
-"""Requests in order: a number, and the pages of the prompt. A number that returns has the same tokens and more."""
+"""Requests in order: a number, and the pages of the prompt.
+
+A number that returns has the same tokens and more.
+"""
 SHARES = {3: (1, 2), 4: (0, 5)}
 """Number -> the number that it begins as, and for how many pages."""
 NUM_SCHEDULES, MOST_SEARCHED, MOST_WAITS = 6, 6, 100
@@ -57,7 +74,9 @@ Rows = list[tuple[int, int]]
 
 
 class Copies:
-    """SGLang's transfer kernels: each copies the rows or pages that it is given, on the current stream."""
+    """SGLang's transfer kernels: each copies the rows or pages that it is given, on the current
+    stream.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -66,12 +85,20 @@ class Copies:
         self._device.copy(self._device.current, *zip(*parts, strict=True))
 
     def transfer_kv_all_layer_mla(
-        self, src_layers: Any, dst_layers: Any, src_indices: Tensor, dst_indices: Tensor, item_size: int, **_: Any
+        self,
+        src_layers: Any,
+        dst_layers: Any,
+        src_indices: Tensor,
+        dst_indices: Tensor,
+        item_size: int,
+        **_: Any,
     ) -> None:
         """Rows [n] of all layers, which are given by address."""
         rows = list(zip(src_indices.tolist(), dst_indices.tolist(), strict=True))
         layers = zip(map(int, src_layers), map(int, dst_layers), strict=True)
-        self._copy([(a + i * item_size, b + j * item_size, item_size) for a, b in layers for i, j in rows])
+        self._copy(
+            [(a + i * item_size, b + j * item_size, item_size) for a, b in layers for i, j in rows]
+        )
 
     def transfer_kv_per_layer_mla(self, src: Tensor, dst: Tensor, **more: Any) -> None:
         """Rows of one layer, of any shape."""
@@ -85,15 +112,25 @@ class Copies:
         self._copy([(here.data_ptr(), there.data_ptr(), here.nbytes) for here, there in pages])
 
     def transfer_kv_per_layer_direct_pf_lf(
-        self, src_ptrs: Any, dst_ptrs: Any, src_indices: Tensor, dst_indices: Tensor, layer_id: int, page_size: int
+        self,
+        src_ptrs: Any,
+        dst_ptrs: Any,
+        src_indices: Tensor,
+        dst_indices: Tensor,
+        layer_id: int,
+        page_size: int,
     ) -> None:
         """Slots [n] of one layer from the host."""
         pages = _pages([(layer_id, dst_ptrs[0])], src_ptrs[0], dst_indices, src_indices, page_size)
         self._copy([(there.data_ptr(), here.data_ptr(), here.nbytes) for here, there in pages])
 
 
-def _pages(layers: Any, host: Tensor, mine: Tensor, its: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The pages of slots `mine` [n] of each layer, and those of `its` [n] in memory of the host [pages, layers, …]."""
+def _pages(
+    layers: Any, host: Tensor, mine: Tensor, its: Tensor, size: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The pages of slots `mine` [n] of each layer, and those of `its` [n] in memory of the host
+    [pages, layers, …].
+    """
     for number, layer in layers:
         for i, j in zip(mine[::size].tolist(), its[::size].tolist(), strict=True):
             yield layer[i : i + size], host[j // size, number]
@@ -101,13 +138,22 @@ def _pages(layers: Any, host: Tensor, mine: Tensor, its: Tensor, size: int) -> I
 
 @contextlib.contextmanager
 def in_place(device: Device) -> Iterator[None]:
-    """Let SGLang use `device` for the length of the block: streams and events, kernels, memory that no GPU pins."""
-    streams = SimpleNamespace(Stream=device.stream, stream=device.within, current_stream=device.current_stream)
+    """Let SGLang use `device` for the length of the block: streams and events, kernels, memory that
+    no GPU pins.
+    """
+    streams = SimpleNamespace(
+        Stream=device.stream, stream=device.within, current_stream=device.current_stream
+    )
     streams.Event = lambda **_: Event(device)
     copies = Copies(device)
     kernels = {name: getattr(copies, name) for name in dir(Copies) if name.startswith("transfer")}
-    memory = first_module(f"{CACHE}.pool_host.common", f"{CACHE}.memory_pool_host").ALLOC_MEMORY_FUNCS
-    new = lambda dims, dtype, **_: unsent(math.prod(dims) * dtype.itemsize).clone().view(dtype).view(dims)  # noqa: E731
+    memory = first_module(
+        f"{CACHE}.pool_host.common", f"{CACHE}.memory_pool_host"
+    ).ALLOC_MEMORY_FUNCS
+
+    def new(dims: Sequence[int], dtype: torch.dtype, **_: object) -> torch.Tensor:
+        return unsent(math.prod(dims) * dtype.itemsize).clone().view(dtype).view(dims)
+
     with contextlib.ExitStack() as stack:
         for name, module in list(sys.modules.items()):
             if name.startswith("sglang.srt") and hasattr(module, "device_module"):
@@ -115,7 +161,9 @@ def in_place(device: Device) -> Iterator[None]:
             if name.startswith(CACHE) and "host" in name:
                 stack.enter_context(mock.patch.multiple(module, create=True, **kernels))
         stack.enter_context(mock.patch.dict(memory, {"cpu": new}))
-        stack.enter_context(mock.patch.object(torch.distributed, "get_world_size", lambda group=None: 1))
+        stack.enter_context(
+            mock.patch.object(torch.distributed, "get_world_size", lambda group=None: 1)
+        )
         yield
 
 
@@ -129,7 +177,9 @@ class Serving:
         arguments._mamba_cache_chunk_size = PAGE  # else SGLang reads the model's settings
         self._pool, self._rows = self._pools()
         self._alloc = allocator_of(PAGE, NUM_PAGES * PAGE, self._pool)
-        cache = CacheInitParams(False, self._rows, self._alloc, PAGE, enable_mamba_extra_buffer=self._has_states)
+        cache = CacheInitParams(
+            False, self._rows, self._alloc, PAGE, enable_mamba_extra_buffer=self._has_states
+        )
         self._tree = tree_of(cache, arguments, has_states=self._has_states)
         self._pool.register_layer_transfer_counter(self._tree.cache_controller.layer_done_counter)
         for title, _, _, memory in self._memory():
@@ -149,34 +199,53 @@ class Serving:
         dtype = SimpleNamespace(conv=torch.bfloat16, temporal=torch.float32)
         state = SimpleNamespace(shape=shape, dtype=dtype, is_kda=True)
         rows = memory_pool.HybridReqToTokenPool(**ARGUMENTS["rows"], cache_params=state)
-        return memory_pool.HybridLinearKVPool(**known, **ARGUMENTS["hybrid"], mamba_pool=rows.mamba_pool), rows
+        return memory_pool.HybridLinearKVPool(
+            **known, **ARGUMENTS["hybrid"], mamba_pool=rows.mamba_pool
+        ), rows
 
     def _memory(self) -> Iterator[tuple[str, str, int, Tensor]]:
-        """Memory [rows, bytes] uint8 in the order of a step, as a model asks for it: title, group, layer, memory."""
+        """Memory [rows, bytes] uint8 in the order of a step, as a model asks for it: title, group,
+        layer, memory.
+        """
         for layer in range(4 if self._has_states else 2):
             if self._has_states and layer % 2 == 0:
                 yield _as_rows("state", layer, self._rows.mamba2_layer_cache(layer).temporal)
             else:
-                yield _as_rows("index", layer, self._pool.get_index_k_with_scale_buffer(layer))  # the indexer is first
+                yield _as_rows(
+                    "index", layer, self._pool.get_index_k_with_scale_buffer(layer)
+                )  # the indexer is first
                 yield _as_rows("latent", layer, self._pool.get_key_buffer(layer))
 
     def serve(self, step: int, number: int, num_pages: int) -> None:
         """Do what a scheduler does with one request: match, load, make room, compute, and cache."""
         tree, key = self._tree, RadixKey(array("q", prompt(number, num_pages)))
         state_slot = {"mamba_pool_idx": None, "holds_mamba": False}
-        request = SimpleNamespace(rid=str(step), kv=SimpleNamespace(**state_slot), **state_slot)  # in kv since 0.5.19
+        request = SimpleNamespace(
+            rid=str(step), kv=SimpleNamespace(**state_slot), **state_slot
+        )  # in kv since 0.5.19
         match = tree.match_prefix(MatchPrefixParams(key=key))
         request.mamba_host_hit_length = getattr(match, "mamba_host_hit_length", 0)  # since 0.5.14
         if match.host_hit_length or request.mamba_host_hit_length:
             self.num_loaded += match.host_hit_length
             request.last_node, request.swa_host_hit_length = match.last_device_node, 0
-            tree.init_load_back(InitLoadBackParams(match.best_match_node, match.host_hit_length, req=request))
+            tree.init_load_back(
+                InitLoadBackParams(match.best_match_node, match.host_hit_length, req=request)
+            )
             match = tree.match_prefix(MatchPrefixParams(key=key))
         node = match.last_device_node
         lock = tree.inc_lock_ref(node)
-        old = tree.path_device_indices(node) if hasattr(tree, "path_device_indices") else match.device_indices
-        slots = torch.cat([old, self._given(self._alloc, num_pages * PAGE - len(old), "num_tokens")])
-        pages, num_old = list(zip((slots[::PAGE] // PAGE).tolist(), range(num_pages), strict=True)), len(old) // PAGE
+        old = (
+            tree.path_device_indices(node)
+            if hasattr(tree, "path_device_indices")
+            else match.device_indices
+        )
+        slots = torch.cat(
+            [old, self._given(self._alloc, num_pages * PAGE - len(old), "num_tokens")]
+        )
+        pages, num_old = (
+            list(zip((slots[::PAGE] // PAGE).tolist(), range(num_pages), strict=True)),
+            len(old) // PAGE,
+        )
         state, states = None, ([], [])  # type: tuple[Any, tuple[Rows, Rows]]
         if self._has_states:
             state = self._given(self._rows.mamba_allocator, 1, "mamba_num")
@@ -206,18 +275,25 @@ class Serving:
             self._tree.check_hicache_events()
         raise RuntimeError(f"no room for {count} {room}")
 
-    def _forward(self, title: str, number: int, pages: tuple[Rows, Rows], states: tuple[Rows, Rows]) -> None:
+    def _forward(
+        self, title: str, number: int, pages: tuple[Rows, Rows], states: tuple[Rows, Rows]
+    ) -> None:
         """Launch each layer: compare what it reads, and write the owners of what is new."""
         for name, group, layer, memory in self._memory():
             sides = states if group == "state" else pages
-            old, new = ([(row, wanted(group, layer, number, place, memory)) for row, place in side] for side in sides)
+            old, new = (
+                [(row, wanted(group, layer, number, place, memory)) for row, place in side]
+                for side in sides
+            )
             spans = [[(name, row, 0, memory.shape[1]) for row, _ in side] for side in sides]
             run = partial(self._run, f"{title} for the {name}", memory, old, new, spans[0])
             self._device.streams.launch(self._device.current, f"{title} {name}", run, *spans)
 
     def _run(self, reader: str, memory: Tensor, old: Any, new: Any, spans: Any) -> None:
         for (row, owners), span in zip(old, spans, strict=True):
-            self.landed.compare(memory[row].view(owners.shape), owners, owners.shape[1], span, reader)
+            self.landed.compare(
+                memory[row].view(owners.shape), owners, owners.shape[1], span, reader
+            )
         for row, owners in new:
             memory[row] = owners.flatten()
 
@@ -232,8 +308,15 @@ def tree_of(cache: Any, arguments: Any, *, has_states: bool) -> Any:
     if not hasattr(registry, "default_radix_cache_factory"):
         return registry.HiRadixCache(params=cache, server_args=arguments)  # up to 0.5.12
     context = registry.TreeCacheBuildContext
-    given = {"server_args": arguments, "params": cache, "is_hybrid_ssm": has_states, "tp_worker": mock.Mock()}
-    return registry.default_radix_cache_factory(context(**accepted(ARGUMENTS["context"] | given, context)))
+    given = {
+        "server_args": arguments,
+        "params": cache,
+        "is_hybrid_ssm": has_states,
+        "tp_worker": mock.Mock(),
+    }
+    return registry.default_radix_cache_factory(
+        context(**accepted(ARGUMENTS["context"] | given, context))
+    )
 
 
 def prompt(number: int, num_pages: int) -> list[int]:
@@ -247,12 +330,15 @@ def owner(number: int, page: int) -> int:
 
 
 def wanted(group: str, layer: int, number: int, place: int, memory: Tensor) -> Tensor:
-    """The records [n, bytes] uint8 of a row of memory [rows, bytes]: of PAGE latents, a page of index keys, or a state.
+    """The records [n, bytes] uint8 of a row of memory [rows, bytes]: of PAGE latents, a page of
+    index keys, or a state.
 
     Sentinels of index keys and states count pages. A state is that of the `place` pages before it.
     """
     if group == "latent":
-        return records(0, layer, 0, owner(number, place), (place + 1) * PAGE, TOKEN_BYTES)[place * PAGE :]
+        return records(0, layer, 0, owner(number, place), (place + 1) * PAGE, TOKEN_BYTES)[
+            place * PAGE :
+        ]
     of = owner(number, place - 1 if group == "state" else place)
     return records(GROUPS.index(group), layer, 0, of, place + 1, memory.shape[1])[place:]
 
@@ -263,7 +349,9 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
     return Run(poison.pattern, moved=list(found))
 
 
-def _served(params: SglangHostParams, seed: int, swapped: tuple[str, str] | None, order: str) -> Moved:
+def _served(
+    params: SglangHostParams, seed: int, swapped: tuple[str, str] | None, order: str
+) -> Moved:
     device = Device(seed, swapped)
     with in_place(device):
         serving = Serving(device, params)

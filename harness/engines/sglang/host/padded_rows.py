@@ -1,7 +1,8 @@
-"""The input buffers of SGLang's decode graph: where do rows write that pad a batch to the size of a graph?
+"""The input buffers of SGLang's decode graph: where do rows write that pad a batch to the size of a
+graph?
 
-The buffers and their filling are SGLang's, and so is the allocator. The harness stands for the graph: each of its rows
-writes a value to the slot that the buffers name. Padded rows write last.
+The buffers and their filling are SGLang's, and so is the allocator. The harness stands for the
+graph: each of its rows writes a value to the slot that the buffers name. Padded rows write last.
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ WIDTH = 4
 
 
 def run(poison: Poison, params: SglangHostParams) -> Run:
-    """Decode batches of other sizes one after another, and read what each request holds after each step."""
+    """Decode batches of other sizes one after another, and read what each request holds after each
+    step.
+    """
     publish(params.page_size)
     rng, values = random.Random(poison.seed), torch.Generator().manual_seed(poison.seed)
     graph = GraphBuffers(FILL_LENGTH)
     alloc = allocator_of(params.page_size, NUM_SLOTS * params.page_size)
-    memory = poison.empty((NUM_SLOTS + 1) * params.page_size, WIDTH, dtype=torch.float32, site="kv.new")
+    memory = poison.empty(
+        (NUM_SLOTS + 1) * params.page_size, WIDTH, dtype=torch.float32, site="kv.new"
+    )
     running: list[Owner] = []
     found = Run(poison.pattern)
     for step in range(STEPS):
@@ -43,11 +48,17 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
         for one in running:
             grow(alloc, one, memory, values)
         lengths = torch.tensor([len(one.slots) for one in running])
-        size = graph.fill(torch.arange(1, wanted + 1), lengths, torch.cat([one.slots[-1:] for one in running]))
+        size = graph.fill(
+            torch.arange(1, wanted + 1), lengths, torch.cat([one.slots[-1:] for one in running])
+        )
         slots, padded = graph.read("out_cache_loc", size), size - wanted
-        memory[slots[wanted:]] = poison.empty(padded, WIDTH, dtype=memory.dtype, site="graph.pad_rows")
+        memory[slots[wanted:]] = poison.empty(
+            padded, WIDTH, dtype=memory.dtype, site="graph.pad_rows"
+        )
         for name, right in (("out_cache_loc", 0), ("seq_lens", FILL_LENGTH)):
             num_right = int((graph.read(name, size)[wanted:] == right).sum())
-            found.counts.append(Count(f"padded rows with {right} in {name}", padded, num_right, f"step {step}"))
+            found.counts.append(
+                Count(f"padded rows with {right} in {name}", padded, num_right, f"step {step}")
+            )
         look(found, step, alloc, running, memory, poison)
     return found

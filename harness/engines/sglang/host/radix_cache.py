@@ -1,8 +1,9 @@
-"""SGLang's radix cache, allocator and batches: does every request read the memory of its own tokens?
+"""SGLang's radix cache, allocator and batches: does every request read the memory of its own
+tokens?
 
-Requests share prefixes, are prefilled in chunks, decode and finish, and what they leave is evicted from a small pool.
-Batches, pools and the cache are SGLang's. The harness draws the schedule, and writes a value for each token, which
-depends on all tokens up to it.
+Requests share prefixes, are prefilled in chunks, decode and finish, and what they leave is evicted
+from a small pool. Batches, pools and the cache are SGLang's. The harness draws the schedule, and
+writes a value for each token, which depends on all tokens up to it.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class Play:
     step: int = 0
 
     def store(self, one: Live, slots: Tensor) -> None:
-        """Write the values of a request's next tokens to the slots [n] that SGLang gave for them."""
+        """Write the values of a request's next tokens to the slots [n] that SGLang gave for
+        them.
+        """
         known = values_of(one.tokens, self.values)[one.stored : one.stored + len(slots)]
         self.server.cache[slots.long()] = known
         one.stored += len(slots)
@@ -80,8 +83,12 @@ class Play:
                 tail = torch.arange(end, -(-end // server.page_size) * server.page_size)
                 fill(self.poison, server.cache, tail, "kv.tail")
         if self.live:
-            read = torch.cat([server.cache[server.slots_of(one.req, one.stored)] for one in self.live])
-            want = torch.cat([values_of(one.tokens, self.values)[: one.stored] for one in self.live]).double()
+            read = torch.cat(
+                [server.cache[server.slots_of(one.req, one.stored)] for one in self.live]
+            )
+            want = torch.cat(
+                [values_of(one.tokens, self.values)[: one.stored] for one in self.live]
+            ).double()
             name, describe = f"KV that is read in step {self.step}", "token of all live requests"
             self.found.observed.append(of_all_rows(name, read, want, "write_kv.fp32", describe))
         self.step += 1
@@ -90,15 +97,22 @@ class Play:
 def run(poison: Poison, params: SglangHostParams) -> Run:
     """Play a drawn schedule to its end, and look after each step."""
     rng = random.Random(poison.seed)
-    random_values = torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(poison.seed))
+    random_values = torch.randn(
+        VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(poison.seed)
+    )
     server = Server(params.page_size, PAGES_OF[params.page_size] * params.page_size, NUM_ROWS)
     poison.fill_(server.cache, "kv.new")
     play = Play(poison, server, random_values, rng, Run(poison.pattern))
-    waiting = [Live(f"r{i}", None, tokens, rng.randint(1, MOST_ANSWERS)) for i, tokens in enumerate(prompts(rng))]
+    waiting = [
+        Live(f"r{i}", None, tokens, rng.randint(1, MOST_ANSWERS))
+        for i, tokens in enumerate(prompts(rng))
+    ]
     running: Any = None
     while waiting or play.live:
         started = next((one for one in play.live if not one.is_prefilled), None)
-        may_start = len(play.live) < NUM_ROWS and waiting and has_room(server, play.live, waiting[0])
+        may_start = (
+            len(play.live) < NUM_ROWS and waiting and has_room(server, play.live, waiting[0])
+        )
         if started or (may_start and (not play.live or rng.random() < 0.6)):
             batch = prefill(play, started, waiting)
             if batch is not None and running is not None and running.reqs:
@@ -123,18 +137,27 @@ def prompts(rng: random.Random) -> list[list[int]]:
             continue
         stem = rng.choice(stems)
         kept = stem[: rng.randint(1, len(stem))] if rng.random() < 0.5 else stem
-        drawn.append((kept + [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 70))])[:LONGEST])
+        drawn.append(
+            (kept + [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 70))])[:LONGEST]
+        )
     return drawn
 
 
 def has_room(server: Server, live: list[Live], new: Live) -> bool:
-    """Whether the pool holds all live requests to their ends and the new one, if all that is cached is evicted."""
-    pages = sum(-(-(len(one.tokens) + one.num_answers) // server.page_size) + 2 for one in [*live, new])
+    """Whether the pool holds all live requests to their ends and the new one, if all that is cached
+    is evicted.
+    """
+    pages = sum(
+        -(-(len(one.tokens) + one.num_answers) // server.page_size) + 2 for one in [*live, new]
+    )
     return pages * server.page_size <= server.num_slots
 
 
 def prefill(play: Play, started: Live | None, waiting: list[Live]) -> Any:
-    """Prefill a chunk of the prompt that was begun, and up to two new ones. Returns the batch that can decode now."""
+    """Prefill a chunk of the prompt that was begun, and up to two new ones.
+
+    Returns the batch that can decode now.
+    """
     server, room = play.server, CHUNK
     chosen: list[tuple[Live, bool]] = []
     if started:
@@ -189,7 +212,9 @@ def decode(play: Play, running: Any) -> None:
 
 
 def answered(play: Play, one: Live, *, is_decoded: bool) -> None:
-    """Do what SGLang does with a token: the request ends, or what was prefilled goes into the radix cache."""
+    """Do what SGLang does with a token: the request ends, or what was prefilled goes into the radix
+    cache.
+    """
     token = play.rng.randrange(VOCABULARY)
     one.req.output_ids.append(token)
     if len(one.req.output_ids) >= one.num_answers:
@@ -207,13 +232,17 @@ FINISHED = object()
 
 
 def at_end(play: Play) -> None:
-    """Count slots after the last request: all are free or cached, none is locked, and all can be evicted."""
+    """Count slots after the last request: all are free or cached, none is locked, and all can be
+    evicted.
+    """
     server = play.server
     cached, free = server.tree.evictable_size(), server.alloc.available_size()
     play.found.counts += [
         Count("slots that are free or cached", server.num_slots, free + cached, "at the end"),
         Count("slots that a request still locks", 0, server.tree.protected_size(), "at the end"),
-        Count("rows of requests that are free", NUM_ROWS, server.rows.available_size(), "at the end"),
+        Count(
+            "rows of requests that are free", NUM_ROWS, server.rows.available_size(), "at the end"
+        ),
     ]
 
 

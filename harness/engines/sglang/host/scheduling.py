@@ -1,4 +1,6 @@
-"""SGLang's pools, radix cache and batches on a CPU, driven step by step as its scheduler does, whatever the release."""
+"""SGLang's pools, radix cache and batches on a CPU, driven step by step as its scheduler does,
+whatever the release.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,13 @@ MODEL = SimpleNamespace(
 
 
 def publish(page_size: int = 1, **more: Any) -> ServerArgs:
-    """Give SGLang the arguments of a server, and `more`. Without a model's path it resolves none that need a model."""
-    arguments = ServerArgs(model_path="none", page_size=page_size, device="cpu", attention_backend="triton", **more)
+    """Give SGLang the arguments of a server, and `more`.
+
+    Without a model's path it resolves none that need a model.
+    """
+    arguments = ServerArgs(
+        model_path="none", page_size=page_size, device="cpu", attention_backend="triton", **more
+    )
     set_global_server_args_for_scheduler(arguments)
     return arguments
 
@@ -47,14 +54,20 @@ def allocator_of(page_size: int, num_slots: int, pool: Any = None) -> Any:
     """SGLang's allocator of slots, or of pages."""
     if page_size == 1:
         return allocator.TokenToKVPoolAllocator(num_slots, torch.float32, "cpu", pool, False)
-    return allocator.PagedTokenToKVPoolAllocator(num_slots, page_size, torch.float32, "cpu", pool, False)
+    return allocator.PagedTokenToKVPoolAllocator(
+        num_slots, page_size, torch.float32, "cpu", pool, False
+    )
 
 
 def free_slots(alloc: Any) -> Tensor:
-    """The slots that the allocator will give away, in the order of its list; one that is in it twice is twice here."""
+    """The slots that the allocator will give away, in the order of its list; one that is in it
+    twice is twice here.
+    """
     # Since 0.5.20 pages that were freed are kept in another place until they are sorted.
     released = alloc.release_pages
-    pages = alloc.get_all_free_pages() if released is None else torch.cat([alloc.free_pages, released])
+    pages = (
+        alloc.get_all_free_pages() if released is None else torch.cat([alloc.free_pages, released])
+    )
     slots: Tensor = pages[:, None] * alloc.page_size + torch.arange(alloc.page_size)
     return slots.flatten()
 
@@ -67,15 +80,22 @@ def count_once(free: Tensor, where: str) -> Count:
 class Server:
     """The memory of one server."""
 
-    def __init__(self, page_size: int, num_slots: int, num_rows: int, rank: int = RANK, rope: int = ROPE) -> None:
+    def __init__(
+        self, page_size: int, num_slots: int, num_rows: int, rank: int = RANK, rope: int = ROPE
+    ) -> None:
         self.arguments = publish(page_size)
         self.page_size, self.num_slots, self.width = page_size, num_slots, rank + rope
-        self.pool = MLATokenToKVPool(num_slots, page_size, torch.float32, rank, rope, 1, "cpu", False)
+        self.pool = MLATokenToKVPool(
+            num_slots, page_size, torch.float32, rank, rope, 1, "cpu", False
+        )
         self.rows = ReqToTokenPool(num_rows, MAX_LENGTH, "cpu", False)
         self.alloc = allocator_of(page_size, num_slots, self.pool)
         self.tree = RadixCache(
             CacheInitParams(
-                disable=False, req_to_token_pool=self.rows, token_to_kv_pool_allocator=self.alloc, page_size=page_size
+                disable=False,
+                req_to_token_pool=self.rows,
+                token_to_kv_pool_allocator=self.alloc,
+                page_size=page_size,
             )
         )
 
@@ -95,7 +115,10 @@ class Server:
         return made
 
     def admit(self, req: Any, most: int, *, is_first: bool) -> bool:
-        """Choose the next tokens of a prompt, as `PrefillAdder` does. Returns whether they reach the prompt's end."""
+        """Choose the next tokens of a prompt, as `PrefillAdder` does.
+
+        Returns whether they reach the prompt's end.
+        """
         req.init_next_round_input(*([self.tree] if is_first else []))
         total = len(req.origin_input_ids)
         start = prefix_length(req)
@@ -122,7 +145,9 @@ class Server:
         return end == total
 
     def extend(self, reqs: list[Any]) -> Any:
-        batch = ScheduleBatch.init_new(reqs, self.rows, self.alloc, self.tree, MODEL, False, SpeculativeAlgorithm.NONE)
+        batch = ScheduleBatch.init_new(
+            reqs, self.rows, self.alloc, self.tree, MODEL, False, SpeculativeAlgorithm.NONE
+        )
         batch.prepare_for_extend()
         return batch
 
@@ -133,7 +158,9 @@ class Server:
 
     @contextlib.contextmanager
     def result(self, *, is_prefill: bool) -> Iterator[None]:
-        """Free what a result frees in one group, as SGLang does for decodes, and since 0.5.18 for prefills too."""
+        """Free what a result frees in one group, as SGLang does for decodes, and since 0.5.18 for
+        prefills too.
+        """
         is_grouped = not is_prefill or hasattr(self.alloc, "_copy_for_free_group")
         if is_grouped:
             self.alloc.free_group_begin()
@@ -149,7 +176,9 @@ class Server:
 
     def release(self, req: Any) -> None:
         known = inspect.signature(common.release_kv_cache).parameters
-        common.release_kv_cache(req, self.tree, **{"checkpoint" if "checkpoint" in known else "is_insert": True})
+        common.release_kv_cache(
+            req, self.tree, **{"checkpoint" if "checkpoint" in known else "is_insert": True}
+        )
 
     def slots_of(self, req: Any, length: int) -> Tensor:
         slots: Tensor = self.rows.req_to_token[row_of(req), :length]
@@ -158,7 +187,9 @@ class Server:
 
 def row_of(req: Any) -> int:
     kept: Any = getattr(req, "kv", None)
-    return int(kept.req_pool_idx if hasattr(kept, "req_pool_idx") else req.req_pool_idx)  # since 0.5.19
+    return int(
+        kept.req_pool_idx if hasattr(kept, "req_pool_idx") else req.req_pool_idx
+    )  # since 0.5.19
 
 
 def prefix_length(req: Any) -> int:

@@ -1,7 +1,8 @@
-"""Modules that SGLang's Python imports and that a CPU cannot have: stand-ins that import, and that refuse to be used.
+"""Modules that SGLang's Python imports and that a CPU cannot have: stand-ins that import, and that
+refuse to be used.
 
-A stand-in may be imported, subclassed, named in an annotation, and called while a module is imported. Any later use for
-a value raises StandInUsed: a part never takes an answer from it.
+A stand-in may be imported, subclassed, named in an annotation, and called while a module is
+imported. Any later use for a value raises StandInUsed: a part never takes an answer from it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from harness.core.files import read_rows
 STAND_INS: dict[str, str] = read_rows(Path(__file__).with_suffix(".yaml"))
 """Each module, with the reason for its stand-in. Modules below it are stand-ins too."""
 REGISTRY = "sglang.srt.configs"
-"""A package that imports the configuration of every model. It is a stand-in; modules below it are SGLang's own."""
+"""A package that imports the configuration of every model.
+
+It is a stand-in; modules below it are SGLang's own.
+"""
 _IMPORTING = "<frozen importlib._bootstrap>"
 
 
@@ -40,7 +44,10 @@ def _refuse(name: str) -> None:
 
 
 class _Name(type):
-    """The type of all names of a stand-in module. Each is a class, so that SGLang can derive from it."""
+    """The type of all names of a stand-in module.
+
+    Each is a class, so that SGLang can derive from it.
+    """
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -114,11 +121,15 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != REGISTRY and not any(name == known or name.startswith(known + ".") for known in STAND_INS):
+        if name != REGISTRY and not any(
+            name == known or name.startswith(known + ".") for known in STAND_INS
+        ):
             return None
         spec = importlib.machinery.ModuleSpec(name, self, is_package=True)
         if name == REGISTRY:
-            spec.submodule_search_locations = [str(Path(folder, "configs")) for folder in path or ()]
+            spec.submodule_search_locations = [
+                str(Path(folder, "configs")) for folder in path or ()
+            ]
         return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:

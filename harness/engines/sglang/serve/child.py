@@ -21,13 +21,18 @@ from harness.run.protocol import answer_once
 
 
 class SglangRequest(ServeRequest):
-    """A checkpoint to serve with `options` of `sglang.Engine`, and with the plan in its schedulers."""
+    """A checkpoint to serve with `options` of `sglang.Engine`, and with the plan in its
+    schedulers.
+    """
 
     plan: Plan
 
 
 def serve(request: SglangRequest) -> dict[str, Any]:
-    """Start SGLang with the plan in its schedulers, and ask every question. Returns their states."""
+    """Start SGLang with the plan in its schedulers, and ask every question.
+
+    Returns their states.
+    """
     from harness.accuracy.epochs import run_epochs
     from harness.accuracy.tasks import load_task
     from harness.engines.sglang.backend import SglangBackend
@@ -45,17 +50,29 @@ def serve(request: SglangRequest) -> dict[str, Any]:
         print(f"{STARTED} {time.monotonic() - began:.1f} s", flush=True)
         _end_with(multiprocessing.active_children())
         folder = Path(request.directory)
-        run_epochs(backend, task, folder, num_epochs=request.epochs, max_tokens=request.max_tokens, resume=True)
+        run_epochs(
+            backend,
+            task,
+            folder,
+            num_epochs=request.epochs,
+            max_tokens=request.max_tokens,
+            resume=True,
+        )
         try:
             backend.call_schedulers(METHOD)
         except Exception as error:
             # All questions were answered, so this is no failure of SGLang.
-            raise InputError(f"SGLang's schedulers did not report their state: {error}".partition("\n")[0]) from None
+            raise InputError(
+                f"SGLang's schedulers did not report their state: {error}".partition("\n")[0]
+            ) from None
         return {"ranks": states(request.plan)}
 
 
 def _end_with(processes: list[BaseProcess]) -> None:
-    """End this process when one of SGLang's ends. SGLang waits on for a scheduler that ended with exit code 0."""
+    """End this process when one of SGLang's ends.
+
+    SGLang waits on for a scheduler that ended with exit code 0.
+    """
 
     def watch() -> None:
         wait([process.sentinel for process in processes])

@@ -1,7 +1,8 @@
 """The first-NaN recorder in a scheduler process of SGLang.
 
-The modules of the model are hooked right after loading, before anything is captured. SGLang calls `forward` of its
-model class directly, so hooks of the module below it begin a step. Attention is a module of its own, `RadixAttention`.
+The modules of the model are hooked right after loading, before anything is captured. SGLang calls
+`forward` of its model class directly, so hooks of the module below it begin a step. Attention is a
+module of its own, `RadixAttention`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def install(runner_class: Any, plan: Plan) -> None:
     @functools.wraps(load_model)
     def loading(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = load_model(self, *args, **kwargs)
-        RECORDERS.append(SchedulerRecorder(self.model, torch.device(self.device), Path(plan.folder)))
+        RECORDERS.append(
+            SchedulerRecorder(self.model, torch.device(self.device), Path(plan.folder))
+        )
         return result
 
     runner_class.load_model = loading
@@ -68,19 +71,30 @@ class SchedulerRecorder:
         self._modules.attach(model.model, counts_steps=False)
 
     def begin(self, batch: Any) -> None:
-        """Queue the step's clock and live rows on the current stream, before the work of the step."""
+        """Queue the step's clock and live rows on the current stream, before the work of the
+        step.
+        """
         self._step += 1
         rows = int(batch.input_ids.shape[0])
         with torch.inference_mode():
-            self.table.set_clock(self._step, "decode" if batch.forward_mode.is_decode() else "prefill")
+            self.table.set_clock(
+                self._step, "decode" if batch.forward_mode.is_decode() else "prefill"
+            )
             self.table.live.fill_(rows)
         names = [str(name) for name in getattr(batch, "rids", None) or ()]
         if len(names) == rows:
-            self._notes.note(self._step, {"batch": [(name, row, row + 1) for row, name in enumerate(names)]})
+            self._notes.note(
+                self._step, {"batch": [(name, row, row + 1) for row, name in enumerate(names)]}
+            )
 
     def write_report(self) -> None:
-        """Write the first bad live value, if there is one, to the plan's folder. Waits for the device."""
+        """Write the first bad live value, if there is one, to the plan's folder.
+
+        Waits for the device.
+        """
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         with torch.inference_mode():
             found = describe(self.table, self._notes, rank) or FirstNan(rank=rank)
-        write_atomic(self._folder / FIRST_NAN_FILE.format(rank=rank), found.model_dump_json(indent=1) + "\n")
+        write_atomic(
+            self._folder / FIRST_NAN_FILE.format(rank=rank), found.model_dump_json(indent=1) + "\n"
+        )

@@ -1,8 +1,10 @@
-"""Poison in a scheduler process of SGLang: memory without an owner is filled before each forward pass.
+"""Poison in a scheduler process of SGLang: memory without an owner is filled before each forward
+pass.
 
-`ModelRunner.forward` runs every batch, also where a graph is replayed, on the stream of the pass. The fills are queued
-there before its work. A batch is the `ForwardBatch` of SGLang: `out_cache_loc` [T] are the slots that it writes,
-`req_to_token` [rows, context] the slots of each request, and `kv_buffer` [slots, 1, D] a layer's latents.
+`ModelRunner.forward` runs every batch, also where a graph is replayed, on the stream of the pass.
+The fills are queued there before its work. A batch is the `ForwardBatch` of SGLang: `out_cache_loc`
+[T] are the slots that it writes, `req_to_token` [rows, context] the slots of each request, and
+`kv_buffer` [slots, 1, D] a layer's latents.
 """
 
 from __future__ import annotations
@@ -42,7 +44,10 @@ class Batch(Protocol):
 
 
 class Runner(Protocol):
-    """SGLang's `ModelRunner`. Its runner of decode graphs was called `graph_runner` until 0.5.12."""
+    """SGLang's `ModelRunner`.
+
+    Its runner of decode graphs was called `graph_runner` until 0.5.12.
+    """
 
     token_to_kv_pool: Pool
     token_to_kv_pool_allocator: Any
@@ -95,7 +100,9 @@ class StepPoison:
 
     def _null_page(self, runner: Runner, batch: Batch) -> int:
         pool = runner.token_to_kv_pool
-        return self._fill(runner, torch.arange(pool.page_size, device=pool.kv_buffer[0].device), "kv.null")
+        return self._fill(
+            runner, torch.arange(pool.page_size, device=pool.kv_buffer[0].device), "kv.null"
+        )
 
     def _new_slots(self, runner: Runner, batch: Batch) -> int:
         return self._fill(runner, batch.out_cache_loc.long(), "kv.new")
@@ -107,7 +114,9 @@ class StepPoison:
         return self._fill(runner, slots[slots // page == (last // page)[:, None]], "kv.tail")
 
     def _tables(self, runner: Runner, batch: Batch) -> int:
-        """Point entries past each request of the batch, and rows of no request, to the pool's last slot."""
+        """Point entries past each request of the batch, and rows of no request, to the pool's last
+        slot.
+        """
         requests, pool = runner.req_to_token_pool, runner.token_to_kv_pool
         table, trap = requests.req_to_token, pool.size + pool.page_size - 1
         ids = batch.req_pool_indices.long()
@@ -120,9 +129,12 @@ class StepPoison:
     def _padded_rows(self, runner: Runner, batch: Batch) -> int:
         """Point the rows past the batch to slots in the middle of live requests.
 
-        SGLang must set these rows before a replay: a padded row that keeps them overwrites a live latent.
+        SGLang must set these rows before a replay: a padded row that keeps them overwrites a live
+        latent.
         """
-        graphs = getattr(runner, "decode_cuda_graph_runner", None) or getattr(runner, "graph_runner", None)
+        graphs = getattr(runner, "decode_cuda_graph_runner", None) or getattr(
+            runner, "graph_runner", None
+        )
         buffers = getattr(graphs, "buffers", None)
         if buffers is None or not batch.forward_mode.is_decode():
             return 0

@@ -1,7 +1,8 @@
 """What the harness does in SGLang's scheduler processes, and what they report. No torch here.
 
-SGLang starts its schedulers as processes of their own. Each gets the plan as an argument, installs it before SGLang
-builds anything, and writes its state to a file, so that a case in which nothing was installed is no pass.
+SGLang starts its schedulers as processes of their own. Each gets the plan as an argument, installs
+it before SGLang builds anything, and writes its state to a file, so that a case in which nothing
+was installed is no pass.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ COUNTS: Counter[str] = Counter()
 
 
 class Plan(Record):
-    """The sites to fill, the fault to inject, and whether to record the first NaN, in each scheduler process."""
+    """The sites to fill, the fault to inject, and whether to record the first NaN, in each
+    scheduler process.
+    """
 
     folder: str
     sites: tuple[str, ...] = ()
@@ -57,16 +60,28 @@ def states(plan: Plan) -> list[dict[str, Any]]:
 
 
 def check(plan: Plan, num_ranks: int = 1) -> list[dict[str, Any]]:
-    """The states of the schedulers. Raises HarnessError if one lacks the fault or the poison, and proves nothing."""
+    """The states of the schedulers.
+
+    Raises HarnessError if one lacks the fault or the poison, and proves nothing.
+    """
     if len(found := states(plan)) < num_ranks:
-        raise HarnessError(f"{len(found)} of {num_ranks} schedulers of SGLang reported what is installed in them")
+        raise HarnessError(
+            f"{len(found)} of {num_ranks} schedulers of SGLang reported what is installed in them"
+        )
     for one in found:
-        who, counts = f"the scheduler of rank {one['rank']} (process {one['process']})", Counter(one["counts"])
+        who, counts = (
+            f"the scheduler of rank {one['rank']} (process {one['process']})",
+            Counter(one["counts"]),
+        )
         if one["fault"] != plan.fault:
-            raise HarnessError(f"{who} runs with {one['fault'] or 'no fault'}, not with {plan.fault or 'none'}")
+            raise HarnessError(
+                f"{who} runs with {one['fault'] or 'no fault'}, not with {plan.fault or 'none'}"
+            )
         if not counts["steps"]:
             raise HarnessError(f"{who} ran no step through the harness's hook")
-        wanted = [site for site in plan.sites if site not in FREED] + ([SWEEPS] if plan.sweeps else [])
+        wanted = [site for site in plan.sites if site not in FREED] + (
+            [SWEEPS] if plan.sweeps else []
+        )
         missing = [name for name in wanted if not counts[name]]
         # A recorded run asks too few questions to reach every site.
         if missing and not plan.records:
@@ -75,15 +90,21 @@ def check(plan: Plan, num_ranks: int = 1) -> list[dict[str, Any]]:
 
 
 def note_refusal(plan: Plan, file: str, error: Exception) -> None:
-    """Write the message of a refusal to the plan's folder: SGLang kills the process that could report it."""
+    """Write the message of a refusal to the plan's folder:
+
+    SGLang kills the process that could report it.
+    """
     write_atomic(Path(plan.folder) / file, " ".join(str(error).split()) or type(error).__name__)
 
 
 @contextlib.contextmanager
 def starting(plan: Plan) -> Iterator[None]:
-    """Note the error if SGLang refuses its options inside the block. Whatever else goes wrong at the start is a crash.
+    """Note the error if SGLang refuses its options inside the block.
 
-    SGLang checks options with these errors, in its main process and in its scheduler; `ServerArgs` is a dataclass.
+    Whatever else goes wrong at the start is a crash.
+
+    SGLang checks options with these errors, in its main process and in its scheduler; `ServerArgs`
+    is a dataclass.
     """
     try:
         yield
@@ -94,7 +115,9 @@ def starting(plan: Plan) -> Iterator[None]:
 
 
 def raise_refusal(plan: Plan) -> None:
-    """Raise InputError if a scheduler process refused the plan, and Refused if SGLang refused its options."""
+    """Raise InputError if a scheduler process refused the plan, and Refused if SGLang refused its
+    options.
+    """
     of_options = (REFUSED_OPTIONS, Refused, "SGLang refuses these options: ")
     for name, refusal, words in ((REFUSED_PLAN, InputError, ""), of_options):
         file = Path(plan.folder) / name

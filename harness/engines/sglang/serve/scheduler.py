@@ -1,4 +1,6 @@
-"""What a scheduler process of SGLang runs in place of SGLang's own function: the plan first, then that function."""
+"""What a scheduler process of SGLang runs in place of SGLang's own function: the plan first, then
+that function.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,24 @@ import torch
 from harness.core.files import write_atomic
 from harness.engines.sglang.faults import PATCHES
 from harness.engines.sglang.serve import first_nan, hooks
-from harness.engines.sglang.serve.plan import COUNTS, METHOD, REFUSED_PLAN, STATE, Plan, note_refusal, starting
+from harness.engines.sglang.serve.plan import (
+    COUNTS,
+    METHOD,
+    REFUSED_PLAN,
+    STATE,
+    Plan,
+    note_refusal,
+    starting,
+)
 
 SCHEDULER, RUNNER = "sglang.srt.managers.scheduler", "sglang.srt.model_executor.model_runner"
 
 
 def run_scheduler(plan: str, *args: Any, **kwargs: Any) -> None:
-    """Install the plan, a JSON text, and run SGLang's scheduler. Ends the process if the plan cannot be installed."""
+    """Install the plan, a JSON text, and run SGLang's scheduler.
+
+    Ends the process if the plan cannot be installed.
+    """
     wanted = Plan.model_validate_json(plan)
     try:
         install(wanted)
@@ -31,11 +44,13 @@ def run_scheduler(plan: str, *args: Any, **kwargs: Any) -> None:
 
 
 def install(plan: Plan) -> None:
-    """Inject the fault, wrap the model runner, and give SGLang's scheduler the method that writes the state.
+    """Inject the fault, wrap the model runner, and give SGLang's scheduler the method that writes
+    the state.
 
     Raises InputError for a fault that does not fit this release.
     """
-    # Before a fault's modules: imported first, some of them fail where a part of FlashInfer is missing.
+    # Before a fault's modules: imported first, some of them fail where a part of FlashInfer is
+    # missing.
     runner: Any = importlib.import_module(RUNNER).ModelRunner
     if plan.fault:
         PATCHES.inject(plan.fault, str(importlib.import_module("sglang").__version__))

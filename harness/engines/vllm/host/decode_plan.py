@@ -1,7 +1,8 @@
-"""vLLM's FlashMLA metadata builder under full graphs: is the FP8 decode plan written where the graph reads it?
+"""vLLM's FlashMLA metadata builder under full graphs: is the FP8 decode plan written where the
+graph reads it?
 
-The builder is vLLM's. A stand-in replaces the planning function of the CUDA extension. Like that function, it returns
-new tensors each time (vllm-project/vllm#35175).
+The builder is vLLM's. A stand-in replaces the planning function of the CUDA extension. Like that
+function, it returns new tensors each time (vllm-project/vllm#35175).
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from torch import Tensor
 from vllm.config import CUDAGraphMode
 from vllm.v1.attention.backends.mla import flashmla
 
-from harness.engines.host_parts import NUM_SM_PARTS, PLAN_WIDTH, Planner, accepted, lazy_plans, made_without_init
+from harness.engines.host_parts import (
+    NUM_SM_PARTS,
+    PLAN_WIDTH,
+    Planner,
+    accepted,
+    lazy_plans,
+    made_without_init,
+)
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Binding, ReplayedStep, Run
 from harness.memory.poison.patterns import Poison
@@ -26,7 +34,10 @@ LENGTHS = ((16, 24), (17, 25), (18, 90), (19, 91))
 
 
 def run(poison: Poison, params: VllmHostParams) -> Run:
-    """Build the metadata of each step. Observe the address of its plan and what a captured graph would read there."""
+    """Build the metadata of each step.
+
+    Observe the address of its plan and what a captured graph would read there.
+    """
     planner = Planner()
     builder = _builder(poison)
     found = Run(poison.pattern)
@@ -35,8 +46,12 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
         for step, lengths in enumerate(LENGTHS):
             built = _plan_of(builder, lengths)
             captured = captured or built
-            for (name, was), (_, now), planned in zip(captured, built, planner.plans[-1], strict=True):
-                found.bindings.append(Binding(step, name, "sched_meta", was.data_ptr(), now.data_ptr()))
+            for (name, was), (_, now), planned in zip(
+                captured, built, planner.plans[-1], strict=True
+            ):
+                found.bindings.append(
+                    Binding(step, name, "sched_meta", was.data_ptr(), now.data_ptr())
+                )
                 found.replays.append(_step(step, name, was[: len(planned)], planned))
     return found
 
@@ -48,7 +63,9 @@ def _builder(poison: Poison) -> Any:
         dcp_world_size=1,  # read since 0.25.1
         is_fp8_kvcache=True,
         compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode.FULL),
-        cg_buf_tile_scheduler_metadata=poison.empty(NUM_SM_PARTS, PLAN_WIDTH, dtype=torch.int32, site="sched_meta"),
+        cg_buf_tile_scheduler_metadata=poison.empty(
+            NUM_SM_PARTS, PLAN_WIDTH, dtype=torch.int32, site="sched_meta"
+        ),
         cg_buf_num_splits=poison.empty(MAX_REQUESTS + 1, dtype=torch.int32, site="sched_meta"),
     )
 
@@ -68,7 +85,10 @@ def _plan_of(builder: Any, lengths: tuple[int, ...]) -> list[tuple[str, Tensor]]
     newer = {"max_query_len": 1}  # since 0.33.0
     metadata = builder._build_decode(**arguments, **accepted(newer, builder._build_decode))
     plan = metadata.scheduler_metadata
-    return [("tile_scheduler_metadata", plan.tile_scheduler_metadata), ("num_splits", plan.num_splits)]
+    return [
+        ("tile_scheduler_metadata", plan.tile_scheduler_metadata),
+        ("num_splits", plan.num_splits),
+    ]
 
 
 def _step(step: int, name: str, read: Tensor, planned: Tensor) -> ReplayedStep:

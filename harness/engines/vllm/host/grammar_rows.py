@@ -1,9 +1,11 @@
-"""vLLM's grammar masks on a CPU: does each row of logits get the mask of its own request and position?
+"""vLLM's grammar masks on a CPU: does each row of logits get the mask of its own request and
+position?
 
-The scheduler's choice of requests, the manager that fills the bitmask, and each runner's map from rows of the bitmask
-to rows of logits are vLLM's. The grammar is the harness's: request r allows one token after s tokens, which no other
-request or position allows. All small batches are tried: requests without a grammar, chunks of prompts, drafts with
-padding, in several orders, and drafts that the second runner trims, where the release can.
+The scheduler's choice of requests, the manager that fills the bitmask, and each runner's map from
+rows of the bitmask to rows of logits are vLLM's. The grammar is the harness's: request r allows one
+token after s tokens, which no other request or position allows. All small batches are tried:
+requests without a grammar, chunks of prompts, drafts with padding, in several orders, and drafts
+that the second runner trims, where the release can.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ TRIMS = "adaptive" in inspect.getsource(structured_outputs)
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What a request brings: a grammar, a chunk of its prompt, drafts, and how many of them are no padding."""
+    """What a request brings: a grammar, a chunk of its prompt, drafts, and how many of them are no
+    padding.
+    """
 
     has_grammar: bool
     is_chunk: bool = False
@@ -48,13 +52,23 @@ class Kind:
     num_real: int = 0
 
     def __str__(self) -> str:
-        what = "a chunk of a prompt" if self.is_chunk else "a grammar" if self.has_grammar else "no grammar"
+        what = (
+            "a chunk of a prompt"
+            if self.is_chunk
+            else "a grammar"
+            if self.has_grammar
+            else "no grammar"
+        )
         return f"{what}, {self.num_real} of {self.num_drafts} drafts"
 
 
 KINDS = (
     *(Kind(False, num_drafts=count, num_real=count) for count in range(MOST_DRAFTS + 1)),
-    *(Kind(True, False, count, real) for count in range(MOST_DRAFTS + 1) for real in range(count + 1)),
+    *(
+        Kind(True, False, count, real)
+        for count in range(MOST_DRAFTS + 1)
+        for real in range(count + 1)
+    ),
     Kind(True, is_chunk=True),
 )
 
@@ -98,7 +112,9 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
         worker = StructuredOutputsWorker(NUM_REQUESTS * STRIDE, VOCAB, torch.device("cpu"), **later)
         for first in KINDS:
             rows: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {"v1": [], "v2": []}
-            for number, others in enumerate(itertools.product(KINDS, repeat=NUM_REQUESTS - 1), KINDS.index(first)):
+            for number, others in enumerate(
+                itertools.product(KINDS, repeat=NUM_REQUESTS - 1), KINDS.index(first)
+            ):
                 batch = Batch((first, *others), number)
                 rows["v1"].append(batch.of_first_runner())
                 if number % SAMPLED == 0:
@@ -128,16 +144,24 @@ class Batch:
             scheduled_spec_decode_tokens=self.drafts,
             has_structured_output_requests=True,
         )
-        requests = {name: _request(place, kind) for place, (name, kind) in enumerate(self.kinds.items())}
-        scheduler = made_without_init(Scheduler, requests=requests, structured_output_manager=_manager())
+        requests = {
+            name: _request(place, kind) for place, (name, kind) in enumerate(self.kinds.items())
+        }
+        scheduler = made_without_init(
+            Scheduler, requests=requests, structured_output_manager=_manager()
+        )
         self.grammar = scheduler.get_grammar_bitmask(self.scheduled)
 
     def of_first_runner(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The allowed tokens [rows, vocabulary] of the first runner, the rows that matter, and what they must be."""
+        """The allowed tokens [rows, vocabulary] of the first runner, the rows that matter, and what
+        they must be.
+        """
         wanted, live, _ = self._wanted(MOST_DRAFTS)
         logits = torch.zeros(wanted.shape)
         if self.grammar is not None:
-            utils.apply_grammar_bitmask(self.scheduled, self.grammar, SimpleNamespace(req_ids=self.order), logits)
+            utils.apply_grammar_bitmask(
+                self.scheduled, self.grammar, SimpleNamespace(req_ids=self.order), logits
+            )
         return logits.isfinite(), live, wanted
 
     def of_second_runner(self, worker: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -150,14 +174,17 @@ class Batch:
                 num_reqs=len(self.order),
                 cu_num_logits=torch.from_numpy(ends),
                 cu_num_logits_np=ends,
-                num_draft_tokens_per_req=np.array([self.kinds[name].num_drafts for name in self.order]),
+                num_draft_tokens_per_req=np.array(
+                    [self.kinds[name].num_drafts for name in self.order]
+                ),
             )
             ids, bitmask = self.grammar.structured_output_request_ids, self.grammar.grammar_bitmask
             worker.apply_grammar_bitmask(logits, batch, ids, bitmask)
         return logits.isfinite(), live, wanted
 
     def _wanted(self, most_drafts: int) -> tuple[Tensor, Tensor, list[int]]:
-        """The allowed tokens [rows, vocabulary] bool in the runner's order, the rows that matter, rows by request.
+        """The allowed tokens [rows, vocabulary] bool in the runner's order, the rows that matter,
+        rows by request.
 
         A draft that is padding is refused whatever the mask, and no row behind it is used.
         """

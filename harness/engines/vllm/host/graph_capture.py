@@ -1,7 +1,9 @@
-"""vLLM's second runner captures a decode that makes its plan in the first call: is the planning in the graph?
+"""vLLM's second runner captures a decode that makes its plan in the first call: is the planning in
+the graph?
 
-`CudaGraphManager.capture` is vLLM's. The graph is a recording of launches. The planning and attention kernels are the
-harness's, and the metadata is planned lazily, as FlashMLA's is (vllm-project/vllm#42444).
+`CudaGraphManager.capture` is vLLM's. The graph is a recording of launches. The planning and
+attention kernels are the harness's, and the metadata is planned lazily, as FlashMLA's is
+(vllm-project/vllm#42444).
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ LENGTHS = ((3, 64, 65, 130), (4, 65, 66, 131), (5, 66, 200, 132))
 
 
 def run(poison: Poison, params: VllmHostParams) -> Run:
-    """Let vLLM capture the decode, and replay it for each set of lengths beside the same decode run eagerly."""
+    """Let vLLM capture the decode, and replay it for each set of lengths beside the same decode run
+    eagerly.
+    """
     found = Run(poison.pattern)
     # The manager captures under inference mode; its tensors may only be written in it.
     with torch.inference_mode():
@@ -52,17 +56,23 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
             eager, plan = decode.eager()
             live = torch.ones(NUM_REQUESTS, dtype=torch.bool)
             stale = None if torch.equal(decode.plans[-1].work, plan.work) else "sched_meta"
-            found.replays.append(ReplayedStep(step, "decode output", replayed, eager, live, stale_site=stale))
+            found.replays.append(
+                ReplayedStep(step, "decode output", replayed, eager, live, stale_site=stale)
+            )
     return found
 
 
 class _Recording:
-    """Stands in for `torch.cuda.CUDAGraph`: the kernels launched during the capture, which do not run."""
+    """Stands in for `torch.cuda.CUDAGraph`: the kernels launched during the capture, which do not
+    run.
+    """
 
     def __init__(self) -> None:
         self.launches: list[Callable[[], object]] = []
 
-    def launch(self, function: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def launch(
+        self, function: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         self.launches.append(functools.partial(function, *args, **kwargs))
 
 
@@ -73,13 +83,17 @@ class _Decode:
         random = torch.Generator().manual_seed(poison.seed)
         self._q = torch.randn(NUM_REQUESTS, 1, NUM_HEADS, WIDTH, generator=random)
         self._cache = torch.randn(NUM_REQUESTS * NUM_PAGES, PAGE_SIZE, WIDTH, generator=random)
-        self._table = torch.arange(NUM_REQUESTS * NUM_PAGES, dtype=torch.int32).view(NUM_REQUESTS, NUM_PAGES)
+        self._table = torch.arange(NUM_REQUESTS * NUM_PAGES, dtype=torch.int32).view(
+            NUM_REQUESTS, NUM_PAGES
+        )
         self.seq_lens = torch.full((NUM_REQUESTS,), WARMUP_LENGTH, dtype=torch.int32)
         self.out = torch.zeros(NUM_REQUESTS, NUM_HEADS, RANK)
         self.plans: list[SplitPlan] = []
 
     def create(self, desc: Any, **_: Any) -> _Forward:
-        """Stands in for vLLM's `create_forward_fn`: a forward with metadata that has no plan yet."""
+        """Stands in for vLLM's `create_forward_fn`: a forward with metadata that has no plan
+        yet.
+        """
         return _Forward(self)
 
     def eager(self) -> tuple[Tensor, SplitPlan]:
@@ -94,14 +108,17 @@ class _Decode:
 
     def attend(self, plan: SplitPlan) -> Tensor:
         scale = WIDTH**-0.5
-        out, _ = mla_decode(self._q, self._cache, self._table, self.seq_lens, scale=scale, metadata=plan)
+        out, _ = mla_decode(
+            self._q, self._cache, self._table, self.seq_lens, scale=scale, metadata=plan
+        )
         return out[:, 0]
 
 
 class _Forward:
     """A forward that makes a plan when its metadata has none.
 
-    Up to 0.25.1 vLLM unpacks this object into a forward and its metadata. Since 0.26.0 it calls the object.
+    Up to 0.25.1 vLLM unpacks this object into a forward and its metadata. Since 0.26.0 it calls the
+    object.
     """
 
     def __init__(self, decode: _Decode) -> None:
@@ -112,7 +129,9 @@ class _Forward:
         decode, plan = self._decode, self.plan
         if plan is None:
             shape = mla_decode_plan(decode.seq_lens, num_heads=NUM_HEADS)
-            self.plan = plan = SplitPlan(torch.zeros_like(shape.work), torch.zeros_like(shape.num_splits))
+            self.plan = plan = SplitPlan(
+                torch.zeros_like(shape.work), torch.zeros_like(shape.num_splits)
+            )
             decode.plans.append(plan)
             launch(decode.plan_into, plan)
         launch(lambda: decode.out.copy_(decode.attend(plan)))
@@ -144,7 +163,9 @@ def _captured(decode: _Decode) -> _Recording:
         mock.patch.object(cudagraph_utils, "graph_capture", lambda **_: no_stream),
         mock.patch.object(cudagraph_utils, "get_offloader", mock.MagicMock()),
         mock.patch.object(cudagraph_utils, "is_global_first_rank", lambda: False),
-        mock.patch.object(cudagraph_utils, "current_stream", lambda: None, create=True),  # called since 0.29.0
+        mock.patch.object(
+            cudagraph_utils, "current_stream", lambda: None, create=True
+        ),  # called since 0.29.0
         mock.patch.object(torch.cuda, "CUDAGraph", _Recording),
         mock.patch.object(torch.cuda, "graph", lambda graph, *_, **__: holding(ACTIVE, graph)),
     ):

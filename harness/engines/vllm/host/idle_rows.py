@@ -1,11 +1,12 @@
-"""vLLM's second runner on an idle data-parallel rank: does a dummy step write into blocks with an owner?
+"""vLLM's second runner on an idle data-parallel rank: does a dummy step write into blocks with an
+owner?
 
-The block tables, the slots and the drafter's row mapping are vLLM's, its Triton kernels run under the interpreter. The
-model's writes are the harness's: latents at each slot, a state at the first block of each row. After a step of two
-requests both end. The pages of the first stay cached, the blocks of the second are given to a request that receives its
-cache from another instance. The dummy step of the target wrote states through the rows of the step before
-(vllm-project/vllm#49757), the one of the drafter stored tokens through the rows of ended requests
-(vllm-project/vllm#56734).
+The block tables, the slots and the drafter's row mapping are vLLM's, its Triton kernels run under
+the interpreter. The model's writes are the harness's: latents at each slot, a state at the first
+block of each row. After a step of two requests both end. The pages of the first stay cached, the
+blocks of the second are given to a request that receives its cache from another instance. The dummy
+step of the target wrote states through the rows of the step before (vllm-project/vllm#49757), the
+one of the drafter stored tokens through the rows of ended requests (vllm-project/vllm#56734).
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ OWNERS = {
 
 def run(poison: Poison, params: VllmHostParams) -> Run:
     """Run a step of two requests, then a dummy step. The owned blocks must keep their bytes."""
-    cache = torch.randn(NUM_BLOCKS, PAGE_SIZE, WIDTH, generator=torch.Generator().manual_seed(poison.seed))
+    cache = torch.randn(
+        NUM_BLOCKS, PAGE_SIZE, WIDTH, generator=torch.Generator().manual_seed(poison.seed)
+    )
     with Without("pin_memory"), mock.patch.object(buffer_utils.UvaBuffer, "__init__", uva_buffer):
         tables = _tables()
         _step_of_two_requests(tables)
@@ -43,7 +46,10 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
         dummy_step = _target_step if params.idle == "target" else _drafter_step
         dummy_step(tables, cache)
     owned = list(OWNERS)
-    return Run(poison.pattern, guards=[Guard("owned blocks", "kv.free", before[owned], cache[owned], _owner)])
+    return Run(
+        poison.pattern,
+        guards=[Guard("owned blocks", "kv.free", before[owned], cache[owned], _owner)],
+    )
 
 
 def _owner(row: int) -> str:
@@ -52,7 +58,9 @@ def _owner(row: int) -> str:
 
 
 def uva_buffer(buffer: Any, size: Any, dtype: torch.dtype) -> None:
-    """Stands in for `UvaBuffer.__init__`, which pins memory: the device's view is the memory itself."""
+    """Stands in for `UvaBuffer.__init__`, which pins memory: the device's view is the memory
+    itself.
+    """
     buffer.cpu = torch.zeros(size, dtype=dtype)
     buffer.np = buffer.cpu.numpy()
     setattr(buffer, "_uva" if callable(getattr(type(buffer), "uva", None)) else "uva", buffer.cpu)
@@ -62,7 +70,9 @@ def _tables() -> Any:
     """vLLM's block tables of a hybrid model: a group of pages and a group of states."""
     sizes = [PAGE_SIZE, PAGE_SIZE]
     later = accepted({"kernel_block_sizes": sizes}, BlockTables.__init__)
-    return BlockTables(sizes, len(PAGES), 4 * LENGTH, [NUM_BLOCKS, NUM_BLOCKS], torch.device("cpu"), **later)
+    return BlockTables(
+        sizes, len(PAGES), 4 * LENGTH, [NUM_BLOCKS, NUM_BLOCKS], torch.device("cpu"), **later
+    )
 
 
 def _step_of_two_requests(tables: Any) -> None:
@@ -75,9 +85,13 @@ def _step_of_two_requests(tables: Any) -> None:
 
 
 def _slots(tables: Any, rows: Tensor) -> Tensor:
-    """vLLM's slots [groups, R] of one token for each of the `rows`, at the last position that was stored."""
+    """vLLM's slots [groups, R] of one token for each of the `rows`, at the last position that was
+    stored.
+    """
     ends = torch.arange(len(rows) + 1, dtype=torch.int32)
-    slots: Tensor = tables.compute_slot_mappings(rows, ends, torch.full((len(rows),), LENGTH - 1), len(rows))
+    slots: Tensor = tables.compute_slot_mappings(
+        rows, ends, torch.full((len(rows),), LENGTH - 1), len(rows)
+    )
     return slots
 
 
@@ -89,12 +103,16 @@ def _target_step(tables: Any, cache: Tensor) -> None:
 
 
 def _drafter_step(tables: Any, cache: Tensor) -> None:
-    """A dummy step of the drafter after its first token: it computes the slots of each draft itself."""
+    """A dummy step of the drafter after its first token: it computes the slots of each draft
+    itself.
+    """
     lacks = "vLLM has no class that drafters have in common: idle=drafter needs 0.24"
     module = first_module("vllm.v1.worker.gpu.spec_decode.speculator", lacks=lacks)
     kind, num_rows = module.DraftModelSpeculator, len(PAGES)
     # The class is abstract. Here nothing is left to implement.
-    concrete = type(kind.__name__, (kind,), dict.fromkeys(getattr(kind, "__abstractmethods__", ()), None))
+    concrete = type(
+        kind.__name__, (kind,), dict.fromkeys(getattr(kind, "__abstractmethods__", ()), None)
+    )
     drafter = made_without_init(
         concrete,
         temperature=torch.zeros(num_rows),

@@ -1,9 +1,10 @@
 """vLLM's asynchronous scheduler on a CPU: does each request get its own tokens, each of them once?
 
-The scheduler, its blocks and its counters are vLLM's. A step is scheduled before the output of the last one is known,
-and requests are preempted, aborted, finished, or sent back by a reset of the prefix cache meanwhile. The runner is the
-harness's: it keeps each request's tokens as vLLM's runners do, and verifies drafts. The next token follows from all
-tokens before it, so that a token that is lost, repeated or misplaced changes all later ones.
+The scheduler, its blocks and its counters are vLLM's. A step is scheduled before the output of the
+last one is known, and requests are preempted, aborted, finished, or sent back by a reset of the
+prefix cache meanwhile. The runner is the harness's: it keeps each request's tokens as vLLM's
+runners do, and verifies drafts. The next token follows from all tokens before it, so that a token
+that is lost, repeated or misplaced changes all later ones.
 """
 
 from __future__ import annotations
@@ -33,11 +34,17 @@ from harness.memory.poison.patterns import Poison
 
 NUM_SCHEDULES, MOST_TOKENS = 30, 40
 LENGTHS = (17, 30, 20, 33, 26, 40)
-"""The prompts of the requests. Four run at once, and together they outgrow the pool, so that some are preempted."""
+"""The prompts of the requests.
+
+Four run at once, and together they outgrow the pool, so that some are preempted.
+"""
 
 
 def run(poison: Poison, params: VllmHostParams) -> Run:
-    """Serve the requests in several seeded schedules. Ends with the first one that loses a token or a block."""
+    """Serve the requests in several seeded schedules.
+
+    Ends with the first one that loses a token or a block.
+    """
     found = Run(poison.pattern)
     for number in range(NUM_SCHEDULES):
         counts = _served(params, poison.seed + number, f"schedule {number}")
@@ -60,7 +67,9 @@ class Runner:
     """Requests with drafts behind their last token."""
 
     def execute(self, scheduled: Any) -> Any:
-        """The output of one step: the next token of each request with no prompt left, and of its accepted drafts."""
+        """The output of one step: the next token of each request with no prompt left, and of its
+        accepted drafts.
+        """
         for name in scheduled.finished_req_ids:
             self.known.pop(name, None)
         for new in scheduled.scheduled_new_reqs:
@@ -71,7 +80,9 @@ class Runner:
             if name in cached.resumed_req_ids:
                 self._begin(name, cached.all_token_ids[name], computed)
         counts, drafts = scheduled.num_scheduled_tokens, scheduled.scheduled_spec_decode_tokens
-        return runner_output({name: self._sampled(name, counts[name], len(drafts.get(name, ()))) for name in counts})
+        return runner_output(
+            {name: self._sampled(name, counts[name], len(drafts.get(name, ()))) for name in counts}
+        )
 
     def _begin(self, name: str, tokens: list[int], computed: int) -> None:
         self.known[name], self.computed[name] = list(tokens), computed
@@ -102,7 +113,9 @@ class Runner:
 
 
 def next_token(tokens: list[int], number: int) -> int:
-    """The token behind `tokens` of a request: a hash of them all, or the one that ends the request."""
+    """The token behind `tokens` of a request: a hash of them all, or the one that ends the
+    request.
+    """
     generated = len(tokens) - LENGTHS[number]
     return STOP if generated == 20 + 5 * number else zlib.crc32(repr(tokens).encode()) % STOP
 
@@ -153,7 +166,14 @@ def _served(params: VllmHostParams, seed: int, where: str) -> list[Count]:
         wanted = _wanted(int(name))
         if name in aborted:
             wanted = wanted[: len(tokens)]
-        same = next((place for place, pair in enumerate(zip(tokens, wanted, strict=False)) if pair[0] != pair[1]), None)
+        same = next(
+            (
+                place
+                for place, pair in enumerate(zip(tokens, wanted, strict=False))
+                if pair[0] != pair[1]
+            ),
+            None,
+        )
         found = f"{len(tokens)} tokens" + (f", wrong from {same} on" if same is not None else "")
         runner.keep(f"tokens of request {name}", f"{len(wanted)} tokens", found)
     free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
@@ -163,7 +183,10 @@ def _served(params: VllmHostParams, seed: int, where: str) -> list[Count]:
 
 @dataclass(slots=True)
 class Drafter:
-    """The settings of a drafter without layers of its own. The scheduler asks what kind it is: none that it knows."""
+    """The settings of a drafter without layers of its own.
+
+    The scheduler asks what kind it is: none that it knows.
+    """
 
     num_speculative_tokens: int
 

@@ -1,8 +1,9 @@
 """vLLM's Triton writers and reader of the sparse indexer's cache: do they hold to one format?
 
-They run under Triton's interpreter. ROCm's plain writer and its reader are judged apart: the reference of the format
-decodes what one stored, and encodes what the other reads. The fused writer of DeepSeek V4 is judged through the reader,
-called in the layout that the release asks for (vllm-project/vllm#52109).
+They run under Triton's interpreter. ROCm's plain writer and its reader are judged apart: the
+reference of the format decodes what one stored, and encodes what the other reads. The fused writer
+of DeepSeek V4 is judged through the reader, called in the layout that the release asks for
+(vllm-project/vllm#52109).
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ WIDTH, ROPE = 128, 64
 
 
 def run(poison: Poison, params: VllmHostParams) -> Run:
-    """Store keys and read keys, each against the reference, or store keys by the fused writer and read them."""
+    """Store keys and read keys, each against the reference, or store keys by the fused writer and
+    read them.
+    """
     found = Run(poison.pattern)
     if params.writer == "fused":
         found.observed.append(_fused(poison))
@@ -55,19 +58,29 @@ def _setting(op: str, poison: Poison) -> Setting:
 
 def _judge(found: Run, call: KernelCall, outputs: tuple[Tensor, ...]) -> None:
     found.observed += call.observe(outputs)
-    found.guards += [Guard(item.name, item.site, item.before, item.watched()) for item in call.guarded]
+    found.guards += [
+        Guard(item.name, item.site, item.before, item.watched()) for item in call.guarded
+    ]
 
 
 def _fused(poison: Poison) -> Observed:
-    given, _ = prepared(record_inputs.read_records(READING, poison.seed), _setting("read_records", poison))
+    given, _ = prepared(
+        record_inputs.read_records(READING, poison.seed), _setting("read_records", poison)
+    )
     slots = given.slots()
     keys = torch.randn(len(slots), WIDTH, generator=torch.Generator().manual_seed(poison.seed))
     keys = keys / keys.square().mean(dim=1, keepdim=True).sqrt()
     _store_fused(keys, given.cache, slots)
-    is_flat = getattr(importlib.import_module("vllm.v1.attention.ops.rocm_aiter_mla_sparse"), _FLAT, None)
+    is_flat = getattr(
+        importlib.import_module("vllm.v1.attention.ops.rocm_aiter_mla_sparse"), _FLAT, None
+    )
     layout = "indexer_planar" if is_flat and is_flat(RATIO) else FORMAT
-    out = read_indexer_shuffled(given.cache, given.block_table, given.cu_seq_lens, record_format=layout)
-    return of_all_rows("keys that were stored", out, keys.double(), "write_records.indexer", "token")
+    out = read_indexer_shuffled(
+        given.cache, given.block_table, given.cu_seq_lens, record_format=layout
+    )
+    return of_all_rows(
+        "keys that were stored", out, keys.double(), "write_records.indexer", "token"
+    )
 
 
 _FLAT = "_indexer_k_is_c4a_block_flat"
@@ -78,19 +91,42 @@ _FOLDERS = ("vllm.models.deepseek_v4.common.ops", "vllm.v1.attention.ops.deepsee
 
 
 def _store_fused(keys: Tensor, cache: Tensor, slots: Tensor) -> None:
-    """Give the writer states that it compresses, normalizes and rotates to `keys` [T, 128], rows of length 1."""
-    kernel = getattr(first_module(*(f"{folder}.fused_compress_quant_cache" for folder in _FOLDERS)), _FUSED)
+    """Give the writer states that it compresses, normalizes and rotates to `keys` [T, 128], rows of
+    length 1.
+    """
+    kernel = getattr(
+        first_module(*(f"{folder}.fused_compress_quant_cache" for folder in _FOLDERS)), _FUSED
+    )
     tokens = torch.arange(len(keys), dtype=torch.int32)
     states = torch.cat((keys, torch.zeros_like(keys)), dim=1)[:, None].repeat(1, RATIO, 1)
     arguments = {
-        "state_cache_ptr": states, "state_cache_stride0": states.stride(0), "state_cache_stride1": states.stride(1),
-        "token_to_req_indices_ptr": tokens, "positions_ptr": torch.full_like(tokens, RATIO - 1),
-        "slot_mapping_ptr": tokens, "block_table_ptr": tokens[:, None], "block_table_stride": 1, "block_size": RATIO,
-        "rms_norm_weight_ptr": torch.ones(WIDTH), "rms_norm_eps": 0.0,
-        "cos_sin_cache_ptr": torch.cat((torch.ones(1, ROPE // 2), torch.zeros(1, ROPE // 2)), dim=1),
-        "cos_sin_stride": ROPE, "k_cache_ptr": cache, "kv_slot_mapping_ptr": slots,
-        "kv_cache_block_size": cache.shape[1], "COMPRESS_RATIO": RATIO, "OVERLAP": False, "ROPE_HEAD_DIM": ROPE,
-        "FP8_MAX": 448.0, "SCALE_DIM": 4, "MX_SCALE": False, "KV_BLOCK_STRIDE": cache.stride(0),
-        **dict.fromkeys(("HEAD_SIZE", "TRITON_BLOCK_SIZE", "STATE_WIDTH", "QUANT_BLOCK", "TOKEN_STRIDE"), WIDTH),
-    }  # fmt: skip
+        "state_cache_ptr": states,
+        "state_cache_stride0": states.stride(0),
+        "state_cache_stride1": states.stride(1),
+        "token_to_req_indices_ptr": tokens,
+        "positions_ptr": torch.full_like(tokens, RATIO - 1),
+        "slot_mapping_ptr": tokens,
+        "block_table_ptr": tokens[:, None],
+        "block_table_stride": 1,
+        "block_size": RATIO,
+        "rms_norm_weight_ptr": torch.ones(WIDTH),
+        "rms_norm_eps": 0.0,
+        "cos_sin_cache_ptr": torch.cat(
+            (torch.ones(1, ROPE // 2), torch.zeros(1, ROPE // 2)), dim=1
+        ),
+        "cos_sin_stride": ROPE,
+        "k_cache_ptr": cache,
+        "kv_slot_mapping_ptr": slots,
+        "kv_cache_block_size": cache.shape[1],
+        "COMPRESS_RATIO": RATIO,
+        "OVERLAP": False,
+        "ROPE_HEAD_DIM": ROPE,
+        "FP8_MAX": 448.0,
+        "SCALE_DIM": 4,
+        "MX_SCALE": False,
+        "KV_BLOCK_STRIDE": cache.stride(0),
+        **dict.fromkeys(
+            ("HEAD_SIZE", "TRITON_BLOCK_SIZE", "STATE_WIDTH", "QUANT_BLOCK", "TOKEN_STRIDE"), WIDTH
+        ),
+    }
     kernel[(len(keys),)](**accepted(arguments, kernel.fn))

@@ -1,7 +1,8 @@
-"""vLLM's NIXL and Mooncake connectors on a CPU: a prefill and a decode engine in one process, with two schedulers.
+"""vLLM's NIXL and Mooncake connectors on a CPU: a prefill and a decode engine in one process, with
+two schedulers.
 
-The handshake, the requests' parameters and the plans of copies are vLLM's. NIXL itself is `nixl_agent`, Mooncake
-itself `mooncake_engine`.
+The handshake, the requests' parameters and the plans of copies are vLLM's. NIXL itself is
+`nixl_agent`, Mooncake itself `mooncake_engine`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def served(params: VllmHostParams, seed: int, order: str) -> Moved:
     exchange, pushes = Exchange(device, params.failing, seed), params.connector == "mooncake"
     with port, in_place(device), on_network(Network(device, params.failing)), on_exchange(exchange):
         prefill, decode = (
-            Serving(device, landed, params.connector, False, name, params.sidecars) for name in (PREFILL, "decode")
+            Serving(device, landed, params.connector, False, name, params.sidecars)
+            for name in (PREFILL, "decode")
         )
         if not pushes:
             _shake_hands(prefill)
@@ -63,18 +65,26 @@ def served(params: VllmHostParams, seed: int, order: str) -> Moved:
             for output in prefill.tick():
                 if output.kv_transfer_params:
                     decode.add(
-                        int(output.request_id), dict(REQUESTS)[int(output.request_id)], output.kv_transfer_params
+                        int(output.request_id),
+                        dict(REQUESTS)[int(output.request_id)],
+                        output.kv_transfer_params,
                     )
             ended = [output for output in decode.tick() if output.finish_reason is not None]
             finished += len(ended)
-            failed += [output.request_id for output in ended if str(output.finish_reason) in ("error", "abort")]
+            failed += [
+                output.request_id
+                for output in ended
+                if str(output.finish_reason) in ("error", "abort")
+            ]
             device.streams.progress(6)
             exchange.tick()
             if finished == len(REQUESTS):
                 break
         device.streams.finish()
         if not params.failing and (failed or finished < len(REQUESTS)):
-            raise RuntimeError(f"{finished} of {len(REQUESTS)} requests ended, and {failed} failed without a cause")
+            raise RuntimeError(
+                f"{finished} of {len(REQUESTS)} requests ended, and {failed} failed without a cause"
+            )
         for engine in (prefill, decode):
             engine.close()
     streams = device.streams

@@ -1,7 +1,9 @@
-"""vLLM's scheduler and a KV connector of it, on a CPU: does every byte that a step reads belong to its token?
+"""vLLM's scheduler and a KV connector of it, on a CPU: does every byte that a step reads belong to
+its token?
 
-Scheduler, connector, their metadata and their bookkeeping are vLLM's. The model, the copies, the streams and the
-transport are the harness's (see `moving_device`). The model writes owners of tokens instead of latents.
+Scheduler, connector, their metadata and their bookkeeping are vLLM's. The model, the copies, the
+streams and the transport are the harness's (see `moving_device`). The model writes owners of tokens
+instead of latents.
 """
 
 from __future__ import annotations
@@ -54,19 +56,25 @@ ALONE = "engine"
 """The name of an engine that hands nothing over to another one."""
 NUM_SCHEDULES, MOST_SEARCHED, MOST_STEPS = 8, 8, 400
 ROUNDS = (((0, 70), (1, 60)), ((2, 75), (3, 58), (4, 80), (5, 66), (6, 40)))
-"""The requests of each round with the lengths of their prompts. The second round takes the blocks of the first."""
+"""The requests of each round with the lengths of their prompts.
+
+The second round takes the blocks of the first.
+"""
 SHARES = {4: (0, 64), 5: (1, 48)}
 """Requests that begin with tokens of another one."""
 NUM_GENERATED, STOP = 6, 9_999
 """A request ends by a token: when it is looked at, the next step of the request may already run."""
 
-# Once: up to 0.26 each call draws a new root of all hashes, and then no request finds the blocks of another one.
+# Once: up to 0.26 each call draws a new root of all hashes, and then no request finds the blocks of
+# another one.
 init_none_hash(sha256)
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Blocks of an engine, bytes of a host's memory, and the tokens that a window of a hybrid model has."""
+    """Blocks of an engine, bytes of a host's memory, and the tokens that a window of a hybrid model
+    has.
+    """
 
     num_blocks: int = 10
     host_bytes: int = 1 << 16
@@ -74,12 +82,23 @@ class Sizes:
 
 
 ONE_GROUP = Sizes()
-SIZES = {"": ONE_GROUP, "index": ONE_GROUP, "window": Sizes(20, 1 << 18, 40), "state": Sizes(24, 1 << 18)}
-"""By sidecar. Each group of layers has blocks of its own. By default a window is longer than every request."""
+SIZES = {
+    "": ONE_GROUP,
+    "index": ONE_GROUP,
+    "window": Sizes(20, 1 << 18, 40),
+    "state": Sizes(24, 1 << 18),
+}
+"""By sidecar.
+
+Each group of layers has blocks of its own. By default a window is longer than every request.
+"""
 
 
 class TinyModel:
-    """The settings of a model with MLA, as far as scheduler and connectors ask. Anything else is off."""
+    """The settings of a model with MLA, as far as scheduler and connectors ask.
+
+    Anything else is off.
+    """
 
     model, dtype, max_model_len, use_mla = "tiny", torch.bfloat16, 512, True
     runner_type, is_moe = "generate", True
@@ -114,7 +133,11 @@ class Attention(AttentionLayerBase):  # type: ignore[misc]
 
 
 def settings(
-    connector: str, is_overlapped: bool, engine: str, layers: dict[str, Layer], sizes: Sizes = ONE_GROUP
+    connector: str,
+    is_overlapped: bool,
+    engine: str,
+    layers: dict[str, Layer],
+    sizes: Sizes = ONE_GROUP,
 ) -> Any:
     """vLLM's configuration with a connector, or with none if `connector` is empty."""
     cache = configs.CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
@@ -147,28 +170,44 @@ def settings(
     made.model_config = TinyModel()
     # A platform that is not known switches it off.
     made.scheduler_config.disable_hybrid_kv_cache_manager = False
-    made.compilation_config.static_forward_context.update({name: Attention(one) for name, one in layers.items()})
+    made.compilation_config.static_forward_context.update(
+        {name: Attention(one) for name, one in layers.items()}
+    )
     return made
 
 
 def scheduler_of(vllm_config: Any, kv_config: Any, is_overlapped: bool) -> Any:
     kind = AsyncScheduler if is_overlapped else Scheduler
-    merged, structured = generate_scheduler_kv_cache_config([kv_config]), {"should_advance.return_value": False}
+    merged, structured = (
+        generate_scheduler_kv_cache_config([kv_config]),
+        {"should_advance.return_value": False},
+    )
     return kind(vllm_config, merged, mock.Mock(**structured), BLOCK)
 
 
-def request_of(number: int, tokens: list[int], max_tokens: int, transfer: dict[str, Any] | None = None) -> Any:
-    """A request that ends with the token STOP. `transfer` has the parameters of its move between engines."""
+def request_of(
+    number: int, tokens: list[int], max_tokens: int, transfer: dict[str, Any] | None = None
+) -> Any:
+    """A request that ends with the token STOP.
+
+    `transfer` has the parameters of its move between engines.
+    """
     parameters = SamplingParams(max_tokens=max_tokens, ignore_eos=True, stop_token_ids=[STOP])
     parameters.extra_args = transfer and {"kv_transfer_params": transfer}
-    return Request(str(number), tokens, parameters, None, block_hasher=get_request_block_hasher(BLOCK, sha256))
+    return Request(
+        str(number), tokens, parameters, None, block_hasher=get_request_block_hasher(BLOCK, sha256)
+    )
 
 
 def runner_output(sampled: dict[str, list[int]], **more: Any) -> Any:
     """What a runner returns for a step: the tokens of each request."""
-    later = accepted({"logprobs": None, "prompt_logprobs_dict": {}, "pooler_output": []}, ModelRunnerOutput)
+    later = accepted(
+        {"logprobs": None, "prompt_logprobs_dict": {}, "pooler_output": []}, ModelRunnerOutput
+    )
     places = {name: place for place, name in enumerate(sampled)}
-    return ModelRunnerOutput(list(sampled), places, sampled_token_ids=list(sampled.values()), **more, **later)
+    return ModelRunnerOutput(
+        list(sampled), places, sampled_token_ids=list(sampled.values()), **more, **later
+    )
 
 
 @dataclass(slots=True)
@@ -191,14 +230,22 @@ class Serving:
 
     def __post_init__(self) -> None:
         self.layers = layers_of(self.sidecar, self.sizes.window)
-        vllm_config = settings(self.connector, self.is_overlapped, self.name, self.layers, self.sizes)
+        vllm_config = settings(
+            self.connector, self.is_overlapped, self.name, self.layers, self.sizes
+        )
         kv_config = planned(vllm_config, self.layers)
-        self.groups = {name: place for place, one in enumerate(kv_config.kv_cache_groups) for name in one.layer_names}
+        self.groups = {
+            name: place
+            for place, one in enumerate(kv_config.kv_cache_groups)
+            for name in one.layer_names
+        }
         self.scheduler = scheduler_of(vllm_config, kv_config, self.is_overlapped)
         self.caches = memory_of(kv_config)
         for name, cache in self.caches.items():
             self.device.caches.setdefault(self._region(name), cache)
-        self.worker = KVConnectorFactory.create_connector(vllm_config, KVConnectorRole.WORKER, kv_config)
+        self.worker = KVConnectorFactory.create_connector(
+            vllm_config, KVConnectorRole.WORKER, kv_config
+        )
         typed = {name: layer.typed(self.caches[name]) for name, layer in self.layers.items()}
         # Handlers refuse memory that is not on a GPU.
         with (
@@ -208,8 +255,11 @@ class Serving:
             try:
                 self.worker.register_kv_caches(typed)
             except (AttributeError, ValueError) as error:
-                # Mooncake up to 0.28 takes a state apart in another way than the runner puts it together.
-                raise Refused(f"the connector registers no {self.sidecar or 'latents'}: {error}") from error
+                # Mooncake up to 0.28 takes a state apart in another way than the runner puts it
+                # together.
+                raise Refused(
+                    f"the connector registers no {self.sidecar or 'latents'}: {error}"
+                ) from error
 
     def run(self) -> None:
         for requests in ROUNDS:
@@ -223,7 +273,9 @@ class Serving:
         self.scheduler.connector.shutdown()
         self.worker.shutdown()
 
-    def add(self, number: int, length: int, transfer: dict[str, Any] | None = None, max_tokens: int = 24) -> None:
+    def add(
+        self, number: int, length: int, transfer: dict[str, Any] | None = None, max_tokens: int = 24
+    ) -> None:
         self.scheduler.add_request(request_of(number, prompt(number, length), max_tokens, transfer))
 
     @property
@@ -271,10 +323,15 @@ class Serving:
         output = KVConnectorOutput()
         if hasattr(worker, "get_transfer_results"):
             results = worker.get_transfer_results(scheduled.finished_req_ids)
-            output.finished_sending, output.finished_recving = results.finished_sending, results.finished_recving
+            output.finished_sending, output.finished_recving = (
+                results.finished_sending,
+                results.finished_recving,
+            )
             output.failed_recving = results.failed_recving
         else:
-            output.finished_sending, output.finished_recving = worker.get_finished(scheduled.finished_req_ids)
+            output.finished_sending, output.finished_recving = worker.get_finished(
+                scheduled.finished_req_ids
+            )
         output.invalid_block_ids = worker.get_block_ids_with_load_errors()
         output.kv_connector_worker_meta = worker.build_connector_worker_meta()
         worker.clear_connector_metadata()
@@ -284,7 +341,11 @@ class Serving:
     def _sampled(self, request: str) -> list[int]:
         known = self.scheduler.requests[request]
         num_generated = known.num_computed_tokens - known.num_prompt_tokens
-        return [] if num_generated < 0 else [STOP if num_generated >= NUM_GENERATED else 10_000 + int(request)]
+        return (
+            []
+            if num_generated < 0
+            else [STOP if num_generated >= NUM_GENERATED else 10_000 + int(request)]
+        )
 
     def _compute(self, scheduled: Any) -> None:
         for name, layer in self.layers.items():
@@ -294,28 +355,42 @@ class Serving:
                 blocks = self.scheduler.kv_cache_manager.get_block_ids(request)[self.groups[name]]
                 at = partial(places, layer, self._region(name), int(request), blocks)
                 # A window has the new token too.
-                first = max(0, end - count + 1 - self.sizes.window) if layer.group == "window" else 0
+                first = (
+                    max(0, end - count + 1 - self.sizes.window) if layer.group == "window" else 0
+                )
                 old += [(request, *place) for place in at(first, end - count)]
                 new += list(at(end - count, end))
             if old or new:
-                self._launch(f"{self.name} step {self.device.streams.num_launched} {name}", name, old, new)
+                self._launch(
+                    f"{self.name} step {self.device.streams.num_launched} {name}", name, old, new
+                )
 
     def _region(self, name: str) -> str:
         """The name of the memory of a layer. Layers that share their memory have one."""
         address = self.caches[name].data_ptr()
-        return f"{self.name} " + next(one for one, cache in self.caches.items() if cache.data_ptr() == address)
+        return f"{self.name} " + next(
+            one for one, cache in self.caches.items() if cache.data_ptr() == address
+        )
 
     def _launch(
-        self, title: str, name: str, old: list[tuple[str, Span, Tensor]], new: list[tuple[Span, Tensor]]
+        self,
+        title: str,
+        name: str,
+        old: list[tuple[str, Span, Tensor]],
+        new: list[tuple[Span, Tensor]],
     ) -> None:
         def run() -> None:
             for request, span, wanted in old:
                 found = self.caches[name][span[1], span[2] : span[3]].view(wanted.shape)
-                self.landed.compare(found, wanted, wanted.shape[1], span, f"{title}, request {request}")
+                self.landed.compare(
+                    found, wanted, wanted.shape[1], span, f"{title}, request {request}"
+                )
             for span, wanted in new:
                 self.caches[name][span[1], span[2] : span[3]] = wanted.flatten()
 
-        self.device.streams.launch(self.compute, title, run, [one[1] for one in old], [one[0] for one in new])
+        self.device.streams.launch(
+            self.compute, title, run, [one[1] for one in old], [one[0] for one in new]
+        )
 
 
 def prompt(number: int, length: int) -> list[int]:
@@ -337,11 +412,19 @@ def places(
     """
     if layer.group == "state" and end:
         last = end - 1
-        yield (region, blocks[last // BLOCK], 0, layer.width), layer.wanted(owner(number, last), last, end)
+        yield (
+            (region, blocks[last // BLOCK], 0, layer.width),
+            layer.wanted(owner(number, last), last, end),
+        )
         return
     for page in range(start // BLOCK, -(-end // BLOCK)):
         first, last = max(start, page * BLOCK), min(end, (page + 1) * BLOCK)
-        span = (region, blocks[page], (first - page * BLOCK) * layer.width, (last - page * BLOCK) * layer.width)
+        span = (
+            region,
+            blocks[page],
+            (first - page * BLOCK) * layer.width,
+            (last - page * BLOCK) * layer.width,
+        )
         yield span, layer.wanted(owner(number, first), first, last)
 
 
@@ -351,10 +434,19 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
     return Run(poison.pattern, moved=list(found))
 
 
-def _served(params: VllmHostParams, seed: int, swapped: tuple[str, str] | None, order: str) -> Moved:
+def _served(
+    params: VllmHostParams, seed: int, swapped: tuple[str, str] | None, order: str
+) -> Moved:
     device, landed = Device(seed, swapped), Landed()
     with in_place(device):
         sidecar = params.sidecars
-        Serving(device, landed, params.connector, params.overlapped, sidecar=sidecar, sizes=SIZES[sidecar]).run()
+        Serving(
+            device,
+            landed,
+            params.connector,
+            params.overlapped,
+            sidecar=sidecar,
+            sizes=SIZES[sidecar],
+        ).run()
     streams = device.streams
     return Moved(landed.num_bytes, streams.num_compared, landed.misplaced, streams.races, order)

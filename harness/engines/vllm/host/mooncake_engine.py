@@ -1,8 +1,9 @@
-"""Mooncake on a CPU: a transfer engine that copies by address, and one event loop for the workers of both engines.
+"""Mooncake on a CPU: a transfer engine that copies by address, and one event loop for the workers
+of both engines.
 
-In vLLM each worker runs loops in threads, a pool of threads, a socket, and an HTTP server that names the sockets. Here
-the loop runs when the host waits or ticks, and a message to another worker is a task of the loop. Schedulers, metadata,
-bookkeeping and the plans of copies are vLLM's.
+In vLLM each worker runs loops in threads, a pool of threads, a socket, and an HTTP server that
+names the sockets. Here the loop runs when the host waits or ticks, and a message to another worker
+is a task of the loop. Schedulers, metadata, bookkeeping and the plans of copies are vLLM's.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from harness.engines.moving_device import Device
 
 # The HTTP server is not run, so its package need not be there.
 sys.modules.setdefault("uvicorn", mock.Mock())
-connector: Any = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector")
+connector: Any = importlib.import_module(
+    "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector"
+)
 
 # A worker that is collected later finds no engine to shut down.
 connector.MooncakeConnectorWorker.__del__ = lambda worker: None
@@ -33,7 +36,10 @@ PREFILL = "prefill"
 
 
 class Exchange:
-    """All workers of a run. The transfers with numbers in `failing` copy their first half and report an error."""
+    """All workers of a run.
+
+    The transfers with numbers in `failing` copy their first half and report an error.
+    """
 
     def __init__(self, device: Device, failing: Iterable[int], seed: int) -> None:
         self.device, self.failing = device, frozenset(failing)
@@ -50,7 +56,9 @@ class Exchange:
     def schedule(self, coroutine: Coroutine[Any, Any, Any], loop: Any) -> Any:
         task = self.loop.create_task(coroutine)
         self.loop.run_until_complete(asyncio.sleep(0))
-        return SimpleNamespace(done=task.done, cancel=task.cancel, result=lambda *_: self.loop.run_until_complete(task))
+        return SimpleNamespace(
+            done=task.done, cancel=task.cancel, result=lambda *_: self.loop.run_until_complete(task)
+        )
 
     async def _in_pool(self, pool: Any, function: Callable[..., Any], *args: Any) -> Any:
         """A call in a pool of threads: it runs some turns later."""
@@ -62,7 +70,9 @@ class Exchange:
         """The engine's transfer. It returns when all pieces have landed."""
         number = next(self._numbers)
         fails = number in self.failing
-        for event in self.device.send(f"mooncake {number}", list(zip(sources, targets, sizes, strict=True)), fails):
+        for event in self.device.send(
+            f"mooncake {number}", list(zip(sources, targets, sizes, strict=True)), fails
+        ):
             self.device.streams.synchronize(event)
         return -1 if fails else 0
 
@@ -86,13 +96,17 @@ class Exchange:
 
     @contextlib.contextmanager
     def socket(self, context: Any, address: str, *args: Any, **options: Any) -> Iterator[Any]:
-        """A socket to the prefill worker: what is sent becomes a task there, and its replies come back."""
+        """A socket to the prefill worker: what is sent becomes a task there, and its replies come
+        back.
+        """
         replies: asyncio.Queue[bytes] = asyncio.Queue()
 
         async def send(data: bytes) -> None:
             worker = self.listening[address]
             back = SimpleNamespace(send_multipart=lambda parts: replies.put(parts[1]))
-            self.loop.create_task(worker.send_kv_to_decode(b"", back, worker._xfer_meta_decoder.decode(data)))
+            self.loop.create_task(
+                worker.send_kv_to_decode(b"", back, worker._xfer_meta_decoder.decode(data))
+            )
 
         yield SimpleNamespace(send=send, recv=replies.get, setsockopt=lambda *args: None)
 

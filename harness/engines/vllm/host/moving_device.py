@@ -1,7 +1,7 @@
 """What vLLM's connectors call on a CPU: `harness.engines.moving_device`.
 
-vLLM calls it instead of torch.cuda's streams and events, the driver's batched copy, and the CUDA extension's
-`swap_blocks_batch`. Nothing else of a connector is replaced.
+vLLM calls it instead of torch.cuda's streams and events, the driver's batched copy, and the CUDA
+extension's `swap_blocks_batch`. Nothing else of a connector is replaced.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from harness.engines.moving_device import Device, Event
 
 
 class InlineThread:
-    """A thread that copies what a queue brings: here its loop runs as soon as something is put into the queue."""
+    """A thread that copies what a queue brings: here its loop runs as soon as something is put into
+    the queue.
+    """
 
     def __init__(self, target: Any, args: tuple[Any, ...], **options: Any) -> None:
         self._target, self._args = target, args
@@ -51,7 +53,10 @@ class OwnQueue:
 
 
 def _driver_copy(device: Device) -> tuple[str, Any]:
-    """The variable that holds the driver's copy, and the one in its place. Since 0.33.0 it is a pair."""
+    """The variable that holds the driver's copy, and the one in its place.
+
+    Since 0.33.0 it is a pair.
+    """
     if hasattr(cuda_mem_ops, "_batch_memcpy_fn"):
         return "_batch_memcpy_fn", device.memcpy_batch
     return "_batch_memcpy", (device.memcpy_batch, 1)
@@ -79,15 +84,24 @@ def in_place(device: Device) -> Iterator[None]:
         mock.patch.object(cuda_mem_ops, *_driver_copy(device)),
         mock.patch.object(_custom_ops, "swap_blocks_batch", swap_blocks_batch),
     ]
-    for module, name in itertools.product((worker, gpu_worker), ("PIN_MEMORY", "is_pin_memory_available")):
+    for module, name in itertools.product(
+        (worker, gpu_worker), ("PIN_MEMORY", "is_pin_memory_available")
+    ):
         if hasattr(module, name):
-            patches.append(mock.patch.object(module, name, False if name.isupper() else lambda: False))
+            patches.append(
+                mock.patch.object(module, name, False if name.isupper() else lambda: False)
+            )
     if hasattr(gpu_worker, "swap_blocks_batch"):
-        # A Triton kernel copies small pages from the host, since 0.24. Triton's interpreter would copy at once.
+        # A Triton kernel copies small pages from the host, since 0.24. Triton's interpreter would
+        # copy at once.
         patches.append(mock.patch.object(gpu_worker, "swap_blocks_batch", swap_blocks_batch))
     if hasattr(spec, "_all_workers_barrier"):
         patches.append(mock.patch.object(spec, "_all_workers_barrier", lambda: None))
-    shared |= {"Stream": device.stream, "set_device": lambda *args: None, "is_cuda_alike": lambda: True}
+    shared |= {
+        "Stream": device.stream,
+        "set_device": lambda *args: None,
+        "is_cuda_alike": lambda: True,
+    }
     patches.append(mock.patch.multiple(current_platform, create=True, **shared))
     with contextlib.ExitStack() as stack:
         for patch in patches:

@@ -1,4 +1,6 @@
-"""A NIXL agent on a CPU: it keeps descriptors and copies by address, in a seeded order, and fails on request."""
+"""A NIXL agent on a CPU: it keeps descriptors and copies by address, in a seeded order, and fails
+on request.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ PACKAGE = "vllm.distributed.kv_transfer.kv_connector"
 
 
 class Network:
-    """All agents of a run. The transfers with numbers in `failing` lose their second half and end as an error."""
+    """All agents of a run.
+
+    The transfers with numbers in `failing` lose their second half and end as an error.
+    """
 
     def __init__(self, device: Device, failing: Iterable[int]) -> None:
         self.device, self.failing = device, frozenset(failing)
@@ -65,7 +70,14 @@ class Agent:
         return number
 
     def make_prepped_xfer(
-        self, how: str, local: int, locals_: Any, remote: int, remotes: Any, notif_msg: bytes | str = b"", **more: Any
+        self,
+        how: str,
+        local: int,
+        locals_: Any,
+        remote: int,
+        remotes: Any,
+        notif_msg: bytes | str = b"",
+        **more: Any,
     ) -> int:
         """The number of a transfer between two lists, piece by piece."""
         parts = []
@@ -91,7 +103,9 @@ class Agent:
             return "PROC"
         for agent in self._network.agents.values() if end == "DONE" else ():
             # The other side is only notified when everything has arrived.
-            agent._notes.setdefault(self._name, []).append(note if isinstance(note, bytes) else note.encode())
+            agent._notes.setdefault(self._name, []).append(
+                note if isinstance(note, bytes) else note.encode()
+            )
         return end
 
     def get_new_notifs(self) -> dict[str, list[bytes]]:
@@ -115,7 +129,10 @@ class Agent:
 def _blocks(
     address: int, num_bytes: int, device: int = 0, stride: int = 0, count: int = 1
 ) -> Iterator[tuple[int, int]]:
-    """The blocks of a descriptor. Since 0.33.0 one descriptor is of `count` blocks, `stride` bytes apart."""
+    """The blocks of a descriptor.
+
+    Since 0.33.0 one descriptor is of `count` blocks, `stride` bytes apart.
+    """
     for number in range(count):
         yield address + number * stride, num_bytes
 
@@ -137,7 +154,9 @@ class InlineExecutor(Executor):
 
 @contextlib.contextmanager
 def on_network(network: Network) -> Iterator[None]:
-    """Let vLLM's connectors use the agents of `network`, on one rank, for the length of the block."""
+    """Let vLLM's connectors use the agents of `network`, on one rank, for the length of the
+    block.
+    """
     replaced: dict[str, Any] = {
         "NixlWrapper": network.agent,
         "nixl_agent_config": None,

@@ -1,8 +1,9 @@
-"""vLLM's Triton MLA decode of a padded batch, then its FP8 quantization: do padded rows change live rows?
+"""vLLM's Triton MLA decode of a padded batch, then its FP8 quantization: do padded rows change live
+rows?
 
-Both are vLLM's. The kernel runs under Triton's interpreter. Padded rows have length 0, so the kernel's combine step
-divides 0 by 0 (vllm-project/vllm#57017). A scale for the whole tensor carries this NaN to every row
-(vllm-project/vllm#37442), a scale for each token does not.
+Both are vLLM's. The kernel runs under Triton's interpreter. Padded rows have length 0, so the
+kernel's combine step divides 0 by 0 (vllm-project/vllm#57017). A scale for the whole tensor carries
+this NaN to every row (vllm-project/vllm#37442), a scale for each token does not.
 """
 
 from __future__ import annotations
@@ -35,17 +36,25 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
     q = torch.randn(len(LENGTHS), NUM_HEADS, RANK + ROPE, generator=random)
     cache = torch.randn(1 + len(LENGTHS) * NUM_PAGES, PAGE_SIZE, RANK + ROPE, generator=random)
     poison.fill_(q[int(live.sum()) :], "graph.pad_rows")
-    table = torch.arange(1, 1 + len(LENGTHS) * NUM_PAGES, dtype=torch.int32).view(len(LENGTHS), NUM_PAGES)
+    table = torch.arange(1, 1 + len(LENGTHS) * NUM_PAGES, dtype=torch.int32).view(
+        len(LENGTHS), NUM_PAGES
+    )
     metadata = SimpleNamespace(
-        decode=SimpleNamespace(block_table=table, seq_lens=torch.tensor(LENGTHS, dtype=torch.int32)),
+        decode=SimpleNamespace(
+            block_table=table, seq_lens=torch.tensor(LENGTHS, dtype=torch.int32)
+        ),
         max_seq_len=max(LENGTHS),
         causal=True,  # read since 0.27.1
     )
-    impl = made_without_init(TritonMLAImpl, kv_lora_rank=RANK, scale=(RANK + ROPE) ** -0.5, _sm_count=1)
+    impl = made_without_init(
+        TritonMLAImpl, kv_lora_rank=RANK, scale=(RANK + ROPE) ** -0.5, _sm_count=1
+    )
     out, _ = impl.forward_mqa(q, cache, metadata, SimpleNamespace(_k_scale=torch.ones(())))
     observed = [
         _observed("decode output", out, live),
-        _observed("quantized decode output", _quantized(out.view(len(LENGTHS), -1), params.amax), live),
+        _observed(
+            "quantized decode output", _quantized(out.view(len(LENGTHS), -1), params.amax), live
+        ),
     ]
     return Run(poison.pattern, observed=observed)
 
@@ -53,7 +62,9 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
 def _quantized(x: Tensor, amax: str) -> Tensor:
     """`x` after vLLM's dynamic FP8 quantization, dequantized: float32 [T, K]."""
     shape = GroupShape.PER_TENSOR if amax == "per_tensor" else GroupShape.PER_TOKEN
-    layer: Any = SimpleNamespace(is_group_quant=False, static=False, group_shape=shape, num_token_padding=None)
+    layer: Any = SimpleNamespace(
+        is_group_quant=False, static=False, group_shape=shape, num_token_padding=None
+    )
     quantized, scale = QuantFP8.forward_native(layer, x)
     read: Tensor = quantized.float() * scale
     return read

@@ -1,11 +1,13 @@
 """vLLM's Triton experts on a batch with padded rows, which route to no expert: do live rows change?
 
 The model runners mark rows of graph padding: the second since 0.27.0, the first since 0.31.0
-(vllm-project/vllm#46428, vllm-project/vllm#48979). The router gives a marked row the expert -1. No expert computes the
-row, so the workspace keeps what was there. Then vLLM takes one FP8 scale over all rows of the workspace.
+(vllm-project/vllm#46428, vllm-project/vllm#48979). The router gives a marked row the expert -1. No
+expert computes the row, so the workspace keeps what was there. Then vLLM takes one FP8 scale over
+all rows of the workspace.
 
-Router, experts and their matrix kernel are vLLM's; the kernel runs under Triton's interpreter. Stand-ins replace five
-compiled operators. As in these, the aligner skips choices out of range, and the maximum of the quantizer drops NaN.
+Router, experts and their matrix kernel are vLLM's; the kernel runs under Triton's interpreter.
+Stand-ins replace five compiled operators. As in these, the aligner skips choices out of range, and
+the maximum of the quantizer drops NaN.
 """
 
 from __future__ import annotations
@@ -35,7 +37,13 @@ from harness.memory.poison.patterns import Poison
 NUM_LIVE, NUM_ROWS = 5, 8
 NUM_EXPERTS, TOP_K = 4, 2
 HIDDEN, INTERMEDIATE = 64, 32
-BLOCKS = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 1, "SPLIT_K": 1}
+BLOCKS = {
+    "BLOCK_SIZE_M": 16,
+    "BLOCK_SIZE_N": 32,
+    "BLOCK_SIZE_K": 32,
+    "GROUP_SIZE_M": 1,
+    "SPLIT_K": 1,
+}
 
 
 def run(poison: Poison, params: VllmHostParams) -> Run:
@@ -48,7 +56,9 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
     w1, w1_scale = expert_weights(NUM_EXPERTS, 2 * INTERMEDIATE, HIDDEN, random)
     w2, w2_scale = expert_weights(NUM_EXPERTS, HIDDEN, INTERMEDIATE, random)
     per_token = params.amax == "per_token"
-    scales = fp8_w8a8_moe_quant_config(w1_scale=w1_scale, w2_scale=w2_scale, per_act_token_quant=per_token)
+    scales = fp8_w8a8_moe_quant_config(
+        w1_scale=w1_scale, w2_scale=w2_scale, per_act_token_quant=per_token
+    )
     experts = made_without_init(
         triton_moe.TritonExperts,
         quant_config=scales,
@@ -57,35 +67,62 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
         quantization_emulation=False,
         _lora_context=None,
     )
-    workspaces = [poison.empty(NUM_ROWS * TOP_K * 2 * HIDDEN, dtype=torch.bfloat16, site="workspace") for _ in range(2)]
+    workspaces = [
+        poison.empty(NUM_ROWS * TOP_K * 2 * HIDDEN, dtype=torch.bfloat16, site="workspace")
+        for _ in range(2)
+    ]
     out = torch.zeros(NUM_ROWS, HIDDEN, dtype=torch.bfloat16)
     with _operators(_padding(params.runner)):
         weights, ids, _ = fused_topk_router.fused_topk(x, logits, TOP_K, True)
         x8, x_scale = moe_kernel_quantize_input(x, None, scales.quant_dtype, per_token, None)
         experts.apply(
-            out, x8, w1, w2, weights, ids, MoEActivation.SILU, NUM_EXPERTS,
-            expert_map=None, a1q_scale=x_scale, a2_scale=None, workspace13=workspaces[0], workspace2=workspaces[1],
-            expert_tokens_meta=None, apply_router_weight_on_input=False,
-        )  # fmt: skip
+            out,
+            x8,
+            w1,
+            w2,
+            weights,
+            ids,
+            MoEActivation.SILU,
+            NUM_EXPERTS,
+            expert_map=None,
+            a1q_scale=x_scale,
+            a2_scale=None,
+            workspace13=workspaces[0],
+            workspace2=workspaces[1],
+            expert_tokens_meta=None,
+            apply_router_weight_on_input=False,
+        )
     live = torch.arange(NUM_ROWS) < NUM_LIVE
-    return Run(poison.pattern, observed=[Observed("experts' output", out, live, describe="token", site="workspace")])
+    return Run(
+        poison.pattern,
+        observed=[Observed("experts' output", out, live, describe="token", site="workspace")],
+    )
 
 
 def _padding(runner: str) -> Tensor | None:
-    """The marks of padded rows [T] that this release's runner gives to the router; None if it marks none."""
+    """The marks of padded rows [T] that this release's runner gives to the router; None if it marks
+    none.
+    """
     if runner == "v1":
-        buffers = made_without_init(GPUModelRunner, is_padding=torch.zeros(NUM_ROWS, dtype=torch.bool))
+        buffers = made_without_init(
+            GPUModelRunner, is_padding=torch.zeros(NUM_ROWS, dtype=torch.bool)
+        )
         if not hasattr(buffers, "_prepare_padding_mask"):
             return None
         marked: Tensor = buffers._prepare_padding_mask(NUM_LIVE, NUM_ROWS)
         return marked
-    if not hasattr(InputBuffers(1, NUM_ROWS, torch.device("cpu")), "is_padding") or not envs.VLLM_MOE_SKIP_PADDING:
+    if (
+        not hasattr(InputBuffers(1, NUM_ROWS, torch.device("cpu")), "is_padding")
+        or not envs.VLLM_MOE_SKIP_PADDING
+    ):
         return None
     return torch.arange(NUM_ROWS) >= NUM_LIVE
 
 
 def _operators(padding: Tensor | None) -> ExitStack:
-    """Replace the compiled operators, and give `padding` to the router, for the life of the block."""
+    """Replace the compiled operators, and give `padding` to the router, for the life of the
+    block.
+    """
     stack = ExitStack()
     compiled: dict[str, Any] = {
         "topk_softmax": _topk_softmax,
@@ -96,11 +133,17 @@ def _operators(padding: Tensor | None) -> ExitStack:
     stack.enter_context(mock.patch.multiple(_custom_ops, **compiled))
     silu_and_mul = lambda self, activation, output, given, **options: output.copy_(gated(given))  # noqa: E731
     stack.enter_context(mock.patch.object(triton_moe.TritonExperts, "activation", silu_and_mul))
-    stack.enter_context(mock.patch.object(triton_moe, "try_get_optimal_moe_config", lambda *a, **k: BLOCKS))
+    stack.enter_context(
+        mock.patch.object(triton_moe, "try_get_optimal_moe_config", lambda *a, **k: BLOCKS)
+    )
     if hasattr(fused_topk_router, "_get_padding_mask"):
         context = SimpleNamespace(is_padding=padding)
-        stack.enter_context(mock.patch.object(fused_topk_router, "is_forward_context_available", lambda: True))
-        stack.enter_context(mock.patch.object(fused_topk_router, "get_forward_context", lambda: context))
+        stack.enter_context(
+            mock.patch.object(fused_topk_router, "is_forward_context_available", lambda: True)
+        )
+        stack.enter_context(
+            mock.patch.object(fused_topk_router, "get_forward_context", lambda: context)
+        )
     return stack
 
 
@@ -131,7 +174,9 @@ def _moe_align_block_size(
 ) -> None:
     choices = topk_ids.flatten()
     kept = ((choices >= 0) & (choices < num_experts)).nonzero().flatten()
-    places, experts, count = align_experts(choices[kept][:, None], num_experts=num_experts, block_size=block_size)
+    places, experts, count = align_experts(
+        choices[kept][:, None], num_experts=num_experts, block_size=block_size
+    )
     sorted_token_ids.fill_(len(choices))
     used = int(count)
     numbers = torch.cat([kept, torch.tensor([len(choices)])])

@@ -1,8 +1,8 @@
 """The batch order of vLLM's two model runners, computed by their own code.
 
-The first runner has a function that reorders its batch in place. The second runner sorts in the middle of a method that
-needs a GPU. The method runs up to its sort, so each release is judged by its own. Code without such a sort, or with one
-that needs more than the stand-ins here, is refused.
+The first runner has a function that reorders its batch in place. The second runner sorts in the
+middle of a method that needs a GPU. The method runs up to its sort, so each release is judged by
+its own. Code without such a sort, or with one that needs more than the stand-ins here, is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from harness.engines.host_parts import accepted
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request of a step: numbers of tokens in its prompt, computed before the step, and scheduled in the step."""
+    """One request of a step: numbers of tokens in its prompt, computed before the step, and
+    scheduled in the step.
+    """
 
     name: str
     num_prompt: int
@@ -37,14 +39,19 @@ class Request:
 def first_runner(
     reorder: Callable[..., Any], requests: Sequence[Request], *, decode_threshold: int
 ) -> tuple[Request, ...]:
-    """The batch order after `reorder`, which is vLLM's `reorder_batch_to_split_decodes_and_prefills`."""
+    """The batch order after `reorder`, which is vLLM's
+    `reorder_batch_to_split_decodes_and_prefills`.
+    """
     batch = _InputBatch(requests)
     reorder(batch, _scheduled(requests), decode_threshold=decode_threshold)
     return _named(requests, batch.req_ids)
 
 
 def second_runner(runner: type[Any], requests: Sequence[Request]) -> tuple[Request, ...]:
-    """The batch order of `runner`, the class of the second runner. Raises InputError for code that does not sort so."""
+    """The batch order of `runner`, the class of the second runner.
+
+    Raises InputError for code that does not sort so.
+    """
     method = getattr(runner, "gather_batch_req_state", None) or runner.prepare_inputs  # until 0.27
     scheduled = _scheduled(requests)
 
@@ -72,7 +79,9 @@ class _Sorted(Exception):
 
 
 class _InputBatch:
-    """Stands in for the first runner's `InputBatch`, with the columns that the reordering reads and swaps."""
+    """Stands in for the first runner's `InputBatch`, with the columns that the reordering reads and
+    swaps.
+    """
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.req_ids = [request.name for request in requests]
@@ -97,22 +106,29 @@ def _named(requests: Sequence[Request], names: Sequence[str]) -> tuple[Request, 
 def _scheduled(requests: Sequence[Request]) -> Any:
     """The fields of the scheduler's output that an order can depend on."""
     old = [request for request in requests if request.num_computed]
-    cached = SimpleNamespace(req_ids=[r.name for r in old], num_computed_tokens=[r.num_computed for r in old])
+    cached = SimpleNamespace(
+        req_ids=[r.name for r in old], num_computed_tokens=[r.num_computed for r in old]
+    )
     return SimpleNamespace(
         total_num_scheduled_tokens=sum(request.num_scheduled for request in requests),
         num_scheduled_tokens={request.name: request.num_scheduled for request in requests},
         scheduled_spec_decode_tokens={},
         scheduled_new_reqs=[
-            SimpleNamespace(req_id=request.name, num_computed_tokens=0) for request in requests if request not in old
+            SimpleNamespace(req_id=request.name, num_computed_tokens=0)
+            for request in requests
+            if request not in old
         ],
         scheduled_cached_reqs=cached,
     )
 
 
 def _runner_state(requests: Sequence[Request]) -> Any:
-    """The fields of the second runner that an order can depend on: each request's progress, and no draft tokens."""
+    """The fields of the second runner that an order can depend on: each request's progress, and no
+    draft tokens.
+    """
     computed, prompts = (
-        _counts(getattr(request, name) for request in requests) for name in ("num_computed", "num_prompt")
+        _counts(getattr(request, name) for request in requests)
+        for name in ("num_computed", "num_prompt")
     )
     states = SimpleNamespace(
         req_id_to_index={request.name: index for index, request in enumerate(requests)},

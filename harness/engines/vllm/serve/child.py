@@ -13,9 +13,14 @@ from harness.engines.serving import STARTED, ServeRequest
 from harness.run.protocol import answer_once
 
 RANKS_SECONDS = 600.0
-"""The time limit for the workers' states after the questions, or after a failure. It only ends a hang."""
+"""The time limit for the workers' states after the questions, or after a failure.
+
+It only ends a hang.
+"""
 NO_ROOM, REFUSED = "Free memory on device", "refused"
-"""How vLLM's message begins if others hold the GPU, and the only key of a result with the message of a refusal."""
+"""How vLLM's message begins if others hold the GPU, and the only key of a result with the message
+of a refusal.
+"""
 
 
 class VllmRequest(ServeRequest):
@@ -26,7 +31,10 @@ class VllmRequest(ServeRequest):
 
 
 def serve(request: VllmRequest) -> dict[str, Any]:
-    """Start vLLM with the plug-in active, and ask every question of every epoch. Returns `worker_state.summed`."""
+    """Start vLLM with the plug-in active, and ask every question of every epoch.
+
+    Returns `worker_state.summed`.
+    """
     from harness.accuracy.epochs import run_epochs
     from harness.accuracy.tasks import load_task
     from harness.engines.vllm.backend import VllmBackend
@@ -50,7 +58,14 @@ def serve(request: VllmRequest) -> dict[str, Any]:
         print(f"{STARTED} {time.monotonic() - began:.1f} s", flush=True)
         try:
             folder = Path(request.directory)
-            run_epochs(backend, task, folder, num_epochs=request.epochs, max_tokens=request.max_tokens, resume=True)
+            run_epochs(
+                backend,
+                task,
+                folder,
+                num_epochs=request.epochs,
+                max_tokens=request.max_tokens,
+                resume=True,
+            )
         except Exception:
             # The recorders of ranks that still run write their reports.
             with contextlib.suppress(Exception):
@@ -60,7 +75,9 @@ def serve(request: VllmRequest) -> dict[str, Any]:
             return summed(backend.ask_workers(state_of_worker, RANKS_SECONDS))
         except Exception as error:
             # All questions were answered, so this is no failure of vLLM.
-            raise InputError(f"vLLM's workers did not report their state: {error}".partition("\n")[0]) from None
+            raise InputError(
+                f"vLLM's workers did not report their state: {error}".partition("\n")[0]
+            ) from None
 
 
 if __name__ == "__main__":

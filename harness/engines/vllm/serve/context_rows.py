@@ -1,12 +1,15 @@
-"""Poison within a step: fill the rows of context attention without context, which a kernel may leave unwritten.
+"""Poison within a step: fill the rows of context attention without context, which a kernel may
+leave unwritten.
 
-TRT-LLM's kernel on Blackwell leaves them unwritten; FlashAttention-3 writes them. The way in which vLLM ignores these
-rows has changed twice, and the poison is always applied before it:
+TRT-LLM's kernel on Blackwell leaves them unwritten; FlashAttention-3 writes them. The way in which
+vLLM ignores these rows has changed twice, and the poison is always applied before it:
 
-- up to 0.25 the last merge gets the number of rows with context; the other rows are filled after the context loop;
-- in 0.26 and 0.27 vLLM masks rows of requests without a token in the chunk; they are filled right after the kernel;
-- since 0.28 vLLM clears rows of requests without context where it allocates the result (vllm-project/vllm#50613); the
-  result is filled as it is allocated.
+- up to 0.25 the last merge gets the number of rows with context; the other rows are filled after
+  the context loop;
+- in 0.26 and 0.27 vLLM masks rows of requests without a token in the chunk; they are filled right
+  after the kernel;
+- since 0.28 vLLM clears rows of requests without context where it allocates the result
+  (vllm-project/vllm#50613); the result is filled as it is allocated.
 """
 
 from __future__ import annotations
@@ -39,10 +42,17 @@ OUTPUT, LSE = "context.output", "context.lse"
 
 
 def install(poison: ServePoison) -> str:
-    """Install the hook that fits this release. Returns the path of the patched function or class."""
+    """Install the hook that fits this release.
+
+    Returns the path of the patched function or class.
+    """
     module: Any = importlib.import_module(ATTENTION_MODULE)
     if hasattr(module, "init_mla_context_partial"):
-        replace(module, "init_mla_context_partial", with_marked_rows(module.init_mla_context_partial, poison))
+        replace(
+            module,
+            "init_mla_context_partial",
+            with_marked_rows(module.init_mla_context_partial, poison),
+        )
         return path_of(InitContextPartial)
     owner = module.MLACommonImpl
     wrap = with_masked_rows if hasattr(module, "mask_empty_context") else with_counted_rows
@@ -55,7 +65,12 @@ def with_counted_rows(original: Callable[..., Any], poison: ServePoison) -> Call
 
     @functools.wraps(original)
     def compute(
-        self: Any, q: Any, kv_c_and_k_pe_cache: Any, attn_metadata: AttentionMetadata, *args: Any, **kwargs: Any
+        self: Any,
+        q: Any,
+        kv_c_and_k_pe_cache: Any,
+        attn_metadata: AttentionMetadata,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         out, lse = original(self, q, kv_c_and_k_pe_cache, attn_metadata, *args, **kwargs)
         context: CountedContext = attn_metadata.prefill.chunked_context
@@ -70,11 +85,18 @@ def with_counted_rows(original: Callable[..., Any], poison: ServePoison) -> Call
 
 
 def with_masked_rows(original: Callable[..., Any], poison: ServePoison) -> Callable[..., Any]:
-    """`_compute_prefill_context` with a kernel that leaves rows without context in the chunk unwritten."""
+    """`_compute_prefill_context` with a kernel that leaves rows without context in the chunk
+    unwritten.
+    """
 
     @functools.wraps(original)
     def compute(
-        self: Any, q: Any, kv_c_and_k_pe_cache: Any, attn_metadata: AttentionMetadata, *args: Any, **kwargs: Any
+        self: Any,
+        q: Any,
+        kv_c_and_k_pe_cache: Any,
+        attn_metadata: AttentionMetadata,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         prefill = attn_metadata.prefill
         backend = prefill.prefill_backend
@@ -89,7 +111,9 @@ def with_masked_rows(original: Callable[..., Any], poison: ServePoison) -> Calla
 
 
 class _Skipping:
-    """A prefill backend that fills rows of requests without context in the chunk after its kernel."""
+    """A prefill backend that fills rows of requests without context in the chunk after its
+    kernel.
+    """
 
     def __init__(self, backend: PrefillBackend, prefill: PrefillMetadata, pattern: str) -> None:
         self._backend = backend
@@ -99,7 +123,9 @@ class _Skipping:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    def run_prefill_context_chunk(self, chunk_idx: int, q: Any, k: Any, v: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def run_prefill_context_chunk(
+        self, chunk_idx: int, q: Any, k: Any, v: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """out [T, H, V], lse [H, T]."""
         out, lse = self._backend.run_prefill_context_chunk(chunk_idx=chunk_idx, q=q, k=k, v=v)
         context: MaskedContext = self._prefill.chunked_context
@@ -111,14 +137,19 @@ class _Skipping:
 
 
 def rows_without(query_start_loc: torch.Tensor, context_start_loc: torch.Tensor) -> torch.Tensor:
-    """Query rows of requests without context, from two tensors [R + 1] of starts. Waits for the device."""
+    """Query rows of requests without context, from two tensors [R + 1] of starts.
+
+    Waits for the device.
+    """
     is_empty = context_start_loc[1:] == context_start_loc[:-1]
     lengths = query_start_loc[1:] - query_start_loc[:-1]
     return is_empty.repeat_interleave(lengths.long()).nonzero().flatten()
 
 
 def with_marked_rows(original: Callable[..., Any], poison: ServePoison) -> Callable[..., Any]:
-    """`init_mla_context_partial` that fills its result before it clears the rows of `empty_token_slices`."""
+    """`init_mla_context_partial` that fills its result before it clears the rows of
+    `empty_token_slices`.
+    """
 
     @functools.wraps(original)
     def init(chunked_context: MarkedContext, *args: Any, **kwargs: Any) -> Any:
@@ -127,21 +158,28 @@ def with_marked_rows(original: Callable[..., Any], poison: ServePoison) -> Calla
         with _Unwritten(poison.pattern) as unwritten:
             made = original(chunked_context, *args, **kwargs)
         if unwritten.num_filled:
-            FILLED.context_rows += sum(rows.stop - rows.start for rows in chunked_context.empty_token_slices)
+            FILLED.context_rows += sum(
+                rows.stop - rows.start for rows in chunked_context.empty_token_slices
+            )
         return made
 
     return init
 
 
 class _Unwritten(TorchFunctionMode):
-    """`torch.empty` returns memory filled with the pattern. Log-sum-exps have two dims, outputs three."""
+    """`torch.empty` returns memory filled with the pattern.
+
+    Log-sum-exps have two dims, outputs three.
+    """
 
     def __init__(self, pattern: str) -> None:
         super().__init__()
         self.num_filled = 0
         self._pattern = pattern
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         made = function(*args, **(kwargs or {}))
         if function is torch.empty:
             fill(made, self._pattern, LSE if made.ndim == 2 else OUTPUT)

@@ -1,9 +1,11 @@
-"""Copies from pinned memory in a vLLM worker: their streams are delayed, and their sources watched until they ended.
+"""Copies from pinned memory in a vLLM worker: their streams are delayed, and their sources watched
+until they ended.
 
-A source that changes before the event behind its copy has happened is a race. The copy itself reads a private copy of
-its source, so that a race is told and does no harm: rows read too late would end the process before it reports. Watched
-are `copy_`, `to` and `cuda` with `non_blocking`, outside of captures: the input batch, metadata, and what an offloading
-stream copies with torch. Not watched are batched copies by the driver, and kernels that read host memory.
+A source that changes before the event behind its copy has happened is a race. The copy itself reads
+a private copy of its source, so that a race is told and does no harm: rows read too late would end
+the process before it reports. Watched are `copy_`, `to` and `cuda` with `non_blocking`, outside of
+captures: the input batch, metadata, and what an offloading stream copies with torch. Not watched
+are batched copies by the driver, and kernels that read host memory.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Event(Protocol):
 
 
 class Flight(NamedTuple):
-    """A copy that was queued: its source, the content that it reads, the event behind it, and its line."""
+    """A copy that was queued: its source, the content that it reads, the event behind it, and its
+    line.
+    """
 
     source: Tensor
     content: Tensor
@@ -45,10 +49,16 @@ class Flight(NamedTuple):
 
 
 class Copies:
-    """The copies of one process that have not ended, and the races that were seen, as (copy, change) lines."""
+    """The copies of one process that have not ended, and the races that were seen, as (copy,
+    change) lines.
+    """
 
     def __init__(
-        self, seed: int, record: Callable[[], Event], hold: Callable[[int], object], pin: Callable[[Tensor], Tensor]
+        self,
+        seed: int,
+        record: Callable[[], Event],
+        hold: Callable[[int], object],
+        pin: Callable[[Tensor], Tensor],
     ) -> None:
         self.races: set[tuple[str, str]] = set()
         self._random, self._record, self._hold, self._pin = random.Random(seed), record, hold, pin
@@ -66,7 +76,10 @@ class Copies:
                 self._flights.append(flight)
             elif (flight.line, line) not in self.races:
                 self.races.add((flight.line, line))
-                print(f"mla-harness: the copy at {flight.line} was queued when its source changed", file=sys.stderr)
+                print(
+                    f"mla-harness: the copy at {flight.line} was queued when its source changed",
+                    file=sys.stderr,
+                )
 
     def watched(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         """The method `name` of tensors of any shape, with its copies watched."""
@@ -74,7 +87,9 @@ class Copies:
         @functools.wraps(original)
         def method(self_: Tensor, *args: Any, **kwargs: Any) -> Any:
             operands = [self_, *args, *([kwargs.pop("src")] if "src" in kwargs else [])]
-            place = 1 if name == "copy_" else 0  # copy_ reads its argument, the others what they are called on.
+            place = (
+                1 if name == "copy_" else 0
+            )  # copy_ reads its argument, the others what they are called on.
             source = operands[place]
             is_async = kwargs.get("non_blocking") is True or any(one is True for one in args)
             if torch.compiler.is_compiling() or not is_async or not is_source(source):
@@ -105,11 +120,15 @@ def is_source(value: Any) -> bool:
 
 
 def caller(frame: FrameType | None) -> str:
-    """The innermost two lines, `file:line in function`, the outer one first: helpers copy for their callers."""
+    """The innermost two lines, `file:line in function`, the outer one first: helpers copy for their
+    callers.
+    """
     lines: list[str] = []
     while frame is not None and len(lines) < 2:
         code = frame.f_code
-        lines.append(f"{'/'.join(code.co_filename.split('/')[-2:])}:{frame.f_lineno} in {code.co_name}")
+        lines.append(
+            f"{'/'.join(code.co_filename.split('/')[-2:])}:{frame.f_lineno} in {code.co_name}"
+        )
         frame = frame.f_back
     return " > ".join(reversed(lines))
 
@@ -137,7 +156,9 @@ def install(seed: str) -> None:
 
 
 def races() -> list[list[str]]:
-    """What was seen in this process so far: the lines of a copy, and of the first copy behind the change."""
+    """What was seen in this process so far: the lines of a copy, and of the first copy behind the
+    change.
+    """
     for copies in COPIES:
         copies.check("the end")
     return sorted([*pair] for copies in COPIES for pair in copies.races)

@@ -1,11 +1,15 @@
-"""The first-NaN recorder in a vLLM worker: `MLA_HARNESS_FIRST_NAN=1 vllm serve ...`, or a folder instead of 1.
+"""The first-NaN recorder in a vLLM worker:
 
-Each worker hooks the modules of its model right after loading, before anything is compiled or captured. It also hooks
-the two forms of MLA attention and the choice of experts, which are parts of one op for the compiler.
+`MLA_HARNESS_FIRST_NAN=1 vllm serve ...`, or a folder instead of 1.
 
-Results stay on the GPU until a report is requested: by `kill -USR2 PID`, by `worker_state.state_of_worker`, or by the
-end of a process that is not killed. During a step the report waits for the end of the step. It goes to standard error,
-and to `first-nan-rank<N>.json` if a folder is given.
+Each worker hooks the modules of its model right after loading, before anything is compiled or
+captured. It also hooks the two forms of MLA attention and the choice of experts, which are parts of
+one op for the compiler.
+
+Results stay on the GPU until a report is requested: by `kill -USR2 PID`, by
+`worker_state.state_of_worker`, or by the end of a process that is not killed. During a step the
+report waits for the end of the step. It goes to standard error, and to `first-nan-rank<N>.json` if
+a folder is given.
 """
 
 from __future__ import annotations
@@ -34,7 +38,10 @@ from harness.memory.first_nan.recorder import ModuleRecorder, StepNotes, describ
 from harness.memory.first_nan.table import Slot, Table, can_watch
 
 ATTENTION = ("forward_mqa", "forward_mha")
-"""Methods of an MLA layer's `impl`. Decodes return (out, lse); prefills write to their argument `output`."""
+"""Methods of an MLA layer's `impl`.
+
+Decodes return (out, lse); prefills write to their argument `output`.
+"""
 RECORDERS: list[WorkerRecorder] = []
 """The recorders of this process."""
 
@@ -61,7 +68,9 @@ def _attaching(original: Callable[..., Any], where: str) -> Callable[..., Any]:
 
 def _stepping(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def execute_model(self: Runner, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+    def execute_model(
+        self: Runner, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
+    ) -> Any:
         recorder: WorkerRecorder | None = getattr(self, "_mla_harness_first_nan", None)
         if recorder is None or kwargs.get("dummy_run"):
             return original(self, scheduler_output, *args, **kwargs)
@@ -72,7 +81,10 @@ def _stepping(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class WorkerRecorder:
-    """The recorder of one worker. Its table is allocated on the worker's GPU before the first capture."""
+    """The recorder of one worker.
+
+    Its table is allocated on the worker's GPU before the first capture.
+    """
 
     def __init__(self, runner: Runner, where: str) -> None:
         self._runner = runner
@@ -94,7 +106,9 @@ class WorkerRecorder:
 
     @contextlib.contextmanager
     def step(self, scheduler_output: SchedulerOutput) -> Iterator[None]:
-        """Record one step: set its live rows before it, and note the request of each row after it."""
+        """Record one step: set its live rows before it, and note the request of each row after
+        it.
+        """
         self._step += 1
         with torch.inference_mode():
             self._begin(scheduler_output)
@@ -105,14 +119,20 @@ class WorkerRecorder:
                 self._end(scheduler_output)
 
     def _begin(self, scheduler_output: SchedulerOutput) -> None:
-        """Queue the step's clock and live rows on the current stream, before the work of the step."""
+        """Queue the step's clock and live rows on the current stream, before the work of the
+        step.
+        """
         self._is_stepping = True
         counts = scheduler_output.num_scheduled_tokens
         prompts = len(scheduler_output.scheduled_new_reqs)
-        phase = "decode" if not prompts and all(count == 1 for count in counts.values()) else "mixed"
+        phase = (
+            "decode" if not prompts and all(count == 1 for count in counts.values()) else "mixed"
+        )
         self.table.set_clock(self._step, "prefill" if prompts and prompts == len(counts) else phase)
         # The second runner warms up with requests of its own, in steps like any other.
-        warms_up = bool(counts) and all("warmup_" in name and name.startswith("_") for name in counts)
+        warms_up = bool(counts) and all(
+            "warmup_" in name and name.startswith("_") for name in counts
+        )
         self.table.live.fill_(0 if warms_up else scheduler_output.total_num_scheduled_tokens)
 
     def _end(self, scheduler_output: SchedulerOutput) -> None:
@@ -127,21 +147,29 @@ class WorkerRecorder:
             self.write_report()
 
     def report(self) -> FirstNan | None:
-        """The writer of the worker's first live value that is not finite, if there is one. Waits for the device."""
+        """The writer of the worker's first live value that is not finite, if there is one.
+
+        Waits for the device.
+        """
         return describe(self.table, self.notes, self.rank)
 
     def write_report(self) -> None:
         """Print the report to standard error, and write it to the folder if there is one."""
         found = self.report()
         text = found.statement if found else "all watched live values were finite"
-        print(f"mla-harness: first NaN, rank {self.rank}, after {self._step + 1} steps: {text}", file=sys.stderr)
+        print(
+            f"mla-harness: first NaN, rank {self.rank}, after {self._step + 1} steps: {text}",
+            file=sys.stderr,
+        )
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
             content = (found or FirstNan(rank=self.rank)).model_dump_json(indent=1)
             write_atomic(self._folder / FIRST_NAN_FILE.format(rank=self.rank), content + "\n")
 
     def request_report(self, *_: Any) -> None:
-        """Report now, or at the end of the current step: a signal can arrive in the middle of a launch."""
+        """Report now, or at the end of the current step: a signal can arrive in the middle of a
+        launch.
+        """
         self._is_report_due = self._is_stepping
         if not self._is_stepping:
             # An idle server has no next step, and vLLM kills its workers when it ends.
@@ -159,23 +187,36 @@ class WorkerRecorder:
                 how = "; it reports at the end"  # not the main thread
         atexit.register(self.write_report)
         watched = f"{len(self.table.slots)} tensors, {self.num_ops} ops of attention and routing"
-        print(f"mla-harness: first-NaN recorder on rank {self.rank}: {watched}{how}", file=sys.stderr)
+        print(
+            f"mla-harness: first-NaN recorder on rank {self.rank}: {watched}{how}", file=sys.stderr
+        )
 
     def _watch_ops(self, path: str, module: nn.Module) -> int:
-        """Wrap attention and the choice of experts, which a module calls and which are no modules. Returns how many."""
+        """Wrap attention and the choice of experts, which a module calls and which are no modules.
+
+        Returns how many.
+        """
         found, impl = 0, getattr(module, "impl", None)
         for name in ATTENTION if impl is not None and not isinstance(impl, nn.Module) else ():
             if hasattr(impl, name) and name not in vars(impl):
-                setattr(impl, name, self._watched_attention(getattr(impl, name), f"{path}.{name}", layer_of(path)))
+                setattr(
+                    impl,
+                    name,
+                    self._watched_attention(getattr(impl, name), f"{path}.{name}", layer_of(path)),
+                )
                 found += 1
         for holder in (module, getattr(module, "runner", None)):
             router = router_of(holder)
             if router is not None and "select_experts" not in vars(router):
-                vars(router)["select_experts"] = self._watched_router(router, f"{path}.select_experts", layer_of(path))
+                vars(router)["select_experts"] = self._watched_router(
+                    router, f"{path}.select_experts", layer_of(path)
+                )
                 found += 1
         return found
 
-    def _watched_attention(self, original: Callable[..., Any], name: str, layer: int | None) -> Callable[..., Any]:
+    def _watched_attention(
+        self, original: Callable[..., Any], name: str, layer: int | None
+    ) -> Callable[..., Any]:
         signature = inspect.signature(original)
         place = f"{name} result"
         # Decodes are the first rows of a batch. The first row of prefills is unknown here.
@@ -185,7 +226,11 @@ class WorkerRecorder:
         @functools.wraps(original)
         def attend(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            out = result[0] if isinstance(result, tuple) else signature.bind(*args, **kwargs).arguments.get("output")
+            out = (
+                result[0]
+                if isinstance(result, tuple)
+                else signature.bind(*args, **kwargs).arguments.get("output")
+            )
             if number is not None and isinstance(out, torch.Tensor) and can_watch(out):
                 self.table.scan(number, out)
             return result
@@ -194,7 +239,15 @@ class WorkerRecorder:
 
     def _watched_router(self, router: Router, name: str, layer: int | None) -> Callable[..., Any]:
         original, limit = router.select_experts, int(router.global_num_experts)
-        slot = Slot(name, "topk_ids", layer=layer, call=name, rows="batch", limit=limit, bad="no expert's id")
+        slot = Slot(
+            name,
+            "topk_ids",
+            layer=layer,
+            call=name,
+            rows="batch",
+            limit=limit,
+            bad="no expert's id",
+        )
         number = self.table.slot(name, slot) if limit else None
 
         @functools.wraps(original)
@@ -214,7 +267,9 @@ def router_of(holder: RouterHolder | Any) -> Router | None:
 
 
 def request_order(runner: Runner, counts: dict[str, int]) -> list[str]:
-    """The requests of a step in the order of their rows: the first runner stores it, the second sorts by tokens."""
+    """The requests of a step in the order of their rows: the first runner stores it, the second
+    sorts by tokens.
+    """
     batch: InputBatch | None = getattr(runner, "input_batch", None)
     if batch is not None:
         return [name for name in batch.req_ids if name in counts]

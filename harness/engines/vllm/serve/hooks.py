@@ -1,8 +1,10 @@
-"""Poison inside a vLLM worker: uninitialised memory is filled before each step, and before vLLM zeroes anything.
+"""Poison inside a vLLM worker: uninitialised memory is filled before each step, and before vLLM
+zeroes anything.
 
-Both model runners get the scheduler's output in `execute_model`. There the ids of new blocks are known and vLLM has not
-zeroed them yet. All fills are queued on the current stream, before the work of the step. One site is filled within a
-step: rows of context attention for tokens without context (`context_rows`).
+Both model runners get the scheduler's output in `execute_model`. There the ids of new blocks are
+known and vLLM has not zeroed them yet. All fills are queued on the current stream, before the work
+of the step. One site is filled within a step: rows of context attention for tokens without context
+(`context_rows`).
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def runners() -> Iterator[Any]:
 
 
 def install(text: str) -> None:
-    """Wrap `execute_model` of every runner of this release, and what else the poison needs, see `ServePoison.parse`."""
+    """Wrap `execute_model` of every runner of this release, and what else the poison needs, see
+    `ServePoison.parse`.
+    """
     poison = ServePoison.parse(text)
     for runner in runners():
         runner.execute_model = _wrapped(runner.execute_model, StepPoison(poison))
@@ -61,8 +65,11 @@ def install(text: str) -> None:
 
 def _wrapped(original: Callable[..., Any], before: StepPoison) -> Callable[..., Any]:
     @functools.wraps(original)
-    def execute_model(self: Runner, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
-        # Dummy and profile runs of the second runner have no requests, and their caches are not allocated yet.
+    def execute_model(
+        self: Runner, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
+    ) -> Any:
+        # Dummy and profile runs of the second runner have no requests, and their caches are not
+        # allocated yet.
         if not kwargs.get("dummy_run"):
             before(self, scheduler_output)
         return original(self, scheduler_output, *args, **kwargs)
@@ -77,13 +84,18 @@ class StepPoison:
         self._poison = poison
 
     def __call__(self, runner: Runner, step: SchedulerOutput) -> None:
-        """Poison before one step, in inference mode: vLLM's caches can be changed in no other mode."""
+        """Poison before one step, in inference mode: vLLM's caches can be changed in no other
+        mode.
+        """
         if self._poison.is_for(worker_rank()):
             with torch.inference_mode():
                 self._before(runner, step)
         FILLED.steps += 1
         if FILLED.steps in PRINTED_STEPS:
-            print(f"mla-harness: {self._poison.text()} in process {os.getpid()}: {asdict(FILLED)}", file=sys.stderr)
+            print(
+                f"mla-harness: {self._poison.text()} in process {os.getpid()}: {asdict(FILLED)}",
+                file=sys.stderr,
+            )
 
     def _before(self, runner: Runner, step: SchedulerOutput) -> None:
         if self._poison.sweeps and not is_capturing():
@@ -93,7 +105,11 @@ class StepPoison:
             FILLED.sweeps += 1
         if "workspace" in self._poison.sites and not is_capturing():
             for buffer in workspaces():
-                fill(buffer[: len(buffer) // 2 * 2].view(torch.bfloat16), self._poison.pattern, "workspace")
+                fill(
+                    buffer[: len(buffer) // 2 * 2].view(torch.bfloat16),
+                    self._poison.pattern,
+                    "workspace",
+                )
                 FILLED.workspaces += 1
         if TOPK in self._poison.sites:
             for module in runner.get_model().modules():
@@ -106,7 +122,9 @@ class StepPoison:
                 self._fill(runner, group, caches, [0])
         if "kv.new" in self._poison.sites:
             for group, caches in groups(runner):
-                self._fill(runner, group, caches, new_blocks(step, group, block_tokens(runner, group)))
+                self._fill(
+                    runner, group, caches, new_blocks(step, group, block_tokens(runner, group))
+                )
         if "kv.tail" in self._poison.sites:
             self._tails(runner, step)
 
@@ -120,8 +138,17 @@ class StepPoison:
                 if length % size and length // size < len(blocks):
                     self._fill(runner, group, caches, [blocks[length // size]], length % size)
 
-    def _fill(self, runner: Runner, group: int, caches: list[torch.Tensor], blocks: list[int], start: int = 0) -> None:
-        """Fill scheduler blocks from token `start` on. One is some kernel blocks of each cache [N, P, D].
+    def _fill(
+        self,
+        runner: Runner,
+        group: int,
+        caches: list[torch.Tensor],
+        blocks: list[int],
+        start: int = 0,
+    ) -> None:
+        """Fill scheduler blocks from token `start` on.
+
+        One is some kernel blocks of each cache [N, P, D].
 
         A slot of a compressed cache is of several tokens, and is written with the last of them.
         """
@@ -159,12 +186,18 @@ def is_capturing() -> bool:
 
 
 def workspaces() -> list[torch.Tensor]:
-    """The scratch that vLLM keeps for all its layers, bytes [N] each. It is never free, so no sweep fills it.
+    """The scratch that vLLM keeps for all its layers, bytes [N] each.
+
+    It is never free, so no sweep fills it.
 
     Attention and experts use the same bytes one after another (vllm-project/vllm#57017).
     """
     manager = getattr(sys.modules.get("vllm.v1.worker.workspace"), "_manager", None)
-    return [] if manager is None else [buffer for buffer in manager._current_workspaces if buffer is not None]
+    return (
+        []
+        if manager is None
+        else [buffer for buffer in manager._current_workspaces if buffer is not None]
+    )
 
 
 def groups(runner: Runner) -> Iterator[tuple[int, list[torch.Tensor]]]:

@@ -1,7 +1,8 @@
 """What a serving process imports. A fork server calls `import_all` once.
 
-A CUDA context does not survive a fork. So a module that touches CUDA while it is imported is left to the forks: the
-import ends with `TouchesCuda`, which Python undoes for this module and for those that were importing it.
+A CUDA context does not survive a fork. So a module that touches CUDA while it is imported is left
+to the forks: the import ends with `TouchesCuda`, which Python undoes for this module and for those
+that were importing it.
 """
 
 from __future__ import annotations
@@ -49,13 +50,17 @@ def _refuse() -> None:
 
 
 def _register(name: str) -> None:
-    """Register the class of a model. vLLM inspects a model by its name in a new process, which imports all of vLLM."""
+    """Register the class of a model. vLLM inspects a model by its name in a new process, which
+    imports all of vLLM.
+    """
     registry = importlib.import_module("vllm.model_executor.models.registry").ModelRegistry
     registry.register_model(name, registry.models[name].load_model_cls())
 
 
 def import_all() -> None:
-    """Import what a serving process needs, as far as it touches no CUDA, and register the models of the canaries."""
+    """Import what a serving process needs, as far as it touches no CUDA, and register the models of
+    the canaries.
+    """
     with mock.patch.object(torch.cuda, "_lazy_init", _refuse):
         for module in MODULES:
             try:

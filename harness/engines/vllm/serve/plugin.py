@@ -22,9 +22,11 @@ INSTALLED: dict[str, str] = {}
 
 
 def activate() -> None:
-    """Inject a fault into this vLLM process, record its first NaN and poison it, as the environment says.
+    """Inject a fault into this vLLM process, record its first NaN and poison it, as the environment
+    says.
 
-    A second call does nothing. Raises InputError for an invalid setting, or for a fault that does not fit this release.
+    A second call does nothing. Raises InputError for an invalid setting, or for a fault that does
+    not fit this release.
     """
     for variable, (module, function) in INSTALLERS.items():
         value = os.environ.get(variable, "")

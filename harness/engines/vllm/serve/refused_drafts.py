@@ -11,10 +11,11 @@ REFUSED: list[str] = []
 
 
 def install() -> None:
-    """Note each step in which the target refuses a draft, and keep placeholders out of vLLM's counts.
+    """Note each step in which the target refuses a draft, and keep placeholders out of vLLM's
+    counts.
 
-    vLLM pads the first step of a prompt that is cached to its last token, and counts the padding as refused drafts
-    (vllm-project/vllm#50518).
+    vLLM pads the first step of a prompt that is cached to its last token, and counts the padding as
+    refused drafts (vllm-project/vllm#50518).
     """
     scheduler: Any = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
     original = scheduler.make_spec_decoding_stats
@@ -25,7 +26,9 @@ def install() -> None:
         if accepted < drafted:
             if not (before := self.requests[request_id].num_output_tokens):
                 return stats
-            REFUSED.append(f"request {request_id} after {before} tokens: draft {accepted + 1} of {drafted}")
+            REFUSED.append(
+                f"request {request_id} after {before} tokens: draft {accepted + 1} of {drafted}"
+            )
         return original(self, stats, request_id=request_id, **more)
 
     scheduler.make_spec_decoding_stats = noted

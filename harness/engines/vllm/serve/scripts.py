@@ -25,7 +25,10 @@ from harness.run.scripts import load_script
 
 SERVER = "vllm.entrypoints.cli.main"
 END_SECONDS = 60.0
-"""How long a server that was told to end, or that answers no more, gets to be gone. It only ends a hang."""
+"""How long a server that was told to end, or that answers no more, gets to be gone.
+
+It only ends a hang.
+"""
 POLL_SECONDS = 0.3
 NOISE = 0.05
 
@@ -39,7 +42,9 @@ class ScriptRequest(Record):
 
 
 def take_script(request: ScriptRequest) -> dict[str, Any]:
-    """Start the server, and for `reload` a second one with other weights. Returns the result of the script.
+    """Start the server, and for `reload` a second one with other weights.
+
+    Returns the result of the script.
 
     Raises HarnessError if a server ends.
     """
@@ -51,8 +56,16 @@ def take_script(request: ScriptRequest) -> dict[str, Any]:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 serve, model, *options = request.words
                 weights = _other_weights(Path(model), folder / Path(model).name)
-                more = {"weights": weights, "against": stack.enter_context(_Server((serve, weights, *options))).url()}
-            check = ScriptCheck(url=own.url(), script=load_script(request.script), tolerance=request.tolerance, **more)
+                more = {
+                    "weights": weights,
+                    "against": stack.enter_context(_Server((serve, weights, *options))).url(),
+                }
+            check = ScriptCheck(
+                url=own.url(),
+                script=load_script(request.script),
+                tolerance=request.tolerance,
+                **more,
+            )
             judged = check_script(check)
         except Exception as error:
             raise own.death(0.0 if own.answers() else END_SECONDS) or error from None
@@ -62,7 +75,10 @@ def take_script(request: ScriptRequest) -> dict[str, Any]:
 
 
 class _Server:
-    """A server, which ends with the block, and with this process. Its output goes to the log of this process."""
+    """A server, which ends with the block, and with this process.
+
+    Its output goes to the log of this process.
+    """
 
     def __init__(self, words: tuple[str, ...]) -> None:
         with socket.socket() as free:
@@ -70,7 +86,9 @@ class _Server:
             self._port = free.getsockname()[1]
         self._is_ready = False
         launch = [sys.executable, "-m", "harness.run.launch", str(os.getpid()), SERVER]
-        self._process = subprocess.Popen([*launch, *words, "--host", "127.0.0.1", "--port", str(self._port)])
+        self._process = subprocess.Popen(
+            [*launch, *words, "--host", "127.0.0.1", "--port", str(self._port)]
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -97,16 +115,24 @@ class _Server:
     def answers(self) -> bool:
         """Whether the server says that it is well."""
         with contextlib.suppress(httpx.TransportError):
-            return bool(httpx.get(f"http://127.0.0.1:{self._port}/health", timeout=END_SECONDS).status_code == 200)
+            return bool(
+                httpx.get(f"http://127.0.0.1:{self._port}/health", timeout=END_SECONDS).status_code
+                == 200
+            )
         return False
 
     def death(self, seconds: float = 0.0) -> HarnessError | None:
-        """Why the server is gone, or None if it is there after `seconds`. Its connections close before it ends."""
+        """Why the server is gone, or None if it is there after `seconds`.
+
+        Its connections close before it ends.
+        """
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(seconds)
             ended = f"ended with exit code {code}"
             while_asked = f"vllm serve {ended} while it was asked"
-            return HarnessError(while_asked if self._is_ready else f"vllm {NEVER_READY}, it {ended}")
+            return HarnessError(
+                while_asked if self._is_ready else f"vllm {NEVER_READY}, it {ended}"
+            )
         return None
 
 
@@ -117,7 +143,11 @@ def _other_weights(model: Path, folder: Path) -> str:
     for file in folder.glob("*.safetensors"):
         tensors = safetensors.load_file(file)
         for name, tensor in tensors.items():
-            noise = torch.randn(tensor.shape, generator=generator) * tensor.float().std(unbiased=False) * NOISE
+            noise = (
+                torch.randn(tensor.shape, generator=generator)
+                * tensor.float().std(unbiased=False)
+                * NOISE
+            )
             tensors[name] = (tensor.float() + noise).to(tensor.dtype)
         safetensors.save_file(tensors, file, metadata={"format": "pt"})
     return str(folder)

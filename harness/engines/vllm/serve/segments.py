@@ -1,4 +1,6 @@
-"""Poison between the segments of vLLM's breakable CUDA graphs, which 0.33.0 uses for Kimi Linear, V3.2, V4 and GLM."""
+"""Poison between the segments of vLLM's breakable CUDA graphs, which 0.33.0 uses for Kimi Linear,
+V3.2, V4 and GLM.
+"""
 
 from __future__ import annotations
 

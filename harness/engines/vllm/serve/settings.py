@@ -1,4 +1,7 @@
-"""The settings of the plug-in in the environment. No torch here: a serving process reads them first."""
+"""The settings of the plug-in in the environment.
+
+No torch here: a serving process reads them first.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ STRATEGY = "mla_harness_topk"
 
 FREED = (*serving.FREED, "graph.pad_rows")
 CONTEXT = ("context.output", "context.lse")
-"""Rows of tokens without context, which a kernel need not write. They are also filled within a step."""
+"""Rows of tokens without context, which a kernel need not write.
+
+They are also filled within a step.
+"""
 BLOCKS = ("kv.new", "kv.tail", "kv.null")
 """Sites inside vLLM's KV pages."""
 TOPK = "sparse.topk"
@@ -34,7 +40,9 @@ SITES = (*FREED, *BLOCKS, TOPK)
 
 @dataclass(frozen=True, slots=True)
 class ServePoison:
-    """Which sites of a serving engine are filled, with which pattern, and on which rank; None is all ranks."""
+    """Which sites of a serving engine are filled, with which pattern, and on which rank; None is
+    all ranks.
+    """
 
     sites: tuple[str, ...]
     pattern: str = "nan"
@@ -56,20 +64,33 @@ class ServePoison:
 
     @classmethod
     def parse(cls, text: str) -> ServePoison:
-        """Read `SITE,SITE[:PATTERN][@RANK]`; `all` stands for all sites. Raises InputError for anything else."""
+        """Read `SITE,SITE[:PATTERN][@RANK]`; `all` stands for all sites.
+
+        Raises InputError for anything else.
+        """
         what, at, rank = text.strip().partition("@")
         if at and not (rank.isascii() and rank.isdigit()):
-            raise InputError(f"{VARIABLE}={text!r}: {rank!r} is no rank; write a number, for example output:nan@1")
+            raise InputError(
+                f"{VARIABLE}={text!r}: {rank!r} is no rank; write a number, for example"
+                " output:nan@1"
+            )
         names, _, pattern = what.partition(":")
         pattern = pattern or "nan"
         if pattern not in PATTERNS:
-            raise InputError(f"{VARIABLE}={text!r}: unknown pattern {pattern!r}; {nearest(pattern, list(PATTERNS))}")
+            raise InputError(
+                f"{VARIABLE}={text!r}: unknown pattern {pattern!r};"
+                f" {nearest(pattern, list(PATTERNS))}"
+            )
         sites = tuple(name.strip() for name in names.split(",") if name.strip())
         if sites == ("all",):
             sites = SITES
         for site in sites:
             if site not in SITES:
-                raise InputError(f"{VARIABLE}={text!r}: unknown site {site!r}; {nearest(site, list(SITES))}")
+                raise InputError(
+                    f"{VARIABLE}={text!r}: unknown site {site!r}; {nearest(site, list(SITES))}"
+                )
         if not sites:
-            raise InputError(f"{VARIABLE}={text!r}: names no site; write for example kv.new,output:nan")
+            raise InputError(
+                f"{VARIABLE}={text!r}: names no site; write for example kv.new,output:nan"
+            )
         return cls(sites, pattern, int(rank) if at else None)

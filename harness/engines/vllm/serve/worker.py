@@ -1,7 +1,7 @@
 """Imported by each worker process of a served case, through vLLM's option `worker_extension_cls`.
 
-vLLM calls only entry points of installed distributions, and the harness may just be on the path. This import activates
-the plug-in in any case, in forked and in spawned workers.
+vLLM calls only entry points of installed distributions, and the harness may just be on the path.
+This import activates the plug-in in any case, in forked and in spawned workers.
 """
 
 from __future__ import annotations

@@ -15,7 +15,10 @@ FINITE = 1.0
 
 @dataclass(slots=True)
 class Filled:
-    """What the poison of this process has filled so far. A run in which it filled nothing proves nothing."""
+    """What the poison of this process has filled so far.
+
+    A run in which it filled nothing proves nothing.
+    """
 
     steps: int = 0
     sweeps: int = 0
@@ -38,7 +41,9 @@ def worker_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def fill(values: torch.Tensor, pattern: str, site: str, rows: torch.Tensor | slice = slice(None)) -> None:
+def fill(
+    values: torch.Tensor, pattern: str, site: str, rows: torch.Tensor | slice = slice(None)
+) -> None:
     """Fill `rows` of values [rows, ...] with the pattern, by default all. No element is read."""
     if pattern == "nan":
         bits_view(values)[rows] = sentinel_bits(values.dtype, site)

@@ -1,1 +1,3 @@
-"""The part of a poisoned pytest run that needs torch: fill memory, watch assertions, judge tests."""
+"""The part of a poisoned pytest run that needs torch: fill memory, watch assertions, judge
+tests.
+"""

@@ -1,12 +1,14 @@
-"""Watch the comparisons of a test: torch's and numpy's comparing functions report the values that they compare.
+"""Watch the comparisons of a test: torch's and numpy's comparing functions report the values that
+they compare.
 
-Calls of torch are watched by a mode, which replaces no function: a program may key tables by torch's functions. The
-comparisons behind `torch.testing.assert_close` and `numpy.testing.assert_*` are wrapped while a test runs, as they are
-no functions that a program can override.
+Calls of torch are watched by a mode, which replaces no function: a program may key tables by
+torch's functions. The comparisons behind `torch.testing.assert_close` and `numpy.testing.assert_*`
+are wrapped while a test runs, as they are no functions that a program can override.
 
-An operator counts in files of tests: `assert not (out[:4] > limit).any()` passes on NaN, for which every comparison is
-False. What a comparison found in its operands counts when its result is read as a whole (`bool`, `any`, `sum`, …). It
-does not count when a part of the result is read, or the result combined with a mask: so tests leave padding out.
+An operator counts in files of tests: `assert not (out[:4] > limit).any()` passes on NaN, for which
+every comparison is False. What a comparison found in its operands counts when its result is read as
+a whole (`bool`, `any`, `sum`, …). It does not count when a part of the result is read, or the
+result combined with a mask: so tests leave padding out.
 """
 
 from __future__ import annotations
@@ -32,7 +34,19 @@ from harness.pytest.poison.process.observation import Observation, PoisonFound
 _STACK: Any = overrides
 """The functions of the stack of modes are not typed."""
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
-READINGS = ("all", "any", "count_nonzero", "item", "max", "mean", "min", "sum", "__bool__", "__float__", "__int__")
+READINGS = (
+    "all",
+    "any",
+    "count_nonzero",
+    "item",
+    "max",
+    "mean",
+    "min",
+    "sum",
+    "__bool__",
+    "__float__",
+    "__int__",
+)
 UNCHANGED = ("bool", "cpu", "float", "int", "logical_not", "long", "__invert__")
 """Methods with a result that is read as its tensor is."""
 
@@ -42,10 +56,20 @@ def _watched() -> dict[Any, tuple[str, str]]:
     tensor = torch.Tensor
     kinds: dict[Any, tuple[str, str]] = {}
     for owner, prefix in ((torch, "torch"), (tensor, "Tensor")):
-        kinds |= {getattr(owner, name): ("assertion", f"{prefix}.{name}") for name in ("equal", "allclose")}
-        kinds |= {getattr(owner, name): ("operator", f"operator {name}") for name in (*COMPARISONS, "isclose")}
-    kinds |= {getattr(tensor, f"__{name}__"): ("operator", f"operator {name}") for name in COMPARISONS}
-    kinds |= dict.fromkeys((torch.all, torch.any, *(getattr(tensor, name) for name in READINGS)), ("reading", ""))
+        kinds |= {
+            getattr(owner, name): ("assertion", f"{prefix}.{name}")
+            for name in ("equal", "allclose")
+        }
+        kinds |= {
+            getattr(owner, name): ("operator", f"operator {name}")
+            for name in (*COMPARISONS, "isclose")
+        }
+    kinds |= {
+        getattr(tensor, f"__{name}__"): ("operator", f"operator {name}") for name in COMPARISONS
+    }
+    kinds |= dict.fromkeys(
+        (torch.all, torch.any, *(getattr(tensor, name) for name in READINGS)), ("reading", "")
+    )
     return kinds | dict.fromkeys((getattr(tensor, name) for name in UNCHANGED), ("unchanged", ""))
 
 
@@ -62,17 +86,28 @@ class WatchComparisons(TorchFunctionMode):
         self._wraps = contextlib.ExitStack()
 
     def __enter__(self) -> WatchComparisons:
-        # The lowest place above a default device: a fixture may enter a mode here and leave it in a later test.
-        _rearrange(lambda modes: sorted([self, *modes], key=lambda mode: not isinstance(mode, DeviceContext)))
-        self._wrap(TensorLikePair, "compare", "the comparison", lambda pair: (pair.actual, pair.expected))
-        self._wrap(numpy_testing, "assert_array_compare", "numpy.testing", lambda comparison, x, y: (x, y))
+        # The lowest place above a default device: a fixture may enter a mode here and leave it in a
+        # later test.
+        _rearrange(
+            lambda modes: sorted(
+                [self, *modes], key=lambda mode: not isinstance(mode, DeviceContext)
+            )
+        )
+        self._wrap(
+            TensorLikePair, "compare", "the comparison", lambda pair: (pair.actual, pair.expected)
+        )
+        self._wrap(
+            numpy_testing, "assert_array_compare", "numpy.testing", lambda comparison, x, y: (x, y)
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
         self._wraps.close()
         _rearrange(lambda modes: [mode for mode in modes if mode is not self])
 
-    def _wrap(self, owner: Any, attribute: str, name: str, sides: Callable[..., tuple[Any, ...]]) -> None:
+    def _wrap(
+        self, owner: Any, attribute: str, name: str, sides: Callable[..., tuple[Any, ...]]
+    ) -> None:
         function = getattr(owner, attribute, None)
         if function is None:
             return
@@ -106,7 +141,12 @@ class WatchComparisons(TorchFunctionMode):
     def _found_in(self, values: tuple[Any, ...]) -> list[PoisonFound]:
         if not self._results:
             return []
-        return [one for value in values if id(value) in self._results for one in self._results[id(value)][1]]
+        return [
+            one
+            for value in values
+            if id(value) in self._results
+            for one in self._results[id(value)][1]
+        ]
 
 
 def _rearrange(order: Callable[[list[Any]], list[Any]]) -> None:

@@ -1,10 +1,11 @@
 """Find the local variables that a test examines as a whole, from its source alone.
 
-A test that asserts on `out[:n]` of a padded output has not examined the padding, and a cache that a test passes to a
-kernel is not asserted on. So a local is examined if its values flow into an assertion: it is in an `assert`, it is an
-argument of a function named like a check, or an examined local is computed from it by operators, torch, numpy or tensor
-methods. A local is not examined if the test takes parts of it, reads only its shape, dtype or the like, or passes it to
-another function of the program.
+A test that asserts on `out[:n]` of a padded output has not examined the padding, and a cache that a
+test passes to a kernel is not asserted on. So a local is examined if its values flow into an
+assertion: it is in an `assert`, it is an argument of a function named like a check, or an examined
+local is computed from it by operators, torch, numpy or tensor methods. A local is not examined if
+the test takes parts of it, reads only its shape, dtype or the like, or passes it to another
+function of the program.
 """
 
 from __future__ import annotations
@@ -20,21 +21,59 @@ from typing import Any
 CHECK = re.compile(r"assert|check|close|compare|equal|verify|match", re.IGNORECASE)
 MATHS = frozenset({"torch", "np", "numpy", "math", "F"})
 BUILTINS = frozenset({"abs", "all", "any", "bool", "float", "int", "max", "min", "sum"})
-FACTS = frozenset({
-    "shape", "dtype", "device", "ndim", "size", "numel", "stride", "dim", "element_size", "is_contiguous", "layout",
-    "data_ptr", "requires_grad", "grad_fn", "is_cuda", "storage_offset", "untyped_storage", "nbytes", "itemsize",
-    "names", "grad", "is_leaf",
-})  # fmt: skip
+FACTS = frozenset(
+    {
+        "shape",
+        "dtype",
+        "device",
+        "ndim",
+        "size",
+        "numel",
+        "stride",
+        "dim",
+        "element_size",
+        "is_contiguous",
+        "layout",
+        "data_ptr",
+        "requires_grad",
+        "grad_fn",
+        "is_cuda",
+        "storage_offset",
+        "untyped_storage",
+        "nbytes",
+        "itemsize",
+        "names",
+        "grad",
+        "is_leaf",
+    }
+)
 """Attributes and methods of a tensor that do not read its values."""
 PARTS = frozenset(
-    {"narrow", "split", "chunk", "index_select", "masked_select", "select", "unbind", "gather", "take", "tensor_split"}
+    {
+        "narrow",
+        "split",
+        "chunk",
+        "index_select",
+        "masked_select",
+        "select",
+        "unbind",
+        "gather",
+        "take",
+        "tensor_split",
+    }
 )
 
 
 def examined_whole(frame: FrameType, is_tensor_method: Callable[[str], bool]) -> frozenset[str]:
-    """The names of the locals that a finished frame examined as a whole; none if its source is not found."""
+    """The names of the locals that a finished frame examined as a whole; none if its source is not
+    found.
+    """
     tree = _source_of(frame.f_code)
-    return _Names(tree, frame.f_globals, is_tensor_method).answer() if tree is not None else frozenset()
+    return (
+        _Names(tree, frame.f_globals, is_tensor_method).answer()
+        if tree is not None
+        else frozenset()
+    )
 
 
 def _source_of(function: Any) -> ast.AST | None:
@@ -48,7 +87,9 @@ def _source_of(function: Any) -> ast.AST | None:
 class _Names:
     """The analysis of one function."""
 
-    def __init__(self, tree: ast.AST, scope: dict[str, Any], is_tensor_method: Callable[[str], bool]) -> None:
+    def __init__(
+        self, tree: ast.AST, scope: dict[str, Any], is_tensor_method: Callable[[str], bool]
+    ) -> None:
         self._tree, self._scope, self._is_tensor_method = tree, scope, is_tensor_method
 
     def answer(self) -> frozenset[str]:
@@ -89,7 +130,10 @@ class _Names:
             return  # A mask may leave padding out.
         elif isinstance(node, ast.Call):
             yield from self._values_of_call(node)
-        elif not (isinstance(node, ast.Compare) and any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops)):
+        elif not (
+            isinstance(node, ast.Compare)
+            and any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops)
+        ):
             for child in ast.iter_child_nodes(node):
                 yield from self._values(child)
 
@@ -102,7 +146,9 @@ class _Names:
                 if not self._is_tensor_method(called.attr):
                     return
                 yield from self._values(called.value)
-        elif not (isinstance(called, ast.Name) and (called.id in BUILTINS or CHECK.search(called.id))):
+        elif not (
+            isinstance(called, ast.Name) and (called.id in BUILTINS or CHECK.search(called.id))
+        ):
             return
         for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
             yield from self._values(argument)
@@ -143,7 +189,13 @@ def _names(node: ast.AST) -> Iterator[str]:
 
 
 def _called(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return (
+        node.attr
+        if isinstance(node, ast.Attribute)
+        else node.id
+        if isinstance(node, ast.Name)
+        else ""
+    )
 
 
 def _root(node: ast.expr) -> str:

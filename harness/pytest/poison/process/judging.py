@@ -13,7 +13,13 @@ import torch
 from harness.memory.graph.interface import tensors_of
 from harness.memory.poison.marks import describe, find, short
 from harness.pytest.poison.process.examined_names import examined_whole
-from harness.pytest.poison.process.observation import Observation, PoisonFound, described, looking, readable
+from harness.pytest.poison.process.observation import (
+    Observation,
+    PoisonFound,
+    described,
+    looking,
+    readable,
+)
 from harness.pytest.poison.process.passes import SECTION, lost_cuda, run_item
 from harness.pytest.poison.process.watch import Watch
 from harness.pytest.poison.settings import Settings
@@ -53,7 +59,9 @@ class Judge:
             # The device cannot be read any more.
             if report.passed:
                 report.outcome = "failed"
-                report.longrepr = f"this test left CUDA unusable, and ended before that showed: {reason}"
+                report.longrepr = (
+                    f"this test left CUDA unusable, and ended before that showed: {reason}"
+                )
         elif report.passed and not hasattr(report, "wasxfail"):
             found = [*seen.found, *(found_at_end(seen) if not seen.found else [])]
             if found:
@@ -75,8 +83,8 @@ def sentences(found: Sequence[PoisonFound]) -> list[str]:
     lines: list[str] = []
     for one in unique[:MAX_FINDINGS]:
         lines.append(
-            f"{one.what} at {short(one.where)} holds uninitialised memory, or values computed from it: "
-            f"{one.count} of {one.total} elements, first at {list(one.index)}, bits {one.bits}"
+            f"{one.what} at {short(one.where)} holds uninitialised memory, or values computed from"
+            f" it: {one.count} of {one.total} elements, first at {list(one.index)}, bits {one.bits}"
         )
         lines += _origin(one)
     if len(unique) > MAX_FINDINGS:
@@ -86,7 +94,10 @@ def sentences(found: Sequence[PoisonFound]) -> list[str]:
 
 def _origin(one: PoisonFound) -> list[str]:
     if one.owner is None:
-        return ["  it was free CUDA memory before the test, and no allocation through torch's dispatcher"]
+        return [
+            "  it was free CUDA memory before the test, and no allocation through torch's"
+            " dispatcher"
+        ]
     if not one.origins:
         return ["  its line is not known: it was allocated before this test"]
     lines = [f"  {OWNERS[one.owner]}"]
@@ -101,10 +112,13 @@ def _origin(one: PoisonFound) -> list[str]:
 def found_at_end(observation: Observation) -> list[PoisonFound]:
     """The marks in locals that the test examined as a whole.
 
-    A buffer that the test allocated counts only if a part of it was written. An entirely unwritten buffer is an input
-    that does not matter; if it matters, the comparing functions have seen it.
+    A buffer that the test allocated counts only if a part of it was written. An entirely unwritten
+    buffer is an input that does not matter; if it matters, the comparing functions have seen it.
     """
-    frames = [*observation.frames_done, *([observation.frame] if observation.frame is not None else [])]
+    frames = [
+        *observation.frames_done,
+        *([observation.frame] if observation.frame is not None else []),
+    ]
     found: list[PoisonFound] = []
     if observation.poison.pattern != "nan":
         return found
@@ -121,8 +135,12 @@ def found_at_end(observation: Observation) -> list[PoisonFound]:
     return found
 
 
-def found_in_traceback(observation: Observation, traceback: TracebackType | None) -> list[PoisonFound]:
-    """The marks in locals of the suite's frames of a failure, which the failed assertion may have read."""
+def found_in_traceback(
+    observation: Observation, traceback: TracebackType | None
+) -> list[PoisonFound]:
+    """The marks in locals of the suite's frames of a failure, which the failed assertion may have
+    read.
+    """
     found: list[PoisonFound] = []
     sites = observation.poison.call_sites
     with looking(observation.poison):
@@ -134,7 +152,9 @@ def found_in_traceback(observation: Observation, traceback: TracebackType | None
     return found
 
 
-def _held(frame: FrameType, observation: Observation, line: int | None) -> Iterator[tuple[str, PoisonFound]]:
+def _held(
+    frame: FrameType, observation: Observation, line: int | None
+) -> Iterator[tuple[str, PoisonFound]]:
     place = f"{frame.f_code.co_filename}:{line or frame.f_code.co_firstlineno}"
     for name, value in list(frame.f_locals.items()):
         for tensor in _tensors(value):

@@ -14,11 +14,25 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.memory.poison.allocations import DispatcherPoison
-from harness.memory.poison.marks import FREE_MEMORY, CallSite, Line, Marked, Owner, find, frame_of, narrow, plain, short
+from harness.memory.poison.marks import (
+    FREE_MEMORY,
+    CallSite,
+    Line,
+    Marked,
+    Owner,
+    find,
+    frame_of,
+    narrow,
+    plain,
+    short,
+)
 from harness.memory.poison.patterns import bits_view, hex_of
 
 KEPT_BYTES = 64 << 20
-"""How much of a test's asserted tensors is kept to compare two runs. Of the rest, a digest is kept."""
+"""How much of a test's asserted tensors is kept to compare two runs.
+
+Of the rest, a digest is kept.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +48,10 @@ class PoisonFound:
     owner: Owner | None
     """None for free CUDA memory, which no line allocated."""
     origins: tuple[tuple[Line, ...], ...]
-    """Stacks of the possible allocations, innermost line first. A mark of only 6 bits can have several."""
+    """Stacks of the possible allocations, innermost line first.
+
+    A mark of only 6 bits can have several.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +102,8 @@ class Observation:
     def filled(self, site: CallSite, frame: FrameType | None) -> None:
         """Remember the stack of a line's first allocation in this test."""
         if frame is not None and id(frame) != self._last:
-            # Only the first allocation of a frame searches the test. The id is kept, because the frame would keep its
-            # locals alive.
+            # Only the first allocation of a frame searches the test. The id is kept, because the
+            # frame would keep its locals alive.
             self.saw(frame)
             self._last = id(frame)
         if site.number not in self.stacks:
@@ -101,7 +118,10 @@ class Observation:
             self.frame = mine
 
     def compared(self, name: str, frame: FrameType, sides: tuple[Any, ...]) -> None:
-        """Judge the sides of an assertion in `frame`. Assertions of the code under test are ignored."""
+        """Judge the sides of an assertion in `frame`.
+
+        Assertions of the code under test are ignored.
+        """
         place, owner = self.poison.call_sites.innermost(frame)
         if place is None or owner != "tests":
             return
@@ -115,8 +135,12 @@ class Observation:
                 kept = tuple(self._keep(tensor) for tensor in tensors if tensor is not None)
                 self.asserted.append(Asserted(f"{name} at {short(where)}", kept))
 
-    def operands(self, name: str, frame: FrameType, sides: tuple[Any, ...]) -> list[PoisonFound] | None:
-        """What the operands of a comparison hold, if a file of tests makes it; None for other code."""
+    def operands(
+        self, name: str, frame: FrameType, sides: tuple[Any, ...]
+    ) -> list[PoisonFound] | None:
+        """What the operands of a comparison hold, if a file of tests makes it; None for other
+        code.
+        """
         if self.poison.call_sites.owner_of(frame.f_code.co_filename) != "tests":
             return None
         self.saw(frame)
@@ -125,8 +149,13 @@ class Observation:
             tensors = [readable(side) if isinstance(side, torch.Tensor) else None for side in sides]
             return self._judged("side", name, where, tensors)
 
-    def _judged(self, word: str, name: str, where: str, tensors: list[torch.Tensor | None]) -> list[PoisonFound]:
-        """Count the comparison `name` of tensors of any shape. Returns what each of them holds, called by `word`."""
+    def _judged(
+        self, word: str, name: str, where: str, tensors: list[torch.Tensor | None]
+    ) -> list[PoisonFound]:
+        """Count the comparison `name` of tensors of any shape.
+
+        Returns what each of them holds, called by `word`.
+        """
         self.counts.compared += 1
         self.counts.elements += sum(tensor.numel() for tensor in tensors if tensor is not None)
         found: list[PoisonFound] = []
@@ -136,11 +165,14 @@ class Observation:
                 found += self._judge(f"{word} {number + 1} of {name}", where, tensor, other)
         return found
 
-    def _judge(self, what: str, where: str, tensor: torch.Tensor, other: torch.Tensor | None) -> Iterator[PoisonFound]:
+    def _judge(
+        self, what: str, where: str, tensor: torch.Tensor, other: torch.Tensor | None
+    ) -> Iterator[PoisonFound]:
         marks = find(tensor)
         if not marks:
             return
-        # A test may compare its own unwritten buffer with itself: equal bits on both sides are no finding then.
+        # A test may compare its own unwritten buffer with itself: equal bits on both sides are no
+        # finding then.
         same = find(tensor, _same_bits(tensor, other)) if other is not None else marks
         differing = {mark.bits: mark for mark in same}
         for mark in marks:
@@ -150,14 +182,20 @@ class Observation:
                 yield described(kept, tensor, what, where, owner, origins)
 
     def origins_of(self, mark: Marked) -> tuple[Owner | None, tuple[tuple[Line, ...], ...]]:
-        """The owner of a mark's memory, and the stacks of its possible allocations (several for a 6-bit mark)."""
+        """The owner of a mark's memory, and the stacks of its possible allocations (several for a
+        6-bit mark).
+        """
         if mark.is_wide and mark.number == FREE_MEMORY:
             return None, ()
         if mark.is_wide:
             candidates = [mark.number]
         else:
             candidates = sorted(number for number in self.stacks if narrow(number) == mark.number)
-        origins = [site for number in candidates if (site := self.poison.call_sites.numbered(number)) is not None]
+        origins = [
+            site
+            for number in candidates
+            if (site := self.poison.call_sites.numbered(number)) is not None
+        ]
         # If one of several possible lines is a test's, the code is not accused.
         is_code = bool(origins) and all(site.owner == "code" for site in origins)
         stacks = tuple(self.stacks.get(site.number, (site.line,)) for site in origins)
@@ -170,7 +208,11 @@ class Observation:
         self._kept_bytes += copy.nbytes
         if self._kept_bytes <= KEPT_BYTES:
             return Kept(shape, dtype, copy, b"")
-        data = bits_view(copy).flatten().view(torch.uint8) if copy.numel() else torch.empty(0, dtype=torch.uint8)
+        data = (
+            bits_view(copy).flatten().view(torch.uint8)
+            if copy.numel()
+            else torch.empty(0, dtype=torch.uint8)
+        )
         return Kept(shape, dtype, None, hashlib.blake2b(data.numpy().tobytes()).digest())
 
 
@@ -178,13 +220,19 @@ class Observation:
 def looking(poison: DispatcherPoison) -> Iterator[None]:
     """Read values without poison, autograd, or modes of the program under test."""
     # Disabling modes costs a quarter of a millisecond, and mostly there are none.
-    aside = _disable_current_modes() if torch._C._len_torch_dispatch_stack() else contextlib.nullcontext()
+    aside = (
+        _disable_current_modes()
+        if torch._C._len_torch_dispatch_stack()
+        else contextlib.nullcontext()
+    )
     with poison.paused(), torch.no_grad(), torch._C.DisableTorchFunction(), aside:
         yield
 
 
 def readable(value: Any) -> torch.Tensor | None:
-    """The plain tensor of a tensor or an array; None if its bits cannot be read (sparse, fake, of a transform)."""
+    """The plain tensor of a tensor or an array; None if its bits cannot be read (sparse, fake, of a
+    transform).
+    """
     try:
         if isinstance(value, numpy.ndarray):
             value = torch.from_numpy(numpy.ascontiguousarray(value))

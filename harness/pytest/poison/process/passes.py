@@ -21,7 +21,10 @@ from harness.pytest.poison.process.watch import Watch
 SECTION = "poison"
 _PLAIN = ("without the plug-in in one run, and fails over zeros", None)
 BARE = (("without poison", "zeros"), _PLAIN, _PLAIN)
-"""The runs without poison that tell whether a test is broken by itself. The last two have no wrapper and no mode."""
+"""The runs without poison that tell whether a test is broken by itself.
+
+The last two have no wrapper and no mode.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +46,18 @@ class Pass:
 
 
 Run = Callable[[str | None, bool], Pass]
-"""Runs the test under a pattern, or without the plug-in for None, and watches its comparisons or does not."""
+"""Runs the test under a pattern, or without the plug-in for None, and watches its comparisons or
+does not.
+"""
 
 
-def run_item(watch: Watch, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
-    """Run `item` under each pattern. Returns the reports of the first failed run, or of the first run."""
+def run_item(
+    watch: Watch, item: pytest.Item, nextitem: pytest.Item | None
+) -> list[pytest.TestReport]:
+    """Run `item` under each pattern.
+
+    Returns the reports of the first failed run, or of the first run.
+    """
     rewind = random_state()
 
     def run(pattern: str | None, is_watched: bool) -> Pass:
@@ -67,8 +77,8 @@ def run_item(watch: Watch, item: pytest.Item, nextitem: pytest.Item | None) -> l
             return _explained(watch, item, other, run)
         if watch.settings.is_diff and other.is_whole:
             found = differences(done.asserted, other.asserted)
-            # A test may differ from itself under one poison. Sums of atomics differ only sometimes, so both patterns
-            # are repeated.
+            # A test may differ from itself under one poison. Sums of atomics differ only sometimes,
+            # so both patterns are repeated.
             if found and not (
                 differences(done.asserted, run(first, True).asserted)
                 or differences(other.asserted, run(pattern, True).asserted)
@@ -85,13 +95,18 @@ def _explained(watch: Watch, item: pytest.Item, done: Pass, run: Run) -> list[py
     reason = lost_cuda()
     if reason:
         # Without poison the same test would fail in this process too.
-        since = f"since {watch.lost_in}" if watch.lost_in else f"since this test under pattern {done.pattern}"
+        since = (
+            f"since {watch.lost_in}"
+            if watch.lost_in
+            else f"since this test under pattern {done.pattern}"
+        )
         report.sections.append((SECTION, f"this process cannot use CUDA {since}: {reason}"))
         _counts(report)["lost"] = 1
         watch.lost_in = watch.lost_in or item.nodeid
         return done.reports
-    # What memory holds by chance fails a test too, and may still be the poison of the run before. So a test is broken
-    # without poison only if it fails over zeros, as a fresh process has them, and twice over memory that is not filled.
+    # What memory holds by chance fails a test too, and may still be the poison of the run before.
+    # So a test is broken without poison only if it fails over zeros, as a fresh process has them,
+    # and twice over memory that is not filled.
     passed = next((how for how, pattern in BARE if run(pattern, False).failed is None), None)
     if passed and watch.watches(done.pattern) and not hasattr(report, "poison_held"):
         unwatched = run(done.pattern, False)
@@ -122,7 +137,9 @@ def _counts(report: pytest.TestReport) -> dict[str, int]:
 
 
 def random_state() -> Callable[[], None]:
-    """A function that resets all random generators to their present state, so that all runs draw the same numbers."""
+    """A function that resets all random generators to their present state, so that all runs draw
+    the same numbers.
+    """
     python, cpu = random.getstate(), torch.get_rng_state()
     numpy: Any = sys.modules.get("numpy.random")  # Without it, no test draws from it.
     array = numpy.get_state() if numpy is not None else None
@@ -133,7 +150,9 @@ def random_state() -> Callable[[], None]:
         torch.set_rng_state(cpu)
         if array is not None:
             numpy.set_state(array)
-        with contextlib.suppress(RuntimeError):  # If CUDA is lost, a test that uses it fails by itself.
+        with contextlib.suppress(
+            RuntimeError
+        ):  # If CUDA is lost, a test that uses it fails by itself.
             if cuda is not None:
                 torch.cuda.set_rng_state_all(cuda)
             elif _has_cuda():
@@ -156,9 +175,11 @@ def _has_cuda() -> bool:
 
 
 def lost_cuda() -> str:
-    """Why this process cannot use CUDA any more, as after an illegal access; empty if it can, or never used it.
+    """Why this process cannot use CUDA any more, as after an illegal access; empty if it can, or
+    never used it.
 
-    Waits for all queued kernels, because a kernel's fault shows at the next wait, perhaps in the next test.
+    Waits for all queued kernels, because a kernel's fault shows at the next wait, perhaps in the
+    next test.
     """
     if not _has_cuda():
         return ""
@@ -172,7 +193,10 @@ def lost_cuda() -> str:
 
 
 def _is_used(index: int) -> bool:
-    """Whether torch holds memory of a device. Otherwise a call would create a context, which is slow."""
+    """Whether torch holds memory of a device.
+
+    Otherwise a call would create a context, which is slow.
+    """
     try:
         return torch.cuda.memory_reserved(index) > 0
     except RuntimeError:
@@ -185,12 +209,16 @@ MAX_SHOWN = 5
 def differences(first: list[Asserted], second: list[Asserted]) -> list[str]:
     """A sentence for each difference between the asserted values of two runs.
 
-    An assertion is left out if its two sides have the same bits in each run: a test may compare its unwritten buffer
-    with itself.
+    An assertion is left out if its two sides have the same bits in each run: a test may compare its
+    unwritten buffer with itself.
     """
-    with torch._C.DisableTorchFunction():  # A suite may have set a default device; these are copies on the CPU.
+    with (
+        torch._C.DisableTorchFunction()
+    ):  # A suite may have set a default device; these are copies on the CPU.
         found = _found(first, second)
-    return found[:MAX_SHOWN] + ([f"and {len(found) - MAX_SHOWN} more"] if len(found) > MAX_SHOWN else [])
+    return found[:MAX_SHOWN] + (
+        [f"and {len(found) - MAX_SHOWN} more"] if len(found) > MAX_SHOWN else []
+    )
 
 
 def _found(first: list[Asserted], second: list[Asserted]) -> list[str]:
@@ -205,7 +233,9 @@ def _found(first: list[Asserted], second: list[Asserted]) -> list[str]:
             if (difference := _difference(left, right)) is not None:
                 found.append(f"argument {number} of {one.where}: {difference}")
     if not found and len(first) != len(second):
-        found.append(f"the first run makes {len(first)} assertions on tensors, the second {len(second)}")
+        found.append(
+            f"the first run makes {len(first)} assertions on tensors, the second {len(second)}"
+        )
     return found
 
 
@@ -215,9 +245,16 @@ def _is_round_trip(asserted: Asserted) -> bool:
 
 def _difference(left: Kept, right: Kept) -> str | None:
     if (left.shape, left.dtype) != (right.shape, right.dtype):
-        return f"{left.dtype} {list(left.shape)} in the first run, {right.dtype} {list(right.shape)} in the second"
+        return (
+            f"{left.dtype} {list(left.shape)} in the first run, {right.dtype} {list(right.shape)}"
+            " in the second"
+        )
     if left.tensor is None or right.tensor is None:
-        return None if left.digest == right.digest else "the bits differ (too large to keep, digests compared)"
+        return (
+            None
+            if left.digest == right.digest
+            else "the bits differ (too large to keep, digests compared)"
+        )
     mine, theirs = plain(left.tensor).reshape(-1), plain(right.tensor).reshape(-1)
     mismatch = compare_bits(mine, theirs, torch.ones(mine.shape, dtype=torch.bool)).mismatch
     if mismatch is None:

@@ -1,4 +1,6 @@
-"""The poison of one pytest process: filled allocations, the sweep before a test, and the running observation."""
+"""The poison of one pytest process: filled allocations, the sweep before a test, and the running
+observation.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,15 @@ class Watch:
 
         self.settings = settings
         self.test_files = TestFiles(root)
-        passed_over = [_folder(module) for module in (torch, numpy, harness.memory.poison, harness.pytest.poison)]
+        passed_over = [
+            _folder(module)
+            for module in (torch, numpy, harness.memory.poison, harness.pytest.poison)
+        ]
         pytest_itself = [_folder(module) for module in (_pytest, pluggy)]
         self.poison = DispatcherPoison(CallSites(self.test_files, passed_over, pytest_itself))
-        self.poison.wanted = lambda site: site.owner in settings.sites and not settings.allows(describe(site.line))
+        self.poison.wanted = lambda site: (
+            site.owner in settings.sites and not settings.allows(describe(site.line))
+        )
         self.poison.on_fill = self._on_fill
         self.poison.install()
         self.observation: Observation | None = None
@@ -54,8 +61,13 @@ class Watch:
         return pattern == "nan" or (pattern is not None and self.settings.is_diff)
 
     @contextlib.contextmanager
-    def observing(self, test: Any, pattern: str | None, is_watched: bool = False) -> Iterator[Observation]:
-        """Poison this block, which runs a test and its fixtures, with `pattern`. None runs it without any wrapper."""
+    def observing(
+        self, test: Any, pattern: str | None, is_watched: bool = False
+    ) -> Iterator[Observation]:
+        """Poison this block, which runs a test and its fixtures, with `pattern`.
+
+        None runs it without any wrapper.
+        """
         observation = Observation(self.poison, code_of(test), self.settings.is_diff)
         observation.filled_before = self.poison.filled
         self.observation = observation

@@ -1,6 +1,7 @@
 """A stand-in for vLLM: answers every question by a table, or dies as the environment asks.
 
-Split over ranks, it runs one step for each batch of questions, and answers wrong when what comes out is not finite.
+Split over ranks, it runs one step for each batch of questions, and answers wrong when what comes
+out is not finite.
 """
 
 from __future__ import annotations
@@ -27,13 +28,19 @@ class LLM:
         if os.environ.get("FAKE_VLLM") == "raise":
             raise RuntimeError("Engine core initialization failed")
         if os.environ.get("FAKE_VLLM") == "no-room":
-            raise ValueError("Free memory on device cuda:0 (0.2/79.2 GiB) on startup is less than desired")
+            raise ValueError(
+                "Free memory on device cuda:0 (0.2/79.2 GiB) on startup is less than desired"
+            )
         if os.environ.get("FAKE_VLLM") == "refuse":
             raise ValueError("this backend takes\n no graphs")
         if os.environ.get("FAKE_VLLM") == "die":
             os.abort()
         files = [_DATA / f"{task}.jsonl" for task in ("gsm_symbolic", "drafts")]
-        rows = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+        rows = [
+            json.loads(line)
+            for file in files
+            for line in file.read_text(encoding="utf-8").splitlines()
+        ]
         self._counts_drafts = settings.get("disable_log_stats") is False
         self._num_drafts = 0
         self._answers = {row["question"]: row["answer"] for row in rows}
@@ -49,14 +56,24 @@ class LLM:
             from vllm.v1.executor import Executor
 
             store = Path(tempfile.mkdtemp()) / "store"
-            self._executor = Executor(settings["tensor_parallel_size"], settings["worker_extension_cls"], str(store))
+            self._executor = Executor(
+                settings["tensor_parallel_size"], settings["worker_extension_cls"], str(store)
+            )
             if os.environ.get("FAKE_VLLM") == "rank-refuses":
-                print("(Worker_TP0 pid=7) ERROR 11-26 01:01:37 [executor.py:1] ValueError: no such cache", flush=True)
-                raise RuntimeError("WorkerProc initialization failed due to an exception in a background process.")
+                print(
+                    "(Worker_TP0 pid=7) ERROR 11-26 01:01:37 [executor.py:1] ValueError: no such"
+                    " cache",
+                    flush=True,
+                )
+                raise RuntimeError(
+                    "WorkerProc initialization failed due to an exception in a background process."
+                )
             if os.environ.get("FAKE_VLLM") == "start-hangs":
                 self._executor.ask("hang")
 
-    def generate(self, prompts: list[str], params: SamplingParams, use_tqdm: bool = False) -> list[Any]:
+    def generate(
+        self, prompts: list[str], params: SamplingParams, use_tqdm: bool = False
+    ) -> list[Any]:
         if self._executor:
             if os.environ.get("FAKE_VLLM") == "rank-dies":
                 self._executor.ask("die")
@@ -67,7 +84,11 @@ class LLM:
         from vllm.v1.core.sched.scheduler import Scheduler
 
         for number in range(len(prompts) if self._counts_drafts else 0):
-            refuses = os.environ.get("FAKE_VLLM") == "refuses-drafts" and self._num_drafts == 12 and number == 2
+            refuses = (
+                os.environ.get("FAKE_VLLM") == "refuses-drafts"
+                and self._num_drafts == 12
+                and number == 2
+            )
             for before, accepted in ((1, 3), (5, 3 - refuses)):
                 Scheduler(before).make_spec_decoding_stats(
                     None, num_draft_tokens=3, num_accepted_tokens=accepted, request_id=str(number)
@@ -76,11 +97,20 @@ class LLM:
 
     def get_metrics(self) -> list[Any]:
         assert self._counts_drafts, "Stat logging disabled"
-        accepted = self._num_drafts - (self._num_drafts // 12 if os.environ.get("FAKE_VLLM") == "refuses-drafts" else 0)
-        counts = {"draft_tokens": self._num_drafts, "accepted_tokens": accepted, "drafts": self._num_drafts // 3}
+        accepted = self._num_drafts - (
+            self._num_drafts // 12 if os.environ.get("FAKE_VLLM") == "refuses-drafts" else 0
+        )
+        counts = {
+            "draft_tokens": self._num_drafts,
+            "accepted_tokens": accepted,
+            "drafts": self._num_drafts // 3,
+        }
         if os.environ.get("FAKE_VLLM") == "counts-nothing":
             counts = {"drafts": self._num_drafts // 3}
-        return [SimpleNamespace(name=f"vllm:spec_decode_num_{name}", value=value) for name, value in counts.items()]
+        return [
+            SimpleNamespace(name=f"vllm:spec_decode_num_{name}", value=value)
+            for name, value in counts.items()
+        ]
 
     def collective_rpc(self, method: Any, timeout: float | None = None) -> list[Any]:
         if os.environ.get("FAKE_VLLM") == "mute":
@@ -91,6 +121,8 @@ class LLM:
         return [method(self)]
 
     def _output(self, prompt: str) -> Any:
-        found = next((answer for question, answer in self._answers.items() if question in prompt), "")
+        found = next(
+            (answer for question, answer in self._answers.items() if question in prompt), ""
+        )
         text = "#### -1" if self._wrong and (self._executor or not self._eager) else found
         return SimpleNamespace(text=text, token_ids=[1], finish_reason="stop", logprobs=[])

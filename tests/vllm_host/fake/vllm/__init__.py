@@ -1,4 +1,7 @@
-"""A stand-in for vLLM's Python, as small as the parts of it that are judged. FAKE_VLLM names the bugs it has."""
+"""A stand-in for vLLM's Python, as small as the parts of it that are judged.
+
+FAKE_VLLM names the bugs it has.
+"""
 
 import os
 

@@ -1,4 +1,6 @@
-"""Workers in processes of their own, spawned as vLLM spawns them, which sum over gloo instead of NCCL."""
+"""Workers in processes of their own, spawned as vLLM spawns them, which sum over gloo instead of
+NCCL.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ from types import SimpleNamespace
 from typing import Any
 
 STEP = SimpleNamespace(
-    num_scheduled_tokens={"a": 3, "b": 2}, total_num_scheduled_tokens=5, scheduled_new_reqs=[],
+    num_scheduled_tokens={"a": 3, "b": 2},
+    total_num_scheduled_tokens=5,
+    scheduled_new_reqs=[],
     scheduled_cached_reqs=None,
-)  # fmt: skip
+)
 
 
 class Executor:
@@ -49,7 +53,9 @@ def work(rank: int, num_ranks: int, extension: str, store: str, pipe: Connection
     cuda_sweep.CudaSweep.of = lambda: lambda: None  # type: ignore[assignment, method-assign, misc]
     torch.cuda.is_current_stream_capturing = lambda: False
     importlib.import_module(extension.rpartition(".")[0])
-    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks
+    )
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     runner = GPUModelRunner()
@@ -59,7 +65,11 @@ def work(rank: int, num_ranks: int, extension: str, store: str, pipe: Connection
         if message == "die":
             os._exit(9)
         if message == "hang":
-            at = "01 [cuda.py:4] building trtllm_mnnvl_comm" if rank else "00 [pynccl.py:7] vLLM is using nccl"
+            at = (
+                "01 [cuda.py:4] building trtllm_mnnvl_comm"
+                if rank
+                else "00 [pynccl.py:7] vLLM is using nccl"
+            )
             print(f"(Worker_TP{rank} pid={os.getpid()}) INFO 11-25 14:20:{at}", flush=True)
             Path(os.environ["FAKE_PIDS"], str(os.getpid())).touch()
             time.sleep(3600)

@@ -16,7 +16,9 @@ class Engine:
         if how == "refuse":
             raise ValueError("this backend takes\n no graphs")
         if how == "unknown":
-            raise TypeError("ServerArgs.__init__() got an unexpected keyword argument 'enable_mixed_chunk'")
+            raise TypeError(
+                "ServerArgs.__init__() got an unexpected keyword argument 'enable_mixed_chunk'"
+            )
         if how == "hang":
             time.sleep(3600)
         mp.set_start_method(os.environ.get("FAKE_SGLANG_START", "spawn"), force=True)
@@ -27,7 +29,9 @@ class Engine:
         if self._ours.recv() != "ready":
             raise RuntimeError("Scheduler process died")
         self.server_args = SimpleNamespace(kv_cache_dtype=options["kv_cache_dtype"])
-        self.tokenizer_manager = SimpleNamespace(model_config=SimpleNamespace(vocab_size=2048, dtype="torch.bfloat16"))
+        self.tokenizer_manager = SimpleNamespace(
+            model_config=SimpleNamespace(vocab_size=2048, dtype="torch.bfloat16")
+        )
 
     def generate(self, prompt, sampling_params, return_logprob):
         assert return_logprob

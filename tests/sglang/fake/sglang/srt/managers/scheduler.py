@@ -20,7 +20,11 @@ class Scheduler:
         if os.environ.get("FAKE_SGLANG") == "break":
             raise RuntimeError("CUDA error: an illegal memory access")
         files = [_DATA / f"{task}.jsonl" for task in ("gsm_symbolic", "drafts")]
-        rows = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+        rows = [
+            json.loads(line)
+            for file in files
+            for line in file.read_text(encoding="utf-8").splitlines()
+        ]
         self.drafts = 3 * bool(options.get("speculative_algorithm"))
         self.answers = {row["question"]: row["answer"] for row in rows}
         self.runner = ModelRunner(options)
@@ -32,14 +36,21 @@ class Scheduler:
             part = prompts[start : start + 8]
             good = [bool(row.isfinite().all()) for row in self.runner.ask(len(part))]
             for prompt, is_good in zip(part, good, strict=True):
-                found = next((answer for question, answer in self.answers.items() if question in prompt), "")
+                found = next(
+                    (answer for question, answer in self.answers.items() if question in prompt), ""
+                )
                 text = found if is_good and os.environ.get("FAKE_SGLANG") != "wrong" else "#### -1"
                 logprob = 0.0 if is_good else float("nan")
                 meta = {"finish_reason": {"type": "stop"}, "completion_tokens": 1}
                 if self.drafts and os.environ.get("FAKE_SGLANG") != "counts-nothing":
                     refused = os.environ.get("FAKE_SGLANG") == "refuses-drafts"
                     meta |= {"spec_num_proposed_drafts": 3, "spec_num_correct_drafts": 3 - refused}
-                outputs.append({"text": text, "meta_info": {**meta, "output_token_logprobs": [(logprob, 1, None)]}})
+                outputs.append(
+                    {
+                        "text": text,
+                        "meta_info": {**meta, "output_token_logprobs": [(logprob, 1, None)]},
+                    }
+                )
         return outputs
 
 

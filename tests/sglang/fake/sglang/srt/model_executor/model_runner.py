@@ -1,4 +1,6 @@
-"""The model runner: pages, tables and a decode graph's input buffers, and a model that sums the latents it reads."""
+"""The model runner: pages, tables and a decode graph's input buffers, and a model that sums the
+latents it reads.
+"""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -40,21 +42,28 @@ class ModelRunner:
         self.device = "cpu"
         page, size = options["page_size"], options["max_total_tokens"]
         buffers = [torch.zeros(size + page, 1, 8, dtype=torch.bfloat16) for _ in range(2)]
-        self.token_to_kv_pool = SimpleNamespace(kv_buffer=buffers, dtype=torch.bfloat16, page_size=page, size=size)
+        self.token_to_kv_pool = SimpleNamespace(
+            kv_buffer=buffers, dtype=torch.bfloat16, page_size=page, size=size
+        )
         self.token_to_kv_pool_allocator = TokenToKVPoolAllocator(size, page)
         table = torch.zeros(17, 64, dtype=torch.int32)
         self.req_to_token_pool = SimpleNamespace(req_to_token=table, free_slots=list(range(1, 17)))
         inputs = {
-            name: torch.zeros(16, dtype=torch.int64) for name in ("out_cache_loc", "req_pool_indices", "seq_lens")
+            name: torch.zeros(16, dtype=torch.int64)
+            for name in ("out_cache_loc", "req_pool_indices", "seq_lens")
         }
         has_graph = options.get("cuda_graph_backend_decode") == "full"
-        self.decode_cuda_graph_runner = SimpleNamespace(buffers=SimpleNamespace(**inputs)) if has_graph else None
+        self.decode_cuda_graph_runner = (
+            SimpleNamespace(buffers=SimpleNamespace(**inputs)) if has_graph else None
+        )
 
     def load_model(self):
         self.model = SimpleNamespace(model=Inner())
 
     def ask(self, count):
-        """One prefill of 5 tokens and one decode for `count` requests -> what each read [count, 6 * 8]."""
+        """One prefill of 5 tokens and one decode for `count` requests -> what each read [count, 6 *
+        8].
+        """
         rows = [self.req_to_token_pool.free_slots.pop() for _ in range(count)]
         table = self.req_to_token_pool.req_to_token
         slots = [self.token_to_kv_pool_allocator.alloc(6) for _ in rows]

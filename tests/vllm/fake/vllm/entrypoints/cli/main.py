@@ -1,4 +1,6 @@
-"""`vllm serve` of the stand-in: the server of tests/servers with the bugs that FAKE_VLLM names, on `--port`."""
+"""`vllm serve` of the stand-in: the server of tests/servers with the bugs that FAKE_VLLM names, on
+`--port`.
+"""
 
 import os
 import sys
@@ -14,5 +16,9 @@ if "dies-at-start" in given:
     raise RuntimeError("no memory")
 assert words[0] == "serve" and os.environ["VLLM_SERVER_DEV_MODE"] == "1"
 is_other = "fixtures" not in words[1]
-arguments = [f"port={words[words.index('--port') + 1]}", *(["weights=" + words[1]] if is_other else []), *given]
+arguments = [
+    f"port={words[words.index('--port') + 1]}",
+    *(["weights=" + words[1]] if is_other else []),
+    *given,
+]
 os.execv(sys.executable, [sys.executable, str(SERVER), *arguments])

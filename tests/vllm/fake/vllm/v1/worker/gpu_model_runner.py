@@ -10,7 +10,9 @@ from torch import nn
 
 from vllm.model_executor.layers.attention.mla_attention import MLACommonImpl
 
-METADATA: Any = SimpleNamespace(prefill=SimpleNamespace(chunked_context=SimpleNamespace(prefill_tokens_with_context=2)))
+METADATA: Any = SimpleNamespace(
+    prefill=SimpleNamespace(chunked_context=SimpleNamespace(prefill_tokens_with_context=2))
+)
 
 
 class Attention(nn.Module):

@@ -10,7 +10,9 @@ def indexer_k_quant_and_cache_triton(k, kv_cache, slot_mapping, quant_block_size
     write_records(k, kv_cache, slot_mapping, record_format=name)
 
 
-def cp_gather_indexer_k_quant_cache_triton(k_cache, k_fp8, k_fp8_scale, block_table, cu_seqlen, token_to_seq):
+def cp_gather_indexer_k_quant_cache_triton(
+    k_cache, k_fp8, k_fp8_scale, block_table, cu_seqlen, token_to_seq
+):
     position = torch.arange(len(k_fp8)) - cu_seqlen[token_to_seq]
     page = k_cache.shape[1]
     slots = block_table[token_to_seq, position // page].long() * page + position % page

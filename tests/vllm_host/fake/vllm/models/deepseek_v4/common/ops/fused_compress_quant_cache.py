@@ -13,11 +13,19 @@ def _fused(
     COMPRESS_RATIO,
     STATE_WIDTH,
 ):
-    assert state_cache_stride0 == state_cache_ptr.stride(0) and (positions_ptr + 1 == COMPRESS_RATIO).all()
+    assert (
+        state_cache_stride0 == state_cache_ptr.stride(0)
+        and (positions_ptr + 1 == COMPRESS_RATIO).all()
+    )
     weights = state_cache_ptr[..., STATE_WIDTH:].softmax(dim=1)
     keys = (weights * state_cache_ptr[..., :STATE_WIDTH]).sum(dim=1)
     name = "indexer_planar" if "52109" in vllm.BUGS else "indexer_shuffled"
-    write_records(torch.nn.functional.normalize(keys) * 128**0.5, k_cache_ptr, kv_slot_mapping_ptr, record_format=name)
+    write_records(
+        torch.nn.functional.normalize(keys) * 128**0.5,
+        k_cache_ptr,
+        kv_slot_mapping_ptr,
+        record_format=name,
+    )
 
 
 class Kernel:
