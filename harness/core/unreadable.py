@@ -32,7 +32,7 @@ def num_lines(path: Path) -> int:
 
 
 def warnings() -> list[str]:
-    """A sentence for each file of which something was left out since :func:`forget`."""
+    """A sentence for each file that was not read whole since :func:`forget`."""
     found = []
     for path, numbers in _lines.items():
         many = f"{len(numbers)} lines cannot be read, line {min(numbers)} first"

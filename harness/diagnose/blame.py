@@ -161,7 +161,7 @@ def _trial(job: Job, result: CaseResult, sites: tuple[str, ...], again: str = ""
     it needs.
 
     A site that is not poisoned holds zeros. So the pattern zeros repeats the trial without poison,
-    and with nothing poisoned all patterns are equal.
+    and all patterns are equal where no memory is poisoned.
     """
     case, oracle = job.case, primary(result.findings).oracle
     patterns = case.poison.patterns

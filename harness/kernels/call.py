@@ -7,7 +7,7 @@ import inspect
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -131,14 +131,14 @@ class BoundKernel:
         The result of a kernel without an lse is a pair all the same, with None in its place.
         """
         try:
-            if not self.spec.is_plugin:
-                return self._function(*args, **kwargs)
-            with watching_call(self.spec.name):
+            is_watched = self.spec.is_plugin
+            with watching_call(self.spec.name) if is_watched else nullcontext():
                 result = self._function(*args, **kwargs)
-            if not self.spec.gives_lse:
-                out = result[0] if isinstance(result, tuple | list) and result else result
-                return plain_outputs(self.spec, out), None
-            return plain_outputs(self.spec, result)
+            if not self.spec.gives_lse and isinstance(result, tuple | list) and result:
+                result = result[0]
+            if is_watched:
+                result = plain_outputs(self.spec, result)
+            return result if self.spec.gives_lse else (result, None)
         except BadOutput:
             raise
         except Refused as refusal:

@@ -1,4 +1,4 @@
-"""Ranges of device addresses of which only some parts have memory, by the virtual memory management
+"""Ranges of device addresses with memory at some parts only, by the virtual memory management
 of CUDA's driver.
 
 A range costs no memory. A part of it gets some in whole grains, 2 MiB on present GPUs. An access to
@@ -59,7 +59,7 @@ def _call(name: str, *arguments: Any) -> None:
 
 
 class _Range:
-    """Reserved addresses with memory at `pieces`, of which `torch.as_tensor` reads the bytes of
+    """Reserved addresses with memory at `pieces`; `torch.as_tensor` reads the bytes of
     `shown`.
     """
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.core.cases import Case
 from harness.core.catalog import planner_of
 from harness.core.errors import InputError
 from harness.core.move_params import MoveParams
-from harness.run.pool import Pool
+
+if TYPE_CHECKING:
+    from harness.run.pool import Pool
 
 CHEAP_SECONDS = 0.2
 """A file whose import takes less time of a processor is imported anew for each case.

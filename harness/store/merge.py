@@ -154,7 +154,7 @@ def _environment(machines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for name in dict.fromkeys(name for machine in machines for name in machine):
         values: list[Any] = [machine.get(name) for machine in machines]
-        # A machine of which a fact is not known has nothing of it.
+        # A machine without a known fact adds nothing to it.
         known = [value for value in values if value is not None]
         if known and all(isinstance(value, dict) for value in known):
             merged[name] = _environment([value or {} for value in values])

@@ -57,7 +57,7 @@ class ShardNote(Record):
 
 
 class _Open(BaseModel):
-    """Facts of which reports read some. They may be more, as in the plans of other versions."""
+    """Facts that reports read, and others. They may be more, as in the plans of other versions."""
 
     model_config = ConfigDict(extra="allow")
 

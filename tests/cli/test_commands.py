@@ -357,7 +357,7 @@ def test_an_unexpected_exception_is_one_line_exit_3_and_a_kept_traceback(
         raise ZeroDivisionError("planned by the test")
 
     monkeypatch.setattr("harness.run.planning.load", explode)
-    code, _, err = cli("list")
+    code, _, err = cli("run", "merge")
     assert code == 3 and err.count("\n") == 1
     assert "ZeroDivisionError: planned by the test; traceback in " in err
     kept = Path(err.split("traceback in ")[1].strip())

@@ -89,7 +89,7 @@ def test_when_a_minute_is_nearly_over_the_case_as_found_is_exported(
 
 
 @pytest.mark.parametrize(
-    ("timeout", "limit"), [((), 120), (("--timeout", 300), 300)], ids=["as it is", "with more"]
+    ("timeout", "limit"), [((), 1800), (("--timeout", 3600), 3600)], ids=["as it is", "with more"]
 )
 def test_a_script_that_had_too_little_time_is_not_said_to_show_nothing(
     cli: Cli,

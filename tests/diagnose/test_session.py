@@ -46,11 +46,17 @@ class FakePool:
     def describe_kernels(self, plugins: Sequence[str] = ()) -> list[dict[str, Any]]:
         name = "mine" if plugins else "triton"
         return [
-            {"op": "mla_decode", "short_name": name, "why_not": {"cpu": "", "cuda": ""}},
+            {
+                "op": "mla_decode",
+                "short_name": name,
+                "why_not": {"cpu": "", "cuda": ""},
+                "import_seconds": 1.0,
+            },
             {
                 "op": "mla_decode",
                 "short_name": "tiled",
                 "why_not": {"cpu": "", "cuda": "not made for it"},
+                "import_seconds": 1.0,
             },
         ]
 

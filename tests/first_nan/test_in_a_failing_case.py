@@ -56,6 +56,8 @@ def failure(of: Job) -> CaseResult:
 class Pool:
     """Answers each job with what a worker with the recorder would."""
 
+    num_workers = 1
+
     def __init__(self) -> None:
         self.asked: list[Job] = []
 

@@ -151,7 +151,7 @@ def test_a_kernel_that_promises_no_checks_may_return_garbage_for_values_alone() 
         assert judged("lengths-strided", "planted").verdict is Verdict.FAIL
 
 
-PLUGIN: dict[str, Any] = {"origin": "my_kernel.py", "checks": "nothing"}
+PLUGIN: dict[str, Any] = {"origin": "my_kernel.py", "is_plugin": True, "checks": "nothing"}
 """What the decorator makes of a kernel that promises nothing."""
 
 
@@ -232,7 +232,7 @@ def test_a_right_kernel_that_checks_nothing_passes_the_corrupted_calls_of_its_op
         assert result.verdict is Verdict.PASS, result.reason
         assert "undefined by contract" in result.reason and ADVICE in result.reason
     with KERNELS.scoped(
-        KernelSpec(op, "right", "right", RIGHT[op], origin="my_kernel.py", checks="arguments")
+        KernelSpec(op, "right", "right", RIGHT[op], **PLUGIN | {"checks": "arguments"})
     ):
         assert run_case(Job(key="k", case=case)).verdict is Verdict.FAIL, (
             "it promised to check, and does not"

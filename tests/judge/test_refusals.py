@@ -66,7 +66,7 @@ def kernel(function: Callable[..., Any], accepts: int, called: list[int]) -> Ker
         return function(*args, **more)
 
     return KernelSpec(
-        "mla_decode", "planted", "planted", limited, origin="my_kernel.py", takes=("window",)
+        "mla_decode", "planted", "planted", limited, is_plugin=True, takes=("window",)
     )
 
 

@@ -44,7 +44,7 @@ def spec(op: str, factor: float = 1.0, **more: Any) -> KernelSpec:
     def alone(*args: Any, **keywords: Any) -> Any:
         return RIGHT[op](*args, **keywords)[0] * factor
 
-    promises = {"gives_lse": False, "origin": "my_kernel.py", "takes": ("window",)} | more
+    promises = {"gives_lse": False, "is_plugin": True, "takes": ("window",)} | more
     return KernelSpec(op, "alone", "alone", alone, **promises)
 
 

