@@ -32,6 +32,7 @@ from harness.core.errors import (
     stack_of,
 )
 from harness.core.extras import MissingPackage, why_module_missing
+from harness.core.kernels import BUILT_IN
 from harness.core.op_params import KERNEL_PARAMS
 from harness.core.params import Record
 from harness.core.records import CaseResult, Verdict
@@ -60,7 +61,7 @@ def prepare() -> None:
         if oracle.impl.startswith("harness.judge."):
             attribute_at(oracle.impl)
     for spec in KERNELS:
-        if str(spec.impl).startswith("harness.kernels.torch."):
+        if spec.origin == BUILT_IN and not spec.requires:
             spec.load()
     # Pydantic makes the validators of a model when it is first used.
     models: tuple[type[Record], ...] = (CaseResult, Job, EngineParams, *KERNEL_PARAMS.values())
