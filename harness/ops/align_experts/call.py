@@ -34,7 +34,7 @@ def prepare(params: AlignExpertsParams, setting: Setting) -> KernelCall:
             _live_part("num_padded", outputs[2], torch.tensor([len(runs)]), "count"),
         ]
 
-    dims = {"P": size, "B": blocks}
+    dims = {"Q": size, "A": blocks}
     return KernelCall.of(
         "align_experts", given, kept, dims, (torch.int32, torch.int32, torch.int32), observe
     )

@@ -33,8 +33,8 @@ def prepare(params: QuantizeBlocksParams, setting: Setting) -> KernelCall:
 
     dims = {
         "T": len(given.x),
-        "C": params.width // form.codes_per_byte,
-        "S": num_scale_rows(list(params.expert_rows)),
+        "Y": params.width // form.codes_per_byte,
+        "Z": num_scale_rows(list(params.expert_rows)),
         "G": params.width // form.block,
     }
     return KernelCall.of("quantize_blocks", given, kept, dims, (torch.uint8, torch.uint8), observe)
