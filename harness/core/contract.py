@@ -156,6 +156,12 @@ class Op:
         return " ".join((type(self).__doc__ or "").partition("\n\n")[0].split())
 
     @property
+    def description(self) -> str:
+        """The docstring, a line for each paragraph."""
+        paragraphs = (type(self).__doc__ or "").strip().split("\n\n")
+        return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+    @property
     def gives_lse(self) -> bool:
         """Whether a kernel of the op returns a log-sum-exp beside its output."""
         return any(output.name == "lse" for output in self.outputs)
