@@ -5,31 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.core.catalog import KERNELS, ORACLES, SITES
+from harness.core.contract import LETTERS, Arg, Keyword, Op, Out
 from harness.core.corruptions import corruptions
-from harness.core.ops import OPS, Op
+from harness.core.ops import OPS
 from harness.core.shapes import NAMED, SIZES
 from harness.report.markdown import table
-
-LETTERS = {
-    "B": "requests",
-    "S": "query tokens a request",
-    "T": "tokens",
-    "H": "heads",
-    "P": "slots of a page, 64",
-    "N": "pages",
-    "M": "columns of the block table",
-    "R": "`kv_lora_rank`",
-    "E": "`qk_rope_head_dim`",
-    "D": "R + E",
-    "V": "`v_head_dim`",
-    "K": "columns",
-    "X": "experts",
-    "k": "experts a token",
-    "C": "bytes of a row",
-    "G": "scales of a row",
-    "W": "elements of a record",
-    "E'": "`qk_head_dim`",
-}
 
 
 def ops() -> str:
@@ -46,7 +26,7 @@ def ops() -> str:
     )
     return f"""# Ops
 
-Written by `python tools/pages.py` from `harness/core/ops.yaml` and `harness/core/shapes.py`. A kernel under test implements one of these ops: it gets the positional arguments as tensors in this order, the others by keyword, and returns the outputs as a tuple. It allocates its outputs with torch. Every `lse` is a natural logarithm. A kernel without one declares `gives_lse=False` and returns the other outputs.
+Written by `python tools/pages.py` from `harness/ops/*/contract.py` and `harness/core/shapes.py`. A kernel under test implements one of these ops: it gets the positional arguments as tensors in this order, the others by keyword, and returns the outputs as a tuple. It allocates its outputs with torch. Every `lse` is a natural logarithm. A kernel without one declares `gives_lse=False` and returns the other outputs.
 
 The arguments have the types, shapes and ranges that stand here; the last dimension of each is dense, and rows and pages may have a stride. A kernel need not check that. The scenarios `reject-*` call it with corrupted ones: a call that is legal must be right, and one that breaks the contract is judged only if the kernel declares `checks` ([judge-your-kernel.md](judge-your-kernel.md#calls-that-break-the-contract)).
 
@@ -66,11 +46,18 @@ R is the largest power of two below D, so a kernel that sees only D = 576 knows 
 def _section(op: Op) -> Iterator[str]:
     yield f"## {op.name}\n"
     yield f"`{op.signature}`\n"
-    yield f"{op.summary[:1].upper()}{op.summary[1:]}.\n"
-    returned = ", ".join(f"`{out.name} [{', '.join(out.shape.split())}]`" for out in op.outputs)
-    rows = [("arguments", op.arguments), ("returns", returned or "nothing")]
-    if op.optional:
-        rows.append(("optional keywords", ", ".join(f"`{word}`" for word in op.optional)))
+    yield f"{op.description}\n"
+    if op.letters:
+        yield (
+            "Here "
+            + ", ".join(f"{letter} is {what}" for letter, what in op.letters.items())
+            + ".\n"
+        )
+    parts: dict[str, Arg | Keyword | Out] = {**op.arguments, **op.keyword_arguments}
+    rows = [(f"`{name}`", *_facts(part)) for name, part in parts.items()]
+    rows += [(f"returns `{out.name}`", *_facts(out)) for out in op.outputs]
+    yield table(("argument", "shape and type", "what is more"), rows) + "\n"
+    rows = []
     if found := corruptions(op.name).values():
         for what, is_legal in (
             ("legal, so the result is defined", True),
@@ -81,6 +68,19 @@ def _section(op: Op) -> Iterator[str]:
     if op.name in SIZES:
         rows.append(("sizes to declare", ", ".join(f"`{size}`" for size in SIZES[op.name])))
     yield table(("", ""), rows) + "\n"
+
+
+def _facts(part: Arg | Keyword | Out) -> tuple[str, str]:
+    """Shape and type of an argument or an output, and what else its contract says."""
+    if isinstance(part, Keyword):
+        optional = "a kernel need not have it" if part.is_optional else ""
+        return f"{part.type}", "; ".join(filter(None, (part.note, optional)))
+    shape = f"[{', '.join(part.shape.split())}] {part.dtype}" if part.shape else part.dtype
+    if isinstance(part, Out):
+        return shape, "; ".join(filter(None, (part.note, f"unwritten: `{part.site}`")))
+    notes = [part.note] if part.note else []
+    notes += [f"`{site}`: {what}" for site, what in part.unowned.items()]
+    return shape, "; ".join(notes)
 
 
 def reference() -> str:

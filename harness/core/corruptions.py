@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from harness.core.errors import UnknownNameError
-from harness.core.files import rows_beside
+from harness.core.files import read_rows
 from harness.core.kernels import KernelSpec
+from harness.core.ops import OPS_FOLDER
 from harness.core.registry import nearest
 
 Contract = Literal["defined", "values", "undefined"]
@@ -22,7 +23,7 @@ Contract = Literal["defined", "values", "undefined"]
 class Corruption:
     """One way to corrupt a call.
 
-    `change` is a function of :mod:`harness.judge.targets.corrupted` for the `argument`, `to` its
+    `change` is a function of :mod:`harness.ops.parts.corrupted` for the `argument`, `to` its
     parameter. An error must have one of `names`.
 
     - `right`: the op defines a result. With `means` that is the result of the call with this value
@@ -60,21 +61,54 @@ _SIZES = {"heads": "num_heads"}
 """A change of an argument -> the size that it sets, which a kernel may have declared."""
 
 
-@functools.cache
-def _table() -> dict[str, dict[str, Any]]:
-    return rows_beside(__file__)
+OTHER_NAMES = {
+    "q": ("query", "q_nope", "q_pe"),
+    "block_table": ("block_tables", "page_table", "page_tables", "req_to_token", "kv_indices"),
+    "seq_lens": (
+        "cache_seqlens",
+        "seqlens_k",
+        "seqused_k",
+        "seqlens",
+        "kv_len",
+        "kv_len_arr",
+        "b_seq_len",
+        "lengths",
+        "context_lens",
+    ),
+    "kv_cache": (
+        "k_cache",
+        "kcache",
+        "kv",
+        "ckv_cache",
+        "kpe_cache",
+        "kv_c_and_k_pe_cache",
+        "kv_buffer",
+    ),
+    "indices": ("topk_indices",),
+    "slot_mapping": ("loc", "slots"),
+    "query_start_loc": ("cu_seqlens_q", "cum_seq_lens_q", "qo_indptr"),
+    "chunk_start_loc": ("cu_seqlens_k", "cum_seq_lens_kv", "kv_indptr"),
+    "positions": ("token_indices",),
+    "requests": ("req_id", "req_ids", "request"),
+    "cu_seq_lens": ("cu_seq_lens_kv", "cu_seqlens"),
+    "expert_offsets": ("offsets",),
+    "num_heads": ("h_q", "heads", "num_qo_heads", "head"),
+    "page_size": ("page_block_size", "block_size", "page"),
+    "metadata": ("tile_scheduler_metadata", "num_splits", "plan"),
+    "num_experts_per_tok": ("topk",),
+}
+"""Words by which an error may name an argument as well."""
 
 
 @functools.cache
 def corruptions(op: str) -> dict[str, Corruption]:
     """The corrupted calls of an op by name."""
-    table, found = _table(), {}
-    for name, row in table.get(op, {}).items():
+    file = OPS_FOLDER / op / "corruptions.yaml"
+    found = {}
+    for name, row in (read_rows(file) if file.is_file() else {}).items():
         named = (row["argument"], *row.get("names", ()))
         right = row.get("right", False) or row.get("legal", False)
-        every = dict.fromkeys(
-            word for one in named for word in (one, *table["_names"].get(one, ()))
-        )
+        every = dict.fromkeys(word for one in named for word in (one, *OTHER_NAMES.get(one, ())))
         found[name] = Corruption(name, **{**row, "names": tuple(every), "right": right})
     return found
 

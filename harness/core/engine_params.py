@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from harness.core.op_params import rank_problem
+from harness.core.call_words import rank_problem
 from harness.core.ops import PAGE_SIZE
 from harness.core.params import Count, KvType, Length, Params
 from harness.core.shapes import SIZES

@@ -5,10 +5,12 @@ No torch here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from harness.core.files import rows_beside, with_tuples
+from harness.core.files import read_rows, rows_beside, with_tuples
+from harness.core.ops import OPS_FOLDER, ops_with
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +33,31 @@ class FaultSpec:
     gives: Any = None
 
 
-def _fault(name: str, row: dict[str, Any]) -> FaultSpec:
-    replacement = f"harness.engine.faults.{row['by']}" if "by" in row else ""
-    gives = with_tuples(row).get("gives")
-    return FaultSpec(name, row["ref"], row["bug"], f"harness.{row['replaces']}", replacement, gives)
+def _fault(name: str, row: dict[str, Any], package: str, faults: str) -> FaultSpec:
+    """The fault of a row. Its `replaces` is in `package`, and its `by` in `faults`, unless it says
+    a whole module.
+    """
+    replacement = row.get("by", "")
+    if replacement and not replacement.startswith("harness."):
+        replacement = f"{faults}.{replacement}"
+    target = f"{package}.{row['replaces']}"
+    return FaultSpec(
+        name, row["ref"], row["bug"], target, replacement, with_tuples(row).get("gives")
+    )
 
 
-FAULTS = tuple(_fault(name, row) for name, row in rows_beside(__file__).items())
-"""The entries of `faults.yaml`, in its order."""
+def _of_ops() -> Iterator[FaultSpec]:
+    for op in ops_with("faults.yaml"):
+        package = f"harness.ops.{op}"
+        for name, row in read_rows(OPS_FOLDER / op / "faults.yaml").items():
+            yield _fault(name, row, package, package)
+
+
+FAULTS = (
+    *_of_ops(),
+    *(
+        _fault(name, row, "harness", "harness.engine.faults")
+        for name, row in rows_beside(__file__).items()
+    ),
+)
+"""The entries of each op's `faults.yaml`, and those of the engine in the `faults.yaml` beside."""

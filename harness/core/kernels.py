@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from harness.core.cause_codes import Code, Reason
-from harness.core.files import rows_beside, with_tuples
-from harness.core.index_params import IndexLogitsParams
-from harness.core.params import Params, ParamsT
+from harness.core.files import read_rows, with_tuples
+from harness.core.ops import OPS_FOLDER, ops_with
+from harness.core.params import KernelParams, Params, ParamsT
 from harness.core.registry import attribute_at
 from harness.core.shapes import ANY, RESIZABLE, Shapes, misfit, shapes_of, sizes_of
 
@@ -142,7 +142,7 @@ class KernelSpec:
         empty if it can.
         """
         # The cache of an engine's parameters is that of its latents.
-        is_its_cache = self.op != "index_logits" or isinstance(params, IndexLogitsParams)
+        is_its_cache = self.op != "index_logits" or isinstance(params, KernelParams)
         if is_its_cache and params.cache_type is not None and params.cache_type not in self.kv:
             why = f"{self.name} reads a cache of {', '.join(self.kv)}, not of {params.cache_type}"
             return Reason(why, Code.UNSUPPORTED)
@@ -206,14 +206,17 @@ def kernel_of(name: str, row: dict[str, Any], package: str, **own: Any) -> Kerne
     return KernelSpec(op, short_name, **found)
 
 
-def _kernel(name: str, row: dict[str, Any]) -> KernelSpec:
+def _kernel(op: str, short_name: str, row: dict[str, Any]) -> KernelSpec:
     """A kernel of the harness itself. A Triton kernel needs Triton, and prefers a GPU."""
-    is_triton = row["impl"].startswith("triton.")
     own: dict[str, Any] = {"devices": ("cpu", "cuda"), "checks": "values"}
-    if is_triton:
+    if row["impl"].startswith("triton:"):
         own = {"devices": ("cuda", "cpu"), "requires": TRITON}
-    return kernel_of(name, row, "harness.kernels", **own, shapes=ANY)
+    return kernel_of(f"{op}/{short_name}", row, f"harness.ops.{op}.kernels", **own, shapes=ANY)
 
 
-KERNELS = tuple(_kernel(name, row) for name, row in rows_beside(__file__).items())
-"""The entries of `kernels.yaml`, in its order."""
+KERNELS = tuple(
+    _kernel(op, short_name, row)
+    for op in ops_with("kernels.yaml")
+    for short_name, row in read_rows(OPS_FOLDER / op / "kernels.yaml").items()
+)
+"""The entries of each op's `kernels.yaml`."""

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from harness.core.ops import PAGE_SIZE
 
 FlatLayout = Literal["contiguous", "block_major", "padded_pages", "large"]
-"""How the pages of a cache lie in memory; see :mod:`harness.kernels.ops.cache_layouts`.
+"""How the pages of a cache lie in memory; see :mod:`harness.ops.parts.cache_layouts`.
 
 Only a block table shows the blocks of a manager, a flat slot does not.
 """

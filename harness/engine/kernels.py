@@ -25,9 +25,9 @@ from harness.core.systems import ENGINE_KERNELS
 from harness.engine.batch import Batch
 from harness.engine.memory import KV_DTYPES
 from harness.kernels.call import BoundKernel, wrong_count
-from harness.kernels.ops.block_formats import FORMATS, SCALE_TILE, decoded_scales, decoded_values
 from harness.memory.graph.launch import launch
 from harness.memory.poison.patterns import Poison
+from harness.ops.parts.block_formats import FORMATS, SCALE_TILE, decoded_scales, decoded_values
 
 GUARD_WORDS = 16
 GUARD = 0x5AFE5AFE

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from harness.core.errors import Refused
 from harness.judge.run_records import Observed, Run
-from harness.kernels.torch.quantize import quantize_fp8_fmax, quantize_fp8_per_token
+from harness.ops.quantize_fp8.kernels.dense import quantize_fp8_fmax, quantize_fp8_per_token
 
 Found = Iterator[tuple[str, Tensor, Tensor]]
 """(what it is, as an engine computes it, the same by the definition), both of integers with rows in

@@ -32,12 +32,12 @@ from harness.core.errors import (
     stack_of,
 )
 from harness.core.extras import MissingPackage, why_module_missing
+from harness.core.kernels import BUILT_IN
 from harness.core.op_params import KERNEL_PARAMS
 from harness.core.params import Record
 from harness.core.records import CaseResult, Verdict
 from harness.core.registry import attribute_at
 from harness.core.seams import inject
-from harness.judge.first_reader import first_nan
 from harness.judge.run_records import Outcome
 from harness.judge.target import class_of
 from harness.judge.verdict import verdict, watching_plugins
@@ -46,7 +46,15 @@ from harness.kernels.plugins import find_kernel, load_plugins
 from harness.kernels.process_state import watching
 from harness.run.protocol import answer_each
 
-ANSWERS: dict[type, Callable[[Job], Outcome]] = {AskVerdict: verdict, AskFirstNan: first_nan}
+
+def _first_nan(job: Job) -> Outcome:
+    # It knows the engine, which a kernel case never needs.
+    from harness.judge.first_reader import first_nan
+
+    return first_nan(job)
+
+
+ANSWERS: dict[type, Callable[[Job], Outcome]] = {AskVerdict: verdict, AskFirstNan: _first_nan}
 """The function that answers each kind of ask."""
 
 
@@ -60,7 +68,7 @@ def prepare() -> None:
         if oracle.impl.startswith("harness.judge."):
             attribute_at(oracle.impl)
     for spec in KERNELS:
-        if str(spec.impl).startswith("harness.kernels.torch."):
+        if spec.origin == BUILT_IN and not spec.requires:
             spec.load()
     # Pydantic makes the validators of a model when it is first used.
     models: tuple[type[Record], ...] = (CaseResult, Job, EngineParams, *KERNEL_PARAMS.values())

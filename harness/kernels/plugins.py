@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 from pydantic import ValidationError
 
 from harness.core.catalog import KERNELS
+from harness.core.contract import Op
 from harness.core.engine_tables import DOORS
 from harness.core.errors import InputError, named
 from harness.core.files import execute_file, load_once
 from harness.core.kernels import Bf16Step, Checks, EmptyLse, EmptyRows, Fp8Products, KernelSpec
-from harness.core.ops import OPS, Op
+from harness.core.ops import OPS
 from harness.core.registry import Registry, nearest
 from harness.core.shapes import NAMED, Shapes, shapes_of
 from harness.memory.triton_interpreter import repair_when_imported

@@ -107,7 +107,7 @@ def says_kernels_of_aten(before: int, after: int) -> str:
 _JUDGES = (
     "harness.judge.",
     "harness.kernels.call",
-    "harness.kernels.ops.",
+    "harness.ops.",
     "harness.memory.poison.",
 )
 """How the names of modules begin that poison, run and judge.

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.core.contract import dimensions
 from harness.core.errors import named
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import KERNEL_PARAMS
-from harness.core.ops import OPS, latent_rank
+from harness.core.ops import OPS, latent_rank, part_of
 from harness.core.shapes import SIZES
-from harness.kernels.ops import inputs
 
 
 def hint(
@@ -29,7 +29,7 @@ def hint(
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     if (
         spec.shapes is not None
-        or not hasattr(inputs, spec.op)
+        or spec.op not in KERNEL_PARAMS
         or spec.op not in SIZES
         or len(tensors) != len(args)
     ):
@@ -51,18 +51,26 @@ def hint(
 
 
 def _sizes(op: str, args: tuple[Tensor, ...]) -> dict[str, str]:
-    """What a kernel may be made for: the widths, the heads and the dtype of a call."""
-    first = args[0]
-    dtype = str(first.dtype).removeprefix("torch.")
-    if op == "write_kv":
-        return {"widths": f"{first.shape[-1]}+{args[1].shape[-1]}", "dtype": dtype}
-    heads = f"{first.shape[-2]} heads"
-    if op == "context_attention":
-        return {"widths": f"{first.shape[-1]}/{args[2].shape[-1]}", "heads": heads, "dtype": dtype}
-    if op == "merge_attn_states":
-        return {"widths": str(first.shape[-1]), "heads": heads, "dtype": dtype}
-    rank = latent_rank(first.shape[-1])
-    return {"widths": f"{rank}+{first.shape[-1] - rank}", "heads": heads, "dtype": dtype}
+    """What a kernel may be made for: the widths, the heads and the dtype of a call, by the letters
+    of the op's contract.
+    """
+    size: dict[str, int] = {}
+    for argument, tensor in zip(OPS.get(op).arguments.values(), args, strict=True):
+        size |= zip(dimensions(argument.shape), tensor.shape, strict=True)
+    found = {}
+    if "D" in size:
+        rank = latent_rank(size["D"])
+        found["widths"] = f"{rank}+{size['D'] - rank}"
+    elif "R" in size:
+        found["widths"] = f"{size['R']}+{size['E']}"
+    elif "E'" in size:
+        keys = size["E'"]
+        found["widths"] = f"{keys}/{size['V']}"
+    elif "V" in size:
+        found["widths"] = str(size["V"])
+    if heads := size.get("H") or size.get("X"):
+        found["heads"] = f"{heads} heads"
+    return found | {"dtype": str(args[0].dtype).removeprefix("torch.")}
 
 
 @functools.cache
@@ -74,7 +82,7 @@ def _deepseek_call(op: str, device: str, **sizes: int) -> tuple[tuple[Tensor, ..
     """The arguments of a call with the op's default parameters, which have DeepSeek's sizes, but
     for `sizes`.
     """
-    built = getattr(inputs, op)(KERNEL_PARAMS[op](**sizes), seed=0)
+    built = part_of(op, "inputs:draw")(KERNEL_PARAMS[op](**sizes), seed=0)
     row = OPS.get(op)
     keywords = {name: getattr(built, name, None) for name in row.keywords}
     return tuple(getattr(built, name).to(device) for name in row.positional), keywords

@@ -12,7 +12,7 @@ from itertools import islice
 from random import Random
 from typing import Any
 
-from harness.core.conditions.attention import TILE
+from harness.core.conditions.parts import TILE
 from harness.core.conditions.table import SPACES
 from harness.core.ops import PAGE_SIZE
 

@@ -16,9 +16,9 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from harness.core.call_words import RecordFormat
 from harness.core.cases import PoisonPlan
 from harness.core.catalog import KERNELS, SYSTEMS
-from harness.core.op_params import RecordFormat
 from harness.core.ops import PAGE_SIZE
 from harness.core.params import FlatLayout, Params
 from harness.core.shapes import CacheLayout

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.op_params import MlaDecodeParams
 from harness.core.params import Params
 from harness.core.shapes import sizes_of
+from harness.ops.mla_decode.params import MlaDecodeParams
 
 HARNESS = Path(__file__).parents[2] / "harness"
 

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from harness.core.engine_params import EngineParams
 from harness.core.move_params import MoveParams
-from harness.core.op_params import ReadRecordsParams
 from harness.core.params import ILLEGAL, Params
+from harness.ops.read_records.params import ReadRecordsParams
 
 SMALL = {"requests": [[5, 3]], "num_blocks": 40}
 

@@ -10,8 +10,9 @@ from harness.core.catalog import KERNELS
 from harness.core.cause_codes import Code, cause_of
 from harness.core.engine_params import EngineParams
 from harness.core.kernels import KernelSpec
-from harness.core.op_params import KERNEL_PARAMS, MlaDecodeParams
+from harness.core.op_params import KERNEL_PARAMS
 from harness.core.shapes import DEEPSEEK, NAMED, SIZES, Shapes, misfit, sizes_of
+from harness.ops.mla_decode.params import MlaDecodeParams
 
 
 def spec(shapes: Shapes | None = DEEPSEEK, op: str = "mla_decode", **promises: Any) -> KernelSpec:

@@ -11,9 +11,9 @@ import pytest
 
 from harness.core.cases import Case, Job, KnownFailure
 from harness.core.errors import InputError
-from harness.core.op_params import WriteKvParams
 from harness.core.records import CaseResult, Finding, Verdict
 from harness.diagnose.run_jobs import KNOWN_ORACLE, apply_known, exit_code, quarantined, run_jobs
+from harness.ops.write_kv.params import WriteKvParams
 from harness.report.progress import LiveProgress
 from harness.run.environment import Environment
 from harness.run.pool import Pool

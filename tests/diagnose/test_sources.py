@@ -16,7 +16,7 @@ from .cases import script_of  # type: ignore[import-not-found]
 
 
 def test_a_kernel_runs_from_its_source_alone(tmp_path: Path) -> None:
-    found = inline("harness.kernels.torch.quantize:quantize_fp8_fmax")
+    found = inline("harness.ops.quantize_fp8.kernels.dense:quantize_fp8_fmax")
     assert found.name == "quantize_fp8_fmax" and "harness" not in found.code
     text = "\n".join(
         [

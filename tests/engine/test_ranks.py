@@ -21,8 +21,8 @@ from harness.engine.kernels import apply_scales, pad_to_longest_rank
 from harness.judge.oracles.agreement import reference as judge
 from harness.judge.run_records import Evidence
 from harness.judge.targets.engine import EngineTarget
-from harness.kernels.torch.quantize import quantize_blocks
 from harness.memory.poison.patterns import Poison
+from harness.ops.quantize_blocks.kernels.dense import quantize_blocks
 
 NAN = Poison("nan", frozenset(SITES.names()))
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from harness.engine.faults.attention import store_whole_tiles
-from harness.engine.faults.indexing import topk_by_threshold
 from harness.engine.sparse_attention import TILE, store_decode_rows, store_index_keys
-from harness.kernels.torch.index import map_indices, take_topk
+from harness.ops.map_indices.kernels.dense import map_indices
+from harness.ops.select_topk.faults import topk_by_threshold
+from harness.ops.select_topk.kernels.by_row import take_topk
 
 EMPTY = torch.tensor([[99]], dtype=torch.int32)
 

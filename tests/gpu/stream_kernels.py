@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from harness import kernel
-from harness.kernels.triton.merge import merge_attn_states
+from harness.ops.merge_attn_states.kernels.triton import merge_attn_states
 
 SLOW_CYCLES = 1_000_000
 

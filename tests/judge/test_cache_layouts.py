@@ -18,12 +18,14 @@ from harness.core.op_params import KERNEL_PARAMS
 from harness.core.records import Finding
 from harness.judge.run_records import Evidence
 from harness.judge.targets.kernel import KernelTarget
-from harness.judge.targets.kernel_call import Setting, placed, prepared
-from harness.kernels.ops import inputs
-from harness.kernels.ops.cache_layouts import neighbors
 from harness.kernels.plugins import find_kernel
 from harness.memory.poison.patterns import Poison
 from harness.memory.poison.scan import scan
+from harness.ops.mla_decode import inputs as mla_decode_inputs
+from harness.ops.parts import inputs
+from harness.ops.parts.cache_layouts import neighbors
+from harness.ops.parts.call import Setting, placed, prepared
+from harness.ops.write_kv import inputs as write_kv_inputs
 
 PAGE = 64 * 24
 KERNEL = {"mla_decode": "tiled", "mla_decode_sparse": "gather", "write_kv": "torch"}
@@ -107,7 +109,7 @@ def test_one_element_written_beside_the_pages_is_found_and_its_neighbour_named(
 
 def test_one_element_written_into_the_last_page_of_the_last_layer_is_found() -> None:
     # The end of the allocation lies behind the last page of the kernel's layer.
-    pages = len(inputs.mla_decode(case_of("mla_decode").params, 7).kv_cache)  # type: ignore[arg-type]
+    pages = len(mla_decode_inputs.draw(case_of("mla_decode").params, 7).kv_cache)  # type: ignore[arg-type]
     kernel = writing_at("mla_decode", pages * 3 * PAGE - 1)
     (finding,) = judged(
         case_of("mla_decode", kernel=kernel, layout="block_major", kv="fp32"), "nan"
@@ -117,7 +119,7 @@ def test_one_element_written_into_the_last_page_of_the_last_layer_is_found() -> 
 
 def test_one_element_written_into_the_slot_of_another_request_names_slot_and_page() -> None:
     case = case_of("write_kv", layout="block_major", kv="fp32", num_tokens=1, num_padded=0)
-    own = int(inputs.write_kv(case.params, 7).slot_mapping[0])  # type: ignore[arg-type]
+    own = int(write_kv_inputs.draw(case.params, 7).slot_mapping[0])  # type: ignore[arg-type]
     other = 12 if own != 64 + 12 else 13
     offset = (1 * 3 + 1) * PAGE + other * 24 + 2
     kernel = writing_at("write_kv", offset)
@@ -158,7 +160,7 @@ def test_memory_beside_the_pages_is_friendly_where_its_site_is_not_poisoned(op: 
 
 
 def test_a_large_pool_is_placed_without_its_gaps_and_copied_dense() -> None:
-    raw = inputs.mla_decode(case_of("mla_decode", layout="large", kv="fp8_e4m3").params, 7)  # type: ignore[arg-type]
+    raw = mla_decode_inputs.draw(case_of("mla_decode", layout="large", kv="fp8_e4m3").params, 7)  # type: ignore[arg-type]
     given, kept = prepared(
         raw, Setting(find_kernel("mla_decode", "tiled"), Poison("nan", EVERY_SITE), 7, "cpu")
     )

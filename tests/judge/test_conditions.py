@@ -14,9 +14,10 @@ import torch
 from harness.core.cases import AskVerdict, Job
 from harness.core.conditions.model import Shown
 from harness.core.conditions.table import SPACES, key_of
-from harness.core.op_params import MlaDecodeParams
 from harness.judge.run_case import run_case
-from harness.kernels.ops import inputs, reference
+from harness.ops.mla_decode import inputs as mla_decode_inputs
+from harness.ops.mla_decode.params import MlaDecodeParams
+from harness.ops.parts import attention as reference
 from harness.scenario.batches import decode_call
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
@@ -30,7 +31,7 @@ SCENARIOS = {
 
 def points(**given: Any) -> list[dict[str, str | None]]:
     params = MlaDecodeParams.model_validate(SMALL | given)
-    made = inputs.mla_decode(params, 3)
+    made = mla_decode_inputs.draw(params, 3)
     return SPACE.read(
         made.q,
         made.kv_cache,
@@ -95,7 +96,7 @@ def test_classes_are_read_from_the_arguments(given: dict[str, Any], name: str, w
 
 
 def test_a_kernel_that_gets_another_table_is_seen_in_the_points() -> None:
-    made = inputs.mla_decode(
+    made = mla_decode_inputs.draw(
         MlaDecodeParams.model_validate(SMALL | {"seq_lens": [200], "page_order": ["rising"]}), 3
     )
     rest: dict[str, Any] = {"seq_lens": made.seq_lens, "scale": made.scale}
@@ -112,7 +113,7 @@ def test_random_calls_show_only_allowed_combinations() -> None:
         )
         if params.high_blocks > 1000:
             continue
-        made = inputs.mla_decode(params, 1)
+        made = mla_decode_inputs.draw(params, 1)
         for word in SPACE.shown(
             {
                 "q": made.q,
@@ -137,7 +138,7 @@ def test_planted_values_have_the_scores_that_they_promise_and_a_page_has_one_own
         "page_order": ["random", "prefix"],
         "kv": "fp32",
     }
-    made = inputs.mla_decode(MlaDecodeParams.model_validate(SMALL | given), 3)
+    made = mla_decode_inputs.draw(MlaDecodeParams.model_validate(SMALL | given), 3)
     keys = [reference.gather_latents(made.kv_cache, row, 150).double() for row in made.block_table]
     scores = [made.q[b, 0, 0].double() @ keys[b].T * made.scale for b in range(2)]
     assert float(scores[0].max()) == pytest.approx(1.5e4) and int((scores[0] != 0).sum()) == 1

@@ -22,8 +22,8 @@ from harness.core.shapes import shapes_of
 from harness.judge.oracles.rejects import ADVICE
 from harness.judge.run_case import run_case
 from harness.judge.targets import corrupted_calls
-from harness.judge.targets.kernel_call import invoke
-from harness.kernels.torch.decode import mla_decode
+from harness.ops.mla_decode.kernels.tiled import mla_decode
+from harness.ops.parts.call import invoke
 from harness.scenario.expand import KernelOverride, expand
 from harness.scenario.load import load_scenarios, shipped_directory
 

@@ -17,8 +17,10 @@ from harness.core.records import Case, Verdict
 from harness.judge.run_case import run_case
 from harness.judge.run_records import Evidence, Run
 from harness.judge.targets.engine import EngineTarget
-from harness.kernels.torch import decode, index
 from harness.memory.poison.patterns import Poison
+from harness.ops.mla_decode.kernels import tiled as decode
+from harness.ops.select_topk.kernels import by_row as index
+from harness.ops.select_topk.kernels.by_row import take_topk
 
 # The decode of a sound kernel of three pieces made 7 of 640 logits differ by 1.66 times the bound:
 # rounding decided a tie of the sparse selection, in these requests, with these weights and prompts.
@@ -119,7 +121,7 @@ def test_a_divergence_within_rounding_is_a_note_and_less_is_looked_at(
 def test_a_selection_of_the_worst_tokens_in_the_second_epoch_names_the_decision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    best, calls = index.take_topk, [0]
+    best, calls = take_topk, [0]
 
     def worst_later(logits, lengths, before):  # type: ignore[no-untyped-def]
         calls[0] += 1

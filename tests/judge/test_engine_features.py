@@ -132,7 +132,7 @@ def test_a_flush_that_leaves_the_hashes_behind_is_caught_by_flush(
 def test_a_merge_with_another_unit_is_caught_by_cold_warm_although_all_memory_is_valid(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from harness.kernels.torch import context as torch_context
+    from harness.ops.context_attention.kernels import dense as torch_context
 
     right = torch_context.context_attention
 

@@ -20,11 +20,12 @@ from harness.core.records import Finding
 from harness.judge.run_records import Evidence, Run
 from harness.judge.targets import kernel
 from harness.judge.targets.kernel import KernelTarget
-from harness.judge.targets.kernel_call import BadOutput, placed
 from harness.kernels import plugins
 from harness.kernels.call import keeping_output_sites
-from harness.kernels.ops import reference
 from harness.memory.poison.patterns import Poison
+from harness.ops.parts import attention as reference
+from harness.ops.parts.call import BadOutput, placed
+from harness.ops.quantize_fp8 import reference as quantize_fp8_reference
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kernels"
 ALL_SITES = frozenset(SITES.names())
@@ -219,7 +220,7 @@ def test_a_kernel_that_returns_its_lse_in_base_2_is_said_to_do_so() -> None:
 
 def test_the_kernel_runs_before_its_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    compute, invoke = reference.quantize_fp8, kernel.invoke
+    compute, invoke = quantize_fp8_reference.expected, kernel.invoke
     monkeypatch.setattr(
         reference, "quantize_fp8", lambda *a, **k: (order.append("reference"), compute(*a, **k))[1]
     )

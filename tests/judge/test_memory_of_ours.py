@@ -14,10 +14,10 @@ from harness.core.cause_codes import Code
 from harness.core.errors import HarnessError, NoMemoryError
 from harness.core.records import CaseResult, Verdict
 from harness.judge.run_case import run_case
-from harness.judge.targets import kernel_call
 from harness.judge.targets.kernel import KernelTarget
-from harness.judge.targets.kernel_call import placed
-from harness.kernels.ops import cache_layouts
+from harness.ops.parts import cache_layouts
+from harness.ops.parts import call as kernel_call
+from harness.ops.parts.call import placed
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from harness.core.cases import Case, Job
+from harness.core.kernels import BUILT_IN
 from harness.core.records import Verdict
 from harness.judge.targets.engine import EngineTarget
 from harness.judge.verdict import verdict
@@ -92,7 +93,7 @@ def of_each_op() -> dict[str, Case]:
         for case in expand(scenario):
             specs = case.known_kernels()
             is_ours = all(
-                "cuda" in spec.devices and spec.impl.startswith("harness.kernels.torch")
+                "cuda" in spec.devices and spec.origin == BUILT_IN and not spec.requires
                 for spec in specs
             )
             if is_ours and specs and not case.params.corrupt:

@@ -20,8 +20,8 @@ from harness.core.records import CaseResult, Verdict
 from harness.judge.run_case import run_case
 from harness.judge.run_records import Observed, Run
 from harness.judge.target import Target
-from harness.kernels.torch.decode import mla_decode
 from harness.memory.poison.patterns import Poison
+from harness.ops.mla_decode.kernels.tiled import mla_decode
 from harness.run.sanitizer import with_report
 
 SMALL = {

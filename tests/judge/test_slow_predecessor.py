@@ -16,7 +16,6 @@ from harness.core.catalog import KERNELS
 from harness.core.errors import Refused
 from harness.core.params import KernelParams
 from harness.judge.targets.kernel import KernelTarget
-from harness.judge.targets.kernel_call import KernelCall
 from harness.judge.targets.slow_predecessor import (
     behind_slow_predecessor,
     late_inputs,
@@ -26,6 +25,7 @@ from harness.judge.targets.slow_predecessor import (
 from harness.kernels.call import BoundKernel
 from harness.memory.graph.early_launch import PROGRAMMATIC, edges_of
 from harness.memory.poison.patterns import Poison
+from harness.ops.parts.call import KernelCall
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.selection import select
 

@@ -21,7 +21,7 @@ from harness.engine.schedule.scheduler import Scheduler
 from harness.engine.schedule.sequence import Sequence, Step
 from harness.engine.speculation import SuffixDrafts
 from harness.judge.run_case import run_case
-from harness.kernels.torch import plan
+from harness.ops.mla_decode_plan.kernels import tiled as plan
 from harness.run.in_process import InProcessPool
 from harness.run.planning import Planner, Wanted
 from harness.scenario.selection import select

@@ -16,9 +16,10 @@ from harness.core.kernels import KernelSpec
 from harness.core.records import CaseResult, Verdict
 from harness.core.systems import ENGINE_KERNELS
 from harness.judge.run_case import run_case
-from harness.kernels.torch.context import context_attention
-from harness.kernels.torch.decode import mla_decode, mla_decode_sparse
-from harness.kernels.torch.merge import merge_attn_states
+from harness.ops.context_attention.kernels.dense import context_attention
+from harness.ops.merge_attn_states.kernels.dense import merge_attn_states
+from harness.ops.mla_decode.kernels.tiled import mla_decode
+from harness.ops.mla_decode_sparse.kernels.gather import mla_decode_sparse
 
 SIZES = {"num_heads": 1, "kv_lora_rank": 32, "qk_rope_head_dim": 16}
 CONTEXT = {"query_lens": (2, 3), "context_lens": (0, 5), "num_heads": 1}

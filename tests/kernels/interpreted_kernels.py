@@ -13,16 +13,17 @@ import torch
 
 from harness.core.errors import IllegalAddress
 from harness.core.records import Finding
-from harness.kernels.ops import reference
-from harness.kernels.torch import merge as torch_merge
-from harness.kernels.torch import plan as torch_plan
-from harness.kernels.torch import quantize as torch_quantize
-from harness.kernels.torch import write as torch_write
-from harness.kernels.triton.decode import mla_decode, mla_decode_plan
-from harness.kernels.triton.decode_kernels import INTERPRETED
-from harness.kernels.triton.merge import merge_attn_states
-from harness.kernels.triton.quantize import quantize_fp8
-from harness.kernels.triton.write_kv import write_kv
+from harness.ops.merge_attn_states.kernels import dense as torch_merge
+from harness.ops.merge_attn_states.kernels.triton import merge_attn_states
+from harness.ops.mla_decode import reference as mla_decode_reference
+from harness.ops.mla_decode.kernels.triton import mla_decode
+from harness.ops.mla_decode.kernels.triton_code import INTERPRETED
+from harness.ops.mla_decode_plan.kernels import tiled as torch_plan
+from harness.ops.mla_decode_plan.kernels.triton import mla_decode_plan
+from harness.ops.quantize_fp8.kernels import dense as torch_quantize
+from harness.ops.quantize_fp8.kernels.triton import quantize_fp8
+from harness.ops.write_kv.kernels import by_slot as torch_write
+from harness.ops.write_kv.kernels.triton import write_kv
 
 assert INTERPRETED, "set TRITON_INTERPRET=1"
 
@@ -183,7 +184,7 @@ def test_float32_queries_over_any_cache_are_computed_in_float32() -> None:
     for dtype in (torch.float32, E4M3):
         case = _decode_case([70, 5], dtype, query_dtype=torch.float32)
         out, lse = mla_decode(**case)
-        expected = reference.mla_decode(**case)
+        expected = mla_decode_reference.expected(**case)
         assert float((out.flatten(0, 1) - expected.out).norm() / expected.out.norm()) < 1e-6
         assert float((lse.transpose(1, 2).flatten(0, 1) - expected.lse).abs().max()) < 1e-5
 
@@ -193,7 +194,7 @@ def test_queries_outside_the_range_of_float16_are_right_over_an_fp8_cache(magnit
     case = _decode_case([70, 5], E4M3)
     case["q"], case["scale"] = case["q"] * magnitude, 0.2 / magnitude
     out, _ = mla_decode(**case)
-    expected = reference.mla_decode(**case)
+    expected = mla_decode_reference.expected(**case)
     assert float((out.flatten(0, 1) - expected.out).norm() / expected.out.norm()) < 5e-3
 
 

@@ -9,14 +9,14 @@ from typing import Literal
 import pytest
 import torch
 
-from harness.kernels.ops import reference
-from harness.kernels.ops.block_formats import (
+from harness.ops.parts.block_formats import (
     FORMATS,
     decoded_scales,
     decoded_values,
     magnitudes,
     num_scale_rows,
 )
+from harness.ops.quantize_blocks import reference as quantize_blocks_reference
 
 NVFP4, MXFP4, MXFP8 = FORMATS["nvfp4"], FORMATS["mxfp4"], FORMATS["mxfp8"]
 
@@ -56,14 +56,14 @@ def test_the_reference_rounds_a_tie_to_the_even_code() -> None:
     # amax 6 gives a scale of 1, so that these stand half-way between two numbers of e2m1.
     ties = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0]
     x = torch.tensor([ties * 2], dtype=torch.bfloat16)
-    want = reference.quantize_blocks(x, torch.tensor([0, 1]), block_format="nvfp4")
+    want = quantize_blocks_reference.expected(x, torch.tensor([0, 1]), block_format="nvfp4")
     assert want.scales[0].tolist() == [1.0]
     assert want.values[0, :8].tolist() == [0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 6.0]
 
 
 def test_the_reference_leaves_rows_of_nobody_undefined_and_their_scales_unused() -> None:
     x = torch.ones(5, 32, dtype=torch.bfloat16)
-    want = reference.quantize_blocks(x, torch.tensor([0, 2, 3]), block_format="nvfp4")
+    want = quantize_blocks_reference.expected(x, torch.tensor([0, 2, 3]), block_format="nvfp4")
     assert want.live.tolist() == [True, True, True, False, False]
     assert bool(want.values[3:].isnan().all())
     assert [row for row in range(256) if bool(want.scales[row].any())] == [0, 1, 128]

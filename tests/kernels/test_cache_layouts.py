@@ -9,20 +9,16 @@ import torch
 from pydantic import ValidationError
 
 from harness.core.errors import InputError
-from harness.core.op_params import (
-    CacheLayout,
-    MlaDecodeParams,
-    MlaDecodeSparseParams,
-    WriteKvParams,
-)
-from harness.engine.faults.attention import (
-    offsets_in_32_bits,
-    packed_pages,
-    page_stride_for_manager_blocks,
-)
-from harness.kernels.ops import inputs
-from harness.kernels.ops.cache_layouts import PADDING, empty_cache, laid_out, neighbors
-from harness.kernels.torch.decode import page_offsets
+from harness.core.op_params import CacheLayout
+from harness.engine.faults.attention import packed_pages
+from harness.ops.mla_decode import inputs as mla_decode_inputs
+from harness.ops.mla_decode.faults import offsets_in_32_bits, page_stride_for_manager_blocks
+from harness.ops.mla_decode.inputs import DecodeInputs
+from harness.ops.mla_decode.kernels.tiled import page_offsets
+from harness.ops.mla_decode.params import MlaDecodeParams
+from harness.ops.mla_decode_sparse.params import MlaDecodeSparseParams
+from harness.ops.parts.cache_layouts import PADDING, empty_cache, laid_out, neighbors
+from harness.ops.write_kv.params import WriteKvParams
 
 STRIDE = 2**29
 PAGE = 64 * 80
@@ -36,9 +32,11 @@ LAYOUTS: list[CacheLayout] = [
 SMALL = {"kv_lora_rank": 16, "qk_rope_head_dim": 8}
 
 
-def decode_inputs(layout: CacheLayout, **changes: object) -> inputs.DecodeInputs:
+def decode_inputs(layout: CacheLayout, **changes: object) -> DecodeInputs:
     values = {"kv": "fp32", "seq_lens": (130, 0, 64, 257), "num_heads": 2, **SMALL, **changes}
-    return inputs.mla_decode(MlaDecodeParams.model_validate({**values, "layout": layout}), seed=3)
+    return mla_decode_inputs.draw(
+        MlaDecodeParams.model_validate({**values, "layout": layout}), seed=3
+    )
 
 
 def test_pages_lie_one_behind_the_other_unless_a_stride_is_given() -> None:

@@ -17,9 +17,9 @@ from harness.engines import base
 from harness.engines.flashinfer import mla as flashinfer_mla
 from harness.engines.flashinfer import records as flashinfer_records
 from harness.engines.flashinfer.tables import KERNELS
-from harness.kernels.ops import reference
-from harness.kernels.ops.record_formats import decode, encode, store
 from harness.kernels.plugins import check_signature
+from harness.ops.mla_decode import reference as mla_decode_reference
+from harness.ops.parts.record_formats import decode, encode, store
 
 
 class Wrapper:
@@ -61,7 +61,7 @@ class Wrapper:
         for row, (start, count) in enumerate(zip(self.offsets.tolist(), counts, strict=False)):
             table[row, :count] = self.pages[start : start + count]
         q = torch.cat([nope, rope], dim=-1).view(len(counts), -1, self.heads, 576)
-        want = reference.mla_decode(
+        want = mla_decode_reference.expected(
             q, torch.cat([ckv, kpe], dim=-1), table, self.lens, scale=self.scale
         )
         return want.out.float(), want.lse.float()
@@ -100,7 +100,7 @@ def test_the_plan_names_the_pages_in_use_and_results_come_back_in_the_ops_order(
     lens = torch.tensor([70, 64, 130], dtype=torch.int32)
     decode = getattr(flashinfer_mla, f"mla_decode_{backend}")
     out, lse = decode(q, cache, table, lens, scale=0.1)
-    want = reference.mla_decode(q, cache, table.clamp(min=0), lens, scale=0.1)
+    want = mla_decode_reference.expected(q, cache, table.clamp(min=0), lens, scale=0.1)
     torch.testing.assert_close(out.double().flatten(0, 1), want.out, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(
         lse.double().transpose(1, 2).flatten(0, 1), want.lse, rtol=1e-4, atol=1e-5

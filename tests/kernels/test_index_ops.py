@@ -9,13 +9,16 @@ import pytest
 import torch
 
 from harness.core.errors import IllegalAddress
-from harness.core.index_params import IndexLogitsParams
 from harness.core.records import Finding
 from harness.judge.oracles.compare import compare
 from harness.judge.oracles.thresholds import bound
-from harness.kernels.ops import indexing
-from harness.kernels.ops.indexing import right_choice
-from harness.kernels.torch.index import first_requests, load_keys, map_indices, select_topk
+from harness.ops.index_logits import inputs as index_logits_inputs
+from harness.ops.index_logits import reference as index_logits_reference
+from harness.ops.index_logits.kernels.dense import first_requests, load_keys
+from harness.ops.index_logits.params import IndexLogitsParams
+from harness.ops.map_indices.kernels.dense import map_indices
+from harness.ops.select_topk.kernels.by_row import select_topk
+from harness.ops.select_topk.reference import right_choice
 
 Judge = Callable[..., list[Finding]]
 
@@ -83,7 +86,7 @@ def test_keys_of_records_have_the_scale_of_their_own_token() -> None:
 @pytest.mark.parametrize("kv", ["fp32", "indexer_planar"])
 def test_a_score_has_the_scale_that_its_bound_assumes(num_heads: int, kv: str) -> None:
     params = IndexLogitsParams(num_heads=num_heads, kv=kv, seq_lens=(400,) * 60, query_len=1)
-    logits, defined = indexing.expected_logits(indexing.index_logits(params, 3))
+    logits, defined = index_logits_reference.expected(index_logits_inputs.draw(params, 3))
 
     assert float(logits[defined].std()) == pytest.approx(
         bound("index_logits.fp32").least_scale, rel=0.15

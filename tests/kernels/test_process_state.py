@@ -315,4 +315,4 @@ def test_code_that_a_fault_may_replace_is_not_watched() -> None:
         "harness.judge.oracles.compare" in watched
         and "harness.judge.run_records.Outcome" in watched
     )
-    assert not any(name.startswith(("harness.engine", "harness.kernels.torch")) for name in watched)
+    assert not any(name.startswith("harness.engine") or ".kernels." in name for name in watched)

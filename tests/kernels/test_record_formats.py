@@ -8,11 +8,13 @@ from typing import get_args
 import pytest
 import torch
 
-from harness.core.op_params import ReadRecordsParams, RecordFormat, WriteRecordsParams
+from harness.core.call_words import RecordFormat
 from harness.core.ops import PAGE_SIZE
 from harness.core.records import Finding
-from harness.kernels.ops import record_inputs, reference
-from harness.kernels.ops.record_formats import (
+from harness.ops.mla_decode_sparse import reference as mla_decode_sparse_reference
+from harness.ops.mla_decode_sparse.kernels.gather import mla_decode_sparse
+from harness.ops.parts import record_views as torch_records
+from harness.ops.parts.record_formats import (
     RECORDS,
     decode,
     encode,
@@ -22,8 +24,12 @@ from harness.kernels.ops.record_formats import (
     store,
     stored,
 )
-from harness.kernels.torch import records as torch_records
-from harness.kernels.torch.decode import mla_decode_sparse
+from harness.ops.read_records import inputs as read_records_inputs
+from harness.ops.read_records.kernels.dense import read_records
+from harness.ops.read_records.params import ReadRecordsParams
+from harness.ops.write_records import inputs as write_records_inputs
+from harness.ops.write_records.kernels.dense import write_records
+from harness.ops.write_records.params import WriteRecordsParams
 
 Judge = Callable[..., list[Finding]]
 NAMES = get_args(RecordFormat)
@@ -166,14 +172,14 @@ def test_the_torch_writer_stores_what_the_reference_decodes_and_the_reader_what_
     scale = 0.0117 if form.is_scaled else None
     ours = torch.zeros(3, 2, PAGE_SIZE, BYTES[name], dtype=torch.uint8)
     x, slots = rows(name, 4), torch.tensor([64, -1, 130, 191])
-    torch_records.write_records(x, ours[:, 1], slots, record_format=name, scale=scale)
+    write_records(x, ours[:, 1], slots, record_format=name, scale=scale)
     want = torch.zeros_like(ours)
     store(encode(x[slots >= 0], name, scale), want[:, 1], slots[slots >= 0], name)
     decoded = [
         decode(stored(side[:, 1], slots[slots >= 0], name), name, scale) for side in (ours, want)
     ]
     torch.testing.assert_close(decoded[0], decoded[1], rtol=0.2, atol=0.02)
-    out = torch_records.read_records(
+    out = read_records(
         want[:, 1],
         torch.tensor([[1, 2]]),
         torch.tensor([0, 67], dtype=torch.int32),
@@ -198,7 +204,7 @@ def test_writers_and_readers_are_right_at_the_edges_of_pages(
 
 def test_inputs_are_the_same_for_one_seed_and_list_the_slots_that_nothing_owns() -> None:
     params = WriteRecordsParams(kv="indexer_shuffled", num_tokens=5, num_padded=2, layers=2)
-    first, again, other = (record_inputs.write_records(params, seed) for seed in (1, 1, 2))
+    first, again, other = (write_records_inputs.draw(params, seed) for seed in (1, 1, 2))
     assert torch.equal(first.storage, again.storage) and not torch.equal(first.x, other.x)
     assert (
         first.slot_mapping[-2:].tolist() == [-1, -1]
@@ -207,9 +213,7 @@ def test_inputs_are_the_same_for_one_seed_and_list_the_slots_that_nothing_owns()
     assert first.cache.stride(0) == 2 * PAGE_SIZE * 132
     new = sum(part.memory.numel() for part in first.unowned if part.site == "kv.new")
     assert new == 5 * 132
-    read = record_inputs.read_records(
-        ReadRecordsParams(kv="nvfp4_swizzled", seq_lens=(5, 0, 64)), 1
-    )
+    read = read_records_inputs.draw(ReadRecordsParams(kv="nvfp4_swizzled", seq_lens=(5, 0, 64)), 1)
     tail = sum(part.memory.numel() for part in read.unowned if part.site == "kv.tail")
     assert tail == 59 * 72 and read.cu_seq_lens.tolist() == [0, 5, 5, 69]
 
@@ -222,7 +226,9 @@ def test_sparse_decode_reads_records_of_fp8_ds_mla(judge: Judge) -> None:
     cache = encode(latents, "fp8_ds_mla").view(2, PAGE_SIZE, 656)
     indices = torch.tensor([[3, 70, -1]], dtype=torch.int32)
     out, _ = mla_decode_sparse(q, cache, indices, scale=0.04)
-    near = reference.mla_decode_sparse(q, latents.view(2, PAGE_SIZE, 576), indices, scale=0.04)
+    near = mla_decode_sparse_reference.expected(
+        q, latents.view(2, PAGE_SIZE, 576), indices, scale=0.04
+    )
     assert float((out.double() - near.out).norm() / near.out.norm()) < 0.05
 
 

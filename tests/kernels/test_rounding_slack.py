@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness.judge.oracles.compare import SLACK_OF_ROW, compare
 from harness.judge.oracles.thresholds import bound
-from harness.kernels.ops.reference import Rounding
+from harness.ops.parts.attention import Rounding
 
 SCALE = 576**-0.5
 

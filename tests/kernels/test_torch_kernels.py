@@ -10,10 +10,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.core.op_params import ContextAttentionParams
 from harness.core.records import Finding
-from harness.kernels.ops import inputs, reference
-from harness.kernels.torch.context import context_attention
+from harness.ops.context_attention import inputs as context_attention_inputs
+from harness.ops.context_attention import reference as context_attention_reference
+from harness.ops.context_attention.kernels.dense import context_attention
+from harness.ops.context_attention.params import ContextAttentionParams
 
 Judge = Callable[..., list[Finding]]
 
@@ -89,12 +90,12 @@ def test_context_attention_is_right_and_declares_its_empty_rows(
 def test_context_attention_allows_a_request_without_new_tokens() -> None:
     # A case refuses such a request; the op does not.
     params = ContextAttentionParams(num_heads=2, qk_head_dim=24, v_head_dim=16)
-    given = inputs.context_attention(
+    given = context_attention_inputs.draw(
         params.model_copy(update={"query_lens": (0, 3), "context_lens": (4, 9)}), 11
     )
     call = given.q, given.k, given.v, given.query_start_loc, given.chunk_start_loc
     out, lse = context_attention(*call, scale=given.scale)
-    want = reference.context_attention(*call, scale=given.scale)
+    want = context_attention_reference.expected(*call, scale=given.scale)
     torch.testing.assert_close(out.double(), want.out, rtol=1e-2, atol=1e-2)
     torch.testing.assert_close(lse.double(), want.lse, rtol=1e-3, atol=1e-3)
 

@@ -10,21 +10,27 @@ import pytest
 import torch
 
 from harness.core.errors import IllegalAddress
-from harness.core.op_params import MlaDecodeParams
-from harness.kernels.ops import inputs
-from harness.kernels.torch import context as torch_context
-from harness.kernels.torch import decode as torch_decode
-from harness.kernels.torch import quantize as torch_quantize
-from harness.kernels.torch import route as torch_route
-from harness.kernels.torch import write as torch_write
-from harness.kernels.torch.plan import MAX_SPLITS, mla_decode_plan
 from harness.memory.poison.allocations import AllocationPoison
 from harness.memory.poison.patterns import OUT_OF_RANGE, Poison, bits_view, sentinel_bits
+from harness.ops.context_attention.kernels import dense as torch_context
+from harness.ops.mla_decode import inputs as mla_decode_inputs
+from harness.ops.mla_decode.inputs import DecodeInputs
+from harness.ops.mla_decode.kernels import tiled as torch_decode
+from harness.ops.mla_decode.params import MlaDecodeParams
+from harness.ops.mla_decode_plan.kernels.tiled import mla_decode_plan
+from harness.ops.parts.split_plan import MAX_SPLITS
+from harness.ops.quantize_fp8.kernels.dense import (
+    quantize_fp8,
+    quantize_fp8_fmax,
+    quantize_fp8_per_token,
+)
+from harness.ops.route_experts.kernels.dense import route_experts
+from harness.ops.write_kv.kernels import by_slot as torch_write
 
 POISON = Poison("nan", frozenset({"workspace"}))
 
 
-def made(**changes: object) -> inputs.DecodeInputs:
+def made(**changes: object) -> DecodeInputs:
     params = {
         "kv": "fp32",
         "seq_lens": (70, 0, 200),
@@ -32,11 +38,11 @@ def made(**changes: object) -> inputs.DecodeInputs:
         "kv_lora_rank": 16,
         "qk_rope_head_dim": 8,
     }
-    return inputs.mla_decode(MlaDecodeParams.model_validate({**params, **changes}), seed=1)
+    return mla_decode_inputs.draw(MlaDecodeParams.model_validate({**params, **changes}), seed=1)
 
 
 def call(
-    kernel: object, given: inputs.DecodeInputs, **changes: object
+    kernel: object, given: DecodeInputs, **changes: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
     assert callable(kernel)
     arguments = {"scale": given.scale, "kv_scale": given.kv_scale, **changes}
@@ -189,10 +195,10 @@ def test_a_slot_past_the_cache_is_an_illegal_address_and_a_negative_one_is_skipp
 def test_both_kinds_of_maximum_differ_on_a_nan_in_a_live_row() -> None:
     x = torch.ones(3, 4)
     x[1, 2] = math.nan
-    assert bool(torch_quantize.quantize_fp8(x)[0].float().isnan().all())
-    x8, scale = torch_quantize.quantize_fp8_fmax(x)
+    assert bool(quantize_fp8(x)[0].float().isnan().all())
+    x8, scale = quantize_fp8_fmax(x)
     assert float(scale) == pytest.approx(1 / 448) and int(x8.float().isnan().sum()) == 1
-    per_token = torch_quantize.quantize_fp8_per_token(x)[0].float()
+    per_token = quantize_fp8_per_token(x)[0].float()
     assert per_token.isnan().all(dim=1).tolist() == [False, True, False]
 
 
@@ -200,17 +206,17 @@ def test_the_number_of_live_rows_may_be_a_tensor_as_a_graph_needs_it() -> None:
     x = torch.ones(3, 4)
     x[2] = math.nan
     for live in (2, torch.tensor([2]), torch.tensor(2, dtype=torch.int32)):
-        assert bool(torch_quantize.quantize_fp8(x, num_live=live)[1].isfinite().all())
+        assert bool(quantize_fp8(x, num_live=live)[1].isfinite().all())
 
 
 def test_a_tensor_of_zeros_is_quantized_with_scale_one() -> None:
-    x8, scale = torch_quantize.quantize_fp8(torch.zeros(2, 4))
+    x8, scale = quantize_fp8(torch.zeros(2, 4))
     assert float(scale) == 1.0 and bool((x8.float() == 0).all())
 
 
 def test_experts_of_a_token_are_distinct_even_where_its_logits_are_nan() -> None:
     logits = torch.randn(3, 8)
     logits[1] = math.nan
-    ids, weights = torch_route.route_experts(logits, num_experts_per_tok=4)
+    ids, weights = route_experts(logits, num_experts_per_tok=4)
     assert ids.dtype == torch.int32 and len(set(ids[1].tolist())) == 4
     assert bool(weights[[0, 2]].isfinite().all()) and bool(weights[1].isnan().all())

@@ -9,19 +9,21 @@ import torch
 
 from harness.core.catalog import FAULTS
 from harness.core.errors import IllegalAddress
-from harness.core.op_params import MlaDecodeParams
 from harness.core.seams import inject
-from harness.kernels.ops import inputs
-from harness.kernels.torch import decode as torch_decode
-from harness.kernels.torch.decode import count_arrivals, mla_decode, mla_decode_counted
-from harness.kernels.torch.plan import MAX_SPLITS, SplitPlan, mla_decode_plan, pages_per_chunk
 from harness.memory.poison.allocations import AllocationPoison
 from harness.memory.poison.patterns import Poison
+from harness.ops.mla_decode import inputs as mla_decode_inputs
+from harness.ops.mla_decode.inputs import DecodeInputs
+from harness.ops.mla_decode.kernels import tiled as torch_decode
+from harness.ops.mla_decode.kernels.tiled import count_arrivals, mla_decode, mla_decode_counted
+from harness.ops.mla_decode.params import MlaDecodeParams
+from harness.ops.mla_decode_plan.kernels.tiled import mla_decode_plan, pages_per_chunk
+from harness.ops.parts.split_plan import MAX_SPLITS, SplitPlan
 
 ITEMSIZE = {"fp32": 4, "bf16": 2, "fp8_e4m3": 1}
 
 
-def made(kv: str = "fp32", seq_lens: tuple[int, ...] = (70, 0, 640)) -> inputs.DecodeInputs:
+def made(kv: str = "fp32", seq_lens: tuple[int, ...] = (70, 0, 640)) -> DecodeInputs:
     params = {
         "kv": kv,
         "seq_lens": seq_lens,
@@ -29,10 +31,10 @@ def made(kv: str = "fp32", seq_lens: tuple[int, ...] = (70, 0, 640)) -> inputs.D
         "kv_lora_rank": 16,
         "qk_rope_head_dim": 8,
     }
-    return inputs.mla_decode(MlaDecodeParams.model_validate(params), seed=1)
+    return mla_decode_inputs.draw(MlaDecodeParams.model_validate(params), seed=1)
 
 
-def decoded(given: inputs.DecodeInputs, metadata: SplitPlan | None = None) -> torch.Tensor:
+def decoded(given: DecodeInputs, metadata: SplitPlan | None = None) -> torch.Tensor:
     out, _ = mla_decode(
         given.q,
         given.kv_cache,
@@ -46,7 +48,7 @@ def decoded(given: inputs.DecodeInputs, metadata: SplitPlan | None = None) -> to
 
 
 def counted(
-    given: inputs.DecodeInputs,
+    given: DecodeInputs,
     workspace: torch.Tensor | None = None,
     metadata: SplitPlan | None = None,
 ) -> torch.Tensor:

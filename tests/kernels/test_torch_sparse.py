@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from harness.core.errors import IllegalAddress
 from harness.core.records import Finding
-from harness.kernels.ops import reference
-from harness.kernels.torch.decode import mla_decode, mla_decode_sparse
+from harness.ops.mla_decode import reference as mla_decode_reference
+from harness.ops.mla_decode.kernels.tiled import mla_decode
+from harness.ops.mla_decode_sparse import reference as mla_decode_sparse_reference
+from harness.ops.mla_decode_sparse.kernels.gather import mla_decode_sparse
 
 Judge = Callable[..., list[Finding]]
 
@@ -111,6 +113,8 @@ def test_the_reference_of_a_window_is_that_of_the_keys_in_it() -> None:
         torch.tensor([[1, 2]], dtype=torch.int32),
         torch.tensor([70], dtype=torch.int32),
     )
-    want = reference.mla_decode(q, cache, table, lengths, scale=0.1, window=4)
+    want = mla_decode_reference.expected(q, cache, table, lengths, scale=0.1, window=4)
     slots = torch.tensor([[2 * 64 + offset for offset in range(2, 6)]], dtype=torch.int32)
-    assert torch.equal(want.out, reference.mla_decode_sparse(q[:, 0], cache, slots, scale=0.1).out)
+    assert torch.equal(
+        want.out, mla_decode_sparse_reference.expected(q[:, 0], cache, slots, scale=0.1).out
+    )

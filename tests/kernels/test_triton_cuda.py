@@ -36,7 +36,7 @@ def test_the_other_kernels_are_right_and_clean_on_the_gpu(op: str) -> None:
 
 
 def test_a_captured_decode_follows_new_lengths_queries_and_tables_bit_for_bit() -> None:
-    from harness.kernels.triton.decode import mla_decode
+    from harness.ops.mla_decode.kernels.triton import mla_decode
 
     device = torch.device("cuda")
     cache = torch.randn(160, 64, 576, device=device, dtype=torch.bfloat16)
@@ -62,7 +62,7 @@ def test_a_captured_decode_follows_new_lengths_queries_and_tables_bit_for_bit() 
 
 
 def test_a_captured_quantizer_follows_the_number_of_live_rows() -> None:
-    from harness.kernels.triton.quantize import quantize_fp8
+    from harness.ops.quantize_fp8.kernels.triton import quantize_fp8
 
     x = torch.randn(32, 256, device="cuda")
     num_live = torch.tensor([32], dtype=torch.int32, device="cuda")

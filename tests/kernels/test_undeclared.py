@@ -11,10 +11,12 @@ import torch
 
 from harness.core.errors import KernelError
 from harness.core.kernels import KernelSpec
-from harness.core.op_params import MlaDecodeParams, WriteKvParams
 from harness.core.shapes import ANY
 from harness.kernels.call import BoundKernel
-from harness.kernels.ops import inputs
+from harness.ops.mla_decode import inputs as mla_decode_inputs
+from harness.ops.mla_decode.params import MlaDecodeParams
+from harness.ops.write_kv import inputs as write_kv_inputs
+from harness.ops.write_kv.params import WriteKvParams
 
 
 def made_for_576(q: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -29,7 +31,7 @@ def never_right(q: torch.Tensor, *args: Any, **kwargs: Any) -> None:
 
 def message(function: Any, **more: Any) -> str:
     spec = KernelSpec("mla_decode", "mine", "", function, **more)
-    given = inputs.mla_decode(
+    given = mla_decode_inputs.draw(
         MlaDecodeParams(kv_lora_rank=32, qk_rope_head_dim=16, num_heads=4), seed=0
     )
     with pytest.raises(KernelError) as raised:
@@ -70,7 +72,7 @@ def test_a_writer_is_asked_too() -> None:
     def write(kv_c: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         assert kv_c.shape[1] == 512
 
-    given = inputs.write_kv(WriteKvParams(kv_lora_rank=64, qk_rope_head_dim=16), seed=0)
+    given = write_kv_inputs.draw(WriteKvParams(kv_lora_rank=64, qk_rope_head_dim=16), seed=0)
     spec = KernelSpec("write_kv", "mine", "", write)
     with pytest.raises(
         KernelError,

@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from harness.judge.targets.kernel_call import placed
 from harness.memory.fences import ALIGNMENT, fenced
+from harness.ops.parts.call import placed
 
 READ = """
 import ctypes

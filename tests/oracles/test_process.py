@@ -20,6 +20,7 @@ from harness.judge.oracles import agreement, compare
 from harness.judge.run_case import run_case
 from harness.judge.run_records import Evidence, Run
 from harness.kernels.process_state import Change
+from harness.ops.merge_attn_states import reference as merge_attn_states_reference
 
 REPLACED = Change("mla_decode/mine", "replaced torch.empty", is_failure=True, is_restored=True)
 REMARK = Change(
@@ -92,9 +93,8 @@ def replace_comparator() -> None:
 
 
 def replace_reference() -> None:
-    from harness.kernels.ops import reference
 
-    reference.merge_attn_states = lambda *args, **kwargs: None  # type: ignore[assignment]
+    merge_attn_states_reference.expected = lambda *args, **kwargs: None  # type: ignore[assignment]
 
 
 def replace_result() -> None:
@@ -110,7 +110,7 @@ def replace_judge() -> None:
     ("cheat", "names"),
     [
         (replace_comparator, "harness.judge.oracles.compare.compare"),
-        (replace_reference, "harness.kernels.ops.reference.merge_attn_states"),
+        (replace_reference, "harness.ops.merge_attn_states.reference.expected"),
         (replace_result, "harness.judge.run_records.Outcome.result_of"),
         (replace_judge, "harness.judge.run_case.verdict"),
     ],

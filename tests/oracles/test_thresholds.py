@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from harness.core.errors import UnknownNameError
-from harness.core.op_params import MlaDecodeParams
 from harness.judge.oracles.compare import compare
 from harness.judge.oracles.thresholds import BOUNDS, bound
-from harness.kernels.ops import inputs, reference
-from harness.kernels.ops.inputs import DecodeInputs
+from harness.ops.mla_decode import inputs as mla_decode_inputs
+from harness.ops.mla_decode import reference as mla_decode_reference
+from harness.ops.mla_decode.inputs import DecodeInputs
+from harness.ops.mla_decode.params import MlaDecodeParams
 
 KV = ("fp32", "bf16", "fp8_e4m3")
 DECODES = ("mla_decode", "mla_decode_sparse")
@@ -94,8 +95,8 @@ def decode_in(
 
 def judged(products: str, seed: int, keep: slice = slice(None)) -> tuple[bool, bool]:
     """Whether out and lse stay within the bounds of such a kernel."""
-    given = inputs.mla_decode(MlaDecodeParams(kv="fp8_e4m3"), seed)
-    want = reference.mla_decode(
+    given = mla_decode_inputs.draw(MlaDecodeParams(kv="fp8_e4m3"), seed)
+    want = mla_decode_reference.expected(
         given.q,
         given.kv_cache,
         given.block_table,
@@ -126,8 +127,8 @@ def test_a_lost_page_is_beyond_the_bounds_of_an_fp8_cache(products):
 
 
 def test_an_fp8_query_is_beyond_the_bound_of_a_bfloat16_one():
-    given = inputs.mla_decode(MlaDecodeParams(kv="fp8_e4m3"), 0)
-    want = reference.mla_decode(
+    given = mla_decode_inputs.draw(MlaDecodeParams(kv="fp8_e4m3"), 0)
+    want = mla_decode_reference.expected(
         given.q,
         given.kv_cache,
         given.block_table,
@@ -170,8 +171,8 @@ def decode_split(given: DecodeInputs, piece: int = 64) -> tuple[torch.Tensor, to
 def test_a_kernel_that_splits_and_sums_in_bfloat16_is_within_its_own_bounds_and_beyond_the_stricter_ones(  # noqa: E501
     seed,
 ):
-    given = inputs.mla_decode(MlaDecodeParams(kv="bf16"), seed)
-    want = reference.mla_decode(
+    given = mla_decode_inputs.draw(MlaDecodeParams(kv="bf16"), seed)
+    want = mla_decode_reference.expected(
         given.q, given.kv_cache, given.block_table, given.seq_lens, scale=given.scale
     )
     out, lse = decode_split(given)
@@ -182,8 +183,8 @@ def test_a_kernel_that_splits_and_sums_in_bfloat16_is_within_its_own_bounds_and_
 
 
 def test_a_lost_page_is_beyond_the_bounds_of_bfloat16_partials_and_sums():
-    given = inputs.mla_decode(MlaDecodeParams(kv="bf16"), 0)
-    want = reference.mla_decode(
+    given = mla_decode_inputs.draw(MlaDecodeParams(kv="bf16"), 0)
+    want = mla_decode_reference.expected(
         given.q, given.kv_cache, given.block_table, given.seq_lens, scale=given.scale
     )
     fewer = decode_split(dataclasses.replace(given, seq_lens=(given.seq_lens - 64).clamp(min=1)))

@@ -9,8 +9,8 @@ import pytest
 from harness.core.cases import Case, Job
 from harness.core.catalog import KERNELS
 from harness.core.conditions.table import SPACES, key_of, space_for
-from harness.core.op_params import MlaDecodeParams
 from harness.core.records import CaseResult, Verdict
+from harness.ops.mla_decode.params import MlaDecodeParams
 from harness.report.conditions import Coverage, coverages
 
 SPACE = SPACES["mla_decode"]

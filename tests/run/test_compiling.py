@@ -12,8 +12,8 @@ import pytest
 from harness.core.cases import Case, Job
 from harness.core.catalog import KERNELS
 from harness.core.kernels import KernelSpec
-from harness.core.op_params import WriteKvParams
 from harness.core.records import CaseResult, Verdict
+from harness.ops.write_kv.params import WriteKvParams
 from harness.run import child
 from harness.run.runner import WorkerPool
 from tests.waiting import HANG_SECONDS, end_limits_when

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.core.catalog import SITES
-from harness.core.op_params import MergeAttnStatesParams
+from harness.ops.merge_attn_states.params import MergeAttnStatesParams
 from harness.scenario.expand import KernelOverride, expand, fault_cases, seed_of
 from harness.scenario.load import load_scenario
 from harness.scenario.schema import Scenario

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.op_params import MergeAttnStatesParams
+from harness.ops.merge_attn_states.params import MergeAttnStatesParams
 from harness.scenario.load import load_scenario
 from harness.scenario.matrix import case_id, points
 from harness.scenario.schema import Scenario

@@ -8,7 +8,7 @@ import pytest
 
 from harness.core.catalog import SITES
 from harness.core.errors import HarnessError
-from harness.core.op_params import MergeAttnStatesParams
+from harness.ops.merge_attn_states.params import MergeAttnStatesParams
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenario
 from harness.scenario.matrix import num_points

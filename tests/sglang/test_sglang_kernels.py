@@ -21,9 +21,10 @@ from harness.engines.sglang import kernels
 from harness.engines.sglang.tables import KERNELS
 from harness.judge.run_records import Evidence
 from harness.judge.targets.kernel import KernelTarget
-from harness.kernels.ops import reference
 from harness.kernels.plugins import check_signature
 from harness.memory.poison.patterns import Poison
+from harness.ops.align_experts import reference as align_experts_reference
+from harness.ops.mla_decode import reference as mla_decode_reference
 
 
 def module(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Any) -> None:
@@ -181,7 +182,7 @@ def test_cutlass_gets_whole_pages_of_128_and_its_missing_lse_is_not_judged(
             torch.int32,
         )
         q, lens = torch.cat([q_nope, q_pe], -1)[:, None], seq_lens if is_right else seq_lens - 1
-        return reference.mla_decode(
+        return mla_decode_reference.expected(
             q, kv_c_and_k_pe_cache, page_table, lens, scale=sm_scale
         ).out.to(q.dtype)
 
@@ -243,7 +244,9 @@ def test_choices_are_sorted_by_sglangs_own_function_whose_buffers_are_longer(
     is_right: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def align(topk_ids: Any, block_size: int, num_experts: int) -> Any:
-        want = reference.align_experts(topk_ids, num_experts=num_experts, block_size=block_size)
+        want = align_experts_reference.expected(
+            topk_ids, num_experts=num_experts, block_size=block_size
+        )
         size = topk_ids.numel() + (num_experts + 1) * (block_size - 1)
         ids, experts = (
             torch.full((length,), 7, dtype=torch.int32) for length in (size, -(-size // block_size))

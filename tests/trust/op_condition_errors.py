@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.core.ops import PAGE_SIZE
-from harness.kernels.ops.record_formats import places
+from harness.ops.parts.record_formats import places
 
 Arguments = dict[str, Any]
 Kernel = Callable[..., Any]

@@ -15,10 +15,18 @@ from sound_kernels import Style
 from torch import Tensor
 
 from harness.core.ops import PAGE_SIZE, aligned_sizes, latent_rank
-from harness.kernels.ops.block_formats import FORMATS, num_scale_rows
-from harness.kernels.torch import decode, plan, quantize, records, route
-from harness.kernels.torch.decode import gather_slots
-from harness.kernels.torch.plan import MAX_SPLITS, SplitPlan
+from harness.ops.mla_decode.kernels import tiled as decode
+from harness.ops.mla_decode_plan.kernels import tiled as plan
+from harness.ops.mla_decode_sparse.kernels.gather import gather_slots
+from harness.ops.parts import block_codes as quantize
+from harness.ops.parts.block_formats import FORMATS, num_scale_rows
+from harness.ops.parts.split_plan import MAX_SPLITS, SplitPlan, num_pages
+from harness.ops.quantize_blocks.kernels import dense as blocks_kernel
+from harness.ops.quantize_blocks.kernels.dense import empty_scales, scale_rows
+from harness.ops.quantize_fp8.kernels.dense import live_magnitudes
+from harness.ops.read_records.kernels import dense as reading_kernel
+from harness.ops.route_experts.kernels.dense import route_experts_live
+from harness.ops.write_records.kernels import dense as writing_kernel
 
 _MINUS_INF = -math.inf
 _LOG2_E = math.log2(math.e)
@@ -75,7 +83,7 @@ def mla_decode(
 
 def mla_decode_plan(style: Style, seq_lens: Tensor, *, num_heads: int) -> SplitPlan:
     """Pieces of equal size in each request, not in the batch."""
-    pages = plan.num_pages(seq_lens)[:, None]
+    pages = num_pages(seq_lens)[:, None]
     cuts = min(style.splits, MAX_SPLITS)
     work = torch.empty(len(seq_lens), MAX_SPLITS, 3, dtype=torch.int32)
     num_splits = torch.empty(len(seq_lens), dtype=torch.int32)
@@ -212,7 +220,7 @@ def quantize_fp8(
     style: Style, x: Tensor, *, num_live: int | Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The maximum is taken by columns or by rows first."""
-    amax = quantize.live_magnitudes(x, num_live).amax(dim=int(style.backwards)).amax().reshape(1)
+    amax = live_magnitudes(x, num_live).amax(dim=int(style.backwards)).amax().reshape(1)
     x8, scale = torch.empty(x.shape, dtype=torch.float8_e4m3fn), torch.empty(1)
     scale.copy_(torch.where(amax == 0, 1.0, _divided(style, amax, torch.tensor(448.0))))
     x8.copy_(_e4m3(_divided(style, x.float(), scale)))
@@ -227,7 +235,7 @@ def route_experts(
     The ids of a token come in any order.
     """
     if not style.logits_first:
-        ids, weights = route.route_experts_live(
+        ids, weights = route_experts_live(
             logits, num_experts_per_tok=num_experts_per_tok, num_live=num_live
         )
         return (ids.flip(1), weights.flip(1)) if style.backwards else (ids, weights)
@@ -245,15 +253,15 @@ def quantize_blocks(
     """Division by scales, or products with their reciprocals, which decide ties differently."""
     form = FORMATS[block_format]
     if form.scale == "e8m0" or not style.reciprocal:
-        return quantize.quantize_blocks(x, expert_offsets, block_format=block_format)
+        return blocks_kernel.quantize_blocks(x, expert_offsets, block_format=block_format)
     offsets = expert_offsets.tolist()
     counts = [end - start for start, end in pairwise(offsets)]
     blocks = x[: offsets[-1]].float().view(offsets[-1], -1, form.block)
     scale = (blocks.abs().amax(dim=-1) * torch.tensor(1 / form.element_max)).clamp(max=448.0)
     codes = scale.to(torch.float8_e4m3fn)
     inverse = torch.where(codes.float() == 0, 0.0, 1 / codes.float())
-    rows = quantize.scale_rows(len(x), offsets)[: offsets[-1]]
-    scales = quantize.empty_scales(num_scale_rows(counts), codes.shape[1], x.device)
+    rows = scale_rows(len(x), offsets)[: offsets[-1]]
+    scales = empty_scales(num_scale_rows(counts), codes.shape[1], x.device)
     scales[rows] = codes.view(torch.uint8)
     values = torch.empty(len(x), x.shape[1] // form.codes_per_byte, dtype=torch.uint8)
     # Scaled numbers have scale 1, whose code is 0x38.
@@ -304,7 +312,7 @@ def write_records(
     kept = (slot_mapping >= 0).nonzero().flatten().tolist()
     for token in reversed(kept) if style.backwards else kept:
         slots = slot_mapping[token : token + 1]
-        records.write_records(
+        writing_kernel.write_records(
             x[token : token + 1], cache, slots, record_format=record_format, scale=scale
         )
 
@@ -324,7 +332,7 @@ def read_records(
     """
     ends, factor = cu_seq_lens.tolist(), 1.0 if scale is None else scale
     rows = [
-        records.read_records(
+        reading_kernel.read_records(
             cache,
             block_table[i : i + 1],
             cu_seq_lens[i : i + 2] - start,

@@ -14,8 +14,8 @@ from functools import partial
 from random import Random
 from typing import Any, get_args
 
+from harness.core.call_words import RecordFormat
 from harness.core.kernels import SOUND, Bf16Step, EmptyLse, Fp8Products, KernelSpec
-from harness.core.op_params import RecordFormat
 from harness.core.registry import attribute_at
 from harness.core.shapes import ANY
 

@@ -18,11 +18,13 @@ from mutant_trials import run
 from harness.core.cases import Job
 from harness.core.conditions.table import SPACES
 from harness.core.kernels import KernelSpec
-from harness.core.op_params import ContextAttentionParams, MlaDecodeParams
 from harness.core.ops import OPS
-from harness.kernels.ops import inputs
-from harness.kernels.torch.context import context_attention
-from harness.kernels.torch.decode import mla_decode
+from harness.ops.context_attention import inputs as context_attention_inputs
+from harness.ops.context_attention.kernels.dense import context_attention
+from harness.ops.context_attention.params import ContextAttentionParams
+from harness.ops.mla_decode import inputs as mla_decode_inputs
+from harness.ops.mla_decode.kernels.tiled import mla_decode
+from harness.ops.mla_decode.params import MlaDecodeParams
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
 
@@ -43,7 +45,9 @@ def unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", ERRORS["mla_decode"])
 def test_each_error_changes_its_requests_and_no_other(kind: str) -> None:
-    made = inputs.mla_decode(MlaDecodeParams.model_validate(SMALL | {"seq_lens": [70, 90, 130]}), 3)
+    made = mla_decode_inputs.draw(
+        MlaDecodeParams.model_validate(SMALL | {"seq_lens": [70, 90, 130]}), 3
+    )
     arguments = {
         "q": made.q,
         "kv_cache": made.kv_cache,
@@ -67,7 +71,7 @@ def test_each_error_of_another_op_changes_its_requests_and_no_other(kind: str) -
         "qk_head_dim": 24,
         "v_head_dim": 16,
     }
-    made = inputs.context_attention(ContextAttentionParams.model_validate(given), 3)
+    made = context_attention_inputs.draw(ContextAttentionParams.model_validate(given), 3)
     names = (*OPS.get("context_attention").positional, "scale")
     arguments = {name: getattr(made, name) for name in names}
     right = context_attention(**arguments)[0]

@@ -217,7 +217,7 @@ def test_the_value_of_the_call_before_is_returned(monkeypatch: pytest.MonkeyPatc
 
     def work(one: Mutant) -> list[Any]:
         trials.inject(one)
-        plan = __import__("harness.kernels.torch.plan", fromlist=["num_pages"])
+        plan = __import__("harness.ops.mla_decode_plan.kernels.tiled", fromlist=["num_pages"])
         return [plan.num_pages(torch.tensor([length])).tolist() for length in (1, 65, 129)]
 
     (found,) = [result for _, result in trials.in_forks([stale], work, 1)]

@@ -13,9 +13,9 @@ from harness.core.kernels import KernelSpec
 from harness.core.records import Verdict
 from harness.core.registry import Registry
 from harness.judge.run_case import run_case
-from harness.kernels.ops import reference
-from harness.kernels.ops.block_formats import FORMATS, decoded_scales, decoded_values
-from harness.kernels.torch.quantize import quantize_blocks
+from harness.ops.parts.block_formats import FORMATS, decoded_scales, decoded_values
+from harness.ops.quantize_blocks import reference as quantize_blocks_reference
+from harness.ops.quantize_blocks.kernels.dense import quantize_blocks
 from harness.scenario.draws import VERSION, draw
 from harness.scenario.expand import KernelOverride, control_cases, drawn_case
 from harness.scenario.load import load_scenarios
@@ -126,25 +126,27 @@ def test_a_tie_may_be_decided_as_a_reciprocal_decides_it_and_another_number_may_
     divided, _ = quantize_blocks(TIED, offsets, block_format="nvfp4")
     values, scales = blocks_of(TIED, RECIPROCAL)
     assert decoded_values(divided, FORMATS["nvfp4"])[0, 1] == 2.0 and values[0, 1] == 3.0
-    plain = reference.quantize_blocks(TIED, offsets, block_format="nvfp4")
+    plain = quantize_blocks_reference.expected(TIED, offsets, block_format="nvfp4")
     assert plain.values[0, 1] == 2.0
-    followed = reference.quantize_blocks(
+    followed = quantize_blocks_reference.expected(
         TIED, offsets, block_format="nvfp4", chosen=(values, scales)
     )
     assert followed.values[0, 1] == 3.0
     wrong = values.clone()
     wrong[0, 0], wrong[0, 1] = 4.0, 4.0
-    kept = reference.quantize_blocks(TIED, offsets, block_format="nvfp4", chosen=(wrong, scales))
+    kept = quantize_blocks_reference.expected(
+        TIED, offsets, block_format="nvfp4", chosen=(wrong, scales)
+    )
     assert kept.values[0, :2].tolist() == [6.0, 2.0]
 
 
 def test_scales_that_are_powers_of_two_leave_no_choice() -> None:
     x = torch.tensor([[6.0, 2.5] + [0.0] * 30], dtype=torch.bfloat16)
     offsets = torch.tensor([0, 1], dtype=torch.int32)
-    plain = reference.quantize_blocks(x, offsets, block_format="mxfp4")
+    plain = quantize_blocks_reference.expected(x, offsets, block_format="mxfp4")
     other = plain.values.clone()
     other[0, 1] = 3.0
-    asked = reference.quantize_blocks(
+    asked = quantize_blocks_reference.expected(
         x, offsets, block_format="mxfp4", chosen=(other, plain.scales)
     )
     assert plain.values[0, 1] == asked.values[0, 1] == 2.0

@@ -21,16 +21,17 @@ from pathlib import Path
 import torch
 
 from harness.core.cases import Case, Job
-from harness.core.index_params import IndexLogitsParams
 from harness.judge.oracles.compare import compare
 from harness.judge.oracles.thresholds import BOUNDS, Bound, bound
 from harness.judge.run_case import why_not
 from harness.judge.run_records import Run
 from harness.judge.target import target_of
 from harness.kernels.call import without_interception
-from harness.kernels.ops import indexing
-from harness.kernels.torch.index import load_keys
 from harness.memory.poison.patterns import Poison
+from harness.ops.index_logits import inputs as index_logits_inputs
+from harness.ops.index_logits import reference as index_logits_reference
+from harness.ops.index_logits.kernels.dense import load_keys
+from harness.ops.index_logits.params import IndexLogitsParams
 from harness.report.markdown import table
 from harness.scenario.expand import KernelOverride, control_cases, drawn_cases, expand
 from harness.scenario.load import load_scenarios
@@ -127,8 +128,8 @@ def _note_short_registers(case: Case, samples: Samples) -> None:
     """What index logits need if a GPU adds up each 32 products in registers that hold 13 bits below
     the largest.
     """
-    given = indexing.index_logits(case.params_as(IndexLogitsParams), case.seed)
-    want, defined = indexing.expected_logits(given)
+    given = index_logits_inputs.draw(case.params_as(IndexLogitsParams), case.seed)
+    want, defined = index_logits_reference.expected(given)
     blocks = given.block_table.long().clamp(max=len(given.kv_cache) - 1)
     keys = load_keys(given.kv_cache, blocks).flatten(1, 2)
     products = given.q.float()[:, :, :, None] * keys[:, None, None]

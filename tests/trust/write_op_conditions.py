@@ -26,10 +26,11 @@ from harness.core.catalog import KERNELS
 from harness.core.conditions.model import Shown
 from harness.core.conditions.table import SPACES, key_of, shown_by, space_for
 from harness.core.kernels import KernelSpec
-from harness.core.op_params import KERNEL_PARAMS, MlaDecodeParams
-from harness.core.ops import OPS, PAGE_SIZE
-from harness.kernels.ops import expert_inputs, indexing, inputs, record_inputs
-from harness.kernels.ops.record_formats import RECORDS
+from harness.core.op_params import KERNEL_PARAMS
+from harness.core.ops import OPS, PAGE_SIZE, part_of
+from harness.ops.mla_decode.params import MlaDecodeParams
+from harness.ops.parts import records
+from harness.ops.parts.record_formats import RECORDS
 from harness.scenario.batches import Given, decode_call
 from harness.scenario.calls import UNMET, drawn_call
 from harness.scenario.expand import seed_of
@@ -76,9 +77,8 @@ KNOWN = {
 }
 """Op -> kernel -> sides of a token with which it fails, docs/findings.md."""
 ISSUE = "vllm-project/vllm#49294"
-INPUTS = (inputs, expert_inputs, record_inputs, indexing)
 # What records hold is not read, and encoding it is slow.
-STORAGE = record_inputs._storage
+STORAGE = records.drawn_storage
 
 
 def _quick_storage(params: Any, blocks: int, _: Any) -> tuple[torch.Tensor, None]:
@@ -92,8 +92,7 @@ def show(op: str, given: dict[str, Any], seed: int = 0) -> tuple[tuple[str, ...]
     """
     torch.set_num_threads(1)
     params = KERNEL_PARAMS[op].model_validate(given)
-    make = next(getattr(module, op) for module in INPUTS if hasattr(module, op))
-    made = make(params, seed)
+    made = part_of(op, "inputs:draw")(params, seed)
     row, spec = OPS.get(op), KERNELS.get(f"{op}/{params.kernel}")
     keywords = {name: getattr(made, name) for name in row.keywords if hasattr(made, name)}
     if op == "mla_decode":
@@ -155,14 +154,14 @@ def found_calls(op: str, most: int = 400) -> tuple[dict[str, dict[str, Any]], Sh
     served: list[tuple[tuple[str, ...], float]] = []
 
     def points(given: dict[str, Any]) -> tuple[str, ...]:
-        record_inputs._storage = _quick_storage
+        records.drawn_storage = _quick_storage
         found, cost = show(op, given, len(costs))
         costs.append(cost)
         return found
 
     def as_case(given: dict[str, Any]) -> tuple[str, ...]:
         kept.append(given)
-        record_inputs._storage = STORAGE
+        records.drawn_storage = STORAGE
         served.append(show(op, given, seed_of(f"{name}[call=c{len(kept) - 1:02}]")))
         return served[-1][0]
 
@@ -495,7 +494,7 @@ def real_document(op: str) -> str:
     """
     name, tag, _ = NAMES[op]
     real, title = RealCalls(op), f"kernel-matrix-conditions-{name.removesuffix('-conditions')}"
-    record_inputs._storage = _quick_storage
+    records.drawn_storage = _quick_storage
     scenarios = {s.name: s for s in load_scenarios(shipped_directory())}
     calls = (
         [dict(given) for given in scenarios[title].matrix["call"].values()]

@@ -20,10 +20,12 @@ from harness.engines.vllm import record_kernels
 from harness.judge.run_records import Evidence
 from harness.judge.targets import kernel as kernel_target
 from harness.judge.targets.kernel import KernelTarget
-from harness.kernels.ops import reference
-from harness.kernels.ops.record_formats import decode, encode, stored
-from harness.kernels.torch import records
 from harness.memory.poison.patterns import Poison
+from harness.ops.mla_decode_sparse import reference as mla_decode_sparse_reference
+from harness.ops.parts import record_views as records
+from harness.ops.parts.record_formats import decode, encode, stored
+from harness.ops.read_records.kernels.dense import read_records
+from harness.ops.write_records.kernels.dense import write_records
 
 ROCM = "vllm.v1.attention.ops.rocm_aiter_mla_sparse"
 
@@ -49,7 +51,7 @@ class CustomOps:
         assert kv_cache.dtype == (torch.bfloat16 if name == "bf16" else torch.uint8)
         factor = float(scale) if name == "fp8_e4m3" else None
         rows, cache = torch.cat((kv_c, k_pe), dim=1), kv_cache.view(torch.uint8)
-        records.write_records(rows, cache, slot_mapping, record_format=name, scale=factor)
+        write_records(rows, cache, slot_mapping, record_format=name, scale=factor)
 
     def indexer_k_quant_and_cache(
         self,
@@ -88,7 +90,7 @@ class CustomOps:
             (key, key_cache, "nvfp4_linear", k_scale),
             (value, value_cache, "nvfp4_swizzled", v_scale),
         ):
-            records.write_records(
+            write_records(
                 rows[:, 0], cache[:, :, 0], slot_mapping, record_format=name, scale=float(scale)
             )
 
@@ -111,9 +113,7 @@ class CustomOps:
         name = "bf16" if kv_cache_dtype == "auto" else kv_cache_dtype
         factor = float(scale) if name == "fp8_e4m3" else None
         cache = src_cache.view(torch.uint8)
-        dst.copy_(
-            records.read_records(cache, block_table, cu_seq_lens, record_format=name, scale=factor)
-        )
+        dst.copy_(read_records(cache, block_table, cu_seq_lens, record_format=name, scale=factor))
 
     def cp_gather_and_upconvert_fp8_kv_cache(
         self,
@@ -125,7 +125,7 @@ class CustomOps:
     ) -> None:
         assert batch_size == len(block_table) == len(workspace_starts)
         starts = torch.cat((workspace_starts, torch.tensor([len(dst)], dtype=torch.int32)))
-        dst.copy_(records.read_records(src_cache, block_table, starts, record_format="fp8_ds_mla"))
+        dst.copy_(read_records(src_cache, block_table, starts, record_format="fp8_ds_mla"))
 
     def cp_gather_indexer_k_quant_cache(
         self,
@@ -180,7 +180,7 @@ class Shuffled(ModuleType):
         k: Tensor, cache: Tensor, slots: Tensor, size: int, scales: str
     ) -> None:
         assert k.is_contiguous() and (size, scales) == (128, "ue8m0")
-        records.write_records(k, cache, slots, record_format="indexer_shuffled")
+        write_records(k, cache, slots, record_format="indexer_shuffled")
 
     @staticmethod
     def cp_gather_indexer_k_quant_cache_triton(
@@ -254,7 +254,7 @@ def test_a_writer_and_a_reader_of_another_layout_are_findings(
     vllm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vllm(CustomOps())
-    right = records.write_records
+    right = write_records
     monkeypatch.setattr(
         records,
         "write_records",
@@ -270,7 +270,7 @@ def test_the_reader_of_keys_multiplies_codes_by_their_scales(vllm: Callable[...,
     vllm(CustomOps())
     x = torch.randn(64, 128, generator=torch.Generator().manual_seed(1))
     cache = torch.zeros(2, 64, 132, dtype=torch.uint8)
-    records.write_records(x, cache, torch.arange(64, 128), record_format="indexer_planar")
+    write_records(x, cache, torch.arange(64, 128), record_format="indexer_planar")
     table, starts = torch.tensor([[1]], dtype=torch.int32), torch.tensor([0, 64], dtype=torch.int32)
     out = record_kernels.read_indexer(cache, table, starts, record_format="indexer_planar")
     assert float((out - x).norm() / x.norm()) < 0.06
@@ -287,7 +287,9 @@ def test_sparse_flashmla_gets_records_padded_heads_and_padded_indices(
     ) -> Any:
         seen.update(given, q=q, indices=indices)
         assert k_cache.shape == (3, 64, 1, 656) and k_cache.dtype == torch.uint8
-        want = reference.mla_decode_sparse(q[0], k_cache[:, :, 0], indices[0], scale=softmax_scale)
+        want = mla_decode_sparse_reference.expected(
+            q[0], k_cache[:, :, 0], indices[0], scale=softmax_scale
+        )
         return want.out[None].to(q.dtype), want.lse.T[None].float()
 
     flashmla = SimpleNamespace(

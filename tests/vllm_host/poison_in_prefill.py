@@ -27,7 +27,7 @@ def prefill() -> tuple[int, bool, float]:
     """Rows filled, whether the output is finite, and how far it is from float64 attention."""
     from harness.engines.vllm.host.prefill_merge import REQUESTS
     from harness.engines.vllm.host.prefill_step import SCALE, Inputs, Step
-    from harness.kernels.torch.context import context_attention
+    from harness.ops.context_attention.kernels.dense import context_attention
 
     def every_row_written(q, k, v, starts, keys):  # type: ignore[no-untyped-def]
         return context_attention(q, k, v, starts, keys, scale=SCALE)

@@ -5,13 +5,16 @@ scores. No torch here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from harness.core.conditions.model import Point
 from harness.core.ops import PAGE_SIZE
 
 LARGE_SCORE = 1e4
+TILE = 16
+"""Slots of the smallest tile in which kernels read a page."""
 FAR = 2**31
 """The first offset in elements that does not fit a signed number of 32 bits."""
 TYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float8_e4m3fn": "fp8_e4m3"}
@@ -88,3 +91,32 @@ def row_values(largest: float) -> str:
         if largest <= TINY_ROW
         else "plain"
     )
+
+
+SEEN = ("all", "part")
+
+
+def requests(lengths: Sequence[int], num_tokens: int) -> Iterator[Point]:
+    """A point for each request: its place, its neighbours, and whether each of its query tokens
+    sees a key.
+    """
+    for b, length in enumerate(lengths):
+        yield {
+            "batch": len(lengths),
+            "queries": num_tokens,
+            "place": place_of(b, len(lengths)),
+            "around": around(b, lengths),
+            "neighbour": same_as_before(b, lengths),
+            "seen": SEEN[length < num_tokens] if length else None,
+        }
+
+
+def of_records(cache: Any, record_format: str) -> Point:
+    page = cache.shape[1] * cache.shape[2]
+    return {"kv": record_format, "layers": "one" if cache.stride(0) == page else "several"}
+
+
+def end_of(length: int) -> str:
+    """Where a request ends in its last page. `last`: it is one token short of a whole page."""
+    found = end_in_page(length - 1) if length else "empty"
+    return "whole" if found == "last" else "last" if length % PAGE_SIZE == PAGE_SIZE - 1 else found

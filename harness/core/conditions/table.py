@@ -10,20 +10,18 @@ from harness.core.catalog import planner_of
 from harness.core.conditions import engine
 from harness.core.conditions.model import Space
 from harness.core.conditions.rows import space_of
-from harness.core.files import rows_beside
+from harness.core.files import read_rows
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import KERNEL_PARAMS
-from harness.core.ops import OPS
-from harness.core.registry import attribute_at
+from harness.core.ops import OPS, OPS_FOLDER, ops_with, part_of
 from harness.core.shapes import ANY, sizes_of
 
-_ROWS = {op: row for op, row in rows_beside(__file__).items() if not op.startswith("_")}
 SPACES = {
-    op: space_of(op, row, attribute_at(f"harness.core.conditions.{row['reader']}"))
-    for op, row in _ROWS.items()
+    op: space_of(op, read_rows(OPS_FOLDER / op / "conditions.yaml"), part_of(op, "conditions:read"))
+    for op in ops_with("conditions.yaml")
 } | {engine.SPACE.op: engine.SPACE}
-"""Op -> its space, as `table.yaml` says; `engine` -> the space of the steps of the reference
-engine.
+"""Op -> its space, as its `conditions.yaml` says; `engine` -> the space of the steps of the
+reference engine.
 """
 
 

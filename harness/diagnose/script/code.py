@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
 
 from harness.core.errors import HarnessError, InputError
 from harness.core.literals import Code, literal
+from harness.core.ops import OPS_FOLDER
 
 WIDTH = 120
 ROOM = WIDTH - 4
@@ -93,7 +94,9 @@ def templates() -> Environment:
     They print code alone, and any other value through the filters `py` and `long_text`.
     """
     found = Environment(
-        loader=PackageLoader("harness.diagnose.script"),
+        loader=ChoiceLoader(
+            [PackageLoader("harness.diagnose.script"), FileSystemLoader(OPS_FOLDER)]
+        ),
         undefined=StrictUndefined,
         finalize=only_code,
         trim_blocks=True,

@@ -1,7 +1,8 @@
 """One row for each known bug that has a script: its scene, its numbers, and the one line that
 injects it.
 
-A scene is a template under ``templates/scenes``. A hook is the place in a template for the line of
+A scene is a template under ``templates/scenes``, or `script.py.j2` in the folder of
+an op. A hook is the place in a template for the line of
 a bug. The numbers are of one call of a kernel, or of one step of a serving run: the engine's own
 scheduler runs the requests of a case again without a model, and gives lengths, block tables and
 padding.
@@ -17,6 +18,7 @@ from harness.core.cases import Case
 from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
 from harness.core.files import rows_beside
+from harness.core.ops import ops_with
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.config import KV_SCALE, PAGE_SIZE, model_config
 from harness.engine.schedule.scheduler import Scheduler
@@ -24,7 +26,7 @@ from harness.engine.schedule.sequence import ScheduledSequence, Sequence
 
 Numbers = dict[str, Any]
 KERNEL_KV_SCALE = 0.0117
-"""The per-tensor scale of fp8 caches in kernel cases (see :mod:`harness.kernels.ops.inputs`, which
+"""The per-tensor scale of fp8 caches in kernel cases (see :mod:`harness.ops.parts.inputs`, which
 needs torch).
 """
 
@@ -210,8 +212,8 @@ class Scene:
 
 
 _ROWS = rows_beside(__file__)
-OP_SCENES = {op: Scene(template) for op, template in _ROWS["ops"].items()}
-"""The scene of a kernel case: one call of its op."""
+OP_SCENES = {op: Scene(f"{op}/script") for op in ops_with("script.py.j2")}
+"""The scene of a kernel case: one call of its op, by the template in the folder of the op."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ def render(export: Export) -> str:
         return "\n".join(_header(export)) + "\n" + str(attribute_at(path)(export.case, MARKER))
     recipe = RECIPES.get(export.fault or "")
     scene = OP_SCENES[export.case.op] if export.case.op else RECIPES[export.fault or ""].engine
-    template = _templates(recipe).get_template(f"scenes/{scene.template}.py.j2")
+    template = _templates(recipe).get_template(f"{scene.template}.py.j2")
     context = _context(export, recipe, scene)
     text = tidy(without_dead_code(tidy(template.render(context))))
     num_lines, width = text.count("\n"), max(map(len, text.splitlines()))
@@ -188,8 +188,8 @@ def _context(export: Export, recipe: Recipe | None, scene: Scene) -> dict[str, A
         "with_lse": is_kernel and spec.op == "mla_decode",
         "extra_arguments": Code(_extra_arguments(code.code, numbers) if is_kernel else ""),
         "keeps_finite": keeps_finite,
-        "with_reference": not scene.template.startswith("replay"),
-        "planned_by_pages": scene.template.startswith("replay"),
+        "with_reference": not scene.template.startswith("scenes/replay"),
+        "planned_by_pages": scene.template.startswith("scenes/replay"),
         "only_with_context": recipe is not None and recipe.hook == "merge.count",
         "empty_lse": (
             numbers.get("empty_lse")

@@ -139,11 +139,6 @@ def one_key_each(decode: DecodeInputs, num_live: int, filler: int, num_keys: int
     decode.state_blocks[num_live:] = NULL_BLOCK
 
 
-def divide_without_guard(accumulated: Tensor, total: Tensor) -> Tensor:
-    """accumulated [..., R] / total [...]. Both are 0 where no key was seen: NaN (PR 57017)."""
-    return accumulated / total[..., None]
-
-
 def block_minus_one(decode: DecodeInputs, num_live: int, filler: int, num_keys: int = 0) -> None:
     """Pad tables with -1 and lengths with 1, so that a kernel uses -1 as an offset (PR 35431)."""
     decode.block_table[num_live:] = -1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from harness.kernels.torch.records import swizzled_scales
+from harness.ops.parts.record_views import swizzled_scales
 
 
 def interleaved_parts(cache: Tensor, scale_bytes: int) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from harness.core.errors import Refused
 from harness.engines.base import why_no_kernels
 from harness.engines.flashinfer.tables import ENGINE
-from harness.kernels.torch.plan import num_pages
+from harness.ops.parts.split_plan import num_pages
 
 RANK = 512
 WORKSPACE_BYTES = 128 << 20

@@ -10,7 +10,7 @@ from torch import Tensor
 from harness.engines import base
 from harness.engines.flashinfer.mla import on_ampere
 from harness.engines.flashinfer.tables import ENGINE
-from harness.kernels.ops.record_formats import RECORDS
+from harness.ops.parts.record_formats import RECORDS
 
 OLDEST = "0.6.16"
 """The first release with the reader, of those looked at."""

@@ -19,7 +19,7 @@ from harness.core.errors import Refused
 from harness.core.ops import SCALED_BLOCK, aligned_sizes
 from harness.engines import base
 from harness.engines.sglang.tables import ENGINE
-from harness.kernels.torch.index import row_lengths
+from harness.ops.parts.buffer_rows import row_lengths
 
 RANK = 512
 NUM_KV_SPLITS = 8

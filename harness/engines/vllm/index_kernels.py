@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.core.errors import Refused
-from harness.kernels.torch.index import row_lengths
+from harness.ops.parts.buffer_rows import row_lengths
 
 _TOPK = "vllm.model_executor.layers.indexer_topk"
 LANES = 128

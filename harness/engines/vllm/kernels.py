@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.engines import base
 from harness.engines.vllm.tables import ENGINE
-from harness.kernels.torch.index import row_lengths
+from harness.ops.parts.buffer_rows import row_lengths
 
 RANK = 512
 NUM_KV_SPLITS = 1

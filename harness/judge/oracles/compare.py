@@ -17,12 +17,8 @@ import torch
 from harness.core.finding_words import place
 from harness.judge.oracles.thresholds import Bound
 from harness.memory.poison.patterns import bits_view, hex_bits
+from harness.ops.parts.judged import SLACK_OF_ELEMENT, SLACK_OF_ROW
 
-SLACK_OF_ELEMENT, SLACK_OF_ROW = 4.1, 1.25
-"""A slack is made of the largest roundings, 1.7 standard deviations of each.
-
-So one element in 4e11 is beyond it.
-"""
 Kind = Literal["shape", "dtype", "non-finite", "value", "bits"]
 
 

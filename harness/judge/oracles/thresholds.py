@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from harness.core.files import read_rows
+from harness.core.ops import OPS_FOLDER, ops_with
 from harness.core.registry import Registry
 
 
@@ -36,19 +36,29 @@ class Bound:
     """The least scale of a row: a row of zeros allows `floor * least_scale`."""
 
 
-def _bounds(row: dict[str, Any]) -> Iterator[Bound]:
-    allowed = {
-        field: row[field]
-        for field in ("ulps", "floor", "relative_l2", "least_scale")
-        if field in row
-    }
-    for name in row["bounds"]:
-        yield Bound(name, dtype=getattr(torch, row["dtype"]), summary=row["why"].strip(), **allowed)
+def _bounds(of: str, file: Path) -> Iterator[Bound]:
+    """The bounds in a `tolerances.yaml`; their names begin with `of`."""
+    for row in read_rows(file):
+        allowed = {
+            field: row[field]
+            for field in ("ulps", "floor", "relative_l2", "least_scale")
+            if field in row
+        }
+        for name in row["bounds"]:
+            yield Bound(
+                f"{of}.{name}" if name else of,
+                dtype=getattr(torch, row["dtype"]),
+                summary=row["why"].strip(),
+                **allowed,
+            )
 
 
-_ROWS = read_rows(Path(__file__).with_suffix(".yaml"))
-BOUNDS: Registry[Bound] = Registry("bound", tuple(bound for row in _ROWS for bound in _bounds(row)))
-"""The entries of `thresholds.yaml`, in its order."""
+_FILES = {op: OPS_FOLDER / op / "tolerances.yaml" for op in ops_with("tolerances.yaml")}
+_FILES["engine"] = OPS_FOLDER.parent / "engine" / "tolerances.yaml"
+BOUNDS: Registry[Bound] = Registry(
+    "bound", tuple(bound for of, file in _FILES.items() for bound in _bounds(of, file))
+)
+"""The entries of each op's `tolerances.yaml`, and those of the engine."""
 
 
 bound = BOUNDS.get

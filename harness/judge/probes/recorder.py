@@ -26,11 +26,11 @@ from harness.engine.probe import Probe
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.sequence import ScheduledSequence
 from harness.kernels.call import BoundKernel, kernel_of, name_of
-from harness.kernels.ops.reference import with_context
 from harness.memory.first_nan.recorder import StepNotes, describe, layer_of
 from harness.memory.first_nan.table import Kind, Slot, Table
 from harness.memory.graph.interface import tensors_of
 from harness.memory.graph.launch import launch_unseen
+from harness.ops.parts.attention import with_context
 
 BLIND = {
     "mla_decode_sparse": ("kv_cache",),

@@ -26,8 +26,8 @@ from harness.engine.probe import Probe
 from harness.engine.schedule.sequence import ScheduledSequence
 from harness.judge.run_records import Run
 from harness.kernels.call import BoundKernel, kernel_of, name_of
-from harness.kernels.ops.reference import with_context
 from harness.memory.graph.interface import tensors_of
+from harness.ops.parts.attention import with_context
 
 CONSUMED = {"apply_experts": ("x", "ids", "weights")}
 """Launches outside of the op table. Their first arguments are rows of tokens and are noted too."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 
-from harness.core.catalog import planner_of
 from harness.core.cause_codes import Code, Reason
 from harness.core.corruptions import Corruption
 from harness.core.errors import Refused, SystemUnderTestError
 from harness.core.kernels import KernelSpec
-from harness.core.op_params import MlaDecodeParams
 from harness.core.params import KernelParams
 from harness.judge.run_records import CorruptedCall, Run
-from harness.judge.targets.kernel_call import KernelCall, check_outputs, invoke
+from harness.judge.targets.shown_call import show_call
 from harness.kernels.call import without_interception
 from harness.memory.poison.patterns import Poison
+from harness.ops.mla_decode.params import MlaDecodeParams
+from harness.ops.parts.call import KernelCall, check_outputs, invoke
+from harness.ops.parts.planner import has_plan
 
 MakeCall = Callable[[Corruption | None], KernelCall]
 """Makes the call of a case, with one of its arguments corrupted."""
@@ -30,11 +31,6 @@ def why_not_corrupted(spec: KernelSpec, params: KernelParams, corruption: Corrup
     if corruption.change == "in_place" and "out" not in spec.takes:
         return spec.lacks("out")
     return ""
-
-
-def has_plan(spec: KernelSpec, params: MlaDecodeParams) -> bool:
-    """Whether a decode kernel is given a plan of its planner."""
-    return params.planned and planner_of(spec) is not None
 
 
 def run_corrupted(
@@ -88,7 +84,7 @@ def corrupted_call(
             result = invoke(spec, poison, call.args, call.keywords(is_captured=False))
         outputs = check_outputs(spec, result, call.shapes, call.dtypes, device)
         if corruption.right:
-            call.show(found.seen, outputs)
+            show_call(call, found.seen, outputs)
     except (SystemUnderTestError, Refused) as error:
         found.error = error
     return found

@@ -20,11 +20,13 @@ from harness.core.kernels import KernelSpec
 from harness.judge.oracles.agreement import reference
 from harness.judge.oracles.values import finite
 from harness.judge.run_records import Evidence, Moved, Observed, Run
-from harness.judge.targets.kernel_call import KernelCall, Observe
+from harness.judge.targets.shown_call import observed_of
 from harness.judge.targets.slow_predecessor import Late, late_inputs, restoring
 from harness.kernels.call import BoundKernel
 from harness.memory.moves.streams import Launch, Race
 from harness.memory.poison.patterns import bits_view
+from harness.ops.parts.call import KernelCall, Observe
+from harness.ops.parts.judged import Rows
 
 PRODUCER, CALLER, HOST = "producer", "caller", "host"
 OTHER = "unknown"
@@ -69,7 +71,8 @@ def _pairs(
 
     def attempt(after: Callable[[], Any] | None, in_order: bool) -> list[Observed]:
         restore()
-        return call.observe(tuple(output.cpu() for output in streams(launch, [], after, in_order)))
+        outputs = streams(launch, [], after, in_order)
+        return observed_of(call, tuple(output.cpu() for output in outputs))
 
     def written_late(late: Late, in_order: bool) -> list[Observed]:
         return late(lambda copies: streams(launch, copies, None, in_order))
@@ -99,7 +102,7 @@ def _remembering(observe: Observe) -> Observe:
     """
     known: list[tuple[Tensor, ...]] = []
 
-    def observed(outputs: tuple[Tensor, ...]) -> list[Observed]:
+    def observed(outputs: tuple[Tensor, ...]) -> list[Rows]:
         if (
             outputs
             and known

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from harness.core.kernels import KernelSpec
 from harness.judge.run_records import Pair, ReplayedStep
-from harness.judge.targets.kernel_call import KernelCall, invoke
 from harness.kernels.call import BoundKernel
 from harness.memory.graph.interface import tensors_of
 from harness.memory.graph.recording import new_pool
 from harness.memory.poison.patterns import Poison
+from harness.ops.parts.call import KernelCall, invoke
 
 
 def replayed(

@@ -17,9 +17,10 @@ from harness.core.errors import CaptureError, Refused
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.judge.run_records import Guard, Observed
-from harness.judge.targets.kernel_call import KernelCall, by_rows
+from harness.judge.targets.shown_call import observed_of
 from harness.kernels.call import BoundKernel
 from harness.memory.graph.interface import whole_storage
+from harness.ops.parts.call import KernelCall, by_rows
 
 UNREAD = 0x5A
 """Each byte of an output before the launch."""
@@ -73,7 +74,8 @@ def _written_late(
     memory = whole_storage(argument)
     right = memory.clone()
     argument.copy_(early)
-    observed = call.observe(tuple(output.cpu() for output in launch([(right, memory)])))
+    outputs = tuple(output.cpu() for output in launch([(right, memory)]))
+    observed = observed_of(call, outputs)
     memory.copy_(right)
     return observed
 

@@ -25,9 +25,9 @@ from harness.engines.host_parts import expert_weights, gated, scaled_fp8_quant
 from harness.engines.sglang.host.scheduling import publish
 from harness.engines.sglang.params import SglangHostParams
 from harness.judge.run_records import Observed, Run
-from harness.kernels.torch.route import align_experts
 from harness.memory.poison.allocations import AllocationPoison
 from harness.memory.poison.patterns import Poison
+from harness.ops.align_experts.kernels.dense import align_experts
 
 NUM_TOKENS, NUM_EXPERTS, HIDDEN, INTERMEDIATE = 8, 4, 64, 32
 BLOCKS = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 1}

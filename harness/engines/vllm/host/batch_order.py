@@ -19,8 +19,8 @@ from harness.engines.vllm.host.prefill_step import CHUNKS, DECODE, FRESH, SCALE,
 from harness.engines.vllm.host.runner_order import Request, first_runner, second_runner
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Run
-from harness.kernels.torch.context import context_attention
 from harness.memory.poison.patterns import Poison
+from harness.ops.context_attention.kernels.dense import context_attention
 
 
 def run(poison: Poison, params: VllmHostParams) -> Run:

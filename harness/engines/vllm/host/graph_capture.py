@@ -24,10 +24,11 @@ from harness.core.ops import PAGE_SIZE
 from harness.engines.host_parts import made_without_init
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import ReplayedStep, Run
-from harness.kernels.torch.decode import mla_decode
-from harness.kernels.torch.plan import SplitPlan, mla_decode_plan
 from harness.memory.graph.launch import ACTIVE, holding, launch
 from harness.memory.poison.patterns import Poison
+from harness.ops.mla_decode.kernels.tiled import mla_decode
+from harness.ops.mla_decode_plan.kernels.tiled import mla_decode_plan
+from harness.ops.parts.split_plan import SplitPlan
 
 WIDTH = 576
 RANK = 512

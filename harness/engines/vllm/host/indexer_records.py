@@ -13,16 +13,19 @@ import importlib
 import torch
 from torch import Tensor
 
-from harness.core.op_params import ReadRecordsParams, WriteRecordsParams
 from harness.engines.host_parts import accepted, first_module, of_all_rows
 from harness.engines.vllm.params import VllmHostParams
 from harness.engines.vllm.record_kernels import read_indexer_shuffled, write_indexer_shuffled
 from harness.judge.run_records import Guard, Observed, Run
-from harness.judge.targets import op_calls
-from harness.judge.targets.kernel_call import KernelCall, Setting, prepared
-from harness.kernels.ops import record_inputs
+from harness.judge.targets.shown_call import observed_of
 from harness.kernels.plugins import find_kernel
 from harness.memory.poison.patterns import Poison
+from harness.ops.parts.call import KernelCall, Setting, prepared
+from harness.ops.read_records import call as read_records_call
+from harness.ops.read_records import inputs as read_records_inputs
+from harness.ops.read_records.params import ReadRecordsParams
+from harness.ops.write_records import call as write_records_call
+from harness.ops.write_records.params import WriteRecordsParams
 
 FORMAT = "indexer_shuffled"
 NAME = "vllm-indexer-shuffled"
@@ -43,11 +46,11 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
     if params.writer == "fused":
         found.observed.append(_fused(poison))
         return found
-    call = op_calls.write_records(WRITING, _setting("write_records", poison))
+    call = write_records_call.prepare(WRITING, _setting("write_records", poison))
     # The interpreter has no arithmetic of bfloat16.
     write_indexer_shuffled(call.args[0].float(), *call.args[1:], **call.kwargs)
     _judge(found, call, ())
-    call = op_calls.read_records(READING, _setting("read_records", poison))
+    call = read_records_call.prepare(READING, _setting("read_records", poison))
     _judge(found, call, (read_indexer_shuffled(*call.args, **call.kwargs),))
     return found
 
@@ -57,7 +60,7 @@ def _setting(op: str, poison: Poison) -> Setting:
 
 
 def _judge(found: Run, call: KernelCall, outputs: tuple[Tensor, ...]) -> None:
-    found.observed += call.observe(outputs)
+    found.observed += observed_of(call, outputs)
     found.guards += [
         Guard(item.name, item.site, item.before, item.watched()) for item in call.guarded
     ]
@@ -65,7 +68,7 @@ def _judge(found: Run, call: KernelCall, outputs: tuple[Tensor, ...]) -> None:
 
 def _fused(poison: Poison) -> Observed:
     given, _ = prepared(
-        record_inputs.read_records(READING, poison.seed), _setting("read_records", poison)
+        read_records_inputs.draw(READING, poison.seed), _setting("read_records", poison)
     )
     slots = given.slots()
     keys = torch.randn(len(slots), WIDTH, generator=torch.Generator().manual_seed(poison.seed))

@@ -20,8 +20,8 @@ from harness.core.ops import PAGE_SIZE
 from harness.engines.host_parts import accepted, of_all_rows
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Observed, Run
-from harness.kernels.torch.decode import mla_decode_multiply
 from harness.memory.poison.patterns import Poison
+from harness.ops.mla_decode.kernels.tiled import mla_decode_multiply
 
 NUM_BLOCKS = 12
 WIDTH = 576

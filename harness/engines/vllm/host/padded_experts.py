@@ -31,8 +31,8 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from harness.engines.host_parts import expert_weights, gated, made_without_init, scaled_fp8_quant
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Observed, Run
-from harness.kernels.torch.route import align_experts
 from harness.memory.poison.patterns import Poison
+from harness.ops.align_experts.kernels.dense import align_experts
 
 NUM_LIVE, NUM_ROWS = 5, 8
 NUM_EXPERTS, TOP_K = 4, 2

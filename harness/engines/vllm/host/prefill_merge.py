@@ -25,8 +25,8 @@ from harness.engines.vllm.host.prefill_step import (
 )
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Run
-from harness.kernels.torch.context import context_attention
 from harness.memory.poison.patterns import Poison
+from harness.ops.context_attention.kernels.dense import context_attention
 
 REQUESTS = (DECODE, CHUNKS["longer"], FRESH)
 """Requests with context come first, as vLLM requires up to 0.27.1."""

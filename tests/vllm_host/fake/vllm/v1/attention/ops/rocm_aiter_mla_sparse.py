@@ -1,8 +1,8 @@
 import torch
 
 import vllm
-from harness.kernels.ops.record_formats import stored
-from harness.kernels.torch.records import write_records
+from harness.ops.parts.record_formats import stored
+from harness.ops.write_records.kernels.dense import write_records
 
 
 def indexer_k_quant_and_cache_triton(k, kv_cache, slot_mapping, quant_block_size, scale_fmt):

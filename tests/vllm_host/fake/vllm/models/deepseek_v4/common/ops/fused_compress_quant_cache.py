@@ -1,7 +1,7 @@
 import torch
 
 import vllm
-from harness.kernels.torch.records import write_records
+from harness.ops.write_records.kernels.dense import write_records
 
 
 def _fused(

@@ -1,0 +1,1 @@
+"""The ops: each is a folder, see README.md."""

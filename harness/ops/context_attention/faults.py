@@ -1,0 +1,10 @@
+"""Known bugs of kernels of `context_attention`, which are injected on purpose."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def reshaped_lse(lse_by_token: Tensor) -> Tensor:
+    """Read [T, H] as [H, T] without transposing (PR 26397)."""
+    return lse_by_token.reshape(lse_by_token.shape[1], lse_by_token.shape[0])

@@ -1,0 +1,20 @@
+"""Known bugs of kernels of `map_indices`, which are injected on purpose."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def every_token(positions: Tensor, requests: Tensor) -> int:
+    """A row for each token of the batch, requests [T or more] (PR 48611)."""
+    return len(requests)
+
+
+def columns_from_the_end(
+    positions: Tensor, page_size: int, num_columns: int
+) -> tuple[Tensor, Tensor]:
+    """Look up -1 among positions [T, K] as the last entry of the row (sgl-project/sglang#32771)."""
+    return positions.div(page_size, rounding_mode="floor") % num_columns, torch.ones_like(
+        positions, dtype=torch.bool
+    )

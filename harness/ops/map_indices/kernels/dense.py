@@ -1,0 +1,56 @@
+"""Positions to slots in torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from harness.core.seams import seam
+from harness.kernels.checks import check_range
+from harness.memory.bounds import check_indices
+from harness.ops.parts.buffer_rows import rows_at
+
+
+def map_indices(
+    positions: Tensor,
+    block_table: Tensor,
+    requests: Tensor,
+    *,
+    page_size: int,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Slots [T, K] int32 of positions [T, K] int32; -1 stays -1; in `out` if given.
+
+    block_table [B, M] int32, requests [T or more] int32. Raises IllegalAddress for a position past
+    the table.
+    """
+    check_range("page_size", page_size, 1)
+    check_range("tokens of requests", len(requests), len(positions))
+    if out is None:
+        out = torch.empty(positions.shape, dtype=torch.int32, device=positions.device)
+    rows = rows_to_map(positions, requests)
+    given, target = rows_at(positions, rows), rows_at(out, rows)
+    columns, is_position = columns_of(given, page_size, block_table.shape[1])
+    table = block_table[check_indices(requests[:rows], len(block_table), "requests")]
+    blocks = table.gather(1, check_indices(columns, block_table.shape[1], "block_table column"))
+    target.copy_(torch.where(is_position, blocks * page_size + given % page_size, -1))
+    return out
+
+
+@seam("sparse.conversion-of-whole-batch")
+def rows_to_map(positions: Tensor, requests: Tensor) -> int:
+    """How many rows are mapped: those of positions [T, K], not all tokens of the batch, `requests`
+    (PR 48611).
+    """
+    return len(positions)
+
+
+@seam("sparse.minus-one-looked-up")
+def columns_of(positions: Tensor, page_size: int, num_columns: int) -> tuple[Tensor, Tensor]:
+    """The column [T, K] of the table for each of positions [T, K] int32, and whether it is a
+    position.
+
+    -1 has no column; 0 is looked up in its place and dropped (sgl-project/sglang#32771).
+    """
+    is_position = positions >= 0
+    return torch.where(is_position, positions // page_size, 0), is_position

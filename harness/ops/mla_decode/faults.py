@@ -1,0 +1,30 @@
+"""Known bugs of kernels of `mla_decode`, which are injected on purpose."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from harness.core.call_words import PAGES_OF_MANAGER_BLOCK
+
+
+def offsets_in_32_bits(blocks: Tensor, page_stride: int) -> Tensor:
+    """Multiply [A] in 32 bits and widen afterwards: pages past 2**32 elements wrap
+    (flashinfer-ai/flashinfer#3136).
+    """
+    return (blocks.to(torch.int64) * page_stride) & 0xFFFFFFFF
+
+
+def page_stride_for_manager_blocks(kv_cache: Tensor) -> Tensor:
+    """[N, P, D]: blocks of several pages begin stride(0) apart, their pages one behind the other
+    (PR 51718).
+    """
+    num_pages, page = len(kv_cache), kv_cache[0].numel()
+    sizes = (-(-num_pages // PAGES_OF_MANAGER_BLOCK), PAGES_OF_MANAGER_BLOCK, *kv_cache.shape[1:])
+    blocks = kv_cache.as_strided(sizes, (kv_cache.stride(0), page, *kv_cache.stride()[1:]))
+    return blocks.flatten(0, 1)[:num_pages]
+
+
+def divide_without_guard(accumulated: Tensor, total: Tensor) -> Tensor:
+    """accumulated [..., R] / total [...]. Both are 0 where no key was seen: NaN (PR 57017)."""
+    return accumulated / total[..., None]

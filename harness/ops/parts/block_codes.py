@@ -1,0 +1,59 @@
+"""Quantization of activations: to FP8 e4m3, where one bad row can spoil the scale of all others,
+and to formats with a scale for each block of a row, for rows sorted by expert.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from harness.ops.parts.block_formats import BlockFormat
+
+E4M3_MAX = 448.0
+
+
+_E2M1_BORDERS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+"""Half-way between neighbours.
+
+A number on an odd border goes up, on an even border down, to the even code.
+"""
+
+
+def scale_codes(amax: Tensor, form: BlockFormat) -> Tensor:
+    """The scale codes uint8 of blocks with the largest magnitudes `amax` [T, G].
+
+    e4m3: the nearest to amax / element_max. e8m0: the power of two that brings amax to the top
+    binade of the elements.
+    """
+    if form.scale == "e4m3":
+        scale = (amax / form.element_max).clamp(max=448.0)
+        return scale.to(torch.float8_e4m3fn).view(torch.uint8)
+    exponent = torch.frexp(amax).exponent + (126 - form.exponent_max)
+    code = torch.where(amax == 0, 0, exponent).clamp(0, 254)
+    return torch.where(amax.isfinite(), code, 255).to(torch.uint8)
+
+
+def element_codes(blocks: Tensor, codes: Tensor, form: BlockFormat) -> Tensor:
+    """blocks [T, G, elements] float32 divided by the scales of `codes` [T, G], as bytes [T, C]
+    uint8.
+    """
+    if form.scale == "e4m3":
+        scale = codes.view(torch.float8_e4m3fn).float()
+    else:
+        scale = torch.ldexp(torch.ones_like(codes, dtype=torch.float32), codes.int() - 127)
+    scaled = (
+        torch.where(scale == 0, 0.0, (blocks / scale[..., None]).movedim(-1, 0))
+        .movedim(0, -1)
+        .flatten(1)
+    )
+    if form.element == "e4m3":
+        return (
+            scaled.clamp(-form.element_max, form.element_max)
+            .to(torch.float8_e4m3fn)
+            .view(torch.uint8)
+        )
+    size, code = scaled.abs(), torch.zeros(scaled.shape, dtype=torch.uint8, device=scaled.device)
+    for place, border in enumerate(_E2M1_BORDERS):
+        code += (size >= border) if place % 2 else (size > border)
+    code |= (scaled.signbit() & (code > 0)).to(torch.uint8) << 3
+    return code[:, 0::2] | code[:, 1::2] << 4

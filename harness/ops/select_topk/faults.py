@@ -1,0 +1,51 @@
+"""Known bugs of kernels of `select_topk`, which are injected on purpose."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+_launches = itertools.count()
+
+
+def topk_by_threshold(logits: Tensor, lengths: Tensor, before: Tensor) -> Tensor:
+    """Choose the logits [T, N] that are at least as large as the K-th largest, with unwritten
+    logits among them.
+
+    No logit reaches a threshold of NaN, so that positions [T, K] stay as they were `before` (PR
+    49896).
+    """
+    out, topk = before.clone(), before.shape[1]
+    thresholds = logits.topk(min(topk, logits.shape[1]), dim=-1).values[:, -1:]
+    places = torch.arange(logits.shape[1], device=logits.device)
+    for row, reached in enumerate((logits >= thresholds) & (places < lengths[:, None])):
+        chosen = places[reached][:topk]
+        out[row, : len(chosen)] = chosen.to(torch.int32)
+    return out
+
+
+def topk_by_arrival(logits: Tensor, lengths: Tensor, before: Tensor) -> Tensor:
+    """Choose among equal logits [T, N] in the order of arrival, another one in each launch
+    (sgl-project/sglang#31115): K positions [T, K] int32 that are a right choice all the same.
+    """
+    generator = torch.Generator().manual_seed(next(_launches))
+    order = torch.randperm(logits.shape[1], generator=generator).to(logits.device)
+    masked = logits.masked_fill(
+        torch.arange(logits.shape[1], device=logits.device) >= lengths[:, None], -torch.inf
+    )
+    best = order[
+        masked[:, order].sort(dim=-1, descending=True, stable=True).indices[:, : before.shape[1]]
+    ]
+    out = torch.full_like(before, -1)
+    out[:, : best.shape[1]] = torch.where(best < lengths[:, None], best, -1).to(torch.int32)
+    return out
+
+
+def rows_of_batch_width(out: Tensor, rows: Tensor, lengths: Tensor) -> None:
+    """Store rows [T, K] one behind the other, each as wide as the longest row of the batch (PR
+    51318).
+    """
+    width = min(out.shape[1], max(1, int(lengths.max())))
+    out.as_strided((len(rows), width), (width, 1)).copy_(rows[:, :width])

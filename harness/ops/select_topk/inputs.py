@@ -1,0 +1,51 @@
+"""Seeded inputs of `select_topk`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.ops.map_indices.inputs import _drawn
+from harness.ops.parts import cache_layouts
+from harness.ops.parts.inputs import Inputs, Unowned
+from harness.ops.parts.pages import lengths_of_rows
+from harness.ops.select_topk.params import SelectTopkParams
+
+
+@dataclass(slots=True)
+class TopkInputs(Inputs):
+    """Arguments of `select_topk`, and the buffer [T + 2, K] that begins with the rows of `out`."""
+
+    logits: Tensor
+    seq_lens: Tensor
+    topk: int
+    buffer: Tensor
+
+
+def draw(params: SelectTopkParams, seed: int) -> TopkInputs:
+    """Logits of each row up to its length; what is behind is unowned, and so is the output's
+    buffer.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    rows, columns = (
+        len(params.seq_lens) * params.query_len,
+        max(params.seq_lens) + params.spare_columns,
+    )
+    logits = torch.zeros(rows, columns)
+    if params.row_stride:
+        logits = cache_layouts.spread((rows, columns), torch.float32, params.row_stride)
+    lens = torch.tensor(params.seq_lens, dtype=torch.int32)
+    lengths = lengths_of_rows(lens, params.query_len)
+    for row in range(rows):
+        word = params.values[row % len(params.values)]
+        logits[row] = _drawn(word, columns, params.topk, generator)
+    buffer = torch.zeros(rows + 2, params.topk, dtype=torch.int32)
+    unowned = [
+        Unowned("sparse.logits", logits[row, length:])
+        for row, length in enumerate(lengths.tolist())
+    ]
+    return TopkInputs(
+        logits, lens, params.topk, buffer, unowned=[*unowned, Unowned("sparse.topk", buffer)]
+    )
