@@ -35,7 +35,7 @@ conditions() {
 conditions_before() {
   local newer='context-ranks|drafter-module|idle-steps|index-.*|map-indices|select-topk|partly-right-drafts|vllm-breakable-.*'
   local before=() seed
-  for file in scenarios/*.yaml; do
+  for file in scenarios/*/*.yaml; do
     name=$(basename "$file" .yaml)
     [[ $name =~ ^(.*conditions.*|kernel-matrix.*|fuzz|$newer)$ ]] || before+=("$name")
   done
