@@ -32,8 +32,10 @@ from harness.kernels.ops import indexing
 from harness.kernels.torch.index import load_keys
 from harness.memory.poison.patterns import Poison
 from harness.report.markdown import table
-from harness.scenario.expand import KernelOverride, control_cases, drawn_cases, expand
+from harness.scenario.drawn import control_cases, drawn_cases
+from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios
+from harness.scenario.override import KernelOverride
 
 Samples = dict[str, list[tuple[float, float]]]
 """Name of a bound -> for each judged tensor the largest share of the bound that an element and a

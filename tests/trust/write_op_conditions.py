@@ -32,8 +32,8 @@ from harness.kernels.ops import expert_inputs, indexing, inputs, record_inputs
 from harness.kernels.ops.record_formats import RECORDS
 from harness.scenario.batches import Given, decode_call
 from harness.scenario.calls import UNMET, drawn_call
-from harness.scenario.expand import seed_of
 from harness.scenario.load import load_scenarios, shipped_directory
+from harness.scenario.point_case import seed_of
 
 HEAD = """# Written by: python tests/trust/write_op_conditions.py {op}
 name: {name}
