@@ -78,10 +78,7 @@ class Wanted:
         """The options that decide a case's outcome, for `run.json` and the commands in reports."""
         return {
             "device": self.device,
-            # One kernel is stored as a text, as in older runs.
-            "kernel": (
-                list(self.kernels) if len(self.kernels) > 1 else next(iter(self.kernels), None)
-            ),
+            "kernel": list(self.kernels),
             "plugins": [str(path) for path in self.plugins],
             "fault": self.fault,
             "seed": self.seed,
