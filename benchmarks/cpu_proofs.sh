@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Long proofs on many cores, without a GPU and without a virtual environment.
-#   OUT=DIR PYTHONPATH=DIR_OF_PYDANTIC bash benchmarks/cpu_proofs.sh [conditions|conditions-before|mutants|controls|tolerances]…
+#   OUT=DIR PYTHONPATH=DIR_OF_PYDANTIC bash benchmarks/cpu_proofs.sh [conditions|mutants|controls|tolerances]…
 # A part is one function. Each command has its time limit, writes to $OUT, and does not stop the next.
 #   N=400 SEEDS="1 2" errors under conditions; SECONDS_EACH=300 seconds of one command; WORKERS=cores processes.
 #   MUTANTS=1000 MUTANT_SEED=SEED MUTANT_SECONDS=560 small changes of the code
@@ -28,22 +28,6 @@ conditions() {
   for seed in $SEEDS; do
     timed "conditions-$seed" 90 command_line selftest --conditions "$N" --seed "$seed" -n "$WORKERS" --out "$RUNS/now-$seed"
     cp "$RUNS/now-$seed"/*/mutants.jsonl "$OUT/conditions-$seed.jsonl" 2>/dev/null
-  done
-}
-
-# The same errors, on the scenarios from before there were conditions. fuzz drew 200 cases of version 2 then.
-conditions_before() {
-  local newer='context-ranks|drafter-module|idle-steps|index-.*|map-indices|select-topk|partly-right-drafts|vllm-breakable-.*'
-  local before=() seed
-  for file in scenarios/*.yaml; do
-    name=$(basename "$file" .yaml)
-    [[ $name =~ ^(.*conditions.*|kernel-matrix.*|fuzz|$newer)$ ]] || before+=("$name")
-  done
-  for number in $(seq 0 199); do before+=("fuzz[seed=0,draw=$number,v=2]"); done
-  for seed in $SEEDS; do
-    timed "conditions-before-$seed" 60 command_line selftest "${before[@]}" --conditions "$N" --seed "$seed" \
-      -n "$WORKERS" --out "$RUNS/before-$seed"
-    cp "$RUNS/before-$seed"/*/mutants.jsonl "$OUT/conditions-before-$seed.jsonl" 2>/dev/null
   done
 }
 
@@ -82,6 +66,6 @@ tolerances() {
 }
 
 for part in "${@:-conditions}"; do
-  "${part//-/_}"
+  "$part"
 done
 exit 0

@@ -31,7 +31,7 @@ def document() -> str:
     )
     return f"""# Keys of a scenario
 
-Written by `python tools/pages.py` from `harness/scenario/schema.py` and `harness/core/*_params.py`. [{FILE}](../scenarios/{FILE}) holds the same for editors: keys and values are completed, and wrong ones are marked. The number in its name rises when a file that was right is refused. Put this line above your own scenario, after `mla-harness schema > {FILE}` in its folder (VS Code with its YAML extension, and every editor with yaml-language-server, reads it):
+Written by `python tools/pages.py` from `harness/scenario/schema.py` and `harness/core/*_params.py`. `mla-harness schema > {FILE}` writes the same for editors: keys and values are completed, and wrong ones are marked. The number in its name rises when a file that was right is refused. Write it to the folder of your scenario and put this line above the scenario (VS Code with its YAML extension, and every editor with yaml-language-server, reads it):
 
 ```yaml
 # yaml-language-server: $schema={FILE}

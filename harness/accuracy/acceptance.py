@@ -35,9 +35,8 @@ _COUNTER = re.compile(
 )
 
 
-# Older runs have no places.
-_STORED: TypeAdapter[dict[int, tuple[int, int] | tuple[int, int, tuple[str, ...]]]] = TypeAdapter(
-    dict[int, tuple[int, int] | tuple[int, int, tuple[str, ...]]]
+_STORED: TypeAdapter[dict[int, tuple[int, int, tuple[str, ...]]]] = TypeAdapter(
+    dict[int, tuple[int, int, tuple[str, ...]]]
 )
 
 

@@ -16,10 +16,12 @@ from harness.core.params import Record
 from harness.core.stored import append_line, read_lines, record_of
 
 ANSWER_CHARS = 200
+MEASURED_VERSION = 1
+"""The schema of the files of a measurement and of baselines, which people keep in a repository."""
 
 
 class Measured(Record):
-    schema_version: int = 1
+    schema_version: int = MEASURED_VERSION
     task: str
     filter: str
     model: str

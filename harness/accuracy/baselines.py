@@ -14,7 +14,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator
 
 from harness.accuracy.acceptance import MARGIN, read_drafts
-from harness.accuracy.answer_log import AccuracyRun, Measured
+from harness.accuracy.answer_log import MEASURED_VERSION, AccuracyRun, Measured
 from harness.core.errors import InputError
 from harness.core.files import BASELINES, write_atomic
 from harness.core.stored import check_version, read_text
@@ -91,7 +91,7 @@ def read_baseline(path: Path) -> Baseline:
         loaded = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
-    check_version(loaded, path)
+    check_version(loaded, path, MEASURED_VERSION)
     try:
         baseline = Baseline.model_validate(loaded).but(name=path.stem)
     except ValidationError as error:

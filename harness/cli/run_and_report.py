@@ -227,11 +227,10 @@ def as_last_failed(wanted: Wanted, root: Path) -> tuple[Wanted, frozenset[str]]:
     if not failed:
         raise InputError(f"--last-failed: no case failed in {store.path.name}")
     old = store.plan.options
-    kernel = old.get("kernel")
     then = Wanted(
         selectors=tuple(failed),
         device=old.get("device", "auto"),
-        kernels=(kernel,) if isinstance(kernel, str) else tuple(kernel or ()),
+        kernels=tuple(old.get("kernel") or ()),
         plugins=tuple(map(Path, old.get("plugins") or ())),
         fault=old.get("fault"),
         seed=old.get("seed", 0),

@@ -67,7 +67,11 @@ Timeout = Annotated[
 ]
 Scenarios = Annotated[
     Path | None,
-    typer.Option("--scenarios", metavar="DIR", help="Your folder or file of scenarios."),
+    typer.Option(
+        "--scenarios",
+        metavar="DIR",
+        help="Your folder (with the folders in it) or file of scenarios.",
+    ),
 ]
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout, everything else on stderr.")

@@ -89,22 +89,17 @@ class Case(Record):
     @model_validator(mode="before")
     @classmethod
     def _typed(cls, values: Any, info: ValidationInfo) -> Any:
-        """Convert the parameters to their model.
-
-        Runs of version 0.1 have the op among the parameters.
-        """
+        """Convert the parameters to their model."""
         if not isinstance(values, dict) or isinstance(values.get("params"), Params):
             return values
         given = values.get("params") or {}
         if not isinstance(given, dict):
             raise ValueError("params is no map")
-        given = dict(given)
-        op = values.get("op") or given.pop("op", None)
         try:
-            model = SYSTEMS.get(values.get("system", "")).model(op)
+            model = SYSTEMS.get(values.get("system", "")).model(values.get("op"))
         except UnknownNameError as error:
             raise ValueError(str(error)) from None
-        return values | {"op": op, "params": model.model_validate(given, context=info.context)}
+        return values | {"params": model.model_validate(given, context=info.context)}
 
     @property
     def kind(self) -> SystemSpec:
@@ -189,17 +184,6 @@ class Job(Record):
     """The GPUs reserved for a case that needs several, numbered as its worker sees them."""
     directory: str | None = None
     """The folder in which a long case stores its progress for `--resume`."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_old_fields(cls, values: Any) -> Any:
-        """Planned jobs of versions 0.1 and 0.2 have three more fields, which a plan never set."""
-        old = {"first_nan", "more_faults", "cures"}
-        return (
-            {k: v for k, v in values.items() if k not in old}
-            if isinstance(values, dict)
-            else values
-        )
 
     @property
     def foreign_code(self) -> tuple[str, ...]:

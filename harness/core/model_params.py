@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from pydantic import model_validator
-
 from harness.core.params import Params
 
 
@@ -35,13 +31,3 @@ class ModelParams(Params):
     def has_graph(self) -> bool:
         """False: the model that is asked has the graphs, and the case has none."""
         return False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _flat(cls, values: Any) -> Any:
-        """Runs of version 0.1 keep the settings of a kind of model under `options`."""
-        if not isinstance(values, dict) or "options" not in values:
-            return values
-        return {name: value for name, value in values.items() if name != "options"} | values[
-            "options"
-        ]

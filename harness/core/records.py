@@ -5,14 +5,15 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import Field
 
 from harness.core.cases import Case, Job, KnownFailure
 from harness.core.cause_codes import Code
 from harness.core.fault_outcomes import fault_outcome
 from harness.core.params import Record
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""The form of the files of a run. It rises when an older run cannot be read as it was meant."""
 
 Interval = tuple[float, float]
 
@@ -47,9 +48,7 @@ class Finding(Record):
     where: str = ""
     bits: str | None = None
     message: str = ""
-    cause: str = Field(
-        default="", description="what went wrong: a Code, or an engine's own. Old records have none"
-    )
+    cause: str = Field(default="", description="what went wrong: a Code, or an engine's own")
     error: str = Field(
         default="",
         description="what ended a crashed run: an exception, a signal, an indexed tensor",
@@ -141,9 +140,7 @@ class AccuracyJudgement(Record):
     verdict: Verdict
     statement: str = Field(description="one sentence for people")
     reasons: tuple[str, ...] = ()
-    kinds: tuple[AccuracyReason, ...] = Field(
-        default=(), description="one for each reason. Old records have none"
-    )
+    kinds: tuple[AccuracyReason, ...] = Field(default=(), description="one for each reason")
     p_value: float | None = Field(
         default=None, description="the smallest of the run's tests, Bonferroni-adjusted"
     )
@@ -230,8 +227,7 @@ class FirstNan(Record):
     )
     missing_report: str = Field(
         default="",
-        validation_alias=AliasChoices("missing_report", "untold"),
-        description="why a rank sent no report; `untold` in stored runs of version 0.2",
+        description="why a rank sent no report",
     )
     reader: str = Field(
         default="", description="the first launch whose live result depends on memory of `sites`"
@@ -290,7 +286,7 @@ class CaseResult(Record):
     reason: str = ""
     cause: str = Field(
         default="",
-        description="why it proves nothing, or what it came to: a Code. Old records have none",
+        description="why it proves nothing, or what it came to: a Code",
     )
     at: str = Field(default="", description="the line that raised an error of the harness")
     findings: tuple[Finding, ...] = ()
@@ -351,7 +347,7 @@ class Blame(Record):
     """Which memory was to blame for a failure, and how that was found."""
 
     sites: tuple[str, ...] = ()
-    cause: str = Field(default="", description="how it was found: a Code. Old records have none")
+    cause: str = Field(default="", description="how it was found: a Code")
     how: str = ""
     trials: dict[str, str] = Field(default={})
     """Poisoned sites -> verdict of that trial, in the order of the trials."""
@@ -439,14 +435,6 @@ class FaultResult(Record):
     findings: tuple[Finding, ...] = ()
     accuracy: AccuracyRecord | None = None
     """The accuracy with the fault, if it was tried on a measurement of accuracy."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_one_oracle(cls, values: Any) -> Any:
-        """Records of version 0.2 name one oracle, as text."""
-        if isinstance(values, dict) and isinstance(oracle := values.get("expected_by"), str):
-            return {"seen": values.get("caught", False), **values, "expected_by": (oracle,)}
-        return values
 
     @property
     def outcome(self) -> str:

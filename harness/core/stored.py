@@ -178,19 +178,20 @@ def read_lines(path: Path) -> Iterator[Any]:
 def read_records(path: Path, kind: type[RecordT], *, versioned: bool = True) -> list[RecordT]:
     """The record of each line.
 
-    Raises InputError for a line that is no such record, or of a newer version.
+    Raises InputError for a line that is no such record, or of another version.
     """
     return [record_of(kind, raw, path, versioned=versioned) for raw in read_lines(path)]
 
 
 def record_of(kind: type[RecordT], raw: Any, file: Path, *, versioned: bool = True) -> RecordT:
-    """`raw` as a record of `file`. Raises InputError for no such record, or one of a newer version.
+    """`raw` as a record of `file`. Raises InputError for no such record, or one of another version.
 
     A record that is not `versioned` need not say its version.
     """
     if versioned and not (isinstance(raw, dict) and isinstance(raw.get("schema_version"), int)):
         raise InputError(f"{file}: not written by mla-harness (no schema_version)")
-    check_version(raw, file)
+    own = kind.model_fields.get("schema_version")
+    check_version(raw, file, SCHEMA_VERSION if own is None else own.default)
     with _explained_damage(file):
         return kind.model_validate(raw, context=STORED)
 
@@ -198,21 +199,32 @@ def record_of(kind: type[RecordT], raw: Any, file: Path, *, versioned: bool = Tr
 def value_of(kind: TypeAdapter[ValueT], raw: Any, file: Path) -> ValueT:
     """`raw` of `file` as a value that is no record.
 
-    Raises InputError for another one, or one of a newer version.
+    Raises InputError for another one, or one of another version.
     """
-    check_version(raw, file)
+    check_version(raw, file, SCHEMA_VERSION)
     with _explained_damage(file):
         return kind.validate_python(raw)
 
 
-def check_version(raw: Any, file: Path) -> None:
-    """Raise InputError for what a newer version wrote to `file`. What says no version passes."""
+def check_version(raw: Any, file: Path, reads: int) -> None:
+    """Raise InputError for a file that a newer or an older version wrote. What says no version
+    passes.
+    """
     version = raw.get("schema_version") if isinstance(raw, dict) else None
-    if isinstance(version, int) and version > SCHEMA_VERSION:
+    if not isinstance(version, int) or version == reads:
+        return
+    if version > reads:
         raise InputError(
-            f"{file}: written by a newer mla-harness (schema {version}, this one reads up to"
-            f" {SCHEMA_VERSION}); update mla-harness"
+            f"{file}: written by a newer mla-harness (schema {version}, this one reads {reads});"
+            " update mla-harness"
         )
+    environment = raw.get("environment")
+    writer = environment.get("harness") if isinstance(environment, dict) else None
+    by = f"version {writer}" if isinstance(writer, str) else "an older version"
+    raise InputError(
+        f"{file}: written by {by} of mla-harness (schema {version}, this one reads {reads});"
+        " run again"
+    )
 
 
 @contextlib.contextmanager

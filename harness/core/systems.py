@@ -104,10 +104,7 @@ class EngineSpec:
 def engine_versions(environment: Mapping[str, Any]) -> dict[str, str]:
     """Name -> installed version of each engine, from the environment of a run."""
     versions: dict[str, str] = environment.get("engines") or {}
-    # Runs of version 0.1 have no key `engines`.
-    return versions or {
-        name: environment[name] for name in ("vllm", "flashinfer") if environment.get(name)
-    }
+    return versions
 
 
 @dataclass(frozen=True, slots=True)

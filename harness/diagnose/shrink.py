@@ -111,9 +111,7 @@ class _Search:
 
     def _same(self, result: CaseResult) -> Finding | None:
         """The finding of `result` with the reason of this search, or None."""
-        # The records of older runs have no cause.
-        key = kind_of if self.symptom.cause else lambda finding: kind_of(finding)[:3]
-        return same_failure(self.symptom, result, key)
+        return same_failure(self.symptom, result, kind_of)
 
 
 def why_not(job: Job) -> str:

@@ -96,8 +96,8 @@ def _prompt(draw: random.Random, page: int, room: int) -> str:
 class Draws:
     """Half of its traces change a trace that showed what was seen least: hits, preemptions, drafts.
 
-    `more` has what requests of a step may carry, since version 2 of the draws. Without it all draws
-    are as before.
+    `more` has what requests of a step may carry: the adapters and schemas that the server knows. It
+    has draws of its own, so that a seed gives the same steps on a server with neither.
     """
 
     seed: int

@@ -110,7 +110,7 @@ class Waiting(_Shown):
 
     @property
     def line(self) -> str:
-        """`looking for a failing case: 3 cases run, 60 s so far; now fuzz[draw=3]`."""
+        """`looking for a failing case: 3 cases run, 60 s so far; now fuzz[op=write_kv]`."""
         if self._pool is None:
             return f"{self._what}: {self.seconds:.0f} s so far"
         count = num(self._pool.num_done - self._before, "case")
@@ -169,7 +169,7 @@ class LiveProgress(_Bar):
 
     @property
     def line(self) -> str:
-        """`7 of 12 cases after 30 s: pass 6 fail 1; now fuzz[draw=3]`."""
+        """`7 of 12 cases after 30 s: pass 6 fail 1; now fuzz[op=write_kv]`."""
         done = f"{self._counts.total()} of {self._num_jobs} cases after {self.seconds:.0f} s"
         now = f"; now {self._now}" if self._now else ""
         return (

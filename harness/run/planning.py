@@ -19,8 +19,10 @@ from harness.core.kernels import KernelSpec
 from harness.core.shapes import Shapes
 from harness.run.environment import DEVICES
 from harness.run.plugin_files import PluginFiles
-from harness.scenario.expand import GPU, KernelOverride, control_cases, fault_cases, on_device
+from harness.scenario.drawn import control_cases
+from harness.scenario.expand import GPU, fault_cases, on_device
 from harness.scenario.load import SUFFIXES, load_scenarios
+from harness.scenario.override import KernelOverride
 from harness.scenario.schema import FaultUse, Scenario
 from harness.scenario.selection import select, select_scenarios, with_each, with_plugins
 from harness.scenario.variant import changed
@@ -76,10 +78,7 @@ class Wanted:
         """The options that decide a case's outcome, for `run.json` and the commands in reports."""
         return {
             "device": self.device,
-            # One kernel is stored as a text, as in older runs.
-            "kernel": (
-                list(self.kernels) if len(self.kernels) > 1 else next(iter(self.kernels), None)
-            ),
+            "kernel": list(self.kernels),
             "plugins": [str(path) for path in self.plugins],
             "fault": self.fault,
             "seed": self.seed,

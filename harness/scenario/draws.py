@@ -1,9 +1,8 @@
 """Random cases: parameters of every op and of the engine, drawn from a seed. All of them are legal.
 
-A seed stands for one case in each version of the draws, and the id of a case names the version if
-it is not 1. So a change of what is drawn is a new version. Version 1 has eight of the ops, and no
-layouts, graphs or launches. Version 3 draws most calls from triples of their conditions, version 4
-some with the 2,048 slots of a DeepSeek V3.2.
+Most calls are drawn from triples of the conditions of their op, some with the 2,048 slots of a
+DeepSeek V3.2. The id of a drawn case holds its parameters (:mod:`harness.scenario.drawn`), so what
+is drawn may change.
 """
 
 from __future__ import annotations
@@ -28,13 +27,12 @@ from harness.scenario.calls import call_of_conditions
 
 Given = dict[str, Any]
 
-VERSION = 4
-"""The version of new cases."""
-BY_CONDITIONS = 0.8  # How often version 3 draws a call from conditions.
-WIDE, WIDEST = (
-    0.05,
-    2048,
-)  # How often version 4 draws a call of `mla_decode_sparse` with so many slots.
+BY_CONDITIONS = 0.8
+"""How often a call is drawn from conditions."""
+WIDEST = 2048
+"""The slots of a token in DeepSeek V3.2."""
+WIDE = 0.05
+"""How often a call of `mla_decode_sparse` has so many."""
 SECOND_PATTERNS = ("zeros", "max", "inf", "random")
 KV_TYPES = ("fp32", "bf16", "fp8_e4m3")
 PACKED = {"kv": "fp8_ds_mla", "kv_lora_rank": 512, "qk_rope_head_dim": 64}
@@ -51,28 +49,23 @@ class Draw:
     poison: PoisonPlan
 
 
-def draw(seed: str, version: int = 1) -> Draw:
-    """The case of `seed` in a version of the draws, the same on every machine and in every
-    process.
-    """
+def draw(seed: str) -> Draw:
+    """The case of `seed`, the same on every machine and in every process."""
     rng = Random(seed)
-    ops = _OPS if version == 1 else _OPS | _OPS_2
-    op = rng.choice([*ops, *(_OPS_3 if version > 2 else ()), None])
+    op = rng.choice([*_OPS, *_BY_CONDITIONS_ALONE, None])
     system = "kernel" if op else "engine"
-    if op == "mla_decode_sparse" and version > 3 and rng.random() < WIDE:
+    if op == "mla_decode_sparse" and rng.random() < WIDE:
         given = _wide_decode_sparse(rng)
-    elif op and version > 2 and (op in _OPS_3 or rng.random() < BY_CONDITIONS):
+    elif op and (op in _BY_CONDITIONS_ALONE or rng.random() < BY_CONDITIONS):
         given = call_of_conditions(rng, op, _kernel(rng, op))
     else:
-        given = ops[op](rng) if op else _engine(rng)
+        given = _OPS[op](rng) if op else _engine(rng)
     patterns = rng.choice([("nan", second) for second in SECOND_PATTERNS] * 3 + [("inf", "max")])
-    # In version 1 no case has neighbours, and one more coin would change the cases that ids stand
-    # for.
-    names = [site.name for site in SITES if version > 1 or site.name != "kv.neighbor"]
+    names = [site.name for site in SITES]
     sites = tuple(names if _coin(rng) else [name for name in names if _coin(rng)])
     poison = PoisonPlan(patterns=patterns, sites=sites, strict=_coin(rng))
     params = SYSTEMS.get(system).model(op).model_validate(given)
-    if op and version > 1:
+    if op:
         params = _with_more(rng, op, params)
     return Draw(system, op, params, poison)
 
@@ -396,17 +389,10 @@ def _by_op(*draws: Callable[[Random], Given]) -> dict[str, Callable[[Random], Gi
 
 _OPS = _by_op(_mla_decode, _mla_decode_sparse, _context_attention, _merge_attn_states, _write_kv)
 _OPS |= _by_op(_quantize_fp8, _route_experts, _quantize_blocks)
-"""Op -> the function that draws its parameters.
-
-Another op would give every id of version 1 another case.
-"""
-_OPS_2 = _by_op(_align_experts, _write_records, _read_records)
-"""The ops of version 2, beside these."""
-_OPS_3 = (
-    "index_logits",
-    "select_topk",
-    "map_indices",
-)  # In version 3 as well, always drawn from conditions.
+_OPS |= _by_op(_align_experts, _write_records, _read_records)
+"""Op -> the function that draws its parameters."""
+_BY_CONDITIONS_ALONE = ("index_logits", "select_topk", "map_indices")
+"""Ops that are always drawn from conditions."""
 MORE: dict[str, dict[str, list[Any]]] = {
     "mla_decode": {
         "layout": list(get_args(CacheLayout)),
@@ -420,7 +406,7 @@ MORE: dict[str, dict[str, list[Any]]] = {
     "write_kv": {"layout": list(get_args(FlatLayout)), "large_rows": [0, 0, 1]},
     **{op: {"zero_rows": [0, 0, 1]} for op in ("quantize_fp8", "quantize_blocks")},
 }
-"""Op -> parameters that version 2 draws as well, and their values."""
+"""Op -> parameters that are drawn as well, and their values."""
 
 
 def _coin(rng: Random) -> bool:

@@ -16,7 +16,7 @@ VERSION = 1
 else.
 """
 FILE = f"scenario.v{VERSION}.schema.json"
-"""The published schema, beside the shipped scenarios."""
+"""The name that a file of the schema gets."""
 
 _LABELLED = {"type": "object", "minProperties": 1}
 

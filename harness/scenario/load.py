@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ def _every(name: str) -> bool:
 def load_scenarios(
     directory: Path | None = None, *, whole: Callable[[str], bool] = _every, only: str = ""
 ) -> list[Scenario]:
-    """The scenarios of a folder, by file name, or the one of a file.
+    """The scenarios of a folder and of the folders in it, by file name, or the one of a file.
 
     Raises InputError for the first problem.
 
@@ -68,13 +69,14 @@ def load_scenarios(
         return [load_scenario(folder)]
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder of scenarios; name another with --scenarios")
-    paths = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
+    paths = scenario_files(folder)
     if not paths:
         raise InputError(f"{folder}: no scenario here; a scenario is a file that ends in .yaml")
-    if (alone := folder / f"{only}{SUFFIXES[0]}") in paths and (
-        found := load_scenario(alone, whole)
-    ).name == only:
-        return [found]
+    for path in paths:
+        if path.name == f"{only}{SUFFIXES[0]}":
+            found = load_scenario(path, whole)
+            if found.name == only:
+                return [found]
     if folder.resolve() != shipped_directory().resolve():
         whole = _every
     origin: dict[str, Path] = {}
@@ -86,6 +88,30 @@ def load_scenarios(
             raise _input_error(Problem(("name",), message), load_record(path, Scenario)[1], path)
         scenarios.append(scenario)
     return scenarios
+
+
+def scenario_files(folder: Path) -> list[Path]:
+    """Every scenario file in `folder` and in the folders in it, in the order of the file names.
+
+    Hidden folders are left out, so that a checkout with `.git` or `.github` can be named. A link to
+    a folder is followed, and each folder is read once. Raises InputError for a folder that cannot
+    be read: its scenarios must not be missing without a word.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise InputError(f"{error.filename}: cannot be read: {error.strerror}; mend its rights")
+
+    read: set[Path] = set()
+    found: list[Path] = []
+    for place, folders, files in os.walk(folder, followlinks=True, onerror=refuse):
+        here = Path(place)
+        if here.resolve() in read:
+            folders.clear()
+            continue
+        read.add(here.resolve())
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [here / name for name in files if Path(name).suffix in SUFFIXES]
+    return sorted(found, key=lambda path: (path.name, path))
 
 
 def load_scenario(path: Path, whole: Callable[[str], bool] = _every) -> Scenario:

@@ -21,8 +21,10 @@ from harness.core.errors import InputError, UnknownNameError
 from harness.core.registry import LIST, nearest
 from harness.scenario import susceptibility as probe
 from harness.scenario import variant
-from harness.scenario.expand import GPU, NIGHTLY, KernelOverride, drawn_case, expand
+from harness.scenario.drawn import drawn_case
+from harness.scenario.expand import GPU, NIGHTLY, expand
 from harness.scenario.matrix import ACCURACY
+from harness.scenario.override import KernelOverride
 from harness.scenario.schema import Scenario
 
 _NUMBER = re.compile(r"^#?(\d+)$")
@@ -151,7 +153,8 @@ def selects_case(selector: str, case_id: str) -> bool:
     if not bracket or selector == case_id:
         return selector == case_id
     wanted = rest.removesuffix("]").split(",")
-    own, _, parts = case_id.removesuffix("]").partition("[")
+    # The values of a drawn case are none of its parts.
+    own, _, parts = variant.split(case_id)[0].removesuffix("]").partition("[")
     return _is_like(name, own) and all(
         any(_is_like(one, part) for part in parts.split(",")) for one in wanted
     )
@@ -207,10 +210,14 @@ def _check_brackets(selector: str) -> None:
 def _variant(
     scenarios: Sequence[Scenario], selector: str, seed: int, override: KernelOverride | None
 ) -> Case | None:
-    """The case of an id with changes after an `@`; None for any other selector.
+    """The case of the id of a draw, or of an id with changes after an `@`; None for any other
+    selector.
 
     Raises InputError.
     """
+    for scenario in scenarios:
+        if drawn := drawn_case(scenario, selector, override):
+            return drawn
     base, changes = variant.split(selector)
     if variant.MARK not in selector:
         return None
@@ -239,17 +246,20 @@ def _candidates(
     override: KernelOverride | None,
     has_gpu: bool,
 ) -> list[Case]:
-    """The cases to choose from. A fuzz id has its own seed."""
-    if scenario.fuzz is None:
+    """The cases to choose from."""
+    if scenario.fuzz is not None and not whole and all(map(_is_with_values, selectors)):
+        # Draws take a moment, and such an id has made its case already.
+        return []
 
-        def keep(place: int, name: str) -> bool:
-            return not place or any(selects_case(selector, name) for selector in selectors)
+    def keep(place: int, name: str) -> bool:
+        return not place or any(selects_case(selector, name) for selector in selectors)
 
-        is_whole = has_gpu or scenario.device == "any"
-        return expand(scenario, seed=seed, override=override, keep=None if is_whole else keep)
-    named = [drawn_case(scenario, selector, override) for selector in selectors]
-    drawn = expand(scenario, seed=seed, override=override) if whole else []
-    return [*drawn, *(case for case in named if case is not None)]
+    is_whole = has_gpu or scenario.device == "any"
+    return expand(scenario, seed=seed, override=override, keep=None if is_whole else keep)
+
+
+def _is_with_values(selector: str) -> bool:
+    return variant.MARK in selector
 
 
 def _tag_filter(

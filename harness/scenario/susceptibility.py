@@ -17,7 +17,8 @@ from harness.core.catalog import KERNELS
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import KERNEL_PARAMS
 from harness.core.ops import OPS
-from harness.scenario.expand import KernelOverride, seed_of
+from harness.scenario.override import KernelOverride
+from harness.scenario.point_case import seed_of
 
 SCENARIO = "susceptibility"
 PATTERNS = ("nan", "inf", "max", "random")

@@ -18,8 +18,8 @@ from harness.core.catalog import SITES
 from harness.core.errors import InputError
 from harness.core.params import Params
 from harness.core.registry import LIST, nearest
-from harness.scenario.expand import usable
 from harness.scenario.known_names import unknown_names
+from harness.scenario.point_case import usable
 from harness.scenario.schema import PATTERNS, SCHEMA, Given
 
 MARK = "@"

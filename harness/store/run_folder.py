@@ -64,7 +64,7 @@ class _Open(BaseModel):
 
 class _Options(_Open):
     device: str = "auto"
-    kernel: str | list[str] | None = None
+    kernel: list[str] = []
     plugins: list[str] = []
     fault: str | None = None
     seed: int = 0

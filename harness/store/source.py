@@ -30,10 +30,10 @@ RUN_FILES = ("run.json", "summary.json")
 
 Its files are no code.
 """
-_RUN = re.compile(rb'\A\{\s*("schema_version": \d+,\s*)?"run_id": "')
+_RUN = re.compile(rb'\A\{\s*"schema_version": \d+,\s*"run_id": "')
 """How these files begin."""
 # Nor is what Python writes, or what lies where runs are by default.
-_OURS = re.compile(r"/reports/(runs/|history\.sqlite)|/__pycache__/")
+_OURS = re.compile(r"/reports/runs/|/__pycache__/")
 NEW, SUBMODULE = "new", "160000"
 """In place of git's mode of a file: git does not know it. And git's mode of a submodule."""
 # A repository may name programs of its own for diffs and for watching files; none of them is

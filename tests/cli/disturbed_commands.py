@@ -145,7 +145,8 @@ for title, scenario in (("SGLang", "sglang-host-free-pages"), ("vLLM", "vllm-hos
 
 def prepare(folder: Path, commands: Sequence[str]) -> None:
     """Write the scenarios of surveys, and run the shards that other commands read."""
-    text = (ROOT / "scenarios" / f"{SURVEY}.yaml").read_text().partition("\nfaults:")[0]
+    (survey,) = (ROOT / "scenarios").rglob(f"{SURVEY}.yaml")
+    text = survey.read_text().partition("\nfaults:")[0]
     text = text.replace("tags: [prefill]", "tags: [nightly]")
     (folder / "loud.py").write_text(LOUD)
     for engine in ("vllm", "sglang"):

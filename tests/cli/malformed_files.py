@@ -255,7 +255,7 @@ def _baselines() -> Iterator[Malformed]:
 
 def _runs() -> Iterator[Malformed]:
     plan: dict[str, object] = {
-        "schema_version": 1,
+        "schema_version": 2,
         "run_id": "r",
         "started": "2026-11-22T10:00:00+00:00",
         "command": "mla-harness run",
@@ -278,6 +278,7 @@ def _runs() -> Iterator[Malformed]:
         "no UTF-8": b"\xff\xfe{}",
         "no schema": json.dumps({**plan, "schema_version": None}),
         "a newer schema": json.dumps({**plan, "schema_version": 999}),
+        "an older schema": json.dumps({**plan, "schema_version": 1}),
         "a schema of text": json.dumps({**plan, "schema_version": "1"}),
         "no id": json.dumps({key: value for key, value in plan.items() if key != "run_id"}),
         "jobs as a text": json.dumps({**plan, "jobs": "all"}),
@@ -304,10 +305,10 @@ def _runs() -> Iterator[Malformed]:
         yield Malformed("run folder", name, write)
     lines: dict[str, tuple[str, str]] = {
         "a result of another schema": ("results.jsonl", '{"schema_version": 999}'),
-        "a result without a key": ("results.jsonl", '{"schema_version": 1}'),
+        "a result without a key": ("results.jsonl", '{"schema_version": 2}'),
         "a result that is a list": ("results.jsonl", "[1]"),
-        "a blame without a key": ("blame.jsonl", '{"schema_version": 1, "blame": 7}'),
-        "a fault without a name": ("faults.jsonl", '{"schema_version": 1}'),
+        "a blame without a key": ("blame.jsonl", '{"schema_version": 2, "blame": 7}'),
+        "a fault without a name": ("faults.jsonl", '{"schema_version": 2}'),
     }
     for name, (file, line) in lines.items():
 

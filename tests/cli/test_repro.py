@@ -26,7 +26,8 @@ def shipped(folder: Path, *names: str) -> Path:
     """A folder with some of the shipped scenarios."""
     folder.mkdir()
     for name in names:
-        shutil.copy(SHIPPED / f"{name}.yaml", folder)
+        (path,) = SHIPPED.rglob(f"{name}.yaml")
+        shutil.copy(path, folder)
     return folder
 
 

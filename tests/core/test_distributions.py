@@ -16,6 +16,7 @@ FOLDERS = (
     "benchmarks",
     "tools",
     "docs",
+    "changelog.d",
     "examples",
     ".ci",
     ".github",

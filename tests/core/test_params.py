@@ -149,7 +149,8 @@ def test_a_stored_case_that_a_newer_rule_refuses_can_still_be_read() -> None:
         "id": "a",
         "scenario": "a",
         "system": "kernel",
-        "params": {"op": "write_kv", "num_tokens": 2},
+        "op": "write_kv",
+        "params": {"num_tokens": 2},
     }
     with pytest.raises(ValidationError, match="leaves no token to store"):
         Case.model_validate(old)

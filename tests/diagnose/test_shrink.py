@@ -234,12 +234,11 @@ def test_a_real_failure_is_shrunk_to_a_case_whose_id_alone_fails_so_again(
 
 def test_a_drawn_case_is_shrunk_too():
     known = load_scenarios(None)
-    for number in range(40):
-        (case,) = select(known, [f"fuzz[seed=5,draw={number}]"])
+    for case in select(known, ["fuzz[op=mla_decode]"], seed=5):
         job = Job(key=case.id, case=case, fault="kv.tail-masked-by-multiply")
-        if case.op == "mla_decode" and run_case(job).findings:
+        if run_case(job).findings:
             break
     found = shrink(HerePool(), job, seconds=math.inf)
-    assert found.case.id.startswith(f"{case.id}@")
+    assert found.case.id.partition("@")[0] == case.id.partition("@")[0]
     assert len(found.case.params.seq_lens) == 1
     assert run_case(job_of(job, found)).findings

@@ -56,7 +56,7 @@ def test_every_scenario_with_faults_is_in_the_table_of_families_with_their_upstr
         for row in table("what-goes-wrong.md", "family")
         for name in row[2].split(", ")
     }
-    scenarios = [load_scenario(path) for path in sorted((ROOT / "scenarios").glob("*.yaml"))]
+    scenarios = [load_scenario(path) for path in sorted((ROOT / "scenarios").rglob("*.yaml"))]
     faulty = {
         scenario.name: scenario
         for scenario in scenarios
@@ -186,7 +186,7 @@ def test_pages_and_messages_have_plain_words() -> None:
     files = [
         *pages,
         ROOT / "README.md",
-        *(ROOT / "scenarios").glob("*.yaml"),
+        *(ROOT / "scenarios").rglob("*.yaml"),
         *(ROOT / "examples").rglob("*.md"),
     ]
     files += [
@@ -304,7 +304,9 @@ def test_what_runs_on_a_gpu_in_ci_is_yaml_with_commands_and_tags_of_the_program(
         assert yaml.safe_load(text)
     lines = re.findall(r"(?:^|[\s;])mla-harness ((?:survey|doctor|run|report)\b[^\n;>]*)", text)
     assert {line.split()[0] for line in lines} == COMMANDS_ELSEWHERE[file]
-    tags = {tag for path in (ROOT / "scenarios").glob("*.yaml") for tag in load_scenario(path).tags}
+    tags = {
+        tag for path in (ROOT / "scenarios").rglob("*.yaml") for tag in load_scenario(path).tags
+    }
     for name, *words in (line.split() for line in lines):
         options = {option for parameter in command(name).params for option in parameter.opts}
         assert {word for word in words if word.startswith("-")} <= options, words

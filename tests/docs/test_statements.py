@@ -30,6 +30,7 @@ FOLDERS = (
     ".github",
     "benchmarks",
     "canaries",
+    "changelog.d",
     "contrib",
     "docs",
     "examples",

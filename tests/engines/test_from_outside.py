@@ -113,7 +113,7 @@ def test_a_broken_engine_is_a_line_in_doctor_and_a_skip_of_its_cases(tmp_path: P
         "known: [{issue: a/b#1, engine: rowquant, versions: '>=1'}]\n"
     )
     (scenarios / "merge-kernel.yaml").write_text(
-        (ROOT / "scenarios" / "merge-kernel.yaml").read_text()
+        (ROOT / "scenarios" / "kernels" / "merge-kernel.yaml").read_text()
     )
     found = verdicts(
         tmp_path,

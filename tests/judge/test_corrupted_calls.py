@@ -24,8 +24,9 @@ from harness.judge.run_case import run_case
 from harness.judge.targets import corrupted_calls
 from harness.ops.mla_decode.kernels.tiled import mla_decode
 from harness.ops.parts.call import invoke
-from harness.scenario.expand import KernelOverride, expand
+from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
+from harness.scenario.override import KernelOverride
 
 SMALL = {"seq_lens": (70, 130, 65), "num_heads": 2, "kv_lora_rank": 32, "qk_rope_head_dim": 16}
 SCENARIOS = [one for one in load_scenarios(shipped_directory()) if "rejects" in one.oracles]

@@ -18,7 +18,8 @@ from harness.scenario.expand import expand
 from harness.scenario.load import load_scenario, shipped_directory
 
 CASES = {
-    case.id: case for case in expand(load_scenario(shipped_directory() / "long-contexts.yaml"))
+    case.id: case
+    for case in expand(load_scenario(shipped_directory() / "engine" / "long-contexts.yaml"))
 }
 Patch = pytest.MonkeyPatch
 

@@ -12,8 +12,9 @@ from harness.core.kernels import BUILT_IN
 from harness.core.records import Verdict
 from harness.judge.targets.engine import EngineTarget
 from harness.judge.verdict import verdict
-from harness.scenario.expand import expand, usable
+from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios
+from harness.scenario.point_case import usable
 
 from .other_device import Elsewhere, other_device  # type: ignore[import-not-found]
 

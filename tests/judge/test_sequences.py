@@ -11,8 +11,9 @@ from harness.core.engine_params import EngineParams
 from harness.core.records import Verdict
 from harness.engine.schedule.scheduler import Scheduler
 from harness.judge.run_case import run_case
-from harness.scenario.expand import KernelOverride, expand
+from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
+from harness.scenario.override import KernelOverride
 from harness.scenario.variant import changed, shown
 
 SCENARIOS = [

@@ -91,13 +91,3 @@ def test_the_history_keeps_them_apart(view: RunView) -> None:
         "wrong-blame",
         "missed",
     ]
-
-
-def test_a_record_of_version_0_2_names_one_oracle_and_was_seen_if_it_was_caught() -> None:
-    old = {"fault": "f", "scenario": "s", "case": "a", "expected_by": "finite"}
-    caught, missed = (
-        FaultResult.model_validate(old | {"caught": caught}) for caught in (True, False)
-    )
-    assert (caught.outcome, missed.outcome) == ("caught", "missed") and caught.expected_by == (
-        "finite",
-    )

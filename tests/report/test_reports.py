@@ -358,7 +358,7 @@ def test_the_policy_names_the_style_and_the_script_that_the_page_has(mixed: RunS
             "mla-harness run 'a[b=c]'",
         ),
         (
-            {"plugins": ["/a b/k.py"], "kernel": "mine"},
+            {"plugins": ["/a b/k.py"], "kernel": ["mine"]},
             None,
             "mla-harness run 'a[b=c]' --kernel mine --plugin '/a b/k.py'",
         ),
@@ -386,7 +386,7 @@ def test_the_command_that_shows_a_case_names_what_its_id_needs() -> None:
         show("a[b=c]", {"device": "cuda", "kernel": None, "plugins": [], "seed": 0})
         == "mla-harness show 'a[b=c]'"
     )
-    options = {"kernel": "mine", "plugins": ["/a b/k.py"], "seed": 4, "scenarios": "my"}
+    options = {"kernel": ["mine"], "plugins": ["/a b/k.py"], "seed": 4, "scenarios": "my"}
     assert (
         show("a[b=c]", options)
         == "mla-harness show 'a[b=c]' --kernel mine --scenarios my --plugin '/a b/k.py' --seed 4"

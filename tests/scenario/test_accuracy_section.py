@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import InputError
-from harness.scenario.expand import KernelOverride, expand, fault_cases
+from harness.scenario.expand import expand, fault_cases
 from harness.scenario.load import load_scenario
+from harness.scenario.override import KernelOverride
 from harness.scenario.schema import Scenario
 from harness.scenario.selection import select
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from harness.judge.run_case import why_not
 from harness.kernels.plugins import load_plugin
-from harness.scenario.expand import KernelOverride
 from harness.scenario.load import load_scenarios, shipped_directory
+from harness.scenario.override import KernelOverride
 from harness.scenario.selection import select
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from harness.core.catalog import SITES
 from harness.ops.merge_attn_states.params import MergeAttnStatesParams
-from harness.scenario.expand import KernelOverride, expand, fault_cases, seed_of
+from harness.scenario.expand import expand, fault_cases
 from harness.scenario.load import load_scenario
+from harness.scenario.override import KernelOverride
+from harness.scenario.point_case import seed_of
 from harness.scenario.schema import Scenario
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,13 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.cases import Case
 from harness.core.engine_params import EngineParams
+from harness.core.errors import InputError, UnknownNameError
 from harness.core.op_params import KERNEL_PARAMS
 from harness.core.ops import PAGE_SIZE
-from harness.scenario.draws import MORE, draw
-from harness.scenario.expand import KernelOverride, drawn_case, expand
+from harness.scenario import draws
+from harness.scenario.drawn import drawn_case
+from harness.scenario.draws import MORE, Draw, draw, draw_sequence
+from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
+from harness.scenario.override import KernelOverride
+from harness.scenario.point_case import seed_of
+from harness.scenario.schema import Scenario
 from harness.scenario.selection import select
 
 ROOT = Path(__file__).parents[2]
@@ -24,62 +28,86 @@ SEQUENCES, STATES, FUZZ = [s for s in load_scenarios(shipped_directory()) if s.f
 DRAWN = expand(FUZZ, seed=7)
 
 
-def of_version_2(seed: int, count: int = 200) -> list[Case]:
-    found = (drawn_case(FUZZ, f"fuzz[seed={seed},draw={number},v=2]") for number in range(count))
-    return [case for case in found if case is not None]
-
-
-OLD = json.loads(Path(__file__).with_name("old_draws.json").read_text(encoding="utf-8"))
+def drawn_params(seeds: int, count: int = 200) -> list[Draw]:
+    return [draw(f"{seed}:{number}") for seed in range(seeds) for number in range(count)]
 
 
 def test_scenario_draws_as_many_cases_as_it_says() -> None:
     assert FUZZ.fuzz is not None
     assert len(DRAWN) == FUZZ.fuzz.examples == 60
-    assert DRAWN[12].id == "fuzz[seed=7,draw=12,v=4]"
+    assert len({case.id for case in DRAWN}) == 60
 
 
-def test_id_alone_reproduces_its_case() -> None:
-    assert drawn_case(FUZZ, "fuzz[seed=7,draw=50,v=4]") == DRAWN[50]
-    assert select([FUZZ], ["fuzz[seed=7,draw=50,v=4]"]) == [DRAWN[50]]
+@pytest.mark.parametrize("scenario", [FUZZ, SEQUENCES, STATES], ids=lambda one: one.name)
+def test_id_alone_reproduces_its_case(scenario: Scenario) -> None:
+    for case in (case for seed in range(4) for case in expand(scenario, seed=seed)):
+        assert drawn_case(scenario, case.id) == case
+        # Whatever the seed of a run is.
+        assert select([scenario], [case.id], seed=99) == [case]
 
 
-@pytest.mark.parametrize("identity", OLD)
-def test_an_id_of_any_version_stands_for_its_old_case(identity: str) -> None:
+def test_an_id_stands_for_its_case_whatever_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {case.id: case for case in DRAWN}
+    monkeypatch.setattr(draws, "draw", lambda seed: pytest.fail("an id draws nothing"))
+    for identity, case in before.items():
+        assert drawn_case(FUZZ, identity) == case
+
+
+def test_the_id_has_the_op_the_seed_of_the_inputs_and_what_is_no_default() -> None:
+    identity = (
+        "fuzz[op=write_kv,seed=52]@num_tokens=3,num_padded=1,patterns=[nan,max],sites=[kv.tail]"
+    )
     (case,) = select([FUZZ], [identity])
-    params, old = case.params.model_dump(mode="json"), OLD[identity]
-    # Parameters that are newer than the draw have their defaults. Version 3 draws from the classes
-    # of conditions and from what no array shows: whoever changes these keeps what it draws from, or
-    # makes a new version.
-    defaults = {
-        name: value
-        for name, value in type(case.params)().model_dump(mode="json").items()
-        if name in params
-    }
-    assert params == defaults | old["params"] | {
-        name: defaults[name] for name in params if name not in old["params"]
-    }
-    found = {"op": case.op, "params": old["params"], "poison": case.poison.model_dump(mode="json")}
-    assert (case.id, found) == (identity, old)
+    assert (case.id, case.op, case.seed) == (
+        identity,
+        "write_kv",
+        seed_of("fuzz[op=write_kv,seed=52]"),
+    )
+    assert case.params == type(case.params)(num_tokens=3, num_padded=1)
+    assert (case.poison.patterns, case.poison.sites) == (("nan", "max"), ("kv.tail",))
+    assert drawn_case(FUZZ, "fuzz[op=write_kv,seed=53]").seed != case.seed
 
 
-def test_draw_beyond_the_examples_can_be_named() -> None:
-    (case,) = select([FUZZ], ["fuzz[seed=3,draw=100000]"])
-    assert case.id == "fuzz[seed=3,draw=100000]"
+def test_a_drawn_case_has_the_oracles_that_its_own_parameters_can_show() -> None:
+    plain, graph = (
+        drawn_case(FUZZ, f"fuzz[op=mla_decode,seed=1]{more}") for more in ("", "@graph=full")
+    )
+    assert "replay" in graph.oracles and "replay" not in plain.oracles
+
+
+def test_parts_of_ids_select_draws_of_a_run() -> None:
+    found = select([FUZZ], ["fuzz[op=engine]"], seed=7)
+    assert found == [case for case in DRAWN if case.op is None] and found
+
+
+def test_an_id_with_a_value_that_such_a_case_cannot_have_is_refused() -> None:
+    with pytest.raises(InputError, match="'num_token' is no parameter of this case; did you mean"):
+        select([FUZZ], ["fuzz[op=write_kv,seed=1]@num_token=3"])
+    with pytest.raises(InputError, match="unknown pattern 'nun'; known: inf, max, nan"):
+        select([FUZZ], ["fuzz[op=write_kv,seed=1]@patterns=[nun]"])
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
         "fuzz[seed=1]",
-        "fuzz[draw=1,seed=1]",
-        "fuzz[seed=x,draw=1]",
-        "other[seed=1,draw=1]",
-        "fuzz[seed=1,draw=1,v=1]",
-        "fuzz[seed=1,draw=1,v=5]",
+        "fuzz[seed=1,op=write_kv]",
+        "fuzz[op=write_kv,seed=x]",
+        "fuzz[op=no_such_op,seed=1]",
+        "other[op=write_kv,seed=1]",
+        "fuzz[seed=7,draw=12]",
+        "fuzz[kernel=mine,op=write_kv,seed=1]",
     ],
 )
 def test_other_ids_are_no_draws(wrong: str) -> None:
     assert drawn_case(FUZZ, wrong) is None
+    with pytest.raises(UnknownNameError, match="unknown"):
+        select([FUZZ, SEQUENCES], [wrong])
+
+
+def test_sequences_are_of_the_engine_alone() -> None:
+    assert drawn_case(SEQUENCES, "fuzz-sequences[op=write_kv,seed=1]") is None
+    assert drawn_case(SEQUENCES, "fuzz-sequences[op=engine,seed=1]").system == "engine"
 
 
 def test_draws_are_the_same_in_every_process() -> None:
@@ -106,8 +134,8 @@ def test_draws_cover_every_op_and_the_engine() -> None:
     }
 
 
-def test_draws_reach_every_value_that_version_2_adds() -> None:
-    drawn = [case for seed in range(6) for case in of_version_2(seed)]
+def test_draws_reach_every_value_of_more() -> None:
+    drawn = drawn_params(30)
     for op, more in MORE.items():
         for name, values in more.items():
             assert {getattr(case.params, name) for case in drawn if case.op == op} == set(values), (
@@ -124,9 +152,9 @@ def test_draws_are_legal(seed: int) -> None:
 
 
 def test_draws_reach_the_edges_of_pages_and_every_feature_of_the_engine() -> None:
-    drawn = [case for seed in range(20) for case in of_version_2(seed)]
+    drawn = drawn_params(20)
 
-    def values(field: str, among: list[Case]) -> set[object]:
+    def values(field: str, among: list[Draw]) -> set[object]:
         return {value for case in among for value in getattr(case.params, field)}
 
     decoding = [case for case in drawn if case.op == "mla_decode"]
@@ -162,8 +190,11 @@ def test_sequences_are_drawn_from_their_id_alone_and_reach_every_part_of_their_w
 
 
 def test_sequences_of_states_share_them_and_change_like_other_sequences() -> None:
-    ids = [f"{STATES.name}[seed={seed},draw={draw}]" for seed in range(20) for draw in range(3)]
-    every = [drawn_case(STATES, one).params_as(EngineParams) for one in ids]
+    every = [
+        draw_sequence(f"{seed}:{number}", has_states=True).params
+        for seed in range(20)
+        for number in range(3)
+    ]
     assert (
         all("kda" in params.layers for params in every)
         and sum(params.prefix_caching for params in every) > 30

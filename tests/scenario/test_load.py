@@ -72,6 +72,59 @@ def test_folder_without_scenarios_is_refused(tmp_path: Path) -> None:
 def test_folder_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").mkdir()
     with pytest.raises(InputError, match="cannot be read: Is a directory"):
+        load_scenarios(tmp_path / "x.yaml")
+
+
+def test_folders_in_a_folder_are_read_and_the_order_is_that_of_file_names(tmp_path: Path) -> None:
+    for folder in ("z", "m/deep"):
+        (tmp_path / folder).mkdir(parents=True)
+    write(tmp_path, "b", GOOD.format(name="flat"))
+    write(tmp_path / "z", "a", GOOD.format(name="nested"))
+    write(tmp_path / "m" / "deep", "deep", GOOD.format(name="deep"))
+    assert [s.name for s in load_scenarios(tmp_path)] == ["nested", "flat", "deep"]
+    assert [s.name for s in load_scenarios(tmp_path, only="deep")] == ["deep"]
+
+
+def test_a_name_is_unique_over_all_folders(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder, "same", GOOD.format(name="x"))
+    with pytest.raises(InputError, match=r"b/same\.yaml:1:7: the name 'x' is taken by .*a/same"):
+        load_scenarios(tmp_path)
+
+
+def test_hidden_folders_hold_no_scenarios(tmp_path: Path) -> None:
+    (tmp_path / ".github").mkdir()
+    write(tmp_path / ".github", "workflow", "jobs: {}\n")
+    write(tmp_path, "x", GOOD.format(name="x"))
+    assert [s.name for s in load_scenarios(tmp_path)] == ["x"]
+
+
+def test_linked_folders_are_read_once_and_a_loop_of_links_ends(tmp_path: Path) -> None:
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    mine.mkdir()
+    theirs.mkdir()
+    write(theirs, "x", GOOD.format(name="x"))
+    for name in ("one", "two"):
+        (mine / name).symlink_to(theirs)
+    (theirs / "again").symlink_to(mine)
+    assert [s.name for s in load_scenarios(mine)] == ["x"]
+
+
+def test_a_folder_that_cannot_be_read_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "closed").mkdir()
+    write(tmp_path, "x", GOOD.format(name="x"))
+    listed = os.scandir
+
+    def scandir(place: str) -> Any:
+        if Path(place).name == "closed":
+            raise PermissionError(13, "Permission denied", str(place))
+        return listed(place)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(InputError, match="closed: cannot be read: Permission denied; mend"):
         load_scenarios(tmp_path)
 
 

@@ -10,8 +10,8 @@ from harness.core.errors import InputError, UnknownNameError
 from harness.core.kernels import KernelSpec
 from harness.core.shapes import DEEPSEEK
 from harness.core.systems import ENGINE_KERNELS
-from harness.scenario.expand import KernelOverride
 from harness.scenario.load import load_scenarios, shipped_directory
+from harness.scenario.override import KernelOverride
 from harness.scenario.selection import select
 
 SCENARIOS = [s for s in load_scenarios(shipped_directory()) if s.fuzz is None]

@@ -15,7 +15,7 @@ SCENARIOS = load_scenarios(shipped_directory())
 
 
 @pytest.mark.parametrize(
-    "path", sorted(shipped_directory().glob("*.y*ml")), ids=lambda path: path.name
+    "path", sorted(shipped_directory().rglob("*.y*ml")), ids=lambda path: path.name
 )
 def test_file_is_named_like_its_scenario(path) -> None:  # type: ignore[no-untyped-def]
     assert path.suffix == ".yaml"

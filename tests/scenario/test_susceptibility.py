@@ -15,7 +15,7 @@ from harness.core.errors import InputError
 from harness.core.ops import OPS
 from harness.core.records import Verdict
 from harness.judge.run_case import run_case
-from harness.scenario.expand import KernelOverride
+from harness.scenario.override import KernelOverride
 from harness.scenario.selection import select
 from harness.scenario.susceptibility import case_of, cases, selected
 from harness.store.run_folder import RunStore

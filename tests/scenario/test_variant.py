@@ -53,7 +53,7 @@ def test_values_of_engine_cases_and_drawn_ones_are_written_and_read_alike(known)
         "mixed-context[kv=bf16,context_kernel=minus-inf,context_chunk=32]@requests=[[5,1],[70,2]]",
     )
     assert engine.params.requests == ((5, 1), (70, 2))
-    drawn = one(known, "fuzz[seed=7,draw=12]@sites=[]")
+    drawn = one(known, "fuzz[op=write_kv,seed=7]@sites=[]")
     assert drawn.poison.sites == ()
 
 

@@ -89,7 +89,7 @@ def test_a_release_has_each_argument_that_it_is_started_with(
         if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
     }
     monkeypatch.setattr("harness.engines.base.installed_version", lambda _: release)
-    for one in expand(load_scenario(shipped_directory() / "sglang-survey.yaml")):
+    for one in expand(load_scenario(shipped_directory() / "sglang" / "sglang-survey.yaml")):
         params = one.params_as(SglangParams)
         assert not set(engine_options(params, params.graph)) - fields
 

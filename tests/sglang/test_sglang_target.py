@@ -284,7 +284,7 @@ def test_the_survey_is_small_compiles_no_backend_and_captures_few_sizes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
-    cases = expand(load_scenario(shipped_directory() / "sglang-survey.yaml"))
+    cases = expand(load_scenario(shipped_directory() / "sglang" / "sglang-survey.yaml"))
     surveyed = [one.params_as(SglangParams) for one in cases]
     assert len(surveyed) <= 40 and surveyed[0].model_copy(update={"limit": 128}) == SglangParams(
         capture_sizes=surveyed[0].capture_sizes, timeout_seconds=surveyed[0].timeout_seconds

@@ -11,7 +11,6 @@ import pytest
 from harness.core.cases import Case, Job
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, FaultResult, Finding, Verdict
-from harness.core.systems import engine_versions
 from harness.store.run_folder import RunStore, find_run, new_run_id
 from harness.store.summary import summarise, to_json
 
@@ -63,39 +62,6 @@ def test_a_run_reads_back_equal(tmp_path: Path) -> None:
     assert again.faults() == [fault]
 
 
-def test_a_run_of_version_0_1_is_read_as_the_same_jobs(tmp_path: Path) -> None:
-    serving = Case(id="b", scenario="stub", system="engine", params={"kv": "fp32"})
-    questions = Case(
-        id="c",
-        scenario="epochs",
-        system="model",
-        params={"task": "t", "model": "engine:x", "kv": "fp32"},
-    )
-    jobs = [job("a"), Job(key="b", case=serving), Job(key="c", case=questions)]
-    store = RunStore.create(tmp_path, jobs, command="mla-harness run")
-    plan = json.loads((store.path / "run.json").read_text())
-    plan["environment"] = {
-        "torch": "2.13.0",
-        "vllm": "0.22.1",
-        "vllm_path": "/vllm",
-        "flashinfer": None,
-    }
-    for old in plan["jobs"]:
-        case, params = old["case"], old["case"]["params"]
-        if op := case.pop("op"):
-            params["op"] = op
-        if case["system"] == "model":
-            params["options"] = {
-                name: params.pop(name) for name in ("kv", "graph", "num_blocks", "device")
-            }
-        del old["ask"]
-        old["first_nan"] = None
-    (store.path / "run.json").write_text(json.dumps(plan))
-    again = RunStore.open(store.path).plan
-    assert again.jobs == store.plan.jobs
-    assert engine_versions(again.environment) == {"vllm": "0.22.1"}
-
-
 def test_results_come_in_the_order_of_the_plan_and_what_never_ran_is_marked(tmp_path: Path) -> None:
     store = fresh(tmp_path, "a", "b", "c")
     store.add(result("c"))
@@ -110,7 +76,7 @@ def test_a_line_torn_by_a_kill_is_run_again_and_the_next_line_is_whole(tmp_path:
     store = fresh(tmp_path, "a", "b")
     store.add(result("a"))
     with (store.path / "results.jsonl").open("a") as stream:
-        stream.write('{"schema_version": 1, "key": "b", "verd')
+        stream.write('{"schema_version": 2, "key": "b", "verd')
     assert [left.key for left in store.unfinished()] == ["b"]
     store.add(result("b"))
     assert RunStore.open(store.path).unfinished() == []
@@ -128,16 +94,35 @@ def test_a_newer_schema_is_refused_in_one_sentence(tmp_path: Path, name: str) ->
     store = fresh(tmp_path, "a")
     (store.path / name).write_text(json.dumps({"schema_version": 99, "unheard": "of"}) + "\n")
     with pytest.raises(
-        InputError, match=r"newer mla-harness \(schema 99, this one reads up to \d+\); update"
+        InputError, match=r"newer mla-harness \(schema 99, this one reads \d+\); update"
     ) as caught:
         again = RunStore.open(store.path)
         again.results(), again.faults(), again.blames()
     assert name in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_an_older_schema_is_refused_in_one_sentence_that_names_its_version(tmp_path: Path) -> None:
+    store = fresh(tmp_path, "a")
+    store.note_environment({"harness": "0.1.0"})
+    file = store.path / "run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"schema_version": 1}))
+    with pytest.raises(InputError) as caught:
+        RunStore.open(store.path)
+    told = "written by version 0.1.0 of mla-harness (schema 1, this one reads 2); run again"
+    assert str(caught.value) == f"{file}: {told}"
+
+
+def test_an_older_file_that_says_no_version_of_its_writer_is_refused_too(tmp_path: Path) -> None:
+    store = fresh(tmp_path, "a")
+    (store.path / "results.jsonl").write_text('{"schema_version": 1, "key": "a"}\n')
+    told = r"results\.jsonl: written by an older version of mla-harness \(schema 1, .*; run again$"
+    with pytest.raises(InputError, match=told):
+        store.results()
+
+
 def plan(**changes: object) -> str:
     """A plan of no case, with changes."""
-    whole = {"schema_version": 1, "run_id": "r", "started": "", "command": "x", "jobs": []}
+    whole = {"schema_version": 2, "run_id": "r", "started": "", "command": "x", "jobs": []}
     return json.dumps(whole | changes)
 
 
@@ -150,8 +135,8 @@ def plan(**changes: object) -> str:
         ("run.json", plan(environment={"variables": [1]}), "damaged: environment.variables"),
         ("run.json", plan(jobs=[{"key": "a", "case": {"system": None}}]), "damaged: "),
         ("run.json", "{", "cannot be read"),
-        ("run.json", '{"schema_version": 1}', "damaged: run_id"),
-        ("results.jsonl", '{"schema_version": 1, "key": 5}\n', "damaged"),
+        ("run.json", '{"schema_version": 2}', "damaged: run_id"),
+        ("results.jsonl", '{"schema_version": 2, "key": 5}\n', "damaged"),
         ("results.jsonl", "null\n", "no schema_version"),
     ],
 )

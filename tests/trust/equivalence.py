@@ -39,8 +39,7 @@ from harness.judge.run_case import why_not
 from harness.judge.target import target_of
 from harness.judge.targets.engine import EngineTarget
 from harness.memory.poison.patterns import Poison, bits_view
-from harness.scenario.draws import VERSION
-from harness.scenario.expand import drawn_case
+from harness.scenario.drawn import drawn_case, drawn_cases
 from harness.scenario.load import load_scenarios
 
 SEED = 7_000_003
@@ -197,12 +196,15 @@ class Drawn:
 
 def drawn_ids() -> list[tuple[str, str, dict[str, Any]]]:
     """The drawn cases: a scenario, the id of a draw, and more parameters."""
+    scenarios = {one.name: one for one in load_scenarios(None)}
     found = []
     for name, count in NUM_DRAWS.items():
-        version = f",v={VERSION}" if name == "fuzz" else ""
-        for number in range(count):
+        drawing = scenarios[name].model_copy(
+            update={"fuzz": scenarios[name].fuzz.model_copy(update={"examples": count})}
+        )
+        for number, case in enumerate(drawn_cases(drawing, SEED)):
             more = WIDER[number % len(WIDER)] if number % 4 else {}
-            found.append((name, f"{name}[seed={SEED},draw={number}{version}]", more))
+            found.append((name, case.id, more))
     return found
 
 

@@ -1,5 +1,4 @@
-"""What `fuzz` draws: how many of the draws of a seed have each property, in each version of the
-draws. No case runs.
+"""What `fuzz` draws: how many of the draws of a seed have each property. No case runs.
 
 Prints the table of `docs/conditions.md`: `python tests/trust/fuzz_reach.py --draws 5000 --seed 1`.
 """
@@ -13,7 +12,7 @@ from typing import Any
 
 from harness.core.ops import OPS, PAGE_SIZE
 from harness.report.markdown import table
-from harness.scenario.draws import VERSION, Draw, draw
+from harness.scenario.draws import Draw, draw
 
 Given = dict[str, Any]
 LONG_PAGES, MANY_REQUESTS = 32, 32
@@ -83,11 +82,11 @@ PROPERTIES: dict[str, Callable[[Draw, Given], bool]] = {
 """What a draw can have -> whether it has it, from the draw and its parameters."""
 
 
-def reached(seed: int, draws: int, version: int) -> Counter[str]:
+def reached(seed: int, draws: int) -> Counter[str]:
     """How many of the first `draws` have each of PROPERTIES."""
     found: Counter[str] = Counter()
     for number in range(draws):
-        drawn = draw(f"{seed}:{number}", version)
+        drawn = draw(f"{seed}:{number}")
         given = drawn.params.model_dump()
         found.update(name for name, has in PROPERTIES.items() if has(drawn, given))
     return found
@@ -99,12 +98,9 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    versions = range(2, VERSION + 1)
-    counts = [reached(given.seed, given.draws, version) for version in versions]
-    rows = [(name, *(f"{one[name]:,}" for one in counts)) for name in PROPERTIES]
-    print(
-        table((f"of {given.draws:,} draws", *(f"version {version}" for version in versions)), rows)
-    )
+    counts = reached(given.seed, given.draws)
+    rows = [(name, f"{counts[name]:,}") for name in PROPERTIES]
+    print(table((f"of {given.draws:,} draws", "have it"), rows))
 
 
 if __name__ == "__main__":

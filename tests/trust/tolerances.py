@@ -33,8 +33,10 @@ from harness.ops.index_logits import reference as index_logits_reference
 from harness.ops.index_logits.kernels.dense import load_keys
 from harness.ops.index_logits.params import IndexLogitsParams
 from harness.report.markdown import table
-from harness.scenario.expand import KernelOverride, control_cases, drawn_cases, expand
+from harness.scenario.drawn import control_cases, drawn_cases
+from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios
+from harness.scenario.override import KernelOverride
 
 Samples = dict[str, list[tuple[float, float]]]
 """Name of a bound -> for each judged tensor the largest share of the bound that an element and a

@@ -363,8 +363,7 @@ def engine_case(random: Random, wanted: Iterator[Wanted]) -> Given:
     }
 
 
-HEAD = """# yaml-language-server: $schema=scenario.v1.schema.json
-# Drawn by: python tests/trust/write_engine_conditions.py
+HEAD = """# Drawn by: python tests/trust/write_engine_conditions.py
 name: {name}
 summary: "the engine: steps of unlike requests that show {what} of its conditions"
 tags: [{tags}]

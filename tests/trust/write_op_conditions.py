@@ -1,5 +1,5 @@
 """Write the scenarios that show all pairs of conditions: python tests/trust/write_op_conditions.py
-OP > scenarios/NAME.yaml
+OP > scenarios/conditions/NAME.yaml
 
 The calls come from :mod:`harness.scenario.calls`. What a call shows is read from its arguments,
 before any kernel.
@@ -33,11 +33,10 @@ from harness.ops.parts import records
 from harness.ops.parts.record_formats import RECORDS
 from harness.scenario.batches import Given, decode_call
 from harness.scenario.calls import UNMET, drawn_call
-from harness.scenario.expand import seed_of
 from harness.scenario.load import load_scenarios, shipped_directory
+from harness.scenario.point_case import seed_of
 
-HEAD = """# yaml-language-server: $schema=scenario.v1.schema.json
-# Written by: python tests/trust/write_op_conditions.py {op}
+HEAD = """# Written by: python tests/trust/write_op_conditions.py {op}
 name: {name}
 summary: "{op}: batches of unlike requests that show every pair of its conditions"
 tags: [conditions, {tag}]
@@ -55,8 +54,7 @@ matrix:
 """
 
 
-REAL = """# yaml-language-server: $schema=scenario.v1.schema.json
-# Written by: python tests/trust/write_op_conditions.py --real {op}
+REAL = """# Written by: python tests/trust/write_op_conditions.py --real {op}
 name: {name}
 summary: "{op} on a GPU: every installed kernel, every pair of conditions, at real sizes"
 tags: [matrix-conditions, {tag}]

@@ -145,8 +145,7 @@ class _Fault:
     blamed: list[str]
     seconds: float
     reason: str
-    seen: bool = False
-    """Summaries of version 0.2 do not say it."""
+    seen: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,15 +186,8 @@ def entry_of(store: RunStore) -> RunEntry:
 
 
 def read_entry(folder: Path) -> RunEntry:
-    """The entry of a run folder, from its summary alone where that is whole.
-
-    Summaries of older versions lack facts; these runs are read from their results. Raises
-    InputError for a damaged one.
-    """
-    found = read_json(folder / SUMMARY)
-    if isinstance(found, dict) and "source" not in found:
-        return entry_of(RunStore.open(folder))
-    return _parsed(found, folder)
+    """The entry of a run folder, from its summary alone. Raises InputError for a damaged one."""
+    return _parsed(read_json(folder / SUMMARY), folder)
 
 
 def _parsed(found: Any, folder: Path) -> RunEntry:
