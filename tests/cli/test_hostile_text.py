@@ -17,8 +17,9 @@ from harness.accuracy.answer_log import AccuracyRun, QuestionResult, RunHeader
 from harness.accuracy.judge import judge
 from harness.cli.main import exit_code_of
 from harness.core.cases import Case, Job
+from harness.core.findings import Finding
 from harness.core.op_params import MlaDecodeParams
-from harness.core.records import AccuracyRecord, CaseResult, Finding, Verdict
+from harness.core.records import AccuracyRecord, CaseResult, Verdict
 from harness.report.run_view import RunView
 from harness.report.write import write_reports
 from harness.store.run_folder import RunStore

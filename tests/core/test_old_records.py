@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from harness.core.finding_words import kind_of
-from harness.core.records import CaseResult, Finding, FirstNan
+from harness.core.findings import Finding
+from harness.core.records import CaseResult, FirstNan
 
 
 def test_a_result_without_causes_is_read_and_its_findings_are_kept_apart_by_oracle_site_and_tensor() -> (  # noqa: E501

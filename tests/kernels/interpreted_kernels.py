@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from harness.core.errors import IllegalAddress
-from harness.core.records import Finding
+from harness.core.findings import Finding
 from harness.kernels.ops import reference
 from harness.kernels.torch import merge as torch_merge
 from harness.kernels.torch import plan as torch_plan

@@ -14,7 +14,7 @@ from harness.core.cases import Case
 from harness.core.catalog import KERNELS, ORACLES, SITES
 from harness.core.op_params import AlignExpertsParams
 from harness.core.ops import aligned_sizes
-from harness.judge.run_records import Evidence
+from harness.evidence.records import Evidence
 from harness.judge.targets.kernel import KernelTarget
 from harness.kernels.ops import reference
 from harness.kernels.ops.expert_inputs import align_experts as inputs

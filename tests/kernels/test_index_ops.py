@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from harness.core.errors import IllegalAddress
+from harness.core.findings import Finding
 from harness.core.index_params import IndexLogitsParams
-from harness.core.records import Finding
-from harness.judge.oracles.compare import compare
-from harness.judge.oracles.thresholds import bound
+from harness.evidence.compare import compare
+from harness.evidence.thresholds import bound
 from harness.kernels.ops import indexing
 from harness.kernels.ops.indexing import right_choice
 from harness.kernels.torch.index import first_requests, load_keys, map_indices, select_topk

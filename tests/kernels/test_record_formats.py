@@ -8,9 +8,9 @@ from typing import get_args
 import pytest
 import torch
 
+from harness.core.findings import Finding
 from harness.core.op_params import ReadRecordsParams, RecordFormat, WriteRecordsParams
 from harness.core.ops import PAGE_SIZE
-from harness.core.records import Finding
 from harness.kernels.ops import record_inputs, reference
 from harness.kernels.ops.record_formats import (
     RECORDS,

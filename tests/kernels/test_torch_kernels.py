@@ -10,8 +10,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness.core.findings import Finding
 from harness.core.op_params import ContextAttentionParams
-from harness.core.records import Finding
 from harness.kernels.ops import inputs, reference
 from harness.kernels.torch.context import context_attention
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.core.errors import IllegalAddress
-from harness.core.records import Finding
+from harness.core.findings import Finding
 from harness.kernels.ops import reference
 from harness.kernels.torch.decode import mla_decode, mla_decode_sparse
 

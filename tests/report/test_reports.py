@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from harness.core.cases import Case, Job, PoisonPlan
+from harness.core.findings import Finding
 from harness.core.op_params import MlaDecodeParams
-from harness.core.records import Blame, CaseResult, FaultResult, Finding, Verdict
+from harness.core.records import Blame, CaseResult, FaultResult, Verdict
 from harness.report import junit, page, table
 from harness.report.console import console_for
 from harness.report.run_view import RunView

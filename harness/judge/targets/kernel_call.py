@@ -18,7 +18,10 @@ from harness.core.corruptions import Corruption
 from harness.core.errors import HarnessError, KernelError, NoMemoryError, message_of
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS, Output
-from harness.judge.run_records import ChosenExperts, Guard, Observed, Run
+from harness.evidence.experts import ChosenExperts
+from harness.evidence.observed import Observed
+from harness.evidence.records import Run
+from harness.evidence.sentinel import Guard
 from harness.judge.targets.corrupted import as_meant, corrupted
 from harness.kernels.call import BoundKernel, wrong_count
 from harness.kernels.ops import reference
@@ -169,9 +172,9 @@ class KernelCall:
         """
         # Oracles read small tensors many times, and each read would wait for the GPU.
         on_host = tuple(output.cpu() for output in outputs)
-        run.observed += self.observe(on_host)
-        run.chosen = self.chosen(on_host)
-        run.guards += [
+        run.evidence += self.observe(on_host)
+        run.evidence += self.chosen(on_host)
+        run.evidence += [
             Guard(item.name, item.site, item.before.cpu(), item.watched().cpu(), item.row_name)
             for item in self.guarded
         ]

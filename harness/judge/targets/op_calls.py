@@ -20,8 +20,9 @@ from harness.core.op_params import (
     WriteRecordsParams,
 )
 from harness.core.ops import PAGE_SIZE, aligned_sizes
-from harness.judge.oracles.compare import SLACK_OF_ELEMENT
-from harness.judge.run_records import ChosenExperts, Observed
+from harness.evidence.compare import SLACK_OF_ELEMENT
+from harness.evidence.experts import ChosenExperts
+from harness.evidence.observed import Observed
 from harness.judge.targets.kernel_call import Guarded, KernelCall, Setting, by_op, prepared
 from harness.kernels.ops import expert_inputs, indexing, record_inputs, reference
 from harness.kernels.ops.inputs import NULL_BLOCK

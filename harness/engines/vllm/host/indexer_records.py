@@ -17,7 +17,9 @@ from harness.core.op_params import ReadRecordsParams, WriteRecordsParams
 from harness.engines.host_parts import accepted, first_module, of_all_rows
 from harness.engines.vllm.params import VllmHostParams
 from harness.engines.vllm.record_kernels import read_indexer_shuffled, write_indexer_shuffled
-from harness.judge.run_records import Guard, Observed, Run
+from harness.evidence.observed import Observed
+from harness.evidence.records import Run
+from harness.evidence.sentinel import Guard
 from harness.judge.targets import op_calls
 from harness.judge.targets.kernel_call import KernelCall, Setting, prepared
 from harness.kernels.ops import record_inputs
@@ -41,7 +43,7 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
     """
     found = Run(poison.pattern)
     if params.writer == "fused":
-        found.observed.append(_fused(poison))
+        found.evidence.append(_fused(poison))
         return found
     call = op_calls.write_records(WRITING, _setting("write_records", poison))
     # The interpreter has no arithmetic of bfloat16.
@@ -57,8 +59,8 @@ def _setting(op: str, poison: Poison) -> Setting:
 
 
 def _judge(found: Run, call: KernelCall, outputs: tuple[Tensor, ...]) -> None:
-    found.observed += call.observe(outputs)
-    found.guards += [
+    found.evidence += call.observe(outputs)
+    found.evidence += [
         Guard(item.name, item.site, item.before, item.watched()) for item in call.guarded
     ]
 

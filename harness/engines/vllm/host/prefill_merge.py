@@ -24,7 +24,7 @@ from harness.engines.vllm.host.prefill_step import (
     Step,
 )
 from harness.engines.vllm.params import VllmHostParams
-from harness.judge.run_records import Run
+from harness.evidence.records import Run
 from harness.kernels.torch.context import context_attention
 from harness.memory.poison.patterns import Poison
 
