@@ -21,6 +21,7 @@ from harness.core.catalog import KERNELS, ORACLES, SITES, SYSTEMS, cuda_twins
 from harness.core.engine_params import AccuracyParams
 from harness.core.errors import UnknownNameError
 from harness.core.kernels import SOUND
+from harness.core.oracles import BETWEEN_PATTERNS
 from harness.core.params import Params
 from harness.core.registry import nearest
 from harness.core.systems import SystemSpec
@@ -222,7 +223,7 @@ def usable(oracles: tuple[str, ...], patterns: tuple[str, ...], params: Params) 
     """`oracles` without the ones that would have nothing to judge in a case with these parameters
     and patterns.
     """
-    given = params.gives() | {""} | ({"patterns"} if len(patterns) > 1 else set())
+    given = params.gives() | {""} | ({BETWEEN_PATTERNS} if len(patterns) > 1 else set())
     return tuple(name for name in oracles if ORACLES.get(name).needs in given)
 
 
