@@ -14,7 +14,7 @@ from canaries.canary_requests import JudgedLogprobs
 from canaries.logprobs import TokenLogprobs
 from canaries.recorded import unpacked
 from harness.core.errors import InputError
-from harness.judge.run_records import Judgement
+from harness.evidence.records import Judgement
 from harness.run.protocol import Parent, Reply, run_child
 
 

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from harness.core.cause_codes import Code
 from harness.core.finding_words import place
-from harness.core.records import Finding
-from harness.judge.run_records import Judgement
+from harness.core.findings import Finding
+from harness.evidence.records import Judgement
 
 FRAGILE = 4.0
 RATIO = 1.5

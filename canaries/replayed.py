@@ -22,8 +22,8 @@ from canaries import random_model
 from canaries.recorded import NONE, Decider, Ids
 from harness.core.cause_codes import Code
 from harness.core.finding_words import place
-from harness.core.records import Finding
-from harness.judge.decisions import shortfall
+from harness.core.findings import Finding
+from harness.evidence.decisions import shortfall
 
 SAMPLES = 8
 MARGIN = 12.0

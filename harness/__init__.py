@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from harness.core.errors import Refused
-    from harness.core.records import Finding
+    from harness.core.findings import Finding
     from harness.kernels.plugins import kernel
     from harness.memory.first_nan.recorder import first_nan
 
@@ -32,7 +32,7 @@ def __getattr__(name: str) -> Any:
 
         return Refused
     if name == "Finding":
-        from harness.core.records import Finding
+        from harness.core.findings import Finding
 
         return Finding
     if name == "__version__":

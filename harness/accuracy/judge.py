@@ -17,6 +17,7 @@ from harness.accuracy.tasks import STOCK
 from harness.core.cause_codes import Code
 from harness.core.errors import InputError
 from harness.core.extras import numpy, stats
+from harness.core.findings import Finding
 from harness.core.records import (
     AccuracyJudgement,
     AccuracyLimits,
@@ -24,7 +25,6 @@ from harness.core.records import (
     AccuracyRecord,
     BaselineUse,
     EpochAccuracy,
-    Finding,
     Flips,
     Interval,
     OutcomeGrid,

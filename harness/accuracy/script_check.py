@@ -20,8 +20,9 @@ from harness.accuracy.script import Pool, Request, Script, Step, requests_of
 from harness.accuracy.script_server import NUM_BEST, Reply, Scores, ScriptServer
 from harness.core.cause_codes import Code
 from harness.core.errors import Refused
+from harness.core.findings import Finding
 from harness.core.params import Record
-from harness.core.records import CaseResult, Finding, Verdict
+from harness.core.records import CaseResult, Verdict
 
 ORACLE = "sequences"
 SCENARIO = "serve-check"

@@ -7,7 +7,10 @@ Rows name their code as "module:name", which is imported when it is first used.
 
 from __future__ import annotations
 
-from harness.core import faults, kernels, oracles, sites, systems
+from collections.abc import Iterable
+from typing import Protocol, TypeVar
+
+from harness.core import faults, kernels, sites, systems
 from harness.core.checkout import TRUST, from_checkout
 from harness.core.engine_tables import (
     load_tables,
@@ -18,7 +21,7 @@ from harness.core.engine_tables import (
 )
 from harness.core.faults import FaultSpec
 from harness.core.kernels import SOUND, KernelSpec
-from harness.core.oracles import OracleSpec
+from harness.core.oracles import LAST, OracleSpec, own_oracles
 from harness.core.registry import Registry
 from harness.core.sites import Site
 from harness.core.systems import EngineSpec, ModelSpec, SystemSpec
@@ -31,7 +34,7 @@ _ROWS, BROKEN = load_tables(
         "MODELS": systems.MODELS,
         "SITES": sites.SITES,
         "KERNELS": kernels.KERNELS,
-        "ORACLES": oracles.ORACLES,
+        "ORACLES": own_oracles(),
         "FAULTS": faults.FAULTS,
     }
 )
@@ -65,6 +68,28 @@ ORACLES: Registry[OracleSpec] = Registry("oracle", _ROWS["ORACLES"])
 FAULTS: Registry[FaultSpec] = Registry(
     "fault", _ROWS["FAULTS"], lambda name: missing_fault(name, BROKEN)
 )
+
+
+class Found(Protocol):
+    """What an oracle found."""
+
+    @property
+    def oracle(self) -> str: ...
+
+
+FoundT = TypeVar("FoundT", bound=Found)
+
+
+def most_telling_first(findings: Iterable[FoundT]) -> list[FoundT]:
+    """Findings by the rank of their oracles.
+
+    The order within one rank is kept. An oracle that is not registered comes last.
+    """
+
+    def rank(finding: FoundT) -> int:
+        return ORACLES.get(finding.oracle).rank if finding.oracle in ORACLES else LAST
+
+    return sorted(findings, key=rank)
 
 
 def cuda_twins(kernels: dict[str, str]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from harness.core.records import Finding
+from harness.core.findings import Finding
 
 MAX_RANGES = 6
 

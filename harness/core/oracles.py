@@ -1,109 +1,66 @@
-"""The oracles that the harness has itself; engines add their own. No torch here."""
+"""What an oracle says of itself, and the oracles that the harness has; engines add their own.
+
+No torch here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import importlib
+import pkgutil
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any
 
-from harness.core.files import rows_beside
 from harness.core.registry import attribute_at
 
-Need = Literal[
-    "",
-    "floats",
-    "requests",
-    "graph",
-    "batches",
-    "patterns",
-    "answers",
-    "warm",
-    "flush",
-    "mixed",
-    "experts",
-    "repeats",
-    "moves",
-    "script",
-    "module",
-]
+LAST = 1000
+"""The rank of an oracle that names none, and of one that no registry has."""
 
-TELLING_ORDER = (
-    "crash",
-    "process",
-    "rejects",
-    "address",
-    "conserved",
-    "policy",
-    "replay",
-    "padding",
-    "zeroed",
-    "distinct_experts",
-    "landed",
-    "ordered",
-    "sentinel",
-    "finite",
-    "reference",
-    "tokens",
-    "acceptance",
-    "cold_warm",
-    "flush",
-    "repeats",
-    "non_interference",
-    "accuracy",
-    "streams",
-    "answers",
-    "sequences",
-)
-"""Oracles in the order in which their findings explain a failure: first a mechanism (a crash, a
-stale address or plan, uninitialised memory), then a symptom.
-"""
-
-
-class Found(Protocol):
-    """What an oracle found."""
-
-    @property
-    def oracle(self) -> str: ...
-
-
-FoundT = TypeVar("FoundT", bound=Found)
-
-
-def most_telling_first(findings: Iterable[FoundT]) -> list[FoundT]:
-    """Findings in TELLING_ORDER.
-
-    The order within one oracle is kept, and an unknown oracle comes last.
-    """
-    rank = {name: place for place, name in enumerate(TELLING_ORDER)}
-    return sorted(findings, key=lambda finding: rank.get(finding.oracle, len(rank)))
+BETWEEN_PATTERNS = "patterns"
+"""What an oracle needs that compares runs under several poison patterns."""
 
 
 @dataclass(frozen=True, slots=True)
 class OracleSpec:
-    """One oracle; `impl` is the "module:function" that takes an `Evidence` and returns a
-    `Judgement`.
+    """One oracle; `impl` takes an `Evidence` and returns a `Judgement`.
 
-    `needs` is what a case must have: `floats` in its outputs, `requests` that an engine serves,
-    `graph` a captured graph, `batches` an engine's batches in it, `patterns` two poison patterns or
-    more, `answers` a task's questions, `warm` prompts that come again to an engine with prefix
-    caching, `flush` a flush, `mixed` layers of different types that share one pool, `experts`
-    tokens that are routed to experts, `repeats` several launches on equal inputs, `moves` a cache
-    that is moved, `script` a script of requests, `module` a drafter that knows the answers by
-    heart.
+    An engine names it as "module:function", so that its tables load no torch.
+
+    `needs` is what a case must have, in the words of `Params.gives`; an oracle without a need
+    judges any case. An oracle that judges `by_default` need not be named by a scenario.
+
+    `rank` orders the findings of a failure, the lowest first: a mechanism explains a symptom.
+
+    - below 100: the run ended, or nothing that it computed can be trusted
+    - 100 to 199: a contract between two parts of an engine is broken
+    - 200 to 299: memory that holds no result was read
+    - 300 to 399: a value is wrong
+    - 400 to 499: answers differ that should be alike
     """
 
     name: str
     summary: str
-    impl: str
-    needs: Need = ""
+    impl: str | Callable[[Any], Any]
+    needs: str = ""
+    rank: int = LAST
+    by_default: bool = False
 
     def judge(self, evidence: Any) -> Any:
         """The `Judgement` of an `Evidence`. Their types belong to a higher floor."""
-        return attribute_at(self.impl)(evidence)
+        judge = attribute_at(self.impl) if isinstance(self.impl, str) else self.impl
+        return judge(evidence)
 
 
-ORACLES = tuple(
-    OracleSpec(name, row["passes"], f"harness.judge.oracles.{row['impl']}", row.get("needs", ""))
-    for name, row in rows_beside(__file__).items()
-)
-"""The entries of `oracles.yaml`, in its order."""
+def own_oracles() -> tuple[OracleSpec, ...]:
+    """The `ORACLES` of every kind of evidence, the most telling first.
+
+    The kinds are the files of `harness/evidence`, so a new one needs no list.
+    """
+    folder = importlib.import_module("harness.evidence")
+    kinds = (
+        importlib.import_module(f"harness.evidence.{file.name}")
+        for file in pkgutil.iter_modules(folder.__path__)
+        if file.name not in folder.NO_KINDS
+    )
+    found: list[OracleSpec] = [oracle for kind in kinds for oracle in kind.ORACLES]
+    return tuple(sorted(found, key=lambda oracle: oracle.rank))

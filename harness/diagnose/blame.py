@@ -21,6 +21,7 @@ from harness.core.cases import Job
 from harness.core.catalog import ORACLES
 from harness.core.cause_codes import Code
 from harness.core.finding_words import kind_of
+from harness.core.oracles import BETWEEN_PATTERNS
 from harness.core.records import Blame, CaseResult
 from harness.diagnose.budget import Budget
 from harness.diagnose.reduce import primary, same_failure, without_each
@@ -165,7 +166,7 @@ def _trial(job: Job, result: CaseResult, sites: tuple[str, ...], again: str = ""
     """
     case, oracle = job.case, primary(result.findings).oracle
     patterns = case.poison.patterns
-    is_between_patterns = oracle in ORACLES and ORACLES.get(oracle).needs == "patterns"
+    is_between_patterns = oracle in ORACLES and ORACLES.get(oracle).needs == BETWEEN_PATTERNS
     # An index is the poison's only if the run over zeros has another.
     if not is_between_patterns and primary(result.findings).cause != Code.POISON_INDEX:
         telling = (

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from harness.core.oracles import most_telling_first
-from harness.core.records import CaseResult, Finding
+from harness.core.catalog import most_telling_first
+from harness.core.findings import Finding
+from harness.core.records import CaseResult
 
 CandidateT = TypeVar("CandidateT")
 SeenT = TypeVar("SeenT")

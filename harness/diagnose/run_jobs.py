@@ -15,7 +15,8 @@ from harness.core.catalog import FAULTS
 from harness.core.cause_codes import Code
 from harness.core.errors import InputError
 from harness.core.fault_outcomes import declared_blame
-from harness.core.records import BAD, FAILED, Blame, CaseResult, FaultResult, Finding, Verdict
+from harness.core.findings import Finding
+from harness.core.records import BAD, FAILED, Blame, CaseResult, FaultResult, Verdict
 from harness.diagnose.blame import find_blame
 from harness.diagnose.repeated_crashes import RepeatedCrashes
 from harness.diagnose.session import Limits, Session

@@ -25,7 +25,8 @@ from harness.core.catalog import ENGINES, KERNELS, SYSTEMS
 from harness.core.errors import InputError
 from harness.core.files import read_rows
 from harness.core.finding_words import kind_of
-from harness.core.records import Blame, CaseResult, Finding, ShrinkStep, Shrunk, Verdict
+from harness.core.findings import Finding
+from harness.core.records import Blame, CaseResult, ShrinkStep, Shrunk, Verdict
 from harness.diagnose.blame import find_blame
 from harness.diagnose.budget import Budget
 from harness.diagnose.reduce import Reducer, fewer, primary, same_failure

@@ -16,8 +16,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from harness.core.cases import Case, Job
+from harness.core.findings import Finding
 from harness.core.params import Params
-from harness.core.records import CaseResult, Finding, OptionSet, Verdict
+from harness.core.records import CaseResult, OptionSet, Verdict
 from harness.diagnose.reduce import Reducer, primary, same_failure
 from harness.run.pool import Pool
 from harness.scenario.schema import Given

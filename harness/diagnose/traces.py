@@ -31,7 +31,7 @@ from harness.accuracy.script_check import ALONE, Judged, ScriptCheck, check_scri
 from harness.accuracy.script_server import Reply, ScriptServer
 from harness.core.cause_codes import Code
 from harness.core.errors import InputError, Refused
-from harness.core.records import Finding
+from harness.core.findings import Finding
 from harness.diagnose.reduce import Reducer, fewer
 from harness.diagnose.script.code import templates
 from harness.run import protocol

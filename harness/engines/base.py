@@ -24,7 +24,8 @@ the engine inside its functions, because the engine may not be installed.
   here, from `why_no_kernels`.
 - `MODELS`: a `ModelSpec` for `epochs --model NAME:WHERE`, with a function that returns a
   `harness.accuracy.backends.Backend`.
-- `SITES`, `ORACLES`: memory to poison and checks of results that only this engine has.
+- `SITES`, `ORACLES`: memory to poison and checks of results that only this engine has. An
+  `OracleSpec` reads the records in `Run.evidence`, those of `harness.evidence` or of its own.
 
 Systems are named "ENGINE" or "ENGINE-part". Where the tables do not load, these names tell which
 engine is missed: its cases are skipped. Scenarios then name the systems, kernels and faults.

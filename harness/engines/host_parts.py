@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from harness.core.errors import Refused
-from harness.judge.run_records import Observed, Run
+from harness.evidence.observed import Observed
+from harness.evidence.records import Run
 from harness.ops.quantize_fp8.kernels.dense import quantize_fp8_fmax, quantize_fp8_per_token
 
 Found = Iterator[tuple[str, Tensor, Tensor]]
@@ -77,7 +78,7 @@ def searched(pattern: str, found: Found) -> Run:
     judged = (
         of_all_rows(name, got.clone().long(), want.long(), "", "row") for name, got, want in found
     )
-    return Run(pattern, observed=list(judged))
+    return Run(pattern, list(judged))
 
 
 def first_module(*names: str, lacks: str = "") -> Any:

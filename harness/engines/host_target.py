@@ -22,7 +22,7 @@ from harness.core.params import Record
 from harness.core.systems import EngineSpec
 from harness.engines import base
 from harness.engines.patches import Patches
-from harness.judge.run_records import Run
+from harness.evidence.records import Run
 from harness.judge.target import Target, class_of
 from harness.memory.poison.patterns import Poison
 from harness.run.child import Child, ChildDied

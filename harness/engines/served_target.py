@@ -34,7 +34,9 @@ from harness.engines.serving import (
     last_words,
     waits_for,
 )
-from harness.judge.run_records import Count, Run
+from harness.evidence.answers import Answered
+from harness.evidence.counts import Count
+from harness.evidence.records import Run
 from harness.judge.target import Target
 from harness.memory.first_nan.recorder import first_of_ranks
 from harness.memory.poison.patterns import Poison
@@ -114,10 +116,10 @@ class ServedTarget(Target):
 
     def _ask(self, run: Run, folder: Path, poison: Poison) -> None:
         self._serve(folder / "asked", poison)
-        run.accuracy = read_run(folder / "asked")
-        run.least_accuracy = self._served.least_correct_percent / 100
+        answered = Answered(read_run(folder / "asked"), self._served.least_correct_percent / 100)
+        run.evidence.append(answered)
         if self._served.has_module:
-            run.counts += self._verified(folder / "asked")
+            run.evidence += self._verified(folder / "asked")
         if self._served.compare_eager and self._served.has_graph:
             try:
                 self._serve(folder / "eager", poison, is_eager=True)
@@ -125,7 +127,7 @@ class ServedTarget(Target):
                 # The answers with graphs are judged all the same.
                 run.refusal = refusal
                 return
-            run.eager = read_run(folder / "eager")
+            answered.eager = read_run(folder / "eager")
 
     def _verified(self, folder: Path) -> list[Count]:
         """The drafts of each epoch, as the engine counts them.

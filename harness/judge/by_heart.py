@@ -16,9 +16,9 @@ from torch import Tensor
 from harness.core.engine_params import EngineParams
 from harness.engine.model.next_token import NextTokenModule
 from harness.engine.model.transformer import CausalLM
+from harness.evidence.counts import Count
 from harness.judge.dense_reference import DenseReference
 from harness.judge.probes.answers import Answers
-from harness.judge.run_records import Count
 
 MODULE_SEED = 1
 LOGIT = 12.0

@@ -18,7 +18,7 @@ from harness.engine.model.layers import MoE, route
 from harness.engine.model.mla import Indexer, MLAAttention
 from harness.engine.model.transformer import CausalLM, DecoderLayer
 from harness.engine.schedule.sequence import Sequence
-from harness.judge.decisions import Decisions, shortfall
+from harness.evidence.decisions import Decisions, shortfall
 
 Choices = dict[int, dict[int, Tensor]]
 """Request -> position -> choices [layers, k] of the engine."""

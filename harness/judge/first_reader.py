@@ -17,8 +17,8 @@ import torch
 from harness.core.cases import AskFirstNan, Job
 from harness.core.errors import SystemUnderTestError
 from harness.core.records import Verdict
+from harness.judge.outcome import Outcome
 from harness.judge.probes.trace import Trace, first_difference
-from harness.judge.run_records import Outcome
 from harness.judge.target import target_of
 from harness.judge.verdict import poison_of, sites_of
 from harness.memory.poison.patterns import Poison

@@ -6,6 +6,7 @@ watches.
 
 from __future__ import annotations
 
+import importlib
 import time
 import traceback
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from harness.core.cases import AskFirstNan, AskVerdict, Batch, Case, Job
-from harness.core.catalog import FAULTS, KERNELS, ORACLES, SYSTEMS
+from harness.core.catalog import FAULTS, KERNELS, SYSTEMS
 from harness.core.cause_codes import Code, Reason, cause_of
 from harness.core.corruptions import corruptions
 from harness.core.cuda_failures import in_one_line, is_out_of_memory
@@ -38,7 +39,8 @@ from harness.core.params import Record
 from harness.core.records import CaseResult, Verdict
 from harness.core.registry import attribute_at
 from harness.core.seams import inject
-from harness.judge.run_records import Outcome
+from harness.judge.first_reader import first_nan
+from harness.judge.outcome import Outcome
 from harness.judge.target import class_of
 from harness.judge.verdict import verdict, watching_plugins
 from harness.kernels.call import keeping_output_sites
@@ -49,13 +51,21 @@ from harness.run.protocol import answer_each
 
 def _first_nan(job: Job) -> Outcome:
     # It knows the engine, which a kernel case never needs.
-    from harness.judge.first_reader import first_nan
 
     return first_nan(job)
 
 
 ANSWERS: dict[type, Callable[[Job], Outcome]] = {AskVerdict: verdict, AskFirstNan: _first_nan}
 """The function that answers each kind of ask."""
+IMPORTED_LATER = (
+    "harness.accuracy.baselines",
+    "harness.accuracy.judge",
+    "harness.evidence.compare",
+    "harness.evidence.decisions",
+    "harness.evidence.thresholds",
+    "harness.memory.poison.scan",
+)
+"""What oracles import inside their functions."""
 
 
 def prepare() -> None:
@@ -64,9 +74,8 @@ def prepare() -> None:
     """
     for system in ("kernel", "engine"):
         attribute_at(SYSTEMS.get(system).target)
-    for oracle in ORACLES:
-        if oracle.impl.startswith("harness.judge."):
-            attribute_at(oracle.impl)
+    for module in IMPORTED_LATER:
+        importlib.import_module(module)
     for spec in KERNELS:
         if spec.origin == BUILT_IN and not spec.requires:
             spec.load()

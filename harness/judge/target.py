@@ -11,8 +11,8 @@ from typing import ClassVar, cast
 from harness.core.cases import Case, Job
 from harness.core.records import FirstNan
 from harness.core.registry import attribute_at
+from harness.evidence.records import Run
 from harness.judge.probes.trace import Trace
-from harness.judge.run_records import Run
 from harness.memory.poison.patterns import Poison
 
 

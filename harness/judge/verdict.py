@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from harness.core.cases import Case, Job, PoisonPlan
-from harness.core.catalog import ORACLES
+from harness.core.catalog import ORACLES, most_telling_first
 from harness.core.cause_codes import Code
 from harness.core.cuda_failures import in_one_line, is_device_failure, is_out_of_memory
 from harness.core.errors import (
@@ -19,9 +19,13 @@ from harness.core.errors import (
     stack_of,
 )
 from harness.core.extras import MissingPackage
-from harness.core.oracles import most_telling_first
-from harness.core.records import Finding, Verdict
-from harness.judge.run_records import Evidence, Judgement, Outcome, Run
+from harness.core.findings import Finding
+from harness.core.records import Verdict
+from harness.evidence.corrupted import CorruptedCall
+from harness.evidence.facts import Allocated, Happened
+from harness.evidence.moves import Moved
+from harness.evidence.records import Evidence, Judgement, Run
+from harness.judge.outcome import Outcome
 from harness.judge.target import Target, target_of
 from harness.kernels.call import counting_launches
 from harness.kernels.plugins import changes_of_imports
@@ -37,7 +41,7 @@ def verdict(job: Job) -> Outcome:
     refusal = _run_all(target, job, evidence)
     if target.may_differ:
         evidence.repeat = lambda: next(_runs(target, job))
-    evidence.runs[0].changes[:0] = changes_of_imports(job.case.kernels().values())
+    evidence.runs[0].evidence[:0] = changes_of_imports(job.case.kernels().values())
     outcome = judge(evidence)
     if refusal is not None and not outcome.findings:
         raise refusal
@@ -93,7 +97,11 @@ def _note_events(outcome: Outcome, wanted: Sequence[str]) -> None:
 
     Without one of them, nothing is proved.
     """
-    counts = {event: min(run.events.get(event, 0) for run in outcome.runs) for event in wanted}
+    happened_in = [run.first(Happened) for run in outcome.runs]
+    counts = {
+        event: min(found.counts.get(event, 0) if found else 0 for found in happened_in)
+        for event in wanted
+    }
     if missing := [event for event, count in counts.items() if not count]:
         outcome.verdict, outcome.cause = Verdict.SKIP, Code.NEVER_HAPPENED
         outcome.reason = f"never happened: {', '.join(missing)}"
@@ -115,7 +123,7 @@ def judge(evidence: Evidence) -> Outcome:
     After a crash none is asked that reads results, as the runs are not complete.
     """
     asked: dict[str, Judgement] = {"crash": ORACLES.get("crash").judge(evidence)}
-    if any(run.changes for run in evidence.runs):
+    if evidence.all(Change):
         asked["process"] = ORACLES.get("process").judge(evidence)
     outcome = _judged(evidence, asked)
     _say_changes(outcome, asked.get("process"))
@@ -132,7 +140,7 @@ def _judged(evidence: Evidence, asked: dict[str, Judgement]) -> Outcome:
         looked_at = {name: judgement.looked_at for name, judgement in asked.items()}
         return Outcome(Verdict.CRASH, found[0].message, findings=found, looked_at=looked_at)
     outcome, notes = Outcome(Verdict.PASS), list[str]()
-    orders = ["ordered"] if any(run.moved for run in evidence.runs) else []
+    orders = ["ordered"] if evidence.all(Moved) else []
     for name in dict.fromkeys((*evidence.case.oracles, *orders, *asked)):
         judgement: Judgement = asked.get(name) or ORACLES.get(name).judge(evidence)
         outcome.findings.extend(judgement.findings)
@@ -154,7 +162,7 @@ def _judged(evidence: Evidence, asked: dict[str, Judgement]) -> Outcome:
         outcome.reason = outcome.accuracy.judgement.statement
     if outcome.findings:
         outcome.findings = most_telling_first(
-            _with_lines(outcome.findings, evidence.runs[0].allocated)
+            _with_lines(outcome.findings, evidence.runs[0].all(Allocated))
         )
         outcome.verdict, outcome.cause = Verdict.FAIL, ""
         outcome.reason = outcome.findings[0].message
@@ -176,13 +184,14 @@ def _say_changes(outcome: Outcome, process: Judgement | None) -> None:
     outcome.reason = "; ".join(filter(None, (remark, outcome.reason)))
 
 
-def _with_lines(findings: list[Finding], allocated: Mapping[str, list[str]]) -> list[Finding]:
+def _with_lines(findings: list[Finding], allocated: Sequence[Allocated]) -> list[Finding]:
     """The findings with the lines of code that allocated the memory: of the site that they name, or
     of the only one.
     """
-    (only,) = allocated if len(allocated) == 1 else ("",)
+    lines_of = {one.site: one.lines for one in allocated}
+    (only,) = lines_of if len(lines_of) == 1 else ("",)
     return [
-        one.but(at=", ".join(lines)) if (lines := allocated.get(one.site or only)) else one
+        one.but(at=", ".join(lines)) if (lines := lines_of.get(one.site or only)) else one
         for one in findings
     ]
 
@@ -194,7 +203,7 @@ def never_called(case: Case, runs: Sequence[Run]) -> list[str]:
 
     A corrupted call may end in its planner.
     """
-    if any(run.corrupted for run in runs):
+    if any(run.first(CorruptedCall) for run in runs):
         return []
     launched = {name for run in runs for name in run.launched}
     groups: dict[str, list[str]] = {}
@@ -214,7 +223,8 @@ def _runs(target: Target, job: Job) -> Iterator[Run]:
                     run = target.run(poison_of(plan, pattern, sites_of(job), job.case.seed))
             except Exception as error:
                 run = Run(pattern, error=_error_under_test(error, changes))
-        run.launched, run.filled, run.changes = dict(launched), dict(FILLED), changes
+        run.launched, run.filled = dict(launched), dict(FILLED)
+        run.evidence += changes
         yield run
         if run.error is not None or run.refusal is not None:
             return

@@ -106,6 +106,7 @@ def says_kernels_of_aten(before: int, after: int) -> str:
 
 _JUDGES = (
     "harness.judge.",
+    "harness.evidence.",
     "harness.kernels.call",
     "harness.ops.",
     "harness.memory.poison.",

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.core.cases import Case, Job
-from harness.core.oracles import most_telling_first
-from harness.core.records import Blame, CaseResult, FaultResult, Finding, Shrunk, Verdict
+from harness.core.catalog import most_telling_first
+from harness.core.findings import Finding
+from harness.core.records import Blame, CaseResult, FaultResult, Shrunk, Verdict
 from harness.core.systems import engine_versions
 from harness.report.causes import facts as facts_of
 from harness.report.run_view import RunView

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.core.cases import Case, Job
+from harness.core.catalog import most_telling_first
 from harness.core.cause_codes import Code
-from harness.core.oracles import most_telling_first
-from harness.core.records import FAILED, Blame, CaseResult, Finding, Shrunk, Verdict
+from harness.core.findings import Finding
+from harness.core.records import FAILED, Blame, CaseResult, Shrunk, Verdict
 from harness.report.wording import num, one_line, reproduce, reproduce_case
 
 _NOT_FINITE = frozenset(("finite", "sentinel"))

@@ -9,7 +9,8 @@ import io
 import json
 from collections.abc import Sequence
 
-from harness.core.records import AccuracyRecord, CaseResult, EpochAccuracy, Finding
+from harness.core.findings import Finding
+from harness.core.records import AccuracyRecord, CaseResult, EpochAccuracy
 from harness.report.run_view import RunView
 from harness.report.wording import printable
 

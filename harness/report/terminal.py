@@ -15,13 +15,13 @@ from rich.text import Text
 from harness.core.crash_stack import innermost
 from harness.core.fault_outcomes import CAUGHT, MISSED, WRONG_BLAME
 from harness.core.finding_words import few
+from harness.core.findings import Finding
 from harness.core.records import (
     BAD,
     AccuracyRecord,
     CaseResult,
     EpochAccuracy,
     FaultResult,
-    Finding,
     Shrunk,
     Verdict,
 )

@@ -19,7 +19,8 @@ from harness.core.cases import Job
 from harness.core.catalog import ENGINES
 from harness.core.cause_codes import Code
 from harness.core.errors import InputError
-from harness.core.records import CaseResult, Finding, Verdict
+from harness.core.findings import Finding
+from harness.core.records import CaseResult, Verdict
 from harness.run import parcel
 from harness.run.child import TICK_SECONDS
 from harness.run.environment import Environment

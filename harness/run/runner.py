@@ -17,7 +17,8 @@ from typing import Any, Self
 from harness.core.cases import Job
 from harness.core.crash_stack import user_frame
 from harness.core.errors import HarnessError, InputError
-from harness.core.records import BAD, CaseResult, Finding, Verdict
+from harness.core.findings import Finding
+from harness.core.records import BAD, CaseResult, Verdict
 from harness.run.child import MAX_LOG_BYTES, ONE_THREAD, TICK_SECONDS, Child, ChildDied
 from harness.run.compiling import Compiling
 from harness.run.environment import Environment, num_usable_cores

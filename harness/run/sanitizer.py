@@ -21,7 +21,8 @@ from pathlib import Path
 from harness.core.cases import Batch, Job
 from harness.core.cause_codes import Code
 from harness.core.errors import InputError
-from harness.core.records import CaseResult, Finding, Verdict
+from harness.core.findings import Finding
+from harness.core.records import CaseResult, Verdict
 from harness.run.child import Child, ChildDied
 from harness.run.runner import WorkerPool
 

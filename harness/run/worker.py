@@ -22,7 +22,8 @@ from harness.core.errors import (
     named,
     stack_of,
 )
-from harness.core.records import CaseResult, Finding, Verdict
+from harness.core.findings import Finding
+from harness.core.records import CaseResult, Verdict
 from harness.core.registry import attribute_at
 from harness.run import threads
 from harness.run.environment import describe_machine

@@ -6,6 +6,7 @@ import hashlib
 
 from harness.core.cases import Case, KnownFailure, PoisonPlan
 from harness.core.catalog import ORACLES, SYSTEMS
+from harness.core.oracles import BETWEEN_PATTERNS
 from harness.core.params import Params
 from harness.scenario.matrix import MatrixPoint, case_id
 from harness.scenario.schema import Scenario
@@ -54,7 +55,7 @@ def usable(oracles: tuple[str, ...], patterns: tuple[str, ...], params: Params) 
     """`oracles` without the ones that would have nothing to judge in a case with these parameters
     and patterns.
     """
-    given = params.gives() | {""} | ({"patterns"} if len(patterns) > 1 else set())
+    given = params.gives() | {""} | ({BETWEEN_PATTERNS} if len(patterns) > 1 else set())
     return tuple(name for name in oracles if ORACLES.get(name).needs in given)
 
 

@@ -119,10 +119,7 @@ Given = dict[str, JsonValue]
 TaskName = Literal["gsm_symbolic", "aime_shaped"]
 """The tasks that the canaries were trained on."""
 Axis = Annotated[str, StringConstraints(pattern=AXIS)]
-DEFAULT_ORACLES = (
-    "finite sentinel reference non_interference cold_warm flush zeroed distinct_experts tokens"
-    " conserved"
-)
+DEFAULT_ORACLES = tuple(oracle.name for oracle in ORACLES if oracle.by_default)
 _scalar = {"type": ["string", "integer", "boolean"]}
 _labels = {"type": "object", "minProperties": 1, "propertyNames": {"pattern": LABEL}}
 # scenario.matrix checks unions, as its messages name the axis. Messages of pydantic name every
@@ -311,7 +308,7 @@ class Scenario(Record):
     )
     poison: PoisonSettings = Field(default=PoisonSettings(), description="what fills which memory")
     oracles: tuple[OracleName, ...] = Field(
-        default=tuple(DEFAULT_ORACLES.split()),
+        default=DEFAULT_ORACLES,
         min_length=1,
         description="what judges a case, where it applies",
     )

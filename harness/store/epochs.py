@@ -17,8 +17,9 @@ from harness.core.cases import Case, Job
 from harness.core.cause_codes import Code
 from harness.core.files import BASELINES, write_atomic
 from harness.core.finding_words import few
+from harness.core.findings import Finding
 from harness.core.model_params import ModelParams
-from harness.core.records import FAILED, AccuracyLimits, CaseResult, Finding, Verdict
+from harness.core.records import FAILED, AccuracyLimits, CaseResult, Verdict
 from harness.core.stored import NoFile, read_json, read_text, value_of
 from harness.store.run_folder import RunStore
 

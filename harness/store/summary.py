@@ -11,13 +11,13 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from harness.core.cases import Job
+from harness.core.findings import Finding
 from harness.core.records import (
     SCHEMA_VERSION,
     AccuracyRecord,
     Blame,
     CaseResult,
     FaultResult,
-    Finding,
     Verdict,
 )
 from harness.store.run_folder import RunStore

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.evidence import NO_KINDS
+
 ROOT = Path(__file__).parents[2]
 HARNESS = ROOT / "harness"
 FILES = sorted(HARNESS.rglob("*.py"))
@@ -31,6 +33,7 @@ FLOORS = {
     "ops": 4,
     "run": 4,
     "report": 4,
+    "evidence": 5,
     "engine": 5,
     "diagnose": 6,
     "judge": 6,
@@ -51,14 +54,20 @@ NO_TORCH = (
     "cli",
     "pytest",
     "engine/schedule",
+    "evidence",
 )
 """Folders of the parent process. They import torch inside functions only."""
 
 PARTS_WITHOUT_TORCH = ("contract.py", "params.py", "conditions.py", "record_params.py")
 """Parts of an op that the parent process reads."""
 
-TORCH = ("pytest/poison/process",)
-"""Folders within the folders above that run in a process with torch."""
+TORCH = (
+    "pytest/poison/process/",
+    "evidence/compare.py",
+    "evidence/decisions.py",
+    "evidence/thresholds.py",
+)
+"""Folders and files within the folders above that run in a process with torch."""
 
 
 def room(module: str) -> str:
@@ -73,15 +82,13 @@ def folder(path: Path) -> str:
 
 def is_free_of_torch(path: Path) -> bool:
     """Whether the rule of the nearest folder says so."""
-    name = folder(path) + "/"
+    name = path.relative_to(HARNESS).as_posix()
     if name.startswith("ops/"):
         return path.name in PARTS_WITHOUT_TORCH
-    return name.startswith(tuple(f"{one}/" for one in NO_TORCH)) and not name.startswith(
-        tuple(f"{one}/" for one in TORCH)
-    )
+    return name.startswith(tuple(f"{one}/" for one in NO_TORCH)) and not name.startswith(TORCH)
 
 
-ROWS = re.compile(r"harness/(core/(systems|kernels|oracles|faults)|run/worker)\.py")
+ROWS = re.compile(r"harness/(core/(systems|kernels|faults)|run/worker)\.py")
 """Files with rows that name code of higher floors.
 
 The code is imported when a case needs it, in a worker.
@@ -175,10 +182,10 @@ def test_no_files_name_one_another_in_a_circle():
 
 
 PLANTED = [
-    "from harness.judge.run_records import Run",
+    "from harness.judge.outcome import Outcome",
     (
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from harness.judge.run_records"
-        " import Run"
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from harness.judge.outcome"
+        " import Outcome"
     ),
     'TARGET = "harness.judge.target:Target"',
 ]
@@ -199,7 +206,7 @@ def test_a_circle_is_found(code, tmp_path):
     above.write_text("import harness.core.planted", encoding="utf-8")
     planted = {
         "harness.core.planted": below,
-        "harness.judge.run_records": above,
+        "harness.judge.outcome": above,
         "harness.judge.target": above,
     }
     assert "harness.core.planted" in in_circles(planted)
@@ -265,21 +272,34 @@ def test_there_is_one_comparator():
     wrong = [
         str(path.relative_to(ROOT))
         for path in FILES
-        if path not in (HARNESS / "judge" / "oracles" / "compare.py", WRAPS_COMPARATORS)
+        if path not in (HARNESS / "evidence" / "compare.py", WRAPS_COMPARATORS)
         and word.search(path.read_text(encoding="utf-8"))
     ]
-    assert not wrong, f"compare through harness.judge.oracles.compare: {wrong}"
+    assert not wrong, f"compare through harness.evidence.compare: {wrong}"
 
 
 def test_oracles_know_the_records_of_targets_and_no_target():
-    for path in (HARNESS / "judge" / "oracles").glob("*.py"):
-        names = {
-            name
-            for name, _, _ in imports(path)
-            if name.startswith(("harness.judge.", "harness.engine"))
-        }
-        outside = {name for name in names if not name.startswith("harness.judge.oracles")}
-        assert outside <= {"harness.judge.run_records", "harness.judge.decisions"}, path
+    for path in (HARNESS / "evidence").glob("*.py"):
+        above = ("harness.judge", "harness.engine")
+        assert not [name for name, _, _ in imports(path) if name.startswith(above)], path
+
+
+KINDS = [
+    name.rpartition(".")[2]
+    for name, path in MODULES.items()
+    if folder(path) == "evidence" and path.stem not in {"__init__", *NO_KINDS}
+]
+
+
+def test_each_kind_of_evidence_imports_alone_without_torch_and_the_catalog():
+    """The catalog reads the kinds while it is made, in a parent process without torch."""
+    code = "import sys, importlib; importlib.import_module('harness.evidence.' + sys.argv[1]);"
+    code += "print(*sys.modules.keys() & {'torch', 'harness.core.catalog'})"
+    for kind in KINDS:
+        done = subprocess.run(
+            [sys.executable, "-c", code, kind], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.split() == [], kind
 
 
 def test_no_module_has_a_name_that_says_nothing():

@@ -22,7 +22,7 @@ import vllm_faults
 pytest.importorskip("transformers")
 from canaries import judge_logprobs, random_model, replayed
 from canaries.recorded import UNKNOWN, Decider, Ids, packed, unpacked
-from harness.judge.run_records import Judgement
+from harness.evidence.records import Judgement
 from tests.canary.small_models import SMALL
 
 Change = Callable[[Any], Any]

@@ -17,7 +17,8 @@ from harness.accuracy.answer_log import AccuracyRun, QuestionResult, RunHeader
 from harness.accuracy.judge import judge
 from harness.cli.main import exit_code_of
 from harness.core.cases import Case, Job
-from harness.core.records import AccuracyRecord, CaseResult, Finding, Verdict
+from harness.core.findings import Finding
+from harness.core.records import AccuracyRecord, CaseResult, Verdict
 from harness.ops.mla_decode.params import MlaDecodeParams
 from harness.report.run_view import RunView
 from harness.report.write import write_reports

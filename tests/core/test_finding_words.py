@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from harness.core.finding_words import merged, place, ranges
-from harness.core.records import Finding
+from harness.core.findings import Finding
 
 
 def test_neighbouring_rows_are_one_range():

@@ -7,7 +7,8 @@ from __future__ import annotations
 import pytest
 
 from harness.core.fault_outcomes import CAUGHT, MISSED, WRONG_BLAME
-from harness.core.records import Blame, CaseResult, FaultResult, Finding, Verdict
+from harness.core.findings import Finding
+from harness.core.records import Blame, CaseResult, FaultResult, Verdict
 from harness.diagnose.run_jobs import exit_code, judge_fault
 from harness.scenario.load import load_scenarios
 from harness.scenario.schema import FaultUse

@@ -11,7 +11,8 @@ import pytest
 
 from harness.core.cases import Case, Job, KnownFailure
 from harness.core.errors import InputError
-from harness.core.records import CaseResult, Finding, Verdict
+from harness.core.findings import Finding
+from harness.core.records import CaseResult, Verdict
 from harness.diagnose.run_jobs import KNOWN_ORACLE, apply_known, exit_code, quarantined, run_jobs
 from harness.ops.write_kv.params import WriteKvParams
 from harness.report.progress import LiveProgress

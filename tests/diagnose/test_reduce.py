@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 
 from harness.core.finding_words import kind_of
-from harness.core.records import CaseResult, Finding, Verdict
+from harness.core.findings import Finding
+from harness.core.records import CaseResult, Verdict
 from harness.diagnose.reduce import Reducer, fewer, same_failure, without_each
 
 

@@ -14,7 +14,8 @@ import pytest
 from harness.core.cases import Case, Job
 from harness.core.cause_codes import Code
 from harness.core.errors import InputError
-from harness.core.records import CaseResult, Finding, Verdict
+from harness.core.findings import Finding
+from harness.core.records import CaseResult, Verdict
 from harness.diagnose.repeated_crashes import RepeatedCrashes
 from harness.diagnose.run_jobs import run_jobs
 from harness.judge.run_case import run_case

@@ -10,7 +10,8 @@ import pytest
 
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.errors import HarnessError
-from harness.core.records import CaseResult, Finding, Verdict
+from harness.core.findings import Finding
+from harness.core.records import CaseResult, Verdict
 from harness.diagnose.script.code import MARKER
 from harness.diagnose.script.export import Exported, first_that_shows
 from harness.engines.vllm.params import VllmParams

@@ -11,7 +11,8 @@ import pytest
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.cause_codes import Code
 from harness.core.errors import HarnessError
-from harness.core.records import CaseResult, Finding, Verdict
+from harness.core.findings import Finding
+from harness.core.records import CaseResult, Verdict
 from harness.diagnose.blame import OUT_OF_TIME, find_blame
 from harness.diagnose.budget import Budget
 from harness.diagnose.run_jobs import exit_code, run_jobs

@@ -10,7 +10,8 @@ import pytest
 
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.errors import InputError
-from harness.core.records import Blame, CaseResult, Finding, Verdict
+from harness.core.findings import Finding
+from harness.core.records import Blame, CaseResult, Verdict
 from harness.diagnose import reduce
 from harness.diagnose.shrink import job_of, shrink
 from harness.judge.run_case import run_case

@@ -9,7 +9,8 @@ import pytest
 
 from harness.cli.survey import sets_table, words_of
 from harness.core.cases import Case, Job
-from harness.core.records import CaseResult, Finding, Verdict
+from harness.core.findings import Finding
+from harness.core.records import CaseResult, Verdict
 from harness.diagnose.smallest_options import smallest_sets, suspected
 from harness.engines.vllm.options import serve_command
 from harness.engines.vllm.params import VllmParams

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.judge.oracles.thresholds import BOUNDS
+from harness.evidence.thresholds import BOUNDS
 
 ROOT = Path(__file__).parents[2]
 LINES = [

@@ -14,8 +14,8 @@ from harness.engine.attention import (
     tokens_with_context,
 )
 from harness.engine.batch import PrefillRequest
-from harness.judge.oracles.compare import compare
-from harness.judge.oracles.thresholds import bound
+from harness.evidence.compare import compare
+from harness.evidence.thresholds import bound
 
 
 def request(

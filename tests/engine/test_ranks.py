@@ -18,8 +18,8 @@ from harness.engine import memory
 from harness.engine.attention import rank_without_kv, split_among_ranks
 from harness.engine.experts import apply_experts, ids_of_rank, mask_padding
 from harness.engine.kernels import apply_scales, pad_to_longest_rank
-from harness.judge.oracles.agreement import reference as judge
-from harness.judge.run_records import Evidence
+from harness.evidence.observed import reference as judge
+from harness.evidence.records import Evidence
 from harness.judge.targets.engine import EngineTarget
 from harness.memory.poison.patterns import Poison
 from harness.ops.quantize_blocks.kernels.dense import quantize_blocks

@@ -25,7 +25,7 @@ def harness(site: Path, *words: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def broken(site: Path, name: str, tables: str | None) -> None:
+def installed(site: Path, name: str, tables: str | None) -> None:
     """An installed package with an entry point `name`, and these tables; None: without the
     module.
     """
@@ -68,6 +68,38 @@ def test_an_installed_engine_is_listed_and_judged_and_its_bug_is_caught(tmp_path
     assert done.returncode == 0, done.stderr
 
 
+ORACLE = """
+from harness.core.findings import Finding
+from harness.evidence.observed import Observed
+from harness.evidence.records import Judgement
+
+def nonzero(evidence):
+    seen = [observed for observed, _ in evidence.all(Observed)]
+    wrong = [one for one in seen if not bool(one.tensor[one.live].count_nonzero())]
+    findings = [Finding(oracle="rowquant.nonzero", message=f"{one.name} is 0") for one in wrong]
+    return Judgement(findings, looked_at=len(seen))
+"""
+
+
+def test_an_engine_brings_an_oracle_as_module_and_function(tmp_path: Path) -> None:
+    tables = (
+        "from harness.core.oracles import OracleSpec\n"
+        "from harness.core.systems import EngineSpec\n"
+        "ENGINE = EngineSpec('rowquant', 'R', 'r', 'r')\n"
+        "ORACLES = (OracleSpec('rowquant.nonzero', 'no result is 0', 'rowquant_oracle:nonzero'),)"
+    )
+    installed(tmp_path, "rowquant", tables)
+    (tmp_path / "rowquant_oracle.py").write_text(ORACLE)
+    (tmp_path / "nonzero.yaml").write_text(
+        "name: nonzero\nsummary: a result is not 0\nsystem: kernel\nop: mla_decode\n"
+        "params: {kv: fp32}\noracles: [rowquant.nonzero]\n"
+        "matrix: {lengths: {some: {seq_lens: [3, 7]}, none: {seq_lens: [0, 0]}}}\n"
+    )
+    found = verdicts(tmp_path, tmp_path / "nonzero.yaml")
+    assert [verdict for verdict, _ in found.values()] == ["pass", "fail"], found
+    assert "out is 0" in found["nonzero[lengths=none]"][1]
+
+
 @pytest.mark.parametrize(
     ("tables", "problem"),
     [
@@ -83,13 +115,22 @@ def test_an_installed_engine_is_listed_and_judged_and_its_bug_is_caught(tmp_path
             ),
             "SITES: the name or the tag of 'rowquant.x' is taken",
         ),
+        (
+            (
+                "from harness.core.oracles import OracleSpec\n"
+                "from harness.core.systems import EngineSpec\n"
+                "ENGINE = EngineSpec('rowquant', 'R', 'r', 'r')\n"
+                "ORACLES = (OracleSpec('finite', 'a name of ours', 'rowquant:finite'),)"
+            ),
+            "ORACLES: the name or the tag of 'finite' is taken",
+        ),
     ],
-    ids=["raises", "missing", "no-engine", "taken-tag"],
+    ids=["raises", "missing", "no-engine", "taken-tag", "taken-oracle"],
 )
 def test_tables_that_do_not_load_break_no_list(
     tmp_path: Path, tables: str | None, problem: str
 ) -> None:
-    broken(tmp_path, "rowquant", tables)
+    installed(tmp_path, "rowquant", tables)
     code = (
         "from harness.core.catalog import BROKEN, ENGINES; print(ENGINES.names(),"
         " BROKEN['rowquant'])"
@@ -103,7 +144,7 @@ def test_tables_that_do_not_load_break_no_list(
 
 
 def test_a_broken_engine_is_a_line_in_doctor_and_a_skip_of_its_cases(tmp_path: Path) -> None:
-    broken(tmp_path, "rowquant", "raise RuntimeError('no table today')")
+    installed(tmp_path, "rowquant", "raise RuntimeError('no table today')")
     scenarios = tmp_path / "scenarios"
     scenarios.mkdir()
     (scenarios / "rowquant.yaml").write_text((EXAMPLE / "scenarios" / "rowquant.yaml").read_text())

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from harness.core.cases import AskFirstNan, Case, Job, PoisonPlan
-from harness.core.records import Blame, CaseResult, Finding, FirstNan, Verdict
+from harness.core.findings import Finding
+from harness.core.records import Blame, CaseResult, FirstNan, Verdict
 from harness.diagnose.session import Session, recorded_job, why_not_recorded, with_first_nan
 from harness.engines.vllm.params import VllmParams
 from harness.report.causes import causes

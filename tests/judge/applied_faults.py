@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from harness.core.catalog import FAULTS, ORACLES
-from harness.core.records import Case, Finding
+from harness.core.findings import Finding
+from harness.core.records import Case
 from harness.core.seams import inject
-from harness.judge.run_records import Evidence
+from harness.evidence.records import Evidence
 from harness.judge.targets.engine import EngineTarget
 from harness.memory.poison.patterns import Poison
 

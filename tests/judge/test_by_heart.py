@@ -11,9 +11,14 @@ from pydantic import ValidationError
 
 from harness.core.catalog import FAULTS, ORACLES
 from harness.core.engine_params import EngineParams
-from harness.core.records import Case, Finding
+from harness.core.findings import Finding
+from harness.core.records import Case
 from harness.core.seams import inject
-from harness.judge.run_records import Evidence, Run
+from harness.evidence.counts import Count
+from harness.evidence.facts import Happened
+from harness.evidence.observed import Observed
+from harness.evidence.records import Evidence, Run
+from harness.evidence.replay import ReplayedStep
 from harness.judge.targets.engine import EngineTarget
 from harness.memory.poison.patterns import Poison
 
@@ -47,11 +52,12 @@ def findings(oracle: str, run: Run) -> list[Finding]:
 )
 def test_each_draft_comes_true_and_agrees_with_the_reference(params: dict[str, Any]) -> None:
     run = serve(**params)
-    assert run.events["drafts.all"] >= 4 and not run.events.get("drafts.none")
+    (happened,) = run.all(Happened)
+    assert happened.counts["drafts.all"] >= 4 and not happened.counts.get("drafts.none")
     assert (
         findings("acceptance", run) == findings("reference", run) == findings("finite", run) == []
     )
-    assert any(observed.name.startswith("draft logits") for observed in run.observed)
+    assert any(observed.name.startswith("draft logits") for observed in run.all(Observed))
 
 
 def test_a_refused_draft_is_a_finding_with_request_step_and_layer() -> None:
@@ -74,7 +80,7 @@ def test_a_chunk_that_ends_in_a_guess_leaves_answers_alone_and_wrong_drafts() ->
 
 def test_replayed_guesses_of_the_module_are_compared_with_eager_ones() -> None:
     run = serve(graph="full")
-    names = {step.name.partition(" of the graph")[0] for step in run.replays}
+    names = {step.name.partition(" of the graph")[0] for step in run.all(ReplayedStep)}
     assert names == {"decode logits", "draft logits"} and findings("replay", run) == []
 
 
@@ -114,7 +120,7 @@ def test_broken_drafters_give_each_right_answer_and_are_caught(
     with inject(FAULTS.get(fault)):
         run = serve(**requests, **params)
     verified = [
-        count.found == count.expected for count in run.counts if count.oracle == "acceptance"
+        count.found == count.expected for count in run.all(Count) if count.oracle == "acceptance"
     ]
     assert findings("tokens", run) == [] and findings(oracle, run)
     assert round(sum(verified) / len(verified), 4) == share

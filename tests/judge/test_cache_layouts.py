@@ -13,10 +13,10 @@ from torch import Tensor
 
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS, ORACLES, SITES
+from harness.core.findings import Finding
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import KERNEL_PARAMS
-from harness.core.records import Finding
-from harness.judge.run_records import Evidence
+from harness.evidence.records import Evidence
 from harness.judge.targets.kernel import KernelTarget
 from harness.kernels.plugins import find_kernel
 from harness.memory.poison.patterns import Poison

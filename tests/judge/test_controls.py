@@ -12,7 +12,9 @@ import torch
 from harness.core.catalog import FAULTS, ORACLES, SITES
 from harness.core.records import Case
 from harness.core.seams import inject
-from harness.judge.run_records import Evidence
+from harness.evidence.observed import Observed
+from harness.evidence.pairs import Pair
+from harness.evidence.records import Evidence
 from harness.judge.targets.engine import EngineTarget
 from harness.memory.poison.patterns import Poison
 
@@ -38,7 +40,7 @@ def fires(oracle: str, evidence: Evidence) -> bool:
 
 
 def logits(evidence: Evidence) -> torch.Tensor:
-    return torch.cat([observed.tensor for observed in evidence.runs[0].observed])
+    return torch.cat([observed.tensor for observed in evidence.runs[0].all(Observed)])
 
 
 @pytest.mark.parametrize("oracle", ["finite", "sentinel", "reference", "non_interference"])
@@ -54,7 +56,7 @@ def test_bits_that_move_with_the_batch_alone_are_no_finding(oracle: str) -> None
 def test_a_prefix_read_from_the_cache_may_round_otherwise(oracle: str) -> None:
     params = {"prefix_caching": True, "epochs": 2, "flush": True, "requests": ((70, 2), (90, 2))}
     evidence = served(params, patterns=("nan",))
-    pairs = [pair for pair in evidence.runs[0].pairs if pair.oracle == "cold_warm"]
+    pairs = [pair for pair in evidence.runs[0].all(Pair) if pair.oracle == "cold_warm"]
     assert any(not torch.equal(pair.first, pair.second) for pair in pairs)
     assert not fires(oracle, evidence)
 
@@ -103,6 +105,8 @@ def test_experts_that_change_with_rounding_are_no_finding() -> None:
 
 def test_padding_under_a_scale_over_the_whole_batch_may_move_live_rows_by_rounding() -> None:
     params = {"graph": "full", "quantize": "fp8_per_tensor", "pad_keys": 1, "requests": REQUESTS}
-    pairs = {rows: served(params | {"amax_rows": rows}).runs[0].pairs for rows in ("live", "batch")}
+    pairs = {
+        rows: served(params | {"amax_rows": rows}).runs[0].all(Pair) for rows in ("live", "batch")
+    }
     assert {pair.bound for pair in pairs["live"]} == {""}
     assert {pair.bound for pair in pairs["batch"]} == {"engine.logits.bf16.fp8act"}

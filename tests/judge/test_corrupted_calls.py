@@ -19,7 +19,7 @@ from harness.core.kernels import Checks, KernelSpec
 from harness.core.op_params import KERNEL_PARAMS
 from harness.core.records import CaseResult, Verdict
 from harness.core.shapes import shapes_of
-from harness.judge.oracles.rejects import ADVICE
+from harness.evidence.corrupted import ADVICE
 from harness.judge.run_case import run_case
 from harness.judge.targets import corrupted_calls
 from harness.ops.mla_decode.kernels.tiled import mla_decode

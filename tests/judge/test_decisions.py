@@ -14,8 +14,10 @@ from harness.core.cases import Job, PoisonPlan
 from harness.core.catalog import ORACLES, SITES
 from harness.core.cause_codes import Code
 from harness.core.records import Case, Verdict
+from harness.evidence.observed import Observed
+from harness.evidence.pairs import Pair
+from harness.evidence.records import Evidence, Run
 from harness.judge.run_case import run_case
-from harness.judge.run_records import Evidence, Run
 from harness.judge.targets.engine import EngineTarget
 from harness.memory.poison.patterns import Poison
 from harness.ops.mla_decode.kernels import tiled as decode
@@ -105,7 +107,7 @@ def test_a_divergence_within_rounding_is_a_note_and_less_is_looked_at(
     three_pieces(monkeypatch)
     for seed in (SEED, *range(40)):
         run = EngineTarget(case({}, seed)).run(Poison("nan", frozenset(SITES.names())))
-        pair = next(pair for pair in run.pairs if pair.oracle == "cold_warm")
+        pair = next(pair for pair in run.all(Pair) if pair.oracle == "cold_warm")
         if pair.divergence is None:
             continue
         judgement = ORACLES.get("cold_warm").judge(Evidence(case({}), [run]))
@@ -131,7 +133,7 @@ def test_a_selection_of_the_worst_tokens_in_the_second_epoch_names_the_decision(
     run = EngineTarget(case({"dummy_steps": False, "flush": False})).run(
         Poison("zeros", frozenset())
     )
-    (pair,) = [pair for pair in run.pairs if pair.oracle == "cold_warm"]
+    (pair,) = [pair for pair in run.all(Pair) if pair.oracle == "cold_warm"]
     assert pair.divergence is not None and calls[0] == 13, (
         "seven calls, then six: a call with new shapes runs twice"
     )
@@ -144,16 +146,15 @@ def test_a_selection_of_the_worst_tokens_in_the_second_epoch_names_the_decision(
 
 def test_another_device_compares_runs_up_to_the_divergence() -> None:
     run = parted()
-    first, *_ = run.observed[0].decisions
-    run.observed = run.observed[:1]
+    observed = run.all(Observed)[0]
+    first, *_ = observed.decisions
+    run.evidence = [observed]
     later = dataclasses.replace(
         first, tokens=[*first.tokens[:2], 127 - first.tokens[2], *first.tokens[3:]]
     )
-    moved = dataclasses.replace(
-        run.observed[0], tensor=run.observed[0].tensor.clone(), decisions=(later,)
-    )
+    moved = dataclasses.replace(observed, tensor=observed.tensor.clone(), decisions=(later,))
     moved.tensor[3:] += 1
-    other = dataclasses.replace(run, pattern="zeros", observed=[moved])
+    other = dataclasses.replace(run, pattern="zeros", evidence=[moved])
     oracle = ORACLES.get("non_interference")
     assert oracle.judge(Evidence(case({}), [run, other])).findings
     later.token_shortfalls = torch.zeros_like(first.token_shortfalls)

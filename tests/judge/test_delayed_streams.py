@@ -13,8 +13,8 @@ from torch import Tensor
 
 from harness.core.catalog import KERNELS
 from harness.core.params import KernelParams
-from harness.judge.oracles.contracts import ordered
-from harness.judge.run_records import Evidence, Run
+from harness.evidence.moves import ordered
+from harness.evidence.records import Evidence, Run
 from harness.judge.targets.delayed_streams import without_order
 from harness.judge.targets.kernel import KernelTarget
 from harness.judge.verdict import judge
@@ -78,7 +78,7 @@ def test_a_kernel_that_waits_for_its_caller_is_silent(name: str) -> None:
 def test_a_kernel_that_does_not_wait_is_named_with_the_producer_of_each_input(name: str) -> None:
     case, found = moved(name, "reads")
     assert {race.span[0] for race in found.races} >= CASES[name]
-    outcome = judge(Evidence(case, [Run("nan", moved=[found])]))
+    outcome = judge(Evidence(case, [Run("nan", [found])]))
     first = next(one for one in outcome.findings if one.oracle == "ordered")
     assert first.site is None and first.where == "" and first.cause == "unordered: write and read"
     assert (
@@ -89,13 +89,13 @@ def test_a_kernel_that_does_not_wait_is_named_with_the_producer_of_each_input(na
 
 def test_outputs_that_come_after_their_reader_are_named_alone() -> None:
     case, found = moved("merge-kernel", "leaves")
-    (finding,) = ordered(Evidence(case, [Run("nan", moved=[found])])).findings
+    (finding,) = ordered(Evidence(case, [Run("nan", [found])])).findings
     assert finding.tensor == "outputs" and "its caller on stream caller" in finding.message
 
 
 def test_host_memory_that_changes_before_its_copy_is_named_with_the_next_call() -> None:
     case, found = moved("merge-kernel", "rewrites")
-    (finding,) = ordered(Evidence(case, [Run("nan", moved=[found])])).findings
+    (finding,) = ordered(Evidence(case, [Run("nan", [found])])).findings
     assert (
         finding.tensor == "host memory of the kernel"
         and finding.cause == "unordered: read and write"

@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from harness.judge.decisions import Decisions, rows_before_divergence, shortfall
+from harness.evidence.decisions import Decisions, rows_before_divergence, shortfall
 
 
 def decisions(

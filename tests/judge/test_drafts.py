@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from harness.core.catalog import ORACLES
-from harness.core.records import Case, Finding
+from harness.core.findings import Finding
+from harness.core.records import Case
 from harness.engine import engine, speculation
 from harness.engine.speculation import Drafter
-from harness.judge.run_records import Evidence
+from harness.evidence.facts import Happened
+from harness.evidence.records import Evidence
 from harness.judge.targets.engine import EngineTarget
 from harness.memory.poison.patterns import Poison
 
@@ -37,7 +39,7 @@ PARTLY: dict[str, Any] = {
 def findings(oracle: str, params: dict[str, Any]) -> list[Finding]:
     case = Case(id="case", scenario="s", system="engine", params=params, seed=3)
     run = EngineTarget(case).run(Poison("nan", frozenset()))
-    assert all(run.events.get(event) for event in params.get("happens", ()))
+    assert all(run.all(Happened)[0].counts.get(event) for event in params.get("happens", ()))
     judgement = ORACLES.get(oracle).judge(Evidence(case, [run]))
     assert judgement.looked_at
     return list(judgement.findings)

@@ -17,10 +17,14 @@ from harness.core.records import Verdict
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.scheduler import Scheduler
 from harness.engine.schedule.sequence import Sequence
-from harness.judge.oracles.compare import compare_bits
+from harness.evidence.addresses import Binding
+from harness.evidence.compare import compare_bits
+from harness.evidence.observed import Observed
+from harness.evidence.records import Evidence, Run
+from harness.evidence.replay import ReplayedStep
+from harness.evidence.sentinel import Guard
 from harness.judge.probes.trace import Trace
 from harness.judge.run_case import run_case
-from harness.judge.run_records import Evidence, Run
 from harness.judge.targets.engine import EngineTarget
 from harness.memory.poison.patterns import Poison
 
@@ -53,7 +57,7 @@ def judge(oracle: str, *runs: Run) -> list[str]:
 
 
 def logits(run: Run) -> torch.Tensor:
-    return torch.cat([observed.tensor for observed in run.observed])
+    return torch.cat([observed.tensor for observed in run.all(Observed)])
 
 
 COMBINATIONS = [
@@ -140,9 +144,9 @@ def test_the_same_case_gives_the_same_bits_and_another_seed_gives_others() -> No
 
 def test_each_epoch_gives_the_same_bits_as_long_as_batches_are_alike() -> None:
     run = serve(epochs=3, layers=HYBRID, num_blocks=10, graph="full")
-    assert len(run.observed) == 3
-    for observed in run.observed[1:]:
-        assert torch.equal(observed.tensor, run.observed[0].tensor)
+    assert len(run.all(Observed)) == 3
+    for observed in run.all(Observed)[1:]:
+        assert torch.equal(observed.tensor, run.all(Observed)[0].tensor)
 
 
 def test_preemption_does_not_show_in_the_logits() -> None:
@@ -154,20 +158,20 @@ def test_preemption_does_not_show_in_the_logits() -> None:
 
 
 def test_a_row_says_whose_token_it_is() -> None:
-    (observed,) = serve().observed
+    (observed,) = serve().all(Observed)
     ranges = "request 0 has 0-5, request 1 has 6-10, request 2 has 11-17, request 3 has 18-21"
     assert observed.describe == f"generated token ({ranges})"
     assert observed.tensor.shape == (22, 128)
     assert observed.bound == "engine.logits.bf16"
-    assert serve(quantize="fp8_per_tensor").observed[0].bound == "engine.logits.bf16.fp8act"
+    assert serve(quantize="fp8_per_tensor").all(Observed)[0].bound == "engine.logits.bf16.fp8act"
 
 
 def test_graph_runs_show_every_replay_beside_its_eager_twin_and_every_input_of_it() -> None:
     run = serve(graph="full")
-    assert {step.replayed.shape[0] for step in run.replays} >= {3, 4}
-    assert all(int(step.live.sum()) <= step.replayed.shape[0] for step in run.replays)
-    assert any(int(step.live.sum()) < step.replayed.shape[0] for step in run.replays)
-    names = {binding.name.partition(" of ")[0] for binding in run.bindings}
+    assert {step.replayed.shape[0] for step in run.all(ReplayedStep)} >= {3, 4}
+    assert all(int(step.live.sum()) <= step.replayed.shape[0] for step in run.all(ReplayedStep))
+    assert any(int(step.live.sum()) < step.replayed.shape[0] for step in run.all(ReplayedStep))
+    names = {binding.name.partition(" of ")[0] for binding in run.all(Binding)}
     assert names >= {
         "hidden",
         "positions",
@@ -177,17 +181,17 @@ def test_graph_runs_show_every_replay_beside_its_eager_twin_and_every_input_of_i
         "plan.work",
         "plan.num_splits",
     }
-    assert {b.site for b in run.bindings if b.name.startswith("plan.")} == {"sched_meta"}
-    assert all(step.replayed.data_ptr() != step.eager.data_ptr() for step in run.replays)
+    assert {b.site for b in run.all(Binding) if b.name.startswith("plan.")} == {"sched_meta"}
+    assert all(step.replayed.data_ptr() != step.eager.data_ptr() for step in run.all(ReplayedStep))
 
 
 def test_eager_runs_have_no_replays() -> None:
     run = serve()
-    assert run.replays == [] and run.bindings == []
+    assert run.all(ReplayedStep) == [] and run.all(Binding) == []
 
 
 def test_the_null_block_is_guarded() -> None:
-    (guard,) = serve(dummy_steps=True).guards
+    (guard,) = serve(dummy_steps=True).all(Guard)
     assert guard.site == "kv.null"
     assert torch.equal(guard.before, guard.after)
 

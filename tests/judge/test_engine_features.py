@@ -12,10 +12,13 @@ from pydantic import ValidationError
 
 from harness.core.catalog import FAULTS, ORACLES, SITES
 from harness.core.cause_codes import Code, cause_of
-from harness.core.records import Case, Finding
+from harness.core.findings import Finding
+from harness.core.records import Case
 from harness.core.seams import inject
 from harness.engine.schedule.block_pool import BlockPool
-from harness.judge.run_records import Evidence, Run
+from harness.evidence.observed import Observed
+from harness.evidence.pairs import Pair
+from harness.evidence.records import Evidence, Run
 from harness.judge.targets.engine import EngineTarget
 from harness.memory.poison.patterns import Poison
 
@@ -115,8 +118,8 @@ def test_no_layer_looks_up_a_padded_table_entry(graph: str) -> None:
 def test_warm_answers_and_those_after_a_flush_are_compared_with_the_first() -> None:
     run = serve(prefix_caching=True, epochs=2, flush=True)
     assert judge("cold_warm", run) == [] and judge("flush", run) == []
-    assert {pair.oracle for pair in run.pairs} == {"cold_warm", "flush"}
-    assert [pair.name for pair in run.pairs if pair.oracle == "cold_warm"] == [
+    assert {pair.oracle for pair in run.all(Pair)} == {"cold_warm", "flush"}
+    assert [pair.name for pair in run.all(Pair) if pair.oracle == "cold_warm"] == [
         "request 1 of epoch 1",
         "request 2 of epoch 1",
     ]
@@ -157,7 +160,7 @@ def test_a_listed_block_that_is_not_zeroed_is_seen_whether_or_not_an_answer_suff
 
 def test_rejected_drafts_are_judged_too() -> None:
     run = serve(speculative_tokens=2)
-    assert [observed.name for observed in run.observed] == [
+    assert [observed.name for observed in run.all(Observed)] == [
         "logits of epoch 0",
         "logits of rejected drafts of epoch 0",
     ]

@@ -15,7 +15,7 @@ import torch
 from harness.core.cases import Case
 from harness.core.catalog import ORACLES
 from harness.core.kernels import KernelSpec
-from harness.judge.run_records import Evidence, Run
+from harness.evidence.records import Evidence, Run
 from harness.judge.targets.kernel import KernelTarget
 from harness.kernels.call import keeping_output_sites
 from harness.memory.poison.patterns import Poison

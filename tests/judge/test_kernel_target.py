@@ -14,10 +14,12 @@ from harness.core.cases import Case
 from harness.core.catalog import KERNELS, ORACLES, SITES
 from harness.core.cause_codes import Code
 from harness.core.errors import IllegalAddress, KernelError, UnknownNameError
+from harness.core.findings import Finding
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import KERNEL_PARAMS
-from harness.core.records import Finding
-from harness.judge.run_records import Evidence, Run
+from harness.evidence.observed import Observed
+from harness.evidence.records import Evidence, Run
+from harness.evidence.sentinel import Guard
 from harness.judge.targets import kernel
 from harness.judge.targets.kernel import KernelTarget
 from harness.kernels import plugins
@@ -180,12 +182,10 @@ def test_an_illegal_address_ends_the_run_and_names_the_table() -> None:
 
 def test_rows_of_empty_requests_are_judged_only_by_a_declared_rule() -> None:
     plain = KernelTarget(decode_case(kernel="tiled")).run(poison())
-    assert [observed.name for observed in plain.observed] == ["out", "lse"]
-    assert plain.observed[0].live.tolist() == [True, True, True, False]
-    declared = {
-        observed.name: observed
-        for observed in KernelTarget(decode_case(kernel="tiled-identity")).run(poison()).observed
-    }
+    assert [observed.name for observed in plain.all(Observed)] == ["out", "lse"]
+    assert plain.all(Observed)[0].live.tolist() == [True, True, True, False]
+    run = KernelTarget(decode_case(kernel="tiled-identity")).run(poison())
+    declared = {observed.name: observed for observed in run.all(Observed)}
     assert declared["out of empty rows"].live.tolist() == [False, False, False, True]
     assert declared["out of empty rows"].site == "graph.pad_rows"
     expected = declared["lse of empty rows"].expected
@@ -247,7 +247,7 @@ def test_a_scale_kept_from_the_call_before_is_found() -> None:
 
 
 def guards_of(run: Run) -> dict[str, torch.Tensor]:
-    return {guard.name: guard.before for guard in run.guards}
+    return {guard.name: guard.before for guard in run.all(Guard)}
 
 
 def test_poisoned_and_friendly_runs_differ_in_unowned_memory_only() -> None:
@@ -277,7 +277,7 @@ def test_runs_of_one_target_do_not_influence_each_other() -> None:
     first = target.run(poison())
     target.run(poison("max"))
     again = target.run(poison())
-    assert torch.equal(first.observed[0].tensor[:3], again.observed[0].tensor[:3])
+    assert torch.equal(first.all(Observed)[0].tensor[:3], again.all(Observed)[0].tensor[:3])
 
 
 def test_a_plan_comes_from_the_kernel_itself_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:

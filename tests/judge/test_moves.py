@@ -13,7 +13,7 @@ from harness.core.cases import Case
 from harness.core.catalog import FAULTS, ORACLES
 from harness.core.move_params import MoveParams
 from harness.core.seams import inject
-from harness.judge.run_records import Evidence
+from harness.evidence.records import Evidence
 from harness.judge.targets.moves import MoveTarget, scheduled
 from harness.memory.poison.patterns import Poison
 

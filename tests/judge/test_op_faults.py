@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from harness.core.catalog import FAULTS, ORACLES, SITES
+from harness.core.findings import Finding
 from harness.core.op_params import KERNEL_PARAMS
-from harness.core.records import Case, Finding
+from harness.core.records import Case
 from harness.core.seams import find_seam, inject
-from harness.judge.run_records import Evidence
+from harness.evidence.records import Evidence
 from harness.judge.targets.kernel import KernelTarget
 from harness.memory.poison.patterns import Poison
 

@@ -17,8 +17,9 @@ from harness.core.errors import Refused
 from harness.core.extras import MissingPackage
 from harness.core.kernels import KernelSpec
 from harness.core.records import CaseResult, Verdict
+from harness.evidence.observed import Observed
+from harness.evidence.records import Run
 from harness.judge.run_case import run_case
-from harness.judge.run_records import Observed, Run
 from harness.judge.target import Target
 from harness.memory.poison.patterns import Poison
 from harness.ops.mla_decode.kernels.tiled import mla_decode

@@ -18,9 +18,10 @@ from harness.core.faults import FaultSpec
 from harness.core.kernels import KernelSpec
 from harness.core.records import Verdict
 from harness.core.seams import seam
+from harness.evidence.observed import Observed
+from harness.evidence.records import Run
 from harness.judge import verdict as verdict_of
 from harness.judge.run_case import run_case
-from harness.judge.run_records import Observed, Run
 from harness.judge.target import Target
 from harness.kernels.call import note_launch
 from harness.memory.poison.patterns import Poison

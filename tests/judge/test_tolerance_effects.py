@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from harness.judge.oracles import compare
+from harness.evidence import compare
 
 from .tolerance_effects import BEFORE, BOUNDS, SHARE, kills  # type: ignore[import-not-found]
 

@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from harness.judge.oracles.thresholds import BOUNDS
+from harness.evidence.thresholds import BOUNDS
 from harness.judge.run_case import run_case
 from harness.run.in_process import InProcessPool
 from harness.run.planning import Planner, Wanted

@@ -10,9 +10,9 @@ import torch
 
 from harness.core.cases import Case
 from harness.core.catalog import ORACLES, SITES
+from harness.core.findings import Finding
 from harness.core.op_params import KERNEL_PARAMS
-from harness.core.records import Finding
-from harness.judge.run_records import Evidence
+from harness.evidence.records import Evidence
 from harness.judge.targets.kernel import KernelTarget
 from harness.memory.poison.patterns import Poison
 

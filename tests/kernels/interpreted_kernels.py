@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from harness.core.errors import IllegalAddress
-from harness.core.records import Finding
+from harness.core.findings import Finding
 from harness.ops.merge_attn_states.kernels import dense as torch_merge
 from harness.ops.merge_attn_states.kernels.triton import merge_attn_states
 from harness.ops.mla_decode import reference as mla_decode_reference

@@ -13,7 +13,7 @@ import torch
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS, ORACLES, SITES
 from harness.core.ops import aligned_sizes
-from harness.judge.run_records import Evidence
+from harness.evidence.records import Evidence
 from harness.judge.targets.kernel import KernelTarget
 from harness.memory.poison.patterns import Poison
 from harness.ops.align_experts import inputs as align_experts_inputs

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from harness.core.errors import IllegalAddress
-from harness.core.records import Finding
-from harness.judge.oracles.compare import compare
-from harness.judge.oracles.thresholds import bound
+from harness.core.findings import Finding
+from harness.evidence.compare import compare
+from harness.evidence.thresholds import bound
 from harness.ops.index_logits import inputs as index_logits_inputs
 from harness.ops.index_logits import reference as index_logits_reference
 from harness.ops.index_logits.kernels.dense import first_requests, load_keys

@@ -16,8 +16,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.judge import run_records
-from harness.judge.oracles import compare
+from harness.evidence import compare
+from harness.judge import outcome
 from harness.kernels import replaced_code
 from harness.kernels.process_state import (
     Change,
@@ -100,12 +100,12 @@ CHANGES: dict[str, tuple[str, Callable[[], Any], str]] = {
     "the comparator": (
         "code of the harness",
         lambda: setattr(compare, "compare", lambda *args: compare.Comparison(1)),
-        "replaced harness.judge.oracles.compare.compare",
+        "replaced harness.evidence.compare.compare",
     ),
     "a method of a record": (
         "code of the harness",
-        lambda: setattr(run_records.Outcome, "result_of", lambda *args: None),
-        "replaced harness.judge.run_records.Outcome.result_of",
+        lambda: setattr(outcome.Outcome, "result_of", lambda *args: None),
+        "replaced harness.judge.outcome.Outcome.result_of",
     ),
     "a function mode": (
         "modes of torch",
@@ -311,8 +311,5 @@ def test_a_call_and_a_run_together_watch_the_whole_table() -> None:
 def test_code_that_a_fault_may_replace_is_not_watched() -> None:
     replaced_code.code_of_harness()
     watched = {place.name for place in replaced_code._places}
-    assert (
-        "harness.judge.oracles.compare" in watched
-        and "harness.judge.run_records.Outcome" in watched
-    )
+    assert "harness.evidence.compare" in watched and "harness.judge.outcome.Outcome" in watched
     assert not any(name.startswith("harness.engine") or ".kernels." in name for name in watched)

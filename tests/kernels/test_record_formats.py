@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from harness.core.call_words import RecordFormat
+from harness.core.findings import Finding
 from harness.core.ops import PAGE_SIZE
-from harness.core.records import Finding
 from harness.ops.mla_decode_sparse import reference as mla_decode_sparse_reference
 from harness.ops.mla_decode_sparse.kernels.gather import mla_decode_sparse
 from harness.ops.parts import record_views as torch_records

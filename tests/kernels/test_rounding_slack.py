@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.judge.oracles.compare import SLACK_OF_ROW, compare
-from harness.judge.oracles.thresholds import bound
+from harness.evidence.compare import SLACK_OF_ROW, compare
+from harness.evidence.thresholds import bound
 from harness.ops.parts.attention import Rounding
 
 SCALE = 576**-0.5

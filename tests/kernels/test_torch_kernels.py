@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.core.records import Finding
+from harness.core.findings import Finding
 from harness.ops.context_attention import inputs as context_attention_inputs
 from harness.ops.context_attention import reference as context_attention_reference
 from harness.ops.context_attention.kernels.dense import context_attention

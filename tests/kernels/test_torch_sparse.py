@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.core.errors import IllegalAddress
-from harness.core.records import Finding
+from harness.core.findings import Finding
 from harness.ops.mla_decode import reference as mla_decode_reference
 from harness.ops.mla_decode.kernels.tiled import mla_decode
 from harness.ops.mla_decode_sparse import reference as mla_decode_sparse_reference

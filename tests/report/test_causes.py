@@ -12,7 +12,8 @@ import pytest
 
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.cause_codes import Code
-from harness.core.records import Blame, CaseResult, Finding, FirstNan, Shrunk, Verdict
+from harness.core.findings import Finding
+from harness.core.records import Blame, CaseResult, FirstNan, Shrunk, Verdict
 from harness.diagnose.blame import NO_MEMORY, OUT_OF_TIME
 from harness.report import markdown, page
 from harness.report.causes import Cause, causes, facts, kernel_of

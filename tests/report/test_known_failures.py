@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from harness.core.cases import Case, Job, KnownFailure
-from harness.core.records import CaseResult, Finding, Verdict
+from harness.core.findings import Finding
+from harness.core.records import CaseResult, Verdict
 from harness.diagnose.run_jobs import apply_known
 from harness.report import junit, markdown, page, table
 from harness.report.bisect import Column, first_bad, is_good, rows

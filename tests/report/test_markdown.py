@@ -7,7 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.core.cases import Case, Job
-from harness.core.records import Blame, CaseResult, FaultResult, Finding, Verdict
+from harness.core.findings import Finding
+from harness.core.records import Blame, CaseResult, FaultResult, Verdict
 from harness.report.markdown import MAX_LISTED
 from harness.report.markdown import render as render_view
 from harness.report.run_view import RunView

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harness.core.cases import Case, Job, PoisonPlan
-from harness.core.records import CaseResult, Finding, Verdict
+from harness.core.findings import Finding
+from harness.core.records import CaseResult, Verdict
 from harness.report import page
 from harness.report.case_view import facts
 from harness.report.run_view import RunView

@@ -13,6 +13,7 @@ import pytest
 
 from harness.accuracy.judge import wilson_interval
 from harness.core.cases import Case, Job, PoisonPlan
+from harness.core.findings import Finding
 from harness.core.records import (
     AccuracyJudgement,
     AccuracyRecord,
@@ -20,7 +21,6 @@ from harness.core.records import (
     CaseResult,
     EpochAccuracy,
     FaultResult,
-    Finding,
     OutcomeGrid,
     ShrinkStep,
     Shrunk,

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from harness.core.cases import Case, Job, PoisonPlan
-from harness.core.records import Blame, CaseResult, FaultResult, Finding, Verdict
+from harness.core.findings import Finding
+from harness.core.records import Blame, CaseResult, FaultResult, Verdict
 from harness.ops.mla_decode.params import MlaDecodeParams
 from harness.report import junit, page, table
 from harness.report.console import console_for

@@ -16,7 +16,8 @@ from harness.core import cuda_failures
 from harness.core.cases import Job
 from harness.core.errors import NoRoomError
 from harness.core.files import write_atomic
-from harness.core.records import CaseResult, Finding, Verdict
+from harness.core.findings import Finding
+from harness.core.records import CaseResult, Verdict
 
 
 def _result(job: Job, verdict: Verdict = Verdict.PASS, **more: object) -> CaseResult:

@@ -8,7 +8,8 @@ import pytest
 
 from harness.core.cases import Case, Job
 from harness.core.errors import InputError
-from harness.core.records import Blame, CaseResult, Finding, Verdict
+from harness.core.findings import Finding
+from harness.core.records import Blame, CaseResult, Verdict
 from harness.diagnose.run_jobs import judge_fault
 from harness.run.environment import Environment
 from harness.run.planning import Planner, Wanted

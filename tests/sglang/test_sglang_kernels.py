@@ -19,7 +19,7 @@ from harness.core.ops import OPS
 from harness.engine.kernels import ActivationQuantizer
 from harness.engines.sglang import kernels
 from harness.engines.sglang.tables import KERNELS
-from harness.judge.run_records import Evidence
+from harness.evidence.records import Evidence
 from harness.judge.targets.kernel import KernelTarget
 from harness.kernels.plugins import check_signature
 from harness.memory.poison.patterns import Poison

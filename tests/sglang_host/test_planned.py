@@ -11,8 +11,10 @@ from harness.core.records import Verdict
 from harness.engines import base, host_target
 from harness.engines.sglang.params import SglangHostParams
 from harness.engines.sglang.target import SglangHostTarget
+from harness.evidence.counts import Count
+from harness.evidence.observed import Observed
+from harness.evidence.records import Run
 from harness.judge.run_case import run_case
-from harness.judge.run_records import Count, Observed, Run
 from harness.memory.poison.patterns import Poison
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
@@ -65,8 +67,7 @@ def made(read: torch.Tensor, wanted: torch.Tensor, *counts: Count) -> Run:
     live = torch.ones(len(read), dtype=torch.bool)
     return Run(
         "nan",
-        observed=[Observed("KV", read, live, wanted.double(), "write_kv.fp32", "token")],
-        counts=[*counts],
+        [Observed("KV", read, live, wanted.double(), "write_kv.fp32", "token"), *counts],
     )
 
 

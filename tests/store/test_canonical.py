@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.core.cases import Case, Job
-from harness.core.records import Blame, CaseResult, FaultResult, Finding, Verdict
+from harness.core.findings import Finding
+from harness.core.records import Blame, CaseResult, FaultResult, Verdict
 from harness.store.run_folder import RunStore
 from harness.store.summary import canonical
 

@@ -12,7 +12,8 @@ import pytest
 from harness.core.cases import Case, Job
 from harness.core.errors import InputError
 from harness.core.fault_outcomes import WRONG_BLAME
-from harness.core.records import Blame, CaseResult, Finding, Verdict
+from harness.core.findings import Finding
+from harness.core.records import Blame, CaseResult, Verdict
 from harness.report.run_view import RunView
 from harness.report.write import write_reports
 from harness.store.history.compare import Change, choose, compare, last_green, previous_of

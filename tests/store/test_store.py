@@ -10,7 +10,8 @@ import pytest
 
 from harness.core.cases import Case, Job
 from harness.core.errors import InputError
-from harness.core.records import Blame, CaseResult, FaultResult, Finding, Verdict
+from harness.core.findings import Finding
+from harness.core.records import Blame, CaseResult, FaultResult, Verdict
 from harness.store.run_folder import RunStore, find_run, new_run_id
 from harness.store.summary import summarise, to_json
 

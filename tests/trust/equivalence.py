@@ -32,8 +32,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from harness.core.cases import Case, Job
 from harness.core.errors import InputError
 from harness.core.sites import SITES
-from harness.judge.oracles.compare import compare
-from harness.judge.oracles.thresholds import bound
+from harness.evidence.compare import compare
+from harness.evidence.observed import Observed
+from harness.evidence.pairs import Pair
+from harness.evidence.sentinel import Guard
+from harness.evidence.thresholds import bound
 from harness.judge.probes.notes import Notes
 from harness.judge.run_case import why_not
 from harness.judge.target import target_of
@@ -301,8 +304,8 @@ def _outputs(job: Job) -> Result:
         run = target.run(poison)
         if run.error is not None:
             raise run.error
-        live = [(one.tensor[one.live], one.bound) for one in run.observed]
-        exact = [guard.after for guard in run.guards] + [pair.second for pair in run.pairs]
+        live = [(one.tensor[one.live], one.bound) for one in run.all(Observed)]
+        exact = [guard.after for guard in run.all(Guard)] + [pair.second for pair in run.all(Pair)]
         return Values(tuple(live), tuple(map(_bits, exact)))
     poison = target._legitimate(poison)
     notes = Notes(target._params, poison, padding_bound=target._padding_bound)

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 from harness.core.cases import Case, Job
-from harness.judge.oracles.compare import compare
-from harness.judge.oracles.thresholds import bound
+from harness.evidence.compare import compare
+from harness.evidence.observed import Observed
+from harness.evidence.thresholds import bound
 from harness.judge.run_case import why_not
 from harness.judge.target import target_of
 from harness.kernels.call import without_interception
@@ -75,7 +76,7 @@ def of_kernel(
         if run.error is not None:
             failed[kernel] = f"{case.id}: {run.error}".partition("\n")[0][:200]
             return dict(used), failed, seed
-        for seen in run.observed:
+        for seen in run.all(Observed):
             if seen.bound and seen.expected is not None and seen.expected.dtype.is_floating_point:
                 share = compare(seen.tensor, seen.expected, seen.live, bound(seen.bound)).used
                 used[kernel, seen.bound].append(share)

@@ -28,7 +28,7 @@ def at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 def test_a_false_alarm_fails(cli: Cli, at_start: Callable[[str], object]) -> None:
     # A bound that no kernel can keep makes every float comparison a finding.
     at_start(
-        "import harness.judge.oracles.thresholds as t\nfrom dataclasses import replace\nbounds ="
+        "import harness.evidence.thresholds as t\nfrom dataclasses import replace\nbounds ="
         " t.BOUNDS.scoped(*(replace(row, ulps=0, floor=0, relative_l2=1e-30) for row in"
         " t.BOUNDS))\nbounds.__enter__()\n"
     )

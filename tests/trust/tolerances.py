@@ -21,10 +21,12 @@ from pathlib import Path
 import torch
 
 from harness.core.cases import Case, Job
-from harness.judge.oracles.compare import compare
-from harness.judge.oracles.thresholds import BOUNDS, Bound, bound
+from harness.evidence.compare import compare
+from harness.evidence.observed import Observed
+from harness.evidence.pairs import Pair
+from harness.evidence.records import Run
+from harness.evidence.thresholds import BOUNDS, Bound, bound
 from harness.judge.run_case import why_not
-from harness.judge.run_records import Run
 from harness.judge.target import target_of
 from harness.kernels.call import without_interception
 from harness.memory.poison.patterns import Poison
@@ -106,7 +108,7 @@ def _measured(found: Iterable[Case]) -> Samples:
 
 
 def _note(run: Run, samples: Samples) -> None:
-    for observed in run.observed:
+    for observed in run.all(Observed):
         for made in observed.decisions:
             for name, below in zip(made.layers, made.shortfalls, strict=True):
                 share = max(float(below.max()), 0.0) / made.margin
@@ -115,11 +117,11 @@ def _note(run: Run, samples: Samples) -> None:
                 )
     judged = [
         (o.bound, o.tensor, o.expected, o.live, o.slack)
-        for o in run.observed
+        for o in run.all(Observed)
         if o.expected is not None
     ]
     judged += [
-        (pair.bound, pair.second, pair.first.double(), pair.live, None) for pair in run.pairs
+        (pair.bound, pair.second, pair.first.double(), pair.live, None) for pair in run.all(Pair)
     ]
     for name, got, want, live, slack in judged:
         if name and want is not None and want.dtype.is_floating_point:

@@ -13,8 +13,8 @@ import torch
 from harness.engines.vllm.serve import copies
 from harness.engines.vllm.serve.copies import Copies
 from harness.engines.vllm.target import watched
-from harness.judge.oracles.contracts import ordered
-from harness.judge.run_records import Evidence, Run
+from harness.evidence.moves import ordered
+from harness.evidence.records import Evidence, Run
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.selection import select
 
@@ -113,7 +113,7 @@ def test_pageable_memory_and_large_sources_are_not_watched() -> None:
 
 def test_the_finding_names_the_copy_the_change_and_the_rank() -> None:
     ranks = [{"rank": 1, "races": [["runner.py:4 in step", "runner.py:9 in step"]]}]
-    run = Run("nan", moved=[watched({"ranks": ranks, "copies": 12})])
+    run = Run("nan", [watched({"ranks": ranks, "copies": 12})])
     found = ordered(
         Evidence(select(load_scenarios(shipped_directory()), ["merge-kernel"])[0], [run])
     )

@@ -17,7 +17,7 @@ from harness.core.cases import Case
 from harness.core.catalog import KERNELS, ORACLES, SITES
 from harness.core.kernels import KernelSpec
 from harness.engines.vllm import record_kernels
-from harness.judge.run_records import Evidence
+from harness.evidence.records import Evidence
 from harness.judge.targets import kernel as kernel_target
 from harness.judge.targets.kernel import KernelTarget
 from harness.memory.poison.patterns import Poison

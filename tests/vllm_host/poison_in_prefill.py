@@ -17,6 +17,7 @@ from harness.engines.vllm.faults import PATCHES
 from harness.engines.vllm.serve import context_rows
 from harness.engines.vllm.serve.settings import ServePoison
 from harness.engines.vllm.serve.writes import FILLED
+from harness.evidence.observed import Observed
 from harness.memory.poison.patterns import Poison
 from harness.memory.triton_interpreter import prepare
 
@@ -34,7 +35,7 @@ def prefill() -> tuple[int, bool, float]:
 
     before = FILLED.context_rows
     none = Poison("none", frozenset())
-    found = Step(REQUESTS, Inputs(none, REQUESTS), every_row_written).run(none).observed
+    found = Step(REQUESTS, Inputs(none, REQUESTS), every_row_written).run(none).all(Observed)
     actual = torch.cat([one.tensor for one in found])
     expected = torch.cat([one.expected for one in found if one.expected is not None])
     return (

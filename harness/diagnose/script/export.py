@@ -21,7 +21,8 @@ from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS
 from harness.core.errors import HarnessError
 from harness.core.files import FIXTURES, write_atomic
-from harness.core.records import CaseResult, Finding, Shrunk, Verdict
+from harness.core.findings import Finding
+from harness.core.records import CaseResult, Shrunk, Verdict
 from harness.diagnose.script.code import without_bug
 from harness.diagnose.script.render import Export, Story, render, why_of
 from harness.diagnose.session import comes_from

@@ -27,7 +27,9 @@ from harness.engines.vllm.serve.scripts import ScriptRequest
 from harness.engines.vllm.serve.settings import SITES, ServePoison
 from harness.engines.vllm.serve.worker_state import check
 from harness.engines.vllm.tables import ENGINE
-from harness.judge.run_records import Moved, Run
+from harness.evidence.moves import Moved
+from harness.evidence.records import Run
+from harness.evidence.scripts import PlayedScript
 from harness.memory.moves.streams import Launch, Race
 from harness.memory.poison.patterns import Poison
 
@@ -99,11 +101,11 @@ class VllmTarget(ServedTarget):
 
     def _ask(self, run: Run, folder: Path, poison: Poison) -> None:
         if self._params.script:
-            run.scripts = [self._take_script(folder, self._params.script)]
+            run.evidence.append(PlayedScript(self._take_script(folder, self._params.script)))
             return
         super()._ask(run, folder, poison)
         if self._params.streams == "delayed":
-            run.moved = [watched(self._states)]
+            run.evidence.append(watched(self._states))
 
     def _poison(self, poison: Poison) -> ServePoison | None:
         """The case's sites in vLLM's memory, without the sites that the backend needs finite; None

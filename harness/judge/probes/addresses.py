@@ -12,7 +12,7 @@ from torch import Tensor
 from harness.core.engine_params import EngineParams
 from harness.engine.batch import Batch, tensors_by_name
 from harness.engine.paged_model import PagedModel
-from harness.judge.run_records import Binding
+from harness.evidence.addresses import Binding
 from harness.memory.graph.interface import Graph
 
 

@@ -24,7 +24,8 @@ from harness.core.ops import OPS
 from harness.engine.batch import Batch
 from harness.engine.probe import Probe
 from harness.engine.schedule.sequence import ScheduledSequence
-from harness.judge.run_records import Run
+from harness.evidence.observed import Observed
+from harness.evidence.records import Run
 from harness.kernels.call import BoundKernel, kernel_of, name_of
 from harness.memory.graph.interface import tensors_of
 from harness.ops.parts.attention import with_context
@@ -98,7 +99,7 @@ class Trace(Probe):
         """Add the tensors for the oracles, as read by `reader`: the last place that can show a
         difference.
         """
-        for observed in run.observed:
+        for observed in run.all(Observed):
             self.note(reader, observed.name, observed.tensor[observed.live])
 
     def _note_op(self, kernel: BoundKernel, args: tuple[Any, ...], result: Any) -> None:

@@ -27,8 +27,10 @@ from harness.engine.probe import Probe
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.sequence import ScheduledSequence, Step
 from harness.engine.speculation import Drafter, greedy_tokens
+from harness.evidence.addresses import Binding
+from harness.evidence.pairs import Pair
+from harness.evidence.replay import ReplayedStep
 from harness.judge.probes.addresses import GraphAddresses
-from harness.judge.run_records import Binding, Pair, ReplayedStep
 from harness.memory.graph.interface import Graph
 from harness.memory.poison.patterns import Poison
 

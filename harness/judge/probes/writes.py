@@ -19,7 +19,8 @@ from harness.engine.probe import Probe
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.config import NULL_BLOCK
 from harness.engine.schedule.sequence import ScheduledSequence, Sequence, Step
-from harness.judge.run_records import Guard, ZeroedBlock
+from harness.evidence.sentinel import Guard
+from harness.evidence.zeroed import ZeroedBlock
 
 
 class StrayWrites(Probe):

@@ -10,7 +10,8 @@ from harness.core import extras
 from harness.core.cases import Case
 from harness.core.engine_params import AccuracyParams, ServingParams
 from harness.core.files import FIXTURES
-from harness.judge.run_records import Run
+from harness.evidence.answers import Answered
+from harness.evidence.records import Run
 from harness.judge.target import Target
 from harness.memory.poison.patterns import Poison
 
@@ -61,7 +62,7 @@ class AccuracyTarget(Target):
                 "max_tokens": params.max_tokens,
             }
             found = run_epochs(backend, task, Path(self.directory or scratch), resume=True, **how)
-        return Run(poison.pattern, accuracy=found)
+        return Run(poison.pattern, [Answered(found)])
 
 
 def _canary(params: AccuracyParams) -> Path:

@@ -10,7 +10,8 @@ from harness.core.corruptions import Corruption
 from harness.core.errors import Refused, SystemUnderTestError
 from harness.core.kernels import KernelSpec
 from harness.core.params import KernelParams
-from harness.judge.run_records import CorruptedCall, Run
+from harness.evidence.corrupted import CorruptedCall
+from harness.evidence.records import Run
 from harness.judge.targets.shown_call import show_call
 from harness.kernels.call import without_interception
 from harness.memory.poison.patterns import Poison
@@ -57,7 +58,7 @@ def run_corrupted(
         return
     for corruption in corruptions:
         found = corrupted_call(spec, poison, make(corruption), corruption, device)
-        run.corrupted.append(found)
+        run.evidence.append(found)
         run.error = run.error or found.crash
         if found.has_fault:
             return

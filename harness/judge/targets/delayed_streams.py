@@ -17,9 +17,9 @@ from torch import Tensor
 
 from harness.core.cases import Case
 from harness.core.kernels import KernelSpec
-from harness.judge.oracles.agreement import reference
-from harness.judge.oracles.values import finite
-from harness.judge.run_records import Evidence, Moved, Observed, Run
+from harness.evidence.moves import Moved
+from harness.evidence.observed import Observed, finite, reference
+from harness.evidence.records import Evidence, Run
 from harness.judge.targets.shown_call import observed_of
 from harness.judge.targets.slow_predecessor import Late, late_inputs, restoring
 from harness.kernels.call import BoundKernel
@@ -120,5 +120,5 @@ def _race(first: Launch, does: str, second: Launch, then: str, memory: str) -> R
 
 
 def _is_wrong(case: Case, observed: list[Observed]) -> bool:
-    evidence = Evidence(case, [Run("", observed)])
+    evidence = Evidence(case, [Run("", list(observed))])
     return any(oracle(evidence).findings for oracle in (finite, reference))

@@ -47,18 +47,24 @@ from harness.engine.schedule.config import (
     why_not_together,
 )
 from harness.engine.schedule.sequence import Sequence
+from harness.evidence.compare import token_margins
+from harness.evidence.counts import Count
+from harness.evidence.decisions import Decisions, rows_before_divergence
+from harness.evidence.experts import ChosenExperts
+from harness.evidence.facts import Happened
+from harness.evidence.observed import Observed
+from harness.evidence.pairs import Pair
+from harness.evidence.records import Run
+from harness.evidence.replay import ReplayedStep
+from harness.evidence.thresholds import bound
 from harness.judge.by_heart import counts_of_drafts, drafted_beside_reference, knows_by_heart
-from harness.judge.decisions import Decisions, rows_before_divergence
 from harness.judge.dense_reference import DenseReference
-from harness.judge.oracles.compare import token_margins
-from harness.judge.oracles.thresholds import bound
 from harness.judge.probes import recorder
 from harness.judge.probes.answers import Answers
 from harness.judge.probes.notes import Notes
 from harness.judge.probes.recorder import recorder_on
 from harness.judge.probes.stages import Stages
 from harness.judge.probes.trace import Trace
-from harness.judge.run_records import ChosenExperts, Count, Observed, Pair, Run
 from harness.judge.target import Target
 from harness.judge.targets.serving import Served, serve
 from harness.judge.targets.step_counts import counts_of_run, counts_of_steps, length
@@ -148,38 +154,39 @@ class EngineTarget(Target):
         run = Run(poison.pattern, shown=notes.conditions.shown)
         for epoch, sequences in enumerate(answered):
             name = f"epoch {epoch}" if epoch < params.epochs else "the epoch after the flush"
-            run.observed += self._observed(notes, name, sequences)
+            run.evidence += self._observed(notes, name, sequences)
         if served.refusal is not None:
             # The engine stopped within a step, so nothing else is as it is after a run.
             run.refusal = served.refusal
             return run
-        run.guards, run.zeroed = notes.writes.guards(), notes.writes.zeroed
-        decisions = {made.request: made for observed in run.observed for made in observed.decisions}
-        run.pairs = [
-            *pairs_of(notes.answers, epochs, params, self._bound, decisions),
-            *notes.twins.padded,
-        ]
+        run.evidence += [*notes.writes.guards(), *notes.writes.zeroed]
+        decisions = {
+            made.request: made for observed in run.all(Observed) for made in observed.decisions
+        }
+        run.evidence += pairs_of(notes.answers, epochs, params, self._bound, decisions)
+        run.evidence += notes.twins.padded
         if params.changes:
             try:
-                run.pairs += self._beside_cold(served, poison, decisions)
+                run.evidence += self._beside_cold(served, poison, decisions)
             except Refused as refusal:
                 run.refusal = refusal
         if notes.choices.routed:
             ids = torch.cat(notes.choices.routed)
-            run.chosen = [
+            run.evidence.append(
                 ChosenExperts("expert ids of all forwards", ids, self._config.num_experts)
-            ]
-        run.counts = (
-            served.counts + served.counts_at_end() + counts_of_run(params, launched, epochs)
-        )
-        run.counts += counts_of_steps(params.steps, notes.answers.decided) + counts_of_drafts(
-            params, notes.answers
-        )
+            )
+        run.evidence += [
+            *served.counts,
+            *served.counts_at_end(),
+            *counts_of_run(params, launched, epochs),
+            *counts_of_steps(params.steps, notes.answers.decided),
+            *counts_of_drafts(params, notes.answers),
+        ]
         replays = len(notes.twins.replays) if params.drafter or params.has_module else 0
-        run.counts.append(Count("replays of a drafter", replays, len(notes.twins.drafts)))
-        run.events = dict(engine.scheduler.events + engine.pool.events)
-        run.replays, run.bindings = notes.twins.replays + notes.twins.drafts, notes.twins.bindings
-        for replay in run.replays:
+        run.evidence.append(Count("replays of a drafter", replays, len(notes.twins.drafts)))
+        run.evidence.append(Happened(dict(engine.scheduler.events + engine.pool.events)))
+        run.evidence += [*notes.twins.replays, *notes.twins.drafts, *notes.twins.bindings]
+        for replay in run.all(ReplayedStep):
             # An epoch repeats the answers of the one before.
             replay.name += f" in epoch {bisect.bisect(served.starts, replay.step) - 1}"
         return run

@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from harness.core.kernels import KernelSpec
-from harness.judge.run_records import Pair, ReplayedStep
+from harness.evidence.pairs import Pair
+from harness.evidence.replay import ReplayedStep
 from harness.kernels.call import BoundKernel
 from harness.memory.graph.interface import tensors_of
 from harness.memory.graph.recording import new_pool

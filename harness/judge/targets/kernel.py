@@ -20,7 +20,7 @@ from harness.core.errors import Refused, SystemUnderTestError
 from harness.core.kernels import KernelSpec
 from harness.core.ops import part_of
 from harness.core.params import KernelParams
-from harness.judge.run_records import Run
+from harness.evidence.records import Run
 from harness.judge.target import Target
 from harness.judge.targets.corrupted_calls import run_corrupted, why_not_corrupted
 from harness.judge.targets.delayed_streams import without_order
@@ -113,32 +113,33 @@ class KernelTarget(Target):
             if is_main:
                 run.shown = shown_by(self.op, call.args, keywords)
             if is_graph:
-                result, run.replays = replayed(self.spec, poison, call)
+                result, replays = replayed(self.spec, poison, call)
+                run.evidence += replays
             else:
                 result = invoke(self.spec, poison, call.args, keywords)
             outputs = check_outputs(self.spec, result, call.shapes, call.dtypes, self.device)
             between = functools.partial(self._call_with_other_values, poison)
-            run.pairs += repeated(
+            run.evidence += repeated(
                 self.spec, poison, call, outputs, self.params.num_launches, between
             )
             if self.params.predecessor == "slow":
                 launch = behind_slow_predecessor(self.spec, call)
-                run.observed = [
+                run.evidence += [
                     replace(one, name=f"{one.name} with {name} written late")
                     for name, late in late_inputs(self.spec, call, restoring(self.spec, call))
                     for one in late(launch)
                 ]
-                run.guards += slow_reader(self.spec, launch)
+                run.evidence += slow_reader(self.spec, launch)
             if self.params.streams == "delayed" and is_main:
                 from harness.memory.delayed_streams import DelayedStreams
 
                 streams = DelayedStreams(call.args[0].device, self.case.seed)
                 other = self._call(poison, self.case.seed ^ 1)
-                run.moved = [
+                run.evidence.append(
                     without_order(
                         self.case, self.spec, self._call(poison, self.case.seed), other, streams
                     )
-                ]
+                )
         except SystemUnderTestError as error:
             run.error = error
             return run

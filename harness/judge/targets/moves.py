@@ -13,7 +13,8 @@ from harness.core.move_params import MoveParams
 from harness.core.registry import nearest
 from harness.engine.moves.handoff import Handoff
 from harness.engine.moves.host import CONNECTORS
-from harness.judge.run_records import Moved, Run
+from harness.evidence.moves import Moved
+from harness.evidence.records import Run
 from harness.judge.target import Target
 from harness.memory.moves.checks import Landed
 from harness.memory.moves.streams import Streams, orders_to_try
@@ -41,7 +42,7 @@ class MoveTarget(Target):
         found = in_orders(
             partial(scheduled, params), self.case.seed, params.schedules, MOST_SEARCHED
         )
-        return Run(poison.pattern, moved=list(found))
+        return Run(poison.pattern, list(found))
 
 
 def in_orders(

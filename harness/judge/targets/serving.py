@@ -32,9 +32,9 @@ from harness.engine.engine import Engine
 from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.config import PAGE_SIZE
 from harness.engine.schedule.sequence import Sequence
+from harness.evidence.counts import Count
 from harness.judge.probes.answers import Answers
 from harness.judge.probes.notes import Notes
-from harness.judge.run_records import Count
 from harness.judge.targets.step_counts import Before
 
 

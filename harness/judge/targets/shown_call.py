@@ -6,7 +6,10 @@ from dataclasses import fields
 
 from torch import Tensor
 
-from harness.judge.run_records import ChosenExperts, Guard, Observed, Run
+from harness.evidence.experts import ChosenExperts
+from harness.evidence.observed import Observed
+from harness.evidence.records import Run
+from harness.evidence.sentinel import Guard
 from harness.ops.parts.call import KernelCall
 from harness.ops.parts.judged import Rows
 
@@ -17,9 +20,11 @@ def show_call(call: KernelCall, run: Run, outputs: tuple[Tensor, ...]) -> None:
     """
     # Oracles read small tensors many times, and each read would wait for the GPU.
     on_host = tuple(output.cpu() for output in outputs)
-    run.observed += observed_of(call, on_host)
-    run.chosen = [ChosenExperts(one.name, one.ids, one.num_experts) for one in call.chosen(on_host)]
-    run.guards += [
+    run.evidence += observed_of(call, on_host)
+    run.evidence += [
+        ChosenExperts(one.name, one.ids, one.num_experts) for one in call.chosen(on_host)
+    ]
+    run.evidence += [
         Guard(item.name, item.site, item.before.cpu(), item.watched().cpu(), item.row_name)
         for item in call.guarded
     ]

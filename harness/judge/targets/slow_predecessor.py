@@ -16,7 +16,8 @@ from torch import Tensor
 from harness.core.errors import CaptureError, Refused
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
-from harness.judge.run_records import Guard, Observed
+from harness.evidence.observed import Observed
+from harness.evidence.sentinel import Guard
 from harness.judge.targets.shown_call import observed_of
 from harness.kernels.call import BoundKernel
 from harness.memory.graph.interface import whole_storage

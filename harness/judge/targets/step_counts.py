@@ -14,9 +14,9 @@ from harness.core.systems import ENGINE_KERNELS
 from harness.engine.engine import Engine
 from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE, num_pages
 from harness.engine.schedule.sequence import Sequence
+from harness.evidence.counts import Count
 from harness.judge.probes.answers import Answers
 from harness.judge.probes.notes import Notes
-from harness.judge.run_records import Count
 
 _chosen = functools.partial(Count, oracle="policy")
 """A count of what the scheduler chose.

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from harness.engines.host_parts import Found, Without, first_module, searched
 from harness.engines.sglang.params import SglangHostParams
-from harness.judge.run_records import Run
+from harness.evidence.records import Run
 from harness.memory.poison.patterns import Poison
 
 PREFIXES = (0, 1, 7)

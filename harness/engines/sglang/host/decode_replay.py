@@ -32,7 +32,9 @@ from harness.engines.sglang.host.free_pages import Owner, give_back, grow, start
 from harness.engines.sglang.host.graph_buffers import CAPTURED, GraphBuffers
 from harness.engines.sglang.host.scheduling import MAX_LENGTH, Server, fill, free_slots
 from harness.engines.sglang.params import SglangHostParams
-from harness.judge.run_records import Binding, Observed, Run
+from harness.evidence.addresses import Binding
+from harness.evidence.observed import Observed
+from harness.evidence.records import Run
 from harness.memory.poison.patterns import Poison
 
 NUM_HEADS = 16
@@ -185,7 +187,7 @@ class TritonBackend(Backend):
         """Observe the table of slots, and the output of the kernel over it. q is [B, H, D]."""
         slots = torch.cat([one.slots for one in owners])
         table = captured.kv_indices[: len(slots)].float()[:, None]
-        found.observed.append(
+        found.evidence.append(
             observed(f"slots that the graph reads, step {step}", table, slots[:, None], "entry")
         )
         self.attention.forward_metadata = captured
@@ -198,7 +200,7 @@ class TritonBackend(Backend):
         )
         rows = out.view(len(q), NUM_HEADS, RANK)[: len(owners)]
         name = f"decode output, step {step}"
-        found.observed.append(of_all_rows(name, rows, expected, "mla_decode.out.fp32", "request"))
+        found.evidence.append(of_all_rows(name, rows, expected, "mla_decode.out.fp32", "request"))
 
 
 class FlashMLABackend(Backend):
@@ -240,7 +242,7 @@ class FlashMLABackend(Backend):
         """Observe the page table and the plan, and where SGLang wrote the plan. q is [B, H, D]."""
         page_size = self.module.PAGE_SIZE
         table = self.attention.cuda_graph_kv_indices
-        found.bindings.append(
+        found.evidence.append(
             Binding(
                 step,
                 "block_kv_indices",
@@ -252,7 +254,7 @@ class FlashMLABackend(Backend):
         for row, one in enumerate(owners):
             pages = one.slots[::page_size] // page_size
             read = table[row, : len(pages)].float()[:, None]
-            found.observed.append(
+            found.evidence.append(
                 observed(f"pages of row {row}, step {step}", read, pages[:, None], "page")
             )
         lengths = [len(one.slots) for one in owners] + [self.fill_length] * (len(q) - len(owners))
@@ -263,7 +265,7 @@ class FlashMLABackend(Backend):
         ):
             what = observed(f"{name}, step {step}", read.view(plan.shape).float(), plan, "row")
             what.site = "sched_meta"
-            found.observed.append(what)
+            found.evidence.append(what)
 
 
 BACKENDS: dict[str, Callable[[Server, Poison], Backend]] = {

@@ -16,7 +16,8 @@ from torch import Tensor
 from harness.engines.host_parts import of_all_rows
 from harness.engines.sglang.host.scheduling import allocator_of, count_once, free_slots, publish
 from harness.engines.sglang.params import SglangHostParams
-from harness.judge.run_records import Count, Run
+from harness.evidence.counts import Count
+from harness.evidence.records import Run
 from harness.memory.poison.patterns import Poison
 
 NUM_PAGES = {1: 96, 16: 24, 64: 12}
@@ -60,7 +61,7 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
         look(found, step, alloc, owners, memory, poison)
     give_back(alloc, owners, rng)
     free = free_slots(alloc)
-    found.counts += [
+    found.evidence += [
         Count("free slots", num_slots, len(free), "at the end"),
         count_once(free, "at the end"),
     ]
@@ -118,10 +119,10 @@ def look(
     memory[: alloc.page_size] = poison.empty(
         alloc.page_size, WIDTH, dtype=memory.dtype, site="kv.null"
     )
-    found.counts.append(count_once(free, f"step {step}"))
+    found.evidence.append(count_once(free, f"step {step}"))
     if owners:
         read = memory[torch.cat([owner.slots for owner in owners])]
         want = torch.cat([owner.values for owner in owners]).double()
-        found.observed.append(
+        found.evidence.append(
             of_all_rows(f"values of owners in step {step}", read, want, "write_kv.fp32", "slot")
         )

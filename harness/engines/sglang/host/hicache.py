@@ -39,7 +39,8 @@ from harness.engines.host_parts import accepted, first_module
 from harness.engines.moving_device import Device, Event
 from harness.engines.sglang.host.scheduling import allocator_of, publish
 from harness.engines.sglang.params import SglangHostParams
-from harness.judge.run_records import Moved, Run
+from harness.evidence.moves import Moved
+from harness.evidence.records import Run
 from harness.judge.targets.moves import in_orders
 from harness.memory.moves.checks import Landed
 from harness.memory.moves.owners import GROUPS, records, unsent
@@ -346,7 +347,7 @@ def wanted(group: str, layer: int, number: int, place: int, memory: Tensor) -> T
 def run(poison: Poison, params: SglangHostParams) -> Run:
     """Serve the requests in several seeded orders. If two accesses have no order, try both."""
     found = in_orders(partial(_served, params), poison.seed, NUM_SCHEDULES, MOST_SEARCHED)
-    return Run(poison.pattern, moved=list(found))
+    return Run(poison.pattern, list(found))
 
 
 def _served(

@@ -15,7 +15,8 @@ from harness.engines.sglang.host.free_pages import Owner, give_back, grow, look,
 from harness.engines.sglang.host.graph_buffers import CAPTURED, GraphBuffers
 from harness.engines.sglang.host.scheduling import allocator_of, publish
 from harness.engines.sglang.params import SglangHostParams
-from harness.judge.run_records import Count, Run
+from harness.evidence.counts import Count
+from harness.evidence.records import Run
 from harness.memory.poison.patterns import Poison
 
 NUM_SLOTS = 64
@@ -57,7 +58,7 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
         )
         for name, right in (("out_cache_loc", 0), ("seq_lens", FILL_LENGTH)):
             num_right = int((graph.read(name, size)[wanted:] == right).sum())
-            found.counts.append(
+            found.evidence.append(
                 Count(f"padded rows with {right} in {name}", padded, num_right, f"step {step}")
             )
         look(found, step, alloc, running, memory, poison)

@@ -26,7 +26,8 @@ from harness.engines.sglang.host.scheduling import (
     prefix_length,
 )
 from harness.engines.sglang.params import SglangHostParams
-from harness.judge.run_records import Count, Run
+from harness.evidence.counts import Count
+from harness.evidence.records import Run
 from harness.memory.poison.patterns import Poison
 
 NUM_REQUESTS = 24
@@ -75,7 +76,7 @@ class Play:
         server, free = self.server, free_slots(self.server.alloc)
         fill(self.poison, server.cache, free, "kv.free")
         fill(self.poison, server.cache, torch.arange(server.page_size), "kv.null")
-        self.found.counts.append(count_once(free, f"step {self.step}"))
+        self.found.evidence.append(count_once(free, f"step {self.step}"))
         for one in self.live:
             slots = server.slots_of(one.req, one.stored)
             if server.page_size > 1 and len(slots):
@@ -90,7 +91,7 @@ class Play:
                 [values_of(one.tokens, self.values)[: one.stored] for one in self.live]
             ).double()
             name, describe = f"KV that is read in step {self.step}", "token of all live requests"
-            self.found.observed.append(of_all_rows(name, read, want, "write_kv.fp32", describe))
+            self.found.evidence.append(of_all_rows(name, read, want, "write_kv.fp32", describe))
         self.step += 1
 
 
@@ -237,7 +238,7 @@ def at_end(play: Play) -> None:
     """
     server = play.server
     cached, free = server.tree.evictable_size(), server.alloc.available_size()
-    play.found.counts += [
+    play.found.evidence += [
         Count("slots that are free or cached", server.num_slots, free + cached, "at the end"),
         Count("slots that a request still locks", 0, server.tree.protected_size(), "at the end"),
         Count(

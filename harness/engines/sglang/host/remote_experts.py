@@ -24,7 +24,8 @@ from torch import Tensor
 from harness.engines.host_parts import expert_weights, gated, scaled_fp8_quant
 from harness.engines.sglang.host.scheduling import publish
 from harness.engines.sglang.params import SglangHostParams
-from harness.judge.run_records import Observed, Run
+from harness.evidence.observed import Observed
+from harness.evidence.records import Run
 from harness.memory.poison.allocations import AllocationPoison
 from harness.memory.poison.patterns import Poison
 from harness.ops.align_experts.kernels.dense import align_experts
@@ -81,7 +82,7 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
     live = torch.ones(NUM_TOKENS, dtype=torch.bool)
     return Run(
         poison.pattern,
-        observed=[Observed("experts' output", out, live, describe="token", site="workspace")],
+        [Observed("experts' output", out, live, describe="token", site="workspace")],
     )
 
 

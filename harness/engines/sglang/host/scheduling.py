@@ -22,7 +22,7 @@ from sglang.srt.server_args import ServerArgs, set_global_server_args_for_schedu
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
-from harness.judge.run_records import Count
+from harness.evidence.counts import Count
 from harness.memory.poison.patterns import Poison
 
 VOCABULARY = 32

@@ -18,7 +18,7 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from harness.engines.vllm.host.prefill_step import CHUNKS, DECODE, FRESH, SCALE, Inputs, Step
 from harness.engines.vllm.host.runner_order import Request, first_runner, second_runner
 from harness.engines.vllm.params import VllmHostParams
-from harness.judge.run_records import Run
+from harness.evidence.records import Run
 from harness.memory.poison.patterns import Poison
 from harness.ops.context_attention.kernels.dense import context_attention
 

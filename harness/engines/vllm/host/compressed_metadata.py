@@ -25,7 +25,7 @@ from harness.core.errors import Refused
 from harness.engines.host_parts import Found, Without, accepted, first_module, searched
 from harness.engines.vllm.host.prefill_step import step_metadata
 from harness.engines.vllm.params import VllmHostParams
-from harness.judge.run_records import Run
+from harness.evidence.records import Run
 from harness.memory.poison.patterns import Poison
 
 WINDOW, DRAFTS, LONGEST, MOST_REQUESTS = 128, 2, 40_000, 16

@@ -37,7 +37,7 @@ from harness.engines.host_parts import (
 from harness.engines.vllm.host.idle_rows import uva_buffer
 from harness.engines.vllm.host.prefill_step import attention, builder, step_metadata
 from harness.engines.vllm.params import VllmHostParams
-from harness.judge.run_records import Run
+from harness.evidence.records import Run
 from harness.memory.poison.patterns import Poison
 
 PAGE_SIZE = 16

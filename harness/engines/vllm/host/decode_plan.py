@@ -25,7 +25,9 @@ from harness.engines.host_parts import (
     made_without_init,
 )
 from harness.engines.vllm.params import VllmHostParams
-from harness.judge.run_records import Binding, ReplayedStep, Run
+from harness.evidence.addresses import Binding
+from harness.evidence.records import Run
+from harness.evidence.replay import ReplayedStep
 from harness.memory.poison.patterns import Poison
 
 MAX_REQUESTS = 64
@@ -49,10 +51,10 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
             for (name, was), (_, now), planned in zip(
                 captured, built, planner.plans[-1], strict=True
             ):
-                found.bindings.append(
+                found.evidence.append(
                     Binding(step, name, "sched_meta", was.data_ptr(), now.data_ptr())
                 )
-                found.replays.append(_step(step, name, was[: len(planned)], planned))
+                found.evidence.append(_step(step, name, was[: len(planned)], planned))
     return found
 
 

@@ -25,7 +25,7 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from harness.engines.host_parts import Found, Without, first_module, made_without_init, searched
 from harness.engines.vllm.params import VllmHostParams
-from harness.judge.run_records import Run
+from harness.evidence.records import Run
 from harness.memory.poison.patterns import Poison
 
 MOST_DRAFTS, LONGEST, NUM_SLOTS, EVERY, CPU = 2, 12, 3, 4, torch.device("cpu")

@@ -29,7 +29,8 @@ from vllm.v1.worker.gpu.structured_outputs import StructuredOutputsWorker
 
 from harness.engines.host_parts import Without, accepted, made_without_init
 from harness.engines.vllm.params import VllmHostParams
-from harness.judge.run_records import Observed, Run
+from harness.evidence.observed import Observed
+from harness.evidence.records import Run
 from harness.memory.poison.patterns import Poison
 
 MOST_DRAFTS, NUM_REQUESTS, VOCAB = 2, 3, 32
@@ -122,7 +123,7 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
             for runner, pairs in rows.items():
                 got, live, want = (torch.cat(side) for side in zip(*pairs, strict=True))
                 name = f"runner {runner}: allowed tokens, first request {first}"
-                found.observed.append(Observed(name, got.long(), live, want.long()))
+                found.evidence.append(Observed(name, got.long(), live, want.long()))
     return found
 
 

@@ -23,7 +23,8 @@ from vllm.v1.worker.gpu import cudagraph_utils
 from harness.core.ops import PAGE_SIZE
 from harness.engines.host_parts import made_without_init
 from harness.engines.vllm.params import VllmHostParams
-from harness.judge.run_records import ReplayedStep, Run
+from harness.evidence.records import Run
+from harness.evidence.replay import ReplayedStep
 from harness.memory.graph.launch import ACTIVE, holding, launch
 from harness.memory.poison.patterns import Poison
 from harness.ops.mla_decode.kernels.tiled import mla_decode
@@ -57,7 +58,7 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
             eager, plan = decode.eager()
             live = torch.ones(NUM_REQUESTS, dtype=torch.bool)
             stale = None if torch.equal(decode.plans[-1].work, plan.work) else "sched_meta"
-            found.replays.append(
+            found.evidence.append(
                 ReplayedStep(step, "decode output", replayed, eager, live, stale_site=stale)
             )
     return found

@@ -21,7 +21,8 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 
 from harness.engines.host_parts import Without, accepted, first_module, made_without_init
 from harness.engines.vllm.params import VllmHostParams
-from harness.judge.run_records import Guard, Run
+from harness.evidence.records import Run
+from harness.evidence.sentinel import Guard
 from harness.memory.poison.patterns import Poison
 
 PAGE_SIZE, NUM_BLOCKS, WIDTH = 16, 8, 32
@@ -48,7 +49,7 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
     owned = list(OWNERS)
     return Run(
         poison.pattern,
-        guards=[Guard("owned blocks", "kv.free", before[owned], cache[owned], _owner)],
+        [Guard("owned blocks", "kv.free", before[owned], cache[owned], _owner)],
     )
 
 

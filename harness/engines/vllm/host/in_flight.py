@@ -29,7 +29,8 @@ from harness.engines.vllm.host.kv_moves import (
     settings,
 )
 from harness.engines.vllm.params import VllmHostParams
-from harness.judge.run_records import Count, Run
+from harness.evidence.counts import Count
+from harness.evidence.records import Run
 from harness.memory.poison.patterns import Poison
 
 NUM_SCHEDULES, MOST_TOKENS = 30, 40
@@ -48,7 +49,7 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
     found = Run(poison.pattern)
     for number in range(NUM_SCHEDULES):
         counts = _served(params, poison.seed + number, f"schedule {number}")
-        found.counts += counts
+        found.evidence += counts
         if any(count.found != count.expected for count in counts):
             break
     return found

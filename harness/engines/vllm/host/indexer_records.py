@@ -16,7 +16,9 @@ from torch import Tensor
 from harness.engines.host_parts import accepted, first_module, of_all_rows
 from harness.engines.vllm.params import VllmHostParams
 from harness.engines.vllm.record_kernels import read_indexer_shuffled, write_indexer_shuffled
-from harness.judge.run_records import Guard, Observed, Run
+from harness.evidence.observed import Observed
+from harness.evidence.records import Run
+from harness.evidence.sentinel import Guard
 from harness.judge.targets.shown_call import observed_of
 from harness.kernels.plugins import find_kernel
 from harness.memory.poison.patterns import Poison
@@ -44,7 +46,7 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
     """
     found = Run(poison.pattern)
     if params.writer == "fused":
-        found.observed.append(_fused(poison))
+        found.evidence.append(_fused(poison))
         return found
     call = write_records_call.prepare(WRITING, _setting("write_records", poison))
     # The interpreter has no arithmetic of bfloat16.
@@ -60,8 +62,8 @@ def _setting(op: str, poison: Poison) -> Setting:
 
 
 def _judge(found: Run, call: KernelCall, outputs: tuple[Tensor, ...]) -> None:
-    found.observed += observed_of(call, outputs)
-    found.guards += [
+    found.evidence += observed_of(call, outputs)
+    found.evidence += [
         Guard(item.name, item.site, item.before, item.watched()) for item in call.guarded
     ]
 

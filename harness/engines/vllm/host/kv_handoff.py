@@ -20,7 +20,8 @@ from harness.engines.vllm.host.mooncake_engine import PREFILL, Exchange, on_exch
 from harness.engines.vllm.host.moving_device import in_place
 from harness.engines.vllm.host.nixl_agent import Network, on_network
 from harness.engines.vllm.params import VllmHostParams
-from harness.judge.run_records import Moved, Run
+from harness.evidence.moves import Moved
+from harness.evidence.records import Run
 from harness.memory.moves.checks import Landed
 from harness.memory.poison.patterns import Poison
 
@@ -32,7 +33,7 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
     """Hand the pages of each request over, in several seeded orders."""
     found = Run(poison.pattern)
     for number in range(NUM_SCHEDULES):
-        found.moved.append(served(params, poison.seed + number, f"schedule {number}"))
+        found.evidence.append(served(params, poison.seed + number, f"schedule {number}"))
     return found
 
 

@@ -40,7 +40,8 @@ from harness.engines.moving_device import Device
 from harness.engines.vllm.host.kv_layers import BLOCK, WIDTH, Layer, layers_of, memory_of, planned
 from harness.engines.vllm.host.moving_device import in_place
 from harness.engines.vllm.params import VllmHostParams
-from harness.judge.run_records import Moved, Run
+from harness.evidence.moves import Moved
+from harness.evidence.records import Run
 from harness.judge.targets.moves import in_orders
 from harness.memory.moves.checks import Landed
 from harness.memory.moves.streams import Event, Span
@@ -431,7 +432,7 @@ def places(
 def run(poison: Poison, params: VllmHostParams) -> Run:
     """Serve the rounds in several seeded orders. If two accesses have no order, try both."""
     found = in_orders(partial(_served, params), poison.seed, NUM_SCHEDULES, MOST_SEARCHED)
-    return Run(poison.pattern, moved=list(found))
+    return Run(poison.pattern, list(found))
 
 
 def _served(

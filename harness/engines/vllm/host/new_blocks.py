@@ -19,7 +19,8 @@ from vllm.v1.kv_cache_interface import MLAAttentionSpec
 from harness.core.ops import PAGE_SIZE
 from harness.engines.host_parts import accepted, of_all_rows
 from harness.engines.vllm.params import VllmHostParams
-from harness.judge.run_records import Observed, Run
+from harness.evidence.observed import Observed
+from harness.evidence.records import Run
 from harness.memory.poison.patterns import Poison
 from harness.ops.mla_decode.kernels.tiled import mla_decode_multiply
 
@@ -54,7 +55,7 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
         for slot in range(stored, length):
             page, offset = divmod(slot, PAGE_SIZE)
             cache[tables[request][page], offset] = torch.randn(WIDTH, generator=random)
-        found.observed.append(_decoded(step, request, length, cache, tables[request], random))
+        found.evidence.append(_decoded(step, request, length, cache, tables[request], random))
     return found
 
 

@@ -18,7 +18,8 @@ from vllm.v1.attention.backends.mla.triton_mla import TritonMLAImpl
 
 from harness.engines.host_parts import made_without_init
 from harness.engines.vllm.params import VllmHostParams
-from harness.judge.run_records import Observed, Run
+from harness.evidence.observed import Observed
+from harness.evidence.records import Run
 from harness.memory.poison.patterns import Poison
 
 LENGTHS = (40, 5, 0, 0)
@@ -56,7 +57,7 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
             "quantized decode output", _quantized(out.view(len(LENGTHS), -1), params.amax), live
         ),
     ]
-    return Run(poison.pattern, observed=observed)
+    return Run(poison.pattern, list(observed))
 
 
 def _quantized(x: Tensor, amax: str) -> Tensor:

@@ -30,7 +30,8 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from harness.engines.host_parts import expert_weights, gated, made_without_init, scaled_fp8_quant
 from harness.engines.vllm.params import VllmHostParams
-from harness.judge.run_records import Observed, Run
+from harness.evidence.observed import Observed
+from harness.evidence.records import Run
 from harness.memory.poison.patterns import Poison
 from harness.ops.align_experts.kernels.dense import align_experts
 
@@ -95,7 +96,7 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
     live = torch.arange(NUM_ROWS) < NUM_LIVE
     return Run(
         poison.pattern,
-        observed=[Observed("experts' output", out, live, describe="token", site="workspace")],
+        [Observed("experts' output", out, live, describe="token", site="workspace")],
     )
 
 

@@ -24,7 +24,7 @@ from harness.engines.vllm.host.prefill_step import (
     Step,
 )
 from harness.engines.vllm.params import VllmHostParams
-from harness.judge.run_records import Run
+from harness.evidence.records import Run
 from harness.memory.poison.patterns import Poison
 from harness.ops.context_attention.kernels.dense import context_attention
 

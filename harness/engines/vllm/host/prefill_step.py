@@ -23,7 +23,9 @@ from harness.core.errors import InputError
 from harness.engine.attention import causal_attention
 from harness.engines.host_parts import Without, lazy_plans, made_without_init, of_all_rows
 from harness.engines.vllm.host.runner_order import Request
-from harness.judge.run_records import Observed, Run
+from harness.evidence.facts import Allocated
+from harness.evidence.observed import Observed
+from harness.evidence.records import Run
 from harness.memory.poison.allocations import AllocationPoison
 from harness.memory.poison.patterns import Poison
 
@@ -120,7 +122,8 @@ class Step:
         """
         with AllocationPoison(poison, {0: "context.output"}, keep=False, notes_lines=True) as mode:
             observed = self._prefill()
-        return Run(poison.pattern, observed=observed, allocated=mode.lines)
+        allocated = [Allocated(site, lines) for site, lines in mode.lines.items()]
+        return Run(poison.pattern, [*observed, *allocated])
 
     def _prefill(self) -> list[Observed]:
         """The output rows of each prefill with the expected rows."""

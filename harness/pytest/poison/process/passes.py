@@ -13,7 +13,7 @@ import pytest
 import torch
 from _pytest.runner import runtestprotocol
 
-from harness.judge.oracles.compare import compare_bits
+from harness.evidence.compare import compare_bits
 from harness.memory.poison.marks import plain
 from harness.pytest.poison.process.observation import Asserted, Kept
 from harness.pytest.poison.process.watch import Watch
