@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.core.catalog import KERNELS
 from harness.core.cause_codes import Code
@@ -27,7 +28,6 @@ from harness.engine.memory import KV_DTYPES
 from harness.kernels.call import BoundKernel, wrong_count
 from harness.kernels.ops.block_formats import FORMATS, SCALE_TILE, decoded_scales, decoded_values
 from harness.memory.graph.launch import launch
-from harness.memory.poison.patterns import Poison
 
 GUARD_WORDS = 16
 GUARD = 0x5AFE5AFE

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 
 import torch
+from torch_poison.errors import PoisonError
 
 from harness.core.cases import AskFirstNan, AskVerdict, Batch, Case, Job
 from harness.core.catalog import FAULTS, KERNELS, ORACLES, SYSTEMS
@@ -104,7 +105,7 @@ def outcome_of(job: Job) -> Outcome:
         return Outcome(Verdict.ERROR, str(error), Code.BROKEN_PLUGIN)
     except MissingPackage as error:
         return Outcome(Verdict.SKIP, str(error), Code.NOT_INSTALLED)
-    except HarnessError as error:
+    except (HarnessError, PoisonError) as error:
         return Outcome(Verdict.ERROR, str(error), Code.HARNESS, at=_raised_at(error))
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and (reason := why_module_missing(error)):

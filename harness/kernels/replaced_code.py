@@ -108,7 +108,7 @@ _JUDGES = (
     "harness.judge.",
     "harness.kernels.call",
     "harness.kernels.ops.",
-    "harness.memory.poison.",
+    "torch_poison.",
 )
 """How the names of modules begin that poison, run and judge.
 

@@ -35,7 +35,6 @@ FLOORS = {
     "judge": 5,
     "engines": 6,
     "cli": 7,
-    "pytest": 7,
 }
 """The rooms of the project. A file imports files of its own room and of lower floors only."""
 
@@ -48,13 +47,24 @@ NO_TORCH = (
     "diagnose",
     "report",
     "cli",
-    "pytest",
     "engine/schedule",
 )
 """Folders of the parent process. They import torch inside functions only."""
 
-TORCH = ("pytest/poison/process",)
-"""Folders within the folders above that run in a process with torch."""
+POISON = ROOT / "poison" / "torch_poison"
+"""The distribution below all rooms. Every room may import it, and it imports none of them."""
+
+POISON_WITHOUT_TORCH = {
+    "torch_poison",
+    "torch_poison.errors",
+    "torch_poison.frames",
+    "torch_poison.pytest_plugin",
+    "torch_poison.sites",
+    "torch_poison.suite",
+    "torch_poison.suite.hooks",
+    "torch_poison.suite.settings",
+}
+"""Its modules for a process without torch."""
 
 
 def room(module: str) -> str:
@@ -70,9 +80,7 @@ def folder(path: Path) -> str:
 def is_free_of_torch(path: Path) -> bool:
     """Whether the rule of the nearest folder says so."""
     name = folder(path) + "/"
-    return name.startswith(tuple(f"{one}/" for one in NO_TORCH)) and not name.startswith(
-        tuple(f"{one}/" for one in TORCH)
-    )
+    return name.startswith(tuple(f"{one}/" for one in NO_TORCH))
 
 
 ROWS = re.compile(r"harness/(core/(systems|kernels|oracles|faults)|run/worker)\.py")
@@ -206,11 +214,22 @@ def top_level_torch(path: Path) -> list[str]:
     for name, node, inside in imports(path):
         if inside:
             continue
-        if name.partition(".")[0] == "torch":
+        package = name.partition(".")[0]
+        if package == "torch":
             found.append(f"{place}:{node.lineno}: {name}")
+        elif package == "torch_poison":
+            if not _is_of_poison_without_torch(name, node):
+                found.append(f"{place}:{node.lineno}: {name} loads torch")
         elif name in MODULES and name != "harness" and not is_free_of_torch(MODULES[name]):
             found.append(f"{place}:{node.lineno}: {name} is in a folder with torch")
     return found
+
+
+def _is_of_poison_without_torch(name: str, node: ast.stmt) -> bool:
+    """Whether a statement that imports of torch_poison names modules without torch alone."""
+    if name == "torch_poison" and isinstance(node, ast.ImportFrom):
+        return {f"{name}.{alias.name}" for alias in node.names} <= POISON_WITHOUT_TORCH
+    return name in POISON_WITHOUT_TORCH
 
 
 def test_the_parent_process_imports_torch_inside_functions_only():
@@ -225,7 +244,7 @@ def test_the_parent_process_imports_torch_inside_functions_only():
         "harness.core.catalog",
         "harness.diagnose.blame",
         "harness.run.runner",
-        "harness.pytest.plugin",
+        *sorted(POISON_WITHOUT_TORCH),
     ],
 )
 def test_importing_the_parents_modules_loads_neither_torch_nor_pandas(module):
@@ -234,6 +253,15 @@ def test_importing_the_parents_modules_loads_neither_torch_nor_pandas(module):
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == []
+
+
+def test_the_poison_imports_nothing_of_the_harness():
+    assert not [
+        f"{path.name}:{node.lineno}: {name}"
+        for path in POISON.rglob("*.py")
+        for name, node, _ in imports(path)
+        if name.startswith(("harness", "mla_harness"))
+    ]
 
 
 MOST_LINES = 500
@@ -250,7 +278,7 @@ def test_no_file_is_longer_than_500_lines():
     assert long <= LONGER
 
 
-WRAPS_COMPARATORS = HARNESS / "pytest" / "poison" / "process" / "assertions.py"
+WRAPS_COMPARATORS = POISON / "suite" / "assertions.py"
 """Names other people's comparing functions, to see what they are given; it compares nothing."""
 
 
@@ -258,7 +286,7 @@ def test_there_is_one_comparator():
     word = re.compile(r"\b(allclose|isclose|assert_close|assert_allclose|assert_almost_equal)\b")
     wrong = [
         str(path.relative_to(ROOT))
-        for path in FILES
+        for path in (*FILES, *POISON.rglob("*.py"))
         if path not in (HARNESS / "judge" / "oracles" / "compare.py", WRAPS_COMPARATORS)
         and word.search(path.read_text(encoding="utf-8"))
     ]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
 from harness.core.catalog import SITES
@@ -22,7 +23,6 @@ from harness.judge.oracles.agreement import reference as judge
 from harness.judge.run_records import Evidence
 from harness.judge.targets.engine import EngineTarget
 from harness.kernels.torch.quantize import quantize_blocks
-from harness.memory.poison.patterns import Poison
 
 NAN = Poison("nan", frozenset(SITES.names()))
 

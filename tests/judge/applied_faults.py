@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch_poison.patterns import Poison
+
 from harness.core.catalog import FAULTS, ORACLES
 from harness.core.records import Case, Finding
 from harness.core.seams import inject
 from harness.judge.run_records import Evidence
 from harness.judge.targets.engine import EngineTarget
-from harness.memory.poison.patterns import Poison
 
 
 def findings(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from torch_poison.patterns import Poison
 
 from harness.core.catalog import FAULTS, ORACLES
 from harness.core.engine_params import EngineParams
@@ -15,7 +16,6 @@ from harness.core.records import Case, Finding
 from harness.core.seams import inject
 from harness.judge.run_records import Evidence, Run
 from harness.judge.targets.engine import EngineTarget
-from harness.memory.poison.patterns import Poison
 
 SMALL: dict[str, Any] = {
     "layers": ("mla",),

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
+from torch_poison.scan import scan
 
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS, ORACLES, SITES
@@ -22,8 +24,6 @@ from harness.judge.targets.kernel_call import Setting, placed, prepared
 from harness.kernels.ops import inputs
 from harness.kernels.ops.cache_layouts import neighbors
 from harness.kernels.plugins import find_kernel
-from harness.memory.poison.patterns import Poison
-from harness.memory.poison.scan import scan
 
 PAGE = 64 * 24
 KERNEL = {"mla_decode": "tiled", "mla_decode_sparse": "gather", "write_kv": "torch"}

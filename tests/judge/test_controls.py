@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.catalog import FAULTS, ORACLES, SITES
 from harness.core.records import Case
 from harness.core.seams import inject
 from harness.judge.run_records import Evidence
 from harness.judge.targets.engine import EngineTarget
-from harness.memory.poison.patterns import Poison
 
 REQUESTS = ((5, 3), (70, 3), (30, 2))
 ALL = set(SITES.names())

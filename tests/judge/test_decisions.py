@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Job, PoisonPlan
 from harness.core.catalog import ORACLES, SITES
@@ -18,7 +19,6 @@ from harness.judge.run_case import run_case
 from harness.judge.run_records import Evidence, Run
 from harness.judge.targets.engine import EngineTarget
 from harness.kernels.torch import decode, index
-from harness.memory.poison.patterns import Poison
 
 # The decode of a sound kernel of three pieces made 7 of 640 logits differ by 1.66 times the bound:
 # rounding decided a tie of the sparse selection, in these requests, with these weights and prompts.

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.catalog import ORACLES
 from harness.core.records import Case, Finding
@@ -15,7 +16,6 @@ from harness.engine import engine, speculation
 from harness.engine.speculation import Drafter
 from harness.judge.run_records import Evidence
 from harness.judge.targets.engine import EngineTarget
-from harness.memory.poison.patterns import Poison
 
 GRAPH: dict[str, Any] = {
     "layers": ("mla",),

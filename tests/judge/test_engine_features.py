@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
+from torch_poison.patterns import Poison
 
 from harness.core.catalog import FAULTS, ORACLES, SITES
 from harness.core.cause_codes import Code, cause_of
@@ -17,7 +18,6 @@ from harness.core.seams import inject
 from harness.engine.schedule.block_pool import BlockPool
 from harness.judge.run_records import Evidence, Run
 from harness.judge.targets.engine import EngineTarget
-from harness.memory.poison.patterns import Poison
 
 EVERY_SITE = frozenset(SITES.names())
 SMALL: dict[str, Any] = {

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS, ORACLES, SITES
@@ -24,7 +25,6 @@ from harness.judge.targets.kernel_call import BadOutput, placed
 from harness.kernels import plugins
 from harness.kernels.call import keeping_output_sites
 from harness.kernels.ops import reference
-from harness.memory.poison.patterns import Poison
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kernels"
 ALL_SITES = frozenset(SITES.names())

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS, ORACLES, SITES
@@ -19,7 +20,6 @@ from harness.judge.targets.kernel import KernelTarget
 from harness.kernels.ops import reference
 from harness.kernels.ops.expert_inputs import align_experts as inputs
 from harness.kernels.torch import route
-from harness.memory.poison.patterns import Poison
 
 
 @pytest.mark.parametrize("seed", range(20))

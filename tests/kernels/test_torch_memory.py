@@ -8,6 +8,8 @@ import math
 
 import pytest
 import torch
+from torch_poison.allocations import AllocationPoison
+from torch_poison.patterns import OUT_OF_RANGE, Poison, bits_view, sentinel_bits
 
 from harness.core.errors import IllegalAddress
 from harness.core.op_params import MlaDecodeParams
@@ -18,8 +20,6 @@ from harness.kernels.torch import quantize as torch_quantize
 from harness.kernels.torch import route as torch_route
 from harness.kernels.torch import write as torch_write
 from harness.kernels.torch.plan import MAX_SPLITS, mla_decode_plan
-from harness.memory.poison.allocations import AllocationPoison
-from harness.memory.poison.patterns import OUT_OF_RANGE, Poison, bits_view, sentinel_bits
 
 POISON = Poison("nan", frozenset({"workspace"}))
 

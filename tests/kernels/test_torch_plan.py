@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch_poison.allocations import AllocationPoison
+from torch_poison.patterns import Poison
 
 from harness.core.catalog import FAULTS
 from harness.core.errors import IllegalAddress
@@ -15,8 +17,6 @@ from harness.kernels.ops import inputs
 from harness.kernels.torch import decode as torch_decode
 from harness.kernels.torch.decode import count_arrivals, mla_decode, mla_decode_counted
 from harness.kernels.torch.plan import MAX_SPLITS, SplitPlan, mla_decode_plan, pages_per_chunk
-from harness.memory.poison.allocations import AllocationPoison
-from harness.memory.poison.patterns import Poison
 
 ITEMSIZE = {"fp32": 4, "bf16": 2, "fp8_e4m3": 1}
 

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch_poison.patterns import OUT_OF_RANGE, Poison, bits_view, sentinel_bits
 
 from harness.core.cause_codes import Code
 from harness.judge.oracles.values import sentinel as judge
 from harness.judge.run_records import Guard, Run
-from harness.memory.poison.patterns import OUT_OF_RANGE, Poison, bits_view, sentinel_bits
 
 
 def poisoned(tensor: torch.Tensor, site: str) -> torch.Tensor:

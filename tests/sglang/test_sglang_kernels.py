@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
 from harness.core.catalog import ORACLES, SITES
@@ -23,7 +24,6 @@ from harness.judge.run_records import Evidence
 from harness.judge.targets.kernel import KernelTarget
 from harness.kernels.ops import reference
 from harness.kernels.plugins import check_signature
-from harness.memory.poison.patterns import Poison
 
 
 def module(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Any) -> None:

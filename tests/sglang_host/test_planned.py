@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case, Job
 from harness.core.cause_codes import Code, cause_of
@@ -13,7 +14,6 @@ from harness.engines.sglang.params import SglangHostParams
 from harness.engines.sglang.target import SglangHostTarget
 from harness.judge.run_case import run_case
 from harness.judge.run_records import Count, Observed, Run
-from harness.memory.poison.patterns import Poison
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
 

@@ -28,6 +28,7 @@ from mutant_records import MutantResult
 from pydantic import ValidationError
 from schedules import trace
 from torch.utils._python_dispatch import _disable_current_modes
+from torch_poison.patterns import Poison, bits_view
 
 from harness.core.cases import Case, Job
 from harness.core.errors import InputError
@@ -38,7 +39,6 @@ from harness.judge.probes.notes import Notes
 from harness.judge.run_case import why_not
 from harness.judge.target import target_of
 from harness.judge.targets.engine import EngineTarget
-from harness.memory.poison.patterns import Poison, bits_view
 from harness.scenario.draws import VERSION
 from harness.scenario.expand import drawn_case
 from harness.scenario.load import load_scenarios

@@ -18,6 +18,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case, Job
 from harness.judge.oracles.compare import compare
@@ -25,7 +26,6 @@ from harness.judge.oracles.thresholds import bound
 from harness.judge.run_case import why_not
 from harness.judge.target import target_of
 from harness.kernels.call import without_interception
-from harness.memory.poison.patterns import Poison
 from harness.report.markdown import table
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios

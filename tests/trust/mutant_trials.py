@@ -32,13 +32,13 @@ import equivalence
 import torch
 from mutant_operators import KEEP_LAST, NOTE, Mutant, mutants_of, mutated
 from mutant_records import MutantResult, Status, SurveyedCase, Trials
+from torch_poison.patterns import bits_view
 
 from harness.core.cases import Job
 from harness.core.errors import HarnessError
 from harness.core.records import FAILED, CaseResult, Verdict
 from harness.judge.run_case import outcome_of
 from harness.kernels.plugins import load_plugins
-from harness.memory.poison.patterns import bits_view
 from harness.run.launch import die_with_parent
 from harness.run.protocol import Parent, Reply, run_child
 

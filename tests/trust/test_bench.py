@@ -8,10 +8,10 @@ from pathlib import Path
 
 import harness_cost as bench
 import pytest
+from torch_poison.allocations import AllocationPoison
 
 from harness.core.cases import Case
 from harness.core.records import Verdict
-from harness.memory.poison.allocations import AllocationPoison
 from harness.scenario.load import load_scenarios
 from harness.scenario.selection import select
 

@@ -19,6 +19,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case, Job
 from harness.core.index_params import IndexLogitsParams
@@ -30,7 +31,6 @@ from harness.judge.target import target_of
 from harness.kernels.call import without_interception
 from harness.kernels.ops import indexing
 from harness.kernels.torch.index import load_keys
-from harness.memory.poison.patterns import Poison
 from harness.report.markdown import table
 from harness.scenario.expand import KernelOverride, control_cases, drawn_cases, expand
 from harness.scenario.load import load_scenarios

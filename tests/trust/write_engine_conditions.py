@@ -18,6 +18,7 @@ import torch
 import yaml
 from covering_calls import covering_calls
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
 from harness.core.conditions.engine import LAYERS, SPACE
@@ -37,7 +38,6 @@ from harness.judge.probes.conditions import StepConditions
 from harness.judge.probes.group import ProbeGroup
 from harness.judge.targets.engine import EngineTarget, length
 from harness.judge.targets.serving import serve
-from harness.memory.poison.patterns import Poison
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
 

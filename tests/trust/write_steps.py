@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import sys
 
+from torch_poison.patterns import Poison
+
 from harness.core.cases import Job
 from harness.core.sites import SITES
 from harness.judge.probes.notes import Notes
 from harness.judge.target import target_of
 from harness.judge.targets.engine import EngineTarget
-from harness.memory.poison.patterns import Poison
 from harness.scenario.load import load_scenarios
 from harness.scenario.selection import select
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS, ORACLES, SITES
@@ -23,7 +24,6 @@ from harness.judge.targets.kernel import KernelTarget
 from harness.kernels.ops import reference
 from harness.kernels.ops.record_formats import decode, encode, stored
 from harness.kernels.torch import records
-from harness.memory.poison.patterns import Poison
 
 ROCM = "vllm.v1.attention.ops.rocm_aiter_mla_sparse"
 

@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.kernels.ops.block_formats import num_scale_rows
-from harness.memory.poison.patterns import Poison
 
 
 def top_by_greater_than(scores: Tensor, num_experts_per_tok: int) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from torch_poison.patterns import Poison
+
 from harness.core.cases import Case
 from harness.core.cause_codes import Code, Reason
 from harness.core.errors import KernelError, Refused
@@ -29,7 +31,6 @@ from harness.engines.vllm.serve.worker_state import check
 from harness.engines.vllm.tables import ENGINE
 from harness.judge.run_records import Moved, Run
 from harness.memory.moves.streams import Launch, Race
-from harness.memory.poison.patterns import Poison
 
 QUESTIONS, SCRIPTS = "harness.engines.vllm.serve.child", "harness.engines.vllm.serve.scripts"
 """The modules of serving processes."""

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch_poison.patterns import hex_bits
 
 from harness.core.cause_codes import Code
 from harness.core.finding_words import place
@@ -30,7 +31,6 @@ from harness.judge.oracles.compare import (
     largest_difference,
 )
 from harness.judge.run_records import Evidence, Judgement, Observed, ReplayedStep, Run
-from harness.memory.poison.patterns import hex_bits
 
 
 def non_interference(evidence: Evidence) -> Judgement:

@@ -13,10 +13,10 @@ from typing import Literal
 
 import numpy
 import torch
+from torch_poison.patterns import bits_view, hex_bits
 
 from harness.core.finding_words import place
 from harness.judge.oracles.thresholds import Bound
-from harness.memory.poison.patterns import bits_view, hex_bits
 
 SLACK_OF_ELEMENT, SLACK_OF_ROW = 4.1, 1.25
 """A slack is made of the largest roundings, 1.7 standard deviations of each.

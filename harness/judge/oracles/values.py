@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch_poison.patterns import UNTAGGED, bits_view, hex_bits, hex_of
+from torch_poison.scan import hits, origins, scan
 
 from harness.core.cause_codes import Code
 from harness.core.finding_words import few, place
 from harness.core.records import Finding
 from harness.judge.oracles.compare import compare_bits
 from harness.judge.run_records import Evidence, Guard, Judgement, Observed, Run
-from harness.memory.poison.patterns import UNTAGGED, bits_view, hex_bits, hex_of
-from harness.memory.poison.scan import hits, origins, scan
 
 
 def finite(evidence: Evidence) -> Judgement:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch_poison.storages import tensors_of
 
 from harness.core.ops import OPS
 from harness.engine.batch import Batch
@@ -27,7 +28,6 @@ from harness.engine.schedule.sequence import ScheduledSequence
 from harness.judge.run_records import Run
 from harness.kernels.call import BoundKernel, kernel_of, name_of
 from harness.kernels.ops.reference import with_context
-from harness.memory.graph.interface import tensors_of
 
 CONSUMED = {"apply_experts": ("x", "ids", "weights")}
 """Launches outside of the op table. Their first arguments are rows of tokens and are noted too."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.core.engine_params import EngineParams
 from harness.engine.batch import (
@@ -30,7 +31,6 @@ from harness.engine.speculation import Drafter, greedy_tokens
 from harness.judge.probes.addresses import GraphAddresses
 from harness.judge.run_records import Binding, Pair, ReplayedStep
 from harness.memory.graph.interface import Graph
-from harness.memory.poison.patterns import Poison
 
 MOST_PADDED = 3
 """How many steps of an engine are repeated with other padding. Later steps show nothing new."""

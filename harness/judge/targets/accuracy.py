@@ -6,13 +6,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from torch_poison.patterns import Poison
+
 from harness.core import extras
 from harness.core.cases import Case
 from harness.core.engine_params import AccuracyParams, ServingParams
 from harness.core.files import FIXTURES
 from harness.judge.run_records import Run
 from harness.judge.target import Target
-from harness.memory.poison.patterns import Poison
 
 ORDER_SEED = 0
 """Seed of the order of questions in each epoch: the same for all cases, so that curves are

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 
+from torch_poison.patterns import Poison
+
 from harness.core.catalog import planner_of
 from harness.core.cause_codes import Code, Reason
 from harness.core.corruptions import Corruption
@@ -15,7 +17,6 @@ from harness.core.params import KernelParams
 from harness.judge.run_records import CorruptedCall, Run
 from harness.judge.targets.kernel_call import KernelCall, check_outputs, invoke
 from harness.kernels.call import without_interception
-from harness.memory.poison.patterns import Poison
 
 MakeCall = Callable[[Corruption | None], KernelCall]
 """Makes the call of a case, with one of its arguments corrupted."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
 from harness.core.catalog import planner_of
@@ -69,7 +70,6 @@ from harness.kernels.ops.block_formats import (
 )
 from harness.kernels.ops.cache_layouts import KV_DTYPES
 from harness.kernels.plugins import find_kernel
-from harness.memory.poison.patterns import Poison
 
 MOST_RESERVED = 1 << 30
 """Bytes of GPU memory that a worker may keep from case to case."""

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 
+from torch_poison.patterns import Poison
+
 from harness.core.cases import Case
 from harness.core.move_params import MoveParams
 from harness.core.registry import nearest
@@ -17,7 +19,6 @@ from harness.judge.run_records import Moved, Run
 from harness.judge.target import Target
 from harness.memory.moves.checks import Landed
 from harness.memory.moves.streams import Streams, orders_to_try
-from harness.memory.poison.patterns import Poison
 
 MOST_SEARCHED = 12
 """Orders that are tried to show what an unordered access does."""

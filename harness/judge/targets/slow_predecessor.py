@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch_poison.storages import whole_storage
 
 from harness.core.errors import CaptureError, Refused
 from harness.core.kernels import KernelSpec
@@ -19,7 +20,6 @@ from harness.core.ops import OPS
 from harness.judge.run_records import Guard, Observed
 from harness.judge.targets.kernel_call import KernelCall, by_rows
 from harness.kernels.call import BoundKernel
-from harness.memory.graph.interface import whole_storage
 
 UNREAD = 0x5A
 """Each byte of an output before the launch."""

@@ -15,6 +15,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch_poison.allocations import only_writes
 
 from harness.core.ops import PAGE_SIZE, latent_rank
 from harness.core.seams import seam
@@ -28,7 +29,6 @@ from harness.kernels.torch.plan import (
 )
 from harness.kernels.torch.records import ds_mla_rows
 from harness.memory.bounds import check_indices
-from harness.memory.poison.allocations import only_writes
 
 _MINUS_INF = float("-inf")
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch_poison.allocations import only_writes
 
 from harness.core.ops import PAGE_SIZE
 from harness.core.seams import seam
-from harness.memory.poison.allocations import only_writes
 
 MAX_SPLITS = 4
 """The most pieces of a request; fixed, so that a plan's shape depends on the batch size only."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch_poison.allocations import only_writes
 
 from harness.core.seams import seam
 from harness.kernels.checks import check_range, check_shapes
 from harness.memory.bounds import check_indices
-from harness.memory.poison.allocations import only_writes
 
 _E4M3_MAX = 448.0
 

@@ -19,6 +19,7 @@ from unittest import mock
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.engines.host_parts import (
     NUM_SM_PARTS,
@@ -33,7 +34,6 @@ from harness.engines.sglang.host.graph_buffers import CAPTURED, GraphBuffers
 from harness.engines.sglang.host.scheduling import MAX_LENGTH, Server, fill, free_slots
 from harness.engines.sglang.params import SglangHostParams
 from harness.judge.run_records import Binding, Observed, Run
-from harness.memory.poison.patterns import Poison
 
 NUM_HEADS = 16
 RANK, ROPE = 256, 32

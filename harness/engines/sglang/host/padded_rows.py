@@ -10,13 +10,13 @@ from __future__ import annotations
 import random
 
 import torch
+from torch_poison.patterns import Poison
 
 from harness.engines.sglang.host.free_pages import Owner, give_back, grow, look, start
 from harness.engines.sglang.host.graph_buffers import CAPTURED, GraphBuffers
 from harness.engines.sglang.host.scheduling import allocator_of, publish
 from harness.engines.sglang.params import SglangHostParams
 from harness.judge.run_records import Count, Run
-from harness.memory.poison.patterns import Poison
 
 NUM_SLOTS = 64
 FILL_LENGTH = 1

@@ -11,6 +11,7 @@ kernels are the harness's. They write every row, as FlashAttention-3 does, so wr
 from __future__ import annotations
 
 from torch import Tensor
+from torch_poison.patterns import Poison
 from vllm.v1.attention.backends.mla import flashmla
 from vllm.v1.attention.backends.utils import reorder_batch_to_split_decodes_and_prefills
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
@@ -20,7 +21,6 @@ from harness.engines.vllm.host.runner_order import Request, first_runner, second
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Run
 from harness.kernels.torch.context import context_attention
-from harness.memory.poison.patterns import Poison
 
 
 def run(poison: Poison, params: VllmHostParams) -> Run:

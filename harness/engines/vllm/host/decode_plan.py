@@ -13,6 +13,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 from vllm.config import CUDAGraphMode
 from vllm.v1.attention.backends.mla import flashmla
 
@@ -26,7 +27,6 @@ from harness.engines.host_parts import (
 )
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Binding, ReplayedStep, Run
-from harness.memory.poison.patterns import Poison
 
 MAX_REQUESTS = 64
 LENGTHS = ((16, 24), (17, 25), (18, 90), (19, 91))

@@ -22,6 +22,7 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.structured_output import StructuredOutputManager, utils
 from vllm.v1.worker.gpu import structured_outputs
@@ -30,7 +31,6 @@ from vllm.v1.worker.gpu.structured_outputs import StructuredOutputsWorker
 from harness.engines.host_parts import Without, accepted, made_without_init
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Observed, Run
-from harness.memory.poison.patterns import Poison
 
 MOST_DRAFTS, NUM_REQUESTS, VOCAB = 2, 3, 32
 STRIDE = MOST_DRAFTS + 1

@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 from vllm.config import CUDAGraphMode
 from vllm.v1.worker.gpu import cudagraph_utils
 
@@ -27,7 +28,6 @@ from harness.judge.run_records import ReplayedStep, Run
 from harness.kernels.torch.decode import mla_decode
 from harness.kernels.torch.plan import SplitPlan, mla_decode_plan
 from harness.memory.graph.launch import ACTIVE, holding, launch
-from harness.memory.poison.patterns import Poison
 
 WIDTH = 576
 RANK = 512

@@ -16,13 +16,13 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 from vllm.v1.worker.gpu import buffer_utils
 from vllm.v1.worker.gpu.block_table import BlockTables
 
 from harness.engines.host_parts import Without, accepted, first_module, made_without_init
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Guard, Run
-from harness.memory.poison.patterns import Poison
 
 PAGE_SIZE, NUM_BLOCKS, WIDTH = 16, 8, 32
 PAGES, STATES = ((1, 2), (3, 4)), (5, 6)

@@ -12,6 +12,7 @@ import importlib
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.core.op_params import ReadRecordsParams, WriteRecordsParams
 from harness.engines.host_parts import accepted, first_module, of_all_rows
@@ -22,7 +23,6 @@ from harness.judge.targets import op_calls
 from harness.judge.targets.kernel_call import KernelCall, Setting, prepared
 from harness.kernels.ops import record_inputs
 from harness.kernels.plugins import find_kernel
-from harness.memory.poison.patterns import Poison
 
 FORMAT = "indexer_shuffled"
 NAME = "vllm-indexer-shuffled"

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 from vllm.model_executor.layers.quantization.input_quant_fp8 import GroupShape, QuantFP8
 from vllm.v1.attention.backends.mla.triton_mla import TritonMLAImpl
 
 from harness.engines.host_parts import made_without_init
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Observed, Run
-from harness.memory.poison.patterns import Poison
 
 LENGTHS = (40, 5, 0, 0)
 """Two live requests and two padded rows."""

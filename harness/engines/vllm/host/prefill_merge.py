@@ -13,6 +13,7 @@ unwritten rows in three ways:
 from __future__ import annotations
 
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.engines.vllm.host.prefill_step import (
     CHUNKS,
@@ -26,7 +27,6 @@ from harness.engines.vllm.host.prefill_step import (
 from harness.engines.vllm.params import VllmHostParams
 from harness.judge.run_records import Run
 from harness.kernels.torch.context import context_attention
-from harness.memory.poison.patterns import Poison
 
 REQUESTS = (DECODE, CHUNKS["longer"], FRESH)
 """Requests with context come first, as vLLM requires up to 0.27.1."""

@@ -15,6 +15,8 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch_poison.allocations import AllocationPoison
+from torch_poison.patterns import Poison
 from vllm.model_executor.layers.attention import mla_attention
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.mla import flashmla
@@ -24,8 +26,6 @@ from harness.engine.attention import causal_attention
 from harness.engines.host_parts import Without, lazy_plans, made_without_init, of_all_rows
 from harness.engines.vllm.host.runner_order import Request
 from harness.judge.run_records import Observed, Run
-from harness.memory.poison.allocations import AllocationPoison
-from harness.memory.poison.patterns import Poison
 
 PAGE_SIZE = 16
 NUM_HEADS = 2
