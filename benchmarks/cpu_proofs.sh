@@ -26,7 +26,7 @@ timed() { # NAME LINES COMMAND…: the exit code, the seconds and the last lines
 # What the default run catches of errors under pairs and triples of conditions, with seeds that no array has seen.
 conditions() {
   for seed in $SEEDS; do
-    timed "conditions-$seed" 90 command_line selftest --conditions "$N" --seed "$seed" -n "$WORKERS" --out "$RUNS/now-$seed"
+    timed "conditions-$seed" 90 command_line mutants --conditions "$N" --seed "$seed" -n "$WORKERS" --out "$RUNS/now-$seed"
     cp "$RUNS/now-$seed"/*/mutants.jsonl "$OUT/conditions-$seed.jsonl" 2>/dev/null
   done
 }
@@ -41,7 +41,7 @@ conditions_before() {
   done
   for number in $(seq 0 199); do before+=("fuzz[seed=0,draw=$number,v=2]"); done
   for seed in $SEEDS; do
-    timed "conditions-before-$seed" 60 command_line selftest "${before[@]}" --conditions "$N" --seed "$seed" \
+    timed "conditions-before-$seed" 60 command_line mutants "${before[@]}" --conditions "$N" --seed "$seed" \
       -n "$WORKERS" --out "$RUNS/before-$seed"
     cp "$RUNS/before-$seed"/*/mutants.jsonl "$OUT/conditions-before-$seed.jsonl" 2>/dev/null
   done
@@ -51,13 +51,13 @@ conditions_before() {
 # its time limit cuts is a sample: `mutants` once more goes on with it.
 mutants() {
   local runs="$RUNS/mutants-$MUTANT_SEED" run how
-  how=(--mutants "$MUTANTS" --seed "$MUTANT_SEED" --out "$runs")
+  how=(--changes "$MUTANTS" --seed "$MUTANT_SEED" --out "$runs")
   run=$(ls -d "$runs"/*/ 2>/dev/null | tail -1)
   [ -n "$run" ] && how=(--resume "$run")
-  SECONDS_EACH=$MUTANT_SECONDS timed "mutants-$MUTANT_SEED" 4 command_line selftest "${how[@]}" -n "$WORKERS"
+  SECONDS_EACH=$MUTANT_SECONDS timed "mutants-$MUTANT_SEED" 4 command_line mutants "${how[@]}" -n "$WORKERS"
   run=$(ls -d "$runs"/*/ | tail -1)
   cp "$run/mutants.jsonl" "$OUT/mutants-$MUTANT_SEED.jsonl"
-  "$PYTHON" tests/trust/mutants_page.py "$run" > "$OUT/mutants.md" 2> "$OUT/mutants-reasons.log"
+  "$PYTHON" -m trust.mutants.page "$run" > "$OUT/mutants.md" 2> "$OUT/mutants-reasons.log"
   # The sums of its tables, and what no judgement killed.
   grep -E '^(\| all |[0-9]+ of [0-9]+ mutants)' "$OUT/mutants.md" | cut -c1-200
   sed -n '/^## Not killed/,/^## Equivalent/p' "$OUT/mutants.md" | cut -c1-240
@@ -75,7 +75,7 @@ controls() {
 
 # docs/tolerances.md as measured today.
 tolerances() {
-  timed tolerances 0 timeout -k 10 "$MUTANT_SECONDS" "$PYTHON" tests/trust/tolerances.py --draws "${DRAWS:-2000}" \
+  timed tolerances 0 timeout -k 10 "$MUTANT_SECONDS" "$PYTHON" -m trust.tolerances --draws "${DRAWS:-2000}" \
     --seeds "${TOLERANCE_SEEDS:-8}" --workers "$WORKERS"
   cp "$OUT/tolerances.log" "$OUT/tolerances.md"
   grep -E '^\| (`|experts|tokens)' "$OUT/tolerances.md" | cut -c1-130

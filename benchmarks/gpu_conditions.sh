@@ -27,7 +27,7 @@ for step in $STEPS; do
       kernels=(mla_decode/triton context_attention/torch merge_attn_states/triton write_kv/triton quantize_fp8/triton)
       [ "$DEVICE" = cuda ] && kernels+=(mla_decode/vllm-{flashmla,flashmla-fp8,fa3,triton} mla_decode/flashinfer-fa3 \
         context_attention/vllm-fa3 merge_attn_states/vllm-cuda index_logits/{torch,vllm-deepgemm})
-      timeout -k 10 $((MARGIN_SECONDS + 30)) "$PYTHON" tests/trust/matrix_margins.py --device "$DEVICE" --seeds "$SEEDS" \
+      timeout -k 10 $((MARGIN_SECONDS + 30)) "$PYTHON" -m trust.arrays.matrix_margins --device "$DEVICE" --seeds "$SEEDS" \
         --jobs "$WORKERS" --seconds "$MARGIN_SECONDS" $(printf -- '--kernel %s ' "${kernels[@]}") \
         > "$OUT/margins.md" 2> "$OUT/margins.log";;
   esac

@@ -134,9 +134,13 @@ def test_what_an_install_brings_is_imported(extra: str) -> None:
 
 
 def test_the_poison_alone_declares_what_it_imports() -> None:
-    alone = tomllib.loads((ROOT / "poison" / "pyproject.toml").read_text(encoding="utf-8"))
-    extras = alone["project"]["optional-dependencies"]
-    known = declared(alone["project"]["dependencies"])
+    alone = tomllib.loads((ROOT / "poison" / "pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]
+    assert alone["version"] == PROJECT["version"]
+    assert alone["entry-points"]["pytest11"] == PROJECT["entry-points"]["pytest11"]
+    extras = alone["optional-dependencies"]
+    known = declared(alone["dependencies"])
     known |= declared(item for items in extras.values() for item in items)
     used = imported(tuple(sorted((ROOT / "poison" / "torch_poison").rglob("*.py"))))
     # pytest brings its plug-in manager.

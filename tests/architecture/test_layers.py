@@ -255,6 +255,56 @@ def test_importing_the_parents_modules_loads_neither_torch_nor_pandas(module):
     assert done.stdout.split() == []
 
 
+OF_THE_CHECKOUT = re.compile(
+    r"(import )?tests[./]\w|import tests$|(import )?(trust|benchmarks|canaries)([./][\w*]|$)"
+)
+"""Places of programs that measure and judge the harness. "tests" alone is a word of JUnit."""
+
+
+def named_of_the_checkout(path: Path) -> list[str]:
+    """Imports and strings of a file that name a test, or a program of the checkout."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = [(f"import {name}", node.lineno) for name, node, _ in _imports(path, tree)]
+    prose = {
+        node.body[0].value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    names += [
+        (node.value, node.lineno)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in prose
+    ]
+    return [
+        f"{path.name}:{line}: {name}"
+        for name, line in names
+        if OF_THE_CHECKOUT.match(name.removeprefix("`"))
+    ]
+
+
+def test_the_product_names_no_test_and_no_program_of_the_checkout():
+    wrong = [one for path in (*FILES, *POISON.rglob("*.py")) for one in named_of_the_checkout(path)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import tests.waiting",
+        "from trust.sound import kernels",
+        'PLACE = "benchmarks/bench_command:bench"',
+        'FOLDER = ROOT / "tests" / "trust"',
+        'COMMAND = "canaries.canary_command:app"',
+    ],
+)
+def test_a_name_of_the_checkout_is_found(code, tmp_path):
+    planted = tmp_path / "planted.py"
+    planted.write_text(code, encoding="utf-8")
+    assert named_of_the_checkout(planted)
+
+
 def test_the_poison_imports_nothing_of_the_harness():
     assert not [
         f"{path.name}:{node.lineno}: {name}"
