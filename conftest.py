@@ -1,3 +1,3 @@
 """Has `pytest --poison` in this checkout, installed or not."""
 
-pytest_plugins = ["harness.pytest.plugin"]
+pytest_plugins = ["torch_poison.pytest_plugin"]

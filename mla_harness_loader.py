@@ -1,8 +1,8 @@
 """Loads this harness from its own folder, also where the user's project has a package or a folder
 called `harness`.
 
-Entry points are read in processes of any project. So they are modules with a unique name, which
-import no `harness` until they are asked for it.
+vLLM reads its entry points in processes of any project. So ours is a module with a unique name,
+which imports no `harness` until it is asked for it.
 """
 
 from __future__ import annotations
@@ -23,25 +23,22 @@ _ours: dict[str, ModuleType] = {}
 
 
 @contextlib.contextmanager
-def own_names(*, keep: bool = False) -> Iterator[None]:
+def own_names() -> Iterator[None]:
     """Within the block, `harness` is this one.
 
-    Afterwards the project's own `harness`, if there is one, is back.
-
-    With `keep` it is back only if it was imported before.
+    Afterwards the project's own `harness` is back if it was imported before.
     """
     if _is_ours(sys.modules.get(PACKAGE)):
         yield
         return
     theirs = _taken_out()
-    is_theirs = bool(theirs) or (not keep and _project_has_one())
     sys.modules.update(_ours)
     if PACKAGE not in sys.modules:
         _import_package()
     try:
         yield
     finally:
-        if is_theirs:
+        if theirs:
             _ours.update(_taken_out())
             sys.modules.update(theirs)
 
@@ -54,21 +51,6 @@ def _taken_out() -> dict[str, ModuleType]:
     """Remove every module called `harness` or `harness.…`, and return them."""
     names = [name for name in sys.modules if name == PACKAGE or name.startswith(PACKAGE + ".")]
     return {name: sys.modules.pop(name) for name in names}
-
-
-def _project_has_one() -> bool:
-    """Whether `import harness` of the project's own code finds a regular package that is not this
-    one.
-    """
-    try:
-        spec = importlib.util.find_spec(PACKAGE)
-    except (ImportError, ValueError):
-        return False
-    return (
-        spec is not None
-        and spec.origin is not None
-        and Path(spec.origin).resolve().parent != FOLDER
-    )
 
 
 def _import_package() -> None:

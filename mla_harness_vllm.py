@@ -26,5 +26,5 @@ def activate() -> None:
         "MLA_HARNESS_FAULT",
     )
     if any(map(os.environ.get, wanted)) or os.environ.get(ROUTING[0]) == ROUTING[1]:
-        with own_names(keep=True):
+        with own_names():
             importlib.import_module("harness.engines.vllm.serve.plugin").activate()

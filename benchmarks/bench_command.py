@@ -4,6 +4,7 @@ process.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ import typer
 from harness.cli.output import console, print_json
 from harness.cli.shared_options import Json, Scenarios, Seed, Selectors, Tags
 from harness.core.cases import Case
-from harness.core.checkout import BENCHMARKS, on_path
+from harness.core.checkout import on_path
 from harness.core.errors import InputError
 from harness.core.params import Record
 from harness.report.console import table
@@ -50,7 +51,7 @@ def bench(
         cases = [case for case in cases if case.scenario in written and case.kind.shows_launches]
     request = MeasureCases(cases=tuple(cases), repeats=repeats)
     with Waiting(console(json), f"measuring {num(len(cases), 'case')}"):
-        environ = ONE_THREAD | on_path(BENCHMARKS)
+        environ = ONE_THREAD | on_path(Path(__file__).parent)
         answer = ask("harness_cost", request, name="bench: the measuring process", environ=environ)
     if json:
         print_json(answer)

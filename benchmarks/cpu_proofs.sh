@@ -12,7 +12,7 @@ PYTHON=${PYTHON:-python3} RUNS=${RUNS:-/tmp/cpu-proofs}
 N=${N:-400} SEEDS=${SEEDS:-"271828 314159"}
 MUTANTS=${MUTANTS:-1000} MUTANT_SECONDS=${MUTANT_SECONDS:-560} MUTANT_SEED=${MUTANT_SEED:-20261125}
 CONTROLS=${CONTROLS:-5000} CONTROL_SEEDS=${CONTROL_SEEDS:-"20261126 20261127 20261128"}
-export OMP_NUM_THREADS=1 COLUMNS=170 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+export OMP_NUM_THREADS=1 COLUMNS=170 PYTHONPATH="$PWD:$PWD/poison${PYTHONPATH:+:$PYTHONPATH}"
 mkdir -p "$OUT" "$RUNS"
 command_line() { timeout -k 10 "$SECONDS_EACH" "$PYTHON" -m harness.cli.main "$@"; }
 
@@ -26,7 +26,7 @@ timed() { # NAME LINES COMMAND…: the exit code, the seconds and the last lines
 # What the default run catches of errors under pairs and triples of conditions, with seeds that no array has seen.
 conditions() {
   for seed in $SEEDS; do
-    timed "conditions-$seed" 90 command_line selftest --conditions "$N" --seed "$seed" -n "$WORKERS" --out "$RUNS/now-$seed"
+    timed "conditions-$seed" 90 command_line mutants --conditions "$N" --seed "$seed" -n "$WORKERS" --out "$RUNS/now-$seed"
     cp "$RUNS/now-$seed"/*/mutants.jsonl "$OUT/conditions-$seed.jsonl" 2>/dev/null
   done
 }
@@ -35,13 +35,13 @@ conditions() {
 # its time limit cuts is a sample: `mutants` once more goes on with it.
 mutants() {
   local runs="$RUNS/mutants-$MUTANT_SEED" run how
-  how=(--mutants "$MUTANTS" --seed "$MUTANT_SEED" --out "$runs")
+  how=(--changes "$MUTANTS" --seed "$MUTANT_SEED" --out "$runs")
   run=$(ls -d "$runs"/*/ 2>/dev/null | tail -1)
   [ -n "$run" ] && how=(--resume "$run")
-  SECONDS_EACH=$MUTANT_SECONDS timed "mutants-$MUTANT_SEED" 4 command_line selftest "${how[@]}" -n "$WORKERS"
+  SECONDS_EACH=$MUTANT_SECONDS timed "mutants-$MUTANT_SEED" 4 command_line mutants "${how[@]}" -n "$WORKERS"
   run=$(ls -d "$runs"/*/ | tail -1)
   cp "$run/mutants.jsonl" "$OUT/mutants-$MUTANT_SEED.jsonl"
-  "$PYTHON" tests/trust/mutants_page.py "$run" > "$OUT/mutants.md" 2> "$OUT/mutants-reasons.log"
+  "$PYTHON" -m trust.mutants.page "$run" > "$OUT/mutants.md" 2> "$OUT/mutants-reasons.log"
   # The sums of its tables, and what no judgement killed.
   grep -E '^(\| all |[0-9]+ of [0-9]+ mutants)' "$OUT/mutants.md" | cut -c1-200
   sed -n '/^## Not killed/,/^## Equivalent/p' "$OUT/mutants.md" | cut -c1-240
@@ -59,7 +59,7 @@ controls() {
 
 # docs/tolerances.md as measured today.
 tolerances() {
-  timed tolerances 0 timeout -k 10 "$MUTANT_SECONDS" "$PYTHON" tests/trust/tolerances.py --draws "${DRAWS:-2000}" \
+  timed tolerances 0 timeout -k 10 "$MUTANT_SECONDS" "$PYTHON" -m trust.tolerances --draws "${DRAWS:-2000}" \
     --seeds "${TOLERANCE_SEEDS:-8}" --workers "$WORKERS"
   cp "$OUT/tolerances.log" "$OUT/tolerances.md"
   grep -E '^\| (`|experts|tokens)' "$OUT/tolerances.md" | cut -c1-130

@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 OUT=${OUT:-reports/gpu-conditions} DEVICE=${DEVICE:-cuda} WORKERS=${WORKERS:-12} STEPS=${STEPS:-matrix margins}
 SAMPLE=${SAMPLE:-1000000} SEED=${SEED:-0} SEEDS=${SEEDS:-20} MATRIX_SECONDS=${MATRIX_SECONDS:-420} MARGIN_SECONDS=${MARGIN_SECONDS:-90}
 PYTHON=${PYTHON:-python3} RUNS=${RUNS:-$OUT/runs}
-export OMP_NUM_THREADS=1 COLUMNS=170 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+export OMP_NUM_THREADS=1 COLUMNS=170 PYTHONPATH="$PWD:$PWD/poison${PYTHONPATH:+:$PYTHONPATH}"
 mkdir -p "$OUT" "$RUNS"
 harness() { timeout -k 10 "$1" "$PYTHON" -m harness.cli.main "${@:2}"; }
 where=(); [ "$DEVICE" = cuda ] && where=(--device cuda --per-gpu "$WORKERS")
@@ -27,7 +27,7 @@ for step in $STEPS; do
       kernels=(mla_decode/triton context_attention/torch merge_attn_states/triton write_kv/triton quantize_fp8/triton)
       [ "$DEVICE" = cuda ] && kernels+=(mla_decode/vllm-{flashmla,flashmla-fp8,fa3,triton} mla_decode/flashinfer-fa3 \
         context_attention/vllm-fa3 merge_attn_states/vllm-cuda index_logits/{torch,vllm-deepgemm})
-      timeout -k 10 $((MARGIN_SECONDS + 30)) "$PYTHON" tests/trust/matrix_margins.py --device "$DEVICE" --seeds "$SEEDS" \
+      timeout -k 10 $((MARGIN_SECONDS + 30)) "$PYTHON" -m trust.arrays.matrix_margins --device "$DEVICE" --seeds "$SEEDS" \
         --jobs "$WORKERS" --seconds "$MARGIN_SECONDS" $(printf -- '--kernel %s ' "${kernels[@]}") \
         > "$OUT/margins.md" 2> "$OUT/margins.log";;
   esac

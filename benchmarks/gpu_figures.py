@@ -34,14 +34,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch_poison.cuda_blocks import by_snapshot, compiled, list_chunks
+from torch_poison.cuda_kernels import any_not_finite
+from torch_poison.cuda_sweep import CudaSweep
+from torch_poison.patterns import EXPONENT, bits_view
 
 from harness.core.ops import PAGE_SIZE
 from harness.memory.first_nan.recorder import describe
 from harness.memory.first_nan.table import Slot, Table
-from harness.memory.poison.cuda_blocks import by_snapshot, compiled, list_chunks
-from harness.memory.poison.cuda_kernels import any_not_finite
-from harness.memory.poison.cuda_sweep import CudaSweep
-from harness.memory.poison.patterns import EXPONENT, bits_view
 from harness.ops.mla_decode.kernels.triton import mla_decode
 from harness.ops.mla_decode_plan.kernels.triton import mla_decode_plan
 

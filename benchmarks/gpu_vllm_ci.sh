@@ -16,7 +16,7 @@ for file in $FILES kernels/{__init__,utils,allclose_default,quant_utils,conftest
   mkdir -p "$work/tests/$(dirname "$file")"; cp "$TESTS/$file" "$work/tests/$file" 2>/dev/null
 done
 touch "$work"/tests/{,kernels/,kernels/attention/,v1/,v1/attention/}__init__.py 2>/dev/null
-export PYTHONPATH="$work:$root${PYTHONPATH:+:$PYTHONPATH}" PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 COLUMNS=250
+export PYTHONPATH="$work:$root:$root/poison${PYTHONPATH:+:$PYTHONPATH}" PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 COLUMNS=250
 cd "$work"
 count() { grep -Eo ' (PASSED|FAILED|SKIPPED|ERROR) ' "$1" | sort | uniq -c | awk '{print tolower($2), $1}' | paste -sd, ; }
 
@@ -25,7 +25,7 @@ for file in $FILES; do
   name=$(basename "$file" .py)
   for mode in plain poison; do
     log=$OUT/$name-$mode.log options=() started=$SECONDS
-    [ $mode = poison ] && options=(-p mla_harness_pytest --poison nan)
+    [ $mode = poison ] && options=(-p torch_poison.pytest_plugin --poison nan)
     VLLM_RAISE_ON_LOGIT_NANS=$([ $mode = poison ] && echo 1 || echo 0) timeout -k 5 "$SECONDS_EACH" \
       "$PYTHON" -m pytest -v -p no:cacheprovider --rootdir "$work" "${options[@]}" "tests/$file" > "$log" 2>&1
     code=$?

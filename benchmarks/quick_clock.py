@@ -6,7 +6,7 @@ To the command, and to all processes that it starts, the machine is RATE times a
 limit comes RATE times as early. It finds in minutes what a load such as `stress.py` shows in hours:
 a test, or the harness itself, that depends on how quick a machine is. Must be green:
 
-    python benchmarks/quick_clock.py 15 -- pytest tests -n 2 -m "not nightly"
+    python benchmarks/quick_clock.py 15 -- pytest -n 2 -m "not nightly"
 
 Linux with glibc and a C compiler.
 """

@@ -1,7 +1,7 @@
 """Run a command beside a load: `python benchmarks/stress.py [N] -- COMMAND...`.
 
 N processes (20 unless given) use all the processor time that they get, until the command ends. The
-exit code is the command's own. `python benchmarks/stress.py -- pytest tests -n 3 -m "not nightly"`
+exit code is the command's own. `python benchmarks/stress.py -- pytest -n 3 -m "not nightly"`
 shows that no test depends on how quick the machine is.
 
 A spinning process ends with the one that started it, by SIGKILL too: it looks who its parent is as

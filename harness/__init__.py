@@ -5,7 +5,11 @@ Importing it is instant: what it offers to plug-ins is loaded when it is first a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from torch_poison import frames, sites
 
 if TYPE_CHECKING:
     from harness.core.errors import Refused
@@ -38,6 +42,19 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _version()
     raise AttributeError(f"module 'harness' has no attribute {name!r}")
+
+
+def _tags_of_sites() -> Mapping[str, int]:
+    """Site -> the tag in its sentinels, of the harness and of every engine."""
+    from harness.core.catalog import SITES
+
+    return {site.name: site.tag for site in SITES}
+
+
+# The poison knows no site of MLA: it asks for them when it first fills or finds one.
+sites.ask(_tags_of_sites)
+# What the harness allocates, it allocates for the kernel or the engine that it calls.
+frames.skip_package(str(Path(__file__).parent))
 
 
 def _version() -> str:

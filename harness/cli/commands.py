@@ -13,7 +13,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from harness.core.checkout import ROOT, from_checkout
+from harness.core import checkout
 from harness.core.errors import InputError
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
@@ -44,7 +44,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "merge": ("merge:merge", "Merge the shards of one run."),
     "shrink": ("shrink:shrink", "Find the smallest case that fails for the same reason."),
-    "bench": ("benchmarks/bench_command:bench", "Measure the cost of the harness itself."),
     "survey": (
         "survey:survey",
         "Try options of an engine together, as released, and find which lose answers.",
@@ -62,13 +61,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Ask a model the same questions several times, and judge each epoch.",
     ),
     "baseline": ("baseline:app", "Show stored accuracies, or store the accuracy of a run."),
-    "canary": (
-        "canaries/canary_command:app",
-        "Train canaries: tiny models that measure inference, not ability.",
-    ),
-}
-"""Name -> "module of this folder, or file of a checkout:function or group", and the first line of
-its help.
+} | checkout.commands()
+"""Name -> "module:function or group", and the first line of its help.
+
+A module without a dot is one of this folder; a dotted one is of the checkout.
 """
 
 
@@ -113,10 +109,12 @@ class Commands(TyperGroup):
         """The command called `cmd_name`, from its module; None for any other name."""
         if cmd_name not in COMMANDS:
             return None
-        module, _, name = COMMANDS[cmd_name][0].partition(":")
-        folder, _, file = module.rpartition("/")
-        in_checkout = folder and from_checkout(ROOT / folder, file, cmd_name)
-        app = found = getattr(in_checkout or importlib.import_module(f"harness.cli.{module}"), name)
+        place = COMMANDS[cmd_name][0]
+        module, _, name = place.partition(":")
+        if "." in module:
+            app = found = checkout.attribute_of(place)
+        else:
+            app = found = getattr(importlib.import_module(f"harness.cli.{module}"), name)
         if not isinstance(found, typer.Typer):
             app = new_app()
             app.command(cmd_name, cls=Command)(found)

@@ -10,6 +10,7 @@ import traceback
 from typing import Annotated
 
 import typer
+from torch_poison.errors import PoisonError
 
 from harness.cli.commands import CONTEXT, Commands
 from harness.core import unreadable
@@ -126,6 +127,8 @@ def _run(arguments: list[str]) -> int:
         return code if isinstance(code, int) else 0
     except HarnessError as error:
         return _refuse(str(error), error.exit_code)
+    except PoisonError as error:
+        return _refuse(str(error), HarnessError.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         return _refuse("interrupted", INTERRUPTED)
     except (BrokenPipeError, SystemExit):

@@ -286,7 +286,7 @@ def to_resume(
 ) -> RunStore | None:
     """The run that `--resume` names, or None.
 
-    Raises InputError unless `command` (run, selftest or epochs) began it.
+    Raises InputError unless `command` (run, selftest, mutants or epochs) began it.
 
     Options of the plan are refused, even with their default values.
     """
@@ -341,4 +341,6 @@ def _engine_path_of(store: RunStore) -> Path | None:
 def _kind(store: RunStore) -> str:
     if "epochs" in store.plan.options:
         return "epochs"
+    if store.plan.trials:
+        return "mutants"
     return "selftest" if store.plan.is_selftest else "run"

@@ -16,7 +16,6 @@ from harness.cli import run_and_report
 from harness.cli.option_records import MakingRuns, with_options
 from harness.cli.output import console, print_json
 from harness.core.cause_codes import Code
-from harness.core.checkout import TRUST, from_checkout
 from harness.core.errors import InputError
 from harness.core.records import Verdict
 from harness.diagnose.run_jobs import exit_code
@@ -35,23 +34,6 @@ from harness.store.summary import summarise
 class SelftestOptions(MakingRuns):
     """Options of `mla-harness selftest`."""
 
-    mutants: Annotated[
-        int | None,
-        typer.Option(
-            "--mutants",
-            metavar="N",
-            min=1,
-            help="Change the engine's code in N small ways instead.",
-        ),
-    ] = None
-    conditions: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Make kernels wrong under N pairs and triples of conditions instead.",
-        ),
-    ] = None
     no_clean: Annotated[bool, typer.Option("--faults-only", help="Skip the clean cases.")] = False
     controls: Annotated[
         int | None,
@@ -64,36 +46,16 @@ class SelftestOptions(MakingRuns):
 @with_options(SelftestOptions)
 def selftest(context: typer.Context, given: SelftestOptions) -> None:
     """Inject each known bug, and check that it is caught."""
-    wanted, mutants, workers = given.wanted(), given.mutants, given.workers
-    count = mutants if mutants is not None else given.conditions
-    if count is not None and (
-        given.controls is not None or given.no_clean or None not in (mutants, given.conditions)
-    ):
-        raise InputError(
-            "--mutants, --conditions: judge their changes alone; leave out --controls and"
-            " --faults-only"
-        )
     store = run_and_report.to_resume(context, given.resume, given.out, "selftest")
-    with run_and_report.pool_for(given.executor, given.ray_address, workers, given.per_gpu) as pool:
+    with run_and_report.pool_for(
+        given.executor, given.ray_address, given.workers, given.per_gpu
+    ) as pool:
         with Waiting(console(given.json), run_and_report.PLANNING):
-            if store is None and count is not None:
-                how: dict[str, Any] = {
-                    "out": given.root,
-                    "workers": workers,
-                    "conditions": mutants is None,
-                }
-                store = _mutants().planned_trials(wanted, pool, count, **how)
             store = store or _planned(
-                wanted, pool, given.root, no_clean=given.no_clean, num_draws=given.controls
+                given.wanted(), pool, given.root, no_clean=given.no_clean, num_draws=given.controls
             )
         store.note_source(run_and_report.source_under_test(given.commit, given.branch))
-        if store.plan.trials:
-            raise typer.Exit(_mutants().try_mutants(store, workers=workers, as_json=given.json))
         raise typer.Exit(finish(store, pool, as_json=given.json))
-
-
-def _mutants() -> Any:
-    return from_checkout(TRUST, "mutant_command", "--mutants")
 
 
 def _planned(

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
-from harness.core import faults, kernels, sites, systems
-from harness.core.checkout import TRUST, from_checkout
+from harness.core import checkout, faults, kernels, sites, systems
 from harness.core.engine_tables import (
     load_tables,
     missing_engine,
@@ -20,7 +19,7 @@ from harness.core.engine_tables import (
     missing_system,
 )
 from harness.core.faults import FaultSpec
-from harness.core.kernels import SOUND, KernelSpec
+from harness.core.kernels import KernelSpec
 from harness.core.oracles import LAST, OracleSpec, own_oracles
 from harness.core.registry import Registry
 from harness.core.sites import Site
@@ -40,19 +39,6 @@ _ROWS, BROKEN = load_tables(
 )
 
 
-def _sound_variants(name: str) -> tuple[KernelSpec, ...]:
-    """The right kernels that `sound-7` or `op/sound-7` stands for.
-
-    Raises InputError if this is no checkout.
-    """
-    if not name.rpartition("/")[2].startswith(SOUND):
-        return ()
-    found: tuple[KernelSpec, ...] = from_checkout(
-        TRUST, "sound_kernels", f"kernel {name}"
-    ).sound_variants(name)
-    return found
-
-
 ENGINES: Registry[EngineSpec] = Registry(
     "engine", _ROWS["ENGINES"], lambda name: missing_engine(name, BROKEN)
 )
@@ -62,7 +48,7 @@ SYSTEMS: Registry[SystemSpec] = Registry(
 MODELS: Registry[ModelSpec] = Registry("kind of model", _ROWS["MODELS"])
 SITES: Registry[Site] = Registry("site", _ROWS["SITES"])
 KERNELS: Registry[KernelSpec] = Registry(
-    "kernel", _ROWS["KERNELS"], lambda name: _sound_variants(name) or missing_kernel(name, BROKEN)
+    "kernel", _ROWS["KERNELS"], lambda name: checkout.kernels(name) or missing_kernel(name, BROKEN)
 )
 ORACLES: Registry[OracleSpec] = Registry("oracle", _ROWS["ORACLES"])
 FAULTS: Registry[FaultSpec] = Registry(

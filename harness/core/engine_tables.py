@@ -6,12 +6,11 @@ not load make a broken engine: `doctor` says why, and its cases are skipped.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from harness.core.checkout import ROOT
+from harness.core.checkout import project
 from harness.core.errors import named
 from harness.core.faults import FaultSpec
 from harness.core.files import rows_beside, with_tuples
@@ -100,9 +99,7 @@ def _entry_points() -> Iterator[EntryPoint]:
 
     In a checkout its `pyproject.toml` is read, as it may be newer than the installation.
     """
-    project = ROOT / "pyproject.toml"
-    own = tomllib.loads(project.read_text(encoding="utf-8")) if project.is_file() else {}
-    listed = own.get("project", {}).get("entry-points", {}).get(GROUP, {})
+    listed = project().get("project", {}).get("entry-points", {}).get(GROUP, {})
     yield from (EntryPoint(name, module, GROUP) for name, module in listed.items())
     yield from (point for point in entry_points(group=GROUP) if point.name not in listed)
 

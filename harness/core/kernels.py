@@ -27,8 +27,8 @@ Any other is an engine, or the file of a plug-in.
 """
 Checks = Literal["nothing", "arguments", "values"]
 SOUND = "sound-"
-"""How the names of sound variants begin: right kernels that differ as real ones do,
-`tests/trust/sound_kernels.py`.
+"""How the names of sound variants begin: right kernels that differ as real ones do. A checkout has
+them.
 """
 
 

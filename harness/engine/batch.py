@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.core.seams import seam
 from harness.engine.poisoned import table_filler
 from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE
 from harness.engine.schedule.sequence import ScheduledSequence
-from harness.memory.poison.patterns import Poison
 
 
 @dataclass(frozen=True, slots=True)

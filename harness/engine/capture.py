@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch_poison.patterns import Poison
+from torch_poison.storages import tensors_of
+
 from harness.core.seams import seam
 from harness.engine.batch import Batch, DecodeMetadata
 from harness.engine.memory import PagedMemory
 from harness.engine.paged_model import Forwarded, PagedModel
 from harness.engine.probe import Probe
 from harness.kernels.call import BoundKernel
-from harness.memory.graph.interface import Graph, GraphPool, tensors_of
-from harness.memory.poison.patterns import Poison
+from harness.memory.graph.interface import Graph, GraphPool
 
 Bridges = dict[tuple[int, ...], Any]
 """The results of eager parts that segments read, by size of the graph and number of the part."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
@@ -27,7 +28,6 @@ from harness.engine.speculation import (
     rows_walked,
 )
 from harness.memory.bounds import raise_bad_indices
-from harness.memory.poison.patterns import Poison
 
 
 class Engine:

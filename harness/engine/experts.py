@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch_poison.patterns import Poison
 
 from harness.core.seams import seam
 from harness.engine.batch import Batch
@@ -13,7 +14,6 @@ from harness.engine.model.layers import MoE
 from harness.engine.poisoned import trap_expert
 from harness.memory.bounds import check_indices
 from harness.memory.graph.launch import launch
-from harness.memory.poison.patterns import Poison
 
 
 class RoutedExperts:

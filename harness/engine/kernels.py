@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.core.catalog import KERNELS
 from harness.core.cause_codes import Code
@@ -26,7 +27,6 @@ from harness.engine.batch import Batch
 from harness.engine.memory import KV_DTYPES
 from harness.kernels.call import BoundKernel, wrong_count
 from harness.memory.graph.launch import launch
-from harness.memory.poison.patterns import Poison
 from harness.ops.parts.block_formats import FORMATS, SCALE_TILE, decoded_scales, decoded_values
 
 GUARD_WORDS = 16

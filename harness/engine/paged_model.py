@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.core.engine_params import EngineParams
 from harness.core.seams import seam
@@ -25,7 +26,6 @@ from harness.engine.model.transformer import CausalLM, DecoderLayer
 from harness.engine.next_tokens import DraftMLA, ModuleDrafter, draft_plane
 from harness.engine.sparse_attention import PagedSparseMLA
 from harness.memory.graph.launch import eager_part
-from harness.memory.poison.patterns import Poison
 
 
 @dataclass(slots=True)

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.engine.memory import PagedMemory
 from harness.engine.schedule.block_pool import Group
 from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE
 from harness.engine.schedule.sequence import ScheduledSequence, Step
-from harness.memory.poison.patterns import Poison
 
 
 def fill(
@@ -107,7 +107,7 @@ def free_memory_sweep(device: torch.device, poison: Poison) -> Callable[[], obje
     """
     if device.type != "cuda" or poison.is_natural:
         return lambda: None
-    from harness.memory.poison.cuda_sweep import CudaSweep, fill_word
+    from torch_poison.cuda_sweep import CudaSweep, fill_word
 
     sweep, word = CudaSweep.of(device), fill_word(poison, "workspace")
     return lambda: sweep(word)

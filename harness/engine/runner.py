@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.core.engine_params import EngineParams
 from harness.core.seams import seam
@@ -24,7 +25,6 @@ from harness.engine.schedule.config import NULL_BLOCK, num_pages
 from harness.engine.schedule.sequence import ScheduledSequence, Step
 from harness.engine.speculation import Drafter, greedy_tokens
 from harness.memory.graph.recording import new_pool
-from harness.memory.poison.patterns import Poison
 
 
 class ModelRunner:

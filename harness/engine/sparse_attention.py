@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.core.seams import seam
 from harness.engine.batch import Batch
@@ -17,7 +18,6 @@ from harness.engine.model.mla import MLAAttention
 from harness.engine.schedule.config import PAGE_SIZE
 from harness.memory.bounds import check_indices
 from harness.memory.graph.launch import launch
-from harness.memory.poison.patterns import Poison
 
 TILE = 4
 """Rows of decoding requests that the top-k of a decode handles at once."""

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.errors import Refused, explained_writes
 from harness.core.registry import attribute_at
@@ -23,7 +24,6 @@ from harness.engines.base import installed_version
 from harness.engines.host_target import Host, HostRequest
 from harness.engines.patches import find_owner, replace
 from harness.evidence.records import Run
-from harness.memory.poison.patterns import Poison
 from harness.memory.triton_interpreter import prepare
 from harness.run.protocol import Parent, Reply, reply_to_error, run_child
 

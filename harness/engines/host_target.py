@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar, cast
 
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
 from harness.core.cause_codes import Code, Reason
@@ -24,7 +25,6 @@ from harness.engines import base
 from harness.engines.patches import Patches
 from harness.evidence.records import Run
 from harness.judge.target import Target, class_of
-from harness.memory.poison.patterns import Poison
 from harness.run.child import Child, ChildDied
 
 

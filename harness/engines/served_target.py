@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch_poison.patterns import Poison
 
 from harness.accuracy.acceptance import read_drafts
 from harness.accuracy.answer_log import read_run
@@ -39,7 +40,6 @@ from harness.evidence.counts import Count
 from harness.evidence.records import Run
 from harness.judge.target import Target
 from harness.memory.first_nan.recorder import first_of_ranks
-from harness.memory.poison.patterns import Poison
 from harness.run.child import Child, ChildDied
 from harness.run.fork_server import ForkServer
 

@@ -13,10 +13,10 @@ from typing import Literal
 
 import numpy
 import torch
+from torch_poison.patterns import bits_view, hex_bits
 
 from harness.core.finding_words import place
 from harness.evidence.thresholds import Bound
-from harness.memory.poison.patterns import bits_view, hex_bits
 from harness.ops.parts.judged import SLACK_OF_ELEMENT, SLACK_OF_ROW
 
 Kind = Literal["shape", "dtype", "non-finite", "value", "bits"]

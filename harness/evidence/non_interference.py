@@ -150,8 +150,9 @@ def _influenced(
 
 
 def _blank(observed: Observed) -> Iterator[Finding]:
+    from torch_poison.patterns import hex_bits
+
     from harness.evidence.compare import blank_rows
-    from harness.memory.poison.patterns import hex_bits
 
     rows = blank_rows(observed.tensor, observed.live, observed.expected)
     if rows:

@@ -70,8 +70,8 @@ def finite(evidence: Evidence) -> Judgement:
 
 
 def _not_finite(observed: Observed, pattern: str) -> Iterator[Finding]:
-    from harness.memory.poison.patterns import hex_bits
-    from harness.memory.poison.scan import hits, origins
+    from torch_poison.patterns import hex_bits
+    from torch_poison.scan import hits, origins
 
     tensor = observed.tensor
     if tensor.numel() == 0:

@@ -112,8 +112,7 @@ def _unmoved(run: Run, steps: Sequence[ReplayedStep]) -> Iterator[Finding]:
     all of them.
     """
     import torch
-
-    from harness.memory.poison.patterns import hex_bits
+    from torch_poison.patterns import hex_bits
 
     height = max(len(step.live) for step in steps)
     seen = torch.zeros(height, dtype=torch.int64)

@@ -59,9 +59,8 @@ def _in_live_rows(run: Run, observed: Observed, over_zeros: Observed | None) -> 
     if there is one.
     """
     import torch
-
-    from harness.memory.poison.patterns import UNTAGGED, hex_bits
-    from harness.memory.poison.scan import scan
+    from torch_poison.patterns import UNTAGGED, hex_bits
+    from torch_poison.scan import scan
 
     tensor = observed.tensor
     for site, where in scan(tensor, _judged(observed, over_zeros)).sentinels.items():
@@ -101,9 +100,9 @@ def _judged(observed: Observed, over_zeros: Observed | None) -> torch.Tensor:
 
 def _in_guard(run: Run, guard: Guard) -> Iterator[Finding]:
     import torch
+    from torch_poison.patterns import bits_view, hex_bits, hex_of
 
     from harness.evidence.compare import compare_bits
-    from harness.memory.poison.patterns import bits_view, hex_bits, hex_of
 
     everywhere = torch.ones(guard.after.shape[:1], dtype=torch.bool, device=guard.after.device)
     mismatch = compare_bits(guard.after, guard.before, everywhere).mismatch

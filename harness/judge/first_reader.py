@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.cases import AskFirstNan, Job
 from harness.core.errors import SystemUnderTestError
@@ -21,7 +22,6 @@ from harness.judge.outcome import Outcome
 from harness.judge.probes.trace import Trace, first_difference
 from harness.judge.target import target_of
 from harness.judge.verdict import poison_of, sites_of
-from harness.memory.poison.patterns import Poison
 
 FRIENDLY = "zeros"
 FILLS = ("nan", "random", "max")

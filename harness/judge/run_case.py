@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 
 import torch
+from torch_poison.errors import PoisonError
 
 from harness.core.cases import AskFirstNan, AskVerdict, Batch, Case, Job
 from harness.core.catalog import FAULTS, KERNELS, SYSTEMS
@@ -63,7 +64,7 @@ IMPORTED_LATER = (
     "harness.evidence.compare",
     "harness.evidence.decisions",
     "harness.evidence.thresholds",
-    "harness.memory.poison.scan",
+    "torch_poison.scan",
 )
 """What oracles import inside their functions."""
 
@@ -121,7 +122,7 @@ def outcome_of(job: Job) -> Outcome:
         return Outcome(Verdict.ERROR, str(error), Code.BROKEN_PLUGIN)
     except MissingPackage as error:
         return Outcome(Verdict.SKIP, str(error), Code.NOT_INSTALLED)
-    except HarnessError as error:
+    except (HarnessError, PoisonError) as error:
         return Outcome(Verdict.ERROR, str(error), Code.HARNESS, at=_raised_at(error))
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and (reason := why_module_missing(error)):

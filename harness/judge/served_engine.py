@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
+from torch_poison.patterns import NATURAL, Poison
 
 from harness.accuracy.backends import (
     Answer,
@@ -30,7 +31,6 @@ from harness.engine.engine import Engine
 from harness.engine.model import checkpoint
 from harness.engine.schedule.config import PAGE_SIZE, ModelConfig, num_pages
 from harness.engine.schedule.sequence import Sequence as EngineSequence
-from harness.memory.poison.patterns import NATURAL, Poison
 
 AS_IT_IS = Poison(NATURAL, frozenset())
 """The poison of a measurement of accuracy: memory keeps the values of its last owner, as in

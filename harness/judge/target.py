@@ -8,12 +8,13 @@ from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, cast
 
+from torch_poison.patterns import Poison
+
 from harness.core.cases import Case, Job
 from harness.core.records import FirstNan
 from harness.core.registry import attribute_at
 from harness.evidence.records import Run
 from harness.judge.probes.trace import Trace
-from harness.memory.poison.patterns import Poison
 
 
 @dataclass(eq=False)

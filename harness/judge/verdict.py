@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+from torch_poison.patterns import FILLED, Poison
+
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.catalog import ORACLES, most_telling_first
 from harness.core.cause_codes import Code
@@ -31,7 +33,6 @@ from harness.kernels.call import counting_launches
 from harness.kernels.plugins import changes_of_imports
 from harness.kernels.process_state import Change, noting_changes, watching, watching_run
 from harness.memory.bounds import bad_index
-from harness.memory.poison.patterns import FILLED, Poison
 
 
 def verdict(job: Job) -> Outcome:

@@ -12,6 +12,10 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch_poison import errors
+from torch_poison.allocations import AllocationPoison
+from torch_poison.patterns import Poison
+from torch_poison.storages import tensors_of
 
 from harness.core.cause_codes import Code
 from harness.core.errors import (
@@ -27,10 +31,8 @@ from harness.core.ops import OPS
 from harness.kernels.outputs import BadOutput, is_plain, plain_outputs
 from harness.kernels.process_state import watching_call
 from harness.kernels.undeclared import hint
-from harness.memory.graph.interface import tensors_of
+from harness.memory.bounds import finding_of
 from harness.memory.graph.launch import holding, launch
-from harness.memory.poison.allocations import AllocationPoison
-from harness.memory.poison.patterns import Poison
 
 _launched: ContextVar[Counter[str] | None] = ContextVar("harness_launched_kernels", default=None)
 _intercepts: ContextVar[bool] = ContextVar("harness_intercepts_allocations", default=True)
@@ -144,9 +146,11 @@ class BoundKernel:
         except Refused as refusal:
             refusal.kernel = self.spec.name
             raise
-        except IllegalAddress as error:
-            error.at = error.at or self._last_line(error)
-            raise
+        except (IllegalAddress, errors.IllegalAddress) as error:
+            # A plug-in may call the checks of torch_poison itself.
+            found = error if isinstance(error, IllegalAddress) else finding_of(error)
+            found.at = found.at or self._last_line(error)
+            raise found from None
         except (Exception, SystemExit) as error:
             if isinstance(error, ImportError) and self.spec.is_plugin:
                 why = f"{type(error).__name__}: {' '.join(message_of(error).split())}"

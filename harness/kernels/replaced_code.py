@@ -109,7 +109,7 @@ _JUDGES = (
     "harness.evidence.",
     "harness.kernels.call",
     "harness.ops.",
-    "harness.memory.poison.",
+    "torch_poison.",
 )
 """How the names of modules begin that poison, run and judge.
 

@@ -1,36 +1,27 @@
-"""Index checks that fail as hardware does, unlike Python's negative indices."""
+"""The index checks of the poison, as findings of a case.
+
+`torch_poison` raises an error of its own. A case that ends by it is a finding, so it becomes an
+:class:`IllegalAddress` here, where the engine and the kernels of the harness call the checks.
+"""
 
 from __future__ import annotations
 
-import contextlib
-
-import torch
 from torch import Tensor
+from torch_poison import bounds, errors
 
 from harness.core.errors import IllegalAddress
 
-MAX_CHECKS = 64
-
 
 def check_indices(indices: Tensor, size: int, what: str) -> Tensor:
-    """Return `indices` (any int dtype) as int64 after checking that each lies in [0, size).
+    """`indices` (any int dtype and shape) as int64, each of them in [0, size).
 
-    Raises IllegalAddress for the first bad index. A GPU would fault or read foreign memory (PR
-    33664, PR 43869), where `tensor[-1]` in Python reads the last element.
-
-    On CUDA the check does not wait for the device, so a graph can capture it. It clips a bad index,
-    because a fault would end the process, and `raise_bad_indices` raises the error.
+    Raises IllegalAddress for the first bad index; `what` is the name of the indices. On CUDA the
+    verdict comes later, see :func:`torch_poison.bounds.check_indices`.
     """
-    wide = indices.to(torch.int64)
-    bad = (wide < 0) | (wide >= size)
-    if wide.is_cuda:
-        _verdicts.note(bad, size, what)
-        return wide.clamp(0, max(size - 1, 0))
-    if bool(bad.any()):
-        first = tuple(int(i) for i in bad.nonzero()[0])
-        message = f"{what}: index {int(wide[first])} at {list(first)} is outside [0, {size})"
-        raise IllegalAddress(message, tensor=what)
-    return wide
+    try:
+        return bounds.check_indices(indices, size, what)
+    except errors.IllegalAddress as error:
+        raise finding_of(error) from None
 
 
 def raise_bad_indices() -> None:
@@ -46,52 +37,10 @@ def bad_index() -> IllegalAddress | None:
     """The error of the first check on CUDA that failed since the last call, also if the device is
     lost.
     """
-    return _verdicts.take_first()
+    error = bounds.bad_index()
+    return finding_of(error) if error else None
 
 
-class _Verdicts:
-    """Verdicts of checks on CUDA, in pinned memory: the device writes, and the host reads without a
-    sync.
-    """
-
-    def __init__(self) -> None:
-        self._flags: Tensor | None = None
-        self._failed: Tensor | None = None
-        self._slot_of: dict[str, int] = {}
-        self._size_of: dict[str, int] = {}
-
-    def note(self, bad: Tensor, size: int, what: str) -> None:
-        """Keep whether any of `bad`, bool of any shape, is set.
-
-        The host reads it at the end of the step.
-        """
-        if self._flags is None or self._failed is None:
-            # The first check runs before any capture: pinning memory cannot be captured.
-            self._flags = torch.zeros(MAX_CHECKS, dtype=torch.bool, pin_memory=True)
-            self._failed = torch.zeros(MAX_CHECKS, dtype=torch.bool, device=bad.device)
-        # One slot for each name, because sizes are too many. Checks past the last slot share it and
-        # its first name.
-        slot = self._slot_of.setdefault(what, min(len(self._slot_of), MAX_CHECKS - 1))
-        self._size_of[what] = size
-        if bad.numel():
-            # The same check runs in every layer, so verdicts are combined.
-            verdict = self._failed[slot : slot + 1]
-            verdict.logical_or_(bad.any())
-            self._flags[slot : slot + 1].copy_(verdict, non_blocking=True)
-
-    def take_first(self) -> IllegalAddress | None:
-        if self._flags is None or self._failed is None:
-            return None
-        failed = self._flags.nonzero().flatten().tolist()
-        if not failed:
-            return None
-        self._flags.zero_()
-        with contextlib.suppress(
-            RuntimeError
-        ):  # a device on which a kernel has faulted takes no more orders
-            self._failed.zero_()
-        what = next(what for what, slot in self._slot_of.items() if slot == failed[0])
-        return IllegalAddress(f"{what}: index outside [0, {self._size_of[what]})", tensor=what)
-
-
-_verdicts = _Verdicts()
+def finding_of(error: errors.IllegalAddress) -> IllegalAddress:
+    """The same error as a finding of the case."""
+    return IllegalAddress(str(error), tensor=error.tensor)

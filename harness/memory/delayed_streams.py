@@ -20,10 +20,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch_poison.cuda_sweep import CudaSweep
+from torch_poison.storages import tensors_of
 from triton.language.extra import cuda
-
-from harness.memory.graph.interface import tensors_of
-from harness.memory.poison.cuda_sweep import CudaSweep
 
 MOST_NANOSECONDS = 30_000_000
 """A call that waits for its stream ends the hold after this time."""

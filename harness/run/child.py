@@ -20,6 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple, Protocol, Self, cast
 
+import torch_poison
+
+import harness
 from harness.core.cause_codes import Code
 from harness.core.crash_stack import shortened
 from harness.core.errors import HarnessError, InputError, NoRoomError
@@ -448,12 +451,15 @@ def _open_log(path: Path | None) -> BinaryIO:
 
 
 def _child_environ(extra: Mapping[str, str]) -> dict[str, str]:
-    """This environment with `extra`, and with this package importable:
+    """This environment with `extra`, and with this package and the poison importable:
 
     `python -P` ignores the working directory.
     """
     environ = {**os.environ, **extra}
-    root = str(Path(__file__).resolve().parents[2])
+    # One folder where they are installed, two in a checkout.
+    ours = dict.fromkeys(
+        str(Path(file).resolve().parents[1]) for file in (harness.__file__, torch_poison.__file__)
+    )
     return environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, [root, environ.get("PYTHONPATH")]))
+        "PYTHONPATH": os.pathsep.join(filter(None, [*ours, environ.get("PYTHONPATH")]))
     }

@@ -29,7 +29,7 @@ GPU = "gpu"
 NIGHTLY = "nightly"
 """The tag of long cases, which a plain run leaves out."""
 NATURAL = "natural"
-"""The pattern of :mod:`harness.memory.poison.patterns` that fills nothing.
+"""The pattern of :mod:`torch_poison.patterns` that fills nothing.
 
 That module needs torch.
 """

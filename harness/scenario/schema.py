@@ -34,7 +34,7 @@ from harness.core.registry import Registry, nearest
 from harness.core.systems import SystemSpec
 
 Pattern = Literal["nan", "zeros", "max", "inf", "random"]
-"""The fill patterns of :mod:`harness.memory.poison.patterns`. That module needs torch."""
+"""The fill patterns of :mod:`torch_poison.patterns`. That module needs torch."""
 PATTERNS: tuple[str, ...] = get_args(Pattern)
 
 REF = r"^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+#[0-9]+$"

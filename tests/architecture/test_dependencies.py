@@ -23,16 +23,17 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 PLUGINS = sorted(ROOT.glob("mla_harness_*.py"))
 PRODUCT = (
     *sorted((ROOT / "harness").rglob("*.py")),
+    *sorted((ROOT / "poison" / "torch_poison").rglob("*.py")),
     *sorted((ROOT / "canaries").glob("*.py")),
     *PLUGINS,
 )
 OTHERS = tuple(
     path
-    for name in ("tests", "tools", "benchmarks")
+    for name in ("tests", "poison/tests", "tools", "benchmarks")
     for path in sorted((ROOT / name).rglob("*.py"))
 )
 OURS = {path.stem for path in (*PLUGINS, *OTHERS)} | {
-    path.name for path in ROOT.iterdir() if path.is_dir()
+    path.name for folder in (ROOT, ROOT / "poison") for path in folder.iterdir() if path.is_dir()
 }
 PIP_NAMES = {name: package for name, (package, _) in PACKAGES.items()} | {
     "yaml": "pyyaml",
@@ -130,6 +131,20 @@ def test_what_an_install_brings_is_imported(extra: str) -> None:
     used = {distribution(module) for module in imported(PRODUCT)} | WITHOUT_IMPORT.keys()
     brought = declared(EXTRAS[extra] if extra else PROJECT["dependencies"])
     assert not brought - used, f"nothing imports {brought - used}"
+
+
+def test_the_poison_alone_declares_what_it_imports() -> None:
+    alone = tomllib.loads((ROOT / "poison" / "pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]
+    assert alone["version"] == PROJECT["version"]
+    assert alone["entry-points"]["pytest11"] == PROJECT["entry-points"]["pytest11"]
+    extras = alone["optional-dependencies"]
+    known = declared(alone["dependencies"])
+    known |= declared(item for items in extras.values() for item in items)
+    used = imported(tuple(sorted((ROOT / "poison" / "torch_poison").rglob("*.py"))))
+    # pytest brings its plug-in manager.
+    assert {distribution(module) for module in used} == known | {"pluggy"}
 
 
 def test_names_for_import_belong_to_the_names_for_pip() -> None:

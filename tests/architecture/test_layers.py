@@ -39,7 +39,6 @@ FLOORS = {
     "judge": 6,
     "engines": 7,
     "cli": 8,
-    "pytest": 8,
 }
 """The rooms of the project. A file imports files of its own room and of lower floors only."""
 
@@ -52,7 +51,6 @@ NO_TORCH = (
     "diagnose",
     "report",
     "cli",
-    "pytest",
     "engine/schedule",
     "evidence",
 )
@@ -61,13 +59,23 @@ NO_TORCH = (
 PARTS_WITHOUT_TORCH = ("contract.py", "params.py", "conditions.py", "record_params.py")
 """Parts of an op that the parent process reads."""
 
-TORCH = (
-    "pytest/poison/process/",
-    "evidence/compare.py",
-    "evidence/decisions.py",
-    "evidence/thresholds.py",
-)
-"""Folders and files within the folders above that run in a process with torch."""
+TORCH = ("evidence/compare.py", "evidence/decisions.py", "evidence/thresholds.py")
+"""Files within the folders above that run in a process with torch."""
+
+POISON = ROOT / "poison" / "torch_poison"
+"""The distribution below all rooms. Every room may import it, and it imports none of them."""
+
+POISON_WITHOUT_TORCH = {
+    "torch_poison",
+    "torch_poison.errors",
+    "torch_poison.frames",
+    "torch_poison.pytest_plugin",
+    "torch_poison.sites",
+    "torch_poison.suite",
+    "torch_poison.suite.hooks",
+    "torch_poison.suite.settings",
+}
+"""Its modules for a process without torch."""
 
 
 def room(module: str) -> str:
@@ -219,11 +227,22 @@ def top_level_torch(path: Path) -> list[str]:
     for name, node, inside in imports(path):
         if inside:
             continue
-        if name.partition(".")[0] == "torch":
+        package = name.partition(".")[0]
+        if package == "torch":
             found.append(f"{place}:{node.lineno}: {name}")
+        elif package == "torch_poison":
+            if not _is_of_poison_without_torch(name, node):
+                found.append(f"{place}:{node.lineno}: {name} loads torch")
         elif name in MODULES and name != "harness" and not is_free_of_torch(MODULES[name]):
             found.append(f"{place}:{node.lineno}: {name} is in a folder with torch")
     return found
+
+
+def _is_of_poison_without_torch(name: str, node: ast.stmt) -> bool:
+    """Whether a statement that imports of torch_poison names modules without torch alone."""
+    if name == "torch_poison" and isinstance(node, ast.ImportFrom):
+        return {f"{name}.{alias.name}" for alias in node.names} <= POISON_WITHOUT_TORCH
+    return name in POISON_WITHOUT_TORCH
 
 
 def test_the_parent_process_imports_torch_inside_functions_only():
@@ -238,7 +257,7 @@ def test_the_parent_process_imports_torch_inside_functions_only():
         "harness.core.catalog",
         "harness.diagnose.blame",
         "harness.run.runner",
-        "harness.pytest.plugin",
+        *sorted(POISON_WITHOUT_TORCH),
     ],
 )
 def test_importing_the_parents_modules_loads_neither_torch_nor_pandas(module):
@@ -247,6 +266,65 @@ def test_importing_the_parents_modules_loads_neither_torch_nor_pandas(module):
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == []
+
+
+OF_THE_CHECKOUT = re.compile(
+    r"(import )?tests[./]\w|import tests$|(import )?(trust|benchmarks|canaries)([./][\w*]|$)"
+)
+"""Places of programs that measure and judge the harness. "tests" alone is a word of JUnit."""
+
+
+def named_of_the_checkout(path: Path) -> list[str]:
+    """Imports and strings of a file that name a test, or a program of the checkout."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = [(f"import {name}", node.lineno) for name, node, _ in _imports(path, tree)]
+    prose = {
+        node.body[0].value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    names += [
+        (node.value, node.lineno)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in prose
+    ]
+    return [
+        f"{path.name}:{line}: {name}"
+        for name, line in names
+        if OF_THE_CHECKOUT.match(name.removeprefix("`"))
+    ]
+
+
+def test_the_product_names_no_test_and_no_program_of_the_checkout():
+    wrong = [one for path in (*FILES, *POISON.rglob("*.py")) for one in named_of_the_checkout(path)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import tests.waiting",
+        "from trust.sound import kernels",
+        'PLACE = "benchmarks/bench_command:bench"',
+        'FOLDER = ROOT / "tests" / "trust"',
+        'COMMAND = "canaries.canary_command:app"',
+    ],
+)
+def test_a_name_of_the_checkout_is_found(code, tmp_path):
+    planted = tmp_path / "planted.py"
+    planted.write_text(code, encoding="utf-8")
+    assert named_of_the_checkout(planted)
+
+
+def test_the_poison_imports_nothing_of_the_harness():
+    assert not [
+        f"{path.name}:{node.lineno}: {name}"
+        for path in POISON.rglob("*.py")
+        for name, node, _ in imports(path)
+        if name.startswith(("harness", "mla_harness"))
+    ]
 
 
 MOST_LINES = 500
@@ -263,7 +341,7 @@ def test_no_file_is_longer_than_500_lines():
     assert long <= LONGER
 
 
-WRAPS_COMPARATORS = HARNESS / "pytest" / "poison" / "process" / "assertions.py"
+WRAPS_COMPARATORS = POISON / "suite" / "assertions.py"
 """Names other people's comparing functions, to see what they are given; it compares nothing."""
 
 
@@ -271,7 +349,7 @@ def test_there_is_one_comparator():
     word = re.compile(r"\b(allclose|isclose|assert_close|assert_allclose|assert_almost_equal)\b")
     wrong = [
         str(path.relative_to(ROOT))
-        for path in FILES
+        for path in (*FILES, *POISON.rglob("*.py"))
         if path not in (HARNESS / "evidence" / "compare.py", WRAPS_COMPARATORS)
         and word.search(path.read_text(encoding="utf-8"))
     ]

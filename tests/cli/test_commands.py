@@ -282,7 +282,8 @@ def test_bench_prints_ratios(cli: Cli, scenarios: Path) -> None:
         (["repro", "my_kernel.py"], "write one as 36540 or OWNER/NAME#36540"),
         (["report", "nonsense"], "no run 'nonsense'"),
         (["selftest", "quantize", "--faults-only"], "declare no fault"),
-        (["selftest", "--mutants", "1", "--controls", "1"], "leave out --controls"),
+        (["mutants"], "--changes N or --conditions N"),
+        (["mutants", "--changes", "1", "--conditions", "1"], "one of the two"),
     ],
 )
 def test_bad_input_is_one_line_on_stderr_and_exit_code_2(

@@ -18,7 +18,7 @@ from harness.store.run_folder import RunStore
 from tests.waiting import HANG_SECONDS, wait_until
 
 sys.path.insert(0, str(Path(__file__).parent))
-from aftermath import children_of, workers_of  # type: ignore[import-not-found]
+from trust.disturbances.aftermath import children_of, workers_of
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "stub_run.py"

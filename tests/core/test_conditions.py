@@ -196,7 +196,7 @@ def test_every_class_goes_with_one_class_of_each_other_dimension_at_least(op: st
 
 
 def test_a_cover_reaches_every_pair_and_stops_where_no_draw_can() -> None:
-    from covering_calls import covering_calls
+    from trust.arrays.covering_calls import covering_calls
 
     points = [
         dict(zip(("pages", "kv"), labels, strict=True))
@@ -223,7 +223,7 @@ def test_a_cover_reaches_every_pair_and_stops_where_no_draw_can() -> None:
 
 
 def test_calls_that_are_not_needed_are_left_out() -> None:
-    from covering_calls import needed
+    from trust.arrays.covering_calls import needed
 
     one, other = {"pages": "2", "order": "up", "kv": "bf16"}, {"pages": "0", "kv": "fp8"}
     calls = [

@@ -121,7 +121,7 @@ def test_a_page_that_a_program_writes_names_a_program_that_is_there() -> None:
     "text",
     [
         "Written by `python tools/no_such_tool.py` of commit a612156.",
-        "see tests/trust/*.toml",
+        "see trust/mutants/*.toml",
         "run `python -m tests.no_such_module`",
     ],
 )

@@ -46,7 +46,7 @@ def test_right_kernels_use_less_than_each_bound() -> None:
 
 @pytest.mark.nightly
 def test_the_script_measures_each_bound_that_the_page_says_it_measured() -> None:
-    command = [sys.executable, "tests/trust/tolerances.py", "--draws", "600", "--seeds", "2"]
+    command = [sys.executable, "-m", "trust.tolerances", "--draws", "600", "--seeds", "2"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
     lines = [
         line.strip("| ").split(" | ") for line in printed.splitlines() if line.startswith("| `")

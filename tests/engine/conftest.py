@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.engine_params import EngineParams
 from harness.engine.engine import Engine
@@ -12,7 +13,6 @@ from harness.engine.schedule.config import model_config
 from harness.engine.schedule.scheduler import Scheduler
 from harness.engine.schedule.sequence import Step
 from harness.judge.probes.notes import Notes
-from harness.memory.poison.patterns import Poison
 
 
 def notes_of(engine: Engine) -> Notes:

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch_poison.patterns import OUT_OF_RANGE, Poison, bits_view, sentinel_bits
 
 from harness.core.catalog import FAULTS
 from harness.core.seams import inject
 from harness.engine import batch as batches
 from harness.engine.schedule.sequence import ScheduledSequence, Sequence
 from harness.judge.probes.twins import copy_of_inputs
-from harness.memory.poison.patterns import OUT_OF_RANGE, Poison, bits_view, sentinel_bits
 
 FRIENDLY = Poison("nan", frozenset())
 TRAPS = {"block_table.pad": 9}

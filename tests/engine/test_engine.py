@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
@@ -16,7 +17,6 @@ from harness.engine.paged_model import Forwarded
 from harness.engine.runner import take_logits
 from harness.engine.schedule.config import model_config
 from harness.judge.probes.notes import Notes
-from harness.memory.poison.patterns import Poison
 from tests.engine.conftest import notes_of, serve_all
 
 FRIENDLY = Poison("nan", frozenset())

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch_poison.patterns import Poison, bits_view, sentinel_bits
 
 from harness.core.engine_params import EngineParams
 from harness.core.params import KvType
@@ -15,7 +16,6 @@ from harness.engine.runner import hand_over_blocks
 from harness.engine.schedule.config import KV_SCALE, model_config
 from harness.engine.schedule.sequence import ScheduledSequence, Sequence, Step
 from harness.judge.probes.twins import copy_of_memory
-from harness.memory.poison.patterns import Poison, bits_view, sentinel_bits
 
 HYBRID = model_config(EngineParams(layers=("kda", "mla", "mla", "kda", "kda")))
 FRIENDLY = Poison("nan", frozenset())

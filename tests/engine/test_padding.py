@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.catalog import FAULTS
 from harness.core.errors import IllegalAddress
@@ -20,7 +21,6 @@ from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.config import ModelConfig
 from harness.engine.schedule.sequence import ScheduledSequence, Sequence
 from harness.judge.probes.twins import repeated
-from harness.memory.poison.patterns import Poison
 
 FRIENDLY = Poison("nan", frozenset())
 COLUMNS = 4

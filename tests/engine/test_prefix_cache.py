@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from pydantic import ValidationError
+from torch_poison.patterns import Poison
 
 from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
@@ -17,7 +18,6 @@ from harness.engine.schedule.block_pool import BlockPool, Prefix, prefixes, up_t
 from harness.engine.schedule.config import model_config
 from harness.engine.schedule.scheduler import Scheduler
 from harness.engine.schedule.sequence import Sequence
-from harness.memory.poison.patterns import Poison
 from tests.engine.conftest import serve_all
 
 from .conftest import Advance  # type: ignore[import-not-found]

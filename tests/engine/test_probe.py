@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.engine_params import EngineParams
 from harness.engine.batch import Batch
@@ -20,7 +21,6 @@ from harness.engine.schedule.sequence import Step
 from harness.judge.probes.group import ProbeGroup
 from harness.judge.probes.notes import Notes
 from harness.memory.graph.launch import launches_shown_to
-from harness.memory.poison.patterns import Poison
 
 PARAMS = EngineParams(graph="full", capture_sizes=(2,), max_num_seqs=2, dummy_steps=True)
 

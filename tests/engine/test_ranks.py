@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
 from harness.core.catalog import SITES
@@ -21,7 +22,6 @@ from harness.engine.kernels import apply_scales, pad_to_longest_rank
 from harness.evidence.observed import reference as judge
 from harness.evidence.records import Evidence
 from harness.judge.targets.engine import EngineTarget
-from harness.memory.poison.patterns import Poison
 from harness.ops.quantize_blocks.kernels.dense import quantize_blocks
 
 NAN = Poison("nan", frozenset(SITES.names()))

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.catalog import FAULTS
 from harness.core.engine_params import EngineParams
 from harness.core.seams import inject
 from harness.engine.kernels import GUARD, Workspace, bind
 from harness.judge.probes.writes import dirty_workspace
-from harness.memory.poison.patterns import Poison
 
 NOBODY = Poison("nan", frozenset())
 

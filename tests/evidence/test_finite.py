@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch_poison.patterns import bits_view, sentinel_bits
 
 from harness.core.cause_codes import Code
 from harness.evidence.observed import finite as judge
 from harness.evidence.records import Run
-from harness.memory.poison.patterns import bits_view, sentinel_bits
 
 NAN, INF = float("nan"), float("inf")
 

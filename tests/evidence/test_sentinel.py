@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch_poison.patterns import OUT_OF_RANGE, Poison, bits_view, sentinel_bits
 
 from harness.core.cause_codes import Code
 from harness.evidence.records import Run
 from harness.evidence.sentinel import Guard
 from harness.evidence.sentinel import sentinel as judge
-from harness.memory.poison.patterns import OUT_OF_RANGE, Poison, bits_view, sentinel_bits
 
 
 def poisoned(tensor: torch.Tensor, site: str) -> torch.Tensor:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch_poison.patterns import EXPONENT, bits_view
 
 from harness.memory.first_nan.latch import DTYPES
 from harness.memory.first_nan.table import BUFFERS, Table
-from harness.memory.poison.patterns import EXPONENT, bits_view
 from harness.memory.triton_interpreter import prepare
 
 assert prepare(), "set TRITON_INTERPRET=1"
@@ -99,7 +99,7 @@ def test_results_of_one_op_are_noted_as_if_each_had_a_launch_of_its_own(
 def test_a_look_at_words_tells_each_value_that_is_not_finite_from_all_others(
     dtype: torch.dtype,
 ) -> None:
-    from harness.memory.poison.cuda_kernels import any_not_finite
+    from torch_poison.cuda_kernels import any_not_finite
 
     every = torch.arange(1 << 8 * dtype.itemsize, dtype=torch.int32).to(
         bits_view(torch.zeros(1).to(dtype)).dtype

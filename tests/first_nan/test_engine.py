@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.cases import AskFirstNan, Case, Job
 from harness.core.catalog import FAULTS
@@ -14,7 +15,6 @@ from harness.core.seams import inject
 from harness.judge.probes.recorder import cache_rows, recorder_on
 from harness.judge.run_case import run_case
 from harness.judge.targets.engine import EngineTarget
-from harness.memory.poison.patterns import Poison
 from harness.scenario.expand import fault_cases
 from harness.scenario.load import load_scenarios
 

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.catalog import SITES
 from harness.memory.graph.launch import launch
 from harness.memory.graph.recording import new_pool
-from harness.memory.poison.patterns import Poison
 
 ROOT = Path(__file__).parents[2]
 DEVICE = torch.device("cuda")

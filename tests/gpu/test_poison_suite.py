@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 PLUGIN = """
     from types import SimpleNamespace
-    from harness.pytest.poison.hooks import register
+    from torch_poison.suite.hooks import register
 
     def pytest_configure(config):
         register(config, SimpleNamespace(poison={poison!r}, poison_sites={sites!r}, poison_diff={diff!r}))

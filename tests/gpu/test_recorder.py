@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch_poison.patterns import EXPONENT, bits_view
 
 import harness
 from harness.memory.first_nan.latch import DTYPES
 from harness.memory.first_nan.table import BUFFERS, Slot, Table
-from harness.memory.poison.patterns import EXPONENT, bits_view
 
 
 def test_replays_of_a_cuda_graph_record_live_rows_and_no_padding() -> None:

@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from harness.memory.poison.cuda_kernels import any_not_finite
-from harness.memory.poison.patterns import EXPONENT, bits_view, sentinel_bits
-from harness.memory.poison.scan import scan
+from torch_poison.cuda_kernels import any_not_finite
+from torch_poison.patterns import EXPONENT, bits_view, sentinel_bits
+from torch_poison.scan import scan
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]
 

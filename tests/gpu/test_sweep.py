@@ -14,11 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-import harness.memory.poison
-from harness.memory.poison import cuda_blocks
-from harness.memory.poison.cuda_blocks import by_snapshot, compiled, list_chunks
-from harness.memory.poison.cuda_sweep import CudaSweep
+import torch_poison
+from torch_poison import cuda_blocks
+from torch_poison.cuda_blocks import by_snapshot, compiled, list_chunks
+from torch_poison.cuda_sweep import CudaSweep
 
 ROOT = Path(__file__).parents[2]
 SIZES = (100, 512, 5_000, 70_000, 1_100_000, 3_000_000)
@@ -160,7 +159,7 @@ def test_graph_replays_after_sweeps_of_their_pool_give_the_same_bits() -> None:
 
 
 def test_the_context_manager_works_alone() -> None:
-    with harness.memory.poison.cuda() as poison:
+    with torch_poison.cuda() as poison:
         first = torch.empty(1000, device="cuda")
         assert bool(first.isnan().all())
         first.zero_()
@@ -192,7 +191,7 @@ def test_live_tensors_keep_their_bytes_in_expandable_segments() -> None:
 
 def test_an_allocator_that_cannot_be_read_is_refused_with_a_reason() -> None:
     code = (
-        "import torch; from harness.memory.poison.cuda_sweep import CudaSweep,"
+        "import torch; from torch_poison.cuda_sweep import CudaSweep,"
         " UnreadableAllocator\ntry: CudaSweep()\nexcept UnreadableAllocator as e: print(e)"
     )
     environ = {

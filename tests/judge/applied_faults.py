@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch_poison.patterns import Poison
+
 from harness.core.catalog import FAULTS, ORACLES
 from harness.core.findings import Finding
 from harness.core.records import Case
 from harness.core.seams import inject
 from harness.evidence.records import Evidence
 from harness.judge.targets.engine import EngineTarget
-from harness.memory.poison.patterns import Poison
 
 
 def findings(

@@ -29,13 +29,13 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case, Job
 from harness.core.records import FAILED
 from harness.judge.probes.notes import Notes
 from harness.judge.run_case import run_case
 from harness.judge.targets.engine import EngineTarget
-from harness.memory.poison.patterns import Poison
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from torch_poison.patterns import Poison
 
 from harness.core.catalog import FAULTS, ORACLES
 from harness.core.engine_params import EngineParams
@@ -20,7 +21,6 @@ from harness.evidence.observed import Observed
 from harness.evidence.records import Evidence, Run
 from harness.evidence.replay import ReplayedStep
 from harness.judge.targets.engine import EngineTarget
-from harness.memory.poison.patterns import Poison
 
 SMALL: dict[str, Any] = {
     "layers": ("mla",),

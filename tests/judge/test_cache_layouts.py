@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
+from torch_poison.scan import scan
 
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS, ORACLES, SITES
@@ -19,8 +21,6 @@ from harness.core.op_params import KERNEL_PARAMS
 from harness.evidence.records import Evidence
 from harness.judge.targets.kernel import KernelTarget
 from harness.kernels.plugins import find_kernel
-from harness.memory.poison.patterns import Poison
-from harness.memory.poison.scan import scan
 from harness.ops.mla_decode import inputs as mla_decode_inputs
 from harness.ops.parts import inputs
 from harness.ops.parts.cache_layouts import neighbors

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.catalog import FAULTS, ORACLES, SITES
 from harness.core.records import Case
@@ -16,7 +17,6 @@ from harness.evidence.observed import Observed
 from harness.evidence.pairs import Pair
 from harness.evidence.records import Evidence
 from harness.judge.targets.engine import EngineTarget
-from harness.memory.poison.patterns import Poison
 
 REQUESTS = ((5, 3), (70, 3), (30, 2))
 ALL = set(SITES.names())

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Job, PoisonPlan
 from harness.core.catalog import ORACLES, SITES
@@ -19,7 +20,6 @@ from harness.evidence.pairs import Pair
 from harness.evidence.records import Evidence, Run
 from harness.judge.run_case import run_case
 from harness.judge.targets.engine import EngineTarget
-from harness.memory.poison.patterns import Poison
 from harness.ops.mla_decode.kernels import tiled as decode
 from harness.ops.select_topk.kernels import by_row as index
 from harness.ops.select_topk.kernels.by_row import take_topk

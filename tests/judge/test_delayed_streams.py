@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.core.catalog import KERNELS
 from harness.core.params import KernelParams
@@ -18,7 +19,6 @@ from harness.evidence.records import Evidence, Run
 from harness.judge.targets.delayed_streams import without_order
 from harness.judge.targets.kernel import KernelTarget
 from harness.judge.verdict import judge
-from harness.memory.poison.patterns import Poison
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.selection import select
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.catalog import ORACLES
 from harness.core.findings import Finding
@@ -17,7 +18,6 @@ from harness.engine.speculation import Drafter
 from harness.evidence.facts import Happened
 from harness.evidence.records import Evidence
 from harness.judge.targets.engine import EngineTarget
-from harness.memory.poison.patterns import Poison
 
 GRAPH: dict[str, Any] = {
     "layers": ("mla",),

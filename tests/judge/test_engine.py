@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case, Job
 from harness.core.catalog import ORACLES, SITES
@@ -26,7 +27,6 @@ from harness.evidence.sentinel import Guard
 from harness.judge.probes.trace import Trace
 from harness.judge.run_case import run_case
 from harness.judge.targets.engine import EngineTarget
-from harness.memory.poison.patterns import Poison
 
 EVERY_SITE = frozenset(SITES.names())
 REQUESTS = ((5, 6), (70, 5), (17, 7), (130, 4))

@@ -59,7 +59,7 @@ def test_a_kernel_that_the_parameters_leave_idle_is_never_launched(params: dict[
 
 
 def test_a_schedule_without_a_model_shows_what_the_engine_shows() -> None:
-    from write_engine_conditions import engine_case, serve_really, show
+    from trust.arrays.write_engine_conditions import engine_case, serve_really, show
 
     random, wanted = (
         Random(3),

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
 from harness.core.conditions.engine import SPACE
@@ -15,7 +16,6 @@ from harness.core.conditions.table import key_of
 from harness.core.engine_params import EngineParams
 from harness.engine.runner import ModelRunner
 from harness.judge.targets.engine import EngineTarget
-from harness.memory.poison.patterns import Poison
 
 SMALL = {
     "layers": ["mla"],

@@ -7,13 +7,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from torch_poison.patterns import Poison
 
 from harness.core.catalog import FAULTS
 from harness.core.errors import IllegalAddress
 from harness.core.records import Case
 from harness.core.seams import inject
 from harness.judge.targets.engine import EngineTarget
-from harness.memory.poison.patterns import Poison
 
 from .applied_faults import check_caught, check_silent, findings  # type: ignore[import-not-found]
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
+from torch_poison.patterns import Poison
 
 from harness.core.catalog import FAULTS, ORACLES, SITES
 from harness.core.cause_codes import Code, cause_of
@@ -20,7 +21,6 @@ from harness.evidence.observed import Observed
 from harness.evidence.pairs import Pair
 from harness.evidence.records import Evidence, Run
 from harness.judge.targets.engine import EngineTarget
-from harness.memory.poison.patterns import Poison
 
 EVERY_SITE = frozenset(SITES.names())
 SMALL: dict[str, Any] = {

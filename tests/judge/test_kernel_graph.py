@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
 from harness.core.catalog import ORACLES
@@ -18,7 +19,6 @@ from harness.core.kernels import KernelSpec
 from harness.evidence.records import Evidence, Run
 from harness.judge.targets.kernel import KernelTarget
 from harness.kernels.call import keeping_output_sites
-from harness.memory.poison.patterns import Poison
 
 Wrapped = Any
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS, ORACLES, SITES
@@ -24,7 +25,6 @@ from harness.judge.targets import kernel
 from harness.judge.targets.kernel import KernelTarget
 from harness.kernels import plugins
 from harness.kernels.call import keeping_output_sites
-from harness.memory.poison.patterns import Poison
 from harness.ops.parts import attention as reference
 from harness.ops.parts.call import BadOutput, placed
 from harness.ops.quantize_fp8 import reference as quantize_fp8_reference

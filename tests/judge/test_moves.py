@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
 from harness.core.catalog import FAULTS, ORACLES
@@ -15,7 +16,6 @@ from harness.core.move_params import MoveParams
 from harness.core.seams import inject
 from harness.evidence.records import Evidence
 from harness.judge.targets.moves import MoveTarget, scheduled
-from harness.memory.poison.patterns import Poison
 
 HOST: dict[str, Any] = {"move": "host", "num_blocks": 7, "schedules": 2}
 HANDOFF: dict[str, Any] = {"move": "handoff", "num_blocks": 14, "schedules": 2}

@@ -8,6 +8,7 @@ import contextlib
 from typing import Any
 
 import pytest
+from torch_poison.patterns import Poison
 
 from harness.core.catalog import FAULTS, ORACLES, SITES
 from harness.core.findings import Finding
@@ -16,7 +17,6 @@ from harness.core.records import Case
 from harness.core.seams import find_seam, inject
 from harness.evidence.records import Evidence
 from harness.judge.targets.kernel import KernelTarget
-from harness.memory.poison.patterns import Poison
 
 SMALL: dict[str, Any] = {"num_heads": 2, "kv_lora_rank": 32, "qk_rope_head_dim": 16}
 BOTH_EMPTY = {"empty_prefix_rows": 3, "empty_suffix_rows": 1}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.catalog import KERNELS, SITES
@@ -21,7 +22,6 @@ from harness.evidence.observed import Observed
 from harness.evidence.records import Run
 from harness.judge.run_case import run_case
 from harness.judge.target import Target
-from harness.memory.poison.patterns import Poison
 from harness.ops.mla_decode.kernels.tiled import mla_decode
 from harness.run.sanitizer import with_report
 

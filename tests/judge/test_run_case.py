@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.catalog import FAULTS, KERNELS
@@ -24,7 +25,6 @@ from harness.judge import verdict as verdict_of
 from harness.judge.run_case import run_case
 from harness.judge.target import Target
 from harness.kernels.call import note_launch
-from harness.memory.poison.patterns import Poison
 
 ALL_NAN = torch.full((3, 8), float("nan"))
 

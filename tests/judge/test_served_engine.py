@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
+from torch_poison.patterns import Poison
 
 from harness.accuracy.backends import CANARY_NOTE, open_backend
 from harness.accuracy.epochs import run_epochs
@@ -16,7 +17,6 @@ from harness.core.files import FIXTURES
 from harness.core.records import Verdict
 from harness.engine.probe import Probe
 from harness.judge.served_engine import open_engine
-from harness.memory.poison.patterns import Poison
 
 CANARY = FIXTURES / "canary-mla"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Job
 from harness.core.engine_params import EngineParams
@@ -15,7 +16,6 @@ from harness.engine.schedule.sequence import Sequence
 from harness.judge.probes.notes import Notes
 from harness.judge.run_case import run_case
 from harness.judge.targets import serving
-from harness.memory.poison.patterns import Poison
 from harness.scenario.load import load_scenarios
 from harness.scenario.selection import select
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.core.catalog import KERNELS
 from harness.core.errors import Refused
@@ -24,7 +25,6 @@ from harness.judge.targets.slow_predecessor import (
 )
 from harness.kernels.call import BoundKernel
 from harness.memory.graph.early_launch import PROGRAMMATIC, edges_of
-from harness.memory.poison.patterns import Poison
 from harness.ops.parts.call import KernelCall
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.selection import select

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from torch_poison.patterns import Poison
 
 from harness.core.records import Case, FirstNan
 from harness.engine import attention, batch, engine, experts, runner, speculation
@@ -12,7 +13,6 @@ from harness.engine.attention import PagedMLA
 from harness.engine.experts import RoutedExperts
 from harness.engine.schedule.scheduler import Scheduler
 from harness.judge.targets.engine import EngineTarget
-from harness.memory.poison.patterns import Poison
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
 

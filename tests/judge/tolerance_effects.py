@@ -3,7 +3,7 @@ docs/tolerances.md.
 
 python tests/judge/tolerance_effects.py MUTANTS DRAWS
 
-MUTANTS is a run folder of `mla-harness selftest --mutants`. DRAWS cases are drawn on right kernels,
+MUTANTS is a run folder of `python -m trust.mutants`. DRAWS cases are drawn on right kernels,
 as by `--controls`, and judged by the bounds of before.
 """
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
 from harness.core.catalog import ORACLES, SITES
@@ -14,7 +15,6 @@ from harness.core.findings import Finding
 from harness.core.op_params import KERNEL_PARAMS
 from harness.evidence.records import Evidence
 from harness.judge.targets.kernel import KernelTarget
-from harness.memory.poison.patterns import Poison
 
 Judge = Callable[..., list[Finding]]
 ALL_SITES = frozenset(SITES.names())

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS, ORACLES, SITES
 from harness.core.ops import aligned_sizes
 from harness.evidence.records import Evidence
 from harness.judge.targets.kernel import KernelTarget
-from harness.memory.poison.patterns import Poison
 from harness.ops.align_experts import inputs as align_experts_inputs
 from harness.ops.align_experts import reference as align_experts_reference
 from harness.ops.align_experts.kernels.dense import align_experts

@@ -8,10 +8,10 @@ import math
 
 import pytest
 import torch
+from torch_poison.allocations import AllocationPoison
+from torch_poison.patterns import OUT_OF_RANGE, Poison, bits_view, sentinel_bits
 
 from harness.core.errors import IllegalAddress
-from harness.memory.poison.allocations import AllocationPoison
-from harness.memory.poison.patterns import OUT_OF_RANGE, Poison, bits_view, sentinel_bits
 from harness.ops.context_attention.kernels import dense as torch_context
 from harness.ops.mla_decode import inputs as mla_decode_inputs
 from harness.ops.mla_decode.inputs import DecodeInputs

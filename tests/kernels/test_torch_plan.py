@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch_poison.allocations import AllocationPoison
+from torch_poison.patterns import Poison
 
 from harness.core.catalog import FAULTS
 from harness.core.errors import IllegalAddress
 from harness.core.seams import inject
-from harness.memory.poison.allocations import AllocationPoison
-from harness.memory.poison.patterns import Poison
 from harness.ops.mla_decode import inputs as mla_decode_inputs
 from harness.ops.mla_decode.inputs import DecodeInputs
 from harness.ops.mla_decode.kernels import tiled as torch_decode

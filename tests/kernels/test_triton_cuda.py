@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS, ORACLES, SITES
 from harness.core.op_params import KERNEL_PARAMS
 from harness.evidence.records import Evidence
 from harness.judge.targets.kernel import KernelTarget
-from harness.memory.poison.patterns import Poison
 
 REASON = KERNELS.get("mla_decode/triton").why_not("cuda")
 pytestmark = [

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch_poison.patterns import Poison, bits_view, sentinel_bits
 
 from harness.memory.graph.launch import launch
 from harness.memory.graph.recording import CpuGraphPool
-from harness.memory.poison.patterns import Poison, bits_view, sentinel_bits
 
 NAN = Poison("nan", frozenset({"graph.pool"}))
 

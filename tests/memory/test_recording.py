@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.errors import CaptureError
 from harness.memory.graph.launch import eager_part, launch
 from harness.memory.graph.recording import CpuGraph, CpuGraphPool
-from harness.memory.poison.patterns import Poison
 
 
 def capture(function: Callable[[], Any]) -> CpuGraph:

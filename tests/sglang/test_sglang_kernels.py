@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
 from harness.core.catalog import ORACLES, SITES
@@ -22,7 +23,6 @@ from harness.engines.sglang.tables import KERNELS
 from harness.evidence.records import Evidence
 from harness.judge.targets.kernel import KernelTarget
 from harness.kernels.plugins import check_signature
-from harness.memory.poison.patterns import Poison
 from harness.ops.align_experts import reference as align_experts_reference
 from harness.ops.mla_decode import reference as mla_decode_reference
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.errors import HarnessError
@@ -27,7 +28,6 @@ from harness.engines.sglang.plain_script import script
 from harness.engines.sglang.serve.plan import SITES, STATE, Plan, check
 from harness.engines.sglang.target import SglangTarget
 from harness.judge.run_case import run_case
-from harness.memory.poison.patterns import Poison
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenario, shipped_directory
 

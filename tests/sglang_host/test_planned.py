@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case, Job
 from harness.core.cause_codes import Code, cause_of
@@ -15,7 +16,6 @@ from harness.evidence.counts import Count
 from harness.evidence.observed import Observed
 from harness.evidence.records import Run
 from harness.judge.run_case import run_case
-from harness.memory.poison.patterns import Poison
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
 

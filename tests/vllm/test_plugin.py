@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch_poison import cuda_sweep
 
 from harness.core.errors import InputError
 from harness.engines.vllm.serve import plugin
 from harness.engines.vllm.serve.hooks import FILLED, StepPoison, groups, new_blocks
 from harness.engines.vllm.serve.settings import ServePoison
-from harness.memory.poison import cuda_sweep
 
 
 class MLAAttentionSpec:

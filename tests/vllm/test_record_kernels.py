@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS, ORACLES, SITES
@@ -20,7 +21,6 @@ from harness.engines.vllm import record_kernels
 from harness.evidence.records import Evidence
 from harness.judge.targets import kernel as kernel_target
 from harness.judge.targets.kernel import KernelTarget
-from harness.memory.poison.patterns import Poison
 from harness.ops.mla_decode_sparse import reference as mla_decode_sparse_reference
 from harness.ops.parts import record_views as records
 from harness.ops.parts.record_formats import decode, encode, stored

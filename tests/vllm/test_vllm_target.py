@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.cause_codes import Code
@@ -27,7 +28,6 @@ from harness.engines.vllm.serve.settings import ROUTING_VARIABLE, STRATEGY, Serv
 from harness.engines.vllm.serve.worker_state import COUNTS, check, summed
 from harness.engines.vllm.target import VllmTarget, refusal
 from harness.judge.run_case import run_case
-from harness.memory.poison.patterns import Poison
 
 pytest.importorskip("lm_eval")
 FAKE = Path(__file__).parent / "fake"

@@ -12,13 +12,13 @@ import json
 import sys
 
 import torch
+from torch_poison.patterns import Poison
 
 from harness.engines.vllm.faults import PATCHES
 from harness.engines.vllm.serve import context_rows
 from harness.engines.vllm.serve.settings import ServePoison
 from harness.engines.vllm.serve.writes import FILLED
 from harness.evidence.observed import Observed
-from harness.memory.poison.patterns import Poison
 from harness.memory.triton_interpreter import prepare
 
 FAULT = "vllm.merge-ignore-context-count"

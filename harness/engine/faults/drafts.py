@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.engine.batch import NO_KEYS, Batch, Padding, fill_static
 from harness.engine.next_tokens import DraftMLA
 from harness.engine.schedule.sequence import ScheduledSequence
-from harness.memory.poison.patterns import Poison
 
 
 def slots_of_last_step(batch: Batch, attention: DraftMLA) -> Tensor:

@@ -8,8 +8,7 @@ import sys
 
 import torch
 from torch import Tensor
-
-from harness.memory.poison.patterns import Poison
+from torch_poison.patterns import Poison
 
 
 def ids_from_the_end(ids: Tensor, num_experts: int) -> Tensor:

@@ -8,6 +8,7 @@ from collections import deque
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
+from torch_poison.patterns import Poison
 
 from harness.core.engine_params import BatchParams
 from harness.engine.batch import NO_KEYS, Batch, DecodeInputs, Padding, fill_static
@@ -18,7 +19,6 @@ from harness.engine.schedule.block_pool import CacheGroup, FreeList, Group
 from harness.engine.schedule.config import NULL_BLOCK
 from harness.engine.schedule.sequence import Sequence
 from harness.memory.graph.launch import ACTIVE
-from harness.memory.poison.patterns import Poison
 
 
 def gate_by_kind(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:

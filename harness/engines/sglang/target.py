@@ -7,6 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from torch_poison.patterns import Poison
+
 from harness.core.cases import Case
 from harness.core.cause_codes import Code, Reason
 from harness.core.errors import KernelError
@@ -19,7 +21,6 @@ from harness.engines.sglang.params import SglangParams
 from harness.engines.sglang.serve.child import SglangRequest
 from harness.engines.sglang.serve.plan import PAGES, SITES, Plan, check, raise_refusal
 from harness.engines.sglang.tables import ENGINE
-from harness.memory.poison.patterns import Poison
 
 QUESTIONS = "harness.engines.sglang.serve.child"
 """The module of a serving process."""

@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from torch_poison.patterns import Poison
+
 from harness.core.cases import Case
 from harness.core.cause_codes import Code, Reason
 from harness.core.errors import KernelError, Refused
@@ -31,7 +33,6 @@ from harness.evidence.moves import Moved
 from harness.evidence.records import Run
 from harness.evidence.scripts import PlayedScript
 from harness.memory.moves.streams import Launch, Race
-from harness.memory.poison.patterns import Poison
 
 QUESTIONS, SCRIPTS = "harness.engines.vllm.serve.child", "harness.engines.vllm.serve.scripts"
 """The modules of serving processes."""

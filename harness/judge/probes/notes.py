@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch_poison.patterns import Poison
+
 from harness.core.engine_params import EngineParams
 from harness.engine.probe import Probe
 from harness.judge.probes.answers import Answers
@@ -10,7 +12,6 @@ from harness.judge.probes.conditions import StepConditions
 from harness.judge.probes.group import ProbeGroup
 from harness.judge.probes.twins import Twins
 from harness.judge.probes.writes import StrayWrites
-from harness.memory.poison.patterns import Poison
 
 
 class Notes(ProbeGroup):

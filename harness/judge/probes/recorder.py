@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch_poison.storages import tensors_of
 
 from harness.core.ops import OPS, PAGE_SIZE
 from harness.core.records import FirstNan
@@ -28,7 +29,6 @@ from harness.engine.schedule.sequence import ScheduledSequence
 from harness.kernels.call import BoundKernel, kernel_of, name_of
 from harness.memory.first_nan.recorder import StepNotes, describe, layer_of
 from harness.memory.first_nan.table import Kind, Slot, Table
-from harness.memory.graph.interface import tensors_of
 from harness.memory.graph.launch import launch_unseen
 from harness.ops.parts.attention import with_context
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch_poison.storages import tensors_of
 
 from harness.core.ops import OPS
 from harness.engine.batch import Batch
@@ -27,7 +28,6 @@ from harness.engine.schedule.sequence import ScheduledSequence
 from harness.evidence.observed import Observed
 from harness.evidence.records import Run
 from harness.kernels.call import BoundKernel, kernel_of, name_of
-from harness.memory.graph.interface import tensors_of
 from harness.ops.parts.attention import with_context
 
 CONSUMED = {"apply_experts": ("x", "ids", "weights")}

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.core.engine_params import EngineParams
 from harness.engine.batch import (
@@ -32,7 +33,6 @@ from harness.evidence.pairs import Pair
 from harness.evidence.replay import ReplayedStep
 from harness.judge.probes.addresses import GraphAddresses
 from harness.memory.graph.interface import Graph
-from harness.memory.poison.patterns import Poison
 
 MOST_PADDED = 3
 """How many steps of an engine are repeated with other padding. Later steps show nothing new."""

@@ -6,6 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from torch_poison.patterns import Poison
+
 from harness.core import extras
 from harness.core.cases import Case
 from harness.core.engine_params import AccuracyParams, ServingParams
@@ -13,7 +15,6 @@ from harness.core.files import FIXTURES
 from harness.evidence.answers import Answered
 from harness.evidence.records import Run
 from harness.judge.target import Target
-from harness.memory.poison.patterns import Poison
 
 ORDER_SEED = 0
 """Seed of the order of questions in each epoch: the same for all cases, so that curves are

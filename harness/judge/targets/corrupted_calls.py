@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 
+from torch_poison.patterns import Poison
+
 from harness.core.cause_codes import Code, Reason
 from harness.core.corruptions import Corruption
 from harness.core.errors import Refused, SystemUnderTestError
@@ -14,7 +16,6 @@ from harness.evidence.corrupted import CorruptedCall
 from harness.evidence.records import Run
 from harness.judge.targets.shown_call import show_call
 from harness.kernels.call import without_interception
-from harness.memory.poison.patterns import Poison
 from harness.ops.mla_decode.params import MlaDecodeParams
 from harness.ops.parts.call import KernelCall, check_outputs, invoke
 from harness.ops.parts.planner import has_plan

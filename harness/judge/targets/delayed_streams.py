@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import bits_view
 
 from harness.core.cases import Case
 from harness.core.kernels import KernelSpec
@@ -24,7 +25,6 @@ from harness.judge.targets.shown_call import observed_of
 from harness.judge.targets.slow_predecessor import Late, late_inputs, restoring
 from harness.kernels.call import BoundKernel
 from harness.memory.moves.streams import Launch, Race
-from harness.memory.poison.patterns import bits_view
 from harness.ops.parts.call import KernelCall, Observe
 from harness.ops.parts.judged import Rows
 

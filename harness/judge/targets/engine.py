@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch_poison.errors import PoisonError
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS
@@ -70,7 +72,6 @@ from harness.judge.targets.serving import Served, serve
 from harness.judge.targets.step_counts import counts_of_run, counts_of_steps, length
 from harness.kernels.call import counting_launches
 from harness.memory.graph.launch import launches_shown_to
-from harness.memory.poison.patterns import Poison
 
 ENGINE, PROBES = Path(batch.__file__).parent, Path(recorder.__file__).parent
 WEIGHT_SEED = 0
@@ -436,7 +437,8 @@ def errors_of_the_engine() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, (HarnessError, SystemUnderTestError)) or is_out_of_memory(error):
+        is_told = isinstance(error, HarnessError | PoisonError | SystemUnderTestError)
+        if is_told or is_out_of_memory(error):
             raise
         stack = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in stack if Path(frame.filename).is_relative_to(ENGINE)]

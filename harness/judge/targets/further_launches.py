@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
+from torch_poison.patterns import Poison
+from torch_poison.storages import tensors_of
 
 from harness.core.kernels import KernelSpec
 from harness.evidence.pairs import Pair
 from harness.evidence.replay import ReplayedStep
 from harness.kernels.call import BoundKernel
-from harness.memory.graph.interface import tensors_of
 from harness.memory.graph.recording import new_pool
-from harness.memory.poison.patterns import Poison
 from harness.ops.parts.call import KernelCall, invoke
 
 

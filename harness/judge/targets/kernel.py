@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
 from harness.core.conditions.table import shown_by
@@ -33,13 +34,7 @@ from harness.judge.targets.slow_predecessor import (
     slow_reader,
 )
 from harness.kernels.plugins import find_kernel
-from harness.memory.poison.patterns import Poison
-from harness.ops.parts.call import (
-    KernelCall,
-    Setting,
-    check_outputs,
-    invoke,
-)
+from harness.ops.parts.call import KernelCall, Setting, check_outputs, invoke
 
 MOST_RESERVED = 1 << 30
 """Bytes of GPU memory that a worker may keep from case to case."""

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 
+from torch_poison.patterns import Poison
+
 from harness.core.cases import Case
 from harness.core.move_params import MoveParams
 from harness.core.registry import nearest
@@ -18,7 +20,6 @@ from harness.evidence.records import Run
 from harness.judge.target import Target
 from harness.memory.moves.checks import Landed
 from harness.memory.moves.streams import Streams, orders_to_try
-from harness.memory.poison.patterns import Poison
 
 MOST_SEARCHED = 12
 """Orders that are tried to show what an unordered access does."""

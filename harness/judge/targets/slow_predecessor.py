@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch_poison.storages import whole_storage
 
 from harness.core.errors import CaptureError, Refused
 from harness.core.kernels import KernelSpec
@@ -20,7 +21,6 @@ from harness.evidence.observed import Observed
 from harness.evidence.sentinel import Guard
 from harness.judge.targets.shown_call import observed_of
 from harness.kernels.call import BoundKernel
-from harness.memory.graph.interface import whole_storage
 from harness.ops.parts.call import KernelCall, by_rows
 
 UNREAD = 0x5A

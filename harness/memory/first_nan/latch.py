@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import torch
-
-from harness.memory.poison.patterns import EXPONENT
+from torch_poison.patterns import EXPONENT
 
 NEVER = 2**63 - 1
 """The value of `first` for a slot without a hit."""

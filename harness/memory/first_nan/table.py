@@ -16,9 +16,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.library import Library
+from torch_poison.patterns import EXPONENT, bits_view, hex_of
 
 from harness.memory.first_nan.latch import DTYPES, EVENT_FIELDS, LATCH_FIELDS, NEVER
-from harness.memory.poison.patterns import EXPONENT, bits_view, hex_of
 
 # Captures, torch.compile and a CPU's recordings keep an op. It changes the recorder's buffers, so
 # none may drop it.

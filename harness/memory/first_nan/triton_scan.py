@@ -18,9 +18,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch_poison.patterns import EXPONENT, bits_view
 
 from harness.memory.first_nan.latch import DTYPES, LATCH_FIELDS, NEVER
-from harness.memory.poison.patterns import EXPONENT, bits_view
 from harness.memory.triton_interpreter import prepare
 
 INTERPRETED = prepare()

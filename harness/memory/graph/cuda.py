@@ -21,20 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch_poison.allocations import QuickDispatch
+from torch_poison.cuda_sweep import CudaSweep, fill_word
+from torch_poison.patterns import Poison
+from torch_poison.storages import storage_address, tensors_of, whole_storage
 
 from harness.core import cuda_failures
 from harness.core.errors import CaptureError, message_of
-from harness.memory.graph.interface import (
-    GraphPool,
-    alias_of,
-    storage_address,
-    tensors_of,
-    whole_storage,
-)
+from harness.memory.graph.interface import GraphPool, alias_of
 from harness.memory.graph.launch import ACTIVE, holding
-from harness.memory.poison.allocations import QuickDispatch
-from harness.memory.poison.cuda_sweep import CudaSweep, fill_word
-from harness.memory.poison.patterns import Poison
 
 _streams: dict[int, torch.cuda.Stream] = {}
 

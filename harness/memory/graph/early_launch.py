@@ -19,11 +19,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch_poison.storages import tensors_of
 from triton.language.extra import cuda
 
 from harness.core import cuda_failures
 from harness.core.errors import CaptureError, SystemUnderTestError
-from harness.memory.graph.interface import tensors_of
 
 HOLD_NANOSECONDS = 200_000
 PROGRAMMATIC = 1

@@ -12,39 +12,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
+from torch_poison.storages import storage_address, whole_storage
 
 from harness.core.errors import InputError
-from harness.memory.poison.patterns import Poison
-
-
-def tensors_of(value: Any) -> list[Tensor]:
-    """The tensors in a nested result, in order: items of tuples and lists, and attributes of
-    metadata objects.
-    """
-    found: list[Tensor] = []
-    _collect(value, found)
-    return found
-
-
-def _collect(value: Any, found: list[Tensor]) -> None:
-    """Add the tensors in `value`.
-
-    A capture asks for each op, where torch's own walk costs ten times as much.
-    """
-    if isinstance(value, Tensor):
-        found.append(value)
-    elif isinstance(value, (tuple, list, dict)):
-        for item in value.values() if isinstance(value, dict) else value:
-            _collect(item, found)
-    else:
-        found += [
-            item for item in getattr(value, "__dict__", {}).values() if isinstance(item, Tensor)
-        ]
-
-
-def storage_address(tensor: Tensor) -> int:
-    """The first address of the storage of a tensor of any shape."""
-    return tensor.untyped_storage().data_ptr()
 
 
 def use_count(tensor: Tensor) -> int:
@@ -52,11 +23,6 @@ def use_count(tensor: Tensor) -> int:
     storage = tensor.untyped_storage()
     # The storage object itself counts once.
     return int(torch._C._storage_Use_Count(storage._cdata)) - 1
-
-
-def whole_storage(tensor: Tensor) -> Tensor:
-    """All memory of a tensor's storage as one tensor [n] of its dtype, gaps of strides included."""
-    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def alias_of(tensor: Tensor) -> Tensor:

@@ -26,19 +26,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
+from torch_poison.allocations import ALLOCATIONS, QuickDispatch
+from torch_poison.patterns import Poison
+from torch_poison.storages import storage_address, tensors_of, whole_storage
 
 from harness.core.errors import CaptureError
-from harness.memory.graph.interface import (
-    GraphPool,
-    alias_of,
-    storage_address,
-    tensors_of,
-    use_count,
-    whole_storage,
-)
+from harness.memory.graph.interface import GraphPool, alias_of, use_count
 from harness.memory.graph.launch import ACTIVE, IN_PARTS, Function, holding, repeat
-from harness.memory.poison.allocations import ALLOCATIONS, QuickDispatch
-from harness.memory.poison.patterns import Poison
 
 _aten = torch.ops.aten
 _INDEXED = frozenset({_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default})

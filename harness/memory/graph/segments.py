@@ -84,8 +84,8 @@ class SegmentFill:
         The pool is read at the first replay: all sizes are captured then, and a tensor that is
         freed later stays as it is.
         """
-        from harness.memory.poison.cuda_kernels import fill_chunks
-        from harness.memory.poison.cuda_sweep import FILL_WORD
+        from torch_poison.cuda_kernels import fill_chunks
+        from torch_poison.cuda_sweep import FILL_WORD
 
         if self._tables is None:
             self._tables = [torch.tensor(rows, dtype=torch.int64).cuda() for rows in self.to_fill()]

@@ -12,19 +12,20 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch_poison.device_ranges import pieces_of, with_memory_at
+from torch_poison.errors import PoisonError
+from torch_poison.fences import Fence, fenced
+from torch_poison.patterns import Poison
 
 from harness.core.cause_codes import Code
 from harness.core.contract import Out
 from harness.core.corruptions import Corruption
-from harness.core.errors import HarnessError, KernelError, NoMemoryError, message_of
+from harness.core.errors import KernelError, NoMemoryError, message_of
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.kernels.call import BoundKernel, wrong_count
 from harness.kernels.outputs import BadOutput
 from harness.memory.bounds import bad_index, raise_bad_indices
-from harness.memory.device_ranges import pieces_of, with_memory_at
-from harness.memory.fences import Fence, fenced
-from harness.memory.poison.patterns import Poison
 from harness.ops.parts.attention import Attention
 from harness.ops.parts.cache_layouts import neighbors
 from harness.ops.parts.corrupted import as_meant, corrupted
@@ -41,7 +42,7 @@ def invoke(spec: KernelSpec, poison: Poison, args: tuple[Any, ...], kwargs: dict
     """
     is_on_gpu = any(isinstance(arg, Tensor) and arg.is_cuda for arg in args)
     if is_on_gpu and not poison.is_natural:
-        from harness.memory.poison.cuda_sweep import CudaSweep, fill_word
+        from torch_poison.cuda_sweep import CudaSweep, fill_word
 
         # Reaches scratch that an extension allocates without torch's dispatcher.
         CudaSweep.of()(fill_word(poison, "workspace"))
@@ -325,7 +326,7 @@ def _room_for(tensor: Tensor, room: int, device: str) -> Tensor:
         size = room * tensor.element_size()
     try:
         return with_memory_at(size, pieces_of(tensor)).view(tensor.dtype)
-    except HarnessError as error:
+    except PoisonError as error:
         need = (
             f"an input with its gaps needs {size / 2**30:.1f} GiB, and {free:.1f} of {total:.1f}"
             " GiB are free"

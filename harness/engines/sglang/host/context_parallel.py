@@ -17,11 +17,11 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.engines.host_parts import Found, Without, first_module, searched
 from harness.engines.sglang.params import SglangHostParams
 from harness.evidence.records import Run
-from harness.memory.poison.patterns import Poison
 
 PREFIXES = (0, 1, 7)
 

@@ -19,6 +19,7 @@ from unittest import mock
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.engines.host_parts import (
     NUM_SM_PARTS,
@@ -35,7 +36,6 @@ from harness.engines.sglang.params import SglangHostParams
 from harness.evidence.addresses import Binding
 from harness.evidence.observed import Observed
 from harness.evidence.records import Run
-from harness.memory.poison.patterns import Poison
 
 NUM_HEADS = 16
 RANK, ROPE = 256, 32

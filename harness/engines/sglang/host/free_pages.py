@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.engines.host_parts import of_all_rows
 from harness.engines.sglang.host.scheduling import allocator_of, count_once, free_slots, publish
 from harness.engines.sglang.params import SglangHostParams
 from harness.evidence.counts import Count
 from harness.evidence.records import Run
-from harness.memory.poison.patterns import Poison
 
 NUM_PAGES = {1: 96, 16: 24, 64: 12}
 WIDTH = 4

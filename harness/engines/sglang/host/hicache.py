@@ -32,6 +32,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.core.errors import Refused
 from harness.core.files import read_rows
@@ -44,7 +45,6 @@ from harness.evidence.records import Run
 from harness.judge.targets.moves import in_orders
 from harness.memory.moves.checks import Landed
 from harness.memory.moves.owners import GROUPS, records, unsent
-from harness.memory.poison.patterns import Poison
 
 CACHE = "sglang.srt.mem_cache"
 for name in (

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 
 import torch
+from torch_poison.patterns import Poison
 
 from harness.engines.sglang.host.free_pages import Owner, give_back, grow, look, start
 from harness.engines.sglang.host.graph_buffers import CAPTURED, GraphBuffers
@@ -17,7 +18,6 @@ from harness.engines.sglang.host.scheduling import allocator_of, publish
 from harness.engines.sglang.params import SglangHostParams
 from harness.evidence.counts import Count
 from harness.evidence.records import Run
-from harness.memory.poison.patterns import Poison
 
 NUM_SLOTS = 64
 FILL_LENGTH = 1

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.engines.host_parts import of_all_rows
 from harness.engines.sglang.host.scheduling import (
@@ -28,7 +29,6 @@ from harness.engines.sglang.host.scheduling import (
 from harness.engines.sglang.params import SglangHostParams
 from harness.evidence.counts import Count
 from harness.evidence.records import Run
-from harness.memory.poison.patterns import Poison
 
 NUM_REQUESTS = 24
 NUM_ROWS = 4

@@ -20,14 +20,14 @@ from unittest import mock
 import torch
 from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe
 from torch import Tensor
+from torch_poison.allocations import AllocationPoison
+from torch_poison.patterns import Poison
 
 from harness.engines.host_parts import expert_weights, gated, scaled_fp8_quant
 from harness.engines.sglang.host.scheduling import publish
 from harness.engines.sglang.params import SglangHostParams
 from harness.evidence.observed import Observed
 from harness.evidence.records import Run
-from harness.memory.poison.allocations import AllocationPoison
-from harness.memory.poison.patterns import Poison
 from harness.ops.align_experts.kernels.dense import align_experts
 
 NUM_TOKENS, NUM_EXPERTS, HIDDEN, INTERMEDIATE = 8, 4, 64, 32

@@ -21,9 +21,9 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.evidence.counts import Count
-from harness.memory.poison.patterns import Poison
 
 VOCABULARY = 32
 RANK, ROPE = 8, 4

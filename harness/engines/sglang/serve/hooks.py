@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+from torch_poison.cuda_sweep import CudaSweep
+from torch_poison.patterns import bits_view, sentinel_bits
 
 from harness.engines.sglang.serve.plan import COUNTS, SWEEPS, Plan
-from harness.memory.poison.cuda_sweep import CudaSweep
-from harness.memory.poison.patterns import bits_view, sentinel_bits
 
 INPUTS = ("out_cache_loc", "req_pool_indices", "seq_lens")
 """Input buffers of a decode graph that SGLang must set for padded rows."""

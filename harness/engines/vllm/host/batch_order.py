@@ -11,6 +11,7 @@ kernels are the harness's. They write every row, as FlashAttention-3 does, so wr
 from __future__ import annotations
 
 from torch import Tensor
+from torch_poison.patterns import Poison
 from vllm.v1.attention.backends.mla import flashmla
 from vllm.v1.attention.backends.utils import reorder_batch_to_split_decodes_and_prefills
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
@@ -19,7 +20,6 @@ from harness.engines.vllm.host.prefill_step import CHUNKS, DECODE, FRESH, SCALE,
 from harness.engines.vllm.host.runner_order import Request, first_runner, second_runner
 from harness.engines.vllm.params import VllmHostParams
 from harness.evidence.records import Run
-from harness.memory.poison.patterns import Poison
 from harness.ops.context_attention.kernels.dense import context_attention
 
 

@@ -18,6 +18,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch_poison.patterns import Poison
 from vllm.v1.attention.backends.mla import sparse_swa
 from vllm.v1.kv_cache_interface import MLAAttentionSpec, SlidingWindowMLASpec
 
@@ -26,7 +27,6 @@ from harness.engines.host_parts import Found, Without, accepted, first_module, s
 from harness.engines.vllm.host.prefill_step import step_metadata
 from harness.engines.vllm.params import VllmHostParams
 from harness.evidence.records import Run
-from harness.memory.poison.patterns import Poison
 
 WINDOW, DRAFTS, LONGEST, MOST_REQUESTS = 128, 2, 40_000, 16
 CONFIG = mock.Mock(

@@ -19,6 +19,7 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 from vllm.model_executor.layers.attention import mla_attention
 from vllm.v1.attention.backends.mla import flashmla, indexer
 from vllm.v1.attention.backends.utils import get_dcp_local_seq_lens
@@ -38,7 +39,6 @@ from harness.engines.vllm.host.idle_rows import uva_buffer
 from harness.engines.vllm.host.prefill_step import attention, builder, step_metadata
 from harness.engines.vllm.params import VllmHostParams
 from harness.evidence.records import Run
-from harness.memory.poison.patterns import Poison
 
 PAGE_SIZE = 16
 CPU = torch.device("cpu")

@@ -13,6 +13,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 from vllm.config import CUDAGraphMode
 from vllm.v1.attention.backends.mla import flashmla
 
@@ -28,7 +29,6 @@ from harness.engines.vllm.params import VllmHostParams
 from harness.evidence.addresses import Binding
 from harness.evidence.records import Run
 from harness.evidence.replay import ReplayedStep
-from harness.memory.poison.patterns import Poison
 
 MAX_REQUESTS = 64
 LENGTHS = ((16, 24), (17, 25), (18, 90), (19, 91))

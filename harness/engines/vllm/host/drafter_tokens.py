@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.utils import CpuGpuBuffer
 from vllm.v1.worker.gpu import input_batch as second_runner
@@ -26,7 +27,6 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState
 from harness.engines.host_parts import Found, Without, first_module, made_without_init, searched
 from harness.engines.vllm.params import VllmHostParams
 from harness.evidence.records import Run
-from harness.memory.poison.patterns import Poison
 
 MOST_DRAFTS, LONGEST, NUM_SLOTS, EVERY, CPU = 2, 12, 3, 4, torch.device("cpu")
 DISCARDED = 999

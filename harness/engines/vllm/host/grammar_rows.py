@@ -22,6 +22,7 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.structured_output import StructuredOutputManager, utils
 from vllm.v1.worker.gpu import structured_outputs
@@ -31,7 +32,6 @@ from harness.engines.host_parts import Without, accepted, made_without_init
 from harness.engines.vllm.params import VllmHostParams
 from harness.evidence.observed import Observed
 from harness.evidence.records import Run
-from harness.memory.poison.patterns import Poison
 
 MOST_DRAFTS, NUM_REQUESTS, VOCAB = 2, 3, 32
 STRIDE = MOST_DRAFTS + 1

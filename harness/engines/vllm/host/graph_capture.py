@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 from vllm.config import CUDAGraphMode
 from vllm.v1.worker.gpu import cudagraph_utils
 
@@ -26,7 +27,6 @@ from harness.engines.vllm.params import VllmHostParams
 from harness.evidence.records import Run
 from harness.evidence.replay import ReplayedStep
 from harness.memory.graph.launch import ACTIVE, holding, launch
-from harness.memory.poison.patterns import Poison
 from harness.ops.mla_decode.kernels.tiled import mla_decode
 from harness.ops.mla_decode_plan.kernels.tiled import mla_decode_plan
 from harness.ops.parts.split_plan import SplitPlan

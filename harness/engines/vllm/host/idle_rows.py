@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 from vllm.v1.worker.gpu import buffer_utils
 from vllm.v1.worker.gpu.block_table import BlockTables
 
@@ -23,7 +24,6 @@ from harness.engines.host_parts import Without, accepted, first_module, made_wit
 from harness.engines.vllm.params import VllmHostParams
 from harness.evidence.records import Run
 from harness.evidence.sentinel import Guard
-from harness.memory.poison.patterns import Poison
 
 PAGE_SIZE, NUM_BLOCKS, WIDTH = 16, 8, 32
 PAGES, STATES = ((1, 2), (3, 4)), (5, 6)

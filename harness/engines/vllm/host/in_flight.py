@@ -16,6 +16,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch_poison.patterns import Poison
 from vllm.v1.request import RequestStatus
 
 from harness.engines.vllm.host.kv_layers import layers_of, planned
@@ -31,7 +32,6 @@ from harness.engines.vllm.host.kv_moves import (
 from harness.engines.vllm.params import VllmHostParams
 from harness.evidence.counts import Count
 from harness.evidence.records import Run
-from harness.memory.poison.patterns import Poison
 
 NUM_SCHEDULES, MOST_TOKENS = 30, 40
 LENGTHS = (17, 30, 20, 33, 26, 40)

@@ -12,6 +12,7 @@ import importlib
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.engines.host_parts import accepted, first_module, of_all_rows
 from harness.engines.vllm.params import VllmHostParams
@@ -21,7 +22,6 @@ from harness.evidence.records import Run
 from harness.evidence.sentinel import Guard
 from harness.judge.targets.shown_call import observed_of
 from harness.kernels.plugins import find_kernel
-from harness.memory.poison.patterns import Poison
 from harness.ops.parts.call import KernelCall, Setting, prepared
 from harness.ops.read_records import call as read_records_call
 from harness.ops.read_records import inputs as read_records_inputs

@@ -12,6 +12,7 @@ import socket
 from typing import Any
 from unittest import mock
 
+from torch_poison.patterns import Poison
 from vllm.distributed.kv_transfer.kv_connector.v1 import nixl as nixl
 
 from harness.engines.moving_device import Device
@@ -23,7 +24,6 @@ from harness.engines.vllm.params import VllmHostParams
 from harness.evidence.moves import Moved
 from harness.evidence.records import Run
 from harness.memory.moves.checks import Landed
-from harness.memory.poison.patterns import Poison
 
 REQUESTS = ((0, 40), (1, 56), (2, 30))
 NUM_SCHEDULES = 3

@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 from vllm import config as configs
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -45,7 +46,6 @@ from harness.evidence.records import Run
 from harness.judge.targets.moves import in_orders
 from harness.memory.moves.checks import Landed
 from harness.memory.moves.streams import Event, Span
-from harness.memory.poison.patterns import Poison
 
 CLASSES = {
     "simple": "SimpleCPUOffloadConnector",

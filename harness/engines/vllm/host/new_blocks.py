@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 from vllm.v1.core import single_type_kv_cache_manager as managers
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.kv_cache_interface import MLAAttentionSpec
@@ -21,7 +22,6 @@ from harness.engines.host_parts import accepted, of_all_rows
 from harness.engines.vllm.params import VllmHostParams
 from harness.evidence.observed import Observed
 from harness.evidence.records import Run
-from harness.memory.poison.patterns import Poison
 from harness.ops.mla_decode.kernels.tiled import mla_decode_multiply
 
 NUM_BLOCKS = 12

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 from vllm.model_executor.layers.quantization.input_quant_fp8 import GroupShape, QuantFP8
 from vllm.v1.attention.backends.mla.triton_mla import TritonMLAImpl
 
@@ -20,7 +21,6 @@ from harness.engines.host_parts import made_without_init
 from harness.engines.vllm.params import VllmHostParams
 from harness.evidence.observed import Observed
 from harness.evidence.records import Run
-from harness.memory.poison.patterns import Poison
 
 LENGTHS = (40, 5, 0, 0)
 """Two live requests and two padded rows."""

@@ -19,6 +19,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch_poison.patterns import Poison
 from vllm import _custom_ops, envs
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.config import fp8_w8a8_moe_quant_config
@@ -32,7 +33,6 @@ from harness.engines.host_parts import expert_weights, gated, made_without_init,
 from harness.engines.vllm.params import VllmHostParams
 from harness.evidence.observed import Observed
 from harness.evidence.records import Run
-from harness.memory.poison.patterns import Poison
 from harness.ops.align_experts.kernels.dense import align_experts
 
 NUM_LIVE, NUM_ROWS = 5, 8

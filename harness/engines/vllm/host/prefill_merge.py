@@ -13,6 +13,7 @@ unwritten rows in three ways:
 from __future__ import annotations
 
 from torch import Tensor
+from torch_poison.patterns import Poison
 
 from harness.engines.vllm.host.prefill_step import (
     CHUNKS,
@@ -25,7 +26,6 @@ from harness.engines.vllm.host.prefill_step import (
 )
 from harness.engines.vllm.params import VllmHostParams
 from harness.evidence.records import Run
-from harness.memory.poison.patterns import Poison
 from harness.ops.context_attention.kernels.dense import context_attention
 
 REQUESTS = (DECODE, CHUNKS["longer"], FRESH)

@@ -15,6 +15,8 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch_poison.allocations import AllocationPoison
+from torch_poison.patterns import Poison
 from vllm.model_executor.layers.attention import mla_attention
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.mla import flashmla
@@ -26,8 +28,6 @@ from harness.engines.vllm.host.runner_order import Request
 from harness.evidence.facts import Allocated
 from harness.evidence.observed import Observed
 from harness.evidence.records import Run
-from harness.memory.poison.allocations import AllocationPoison
-from harness.memory.poison.patterns import Poison
 
 PAGE_SIZE = 16
 NUM_HEADS = 2

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch_poison.patterns import bits_view, sentinel_bits
 
 from harness.engines.vllm.objects import (
     RUNNERS,
@@ -31,7 +32,6 @@ from harness.engines.vllm.objects import (
 from harness.engines.vllm.serve import context_rows, segments
 from harness.engines.vllm.serve.settings import CONTEXT, TOPK, ServePoison
 from harness.engines.vllm.serve.writes import FILLED, FINITE, fill, worker_rank
-from harness.memory.poison.patterns import bits_view, sentinel_bits
 
 Runner = FirstRunner | SecondRunner
 INDEX_KEY, INDEX_SCALE = 128, 4
@@ -99,7 +99,7 @@ class StepPoison:
 
     def _before(self, runner: Runner, step: SchedulerOutput) -> None:
         if self._poison.sweeps and not is_capturing():
-            from harness.memory.poison.cuda_sweep import CudaSweep
+            from torch_poison.cuda_sweep import CudaSweep
 
             CudaSweep.of()()
             FILLED.sweeps += 1

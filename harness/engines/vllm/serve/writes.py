@@ -6,8 +6,7 @@ import os
 from dataclasses import dataclass
 
 import torch
-
-from harness.memory.poison.patterns import bits_view, sentinel_bits
+from torch_poison.patterns import bits_view, sentinel_bits
 
 FINITE = 1.0
 """Latents are normalized, so an earlier owner of a page leaves values of this size."""

@@ -15,12 +15,12 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch_poison.allocations import only_writes
 
 from harness.core.ops import PAGE_SIZE, latent_rank
 from harness.core.seams import seam
 from harness.kernels.checks import check_range, check_shapes
 from harness.memory.bounds import check_indices
-from harness.memory.poison.allocations import only_writes
 from harness.ops.mla_decode_plan.kernels.tiled import mla_decode_plan, pages_per_chunk
 from harness.ops.parts.split_plan import MAX_SPLITS, SplitPlan, num_pages
 

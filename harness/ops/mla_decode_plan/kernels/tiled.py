@@ -5,9 +5,9 @@ reads.
 from __future__ import annotations
 
 import torch
+from torch_poison.allocations import only_writes
 
 from harness.core.seams import seam
-from harness.memory.poison.allocations import only_writes
 from harness.ops.parts.split_plan import MAX_SPLITS, SplitPlan, num_pages
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch_poison.allocations import only_writes
 
 from harness.core.seams import seam
 from harness.kernels.checks import check_range, check_shapes
-from harness.memory.poison.allocations import only_writes
 from harness.ops.parts.slots import stored_slots
 
 _E4M3_MAX = 448.0

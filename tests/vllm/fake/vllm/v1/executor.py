@@ -46,8 +46,7 @@ def work(rank: int, num_ranks: int, extension: str, store: str, pipe: Connection
     if os.environ.get("FAKE_VLLM") == "lacking" and rank == 1:
         del os.environ["MLA_HARNESS_FAULT"]
     import torch
-
-    from harness.memory.poison import cuda_sweep
+    from torch_poison import cuda_sweep
 
     # This machine has no memory that a sweep could fill: it counts only.
     cuda_sweep.CudaSweep.of = lambda: lambda: None  # type: ignore[assignment, method-assign, misc]

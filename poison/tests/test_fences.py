@@ -1,0 +1,45 @@
+"""Memory at a fence: every byte of it can be used, and the next one ends the process."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+from torch_poison.fences import ALIGNMENT, fenced
+
+READ = """
+import ctypes
+from torch_poison.fences import fenced
+tensor = fenced({size}, {fence!r}, "cpu")
+print(ctypes.c_ubyte.from_address(tensor.data_ptr() + {offset}).value, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("fence", "size", "offset", "code"),
+    [
+        ("after", 32, 31, 0),
+        ("after", 32, 32, -signal.SIGSEGV),
+        ("after", 33, 48, -signal.SIGSEGV),
+        ("before", 32, 0, 0),
+        ("before", 32, -1, -signal.SIGSEGV),
+    ],
+)
+def test_a_read_past_the_fence_ends_the_process(
+    fence: str, size: int, offset: int, code: int
+) -> None:
+    program = READ.format(size=size, fence=fence, offset=offset)
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == code
+
+
+@pytest.mark.parametrize("size", [1, 20, 4096, 10_000])
+def test_fenced_memory_is_aligned_and_writable(size: int) -> None:
+    memory = fenced(size, "after", "cpu")
+    memory.fill_(7)
+    assert (
+        memory.shape == (size,)
+        and memory.data_ptr() % ALIGNMENT == 0
+        and int(memory.sum()) == 7 * size
+    )

@@ -1,0 +1,66 @@
+"""Memory that ends, or begins, at an unmapped page.
+
+A read one element too far faults there, in place of garbage.
+
+On a CPU the operating system protects the page, on CUDA the driver leaves the addresses unmapped.
+The process dies of such a read, so a worker makes it. The method is that of guard pages, as in
+ROCm/aiter#4117.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from torch_poison.device_ranges import between_gaps
+from torch_poison.errors import PoisonError
+
+Fence = Literal["none", "before", "after"]
+ALIGNMENT = 16
+"""Bytes.
+
+Kernels may load words of this size, so up to 15 bytes stay between the last element and the page.
+"""
+
+
+def fenced(num_bytes: int, fence: Fence, device: str) -> Tensor:
+    """A uint8 tensor [num_bytes] on `device` that begins (`before`) or ends (`after`) at memory
+    without access.
+
+    Raises PoisonError where the system or the driver refuses.
+    """
+    make = _on_cuda if torch.device(device).type == "cuda" else _on_cpu
+    return make(num_bytes, fence)
+
+
+def _start(room: int, num_bytes: int, fence: Fence) -> int:
+    """The first byte of the tensor in `room` bytes between two fences."""
+    return 0 if fence == "before" else (room - num_bytes) // ALIGNMENT * ALIGNMENT
+
+
+def _on_cpu(num_bytes: int, fence: Fence) -> Tensor:
+    page = mmap.PAGESIZE
+    room = -(-num_bytes // page) * page
+    memory = mmap.mmap(-1, room + 2 * page)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    libc = ctypes.CDLL(None, use_errno=True)
+    for edge in (address, address + page + room):
+        # 0 is PROT_NONE: no access.
+        if libc.mprotect(ctypes.c_void_p(edge), ctypes.c_size_t(page), 0):
+            raise PoisonError(
+                f"fence: the system refused to protect a page (errno {ctypes.get_errno()})"
+            )
+    # The tensor keeps `memory` alive.
+    return torch.frombuffer(
+        memory, dtype=torch.uint8, offset=page + _start(room, num_bytes, fence), count=num_bytes
+    )
+
+
+def _on_cuda(num_bytes: int, fence: Fence) -> Tensor:
+    whole = between_gaps(num_bytes)
+    start = _start(len(whole), num_bytes, fence)
+    return whole[start : start + num_bytes]
