@@ -9,7 +9,7 @@ import pytest
 from harness.core.catalog import FAULTS, ORACLES, SITES
 from harness.core.op_params import KERNEL_PARAMS
 from harness.scenario.expand import expand, fault_cases
-from harness.scenario.load import load_scenarios, shipped_directory
+from harness.scenario.load import load_scenarios, scenario_files, shipped_directory
 
 SCENARIOS = load_scenarios(shipped_directory())
 
@@ -20,6 +20,31 @@ SCENARIOS = load_scenarios(shipped_directory())
 def test_file_is_named_like_its_scenario(path) -> None:  # type: ignore[no-untyped-def]
     assert path.suffix == ".yaml"
     assert path.stem in {scenario.name for scenario in SCENARIOS}
+
+
+FAMILIES = {
+    "kernels": ("kernel",),
+    "conditions": ("kernel", "engine"),
+    "matrix": ("kernel",),
+    "engine": ("engine", "moves"),
+    "vllm": ("vllm", "vllm-host"),
+    "sglang": ("sglang", "sglang-host"),
+    "fuzz": ("fuzz",),
+}
+"""The folders of the shipped scenarios -> the systems of what lies there."""
+
+
+def test_each_file_lies_in_the_folder_of_its_family() -> None:
+    known = {scenario.name: scenario for scenario in SCENARIOS}
+    wrong = []
+    for path in scenario_files(shipped_directory()):
+        scenario, family = known[path.stem], path.parent.name
+        system = "fuzz" if scenario.fuzz else scenario.system
+        is_right = path.parents[1] == shipped_directory() and system in FAMILIES.get(family, ())
+        is_right &= (family == "matrix") == scenario.name.startswith("kernel-matrix-")
+        if not is_right:
+            wrong.append(str(path))
+    assert wrong == []
 
 
 @pytest.mark.parametrize("number", ["38359", "35175", "36540", "43961", "42444"])
