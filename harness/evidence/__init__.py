@@ -4,9 +4,10 @@ A kind is one file. It has the record that a target adds to `Run.evidence`, and 
 its sentence, what a case needs for it, and its rank among the findings of a failure. The registry
 of oracles is made of the files of this folder, so a new kind needs no other edit.
 
-The parent process reads these files and never loads torch. So they import torch, and what loads it,
-inside their functions. They do not import `harness.core.catalog`, which reads them, at the top
-either.
+The parent process reads these files and never loads torch. So a kind imports torch, and whatever
+loads torch, inside its functions. The catalog is made of these files. So a kind does not import
+`harness.core.catalog` at the top, nor `harness.core.cases` or `harness.core.records`, which need
+the catalog.
 """
 
 NO_KINDS = frozenset({"compare", "decisions", "records", "thresholds"})
