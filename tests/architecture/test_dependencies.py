@@ -29,7 +29,7 @@ PRODUCT = (
 )
 OTHERS = tuple(
     path
-    for name in ("tests", "poison/tests", "tools", "benchmarks")
+    for name in ("tests", "poison/tests", "trust", "tools", "benchmarks")
     for path in sorted((ROOT / name).rglob("*.py"))
 )
 OURS = {path.stem for path in (*PLUGINS, *OTHERS)} | {

@@ -65,6 +65,9 @@ TORCH = ("evidence/compare.py", "evidence/decisions.py", "evidence/thresholds.py
 POISON = ROOT / "poison" / "torch_poison"
 """The distribution below all rooms. Every room may import it, and it imports none of them."""
 
+PACKAGES = (*FILES, *sorted(POISON.rglob("*.py")))
+"""All files of the product."""
+
 POISON_WITHOUT_TORCH = {
     "torch_poison",
     "torch_poison.errors",
@@ -298,7 +301,7 @@ def named_of_the_checkout(path: Path) -> list[str]:
 
 
 def test_the_product_names_no_test_and_no_program_of_the_checkout():
-    wrong = [one for path in (*FILES, *POISON.rglob("*.py")) for one in named_of_the_checkout(path)]
+    wrong = [one for path in PACKAGES for one in named_of_the_checkout(path)]
     assert not wrong, "\n".join(wrong)
 
 
@@ -328,14 +331,14 @@ def test_the_poison_imports_nothing_of_the_harness():
 
 
 MOST_LINES = 500
-LONGER = {"judge/targets/engine.py", "core/engine_params.py"}
+LONGER = {"harness/judge/targets/engine.py", "harness/core/engine_params.py"}
 """Files of one idea that a cut would make harder to read."""
 
 
 def test_no_file_is_longer_than_500_lines():
     long = {
-        path.relative_to(HARNESS).as_posix()
-        for path in FILES
+        path.relative_to(ROOT).as_posix()
+        for path in PACKAGES
         if len(path.read_text(encoding="utf-8").splitlines()) > MOST_LINES
     }
     assert long <= LONGER
@@ -349,7 +352,7 @@ def test_there_is_one_comparator():
     word = re.compile(r"\b(allclose|isclose|assert_close|assert_allclose|assert_almost_equal)\b")
     wrong = [
         str(path.relative_to(ROOT))
-        for path in (*FILES, *POISON.rglob("*.py"))
+        for path in PACKAGES
         if path not in (HARNESS / "evidence" / "compare.py", WRAPS_COMPARATORS)
         and word.search(path.read_text(encoding="utf-8"))
     ]
@@ -383,7 +386,7 @@ def test_each_kind_of_evidence_imports_alone_without_torch_and_the_catalog():
 def test_no_module_has_a_name_that_says_nothing():
     assert not [
         path
-        for path in FILES
+        for path in PACKAGES
         if path.stem in {"utils", "util", "helpers", "helper", "common", "misc"}
     ]
 
@@ -392,7 +395,7 @@ def test_no_file_holds_unfinished_business_or_paths_of_a_machine():
     word = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b|/work/|/home/|/root/|/tmp/\w+")
     found = {
         path.relative_to(ROOT).as_posix(): words
-        for path in FILES
+        for path in PACKAGES
         if (words := word.findall(path.read_text(encoding="utf-8")))
     }
     assert not found

@@ -13,7 +13,12 @@ import pytest
 from tests.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted(path for path in (ROOT / "tests").rglob("*.py") if path.name != "waiting.py")
+FILES = sorted(
+    path
+    for folder in ("tests", "poison/tests", "trust/tests", "trust/disturbances")
+    for path in (ROOT / folder).rglob("*.py")
+    if path.name != "waiting.py"
+)
 CLOCKS = {"monotonic", "perf_counter", "time", "monotonic_ns", "perf_counter_ns", "time_ns"}
 ENDED_BY_TIMEOUT = {"communicate", "run", "wait", "check_output", "check_call", "call", "join"}
 """Calls that end a wait for another process or thread at their `timeout`."""

@@ -22,7 +22,7 @@ PAGES = [
 PAGES.remove(ROOT / "CHANGELOG.md")
 CODE = [
     path
-    for name in ("harness", "tools", "benchmarks", "canaries", "tests")
+    for name in ("harness", "poison", "trust", "tools", "benchmarks", "canaries", "tests")
     for path in (ROOT / name).rglob("*.py")
 ]
 FOLDERS = (
@@ -36,15 +36,17 @@ FOLDERS = (
     "examples",
     "fixtures",
     "harness",
+    "poison",
     "reports",
     "scenarios",
     "tests",
     "tools",
+    "trust",
 )
 NAMED = re.compile(
     rf"(?<![\w/.:@~-])((?:{'|'.join(map(re.escape, FOLDERS))})/[\w./*<>{{}}-]*[\w/*>}}])"
 )
-MODULE = re.compile(r"python3? -m ((?:harness|tests|canaries|benchmarks)[\w.]*)")
+MODULE = re.compile(r"python3? -m ((?:harness|tests|trust|canaries|benchmarks)[\w.]*)")
 WRITER = re.compile(r"\b[Ww]ritten by `python ([\w/.]+\.py)")
 MADE = ("reports/runs", "reports/history")
 """Files that runs make."""

@@ -23,7 +23,10 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["p
 ]
 TOX = configparser.ConfigParser()
 TOX.read(ROOT / "tox.ini")
-ROOMS = (".ci", ".github", "docs", "examples", "fixtures", "harness", "scenarios", "tests", "tools")
+ROOMS = (
+    *(".ci", ".github", "docs", "examples", "fixtures", "harness", "poison", "scenarios", "tests"),
+    *("tools", "trust"),
+)
 
 
 def wrong(workflow: dict[str, Any]) -> list[str]:
@@ -69,7 +72,7 @@ def wrong_in(script: str) -> list[str]:
     )
     made = re.findall(r"(?:>|tee) *([\w-]+\.txt)", script)
     found = [f"no file {path}" for path in paths if path not in made and not (ROOT / path).exists()]
-    for module in re.findall(r"-m ((?:harness|tests)[\w.]+)", script):
+    for module in re.findall(r"-m ((?:harness|tests|trust)[\w.]+)", script):
         file = ROOT / module.replace(".", "/")
         if not (file.with_suffix(".py").exists() or (file / "__main__.py").exists()):
             found.append(f"no module {module}")

@@ -4,7 +4,7 @@ that was not killed.
 python -m trust.mutants --changes 1000 --seed 1 --out reports/runs/mutants
 python -m trust.mutants.page reports/runs/mutants/<run-id> ... > docs/mutants.md
 
-The reasons of survivors are in trust/tests/mutants.yaml: file and function -> change -> one
+The reasons of survivors are in trust/mutants/mutants.yaml: file and function -> change -> one
 sentence. So they stay with their code when lines move. A change that is there more than once has
 the number of its mutant in front. A mutant without a reason is listed as not explained, and a
 reason of a mutant that was killed is told on stderr.
@@ -58,7 +58,7 @@ def document(stores: list[RunStore]) -> str:
         "# Mutants",
         (
             "Written by `python -m trust.mutants.page RUN`; nothing here is typed by hand but"
-            " the reasons, in `trust/tests/mutants.yaml`."
+            " the reasons, in `trust/mutants/mutants.yaml`."
         ),
         (
             "A mutant is a small change of the engine or of a built-in kernel, made in a worker's"
