@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch_poison.errors import PoisonError
 
 from harness.core.cases import Case, Job
 from harness.store.run_folder import RunStore
@@ -427,3 +428,17 @@ def test_coverage_counts_the_conditions_of_a_run_and_lists_what_was_not_shown(
     assert code == 2 and "no call of quantize_fp8" in err
     code, _, err = cli("coverage", "merge_attn_states", "quantize_fp8")
     assert code == 2 and "give one run and one op" in err
+
+
+def test_an_error_of_the_poison_is_one_line_and_exit_code_3(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**options: object) -> None:
+        raise PoisonError("site 'mine': tag 99 is not in 1 to 60; choose another")
+
+    monkeypatch.setattr("harness.cli.main.app", refuse)
+    code, _, err = cli("list")
+    assert (code, err) == (
+        3,
+        "mla-harness: site 'mine': tag 99 is not in 1 to 60; choose another\n",
+    )

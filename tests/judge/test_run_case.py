@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch_poison.errors import PoisonError
 from torch_poison.patterns import Poison
 
 from harness.core.cases import Case, Job, PoisonPlan
@@ -241,6 +242,14 @@ def test_an_exception_of_the_harness_is_an_error_with_the_end_of_the_traceback(s
     assert result.reason == "RuntimeError: slipped"
     assert "in behave" in result.log
     assert result.findings == ()
+
+
+def test_a_refusal_of_the_poison_is_an_error_in_one_line_without_a_traceback(stub):
+    stub.behave = raising(PoisonError("fence: the system refused to protect a page (errno 12)"))
+    result = run_case(job())
+    assert result.verdict is Verdict.ERROR
+    assert result.reason == "fence: the system refused to protect a page (errno 12)"
+    assert result.log == ""
 
 
 def test_a_full_disk_is_no_result_of_the_case(stub):
