@@ -2,7 +2,7 @@
 
 No torch here.
 
-The contract of an op is a class in `harness/ops/OP/contract.py`. Its attributes are the arguments
+The contract of an op is a class in `harness/ops/<op>/contract.py`. Its attributes are the arguments
 and the outputs, in the order in which a kernel gets and returns them:
 
     class MergeAttnStates(Op):

@@ -105,7 +105,7 @@ class BatchParams(Params):
         default=128, description="context tokens gathered at once for prefill"
     )
     zero_fill_output: bool = Field(
-        default=False, description="decode output is zeroed first, as in PR 37442"
+        default=False, description="decode output is zeroed first, as in vllm-project/vllm#37442"
     )
     dp_rank_tokens: Length = Field(
         default=0, description="activations are padded to the length of the longest rank"

@@ -26,7 +26,7 @@ def ops_with(file: str) -> tuple[str, ...]:
 
 
 def part_of(op: str, part: str) -> Any:
-    """A part of an op, such as "call:prepare": the object in `harness/ops/OP/call.py`."""
+    """A part of an op, such as "call:prepare": the object in `harness/ops/<op>/call.py`."""
     return attribute_at(f"harness.ops.{op}.{part}")
 
 

@@ -116,7 +116,7 @@ class PagedMLA:
 
         Chunks of context are merged one by one. The first merge gets the number of tokens with
         context. In later merges a row without context left has an lse of -inf and an unwritten
-        output (PR 36540, PR 49294).
+        output (vllm-project/vllm#36540, vllm-project/vllm#49294).
         """
         attention, cache = self.attention, memory.latents(self.layer)
         kv_scale, rank = memory.layout.scale_of(self.layer), attention.kv_lora_rank
@@ -314,7 +314,7 @@ def shared_keys(span: range, num_ranks: int) -> range:
 def rank_without_kv(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """The output and lse of a rank without keys, shaped as `out` [T, H, V] and `lse` [H, T].
 
-    Its lse is -inf. An lse of 0 would weigh as a key with score 0 (PR 38416).
+    Its lse is -inf. An lse of 0 would weigh as a key with score 0 (vllm-project/vllm#38416).
     """
     return torch.zeros_like(out), torch.full_like(lse, float("-inf"))
 
@@ -413,7 +413,7 @@ def update_states(
     """One token for each of B requests: x [B, hidden], state_blocks [B] int32 -> [B, hidden].
 
     Rows with the null block are padding: their output is undefined and their state is not written
-    (PR 39064). Raises IllegalAddress for a block outside the pool.
+    (vllm-project/vllm#39064). Raises IllegalAddress for a block outside the pool.
     """
     blocks = state_rows(state_blocks, conv.shape[0])
     # A graph cannot hold a list of live rows, so padding writes the state that it read.
@@ -430,7 +430,7 @@ def update_states(
 def owns_state(blocks: Tensor) -> Tensor:
     """Which of `blocks` [B] hold a request's state: all but the null block, which marks padding.
 
-    A guard that asks for negative blocks takes padding for requests (PR 39064).
+    A guard that asks for negative blocks takes padding for requests (vllm-project/vllm#39064).
     """
     return blocks != NULL_BLOCK
 

@@ -155,7 +155,8 @@ def prompts_in_order(prompts: list[ScheduledSequence]) -> list[ScheduledSequence
     """Prompts, the longest context first.
 
     The attention takes the first N prompts for the N prompts with context. Sorted by new tokens, a
-    short prompt without context would come before a longer chunk with context (PR 47381).
+    short prompt without context would come before a longer chunk with context
+    (vllm-project/vllm#47381).
     """
     return sorted(prompts, key=lambda item: -item.sequence.num_computed_tokens)
 
@@ -214,7 +215,7 @@ def known_next_tokens(item: ScheduledSequence) -> list[int]:
     """The token behind each token of a request in this step, -1 where the target has to choose it.
 
     Behind a chunk of a prompt it is the next token of the prompt, not what the target would choose
-    (PR 55055).
+    (vllm-project/vllm#55055).
     """
     sequence, start = item.sequence, item.sequence.num_computed_tokens
     known = sequence.tokens[start + 1 : start + 1 + item.num_new_tokens]
@@ -271,7 +272,7 @@ def padding_slot(padding: Padding) -> int:
     """The slot of padded tokens and of dummy batches.
 
     A dummy's hidden state is garbage, and slot 0 is real memory: the null block, which padded table
-    entries name (PR 39444).
+    entries name (vllm-project/vllm#39444).
     """
     return padding.slot
 
@@ -295,7 +296,7 @@ def pad_requests(decode: DecodeInputs, num_live: int, filler: int, num_keys: int
 
     Each of their query tokens has `num_keys` keys.
 
-    A key of padding lies in the null block, which has to stay finite (PR 38436,
+    A key of padding lies in the null block, which has to stay finite (vllm-project/vllm#38436,
     sgl-project/sglang#1779). The first table entry is the null block, because a kernel may look up
     the last page of an empty request. -1 is never a block: kernels use block ids as offsets (PR
     35431).
@@ -342,7 +343,7 @@ def fill_dummy(static: Batch, dummy: Batch, poison: Poison, padding: Padding = N
     slots.
 
     In the other order the backend's copy has the slots of the step before, and the graph stores to
-    them. The rows of states are reset with them (PR 49757).
+    them. The rows of states are reset with them (vllm-project/vllm#49757).
     """
     fill_static(static, dummy, poison, padding)
 

@@ -71,7 +71,7 @@ def with_adapter(model: CausalLM, adapter: int) -> CausalLM:
 
 @seam("reload.prefixes-kept")
 def forget_prefixes_of_old_weights(pool: BlockPool) -> None:
-    """Empty the prefix cache: its pages are of the old weights (PR 48312)."""
+    """Empty the prefix cache: its pages are of the old weights (vllm-project/vllm#48312)."""
     pool.flush()
 
 
@@ -122,7 +122,7 @@ def refresh_absorbed(attention: MLAAttention, fresh: Tensor) -> None:
 def refresh_scale(attention: MLAAttention, fresh: Tensor) -> None:
     """Copy the scale [1] of the absorbed projections.
 
-    It belongs to the weights that are loaded (PR 41670).
+    It belongs to the weights that are loaded (vllm-project/vllm#41670).
     """
     assert attention.absorbed_scale is not None
     attention.absorbed_scale.copy_(fresh)
@@ -132,7 +132,7 @@ def refresh_scale(attention: MLAAttention, fresh: Tensor) -> None:
 def load_experts(ranks: list[list[Tensor]], fresh: list[list[Tensor]], *, in_place: bool) -> None:
     """Give each rank its experts [X, ...], without the trap behind them.
 
-    `ranks` are replaced if not `in_place` (PR 40390).
+    `ranks` are replaced if not `in_place` (vllm-project/vllm#40390).
     """
     for held, loaded in zip(ranks, fresh, strict=True):
         for number, weight in enumerate(loaded):
@@ -166,7 +166,7 @@ def _sleep(engine: Engine) -> tuple[float | None, float | None]:
 @seam("sleep.constants-in-kv-pool")
 def made_with_the_pool(constants: list[Tensor]) -> list[Tensor]:
     """The constants of graphs, of any shape, that a sleep unmaps: none, as nothing restores them
-    (PR 53343).
+    (vllm-project/vllm#53343).
     """
     return []
 
@@ -187,6 +187,6 @@ def _wake(engine: Engine, checkpoint: CausalLM, scales: tuple[float | None, floa
 def restore_scales(layout: CacheLayout, kv_scale: float | None, window_scale: float | None) -> None:
     """Restore the scales of an fp8 cache.
 
-    A checkpoint's loader does not bring them again (PR 57163).
+    A checkpoint's loader does not bring them again (vllm-project/vllm#57163).
     """
     layout.kv_scale, layout.window_scale = kv_scale, window_scale

@@ -152,8 +152,8 @@ def ids_of_rank(ids: Tensor, first: int, count: int | None) -> Tensor:
 def hand_over_ids(ids: Tensor, poison: Poison) -> Tensor:
     """The expert ids [T, k] int32 as the experts' kernel reads them.
 
-    A router that writes 32-bit ids into a 64-bit buffer leaves half of it unwritten (PR 38359, PR
-    55147).
+    A router that writes 32-bit ids into a 64-bit buffer leaves half of it unwritten
+    (vllm-project/vllm#38359, PR 55147).
     """
     return ids
 
@@ -188,6 +188,6 @@ def apply_experts(
 def present_experts(ids: Tensor, num_experts: int) -> Tensor:
     """The index [T, k] of each id among `num_experts` weights, trap included; -1 stays no expert.
 
-    Used as an index, -1 would be an expert that was not chosen (PR 46408).
+    Used as an index, -1 would be an expert that was not chosen (vllm-project/vllm#46408).
     """
     return ids

@@ -58,9 +58,9 @@ class Workspace:
         """The counters for a batch of `num_requests`: the same memory for every batch, used for
         nothing else.
 
-        Counters that grow with the batch leave graphs with an old address (PR 45487). Counters made
-        in a capture lie in the graph's pool (ROCm/aiter#5393). Counters in shared scratch are not
-        zero (PR 25520).
+        Counters that grow with the batch leave graphs with an old address
+        (vllm-project/vllm#45487). Counters made in a capture lie in the graph's pool
+        (ROCm/aiter#5393). Counters in shared scratch are not zero (vllm-project/vllm#25520).
         """
         return self.words[: min(num_requests, self.num_requests)]
 
@@ -160,7 +160,7 @@ def bind(params: EngineParams, poison: Poison, device: torch.device | str = "cpu
 def planned_itemsize(kv: KvType) -> int:
     """The size in bytes of an element of the cache, for the planner.
 
-    A plan made for bfloat16 does not fit a cache of another type (PR 38719).
+    A plan made for bfloat16 does not fit a cache of another type (vllm-project/vllm#38719).
     """
     return KV_DTYPES[kv].itemsize
 
@@ -225,7 +225,7 @@ def live_rows(batch: Batch) -> Tensor | None:
 def rows_of_amax(batch: Batch) -> Tensor | None:
     """The number [1] int32 of first rows that a scale covers, or None for all: the live rows.
 
-    Decode kernels leave padded rows unwritten (PR 37442, PR 38359).
+    Decode kernels leave padded rows unwritten (vllm-project/vllm#37442, vllm-project/vllm#38359).
     """
     return live_rows(batch)
 

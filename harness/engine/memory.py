@@ -4,7 +4,7 @@ A block is a run of bytes in each slot. An MLA layer reads a block of its slot a
 a linear-attention layer as its float32 state. Window layers may store another type, and sparse
 layers keep index keys behind the latents. Layers of one group have different slots, layers of
 different groups share slots, as in a hybrid allocator. So a block can change its type with its
-owner: one in five hundred float32 values is NaN as a bfloat16 latent (PR 43961).
+owner: one in five hundred float32 values is NaN as a bfloat16 latent (vllm-project/vllm#43961).
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class PagedMemory:
 def zero_listed_blocks(memory: PagedMemory, step: Step) -> None:
     """Zero the blocks that the scheduler lists, before any read.
 
-    A rewritten runner ignored the list (PR 43990).
+    A rewritten runner ignored the list (vllm-project/vllm#43990).
     """
     memory.zero(step.blocks_to_zero)
 

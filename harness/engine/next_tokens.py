@@ -29,7 +29,9 @@ class DraftMLA(PagedMLA):
 
 @seam("drafter.dummy-through-stale-rows")
 def draft_slots(batch: Batch, attention: DraftMLA) -> Tensor:
-    """The slots [T] of the drafter's latents: the target's, none in a dummy step (PR 56734)."""
+    """The slots [T] of the drafter's latents: the target's, none in a dummy step
+    (vllm-project/vllm#56734).
+    """
     return batch.stored_slots
 
 
@@ -50,7 +52,7 @@ def reduced(out: Tensor) -> Tensor:
 @seam("drafter.placeholder-as-token")
 def tokens_behind(known: Tensor, guessed: Tensor) -> Tensor:
     """The token [T] behind each row: the known one, or where that is a placeholder the target's own
-    (PR 46899).
+    (vllm-project/vllm#46899).
     """
     return guessed.where(known < 0, known)
 

@@ -254,6 +254,6 @@ def trash_block(pool: BlockPool) -> int:
 def take_logits(forwarded: Forwarded, num_live: int) -> Tensor:
     """A copy of the logits [num_live, vocab] of the live rows.
 
-    The drafter's replay may reuse the pool's memory before they are read (PR 53488).
+    The drafter's replay may reuse the pool's memory before they are read (vllm-project/vllm#53488).
     """
     return forwarded.logits[:num_live].clone()

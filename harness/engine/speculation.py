@@ -27,7 +27,7 @@ def greedy_tokens(logits: Tensor) -> Tensor:
     included.
 
     A row of NaN must give a token of the vocabulary: the drafter looks up the tokens of padded rows
-    too (PR 53029).
+    too (vllm-project/vllm#53029).
     """
     return logits.argmax(dim=-1)
 

@@ -45,7 +45,7 @@ def cases(kernels: Iterator[KernelSpec] | list[KernelSpec], *, seed: int = 0) ->
     return [
         _case(spec, kv, tokens, site, pattern, seed)
         for spec in kernels
-        if OPS.get(spec.op).reads
+        if spec.op in KERNEL_PARAMS and OPS.get(spec.op).reads
         for kv in (spec.kv if "kv" in KERNEL_PARAMS[spec.op].model_fields else ("",))
         for tokens in (TOKENS if spec.op == "mla_decode" else (1,))
         for site in (TOKENS_SITES if tokens > 1 else OPS.get(spec.op).reads)

@@ -16,7 +16,7 @@ def check_indices(indices: Tensor, size: int, what: str) -> Tensor:
     """Return `indices` (any int dtype) as int64 after checking that each lies in [0, size).
 
     Raises IllegalAddress for the first bad index. A GPU would fault or read foreign memory (PR
-    33664, PR 43869), where `tensor[-1]` in Python reads the last element.
+    33664, vllm-project/vllm#43869), where `tensor[-1]` in Python reads the last element.
 
     On CUDA the check does not wait for the device, so a graph can capture it. It clips a bad index,
     because a fault would end the process, and `raise_bad_indices` raises the error.

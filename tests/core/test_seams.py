@@ -52,7 +52,8 @@ def test_a_mark_that_the_table_does_not_know_is_refused() -> None:
     with pytest.raises(UnknownNameError, match=r"did you mean 'merge\.assume-minus-inf'"):
         seam("merge.assume-minus-in")(answer)
     with pytest.raises(
-        ValueError, match=r"the table of faults says harness\.kernels\.torch\.merge:has_no_keys"
+        ValueError,
+        match=r"says harness\.ops\.merge_attn_states\.kernels\.dense:has_no_keys",
     ):
         seam(MERGE.name)(answer)
 

@@ -17,7 +17,14 @@ import pytest
 from harness.core.cases import Case
 from harness.core.catalog import FAULTS
 from harness.core.errors import InputError
-from harness.diagnose.script.code import MARKER, inline, kernel_in, without_bug, without_dead_code
+from harness.diagnose.script.code import (
+    MARKER,
+    WIDTH,
+    inline,
+    kernel_in,
+    without_bug,
+    without_dead_code,
+)
 from harness.diagnose.script.export import check
 from harness.diagnose.script.recipes import RECIPES
 from harness.scenario.expand import fault_cases
@@ -103,6 +110,8 @@ def test_a_script_is_as_ruff_wants_it_with_its_bug_and_without(
             *words,
             "--config",
             str(root / "pyproject.toml"),
+            "--config",
+            f"line-length = {WIDTH}",
             str(tmp_path),
         ]
         done = subprocess.run(

@@ -61,7 +61,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     unwanted = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "harness", tmp_path / "harness", ignore=unwanted)
     (tmp_path / "harness" / "evidence" / "moderate.py").write_text(KIND)
-    (tmp_path / "moderate-values.yaml").write_text(SCENARIO)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "moderate-values.yaml").write_text(SCENARIO)
     return tmp_path
 
 
@@ -77,7 +78,7 @@ def command(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_an_oracle_in_a_new_file_is_listed_judges_and_explains_by_its_rank(copy: Path) -> None:
-    listed = json.loads(command(copy, "list", "--json", "--scenarios", ".").stdout)["oracles"]
+    listed = json.loads(command(copy, "list", "--json", "--scenarios", "own").stdout)["oracles"]
     names = [oracle["name"] for oracle in listed]
     assert names[names.index("crash") + 1] == "moderate"
     clean, injected = (

@@ -181,8 +181,8 @@ PLANTED = (
     Planted(
         "last-page-is-never-given",
         SCHEDULER + "Scheduler._fits",
-        "num_new_tokens) <= self.pool.num_free_blocks",
-        "num_new_tokens) < self.pool.num_free_blocks",
+        "<= self.pool.num_free_blocks",
+        "< self.pool.num_free_blocks",
         "queued-requests[load=whole_pool]",
         where=(
             "self._blocks_for(sequence, sequence.num_computed_tokens + num_new_tokens) == "

@@ -18,11 +18,11 @@ from harness.core.catalog import KERNELS, ORACLES, SITES
 from harness.core.findings import Finding
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import KERNEL_PARAMS
+from harness.core.ops import part_of
 from harness.evidence.records import Evidence
 from harness.judge.targets.kernel import KernelTarget
 from harness.kernels.plugins import find_kernel
 from harness.ops.mla_decode import inputs as mla_decode_inputs
-from harness.ops.parts import inputs
 from harness.ops.parts.cache_layouts import neighbors
 from harness.ops.parts.call import Setting, placed, prepared
 from harness.ops.write_kv import inputs as write_kv_inputs
@@ -135,7 +135,7 @@ def test_one_element_written_into_the_slot_of_another_request_names_slot_and_pag
 @pytest.mark.parametrize("layout", ["block_major", "padded_pages"])
 def test_the_copy_on_the_device_has_the_poison_beside_its_pages(op: str, layout: str) -> None:
     case = case_of(op, layout=layout)
-    raw = getattr(inputs, op)(case.params, 7)
+    raw = part_of(op, "inputs:draw")(case.params, 7)
     spec = find_kernel(op, KERNEL[op])
     # "cpu:0" is moved as another device is.
     given, kept = prepared(raw, Setting(spec, Poison("nan", EVERY_SITE), 7, "cpu:0"))
@@ -151,7 +151,7 @@ def test_the_copy_on_the_device_has_the_poison_beside_its_pages(op: str, layout:
 
 @pytest.mark.parametrize("op", ALL)
 def test_memory_beside_the_pages_is_friendly_where_its_site_is_not_poisoned(op: str) -> None:
-    raw = getattr(inputs, op)(case_of(op, layout="block_major").params, 7)
+    raw = part_of(op, "inputs:draw")(case_of(op, layout="block_major").params, 7)
     spec = replace(find_kernel(op, KERNEL[op]))
     given, _ = prepared(raw, Setting(spec, Poison("nan", EVERY_SITE - {"kv.neighbor"}), 7, "cpu"))
     assert not any(

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch_poison.errors import PoisonError
 
 from harness.core.cases import Job
 from harness.core.cause_codes import Code
-from harness.core.errors import HarnessError, NoMemoryError
+from harness.core.errors import NoMemoryError
 from harness.core.records import CaseResult, Verdict
 from harness.judge.run_case import run_case
 from harness.judge.targets.kernel import KernelTarget
@@ -51,7 +52,7 @@ def test_a_pool_that_cannot_be_mapped_either_says_what_it_needs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def with_memory_at(num_bytes: int, used: Any) -> torch.Tensor:
-        raise HarnessError("cuMemCreate of the CUDA driver failed with error 2")
+        raise PoisonError("cuMemCreate of the CUDA driver failed with error 2")
 
     monkeypatch.setattr(kernel_call, "with_memory_at", with_memory_at)
     monkeypatch.setattr(torch, "empty", _refusing(torch.empty))

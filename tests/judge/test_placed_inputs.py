@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from harness.judge.targets.kernel_call import placed
+
+from harness.ops.parts.call import placed
 
 
 def test_a_placed_tensor_keeps_values_strides_and_gaps() -> None:

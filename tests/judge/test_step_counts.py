@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.cases import Job
+from harness.core.cases import Case, Job
 from harness.core.engine_params import EngineParams
 from harness.core.records import CaseResult, Verdict
 from harness.engine import attention, runner
@@ -24,6 +24,8 @@ from harness.judge.run_case import run_case
 from harness.ops.mla_decode_plan.kernels import tiled as plan
 from harness.run.in_process import InProcessPool
 from harness.run.planning import Planner, Wanted
+from harness.scenario.drawn import drawn_cases
+from harness.scenario.load import load_scenarios
 from harness.scenario.selection import select
 from harness.scenario.variant import changed
 
@@ -39,10 +41,18 @@ DRAFTS = SMALL | {"graph": "none", "speculative_tokens": "2", "requests": "[[5,8
 TIGHT = SMALL | {"graph": "none", "max_batched_tokens": "16", "requests": "[[5,9],[140,2]]"}
 
 
+def draws(*numbers: int) -> list[Case]:
+    """The draws of `fuzz-sequences` with these numbers."""
+    (scenario,) = (one for one in load_scenarios(None) if one.name == "fuzz-sequences")
+    assert scenario.fuzz is not None
+    fuzz = scenario.fuzz.model_copy(update={"examples": max(numbers) + 1})
+    drawn = drawn_cases(scenario.model_copy(update={"fuzz": fuzz}), seed=0)
+    return [drawn[number] for number in numbers]
+
+
 def judged(**params: str) -> CaseResult:
     """A run of a case of the engine with these parameters."""
-    planner = Planner(Wanted(device="cpu"), InProcessPool())
-    (case,) = select(planner.scenarios(), ["fuzz-sequences[seed=0,draw=0]"], seed=0)
+    (case,) = draws(0)
     reset = {
         "chains": "[]",
         "arrivals": "[]",
@@ -194,8 +204,7 @@ def test_an_engine_that_refuses_a_request_or_lacks_a_field_has_crashed(
 
 def test_a_conversation_over_a_reload_is_judged_beside_a_cold_engine_with_its_very_prompt() -> None:
     planner = Planner(Wanted(device="cpu"), InProcessPool())
-    names = [f"fuzz-sequences[seed=0,draw={draw}]" for draw in (447, 912)]
-    for job in planner.jobs_of(select(planner.scenarios(), names, seed=0)):
+    for job in planner.jobs_of(draws(447, 912)):
         result = run_case(job)
         assert result.verdict is Verdict.PASS and result.looked_at["cold_warm"] > 0
 

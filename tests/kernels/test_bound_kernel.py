@@ -32,7 +32,7 @@ def test_no_part_that_only_writes_allocates() -> None:
         if isinstance(function, ast.FunctionDef)
         and "only_writes" in map(ast.unparse, function.decorator_list)
     }
-    assert "decode.py:_attend" in parts and not any(parts.values())
+    assert "tiled.py:_attend" in parts and not any(parts.values())
 
 
 def spec(op: str, function: Callable[..., Any]) -> KernelSpec:

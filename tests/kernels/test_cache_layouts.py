@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from harness.core.errors import InputError
-from harness.core.op_params import CacheLayout
+from harness.core.shapes import CacheLayout
 from harness.engine.faults.attention import packed_pages
 from harness.ops.mla_decode import inputs as mla_decode_inputs
 from harness.ops.mla_decode.faults import offsets_in_32_bits, page_stride_for_manager_blocks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import get_args
 
@@ -28,6 +29,7 @@ from harness.ops.read_records import inputs as read_records_inputs
 from harness.ops.read_records.kernels.dense import read_records
 from harness.ops.read_records.params import ReadRecordsParams
 from harness.ops.write_records import inputs as write_records_inputs
+from harness.ops.write_records.kernels import dense as write_kernel
 from harness.ops.write_records.kernels.dense import write_records
 from harness.ops.write_records.params import WriteRecordsParams
 
@@ -246,9 +248,10 @@ WRONG: list[tuple[str, str, str]] = [
 def test_bytes_of_another_format_of_the_same_size_are_findings(
     judge: Judge, monkeypatch: pytest.MonkeyPatch, op: str, kv: str, other: str
 ) -> None:
-    right = getattr(torch_records, op)
+    kernel = importlib.import_module(f"harness.ops.{op}.kernels.dense")
+    right = getattr(kernel, op)
     monkeypatch.setattr(
-        torch_records,
+        kernel,
         op,
         lambda *args, record_format, **kw: right(*args, record_format=other, **kw),
     )
@@ -260,7 +263,7 @@ def test_bytes_of_another_format_of_the_same_size_are_findings(
 def test_a_record_with_a_wrong_part_is_a_finding(
     judge: Judge, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
-    encoded = torch_records._encoded
+    encoded = torch_records.encoded
 
     def broken(x: torch.Tensor, record_format: str, scale: float | None) -> list[torch.Tensor]:
         (record,) = encoded(x * (2 if wrong == "doubled" else 1), record_format, scale)
@@ -272,7 +275,7 @@ def test_a_record_with_a_wrong_part_is_a_finding(
             record[:, 528] ^= 1
         return [record]
 
-    monkeypatch.setattr(torch_records, "_encoded", broken)
+    monkeypatch.setattr(write_kernel, "encoded", broken)
     found = judge("write_records", kv="fp8_ds_mla")
     assert {finding.oracle for finding in found} == {"reference"}
 
@@ -280,10 +283,10 @@ def test_a_record_with_a_wrong_part_is_a_finding(
 def test_a_writer_that_leaves_a_scale_unwritten_is_blamed_on_new_slots(
     judge: Judge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    views = torch_records._views
+    views = torch_records.record_views
     monkeypatch.setattr(
-        torch_records,
-        "_views",
+        write_kernel,
+        "record_views",
         lambda cache, name: [views(cache, name)[0], torch.empty_like(views(cache, name)[1])],
     )
     found = judge(

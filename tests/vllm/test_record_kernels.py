@@ -22,7 +22,6 @@ from harness.evidence.records import Evidence
 from harness.judge.targets import kernel as kernel_target
 from harness.judge.targets.kernel import KernelTarget
 from harness.ops.mla_decode_sparse import reference as mla_decode_sparse_reference
-from harness.ops.parts import record_views as records
 from harness.ops.parts.record_formats import decode, encode, stored
 from harness.ops.read_records.kernels.dense import read_records
 from harness.ops.write_records.kernels.dense import write_records
@@ -256,7 +255,7 @@ def test_a_writer_and_a_reader_of_another_layout_are_findings(
     vllm(CustomOps())
     right = write_records
     monkeypatch.setattr(
-        records,
+        sys.modules[__name__],
         "write_records",
         lambda x, cache, slots, *, record_format, scale=None: right(
             x, cache, slots, record_format="indexer_planar", scale=scale

@@ -38,7 +38,10 @@ def case(name: str, verdict: str, oracle: str = "finite", reason: str = "") -> d
 def column(version: str, *cases: dict[str, Any], **more: Any) -> Column:
     return Column(
         "python",
-        summary={"environment": {"vllm": version, "python": "3.12.0"}, "cases": list(cases)},
+        summary={
+            "environment": {"engines": {"vLLM": version}, "python": "3.12.0"},
+            "cases": list(cases),
+        },
         **more,
     )
 

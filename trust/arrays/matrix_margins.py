@@ -1,5 +1,5 @@
-"""How far each installed kernel sits from its bounds: python -m trust.arrays.matrix_margins --device
-cuda --seeds 20
+"""How far each installed kernel sits from its bounds: python -m trust.arrays.matrix_margins
+--device cuda --seeds 20
 
 The sizes and lengths of the kernel-matrix scenarios, each under several seeds for the values,
 without poison. Prints a table in Markdown: kernel, bound, judged tensors, the median and the

@@ -1,12 +1,12 @@
 """Kill commands and their workers in the middle of their work, fill their disks, move their
 folders, and go on.
 
-python -m trust.disturbances.disturbed [--commands NAME...] [--kinds KIND...] [--seed N] prints a line for
-each trial, and a table. Each blow is aimed by a clean run of the same command: it falls once a part
-of the results is stored, on a process that works. After each trial no process of the command lives,
-no file is torn, `report` and `compare` read the run, and `--resume` ends it with each result once.
-`kill_runs.py` has clocks that jump. A small disk is a tmpfs, so it needs root. SGLANG and VLLM name
-the folders of releases.
+python -m trust.disturbances.disturbed [--commands NAME...] [--kinds KIND...] [--seed N] prints a
+line for each trial, and a table. Each blow is aimed by a clean run of the same command: it falls
+once a part of the results is stored, on a process that works. After each trial no process of the
+command lives, no file is torn, `report` and `compare` read the run, and `--resume` ends it with
+each result once. `kill_runs.py` has clocks that jump. A small disk is a tmpfs, so it needs root.
+SGLANG and VLLM name the folders of releases.
 """
 
 from __future__ import annotations

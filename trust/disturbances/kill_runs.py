@@ -1,8 +1,8 @@
 """Kill runs at random moments, go on with --resume, and count results that are lost or there twice.
 
-python -m trust.disturbances.kill_runs --trials 20 [--seed N] prints a table. SIGKILL hits the parent, a
-worker, or both; more trials have a clock that jumps by hours at each look. `disturbed.py` fills the
-disk.
+python -m trust.disturbances.kill_runs --trials 20 [--seed N] prints a table. SIGKILL hits the
+parent, a worker, or both; more trials have a clock that jumps by hours at each look. `disturbed.py`
+fills the disk.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`python -m trust.mutants`: the command `mutants`, with one line and an exit code for each error."""
+"""`python -m trust.mutants`: the command `mutants`, with one line and an exit code for each
+error.
+"""
 
 from __future__ import annotations
 

@@ -34,6 +34,7 @@ from torch_poison.patterns import bits_view
 from harness.core.cases import Job
 from harness.core.errors import HarnessError
 from harness.core.records import FAILED, CaseResult, Verdict
+from harness.evidence.observed import Observed
 from harness.judge.run_case import outcome_of
 from harness.kernels.plugins import load_plugins
 from harness.run.launch import die_with_parent
@@ -50,11 +51,15 @@ UNDER_TEST = (
     ),
     *(f"engine/{name}.py" for name in ("paged_model", "runner", "sparse_attention", "speculation")),
     *(f"engine/schedule/{name}.py" for name in ("block_pool", "scheduler", "sequence")),
-    *(
-        f"kernels/torch/{name}.py"
-        for name in ("context", "decode", "merge", "plan", "quantize", "records", "route")
+    *sorted(
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.glob("ops/*/kernels/*.py")
+        if not path.stem.startswith("triton")
     ),
-    "kernels/torch/write.py",
+    *(
+        f"ops/parts/{name}.py"
+        for name in ("block_codes", "buffer_rows", "record_views", "slots", "split_plan")
+    ),
 )
 """The files that mutants change. The model is not among them: the reference shares it."""
 MOST_CASES, SEVERAL, DRAWN = 120, 4, "fuzz"
@@ -185,7 +190,7 @@ def run(job: Job) -> tuple[CaseResult, Outputs]:
     outputs = {
         f"{run.pattern} {observed.name}": observed.tensor[observed.live].contiguous()
         for run in outcome.runs
-        for observed in run.observed
+        for observed in run.all(Observed)
     }
     return outcome.result_of(job, 0.0), outputs
 

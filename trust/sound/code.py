@@ -1,4 +1,6 @@
-"""The code of the sound variants of :mod:`trust.sound.kernels`. The first argument of each is its style.
+"""The code of the sound variants of :mod:`trust.sound.kernels`.
+
+The first argument of each is its style.
 
 They select live slots. The other arguments and the results are as in :mod:`harness.core.ops`. In
 this module A counts requests, tokens or heads that are computed side by side: q [A, rows, D], keys

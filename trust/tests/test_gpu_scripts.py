@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -18,6 +19,7 @@ def ran(tmp_path: Path, script: str, *words: str, **settings: str) -> str:
         **os.environ,
         "DEVICE": "cpu",
         "WORKERS": "1",
+        "PYTHON": sys.executable,
         "RUNS": str(tmp_path / "runs"),
         **settings,
     }

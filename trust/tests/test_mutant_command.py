@@ -33,7 +33,7 @@ def result(status: str, **more: str) -> MutantResult:
 
 FOUND = [
     *[result("killed", by="reference")] * 7,
-    result("killed", by="crash", file="kernels/torch/plan.py"),
+    result("killed", by="crash", file="ops/parts/split_plan.py"),
     result("survived", case="fuzz[seed=0,draw=3]", change="1 -> <b>2"),
     result("not reached"),
     result("not exercised"),

@@ -164,13 +164,15 @@ def mutant(file: str, function: str, change: str) -> Mutant:
 
 def test_a_mutant_is_killed_by_the_oracle_that_sees_it() -> None:
     wrong_slot = mutant(
-        "kernels/torch/write.py", "write_kv", "slots % page_size -> page_size % slots"
+        "ops/write_kv/kernels/by_slot.py", "write_kv", "slots % page_size -> page_size % slots"
     )
     unreached = mutant(
         "engine/schedule/block_pool.py", "BlockPool.flush", "self._prefix_of.clear() -> pass"
     )
     slow = mutant(
-        "kernels/torch/decode.py", "divide_by_sum", "torch.where(total == 0, 1.0, total) -> total"
+        "ops/mla_decode/kernels/tiled.py",
+        "divide_by_sum",
+        "torch.where(total == 0, 1.0, total) -> total",
     )
     jobs = jobs_of("write-kv-kernel")
     killed, not_reached, elsewhere = tried(wrong_slot, unreached, slow, jobs=jobs)
@@ -180,7 +182,9 @@ def test_a_mutant_is_killed_by_the_oracle_that_sees_it() -> None:
 
 
 def test_the_same_mutants_give_the_same_table_and_the_code_of_this_process_stays_as_it_is() -> None:
-    some = [one for one in trials.all_mutants() if one.file == "kernels/torch/write.py"][::4]
+    some = [one for one in trials.all_mutants() if one.file == "ops/write_kv/kernels/by_slot.py"][
+        ::4
+    ]
     jobs = jobs_of("write-kv-kernel")[:2]
     first, second = tried(*some, jobs=jobs), tried(*some, jobs=jobs)
     assert first == second
@@ -214,11 +218,11 @@ def test_a_change_that_no_output_shows_is_not_exercised() -> None:
 
 
 def test_the_value_of_the_call_before_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    stale = mutant("kernels/torch/plan.py", "num_pages", "return (seq_lens")
+    stale = mutant("ops/parts/split_plan.py", "num_pages", "return (seq_lens")
 
     def work(one: Mutant) -> list[Any]:
         trials.inject(one)
-        plan = __import__("harness.ops.mla_decode_plan.kernels.tiled", fromlist=["num_pages"])
+        plan = __import__("harness.ops.parts.split_plan", fromlist=["num_pages"])
         return [plan.num_pages(torch.tensor([length])).tolist() for length in (1, 65, 129)]
 
     (found,) = [result for _, result in trials.in_forks([stale], work, 1)]

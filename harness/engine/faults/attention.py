@@ -14,7 +14,9 @@ from harness.engine.schedule.sequence import ScheduledSequence
 
 
 def zero_lse(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Let a rank without keys add an lse [H, T] of 0, as zeroed memory holds it (PR 38416)."""
+    """Let a rank without keys add an lse [H, T] of 0, as zeroed memory holds it
+    (vllm-project/vllm#38416).
+    """
     return torch.zeros_like(out), torch.zeros_like(lse)
 
 
@@ -33,7 +35,9 @@ def without_last_key(span: range, num_ranks: int) -> range:
 def latents_from_the_front(
     q: Tensor, kv_c: Tensor, k_pe: Tensor, first: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Take the first latents [T, R] of the batch for prompts: they belong to decodes (PR 14253)."""
+    """Take the first latents [T, R] of the batch for prompts: they belong to decodes
+    (vllm-project/vllm#14253).
+    """
     count = len(q) - first
     return q[first:], kv_c[:count], k_pe[:count]
 
@@ -43,18 +47,22 @@ def fewest_tokens_first(prompts: list[ScheduledSequence]) -> list[ScheduledSeque
 
     The merge counts prompts with context, and needs them first.
 
-    PR 47381 repaired this order for decodes; the count is that of #36540.
+    vllm-project/vllm#47381 repaired this order for decodes; the count is that of #36540.
     """
     return sorted(prompts, key=lambda item: item.num_new_tokens)
 
 
 def counters_in_scratch(workspace: Workspace, num_requests: int) -> Tensor:
-    """Count in the scratch that all kernels share: the last kernel left it dirty (PR 25520)."""
+    """Count in the scratch that all kernels share: the last kernel left it dirty
+    (vllm-project/vllm#25520).
+    """
     return workspace.scratch.view(torch.int32).flatten()[:num_requests]
 
 
 def rebind_plan(plans: dict[int, Any], size: int, fresh: Any) -> None:
-    """Keep the new plan, and leave the tensors that the graph captured as they were (PR 35175)."""
+    """Keep the new plan, and leave the tensors that the graph captured as they were
+    (vllm-project/vllm#35175).
+    """
     plans[size] = fresh
 
 

@@ -38,7 +38,7 @@ def twice(out: Tensor) -> Tensor:
 
 
 def placeholder_as_token(known: Tensor, guessed: Tensor) -> Tensor:
-    """Feed the placeholders among the tokens [T], clamped to token 0 (PR 46899)."""
+    """Feed the placeholders among the tokens [T], clamped to token 0 (vllm-project/vllm#46899)."""
     return known.clamp(min=0)
 
 
@@ -62,7 +62,7 @@ def keep_state_rows(
     static: Batch, dummy: Batch, poison: Poison, padding: Padding = NO_KEYS
 ) -> None:
     """Leave the rows of states as the last step gathered them, so that a dummy step writes there
-    (PR 49757).
+    (vllm-project/vllm#49757).
     """
     assert static.decode is not None
     rows = static.decode.state_blocks.clone()

@@ -12,7 +12,9 @@ from torch_poison.patterns import Poison
 
 
 def ids_from_the_end(ids: Tensor, num_experts: int) -> Tensor:
-    """Take -1 in ids [T, k] for the last expert of the rank, the one before the trap (PR 46408)."""
+    """Take -1 in ids [T, k] for the last expert of the rank, the one before the trap
+    (vllm-project/vllm#46408).
+    """
     return torch.where(ids == -1, num_experts - 2, ids)
 
 
@@ -20,7 +22,7 @@ def ids_in_int64_buffer(ids: Tensor, poison: Poison) -> Tensor:
     """Write 32-bit ids [T, k] into the lower halves of 64-bit elements, and read that memory as
     32-bit ids.
 
-    Every second id that is read is an unwritten upper half (PR 38359, PR 55147).
+    Every second id that is read is an unwritten upper half (vllm-project/vllm#38359, PR 55147).
     """
     buffer = poison.empty(*ids.shape, dtype=torch.int64, site="router.ids", device=ids.device)
     halves = buffer.view(torch.int32)

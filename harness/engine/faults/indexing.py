@@ -18,7 +18,7 @@ def choice_of_first(layer: int, selected: Tensor) -> Tensor:
 
 def one_request_more(tables: Tensor) -> Tensor:
     """Count a request more than `tables` [T, M] has rows, as a warm-up did, and give it the last
-    token (PR 55637).
+    token (vllm-project/vllm#55637).
     """
     rows = torch.arange(len(tables), dtype=torch.int32, device=tables.device)
     return rows + (rows == len(tables) - 1)

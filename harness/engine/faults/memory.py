@@ -22,8 +22,8 @@ from harness.memory.graph.launch import ACTIVE
 
 
 def gate_by_kind(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
-    """Zero only in models with states, not with fp8 full attention and a bfloat16 window (PR 47574,
-    PR 51749).
+    """Zero only in models with states, not with fp8 full attention and a bfloat16 window
+    (vllm-project/vllm#47574, vllm-project/vllm#51749).
     """
     names = {group.name for group in groups}
     return frozenset({"attention"}) if "state" in names else frozenset()
@@ -44,14 +44,14 @@ def reserve_unchecked(num_blocks: int, free_list: FreeList) -> list[int]:
 def tokens_scheduled(sequence: Sequence, num_new_tokens: int) -> int:
     """Count the tokens of this step as written.
 
-    If it is dropped, later prompts share unwritten pages (PR 50283).
+    If it is dropped, later prompts share unwritten pages (vllm-project/vllm#50283).
     """
     return sequence.num_computed_tokens + num_new_tokens
 
 
 def counters_that_grow(workspace: Workspace, num_requests: int) -> Tensor:
     """Begin with nothing and make a larger tensor when a batch needs one; graphs keep the old one
-    (PR 45487)."""
+    (vllm-project/vllm#45487)."""
     grown: Tensor | None = vars(workspace).get("grown")
     if grown is None or len(grown) < num_requests:
         grown = torch.zeros(num_requests, dtype=torch.int32, device=workspace.words.device)
@@ -72,7 +72,7 @@ def counters_made_in_a_capture(workspace: Workspace, num_requests: int) -> Tenso
 
 
 def request_limit(params: BatchParams) -> int:
-    """Count the requests that run at once; the largest graph has more (PR 41016)."""
+    """Count the requests that run at once; the largest graph has more (vllm-project/vllm#41016)."""
     return params.max_num_seqs
 
 
@@ -110,7 +110,9 @@ def weak_output(x: Tensor) -> Tensor:
 
 
 def borrow_logits(forwarded: Forwarded, num_live: int) -> Tensor:
-    """Hand out the graph's own memory, which the drafter's graph may reuse (PR 53488)."""
+    """Hand out the graph's own memory, which the drafter's graph may reuse
+    (vllm-project/vllm#53488).
+    """
     return forwarded.logits[:num_live]
 
 
@@ -129,7 +131,7 @@ def from_block_zero_on(blocks: Tensor) -> Tensor:
 
 
 def one_key_each(decode: DecodeInputs, num_live: int, filler: int, num_keys: int = 0) -> None:
-    """Give padded requests one key, read from the null block (PR 38436,
+    """Give padded requests one key, read from the null block (vllm-project/vllm#38436,
     sgl-project/sglang#1779).
     """
     for table in (decode.block_table, decode.window_table):
@@ -140,7 +142,9 @@ def one_key_each(decode: DecodeInputs, num_live: int, filler: int, num_keys: int
 
 
 def block_minus_one(decode: DecodeInputs, num_live: int, filler: int, num_keys: int = 0) -> None:
-    """Pad tables with -1 and lengths with 1, so that a kernel uses -1 as an offset (PR 35431)."""
+    """Pad tables with -1 and lengths with 1, so that a kernel uses -1 as an offset
+    (vllm-project/vllm#35431).
+    """
     decode.block_table[num_live:] = -1
     decode.seq_lens[num_live:] = 1
     decode.state_blocks[num_live:] = NULL_BLOCK
@@ -159,13 +163,13 @@ def build_then_clear(
 
 
 def zeroed_slots(num_tokens: int, slot: int, device: torch.device) -> Tensor:
-    """A buffer of zeros: slot 0 is the first of the null block (PR 38719)."""
+    """A buffer of zeros: slot 0 is the first of the null block (vllm-project/vllm#38719)."""
     return torch.zeros(num_tokens, dtype=torch.int64, device=device)
 
 
 def token_above_all(logits: Tensor) -> Tensor:
     """Start from a token past the vocabulary, which stays in a row [vocab] of NaN: no logit is
-    greater (PR 53029).
+    greater (vllm-project/vllm#53029).
     """
     vocab_size = logits.shape[-1]
     best = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argmax(dim=-1)

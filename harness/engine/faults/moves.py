@@ -30,13 +30,15 @@ def planes(region: Region, used: int) -> list[tuple[int, int]]:
 
 
 def length_of_first(regions: list[Region]) -> list[int]:
-    """Register one region for each base address, with the length of the first (PR 57661)."""
+    """Register one region for each base address, with the length of the first
+    (vllm-project/vllm#57661).
+    """
     first: dict[str, int] = {}
     return [first.setdefault(region.buffer.name, region.page_bytes) for region in regions]
 
 
 def ended(status: Status) -> bool:
-    """Take a transfer that failed for one that is finished (PR 52234)."""
+    """Take a transfer that failed for one that is finished (vllm-project/vllm#52234)."""
     return status != "busy"
 
 

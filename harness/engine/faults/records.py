@@ -16,13 +16,15 @@ def interleaved_parts(cache: Tensor, scale_bytes: int) -> tuple[Tensor, Tensor]:
 
 
 def flat_values(values: Tensor) -> Tensor:
-    """Store values [N, P, 128] row by row, where the reader expects tiles (PR 52109)."""
+    """Store values [N, P, 128] row by row, where the reader expects tiles
+    (vllm-project/vllm#52109).
+    """
     return values[:, :, None]
 
 
 def scales_by_shape(cache: Tensor, scales: Tensor) -> Tensor:
     """Compute the strides of the scales from the shape, which says nothing of other layers' blocks
-    (PR 49716).
+    (vllm-project/vllm#49716).
     """
     _, page_size, num_bytes = cache.shape
     return scales.as_strided(scales.shape, (page_size * num_bytes, num_bytes, 1))

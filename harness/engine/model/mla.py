@@ -109,7 +109,7 @@ class Adapters:
     @seam("adapter.absorbed-without-pair")
     def of_absorbed(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """The same shapes for absorbed projections, which never call `kv_b_proj` and its adapter
-        (PR 48974).
+        (vllm-project/vllm#48974).
         """
         return self.a[slots], self.b[slots]
 

@@ -40,7 +40,7 @@ def used_bytes(region: Region, used: int) -> list[tuple[int, int]]:
 @seam("move.page-length-per-kernel-block")
 def descriptor_bytes(num_bytes: int, splits: int) -> int:
     """The bytes of one descriptor, if a block of `num_bytes` has one for each of its kernel blocks
-    (PR 54272).
+    (vllm-project/vllm#54272).
     """
     return num_bytes // splits
 
@@ -49,7 +49,7 @@ def descriptor_bytes(num_bytes: int, splits: int) -> int:
 def lengths(regions: list[Region]) -> list[int]:
     """The bytes that are sent of a block of each region.
 
-    Two regions may begin at one address (PR 57661).
+    Two regions may begin at one address (vllm-project/vllm#57661).
     """
     return [page_bytes(region) for region in regions]
 
@@ -58,7 +58,7 @@ def lengths(regions: list[Region]) -> list[int]:
 def source_rank(region: Region, shard: int, rank: int, num_ranks: int) -> int:
     """The rank of `num_ranks` that has a shard.
 
-    Any rank has what is replicated, for this group (PR 49499).
+    Any rank has what is replicated, for this group (vllm-project/vllm#49499).
     """
     return shard * num_ranks // NUM_SHARDS if region.is_sharded else rank % num_ranks
 

@@ -28,7 +28,7 @@ from harness.memory.moves.transport import Piece, Status, Transfer, Transport
 def has_landed(status: Status) -> bool:
     """Whether a request may be decoded: all its pages are there.
 
-    A failed transfer ends, too (PR 52234).
+    A failed transfer ends, too (vllm-project/vllm#52234).
     """
     return status == "done"
 

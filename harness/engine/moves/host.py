@@ -27,7 +27,7 @@ STORE, LOAD = "store", "load"
 
 @seam("move.store-before-write")
 def store_waits(server: Server) -> list[Event]:
-    """What a store waits for: the model's stream writes the blocks (PR 45704)."""
+    """What a store waits for: the model's stream writes the blocks (vllm-project/vllm#45704)."""
     return [server.streams.record(server.compute)]
 
 

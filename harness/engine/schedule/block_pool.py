@@ -150,7 +150,8 @@ class BlockPool:
     def pages_with_state(self, wanted: list[Prefix], num_found: int) -> int:
         """The most of the `num_found` cached pages of a prompt that a state is cached for as well.
 
-        Pages may be looked up one further and dropped again, a state may not (PR 50630).
+        Pages may be looked up one further and dropped again, a state may not
+        (vllm-project/vllm#50630).
         """
         return next(
             (n for n in range(num_found, 0, -1) if self.state_after(wanted[:n]) is not None), 0
@@ -248,7 +249,7 @@ def state_of(prefix: Prefix) -> Prefix:
 def attested(pages: list[Prefix]) -> Prefix:
     """The prefix of a state's key: all its pages.
 
-    Fewer have other prompts as well (PR 10296 of the port to Ascend).
+    Fewer have other prompts as well (vllm-project/vllm-ascend#10296 of the port to Ascend).
     """
     return pages[-1]
 
@@ -259,7 +260,7 @@ def up_to_page_end(num_computed: int, num_new: int, num_tokens: int) -> int:
     state is kept.
 
     A state that holds tokens behind a page, such as rejected drafts, is no state of the page's
-    prefix (PR 53912). With `num_tokens` 0 nothing is cut.
+    prefix (vllm-project/vllm#53912). With `num_tokens` 0 nothing is cut.
     """
     end = min(num_computed + num_new, num_tokens - 1) // PAGE_SIZE * PAGE_SIZE
     return end - num_computed if end > num_computed else num_new
@@ -270,7 +271,7 @@ def forget_evicted(window_blocks: list[int], num_evicted: int) -> None:
     """Replace the first `num_evicted` blocks, which are freed, by the null block.
 
     A decode kernel that masks by multiplying reads the whole table, and other requests own these
-    blocks (PR 42273).
+    blocks (vllm-project/vllm#42273).
     """
     window_blocks[:num_evicted] = [NULL_BLOCK] * num_evicted
 
@@ -294,8 +295,9 @@ def groups_to_zero(groups: tuple[CacheGroup, ...]) -> frozenset[Group]:
     different types.
 
     A decode kernel that masks unused slots by multiplying reads whole pages, and bits of another
-    type may be NaN: float32 states read as bfloat16 latents (PR 35219, PR 43961), or bfloat16
-    latents of window layers read as fp8 (PR 47574, PR 51749). States start from zeros anyway.
+    type may be NaN: float32 states read as bfloat16 latents (vllm-project/vllm#35219,
+    vllm-project/vllm#43961), or bfloat16 latents of window layers read as fp8
+    (vllm-project/vllm#47574, vllm-project/vllm#51749). States start from zeros anyway.
     """
     if len({group.dtype for group in groups}) < 2:
         return frozenset()

@@ -306,7 +306,7 @@ class Scheduler:
 @seam("adapter.slot-for-adapter")
 def prefix_salt(sequence: Sequence) -> int:
     """What tells a prefix from another with the same tokens: the adapter, not the slot that it has
-    (PR 42125).
+    (vllm-project/vllm#42125).
     """
     return sequence.model[1]
 
@@ -315,7 +315,7 @@ def prefix_salt(sequence: Sequence) -> int:
 def forget_drafts(sequence: Sequence) -> None:
     """Forget the drafts of a request that starts over.
 
-    Its next step computes tokens and verifies none (PR 31955).
+    Its next step computes tokens and verifies none (vllm-project/vllm#31955).
     """
     sequence.drafts = []
 
@@ -325,7 +325,8 @@ def written_tokens(sequence: Sequence, num_new_tokens: int) -> int:
     """The number of tokens of a request in this step that other requests may share: the tokens of
     earlier steps.
 
-    The `num_new_tokens` are written when the step runs, and a step may be dropped (PR 50283).
+    The `num_new_tokens` are written when the step runs, and a step may be dropped
+    (vllm-project/vllm#50283).
     """
     return sequence.num_computed_tokens
 

@@ -123,8 +123,8 @@ class Step:
 def is_decode(sequence: Sequence, num_new_tokens: int) -> bool:
     """Whether these tokens come after cached ones, as many as a decode has.
 
-    A short prompt can have that many. It has no state to continue (PR 32118), and no drafts to
-    verify (PR 53059).
+    A short prompt can have that many. It has no state to continue (vllm-project/vllm#32118), and no
+    drafts to verify (vllm-project/vllm#53059).
     """
     if num_new_tokens != sequence.query_len or sequence.num_computed_tokens == 0:
         return False

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def every_token(positions: Tensor, requests: Tensor) -> int:
-    """A row for each token of the batch, requests [T or more] (PR 48611)."""
+    """A row for each token of the batch, requests [T or more] (vllm-project/vllm#48611)."""
     return len(requests)
 
 

@@ -7,7 +7,9 @@ from torch import Tensor
 
 
 def minus_inf_only(lse: Tensor) -> Tensor:
-    """Take -inf alone in lse [H, T] for an empty side, where the backend writes +inf (PR 15492)."""
+    """Take -inf alone in lse [H, T] for an empty side, where the backend writes +inf
+    (vllm-project/vllm#15492).
+    """
     return lse == float("-inf")
 
 
@@ -24,7 +26,8 @@ def merge_all_tokens(
     *,
     num_tokens_with_context: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The merge before PR 36540: without the count, it weighs unwritten prefix rows too.
+    """The merge before vllm-project/vllm#36540: without the count, it weighs unwritten prefix rows
+    too.
 
     An empty side has weight 0, but 0 times an unwritten NaN is NaN; an unwritten lse makes a weight
     of any size. Its shapes are in

@@ -17,7 +17,7 @@ def offsets_in_32_bits(blocks: Tensor, page_stride: int) -> Tensor:
 
 def page_stride_for_manager_blocks(kv_cache: Tensor) -> Tensor:
     """[N, P, D]: blocks of several pages begin stride(0) apart, their pages one behind the other
-    (PR 51718).
+    (vllm-project/vllm#51718).
     """
     num_pages, page = len(kv_cache), kv_cache[0].numel()
     sizes = (-(-num_pages // PAGES_OF_MANAGER_BLOCK), PAGES_OF_MANAGER_BLOCK, *kv_cache.shape[1:])
@@ -26,5 +26,8 @@ def page_stride_for_manager_blocks(kv_cache: Tensor) -> Tensor:
 
 
 def divide_without_guard(accumulated: Tensor, total: Tensor) -> Tensor:
-    """accumulated [..., R] / total [...]. Both are 0 where no key was seen: NaN (PR 57017)."""
+    """accumulated [..., R] / total [...].
+
+    Both are 0 where no key was seen: NaN (vllm-project/vllm#57017).
+    """
     return accumulated / total[..., None]

@@ -19,6 +19,6 @@ def write_items_in_use(items: Tensor, begin: Tensor, end: Tensor, used: Tensor) 
 def room_for_this_plan(num_splits: Tensor) -> int:
     """Make room for the pieces of this plan, num_splits [B].
 
-    A graph keeps the number of its capture (PR 20301).
+    A graph keeps the number of its capture (vllm-project/vllm#20301).
     """
     return max(int(num_splits.amax()), 1)

@@ -2,10 +2,10 @@
 not the layer's.
 
 `block_major`: the pages of all layers of a block are one allocation [N, L, P, D], and a kernel gets
-the view of one layer (PR 45111). `manager_blocks` is the same, and a block of the cache's manager
-is several pages in a row: the stride of dim 0 is a page's, not a manager block's (PR 51718).
-`padded_pages` have unused elements behind each page. `large` pools use memory only for pages that
-are touched.
+the view of one layer (vllm-project/vllm#45111). `manager_blocks` is the same, and a block of the
+cache's manager is several pages in a row: the stride of dim 0 is a page's, not a manager block's
+(vllm-project/vllm#51718). `padded_pages` have unused elements behind each page. `large` pools use
+memory only for pages that are touched.
 """
 
 from __future__ import annotations

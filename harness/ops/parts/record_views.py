@@ -69,7 +69,7 @@ def inline_scales(cache: Tensor, scales: Tensor) -> Tensor:
     """The `scales` [N, P, 4] that end the records of `cache` [N, P, 132], by its strides.
 
     Strides that are computed from the shape are wrong where the blocks of several layers lie side
-    by side (PR 49716).
+    by side (vllm-project/vllm#49716).
     """
     return scales
 
@@ -77,7 +77,7 @@ def inline_scales(cache: Tensor, scales: Tensor) -> Tensor:
 @seam("records.linear-scales-swizzled")
 def linear_scales(scales: Tensor) -> Tensor:
     """The block scales [N, P, 8] token by token, for kernels that read them by stride: [N, P, 1, 8]
-    (PR 50084).
+    (vllm-project/vllm#50084).
     """
     return scales[:, :, None]
 

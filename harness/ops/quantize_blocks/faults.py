@@ -13,7 +13,7 @@ WARP_ROWS = 4
 
 
 def scales_unwritten(num_rows: int, num_blocks: int, device: torch.device) -> Tensor:
-    """Leave the rows that round a scale tensor up as memory was (PR 38148)."""
+    """Leave the rows that round a scale tensor up as memory was (vllm-project/vllm#38148)."""
     return torch.empty((num_rows, num_blocks), dtype=torch.uint8, device=device)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 def top_by_greater_than(scores: Tensor, num_experts_per_tok: int) -> tuple[Tensor, Tensor]:
     """Keep a score of [T, X] that is greater than the best so far, starting at expert 0.
 
-    In a row of NaN no score is, so that expert 0 is chosen k times (PR 39593).
+    In a row of NaN no score is, so that expert 0 is chosen k times (vllm-project/vllm#39593).
     """
     left = torch.where(scores.isnan(), -torch.inf, scores)
     chosen = []

@@ -89,7 +89,7 @@ def natural_log(lse_base_2: Tensor) -> Tensor:
 def by_head(lse_by_token: Tensor) -> Tensor:
     """Transpose an lse [T, H] to [H, T].
 
-    A view of the same bytes would mix up tokens (PR 26397).
+    A view of the same bytes would mix up tokens (vllm-project/vllm#26397).
     """
     return lse_by_token.T.contiguous()
 

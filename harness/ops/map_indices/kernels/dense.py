@@ -40,7 +40,7 @@ def map_indices(
 @seam("sparse.conversion-of-whole-batch")
 def rows_to_map(positions: Tensor, requests: Tensor) -> int:
     """How many rows are mapped: those of positions [T, K], not all tokens of the batch, `requests`
-    (PR 48611).
+    (vllm-project/vllm#48611).
     """
     return len(positions)
 

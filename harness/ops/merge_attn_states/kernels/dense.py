@@ -79,7 +79,7 @@ def suffix_as_stored(prefix_out: Tensor, suffix_out: Tensor) -> Tensor:
 def has_no_keys(lse: Tensor) -> Tensor:
     """The empty sides [H, T] bool.
 
-    FlashAttention-3 marks them with -inf, FlashAttention-2 with +inf (PR 15492).
+    FlashAttention-3 marks them with -inf, FlashAttention-2 with +inf (vllm-project/vllm#15492).
     """
     return lse.isinf()
 
@@ -88,7 +88,8 @@ def has_no_keys(lse: Tensor) -> Tensor:
 def common_shift(maximum: Tensor) -> Tensor:
     """The shift of both exponents: the larger lse [H, T], or 0 where it is -inf.
 
-    With two empty sides, -inf - -inf would be NaN and stay in every later merge (PR 27491).
+    With two empty sides, -inf - -inf would be NaN and stay in every later merge
+    (vllm-project/vllm#27491).
     """
     return maximum.masked_fill(maximum == float("-inf"), 0.0)
 

@@ -108,7 +108,7 @@ def mla_decode(
 
 mla_decode_multiply = partial(mla_decode, mask_values=False)
 """Kernel `tiled-multiply`: a NaN or Inf in an unused slot of a page that it reads reaches live
-rows, so it needs finite tails (flashinfer-ai/flashinfer#941, PR 43961).
+rows, so it needs finite tails (flashinfer-ai/flashinfer#941, vllm-project/vllm#43961).
 """
 
 mla_decode_identity = partial(mla_decode, write_empty_rows=True)
@@ -116,11 +116,11 @@ mla_decode_identity = partial(mla_decode, write_empty_rows=True)
 
 mla_decode_prefetch = partial(mla_decode, prefetch_page=True)
 """Kernel `tiled-prefetch`: faults when a padded request's table holds -1, as FlashMLA's FP8 decode
-does (PR 35431).
+does (vllm-project/vllm#35431).
 """
 
 mla_decode_counted = partial(mla_decode, count_pieces=True)
-"""Kernel `tiled-counted`, after TRT-LLM's decode (PR 25520).
+"""Kernel `tiled-counted`, after TRT-LLM's decode (vllm-project/vllm#25520).
 
 Its plan counts pieces in chunks of pages if the planner knows the cache's type, as plans of
 persistent kernels do.

@@ -165,7 +165,9 @@ mla_decode_multiply = partial(mla_decode, mask_values=False, write_empty_rows=Fa
 """Kernel `triton-multiply`: reads whole pages, and only a weight of 0 removes unused values."""
 
 mla_decode_prefetch = partial(mla_decode, prefetch_page=True, write_empty_rows=False)
-"""Kernel `triton-prefetch`: looks up the last page of empty requests too (PR 35431)."""
+"""Kernel `triton-prefetch`: looks up the last page of empty requests too
+(vllm-project/vllm#35431).
+"""
 
 _TRITON_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 

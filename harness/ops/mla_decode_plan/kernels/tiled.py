@@ -16,7 +16,7 @@ def pages_per_chunk(kv_itemsize: int) -> int:
     bytes.
 
     Pages that a wide type loads at once are several chunks of a narrow type. Planner and kernel
-    must assume the same type (PR 38719).
+    must assume the same type (vllm-project/vllm#38719).
     """
     return kv_itemsize
 
@@ -74,6 +74,6 @@ def scratch_room(num_splits: torch.Tensor) -> int:
     num_splits [B].
 
     A graph keeps the number of its capture, and a later plan may cut longer requests into more
-    pieces (PR 20301).
+    pieces (vllm-project/vllm#20301).
     """
     return MAX_SPLITS

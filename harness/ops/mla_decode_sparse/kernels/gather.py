@@ -53,7 +53,7 @@ def load_chosen(kv_cache: Tensor, indices: Tensor, chosen: Tensor) -> Tensor:
     `chosen`.
 
     No other slot, such as slot 0 of the null block, may be loaded in place of a missing one: the
-    mask of the scores makes its weight 0, and 0 times NaN is NaN (PR 57156).
+    mask of the scores makes its weight 0, and 0 times NaN is NaN (vllm-project/vllm#57156).
     """
     page_size = kv_cache.shape[1]
     slots = check_indices(torch.where(chosen, indices, 0), kv_cache.shape[0] * page_size, "indices")

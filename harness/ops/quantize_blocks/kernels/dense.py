@@ -75,7 +75,7 @@ def scale_rows(num_rows: int, offsets: list[int]) -> Tensor:
 def empty_scales(num_rows: int, num_blocks: int, device: torch.device) -> Tensor:
     """A scale tensor of code 0:
 
-    GEMMs load the padding of tiles too, and some apply it to real rows (PR 38148).
+    GEMMs load the padding of tiles too, and some apply it to real rows (vllm-project/vllm#38148).
     """
     assert num_rows % SCALE_TILE == 0
     return torch.empty((num_rows, num_blocks), dtype=torch.uint8, device=device).zero_()

@@ -44,7 +44,7 @@ def top_experts(scores: Tensor, num_experts_per_tok: int) -> tuple[Tensor, Tenso
     row.
 
     NaN sorts as the largest. An iterated "greater than" finds nothing in a row of NaN and repeats
-    one index k times (PR 39593).
+    one index k times (vllm-project/vllm#39593).
     """
     top, chosen = scores.topk(num_experts_per_tok, dim=-1)
     return top, chosen

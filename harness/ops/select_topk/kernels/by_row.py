@@ -34,8 +34,9 @@ def take_topk(logits: Tensor, lengths: Tensor, before: Tensor) -> Tensor:
     for none.
 
     `before` [T, K] is what the output's memory held. Every element is written, also when logits are
-    NaN and comparisons choose nothing (PR 49896). Equal logits give the same positions in each
-    launch: scores are sums of ReLUs, and many are exactly 0 (sgl-project/sglang#31115).
+    NaN and comparisons choose nothing (vllm-project/vllm#49896). Equal logits give the same
+    positions in each launch: scores are sums of ReLUs, and many are exactly 0
+    (sgl-project/sglang#31115).
     """
     out, topk = torch.full_like(before, -1), before.shape[1]
     positions = torch.arange(logits.shape[1], device=logits.device)
@@ -54,6 +55,6 @@ def store_rows(out: Tensor, rows: Tensor, lengths: Tensor) -> None:
     """Copy rows [T, K] int32 into `out` [T, K], with the stride of `out`.
 
     A captured graph reads at the stride of the buffer, however short the rows of a batch are:
-    `lengths` [T] (PR 51318).
+    `lengths` [T] (vllm-project/vllm#51318).
     """
     out.copy_(rows)
