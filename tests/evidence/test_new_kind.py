@@ -83,7 +83,9 @@ def test_an_oracle_in_a_new_file_is_listed_judges_and_explains_by_its_rank(copy:
     assert names[names.index("crash") + 1] == "moderate"
     clean, injected = (
         json.loads(
-            command(copy, "run", "moderate-values.yaml", *fault, "--json", "--out", "runs").stdout
+            command(
+                copy, "run", "own/moderate-values.yaml", *fault, "--json", "--out", "runs"
+            ).stdout
         )["cases"][0]
         for fault in ((), ("--fault", "decode.zero-length-row-nan"))
     )
@@ -96,5 +98,5 @@ def test_an_oracle_in_a_new_file_is_listed_judges_and_explains_by_its_rank(copy:
 
 
 def test_the_scenario_of_a_new_oracle_declares_the_fault_that_it_catches(copy: Path) -> None:
-    done = command(copy, "selftest", "moderate-values.yaml", "--out", "runs")
+    done = command(copy, "selftest", "own/moderate-values.yaml", "--out", "runs")
     assert "faults caught: 1 of 1" in done.stdout, done.stdout + done.stderr

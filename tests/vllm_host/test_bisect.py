@@ -39,7 +39,7 @@ def column(version: str, *cases: dict[str, Any], **more: Any) -> Column:
     return Column(
         "python",
         summary={
-            "environment": {"engines": {"vLLM": version}, "python": "3.12.0"},
+            "environment": {"engines": {"vllm": version}, "python": "3.12.0"},
             "cases": list(cases),
         },
         **more,
