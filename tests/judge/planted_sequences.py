@@ -228,7 +228,8 @@ PLANTED = (
         POOL + "prefixes",
         "parent = hash((parent, tuple(tokens[end - PAGE_SIZE : end])))\n"
         "        yield Prefix(\n"
-        "            parent if num_hashes is None else parent % num_hashes, tuple(tokens[:end]), salt\n"
+        "            parent if num_hashes is None else parent % num_hashes,"
+        " tuple(tokens[:end]), salt\n"
         "        )",
         "page = tuple(tokens[end - PAGE_SIZE : end])\n        yield Prefix(hash(page), page, salt)",
         "prefix-chains[sequence=other_past]",
