@@ -153,7 +153,7 @@ def hand_over_ids(ids: Tensor, poison: Poison) -> Tensor:
     """The expert ids [T, k] int32 as the experts' kernel reads them.
 
     A router that writes 32-bit ids into a 64-bit buffer leaves half of it unwritten
-    (vllm-project/vllm#38359, PR 55147).
+    (vllm-project/vllm#38359, vllm-project/vllm#55147).
     """
     return ids
 

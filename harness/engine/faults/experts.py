@@ -22,7 +22,8 @@ def ids_in_int64_buffer(ids: Tensor, poison: Poison) -> Tensor:
     """Write 32-bit ids [T, k] into the lower halves of 64-bit elements, and read that memory as
     32-bit ids.
 
-    Every second id that is read is an unwritten upper half (vllm-project/vllm#38359, PR 55147).
+    Every second id that is read is an unwritten upper half (vllm-project/vllm#38359,
+    vllm-project/vllm#55147).
     """
     buffer = poison.empty(*ids.shape, dtype=torch.int64, site="router.ids", device=ids.device)
     halves = buffer.view(torch.int32)

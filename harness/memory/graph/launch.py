@@ -2,7 +2,7 @@
 
 A capture records launches and ATen ops, never the Python between them. So a plan made by host code
 before the capture is not in the graph (vllm-project/vllm#42444), and a tensor rebound after it is
-not seen (PR 35175).
+not seen (vllm-project/vllm#35175).
 """
 
 from __future__ import annotations
