@@ -135,6 +135,7 @@ def epsilon(engine: Any) -> None:
     engine.model.layers[0].self_attn.o_norm.variance_epsilon = 1e-6
 
 
+@pytest.mark.nightly
 def test_rounding_passes_also_where_near_ties_fall_otherwise(v32: Engine, kimi: Engine) -> None:
     for engine in (v32, kimi):
         found = engine.plain

@@ -233,6 +233,7 @@ def test_a_real_failure_is_shrunk_to_a_case_whose_id_alone_fails_so_again(
     assert run_case(job_of(job, found).model_copy(update={"fault": None})).verdict is Verdict.PASS
 
 
+@pytest.mark.nightly
 def test_a_drawn_case_is_shrunk_too():
     known = load_scenarios(None)
     for case in select(known, ["fuzz[op=mla_decode]"], seed=5):

@@ -30,6 +30,7 @@ def found_by(url: str, **more: Any) -> dict[str, Any]:
     )["found"]
 
 
+@pytest.mark.nightly
 def test_a_long_check_says_how_far_it_is(start_server: Callable[..., str]) -> None:
     said: list[dict[str, Any]] = []
     answer(TraceCheck(url=start_server(START), timeout=HANG_SECONDS, fuzz=21), said.append)
@@ -141,6 +142,7 @@ def test_a_bug_is_found_shrunk_and_shown_by_a_script_without_the_harness(
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("more", [(), ("schemas",)])
 def test_near_ties_are_no_bug(start_server: Callable[..., str], more: tuple[str, ...]) -> None:
     found = found_by(start_server(START, "near-tie", *more), fuzz=6)

@@ -87,6 +87,7 @@ def test_sound_variants_pass_the_case_in_which_a_tie_was_decided_differently(num
     assert found.looked_at["cold_warm"] > 0
 
 
+@pytest.mark.nightly
 def test_a_sound_kernel_of_three_pieces_passes_in_which_it_was_accused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

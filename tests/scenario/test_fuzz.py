@@ -134,6 +134,7 @@ def test_draws_cover_every_op_and_the_engine() -> None:
     }
 
 
+@pytest.mark.nightly
 def test_draws_reach_every_value_of_more() -> None:
     drawn = drawn_params(30)
     for op, more in MORE.items():
@@ -151,6 +152,7 @@ def test_draws_are_legal(seed: int) -> None:
         assert model.model_validate(case.params.model_dump(mode="json")) == case.params
 
 
+@pytest.mark.nightly
 def test_draws_reach_the_edges_of_pages_and_every_feature_of_the_engine() -> None:
     drawn = drawn_params(20)
 

@@ -21,6 +21,7 @@ from harness.scenario.susceptibility import case_of, cases, selected
 from harness.store.run_folder import RunStore
 
 
+@pytest.mark.nightly
 def test_the_id_of_a_cell_makes_its_case_again() -> None:
     for case in cases(list(KERNELS)):
         assert case_of(case.id) == case
