@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from pathlib import Path
 
 LOOKS, LOOK_SECONDS = 10, 0.02
@@ -17,28 +18,31 @@ LEAST = 1_000_000
 _TASKS = Path("/proc/self/task")
 
 
+_used: weakref.WeakKeyDictionary[threading.Thread, int] = weakref.WeakKeyDictionary()
+"""The time of a processor that each thread had used when it was last looked at."""
+
+
 def any_computes() -> bool:
     """Whether another Python thread than this one computes now.
 
-    Threads that wait may stay. False without /proc.
+    Threads that wait may stay: one that was seen to wait, and has used no time since, is not
+    waited for again. False without /proc.
     """
-    others = [
-        thread.native_id
-        for thread in threading.enumerate()
-        if thread is not threading.current_thread()
-    ]
-    if not others:
+    others = [one for one in threading.enumerate() if one is not threading.current_thread()]
+    before = {one: _nanoseconds(one) for one in others}
+    suspects = [one for one in others if one not in _used or before[one] > _used[one] + LEAST]
+    _used.update(before)
+    if not suspects:
         return False
-    before = {number: _nanoseconds(number) for number in others}
     for _ in range(LOOKS):
         time.sleep(LOOK_SECONDS)
-        if any(_nanoseconds(number) > before[number] + LEAST for number in others):
+        if any(_nanoseconds(one) > before[one] + LEAST for one in suspects):
             return True
     return False
 
 
-def _nanoseconds(thread: int | None) -> int:
+def _nanoseconds(thread: threading.Thread) -> int:
     """The time of a processor that a thread has used; 0 if it is gone."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return int((_TASKS / str(thread) / "schedstat").read_text().split()[0])
+        return int((_TASKS / str(thread.native_id) / "schedstat").read_text().split()[0])
     return 0

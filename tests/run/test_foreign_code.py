@@ -159,6 +159,21 @@ def test_a_thread_that_computes_is_seen_and_one_that_waits_is_not() -> None:
         spinning.join()
 
 
+def test_a_thread_that_was_seen_to_wait_is_not_waited_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    end = threading.Event()
+    waiting = threading.Thread(target=end.wait, daemon=True)
+    waiting.start()
+    try:
+        assert not threads.any_computes()
+        monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it waited"))
+        assert not threads.any_computes()
+    finally:
+        end.set()
+        waiting.join()
+
+
 def test_without_other_threads_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
     monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it waited"))
