@@ -25,7 +25,8 @@ from harness.core.seams import seam
 from harness.core.systems import ENGINE_KERNELS
 from harness.engine.batch import Batch
 from harness.engine.memory import KV_DTYPES
-from harness.kernels.call import BoundKernel, wrong_count
+from harness.kernels.call import BoundKernel
+from harness.kernels.outputs import wrong_count
 from harness.memory.graph.launch import launch
 from harness.ops.parts.block_formats import FORMATS, SCALE_TILE, decoded_scales, decoded_values
 

@@ -193,25 +193,6 @@ class BoundKernel:
         return sites
 
 
-def wrong_count(spec: KernelSpec, num_values: int) -> str:
-    """What is wrong with a kernel that returned so many values, as one clause; empty if nothing
-    is.
-    """
-    op = OPS.get(spec.op)
-    names = [output.name for output in op.outputs if spec.gives_lse or output.name != "lse"]
-    if num_values == len(names):
-        return ""
-    alone = (
-        ", or declare gives_lse=False and return out alone"
-        if op.gives_lse and num_values == 1
-        else ""
-    )
-    return (
-        f"{num_values} values; return {len(names)}:"
-        f" {', '.join(names)}{alone if spec.is_plugin else ''}"
-    )
-
-
 def kernel_of(launched: Callable[..., Any]) -> BoundKernel | None:
     """The kernel of a launch; None for a function of the engine or an op of torch."""
     owner = getattr(launched, "__self__", None)

@@ -26,6 +26,21 @@ class BadOutput(KernelError):
         super().__init__(f"{spec.name} returned {problem}", cause=Code.BAD_OUTPUT, kernel=spec.name)
 
 
+def wrong_count(spec: KernelSpec, num_values: int) -> str:
+    """What is wrong with a kernel that returned so many values, as one clause; empty if nothing
+    is.
+    """
+    names = [output.name for output in spec.outputs]
+    if num_values == len(names):
+        return ""
+    has_lse = OPS.get(spec.op).gives_lse
+    alone = (
+        ", or declare gives_lse=False and return out alone" if has_lse and num_values == 1 else ""
+    )
+    mend = alone if spec.is_plugin else ""
+    return f"{num_values} values; return {len(names)}: {', '.join(names)}{mend}"
+
+
 def plain_outputs(spec: KernelSpec, result: Any) -> Any:
     """What a foreign kernel returned, with its tensors as plain ones: a tuple if it returned a
     tuple or a list.
@@ -34,14 +49,14 @@ def plain_outputs(spec: KernelSpec, result: Any) -> Any:
     reads, stays as it is. Raises BadOutput for a value that is no tensor, and for a tensor of
     another kind.
     """
-    outputs = OPS.get(spec.op).outputs
-    if not outputs or not outputs[0].shape:
+    names = [output.name for output in spec.outputs]
+    if not names or not spec.outputs[0].shape:
         return result
     is_several = isinstance(result, tuple | list)
     values = tuple(result) if is_several else (result,)
-    names = [output.name for output in outputs if spec.gives_lse or output.name != "lse"]
-    if len(values) != len(names) and not all(isinstance(value, Tensor) for value in values):
-        raise BadOutput(spec, f"{len(values)} values; return {len(names)}: {', '.join(names)}")
+    problem = wrong_count(spec, len(values))
+    if problem and not all(isinstance(value, Tensor) for value in values):
+        raise BadOutput(spec, problem)
     names += ["a further value"] * len(values)
     plain = tuple(_plain(spec, name, value) for name, value in zip(names, values, strict=False))
     return plain if is_several else plain[0]

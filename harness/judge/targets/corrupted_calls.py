@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from torch_poison.patterns import Poison
 
+from harness.core.catalog import planner_of
 from harness.core.cause_codes import Code, Reason
 from harness.core.corruptions import Corruption
 from harness.core.errors import Refused, SystemUnderTestError
@@ -18,7 +19,6 @@ from harness.judge.targets.shown_call import show_call
 from harness.kernels.call import without_interception
 from harness.ops.mla_decode.params import MlaDecodeParams
 from harness.ops.parts.call import KernelCall, check_outputs, invoke
-from harness.ops.parts.planner import has_plan
 
 MakeCall = Callable[[Corruption | None], KernelCall]
 """Makes the call of a case, with one of its arguments corrupted."""
@@ -27,7 +27,7 @@ MakeCall = Callable[[Corruption | None], KernelCall]
 def why_not_corrupted(spec: KernelSpec, params: KernelParams, corruption: Corruption) -> str:
     """Why a kernel is not called with this argument at all, as one clause; empty if it is."""
     if corruption.change == "plan" and not (
-        isinstance(params, MlaDecodeParams) and has_plan(spec, params)
+        isinstance(params, MlaDecodeParams) and params.planned and planner_of(spec)
     ):
         return Reason(f"{spec.name} is called without a plan here", Code.UNSUPPORTED)
     if corruption.change == "in_place" and "out" not in spec.takes:

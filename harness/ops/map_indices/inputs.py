@@ -71,19 +71,3 @@ def draw(params: MapIndicesParams, seed: int) -> MapInputs:
             *pages.pads,
         ],
     )
-
-
-def _drawn(word: str, count: int, topk: int, generator: torch.Generator) -> Tensor:
-    """Logits [count] of a row; see `LogitValues`."""
-    values = torch.randn(count, generator=generator)
-    if word == "ties":
-        return values.round()
-    if word == "plain":
-        return values
-    signs = torch.randint(2, (count,), generator=generator) * 2.0 - 1.0
-    zeros = torch.zeros(count) * signs if word == "signed_zeros" else torch.zeros(count)
-    if word != "zero":
-        # Fewer positive logits than K, so that rank K lies among the zeros.
-        places = torch.randperm(count, generator=generator)[: max(0, topk - 3) * 3 // 4]
-        zeros[places] = values[places].abs() + 0.1
-    return zeros

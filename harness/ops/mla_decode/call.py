@@ -13,6 +13,7 @@ from harness.core.catalog import planner_of
 from harness.kernels.call import BoundKernel
 from harness.ops.mla_decode import inputs, reference
 from harness.ops.mla_decode.params import MlaDecodeParams
+from harness.ops.parts.buffers import with_trap
 from harness.ops.parts.cache_layouts import KV_DTYPES
 from harness.ops.parts.call import (
     Guarded,
@@ -28,16 +29,14 @@ from harness.ops.parts.call import (
 from harness.ops.parts.corrupted import planned_lengths
 from harness.ops.parts.judged import Rows
 from harness.ops.parts.latents import rank_keyword, rounded_products
-from harness.ops.parts.planner import has_plan
 
 
 def prepare(params: MlaDecodeParams, setting: Setting) -> KernelCall:
     raw = inputs.draw(params, setting.seed)
     poison = replace(
-        setting.poison,
+        with_trap(setting, raw.trap_block).poison,
         sites=setting.poison.sites
         - ({"block_table.pad"} if params.table_entries == "zero" else set()),
-        traps={**setting.poison.traps, "block_table.pad": raw.trap_block},
         strict=(setting.poison.strict or params.table_entries == "out_of_range")
         and not keeps(setting, setting.spec.needs_valid_table),
     )
@@ -53,7 +52,7 @@ def prepare(params: MlaDecodeParams, setting: Setting) -> KernelCall:
             scale=kept.scale,
             kv_scale=kept.kv_scale,
             window=params.window,
-            products=rounded_products(setting, params),
+            products=rounded_products(setting, params.kv),
         )
         out, lse = out_and_lse(outputs)
         return attention_rows(
@@ -70,7 +69,7 @@ def prepare(params: MlaDecodeParams, setting: Setting) -> KernelCall:
         )
 
     dims = {"B": num_requests, "S": num_query_tokens, "H": num_heads, "R": params.kv_lora_rank}
-    keywords = {"metadata": None} | rank_keyword(setting, params)
+    keywords = {"metadata": None} | rank_keyword(setting, params.kv_lora_rank)
     if params.window is not None:
         keywords["window"] = params.window
     call = KernelCall.of(
@@ -97,7 +96,7 @@ def _plan(
 ) -> Callable[[bool], Any] | None:
     """What plans with the kernel's planner, if the case wants a plan."""
     planner = planner_of(setting.spec)
-    if planner is None or not has_plan(setting.spec, params):
+    if planner is None or not params.planned:
         return None
     chunked = planner.chunked and setting.spec.chunked
     options = {"kv_itemsize": KV_DTYPES[params.kv].itemsize} if chunked else {}

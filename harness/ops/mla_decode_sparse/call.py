@@ -22,7 +22,7 @@ def prepare(params: MlaDecodeSparseParams, setting: Setting) -> KernelCall:
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Rows]:
         """out [T, H, R] and lse [T, H] float32, beside the reference."""
-        products = rounded_products(setting, params)
+        products = rounded_products(setting, params.kv)
         want = reference.expected(
             kept.q,
             kept.kv_cache,
@@ -36,7 +36,7 @@ def prepare(params: MlaDecodeSparseParams, setting: Setting) -> KernelCall:
         )
 
     dims = {"T": num_tokens, "H": num_heads, "R": params.kv_lora_rank}
-    keywords = rank_keyword(setting, params)
+    keywords = rank_keyword(setting, params.kv_lora_rank)
     return KernelCall.of(
         "mla_decode_sparse", given, kept, dims, (given.q.dtype, torch.float32), observe, **keywords
     )

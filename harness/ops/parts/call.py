@@ -23,8 +23,8 @@ from harness.core.corruptions import Corruption
 from harness.core.errors import KernelError, NoMemoryError, message_of
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
-from harness.kernels.call import BoundKernel, wrong_count
-from harness.kernels.outputs import BadOutput
+from harness.kernels.call import BoundKernel
+from harness.kernels.outputs import BadOutput, wrong_count
 from harness.memory.bounds import bad_index, raise_bad_indices
 from harness.ops.parts.attention import Attention
 from harness.ops.parts.cache_layouts import neighbors
@@ -77,9 +77,7 @@ def check_outputs(
     `shapes` lists for each output the shapes it may have. Raises BadOutput with the wrong output,
     its property, and the promised one.
     """
-    declared = [
-        output for output in OPS.get(spec.op).outputs if spec.gives_lse or output.name != "lse"
-    ]
+    declared = spec.outputs
     if not declared:
         return ()
     values = tuple(result) if isinstance(result, tuple | list) else (result,)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from harness.ops.mla_decode.params import MlaDecodeParams
-from harness.ops.mla_decode_sparse.params import MlaDecodeSparseParams
 from harness.ops.parts.call import Setting
 
 
-def rounded_products(setting: Setting, params: MlaDecodeParams | MlaDecodeSparseParams) -> str:
-    """The kernel's products with an fp8 cache. With others it multiplies what the cache has."""
-    return setting.spec.fp8_products if params.kv.startswith("fp8") else "float32"
+def rounded_products(setting: Setting, kv: str) -> str:
+    """The kernel's products with a cache of type `kv`, if that is fp8.
+
+    With others it multiplies what the cache has.
+    """
+    return setting.spec.fp8_products if kv.startswith("fp8") else "float32"
 
 
-def rank_keyword(
-    setting: Setting, params: MlaDecodeParams | MlaDecodeSparseParams
-) -> dict[str, Any]:
-    return {"kv_lora_rank": params.kv_lora_rank} if "kv_lora_rank" in setting.spec.takes else {}
+def rank_keyword(setting: Setting, kv_lora_rank: int) -> dict[str, int]:
+    """The keyword `kv_lora_rank`, for a kernel that takes it."""
+    return {"kv_lora_rank": kv_lora_rank} if "kv_lora_rank" in setting.spec.takes else {}

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.ops.map_indices.inputs import _drawn
 from harness.ops.parts import cache_layouts
 from harness.ops.parts.inputs import Inputs, Unowned
 from harness.ops.parts.pages import lengths_of_rows
@@ -40,7 +39,7 @@ def draw(params: SelectTopkParams, seed: int) -> TopkInputs:
     lengths = lengths_of_rows(lens, params.query_len)
     for row in range(rows):
         word = params.values[row % len(params.values)]
-        logits[row] = _drawn(word, columns, params.topk, generator)
+        logits[row] = _drawn_logits(word, columns, params.topk, generator)
     buffer = torch.zeros(rows + 2, params.topk, dtype=torch.int32)
     unowned = [
         Unowned("sparse.logits", logits[row, length:])
@@ -49,3 +48,19 @@ def draw(params: SelectTopkParams, seed: int) -> TopkInputs:
     return TopkInputs(
         logits, lens, params.topk, buffer, unowned=[*unowned, Unowned("sparse.topk", buffer)]
     )
+
+
+def _drawn_logits(word: str, count: int, topk: int, generator: torch.Generator) -> Tensor:
+    """Logits [count] of a row; see `LogitValues`."""
+    values = torch.randn(count, generator=generator)
+    if word == "ties":
+        return values.round()
+    if word == "plain":
+        return values
+    signs = torch.randint(2, (count,), generator=generator) * 2.0 - 1.0
+    zeros = torch.zeros(count) * signs if word == "signed_zeros" else torch.zeros(count)
+    if word != "zero":
+        # Fewer positive logits than K, so that rank K lies among the zeros.
+        places = torch.randperm(count, generator=generator)[: max(0, topk - 3) * 3 // 4]
+        zeros[places] = values[places].abs() + 0.1
+    return zeros

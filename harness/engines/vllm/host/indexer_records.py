@@ -19,10 +19,9 @@ from harness.engines.vllm.params import VllmHostParams
 from harness.engines.vllm.record_kernels import read_indexer_shuffled, write_indexer_shuffled
 from harness.evidence.observed import Observed
 from harness.evidence.records import Run
-from harness.evidence.sentinel import Guard
-from harness.judge.targets.shown_call import observed_of
+from harness.judge.targets.shown_call import show_call
 from harness.kernels.plugins import find_kernel
-from harness.ops.parts.call import KernelCall, Setting, prepared
+from harness.ops.parts.call import Setting, prepared
 from harness.ops.read_records import call as read_records_call
 from harness.ops.read_records import inputs as read_records_inputs
 from harness.ops.read_records.params import ReadRecordsParams
@@ -51,21 +50,14 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
     call = write_records_call.prepare(WRITING, _setting("write_records", poison))
     # The interpreter has no arithmetic of bfloat16.
     write_indexer_shuffled(call.args[0].float(), *call.args[1:], **call.kwargs)
-    _judge(found, call, ())
+    show_call(call, found, ())
     call = read_records_call.prepare(READING, _setting("read_records", poison))
-    _judge(found, call, (read_indexer_shuffled(*call.args, **call.kwargs),))
+    show_call(call, found, (read_indexer_shuffled(*call.args, **call.kwargs),))
     return found
 
 
 def _setting(op: str, poison: Poison) -> Setting:
     return Setting(find_kernel(op, NAME), poison, poison.seed, "cpu")
-
-
-def _judge(found: Run, call: KernelCall, outputs: tuple[Tensor, ...]) -> None:
-    found.evidence += observed_of(call, outputs)
-    found.evidence += [
-        Guard(item.name, item.site, item.before, item.watched()) for item in call.guarded
-    ]
 
 
 def _fused(poison: Poison) -> Observed:
