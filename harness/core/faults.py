@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from harness.core.files import read_rows, rows_beside, with_tuples
-from harness.core.ops import OPS_FOLDER, ops_with
+from harness.core.files import rows_beside, with_tuples
+from harness.core.ops import rows_of_ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ def _fault(name: str, row: dict[str, Any], package: str, faults: str) -> FaultSp
 
 
 def _of_ops() -> Iterator[FaultSpec]:
-    for op in ops_with("faults.yaml"):
+    for op, rows in rows_of_ops("faults.yaml").items():
         package = f"harness.ops.{op}"
-        for name, row in read_rows(OPS_FOLDER / op / "faults.yaml").items():
+        for name, row in rows.items():
             yield _fault(name, row, package, package)
 
 

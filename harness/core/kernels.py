@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from harness.core.cause_codes import Code, Reason
-from harness.core.files import read_rows, with_tuples
-from harness.core.ops import OPS_FOLDER, ops_with
+from harness.core.contract import Out
+from harness.core.files import with_tuples
+from harness.core.ops import OPS, rows_of_ops
 from harness.core.params import KernelParams, Params, ParamsT
 from harness.core.registry import attribute_at
 from harness.core.shapes import ANY, RESIZABLE, Shapes, misfit, shapes_of, sizes_of
@@ -104,6 +105,12 @@ class KernelSpec:
     @property
     def name(self) -> str:
         return f"{self.op}/{self.short_name}"
+
+    @property
+    def outputs(self) -> tuple[Out, ...]:
+        """What it returns, by the contract of its op, without an lse if it gives none."""
+        outputs = OPS.get(self.op).outputs
+        return tuple(output for output in outputs if self.gives_lse or output.name != "lse")
 
     def why_not(self, device: str) -> str:
         """Why this kernel cannot run on `device` here, as one clause; empty where it can.
@@ -216,7 +223,7 @@ def _kernel(op: str, short_name: str, row: dict[str, Any]) -> KernelSpec:
 
 KERNELS = tuple(
     _kernel(op, short_name, row)
-    for op in ops_with("kernels.yaml")
-    for short_name, row in read_rows(OPS_FOLDER / op / "kernels.yaml").items()
+    for op, rows in rows_of_ops("kernels.yaml").items()
+    for short_name, row in rows.items()
 )
 """The entries of each op's `kernels.yaml`."""

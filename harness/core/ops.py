@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.contract import Op
+from harness.core.files import read_rows
 from harness.core.registry import Registry, attribute_at
 
 PAGE_SIZE = 64
@@ -23,6 +24,11 @@ OPS_FOLDER = Path(__file__).parents[1] / "ops"
 def ops_with(file: str) -> tuple[str, ...]:
     """The names of the ops whose folder has this file, in the order of the alphabet."""
     return tuple(sorted(path.parent.name for path in OPS_FOLDER.glob(f"*/{file}")))
+
+
+def rows_of_ops(file: str) -> dict[str, Any]:
+    """Op -> the rows of its table `file`, for each op that has one."""
+    return {op: read_rows(OPS_FOLDER / op / file) for op in ops_with(file)}
 
 
 def part_of(op: str, part: str) -> Any:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import torch
 
 from harness.core.files import read_rows
-from harness.core.ops import OPS_FOLDER, ops_with
+from harness.core.ops import OPS_FOLDER, rows_of_ops
 from harness.core.registry import Registry
 
 
@@ -36,9 +36,9 @@ class Bound:
     """The least scale of a row: a row of zeros allows `floor * least_scale`."""
 
 
-def _bounds(of: str, file: Path) -> Iterator[Bound]:
-    """The bounds in a `tolerances.yaml`; their names begin with `of`."""
-    for row in read_rows(file):
+def _bounds(of: str, rows: list[dict[str, Any]]) -> Iterator[Bound]:
+    """The bounds in the rows of a `tolerances.yaml`; their names begin with `of`."""
+    for row in rows:
         allowed = {
             field: row[field]
             for field in ("ulps", "floor", "relative_l2", "least_scale")
@@ -53,10 +53,10 @@ def _bounds(of: str, file: Path) -> Iterator[Bound]:
             )
 
 
-_FILES = {op: OPS_FOLDER / op / "tolerances.yaml" for op in ops_with("tolerances.yaml")}
-_FILES["engine"] = OPS_FOLDER.parent / "engine" / "tolerances.yaml"
+_TABLES = rows_of_ops("tolerances.yaml")
+_TABLES["engine"] = read_rows(OPS_FOLDER.parent / "engine" / "tolerances.yaml")
 BOUNDS: Registry[Bound] = Registry(
-    "bound", tuple(bound for of, file in _FILES.items() for bound in _bounds(of, file))
+    "bound", tuple(bound for of, rows in _TABLES.items() for bound in _bounds(of, rows))
 )
 """The entries of each op's `tolerances.yaml`, and those of the engine."""
 

@@ -10,15 +10,14 @@ from harness.core.catalog import planner_of
 from harness.core.conditions import engine
 from harness.core.conditions.model import Space
 from harness.core.conditions.rows import space_of
-from harness.core.files import read_rows
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import KERNEL_PARAMS
-from harness.core.ops import OPS, OPS_FOLDER, ops_with, part_of
+from harness.core.ops import OPS, part_of, rows_of_ops
 from harness.core.shapes import ANY, sizes_of
 
 SPACES = {
-    op: space_of(op, read_rows(OPS_FOLDER / op / "conditions.yaml"), part_of(op, "conditions:read"))
-    for op in ops_with("conditions.yaml")
+    op: space_of(op, rows, part_of(op, "conditions:read"))
+    for op, rows in rows_of_ops("conditions.yaml").items()
 } | {engine.SPACE.op: engine.SPACE}
 """Op -> its space, as its `conditions.yaml` says; `engine` -> the space of the steps of the
 reference engine.
