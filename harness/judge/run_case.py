@@ -40,7 +40,6 @@ from harness.core.params import Record
 from harness.core.records import CaseResult, Verdict
 from harness.core.registry import attribute_at
 from harness.core.seams import inject
-from harness.judge.first_reader import first_nan
 from harness.judge.outcome import Outcome
 from harness.judge.target import class_of
 from harness.judge.verdict import verdict, watching_plugins
@@ -52,6 +51,7 @@ from harness.run.protocol import answer_each
 
 def _first_nan(job: Job) -> Outcome:
     # It knows the engine, which a kernel case never needs.
+    from harness.judge.first_reader import first_nan
 
     return first_nan(job)
 
