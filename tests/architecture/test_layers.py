@@ -56,7 +56,14 @@ NO_TORCH = (
 )
 """Folders of the parent process. They import torch inside functions only."""
 
-PARTS_WITHOUT_TORCH = ("contract.py", "params.py", "conditions.py", "record_params.py")
+PARTS_WITHOUT_TORCH = (
+    "contract.py",
+    "params.py",
+    "conditions.py",
+    "draws.py",
+    "record_params.py",
+    "settled.py",
+)
 """Parts of an op that the parent process reads."""
 
 TORCH = ("evidence/compare.py", "evidence/decisions.py", "evidence/thresholds.py")

@@ -18,7 +18,7 @@ from harness.judge.run_case import run_case
 from harness.ops.mla_decode import inputs as mla_decode_inputs
 from harness.ops.mla_decode.params import MlaDecodeParams
 from harness.ops.parts import attention as reference
-from harness.scenario.batches import decode_call
+from harness.scenario.calls import drawn_call
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
 
@@ -109,7 +109,7 @@ def test_random_calls_show_only_allowed_combinations() -> None:
     random, allowed, labels = Random(5), SPACE.allowed, SPACE.number
     for _ in range(25):
         params = MlaDecodeParams.model_validate(
-            decode_call(random, iter(lambda: {}, None), largest=8)
+            drawn_call("mla_decode", random, iter(lambda: {}, None), largest=8)
         )
         if params.high_blocks > 1000:
             continue

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.draws import draws as draws_of_ops
 from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError, UnknownNameError
 from harness.core.op_params import KERNEL_PARAMS
 from harness.core.ops import PAGE_SIZE
 from harness.scenario import draws
 from harness.scenario.drawn import drawn_case
-from harness.scenario.draws import MORE, Draw, draw, draw_sequence
+from harness.scenario.draws import Draw, draw, draw_sequence
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.override import KernelOverride
@@ -110,6 +111,12 @@ def test_sequences_are_of_the_engine_alone() -> None:
     assert drawn_case(SEQUENCES, "fuzz-sequences[op=engine,seed=1]").system == "engine"
 
 
+def test_every_op_with_parameters_says_in_its_folder_how_its_calls_are_drawn() -> None:
+    assert set(draws_of_ops()) == set(KERNEL_PARAMS)
+    # A new op takes the next place, so that the others keep theirs.
+    assert [how.place for how in draws_of_ops().values()] == list(range(len(KERNEL_PARAMS)))
+
+
 def test_draws_are_the_same_in_every_process() -> None:
     code = "from harness.scenario.draws import draw; print(draw('7:31'))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "5"}
@@ -137,8 +144,8 @@ def test_draws_cover_every_op_and_the_engine() -> None:
 @pytest.mark.nightly
 def test_draws_reach_every_value_of_more() -> None:
     drawn = drawn_params(30)
-    for op, more in MORE.items():
-        for name, values in more.items():
+    for op, how in draws_of_ops().items():
+        for name, values in how.more.items():
             assert {getattr(case.params, name) for case in drawn if case.op == op} == set(values), (
                 op,
                 name,

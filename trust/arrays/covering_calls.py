@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from harness.core.conditions.model import Shown, Space, bits
-from harness.scenario.batches import Given, Wanted
+from harness.core.draws import Given, Wanted
 
 CANDIDATES = 12
 """Calls drawn for each call that is kept."""

@@ -24,13 +24,13 @@ from pydantic import ValidationError
 from harness.core.catalog import KERNELS
 from harness.core.conditions.model import Shown
 from harness.core.conditions.table import SPACES, key_of, shown_by, space_for
+from harness.core.draws import Given
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import KERNEL_PARAMS
-from harness.core.ops import OPS, PAGE_SIZE, part_of
+from harness.core.ops import OPS, OPS_FOLDER, PAGE_SIZE, part_of
 from harness.ops.mla_decode.params import MlaDecodeParams
 from harness.ops.parts import records
 from harness.ops.parts.record_formats import RECORDS
-from harness.scenario.batches import Given, decode_call
 from harness.scenario.calls import UNMET, drawn_call
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.point_case import seed_of
@@ -146,7 +146,7 @@ LEAST = 0.9
 def found_calls(op: str, most: int = 400) -> tuple[dict[str, dict[str, Any]], Shown]:
     """The calls of an op by name, and what they show with the seeds that their cases will have."""
     name, _, share = NAMES[op]
-    draw = decode_call if op == "mla_decode" else functools.partial(drawn_call, op)
+    draw = functools.partial(drawn_call, op)
     costs: list[float] = []
     kept: list[dict[str, Any]] = []
     served: list[tuple[tuple[str, ...], float]] = []
@@ -447,7 +447,7 @@ class RealCalls:
         self, spec: KernelSpec, random: Random, pair: tuple[int, int], topk: int
     ) -> list[Given]:
         """A drawn call that shows a pair with a kernel, or three that show it with some seed."""
-        draw = decode_call if self.op == "mla_decode" else functools.partial(drawn_call, self.op)
+        draw = functools.partial(drawn_call, self.op)
         refused = space_for(spec).refused
         dimensions = [d for d in self.space.dimensions if d.name in {name for name, _ in refused}]
         lucky: list[Given] = []
@@ -541,9 +541,11 @@ def _known(real: RealCalls, calls: list[Given]) -> str:
     return f"known:\n{why}{rows}" if rows else ""
 
 
-def unmet() -> str:
-    """The triples that the arrays of calls do not show, as `fuzz` reads them."""
-    found, scenarios = {}, {s.name: s for s in load_scenarios(shipped_directory())}
+def write_unmet() -> None:
+    """Write the triples that the arrays of calls do not show, as `fuzz` reads them: a file for each
+    op.
+    """
+    scenarios = {s.name: s for s in load_scenarios(shipped_directory())}
     for op, (name, _, _) in NAMES.items():
         shown = Shown(SPACES[op])
         for label, given in scenarios[name].matrix["call"].items():
@@ -552,14 +554,15 @@ def unmet() -> str:
         for n, triple in enumerate(SPACES[op].combinations(3)):
             flags += b"\0" * (n // 8 + 1 - len(flags))
             flags[n // 8] |= (not shown.has(triple)) << n % 8
-        found[key_of(SPACES[op])] = base64.b64encode(zlib.compress(bytes(flags), 9)).decode()
-    return json.dumps(found, indent=0) + "\n"
+        packed = base64.b64encode(zlib.compress(bytes(flags), 9)).decode()
+        text = json.dumps({key_of(SPACES[op]): packed}, indent=0) + "\n"
+        (OPS_FOLDER / op / UNMET).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
     *real, op = sys.argv[1:] or [""]
     if op == "--unmet":
-        UNMET.write_text(unmet(), encoding="utf-8")
+        write_unmet()
         sys.exit()
     if op not in NAMES or real not in ([], ["--real"]):
         sys.exit(

@@ -1,8 +1,8 @@
-"""The draw of a call of `mla_decode` from its conditions.
+"""The draws of random calls of `mla_decode`. No torch here.
 
-A batch of many unlike requests shows many combinations for the price of one call. A draw gets the
-combinations that it shall show, and gives them to the call and to its requests where they go
-together.
+A batch of many unlike requests shows many combinations for the price of one call. A draw from
+conditions gets the combinations that it shall show, and gives them to the call and to its requests
+where they go together.
 """
 
 from __future__ import annotations
@@ -10,19 +10,45 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from random import Random
-from typing import Any
+from typing import get_args
 
 from harness.core.conditions.parts import TILE
 from harness.core.conditions.table import SPACES
+from harness.core.draws import KV_TYPES, Draws, Given, Wanted, coin, drawn_kernel, drawn_lengths
 from harness.core.ops import PAGE_SIZE
+from harness.core.shapes import CacheLayout
 
-_DECODE = SPACES["mla_decode"]
-Given = dict[str, Any]
-Wanted = dict[str, str]
-"""Dimension -> class that a unit of the call shall show."""
+SPACE = SPACES["mla_decode"]
 
 
-def decode_call(random: Random, wanted: Iterator[Wanted], largest: int = 100) -> Given:
+def _plain(rng: Random) -> Given:
+    query_len = rng.choice([1, 1, 1, 2])
+    seq_lens = [
+        0 if length == 0 else max(length, query_len)
+        for length in drawn_lengths(rng, 0, 300, most=5)
+    ]
+    return {
+        "kernel": drawn_kernel(rng, "mla_decode"),
+        "kv": rng.choice(KV_TYPES),
+        "seq_lens": seq_lens if any(seq_lens) else [*seq_lens, 7],
+        "query_len": query_len,
+        "num_heads": rng.choice([1, 4, 16]),
+        "kv_lora_rank": rng.choice([64, 512]),
+        "qk_rope_head_dim": rng.choice([16, 64]),
+        "num_spare_blocks": rng.randint(1, 5),
+        "table_pad": rng.randint(0, 6),
+        "planned": coin(rng),
+        # Every kernel that is drawn has the argument.
+        "window": rng.choice([None, None, 1, 40, PAGE_SIZE, 100]),
+    }
+
+
+def _limited(given: Given) -> Given:
+    """The calls of each run have pools of many blocks: these are slow."""
+    return given | {"high_blocks": min(given["high_blocks"], 130)}
+
+
+def decode_call(random: Random, wanted: Iterator[Wanted], largest: int) -> Given:
     """The parameters of a call of `mla_decode`, with a batch of at most `largest` requests.
 
     The first of `wanted` decides what all requests share, and each request takes one that goes with
@@ -31,10 +57,10 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int = 100) ->
     first = next(wanted)
 
     def chosen(name: str, weights: Sequence[int] | None = None) -> str:
-        return first.get(name) or random.choices(_DECODE[name].classes, weights)[0]
+        return first.get(name) or random.choices(SPACE[name].classes, weights)[0]
 
     def number(name: str, most: int, weights: Sequence[int] | None = None) -> int:
-        numbers = _DECODE[name].numbers[chosen(name, weights)]
+        numbers = SPACE[name].numbers[chosen(name, weights)]
         return random.choice(numbers[: max(most - numbers.start, 1)])
 
     tokens = number("tokens", 12, (6, 4, 3, 2, 1))
@@ -57,7 +83,7 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int = 100) ->
         requests[0], requests[place] = requests[place], requests[0]
     lengths = _lengths(random, requests, tokens, (2 if batch > 16 else 4) if heads < 100 else 2)
     if first.get("spare") == "none":
-        pages = _DECODE["pages"].numbers[first.get("pages", "2")].start
+        pages = SPACE["pages"].numbers[first.get("pages", "2")].start
         lengths = [min(n, pages * PAGE_SIZE) for n in lengths]
     if not any(lengths):
         lengths[-1] = PAGE_SIZE + tokens
@@ -71,7 +97,7 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int = 100) ->
         for w in requests
     ]
     values = [
-        (w.get("values") or random.choice(_DECODE["values"].classes)).replace(" ", "_")
+        (w.get("values") or random.choice(SPACE["values"].classes)).replace(" ", "_")
         for w in requests
     ]
     window = {"none": None, "one": 1, "inside": random.choice((2, 40, 64, 100)), "past": 4096}
@@ -82,7 +108,7 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int = 100) ->
         "kv": chosen("kv"),
         "page_order": words[:17],
         "values": values[:13],
-        "table_pad": random.choice(_DECODE["spare"].numbers[chosen("spare")][:12]),
+        "table_pad": random.choice(SPACE["spare"].numbers[chosen("spare")][:12]),
         "planned": chosen("plan") == "given",
         "contiguous_q": chosen("q") == "packed",
         "num_spare_blocks": random.choice((1, 2, 4)),
@@ -140,8 +166,8 @@ def _length(random: Random, want: Wanted, tokens: int, more: int) -> int:
     label = want.get("pages") or max(least, drawn, key=labels.index)
     if want.get("shared") == "some" and label == "1":
         label = "2"
-    pages = random.choice(_DECODE["pages"].numbers[label][: 3 if label == "33+" else 6])
-    end = want.get("end") or random.choice(_DECODE["end"].classes[1:])
+    pages = random.choice(SPACE["pages"].numbers[label][: 3 if label == "33+" else 6])
+    end = want.get("end") or random.choice(SPACE["end"].classes[1:])
     slots = {"first": 1, "last": PAGE_SIZE - 1, "whole": PAGE_SIZE}.get(end)
     if slots is None:
         slots = random.choice(
@@ -149,3 +175,19 @@ def _length(random: Random, want: Wanted, tokens: int, more: int) -> int:
         )
     length = (pages - 1) * PAGE_SIZE + slots
     return max(length, tokens) if needs_keys or length else length
+
+
+DRAWS = Draws(
+    place=0,
+    plain=_plain,
+    call=decode_call,
+    most_units=100,
+    limited=_limited,
+    more={
+        "layout": get_args(CacheLayout),
+        "table_entries": ("filled", "filled", "zero", "out_of_range"),
+        "contiguous_q": (True, False),
+        "graph": ("none", "none", "full"),
+        "launches": (1, 1, 3),
+    },
+)
