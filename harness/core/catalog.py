@@ -19,7 +19,8 @@ from harness.core.engine_tables import (
     missing_system,
 )
 from harness.core.faults import FaultSpec
-from harness.core.kernels import KernelSpec
+from harness.core.kernels import BUILT_IN, KernelSpec
+from harness.core.ops import OPS
 from harness.core.oracles import LAST, OracleSpec, own_oracles
 from harness.core.registry import Registry
 from harness.core.sites import Site
@@ -89,11 +90,14 @@ def cuda_twins(kernels: dict[str, str]) -> dict[str, str]:
 
 
 def planner_of(spec: KernelSpec) -> KernelSpec | None:
-    """The planner of the name of a decode kernel.
+    """The kernel that makes the plans of a kernel: of the same name. None for an op without plans.
 
-    Built-in kernels without one share a built-in planner.
+    Built-in kernels without one share a built-in planner, the first.
     """
-    name = f"mla_decode_plan/{spec.short_name}"
-    if name not in KERNELS and spec.origin == "built in":
-        name = "mla_decode_plan/tiled"
+    if (plan := OPS.get(spec.op).planned_keyword) is None:
+        return None
+    _, op = plan
+    name = f"{op}/{spec.short_name}"
+    if name not in KERNELS and spec.origin == BUILT_IN:
+        name = next(one.name for one in KERNELS if one.op == op)
     return KERNELS.get(name) if name in KERNELS else None

@@ -18,7 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
+
+Tokens = Literal["batch", "decode", "prefill"]
+"""Of which tokens of an engine's step a call has the rows: of all of them, of its decodes, which
+stand first, or of its prompts.
+"""
+Watched = Literal["input", "beside"]
+"""How the first-NaN recorder tells of a scan: as of an input that the op reads, or of memory beside
+one that it must not read.
+"""
 
 ACTIVATION = "activation"
 """The type of the model's activations: float32 beside a float32 cache, else bfloat16, or the only
@@ -79,6 +88,10 @@ class Arg:
     """
     is_written: bool = False
     """Whether the op stores its result here. No other argument may change."""
+    is_unwatched: bool = False
+    """Whether the op reads it and the first-NaN recorder does not scan it: elements that nobody
+    wrote lie between those that count. The recorder's report says that it was not watched.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +104,8 @@ class Keyword:
     type: str
     note: str = ""
     is_optional: bool = False
+    planned_by: str = ""
+    """The op whose kernel makes it, from the lengths of the same call: a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +119,27 @@ class Out:
     dtype: str
     site: str
     note: str = ""
+    ids_of: str = ""
+    """The letter of what its elements name: each is at least 0 and less than that size."""
+    is_partly_undefined: bool = False
+    """Whether rows of live tokens hold elements that the op leaves undefined. The first-NaN
+    recorder does not scan such an output.
+    """
     name: str = ""
     """The name of the attribute of the contract."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedRows:
+    """What the first-NaN recorder scans of a call besides its arguments, on a CPU.
+
+    `code` is a part of the op, such as "watched:cache_rows": a function of the arguments by
+    position and by keyword, which returns a tensor of floats [B, L, D] for each of `tensors`, with
+    zeros where it does not look. `tensors` are their names in a report, and what they are.
+    """
+
+    code: str
+    tensors: Mapping[str, Watched]
 
 
 class Op:
@@ -119,6 +153,15 @@ class Op:
     """Further sites of memory that a kernel of the op could read before it is written."""
     letters: ClassVar[Mapping[str, str]] = {}
     """Letters that mean something else here than in LETTERS."""
+    tokens: ClassVar[Tokens] = "batch"
+    """Of which tokens a call in an engine's step has the rows."""
+    written_tokens: ClassVar[str] = ""
+    """A part of the op that says which tokens have rows that the op writes: a function of the
+    arguments by position and the number of tokens T, which returns bool [T] on the CPU. Empty: the
+    op writes the rows of all tokens.
+    """
+    watched_rows: ClassVar[WatchedRows | None] = None
+    """What the first-NaN recorder scans besides the arguments that must be finite."""
 
     arguments: ClassVar[dict[str, Arg]]
     keyword_arguments: ClassVar[dict[str, Keyword]]
@@ -195,6 +238,25 @@ class Op:
         If they are, the op itself caused a NaN in its output.
         """
         return tuple(name for name, argument in self.arguments.items() if argument.must_be_finite)
+
+    @property
+    def unwatched(self) -> tuple[str, ...]:
+        """The arguments that the op reads and the first-NaN recorder does not scan."""
+        return tuple(name for name, argument in self.arguments.items() if argument.is_unwatched)
+
+    @property
+    def planned_keyword(self) -> tuple[str, str] | None:
+        """The keyword argument that is a plan, and the op that makes it; None for an op without
+        plans.
+        """
+        return next(
+            (
+                (name, word.planned_by)
+                for name, word in self.keyword_arguments.items()
+                if word.planned_by
+            ),
+            None,
+        )
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -61,9 +61,7 @@ def first_reader(job: Job, sites: tuple[str, ...]) -> Reading | None:
         if error:
             return Reading(error)
     indices = frozenset(sites) & INDEX_SITES
-    looks_up_padding = any(
-        spec.op == "mla_decode" and spec.needs_valid_table for spec in job.case.known_kernels()
-    )
+    looks_up_padding = any(spec.needs_valid_table for spec in job.case.known_kernels())
     if indices and not looks_up_padding:
         _, error = _trace(job, Poison("nan", indices, strict=True, seed=job.case.seed))
         if error:

@@ -71,7 +71,7 @@ class PluginFiles:
             and case.params.connector != MoveParams.model_fields["connector"].default
         ):
             return self.paths
-        planners = (planner_of(spec) for spec in case.known_kernels() if spec.op == "mla_decode")
+        planners = (planner_of(spec) for spec in case.known_kernels())
         names = [
             *case.kernels().values(),
             *(planner.name for planner in planners if planner is not None),

@@ -12,9 +12,10 @@ from harness.core.cases import AskFirstNan, Case, Job
 from harness.core.catalog import FAULTS
 from harness.core.records import FirstNan
 from harness.core.seams import inject
-from harness.judge.probes.recorder import cache_rows, recorder_on
+from harness.judge.probes.recorder import recorder_on
 from harness.judge.run_case import run_case
 from harness.judge.targets.engine import EngineTarget
+from harness.ops.mla_decode.watched import cache_rows
 from harness.scenario.expand import fault_cases
 from harness.scenario.load import load_scenarios
 
@@ -154,7 +155,8 @@ def test_a_window_sees_its_last_keys_only() -> None:
         torch.tensor([[0, 1]], dtype=torch.int32),
         torch.tensor([66], dtype=torch.int32),
     )
-    used, past = cache_rows(torch.zeros(1, 1, 1, 1), cache, table, lengths, window=3)
+    args = (torch.zeros(1, 1, 1, 1), cache, table, lengths)
+    used, past = cache_rows(args, {"window": 3})
     assert used.flatten().nonzero().flatten().tolist() == [63, 64, 65]
     assert past.flatten().nonzero().flatten().tolist() == list(range(66, 128))
 

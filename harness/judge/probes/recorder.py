@@ -1,6 +1,8 @@
 """The first-NaN recorder on the engine: it scans what modules and launches compute, and names the
 request of a row.
 
+What it scans of an op, and of which tokens the rows are, the op's contract says.
+
 A scan is launched behind each op, in eager steps and in captures. So the graphs hold the scans, and
 replays record. Only live rows count, the rows of requests. Graph padding, warm-ups, captures and
 dummy steps have none.
@@ -18,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch_poison.storages import tensors_of
 
-from harness.core.ops import OPS, PAGE_SIZE
+from harness.core.contract import Op
+from harness.core.ops import OPS, part_of
 from harness.core.records import FirstNan
 from harness.engine.batch import Batch, Padding
 from harness.engine.memory import PagedMemory
@@ -30,19 +33,11 @@ from harness.kernels.call import BoundKernel, kernel_of, name_of
 from harness.memory.first_nan.recorder import StepNotes, describe, layer_of
 from harness.memory.first_nan.table import Kind, Slot, Table
 from harness.memory.graph.launch import launch_unseen
-from harness.ops.parts.attention import with_context
 
-BLIND = {
-    "mla_decode_sparse": ("kv_cache",),
-    "merge_attn_states": ("prefix_out", "prefix_lse"),
-}
-"""Inputs that are read but not scanned: pages, and rows of tokens without context, which are never
-written.
-"""
-TRANSPOSED = ("suffix_lse", "prefix_lse")
-PARTLY_WRITTEN = ("index_logits",)
-"""Ops with live rows that hold undefined elements: logits past a row's last key."""
-OF_PROMPTS = ("context_attention", "merge_attn_states")
+Planner = tuple[Callable[..., Any], dict[str, Any]]
+"""A function that makes a plan, and its arguments by keyword."""
+PLANNING = frozenset(op.planned_keyword[1] for op in OPS if op.planned_keyword is not None)
+"""The ops whose result is a plan for another op."""
 NOT_FINITE, NO_EXPERT, STALE = "not finite", "no expert's id", "a plan for other lengths"
 HANDED_OUT = "what hands out the logits"
 
@@ -64,7 +59,8 @@ class EngineRecorder(Probe):
     _num_tokens: int = 0
     _num_experts: int = 0
     _ids: Tensor | None = None
-    _planner: tuple[Callable[..., Any], dict[str, Any]] | None = None
+    _planners: dict[str, Planner] = field(default_factory=dict)
+    """Op -> its last launch, of the ops whose result is a plan."""
     _calls: dict[str, int] = field(default_factory=dict)
     _handles: list[Any] = field(default_factory=list)
     _hooked: set[int] = field(default_factory=set)
@@ -76,7 +72,8 @@ class EngineRecorder(Probe):
         found = describe(self.table, self.notes)
         if found is None:
             return None
-        return found.but(not_watched=BLIND.get(found.writer.partition("/")[0], ()))
+        op = found.writer.partition("/")[0]
+        return found.but(not_watched=OPS.get(op).unwatched if op in OPS else ())
 
     def detach(self) -> None:
         for handle in self._handles:
@@ -206,67 +203,65 @@ class EngineRecorder(Probe):
         self, kernel: BoundKernel, args: tuple[Any, ...], kwargs: dict[str, Any], call: int
     ) -> None:
         op, name = OPS.get(kernel.spec.op), kernel.spec.name
-        if op.name == "mla_decode_plan":
-            self._planner = (kernel.spec.load(), kwargs)
+        if op.name in PLANNING:
+            self._planners[op.name] = (kernel.spec.load(), kwargs)
         if not self.inputs:
             return
         given = dict(zip(op.positional, args, strict=False))
-        rows = "prefill" if op.name in OF_PROMPTS else "batch"
         for what in op.finite:
             value = given.get(what)
             if isinstance(value, Tensor):
-                value = value.flatten(0, 1) if op.name == "mla_decode" else value
-                self._watch(
-                    name, what, "input", value, call, axis=_token_axis(op.name, what), rows=rows
-                )
-        if op.name != "mla_decode":
+                letters, value = with_token_axis(op.arguments[what].shape, value)
+                # Rows of keys are no tokens of the batch.
+                axis = letters.index("T") if "T" in letters else None
+                self._watch(name, what, "input", value, call, axis=axis, rows=op.tokens)
+        if op.watched_rows is not None and not args[0].is_cuda:
+            code = part_of(op.name, op.watched_rows.code)
+            found = launch_unseen(code, args, kwargs)
+            for (what, kind), value in zip(op.watched_rows.tensors.items(), found, strict=True):
+                self._watch(name, what, kind, value, call, rows="requests")
+        self._scan_plan(kernel, given, kwargs, call)
+
+    def _scan_plan(
+        self, kernel: BoundKernel, given: dict[str, Any], kwargs: dict[str, Any], call: int
+    ) -> None:
+        """Whether the plan of a call is the one that its planner makes for the same lengths."""
+        if (plan := OPS.get(kernel.spec.op).planned_keyword) is None:
             return
-        if not args[0].is_cuda:
-            used, beside = launch_unseen(cache_rows, *args[:4], kwargs.get("window"))
-            self._watch(name, "kv_cache in use", "input", used, call, rows="requests")
-            self._watch(name, "kv_cache past the lengths", "beside", beside, call, rows="requests")
-        if self._planner is not None and kwargs.get("metadata") is not None:
-            differs = launch_unseen(differs_from_plan, self._planner, kwargs["metadata"], args[3])
-            self._watch(name, "metadata", "input", differs, call, axis=None, limit=1, bad=STALE)
+        keyword, op = plan
+        if op in self._planners and kwargs.get(keyword) is not None:
+            lengths = [given[name] for name in OPS.get(op).positional]
+            differs = launch_unseen(differs_from_plan, self._planners[op], kwargs[keyword], lengths)
+            name = kernel.spec.name
+            self._watch(name, keyword, "input", differs, call, axis=None, limit=1, bad=STALE)
 
     def _scan_outputs(
         self, kernel: BoundKernel, args: tuple[Any, ...], result: Any, call: int
     ) -> None:
         op, name = OPS.get(kernel.spec.op), kernel.spec.name
-        rows = "prefill" if op.name in OF_PROMPTS else "batch"
-        if op.name == "route_experts":
-            self._num_experts, self._ids = args[0].shape[-1], result[0]
         values = result if isinstance(result, tuple) else (result,)
         for output, value in zip(op.outputs, values, strict=False):
-            if op.name in PARTLY_WRITTEN:
+            if output.is_partly_undefined or not isinstance(value, Tensor):
                 continue
-            letters = output.shape.split()
-            if not isinstance(value, Tensor):
-                continue
-            if op.name == "context_attention":
-                value = self._with_context(value, letters, args)
-            if op.name == "mla_decode":
-                value = (
-                    value.flatten(0, 1)
-                    if output.name == "out"
-                    else value.transpose(1, 2).flatten(0, 1)
-                )
-                letters = ["T"]
-            limit, bad = (
-                (self._num_experts, NO_EXPERT) if output.name == "ids" else (-1, NOT_FINITE)
-            )
+            limit, bad = -1, NOT_FINITE
+            if output.ids_of:
+                limit, bad = size_of(output.ids_of, op, args), NO_EXPERT
+                self._num_experts, self._ids = limit, value
+            letters, value = with_token_axis(output.shape, value)
+            if op.written_tokens:
+                value = _written(op, value, letters.index("T"), args)
             axis = letters.index("T") if "T" in letters else 0 if value.shape[0] > 1 else None
             self._watch(
-                name, output.name, "output", value, call, axis=axis, rows=rows, limit=limit, bad=bad
+                name,
+                output.name,
+                "output",
+                value,
+                call,
+                axis=axis,
+                rows=op.tokens,
+                limit=limit,
+                bad=bad,
             )
-
-    def _with_context(self, value: Tensor, letters: list[str], args: tuple[Any, ...]) -> Tensor:
-        """The rows that the op writes, zeros in the others. For eager steps only."""
-        axis = letters.index("T")
-        keep = with_context(args[3], args[4], value.shape[axis]).to(value.device)
-        shape = [1] * value.ndim
-        shape[axis] = -1
-        return torch.where(keep.view(shape), value, torch.zeros_like(value))
 
     def _module_hook(self, path: str) -> Callable[..., None]:
         layer = layer_of(path)
@@ -309,13 +304,11 @@ class EngineRecorder(Probe):
         Its rows are attributed to requests only if it has one row per row of the batch.
         """
         layer = self._layer
-        if (
-            rows == "batch"
-            and axis is not None
-            and value.shape[axis] != self._num_tokens
-            and "decode" not in op
-        ):
+        if rows == "batch" and axis is not None and value.shape[axis] != self._num_tokens:
             rows = ""
+        elif rows == "decode":
+            # Decodes stand first in a batch, so the rows of the batch are theirs too.
+            rows = "batch"
         key = (layer, op, tensor, kind, call, axis is None)
         slot = Slot(
             op, tensor, kind, layer, (layer, op, call), rows if axis is not None else "", limit, bad
@@ -323,46 +316,49 @@ class EngineRecorder(Probe):
         self.table.watch(key, slot, value, axis)
 
 
-def _token_axis(op: str, tensor: str) -> int | None:
-    """The axis of tokens of an input; None where its rows are keys and not tokens of the batch."""
-    if op == "context_attention" and tensor in ("k", "v"):
-        return None
-    return 1 if tensor in TRANSPOSED else 0
+def with_token_axis(shape: str, value: Tensor) -> tuple[list[str], Tensor]:
+    """The letters of a shape of a contract, and the tensor `value` of that shape, with one axis T
+    for the axes of B requests and their S query tokens.
+
+    A tensor without these axes comes back as it is.
+    """
+    letters = shape.split()
+    if not {"B", "S"} <= set(letters):
+        return letters, value
+    axes = (letters.index("B"), letters.index("S"))
+    others = [letter for letter in letters if letter not in ("B", "S")]
+    return ["T", *others], value.movedim(axes, (0, 1)).flatten(0, 1)
 
 
-def differs_from_plan(
-    planner: tuple[Callable[..., Any], dict[str, Any]], metadata: Any, seq_lens: Tensor
-) -> Tensor:
-    """1 for each element [1, n] int32 of a plan that differs from a fresh plan for `seq_lens` [B],
-    else 0.
+def size_of(letter: str, op: Op, args: tuple[Any, ...]) -> int:
+    """The size that a letter has in a call with these arguments by position.
+
+    Raises KeyError for a letter of no argument.
+    """
+    for argument, value in zip(op.arguments.values(), args, strict=False):
+        if letter in (letters := argument.shape.split()):
+            return int(value.shape[letters.index(letter)])
+    raise KeyError(letter)
+
+
+def _written(op: Op, value: Tensor, axis: int, args: tuple[Any, ...]) -> Tensor:
+    """The rows along `axis` that the op writes, zeros in the others. For eager steps only."""
+    keep = part_of(op.name, op.written_tokens)(args, value.shape[axis]).to(value.device)
+    shape = [1] * value.ndim
+    shape[axis] = -1
+    return torch.where(keep.view(shape), value, torch.zeros_like(value))
+
+
+def differs_from_plan(planner: Planner, metadata: Any, lengths: list[Tensor]) -> Tensor:
+    """1 for each element [1, n] int32 of a plan that differs from a fresh plan for the same
+    `lengths`, the arguments of its planner, else 0.
     """
     function, options = planner
-    fresh = function(seq_lens, **options)
+    fresh = function(*lengths, **options)
     pairs = zip(tensors_of(metadata), tensors_of(fresh), strict=True)
     return torch.cat([(ours.flatten() != theirs.flatten()).int() for ours, theirs in pairs]).view(
         1, -1
     )
-
-
-def cache_rows(
-    q: Tensor, cache: Tensor, table: Tensor, seq_lens: Tensor, window: int | None
-) -> tuple[Tensor, Tensor]:
-    """The slots of a cache [N, P, D] that a decode of q [B, S, H, D] reads: [B, M * P, D] twice,
-    zeros elsewhere.
-
-    The first has the slots that a query sees, the second the slots of the last page past the
-    length.
-    """
-    pages = table.long().clamp(0, cache.shape[0] - 1)
-    wide = cache.float() if cache.dtype == torch.float8_e4m3fn else cache
-    rows, lengths = wide[pages].flatten(1, 2), seq_lens[:, None]
-    position = torch.arange(rows.shape[1])
-    first = torch.zeros_like(lengths) if window is None else lengths - window - q.shape[1] + 1
-    in_use = ((position < lengths) & (position >= first))[..., None]
-    # Table entries past the last page name no page of the request.
-    past = ((position >= lengths) & (position < -(-lengths // PAGE_SIZE) * PAGE_SIZE))[..., None]
-    nothing = torch.zeros_like(rows)
-    return torch.where(in_use, rows, nothing), torch.where(past, rows, nothing)
 
 
 @contextlib.contextmanager

@@ -21,14 +21,14 @@ from typing import Any
 import torch
 from torch_poison.storages import tensors_of
 
-from harness.core.ops import OPS
+from harness.core.contract import Op
+from harness.core.ops import OPS, part_of
 from harness.engine.batch import Batch
 from harness.engine.probe import Probe
 from harness.engine.schedule.sequence import ScheduledSequence
 from harness.evidence.observed import Observed
 from harness.evidence.records import Run
 from harness.kernels.call import BoundKernel, kernel_of, name_of
-from harness.ops.parts.attention import with_context
 
 CONSUMED = {"apply_experts": ("x", "ids", "weights")}
 """Launches outside of the op table. Their first arguments are rows of tokens and are noted too."""
@@ -110,20 +110,20 @@ class Trace(Probe):
                 self.note(
                     kernel.spec.name,
                     output.name,
-                    self._live(op.name, output.shape.split(), value, args),
+                    self._live(op, output.shape.split(), value, args),
                 )
 
     def _live(
-        self, op: str, letters: list[str], value: torch.Tensor, args: tuple[Any, ...]
+        self, op: Op, letters: list[str], value: torch.Tensor, args: tuple[Any, ...]
     ) -> torch.Tensor:
-        """The promised elements of an output: rows of live tokens, in context attention of tokens
-        with context.
+        """The promised elements of an output: rows of live tokens, or of those that the op
+        writes.
         """
         axis = next((place for place, letter in enumerate(letters) if letter in ("B", "T")), None)
         if axis is None or (letters[0] == "1" and value.ndim == 1):
             return value
-        if op == "context_attention":
-            rows = with_context(args[3], args[4], value.shape[axis]).to(value.device)
+        if op.written_tokens:
+            rows = part_of(op.name, op.written_tokens)(args, value.shape[axis]).to(value.device)
             return value.transpose(0, axis)[rows]
         return value.transpose(0, axis)[: self.num_live]
 

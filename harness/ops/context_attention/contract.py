@@ -12,6 +12,8 @@ class ContextAttention(Op):
 
     name = "context_attention"
     sizes = ("num_heads", "qk_head_dim", "v_head_dim", "dtype")
+    tokens = "prefill"
+    written_tokens = "live:tokens_with_context"
 
     q = Arg("T H E'", ACTIVATION, must_be_finite=True)
     k = Arg("C H E'", ACTIVATION, must_be_finite=True)

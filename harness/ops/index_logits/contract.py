@@ -43,7 +43,9 @@ class IndexLogits(Op):
     )
     seq_lens = Arg("B", "int32")
 
-    logits = Out("T L", "float32", site="sparse.logits", note="row b * S + s")
+    logits = Out(
+        "T L", "float32", site="sparse.logits", note="row b * S + s", is_partly_undefined=True
+    )
 
 
 CONTRACT = IndexLogits()

@@ -15,12 +15,20 @@ class MergeAttnStates(Op):
     name = "merge_attn_states"
     sizes = ("num_heads", "v_head_dim", "dtype")
     scratch = ()
+    tokens = "prefill"
 
     prefix_out = Arg(
-        "T H V", ACTIVATION, unowned={"context.output": "rows of tokens that have no context"}
+        "T H V",
+        ACTIVATION,
+        unowned={"context.output": "rows of tokens that have no context"},
+        is_unwatched=True,
     )
     prefix_lse = Arg(
-        "H T", "float32", "natural logarithm", unowned={"context.lse": "entries of the same tokens"}
+        "H T",
+        "float32",
+        "natural logarithm",
+        unowned={"context.lse": "entries of the same tokens"},
+        is_unwatched=True,
     )
     suffix_out = Arg("T H V", ACTIVATION, must_be_finite=True)
     suffix_lse = Arg("H T", "float32", "natural logarithm", must_be_finite=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.core.contract import ACTIVATION, KV, Arg, Keyword, Op, Out
+from harness.core.contract import ACTIVATION, KV, Arg, Keyword, Op, Out, WatchedRows
 
 
 class MlaDecode(Op):
@@ -22,6 +22,12 @@ class MlaDecode(Op):
         "page_size",
         "layout",
         "dtype",
+    )
+    tokens = "decode"
+    # The slots that a query sees are scanned one by one, as pages have slots of no one.
+    watched_rows = WatchedRows(
+        "watched:cache_rows",
+        {"kv_cache in use": "input", "kv_cache past the lengths": "beside"},
     )
 
     q = Arg("B S H D", ACTIVATION, must_be_finite=True)
@@ -44,7 +50,9 @@ class MlaDecode(Op):
     scale = Keyword("float", "the softmax scale")
     kv_scale = Keyword("float | None", "the scale of an fp8_e4m3 cache; None for others")
     metadata = Keyword(
-        "object | None", "the plan of the kernel's own `mla_decode_plan`, as that returned it"
+        "object | None",
+        "the plan of the kernel's own `mla_decode_plan`, as that returned it",
+        planned_by="mla_decode_plan",
     )
     window = Keyword("int | None", "keys that a query sees at most", is_optional=True)
     workspace = Keyword(

@@ -13,6 +13,7 @@ class MlaDecodeSparse(Op):
 
     name = "mla_decode_sparse"
     sizes = ("kv_lora_rank", "qk_rope_head_dim", "num_heads", "page_size", "layout", "dtype")
+    tokens = "decode"
 
     q = Arg("T H D", ACTIVATION, must_be_finite=True)
     kv_cache = Arg(
@@ -22,6 +23,7 @@ class MlaDecodeSparse(Op):
             "kv.free": "slots that no token chose",
             "kv.null": "page 0, which belongs to no request",
         },
+        is_unwatched=True,
     )
     indices = Arg("T K", "int32", "a slot is page * P + place; negative: none")
 

@@ -18,7 +18,7 @@ class RouteExperts(Op):
     num_experts_per_tok = Keyword("int", "k")
     num_live = Keyword("int", "live tokens", is_optional=True)
 
-    ids = Out("T k", "int32", site="router.ids")
+    ids = Out("T k", "int32", site="router.ids", ids_of="X")
     weights = Out("T k", "float32", site="router.weights")
 
 
