@@ -65,8 +65,8 @@ def _section(op: Op) -> Iterator[str]:
         ):
             named = (f"`{one.name}` ({one.argument})" for one in found if one.legal == is_legal)
             rows.append((f"[corrupted](reject-or-correct.md): {what}", ", ".join(named) or "none"))
-    if op.name in SIZES:
-        rows.append(("sizes to declare", ", ".join(f"`{size}`" for size in SIZES[op.name])))
+    if op.sizes:
+        rows.append(("sizes to declare", ", ".join(f"`{size}`" for size in op.sizes)))
     yield table(("", ""), rows) + "\n"
 
 

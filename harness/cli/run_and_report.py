@@ -34,7 +34,6 @@ from harness.report.write import write_reports
 from harness.run.environment import import_first
 from harness.run.planning import Wanted
 from harness.run.pool import Pool
-from harness.run.ray_pool import RayPool
 from harness.run.runner import WorkerPool
 from harness.store.history.entry import PastRuns
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
@@ -84,6 +83,9 @@ def pool_for(executor: str, ray_address: str | None, workers: int | None, per_gp
         return WorkerPool(workers, per_gpu=per_gpu)
     if per_gpu > 1:
         raise InputError("--per-gpu: is for workers of this machine; leave out --executor")
+    # Only a run on several nodes needs what it takes to reach them.
+    from harness.run.ray_pool import RayPool
+
     return RayPool(ray_address or os.environ.get("RAY_ADDRESS") or None, workers)
 
 

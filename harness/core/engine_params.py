@@ -4,7 +4,6 @@ it.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Set
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -13,7 +12,7 @@ from pydantic import Field
 from harness.core.call_words import rank_problem
 from harness.core.ops import PAGE_SIZE
 from harness.core.params import Count, KvType, Length, Params
-from harness.core.shapes import SIZES
+from harness.core.shapes import COUNTS, Shapes
 
 Ranks = Annotated[int, Field(ge=1, le=8)]
 SPARSE_STAGES = ("sparse_kernel", "logits_kernel", "topk_kernel", "map_kernel")
@@ -472,7 +471,7 @@ class EpochsParams(ServingParams):
     asked.
     """
 
-    OPEN_SIZES: ClassVar[frozenset[str]] = frozenset(itertools.chain(*SIZES.values()))
+    OPEN_SIZES: ClassVar[frozenset[str]] = frozenset(Shapes.model_fields) - {"name", *COUNTS}
     """The model that answers has the sizes."""
 
     canary: Literal["mla", "hybrid"] = Field(

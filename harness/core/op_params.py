@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from harness.core.ops import ops_with, part_of
+from collections.abc import Mapping
+
+from harness.core.ops import PartsOfOps, part_of
 from harness.core.params import KernelParams
 
-KERNEL_PARAMS: dict[str, type[KernelParams]] = {
-    op: part_of(op, "params:PARAMS") for op in ops_with("params.py")
-}
-"""The parameters of a kernel case, by op. A planner is judged through its decode."""
+KERNEL_PARAMS: Mapping[str, type[KernelParams]] = PartsOfOps(
+    "params.py", lambda op: part_of(op, "params:PARAMS")
+)
+"""The parameters of a kernel case, by op. A planner is judged through its decode.
+
+A model is imported when it is first used.
+"""

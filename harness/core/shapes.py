@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from harness.core.files import rows_beside, with_tuples
-from harness.core.ops import OPS
+from harness.core.ops import OPS, PartsOfOps
 from harness.core.params import Count, Params, Record
 
 Dtype = Literal["fp32", "bf16"]
 CacheLayout = Literal["contiguous", "block_major", "padded_pages", "manager_blocks", "large"]
 
-SIZES = {op.name: op.sizes for op in OPS if op.sizes}
+SIZES: Mapping[str, tuple[str, ...]] = PartsOfOps("contract.py", lambda op: OPS.get(op).sizes)
 """Op -> the sizes that a kernel of it can declare. Kernels of other ops accept every size."""
 
 RESIZABLE = ("kv_lora_rank", "qk_rope_head_dim", "num_heads", "qk_head_dim", "v_head_dim")

@@ -77,6 +77,8 @@ def prepare() -> None:
         attribute_at(SYSTEMS.get(system).target)
     for module in IMPORTED_LATER:
         importlib.import_module(module)
+    # The kernels of all ops in torch: together they take less time than the fork of one worker, and
+    # each worker of the process has them. Triton's take long, so a case loads its own.
     for spec in KERNELS:
         if spec.origin == BUILT_IN and not spec.requires:
             spec.load()

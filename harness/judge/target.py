@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from torch_poison.patterns import Poison
 
@@ -14,7 +14,10 @@ from harness.core.cases import Case, Job
 from harness.core.records import FirstNan
 from harness.core.registry import attribute_at
 from harness.evidence.records import Run
-from harness.judge.probes.trace import Trace
+
+if TYPE_CHECKING:
+    # A trace knows the engine, which a kernel case never needs.
+    from harness.judge.probes.trace import Trace
 
 
 @dataclass(eq=False)

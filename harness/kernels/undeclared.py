@@ -30,7 +30,7 @@ def hint(
     if (
         spec.shapes is not None
         or spec.op not in KERNEL_PARAMS
-        or spec.op not in SIZES
+        or not SIZES[spec.op]
         or len(tensors) != len(args)
     ):
         return ""

@@ -75,11 +75,11 @@ def coverages(results: Iterable[CaseResult], jobs: Mapping[str, Job]) -> Iterato
     points: dict[str, dict[str, set[str]]] = {}
     others: dict[tuple[str, str], dict[Verdict, tuple[str, set[str]]]] = {}
     for result in results:
-        for op in (op for op, space in SPACES.items() if result.shown.get(key_of(space))):
-            found, kernel = (
-                result.shown[key_of(SPACES[op])],
-                jobs[result.key].case.kernels().get("kernel", op),
-            )
+        for key, found in result.shown.items():
+            op = key.partition(":")[0]
+            if not found or op not in SPACES or key != key_of(SPACES[op]):
+                continue
+            kernel = jobs[result.key].case.kernels().get("kernel", op)
             seen = points.setdefault(op, {}).setdefault(kernel, set())
             if result.verdict is not Verdict.PASS:
                 words_of = result.reason or next(
@@ -90,7 +90,8 @@ def coverages(results: Iterable[CaseResult], jobs: Mapping[str, Job]) -> Iterato
                     1
                 ]
             seen.update(found)
-    for op, by_kernel in points.items():
+    for op in (op for op in SPACES if op in points):
+        by_kernel = points[op]
         by_kernel = {name: found for name, found in by_kernel.items() if found}
         spaces = {
             name: space_for(KERNELS.get(name)) if name in KERNELS else SPACES[op]

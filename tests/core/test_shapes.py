@@ -101,5 +101,5 @@ def test_every_size_of_an_op_is_one_of_shapes_and_of_its_parameters() -> None:
 
 
 def test_every_kernel_of_the_catalog_declares_its_shapes() -> None:
-    assert [entry.name for entry in KERNELS if entry.shapes is None and entry.op in SIZES] == []
+    assert [entry.name for entry in KERNELS if entry.shapes is None and SIZES[entry.op]] == []
     assert set(NAMED) == {"any", "deepseek", "kimi-linear"}

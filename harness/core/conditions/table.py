@@ -7,20 +7,32 @@ from dataclasses import replace
 from typing import Any
 
 from harness.core.catalog import planner_of
-from harness.core.conditions import engine
 from harness.core.conditions.model import Space
 from harness.core.conditions.rows import space_of
+from harness.core.files import read_rows
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import KERNEL_PARAMS
-from harness.core.ops import OPS, part_of, rows_of_ops
+from harness.core.ops import OPS, OPS_FOLDER, PartsOfOps, part_of
 from harness.core.shapes import ANY, sizes_of
 
-SPACES = {
-    op: space_of(op, rows, part_of(op, "conditions:read"))
-    for op, rows in rows_of_ops("conditions.yaml").items()
-} | {engine.SPACE.op: engine.SPACE}
-"""Op -> its space, as its `conditions.yaml` says; `engine` -> the space of the steps of the
-reference engine.
+ENGINE = "engine"
+"""The name of the space of the steps of the reference engine."""
+
+
+def _space(op: str) -> Space:
+    if op == ENGINE:
+        # Only a case of the engine has its steps.
+        from harness.core.conditions import engine
+
+        return engine.SPACE
+    rows = read_rows(OPS_FOLDER / op / "conditions.yaml")
+    return space_of(op, rows, part_of(op, "conditions:read"))
+
+
+SPACES: Mapping[str, Space] = PartsOfOps("conditions.yaml", _space, others=(ENGINE,))
+"""Op -> its space, as its `conditions.yaml` says; ENGINE -> the space of the engine's steps.
+
+A space is made when it is first used.
 """
 
 

@@ -24,15 +24,8 @@ from harness.core.params import KernelParams
 from harness.evidence.records import Run
 from harness.judge.target import Target
 from harness.judge.targets.corrupted_calls import run_corrupted, why_not_corrupted
-from harness.judge.targets.delayed_streams import without_order
 from harness.judge.targets.further_launches import repeated, replayed
 from harness.judge.targets.shown_call import show_call
-from harness.judge.targets.slow_predecessor import (
-    behind_slow_predecessor,
-    late_inputs,
-    restoring,
-    slow_reader,
-)
 from harness.kernels.plugins import find_kernel
 from harness.ops.parts.call import KernelCall, Setting, check_outputs, invoke
 
@@ -118,6 +111,14 @@ class KernelTarget(Target):
                 self.spec, poison, call, outputs, self.params.num_launches, between
             )
             if self.params.predecessor == "slow":
+                # Few cases need a GPU that overlaps launches.
+                from harness.judge.targets.slow_predecessor import (
+                    behind_slow_predecessor,
+                    late_inputs,
+                    restoring,
+                    slow_reader,
+                )
+
                 launch = behind_slow_predecessor(self.spec, call)
                 run.evidence += [
                     replace(one, name=f"{one.name} with {name} written late")
@@ -126,6 +127,7 @@ class KernelTarget(Target):
                 ]
                 run.evidence += slow_reader(self.spec, launch)
             if self.params.streams == "delayed" and is_main:
+                from harness.judge.targets.delayed_streams import without_order
                 from harness.memory.delayed_streams import DelayedStreams
 
                 streams = DelayedStreams(call.args[0].device, self.case.seed)
