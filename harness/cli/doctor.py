@@ -31,7 +31,7 @@ def doctor(json: Json = False) -> None:
         }
         for d in described
     ]
-    devices = {device: environment.why_not(device) or "yes" for device in DEVICES}
+    devices = {device: str(environment.why_not(device) or "yes") for device in DEVICES}
     if json:
         found = {
             "environment": environment.model_dump(mode="json"),
@@ -87,4 +87,4 @@ def _answer(described: dict[str, Any], environment: Environment, device: str) ->
     """
     if device not in described["devices"]:
         return "not made for it"
-    return environment.why_not(device) or described["why_not"][device] or "yes"
+    return str(environment.why_not(device) or "") or described["why_not"][device] or "yes"

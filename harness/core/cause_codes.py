@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
 
 
 class Code(StrEnum):
@@ -137,18 +137,22 @@ class Code(StrEnum):
     """The trials did not end within the time for them."""
 
 
-class Reason(str):
-    """Why something cannot run here: a sentence with its code. It is empty if it can."""
+@dataclass(frozen=True, slots=True)
+class WhyNot:
+    """Why something cannot run here: a `sentence` for people, and a `cause` for the program.
 
-    cause: Code
+    Each function that answers this question returns a WhyNot, or None where nothing is in the way:
+    the `why_not` of targets, kernels, patches and packages, and `requires` of a kernel. A case with
+    a WhyNot is skipped, with its sentence and its cause. A caller adds what it knows by making
+    another one of the same cause.
+    """
 
-    def __new__(cls, sentence: str, cause: Code) -> Self:
-        """A reason for people, `sentence`, and for the program, `cause`."""
-        reason = super().__new__(cls, sentence)
-        reason.cause = cause
-        return reason
+    sentence: str
+    cause: Code = Code.UNABLE
 
+    def __post_init__(self) -> None:
+        if not self.sentence:
+            raise ValueError("a WhyNot needs a sentence; return None where nothing is in the way")
 
-def cause_of(reason: str) -> Code:
-    """The code of a reason, or UNABLE for one that has none."""
-    return reason.cause if isinstance(reason, Reason) else Code.UNABLE
+    def __str__(self) -> str:
+        return self.sentence

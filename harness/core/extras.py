@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from harness.core.cause_codes import Code, Reason
+from harness.core.cause_codes import Code, WhyNot
 from harness.core.errors import InputError
 
 __all__ = [
@@ -85,20 +85,20 @@ else:
     )
 
 
-def why_not(packages: Iterable[str]) -> str:
-    """Which of `packages` (keys of PACKAGES) are not installed, and what brings them; empty if all
+def why_not(packages: Iterable[str]) -> WhyNot | None:
+    """Which of `packages` (keys of PACKAGES) are not installed, and what brings them; None if all
     are there.
     """
     missing = [PACKAGES[name] for name in packages if importlib.util.find_spec(name) is None]
     if not missing:
-        return ""
+        return None
     extras = ",".join(sorted({extra for _, extra in missing}))
     names = ", ".join(name for name, _ in missing)
-    return Reason(f"{names} not installed: pip install '.[{extras}]'", Code.NOT_INSTALLED)
+    return WhyNot(f"{names} not installed: pip install '.[{extras}]'", Code.NOT_INSTALLED)
 
 
-def why_module_missing(error: ModuleNotFoundError) -> str:
-    """As `why_not`, for the package of the module that an import did not find; empty if no extra
+def why_module_missing(error: ModuleNotFoundError) -> WhyNot | None:
+    """As `why_not`, for the package of the module that an import did not find; None if no extra
     brings it.
     """
     return why_not({(error.name or "").partition(".")[0]} & PACKAGES.keys())
@@ -107,4 +107,4 @@ def why_module_missing(error: ModuleNotFoundError) -> str:
 def require(packages: Iterable[str]) -> None:
     """Raise MissingPackage unless all of `packages` are installed."""
     if reason := why_not(packages):
-        raise MissingPackage(reason)
+        raise MissingPackage(reason.sentence)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from harness.core.cause_codes import Code, Reason
+from harness.core.cause_codes import Code, WhyNot
 from harness.core.contract import Out
 from harness.core.files import with_tuples
 from harness.core.ops import OPS, rows_of_ops
@@ -112,47 +112,49 @@ class KernelSpec:
         outputs = OPS.get(self.op).outputs
         return tuple(output for output in outputs if self.gives_lse or output.name != "lse")
 
-    def why_not(self, device: str) -> str:
-        """Why this kernel cannot run on `device` here, as one clause; empty where it can.
+    def why_not(self, device: str) -> WhyNot | None:
+        """Why this kernel cannot run on `device` here, as one clause; None where it can.
 
         Loads no kernel code.
         """
         if self.unusable:
-            return Reason(self.unusable, Code.BROKEN_TABLES)
+            return WhyNot(self.unusable, Code.BROKEN_TABLES)
         if device not in self.devices:
-            return Reason(
+            return WhyNot(
                 f"{self.name} runs on {', '.join(self.devices)}, not on {device}", Code.NO_DEVICE
             )
-        reason: str = attribute_at(self.requires)(device) if self.requires else ""
+        if not self.requires:
+            return None
+        reason: WhyNot | None = attribute_at(self.requires)(device)
         return reason
 
-    def why_not_graph(self, device: str) -> str:
-        """Why no captured graph can hold this kernel on `device`, as one clause; empty if one
+    def why_not_graph(self, device: str) -> WhyNot | None:
+        """Why no captured graph can hold this kernel on `device`, as one clause; None if one
         can.
         """
         if device == "cpu" or (self.capturable and not self.cuda_twin):
-            return ""
+            return None
         why = f"{self.name} reads device values on the host, which a captured CUDA graph cannot"
-        return Reason(why, Code.UNSUPPORTED)
+        return WhyNot(why, Code.UNSUPPORTED)
 
-    def lacks(self, word: str) -> str:
+    def lacks(self, word: str) -> WhyNot:
         """The reason why cases that give the optional keyword `word` are skipped."""
         mend = (
             f"; add `{word}=None` to its signature, and they are judged" if self.is_plugin else ""
         )
-        return Reason(
+        return WhyNot(
             f"{self.name} has no argument `{word}`, which these cases give{mend}", Code.UNSUPPORTED
         )
 
-    def why_not_params(self, params: Params) -> str:
+    def why_not_params(self, params: Params) -> WhyNot | None:
         """Why this kernel cannot run the calls of a case with these parameters, as one clause;
-        empty if it can.
+        None if it can.
         """
         # The cache of an engine's parameters is that of its latents.
         is_its_cache = self.op != "index_logits" or isinstance(params, KernelParams)
         if is_its_cache and params.cache_type is not None and params.cache_type not in self.kv:
             why = f"{self.name} reads a cache of {', '.join(self.kv)}, not of {params.cache_type}"
-            return Reason(why, Code.UNSUPPORTED)
+            return WhyNot(why, Code.UNSUPPORTED)
         if missing := [
             word
             for word in params.KEYWORDS
@@ -160,9 +162,9 @@ class KernelSpec:
         ]:
             return self.lacks(missing[0])
         if self.shapes is None or self.shapes is ANY:
-            return ""
+            return None
         problem = misfit(self.shapes, sizes_of(self.op, params))
-        return Reason(f"{self.name} {problem}", Code.UNSUPPORTED) if problem else ""
+        return WhyNot(f"{self.name} {problem}", Code.UNSUPPORTED) if problem else None
 
     def fit(self, params: ParamsT, fixed: Container[str]) -> ParamsT:
         """`params` with the nearest sizes, cache type and optional keywords that this kernel

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from harness.core.cause_codes import Code, WhyNot
 from harness.core.files import rows_beside, with_tuples
 from harness.core.ops import OPS, PartsOfOps
 from harness.core.params import Count, Params, Record
@@ -112,7 +113,12 @@ def sizes_of(op: str, params: Params) -> dict[str, int | str]:
     return {size: value for size, value in found.items() if value is not None}
 
 
-def misfit(shapes: Shapes, sizes: Mapping[str, int | str]) -> str:
-    """The first size that a kernel does not accept, in words; empty if it accepts all."""
+def misfit(shapes: Shapes, sizes: Mapping[str, int | str]) -> WhyNot | None:
+    """The first size that a kernel does not accept, as a clause about it: `takes num_heads 16, not
+    4`. None if it accepts all.
+    """
     wrong = (size for size, value in sizes.items() if not shapes.accepts(size, value))
-    return next((f"takes {size} {shapes.words(size)}, not {sizes[size]}" for size in wrong), "")
+    size = next(wrong, None)
+    if size is None:
+        return None
+    return WhyNot(f"takes {size} {shapes.words(size)}, not {sizes[size]}", Code.UNSUPPORTED)

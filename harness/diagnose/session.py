@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from harness.core.cases import AskFirstNan, Job
 from harness.core.catalog import FAULTS, SYSTEMS
-from harness.core.cause_codes import Code
+from harness.core.cause_codes import Code, WhyNot
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, FirstNan, Shrunk
 from harness.diagnose.blame import Failure, find_blame
@@ -151,12 +151,12 @@ def _with_stage(blame: Blame, found: FirstNan) -> Blame:
     return blame.but(sites=(found.stage_site,), how=how)
 
 
-def why_not_recorded(job: Job) -> str:
-    """Why a failing job cannot run with the recorder, in a sentence; empty if it can."""
+def why_not_recorded(job: Job) -> WhyNot | None:
+    """Why a failing job cannot run with the recorder, in a sentence; None if it can."""
     if job.case.kind.records_first_nan:
-        return ""
+        return None
     able = " and ".join(spec.name for spec in SYSTEMS if spec.records_first_nan)
-    return f"the recorder watches {able}, not system {job.case.system}"
+    return WhyNot(f"the recorder watches {able}, not system {job.case.system}")
 
 
 def recorded_job(job: Job, blame: Blame) -> Job:
@@ -193,11 +193,11 @@ def candidates(planner: Planner) -> list[Job]:
 
 
 def first_failure(
-    pool: Pool, jobs: list[Job], refusal: Callable[[Job], str] = why_not
+    pool: Pool, jobs: list[Job], refusal: Callable[[Job], WhyNot | None] = why_not
 ) -> tuple[Job, CaseResult]:
     """The first of `jobs` that fails, with its result. Raises InputError when none does.
 
-    `refusal` returns why a job is of no use, in a sentence.
+    `refusal` returns why a job is of no use, or None.
     """
     able = [job for job in jobs if not refusal(job)]
     if not able:

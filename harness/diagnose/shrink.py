@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.catalog import ENGINES, KERNELS, SYSTEMS
+from harness.core.cause_codes import WhyNot
 from harness.core.errors import InputError
 from harness.core.files import read_rows
 from harness.core.finding_words import kind_of
@@ -115,12 +116,14 @@ class _Search:
         return same_failure(self.symptom, result, kind_of)
 
 
-def why_not(job: Job) -> str:
-    """Why a job cannot be shrunk, in a sentence; empty when it can be."""
+def why_not(job: Job) -> WhyNot | None:
+    """Why a job cannot be shrunk, in a sentence; None when it can be."""
     if job.case.kind.shows_launches:
-        return ""
+        return None
     able = " or ".join(spec.name for spec in SYSTEMS if spec.shows_launches)
-    return f"a case of system {job.case.system} takes too long a trial; shrink one of {able}"
+    return WhyNot(
+        f"a case of system {job.case.system} takes too long a trial; shrink one of {able}"
+    )
 
 
 def shrink(
@@ -146,9 +149,9 @@ def shrink(
     started = time.monotonic()
     result = result or pool.run_in_order([job])[0]
     if not result.has_failed:
-        reason = f" ({result.reason})" if result.reason else ""
+        ended = f" ({result.reason})" if result.reason else ""
         raise InputError(
-            f"{job.case.id}: ends in {result.verdict.value}{reason}; only a failing case can be"
+            f"{job.case.id}: ends in {result.verdict.value}{ended}; only a failing case can be"
             " shrunk"
         )
     if blame is None or (not blame.trials and job.case.poison.sites):

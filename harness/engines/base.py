@@ -41,7 +41,7 @@ from collections.abc import Container
 import torch
 from packaging.version import InvalidVersion, Version
 
-from harness.core.cause_codes import Code, Reason
+from harness.core.cause_codes import Code, WhyNot
 from harness.core.systems import EngineSpec
 from harness.run.environment import engine_version
 
@@ -66,42 +66,42 @@ def release_of(version: str) -> tuple[int, ...]:
         return (0, 0, 0)
 
 
-def why_not_installed(engine: EngineSpec) -> str:
-    """Why the engine cannot be imported here, with the command that installs it; empty if it
+def why_not_installed(engine: EngineSpec) -> WhyNot | None:
+    """Why the engine cannot be imported here, with the command that installs it; None if it
     can.
     """
     if installed_version(engine) is not None:
-        return ""
+        return None
     how = f"pip install {engine.install or engine.distribution}"
-    return Reason(f"{engine.title} is not installed ({how})", Code.NOT_INSTALLED)
+    return WhyNot(f"{engine.title} is not installed ({how})", Code.NOT_INSTALLED)
 
 
 def why_no_kernels(
     engine: EngineSpec, device: str, majors: Container[int] | None = None, words: str = ""
-) -> str:
-    """Why no CUDA kernel of the engine runs on `device` here; empty if no reason is known.
+) -> WhyNot | None:
+    """Why no CUDA kernel of the engine runs on `device` here; None if no reason is known.
 
     `majors` and `words` as in `why_not_built`, for kernels that are not built for every CUDA
     device.
     """
     if device != "cuda":
-        return Reason(f"{engine.title}'s kernels run on cuda, not on {device}", Code.NO_DEVICE)
+        return WhyNot(f"{engine.title}'s kernels run on cuda, not on {device}", Code.NO_DEVICE)
     if reason := why_not_installed(engine):
         return reason
     if not torch.cuda.is_available():
-        return Reason("no CUDA device on this machine", Code.NO_DEVICE)
-    return "" if majors is None else why_not_built(majors, words)
+        return WhyNot("no CUDA device on this machine", Code.NO_DEVICE)
+    return None if majors is None else why_not_built(majors, words)
 
 
-def why_not_built(majors: Container[int], words: str) -> str:
+def why_not_built(majors: Container[int], words: str) -> WhyNot | None:
     """Why a kernel built for these major compute capabilities, called `words`, does not run here;
-    empty if it does.
+    None if it does.
 
     Needs a CUDA device.
     """
     major, minor = torch.cuda.get_device_capability()
     return (
-        ""
+        None
         if major in majors
-        else Reason(f"built for {words}; this GPU is {major}.{minor}", Code.NO_DEVICE)
+        else WhyNot(f"built for {words}; this GPU is {major}.{minor}", Code.NO_DEVICE)
     )

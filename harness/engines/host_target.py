@@ -15,7 +15,7 @@ import torch
 from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
-from harness.core.cause_codes import Code, Reason
+from harness.core.cause_codes import Code, WhyNot
 from harness.core.errors import InputError, KernelError, Refused
 from harness.core.extras import MissingPackage
 from harness.core.files import read_rows, with_tuples
@@ -93,15 +93,15 @@ class HostTarget(Target):
     injects_faults = True
 
     @classmethod
-    def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
+    def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> WhyNot | None:
         host = cls.host
         version = base.installed_version(host.engine)
         if version is None:
             how = f"{host.extra} && {host.install}"
-            return Reason(f"{host.engine.title} is not installed ({how})", Code.NOT_INSTALLED)
+            return WhyNot(f"{host.engine.title} is not installed ({how})", Code.NOT_INSTALLED)
         missing = [name for name in host.needed if find_spec(name) is None]
         if missing:
-            return Reason(host.lacks(", ".join(missing)), Code.NOT_INSTALLED)
+            return WhyNot(host.lacks(", ".join(missing)), Code.NOT_INSTALLED)
         return host.patches.why_not(fault, version)
 
     def run(self, poison: Poison) -> Run:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from harness.core.cause_codes import Code, Reason
+from harness.core.cause_codes import Code, WhyNot
 from harness.core.errors import InputError
 from harness.core.files import read_rows
 from harness.core.registry import nearest
@@ -53,8 +53,8 @@ class Patch:
     edits: tuple[Edit, ...]
     as_released: str = ""
 
-    def why_not(self, version: str) -> str:
-        """Why the bug cannot be injected into `version`, by its number alone; empty if it can be
+    def why_not(self, version: str) -> WhyNot | None:
+        """Why the bug cannot be injected into `version`, by its number alone; None if it can be
         tried.
         """
         if self.as_released and release_of(version) < release_of(self.as_released):
@@ -62,14 +62,14 @@ class Patch:
                 f"{self.engine.title} {version} has this bug as released; its fix came with"
                 f" {self.as_released}"
             )
-            return Reason(why, Code.AS_RELEASED)
+            return WhyNot(why, Code.AS_RELEASED)
         if not release_of(self.first) <= release_of(version) < release_of(self.last):
             why = (
                 f"written for {self.engine.title} {self.first} up to, not including, {self.last};"
                 f" this is {version}"
             )
-            return Reason(why, Code.NO_PATCH)
-        return ""
+            return WhyNot(why, Code.NO_PATCH)
+        return None
 
     def apply(self, version: str) -> None:
         """Inject the bug into this process.
@@ -113,11 +113,11 @@ class Patches(dict[str, tuple[Patch, ...]]):
         nearest_patch = own[-1] if release_of(version) >= release_of(own[-1].last) else own[0]
         return next((patch for patch in own if not patch.why_not(version)), nearest_patch)
 
-    def why_not(self, fault: str | None, version: str) -> str:
-        """Why a fault cannot be injected into a release, by its number alone; empty if it can be
+    def why_not(self, fault: str | None, version: str) -> WhyNot | None:
+        """Why a fault cannot be injected into a release, by its number alone; None if it can be
         tried, or is None.
         """
-        return self.find(fault, version).why_not(version) if fault else ""
+        return self.find(fault, version).why_not(version) if fault else None
 
     def inject(self, fault: str, version: str) -> None:
         """Inject a fault into this process.

@@ -18,7 +18,7 @@ from harness.accuracy.acceptance import read_drafts
 from harness.accuracy.answer_log import read_run
 from harness.core import extras
 from harness.core.cases import Case
-from harness.core.cause_codes import Code, Reason
+from harness.core.cause_codes import Code, WhyNot
 from harness.core.errors import HarnessError, InputError, KernelError, Refused
 from harness.core.finding_words import few
 from harness.core.params import Record
@@ -66,28 +66,28 @@ class ServedTarget(Target):
         self._log_tail = ""
 
     @classmethod
-    def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
+    def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> WhyNot | None:
         if reason := base.why_not_installed(cls.engine):
             return reason
         if not torch.cuda.is_available():
             why = f"{cls.engine.title} serves on CUDA, and there is no CUDA device on this machine"
-            return Reason(why, Code.NO_DEVICE)
+            return WhyNot(why, Code.NO_DEVICE)
         if (seen := torch.cuda.device_count()) < case.params.num_gpus > 1:
-            return Reason(
+            return WhyNot(
                 f"needs {case.params.num_gpus} GPUs; this machine shows {seen}", Code.NO_DEVICE
             )
         if reason := extras.why_not(extras.ACCURACY):
             return reason
         checkpoint = case.params_as(ServedParams).checkpoint
         if not (checkpoint / "config.json").is_file():
-            return f"{checkpoint} is not there: train one with `canary train`"
+            return WhyNot(f"{checkpoint} is not there: train one with `canary train`")
         version = str(base.installed_version(cls.engine))
         return cls._why_refused(case, version) or cls.patches.why_not(fault, version)
 
     @classmethod
     @abstractmethod
-    def _why_refused(cls, case: Case, version: str) -> str:
-        """Why this release does not serve the case on this machine; empty if it does."""
+    def _why_refused(cls, case: Case, version: str) -> WhyNot | None:
+        """Why this release does not serve the case on this machine; None if it does."""
 
     @abstractmethod
     def _serve(

@@ -16,7 +16,7 @@ from torch_poison.errors import PoisonError
 
 from harness.core.cases import AskFirstNan, AskVerdict, Batch, Case, Job
 from harness.core.catalog import FAULTS, KERNELS, SYSTEMS
-from harness.core.cause_codes import Code, Reason, cause_of
+from harness.core.cause_codes import Code, WhyNot
 from harness.core.corruptions import corruptions
 from harness.core.cuda_failures import in_one_line, is_out_of_memory
 from harness.core.engine_params import EngineParams
@@ -127,8 +127,8 @@ def outcome_of(job: Job) -> Outcome:
     except (HarnessError, PoisonError) as error:
         return Outcome(Verdict.ERROR, str(error), Code.HARNESS, at=_raised_at(error))
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and (reason := why_module_missing(error)):
-            return Outcome(Verdict.SKIP, reason, Code.NOT_INSTALLED)
+        if isinstance(error, ModuleNotFoundError) and (missing := why_module_missing(error)):
+            return Outcome(Verdict.SKIP, missing.sentence, missing.cause)
         if is_out_of_memory(error):
             # Outside a kernel, so it is ours: a pool, a reference, a copy to compare with.
             return Outcome(
@@ -149,7 +149,7 @@ def _outcome(job: Job) -> Outcome:
     except InputError as error:
         raise BrokenPlugin(str(error)) from error
     if reason := why_not(job.case, job.device, job.fault):
-        return Outcome(Verdict.SKIP, str(reason), cause_of(reason))
+        return Outcome(Verdict.SKIP, reason.sentence, reason.cause)
     torch.manual_seed(job.case.seed)
     if job.fault is None or class_of(job.case).injects_faults:
         return _answer(job)
@@ -176,12 +176,12 @@ def _unreached(job: Job) -> Outcome:
     return Outcome(Verdict.PASS, f"no run came to the code of {job.fault}", Code.NOT_REACHED)
 
 
-def why_not(case: Case, device: str, fault: str | None = None) -> str:
-    """Why this machine or a kernel of the case cannot run it, in a sentence; empty if it can."""
+def why_not(case: Case, device: str, fault: str | None = None) -> WhyNot | None:
+    """Why this machine or a kernel of the case cannot run it, in a sentence; None if it can."""
     if case.kind.unusable:
-        return Reason(case.kind.unusable, Code.BROKEN_TABLES)
+        return WhyNot(case.kind.unusable, Code.BROKEN_TABLES)
     if device == "cuda" and not torch.cuda.is_available():
-        return Reason("no CUDA device on this machine", Code.NO_DEVICE)
+        return WhyNot("no CUDA device on this machine", Code.NO_DEVICE)
     for parameter, op in case.kind.kernels_of(case.op).items():
         spec = find_kernel(op, getattr(case.params, parameter))
         if reason := spec.why_not(device):
@@ -189,7 +189,7 @@ def why_not(case: Case, device: str, fault: str | None = None) -> str:
         if reason := spec.why_not_params(case.params):
             return reason
         if not spec.gives_lse and parameter in case.params.READS_LSE - case.params.idle_kernels():
-            return Reason(
+            return WhyNot(
                 f"{spec.name} gives no lse, and the merge of context reads it", Code.UNSUPPORTED
             )
     return class_of(case).why_not(case, device, fault)

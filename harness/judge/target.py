@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from torch_poison.patterns import Poison
 
 from harness.core.cases import Case, Job
+from harness.core.cause_codes import WhyNot
 from harness.core.records import FirstNan
 from harness.core.registry import attribute_at
 from harness.evidence.records import Run
@@ -41,9 +42,9 @@ class Target(ABC):
     """
 
     @classmethod
-    def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
-        """Why this machine cannot run `case`, in a sentence; empty if it can."""
-        return ""
+    def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> WhyNot | None:
+        """Why this machine cannot run `case`, in a sentence; None if it can."""
+        return None
 
     @abstractmethod
     def run(self, poison: Poison) -> Run:

@@ -227,7 +227,7 @@ def describe_kernels(plugins: Sequence[str]) -> list[dict[str, Any]]:
         {name: getattr(spec, name) for name in names}
         | {"shapes": None if spec.shapes is None else spec.shapes.model_dump(mode="json")}
         | {
-            "why_not": {device: spec.why_not(device) for device in DEVICES},
+            "why_not": {device: str(spec.why_not(device) or "") for device in DEVICES},
             "import_seconds": seconds,
         }
         for spec in specs

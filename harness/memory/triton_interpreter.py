@@ -20,34 +20,34 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
-from harness.core.cause_codes import Code, Reason
+from harness.core.cause_codes import Code, WhyNot
 
 REPAIRED_VERSIONS = ("3.7.1",)
 """The versions of Triton that this repair was tested with."""
 
 
-def unavailable(device: str) -> str:
-    """Why a Triton kernel cannot run on `device` ("cuda" or "cpu") in this process; empty where it
+def unavailable(device: str) -> WhyNot | None:
+    """Why a Triton kernel cannot run on `device` ("cuda" or "cpu") in this process; None where it
     can.
 
     Imports neither torch nor Triton, so that lists stay instant.
     """
     if importlib.util.find_spec("triton") is None:
-        return Reason("Triton is not installed (pip install triton==3.7.1)", Code.NOT_INSTALLED)
+        return WhyNot("Triton is not installed (pip install triton==3.7.1)", Code.NOT_INSTALLED)
     interpreting = interpreter_is_on()
     if device == "cpu" and not interpreting:
         why = (
             "a Triton kernel runs on a CPU only under TRITON_INTERPRET=1, set before the process"
             " starts"
         )
-        return Reason(why, Code.NO_DEVICE)
+        return WhyNot(why, Code.NO_DEVICE)
     if device != "cpu" and interpreting:
         why = (
             "TRITON_INTERPRET=1 is set, so Triton kernels run on the CPU only; unset it to use"
             " the GPU"
         )
-        return Reason(why, Code.NO_DEVICE)
-    return _unknown_version() if interpreting else ""
+        return WhyNot(why, Code.NO_DEVICE)
+    return _unknown_version() if interpreting else None
 
 
 def interpreter_is_on() -> bool:
@@ -60,13 +60,13 @@ def interpreter_is_on() -> bool:
     )
 
 
-def _unknown_version() -> str:
+def _unknown_version() -> WhyNot | None:
     from importlib.metadata import version
 
     installed = version("triton")
     if installed.split("+")[0] in REPAIRED_VERSIONS:
-        return ""
-    return (
+        return None
+    return WhyNot(
         f"the interpreter of Triton {installed} is not repaired here, only that of"
         f" {', '.join(REPAIRED_VERSIONS)}"
     )

@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import Field
 
 from harness.core.catalog import ENGINES
+from harness.core.cause_codes import Code, WhyNot
 from harness.core.checkout import on_path
 from harness.core.errors import InputError
 from harness.core.params import Record
@@ -60,17 +61,19 @@ class Environment(Record):
     The other facts are about one of its nodes.
     """
 
-    def why_not(self, device: str) -> str:
-        """Why `device` cannot be used here, or an empty string when it can."""
+    def why_not(self, device: str) -> WhyNot | None:
+        """Why `device` cannot be used here, None when it can."""
         if self.torch is None:
-            return "torch is not installed: python3 -m pip install torch"
+            why = "torch is not installed: python3 -m pip install torch"
+            return WhyNot(why, Code.NOT_INSTALLED)
         if device == "cpu" or (device == "cuda" and self.gpus):
-            return ""
+            return None
         if device != "cuda":
-            return f"device {device!r} is unknown: choose one of {', '.join(DEVICES)}"
+            return WhyNot(f"device {device!r} is unknown: choose one of {', '.join(DEVICES)}")
         if self.cuda is None:
-            return f"torch {self.torch} is built without CUDA"
-        return f"torch {self.torch} is built for CUDA {self.cuda} but sees no GPU"
+            return WhyNot(f"torch {self.torch} is built without CUDA", Code.NO_DEVICE)
+        why = f"torch {self.torch} is built for CUDA {self.cuda} but sees no GPU"
+        return WhyNot(why, Code.NO_DEVICE)
 
 
 def version_of(distribution: str) -> str | None:

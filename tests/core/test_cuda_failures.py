@@ -59,7 +59,7 @@ def test_a_finding_of_a_device_names_its_case(monkeypatch: pytest.MonkeyPatch) -
         raise RuntimeError(ILLEGAL)
 
     monkeypatch.setattr(KernelTarget, "run", broken)
-    monkeypatch.setattr(run_case, "why_not", lambda case, device, fault=None: "")
+    monkeypatch.setattr(run_case, "why_not", lambda case, device, fault=None: None)
     case = Case(
         id="merge-kernel[kernel=torch]",
         scenario="merge-kernel",

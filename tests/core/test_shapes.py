@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.core.catalog import KERNELS
-from harness.core.cause_codes import Code, cause_of
+from harness.core.cause_codes import Code
 from harness.core.engine_params import EngineParams
 from harness.core.kernels import KernelSpec
 from harness.core.op_params import KERNEL_PARAMS
@@ -44,7 +44,7 @@ def spec(shapes: Shapes | None = DEEPSEEK, op: str = "mla_decode", **promises: A
 def test_a_misfit_names_the_size_what_is_accepted_and_what_was_given(
     shapes: Shapes, sizes: dict[str, Any], says: str
 ) -> None:
-    assert misfit(shapes, sizes) == says
+    assert str(misfit(shapes, sizes) or "") == says
 
 
 def test_a_small_engine_is_resized_to_the_dims_of_deepseek() -> None:
@@ -61,7 +61,7 @@ def test_a_parameter_that_a_case_names_is_not_adapted() -> None:
     fitted = spec().fit(params, ())
     assert (fitted.kv, fitted.window) == ("bf16", None)
     assert spec().fit(params, ("kv", "window")) is params
-    assert cause_of(spec().why_not_params(params)) == Code.UNSUPPORTED
+    assert spec().why_not_params(params).cause == Code.UNSUPPORTED
 
 
 def test_pages_that_are_apart_stay_apart_when_they_get_larger() -> None:
@@ -73,9 +73,8 @@ def test_pages_that_are_apart_stay_apart_when_they_get_larger() -> None:
 
 def test_most_heads_bound_a_call_and_its_adaption() -> None:
     few = Shapes(most_heads=128)
-    assert few.accepts("num_heads", 128) and "takes num_heads at most 128, not 129" in misfit(
-        few, {"num_heads": 129}
-    )
+    assert few.accepts("num_heads", 128)
+    assert str(misfit(few, {"num_heads": 129})) == "takes num_heads at most 128, not 129"
     assert few.nearest("num_heads", 130) == 128
 
 
@@ -83,7 +82,7 @@ def test_query_tokens_are_what_a_case_tests_and_stay() -> None:
     one = Shapes(query_len=(1,))
     params = MlaDecodeParams(query_len=2, seq_lens=(2, 65))
     assert spec(one).fit(params, ()) is params
-    assert "query_len 1, not 2" in spec(one).why_not_params(params)
+    assert "query_len 1, not 2" in str(spec(one).why_not_params(params))
 
 
 def test_sizes_that_no_case_can_have_leave_it_as_it_was() -> None:

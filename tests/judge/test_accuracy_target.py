@@ -11,7 +11,7 @@ import pytest
 
 from harness.accuracy.answer_log import FILE_NAME, read_run
 from harness.core.cases import Case, Job
-from harness.core.cause_codes import Code, cause_of
+from harness.core.cause_codes import Code
 from harness.core.records import CaseResult, Verdict
 from harness.judge.run_case import run_case, why_not
 from harness.scenario.expand import expand, fault_cases
@@ -97,7 +97,7 @@ def test_without_lm_eval_the_case_is_skipped_with_the_line_that_installs_it(
 
     monkeypatch.setattr(importlib.util, "find_spec", without_lm_eval)
     reason = why_not(small_case("kv-cache-full"), "cpu")
-    assert cause_of(reason) == Code.NOT_INSTALLED and "lm-eval" in reason
+    assert reason.cause == Code.NOT_INSTALLED and "lm-eval" in reason.sentence
 
 
 @pytest.mark.parametrize("name", ["kv-cache-full", "fp8-decode-graphs", "mrv2-capture"])

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from torch_poison.patterns import Poison
 
 from harness.core.catalog import FAULTS, ORACLES, SITES
-from harness.core.cause_codes import Code, cause_of
+from harness.core.cause_codes import Code
 from harness.core.findings import Finding
 from harness.core.records import Case
 from harness.core.seams import inject
@@ -184,4 +184,4 @@ def test_of_parameters_that_no_engine_can_serve_there_is_no_case(
 def test_a_kernel_without_windows_is_a_skip_with_its_reason() -> None:
     windowed = case(layers=("window", "mla"), decode_kernel="triton")
     reason = EngineTarget.why_not(windowed)
-    assert cause_of(reason) == Code.UNSUPPORTED and "`window`" in reason
+    assert reason.cause == Code.UNSUPPORTED and "`window`" in reason.sentence

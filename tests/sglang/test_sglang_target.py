@@ -246,7 +246,7 @@ def test_ranks_are_skipped_where_there_are_too_few_gpus(
     monkeypatch: pytest.MonkeyPatch, seen: int, why: str
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: seen)
-    assert SglangTarget.why_not(case(tensor_parallel=2)) == why
+    assert str(SglangTarget.why_not(case(tensor_parallel=2)) or "") == why
 
 
 def test_a_scheduler_without_fault_poison_or_report_proves_nothing(tmp_path: Path) -> None:
@@ -292,7 +292,8 @@ def test_the_survey_is_small_compiles_no_backend_and_captures_few_sizes(
     for params in surveyed:
         options = engine_options(params, params.graph)
         assert (
-            not list(params.problems()) and SglangTarget.why_not(case(**params.model_dump())) == ""
+            not list(params.problems())
+            and SglangTarget.why_not(case(**params.model_dump())) is None
         )
         assert "flashinfer" not in options.values() and options["disable_flashinfer_autotune"]
         assert params.graph != "full" or len(options["cuda_graph_bs_decode"]) <= 3

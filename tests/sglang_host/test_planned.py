@@ -7,7 +7,7 @@ import torch
 from torch_poison.patterns import Poison
 
 from harness.core.cases import Case, Job
-from harness.core.cause_codes import Code, cause_of
+from harness.core.cause_codes import Code
 from harness.core.records import Verdict
 from harness.engines import base, host_target
 from harness.engines.sglang.params import SglangHostParams
@@ -45,7 +45,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     )
     case = next(iter(CASES.values()))
     reason = SglangHostTarget.why_not(case)
-    assert cause_of(reason) == Code.NOT_INSTALLED and "orjson" in reason
+    assert reason.cause == Code.NOT_INSTALLED and "orjson" in reason.sentence
 
 
 def test_a_fault_for_other_releases_is_a_skip_with_its_range(
@@ -55,7 +55,8 @@ def test_a_fault_for_other_releases_is_a_skip_with_its_range(
     monkeypatch.setattr(host_target, "find_spec", lambda name: object())
     case = CASES["sglang-host-radix-cache[page_size=1]"]
     reason = SglangHostTarget.why_not(case, fault="sglang.freed-view-of-row")
-    assert cause_of(reason) == Code.NO_PATCH and "0.5.18" in reason and "0.5.24" in reason
+    assert reason.cause == Code.NO_PATCH
+    assert "0.5.18" in reason.sentence and "0.5.24" in reason.sentence
 
 
 def test_flashmla_needs_its_page_size() -> None:
@@ -89,7 +90,7 @@ def test_each_way_to_be_wrong_is_a_finding_of_its_oracle(
             read, wanted, Count("free slots, each once", 8, 9 if wrong == "twice" else 8, "step 1")
         )
 
-    monkeypatch.setattr(SglangHostTarget, "why_not", lambda *_, **__: "")
+    monkeypatch.setattr(SglangHostTarget, "why_not", lambda *_, **__: None)
     monkeypatch.setattr(SglangHostTarget, "run", run)
     case: Case = CASES["sglang-host-radix-cache[page_size=1]"]
     result = run_case(Job(key="x", case=case))

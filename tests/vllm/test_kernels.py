@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.core.cause_codes import Code, cause_of
+from harness.core.cause_codes import Code
 from harness.core.ops import OPS
 from harness.engines import base
 from harness.engines.vllm import kernels as vllm_kernels
@@ -56,15 +56,15 @@ def test_a_kernel_of_vllm_loads_without_vllm_and_takes_its_ops_arguments(spec: A
 def test_without_vllm_or_a_gpu_every_kernel_says_why_it_is_skipped(spec: Any) -> None:
     assert spec.why_not("cpu")
     if base.installed_version(ENGINE) is None:
-        assert cause_of(spec.why_not("cuda")) == Code.NOT_INSTALLED
+        assert spec.why_not("cuda").cause == Code.NOT_INSTALLED
 
 
 def test_blackwell_kernels_name_the_gpu_that_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "installed_version", lambda engine: "0.22.1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    assert cause_of(vllm_kernels.on_blackwell("cuda")) == Code.NO_DEVICE
-    assert vllm_kernels.on_hopper("cuda") == ""
+    assert vllm_kernels.on_blackwell("cuda").cause == Code.NO_DEVICE
+    assert vllm_kernels.on_hopper("cuda") is None
     monkeypatch.setattr(base, "installed_version", lambda engine: "0.19.2")
     assert "older than 0.20" in str(vllm_kernels.on_any("cuda"))
 

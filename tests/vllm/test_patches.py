@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.cause_codes import Code, cause_of
+from harness.core.cause_codes import Code
 from harness.engines.patches import Edit, Patch, PatchRefused
 from harness.engines.vllm.faults import PATCHES
 from harness.engines.vllm.tables import ENGINE
@@ -88,7 +88,7 @@ def test_a_release_outside_the_range_is_refused(version: str, module: str) -> No
 def test_a_release_with_the_bug_says_so() -> None:
     assert "as released" in str(PATCHES.why_not("vllm.plan-in-warmup-only", "0.21.0"))
     assert "as released" in str(PATCHES.why_not("vllm.skip-zero-new-blocks", "0.22.1"))
-    assert PATCHES.why_not("vllm.skip-zero-new-blocks", "0.24.0") == ""
+    assert PATCHES.why_not("vllm.skip-zero-new-blocks", "0.24.0") is None
     assert "as released" in str(PATCHES.why_not("vllm.context-for-first-rows", "0.27.1"))
     assert not any(PATCHES.why_not(name, "0.33.0") for name in PATCHES)
 
@@ -102,12 +102,13 @@ def test_of_several_patches_the_one_for_the_release_is_taken_and_there_is_no_gap
         assert before.last == after.first
     for patch in patches:
         assert PATCHES.find(fault, patch.first) is patch
-    assert PATCHES.why_not(fault, "0.33.0") == ""
+    assert PATCHES.why_not(fault, "0.33.0") is None
 
 
 def test_a_release_newer_than_all_that_were_examined_is_refused_by_the_newest_range() -> None:
     reason = PATCHES.why_not("vllm.plan-in-warmup-only", "0.34.0")
-    assert cause_of(reason) == Code.NO_PATCH and "0.26.0 up to, not including, 0.34.0" in reason
+    assert reason.cause == Code.NO_PATCH
+    assert "0.26.0 up to, not including, 0.34.0" in reason.sentence
 
 
 def test_a_replaced_function_of_a_module_is_replaced_where_it_was_imported_too(

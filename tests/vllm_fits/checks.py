@@ -23,7 +23,7 @@ from typing import Any, get_args
 import griffe
 
 from harness.core.catalog import ENGINES, KERNELS
-from harness.core.cause_codes import Code, cause_of
+from harness.core.cause_codes import Code
 from harness.core.files import FIXTURES
 from harness.core.kernels import KernelSpec
 from harness.engines.base import release_of
@@ -273,7 +273,8 @@ def _fault(release: Release, fault: str) -> Fit:
     patch = PATCHES.find(fault, release.version)
     if reason := patch.why_not(release.version):
         return Fit(
-            part, skipped="has it as released" if cause_of(reason) == Code.AS_RELEASED else reason
+            part,
+            skipped="has it as released" if reason.cause == Code.AS_RELEASED else reason.sentence,
         )
     return Fit(part, len(patch.edits), tuple(_refused(release, patch)))
 

@@ -122,7 +122,7 @@ def test_a_fault_refuses_code_that_is_not_what_it_expects(
     fake_vllm: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", "42444")
-    monkeypatch.setattr(VllmHostTarget, "why_not", lambda *_, **__: "")
+    monkeypatch.setattr(VllmHostTarget, "why_not", lambda *_, **__: None)
     result = run("vllm-host-new-blocks", "vllm.skip-zero-new-blocks")
     assert result.verdict is Verdict.ERROR
     assert "is not there" in result.reason
@@ -169,7 +169,7 @@ def test_a_release_without_the_code_of_a_part_is_a_skip_with_the_reason(
 
     monkeypatch.setattr(host, "run", refuse)
     monkeypatch.setattr(host_target, "_child", child)
-    monkeypatch.setattr(VllmHostTarget, "why_not", lambda *_, **__: "")
+    monkeypatch.setattr(VllmHostTarget, "why_not", lambda *_, **__: None)
     result = run("vllm-host-idle-rows")
     assert (result.verdict, result.reason) == (Verdict.SKIP, "this vLLM has no drafters")
 

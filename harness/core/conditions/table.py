@@ -91,9 +91,9 @@ def space_for(spec: KernelSpec) -> Space:
                 for example in examples
             ]
             if word and word not in spec.takes:
-                refused[dimension.name, label] = spec.lacks(word)
+                refused[dimension.name, label] = spec.lacks(word).sentence
             elif always and not word:
                 refused[dimension.name, label] = f"{spec.name} always gets `{always[0]}`"
-            elif found and all(found):
-                refused[dimension.name, label] = found[0]
+            elif found and found[0] is not None and all(found):
+                refused[dimension.name, label] = found[0].sentence
     return replace(space, refused=refused) if refused else space

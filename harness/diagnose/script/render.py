@@ -11,6 +11,7 @@ from jinja2 import Environment as Templates
 
 from harness.core.cases import Case
 from harness.core.catalog import ENGINES, FAULTS, KERNELS
+from harness.core.cause_codes import WhyNot
 from harness.core.errors import InputError
 from harness.core.kernels import KernelSpec
 from harness.core.literals import Code
@@ -101,30 +102,32 @@ def render(export: Export) -> str:
     return text
 
 
-def why_not(case: Case, fault: str | None) -> str:
-    """Why a case can have no script, in a sentence; empty if it can."""
+def why_not(case: Case, fault: str | None) -> WhyNot | None:
+    """Why a case can have no script, in a sentence; None if it can."""
     if case.kind.plain_script and fault is None:
-        return ""
+        return None
     if not case.kind.shows_launches:
         instead = (
             f"; {_instead(case, fault)}"
             if fault
             else "; export one of the systems kernel and engine"
         )
-        return f"a case of system {case.system} is not exported{instead}"
+        return WhyNot(f"a case of system {case.system} is not exported{instead}")
     if fault is not None and fault not in RECIPES:
         able = f"{', '.join(RECIPES)}, of kernels of your own and of served cases"
-        return f"there is no script of {fault}; scripts are made of {able}; {_instead(case, fault)}"
+        return WhyNot(
+            f"there is no script of {fault}; scripts are made of {able}; {_instead(case, fault)}"
+        )
     if case.op and case.op not in OP_SCENES:
-        return f"there are no scripts for op {case.op}; {_instead(case, fault)}"
+        return WhyNot(f"there are no scripts for op {case.op}; {_instead(case, fault)}")
     if case.params.cache_layout != "contiguous":
-        return f"the cache of a script is contiguous; {_instead(case, fault)}"
+        return WhyNot(f"the cache of a script is contiguous; {_instead(case, fault)}")
     if not case.op and fault is None:
-        return (
+        return WhyNot(
             "the whole engine does not fit into a script; export a kernel case, or name a known bug"
             " with --fault"
         )
-    return ""
+    return None
 
 
 def _instead(case: Case, fault: str | None) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from harness.core.catalog import KERNELS
+from harness.core.cause_codes import Code, WhyNot
 from harness.core.engine_params import EngineParams, ModelSizes, conflicts
 from harness.core.files import rows_beside
 from harness.core.ops import PAGE_SIZE as PAGE_SIZE
@@ -261,23 +262,23 @@ def model_config(params: ModelSizes) -> ModelConfig:
     )
 
 
-def why_not_together(config: ModelConfig, params: EngineParams) -> str:
+def why_not_together(config: ModelConfig, params: EngineParams) -> WhyNot | None:
     """Why the engine cannot serve this model with these parameters, in one sentence.
 
-    Empty if it can.
+    None if it can.
     """
-    return next(
-        conflicts(params, set(config.layer_types), config.num_experts), _unwritten_rows(params)
-    )
+    conflict = next(conflicts(params, set(config.layer_types), config.num_experts), None)
+    return WhyNot(conflict, Code.UNSUPPORTED) if conflict else _unwritten_rows(params)
 
 
-def _unwritten_rows(params: EngineParams) -> str:
+def _unwritten_rows(params: EngineParams) -> WhyNot | None:
     """A scale that covers padding needs rows that the decode kernel writes."""
     written = KERNELS.get(f"mla_decode/{params.decode_kernel}").empty_rows == "identity"
     if params.amax_rows != "batch" or written or params.pad_keys or params.zero_fill_output:
-        return ""
-    return (
+        return None
+    return WhyNot(
         f"amax_rows batch needs padded rows that are finite, and mla_decode/{params.decode_kernel}"
         " leaves rows of empty requests as they were: set pad_keys or zero_fill_output, or take a"
-        " kernel that writes them"
+        " kernel that writes them",
+        Code.UNSUPPORTED,
     )

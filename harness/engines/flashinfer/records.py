@@ -7,6 +7,7 @@ import importlib
 import torch
 from torch import Tensor
 
+from harness.core.cause_codes import WhyNot
 from harness.engines import base
 from harness.engines.flashinfer.mla import on_ampere
 from harness.engines.flashinfer.tables import ENGINE
@@ -16,14 +17,14 @@ OLDEST = "0.6.16"
 """The first release with the reader, of those looked at."""
 
 
-def on_ampere_since_0_6_16(device: str) -> str:
+def on_ampere_since_0_6_16(device: str) -> WhyNot | None:
     """For the reader, which is compiled for compute capability 8.0 and later."""
     if reason := on_ampere(device):
         return reason
     found = str(base.installed_version(ENGINE))
     if found == "unknown" or base.release_of(found) >= base.release_of(OLDEST):
-        return ""
-    return f"FlashInfer {found} is older than {OLDEST}, which has nvfp4_kv_dequantize_paged"
+        return None
+    return WhyNot(f"FlashInfer {found} is older than {OLDEST}, which has nvfp4_kv_dequantize_paged")
 
 
 def read_nvfp4(

@@ -10,7 +10,7 @@ from typing import Any
 from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
-from harness.core.cause_codes import Code, Reason
+from harness.core.cause_codes import Code, WhyNot
 from harness.core.errors import KernelError
 from harness.engines import base
 from harness.engines.host_target import HostTarget, read_host
@@ -45,15 +45,15 @@ class SglangTarget(ServedTarget):
         self._params = case.params_as(SglangParams)
 
     @classmethod
-    def _why_refused(cls, case: Case, version: str) -> str:
+    def _why_refused(cls, case: Case, version: str) -> WhyNot | None:
         params = case.params_as(SglangParams)
         if majors := BUILT_FOR.get(params.backend):
             words = f"compute capability {' and '.join(map(str, majors))}"
             if reason := base.why_not_built(majors, words):
-                return Reason(f"{params.backend} is {reason}", Code.NO_DEVICE)
+                return WhyNot(f"{params.backend} is {reason}", Code.NO_DEVICE)
         if params.kv_canary != "none" and base.release_of(version) < WITH_CANARY:
-            return f"SGLang {version} has no kv_canary"
-        return ""
+            return WhyNot(f"SGLang {version} has no kv_canary")
+        return None
 
     def _plan(self, folder: Path, poison: Poison | None) -> Plan:
         """The case's sites in SGLang's memory that the case has and that its backend does not need

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from harness.core.cause_codes import WhyNot
 from harness.engines import base
 from harness.engines.vllm.tables import ENGINE
 from harness.ops.parts.buffer_rows import row_lengths
@@ -32,7 +33,7 @@ OLDEST = "0.20"
 """The first release with the kernel signatures that are called."""
 
 
-def on_any(device: str, majors: tuple[int, ...] | None = None, words: str = "") -> str:
+def on_any(device: str, majors: tuple[int, ...] | None = None, words: str = "") -> WhyNot | None:
     """For kernels built for these major compute capabilities, called `words`; by default for every
     CUDA device.
     """
@@ -40,11 +41,11 @@ def on_any(device: str, majors: tuple[int, ...] | None = None, words: str = "") 
         return reason
     found = str(base.installed_version(ENGINE))
     if found != "unknown" and base.release_of(found) < base.release_of(OLDEST):
-        return (
+        return WhyNot(
             f"vLLM {found} is older than {OLDEST}, the first release with the signatures that are"
             " called"
         )
-    return ""
+    return None
 
 
 on_hopper = functools.partial(on_any, majors=(9,), words="Hopper (9.0)")

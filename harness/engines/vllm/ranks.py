@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.core.cause_codes import WhyNot
 from harness.engines.vllm.params import VllmParams
 
 EXTENSION = "harness.engines.vllm.serve.worker.Extension"
@@ -88,11 +89,11 @@ def known_to_hang(num_ranks: int, environ: Mapping[str, str]) -> str:
     )
 
 
-def why_not_split(params: VllmParams, checkpoint: Path) -> str:
-    """Why a case cannot be split over its ranks, in one sentence; empty if it can."""
+def why_not_split(params: VllmParams, checkpoint: Path) -> WhyNot | None:
+    """Why a case cannot be split over its ranks, in one sentence; None if it can."""
     num_ranks = params.tensor_parallel
     if params.num_gpus == 1:
-        return ""
+        return None
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     heads = {
         "attention heads": config["num_attention_heads"],
@@ -102,5 +103,7 @@ def why_not_split(params: VllmParams, checkpoint: Path) -> str:
     }
     for what, number in heads.items():
         if number % num_ranks:
-            return f"the {number} {what} of {checkpoint.name} cannot be split over {num_ranks} GPUs"
-    return ""
+            return WhyNot(
+                f"the {number} {what} of {checkpoint.name} cannot be split over {num_ranks} GPUs"
+            )
+    return None

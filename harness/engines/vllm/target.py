@@ -13,7 +13,7 @@ from typing import Any
 from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
-from harness.core.cause_codes import Code, Reason
+from harness.core.cause_codes import Code, WhyNot
 from harness.core.errors import KernelError, Refused
 from harness.core.records import CaseResult, Verdict
 from harness.engines import base
@@ -77,24 +77,24 @@ class VllmTarget(ServedTarget):
         """What the workers of the latest serving process said of themselves."""
 
     @classmethod
-    def _why_refused(cls, case: Case, version: str) -> str:
+    def _why_refused(cls, case: Case, version: str) -> WhyNot | None:
         release, params = base.release_of(version), case.params_as(VllmParams)
         if params.backend in BLACKWELL and (
             reason := base.why_not_built((10,), "data-center Blackwell (10.0, 10.3)")
         ):
-            return Reason(f"{params.backend} is {reason}", Code.NO_DEVICE)
+            return WhyNot(f"{params.backend} is {reason}", Code.NO_DEVICE)
         if (
             params.backend == "TRITON_MLA"
             and params.graph == "full"
             and release < TRITON_IN_FULL_GRAPHS
         ):
-            return f"vLLM {version} refuses full graphs with TRITON_MLA"
+            return WhyNot(f"vLLM {version} refuses full graphs with TRITON_MLA")
         if (
             params.quantization != "none"
             and release[:2] == (0, 22)
             and find_spec("humming") is None
         ):
-            return (
+            return WhyNot(
                 f"vLLM {version} imports humming-kernels for any quantization, which is not"
                 " installed"
             )

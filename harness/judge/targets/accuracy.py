@@ -10,6 +10,7 @@ from torch_poison.patterns import Poison
 
 from harness.core import extras
 from harness.core.cases import Case
+from harness.core.cause_codes import WhyNot
 from harness.core.engine_params import AccuracyParams, ServingParams
 from harness.core.files import FIXTURES
 from harness.evidence.answers import Answered
@@ -29,15 +30,13 @@ class AccuracyTarget(Target):
     """
 
     @classmethod
-    def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
+    def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> WhyNot | None:
         if reason := extras.why_not(extras.ACCURACY):
             return reason
         canary = _canary(case.params_as(AccuracyParams))
-        return (
-            ""
-            if (canary / "config.json").is_file()
-            else f"{canary} is not there: train one with `canary train`"
-        )
+        if (canary / "config.json").is_file():
+            return None
+        return WhyNot(f"{canary} is not there: train one with `canary train`")
 
     def run(self, poison: Poison) -> Run:
         """Answer the questions without a stored answer in the directory."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from torch_poison.patterns import Poison
 
 from harness.core.catalog import planner_of
-from harness.core.cause_codes import Code, Reason
+from harness.core.cause_codes import Code, WhyNot
 from harness.core.corruptions import Corruption
 from harness.core.errors import Refused, SystemUnderTestError
 from harness.core.kernels import KernelSpec
@@ -24,15 +24,17 @@ MakeCall = Callable[[Corruption | None], KernelCall]
 """Makes the call of a case, with one of its arguments corrupted."""
 
 
-def why_not_corrupted(spec: KernelSpec, params: KernelParams, corruption: Corruption) -> str:
-    """Why a kernel is not called with this argument at all, as one clause; empty if it is."""
+def why_not_corrupted(
+    spec: KernelSpec, params: KernelParams, corruption: Corruption
+) -> WhyNot | None:
+    """Why a kernel is not called with this argument at all, as one clause; None if it is."""
     if corruption.change == "plan" and not (
         isinstance(params, MlaDecodeParams) and params.planned and planner_of(spec)
     ):
-        return Reason(f"{spec.name} is called without a plan here", Code.UNSUPPORTED)
+        return WhyNot(f"{spec.name} is called without a plan here", Code.UNSUPPORTED)
     if corruption.change == "in_place" and "out" not in spec.takes:
         return spec.lacks("out")
-    return ""
+    return None
 
 
 def run_corrupted(

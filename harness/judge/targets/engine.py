@@ -21,7 +21,7 @@ from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS
-from harness.core.cause_codes import Code, Reason
+from harness.core.cause_codes import Code, WhyNot
 from harness.core.cuda_failures import is_device_failure, is_out_of_memory
 from harness.core.engine_params import EngineParams
 from harness.core.errors import (
@@ -101,22 +101,22 @@ class EngineTarget(Target):
         self._config = model_config(self._params)
 
     @classmethod
-    def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
+    def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> WhyNot | None:
         params = case.params_as(EngineParams)
         if device == "cuda" and (params.quantize, params.graph) == ("mxfp8", "full"):
             why = (
                 "quantize_blocks/torch reads its offsets on the host, which a captured CUDA graph"
                 " cannot"
             )
-            return Reason(why, Code.UNSUPPORTED)
+            return WhyNot(why, Code.UNSUPPORTED)
         if device == "cuda" and params.graph == "breakable":
-            return Reason("graph breakable is simulated on a CPU", Code.UNSUPPORTED)
+            return WhyNot("graph breakable is simulated on a CPU", Code.UNSUPPORTED)
         if reason := why_not_together(model_config(params), params):
-            return Reason(reason, Code.UNSUPPORTED)
+            return reason
         kernel = KERNELS.get(f"mla_decode/{params.decode_kernel}")
         if "window" in params.layers and "window" not in kernel.takes:
             return kernel.lacks("window")
-        return ""
+        return None
 
     def first_writer(self, poison: Poison) -> FirstNan:
         reference = _reference(self._config, self._margin)

@@ -15,6 +15,7 @@ import torch
 from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
+from harness.core.cause_codes import WhyNot
 from harness.core.conditions.table import shown_by
 from harness.core.corruptions import Corruption, corruptions_named
 from harness.core.errors import Refused, SystemUnderTestError
@@ -46,16 +47,16 @@ class KernelTarget(Target):
         self.corruptions = sorted(applying, key=lambda one: not one.is_judged(self.spec))
 
     @classmethod
-    def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
+    def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> WhyNot | None:
         spec = find_kernel(case.op or "", case.params_as(KernelParams).kernel)
         params = case.params_as(KernelParams)
         if device != "cuda" and params.predecessor == "slow":
-            return (
+            return WhyNot(
                 "predecessor: slow needs a GPU, where a kernel may begin before its predecessor has"
                 " ended"
             )
         if params.streams == "delayed" and (device != "cuda" or params.cache_layout == "large"):
-            return (
+            return WhyNot(
                 "streams: delayed needs a GPU, where a kernel may work on another stream, and"
                 " copies of its inputs"
             )
@@ -63,7 +64,7 @@ class KernelTarget(Target):
         reasons = [why_not_corrupted(spec, params, one) for one in corruptions]
         if reasons and all(reasons):
             return reasons[0]
-        return spec.why_not_graph(device) if case.params.has_graph else ""
+        return spec.why_not_graph(device) if case.params.has_graph else None
 
     @property
     def reader(self) -> str:

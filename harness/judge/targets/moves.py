@@ -11,6 +11,7 @@ from itertools import islice
 from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
+from harness.core.cause_codes import WhyNot
 from harness.core.move_params import MoveParams
 from harness.core.registry import nearest
 from harness.engine.moves.handoff import Handoff
@@ -29,13 +30,11 @@ class MoveTarget(Target):
     """The requests of a case, served once for each schedule."""
 
     @classmethod
-    def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> str:
+    def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> WhyNot | None:
         name = case.params_as(MoveParams).connector
-        return (
-            ""
-            if name in CONNECTORS
-            else f"no connector {name!r}: {nearest(name, CONNECTORS.names(), see='--plugin')}"
-        )
+        if name in CONNECTORS:
+            return None
+        return WhyNot(f"no connector {name!r}: {nearest(name, CONNECTORS.names(), see='--plugin')}")
 
     def run(self, poison: Poison) -> Run:
         """Serve the requests in seeded orders. If two accesses have no order, try both."""

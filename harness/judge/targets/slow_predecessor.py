@@ -118,7 +118,7 @@ def behind_slow_predecessor(spec: KernelSpec, call: KernelCall) -> Launch:
     from harness.memory.graph.early_launch import EarlyLaunch
 
     if reason := spec.why_not_graph("cuda"):
-        raise Refused(reason)
+        raise Refused(reason.sentence)
     # Without poison: a fill of an allocation would be the predecessor of the kernel.
     function = partial(BoundKernel(spec, None), *call.args, **call.keywords(is_captured=False))
     function()
