@@ -17,8 +17,6 @@ from harness.core.registry import Registry, attribute_at
 
 PAGE_SIZE = 64
 """Slots of a KV page; FlashMLA and FlashInfer MLA read whole pages of 64."""
-SCALED_BLOCK = 128
-"""Elements of a row with one scale, as DeepSeek's fp8 activations have them."""
 
 PartT = TypeVar("PartT")
 
@@ -101,14 +99,6 @@ class _Contracts(Registry[Op]):
 
     def __len__(self) -> int:
         return len(self._contracts)
-
-
-def aligned_sizes(num_choices: int, num_experts: int, block_size: int) -> tuple[int, int]:
-    """The entries and blocks that `align_experts` returns: enough for the worst distribution of
-    the choices.
-    """
-    size = min(num_choices * block_size, num_choices + num_experts * (block_size - 1))
-    return size, -(-size // block_size)
 
 
 def latent_rank(head_dim: int) -> int:

@@ -63,6 +63,7 @@ PARTS_WITHOUT_TORCH = (
     "draws.py",
     "record_params.py",
     "settled.py",
+    "sizes.py",
 )
 """Parts of an op that the parent process reads."""
 

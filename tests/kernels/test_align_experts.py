@@ -13,13 +13,13 @@ from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS, ORACLES, SITES
-from harness.core.ops import aligned_sizes
 from harness.evidence.records import Evidence
 from harness.judge.targets.kernel import KernelTarget
 from harness.ops.align_experts import inputs as align_experts_inputs
 from harness.ops.align_experts import reference as align_experts_reference
 from harness.ops.align_experts.kernels.dense import align_experts
 from harness.ops.align_experts.params import AlignExpertsParams
+from harness.ops.align_experts.sizes import aligned_sizes
 
 
 @pytest.mark.parametrize("seed", range(20))

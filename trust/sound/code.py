@@ -15,7 +15,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from harness.core.ops import PAGE_SIZE, aligned_sizes, latent_rank
+from harness.core.ops import PAGE_SIZE, latent_rank
+from harness.ops.align_experts.sizes import aligned_sizes
 from harness.ops.mla_decode.kernels import tiled as decode
 from harness.ops.mla_decode_plan.kernels import tiled as plan
 from harness.ops.mla_decode_sparse.kernels.gather import gather_slots

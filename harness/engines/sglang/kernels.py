@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from harness.core.errors import Refused
-from harness.core.ops import SCALED_BLOCK, aligned_sizes
 from harness.engines import base
 from harness.engines.sglang.tables import ENGINE
+from harness.ops.align_experts.sizes import aligned_sizes
 from harness.ops.parts.buffer_rows import row_lengths
+from harness.ops.quantize_fp8.contract import SCALED_BLOCK
 
 RANK = 512
 NUM_KV_SPLITS = 8

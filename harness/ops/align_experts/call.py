@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.core.ops import aligned_sizes
 from harness.ops.align_experts import inputs, reference
 from harness.ops.align_experts.params import AlignExpertsParams
+from harness.ops.align_experts.sizes import aligned_sizes
 from harness.ops.parts.call import KernelCall, Setting, prepared
 from harness.ops.parts.judged import Rows
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.core.ops import SCALED_BLOCK
 from harness.ops.parts.call import KernelCall, Setting, by_rows, prepared
 from harness.ops.parts.judged import Rows
 from harness.ops.quantize_fp8 import inputs, reference
+from harness.ops.quantize_fp8.contract import SCALED_BLOCK
 from harness.ops.quantize_fp8.params import QuantizeFp8Params
 
 

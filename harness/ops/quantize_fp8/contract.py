@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from harness.core.contract import Arg, Keyword, Op, Out
 
+SCALED_BLOCK = 128
+"""Elements of a row with one scale, as DeepSeek's fp8 activations have them."""
+
 
 class QuantizeFp8(Op):
     """Per-tensor e4m3 quantization; the amax covers live rows only.

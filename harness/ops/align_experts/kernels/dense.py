@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.core.ops import aligned_sizes
 from harness.kernels.checks import check_range
 from harness.memory.bounds import check_indices
+from harness.ops.align_experts.sizes import aligned_sizes
 
 
 def align_experts(
