@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 Tokens = Literal["batch", "decode", "prefill"]
-"""Of which tokens of an engine's step a call has the rows: of all of them, of its decodes, which
-stand first, or of its prompts.
+"""The tokens of an engine's step that have rows in a call: all of them, those of its decodes, which
+stand first, or those of its prompts.
 """
 Watched = Literal["input", "beside"]
 """How the first-NaN recorder tells of a scan: as of an input that the op reads, or of memory beside
@@ -89,8 +89,8 @@ class Arg:
     is_written: bool = False
     """Whether the op stores its result here. No other argument may change."""
     is_unwatched: bool = False
-    """Whether the op reads it and the first-NaN recorder does not scan it: elements that nobody
-    wrote lie between those that count. The recorder's report says that it was not watched.
+    """Whether the op reads it and the first-NaN recorder does not scan it: elements that were
+    never written lie between those that count. The recorder's report says that it was not watched.
     """
 
 
@@ -153,8 +153,12 @@ class Op:
     """Further sites of memory that a kernel of the op could read before it is written."""
     letters: ClassVar[Mapping[str, str]] = {}
     """Letters that mean something else here than in LETTERS."""
+    reads_latents: ClassVar[bool] = True
+    """Whether the cache that it reads holds latents. If so, the type of an engine's cache is a type
+    that its kernel must read.
+    """
     tokens: ClassVar[Tokens] = "batch"
-    """Of which tokens a call in an engine's step has the rows."""
+    """The tokens that have rows in a call in an engine's step."""
     written_tokens: ClassVar[str] = ""
     """A part of the op that says which tokens have rows that the op writes: a function of the
     arguments by position and the number of tokens T, which returns bool [T] on the CPU. Empty: the

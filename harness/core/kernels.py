@@ -151,7 +151,7 @@ class KernelSpec:
         None if it can.
         """
         # The cache of an engine's parameters is that of its latents.
-        is_its_cache = self.op != "index_logits" or isinstance(params, KernelParams)
+        is_its_cache = isinstance(params, KernelParams) or OPS.get(self.op).reads_latents
         if is_its_cache and params.cache_type is not None and params.cache_type not in self.kv:
             why = f"{self.name} reads a cache of {', '.join(self.kv)}, not of {params.cache_type}"
             return WhyNot(why, Code.UNSUPPORTED)

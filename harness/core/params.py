@@ -6,7 +6,7 @@ case with illegal parameters cannot be made, so a failure is never the fault of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
@@ -57,6 +57,8 @@ class Params(Record):
     """
     READS_LSE: ClassVar[frozenset[str]] = frozenset()
     """Parameters with a kernel whose log-sum-exp is read by what comes after it."""
+    TOGETHER: ClassVar[tuple[str, ...]] = ()
+    """Lists with one entry for each request, which lose a request together when a case shrinks."""
     CACHE_TYPE: ClassVar[str] = ""
     """The parameter with the element type of the cache; empty for a case without a cache."""
 
@@ -183,6 +185,17 @@ class KernelParams(Params):
         ),
     )
     page_size: ClassVar[int] = PAGE_SIZE
+    SUSCEPTIBLE: ClassVar[Mapping[str, Any]] = {}
+    """The parameters of the cases of `susceptibility` that are no defaults."""
+    SUSCEPTIBLE_TOKENS: ClassVar[Mapping[int, tuple[int, ...]]] = {1: ()}
+    """Query tokens of a request in `susceptibility` -> the lengths of its requests. Empty: the
+    lengths of SUSCEPTIBLE.
+    """
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether the kernel gets a plan, as a parameter `planned` says."""
+        return bool(self._of("planned", False))
 
     @property
     def num_launches(self) -> int:

@@ -38,7 +38,6 @@ from harness.scenario.variant import shown, vary
 _TABLES = read_rows(Path(__file__).with_name("shrink.yaml"))
 PLAINEST: dict[str, list[Any]] = _TABLES["plainest"]
 POWERS: list[str] = _TABLES["powers"]
-TOGETHER: dict[str, list[str]] = _TABLES["together"]
 ONLY_WITH: dict[str, str] = _TABLES["only_with"]
 FIRST: list[str] = _TABLES["first"]
 LEAST_POWER = 8
@@ -200,7 +199,7 @@ def fields_of(case: Case) -> list[str]:
     parameters.
     """
     names = list(type(case.params).model_fields)
-    together = TOGETHER.get(case.op or "", ())
+    together = case.params.TOGETHER
     ordered = sorted(names, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
     return ["sites", "patterns", "strict", *(["each request"] if together else []), *ordered]
 
@@ -248,7 +247,7 @@ def _smaller_poison(plan: PoisonPlan, field: str, blamed: tuple[str, ...]) -> It
 def _smaller_params(case: Case, values: Given, field: str) -> Iterator[tuple[Any, Given]]:
     """Yield the value before and the parameters to change, for each reduction of one field."""
     if field == "each request":
-        names = TOGETHER[case.op or ""]
+        names = case.params.TOGETHER
         requests = list(zip(*(values[name] for name in names), strict=True))
         for rest in fewer(requests, least=1):
             yield (

@@ -18,6 +18,7 @@ from pydantic import JsonValue, ValidationError
 from harness.core.catalog import ENGINES, KERNELS, SITES, SYSTEMS
 from harness.core.engine_params import AccuracyParams
 from harness.core.kernels import KernelSpec
+from harness.core.ops import OPS
 from harness.core.params import ILLEGAL, Params
 from harness.core.registry import nearest
 from harness.scenario.cover import STRENGTHS, Exceptions, covering
@@ -276,7 +277,8 @@ def _check_system(scenario: Scenario) -> Iterator[Problem]:
             ("op",), f"'op' has no meaning for system {scenario.system}; remove it", at_key=True
         )
     elif scenario.op is not None and scenario.op not in ops:
-        why = "is judged through mla_decode, not alone"
+        planned = [op.name for op in OPS if (op.planned_keyword or ("", ""))[1] == scenario.op]
+        why = f"is judged through {' or '.join(planned)}, not alone"
         yield Problem(("op",), f"op {scenario.op!r} {why}; {nearest(scenario.op, ops)}")
 
 

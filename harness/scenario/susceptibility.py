@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from harness.core.cases import Case, PoisonPlan
 from harness.core.catalog import KERNELS
@@ -22,19 +21,6 @@ from harness.scenario.point_case import seed_of
 
 SCENARIO = "susceptibility"
 PATTERNS = ("nan", "inf", "max", "random")
-PARAMS: dict[str, dict[str, Any]] = {
-    "mla_decode": {"seq_lens": (1, 63, 64, 65, 130, 0)},
-    "merge_attn_states": {"empty_prefix_rows": 2},
-}
-TOKENS: dict[int, tuple[int, ...]] = {
-    1: (),
-    4: (4, 63, 64, 67, 130, 0),
-    64: (64, 65, 100, 127, 130, 0),
-}
-"""Query tokens of a request in decode -> lengths; empty: the lengths of PARAMS. 4 tokens are
-speculative decoding. 64 are a prompt, which some backends give to a decode kernel; it may then load
-whole pages.
-"""
 TOKENS_SITES = ("kv.tail", "kv.free", "kv.null")
 ORACLES = ("finite", "sentinel", "reference", "non_interference")
 _ID = re.compile(rf"{SCENARIO}\[kernel=([^,\]]+),")
@@ -47,7 +33,7 @@ def cases(kernels: Iterator[KernelSpec] | list[KernelSpec], *, seed: int = 0) ->
         for spec in kernels
         if spec.op in KERNEL_PARAMS and OPS.get(spec.op).reads
         for kv in (spec.kv if "kv" in KERNEL_PARAMS[spec.op].model_fields else ("",))
-        for tokens in (TOKENS if spec.op == "mla_decode" else (1,))
+        for tokens in KERNEL_PARAMS[spec.op].SUSCEPTIBLE_TOKENS
         for site in (TOKENS_SITES if tokens > 1 else OPS.get(spec.op).reads)
         for pattern in PATTERNS
     ]
@@ -74,10 +60,11 @@ def case_of(identity: str, *, seed: int = 0) -> Case | None:
 def _case(spec: KernelSpec, kv: str, tokens: int, site: str, pattern: str, seed: int) -> Case:
     label = (f",kv={kv}" if kv else "") + (f",tokens={tokens}" if tokens > 1 else "")
     identity = f"{SCENARIO}[kernel={spec.name}{label},site={site},pattern={pattern}]"
-    given = {**PARAMS.get(spec.op, {}), "kernel": spec.short_name, **({"kv": kv} if kv else {})}
+    model = KERNEL_PARAMS[spec.op]
+    given = {**model.SUSCEPTIBLE, "kernel": spec.short_name, **({"kv": kv} if kv else {})}
     if tokens > 1:
-        given |= {"query_len": tokens, "seq_lens": TOKENS[tokens]}
-    params = KERNEL_PARAMS[spec.op].model_validate(given)
+        given |= {"query_len": tokens, "seq_lens": model.SUSCEPTIBLE_TOKENS[tokens]}
+    params = model.model_validate(given)
     return Case(
         id=identity,
         scenario=SCENARIO,

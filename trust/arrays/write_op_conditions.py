@@ -122,22 +122,20 @@ def decode_cost(given: dict[str, Any]) -> float:
     return 40 + len(params.seq_lens) * params.query_len * 0.3 + work / 4e5 + 9 * megabytes
 
 
-NAMES = {
-    "mla_decode": ("decode-conditions", "decode", 0.93),
-    "mla_decode_sparse": ("sparse-conditions", "sparse", 0.901),
-    "context_attention": ("context-conditions", "prefill", 0.901),
-    "merge_attn_states": ("merge-conditions", "prefill", 0.901),
-    "write_kv": ("write-kv-conditions", "write", 0.901),
-    "write_records": ("record-writer-conditions", "write", 0.901),
-    "read_records": ("record-reader-conditions", "records", 0.901),
-    "route_experts": ("router-conditions", "router", 0.901),
-    "align_experts": ("alignment-conditions", "router", 0.901),
-    "quantize_fp8": ("quantize-conditions", "scales", 0.901),
-    "index_logits": ("index-logits-conditions", "indexer", 0.901),
-    "select_topk": ("select-topk-conditions", "indexer", 0.901),
-    "map_indices": ("map-indices-conditions", "indexer", 0.901),
-    "quantize_blocks": ("block-conditions", "scales", 0.901),
-}
+SHARE = 0.901
+"""The share of the triples that is drawn for the calls of an op."""
+SHARES = {"mla_decode": 0.93}
+"""Op -> its own share."""
+
+
+def _name_and_tag(op: str) -> tuple[str, str]:
+    """The name of the scenario of an op's calls, and its tag: as written, or those of a new one."""
+    written = (s for s in load_scenarios(shipped_directory()) if "conditions" in s.tags)
+    found = {s.op: (s.name, s.tags[1]) for s in written if s.op is not None}
+    return found.get(op, (f"{op.replace('_', '-')}-conditions", op))
+
+
+NAMES = {op: (*_name_and_tag(op), SHARES.get(op, SHARE)) for op in KERNEL_PARAMS if op in SPACES}
 """Op -> the name of its scenario, a tag, and the share of the triples that is drawn."""
 LEAST = 0.9
 """The share of the triples that is kept: calls that are not needed for it are left out."""

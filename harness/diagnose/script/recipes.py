@@ -208,11 +208,11 @@ class Scene:
 
     template: str
     numbers: Callable[[Case], Numbers] = kernel_call
-    op: str = "mla_decode"
+    op: str = ""
 
 
 _ROWS = rows_beside(__file__)
-OP_SCENES = {op: Scene(f"{op}/script") for op in ops_with("script.py.j2")}
+OP_SCENES = {op: Scene(f"{op}/script", op=op) for op in ops_with("script.py.j2")}
 """The scene of a kernel case: one call of its op, by the template in the folder of the op."""
 
 

@@ -188,7 +188,6 @@ def _context(export: Export, recipe: Recipe | None, scene: Scene) -> dict[str, A
         "is_kernel_under_test": is_kernel,
         "inlined": code,
         "marker": Code(MARKER),
-        "with_lse": is_kernel and spec.op == "mla_decode",
         "extra_arguments": Code(_extra_arguments(code.code, numbers) if is_kernel else ""),
         "keeps_finite": keeps_finite,
         "with_reference": not scene.template.startswith("scenes/replay"),

@@ -1,7 +1,7 @@
 """The first-NaN recorder on the engine: it scans what modules and launches compute, and names the
 request of a row.
 
-What it scans of an op, and of which tokens the rows are, the op's contract says.
+The op's contract says what it scans of an op, and the tokens of the rows.
 
 A scan is launched behind each op, in eager steps and in captures. So the graphs hold the scans, and
 replays record. Only live rows count, the rows of requests. Graph padding, warm-ups, captures and

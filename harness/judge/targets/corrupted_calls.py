@@ -17,7 +17,6 @@ from harness.evidence.corrupted import CorruptedCall
 from harness.evidence.records import Run
 from harness.judge.targets.shown_call import show_call
 from harness.kernels.call import without_interception
-from harness.ops.mla_decode.params import MlaDecodeParams
 from harness.ops.parts.call import KernelCall, check_outputs, invoke
 
 MakeCall = Callable[[Corruption | None], KernelCall]
@@ -28,9 +27,7 @@ def why_not_corrupted(
     spec: KernelSpec, params: KernelParams, corruption: Corruption
 ) -> WhyNot | None:
     """Why a kernel is not called with this argument at all, as one clause; None if it is."""
-    if corruption.change == "plan" and not (
-        isinstance(params, MlaDecodeParams) and params.planned and planner_of(spec)
-    ):
+    if corruption.change == "plan" and not (params.has_plan and planner_of(spec)):
         return WhyNot(f"{spec.name} is called without a plan here", Code.UNSUPPORTED)
     if corruption.change == "in_place" and "out" not in spec.takes:
         return spec.lacks("out")

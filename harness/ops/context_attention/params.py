@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -14,6 +15,8 @@ class ContextAttentionParams(KernelParams):
     """One call of `context_attention`: new tokens and context tokens of each request in this
     chunk.
     """
+
+    TOGETHER: ClassVar[tuple[str, ...]] = ("query_lens", "context_lens")
 
     query_lens: tuple[Length, ...] = (5, 3, 4)
     context_lens: tuple[Length, ...] = (70, 17, 0)

@@ -17,6 +17,7 @@ class IndexLogits(Op):
 
     name = "index_logits"
     sizes = ("num_heads", "query_len", "page_size", "layout")
+    reads_latents = False  # The indexer has a cache of keys of its own.
     letters: ClassVar[Mapping[str, str]] = {"X": "heads of the indexer"}
 
     q = Arg(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -22,6 +23,7 @@ class MergeAttnStatesParams(KernelParams):
         "empty_prefix_rows": "num_with_context",
         "empty_suffix_rows": "num_with_context",
     }
+    SUSCEPTIBLE: ClassVar[Mapping[str, Any]] = {"empty_prefix_rows": 2}
 
     num_tokens: Count = 12
     num_with_context: Length = 7

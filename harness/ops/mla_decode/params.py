@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -24,6 +24,14 @@ class MlaDecodeParams(KernelParams):
 
     CACHE_TYPE: ClassVar[str] = "kv"
     KEYWORDS: ClassVar[tuple[str, ...]] = ("window",)
+    SUSCEPTIBLE: ClassVar[Mapping[str, Any]] = {"seq_lens": (1, 63, 64, 65, 130, 0)}
+    # 4 tokens are speculative decoding. 64 are a prompt, which some backends give to a decode
+    # kernel; it may then load whole pages.
+    SUSCEPTIBLE_TOKENS: ClassVar[Mapping[int, tuple[int, ...]]] = {
+        1: (),
+        4: (4, 63, 64, 67, 130, 0),
+        64: (64, 65, 100, 127, 130, 0),
+    }
 
     kernel: str = "tiled"
     kv: KvType = "bf16"
