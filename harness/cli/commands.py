@@ -20,6 +20,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run:run", "Run cases, find the memory to blame for failures, and write reports."),
+    "judge": ("judge:judge", "Judge the kernels of a file, which are trusted with nothing."),
     "selftest": ("selftest:selftest", "Inject each known bug, and check that it is caught."),
     "repro": (
         "repro:repro",

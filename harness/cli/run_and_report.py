@@ -123,6 +123,7 @@ def work_on(
     shrink_seconds: float = 0.0,
     max_failures: int | None = None,
     keep_going: bool = False,
+    most_causes: int | None = None,
     loudness: int = 0,
 ) -> None:
     """Run what is left of a planned run, judge its faults, and diagnose its failures.
@@ -133,7 +134,7 @@ def work_on(
     num_left = len(store.unfinished()) + len(store.untried_controls())
     progress = EachCase if loudness > 0 else LiveProgress
     with progress(screen, num_left, every_failure=loudness < 0) as live:
-        run_jobs(store, pool, live, max_failures=max_failures, keep_going=keep_going)
+        run_jobs(store, pool, live, max_failures=max_failures, keep_going=keep_going, most_causes=most_causes)
     with Waiting(screen, "looking for the memory to blame", pool):
         judge_faults(store, pool)
         diagnose(store, pool, shrink_seconds=shrink_seconds)

@@ -162,6 +162,20 @@ class AskFirstNan(Record):
 Ask = Annotated[AskVerdict | AskFirstNan, Field(discriminator="kind")]
 
 
+class CellOf(Record):
+    """Where the kernels of plug-in files run, in place of a worker: in a cell, see
+    :mod:`harness.cell`.
+
+    `server` is the socket of the server of cells. With `name`, the function of this name is the
+    kernel. `words` are what its decorator does not say: the op, the name.
+    """
+
+    server: str
+    device: str = "cpu"
+    name: str = ""
+    words: dict[str, JsonValue] = {}
+
+
 class Job(Record):
     """What a worker does with one case."""
 
@@ -177,6 +191,8 @@ class Job(Record):
     device: str = "cpu"
     plugins: tuple[str, ...] = ()
     """The plug-in files that its kernels come from. No others are imported for it."""
+    cell: CellOf | None = None
+    """Where the kernels of `plugins` run; None for the worker itself."""
     ends_worker: bool = False
     """It imports plug-ins, which is quick, so no other case needs its process."""
     timeout_seconds: float = 60.0

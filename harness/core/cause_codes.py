@@ -70,6 +70,8 @@ class Code(StrEnum):
     CAPTURE = "capture"
     REPLACED = "replaced"
     """A plug-in left functions or modes of torch, or code of the harness, changed."""
+    CHEATS = "cheats"
+    """A kernel under judgement deals with the judge in place of its inputs."""
     RESTORED = "restored"
     """It passes, and a plug-in left a setting changed, which was restored."""
     DEVICE = "device"

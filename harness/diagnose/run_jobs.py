@@ -44,9 +44,10 @@ def run_jobs(
     *,
     max_failures: int | None = None,
     keep_going: bool = False,
+    most_causes: int | None = None,
 ) -> None:
     """Run what is left of a run: its jobs, and its controls (the same cases with a fault), or until
-    `max_failures`.
+    `max_failures` or so many causes. A cause is an oracle with its code.
 
     Cases that would repeat a crash of a user's kernel are left out, see :class:`RepeatedCrashes`,
     unless `keep_going`. Raises InputError if such a kernel cannot be called at all: its case stays
@@ -63,6 +64,7 @@ def run_jobs(
         key=lambda job: (not job.case.kind.asks_canary, bool(job.plugins) and job.case.op is None),
     )
     num_bad = 0
+    causes: set[tuple[str, str, str]] = set()
     held_back = {job.key: found for job in jobs if (found := quarantined(job, environment.engines))}
     for key, result in held_back.items():
         (store.add_tried if key in controls else store.add)(result)
@@ -80,7 +82,8 @@ def run_jobs(
                 store.add(result)
                 num_bad += result.verdict in BAD
             progress.on_result(result, announce=result.key not in controls)
-            if num_bad == max_failures:
+            causes |= {(one.oracle, one.cause, one.tensor or "") for one in result.findings[:1]}
+            if num_bad == max_failures or len(causes) == most_causes:
                 return
             if keep_going or result.key in controls:
                 continue

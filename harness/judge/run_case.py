@@ -145,7 +145,7 @@ def _raised_at(error: Exception) -> str:
 
 def _outcome(job: Job) -> Outcome:
     try:
-        load_plugins(job.plugins)
+        load_plugins(job.plugins, job.cell)
     except InputError as error:
         raise BrokenPlugin(str(error)) from error
     if reason := why_not(job.case, job.device, job.fault):

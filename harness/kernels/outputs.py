@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch_poison.storages import why_unreadable
 
 from harness.core.cause_codes import Code
 from harness.core.errors import KernelError
@@ -64,11 +64,11 @@ def plain_outputs(spec: KernelSpec, result: Any) -> Any:
 
 def is_plain(value: Any) -> bool:
     """Whether a value is a tensor whose memory can be read."""
-    return not _problem(value)
+    return not why_unreadable(value)
 
 
 def _plain(spec: KernelSpec, name: str, value: Any) -> Tensor:
-    if problem := _problem(value):
+    if problem := why_unreadable(value):
         raise BadOutput(spec, f"{name} {problem}")
     tensor: Tensor = value
     if tensor.is_conj() or tensor.is_neg():
@@ -77,40 +77,3 @@ def _plain(spec: KernelSpec, name: str, value: Any) -> Tensor:
         # An attribute of the object may have the name of a method.
         return Tensor.detach(tensor)
     return tensor
-
-
-def _problem(tensor: Any) -> str:
-    """Why a value is no plain tensor, as one clause; empty if it is."""
-    kind = type(tensor)
-    if not isinstance(tensor, Tensor):
-        return f"as {kind.__name__}; return a torch.Tensor"
-    if kind not in (Tensor, Parameter):
-        return f"as {kind.__name__}, a subclass of torch.Tensor; return a torch.Tensor itself"
-    if tensor.is_meta:
-        return "on device meta, where it has no memory; return a tensor with memory"
-    if tensor.layout != torch.strided or tensor.is_nested:
-        layout = "nested" if tensor.is_nested else tensor.layout
-        return f"with layout {layout}; return a strided tensor"
-    if tensor.is_quantized:
-        return (
-            f"as a quantised tensor ({tensor.dtype}); return its numbers in the type that is"
-            " promised"
-        )
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor._is_zerotensor():
-        return "without memory of its own; return a plain tensor"
-    needed, has = _bytes_needed(tensor), tensor.untyped_storage().nbytes()
-    return (
-        f"on a storage of {has} bytes, where it needs {needed}: the storage was resized"
-        if has < needed
-        else ""
-    )
-
-
-def _bytes_needed(tensor: Tensor) -> int:
-    """The bytes of storage that a strided tensor of any shape reaches."""
-    if not tensor.numel():
-        return 0
-    last = sum(
-        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-    return (int(tensor.storage_offset()) + last + 1) * tensor.element_size()

@@ -32,6 +32,7 @@ from harness.core.shapes import NAMED, Shapes, shapes_of
 from harness.memory.triton_interpreter import repair_when_imported
 
 if TYPE_CHECKING:
+    from harness.core.cases import CellOf
     from harness.kernels.process_state import Change
 
 ENTRY_POINT_GROUP = f"{DOORS}.kernels"
@@ -71,6 +72,7 @@ def kernel(
     capturable: bool = True,
     fp8_products: Fp8Products = "float32",
     bf16_steps: Iterable[Bf16Step] = (),
+    origin: str = "",
     **unknown: object,
 ) -> Callable[[FunctionT], FunctionT]:
     """Register the decorated function as a kernel called `name` for `op`.
@@ -80,7 +82,8 @@ def kernel(
     The function's arguments are the op's, as :mod:`harness.core.ops` lists them. It allocates its
     outputs with torch, so that the poison reaches them. `shapes` are the sizes that it accepts:
     "deepseek", "kimi-linear", "any", or a dict such as `{"like": "deepseek", "num_heads": 16}` (see
-    :class:`harness.core.shapes.Shapes`). The other arguments of the decorator are promises: see
+    :class:`harness.core.shapes.Shapes`). `origin` is the file of a function that runs in another
+    process. The other arguments of the decorator are promises: see
     :class:`harness.core.kernels.KernelSpec`. Raises InputError for an unknown op, an unknown
     promise or value of one, a name that is taken, or a signature that the harness cannot call.
     """
@@ -140,7 +143,7 @@ def kernel(
                     for word in contract.optional
                     if word in inspect.signature(function).parameters
                 ),
-                origin=inspect.getfile(function),
+                origin=origin or inspect.getfile(function),
                 is_plugin=True,
             )
         )
@@ -180,8 +183,16 @@ def load_plugin(path: str | Path) -> tuple[KernelSpec, ...]:
     return load_once(path, _loaded, _execute)
 
 
-def load_plugins(paths: Iterable[str | Path]) -> tuple[KernelSpec, ...]:
-    return tuple(spec for path in paths for spec in load_plugin(path))
+def load_plugins(
+    paths: Iterable[str | Path], cell: CellOf | None = None
+) -> tuple[KernelSpec, ...]:
+    """As `load_plugin`, for several files. With `cell`, they are executed there and not here."""
+    if cell is None:
+        return tuple(spec for path in paths for spec in load_plugin(path))
+    # It imports torch and the cell, which a trusted kernel does not need.
+    from harness.cell.client import load_in_cell
+
+    return tuple(spec for path in paths for spec in load_in_cell(cell, str(path)))
 
 
 def declared_shapes(kernel_name: str, given: str | Mapping[str, Any]) -> Shapes:
@@ -210,17 +221,20 @@ def declared_shapes(kernel_name: str, given: str | Mapping[str, Any]) -> Shapes:
         ) from None
 
 
-def describe_kernels(plugins: Sequence[str]) -> list[dict[str, Any]]:
+def describe_kernels(
+    plugins: Sequence[str], cell: CellOf | None = None
+) -> list[dict[str, Any]]:
     """The declarations of the kernels of plug-in files, of all kernels without files, and `why_not`
     by device.
 
-    `import_seconds` is the time of a processor that the files took. Call it in a worker only.
+    `import_seconds` is the time of a processor that the files took. With `cell`, the files are
+    loaded there. Call it in a worker only.
     Raises InputError for a file or an installed package that does not load.
     """
     started = time.process_time()
     if not plugins:
         load_entry_points()
-    specs = load_plugins(plugins) if plugins else tuple(KERNELS)
+    specs = load_plugins(plugins, cell) if plugins else tuple(KERNELS)
     seconds = time.process_time() - started
     names = [field.name for field in fields(KernelSpec) if field.name != "impl"]
     return [

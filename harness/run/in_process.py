@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from harness.core.cases import Job
+from harness.core.cases import CellOf, Job
 from harness.core.records import CaseResult
 from harness.core.registry import attribute_at
 from harness.run.child import TICK_SECONDS
@@ -45,9 +45,11 @@ class InProcessPool(Pool):
             self.environment = describe_machine()
         return self.environment
 
-    def describe_kernels(self, plugins: Sequence[str] = ()) -> list[dict[str, Any]]:
+    def describe_kernels(
+        self, plugins: Sequence[str] = (), cell: CellOf | None = None
+    ) -> list[dict[str, Any]]:
         self.start()
-        return list(attribute_at(DESCRIBE)(tuple(plugins)))
+        return list(attribute_at(DESCRIBE)(tuple(plugins), cell))
 
     def _run(
         self, waiting: deque[Job], on_start: Callable[[Job], None] | None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.core.cases import Case, Job
+from harness.core.cases import Case, CellOf, Job
 from harness.core.catalog import FAULTS, KERNELS
 from harness.core.errors import InputError
 from harness.core.files import with_tuples
@@ -59,6 +59,9 @@ class Wanted:
     called.
     """
 
+    cell: CellOf | None = None
+    """Where the kernels of `plugins` run, if they are not trusted."""
+
     def __post_init__(self) -> None:
         files = [selector for selector in self.selectors if selector.endswith(SUFFIXES)]
         if not files:
@@ -95,7 +98,7 @@ class Planner:
     def __init__(self, wanted: Wanted, pool: Pool) -> None:
         self.wanted = wanted
         self._pool = pool
-        self._plugins = PluginFiles(wanted.plugins, pool)
+        self._plugins = PluginFiles(wanted.plugins, pool, wanted.cell)
         self._on_gpu: set[str] | None = None
 
     def scenarios(self) -> list[Scenario]:
@@ -153,8 +156,12 @@ class Planner:
             fault=fault,
             device=device,
             plugins=files,
+            cell=self.wanted.cell if files else None,
             # On CUDA a process takes seconds to start.
-            ends_worker=bool(files) and device == "cpu" and self._plugins.are_cheap(files),
+            ends_worker=bool(files)
+            and self.wanted.cell is None
+            and device == "cpu"
+            and self._plugins.are_cheap(files),
             timeout_seconds=limit + sum(case.compile_seconds().values()),
         )
 

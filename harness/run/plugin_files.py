@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.core.cases import Case
+from harness.core.cases import Case, CellOf
 from harness.core.catalog import planner_of
 from harness.core.errors import InputError
 from harness.core.move_params import MoveParams
@@ -29,9 +29,12 @@ A fork takes about as long.
 class PluginFiles:
     """The plug-in files of a run, and what their kernels declare."""
 
-    def __init__(self, files: Iterable[str | Path], pool: Pool) -> None:
+    def __init__(
+        self, files: Iterable[str | Path], pool: Pool, cell: CellOf | None = None
+    ) -> None:
         self.paths = tuple(dict.fromkeys(map(str, files)))
         self._pool = pool
+        self._cell = cell
         self._described: list[dict[str, Any]] | None = None
         self._file_of: dict[str, str] = {}
         self._is_cheap: dict[str, bool] = {}
@@ -48,7 +51,7 @@ class PluginFiles:
         return self._described
 
     def _describe_file(self, path: str) -> Sequence[dict[str, Any]]:
-        kernels = self._pool.describe_kernels((path,))
+        kernels = self._pool.describe_kernels((path,), self._cell)
         self._is_cheap[path] = bool(kernels) and all(
             one.pop("import_seconds") < CHEAP_SECONDS for one in kernels
         )

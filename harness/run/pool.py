@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from typing import Any, Self
 
-from harness.core.cases import Job
+from harness.core.cases import CellOf, Job
 from harness.core.records import CaseResult
 from harness.run.environment import Environment
 from harness.run.worker import DEFAULT_EXECUTE
@@ -58,9 +58,11 @@ class Pool(ABC):
         """
 
     @abstractmethod
-    def describe_kernels(self, plugins: Sequence[str] = ()) -> list[dict[str, Any]]:
+    def describe_kernels(
+        self, plugins: Sequence[str] = (), cell: CellOf | None = None
+    ) -> list[dict[str, Any]]:
         """The declarations of the kernels in plug-in files, or of all kernels without files, with
-        `why_not` by device.
+        `why_not` by device. With `cell`, the files are loaded there.
 
         Raises InputError if a file does not load, kills the worker or hangs it.
         """

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from harness.core.cases import Job
+from harness.core.cases import CellOf, Job
 from harness.core.catalog import ENGINES
 from harness.core.cause_codes import Code
 from harness.core.errors import InputError
@@ -126,7 +126,9 @@ class RayPool(Pool):
         assert self.environment is not None
         return self.environment
 
-    def describe_kernels(self, plugins: Sequence[str] = ()) -> list[dict[str, Any]]:
+    def describe_kernels(
+        self, plugins: Sequence[str] = (), cell: CellOf | None = None
+    ) -> list[dict[str, Any]]:
         self.start()
         files = [parcel.read_plugin(path) for path in plugins]
         for _ in range(MAX_LOSSES):

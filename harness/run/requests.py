@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.core.cases import Job
+from harness.core.cases import CellOf, Job
 from harness.core.model_params import ModelParams
 from harness.core.params import Record
 
@@ -17,6 +17,8 @@ class WorkerRequest(Record):
     gpu: int | None = None
     """The GPU of a job on CUDA, by the worker's numbering."""
     describe: tuple[str, ...] | None = None
+    cell: CellOf | None = None
+    """The cell in which files to describe are loaded."""
 
 
 class LoadModel(Record):

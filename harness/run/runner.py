@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Self
 
-from harness.core.cases import Job
+from harness.core.cases import CellOf, Job
 from harness.core.crash_stack import user_frame
 from harness.core.errors import HarnessError, InputError
 from harness.core.findings import Finding
@@ -131,11 +131,15 @@ class WorkerPool(Pool):
             self._select()
         return ready[0]
 
-    def describe_kernels(self, plugins: Sequence[str] = ()) -> list[dict[str, Any]]:
+    def describe_kernels(
+        self, plugins: Sequence[str] = (), cell: CellOf | None = None
+    ) -> list[dict[str, Any]]:
         what = f"plug-in {', '.join(plugins)}" if plugins else "installed kernels"
         for _ in range(MAX_STARTS):
             worker = self._first_ready()
-            if worker.send(WorkerRequest(describe=tuple(plugins)), DESCRIBE_SECONDS):
+            if worker.send(
+                WorkerRequest(describe=tuple(plugins), cell=cell), DESCRIBE_SECONDS
+            ):
                 break
             self._retire(worker)
         else:
@@ -145,8 +149,9 @@ class WorkerPool(Pool):
         except ChildDied as died:
             raise InputError(f"{what}: loading it ended the worker: {died.death.how}") from None
         finally:
-            # It has imported foreign code.
-            self._retire(worker)
+            if cell is None:
+                # It has imported foreign code.
+                self._retire(worker)
         assert result is not None
         return list(result["kernels"])
 

@@ -70,7 +70,7 @@ def _unexpected(
 def reply_to(request: WorkerRequest, execute: Execute) -> Reply:
     if request.describe is not None:
         try:
-            return Reply(result={"kernels": attribute_at(DESCRIBE)(request.describe)})
+            return Reply(result={"kernels": attribute_at(DESCRIBE)(request.describe, request.cell)})
         except HarnessError as error:
             return reply_to_error(error)
     assert request.job is not None

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 
 def tensors_of(value: Any) -> list[Tensor]:
@@ -41,3 +42,45 @@ def storage_address(tensor: Tensor) -> int:
 def whole_storage(tensor: Tensor) -> Tensor:
     """All memory of a tensor's storage as one tensor [n] of its dtype, gaps of strides included."""
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def why_unreadable(value: Any) -> str:
+    """Why a value is no plain tensor, whose memory can be read, as one clause; empty if it is.
+
+    A subclass of `torch.Tensor` may answer a comparison as it likes. A sparse, a quantised or a
+    meta tensor has no memory that holds its elements.
+    """
+    kind = type(value)
+    if not isinstance(value, Tensor):
+        return f"as {kind.__name__}; return a torch.Tensor"
+    if kind not in (Tensor, Parameter):
+        return f"as {kind.__name__}, a subclass of torch.Tensor; return a torch.Tensor itself"
+    if value.is_meta:
+        return "on device meta, where it has no memory; return a tensor with memory"
+    if value.layout != torch.strided or value.is_nested:
+        layout = "nested" if value.is_nested else value.layout
+        return f"with layout {layout}; return a strided tensor"
+    if value.is_quantized:
+        return (
+            f"as a quantised tensor ({value.dtype}); return its numbers in the type that is"
+            " promised"
+        )
+    if torch._C._functorch.is_functorch_wrapped_tensor(value) or value._is_zerotensor():
+        return "without memory of its own; return a plain tensor"
+    needed = _bytes_needed(value)
+    has = value.untyped_storage().nbytes()
+    return (
+        f"on a storage of {has} bytes, where it needs {needed}: the storage was resized"
+        if has < needed
+        else ""
+    )
+
+
+def _bytes_needed(tensor: Tensor) -> int:
+    """The bytes of storage that a strided tensor of any shape reaches."""
+    if not tensor.numel():
+        return 0
+    last = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return (int(tensor.storage_offset()) + last + 1) * tensor.element_size()

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch_poison.patterns import Poison
 
+from harness.cell.fence import FENCE
 from harness.core.cases import Case
 from harness.core.cause_codes import WhyNot
 from harness.core.conditions.table import shown_by
@@ -80,6 +81,7 @@ class KernelTarget(Target):
         `Run.error`.
         """
         run = Run(poison.pattern)
+        FENCE.set(self.params.fence)
         if self.corruptions:
             make = functools.partial(self._call, poison, self.case.seed)
             run_corrupted(run, self.spec, poison, make, self.corruptions, self.device)

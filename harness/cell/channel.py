@@ -1,0 +1,46 @@
+"""A connection between a judge and a cell: messages with their length in front."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+_LENGTH = struct.Struct("!I")
+MOST_BYTES = 16 << 20
+
+
+class Channel:
+    """One end of a connection. A message is bytes."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def send(self, message: bytes) -> None:
+        """Send a message. Raises OSError if the other end is gone."""
+        self._connection.sendall(_LENGTH.pack(len(message)) + message)
+
+    def receive(self) -> bytes | None:
+        """The next message; None if the other end is gone, or sends no message.
+
+        Raises TimeoutError after the time limit of the connection.
+        """
+        head = self._exactly(_LENGTH.size)
+        if head is None:
+            return None
+        (length,) = _LENGTH.unpack(head)
+        return self._exactly(length) if length <= MOST_BYTES else None
+
+    def _exactly(self, count: int) -> bytes | None:
+        found = bytearray()
+        while len(found) < count:
+            try:
+                part = self._connection.recv(min(count - len(found), 1 << 16))
+            except ConnectionError:
+                return None
+            if not part:
+                return None
+            found += part
+        return bytes(found)
+
+    def close(self) -> None:
+        self._connection.close()

@@ -1,0 +1,370 @@
+"""The judge's side of a cell: the server of a run, the cell of a file, and its kernels as functions
+that any case can call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+from torch_poison.patterns import FILLED, Poison
+
+from harness.cell import arena, walls
+from harness.cell.arena import Note
+from harness.cell.channel import Channel
+from harness.cell.fence import FENCE
+from harness.cell.inside import Call, Load
+from harness.cell.server import DIED
+from harness.core.cases import CellOf
+from harness.core.catalog import KERNELS, SITES
+from harness.core.cause_codes import Code
+from harness.core.errors import BrokenPlugin, HarnessError, InputError, KernelError, Refused, cut
+from harness.core.kernels import KernelSpec
+from harness.core.ops import OPS
+from harness.core.params import Record
+from harness.kernels.outputs import BadOutput
+from harness.kernels.plugins import kernel
+
+LOG_BYTES = 6_000
+MOST_RETURNED = 1 << 31
+"""Bytes of outputs that are read back."""
+
+class Output(Record):
+    """An output, as the cell tells it: content at `start` of the arena, or a `problem`."""
+
+    problem: str = ""
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    device: str = ""
+    start: int = -1
+
+
+class Raised(Record):
+    """An exception of the kernel's own code."""
+
+    type: str
+    message: str
+    line: int = 0
+    at: str = ""
+    is_refusal: bool = False
+    is_import: bool = False
+    stack: str = ""
+
+
+class Answer(Record):
+    """What a cell answers to a call."""
+
+    outputs: tuple[Output, ...] = ()
+    is_several: bool = False
+    filled: dict[str, int] = {}
+    stale: tuple[str, ...] = ()
+    raised: Raised | None = None
+
+
+class Declared(Record):
+    """A kernel of a file: the words of its decorator, and the function."""
+
+    words: dict[str, Any]
+    num_positional: int
+    function: str
+    doc: str = ""
+    signature: tuple[tuple[str, str, bool], ...]
+
+
+class Loaded(Record):
+    """What a cell answers to a file."""
+
+    kernels: tuple[Declared, ...] = ()
+    functions: tuple[str, ...] = ()
+    failed: Raised | None = None
+
+
+class CellDied(Exception):
+    """The process of a cell ended. `how` is its signal or exit code."""
+
+    def __init__(self, how: str, log: str) -> None:
+        super().__init__(how)
+        self.how, self.log = how, log
+
+
+class Cell:
+    """A process with the kernels of one file. A call starts it again after its death."""
+
+    def __init__(self, server: str, path: str, device: str = "cpu", name: str = "") -> None:
+        self._server, self._load = server, Load(path, device, _tags(), name)
+        self._channel: Channel | None = None
+        self.walls: tuple[str, ...] = ()
+        self.num_bytes = 0
+        self.stale: set[str] = set()
+        """Sites of outputs that lay in the memory of an earlier output."""
+
+    @property
+    def path(self) -> str:
+        return self._load.path
+
+    def load(self) -> Loaded:
+        """Start the process, and have it execute the file. Raises CellDied."""
+        self.close()
+        walls.hide_memory()
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.connect(self._server)
+        self._arena = os.memfd_create("arena")
+        self._log = os.memfd_create("log", os.MFD_CLOEXEC)
+        self._deaths, deaths = os.pipe()
+        # The cell appends, wherever others have written.
+        socket.send_fds(connection, [b"x"], [self._arena, self._log, deaths])
+        os.close(deaths)
+        self._channel = Channel(connection)
+        standing = self._channel.receive()
+        if standing is None:
+            raise self._death()
+        self.walls = tuple(filter(None, standing.decode("ascii", "replace").split(",")))
+        return Loaded.model_validate_json(self._ask(self._load))
+
+    def call(self, request: Call) -> Answer:
+        """Make a call. Raises CellDied."""
+        if self._channel is None:
+            self.load()
+        return Answer.model_validate_json(self._ask(request))
+
+    def _ask(self, request: Load | Call) -> bytes:
+        assert self._channel is not None
+        try:
+            self._channel.send(pickle.dumps(request))
+            reply = self._channel.receive()
+        except OSError:
+            reply = None
+        if reply is None:
+            raise self._death()
+        return reply
+
+    def _death(self) -> CellDied:
+        found = os.read(self._deaths, DIED.size)
+        code = DIED.unpack(found)[0] if len(found) == DIED.size else 0
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        size = os.fstat(self._log).st_size
+        log = os.pread(self._log, LOG_BYTES, max(0, size - LOG_BYTES)).decode("utf-8", "replace")
+        self.close()
+        return CellDied(how, log)
+
+    @property
+    def arena_file(self) -> int:
+        """The descriptor of the arena, with the process started."""
+        if self._channel is None:
+            self.load()
+        return self._arena
+
+    def close(self) -> None:
+        """End the process."""
+        if self._channel is None:
+            return
+        self._channel.close()
+        self._channel = None
+        for file in (self._arena, self._log, self._deaths):
+            os.close(file)
+
+
+def _tags() -> Mapping[str, int]:
+    return {site.name: site.tag for site in SITES}
+
+
+@dataclass
+class RemoteKernel:
+    """A kernel in a cell, called like a function in this process.
+
+    `spec` is set when the kernel is registered.
+    """
+
+    cell: Cell
+    number: int
+    name: str
+    signature: inspect.Signature
+    spec: KernelSpec | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.call(None, args, kwargs)
+
+    def call(self, poison: Poison | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The outputs of a call under poison. Written inputs are written here too.
+
+        Raises KernelError for an exception or the death of the kernel, Refused for its refusal,
+        BrokenPlugin for an import that fails, BadOutput for outputs that cannot be read.
+        """
+        spec = self.spec
+        assert spec is not None
+        try:
+            return self._called(spec, poison, args, kwargs)
+        except CellDied as death:
+            message = f"{spec.name} ended its process: {death.how}"
+            error = KernelError(message, cause=Code.DIED, error=death.how, kernel=spec.name)
+            raise error from HarnessError(death.log)
+        except ValidationError as error:
+            self.cell.close()
+            raise KernelError(
+                f"{spec.name} broke the connection of its process with the judge",
+                cause=Code.CHEATS,
+                kernel=spec.name,
+            ) from error
+
+    def _called(
+        self, spec: KernelSpec, poison: Poison | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        file, start = self.cell.arena_file, 0
+        sent: list[tuple[Tensor, Note]] = []
+
+        def crossing(value: Any) -> Any:
+            nonlocal start
+            if not isinstance(value, Tensor):
+                return value
+            note = arena.note_of(value, start)
+            arena.write(file, value, note)
+            sent.append((value, note))
+            start = arena.after(note)
+            return note
+
+        request = Call(
+            number=self.number,
+            args=tuple(map(crossing, args)),
+            kwargs={name: crossing(value) for name, value in kwargs.items()},
+            poison=poison,
+            fence=FENCE.get(),
+            output_sites=tuple(output.site for output in spec.outputs if output.shape),
+            room=start,
+        )
+        answer = self.cell.call(request)
+        if answer.raised is not None:
+            raise self._error(spec, answer.raised)
+        for tensor, note in sent:
+            arena.read_into(file, tensor, note)
+        FILLED.update({site: int(count) for site, count in answer.filled.items()})
+        self.cell.stale.update(answer.stale)
+        outputs = tuple(self._output(spec, output) for output in answer.outputs)
+        if not OPS.get(spec.op).outputs:
+            return None
+        if not spec.gives_lse:
+            return (outputs[0] if outputs else None, None)
+        return outputs if answer.is_several else outputs[0]
+
+    def _output(self, spec: KernelSpec, output: Output) -> Tensor:
+        if output.problem:
+            raise BadOutput(spec, output.problem)
+        dtype = getattr(torch, output.dtype, None)
+        if not isinstance(dtype, torch.dtype) or any(size < 0 for size in output.shape):
+            raise BadOutput(spec, f"a tensor of type {cut(output.dtype)}")
+        if output.device != self.cell._load.device:
+            raise BadOutput(spec, f"a tensor on {cut(output.device)}; it belongs on its inputs'")
+        meta = torch.empty(output.shape, dtype=dtype, device="meta")
+        if output.start < 0 or meta.nbytes > MOST_RETURNED:
+            raise BadOutput(spec, f"a tensor of shape {list(output.shape)}, of gigabytes")
+        tensor = torch.empty(output.shape, dtype=dtype)
+        note = arena.note_of(tensor, output.start)
+        if note.rows is not None or not arena.read_into(self.cell.arena_file, tensor, note):
+            raise BadOutput(spec, "a tensor without content")
+        return tensor
+
+    def _error(self, spec: KernelSpec, raised: Raised) -> Exception:
+        words = f"{raised.type}: {cut(' '.join(raised.message.split()))}"
+        if raised.is_refusal:
+            refusal = Refused(raised.message)
+            refusal.kernel = spec.name
+            return refusal
+        if raised.is_import:
+            mend = "install the package, or mend the import"
+            return BrokenPlugin(f"{spec.name} cannot be called: {words}, at {raised.at}; {mend}")
+        error = KernelError(
+            f"{spec.name} raised {words}",
+            cause=Code.RAISED,
+            error=raised.type,
+            kernel=spec.name,
+            at=raised.at,
+        )
+        error.__cause__ = HarnessError(raised.stack)
+        return error
+
+
+_cells: dict[tuple[str, str, str, str], Cell] = {}
+
+
+def load_in_cell(where: CellOf, path: str) -> tuple[KernelSpec, ...]:
+    """Load a file of kernels in a cell, and register its kernels in this process.
+
+    A file that was loaded
+    with the same arguments is not loaded again. Raises InputError with file and line for a file
+    that does not import, or declares what no kernel can.
+    """
+    path = str(Path(path).resolve())
+    key = (where.server, path, where.device, where.name)
+    if key in _cells:
+        return tuple(spec for spec in KERNELS if spec.origin == path)
+    cell = Cell(where.server, path, where.device, where.name)
+    try:
+        loaded = cell.load()
+    except CellDied as death:
+        raise InputError(f"{path}: its import ended the process: {death.how}") from death
+    if loaded.failed is not None:
+        failed = loaded.failed
+        raise InputError(
+            f"{path}:{failed.line}: {failed.type}: {cut(failed.message)}; it must import cleanly"
+        )
+    if not loaded.kernels:
+        known = ", ".join(loaded.functions) or "none"
+        raise InputError(
+            f"{path}: decorates no kernel; name a function of it, such as {path}:NAME (it has"
+            f" {known}), and its op"
+        )
+    specs = tuple(
+        _registered(cell, number, declared, where.words) for number, declared in enumerate(loaded.kernels)
+    )
+    _cells[key] = cell
+    return specs
+
+
+def _registered(
+    cell: Cell, number: int, declared: Declared, words: Mapping[str, Any]
+) -> KernelSpec:
+    parameters = [
+        inspect.Parameter(
+            name, inspect._ParameterKind[kind], default=None if has_default else inspect._empty
+        )
+        for name, kind, has_default in declared.signature
+    ]
+    remote = RemoteKernel(cell, number, declared.function, inspect.Signature(parameters))
+    remote.__signature__ = remote.signature  # type: ignore[attr-defined]
+    remote.__name__ = declared.function  # type: ignore[attr-defined]
+    remote.__doc__ = declared.doc
+    given = {**declared.words, **words, "origin": cell.path}
+    if cell._load.device != "cpu":
+        # The judge holds its tensors on the host. The cell moves them.
+        given["devices"] = ("cpu",)
+    before = set(KERNELS.names())
+    kernel(*([None] * declared.num_positional), **given)(remote)
+    (spec,) = (spec for spec in KERNELS if spec.name not in before)
+    remote.spec = spec
+    return spec
+
+
+def cells() -> Iterator[Cell]:
+    """The cells of this process."""
+    yield from _cells.values()
+
+
+def close_cells() -> None:
+    """End the cells of this process."""
+    for cell in _cells.values():
+        cell.close()
+    _cells.clear()

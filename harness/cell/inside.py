@@ -1,0 +1,364 @@
+"""What runs in a cell: it loads the kernel's file, calls the kernel under poison, and sends back
+bytes and JSON.
+
+The only names of the harness that the file can import are those of `_stand_in`: the decorator, which
+here just notes what the kernel declares, and the exception of a kernel that refuses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import io
+import json
+import linecache
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch_poison.sites
+from torch import Tensor
+from torch_poison.allocations import AllocationPoison
+from torch_poison.fences import Fence
+from torch_poison.patterns import FILLED, Poison
+from torch_poison.storages import storage_address, tensors_of, why_unreadable
+
+from harness.cell import arena
+from harness.cell.arena import Note
+from harness.cell.channel import Channel
+from harness.memory.triton_interpreter import repair_when_imported
+
+MOST_TEXT = 4_000
+"""Characters of a message or a stack that cross."""
+MOST_OUTPUTS = 16
+MOST_OUTPUT_BYTES = 1 << 31
+"""A kernel that returns more than any case promises sends no content, only its shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load a file. `tags` are the sites of poison with their numbers.
+
+    With `name`, the function of this name is the kernel, decorated or not.
+    """
+
+    path: str
+    device: str
+    tags: Mapping[str, int]
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call the kernel `number` of the file. Arguments are values, or notes of tensors.
+
+    `output_sites` are the sites of the outputs; `room` is where outputs may lie in the arena.
+    """
+
+    number: int
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    poison: Poison | None
+    fence: Fence
+    output_sites: tuple[str, ...]
+    room: int
+
+
+class KernelRefused(Exception):
+    """A kernel's own `raise Refused(...)`."""
+
+
+class _Decorated:
+    """What `@kernel` noted: the words of the decorator, and the function."""
+
+    def __init__(self, words: Mapping[str, Any], num_positional: int, function: Any) -> None:
+        self.words, self.num_positional, self.function = words, num_positional, function
+
+
+class _Requests(pickle.Unpickler):
+    """Reads what the judge sends. The modules of these classes cannot be imported any more."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        known = {"Load": Load, "Call": Call, "Note": Note}
+        return known[name] if module.startswith("harness.") else super().find_class(module, name)
+
+
+class _NothingElse(MetaPathFinder):
+    """Refuses the rest of the harness."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if fullname == "harness" or fullname.startswith("harness."):
+            raise ModuleNotFoundError(
+                f"{fullname} is not there for a kernel under judgement; it can import kernel and"
+                " Refused from harness",
+                name=fullname,
+            )
+        return None
+
+
+def _stand_in(decorated: list[_Decorated]) -> None:
+    """Put a `harness` in place that has the decorator and nothing of the judge."""
+
+    def kernel(*positional: Any, **words: Any) -> Callable[[Any], Any]:
+        def note(function: Any) -> Any:
+            decorated.append(_Decorated(words, len(positional), function))
+            return function
+
+        return note
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "harness"]:
+        del sys.modules[name]
+    module = ModuleType("harness")
+    module.kernel = kernel  # type: ignore[attr-defined]
+    module.Refused = KernelRefused  # type: ignore[attr-defined]
+    module.__path__ = []
+    sys.modules["harness"] = module
+    sys.meta_path.insert(0, _NothingElse())
+
+
+def serve(channel: Channel, arena_file: int) -> None:
+    """Answer the judge until it closes the channel."""
+    decorated: list[_Decorated] = []
+    repair_when_imported()
+    _stand_in(decorated)
+    cell: _Cell | None = None
+    while (message := channel.receive()) is not None:
+        request = _Requests(io.BytesIO(message)).load()
+        if isinstance(request, Load):
+            torch_poison.sites.register(request.tags)
+            answer, functions = _loaded(request, decorated)
+            cell = _Cell(functions, arena_file, request.device, request.path)
+        else:
+            assert cell is not None
+            answer = cell.call(request)
+        channel.send(json.dumps(answer).encode("utf-8", "replace"))
+
+
+def _loaded(request: Load, decorated: list[_Decorated]) -> tuple[dict[str, Any], list[Any]]:
+    """Execute the file. Returns what its kernels declare, and their functions."""
+    path = request.path
+    sys.path.insert(0, str(Path(path).parent))
+    try:
+        spec = importlib.util.spec_from_file_location("mla_harness_judged", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["mla_harness_judged"] = module
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        return {"failed": _told(error, path)}, []
+    if request.name:
+        decorated[:] = [one for one in decorated if _name_of(one.function) == request.name] or [
+            _Decorated({}, 0, _attribute(module, request.name))
+        ]
+        if decorated[0].function is None:
+            return {"failed": {"type": "NameError", "message": request.name, "line": 0}}, []
+    own = [
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__
+    ]
+    told = [
+        {
+            "words": {word: _plain(value) for word, value in one.words.items()},
+            "num_positional": one.num_positional,
+            "function": _name_of(one.function),
+            "doc": (inspect.getdoc(one.function) or "")[:MOST_TEXT],
+            "signature": _signature(one.function),
+        }
+        for one in decorated
+    ]
+    return {"kernels": told, "functions": own}, [one.function for one in decorated]
+
+
+def _attribute(module: Any, name: str) -> Any:
+    for part in name.split("."):
+        module = getattr(module, part, None)
+    return module
+
+
+def _name_of(function: Any) -> str:
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def _signature(function: Any) -> list[tuple[str, str, bool]]:
+    """Name, kind, and whether there is a default, of each parameter."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return [("args", "VAR_POSITIONAL", False), ("kwargs", "VAR_KEYWORD", False)]
+    return [(p.name, p.kind.name, p.default is not p.empty) for p in parameters]
+
+
+def _plain(value: Any) -> Any:
+    """A word of a decorator as JSON."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Iterable):
+        return [_plain(item) for item in value]
+    return repr(value)[:MOST_TEXT]
+
+
+class _Cell:
+    """The kernels of one file, and what they returned last."""
+
+    def __init__(self, functions: list[Any], arena_file: int, device: str, path: str) -> None:
+        self._functions, self._arena = functions, arena_file
+        self._device, self._path = device, path
+        self._output_sites: dict[Any, dict[int, str]] = {}
+        self._returned: list[tuple[str, Tensor]] = []
+        self._given: list[Tensor] = []
+
+    def call(self, call: Call) -> dict[str, Any]:
+        """Call a kernel, and put its inputs and outputs into the arena."""
+        placed = [
+            arena.received(self._arena, value, call.fence, self._device)
+            if isinstance(value, Note)
+            else value
+            for value in (*call.args, *call.kwargs.values())
+        ]
+        args, named = placed[: len(call.args)], placed[len(call.args) :]
+        kwargs = dict(zip(call.kwargs, named, strict=True))
+        self._forget(call.poison)
+        FILLED.clear()
+        function = self._functions[call.number]
+        try:
+            result, stale = self._call_poisoned(function, args, kwargs, call)
+            if self._device != "cpu":
+                torch.cuda.synchronize()
+        except BaseException as error:
+            return {"raised": _told(error, self._path)}
+        for value, note in zip(placed, (*call.args, *call.kwargs.values()), strict=True):
+            if isinstance(note, Note):
+                arena.write(self._arena, value.cpu() if value.is_cuda else value, note)
+        self._given = [value for value in placed if isinstance(value, Tensor)]
+        return self._outputs(result, call) | {"filled": dict(FILLED), "stale": stale}
+
+    def _forget(self, poison: Poison | None) -> None:
+        """Take back what the kernel had and gave: its memory is someone else's now.
+
+        The kernel may have kept it. Inputs of the last call are overwritten, and outputs are filled
+        as memory that it has to write again. The tensors stay alive until here, so the next inputs
+        have other addresses.
+        """
+        for tensor in self._given:
+            with contextlib.suppress(RuntimeError):
+                tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
+        self._given = []
+        for site, tensor in self._returned:
+            if poison is not None and poison.covers(site):
+                with contextlib.suppress(RuntimeError):
+                    poison.fill_(tensor.detach(), site)
+
+    def _call_poisoned(
+        self, function: Any, args: list[Any], kwargs: dict[str, Any], call: Call
+    ) -> tuple[Any, list[str]]:
+        """The result of a call, and the outputs that lie in the memory of an earlier result.
+
+        Which allocations become outputs is known when the kernel returns. So a call with new shapes
+        is made twice, the second time with the outputs filled as outputs.
+        """
+        poison, stale = call.poison, list[str]()
+        if poison is None or poison.is_natural or not call.output_sites:
+            with AllocationPoison(poison) if poison else contextlib.nullcontext():
+                result = function(*args, **kwargs)
+            self._note_returned(result, call, stale)
+            return result, stale
+        shapes = [tuple(v.shape) if isinstance(v, Tensor) else v for v in (*args, *kwargs.values())]
+        key = (call.number, repr(shapes))
+        while True:
+            expected = self._output_sites.get(key, {})
+            with AllocationPoison(poison, expected) as mode:
+                result = function(*args, **kwargs)
+            known = len(self._output_sites.get(key, ()))
+            ordinals = {address: number for number, address in enumerate(mode.allocations)}
+            found = {
+                ordinals[storage_address(tensor)]: site
+                for site, tensor in _sited(result, call.output_sites)
+                if storage_address(tensor) in ordinals
+            }
+            self._note_returned(result, call, stale)
+            if found == expected or known:
+                self._output_sites[key] = found
+                return result, stale
+            self._output_sites[key] = found
+
+    def _note_returned(self, result: Any, call: Call, stale: list[str]) -> None:
+        before = {storage_address(tensor) for _, tensor in self._returned}
+        returned = _sited(result, call.output_sites)
+        stale += [site for site, one in returned if storage_address(one) in before]
+        self._returned = returned
+
+    def _outputs(self, result: Any, call: Call) -> dict[str, Any]:
+        is_several = isinstance(result, tuple | list)
+        values = (list(result) if is_several else [result])[:MOST_OUTPUTS]
+        if not call.output_sites:
+            values = []
+        start, told = call.room, []
+        for value in values:
+            if problem := why_unreadable(value):
+                told.append({"problem": problem})
+                continue
+            plain = value.detach().resolve_conj().resolve_neg()
+            one: dict[str, Any] = {
+                "dtype": str(plain.dtype).removeprefix("torch."),
+                "shape": list(plain.shape),
+                "device": plain.device.type,
+                "start": -1,
+            }
+            if plain.nbytes <= MOST_OUTPUT_BYTES:
+                on_host = plain.contiguous().cpu()
+                note = arena.note_of(on_host.clone(), start)
+                arena.write(self._arena, on_host.clone(), note)
+                one["start"], start = start, arena.after(note)
+            told.append(one)
+        return {"outputs": told, "is_several": is_several}
+
+
+def _sited(result: Any, sites: tuple[str, ...]) -> list[tuple[str, Tensor]]:
+    """The plain tensors of a result, with the sites of the outputs that they are part of."""
+    values = result if isinstance(result, tuple | list) else (result,)
+    return [
+        (site, tensor)
+        for site, value in zip(sites, values, strict=False)
+        for tensor in tensors_of(value)
+        if not why_unreadable(tensor)
+    ]
+
+
+def _told(error: BaseException, path: str) -> dict[str, Any]:
+    """An exception as JSON: its type, its words, and the last line of the kernel's own file."""
+    try:
+        message = str(error)[:MOST_TEXT]
+    except Exception as broken:
+        message = f"its __str__ raised {type(broken).__name__}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if os.path.realpath(frame.filename) == os.path.realpath(path)]
+    linecache.checkcache(path)
+    line = own[-1].lineno if own else getattr(error, "lineno", 0)
+    try:
+        stack = "".join(traceback.format_exception(error))[-MOST_TEXT:]
+    except Exception:
+        stack = ""
+    return {
+        "type": type(error).__name__,
+        "message": message,
+        "line": line or 0,
+        "at": (
+            f"{Path(path).name}:{own[-1].lineno} in {own[-1].name}: {own[-1].line}" if own else ""
+        ),
+        "is_refusal": isinstance(error, KernelRefused),
+        "is_import": isinstance(error, ImportError),
+        "stack": stack,
+    }

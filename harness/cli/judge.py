@@ -1,0 +1,156 @@
+"""`mla-harness judge FILE`: judge the kernels of a file, which are trusted with nothing."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from harness.cli import run_and_report, shared_options
+from harness.cli.option_records import LeavingRuns, with_options
+from harness.cli.output import console, print_json
+from harness.core.cases import CellOf, Job
+from harness.core.errors import InputError
+from harness.core.ops import OPS
+from harness.core.records import BAD, Verdict
+from harness.report.console import say
+from harness.report.progress import Waiting
+from harness.report.run_view import RunView
+from harness.report.terminal import print_run
+from harness.report.wording import num
+from harness.run.cell_server import CellServer
+from harness.run.planning import Planner, Wanted
+from harness.run.runner import WorkerPool
+from harness.store.run_folder import RunStore
+from harness.store.summary import summarise
+
+MOST_CAUSES = 3
+"""Failing cases are judged until they have so many causes."""
+KERNEL = "kernel"
+"""The system of cases that call one kernel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeOptions(LeavingRuns):
+    """Options of `mla-harness judge`."""
+
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE[:NAME]", help="A Python file with kernels, or a function in it."
+        ),
+    ]
+    selectors: shared_options.Selectors = None
+    op: Annotated[
+        str | None,
+        typer.Option("--op", metavar="OP", help="The op of a function without a decorator."),
+    ] = None
+    device: Annotated[
+        str, typer.Option("--device", metavar="cpu|cuda", help="Where the kernel runs.")
+    ] = "cpu"
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed",
+            metavar="N",
+            min=1,
+            max=2**31 - 1,
+            help="Seed of the inputs [default: drawn, as the kernel must not know it].",
+        ),
+    ] = None
+    timeout: shared_options.Timeout = 60.0
+    workers: shared_options.Workers = None
+    whole: Annotated[
+        bool, typer.Option("--all", help="Add the cases of an engine, and all kernel cases.")
+    ] = False
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Judge all cases, however many causes fail.")
+    ] = False
+
+
+@with_options(JudgeOptions)
+def judge(context: typer.Context, given: JudgeOptions) -> None:
+    """Judge the kernels of a file in a process that holds no expected value."""
+    path, name = _file_and_name(given.file)
+    screen, seed = console(given.json), given.seed or 1 + secrets.randbelow(2**31 - 1)
+    with CellServer() as server, WorkerPool(given.workers) as pool:
+        with Waiting(screen, run_and_report.PLANNING):
+            server.wait_until_ready()
+            where = CellOf(
+                server=server.path, device=given.device, name=name, words=_words(given, name)
+            )
+            wanted = Wanted(
+                selectors=tuple(given.selectors or ()),
+                device="cpu",
+                plugins=(path,),
+                seed=seed,
+                timeout_seconds=given.timeout,
+                cell=where,
+            )
+            jobs = _jobs(Planner(wanted, pool), given)
+            store = run_and_report.planned(given.root, wanted, jobs)
+        store.note_source(run_and_report.source_under_test(given.commit, given.branch, (path,)))
+        code = _finish(store, pool, given, screen, seed)
+    raise typer.Exit(code)
+
+
+def _file_and_name(text: str) -> tuple[Path, str]:
+    """The file, and the function after the colon; empty for the decorated ones."""
+    file, colon, name = text.rpartition(":")
+    if not colon or not name.replace(".", "").isidentifier():
+        file, name = text, ""
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise InputError(f"{file}: no such file; give the path of a Python file with kernels")
+    return path, name
+
+
+def _words(given: JudgeOptions, name: str) -> dict[str, Any]:
+    """What the decorator of a function does not say."""
+    if given.op is None:
+        return {}
+    if not name:
+        raise InputError(f"--op {given.op}: name the function: {given.file}:NAME")
+    OPS.get(given.op)
+    return {"op": given.op, "name": name.rpartition(".")[2].replace("_", "-").strip("-")}
+
+
+def _jobs(planner: Planner, given: JudgeOptions) -> list[Job]:
+    jobs = planner.jobs()
+    if given.whole or given.selectors:
+        return jobs
+    own = [job for job in jobs if job.case.system == KERNEL and job.plugins]
+    if not own:
+        raise InputError(f"{given.file}: no case calls its kernels alone; add --all")
+    return own
+
+
+def _finish(
+    store: RunStore, pool: WorkerPool, given: JudgeOptions, screen: Console, seed: int
+) -> int:
+    def work() -> None:
+        run_and_report.work_on(
+            store,
+            pool,
+            screen,
+            keep_going=given.keep_going,
+            most_causes=None if given.keep_going else MOST_CAUSES,
+        )
+
+    def report() -> int:
+        view = RunView(store)
+        print_run(screen, view)
+        say(screen, f"seed {seed}: --seed {seed} draws the same inputs again")
+        if given.json:
+            print_json(summarise(store))
+        verdicts = {result.verdict for result in store.results()}
+        if verdicts & set(BAD):
+            return 3 if verdicts & set(BAD) == {Verdict.ERROR} else 1
+        return 2 if verdicts <= {Verdict.SKIP} or run_and_report.refusing_kernels(store) else 0
+
+    return run_and_report.work_and_report(store, work, stop=pool.close, report=report)
