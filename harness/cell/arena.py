@@ -18,12 +18,10 @@ import torch
 from torch import Tensor
 from torch_poison.fences import Fence, fenced
 
+from harness.memory import pools
+
 MOST_GAPS = 64
 """A tensor crosses without its gaps if its storage is more than this many times its elements."""
-SPARSE_BYTES = 64 << 20
-"""Of a larger tensor only the rows cross that hold something: such a pool is empty but for some
-pages.
-"""
 ALIGNMENT = 64
 _PIECE_BYTES = 1 << 30
 """Linux moves at most 2 GiB with one call."""
@@ -34,8 +32,8 @@ class Note:
     """A tensor in the arena.
 
     `start` is the first of its bytes there, `room` the bytes of its storage, `stride` and `offset`
-    count elements. `rows` are the rows of dim 0 that crossed. Without them it is the whole storage,
-    or all elements if the storage is mostly gaps.
+    count elements. `parts` of the storage cross, one behind the other. Without them all elements
+    cross, as the storage is mostly gaps.
     """
 
     dtype: str
@@ -44,8 +42,7 @@ class Note:
     offset: int
     room: int
     start: int
-    rows: tuple[int, ...] | None
-    has_gaps: bool
+    parts: tuple[pools.Range, ...] | None
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -56,20 +53,19 @@ class Note:
     @property
     def num_bytes(self) -> int:
         """The bytes in the arena."""
-        if self.rows is not None:
-            return len(self.rows) * math.prod(self.shape[1:]) * self.torch_dtype.itemsize
-        if self.has_gaps:
+        if self.parts is None:
             return math.prod(self.shape) * self.torch_dtype.itemsize
-        return self.room
+        return sum(end - begin for begin, end in self.parts)
 
 
 def note_of(tensor: Tensor, start: int) -> Note:
     """How `tensor`, of any shape, dtype and stride on the CPU, crosses with its bytes at `start`."""
     room = tensor.untyped_storage().nbytes()
-    has_gaps = room > MOST_GAPS * max(tensor.nbytes, 1)
-    rows = None
-    if not has_gaps and room > SPARSE_BYTES and tensor.is_contiguous() and tensor.ndim > 1:
-        rows = tuple(_rows_with_content(tensor))
+    parts: tuple[pools.Range, ...] | None = ((0, room),) if room else ()
+    if room > MOST_GAPS * max(tensor.nbytes, 1):
+        parts = None
+    elif pools.is_large(tensor):
+        parts = tuple(pools.used(tensor))
     return Note(
         dtype=str(tensor.dtype).removeprefix("torch."),
         shape=tuple(tensor.shape),
@@ -77,8 +73,7 @@ def note_of(tensor: Tensor, start: int) -> Note:
         offset=int(tensor.storage_offset()),
         room=room,
         start=start,
-        rows=rows,
-        has_gaps=has_gaps,
+        parts=parts,
     )
 
 
@@ -87,29 +82,17 @@ def after(note: Note) -> int:
     return -(-(note.start + note.num_bytes) // ALIGNMENT) * ALIGNMENT
 
 
-def _rows_with_content(tensor: Tensor) -> list[int]:
-    # Reading memory that was never written costs little: the system shows one page of zeros.
-    flat = tensor.view(torch.uint8).view(len(tensor), -1)
-    width = flat.shape[1]
-    words = flat.view(torch.int64) if width % 8 == 0 else flat
-    return [row for row in range(len(words)) if bool(words[row].any())]
-
-
-def _crossing(tensor: Tensor, note: Note) -> Tensor:
-    """The elements of `tensor` that cross, as a contiguous tensor or the storage itself."""
-    if note.rows is not None:
-        return tensor[torch.tensor(note.rows, dtype=torch.long)]
-    if note.has_gaps:
-        return tensor.contiguous()
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-
-
 def write(arena: int, tensor: Tensor, note: Note) -> None:
     """Write the bytes of a tensor on the CPU into the file `arena`."""
-    bytes_of = _memory(_crossing(tensor, note))
-    done = 0
-    while done < len(bytes_of):
-        done += os.pwrite(arena, bytes_of[done : done + _PIECE_BYTES], note.start + done)
+    if note.parts is None:
+        elements = tensor.contiguous()
+        _write(arena, _memory(elements), note.start)
+        return
+    memory = _memory(pools.storage_bytes(tensor))
+    at = note.start
+    for begin, end in note.parts:
+        _write(arena, memory[begin:end], at)
+        at += end - begin
 
 
 def read_into(arena: int, tensor: Tensor, note: Note) -> bool:
@@ -117,43 +100,52 @@ def read_into(arena: int, tensor: Tensor, note: Note) -> bool:
 
     Returns False if the file is too short. Gaps stay as they are, as they did not cross.
     """
-    found = _crossing(tensor, note)
-    if not _read(arena, _memory(found), note.start):
-        return False
-    if note.rows is not None:
-        tensor[torch.tensor(note.rows, dtype=torch.long)] = found
-    elif note.has_gaps:
-        tensor.copy_(found)
+    if note.parts is None:
+        elements = torch.empty(tensor.shape, dtype=tensor.dtype)
+        if not _read(arena, _memory(elements), note.start):
+            return False
+        tensor.copy_(elements)
+        return True
+    memory = _memory(pools.storage_bytes(tensor))
+    at = note.start
+    for begin, end in note.parts:
+        if not _read(arena, memory[begin:end], at):
+            return False
+        at += end - begin
     return True
 
 
 def received(arena: int, note: Note, fence: Fence, device: str) -> Tensor:
     """A tensor with memory of its own on `device`, and the bytes, strides and gaps of the note's.
 
-    With a `fence` its memory begins or ends at memory without access.
+    With a `fence` its memory begins or ends at memory without access, but not that of a large pool.
     """
-    dtype, size = note.torch_dtype, note.torch_dtype.itemsize
-    if note.rows is not None or note.has_gaps:
-        # Zeros of this size are addresses that get memory when they are written.
-        flat = torch.zeros(note.room // size, dtype=dtype, device=device)
-        tensor = flat.as_strided(note.shape, note.stride, note.offset)
-        shape = note.shape if note.rows is None else (len(note.rows), *note.shape[1:])
-        content = torch.empty(shape, dtype=dtype)
-        _read(arena, _memory(content), note.start)
-        if note.rows is None:
-            tensor.copy_(content)
-        else:
-            tensor[torch.tensor(note.rows, dtype=torch.long, device=device)] = content.to(device)
+    is_whole = note.parts is not None and note.room <= pools.LARGE_BYTES
+    is_fenced = fence != "none" and note.room > 0 and is_whole
+    if is_fenced and device == "cpu":
+        memory = fenced(note.room, fence, "cpu")
+    elif is_whole:
+        memory = torch.empty(note.room, dtype=torch.uint8)
+    else:
+        memory = pools.untouched(note.room)[: note.room]
+    tensor = memory[: note.room // note.torch_dtype.itemsize * note.torch_dtype.itemsize]
+    tensor = tensor.view(note.torch_dtype).as_strided(note.shape, note.stride, note.offset)
+    read_into(arena, tensor, note)
+    if device == "cpu":
         return tensor
-    on_host = torch.empty(note.room, dtype=torch.uint8)
-    if fence != "none" and note.room and device == "cpu":
-        on_host = fenced(note.room, fence, "cpu")
-    _read(arena, _memory(on_host), note.start)
-    flat = on_host
-    if device != "cpu":
-        flat = fenced(note.room, fence, device) if fence != "none" and note.room else on_host
-        flat = flat.copy_(on_host) if flat is not on_host else on_host.to(device)
-    return flat.view(dtype).as_strided(note.shape, note.stride, note.offset)
+    moved = fenced(note.room, fence, device) if is_fenced else None
+    if moved is None:
+        moved = torch.zeros(note.room, dtype=torch.uint8, device=device)
+    if is_whole:
+        moved.copy_(memory)
+    moved = moved.view(note.torch_dtype).as_strided(note.shape, note.stride, note.offset)
+    return moved if is_whole else moved.copy_(tensor)
+
+
+def _write(arena: int, memory: memoryview, start: int) -> None:
+    done = 0
+    while done < len(memory):
+        done += os.pwrite(arena, memory[done : done + _PIECE_BYTES], start + done)
 
 
 def _read(arena: int, memory: memoryview, start: int) -> bool:

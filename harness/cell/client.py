@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -73,6 +73,8 @@ class Answer(Record):
     is_several: bool = False
     filled: dict[str, int] = {}
     stale: tuple[str, ...] = ()
+    written: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = {}
+    """Number of an argument in a large pool -> where it lies now, and the parts of its storage."""
     raised: Raised | None = None
 
 
@@ -179,11 +181,23 @@ class Cell:
             os.close(file)
 
 
+def _checked(spec: KernelSpec, note: Note) -> Note:
+    """A note that a cell changed. Raises KernelError if it leads outside of the tensor."""
+    parts = note.parts or ()
+    if note.start < 0 or any(not 0 <= begin <= end <= note.room for begin, end in parts):
+        raise KernelError(
+            f"{spec.name} broke the connection of its process with the judge",
+            cause=Code.CHEATS,
+            kernel=spec.name,
+        )
+    return note
+
+
 def _tags() -> Mapping[str, int]:
     return {site.name: site.tag for site in SITES}
 
 
-@dataclass
+@dataclass(eq=False)
 class RemoteKernel:
     """A kernel in a cell, called like a function in this process.
 
@@ -225,15 +239,17 @@ class RemoteKernel:
         self, spec: KernelSpec, poison: Poison | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         file, start = self.cell.arena_file, 0
-        sent: list[tuple[Tensor, Note]] = []
+        sent: dict[int, tuple[Tensor, Note]] = {}
+        num_given = 0
 
         def crossing(value: Any) -> Any:
-            nonlocal start
+            nonlocal start, num_given
+            number, num_given = num_given, num_given + 1
             if not isinstance(value, Tensor):
                 return value
             note = arena.note_of(value, start)
             arena.write(file, value, note)
-            sent.append((value, note))
+            sent[number] = (value, note)
             start = arena.after(note)
             return note
 
@@ -249,7 +265,10 @@ class RemoteKernel:
         answer = self.cell.call(request)
         if answer.raised is not None:
             raise self._error(spec, answer.raised)
-        for tensor, note in sent:
+        for number, (tensor, note) in sent.items():
+            if number in answer.written:
+                begin, parts = answer.written[number]
+                note = _checked(spec, replace(note, start=begin, parts=parts))
             arena.read_into(file, tensor, note)
         FILLED.update({site: int(count) for site, count in answer.filled.items()})
         self.cell.stale.update(answer.stale)
@@ -272,8 +291,8 @@ class RemoteKernel:
         if output.start < 0 or meta.nbytes > MOST_RETURNED:
             raise BadOutput(spec, f"a tensor of shape {list(output.shape)}, of gigabytes")
         tensor = torch.empty(output.shape, dtype=dtype)
-        note = arena.note_of(tensor, output.start)
-        if note.rows is not None or not arena.read_into(self.cell.arena_file, tensor, note):
+        note = replace(arena.note_of(tensor, output.start), parts=((0, tensor.nbytes),))
+        if not arena.read_into(self.cell.arena_file, tensor, note):
             raise BadOutput(spec, "a tensor without content")
         return tensor
 

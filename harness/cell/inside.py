@@ -18,7 +18,7 @@ import pickle
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -36,6 +36,7 @@ from torch_poison.storages import storage_address, tensors_of, why_unreadable
 from harness.cell import arena
 from harness.cell.arena import Note
 from harness.cell.channel import Channel
+from harness.memory import pools
 from harness.memory.triton_interpreter import repair_when_imported
 
 MOST_TEXT = 4_000
@@ -222,11 +223,12 @@ class _Cell:
 
     def call(self, call: Call) -> dict[str, Any]:
         """Call a kernel, and put its inputs and outputs into the arena."""
+        given = (*call.args, *call.kwargs.values())
         placed = [
             arena.received(self._arena, value, call.fence, self._device)
             if isinstance(value, Note)
             else value
-            for value in (*call.args, *call.kwargs.values())
+            for value in given
         ]
         args, named = placed[: len(call.args)], placed[len(call.args) :]
         kwargs = dict(zip(call.kwargs, named, strict=True))
@@ -239,11 +241,22 @@ class _Cell:
                 torch.cuda.synchronize()
         except BaseException as error:
             return {"raised": _told(error, self._path)}
-        for value, note in zip(placed, (*call.args, *call.kwargs.values()), strict=True):
-            if isinstance(note, Note):
-                arena.write(self._arena, value.cpu() if value.is_cuda else value, note)
+        written: dict[int, Any] = {}
+        start = call.room
+        for number, value in enumerate(placed):
+            note = given[number]
+            if not isinstance(note, Note):
+                continue
+            on_host = value.cpu() if value.is_cuda else value
+            if pools.is_large(value):
+                # The kernel may have written where nothing was.
+                note = replace(note, parts=tuple(pools.used(value)), start=start)
+                written[number] = (note.start, note.parts)
+                start = arena.after(note)
+            arena.write(self._arena, on_host, note)
         self._given = [value for value in placed if isinstance(value, Tensor)]
-        return self._outputs(result, call) | {"filled": dict(FILLED), "stale": stale}
+        told = self._outputs(result, call, start)
+        return told | {"filled": dict(FILLED), "stale": stale, "written": written}
 
     def _forget(self, poison: Poison | None) -> None:
         """Take back what the kernel had and gave: its memory is someone else's now.
@@ -253,6 +266,9 @@ class _Cell:
         have other addresses.
         """
         for tensor in self._given:
+            if tensor.untyped_storage().nbytes() > pools.LARGE_BYTES:
+                # Its rows have no memory yet, and would get some.
+                continue
             with contextlib.suppress(RuntimeError):
                 tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
         self._given = []
@@ -300,12 +316,12 @@ class _Cell:
         stale += [site for site, one in returned if storage_address(one) in before]
         self._returned = returned
 
-    def _outputs(self, result: Any, call: Call) -> dict[str, Any]:
+    def _outputs(self, result: Any, call: Call, start: int) -> dict[str, Any]:
         is_several = isinstance(result, tuple | list)
         values = (list(result) if is_several else [result])[:MOST_OUTPUTS]
         if not call.output_sites:
             values = []
-        start, told = call.room, []
+        told = []
         for value in values:
             if problem := why_unreadable(value):
                 told.append({"problem": problem})
@@ -318,9 +334,11 @@ class _Cell:
                 "start": -1,
             }
             if plain.nbytes <= MOST_OUTPUT_BYTES:
-                on_host = plain.contiguous().cpu()
-                note = arena.note_of(on_host.clone(), start)
-                arena.write(self._arena, on_host.clone(), note)
+                on_host = plain.cpu()
+                # A slice has a storage of its own here.
+                compact = on_host.clone(memory_format=torch.contiguous_format)
+                note = replace(arena.note_of(compact, start), parts=((0, compact.nbytes),))
+                arena.write(self._arena, compact, note)
                 one["start"], start = start, arena.after(note)
             told.append(one)
         return {"outputs": told, "is_several": is_several}

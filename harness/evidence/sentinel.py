@@ -103,7 +103,10 @@ def _in_guard(run: Run, guard: Guard) -> Iterator[Finding]:
     from torch_poison.patterns import bits_view, hex_bits, hex_of
 
     from harness.evidence.compare import compare_bits
+    from harness.memory.pools import are_equal, is_large
 
+    if is_large(guard.after) and are_equal(guard.before, guard.after):
+        return
     everywhere = torch.ones(guard.after.shape[:1], dtype=torch.bool, device=guard.after.device)
     mismatch = compare_bits(guard.after, guard.before, everywhere).mismatch
     if mismatch is None:

@@ -21,6 +21,7 @@ from harness.core.call_words import PAGES_OF_MANAGER_BLOCK
 from harness.core.errors import InputError, NoMemoryError
 from harness.core.ops import PAGE_SIZE
 from harness.core.shapes import CacheLayout
+from harness.memory import pools
 
 KV_DTYPES = {
     "fp32": torch.float32,
@@ -66,12 +67,12 @@ def empty_cache(
     if page_stride:
         return spread((num_blocks, PAGE_SIZE, head_dim), dtype, page_stride)
     if layout == "padded_pages":
-        return torch.zeros(num_blocks, page + PADDING, dtype=dtype)[:, :page].view(
+        return pools.zeros(num_blocks, page + PADDING, dtype=dtype)[:, :page].view(
             -1, PAGE_SIZE, head_dim
         )
     if layout in ("block_major", "manager_blocks"):
-        return torch.zeros(num_blocks, LAYERS, PAGE_SIZE, head_dim, dtype=dtype)[:, OWN_LAYER]
-    return torch.zeros(num_blocks, PAGE_SIZE, head_dim, dtype=dtype)
+        return pools.zeros(num_blocks, LAYERS, PAGE_SIZE, head_dim, dtype=dtype)[:, OWN_LAYER]
+    return pools.zeros(num_blocks, PAGE_SIZE, head_dim, dtype=dtype)
 
 
 def laid_out(pages: Tensor, layout: CacheLayout) -> Tensor:

@@ -25,6 +25,7 @@ from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.kernels.call import BoundKernel
 from harness.kernels.outputs import BadOutput, wrong_count
+from harness.memory import pools
 from harness.memory.bounds import bad_index, raise_bad_indices
 from harness.ops.parts.attention import Attention
 from harness.ops.parts.cache_layouts import neighbors
@@ -274,7 +275,7 @@ def prepared(raw: InputsT, setting: Setting) -> tuple[InputsT, InputsT]:
         ):
             poison = replace(poison, pattern=_FINITE_STAND_IN.get(poison.pattern, poison.pattern))
         poison.fill_(part.memory, part.site)
-    kept = _map_tensors(raw, torch.clone)
+    kept = _map_tensors(raw, pools.copied)
     given = _map_tensors(raw, lambda tensor: placed(tensor, setting.device, setting.fence))
     if setting.corruption is None:
         return given, kept

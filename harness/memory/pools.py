@@ -1,0 +1,119 @@
+"""Pools of gigabytes of which a call touches some pages: made, copied and compared by the pages of
+the system that hold something.
+
+A real pool is as large. To draw one, copy it for the judge and compare it afterwards would read and
+write all of it, where a test needs the addresses.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from array import array
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+LARGE_BYTES = 64 << 20
+"""A smaller pool is read as a whole."""
+MOST_BYTES = 16 << 30
+"""Of more address space, the system takes too long to say which of it is used."""
+PAGE = mmap.PAGESIZE
+
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+"""Linux reserves no memory before it is touched. Python names the flag since 3.13."""
+
+Range = tuple[int, int]
+"""The first byte of a part of a storage, and the byte behind it."""
+
+
+def is_large(tensor: Tensor) -> bool:
+    """Whether a tensor lies in a large pool on the CPU."""
+    return not tensor.is_cuda and LARGE_BYTES < tensor.untyped_storage().nbytes() <= MOST_BYTES
+
+
+def untouched(num_bytes: int) -> Tensor:
+    """Zeros, uint8 [num_bytes], on the CPU: addresses that get memory when they are written."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    return torch.frombuffer(mmap.mmap(-1, max(num_bytes, 1), flags=flags), dtype=torch.uint8)
+
+
+def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+    """As `torch.zeros` on the CPU. A large one has no memory before it is written."""
+    size = math.prod(shape) * dtype.itemsize
+    if size <= LARGE_BYTES:
+        return torch.zeros(*shape, dtype=dtype)
+    return untouched(size)[:size].view(dtype).view(shape)
+
+
+def used(tensor: Tensor) -> list[Range]:
+    """The parts of the storage of a large tensor that may hold something, by the pages of the
+    system. What was only read may be among them.
+    """
+    size = tensor.untyped_storage().nbytes()
+    begin = tensor.untyped_storage().data_ptr()
+    first = begin // PAGE
+    count = (begin + size - 1) // PAGE - first + 1
+    entries = array("Q")
+    try:
+        with open("/proc/self/pagemap", "rb") as file:
+            file.seek(first * 8)
+            entries.frombytes(file.read(count * 8))
+    except OSError:
+        return [(0, size)]
+    found: list[Range] = []
+    words = torch.frombuffer(entries, dtype=torch.int64)
+    # The two highest bits: as signed numbers, present ones are negative.
+    held = ((words < 0) | ((words >> 62) & 1).bool()).nonzero().flatten().tolist()
+    for page in held:
+        start = max((first + page) * PAGE - begin, 0)
+        end = min((first + page + 1) * PAGE - begin, size)
+        if found and found[-1][1] == start:
+            found[-1] = (found[-1][0], end)
+        else:
+            found.append((start, end))
+    return found
+
+
+def storage_bytes(tensor: Tensor) -> Tensor:
+    """The whole storage of a tensor as uint8 [n]."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """As `torch.clone`. A copy in a large pool has memory where the original has, and its strides."""
+    if not is_large(tensor):
+        return tensor.clone()
+    memory = untouched(tensor.untyped_storage().nbytes())
+    source = storage_bytes(tensor)
+    for start, end in used(tensor):
+        memory[start:end] = source[start:end]
+    size = tensor.untyped_storage().nbytes()
+    whole = memory[: size // tensor.element_size() * tensor.element_size()].view(tensor.dtype)
+    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def are_equal(first: Tensor, second: Tensor) -> bool:
+    """Whether two large tensors of one shape, dtype and stride have the same bytes in their
+    storages.
+    """
+    if first.stride() != second.stride() or first.storage_offset() != second.storage_offset():
+        return False
+    one = storage_bytes(first)
+    other = storage_bytes(second)
+    if len(one) != len(other):
+        return False
+    parts = merged([*used(first), *used(second)])
+    return all(torch.equal(one[start:end], other[start:end]) for start, end in parts)
+
+
+def merged(parts: Sequence[Range]) -> list[Range]:
+    """The union of parts, in order."""
+    found: list[Range] = []
+    for start, end in sorted(parts):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found
