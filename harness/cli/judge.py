@@ -31,6 +31,8 @@ from harness.store.summary import summarise
 
 MOST_CAUSES = 3
 """Failing cases are judged until they have so many causes."""
+MOST_FAILURES = 8
+"""Failing cases, of however few causes: more of them say nothing new."""
 KERNEL = "kernel"
 """The system of cases that call one kernel."""
 
@@ -127,7 +129,8 @@ def _jobs(planner: Planner, given: JudgeOptions) -> list[Job]:
     own = [job for job in jobs if job.case.system == KERNEL and job.plugins]
     if not own:
         raise InputError(f"{given.file}: no case calls its kernels alone; add --all")
-    return own
+    # The plain calls first: what fails there needs no rare call.
+    return sorted(own, key=lambda job: "-conditions[" in job.key or job.key.startswith("fuzz"))
 
 
 def _finish(
@@ -140,6 +143,7 @@ def _finish(
             screen,
             keep_going=given.keep_going,
             most_causes=None if given.keep_going else MOST_CAUSES,
+            max_failures=None if given.keep_going else MOST_FAILURES,
         )
 
     def report() -> int:

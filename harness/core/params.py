@@ -125,8 +125,8 @@ class Params(Record):
         `floats` are in its outputs, `requests` are served by an engine, a `graph` is captured,
         `batches` of an engine are in it, a task has `answers`, prompts come again `warm` to an
         engine with prefix caching, a `flush` is made, layers of `mixed` types share one pool,
-        tokens are routed to `experts`, a kernel `repeats` on equal inputs, a cache `moves`, a
-        `script` of requests is played, a drafter's `module` knows the answers by heart. A case adds
+        tokens are routed to `experts`, a kernel `repeats` on equal inputs, inputs
+        of a kernel show their `influence`, a cache `moves`, a `script` of requests is played, a drafter's `module` knows the answers by heart. A case adds
         `patterns` if it has two or more.
         """
         return frozenset({"floats", "graph", "batches"} if self.has_graph else {"floats"})
@@ -178,6 +178,10 @@ class KernelParams(Params):
             "delayed: another stream writes the inputs late; host memory changes after a call"
         ),
     )
+    influence: Literal["none", "each"] = Field(
+        default="none",
+        description="each: one row or entry of each input changes, and the outputs must follow",
+    )
     corrupt: str = Field(
         default="",
         description=(
@@ -204,7 +208,9 @@ class KernelParams(Params):
 
     def gives(self) -> frozenset[str]:
         # One launch is captured, and no batches of an engine.
-        return super().gives() - {"batches"} | ({"repeats"} if self.num_launches > 1 else set())
+        given = super().gives() - {"batches"}
+        given |= {"repeats"} if self.num_launches > 1 else set()
+        return given | ({"influence"} if self.influence == "each" else set())
 
     @property
     def dtype(self) -> str:

@@ -27,9 +27,11 @@ from harness.evidence.records import Run
 from harness.judge.target import Target
 from harness.judge.targets.corrupted_calls import run_corrupted, why_not_corrupted
 from harness.judge.targets.further_launches import repeated, replayed
+from harness.judge.targets.influence import influences
 from harness.judge.targets.shown_call import show_call
 from harness.kernels.plugins import find_kernel
 from harness.ops.parts.call import KernelCall, Setting, check_outputs, invoke
+from harness.ops.parts.changed import Change
 
 MOST_RESERVED = 1 << 30
 """Bytes of GPU memory that a worker may keep from case to case."""
@@ -113,6 +115,15 @@ class KernelTarget(Target):
             run.evidence += repeated(
                 self.spec, poison, call, outputs, self.params.num_launches, between
             )
+            if self.params.influence == "each" and is_main:
+                run.evidence += influences(
+                    self.spec,
+                    poison,
+                    call,
+                    outputs,
+                    functools.partial(self._changed_call, poison),
+                    self.device,
+                )
             if self.params.predecessor == "slow":
                 # Few cases need a GPU that overlaps launches.
                 from harness.judge.targets.slow_predecessor import (
@@ -161,6 +172,12 @@ class KernelTarget(Target):
     def _call(self, poison: Poison, seed: int, corruption: Corruption | None = None) -> KernelCall:
         setting = Setting(self.spec, poison, seed, self.device, self.params.fence, corruption)
         call: KernelCall = part_of(self.op, "call:prepare")(self.params, setting)
+        return call
+
+    def _changed_call(self, poison: Poison, change: Change) -> KernelCall:
+        setting = Setting(self.spec, poison, self.case.seed, self.device, change=change)
+        call: KernelCall = part_of(self.op, "call:prepare")(self.params, setting)
+        call.changed = setting.changed[0] if setting.changed else ""
         return call
 
     def _call_with_other_values(self, poison: Poison, number: int = 0) -> None:

@@ -29,6 +29,7 @@ from harness.memory import pools
 from harness.memory.bounds import bad_index, raise_bad_indices
 from harness.ops.parts.attention import Attention
 from harness.ops.parts.cache_layouts import neighbors
+from harness.ops.parts.changed import Change, change_
 from harness.ops.parts.corrupted import as_meant, corrupted
 from harness.ops.parts.inputs import CacheInputs, Inputs
 from harness.ops.parts.judged import Chosen, Rows
@@ -154,6 +155,8 @@ class KernelCall:
     """What of the first output equal inputs must give again, with a row for each request: by
     default all of it.
     """
+    changed: str = ""
+    """What a change of the setting changed; empty without one."""
     plan: Callable[[bool], Any] | None = None
     """Makes `metadata`; called with whether a graph captures it."""
 
@@ -210,6 +213,10 @@ class Setting:
     device: str
     fence: Fence = "none"
     corruption: Corruption | None = None
+    change: Change | None = None
+    """A legal change of one part of the inputs."""
+    changed: list[str] = field(default_factory=list)
+    """What the change changed, once the inputs are drawn."""
 
 
 def attention_rows(
@@ -267,6 +274,8 @@ def prepared(raw: InputsT, setting: Setting) -> tuple[InputsT, InputsT]:
 
     A corrupted call has corrupted inputs, and what they stand for in the copy.
     """
+    if setting.change is not None:
+        setting.changed.append(change_(raw, setting.change, setting.seed))
     for part in raw.unowned:
         poison = setting.poison
         if (

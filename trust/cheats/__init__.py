@@ -1,0 +1,1 @@
+"""Kernels that cheat, and a table of what `mla-harness judge` says of each."""
