@@ -377,6 +377,17 @@ def _registered(
     return spec
 
 
+def unload(where: CellOf, path: str) -> None:
+    """End the cell of a file, and forget its kernels."""
+    path = str(Path(path).resolve())
+    cell = _cells.pop((where.server, path, where.device, where.name), None)
+    if cell is None:
+        return
+    cell.close()
+    for spec in [spec for spec in KERNELS if spec.origin == path]:
+        KERNELS.remove(spec.name)
+
+
 def cells() -> Iterator[Cell]:
     """The cells of this process."""
     yield from _cells.values()

@@ -119,6 +119,10 @@ class Registry(Generic[EntryT]):
             raise UnknownNameError(f"unknown {self.kind} {name!r}: {nearest(name, self.names())}")
         return self._entries[name]
 
+    def remove(self, name: str) -> None:
+        """Forget the entry called `name`, which nothing uses any more."""
+        del self._entries[name]
+
     @contextlib.contextmanager
     def scoped(self, *entries: EntryT) -> Iterator[None]:
         """Within the block, `entries` stand beside the others or replace entries of the same name.

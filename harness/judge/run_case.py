@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 from torch_poison.errors import PoisonError
 
+from harness.cell.plugins import load_kernels
 from harness.core.cases import AskFirstNan, AskVerdict, Batch, Case, Job
 from harness.core.catalog import FAULTS, KERNELS, SYSTEMS
 from harness.core.cause_codes import Code, WhyNot
@@ -44,7 +45,7 @@ from harness.judge.outcome import Outcome
 from harness.judge.target import class_of
 from harness.judge.verdict import verdict, watching_plugins
 from harness.kernels.call import keeping_output_sites
-from harness.kernels.plugins import find_kernel, load_plugins
+from harness.kernels.plugins import find_kernel
 from harness.kernels.process_state import watching
 from harness.run.protocol import answer_each
 
@@ -145,7 +146,7 @@ def _raised_at(error: Exception) -> str:
 
 def _outcome(job: Job) -> Outcome:
     try:
-        load_plugins(job.plugins, job.cell)
+        load_kernels(job.plugins, job.cell)
     except InputError as error:
         raise BrokenPlugin(str(error)) from error
     if reason := why_not(job.case, job.device, job.fault):

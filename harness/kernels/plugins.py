@@ -32,7 +32,6 @@ from harness.core.shapes import NAMED, Shapes, shapes_of
 from harness.memory.triton_interpreter import repair_when_imported
 
 if TYPE_CHECKING:
-    from harness.core.cases import CellOf
     from harness.kernels.process_state import Change
 
 ENTRY_POINT_GROUP = f"{DOORS}.kernels"
@@ -183,16 +182,8 @@ def load_plugin(path: str | Path) -> tuple[KernelSpec, ...]:
     return load_once(path, _loaded, _execute)
 
 
-def load_plugins(
-    paths: Iterable[str | Path], cell: CellOf | None = None
-) -> tuple[KernelSpec, ...]:
-    """As `load_plugin`, for several files. With `cell`, they are executed there and not here."""
-    if cell is None:
-        return tuple(spec for path in paths for spec in load_plugin(path))
-    # It imports torch and the cell, which a trusted kernel does not need.
-    from harness.cell.client import load_in_cell
-
-    return tuple(spec for path in paths for spec in load_in_cell(cell, str(path)))
+def load_plugins(paths: Iterable[str | Path]) -> tuple[KernelSpec, ...]:
+    return tuple(spec for path in paths for spec in load_plugin(path))
 
 
 def declared_shapes(kernel_name: str, given: str | Mapping[str, Any]) -> Shapes:
@@ -221,21 +212,22 @@ def declared_shapes(kernel_name: str, given: str | Mapping[str, Any]) -> Shapes:
         ) from None
 
 
-def describe_kernels(
-    plugins: Sequence[str], cell: CellOf | None = None
-) -> list[dict[str, Any]]:
+def describe_kernels(plugins: Sequence[str]) -> list[dict[str, Any]]:
     """The declarations of the kernels of plug-in files, of all kernels without files, and `why_not`
     by device.
 
-    `import_seconds` is the time of a processor that the files took. With `cell`, the files are
-    loaded there. Call it in a worker only.
+    `import_seconds` is the time of a processor that the files took. Call it in a worker only.
     Raises InputError for a file or an installed package that does not load.
     """
     started = time.process_time()
     if not plugins:
         load_entry_points()
-    specs = load_plugins(plugins, cell) if plugins else tuple(KERNELS)
-    seconds = time.process_time() - started
+    specs = load_plugins(plugins) if plugins else tuple(KERNELS)
+    return described(specs, time.process_time() - started)
+
+
+def described(specs: Iterable[KernelSpec], seconds: float) -> list[dict[str, Any]]:
+    """What kernels declare, as plain values; `seconds` is the time that their import took."""
     names = [field.name for field in fields(KernelSpec) if field.name != "impl"]
     return [
         {name: getattr(spec, name) for name in names}

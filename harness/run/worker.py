@@ -34,7 +34,7 @@ DEFAULT_EXECUTE = "harness.judge.run_case:run_case"
 """The "module:function" that turns a Job into a CaseResult."""
 PREPARE = {DEFAULT_EXECUTE: "harness.judge.run_case:prepare"}
 """What a process calls once before it forks for workers, for what executes their jobs."""
-DESCRIBE = "harness.kernels.plugins:describe_kernels"
+DESCRIBE = "harness.cell.plugins:describe_kernels"
 """The "module:function" that returns what the kernels of plug-in files declare."""
 
 Execute = Callable[[Job], CaseResult]

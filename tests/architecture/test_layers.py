@@ -33,12 +33,14 @@ FLOORS = {
     "ops": 4,
     "run": 4,
     "report": 4,
+    "cell": 5,
     "evidence": 5,
     "engine": 5,
     "diagnose": 6,
     "judge": 6,
     "engines": 7,
     "cli": 8,
+    "loop": 8,
 }
 """The rooms of the project. A file imports files of its own room and of lower floors only."""
 
