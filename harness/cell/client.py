@@ -37,7 +37,7 @@ from harness.core.errors import BrokenPlugin, HarnessError, InputError, KernelEr
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.core.params import Record
-from harness.kernels.outputs import BadOutput
+from harness.kernels.outputs import BadOutput, wrong_count
 from harness.kernels.plugins import kernel
 
 LOG_BYTES = 6_000
@@ -107,8 +107,9 @@ class CellDied(Exception):
 class Cell:
     """A process with the kernels of one file. A call starts it again after its death."""
 
-    def __init__(self, server: str, path: str, device: str = "cpu", name: str = "") -> None:
-        self._server, self._load = server, Load(path, device, _tags(), name)
+    def __init__(self, where: CellOf, path: str) -> None:
+        self._server = where.server
+        self._load = Load(path, where.device, _tags(), where.name, where.words)
         self._channel: Channel | None = None
         self.walls: tuple[str, ...] = ()
         self.num_bytes = 0
@@ -275,8 +276,10 @@ class RemoteKernel:
         outputs = tuple(self._output(spec, output) for output in answer.outputs)
         if not OPS.get(spec.op).outputs:
             return None
+        if not outputs:
+            raise BadOutput(spec, wrong_count(spec, 0))
         if not spec.gives_lse:
-            return (outputs[0] if outputs else None, None)
+            return outputs[0], None
         return outputs if answer.is_several else outputs[0]
 
     def _output(self, spec: KernelSpec, output: Output) -> Tensor:
@@ -330,27 +333,37 @@ def load_in_cell(where: CellOf, path: str) -> tuple[KernelSpec, ...]:
     key = (where.server, path, where.device, where.name)
     if key in _cells:
         return tuple(spec for spec in KERNELS if spec.origin == path)
-    cell = Cell(where.server, path, where.device, where.name)
+    cell = Cell(where, path)
+    try:
+        specs = tuple(
+            _registered(cell, number, declared, where.words if where.name else {})
+            for number, declared in enumerate(_kernels_of(cell))
+        )
+    except BaseException:
+        cell.close()
+        raise
+    _cells[key] = cell
+    return specs
+
+
+def _kernels_of(cell: Cell) -> tuple[Declared, ...]:
+    """The kernels of the file of a cell. Raises InputError."""
+    path = cell.path
     try:
         loaded = cell.load()
     except CellDied as death:
         raise InputError(f"{path}: its import ended the process: {death.how}") from death
     if loaded.failed is not None:
         failed = loaded.failed
-        raise InputError(
-            f"{path}:{failed.line}: {failed.type}: {cut(failed.message)}; it must import cleanly"
-        )
+        words = cut(" ".join(failed.message.split()))
+        raise InputError(f"{path}:{failed.line}: {failed.type}: {words}; it must import cleanly")
     if not loaded.kernels:
         known = ", ".join(loaded.functions) or "none"
         raise InputError(
             f"{path}: decorates no kernel; name a function of it, such as {path}:NAME (it has"
             f" {known}), and its op"
         )
-    specs = tuple(
-        _registered(cell, number, declared, where.words) for number, declared in enumerate(loaded.kernels)
-    )
-    _cells[key] = cell
-    return specs
+    return loaded.kernels
 
 
 def _registered(
@@ -367,6 +380,8 @@ def _registered(
     remote.__name__ = declared.function  # type: ignore[attr-defined]
     remote.__doc__ = declared.doc
     given = {**declared.words, **words, "origin": cell.path}
+    # The cell has adapted the call.
+    given.pop("style", None)
     if cell._load.device != "cpu":
         # The judge holds its tensors on the host. The cell moves them.
         given["devices"] = ("cpu",)

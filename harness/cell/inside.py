@@ -18,7 +18,7 @@ import pickle
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -36,6 +36,7 @@ from torch_poison.storages import storage_address, tensors_of, why_unreadable
 from harness.cell import arena
 from harness.cell.arena import Note
 from harness.cell.channel import Channel
+from harness.kernels.styles import STYLES
 from harness.memory import pools
 from harness.memory.triton_interpreter import repair_when_imported
 
@@ -50,13 +51,15 @@ MOST_OUTPUT_BYTES = 1 << 31
 class Load:
     """Load a file. `tags` are the sites of poison with their numbers.
 
-    With `name`, the function of this name is the kernel, decorated or not.
+    With `name`, the function of this name is the kernel, decorated or not, and `words` are added to
+    those of its decorator.
     """
 
     path: str
     device: str
     tags: Mapping[str, int]
     name: str = ""
+    words: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +164,12 @@ def _loaded(request: Load, decorated: list[_Decorated]) -> tuple[dict[str, Any],
         decorated[:] = [one for one in decorated if _name_of(one.function) == request.name] or [
             _Decorated({}, 0, _attribute(module, request.name))
         ]
+        decorated[0].words = {**decorated[0].words, **request.words}
         if decorated[0].function is None:
             return {"failed": {"type": "NameError", "message": request.name, "line": 0}}, []
+    for one in decorated:
+        if (style := one.words.get("style")) in STYLES:
+            one.function = STYLES[style](one.function)
     own = [
         name
         for name, value in vars(module).items()

@@ -52,6 +52,12 @@ class JudgeOptions(LeavingRuns):
         str | None,
         typer.Option("--op", metavar="OP", help="The op of a function without a decorator."),
     ] = None
+    style: Annotated[
+        str | None,
+        typer.Option(
+            "--style", metavar="STYLE", help="The call of a function without a decorator."
+        ),
+    ] = None
     device: Annotated[
         str, typer.Option("--device", metavar="cpu|cuda", help="Where the kernel runs.")
     ] = "cpu"
@@ -115,11 +121,14 @@ def _file_and_name(text: str) -> tuple[Path, str]:
 def _words(given: JudgeOptions, name: str) -> dict[str, Any]:
     """What the decorator of a function does not say."""
     if given.op is None:
+        if given.style:
+            raise InputError(f"--style {given.style}: give --op too, or write style= in the decorator")
         return {}
     if not name:
         raise InputError(f"--op {given.op}: name the function: {given.file}:NAME")
     OPS.get(given.op)
-    return {"op": given.op, "name": name.rpartition(".")[2].replace("_", "-").strip("-")}
+    words = {"op": given.op, "name": name.rpartition(".")[2].replace("_", "-").strip("-")}
+    return words | ({"style": given.style} if given.style else {})
 
 
 def _jobs(planner: Planner, given: JudgeOptions) -> list[Job]:

@@ -29,6 +29,8 @@ from harness.core.kernels import Bf16Step, Checks, EmptyLse, EmptyRows, Fp8Produ
 from harness.core.ops import OPS
 from harness.core.registry import Registry, nearest
 from harness.core.shapes import NAMED, Shapes, shapes_of
+from harness.kernels.styles import OP as STYLED_OP
+from harness.kernels.styles import STYLES
 from harness.memory.triton_interpreter import repair_when_imported
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ def kernel(
     capturable: bool = True,
     fp8_products: Fp8Products = "float32",
     bf16_steps: Iterable[Bf16Step] = (),
+    style: str = "",
     origin: str = "",
     **unknown: object,
 ) -> Callable[[FunctionT], FunctionT]:
@@ -81,7 +84,9 @@ def kernel(
     The function's arguments are the op's, as :mod:`harness.core.ops` lists them. It allocates its
     outputs with torch, so that the poison reaches them. `shapes` are the sizes that it accepts:
     "deepseek", "kimi-linear", "any", or a dict such as `{"like": "deepseek", "num_heads": 16}` (see
-    :class:`harness.core.shapes.Shapes`). `origin` is the file of a function that runs in another
+    :class:`harness.core.shapes.Shapes`). `style` is the call of a public
+    library that the function has in place of the op's, see :mod:`harness.kernels.styles`. `origin`
+    is the file of a function that runs in another
     process. The other arguments of the decorator are promises: see
     :class:`harness.core.kernels.KernelSpec`. Raises InputError for an unknown op, an unknown
     promise or value of one, a name that is taken, or a signature that the harness cannot call.
@@ -116,15 +121,18 @@ def kernel(
         else ()
     )
 
+    adapt = _adapter(op, name, style)
+
     def register(function: FunctionT) -> FunctionT:
-        check_signature(contract, name, function)
+        adapted = adapt(function)
+        check_signature(contract, name, adapted)
         doc = inspect.getdoc(function) or ""
         KERNELS.add(
             KernelSpec(
                 op=op,
                 short_name=name,
                 summary=summary or doc.partition("\n")[0] or "a plug-in",
-                impl=function,
+                impl=adapted,
                 devices=runs_on,
                 kv=reads,
                 shapes=None if shapes is None else declared_shapes(name, shapes),
@@ -140,7 +148,7 @@ def kernel(
                 takes=tuple(
                     word
                     for word in contract.optional
-                    if word in inspect.signature(function).parameters
+                    if word in inspect.signature(adapted).parameters
                 ),
                 origin=origin or inspect.getfile(function),
                 is_plugin=True,
@@ -326,6 +334,18 @@ def _check_choice(
                 f"kernel {kernel_name!r}: {field}={value!r} is unknown; choose from"
                 f" {', '.join(known)}"
             )
+
+
+def _adapter(op: str, kernel_name: str, style: str) -> Callable[[Any], Any]:
+    """What gives a function the arguments of the op. Raises InputError for an unknown style."""
+    if not style:
+        return lambda function: function
+    _check_choice(kernel_name, "style", (style,), tuple(STYLES))
+    if op != STYLED_OP:
+        raise InputError(
+            f"kernel {kernel_name!r}: style={style!r} is for {STYLED_OP}; leave it out for {op}"
+        )
+    return STYLES[style]
 
 
 def _check_flags(kernel_name: str, **flags: object) -> None:
