@@ -15,12 +15,11 @@ if TYPE_CHECKING:
     from harness.core.errors import Refused
     from harness.core.findings import Finding
     from harness.kernels.plugins import kernel
-    from harness.loop.judging import judge_kernel
     from harness.memory.first_nan.recorder import first_nan
 
     __version__: str
 
-__all__ = ["Finding", "Refused", "__version__", "first_nan", "judge_kernel", "kernel"]
+__all__ = ["Finding", "Refused", "__version__", "first_nan", "kernel"]
 
 
 def __getattr__(name: str) -> Any:
@@ -28,10 +27,6 @@ def __getattr__(name: str) -> Any:
         from harness.kernels.plugins import kernel
 
         return kernel
-    if name == "judge_kernel":
-        from harness.loop.judging import judge_kernel
-
-        return judge_kernel
     if name == "first_nan":
         from harness.memory.first_nan.recorder import first_nan
 

@@ -59,7 +59,10 @@ class Note:
 
 
 def note_of(tensor: Tensor, start: int) -> Note:
-    """How `tensor`, of any shape, dtype and stride on the CPU, crosses with its bytes at `start`."""
+    """How `tensor`, of any shape, dtype and stride on the CPU, crosses, with its bytes at `start`.
+
+    `start` counts bytes of the arena.
+    """
     room = tensor.untyped_storage().nbytes()
     parts: tuple[pools.Range, ...] | None = ((0, room),) if room else ()
     if room > MOST_GAPS * max(tensor.nbytes, 1):

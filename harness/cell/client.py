@@ -4,23 +4,18 @@ that any case can call.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import json
 import os
 import pickle
 import signal
 import socket
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from torch import Tensor
 from torch_poison.patterns import FILLED, Poison
 
@@ -44,6 +39,7 @@ LOG_BYTES = 6_000
 MOST_RETURNED = 1 << 31
 """Bytes of outputs that are read back."""
 
+
 class Output(Record):
     """An output, as the cell tells it: content at `start` of the arena, or a `problem`."""
 
@@ -58,7 +54,7 @@ class Raised(Record):
     """An exception of the kernel's own code."""
 
     type: str
-    message: str
+    words: str
     line: int = 0
     at: str = ""
     is_refusal: bool = False
@@ -71,9 +67,9 @@ class Answer(Record):
 
     outputs: tuple[Output, ...] = ()
     is_several: bool = False
-    filled: dict[str, int] = {}
+    filled: dict[str, int] = Field(default_factory=dict)
     stale: tuple[str, ...] = ()
-    written: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = {}
+    written: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = Field(default_factory=dict)
     """Number of an argument in a large pool -> where it lies now, and the parts of its storage."""
     raised: Raised | None = None
 
@@ -300,9 +296,9 @@ class RemoteKernel:
         return tensor
 
     def _error(self, spec: KernelSpec, raised: Raised) -> Exception:
-        words = f"{raised.type}: {cut(' '.join(raised.message.split()))}"
+        words = f"{raised.type}: {cut(' '.join(raised.words.split()))}"
         if raised.is_refusal:
-            refusal = Refused(raised.message)
+            refusal = Refused(raised.words)
             refusal.kernel = spec.name
             return refusal
         if raised.is_import:
@@ -355,7 +351,7 @@ def _kernels_of(cell: Cell) -> tuple[Declared, ...]:
         raise InputError(f"{path}: its import ended the process: {death.how}") from death
     if loaded.failed is not None:
         failed = loaded.failed
-        words = cut(" ".join(failed.message.split()))
+        words = cut(" ".join(failed.words.split()))
         raise InputError(f"{path}:{failed.line}: {failed.type}: {words}; it must import cleanly")
     if not loaded.kernels:
         known = ", ".join(loaded.functions) or "none"

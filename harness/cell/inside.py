@@ -1,8 +1,8 @@
 """What runs in a cell: it loads the kernel's file, calls the kernel under poison, and sends back
 bytes and JSON.
 
-The only names of the harness that the file can import are those of `_stand_in`: the decorator, which
-here just notes what the kernel declares, and the exception of a kernel that refuses.
+The only names of the harness that the file can import are those of `_stand_in`: the decorator,
+which here just notes what the kernel declares, and the exception of a kernel that refuses.
 """
 
 from __future__ import annotations
@@ -36,10 +36,16 @@ from torch_poison.storages import storage_address, tensors_of, why_unreadable
 from harness.cell import arena
 from harness.cell.arena import Note
 from harness.cell.channel import Channel
-from harness.kernels.styles import STYLES
+from harness.core.ops import ops_with, part_of
 from harness.memory import pools
 from harness.memory.triton_interpreter import repair_when_imported
 
+STYLES: dict[str, Callable[[Any], Any]] = {
+    name: adapter
+    for op in ops_with("styles.py")
+    for name, adapter in part_of(op, "styles:STYLES").items()
+}
+"""The adapters of all ops. They are imported before the harness is out of reach."""
 MOST_TEXT = 4_000
 """Characters of a message or a stack that cross."""
 MOST_OUTPUTS = 16
@@ -166,7 +172,7 @@ def _loaded(request: Load, decorated: list[_Decorated]) -> tuple[dict[str, Any],
         ]
         decorated[0].words = {**decorated[0].words, **request.words}
         if decorated[0].function is None:
-            return {"failed": {"type": "NameError", "message": request.name, "line": 0}}, []
+            return {"failed": {"type": "NameError", "words": request.name, "line": 0}}, []
     for one in decorated:
         if (style := one.words.get("style")) in STYLES:
             one.function = STYLES[style](one.function)
@@ -378,7 +384,7 @@ def _told(error: BaseException, path: str) -> dict[str, Any]:
         stack = ""
     return {
         "type": type(error).__name__,
-        "message": message,
+        "words": message,
         "line": line or 0,
         "at": (
             f"{Path(path).name}:{own[-1].lineno} in {own[-1].name}: {own[-1].line}" if own else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +21,6 @@ from harness.report.console import say
 from harness.report.progress import Waiting
 from harness.report.run_view import RunView
 from harness.report.terminal import print_run
-from harness.report.wording import num
 from harness.run.cell_server import CellServer
 from harness.run.planning import Planner, Wanted
 from harness.run.runner import WorkerPool
@@ -83,7 +81,7 @@ class JudgeOptions(LeavingRuns):
 
 @with_options(JudgeOptions)
 def judge(context: typer.Context, given: JudgeOptions) -> None:
-    """Judge the kernels of a file in a process that holds no expected value."""
+    """Judge the kernels of a file, which are trusted with nothing."""
     path, name = _file_and_name(given.file)
     screen, seed = console(given.json), given.seed or 1 + secrets.randbelow(2**31 - 1)
     with CellServer() as server, WorkerPool(given.workers) as pool:
@@ -122,7 +120,9 @@ def _words(given: JudgeOptions, name: str) -> dict[str, Any]:
     """What the decorator of a function does not say."""
     if given.op is None:
         if given.style:
-            raise InputError(f"--style {given.style}: give --op too, or write style= in the decorator")
+            raise InputError(
+                f"--style {given.style}: give --op too, or write style= in the decorator"
+            )
         return {}
     if not name:
         raise InputError(f"--op {given.op}: name the function: {given.file}:NAME")

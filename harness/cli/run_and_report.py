@@ -134,7 +134,14 @@ def work_on(
     num_left = len(store.unfinished()) + len(store.untried_controls())
     progress = EachCase if loudness > 0 else LiveProgress
     with progress(screen, num_left, every_failure=loudness < 0) as live:
-        run_jobs(store, pool, live, max_failures=max_failures, keep_going=keep_going, most_causes=most_causes)
+        run_jobs(
+            store,
+            pool,
+            live,
+            max_failures=max_failures,
+            keep_going=keep_going,
+            most_causes=most_causes,
+        )
     with Waiting(screen, "looking for the memory to blame", pool):
         judge_faults(store, pool)
         diagnose(store, pool, shrink_seconds=shrink_seconds)

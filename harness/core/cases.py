@@ -173,7 +173,7 @@ class CellOf(Record):
     server: str
     device: str = "cpu"
     name: str = ""
-    words: dict[str, JsonValue] = {}
+    words: dict[str, JsonValue] = Field(default_factory=dict)
 
 
 class Job(Record):

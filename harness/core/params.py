@@ -125,9 +125,9 @@ class Params(Record):
         `floats` are in its outputs, `requests` are served by an engine, a `graph` is captured,
         `batches` of an engine are in it, a task has `answers`, prompts come again `warm` to an
         engine with prefix caching, a `flush` is made, layers of `mixed` types share one pool,
-        tokens are routed to `experts`, a kernel `repeats` on equal inputs, inputs
-        of a kernel show their `influence`, a cache `moves`, a `script` of requests is played, a drafter's `module` knows the answers by heart. A case adds
-        `patterns` if it has two or more.
+        tokens are routed to `experts`, a kernel `repeats` on equal inputs, inputs of a kernel show
+        their `influence`, a cache `moves`, a `script` of requests is played, a drafter's `module`
+        knows the answers by heart. A case adds `patterns` if it has two or more.
         """
         return frozenset({"floats", "graph", "batches"} if self.has_graph else {"floats"})
 

@@ -1,8 +1,8 @@
 """A call before and after one part of its inputs changed, and oracle `insensitive`: an output whose
 expected value moves must move.
 
-A kernel that never reads the cache, or half of it, can stay within a loose tolerance: attention over
-many keys is close to a mean. Such kernels passed a contest whose check allows 0.1
+A kernel that never reads the cache, or half of it, can stay within a loose tolerance: attention
+over many keys is close to a mean. Such kernels passed a contest whose check allows 0.1
 (gpu-mode/reference-kernels, amd_202602/mixed-mla). Within the bounds of `reference` they fail, and
 this oracle says why: it names the input that has no influence.
 """

@@ -26,11 +26,9 @@ from harness.core.engine_tables import DOORS
 from harness.core.errors import InputError, named
 from harness.core.files import execute_file, load_once
 from harness.core.kernels import Bf16Step, Checks, EmptyLse, EmptyRows, Fp8Products, KernelSpec
-from harness.core.ops import OPS
+from harness.core.ops import OPS, ops_with, part_of
 from harness.core.registry import Registry, nearest
 from harness.core.shapes import NAMED, Shapes, shapes_of
-from harness.kernels.styles import OP as STYLED_OP
-from harness.kernels.styles import STYLES
 from harness.memory.triton_interpreter import repair_when_imported
 
 if TYPE_CHECKING:
@@ -85,7 +83,7 @@ def kernel(
     outputs with torch, so that the poison reaches them. `shapes` are the sizes that it accepts:
     "deepseek", "kimi-linear", "any", or a dict such as `{"like": "deepseek", "num_heads": 16}` (see
     :class:`harness.core.shapes.Shapes`). `style` is the call of a public
-    library that the function has in place of the op's, see :mod:`harness.kernels.styles`. `origin`
+    library that the function has in place of the op's, see `styles.py` of the op. `origin`
     is the file of a function that runs in another
     process. The other arguments of the decorator are promises: see
     :class:`harness.core.kernels.KernelSpec`. Raises InputError for an unknown op, an unknown
@@ -340,12 +338,13 @@ def _adapter(op: str, kernel_name: str, style: str) -> Callable[[Any], Any]:
     """What gives a function the arguments of the op. Raises InputError for an unknown style."""
     if not style:
         return lambda function: function
-    _check_choice(kernel_name, "style", (style,), tuple(STYLES))
-    if op != STYLED_OP:
+    if op not in ops_with("styles.py"):
         raise InputError(
-            f"kernel {kernel_name!r}: style={style!r} is for {STYLED_OP}; leave it out for {op}"
+            f"kernel {kernel_name!r}: style={style!r}, but {op} has no styles; leave it out"
         )
-    return STYLES[style]
+    styles: dict[str, Callable[[Any], Any]] = part_of(op, "styles:STYLES")
+    _check_choice(kernel_name, "style", (style,), tuple(styles))
+    return styles[style]
 
 
 def _check_flags(kernel_name: str, **flags: object) -> None:

@@ -1,6 +1,6 @@
 """Verdicts of kernels as a library.
 
-    from harness import judge_kernel
+    from harness.loop import judge_kernel
 
     verdict = judge_kernel("attempt.py:decode", op="mla_decode", seconds=5.0)
 
@@ -83,7 +83,7 @@ class Judge:
     def __init__(self, *, device: str = "cpu", seed: int | None = None) -> None:
         """Start the server of cells. Without a `seed`, the inputs are drawn by one of its own."""
         self._device = device
-        # One for all verdicts: the cases are drawn once. Each kernel has a new process, and no seed.
+        # One for all verdicts, as cases are drawn once. Each kernel has a new process, and no seed.
         self._seed = seed if seed is not None else 1 + secrets.randbelow(2**31 - 1)
         self._server = CellServer()
         self._scenarios: dict[str, list[Scenario]] = {}
@@ -149,7 +149,9 @@ class Judge:
             )
         finally:
             unload(where, path)
-        return _verdict(results, causes, covered, is_complete, time.monotonic() - started, self._seed)
+        return _verdict(
+            results, causes, covered, is_complete, time.monotonic() - started, self._seed
+        )
 
     def _cases_of(self, spec: KernelSpec) -> list[Case]:
         """The cases that call a kernel alone, the plain ones first."""
@@ -235,5 +237,3 @@ def judge_kernel(
         _default = Judge()
         atexit.register(_default.close)
     return _default.judge(kernel, op, seconds=seconds, **promises)
-
-

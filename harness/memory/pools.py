@@ -1,5 +1,5 @@
-"""Pools of gigabytes of which a call touches some pages: made, copied and compared by the pages of
-the system that hold something.
+"""Pools of gigabytes. A call touches some of their pages, so they are made, copied and compared by
+the pages of the system that hold something.
 
 A real pool is as large. To draw one, copy it for the judge and compare it afterwards would read and
 write all of it, where a test needs the addresses.
@@ -18,7 +18,7 @@ from torch import Tensor
 LARGE_BYTES = 64 << 20
 """A smaller pool is read as a whole."""
 MOST_BYTES = 16 << 30
-"""Of more address space, the system takes too long to say which of it is used."""
+"""Of more address space, the system takes too long to say what is used."""
 PAGE = mmap.PAGESIZE
 
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -82,7 +82,7 @@ def storage_bytes(tensor: Tensor) -> Tensor:
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """As `torch.clone`. A copy in a large pool has memory where the original has, and its strides."""
+    """As `torch.clone`. A copy of a large pool has its strides, and memory where it has some."""
     if not is_large(tensor):
         return tensor.clone()
     memory = untouched(tensor.untyped_storage().nbytes())

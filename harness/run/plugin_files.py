@@ -29,9 +29,7 @@ A fork takes about as long.
 class PluginFiles:
     """The plug-in files of a run, and what their kernels declare."""
 
-    def __init__(
-        self, files: Iterable[str | Path], pool: Pool, cell: CellOf | None = None
-    ) -> None:
+    def __init__(self, files: Iterable[str | Path], pool: Pool, cell: CellOf | None = None) -> None:
         self.paths = tuple(dict.fromkeys(map(str, files)))
         self._pool = pool
         self._cell = cell

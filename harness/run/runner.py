@@ -137,9 +137,7 @@ class WorkerPool(Pool):
         what = f"plug-in {', '.join(plugins)}" if plugins else "installed kernels"
         for _ in range(MAX_STARTS):
             worker = self._first_ready()
-            if worker.send(
-                WorkerRequest(describe=tuple(plugins), cell=cell), DESCRIBE_SECONDS
-            ):
+            if worker.send(WorkerRequest(describe=tuple(plugins), cell=cell), DESCRIBE_SECONDS):
                 break
             self._retire(worker)
         else:

@@ -290,8 +290,8 @@ def _unknown(
     if _NUMBER.match(selector) or _REF.match(selector):
         return unknown_reference(selector, scenarios)
     if selector.endswith(".py"):
-        command = shlex.join(["mla-harness", "run", "--plugin", selector])
-        return UnknownNameError(f"{selector}: a Python file is given as a plug-in: {command}")
+        command = shlex.join(["mla-harness", "judge", selector])
+        return UnknownNameError(f"{selector}: the kernels of a Python file are judged by: {command}")
     if os.path.exists(selector):
         return UnknownNameError(
             f"{selector}: no scenario; its file ends in .yaml, and a folder needs --scenarios"

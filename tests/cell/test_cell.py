@@ -177,7 +177,9 @@ def test_a_buffer_that_is_returned_again_holds_poison_before_the_next_call(load:
 
 
 def test_inputs_lie_at_other_addresses_in_the_next_call(load: Loader) -> None:
-    body = "\n    calls.append(x.data_ptr())\n    assert len(set(calls)) == len(calls), calls" + RIGHT
+    body = (
+        "\n    calls.append(x.data_ptr())\n    assert len(set(calls)) == len(calls), calls" + RIGHT
+    )
     spec = load(body)
     for _ in range(3):
         BoundKernel(spec, None)(torch.ones(4, 32, dtype=torch.bfloat16), num_live=None)

@@ -20,6 +20,8 @@ def merge(prefix_out, prefix_lse, suffix_out, suffix_lse, *, num_tokens_with_con
     count = len(prefix_out) if num_tokens_with_context is None else num_tokens_with_context
     out, lse = suffix_out.clone(), suffix_lse.clone()
     parts = torch.stack((prefix_lse[:, :count], suffix_lse[:, :count]))
+    # Some kernels write +inf for an empty row.
+    parts = parts.masked_fill(parts.isposinf(), float("-inf"))
     both = parts.logsumexp(0)
     weights = (parts - both).exp().nan_to_num(0.0).transpose(1, 2)[..., None]
     values = torch.stack((prefix_out[:count].float(), suffix_out[:count].float()))

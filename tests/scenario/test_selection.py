@@ -70,14 +70,14 @@ def test_tag_keeps_the_cases_that_have_it_and_not_leaves_them_out() -> None:
         (
             "my_kernel.py",
             (
-                "my_kernel.py: a Python file is given as a plug-in: mla-harness run --plugin"
+                "my_kernel.py: the kernels of a Python file are judged by: mla-harness judge"
                 " my_kernel.py"
             ),
         ),
         (
             "my kernel.py",
             (
-                "my kernel.py: a Python file is given as a plug-in: mla-harness run --plugin 'my"
+                "my kernel.py: the kernels of a Python file are judged by: mla-harness judge 'my"
                 " kernel.py'"
             ),
         ),

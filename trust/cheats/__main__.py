@@ -65,7 +65,9 @@ def main(names: list[str]) -> int:
             code, found, seconds = judged(name, folder)
             is_legal = name in legal()
             wrong += code != (0 if is_legal else 1)
-            verdict = {0: "pass (legal)" if is_legal else "PASS", 1: "red"}.get(code, f"exit {code}")
+            verdict = {0: "pass (legal)" if is_legal else "PASS", 1: "red"}.get(
+                code, f"exit {code}"
+            )
             by = ", ".join(found)
             print(f"| {name} | {known[name]} | {verdict} | {by} | {seconds:.0f} |", flush=True)
     print(f"{len(names or known)} kernels, {wrong} judged wrongly")

@@ -38,7 +38,11 @@ def influences(
         found = check_outputs(spec, result, other.shapes, other.dtypes, device)
         after = other.observe(tuple(output.cpu() for output in found))
         for one, then in zip(before, after, strict=False):
-            if one.expected is None or then.expected is None or one.tensor.shape != then.tensor.shape:
+            if (
+                one.expected is None
+                or then.expected is None
+                or one.tensor.shape != then.tensor.shape
+            ):
                 continue
             yield Influence(
                 other.changed,

@@ -15,7 +15,7 @@ from harness.core.contract import Arg, Op
 from harness.ops.parts.inputs import Inputs
 
 TABLES = ("block_table",)
-"""Arguments of which another entry of the same table may stand in each place."""
+"""Arguments in which another entry of the same table may stand in each place."""
 MOST_ROWS = 1 << 20
 """A tensor with more rows is a pool that no case changes."""
 

@@ -1,6 +1,9 @@
 """The calls of public kernels of `mla_decode`, adapted to the op's.
 
-A kernel that is written for another call declares it: `@kernel(op="mla_decode", style="flash_mla")`.
+A kernel that is written for another call declares it:
+
+    @kernel(op="mla_decode", name="mine", style="flash_mla")
+
 Each style takes the function and returns one with the arguments of the op. What a style cannot
 express, such as a window, its kernel does not get. No torch is imported here before a call.
 """
@@ -13,7 +16,6 @@ from functools import wraps
 from typing import Any
 
 Function = Callable[..., Any]
-OP = "mla_decode"
 PAGE_SIZE = 64
 LN_2 = math.log(2)
 
@@ -30,9 +32,7 @@ def flash_mla(function: Function) -> Function:
     ) -> Any:
         rank = _rank(q)
         k_cache = kv_cache[:, :, None]
-        return function(
-            q, k_cache, block_table, seq_lens, rank, softmax_scale=scale, causal=True
-        )
+        return function(q, k_cache, block_table, seq_lens, rank, softmax_scale=scale, causal=True)
 
     return _named(call, function)
 
@@ -56,7 +56,7 @@ def split_cache(function: Function) -> Function:
 
 
 def flashinfer(function: Function) -> Function:
-    """A class with `plan` and `run`, as `BatchMLAPagedAttentionWrapper` of flashinfer-ai/flashinfer.
+    """A class with `plan` and `run`, as flashinfer-ai/flashinfer's `BatchMLAPagedAttentionWrapper`.
 
     `plan(qo_indptr, kv_indptr, kv_indices, kv_len_arr, num_heads, head_dim_ckv, head_dim_kpe,
     page_size, causal, sm_scale, q_data_type, kv_data_type)`; `run(q_nope, q_pe, ckv_cache,
@@ -151,7 +151,8 @@ STYLES: dict[str, Callable[[Function], Function]] = {
 
 def _rank(q: Any) -> int:
     """R of latents of D = R + E elements: the largest power of two below D."""
-    return 1 << ((q.shape[-1] - 1).bit_length() - 1)
+    width: int = q.shape[-1]
+    return 1 << ((width - 1).bit_length() - 1)
 
 
 def _named(call: Function, function: Function) -> Function:
