@@ -98,7 +98,8 @@ def _problem(tensor: Any) -> str:
         )
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor._is_zerotensor():
         return "without memory of its own; return a plain tensor"
-    needed, has = _bytes_needed(tensor), tensor.untyped_storage().nbytes()
+    needed = _bytes_needed(tensor)
+    has = tensor.untyped_storage().nbytes()
     return (
         f"on a storage of {has} bytes, where it needs {needed}: the storage was resized"
         if has < needed

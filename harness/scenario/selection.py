@@ -54,10 +54,12 @@ def select(
     for selector in wanted:
         _check_brackets(selector)
     keep = _tag_filter(scenarios, tags)
+    # A dictionary, so that a case that several selectors name runs once, where it came first.
     found: dict[str, Case] = {}
     matched: set[str] = set()
     for selector in wanted:
         cell = _variant(scenarios, selector, seed, override)
+        # Ids of drawn cases and of single points stand in no scenario: they are their parameters.
         for case in [cell] if cell else probe.selected(selector, override, seed=seed):
             matched.add(selector)
             found[case.id] = case
