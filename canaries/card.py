@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from canaries.recipe import Recipe
-from harness.engine.schedule.config import ModelConfig
+from harness.engine.schedule.config import EngineModelConfig
 
 _TEXT = """\
 ---
@@ -67,7 +67,7 @@ class Trained:
     """
 
     directory: Path
-    config: ModelConfig
+    config: EngineModelConfig
     recipe: Recipe
     seed: int
     steps: int

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from canaries.tokenizer import EOS_TOKEN_ID, PAD_TOKEN_ID, VOCAB_SIZE
-from harness.engine.schedule.config import ModelConfig
+from harness.engine.schedule.config import EngineModelConfig
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def default_recipe(architecture: str, num_experts: int = 0) -> Recipe:
     return Recipe()
 
 
-def model_config(architecture: str, num_experts: int = 0) -> ModelConfig:
+def model_config(architecture: str, num_experts: int = 0) -> EngineModelConfig:
     """The canary's sizes.
 
     The MLA heads have DeepSeek's sizes, because serving kernels are built for them.
@@ -84,12 +84,12 @@ def model_config(architecture: str, num_experts: int = 0) -> ModelConfig:
         }
         mla |= experts | {"num_heads": 4}
     if architecture == "deepseek_v2":
-        return ModelConfig(
+        return EngineModelConfig(
             architecture="deepseek_v2", num_layers=3, layer_types=("mla",) * 3, **mla
         )
     if architecture == "kimi_linear":
         # With four heads of 64, the state of a request has the size of 64 rows of the MLA cache.
-        return ModelConfig(
+        return EngineModelConfig(
             architecture="kimi_linear",
             num_layers=4,
             layer_types=("kda", "mla", "kda", "kda"),

@@ -24,7 +24,7 @@ from harness.engine.model import checkpoint
 from harness.engine.model.kda import KimiDeltaAttention
 from harness.engine.model.mla import CacheTransform
 from harness.engine.model.transformer import CausalLM
-from harness.engine.schedule.config import ModelConfig
+from harness.engine.schedule.config import EngineModelConfig
 from harness.run.protocol import Parent, Reply, run_child
 
 Progress = Callable[[str], None]
@@ -50,7 +50,7 @@ def train(
     num_experts: int = 0,
     limit: int | None = None,
     recipe: Recipe | None = None,
-    config: ModelConfig | None = None,
+    config: EngineModelConfig | None = None,
     progress: Progress = print,
 ) -> card.Trained:
     """Train on `task` (a name, `all`, or a .jsonl file), check, and write a checkpoint with its

@@ -93,7 +93,8 @@ class AnswerLog:
     """
 
     def __init__(self, path: Path, header: RunHeader, *, resume: bool = False) -> None:
-        self._path, self.results = path, dict[tuple[int, str], QuestionResult]()
+        self._path = path
+        self.results = dict[tuple[int, str], QuestionResult]()
         if os.path.lexists(path) and path.lstat().st_size:
             if not resume:
                 raise InputError(
@@ -122,7 +123,8 @@ class AnswerLog:
     def _continue(self, path: Path, header: RunHeader) -> None:
         before, results = read_log(path)
         for field in RunHeader.model_fields:
-            old, new = getattr(before, field), getattr(header, field)
+            old = getattr(before, field)
+            new = getattr(header, field)
             if old != new and field != "num_epochs":
                 shown = (
                     "other questions" if field == "questions" else f"{field} {old!r}, now {new!r}"

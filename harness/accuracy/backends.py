@@ -65,7 +65,7 @@ class Identity:
     note: str = ""
 
 
-class Backend(Protocol):
+class AnswerBackend(Protocol):
     """A running model. It keeps its state (KV pages, graphs) from call to call."""
 
     @property
@@ -109,13 +109,13 @@ def parse_model(spec: str) -> tuple[ModelSpec, str]:
     return MODELS.get(kind), where
 
 
-def open_backend(spec: str, *, concurrency: int = 32, **options: Any) -> Backend:
+def open_backend(spec: str, *, concurrency: int = 32, **options: Any) -> AnswerBackend:
     """Start the model that `spec` describes. Raises InputError when it cannot run here.
 
     `options` are arguments of the model's backend. Only the packages of this backend are imported.
     """
     kind, where = parse_model(spec)
-    backend: Backend = attribute_at(kind.open)(where, concurrency=concurrency, **options)
+    backend: AnswerBackend = attribute_at(kind.open)(where, concurrency=concurrency, **options)
     return backend
 
 

@@ -184,7 +184,8 @@ def _change(path: Path, old: Baseline | None, new: Baseline, unanswered: int) ->
     objections = [f"{unanswered} questions were not answered"] if unanswered else []
     if old is None:
         return BaselineChange(path, None, new, (), (), (), tuple(objections))
-    before, after = old.outcomes, new.outcomes
+    before = old.outcomes
+    after = new.outcomes
     lost = tuple(q for q in before if before[q] and after.get(q) is False)
     gained = tuple(q for q in before if not before[q] and after.get(q) is True)
     dropped = tuple(q for q in before if q not in after)

@@ -21,7 +21,7 @@ from harness.accuracy.answer_log import (
     QuestionResult,
     RunHeader,
 )
-from harness.accuracy.backends import Answer, Backend
+from harness.accuracy.backends import Answer, AnswerBackend
 from harness.accuracy.tasks import Task
 from harness.core.errors import HarnessError
 
@@ -44,7 +44,7 @@ class Progress:
     milliseconds: int = 0
 
 
-def unrepeated(alone: Backend, count: int) -> list[int]:
+def unrepeated(alone: AnswerBackend, count: int) -> list[int]:
     """The numbers of the prompts, of `count`, to which a backend gives another greedy answer the
     second time.
 
@@ -59,7 +59,7 @@ def unrepeated(alone: Backend, count: int) -> list[int]:
 
 
 def run_epochs(
-    backend: Backend,
+    backend: AnswerBackend,
     task: Task,
     directory: Path,
     *,
@@ -92,11 +92,11 @@ def run_epochs(
     return AccuracyRun(header, log.results, path, time.perf_counter() - started)
 
 
-def _drafts(backend: Backend) -> Drafts | None:
+def _drafts(backend: AnswerBackend) -> Drafts | None:
     return backend.drafts() if isinstance(backend, CountsDrafts) else None
 
 
-def make_header(backend: Backend, task: Task, *, seed: int, num_epochs: int) -> RunHeader:
+def make_header(backend: AnswerBackend, task: Task, *, seed: int, num_epochs: int) -> RunHeader:
     return RunHeader(
         task=task.name,
         filter=task.filter,
@@ -112,6 +112,7 @@ def epoch_order(num_questions: int, seed: int, epoch: int) -> list[int]:
     number.
     """
     order = list(range(num_questions))
+    # Another order in each epoch: a bug that follows the batch then hits other questions.
     random.Random(f"{seed}/{epoch}").shuffle(order)
     return order
 
@@ -162,6 +163,8 @@ class _EpochOf:
         found = lm_eval.evaluate(
             self.lm, tasks, samples={self.task.name: self.left}, bootstrap_iters=0
         )
+        # Grades are stored as answers come, to survive a kill. lm-eval's own must agree with them
+        # in the end.
         self._check(found["samples"][self.task.name])
 
     def _store(self, instance: Any, answer: Answer) -> None:
@@ -176,6 +179,7 @@ class _EpochOf:
             correct=answered and grade.correct,
             scores=grade.scores,
             answer=answer.text[:ANSWER_CHARS],
+            # The whole answer, as the stored text is cut.
             answer_hash=hashlib.sha256(answer.text.encode("utf-8", "surrogatepass")).hexdigest()[
                 :12
             ],

@@ -108,6 +108,7 @@ def _use(run: AccuracyRun, baseline: Baseline | None) -> BaselineUse | None:
 
 def _count(results: Sequence[QuestionResult], epoch: int) -> EpochAccuracy:
     num_correct = sum(result.correct for result in results)
+    # Unanswered questions are counted apart: an outage is no loss of accuracy.
     reasons = Counter(result.unanswered for result in results if result.unanswered is not None)
     return EpochAccuracy(
         epoch=epoch,
@@ -164,6 +165,7 @@ def _judge(
 ) -> AccuracyJudgement:
     num_questions = len(run.header.questions)
     for epoch in epochs:
+        # A part of the questions is no measurement: the first ones may be the easy ones.
         if num_missing := num_questions - epoch.num_questions:
             statement = (
                 f"epoch {epoch.epoch} lacks {num_missing} of {num_questions} questions: continue"
@@ -174,6 +176,7 @@ def _judge(
                 verdict=Verdict.ERROR, statement=statement, reasons=(statement,), kinds=kinds
             )
     first, *others = by_epoch = [_outcomes(run.epoch(epoch.epoch)) for epoch in epochs]
+    # The trend compares the same questions in all epochs.
     asked = [question for question in first if all(question in epoch for epoch in others)]
     trend = (
         trend_p([[epoch[question] for question in asked] for epoch in by_epoch]) if others else None
@@ -194,6 +197,7 @@ def _judge(
         statement="",
         reasons=tuple(words for _, words in reasons),
         kinds=tuple(kind for kind, _ in reasons),
+        # Several tests at once find a difference by chance more often than one does.
         p_value=adjust(p_values),
         trend_p_value=trend,
         num_tests=len(p_values),
@@ -235,8 +239,10 @@ def _power(
     """
     compared = [epoch.flips for epoch in epochs if epoch.flips]
     num_shared = min((flips.num_shared for flips in compared), default=0)
+    # What could have been lost depends on what was right before.
     reference = use.accuracy if use else epochs[0].accuracy
-    right, limit = round(reference * num_shared), _flip_limit(run, limits)
+    right = round(reference * num_shared)
+    limit = _flip_limit(run, limits)
     by_test = None
     if p_values:
         gained = min((flips.gained for flips in compared), default=0)
@@ -285,7 +291,8 @@ def _limit_reasons(
     for epoch in epochs:
         kind = AccuracyReason(cause=Code.LIMIT, epoch=epoch.epoch)
         for name, words in _FAULTY.items():
-            limit, count = getattr(limits, name), getattr(epoch, name)
+            limit = getattr(limits, name)
+            count = getattr(epoch, name)
             if limit is not None and count > limit * epoch.num_questions:
                 share = f"{count} of {epoch.num_questions:,} answers {words} (limit {limit:.1%})"
                 yield kind, f"epoch {epoch.epoch}: {share}"
@@ -324,7 +331,8 @@ def _statement(
     accuracies = ", ".join(f"{epoch.accuracy:.4f}" for epoch in epochs)
     parts = [f"accuracy {accuracies}" + (f" (baseline {use.accuracy:.4f})" if use else "")]
     parts += judgement.reasons
-    is_pass, drop = judgement.verdict is Verdict.PASS, judgement.smallest_drop
+    is_pass = judgement.verdict is Verdict.PASS
+    drop = judgement.smallest_drop
     if judgement.verdict is Verdict.SKIP:
         parts.append(f"this run could have shown nothing: {power.why_nothing}; {MEND}")
     if len(epochs) > 1 and judgement.num_flips == 0:

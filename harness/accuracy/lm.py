@@ -15,7 +15,7 @@ from typing import Any
 from lm_eval.api.model import LM  # type: ignore[import-untyped]
 from lm_eval.api.task import ConfigurableTask  # type: ignore[import-untyped]
 
-from harness.accuracy.backends import Answer, Backend
+from harness.accuracy.backends import Answer, AnswerBackend
 from harness.core.errors import InputError
 
 DEFAULT_MAX_TOKENS = 256
@@ -34,7 +34,7 @@ class BackendLM(LM):  # type: ignore[misc]
     the time in the backend, without the time in `on_answer`.
     """
 
-    def __init__(self, backend: Backend, max_tokens: int | None = None) -> None:
+    def __init__(self, backend: AnswerBackend, max_tokens: int | None = None) -> None:
         super().__init__()
         self.backend = backend
         self.max_tokens = max_tokens
@@ -133,7 +133,8 @@ class KeptPrompts(ConfigurableTask):  # type: ignore[misc]
         The instances of a running evaluation stay as they are.
         """
         alone = replace(instance, resps=[text], filtered_resps={})
-        running, self._instances = self._instances, [alone]
+        running = self._instances
+        self._instances = [alone]
         try:
             self.apply_filters()
         finally:

@@ -28,7 +28,8 @@ SchemaName = Literal["colour", "number", "flag"]
 SCHEMAS: dict[SchemaName, dict[str, Any]] = read_rows(Path(__file__).with_suffix(".yaml"))
 """JSON schemas of answers, each with all values that obey it. No value obeys two."""
 
-FIRST_TOKEN, LAST_TOKEN = 16, 250
+FIRST_TOKEN = 16
+LAST_TOKEN = 250
 """Token ids of prompts: none is special, and every vocabulary has them."""
 MOST_REQUESTS = 512
 """The most requests of a step that fills the pool. A larger pool cannot be filled."""
@@ -132,7 +133,7 @@ class Script(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PagePool:
     """The pages of a server's cache: tokens of a page, and number of pages."""
 
     page: int
@@ -179,10 +180,8 @@ class Request:
         """Whether an answer obeys the schema; an answer that was cut, whether it can be the
         beginning of one.
         """
-        packed, is_cut = (
-            "".join(text.split()),
-            self.abort_after is not None or num_tokens >= self.max_tokens,
-        )
+        packed = "".join(text.split())
+        is_cut = self.abort_after is not None or num_tokens >= self.max_tokens
         return not self.schema or any(
             v == packed or (is_cut and v.startswith(packed)) for v in self.values
         )
@@ -202,7 +201,7 @@ class Request:
         )
 
 
-def requests_of(script: Script, step: Step, pool: Pool) -> list[Request]:
+def requests_of(script: Script, step: Step, pool: PagePool) -> list[Request]:
     """The requests of a step. Raises ValueError for a pool that a step cannot fill."""
     prompts = list(step.ask)
     if step.fill is not None:

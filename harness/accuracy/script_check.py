@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from harness.accuracy.acceptance import Drafts, acceptance_in_words
-from harness.accuracy.script import Pool, Request, Script, Step, requests_of
-from harness.accuracy.script_server import NUM_BEST, Reply, Scores, ScriptServer
+from harness.accuracy.script import PagePool, Request, Script, Step, requests_of
+from harness.accuracy.script_server import NUM_BEST, Scores, ScriptServer, ServerReply
 from harness.core.cause_codes import Code
 from harness.core.errors import Refused
 from harness.core.findings import Finding
@@ -145,17 +145,20 @@ class Judged:
 
     def result(self) -> CaseResult:
         name = f"{SCENARIO}[script={self.script},model={self.model}]"
-        ended: dict[str, Any] = {
-            "verdict": self.verdict,
-            "reason": self.reason,
-            "findings": tuple(self.findings),
-        }
         return CaseResult(
-            key=name, id=name, scenario=SCENARIO, looked_at={ORACLE: self.num_tokens}, **ended
+            key=name,
+            id=name,
+            scenario=SCENARIO,
+            verdict=self.verdict,
+            reason=self.reason,
+            findings=tuple(self.findings),
+            looked_at={ORACLE: self.num_tokens},
         )
 
 
-def check_script(check: ScriptCheck, references: dict[Request, Reply] | None = None) -> Judged:
+def check_script(
+    check: ScriptCheck, references: dict[Request, ServerReply] | None = None
+) -> Judged:
     """Run a script. `references` are lone answers that are known, and gets those that are not.
 
     Raises InputError without a server or with a wrong script.
@@ -167,10 +170,8 @@ def check_script(check: ScriptCheck, references: dict[Request, Reply] | None = N
                 closing(ScriptServer(url, served_model=name, timeout=check.timeout))
             )
 
-        server, other = (
-            server_at(check.url, check.served_model),
-            check.against and server_at(check.against),
-        )
+        server = server_at(check.url, check.served_model)
+        other = check.against and server_at(check.against)
         judged = Judged(server.identity.model, check.script.name)
         try:
             _Runner(
@@ -191,7 +192,7 @@ class _Runner:
     server: ScriptServer
     other: ScriptServer | None
     judged: Judged
-    references: dict[Request, Reply]
+    references: dict[Request, ServerReply]
 
     def __post_init__(self) -> None:
         self.counts = self.server.metrics()
@@ -200,7 +201,7 @@ class _Runner:
                 "the server's /metrics do not say the pages of its cache; proofs and lengths need"
                 " them"
             )
-        self.pool: Pool = self.counts.cache
+        self.pool: PagePool = self.counts.cache
 
     def run(self) -> None:
         """Ask every request alone, then take the steps."""
@@ -245,7 +246,7 @@ class _Runner:
             )
         self.counts = after
 
-    def _score(self, request: Request, reply: Reply, scores: Scores | None) -> None:
+    def _score(self, request: Request, reply: ServerReply, scores: Scores | None) -> None:
         """Check an answer given alone: a prefill of prompt and answer must prefer the same
         tokens.
         """
@@ -264,7 +265,7 @@ class _Runner:
                 )
                 return
 
-    def _obeys(self, request: Request, reply: Reply, where: str) -> bool:
+    def _obeys(self, request: Request, reply: ServerReply, where: str) -> bool:
         """Check an answer against the schema of its request."""
         if request.obeyed_by(reply.text, len(reply.tokens)):
             return True
@@ -294,7 +295,8 @@ class _Runner:
         """Ask, judge the answers, and say what happened meanwhile."""
         replies = self.server.ask(requests, together=step.together)
         after = self.server.metrics()
-        grown, self.counts = after - self.counts, after
+        grown = after - self.counts
+        self.counts = after
         for name, count in grown.items():
             self.judged.events[name] = self.judged.events.get(name, 0) + count
         for request, reply in zip(requests, replies, strict=True):
@@ -313,13 +315,15 @@ class _Runner:
             "changed": not self.check.weights or self._differs_from_own(requests, replies),
         }
 
-    def _differs_from_own(self, requests: Sequence[Request], replies: Sequence[Reply]) -> bool:
+    def _differs_from_own(
+        self, requests: Sequence[Request], replies: Sequence[ServerReply]
+    ) -> bool:
         own = [self.references.get(replace(request.alone, weights="own")) for request in requests]
         return any(
             a is not None and a.tokens != b.tokens for a, b in zip(own, replies, strict=True)
         )
 
-    def _judge(self, request: Request, reply: Reply, where: str) -> None:
+    def _judge(self, request: Request, reply: ServerReply, where: str) -> None:
         expected = self.references.get(request.alone)
         if expected is None:
             return self._note(
@@ -340,7 +344,8 @@ class _Runner:
         for place, (token, right) in enumerate(zip(reply.tokens, expected.tokens, strict=False)):
             self.judged.num_tokens += 1
             if token != right:
-                top, now = expected.top[place], reply.top[place]
+                top = expected.top[place]
+                now = reply.top[place]
                 gaps = [abs(now[name] - top[name]) for name in now.keys() & top.keys()]
                 if request.schema and max(gaps, default=math.inf) <= self.check.tolerance:
                     # A schema can exclude all of the best. They are alike, so the answer says how

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.accuracy.acceptance import NUMBER
-from harness.accuracy.script import FIRST_TOKEN, Pool, Request
+from harness.accuracy.script import FIRST_TOKEN, PagePool, Request
 from harness.accuracy.server_backend import (
     BadReply,
     ServerBackend,
@@ -38,7 +38,9 @@ _SAMPLE = re.compile(
     rf"^(vllm|sglang):(\w+?)(?:_total)?(\{{[^}}]*\}})? ({NUMBER})\s*$", re.MULTILINE | re.ASCII
 )
 _ID = re.compile(r"token_id:(\d{1,18})", re.ASCII)
-MOST_PAGE, MOST_PAGES, MOST_TOKENS = 1 << 16, 1 << 40, 1 << 31
+MOST_PAGE = 1 << 16
+MOST_PAGES = 1 << 40
+MOST_TOKENS = 1 << 31
 """The most tokens of a page, pages of a cache, and tokens of a prompt that a server can have."""
 Scores = list[tuple[float, int]]
 """For each token of an answer: by how many nats another token is preferred, and this token."""
@@ -61,7 +63,7 @@ _COUNTED = (
 
 
 @dataclass(frozen=True)
-class Reply:
+class ServerReply:
     """The tokens of an answer, with their log probabilities, and the best tokens at each place.
 
     `error` is the reason for no answer. A token is `token_id:N`, or its text if the server does not
@@ -90,7 +92,7 @@ class Metrics:
     """
 
     counts: dict[str, float] = field(default_factory=dict)
-    cache: Pool | None = None
+    cache: PagePool | None = None
 
     def __sub__(self, before: Metrics) -> dict[str, int]:
         """What happened since `before`.
@@ -121,13 +123,13 @@ class ScriptServer(ServerBackend):
         self._salt = uuid.uuid4().hex
         self._client = httpx.Client(timeout=timeout, headers=self._headers)
 
-    def ask(self, requests: Sequence[Request], *, together: bool = True) -> list[Reply]:
+    def ask(self, requests: Sequence[Request], *, together: bool = True) -> list[ServerReply]:
         """The answers to requests, sent at once or one after the other.
 
         A stream closed early has its tokens so far.
         """
 
-        async def one(client: httpx.AsyncClient, request: Request) -> Reply:
+        async def one(client: httpx.AsyncClient, request: Request) -> ServerReply:
             await asyncio.sleep(request.delay)
             body = self._request(request.prompt, request.max_tokens) | request.more
             if request.abort_after is not None:
@@ -136,14 +138,16 @@ class ScriptServer(ServerBackend):
 
         return asyncio.run(self._in_flight(one, requests, at_once=None if together else 1))
 
-    def ask_alone(self, requests: Sequence[Request]) -> list[tuple[Reply, Scores | None]]:
+    def ask_alone(self, requests: Sequence[Request]) -> list[tuple[ServerReply, Scores | None]]:
         """The answers to requests that run one at a time and find no page in the prefix cache.
 
         With each the scores of its tokens by a prefill of prompt and answer; None if the server
         scores no prompt. A prefill knows no schema.
         """
 
-        async def one(client: httpx.AsyncClient, request: Request) -> tuple[Reply, Scores | None]:
+        async def one(
+            client: httpx.AsyncClient, request: Request
+        ) -> tuple[ServerReply, Scores | None]:
             alone = {"cache_salt": uuid.uuid4().hex} | request.more
             reply = await self._reply(
                 client, self._request(request.prompt, request.max_tokens) | alone
@@ -262,7 +266,7 @@ class ScriptServer(ServerBackend):
             raise Refused(f"{self._root}{path}: the server reports no success")
         return found
 
-    def _read_metrics(self) -> tuple[dict[str, float], Pool | None]:
+    def _read_metrics(self) -> tuple[dict[str, float], PagePool | None]:
         try:
             text = fetched(self._client, "GET", f"{self._root}/metrics", seconds=self._timeout).text
         except httpx.TransportError as error:
@@ -292,25 +296,26 @@ class ScriptServer(ServerBackend):
         }
         return self._body("", max_tokens) | more | {"prompt": list(prompt)}
 
-    async def _reply(self, client: httpx.AsyncClient, body: dict[str, Any]) -> Reply:
+    async def _reply(self, client: httpx.AsyncClient, body: dict[str, Any]) -> ServerReply:
         try:
             return _read(await self._post(client, body))
         except Unanswered as error:
-            return Reply(error=str(error))
+            return ServerReply(error=str(error))
 
     async def _cut_short(
         self, client: httpx.AsyncClient, body: dict[str, Any], after: int
-    ) -> Reply:
+    ) -> ServerReply:
         """Read a stream, and close it once it has `after` tokens."""
-        got = Reply()
-        where, body = f"{self._url}/completions", body | {"stream": True}
+        got = ServerReply()
+        where = f"{self._url}/completions"
+        body = body | {"stream": True}
         try:
             async with (
                 asyncio.timeout(self._timeout),
                 client.stream("POST", where, json=body) as response,
             ):
                 if response.status_code != 200:
-                    return Reply(error=f"HTTP {response.status_code}")
+                    return ServerReply(error=f"HTTP {response.status_code}")
                 lines = lines_of(response)
                 while len(got.tokens) < after and (line := await anext(lines, None)) is not None:
                     if line.startswith("data: {"):
@@ -322,19 +327,19 @@ class ScriptServer(ServerBackend):
                             got.logprobs + part.logprobs,
                             got.top + part.top,
                         )
-                        got = Reply(*lists, text=got.text + part.text)
+                        got = ServerReply(*lists, text=got.text + part.text)
         except (httpx.TimeoutException, TimeoutError):
-            return Reply(error="the stream does not end in time")
+            return ServerReply(error="the stream does not end in time")
         except httpx.TransportError as error:
-            return Reply(error=f"connection lost: {type(error).__name__}")
+            return ServerReply(error=f"connection lost: {type(error).__name__}")
         except (BadReply, ValueError) as error:
-            return Reply(error=f"the stream is no completion: {error}")
+            return ServerReply(error=f"the stream is no completion: {error}")
         return got
 
 
-def _pool(page: str | float | None, num_pages: str | float | None) -> Pool | None:
+def _pool(page: str | float | None, num_pages: str | float | None) -> PagePool | None:
     """The cache of these sizes, as /metrics have them; None if they are no sizes of one."""
-    found = None if page is None or num_pages is None else Pool(int(page), int(num_pages))
+    found = None if page is None or num_pages is None else PagePool(int(page), int(num_pages))
     return (
         found
         if found and 1 <= found.page <= MOST_PAGE and 1 <= found.num_pages <= MOST_PAGES
@@ -348,12 +353,12 @@ def _score(token: int, row: dict[str, dict[str, float]]) -> tuple[float, int]:
     return known[best] - known[token], best
 
 
-def _read(reply: dict[str, Any]) -> Reply:
+def _read(reply: dict[str, Any]) -> ServerReply:
     if "refused" in reply:
-        return Reply(error=str(reply["refused"]))
+        return ServerReply(error=str(reply["refused"]))
     if reply.get("choices") == []:
         # The last part of a stream may have the usage alone.
-        return Reply()
+        return ServerReply()
     try:
         found = reply["choices"][0]["logprobs"] or {
             "tokens": (),
@@ -361,7 +366,7 @@ def _read(reply: dict[str, Any]) -> Reply:
             "top_logprobs": (),
         }
         count = (reply.get("usage") or {}).get("prompt_tokens")
-        read = Reply(
+        read = ServerReply(
             tuple(map(str, found["tokens"])),
             tuple(map(log_probability, found["token_logprobs"])),
             tuple(
@@ -376,4 +381,4 @@ def _read(reply: dict[str, Any]) -> Reply:
         return read
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         why = f": {error}" if isinstance(error, ValueError) else ""
-        return Reply(error=f"the reply has no log probabilities{why}")
+        return ServerReply(error=f"the reply has no log probabilities{why}")

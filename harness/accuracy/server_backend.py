@@ -83,8 +83,12 @@ class ServerBackend:
             raise InputError(f"{url}: the address must start with http:// or https://")
         if concurrency < 1 or max_attempts < 1:
             raise InputError("--concurrency and the number of attempts must be at least 1")
-        self._url, self._concurrency, self._timeout = url.rstrip("/"), concurrency, timeout
-        self._max_attempts, self._backoff, self._longest_wait = max_attempts, backoff, longest_wait
+        self._url = url.rstrip("/")
+        self._concurrency = concurrency
+        self._timeout = timeout
+        self._max_attempts = max_attempts
+        self._backoff = backoff
+        self._longest_wait = longest_wait
         self._num_replies = 0
         key = os.environ.get(KEY_VARIABLE)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -126,7 +130,8 @@ class ServerBackend:
         """The server's counts of drafts, from /metrics beside /v1; None if it has no such
         counters.
         """
-        where, seconds = f"{self._url.removesuffix('/v1')}/metrics", self._timeout
+        where = f"{self._url.removesuffix('/v1')}/metrics"
+        seconds = self._timeout
         try:
             with httpx.Client(headers=self._headers, timeout=seconds) as client:
                 return drafts_in(fetched(client, "GET", where, seconds=seconds).text)
@@ -141,10 +146,8 @@ class ServerBackend:
         at_once: int | None = None,
     ) -> list[ResultT]:
         num = at_once or self._concurrency
-        gate, limits = (
-            asyncio.Semaphore(num),
-            httpx.Limits(max_connections=num, max_keepalive_connections=num),
-        )
+        gate = asyncio.Semaphore(num)
+        limits = httpx.Limits(max_connections=num, max_keepalive_connections=num)
         async with httpx.AsyncClient(
             timeout=self._timeout, headers=self._headers, limits=limits
         ) as client:
@@ -241,7 +244,8 @@ class ServerBackend:
         """What is wrong with the key, the address or the model, if the server refuses all
         questions.
         """
-        where, status = f"{response.request.url}: HTTP {response.status_code}", response.status_code
+        where = f"{response.request.url}: HTTP {response.status_code}"
+        status = response.status_code
         if status in REFUSED_KEY:
             what = (
                 "refuses the key in the environment variable"
@@ -358,7 +362,8 @@ def fetched(
     client: httpx.Client, method: str, url: str, *, seconds: float, **more: Any
 ) -> httpx.Response:
     """The whole reply. Raises BadReply, and httpx.TransportError if there is none."""
-    ends, content = time.monotonic() + seconds, bytearray()
+    ends = time.monotonic() + seconds
+    content = bytearray()
     try:
         with client.stream(method, url, **more) as response:
             for part in response.iter_bytes():
@@ -385,7 +390,8 @@ async def fetched_async(
 
 async def lines_of(response: httpx.Response) -> AsyncIterator[str]:
     """The lines of a stream. Raises BadReply for a line without an end."""
-    kept, size = b"", 0
+    kept = b""
+    size = 0
     try:
         async for part in response.aiter_bytes():
             size += len(part)

@@ -67,10 +67,8 @@ class Task:
         self.questions = question_hashes([instance.doc for instance in self.instances])
 
     def grade(self, instance: Any, text: str) -> Grade:
-        filtered, judge = (
-            self.lm_eval_task.filtered(instance, text),
-            self.lm_eval_task.process_results,
-        )
+        filtered = self.lm_eval_task.filtered(instance, text)
+        judge = self.lm_eval_task.process_results
         scores = {
             name: float(judge(instance.doc, [answer])[self.metric])
             for name, answer in filtered.items()
@@ -118,7 +116,7 @@ def load_task(
         spec.parent.mkdir(parents=True, exist_ok=True)
         files = {"data_files": data_files, "cache_dir": str(work_dir / "datasets")}
         dataset = {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": files}
-        override: dict[str, Any] = {"include": str(path), "task": name, "tag": [], **dataset}
+        override: dict[str, object] = {"include": str(path), "task": name, "tag": [], **dataset}
         spec.write_text(yaml.safe_dump(override, sort_keys=False), encoding="utf-8")
     extras.require(extras.ACCURACY)
     logging.getLogger("lm_eval").setLevel(logging.ERROR)

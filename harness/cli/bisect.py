@@ -89,7 +89,8 @@ class BisectOptions(RunningCases):
 @with_options(BisectOptions)
 def bisect(context: typer.Context, given: BisectOptions) -> None:
     """Run the same scenarios under several versions, and find the first bad one."""
-    subjects, known = _subjects(given.python or [], given.site or []), load(given.wanted())
+    subjects = _subjects(given.python or [], given.site or [])
+    known = load(given.wanted())
     named, tags = _selection(given.selectors or [], given.tags or [], known)
     select(known, named, tags=tags)
     screen = console(given.json)

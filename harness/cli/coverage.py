@@ -21,7 +21,9 @@ from harness.report.run_view import RunView
 from harness.report.wording import num
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
 
-MAX_UNMET, MAX_REFUSED, MAX_WORDS = 20, 4, 300
+MAX_UNMET = 20
+MAX_REFUSED = 4
+MAX_WORDS = 300
 
 
 def coverage(
@@ -54,7 +56,8 @@ def coverage(
         found_in = {"run_id": view.plan.run_id, "not_run": view.num_not_run}
         print_json(found_in | {"coverage": [_object(one) for one in found]})
         return
-    screen, shown = console(), table("op", "kernel", *STRENGTHS.values())
+    screen = console()
+    shown = table("op", "kernel", *STRENGTHS.values())
     for one in found:
         counts = [
             f"{one.share(n)} ({met:,} of {every:,})"

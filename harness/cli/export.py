@@ -19,7 +19,7 @@ from harness.diagnose.session import candidates, first_failure
 from harness.diagnose.shrink import shrink
 from harness.report.progress import Waiting
 from harness.report.wording import num
-from harness.run.planning import Planner, Wanted
+from harness.run.planning import JobPlanner, Wanted
 from harness.run.runner import WorkerPool
 
 BAR_SECONDS = 55.0
@@ -62,7 +62,7 @@ def _exported(
     started = time.monotonic()
     with Waiting(screen, "looking for a failing case", pool):
         job, result = first_failure(
-            pool, candidates(Planner(wanted, pool)), lambda job: why_not(job.case, job.fault)
+            pool, candidates(JobPlanner(wanted, pool)), lambda job: why_not(job.case, job.fault)
         )
     with_bug = f" with {job.fault}" if job.fault else ""
     screen.print(f"{job.case.id}{with_bug} fails", markup=False, soft_wrap=True)

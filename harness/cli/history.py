@@ -38,7 +38,8 @@ def history(
     json: Json = False,
 ) -> None:
     """Follow a scenario or a case from run to run."""
-    runs, start = past_runs(history), moment(since) if since else ""
+    runs = past_runs(history)
+    start = moment(since) if since else ""
     if runs is None:
         raise InputError("--history none: there is nothing to read; name a folder of runs")
     if not runs.names:
@@ -63,10 +64,8 @@ def history(
         and not chosen
         and not any(name in (one.key, one.scenario) for run in runs for one in run.entries.values())
     ):
-        scenario, known = (
-            name.partition("[")[0],
-            {one.scenario for run in runs for one in run.entries.values()},
-        )
+        scenario = name.partition("[")[0]
+        known = {one.scenario for run in runs for one in run.entries.values()}
         hint = nearest(scenario, sorted(known), see="mla-harness history")
         raise UnknownNameError(f"no run in {runs.root} has a result of {name!r}; {hint}")
     found = trends_over(chosen, name)

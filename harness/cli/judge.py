@@ -22,7 +22,7 @@ from harness.report.progress import Waiting
 from harness.report.run_view import RunView
 from harness.report.terminal import print_run
 from harness.run.cell_server import CellServer
-from harness.run.planning import Planner, Wanted
+from harness.run.planning import JobPlanner, Wanted
 from harness.run.runner import WorkerPool
 from harness.store.run_folder import RunStore
 from harness.store.summary import summarise
@@ -98,7 +98,7 @@ def judge(context: typer.Context, given: JudgeOptions) -> None:
                 timeout_seconds=given.timeout,
                 cell=where,
             )
-            jobs = _jobs(Planner(wanted, pool), given)
+            jobs = _jobs(JobPlanner(wanted, pool), given)
             store = run_and_report.planned(given.root, wanted, jobs)
         store.note_source(run_and_report.source_under_test(given.commit, given.branch, (path,)))
         code = _finish(store, pool, given, screen, seed)
@@ -131,7 +131,7 @@ def _words(given: JudgeOptions, name: str) -> dict[str, Any]:
     return words | ({"style": given.style} if given.style else {})
 
 
-def _jobs(planner: Planner, given: JudgeOptions) -> list[Job]:
+def _jobs(planner: JobPlanner, given: JudgeOptions) -> list[Job]:
     jobs = planner.jobs()
     if given.whole or given.selectors:
         return jobs

@@ -43,7 +43,8 @@ def list_(
     _register(wanted)
     # A table has no cases, and those that come with the harness are checked by its tests: a list is
     # instant.
-    known, is_part = load(wanted, whole=lambda name: cases), bool(selectors or tags)
+    known = load(wanted, whole=lambda name: cases)
+    is_part = bool(selectors or tags)
     if cases:
         if is_part:
             found = select(known, wanted.selectors, tags=wanted.tags, seed=seed, has_gpu=True)

@@ -87,11 +87,9 @@ def with_options(
     own first.
     """
     hints = get_type_hints(record, include_extras=True)
-    hints["context"], kind, empty = (
-        typer.Context,
-        inspect.Parameter.KEYWORD_ONLY,
-        inspect.Parameter.empty,
-    )
+    hints["context"] = typer.Context
+    kind = inspect.Parameter.KEYWORD_ONLY
+    empty = inspect.Parameter.empty
     given = {one.name: one.default for one in fields(record)}  # type: ignore[arg-type]
     names = [
         name

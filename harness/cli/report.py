@@ -30,7 +30,7 @@ from harness.report.wording import printable
 from harness.report.write import write_reports
 from harness.scenario.variant import shown
 from harness.store.epochs import take_in
-from harness.store.history.compare import Comparison, compare, previous_of
+from harness.store.history.compare import RunComparison, compare, previous_of
 from harness.store.history.entry import entry_of
 from harness.store.history.trends import Trends, trends_of
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
@@ -101,15 +101,19 @@ def _print_pivot(titles: list[str], rows: list[list[str]], *, markdown: bool) ->
     console().print(shown)
 
 
-def _since_before(store: RunStore, history: str | None) -> tuple[Comparison | None, Trends | None]:
+def _since_before(
+    store: RunStore, history: str | None
+) -> tuple[RunComparison | None, Trends | None]:
     """The changes since the previous run, if there is one, and the trends of the run's cases.
 
     Warns of damaged runs.
     """
-    run, runs = entry_of(store), past_runs(history, store.path.parent)
+    run = entry_of(store)
+    runs = past_runs(history, store.path.parent)
     if runs is None:
         return None, None
-    before, trends = previous_of(run, runs), trends_of(run, runs)
+    before = previous_of(run, runs)
+    trends = trends_of(run, runs)
     for reason in runs.damaged:
         warn(f"left out of the trends: {reason}")
     return compare(before, run) if before else None, trends
@@ -126,7 +130,8 @@ def pivot_of(store: RunStore, shape: str) -> tuple[list[str], list[list[str]]]:
     before, _, after = shape.partition("/")
     if not before or not after:
         raise InputError(f"--pivot {shape}: write ROWS/COLUMNS, such as kernel,kv/site,pattern")
-    rows, columns = before.split(","), after.split(",")
+    rows = before.split(",")
+    columns = after.split(",")
     jobs = store.jobs_by_key()
     cases = pandas.DataFrame(
         [
@@ -152,7 +157,8 @@ def _values(case: Case) -> dict[str, str]:
     """What a case may be sorted by: its parameters, and its scenario, op, kernel, pattern and
     sites.
     """
-    sites, kernels = case.poison.sites, case.kernels()
+    sites = case.poison.sites
+    kernels = case.kernels()
     own = {
         "scenario": case.scenario,
         "system": case.system,

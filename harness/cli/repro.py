@@ -41,8 +41,8 @@ from harness.report.terminal import (
     verdict_text,
 )
 from harness.report.wording import blamed, first_nan_lines, num, one_line, printable, reproduce_case
-from harness.run.planning import Planner, Wanted, load
-from harness.run.pool import Pool
+from harness.run.planning import JobPlanner, Wanted, load
+from harness.run.pool import JobPool
 from harness.run.runner import WorkerPool
 from harness.scenario.expand import NIGHTLY, fault_cases
 from harness.scenario.schema import FaultUse, Scenario
@@ -90,10 +90,12 @@ class ReproOptions(RunningCases):
 @with_options(ReproOptions)
 def repro(context: typer.Context, given: ReproOptions) -> None:
     """Show an upstream bug, without and with it; or export a failing case."""
-    screen, reference = console(given.json), as_reference(given.reference)
+    screen = console(given.json)
+    reference = as_reference(given.reference)
     wanted = given.wanted(engine_path=given.engine_path)
     if given.script is not None:
-        kernels, plugins = (given.kernel,) if given.kernel else (), tuple(given.plugin or ())
+        kernels = (given.kernel,) if given.kernel else ()
+        plugins = tuple(given.plugin or ())
         wanted = replace(
             wanted, selectors=(reference,), kernels=kernels, plugins=plugins, fault=given.fault
         )
@@ -153,7 +155,7 @@ class _Reproduction:
     """Runs and prints scenarios one after another, and collects what `--json` prints at the end."""
 
     screen: Console
-    pool: Pool
+    pool: JobPool
     wanted: Wanted
     reference: str
     shrink_seconds: float
@@ -216,7 +218,7 @@ class _Reproduction:
         """Run each case as it is and with each fault; returns the jobs, and their results and
         blames by key.
         """
-        planner = Planner(self.wanted, self.pool)
+        planner = JobPlanner(self.wanted, self.pool)
         jobs = [job for fault in (None, *faults) for job in planner.jobs_of(cases, fault)]
         what = (
             f"running {num(len(jobs), 'case')} of {cases[0].scenario}, and looking for the memory"
@@ -247,7 +249,8 @@ class _Reproduction:
         if failing is None or why_not(failing[0]) or not self.shrink_seconds:
             return {}
         job, result = failing
-        blame, oracle = blames.get(job.key), declared_oracle(self.wanted, job, result)
+        blame = blames.get(job.key)
+        oracle = declared_oracle(self.wanted, job, result)
         with Waiting(self.screen, TRYING, self.pool):
             shrunk = shrink(
                 self.pool, job, result, blame=blame, oracle=oracle, seconds=self.shrink_seconds

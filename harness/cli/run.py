@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -25,8 +25,8 @@ from harness.report.run_view import RunView
 from harness.report.terminal import print_run, totals_line
 from harness.report.wording import num
 from harness.run.in_process import InProcessPool
-from harness.run.planning import Planner, Wanted
-from harness.run.pool import Pool
+from harness.run.planning import JobPlanner, Wanted
+from harness.run.pool import JobPool
 from harness.run.sanitizer import SanitizedPool, check
 from harness.scenario.shard import Shard, split
 from harness.store.history.compare import last_green
@@ -119,12 +119,14 @@ class RunOptions(MakingRuns):
 @with_options(RunOptions)
 def run(context: typer.Context, given: RunOptions) -> None:
     """Run cases, find the memory to blame for failures, and write reports."""
-    judged: dict[str, Any] = {
-        "kernels": tuple(given.kernels or ()),
-        "plugins": tuple(given.plugin or ()),
-    }
-    judged |= {"changes": ",".join(given.changes or ()), "sample": given.sample}
-    wanted = given.wanted(**judged, fault=given.fault, engine_path=given.engine_path)
+    wanted = given.wanted(
+        kernels=tuple(given.kernels or ()),
+        plugins=tuple(given.plugin or ()),
+        changes=",".join(given.changes or ()),
+        sample=given.sample,
+        fault=given.fault,
+        engine_path=given.engine_path,
+    )
     again: frozenset[str] | None = None
     if given.last_failed:
         wanted, again = run_and_report.as_last_failed(wanted, given.root)
@@ -145,7 +147,7 @@ def run(context: typer.Context, given: RunOptions) -> None:
     raise typer.Exit(code)
 
 
-def _screen(given: RunOptions, pool: Pool) -> Console:
+def _screen(given: RunOptions, pool: JobPool) -> Console:
     # A moving line would disturb a debugger.
     return console(given.json, moves=not isinstance(pool, InProcessPool))
 
@@ -155,10 +157,8 @@ def _accepted(given: RunOptions) -> RunEntry | None:
 
     Raises InputError for options that do not go together.
     """
-    runs, only_new = (
-        run_and_report.past_runs(given.history, given.root),
-        "new" in (given.fail_on or ()),
-    )
+    runs = run_and_report.past_runs(given.history, given.root)
+    only_new = "new" in (given.fail_on or ())
     if only_new and runs is None:
         raise InputError(
             "--fail-on new: compares with the last green run; leave out --history none"
@@ -172,7 +172,7 @@ def _accepted(given: RunOptions) -> RunEntry | None:
     return read_entry(find_run(given.against, runs.root))
 
 
-def _pool(given: RunOptions, sanitizer: str | None) -> Pool:
+def _pool(given: RunOptions, sanitizer: str | None) -> JobPool:
     if given.workers == 0:
         if sanitizer or given.executor != shared_options.LOCAL:
             raise InputError(
@@ -189,10 +189,10 @@ def _pool(given: RunOptions, sanitizer: str | None) -> Pool:
 
 
 def _planned(
-    wanted: Wanted, pool: Pool, given: RunOptions, again: Collection[str] | None
+    wanted: Wanted, pool: JobPool, given: RunOptions, again: Collection[str] | None
 ) -> RunStore:
     """Plan a run; of the cases, only those with an id in `again` if it is not None."""
-    planner = Planner(wanted, pool)
+    planner = JobPlanner(wanted, pool)
     jobs = [job for job in planner.jobs() if again is None or job.case.id in again]
     if not jobs:
         raise InputError(
@@ -213,21 +213,24 @@ def _planned(
     )
 
 
-def finish(store: RunStore, pool: Pool, given: RunOptions, accepted: RunEntry | None = None) -> int:
+def finish(
+    store: RunStore, pool: JobPool, given: RunOptions, accepted: RunEntry | None = None
+) -> int:
     """Run what is left of a planned run, and print it. Returns the exit code."""
     screen = _screen(given, pool)
-    max_failures, loudness = (
-        1 if given.first_failure else given.max_failures,
-        given.verbose - given.quiet,
+    max_failures = 1 if given.first_failure else given.max_failures
+    loudness = given.verbose - given.quiet
+    work = partial(
+        run_and_report.work_on,
+        store,
+        pool,
+        screen,
+        max_failures=max_failures,
+        loudness=loudness,
+        shrink_seconds=given.shrink_seconds,
+        # Which three crash is chance, so failures that were accepted are compared with all.
+        keep_going=given.keep_going or given.against is not None,
     )
-    how: dict[str, Any] = {
-        "max_failures": max_failures,
-        "loudness": loudness,
-        "shrink_seconds": given.shrink_seconds,
-    }
-    # Which three crash is chance, so failures that were accepted are compared with all.
-    how["keep_going"] = given.keep_going or given.against is not None
-    work = partial(run_and_report.work_on, store, pool, screen, **how)
 
     def report() -> int:
         if loudness < 0:

@@ -33,7 +33,7 @@ from harness.report.wording import num, one_line, printable
 from harness.report.write import write_reports
 from harness.run.environment import import_first
 from harness.run.planning import Wanted
-from harness.run.pool import Pool
+from harness.run.pool import JobPool
 from harness.run.runner import WorkerPool
 from harness.store.history.entry import PastRuns
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
@@ -68,7 +68,9 @@ NOT_OF_THE_PLAN = {
 """Parameters of commands that may change when a run is continued."""
 
 
-def pool_for(executor: str, ray_address: str | None, workers: int | None, per_gpu: int = 1) -> Pool:
+def pool_for(
+    executor: str, ray_address: str | None, workers: int | None, per_gpu: int = 1
+) -> JobPool:
     """The pool that the options ask for, with at most `workers`, and `per_gpu` on one GPU.
 
     Raises InputError for options that do not fit.
@@ -117,7 +119,7 @@ class Stopped(HarnessError):
 
 def work_on(
     store: RunStore,
-    pool: Pool,
+    pool: JobPool,
     screen: Console,
     *,
     shrink_seconds: float = 0.0,
@@ -169,12 +171,14 @@ def work_and_report(
     complete run. Raises an InputError of the work, unless a failure was seen before it, and
     GoneError if the folder of the run was deleted.
     """
-    ended, code = "", 0
+    ended = ""
+    code = 0
     try:
         with stoppable(store):
             work()
     except KeyboardInterrupt:
-        ended, code = "interrupted", INTERRUPTED
+        ended = "interrupted"
+        code = INTERRUPTED
         stop()
     except GoneError:
         raise
@@ -183,7 +187,8 @@ def work_and_report(
             result.verdict in BAD for result in store.results()
         ):
             raise
-        ended, code = " ".join(str(error).split()), error.exit_code
+        ended = " ".join(str(error).split())
+        code = error.exit_code
     own_code = 0
     try:
         before_report(ended)
@@ -191,9 +196,11 @@ def work_and_report(
         own_code = report()
     except KeyboardInterrupt:
         # The results are stored. Going on writes the reports.
-        ended, code = "interrupted", INTERRUPTED
+        ended = "interrupted"
+        code = INTERRUPTED
     except NoRoomError as error:
-        ended, code = ended or str(error), error.exit_code
+        ended = ended or str(error)
+        code = error.exit_code
     if ended:
         print(f"{ended}; continue with: {command_to_resume(store)}", file=sys.stderr)
     if code == 0 and own_code == 2:
@@ -305,10 +312,8 @@ def to_resume(
     changed = []
     for parameter in context.command.params:
         option = parameter.name or ""
-        source, is_argument = (
-            context.get_parameter_source(option),
-            parameter.param_type_name == "argument",
-        )
+        source = context.get_parameter_source(option)
+        is_argument = parameter.param_type_name == "argument"
         is_given = (
             source is not None
             and source.name == "COMMANDLINE"
@@ -336,7 +341,8 @@ def to_resume(
 
 def planned(root: Path | None, wanted: Wanted, jobs: Iterable[Job], **plan: Any) -> RunStore:
     """A new run of `jobs` below `root`; `plan` are further fields of its plan."""
-    command, options = command_line(), wanted.reproduction()
+    command = command_line()
+    options = wanted.reproduction()
     return RunStore.create(root or DEFAULT_RUNS, jobs, command=command, options=options, **plan)
 
 

@@ -23,8 +23,8 @@ from harness.report.progress import Waiting
 from harness.report.run_view import RunView
 from harness.report.terminal import print_accuracy, print_failures, print_skips, totals_line
 from harness.report.wording import fault_counts
-from harness.run.planning import Planner, Wanted
-from harness.run.pool import Pool
+from harness.run.planning import JobPlanner, Wanted
+from harness.run.pool import JobPool
 from harness.scenario.selection import select
 from harness.store.run_folder import Control, RunStore
 from harness.store.summary import summarise
@@ -59,9 +59,9 @@ def selftest(context: typer.Context, given: SelftestOptions) -> None:
 
 
 def _planned(
-    wanted: Wanted, pool: Pool, root: Path, *, no_clean: bool, num_draws: int | None
+    wanted: Wanted, pool: JobPool, root: Path, *, no_clean: bool, num_draws: int | None
 ) -> RunStore:
-    planner = Planner(wanted, pool)
+    planner = JobPlanner(wanted, pool)
     known = planner.scenarios()
     if num_draws is not None:
         return run_and_report.planned(
@@ -77,7 +77,7 @@ def _planned(
     )
 
 
-def finish(store: RunStore, pool: Pool, *, as_json: bool) -> int:
+def finish(store: RunStore, pool: JobPool, *, as_json: bool) -> int:
     """Run what is left of a planned selftest, and print it. Returns the exit code."""
     screen = console(as_json)
 
@@ -110,7 +110,8 @@ def _code(store: RunStore) -> int:
     """As for `run`: 0 all good, 1 a regression or a fault not caught, 2 nothing ran, 3 the harness
     could not judge.
     """
-    late, tried = _late(store), store.tried()
+    late = _late(store)
+    tried = store.tried()
     results = [result for result in store.results() if result.key not in late]
     verdicts = [result.verdict for result in [*results, *tried.values()]]
     if run_and_report.is_all_skipped(verdicts) and not store.untried_controls():
@@ -121,7 +122,8 @@ def _code(store: RunStore) -> int:
 
 
 def _print(screen: Console, store: RunStore) -> None:
-    view, num_skipped = RunView(store), len(store.skipped_faults())
+    view = RunView(store)
+    num_skipped = len(store.skipped_faults())
     print_accuracy(screen, view.accuracy)
     print_failures(screen, view)
     print_skips(screen, view.skips)

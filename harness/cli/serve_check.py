@@ -99,7 +99,8 @@ def serve_check(context: typer.Context, given: ServeCheckOptions) -> None:
     key is read from the environment variable OPENAI_API_KEY. Exit code 0 if all is well, 1 if not,
     2 if the script could show nothing.
     """
-    request, started = _request(asdict(given)), time.monotonic()
+    request = _request(asdict(given))
+    started = time.monotonic()
     # Drawn traces say themselves how far they are.
     waiting = (
         nullcontext()

@@ -19,7 +19,7 @@ from harness.diagnose.shrink import shrink as search
 from harness.report.progress import Waiting
 from harness.report.terminal import print_shrunk
 from harness.report.wording import one_line, reproduce_case
-from harness.run.planning import Planner
+from harness.run.planning import JobPlanner
 from harness.run.runner import WorkerPool
 
 TRYING = "trying smaller cases"
@@ -46,17 +46,16 @@ def shrink(context: typer.Context, given: ShrinkOptions) -> None:
         "kernels": (given.kernel,) if given.kernel else (),
         "plugins": tuple(given.plugin or ()),
     }
-    wanted, screen = (
-        given.wanted(selectors=(given.selector,), fault=given.fault, **judged),
-        console(given.json),
-    )
+    wanted = given.wanted(selectors=(given.selector,), fault=given.fault, **judged)
+    screen = console(given.json)
     with WorkerPool(given.workers) as pool:
         with Waiting(screen, "looking for a failing case", pool):
-            job, result = first_failure(pool, candidates(Planner(wanted, pool)))
+            job, result = first_failure(pool, candidates(JobPlanner(wanted, pool)))
         with_bug = f" with {given.fault}" if given.fault else ""
         screen.print(f"shrinking {job.case.id}{with_bug}", markup=False, soft_wrap=True)
         with Waiting(screen, TRYING, pool) as live:
-            oracle, show = declared_oracle(wanted, job, result), step_shower(live)
+            oracle = declared_oracle(wanted, job, result)
+            show = step_shower(live)
             shrunk = search(pool, job, result, oracle=oracle, seconds=given.seconds, on_step=show)
     print_shrunk(
         screen, shrunk, reproduce_case(shrunk.case.id, shrunk.fault, wanted.reproduction())

@@ -30,8 +30,8 @@ from harness.report.progress import LiveProgress, Waiting
 from harness.report.run_view import RunView, skip_reasons
 from harness.report.terminal import print_run
 from harness.report.wording import printable
-from harness.run.planning import Planner, Wanted
-from harness.run.pool import Pool
+from harness.run.planning import JobPlanner, Wanted
+from harness.run.pool import JobPool
 from harness.scenario.variant import shown
 from harness.store.run_folder import RunStore
 
@@ -70,7 +70,8 @@ class SurveyOptions(LeavingRuns):
 @with_options(SurveyOptions)
 def survey(context: typer.Context, given: SurveyOptions) -> None:
     """Try options of an engine together, as released, and find which lose answers."""
-    engine, screen = given.engine, console(given.json)
+    engine = given.engine
+    screen = console(given.json)
     if engine is not None and engine not in ENGINES:
         raise InputError(f"survey {engine}: unknown engine; {nearest(engine, ENGINES.names())}")
     scenario = f"{engine or 'vllm'}-{'batch-invariant' if given.batch_invariant else 'survey'}"
@@ -91,7 +92,7 @@ def survey(context: typer.Context, given: SurveyOptions) -> None:
                     timeout_seconds=600.0,
                     scenarios=given.scenarios,
                 )
-                store = run_and_report.planned(given.root, wanted, Planner(wanted, pool).jobs())
+                store = run_and_report.planned(given.root, wanted, JobPlanner(wanted, pool).jobs())
         store.note_source(run_and_report.source_under_test(given.commit, given.branch))
 
         def work() -> None:
@@ -123,7 +124,7 @@ def _report(store: RunStore, screen: Console, found: list[OptionSet], *, as_json
     )
 
 
-def _sets(store: RunStore, pool: Pool, seconds: float) -> list[OptionSet]:
+def _sets(store: RunStore, pool: JobPool, seconds: float) -> list[OptionSet]:
     """The sets of options that explain the failures.
 
     The first planned combination has the plain values.

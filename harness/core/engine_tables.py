@@ -65,7 +65,8 @@ def rows_of_engine(
     The rows name code in this package. The kernels run on a GPU. Faults of an engine have no code
     in a worker.
     """
-    rows, package = rows_beside(module), name.rpartition(".")[0]
+    rows = rows_beside(module)
+    package = name.rpartition(".")[0]
     engine = EngineSpec(**with_tuples(rows["engine"]))
 
     def placed(kind: str, *code: str) -> Iterator[dict[str, Any]]:

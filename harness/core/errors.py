@@ -142,7 +142,10 @@ class SystemUnderTestError(Exception):
         at: str = "",
     ) -> None:
         super().__init__(message)
-        self.cause, self.error, self.kernel, self.at = cause, error, kernel, at
+        self.cause = cause
+        self.error = error
+        self.kernel = kernel
+        self.at = at
 
 
 class IllegalAddress(SystemUnderTestError):

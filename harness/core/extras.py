@@ -79,7 +79,8 @@ if TYPE_CHECKING:
     import scipy.stats as stats
     import tokenizers
 else:
-    httpx, tokenizers = lazily("httpx"), lazily("tokenizers")
+    httpx = lazily("httpx")
+    tokenizers = lazily("tokenizers")
     numpy, pandas, safetensors, stats = map(
         lazily, ("numpy", "pandas", "safetensors.torch", "scipy.stats")
     )

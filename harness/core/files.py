@@ -53,13 +53,17 @@ def write_atomic(path: Path, text: str) -> None:
     Raises GoneError.
     """
     with explained_writes(path):
+        # In the same folder: a rename over two file systems would not be one step.
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with explained_writes(path):
             with os.fdopen(handle, "w", encoding="utf-8") as stream:
                 stream.write(text)
                 stream.flush()
+                # Before the rename, or a machine that loses its power could keep the name and lose
+                # the text.
                 os.fsync(stream.fileno())
+            # mkstemp makes files for their owner alone; a report is for others too.
             os.chmod(name, 0o644)
             os.replace(name, path)
     except BaseException:
@@ -113,6 +117,7 @@ def execute_file(file: Path, kind: str, module_name: str) -> None:
     if spec is None or spec.loader is None:
         raise InputError(f"{kind} {file}: not a Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
+    # Before it runs: dataclasses and pickles of the file look their module up.
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)

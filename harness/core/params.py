@@ -27,7 +27,7 @@ ParamsT = TypeVar("ParamsT", bound="Params")
 
 ILLEGAL = "illegal"
 """The type of pydantic's error for parameters that do not go together."""
-STORED: dict[str, Any] = {"stored": True}
+STORED = {"stored": True}
 """The validation context for stored runs: it switches off rules, which may be newer than the run.
 """
 
@@ -65,7 +65,8 @@ class Params(Record):
     def problems(self) -> Iterator[str]:
         """Yield a sentence for each thing that is wrong with the combination of these values."""
         for name, bound in self.LIMITS.items():
-            value, most = getattr(self, name), getattr(self, bound)
+            value = getattr(self, name)
+            most = getattr(self, bound)
             if value is not None and most is not None and value > most:
                 yield f"{name} is more than {bound}"
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from harness.core.errors import InputError, UnknownNameError
 
 
-class Entry(Protocol):
+class RegistryEntry(Protocol):
     """An entry of a registry: a unique name and one sentence about it."""
 
     @property
@@ -26,7 +26,7 @@ class Entry(Protocol):
     def summary(self) -> str: ...
 
 
-EntryT = TypeVar("EntryT", bound=Entry)
+EntryT = TypeVar("EntryT", bound=RegistryEntry)
 
 MAX_NAMES = 5
 """Names in an error message at most, if they are the nearest of many."""

@@ -40,7 +40,10 @@ class Seam:
     @contextlib.contextmanager
     def replaced(self, replacement: Function) -> Iterator[None]:
         """Run `replacement` instead, for the length of the block."""
-        before, self.current = self.current, replacement
+        # Kept, so that replacements nest: a fault may be injected while a probe watches the same
+        # seam.
+        before = self.current
+        self.current = replacement
         try:
             yield
         finally:
@@ -58,6 +61,8 @@ def seam(*faults: str) -> Callable[[FunctionT], FunctionT]:
         place = f"{function.__module__}:{function.__qualname__}"
         for fault in faults:
             target = FAULTS.get(fault).target
+            # Checked at import, so that a table that names an old place cannot pass for a fault
+            # that nothing sees.
             if target != place:
                 raise ValueError(
                     f"@seam({fault!r}) marks {place}, but the table of faults says {target}"
@@ -131,6 +136,7 @@ def inject(fault: FaultSpec) -> Iterator[Injection]:
 
     @functools.wraps(target.current)
     def run(*args: Any, **kwargs: Any) -> Any:
+        # Noted by the call, not by the import: a seam that no run reaches proves nothing.
         injection.was_reached = True
         return replacement(*args, **kwargs)
 

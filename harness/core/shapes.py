@@ -79,7 +79,8 @@ class Shapes(Record):
 
 NAMED = {name: Shapes(name=name, **with_tuples(row)) for name, row in rows_beside(__file__).items()}
 """The entries of `shapes.yaml`."""
-ANY, DEEPSEEK = NAMED["any"], NAMED["deepseek"]
+ANY = NAMED["any"]
+DEEPSEEK = NAMED["deepseek"]
 
 
 def shapes_of(given: str | Mapping[str, Any]) -> Shapes:

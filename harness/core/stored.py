@@ -136,7 +136,11 @@ def parsed(text: str) -> Any:
     """
     try:
         return json.loads(
-            text, parse_float=_number, parse_int=_whole_number, parse_constant=_number
+            # NaN is no JSON, and a damaged number must not become one.
+            text,
+            parse_float=_number,
+            parse_int=_whole_number,
+            parse_constant=_number,
         )
     except RecursionError:
         raise ValueError("it nests too deep") from None
@@ -157,6 +161,7 @@ def _whole_number(text: str) -> int:
 
 def _is_deeper(value: Any, most: int) -> bool:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    # The depth is asked of what was read, as the parser's own limit depends on the stack.
     return most < 0 or any(_is_deeper(one, most - 1) for one in inner)
 
 
@@ -193,6 +198,7 @@ def record_of(kind: type[RecordT], raw: Any, file: Path, *, versioned: bool = Tr
     own = kind.model_fields.get("schema_version")
     check_version(raw, file, SCHEMA_VERSION if own is None else own.default)
     with _explained_damage(file):
+        # A rule may be newer than the run, which must stay readable.
         return kind.model_validate(raw, context=STORED)
 
 

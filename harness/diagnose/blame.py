@@ -25,7 +25,7 @@ from harness.core.oracles import BETWEEN_PATTERNS
 from harness.core.records import Blame, CaseResult
 from harness.diagnose.budget import Budget
 from harness.diagnose.reduce import primary, same_failure, without_each
-from harness.run.pool import Pool
+from harness.run.pool import JobPool
 
 Failure = tuple[Job, CaseResult]
 
@@ -55,6 +55,7 @@ def plan_trials(job: Job, result: CaseResult, done: Sequence[CaseResult] = ()) -
     # A case that poisons nothing has been its own trial.
     if not result.has_failed or not sites or () in failed:
         return []
+    # Without poison first: if that fails too, no site is to blame, and one trial is enough.
     if () not in tried:
         return [_trial(job, result, ())]
     singles: list[tuple[str, ...]] = [(site,) for site in sites] if len(sites) > 1 else []
@@ -63,8 +64,11 @@ def plan_trials(job: Job, result: CaseResult, done: Sequence[CaseResult] = ()) -
         named = [site for site in singles if site in failed] or [
             rest for rest in rests if rest not in failed
         ]
+        # A site is named only if its trial fails twice: a bug that fails by chance would name any.
         again = [_trial(job, result, chosen, "again") for chosen in named]
+        # An injected fault repeats by construction, so its trials need no second round.
         return [] if job.fault or sites in tried else [_trial(job, result, sites), *again]
+    # From the cheapest answer on: one site alone, then all but one, then whether it repeats at all.
     for group in (singles, rests, [sites]):
         if group and not tried & set(group):
             return [_trial(job, result, chosen) for chosen in group]
@@ -164,7 +168,8 @@ def _trial(job: Job, result: CaseResult, sites: tuple[str, ...], again: str = ""
     A site that is not poisoned holds zeros. So the pattern zeros repeats the trial without poison,
     and all patterns are equal where no memory is poisoned.
     """
-    case, oracle = job.case, primary(result.findings).oracle
+    case = job.case
+    oracle = primary(result.findings).oracle
     patterns = case.poison.patterns
     is_between_patterns = oracle in ORACLES and ORACLES.get(oracle).needs == BETWEEN_PATTERNS
     # An index is the poison's only if the run over zeros has another.
@@ -195,7 +200,7 @@ def _words(sites: Sequence[str], joint: str = "and") -> str:
 
 
 def find_blame(
-    pool: Pool, failures: Sequence[Failure], budget: Budget | None = None
+    pool: JobPool, failures: Sequence[Failure], budget: Budget | None = None
 ) -> dict[str, tuple[Blame, float]]:
     """Key of each failing job -> its blame, and the seconds of its trials.
 
@@ -217,6 +222,7 @@ def find_blame(
             budget.charge(result, pool.num_workers)
             if budget.is_spent:
                 break
+        # The budget was spent within a round, and half a round decides nothing.
         if any(trial.key not in found for jobs in rounds.values() for trial in jobs):
             break
         for key in undecided:

@@ -20,12 +20,12 @@ from harness.core.records import BAD, FAILED, Blame, CaseResult, FaultResult, Ve
 from harness.diagnose.blame import find_blame
 from harness.diagnose.repeated_crashes import RepeatedCrashes
 from harness.diagnose.session import Limits, Session
-from harness.run.pool import Pool
+from harness.run.pool import JobPool
 from harness.scenario.schema import FaultUse
 from harness.store.run_folder import RunStore
 
 
-class Progress(Protocol):
+class DiagnosisProgress(Protocol):
     """What shows the progress of a run."""
 
     def on_start(self, job: Job) -> None: ...
@@ -39,8 +39,8 @@ KNOWN_ORACLE = "known"
 
 def run_jobs(
     store: RunStore,
-    pool: Pool,
-    progress: Progress,
+    pool: JobPool,
+    progress: DiagnosisProgress,
     *,
     max_failures: int | None = None,
     keep_going: bool = False,
@@ -73,6 +73,8 @@ def run_jobs(
     crashes = RepeatedCrashes()
     with closing(pool.run(waiting, progress.on_start)) as results:
         for result in results:
+            # The file is broken, not the kernel: the case stays unfinished and runs again when it
+            # is mended.
             if result.cause == Code.BROKEN_PLUGIN:
                 raise InputError(result.reason)
             if result.key in controls:
@@ -82,6 +84,7 @@ def run_jobs(
                 store.add(result)
                 num_bad += result.verdict in BAD
             progress.on_result(result, announce=result.key not in controls)
+            # Here and not in the pool: a control that fails is meant to.
             causes |= {(one.oracle, one.cause, one.tensor or "") for one in result.findings[:1]}
             if num_bad == max_failures or len(causes) == most_causes:
                 return
@@ -92,7 +95,7 @@ def run_jobs(
                 progress.on_result(left_out)
 
 
-def judge_faults(store: RunStore, pool: Pool) -> None:
+def judge_faults(store: RunStore, pool: JobPool) -> None:
     """Blame, judge and store each fault that was tried and is not judged yet."""
     tried = store.tried()
     todo = [
@@ -110,11 +113,12 @@ def judge_faults(store: RunStore, pool: Pool) -> None:
         )
 
 
-def diagnose(store: RunStore, pool: Pool, *, shrink_seconds: float = 0.0) -> None:
+def diagnose(store: RunStore, pool: JobPool, *, shrink_seconds: float = 0.0) -> None:
     """Store the missing blames of failing cases, and the smallest case for each reason, within
     `shrink_seconds`.
     """
-    session, jobs = Session(pool, Limits(shrink_seconds=shrink_seconds)), store.jobs_by_key()
+    session = Session(pool, Limits(shrink_seconds=shrink_seconds))
+    jobs = store.jobs_by_key()
     # A run that is resumed has new time for the searches that ran out of it.
     blamed = {key for key, blame in store.blames().items() if blame.cause != Code.OUT_OF_TIME}
     failures = [(jobs[result.key], result) for result in store.results() if result.has_failed]
@@ -165,10 +169,8 @@ def judge_fault(
     reason = _why_missed(use, result, by, clean)
     is_seen = not reason
     if is_seen and not use.allows_blame(blame.sites):
-        got, declared = (
-            ", ".join(blame.sites) or "no site",
-            declared_blame(use.blames, use.may_blame),
-        )
+        got = ", ".join(blame.sites) or "no site"
+        declared = declared_blame(use.blames, use.may_blame)
         reason = f"seen by {', '.join(by)}, blamed {got} where {declared} was declared: {blame.how}"
     return FaultResult(
         fault=use.name,
@@ -207,6 +209,7 @@ def _why_missed(
     if not fired:
         return f"expected {' or '.join(use.caught_by)} to fire, not {', '.join(by)}"
     without = {finding.oracle for finding in clean.findings} if clean else set()
+    # An oracle that fires anyway proves nothing about the fault.
     if without.issuperset(fired):
         return f"{' and '.join(fired)} fires without the fault too"
     return ""
@@ -259,9 +262,11 @@ def apply_known(job: Job, result: CaseResult, versions: Mapping[str, str]) -> Ca
         )
     if result.verdict is not Verdict.PASS:
         return result
-    passing, mend = f"{entry.engine} {versions.get(entry.engine)}", "narrow its `versions`"
+    passing = f"{entry.engine} {versions.get(entry.engine)}"
+    mend = "narrow its `versions`"
     if entry.kernel:
-        passing, mend = entry.where, "delete the entry"
+        passing = entry.where
+        mend = "delete the entry"
     gone = f"passes on {passing}, which is known to fail: {where}; {mend}"
     finding = Finding(oracle=KNOWN_ORACLE, message=gone, cause=Code.KNOWN_GONE)
     return result.but(verdict=Verdict.FAIL, reason=gone, findings=(finding,), known=entry)

@@ -16,8 +16,8 @@ from harness.core.records import Blame, CaseResult, FirstNan, Shrunk
 from harness.diagnose.blame import Failure, find_blame
 from harness.diagnose.budget import Budget
 from harness.diagnose.shrink import shrink, why_not
-from harness.run.planning import Planner, Wanted, load
-from harness.run.pool import Pool
+from harness.run.planning import JobPlanner, Wanted, load
+from harness.run.pool import JobPool
 from harness.scenario.expand import fault_cases
 from harness.scenario.selection import selects_scenario
 
@@ -51,7 +51,7 @@ class Limits:
 class Session:
     """Diagnoses failures on one pool. All calls share the limits."""
 
-    def __init__(self, pool: Pool, limits: Limits | None = None) -> None:
+    def __init__(self, pool: JobPool, limits: Limits | None = None) -> None:
         self._pool = pool
         self._left = limits or Limits()
         self._shrunk: set[tuple[str, ...]] = set()
@@ -108,6 +108,7 @@ class Session:
                     *(blame.sites if blame else ()),
                 )
                 if reason not in self._shrunk:
+                    # One smallest case a reason: a broken kernel fails everywhere for the same one.
                     reasons.setdefault(reason, (job, result, blame))
         self._shrunk |= reasons.keys()
         for place, (job, result, blame) in enumerate(reasons.values()):
@@ -115,13 +116,18 @@ class Session:
             if left <= 0:
                 break
             yield shrink(
-                self._pool, job, result, blame=blame, seconds=left / (len(reasons) - place)
+                # What a reason does not use is left for those behind it.
+                self._pool,
+                job,
+                result,
+                blame=blame,
+                seconds=left / (len(reasons) - place),
             )
         self._left.shrink_seconds -= time.monotonic() - started
 
 
 def with_first_nan(
-    pool: Pool, failing: Iterable[Job], blames: dict[str, Blame], budget: Budget | None = None
+    pool: JobPool, failing: Iterable[Job], blames: dict[str, Blame], budget: Budget | None = None
 ) -> dict[str, Blame]:
     """Run each failing job again with the recorder.
 
@@ -174,7 +180,7 @@ def recorded_job(job: Job, blame: Blame) -> Job:
     )
 
 
-def candidates(planner: Planner) -> list[Job]:
+def candidates(planner: JobPlanner) -> list[Job]:
     """The jobs to try for a failure, at most MAX_CASES.
 
     The points of a named scenario's faults come first.
@@ -193,7 +199,7 @@ def candidates(planner: Planner) -> list[Job]:
 
 
 def first_failure(
-    pool: Pool, jobs: list[Job], refusal: Callable[[Job], WhyNot | None] = why_not
+    pool: JobPool, jobs: list[Job], refusal: Callable[[Job], WhyNot | None] = why_not
 ) -> tuple[Job, CaseResult]:
     """The first of `jobs` that fails, with its result. Raises InputError when none does.
 

@@ -31,7 +31,7 @@ from harness.core.records import Blame, CaseResult, ShrinkStep, Shrunk, Verdict
 from harness.diagnose.blame import find_blame
 from harness.diagnose.budget import Budget
 from harness.diagnose.reduce import Reducer, fewer, primary, same_failure
-from harness.run.pool import Pool
+from harness.run.pool import JobPool
 from harness.scenario.schema import Given
 from harness.scenario.variant import shown, vary
 
@@ -47,7 +47,7 @@ LEAST_POWER = 8
 class _Search:
     """A search for the smallest case that fails as `job` does, for the reason `symptom`."""
 
-    pool: Pool
+    pool: JobPool
     job: Job
     symptom: Finding
     needs_poison: bool
@@ -62,17 +62,22 @@ class _Search:
 
         Returns the case, its finding, and if the time was enough.
         """
-        case, finding, changed = self.job.case, self.symptom, True
+        case = self.job.case
+        finding = self.symptom
+        changed = True
         if self.job.sites is not None:
             case = case.but(poison=case.poison.but(sites=self.job.sites))
         reducer = Reducer(self.tried, self.pool.num_workers, self.deadline, self.controls_hold)
+        # A smaller value of one field may allow a smaller one of a field before it.
         while changed:
             changed = False
+            # In a fixed order and with no chance, so that a case always shrinks to the same one.
             for name in fields_of(case):
                 before = self.num_trials
                 while found := reducer.first(reductions(self.job.case, case, name, blame.sites)):
                     reduction, finding = found
-                    case, changed = reduction.case, True
+                    case = reduction.case
+                    changed = True
                     texts = {"before": shown(reduction.before), "after": shown(reduction.after)}
                     self.steps.append(
                         ShrinkStep(what=reduction.what, tried=self.num_trials - before, **texts)
@@ -93,9 +98,12 @@ class _Search:
         """Whether the reduced case passes without the fault, and has another result without
         poison.
         """
-        trial, is_fault = self._trial(reduction), self.job.fault is not None
+        trial = self._trial(reduction)
+        is_fault = self.job.fault is not None
         controls = [trial.but(fault=None)] if is_fault else []
         results = self._run([*controls, trial.but(sites=())] if self.needs_poison else controls)
+        # Without its fault the small case must pass, or it fails for another reason than the one
+        # sought.
         if is_fault and results[0].verdict is not Verdict.PASS:
             return False
         return not self.needs_poison or self._same(results[-1]) is None
@@ -104,7 +112,8 @@ class _Search:
         return self.job.but(case=reduction.case, sites=None)
 
     def _run(self, jobs: list[Job]) -> list[CaseResult]:
-        first, self.num_trials = self.num_trials, self.num_trials + len(jobs)
+        first = self.num_trials
+        self.num_trials = self.num_trials + len(jobs)
         numbered = [
             job.but(key=f"{self.job.key}~shrink:{number}") for number, job in enumerate(jobs, first)
         ]
@@ -126,7 +135,7 @@ def why_not(job: Job) -> WhyNot | None:
 
 
 def shrink(
-    pool: Pool,
+    pool: JobPool,
     job: Job,
     result: CaseResult | None = None,
     *,
@@ -158,6 +167,7 @@ def shrink(
         found = find_blame(pool, [(job, result)], blame_budget) if is_sought else {}
         blame, _ = found.get(job.key, (Blame(), 0.0))
     symptom = next((f for f in result.findings if f.oracle == oracle), primary(result.findings))
+    # A failure that needs poison must go on needing it: else the small case shows another bug.
     needs_poison = blame.trials.get("nothing") == Verdict.PASS.value
     search = _Search(pool, job, symptom, needs_poison, deadline=time.monotonic() + seconds)
     smallest, finding, is_smallest = search.smallest(blame, on_step)
@@ -219,10 +229,12 @@ def reductions(
                 field, getattr(case.poison, field), value, vary(base, case.params, poison)
             )
         return
-    model, values = type(case.params), case.params.model_dump(mode="json")
+    model = type(case.params)
+    values = case.params.model_dump(mode="json")
     for before, changes in _smaller_params(case, values, field):
         try:
             params = model.model_validate(model.settled(values | changes))
+        # Fields depend on each other; a value that does not fit the others is no candidate.
         except ValidationError:
             continue
         if params != case.params:
@@ -258,7 +270,8 @@ def _smaller_params(case: Case, values: Given, field: str) -> Iterator[tuple[Any
                 },
             )
         return
-    value, needed = values[field], ONLY_WITH.get(field)
+    value = values[field]
+    needed = ONLY_WITH.get(field)
     if needed is not None and values.get(needed, "none") in (0, "none"):
         return
     for smaller in _smaller(case, field, value):

@@ -20,7 +20,7 @@ from harness.core.findings import Finding
 from harness.core.params import Params
 from harness.core.records import CaseResult, OptionSet, Verdict
 from harness.diagnose.reduce import Reducer, primary, same_failure
-from harness.run.pool import Pool
+from harness.run.pool import JobPool
 from harness.scenario.schema import Given
 from harness.scenario.variant import vary
 
@@ -29,7 +29,7 @@ MOST_SUSPECTED = 4
 
 
 def smallest_sets(
-    pool: Pool,
+    pool: JobPool,
     failures: Sequence[tuple[Job, CaseResult]],
     plain: Params,
     *,
@@ -41,7 +41,8 @@ def smallest_sets(
     `plain` has the plain value of each parameter, `right` are the combinations that did not fail.
     Trials stop after `seconds`; what is left is returned as it is.
     """
-    deadline, found = time.monotonic() + seconds, list[OptionSet]()
+    deadline = time.monotonic() + seconds
+    found = list[OptionSet]()
     kinds = by_symptom(failures)
     for job, result in failures:
         place = next((i for i, one in enumerate(found) if _explains(one, job, result)), len(found))
@@ -90,9 +91,11 @@ def suspected(failures: Sequence[Params], right: Sequence[Params]) -> Given:
 
 
 def _reduced(
-    pool: Pool, job: Job, result: CaseResult, plain: Params, deadline: float, suspects: Given
+    pool: JobPool, job: Job, result: CaseResult, plain: Params, deadline: float, suspects: Given
 ) -> OptionSet:
-    case, smallest, num_trials = job.case, result, 0
+    case = job.case
+    smallest = result
+    num_trials = 0
     symptom = primary(result.findings)
 
     def fails_without(sets: Sequence[Sequence[str]]) -> list[tuple[Case, CaseResult] | None]:
@@ -121,7 +124,8 @@ def _reduced(
         alone = fails_without([[name] for name in left])
         left = [name for name, seen in zip(left, alone, strict=True) if seen]
         if left and (found := reducer.first([left])):
-            (_, (case, smallest)), left = found, []
+            _, (case, smallest) = found
+            left = []
     while left and not reducer.is_out_of_time:
         found = reducer.first([[left.pop(0)]])
         case, smallest = found[1] if found else (case, smallest)
@@ -148,5 +152,6 @@ def _key(finding: Finding) -> tuple[str, str]:
 
 
 def _differing(params: Params, plain: Params) -> Given:
-    ours, theirs = params.model_dump(mode="json"), plain.model_dump(mode="json")
+    ours = params.model_dump(mode="json")
+    theirs = plain.model_dump(mode="json")
     return {name: value for name, value in ours.items() if theirs[name] != value}

@@ -20,7 +20,7 @@ from typing import Any
 from harness.accuracy.script import (
     FIRST_TOKEN,
     SCHEMAS,
-    Pool,
+    PagePool,
     Request,
     Script,
     Step,
@@ -28,7 +28,7 @@ from harness.accuracy.script import (
     requests_of,
 )
 from harness.accuracy.script_check import ALONE, Judged, ScriptCheck, check_script
-from harness.accuracy.script_server import Reply, ScriptServer
+from harness.accuracy.script_server import ScriptServer, ServerReply
 from harness.core.cause_codes import Code
 from harness.core.errors import InputError, Refused
 from harness.core.findings import Finding
@@ -36,12 +36,14 @@ from harness.diagnose.reduce import Reducer, fewer
 from harness.diagnose.script.code import templates
 from harness.run import protocol
 
-PREFIXES, TAILS = "abc", "stuvw"
+PREFIXES = "abc"
+TAILS = "stuvw"
 PAGES = (1, 1, 2, 2, 3, 5, 8)
 CHUNKS = (512, 2048, 8192)
 """Tokens of a chunk of prefill in servers as released."""
 BUDGETS = ("1", "2", "8", "1p", "1p+1")
-MOST_ADAPTERS, LONGEST_VALUE = 4, 32
+MOST_ADAPTERS = 4
+LONGEST_VALUE = 32
 """Adapters of a server that are drawn, and a budget that ends no answer with a schema."""
 TRIES = 3
 """How often a smaller trace is tried before it counts as right: the order on a server is not the
@@ -60,7 +62,7 @@ class TraceCheck(ScriptCheck):
     shrink_seconds: float = 60.0
 
 
-def drawn_step(draw: random.Random, pool: Pool) -> Step:
+def drawn_step(draw: random.Random, pool: PagePool) -> Step:
     """A burst of requests that each fit the pool."""
     most = (pool.num_pages - 2) * pool.page
     budget = draw.choice([text for text in BUDGETS if length_of(text, pool.page) < most // 2])
@@ -68,7 +70,8 @@ def drawn_step(draw: random.Random, pool: Pool) -> Step:
     asked = tuple(
         _prompt(draw, pool.page, room) for _ in range(draw.choice((1, 2, 3, 4, 8, 8, 12)))
     )
-    is_cut, gap = draw.random() < 0.3, draw.choice((0, 0, 1, 5, 20))
+    is_cut = draw.random() < 0.3
+    gap = draw.choice((0, 0, 1, 5, 20))
     return Step(
         ask=asked,
         together=draw.random() < 0.8,
@@ -93,7 +96,7 @@ def _prompt(draw: random.Random, page: int, room: int) -> str:
 
 
 @dataclass
-class Draws:
+class TraceDraws:
     """Half of its traces change a trace that showed what was seen least: hits, preemptions, drafts.
 
     `more` has what requests of a step may carry: the adapters and schemas that the server knows. It
@@ -101,7 +104,7 @@ class Draws:
     """
 
     seed: int
-    pool: Pool
+    pool: PagePool
     seen: Counter[frozenset[str]] = field(default_factory=Counter)
     kept: dict[frozenset[str], Script] = field(default_factory=dict)
     more: dict[str, list[str]] = field(default_factory=dict)
@@ -177,11 +180,14 @@ def offered(server: ScriptServer) -> dict[str, list[str]]:
 
 class _Fuzz:
     def __init__(self, check: TraceCheck) -> None:
-        self.check, self.references = check, dict[Request, Reply]()
+        self.check = check
+        self.references = dict[Request, ServerReply]()
         with closing(
             ScriptServer(check.url, served_model=check.served_model, timeout=check.timeout)
         ) as server:
-            more, pool, longest = offered(server), server.metrics().cache, server.longest()
+            more = offered(server)
+            pool = server.metrics().cache
+            longest = server.longest()
             self.total = Judged(
                 server.identity.model, f"fuzz,seed={check.seed}" + (",draws=2" if more else "")
             )
@@ -193,11 +199,9 @@ class _Fuzz:
                 "the server's /metrics do not say the pages of its cache, which the lengths follow"
             )
         # Two pages of the pool stay free: so many tokens are the longest request.
-        self.pool, fitting = (
-            pool,
-            replace(pool, num_pages=min(pool.num_pages, longest // pool.page + 2)),
-        )
-        self.draws = Draws(check.seed, fitting, more=more)
+        self.pool = pool
+        fitting = replace(pool, num_pages=min(pool.num_pages, longest // pool.page + 2))
+        self.draws = TraceDraws(check.seed, fitting, more=more)
 
     def run(self, say: Callable[[dict[str, Any]], object]) -> Script | None:
         """Take the traces to the server until one fails, and `say` how far it is.
@@ -227,7 +231,7 @@ class _Fuzz:
         )
         return None
 
-    def _judged(self, trace: Script, known: dict[Request, Reply] | None = None) -> Judged:
+    def _judged(self, trace: Script, known: dict[Request, ServerReply] | None = None) -> Judged:
         known = self.references if known is None else known
         try:
             return check_script(self.check.but(script=trace), known)
@@ -319,7 +323,8 @@ def answer(check: TraceCheck, say: Callable[[dict[str, Any]], object] = dict) ->
     """
     if not check.fuzz:
         return _shown(check_script(check))
-    found, script = _Fuzz(check), ""
+    found = _Fuzz(check)
+    script = ""
     trace = found.run(say)
     if trace is not None:
         steps = [requests_of(trace, step, found.pool) for step in trace.steps]

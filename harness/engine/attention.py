@@ -43,14 +43,17 @@ class PagedMLA:
         Stores the new latents, then attends. Padded rows are undefined.
         """
         attention = self.attention
-        cache, kv_scale = memory.latents(self.layer), memory.layout.scale_of(self.layer)
+        cache = memory.latents(self.layer)
+        kv_scale = memory.layout.scale_of(self.layer)
         q_nope, q_pe = attention.project_q(x, batch.positions)
         kv_c, k_pe = attention.project_kv(x, batch.positions)
+        # Stored before attention: the decode reads the new tokens from the pages, as any other key.
         self.kernels.write_kv(kv_c, k_pe, cache, self._slots(batch), kv_scale=kv_scale)
         parts = []
         if batch.decode is not None:
             n = batch.num_decode_tokens
             slots = None if batch.adapters is None else batch.adapters[:n]
+            # Decodes are the first rows of a batch, and the two attentions have different kernels.
             parts.append(self._decode(q_nope[:n], q_pe[:n], memory, batch.decode, slots))
         if batch.prefill:
             q = torch.cat((q_nope, q_pe), dim=-1)
@@ -80,13 +83,16 @@ class PagedMLA:
         """
         attention = self.attention
         block_table, options = self._table(inputs)
-        workspace, parts = self.kernels.workspace, (attention.absorb_q(q_nope, slots), q_pe)
+        workspace = self.kernels.workspace
+        parts = (attention.absorb_q(q_nope, slots), q_pe)
         if workspace is None:
             q = torch.cat(parts, dim=-1)
         else:
             q = workspace.query(*parts)
             options = options | {"workspace": workspace.counters(inputs.seq_lens.shape[0])}
         q = q.view(-1, inputs.query_len, *q.shape[1:])
+        # The first layer plans for all: lengths are the same in each, and a captured forward plans
+        # once in a replay.
         if inputs.metadata.plan is None:
             inputs.metadata.plan = self.kernels.mla_decode_plan(
                 inputs.seq_lens, num_heads=attention.num_heads, **self.kernels.plan_options
@@ -118,12 +124,16 @@ class PagedMLA:
         context. In later merges a row without context left has an lse of -inf and an unwritten
         output (vllm-project/vllm#36540, vllm-project/vllm#49294).
         """
-        attention, cache = self.attention, memory.latents(self.layer)
-        kv_scale, rank = memory.layout.scale_of(self.layer), attention.kv_lora_rank
+        attention = self.attention
+        cache = memory.latents(self.layer)
+        kv_scale = memory.layout.scale_of(self.layer)
+        rank = attention.kv_lora_rank
         first = requests[0].start
         spans = [(request.start - first, request.end - first) for request in requests]
         q, kv_c, k_pe = rows_of_prompts(q, kv_c, k_pe, first)
         k, v = attention.expand_kv(kv_c, k_pe, slots_of_prompts(requests, spans, q.device))
+        # New tokens first; chunks of context are then merged in front of them, so memory for one
+        # chunk is enough.
         out, lse = causal_attention(q, k, v, spans, attention.softmax_scale)
         query_start_loc = torch.tensor(
             [0, *(end for _, end in spans)], dtype=torch.int32, device=q.device
@@ -131,6 +141,7 @@ class PagedMLA:
         with_context: int | None = tokens_with_context(requests)
         chunks = context_chunks(requests, self.context_chunk)
         for part in (part for chunk in chunks for part in split_among_ranks(chunk, self.num_ranks)):
+            # A rank without a token of this chunk still joins the merge, as a collective needs it.
             if any(part):
                 latents, chunk_start_loc = gather_context(cache, requests, part, kv_scale)
                 slots = slots_of_prompts(requests, [(0, len(span)) for span in part], q.device)
@@ -145,6 +156,8 @@ class PagedMLA:
             out, lse = self.kernels.merge_attn_states(
                 chunk_out, chunk_lse, out, lse, num_tokens_with_context=with_context
             )
+            # Only the first chunk has rows that no context reaches; the count would skip live rows
+            # of a later one.
             with_context = None
         return out
 
@@ -177,15 +190,20 @@ def tokens_with_context(requests: tuple[PrefillRequest, ...]) -> int:
 def rows_of_prompts(
     q: Tensor, kv_c: Tensor, k_pe: Tensor, first: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The prompts' rows of a mixed batch: [T, ...] from row `first` on, behind the decodes (PR
-    14253).
+    """The prompts' rows of a mixed batch, behind the decodes: those from row `first` on
+    (vllm-project/vllm#14253).
+
+    q [T, H, nope + E], kv_c [T, R] and k_pe [T, E] float32 in the reference engine, each cut at the
+    same row.
     """
     return q[first:], kv_c[first:], k_pe[first:]
 
 
 def store_live_rows(out: Tensor, seq_lens: Tensor, output: Tensor) -> Tensor:
-    """Copy `out` [B, S, H, R] into the persistent buffer `output`, with zeros in padded rows (PR
-    37442).
+    """Copy out [B, S, H, R] into the persistent buffer output [B, S, H, R] float32, with zeros in
+    padded rows (vllm-project/vllm#37442).
+
+    seq_lens [B] int32 is 0 for padding. A graph's consumers read all rows of the buffer.
     """
     live = (seq_lens > 0).view(-1, 1, 1, 1)
     return output.copy_(torch.where(live, out, torch.zeros_like(out)))
@@ -199,9 +217,11 @@ def causal_attention(
 
     `spans` are the rows of each request.
     """
+    # A loop of small launches is slow on a GPU; on a CPU padding is computed in vain.
     if q.is_cuda and len(spans) > 1:
         return padded_causal_attention(q, k, v, spans, scale)
-    outs, lses = [], []
+    outs = []
+    lses = []
     for start, end in spans:
         scores = torch.einsum("qhd,khd->hqk", q[start:end], k[start:end]) * scale
         future = torch.ones(end - start, end - start, dtype=torch.bool, device=q.device).triu(1)
@@ -214,8 +234,10 @@ def causal_attention(
 def padded_causal_attention(
     q: Tensor, k: Tensor, v: Tensor, spans: list[tuple[int, int]], scale: float
 ) -> tuple[Tensor, Tensor]:
-    """As `causal_attention`, with its shapes, and all requests padded to the longest: launches cost
-    a GPU more.
+    """As `causal_attention`, with all requests padded to the longest: launches cost a GPU more.
+
+    q [T, H, E'], k [T, H, E'] and v [T, H, V] float32; `spans` are the first row and the end of
+    each request -> out [T, H, V], lse [H, T] float32 (natural logarithm).
 
     Padding follows a request's tokens, so the causal mask hides its scores. Its values are zeroed,
     because a weight of 0 does not remove NaN.
@@ -312,7 +334,8 @@ def shared_keys(span: range, num_ranks: int) -> range:
 
 @seam("context.rank-without-kv-lse-zero")
 def rank_without_kv(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """The output and lse of a rank without keys, shaped as `out` [T, H, V] and `lse` [H, T].
+    """The output and lse of a rank without keys, shaped as `out` [T, H, V] and `lse` [H, T], both
+    float32.
 
     Its lse is -inf. An lse of 0 would weigh as a key with score 0 (vllm-project/vllm#38416).
     """
@@ -347,8 +370,10 @@ class PagedWindowMLA(PagedMLA):
         requests: tuple[PrefillRequest, ...],
     ) -> Tensor:
         """As the full layer's, without chunks: a window of context is short."""
-        attention, outs = self.attention, []
-        cache, kv_scale = memory.latents(self.layer), memory.layout.scale_of(self.layer)
+        attention = self.attention
+        outs = []
+        cache = memory.latents(self.layer)
+        kv_scale = memory.layout.scale_of(self.layer)
         for request in requests:
             rows = slice(request.start, request.end)
             first = max(request.context_len - self._window + 1, 0)
@@ -356,7 +381,8 @@ class PagedWindowMLA(PagedMLA):
             latents, _ = gather_context(
                 cache, (paged,), [range(first, request.context_len)], kv_scale
             )
-            latents, rank = latents.to(q.dtype), attention.kv_lora_rank
+            latents = latents.to(q.dtype)
+            rank = attention.kv_lora_rank
             k, v = attention.expand_kv(
                 torch.cat((latents[:, :rank], kv_c[rows])),
                 torch.cat((latents[:, rank:], k_pe[rows])),
@@ -365,8 +391,10 @@ class PagedWindowMLA(PagedMLA):
                 request.context_len, request.context_len + request.end - request.start
             )
             keys = torch.arange(first, int(positions[-1]) + 1)
+            # Two borders: the future, and what fell out of the window.
             hidden = (keys > positions[:, None]) | (keys <= positions[:, None] - self._window)
             scores = torch.einsum("qhd,khd->hqk", q[rows], k) * attention.softmax_scale
+            # Before the softmax, which turns -inf into a weight of exactly 0.
             scores = scores.masked_fill(hidden.to(q.device), -torch.inf)
             outs.append(torch.einsum("hqk,khv->qhv", scores.softmax(-1), v))
         return torch.cat(outs)
@@ -384,7 +412,8 @@ class PagedKDA:
 
     def __call__(self, x: Tensor, batch: Batch, memory: PagedMemory) -> Tensor:
         """x: [T, hidden] -> [T, hidden]. Updates the states in the pool."""
-        conv, ssm = memory.conv_states(self.layer), memory.ssm_states(self.layer)
+        conv = memory.conv_states(self.layer)
+        ssm = memory.ssm_states(self.layer)
         parts = []
         if batch.decode is not None:
             rows = x[: batch.num_decode_tokens]
@@ -399,8 +428,11 @@ class PagedKDA:
 
     def _prefill(self, x: Tensor, conv: Tensor, ssm: Tensor, request: PrefillRequest) -> Tensor:
         block = int(state_rows(torch.tensor([request.state_block]), conv.shape[0]))
-        conv_state, ssm_state = conv[block], ssm[block]
+        conv_state = conv[block]
+        ssm_state = ssm[block]
         if request.context_len == 0:
+            # The block may hold the state of its last request, or poison: it is never read before
+            # this.
             conv_state.zero_()
             ssm_state.zero_()
         out: Tensor = self.attention.step(x, conv_state, ssm_state)
@@ -414,12 +446,17 @@ def update_states(
 
     Rows with the null block are padding: their output is undefined and their state is not written
     (vllm-project/vllm#39064). Raises IllegalAddress for a block outside the pool.
+
+    conv [N, 3P, W - 1] and ssm [N, H, dk, dv] are the pools of states, written in place; ssm is
+    float32.
     """
     blocks = state_rows(state_blocks, conv.shape[0])
     # A graph cannot hold a list of live rows, so padding writes the state that it read.
     live = owns_state(blocks)[:, None, None]
-    conv_rows, ssm_rows = conv[blocks], ssm[blocks]
-    conv_before, ssm_before = conv_rows.clone(), ssm_rows.clone()
+    conv_rows = conv[blocks]
+    ssm_rows = ssm[blocks]
+    conv_before = conv_rows.clone()
+    ssm_before = ssm_rows.clone()
     out: Tensor = attention.step_batch(x.unsqueeze(1), conv_rows, ssm_rows).squeeze(1)
     conv[blocks] = torch.where(live, conv_rows, conv_before)
     ssm[blocks] = torch.where(live[..., None], ssm_rows, ssm_before)
@@ -431,6 +468,8 @@ def owns_state(blocks: Tensor) -> Tensor:
     """Which of `blocks` [B] hold a request's state: all but the null block, which marks padding.
 
     A guard that asks for negative blocks takes padding for requests (vllm-project/vllm#39064).
+
+    The result is [B] bool.
     """
     return blocks != NULL_BLOCK
 

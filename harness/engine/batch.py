@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -42,6 +43,15 @@ class DecodeMetadata:
     plan: Any = None
 
 
+RecordT = TypeVar("RecordT", "DecodeInputs", "Batch")
+
+
+def map_tensors(record: RecordT, change: Callable[[Tensor], Tensor], **more: Any) -> RecordT:
+    """A copy of `record` with each tensor changed, and the fields `more` set."""
+    tensors = {name: change(tensor) for name, tensor in tensors_by_name(record).items()}
+    return replace(record, **tensors | more)
+
+
 def tensors_by_name(inputs: DecodeInputs | Batch) -> dict[str, Tensor]:
     values = ((field.name, getattr(inputs, field.name)) for field in fields(inputs))
     return {name: value for name, value in values if isinstance(value, Tensor)}
@@ -70,10 +80,7 @@ class DecodeInputs:
 
     def head(self, size: int) -> DecodeInputs:
         """The first `size` rows, as views: a graph of that size reads these addresses."""
-        views: dict[str, Any] = {
-            name: tensor[:size] for name, tensor in tensors_by_name(self).items()
-        }
-        return replace(self, **views | {"num_live": self.num_live})
+        return map_tensors(self, lambda tensor: tensor[:size], num_live=self.num_live)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,18 +140,15 @@ class Batch:
     def head(self, size: int) -> Batch:
         assert self.decode is not None
         rows = size * self.decode.query_len
-        views: dict[str, Any] = {
-            name: tensor[:rows] for name, tensor in tensors_by_name(self).items()
-        }
-        return replace(self, **views, decode=self.decode.head(size))
+        return map_tensors(self, lambda tensor: tensor[:rows], decode=self.decode.head(size))
 
 
 @seam("verify.rows-behind-chunk")
 def order(scheduled: tuple[ScheduledSequence, ...]) -> list[ScheduledSequence]:
     """Decoding requests first, then prompts, the longest context first.
 
-    A decode with drafts has several tokens. It stands before each chunk of a prompt as well (PR
-    55894).
+    A decode with drafts has several tokens. It stands before each chunk of a prompt as well
+    (vllm-project/vllm#55894).
     """
     decodes = [item for item in scheduled if item.is_decode]
     return decodes + prompts_in_order([item for item in scheduled if not item.is_decode])
@@ -158,6 +162,7 @@ def prompts_in_order(prompts: list[ScheduledSequence]) -> list[ScheduledSequence
     short prompt without context would come before a longer chunk with context
     (vllm-project/vllm#47381).
     """
+    # Stable, so that prompts with as much context keep their order of arrival.
     return sorted(prompts, key=lambda item: -item.sequence.num_computed_tokens)
 
 
@@ -175,11 +180,15 @@ def build(
     window_slots: list[int] = []
     prefill = []
     for item in ordered:
-        sequence, start = item.sequence, item.sequence.num_computed_tokens
+        sequence = item.sequence
+        start = item.sequence.num_computed_tokens
         span = range(start, start + item.num_new_tokens)
         if not item.is_decode:
-            end, state_block = len(tokens) + len(span), sequence.state_block or NULL_BLOCK
-            blocks, window_blocks = tuple(sequence.blocks), tuple(sequence.window_blocks)
+            end = len(tokens) + len(span)
+            # A model without states has none; the null block stands for it.
+            state_block = sequence.state_block or NULL_BLOCK
+            blocks = tuple(sequence.blocks)
+            window_blocks = tuple(sequence.window_blocks)
             adapter = sequence.slot
             prefill.append(
                 PrefillRequest(len(tokens), end, start, blocks, state_block, window_blocks, adapter)
@@ -217,7 +226,8 @@ def known_next_tokens(item: ScheduledSequence) -> list[int]:
     Behind a chunk of a prompt it is the next token of the prompt, not what the target would choose
     (vllm-project/vllm#55055).
     """
-    sequence, start = item.sequence, item.sequence.num_computed_tokens
+    sequence = item.sequence
+    start = item.sequence.num_computed_tokens
     known = sequence.tokens[start + 1 : start + 1 + item.num_new_tokens]
     return known + [-1] * (item.num_new_tokens - len(known))
 
@@ -240,7 +250,8 @@ def slots_of(blocks: list[int], span: range) -> list[int]:
 def _decode_inputs(
     decodes: list[ScheduledSequence], num_columns: int, poison: Poison, device: torch.device
 ) -> DecodeInputs:
-    filler, query_len = table_filler(poison), decodes[0].sequence.query_len
+    filler = table_filler(poison)
+    query_len = decodes[0].sequence.query_len
 
     def int32(values: list[Any]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
@@ -298,8 +309,8 @@ def pad_requests(decode: DecodeInputs, num_live: int, filler: int, num_keys: int
 
     A key of padding lies in the null block, which has to stay finite (vllm-project/vllm#38436,
     sgl-project/sglang#1779). The first table entry is the null block, because a kernel may look up
-    the last page of an empty request. -1 is never a block: kernels use block ids as offsets (PR
-    35431).
+    the last page of an empty request. -1 is never a block: kernels use block ids as offsets
+    (vllm-project/vllm#35431).
     """
     for table in (decode.block_table, decode.window_table):
         if table is not None:
@@ -314,7 +325,8 @@ def fill_static(static: Batch, live: Batch, poison: Poison, padding: Padding = N
     columns.
     """
     assert static.decode is not None and live.decode is not None
-    num_live, rows = live.num_decodes, live.num_decode_tokens
+    num_live = live.num_decodes
+    rows = live.num_decode_tokens
     static.hidden[:rows] = live.hidden
     static.positions[:rows] = live.positions
     static.slot_mapping[:rows] = live.slot_mapping
@@ -328,12 +340,17 @@ def fill_static(static: Batch, live: Batch, poison: Poison, padding: Padding = N
         static.decode.window_table[:num_live] = live.decode.window_table
     for held, given in ((static.adapters, live.adapters), (static.next_tokens, live.next_tokens)):
         if held is not None and given is not None:
-            held[:rows], held[rows:] = given, 0
+            held[:rows] = given
+            # Slot 0 is no adapter and token 0 a token: padding may be looked up.
+            held[rows:] = 0
+    # After the copies, whose rows end at the live ones: behind them the step before is still there.
     reset_padded_slots(static, rows, padding_slot(padding))
     pad_requests(static.decode, num_live, table_filler(poison), padding.num_keys)
     for padded in (static.hidden[rows:], static.positions[rows:]):
         if padded.numel():
+            # Hidden states of padding have no meaning, so nothing of them may reach a live row.
             poison.fill_(padded, "graph.pad_rows")
+    # Last: the backend copies the slots, padding included.
     build_backend(static)
 
 
@@ -365,8 +382,8 @@ def build_backend(static: Batch) -> None:
 
 @seam("null.warmup-writes-slot-zero")
 def dummy_slots(num_tokens: int, slot: int, device: torch.device) -> Tensor:
-    """Slots [T] int64 of a dummy batch or a warm-up: padding, never 0, which is real memory (PR
-    38719).
+    """Slots [T] int64 of a dummy batch or a warm-up: padding, never 0, which is real memory
+    (vllm-project/vllm#38719).
     """
     return torch.full((num_tokens,), slot, dtype=torch.int64, device=device)
 
@@ -383,7 +400,8 @@ def dummy_batch(
     """A decode batch of token 0 that stores nothing, for idle data-parallel ranks and for
     captures.
     """
-    device, rows = embedding.weight.device, size * query_len
+    device = embedding.weight.device
+    rows = size * query_len
 
     def filled(shape: tuple[int, ...], value: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.full(shape, value, dtype=dtype, device=device)
@@ -395,6 +413,7 @@ def dummy_batch(
         slot_mapping=slots,
         decode=DecodeInputs(
             block_table=filled((size, num_columns), NULL_BLOCK),
+            # A dummy sees its own tokens, so the capture runs all code that a live step does.
             seq_lens=filled((size,), query_len),
             state_blocks=filled((size,), NULL_BLOCK),
             num_live=filled((1,), rows),

@@ -122,6 +122,7 @@ class DecodeGraphs:
         inputs = self.static.head(size)
         assert inputs.decode is not None
         inputs.decode.metadata = warmed_up = self.plans.warmup_metadata(inputs)
+        # The warm-up compiles and plans: a capture may do neither.
         self.model.forward(inputs, self.memory)
         inputs.decode.metadata = self.plans.capture_metadata(size, inputs, warmed_up)
         forward = functools.partial(self.model.forward, inputs, self.memory)
@@ -137,6 +138,7 @@ class DecodeGraphs:
         inputs = self.static.head(size)
         assert inputs.decode is not None
         with self.probe.on_replay(inputs):
+            # Inside the probe's block, so that what it watches has the plan of this replay.
             inputs.decode.metadata = self.plans.before_replay(size, inputs)
             self._graphs[size].replay()
         outputs: Forwarded = self._graphs[size].outputs

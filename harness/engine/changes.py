@@ -13,9 +13,9 @@ import copy
 import torch
 from torch import Tensor
 
-from harness.core.engine_params import Change
 from harness.core.seams import seam
-from harness.engine.engine import Engine
+from harness.core.serving_params import Change
+from harness.engine.engine import ReferenceEngine
 from harness.engine.memory import CacheLayout
 from harness.engine.model.mla import Adapters, MLAAttention, absorbed_parts
 from harness.engine.model.transformer import CausalLM
@@ -23,7 +23,7 @@ from harness.engine.schedule.block_pool import BlockPool
 
 
 @torch.no_grad()
-def apply_change(engine: Engine, change: Change, checkpoint: CausalLM) -> None:
+def apply_change(engine: ReferenceEngine, change: Change, checkpoint: CausalLM) -> None:
     """Run one change.
 
     `checkpoint` has the weights that the engine has from now on; only reloads change them.
@@ -48,7 +48,7 @@ def apply_change(engine: Engine, change: Change, checkpoint: CausalLM) -> None:
 
 
 @torch.no_grad()
-def load_adapters(engine: Engine) -> None:
+def load_adapters(engine: ReferenceEngine) -> None:
     """Write the adapter of each slot into the buffers that graphs hold.
 
     Slot 0 stays the base model.
@@ -81,7 +81,7 @@ def forget_unmapped_prefixes(pool: BlockPool) -> None:
     pool.flush()
 
 
-def _load(engine: Engine, checkpoint: CausalLM, *, in_place: bool) -> None:
+def _load(engine: ReferenceEngine, checkpoint: CausalLM, *, in_place: bool) -> None:
     """Take over the weights of `checkpoint`, then make again what is made of weights after
     loading.
     """
@@ -106,13 +106,14 @@ def _absorb_again(attention: MLAAttention, *, in_place: bool) -> None:
         refresh_absorbed(attention, weight.view(shape))
         refresh_scale(attention, scale)
     else:
-        attention.absorbed, attention.absorbed_scale = weight.view(shape), scale
+        attention.absorbed = weight.view(shape)
+        attention.absorbed_scale = scale
 
 
 @seam("reload.absorbed-rebound")
 def refresh_absorbed(attention: MLAAttention, fresh: Tensor) -> None:
-    """Copy the absorbed projections [H, nope + V, R] into the tensor that graphs hold (PR
-    48251).
+    """Copy the absorbed projections fresh [H, nope + V, R] float32 into the tensor that graphs hold
+    (vllm-project/vllm#48251).
     """
     assert attention.absorbed is not None
     attention.absorbed.copy_(fresh)
@@ -120,7 +121,7 @@ def refresh_absorbed(attention: MLAAttention, fresh: Tensor) -> None:
 
 @seam("reload.scale-of-old-weights")
 def refresh_scale(attention: MLAAttention, fresh: Tensor) -> None:
-    """Copy the scale [1] of the absorbed projections.
+    """Copy the scale fresh [1] float32 of the absorbed projections.
 
     It belongs to the weights that are loaded (vllm-project/vllm#41670).
     """
@@ -130,9 +131,10 @@ def refresh_scale(attention: MLAAttention, fresh: Tensor) -> None:
 
 @seam("reload.experts-reallocated")
 def load_experts(ranks: list[list[Tensor]], fresh: list[list[Tensor]], *, in_place: bool) -> None:
-    """Give each rank its experts [X, ...], without the trap behind them.
+    """Give each rank its experts, `fresh` [X, ...] float32 for each projection, without the trap
+    behind them.
 
-    `ranks` are replaced if not `in_place` (vllm-project/vllm#40390).
+    `ranks` [X + 1, ...] are replaced if not `in_place` (vllm-project/vllm#40390).
     """
     for held, loaded in zip(ranks, fresh, strict=True):
         for number, weight in enumerate(loaded):
@@ -142,17 +144,18 @@ def load_experts(ranks: list[list[Tensor]], fresh: list[list[Tensor]], *, in_pla
 
 
 @seam("reload.graphs-kept")
-def recapture(engine: Engine) -> None:
+def recapture(engine: ReferenceEngine) -> None:
     """Capture all graphs again: the weights have new addresses (NVIDIA-NeMo/RL#2895)."""
     engine.runner.capture()
 
 
-def _sleep(engine: Engine) -> tuple[float | None, float | None]:
+def _sleep(engine: ReferenceEngine) -> tuple[float | None, float | None]:
     """Unmap the weights, the KV pool and the memory of graphs.
 
     Returns what the host keeps: the scales of the cache.
     """
-    runner, layout = engine.runner, engine.runner.memory.layout
+    runner = engine.runner
+    layout = engine.runner.memory.layout
     saved = layout.kv_scale, layout.window_scale
     for tensor in (
         *runner.paged_model.tensors().values(),
@@ -165,13 +168,15 @@ def _sleep(engine: Engine) -> tuple[float | None, float | None]:
 
 @seam("sleep.constants-in-kv-pool")
 def made_with_the_pool(constants: list[Tensor]) -> list[Tensor]:
-    """The constants of graphs, of any shape, that a sleep unmaps: none, as nothing restores them
-    (vllm-project/vllm#53343).
+    """The `constants` [...] int32 of graphs, maps of experts and counters, that a sleep unmaps:
+    none, as nothing restores them (vllm-project/vllm#53343).
     """
     return []
 
 
-def _wake(engine: Engine, checkpoint: CausalLM, scales: tuple[float | None, float | None]) -> None:
+def _wake(
+    engine: ReferenceEngine, checkpoint: CausalLM, scales: tuple[float | None, float | None]
+) -> None:
     """Map the memory again, at the old addresses: weights from the checkpoint, adapters, an empty
     KV pool.
     """
@@ -189,4 +194,5 @@ def restore_scales(layout: CacheLayout, kv_scale: float | None, window_scale: fl
 
     A checkpoint's loader does not bring them again (vllm-project/vllm#57163).
     """
-    layout.kv_scale, layout.window_scale = kv_scale, window_scale
+    layout.kv_scale = kv_scale
+    layout.window_scale = window_scale

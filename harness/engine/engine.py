@@ -30,7 +30,7 @@ from harness.engine.speculation import (
 from harness.memory.bounds import raise_bad_indices
 
 
-class Engine:
+class ReferenceEngine:
     """Greedy decoding of many requests over one block pool.
 
     `params` chooses caches, kernels, graphs and limits; `max_model_len` limits the tokens of a
@@ -123,7 +123,8 @@ class Engine:
         start = 0
         for item in step.scheduled:
             count = item.num_rows
-            end, verified = start + count, list(item.sequence.drafts)
+            end = start + count
+            verified = list(item.sequence.drafts)
             given = self._advance(
                 item, tokens[start:end], None if guesses is None else guesses[start:end]
             )

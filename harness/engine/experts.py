@@ -27,8 +27,12 @@ class RoutedExperts:
     def __init__(
         self, moe: MoE, kernels: Kernels, poison: Poison, num_ranks: int = 1, moves: bool = False
     ) -> None:
-        self._moe, self._kernels, self._poison, self._num_ranks = moe, kernels, poison, num_ranks
-        num_experts, device = len(moe.experts.gate_proj), moe.experts.gate_proj.device
+        self._moe = moe
+        self._kernels = kernels
+        self._poison = poison
+        self._num_ranks = num_ranks
+        num_experts = len(moe.experts.gate_proj)
+        device = moe.experts.gate_proj.device
         self.expert_at = torch.arange(num_experts, device=device)
         """The expert [X] in each place; rank r has the places from r * X / num_ranks on."""
         self.place_of = (
@@ -58,6 +62,7 @@ class RoutedExperts:
         self.expert_at = self.expert_at.roll(len(self.expert_at) // 2 + 1)
         for held, moved in zip(self.ranks, self.placed(), strict=True):
             for tensor, weight in zip(held, moved, strict=True):
+                # In place, because graphs hold the address; the last row is the trap.
                 tensor[:-1].copy_(weight)
         update_places(self, self.expert_at.argsort().to(torch.int32))
 
@@ -76,6 +81,7 @@ class RoutedExperts:
                 launch(pad_to_longest_rank, part, quantize.rank_tokens, self._poison)
                 for part in rows
             ]
+            # The rows behind are unwritten, and an id there would send poison to an expert.
             rows[1] = launch(mask_padding, rows[1], len(x))
         out = self._apply(*rows)[: len(x)]
         if self._moe.shared_experts is not None:
@@ -105,7 +111,7 @@ class RoutedExperts:
 
 @seam("experts.places-rebound")
 def update_places(experts: RoutedExperts, places: Tensor) -> None:
-    """Write the new place [X] int32 of each expert into the tensor that graphs hold
+    """Write the new `places` [X] int32 of each expert into the tensor that graphs hold
     (sgl-project/sglang#4957).
     """
     assert experts.place_of is not None
@@ -114,13 +120,17 @@ def update_places(experts: RoutedExperts, places: Tensor) -> None:
 
 @seam("experts.graph-without-places")
 def places_of(ids: Tensor, place_of: Tensor) -> Tensor:
-    """Expert ids [T, k] as places, in a captured forward too (sgl-project/sglang#18213)."""
+    """Expert ids [T, k] int32 as places, by place_of [X] int32, in a captured forward too
+    (sgl-project/sglang#18213).
+    """
     placed: Tensor = launch(look_up_places, ids, place_of)
     return placed
 
 
 def look_up_places(ids: Tensor, place_of: Tensor) -> Tensor:
-    """The places of expert ids [T, k]; an id that is no expert stays what it is."""
+    """The places of expert ids [T, k] int32, by place_of [X] int32; an id that is no expert stays
+    what it is.
+    """
     known = (ids >= 0) & (ids < len(place_of))
     return torch.where(known, place_of[torch.where(known, ids, 0).long()], ids)
 
@@ -131,14 +141,16 @@ def mask_padding(ids: Tensor, num_live: Tensor | int) -> Tensor:
 
     The other rows are unwritten, by the router (sgl-project/sglang#28378) or to pad a rank
     (ROCm/ATOM#1229).
+
+    ids is int32; a count on the device is int32 too.
     """
     live = torch.arange(len(ids), device=ids.device) < num_live
     return torch.where(live[:, None], ids, -1)
 
 
 def ids_of_rank(ids: Tensor, first: int, count: int | None) -> Tensor:
-    """Ids [T, k] within the rank that holds `count` experts from `first` on; -1 for experts of
-    other ranks.
+    """The `ids` [T, k] int32 within the rank that holds `count` experts from `first` on; -1 for
+    experts of other ranks.
 
     The last rank has no `count` and keeps ids past the end, so that a wrong id stays wrong.
     """
@@ -186,7 +198,8 @@ def apply_experts(
 
 @seam("router.minus-one-from-the-end")
 def present_experts(ids: Tensor, num_experts: int) -> Tensor:
-    """The index [T, k] of each id among `num_experts` weights, trap included; -1 stays no expert.
+    """The index of each of `ids` [T, k] int32 among `num_experts` weights, trap included; -1 stays
+    no expert.
 
     Used as an index, -1 would be an expert that was not chosen (vllm-project/vllm#46408).
     """

@@ -45,13 +45,13 @@ class Workspace:
 
     def __init__(self, params: EngineParams, device: torch.device | str = "cpu") -> None:
         self.num_requests = num_counters(params)
-        query_len, head_dim = (
-            1 + params.speculative_tokens,
-            params.kv_lora_rank + params.qk_rope_head_dim,
-        )
+        query_len = 1 + params.speculative_tokens
+        head_dim = params.kv_lora_rank + params.qk_rope_head_dim
+        # Graphs pad a batch to their size, so the largest one counts too.
         num_tokens = query_len * max(params.max_num_seqs, *params.capture_sizes)
         self.scratch = torch.zeros(num_tokens, params.num_heads, head_dim, device=device)
         self.words = torch.zeros(self.num_requests + GUARD_WORDS, dtype=torch.int32, device=device)
+        # A kernel that counts past its requests changes these words, and a guard sees it.
         self.words[self.num_requests :] = GUARD
 
     @seam("graph.workspace-grows", "graph.workspace-in-pool", "workspace.dirty-counters")
@@ -66,14 +66,17 @@ class Workspace:
         return self.words[: min(num_requests, self.num_requests)]
 
     def query(self, nope: Tensor, rope: Tensor) -> Tensor:
-        """Concatenate nope [T, H, R] and rope [T, H, E] in the scratch: [T, H, R + E]."""
+        """Concatenate nope [T, H, R] and rope [T, H, E] float32 in the scratch: [T, H, R + E].
+
+        The address is the same for each batch, as a graph needs it.
+        """
         return torch.cat((nope, rope), dim=-1, out=self.scratch[: nope.shape[0]])
 
 
 @seam("graph.buffers-by-request-limit")
 def num_counters(params: EngineParams) -> int:
-    """The most requests of a batch, padding included: the request limit or the largest graph (PR
-    41016).
+    """The most requests of a batch, padding included: the request limit or the largest graph
+    (vllm-project/vllm#41016).
     """
     return max(params.max_num_seqs, *params.capture_sizes)
 
@@ -146,7 +149,8 @@ def bind(params: EngineParams, poison: Poison, device: torch.device | str = "cpu
     bound = {
         op: EngineKernel(KERNELS.get(f"{op}/{name}"), poison, rank) for op, name in names.items()
     }
-    decode, plan = bound["mla_decode"].spec, bound["mla_decode_plan"].spec
+    decode = bound["mla_decode"].spec
+    plan = bound["mla_decode_plan"].spec
     # One plan serves all layers, so chunks of pages need caches of one type.
     has_one_type = "window" not in params.layers or params.window_kv in (None, params.kv)
     in_chunks = decode.chunked and plan.chunked and has_one_type
@@ -192,13 +196,18 @@ class ActivationQuantizer:
             x = launch(pad_to_longest_rank, x, self.rank_tokens, self.poison)
             num_live = rows_of_this_rank(num_tokens) if num_live is None else num_live
         x8, scale = self.kernel(x, num_live=num_live)
+        # A kernel may give one scale, one a row, or one a block of a row: all are spread over the
+        # row's elements.
         scale = scale.repeat_interleave(x8.shape[1] // scale.shape[-1], dim=-1)
         rounded: Tensor = x8.to(x.dtype) * scale.to(x.dtype)
         return rounded[:num_tokens]
 
 
 def pad_to_longest_rank(x: Tensor, num_rows: int, poison: Poison) -> Tensor:
-    """x [T, K] with unwritten rows behind it, [num_rows, K]."""
+    """x [T, K] with unwritten rows behind it, [num_rows, K].
+
+    x is float32. The rows behind it are no token of this rank; collectives need equal shapes.
+    """
     padded = poison.empty(num_rows, x.shape[1], dtype=x.dtype, site="dp.pad_rows", device=x.device)
     padded[: len(x)] = x
     return padded
@@ -246,7 +255,8 @@ class BlockQuantizer(ActivationQuantizer):
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         """x: [T, K] -> the same shape and dtype, rounded. Padded rows are 0 or undefined."""
-        num_tokens, num_live = len(x), live_rows(batch)
+        num_tokens = len(x)
+        num_live = live_rows(batch)
         if num_tokens < self.rank_tokens:
             x = launch(pad_to_longest_rank, x, self.rank_tokens, self.poison)
         offsets = launch(one_expert, num_tokens if num_live is None else num_live, len(x))
@@ -256,7 +266,8 @@ class BlockQuantizer(ActivationQuantizer):
 
 
 def one_expert(num_live: int | Tensor, num_rows: int) -> Tensor:
-    """`expert_offsets` [2] int32 that give the first `num_live` of `num_rows` rows to one expert.
+    """`expert_offsets` [2] int32 that give the first num_live, an int or [1] int32, of `num_rows`
+    rows to one expert.
 
     A capture runs on dummy inputs of the largest graph, so `num_live` may exceed `num_rows`.
     """
@@ -265,8 +276,8 @@ def one_expert(num_live: int | Tensor, num_rows: int) -> Tensor:
 
 
 def apply_scales(values: Tensor, scales: Tensor, block_format: str) -> Tensor:
-    """Codes [T, C] and scale codes [S, G] as numbers [T, K] float32, scaled by whole tiles as in a
-    GEMM.
+    """Codes values [T, C] uint8 and scale codes scales [S, G] uint8 as numbers [T, K] float32,
+    scaled by whole tiles as in a GEMM.
 
     Scales are taken relative to the largest of their tile. They are powers of two, so this is
     exact, but it reads the rows that pad the tile.
@@ -274,7 +285,8 @@ def apply_scales(values: Tensor, scales: Tensor, block_format: str) -> Tensor:
     form = FORMATS[block_format]
     tiles = decoded_scales(scales, form).view(-1, SCALE_TILE, scales.shape[1])
     largest = tiles.amax(dim=1, keepdim=True)
-    relative, largest = (tiles / largest).flatten(0, 1), largest.expand_as(tiles).flatten(0, 1)
+    relative = (tiles / largest).flatten(0, 1)
+    largest = largest.expand_as(tiles).flatten(0, 1)
     num_rows = min(len(values), len(scales))
     blocks = decoded_values(values[:num_rows], form).view(num_rows, -1, form.block)
     out = torch.zeros(len(values), scales.shape[1] * form.block, device=values.device)

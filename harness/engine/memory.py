@@ -18,7 +18,7 @@ from torch import Tensor
 from harness.core.params import KvType
 from harness.core.seams import seam
 from harness.engine.schedule.block_pool import CacheGroup, Group
-from harness.engine.schedule.config import KV_SCALE, PAGE_SIZE, LayerType, ModelConfig
+from harness.engine.schedule.config import KV_SCALE, PAGE_SIZE, EngineModelConfig, LayerType
 from harness.engine.schedule.sequence import Step
 
 KV_DTYPES: dict[KvType, torch.dtype] = {
@@ -51,7 +51,7 @@ class CacheLayout:
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: EngineModelConfig,
         kv: KvType,
         num_blocks: int,
         window_kv: KvType | None = None,
@@ -65,7 +65,8 @@ class CacheLayout:
             groups[:layer].count(group) for layer, group in enumerate(groups)
         )
         self.num_slots = max(self.slot_of_layer) + 1
-        self.kv_dtype, self.window_dtype = KV_DTYPES[kv], KV_DTYPES[window_kv]
+        self.kv_dtype = KV_DTYPES[kv]
+        self.window_dtype = KV_DTYPES[window_kv]
         self.kv_scale = settled(NOT_LOADED) if kv == "fp8_e4m3" else None
         self.window_scale = settled(NOT_LOADED) if window_kv == "fp8_e4m3" else None
         self.latent_dim = config.latent_dim

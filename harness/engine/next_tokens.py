@@ -45,14 +45,16 @@ def draft_plane(num_layers: int) -> int:
 
 @seam("drafter.reduced-twice")
 def reduced(out: Tensor) -> Tensor:
-    """The block's output [T, H], which the ranks have reduced once already (ROCm/ATOM#1764)."""
+    """The block's output out [T, H] float32, which the ranks have reduced once already
+    (ROCm/ATOM#1764).
+    """
     return out
 
 
 @seam("drafter.placeholder-as-token")
 def tokens_behind(known: Tensor, guessed: Tensor) -> Tensor:
-    """The token [T] behind each row: the known one, or where that is a placeholder the target's own
-    (vllm-project/vllm#46899).
+    """The token [T] int64 behind each row: `known` [T], or where that is a placeholder the target's
+    own, `guessed` [T] int64 (vllm-project/vllm#46899).
     """
     return guessed.where(known < 0, known)
 
@@ -66,7 +68,10 @@ class ModuleDrafter:
     attention: DraftMLA
 
     def forward(self, batch: Batch, memory: PagedMemory, hidden: Tensor, logits: Tensor) -> Tensor:
-        """The target's hidden [T, H] and logits [T, V] -> draft logits [T, V]."""
+        """The target's hidden [T, H] and logits [T, V] -> draft logits [T, V].
+
+        All are float32 in the reference engine; T counts padded rows too.
+        """
         assert batch.next_tokens is not None
         tokens = tokens_behind(batch.next_tokens, greedy_tokens(logits))
         x = self.module.combined(hidden, launch(look_up, tokens, self.embedding))

@@ -70,7 +70,8 @@ class PagedModel:
                 weight, attention.absorbed_scale = absorbed_parts(attention.kv_b_proj.weight)
                 attention.absorbed = weight.view(attention.num_heads, -1, attention.kv_lora_rank)
             if params.adapters:
-                num_slots, weight = max(params.adapters) + 1, attention.kv_b_proj.weight
+                num_slots = max(params.adapters) + 1
+                weight = attention.kv_b_proj.weight
                 attention.adapters = Adapters(num_slots, weight, model.config.num_heads)
         moves = any(change == "move_experts" for change, _ in params.changes)
         for index, layer in enumerate(self._layers()):
@@ -180,7 +181,7 @@ class PagedModel:
 
 @seam("graph.weak-segment-output")
 def handed_over(x: Tensor) -> Tensor:
-    """What a segment gives to an eager part, [T, hidden].
+    """What a segment gives to an eager part: x [T, hidden] float32.
 
     It is owned until that part has read it (ROCm/ATOM#1902).
     """

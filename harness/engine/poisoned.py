@@ -57,7 +57,8 @@ def fill_tails(memory: PagedMemory, ordered: list[ScheduledSequence], poison: Po
         if layout.index_dim and group == "attention"
     ]
     for item in ordered:
-        sequence, length = item.sequence, item.sequence.num_computed_tokens + item.num_new_tokens
+        sequence = item.sequence
+        length = item.sequence.num_computed_tokens + item.num_new_tokens
         tail = tail_slots(sequence.blocks, length)
         fill_slots(memory.typed("attention"), tail, layout.latent_dim, poison)
         fill_slots(
@@ -72,7 +73,9 @@ def fill_tails(memory: PagedMemory, ordered: list[ScheduledSequence], poison: Po
 
 
 def fill_slots(typed: Tensor, tail: list[tuple[int, int]], dim: int, poison: Poison) -> None:
-    """Fill the latents of `dim` elements of the slots `tail` in a pool [slots, N, elements]."""
+    """Fill the latents of `dim` elements of the slots `tail` in the pool typed [slots, N, elements]
+    of the cache's dtype, such as bfloat16.
+    """
     for block, start in tail:
         poison.fill_(typed[:, block, start * dim : PAGE_SIZE * dim], "kv.tail")
 
@@ -94,6 +97,8 @@ def table_filler(poison: Poison) -> int:
 def trap_expert(weight: Tensor, poison: Poison) -> Tensor:
     """One more expert [1, ...] behind the weights [X, ...], which an id from uninitialised memory
     leads to.
+
+    It has the type of the weights, float32.
     """
     return poison.empty(
         1, *weight.shape[1:], dtype=weight.dtype, site="router.ids", device=weight.device
@@ -109,5 +114,6 @@ def free_memory_sweep(device: torch.device, poison: Poison) -> Callable[[], obje
         return lambda: None
     from torch_poison.cuda_sweep import CudaSweep, fill_word
 
-    sweep, word = CudaSweep.of(device), fill_word(poison, "workspace")
+    sweep = CudaSweep.of(device)
+    word = fill_word(poison, "workspace")
     return lambda: sweep(word)

@@ -17,7 +17,7 @@ from harness.engine.memory import PagedMemory
 from harness.engine.paged_model import Forwarded, PagedModel
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.sequence import ScheduledSequence, Sequence, Step
-from harness.engine.speculation import Drafter
+from harness.engine.speculation import GraphDrafter
 from harness.memory.graph.interface import Graph
 from harness.memory.graph.launch import LaunchProbe
 
@@ -88,13 +88,13 @@ class Probe(LaunchProbe):
         Nothing is sampled yet.
         """
 
-    def on_drafted(self, drafter: Drafter, logits: Tensor) -> None:
-        """The `drafter` replayed its graph behind the target's: draft logits [T, vocab], rows of
-        padding included.
+    def on_drafted(self, drafter: GraphDrafter, logits: Tensor) -> None:
+        """The `drafter` replayed its graph behind the target's: draft logits [T, vocab] float32,
+        rows of padding included.
         """
 
     def on_logits(self, logits: Tensor) -> None:
-        """The logits [n, vocab] that the runner returns, in the order of the batch."""
+        """The logits [n, vocab] float32 that the runner returns, in the order of the batch."""
 
     def on_sampled(self, sampled: list[Sampled]) -> None:
         """Each request of the step has its tokens. Finished requests still own their blocks."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch_poison.patterns import Poison
@@ -23,7 +21,7 @@ from harness.engine.probe import Probe
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.config import NULL_BLOCK, num_pages
 from harness.engine.schedule.sequence import ScheduledSequence, Step
-from harness.engine.speculation import Drafter, greedy_tokens
+from harness.engine.speculation import GraphDrafter, greedy_tokens
 from harness.memory.graph.recording import new_pool
 
 
@@ -40,7 +38,10 @@ class ModelRunner:
         probe: Probe,
         module: NextTokenModule | None = None,
     ) -> None:
-        self._params, self._pool, self._poison, self._probe = params, pool, poison, probe
+        self._params = params
+        self._pool = pool
+        self._poison = poison
+        self._probe = probe
         self._embedding = model.embed_tokens
         device = model.embed_tokens.weight.device
         self._query_len = 1 + params.speculative_tokens
@@ -63,13 +64,15 @@ class ModelRunner:
             model, params, bind(params, poison, device), poison, probe.on_forward, module
         )
         probe.on_start(self.paged_model, self.memory, pool, self._padding)
+        # The persistent output serves graphs and eager steps, so it is as large as the larger of
+        # both.
         num_requests = max(*params.capture_sizes, params.max_num_seqs)
         shape = (num_requests, self._query_len, params.num_heads, params.kv_lora_rank)
         self._output = torch.zeros(shape, device=device) if params.zero_fill_output else None
         self._graph_pool = new_pool(device, poison)
-        self._drafter: Drafter | None = None
+        self._drafter: GraphDrafter | None = None
         if params.drafter:
-            self._drafter = Drafter(model, num_requests * self._query_len, self._graph_pool)
+            self._drafter = GraphDrafter(model, num_requests * self._query_len, self._graph_pool)
         self.draft_logits: Tensor | None = None
         """The module's logits [n, vocab] for the token after the next, in the order of the newest
         step's logits.
@@ -85,6 +88,7 @@ class ModelRunner:
         params = self._params
         if not params.has_graph:
             return
+        # One set of inputs for all graphs: smaller sizes are views of its first rows.
         self._static = self._dummy(max(params.capture_sizes))
         assert self._static.decode is not None
         self._static.decode.output = (
@@ -117,7 +121,10 @@ class ModelRunner:
         A request has one row, for its last token, or a row for each query token if it verifies
         drafts.
         """
+        # Before the step's first allocation, so that its scratch comes from poisoned memory.
         self._sweep_free()
+        # The poison goes into freed blocks before new owners zero and write theirs: one block can
+        # be both.
         hand_over_blocks(self.memory, step, self._poison)
         self._probe.before_step(step)
         if not step.scheduled:
@@ -125,6 +132,8 @@ class ModelRunner:
                 0, self._embedding.num_embeddings, device=self._embedding.weight.device
             )
         ordered = batches.order(step.scheduled)
+        # Slots at or past a length are undefined at each step, not only when a page is new: drafts
+        # that were rejected lie there.
         fill_tails(self.memory, ordered, self._poison)
         batch = batches.build(
             ordered, self._embedding, self._num_columns, self._poison, bool(self._params.adapters)
@@ -166,10 +175,13 @@ class ModelRunner:
             drafted = self._drafter.replay(forwarded.hidden, greedy_tokens(forwarded.logits))
             self._probe.on_drafted(self._drafter, drafted)
             self.drafts = drafted[: len(logits)].argmax(dim=-1)
+        # The logits are memory of the graph's pool. A later replay, or the drafter's, may write
+        # over them.
         return logits.clone()
 
     def _graph_size(self, batch: Batch) -> int | None:
         """The size of the smallest graph that fits; None for an eager run."""
+        # Graphs have one number of tokens for each request. A step with a prompt runs without one.
         if self._graphs is None or batch.prefill:
             return None
         return next((size for size in self._graphs.sizes if size >= batch.num_decodes), None)
@@ -187,12 +199,15 @@ class ModelRunner:
                 self._graphs.replay(size)
 
     def _dummy(self, size: int) -> Batch:
-        more: dict[str, Any] = {
-            "has_window": self._has_window,
-            "has_adapters": bool(self._params.adapters),
-        }
-        given = (size, self._embedding, self._num_columns, self._query_len)
-        return batches.dummy_batch(*given, padding=self._padding, **more)
+        return batches.dummy_batch(
+            size,
+            self._embedding,
+            self._num_columns,
+            self._query_len,
+            padding=self._padding,
+            has_window=self._has_window,
+            has_adapters=bool(self._params.adapters),
+        )
 
     def clear(self, blocks: list[int]) -> None:
         """Fill free `blocks` as before the first request."""
@@ -235,7 +250,7 @@ def states_to_copy(step: Step) -> tuple[tuple[int, int], ...]:
 def in_order(
     rows: Tensor, ordered: list[ScheduledSequence], wanted: tuple[ScheduledSequence, ...]
 ) -> Tensor:
-    """Rows [n, vocab] of the requests `ordered` in the order of `wanted`."""
+    """The rows [n, vocab] float32 of the requests `ordered`, in the order of `wanted`."""
     parts = torch.split(rows, [item.num_rows for item in ordered])
     part_of = {id(item): part for item, part in zip(ordered, parts, strict=True)}
     return torch.cat([part_of[id(item)] for item in wanted])

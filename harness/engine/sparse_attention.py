@@ -24,12 +24,18 @@ TILE = 4
 
 
 def store_index_keys(keys: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
-    """Write keys [T, I] into the slots [T] of cache [N, P, I]. Negative slots are skipped."""
+    """Write keys [T, I] into the slots slot_mapping [T] int64 of cache [N, P, I]. Negative slots
+    are skipped.
+
+    Keys and cache have one type, float32 or bfloat16. Raises IllegalAddress for a slot past the
+    pool.
+    """
     is_stored = slot_mapping >= 0
     slots = check_indices(
         torch.where(is_stored, slot_mapping, 0), cache.shape[0] * PAGE_SIZE, "slot_mapping"
     )
-    block, offset = slots // PAGE_SIZE, slots % PAGE_SIZE
+    block = slots // PAGE_SIZE
+    offset = slots % PAGE_SIZE
     # A graph cannot hold a list of live tokens, so padding writes back what it read.
     cache[block, offset] = torch.where(is_stored[:, None], keys, cache[block, offset])
 
@@ -54,8 +60,8 @@ def select_tokens(
 
 
 def join_rows(decodes: Tensor, prompts: Tensor | None, poison: Poison) -> Tensor:
-    """One buffer [T, K] int32 of the rows of `decodes` [n, K], handled in whole tiles, and those of
-    `prompts`.
+    """One buffer [T, K] int32 of the rows of `decodes` [n, K] int32, handled in whole tiles, and
+    those of `prompts` [T - n, K] int32 behind them.
     """
     n, k = decodes.shape
     total = n + (0 if prompts is None else len(prompts))
@@ -72,10 +78,10 @@ def join_rows(decodes: Tensor, prompts: Tensor | None, poison: Poison) -> Tensor
 
 @seam("sparse.padding-overwrites-prefill")
 def store_decode_rows(selected: Tensor, tiles: Tensor, num_decode_tokens: int) -> None:
-    """Copy the decodes' rows of `tiles` into `selected` [T, K].
+    """Copy the decodes' rows of tiles [padded, K] int32 into selected [T, K] int32.
 
-    The padded rows of `tiles` must not be stored: the prompts' rows follow in the same buffer (PR
-    32175).
+    The padded rows of `tiles` must not be stored: the prompts' rows follow in the same buffer
+    (vllm-project/vllm#32175).
     """
     selected[:num_decode_tokens] = tiles[:num_decode_tokens]
 
@@ -94,9 +100,11 @@ class PagedSparseMLA:
         """x: [T, hidden] -> [T, hidden], and the positions [T, K] int32 that each token attended
         to.
         """
-        attention, indexer = self.attention, self.attention.indexer
+        attention = self.attention
+        indexer = self.attention.indexer
         assert indexer is not None
-        cache, kv_scale = memory.latents(self.layer), memory.layout.scale_of(self.layer)
+        cache = memory.latents(self.layer)
+        kv_scale = memory.layout.scale_of(self.layer)
         q_nope, q_pe = attention.project_q(x, batch.positions)
         kv_c, k_pe = attention.project_kv(x, batch.positions)
         self.kernels.write_kv(kv_c, k_pe, cache, batch.stored_slots, kv_scale=kv_scale)
@@ -125,16 +133,16 @@ class PagedSparseMLA:
 
 @seam("sparse.choice-of-another-layer")
 def own_choice(layer: int, selected: Tensor) -> Tensor:
-    """The positions [T, K] int32 that a layer with an indexer of its own attends to: what it chose
-    (ROCm/ATOM#1362).
+    """What a layer with an indexer of its own attends to: `selected` [T, K] int32, the positions
+    that it chose (ROCm/ATOM#1362).
     """
     return selected
 
 
 @seam("sparse.request-past-the-table")
 def table_rows(tables: Tensor) -> Tensor:
-    """The row [T] int32 of each token in `tables` [T, M], which has no more rows than that (PR
-    55637).
+    """The row [T] int32 of each token in `tables` [T, M], which has no more rows than that
+    (vllm-project/vllm#55637).
     """
     return torch.arange(len(tables), dtype=torch.int32, device=tables.device)
 
@@ -143,7 +151,8 @@ def rows_of_tokens(batch: Batch) -> tuple[Tensor, Tensor]:
     """The block table [T, M] int32 of each token's request, and the number [T] of tokens it sees, 0
     for padding.
     """
-    tables, lengths = [], []
+    tables = []
+    lengths = []
     if batch.decode is not None:
         steps = torch.arange(1 - batch.decode.query_len, 1, device=batch.positions.device)
         tables.append(batch.decode.block_table.repeat_interleave(batch.decode.query_len, dim=0))

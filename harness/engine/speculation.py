@@ -23,8 +23,8 @@ FILLER_DRAFT = 0
 
 @seam("verify.nan-row-to-vocab-size")
 def greedy_tokens(logits: Tensor) -> Tensor:
-    """The token [rows] int64 with the largest logit of each row of [rows, vocab], padded rows
-    included.
+    """The token [rows] int64 with the largest of logits [rows, vocab] float32 of each row, padded
+    rows included.
 
     A row of NaN must give a token of the vocabulary: the drafter looks up the tokens of padded rows
     too (vllm-project/vllm#53029).
@@ -53,8 +53,8 @@ def row_behind(given: list[int]) -> int:
 
 @seam("verify.rows-of-kept-drafts")
 def rows_walked(num_rows: int, given: list[int]) -> int:
-    """How many rows to go on for the next request: all that were verified, kept or not (PR
-    49738).
+    """How many rows to go on for the next request: all that were verified, kept or not
+    (vllm-project/vllm#49738).
     """
     return num_rows
 
@@ -80,7 +80,7 @@ class SuffixDrafts:
         return []
 
 
-class Drafter:
+class GraphDrafter:
     """Guesses from the target's hidden state and its token, row by row.
 
     It shares the target's embedding and output head, with a fixed mixing matrix between them.
@@ -98,13 +98,14 @@ class Drafter:
         self._graphs: dict[int, Graph] = {}
 
     def capture(self, size: int) -> None:
-        hidden, tokens = self._static[:size], self._tokens[:size]
+        hidden = self._static[:size]
+        tokens = self._tokens[:size]
         self.forward(hidden, tokens)
         self._graphs[size] = self._pool.capture(lambda: self.forward(hidden, tokens))
 
     def replay(self, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """hidden [B, hidden] and tokens [B] of a target graph, padded rows included -> draft logits
-        [B, vocab].
+        """hidden [B, hidden] float32 and tokens [B] int64 of a target graph, padded rows included
+        -> draft logits [B, vocab] float32.
         """
         graph = self._graphs[hidden.shape[0]]
         # The target's outputs are pool memory that this replay may reuse, so they are copied.
@@ -123,7 +124,7 @@ class Drafter:
 
 
 def look_up(tokens: Tensor, embedding: Tensor) -> Tensor:
-    """The rows [B, hidden] of `embedding` for tokens [B].
+    """The rows [B, hidden] float32 of embedding [vocab, hidden] for tokens [B] int64.
 
     Raises IllegalAddress for a token past the vocabulary.
     """

@@ -23,7 +23,7 @@ the engine inside its functions, because the engine may not be installed.
   name. It takes the op's arguments in `harness.core.ops`; its `requires` returns why it cannot run
   here, from `why_no_kernels`.
 - `MODELS`: a `ModelSpec` for `epochs --model NAME:WHERE`, with a function that returns a
-  `harness.accuracy.backends.Backend`.
+  `harness.accuracy.backends.AnswerBackend`.
 - `SITES`, `ORACLES`: memory to poison and checks of results that only this engine has. An
   `OracleSpec` reads the records in `Run.evidence`, those of `harness.evidence` or of its own.
 

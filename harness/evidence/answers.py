@@ -60,7 +60,8 @@ def _judged(
     """The judgement of an oracle. `against` says what the answers of a run are compared with."""
     from harness.accuracy.judge import judge
 
-    judgement, case = Judgement(), evidence.case
+    judgement = Judgement()
+    case = evidence.case
     for answered, _ in evidence.all(Answered):
         how = against(answered)
         record = judge(answered.results, scenario=case.scenario, case=case.id, **how)

@@ -50,8 +50,10 @@ class Mismatch:
     def bits(
         self, got: torch.Tensor, beside: torch.Tensor | None = None, label: str = ""
     ) -> str | None:
-        """The element at `index` in hex, and the labelled element of `beside`, of one shape; None
-        without index.
+        """The element of got [...] at `index` in hex, such as 0x7fc1 of a bfloat16, and the
+        labelled one of beside [...], of one shape.
+
+        None without index.
         """
         if not self.index:
             return None
@@ -77,12 +79,13 @@ def compare(
     bound: Bound | None,
     slack: torch.Tensor | None = None,
 ) -> Comparison:
-    """Compare the live rows of `got` with `want`, which is float64, or integers that must be equal.
+    """Compare the live rows of got [rows, ...] with want [rows, ...], float64, or integers that
+    must be equal.
 
     live: [rows] bool. Order: shape, dtype class, non-finite masks, then per element and per row. A
     NaN is right only where `want` is NaN. `bound` may be None for integers only; raises ValueError
-    otherwise. The bound allows an element at least SLACK_OF_ELEMENT times its `slack`, float64 of
-    the same shape, and a row SLACK_OF_ROW times the root mean square of its slack.
+    otherwise. The bound allows an element at least SLACK_OF_ELEMENT times its slack [rows, ...]
+    float64, and a row SLACK_OF_ROW times the root mean square of its slack.
     """
     border = _border_mismatch(got, want)
     if border is not None:
@@ -90,14 +93,18 @@ def compare(
     rows = live.nonzero().flatten()
     if len(rows) == 0 or got.numel() == 0:
         return Comparison(0)
-    ours, theirs = got[rows], want[rows]
+    ours = got[rows]
+    theirs = want[rows]
     if not want.dtype.is_floating_point:
+        # Ids and codes have no tolerance, and a kernel may return any width of integers.
         return _bitwise(ours.to(torch.int64), theirs.to(torch.int64), rows)
     if bound is None:
         raise ValueError("floating-point values are compared within a bound of oracles.thresholds")
-    mine, reference = _by_row(ours.to(torch.float64)), _by_row(theirs.to(torch.float64))
+    mine = _by_row(ours.to(torch.float64))
+    reference = _by_row(theirs.to(torch.float64))
     looked_at = mine.numel()
     same = (mine == reference) | (mine.isnan() & reference.isnan())
+    # Before any tolerance: abs(a - b) > tol is false for NaN, so a bound alone would pass it.
     odd = ~same & ~(mine.isfinite() & reference.isfinite())
     if bool(odd.any()):
         at, mismatch = _elements("non-finite", odd, rows, got.shape)
@@ -112,8 +119,10 @@ def compare(
 
 
 def compare_bits(got: torch.Tensor, want: torch.Tensor, live: torch.Tensor) -> Comparison:
-    """Compare the live rows bit by bit, for two runs of one kernel on the same inputs. live: [rows]
-    bool.
+    """Compare the live rows of got [rows, ...] and want [rows, ...] bit by bit, for two runs of one
+    kernel on the same inputs.
+
+    They have one dtype, any; live: [rows] bool.
     """
     border = _border_mismatch(got, want)
     if border is None and got.dtype != want.dtype:
@@ -122,7 +131,8 @@ def compare_bits(got: torch.Tensor, want: torch.Tensor, live: torch.Tensor) -> C
         return Comparison(max(got.numel(), want.numel()), border, math.inf)
     if bool(live.all()):
         # The usual case, without the copies that a selection of rows makes.
-        ours, theirs = bits_view(got.contiguous()), bits_view(want.contiguous())
+        ours = bits_view(got.contiguous())
+        theirs = bits_view(want.contiguous())
         if torch.equal(ours, theirs):
             return Comparison(got.numel())
     rows = live.nonzero().flatten()
@@ -134,10 +144,11 @@ def compare_bits(got: torch.Tensor, want: torch.Tensor, live: torch.Tensor) -> C
 def blank_rows(
     tensor: torch.Tensor, live: torch.Tensor, expected: torch.Tensor | None = None
 ) -> tuple[int, ...]:
-    """Live rows with the same bits in all elements (zeros, or one NaN), which cannot show an
-    influence.
+    """Live rows of tensor [rows, ...] with the same bits in all elements (zeros, or one NaN), which
+    cannot show an influence.
 
-    Not counted are rows with equal expected values, and rows of a single element that is no NaN.
+    live [rows] is bool; expected [rows, ...] is float64 or integers. Not counted are rows with
+    equal expected values, and rows of a single element that is no NaN.
     """
     rows = live.nonzero().flatten()
     if len(rows) == 0 or tensor.numel() == 0:
@@ -145,6 +156,7 @@ def blank_rows(
     bits = _by_row(bits_view(tensor[rows].contiguous()))
     blank = (bits == bits[:, :1]).all(dim=1)
     if bits.shape[1] == 1:
+        # A row of one element always equals itself, so only a NaN of it says anything.
         blank &= _by_row(tensor[rows]).to(torch.float64).isnan()[:, 0]
     if expected is not None:
         wanted = _by_row(expected[rows])
@@ -162,10 +174,13 @@ def largest_difference(one: torch.Tensor, other: torch.Tensor, live: torch.Tenso
     """
     if one.shape != other.shape or one.dtype != other.dtype:
         return math.inf
-    mine, theirs = one[live], other[live]
+    mine = one[live]
+    theirs = other[live]
+    # The difference of two ids is no distance.
     if not one.dtype.is_floating_point:
         return 0.0 if torch.equal(mine, theirs) else math.inf
-    mine, theirs = mine.to(torch.float64), theirs.to(torch.float64)
+    mine = mine.to(torch.float64)
+    theirs = theirs.to(torch.float64)
     same = (mine == theirs) | (mine.isnan() & theirs.isnan())
     difference = torch.where(same, torch.zeros_like(mine), (mine - theirs).abs())
     if not difference.numel():
@@ -200,7 +215,8 @@ def _elements(
 ) -> tuple[tuple[int, int], Mismatch]:
     """The first of the `wrong` [live rows, n] bool elements, and the mismatch of all of them."""
     first = wrong.nonzero()[0]
-    at, count = (int(first[0]), int(first[1])), int(wrong.sum())
+    at = (int(first[0]), int(first[1]))
+    count = int(wrong.sum())
     message = f"{count} of {wrong.numel()} live elements differ"
     return at, Mismatch(
         kind, message, _rows(rows, wrong.any(dim=1)), _index(rows, at, shape), count
@@ -219,10 +235,13 @@ def _within(
     finite = reference.isfinite()
     zero = torch.zeros((), dtype=torch.float64, device=mine.device)
     reference = torch.where(finite, reference, zero)
+    # Infinities that agree were accepted above; inf - inf would be NaN here.
     error = torch.where(finite, (mine - reference).abs(), zero)
+    # A row may be infinite in all its elements, where the division needs a count.
     counted = finite.sum(dim=1).clamp(min=1)
     scale = (reference.square().sum(dim=1) / counted).sqrt().clamp(min=bound.least_scale)
-    allowed, allowed_row = _allowed(reference, scale, bound), bound.relative_l2 * scale
+    allowed = _allowed(reference, scale, bound)
+    allowed_row = bound.relative_l2 * scale
     if least is not None:
         allowed = torch.maximum(allowed, SLACK_OF_ELEMENT * least)
         allowed_row = torch.maximum(allowed_row, SLACK_OF_ROW * least.square().mean(dim=1).sqrt())

@@ -58,7 +58,9 @@ class CorruptedCall:
 
 def rejects(evidence: Evidence) -> Judgement:
     """Look at what each call with a corrupted argument came to."""
-    judgement, counts, num_undefined = Judgement(), Counter[str](), 0
+    judgement = Judgement()
+    counts = Counter[str]()
+    num_undefined = 0
     calls = evidence.all(CorruptedCall)
     for call, pattern in calls:
         cause, sentence = _came_to(evidence, call)
@@ -96,7 +98,8 @@ def rejects(evidence: Evidence) -> Judgement:
 
 def _came_to(evidence: Evidence, call: CorruptedCall) -> tuple[Code, str]:
     """What a call came to, and a sentence about it."""
-    name, error = f"{call.corruption.argument} ({call.corruption.name})", call.error
+    name = f"{call.corruption.argument} ({call.corruption.name})"
+    error = call.error
     if error is None:
         if not call.corruption.right:
             return Code.SILENT_GARBAGE, f"{name}: a result where none is right"

@@ -37,7 +37,8 @@ def non_interference(evidence: Evidence) -> Judgement:
 
 
 def _between_runs(evidence: Evidence, spreads: _Spreads) -> Iterator[tuple[int, Iterable[Finding]]]:
-    first, others = evidence.runs[0], evidence.runs[1:]
+    first = evidence.runs[0]
+    others = evidence.runs[1:]
     if others:
         yield from ((0, _blank(observed)) for observed in first.all(Observed))
     for other in others:
@@ -61,6 +62,7 @@ class _Spreads:
 
         if self.evidence.repeat is None:
             return False
+        # Measured at the first difference only: most cases have none, and a repeat costs a run.
         if self._again is None:
             self._again = self.evidence.repeat().all(Observed)
         if index >= len(self._again):
@@ -77,8 +79,11 @@ class _Spreads:
 def _between(first: Run, other: Run, spreads: _Spreads) -> Iterator[tuple[int, list[Finding]]]:
     from harness.evidence.compare import compare_bits
 
-    firsts, others = first.all(Observed), other.all(Observed)
+    firsts = first.all(Observed)
+    others = other.all(Observed)
     names = [[observed.name for observed in every] for every in (firsts, others)]
+    # Another number of steps or requests means that poison decided something before any value was
+    # compared.
     if names[0] != names[1]:
         message = (
             f"the run took another course under pattern {other.pattern} than under {first.pattern}"
@@ -95,6 +100,7 @@ def _between(first: Run, other: Run, spreads: _Spreads) -> Iterator[tuple[int, l
             ],
         )
     for index, (ours, theirs) in enumerate(zip(firsts, others, strict=False)):
+        # Only rows that are live in both runs can be compared.
         both = ours.live & theirs.live if ours.live.shape == theirs.live.shape else ours.live
         if spreads.evidence.repeat is not None:
             # A device that does not repeat its bits may decide a near tie differently.

@@ -168,7 +168,8 @@ def _base(observed: Observed, mismatch: Mismatch) -> str:
         or observed.expected is None
     ):
         return ""
-    found, expected = observed.tensor[observed.live].double(), observed.expected[observed.live]
+    found = observed.tensor[observed.live].double()
+    expected = observed.expected[observed.live]
     # A ratio of numbers near 0 says nothing.
     telling = found.isfinite() & expected.isfinite() & (expected.abs() > 0.1)
     ratios = found[telling] / expected[telling]

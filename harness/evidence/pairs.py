@@ -100,7 +100,8 @@ def _judge(evidence: Evidence, oracle: str, sentence: str, other: str = "") -> J
             comparison = compare(pair.second, pair.first.double(), pair.live, bound(pair.bound))
         else:
             comparison = compare_bits(pair.second, pair.first, pair.live)
-        mismatch, divergence = comparison.mismatch, pair.divergence
+        mismatch = comparison.mismatch
+        divergence = pair.divergence
         found = [differing(pair, mismatch, pattern)] if mismatch else []
         if divergence is None:
             return comparison.looked_at, found

@@ -1,9 +1,9 @@
 """Oracle `process`: a plug-in leaves its process as it was.
 
 It is asked about runs after which something was changed: a
-:class:`harness.kernels.process_state.Change` is its evidence. What the harness could not trust
-meanwhile is a finding. Any other change is a remark: it was restored before the harness computed
-anything, so the verdict stands.
+:class:`harness.kernels.process_state.ProcessChange` is its evidence. What the harness could not
+trust meanwhile is a finding. Any other change is a remark: it was restored before the harness
+computed anything, so the verdict stands.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from harness.core.oracles import OracleSpec
 from harness.evidence.records import Evidence, Judgement
 
 if TYPE_CHECKING:
-    from harness.kernels.process_state import Change
+    from harness.kernels.process_state import ProcessChange
 
 
 def process(evidence: Evidence) -> Judgement:
     """One finding for each failure of each kernel or import, and a remark for each other change."""
-    from harness.kernels.process_state import Change
+    from harness.kernels.process_state import ProcessChange
 
-    changes = dict.fromkeys(change for change, _ in evidence.all(Change))
+    changes = dict.fromkeys(change for change, _ in evidence.all(ProcessChange))
     findings = [
         Finding(
             oracle="process",
@@ -38,7 +38,7 @@ def process(evidence: Evidence) -> Judgement:
     return Judgement(findings, looked_at=len(evidence.runs), notes=notes)
 
 
-def _sentence(change: Change) -> str:
+def _sentence(change: ProcessChange) -> str:
     return f"{change.who} {change.what}" + (" (restored)" if change.is_restored else "")
 
 

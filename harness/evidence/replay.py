@@ -121,7 +121,8 @@ def _unmoved(run: Run, steps: Sequence[ReplayedStep]) -> Iterator[Finding]:
     given: dict[int, int] = {}
     for step in steps:
         for row in step.live.nonzero().flatten().tolist():
-            answer, inputs = step.replayed[row], step.inputs[row] if step.inputs else None
+            answer = step.replayed[row]
+            inputs = step.inputs[row] if step.inputs else None
             # Two requests with one prompt give the same answers, one behind the other.
             is_repeated = inputs is not None and given.get(row) == inputs
             moved[row] |= row in latest and _differ(answer, latest[row])
@@ -131,7 +132,8 @@ def _unmoved(run: Run, steps: Sequence[ReplayedStep]) -> Iterator[Finding]:
     stuck = ((seen > 1) & ~moved).nonzero().flatten().tolist()
     if not stuck:
         return
-    last, row = steps[-1], stuck[0]
+    last = steps[-1]
+    row = stuck[0]
     index = (row, *(0,) * (last.replayed.ndim - 1))
     yield Finding(
         oracle="replay",

@@ -42,6 +42,7 @@ def sentinel(evidence: Evidence) -> Judgement:
 
 def _looks(evidence: Evidence) -> Iterator[tuple[int, Iterator[Finding]]]:
     zeros = next((run for run in evidence.runs if run.pattern == "zeros"), None)
+    # The run over zeros has no poison, so an index that it has too is the kernel's own.
     over_zeros = [] if zeros is None else zeros.all(Observed)
     for run in evidence.runs:
         for number, observed in enumerate(run.all(Observed)):
@@ -65,6 +66,7 @@ def _in_live_rows(run: Run, observed: Observed, over_zeros: Observed | None) -> 
     tensor = observed.tensor
     for site, where in scan(tensor, _judged(observed, over_zeros)).sentinels.items():
         named = observed.site if site == UNTAGGED else site
+        # float32 arithmetic on x86 keeps a NaN's payload, so these bits may have been computed.
         how = "copied or computed" if tensor.dtype in (torch.float32, torch.float64) else "copied"
         of = f"the sentinel of {site}" if site != UNTAGGED else "an index as the poison writes it"
         yield Finding(

@@ -32,7 +32,9 @@ def _wrong_tokens(observed: Observed, pattern: str) -> tuple[int, list[Finding]]
     from harness.evidence.thresholds import bound
 
     assert observed.tokens is not None and observed.expected is not None
-    taken, want, limits = observed.tokens, observed.expected, bound(observed.bound)
+    taken = observed.tokens
+    want = observed.expected
+    limits = bound(observed.bound)
     exists = (taken >= 0) & (taken < want.shape[1])
     column = torch.where(exists, taken, 0)[:, None]
     own = observed.tensor.nan_to_num(nan=torch.inf)

@@ -37,9 +37,11 @@ def knows_by_heart(
     module = NextTokenModule(model.config, "eagle" if kind == "eagle" else "mtp").reset_parameters(
         MODULE_SEED
     )
-    features, wanted = [], []
+    features = []
+    wanted = []
     with torch.no_grad():
-        target, wide = copy.deepcopy(model).double(), copy.deepcopy(module).double()
+        target = copy.deepcopy(model).double()
+        wide = copy.deepcopy(module).double()
         for prompt, count in requests:
             tokens = list(prompt)
             for _ in range(count):
@@ -72,7 +74,8 @@ def drafted_beside_reference(
     """The draft logits [vocab] of all `requests` (number, tokens), the float64 reference's, and a
     word for a row.
     """
-    wide, ranges = copy.deepcopy(module).double(), []
+    wide = copy.deepcopy(module).double()
+    ranges = []
     found: list[Tensor] = []
     expected: list[Tensor] = []
     with torch.no_grad():
@@ -89,11 +92,10 @@ def drafted_beside_reference(
 
 def counts_of_drafts(params: EngineParams, answers: Answers) -> list[Count]:
     """Each draft that a step verified is the token that the target chose."""
-    layer, found = len(params.layers), []
+    layer = len(params.layers)
+    found = []
     for step, request, position, draft, token in answers.verified:
-        name, where = (
-            f"draft of request {request} for position {position}",
-            f"step {step}, layer {layer}",
-        )
+        name = f"draft of request {request} for position {position}"
+        where = f"step {step}, layer {layer}"
         found.append(Count(name, token, draft, where, "acceptance"))
     return found

@@ -134,8 +134,11 @@ class DenseReference:
     def experts(self, moe: MoE, x: Tensor, taken: Tensor) -> tuple[Tensor, Tensor]:
         """x [B, T, hidden], taken [B, T, k] expert ids or -1 -> [B, T, hidden], and the shortfall
         of `taken` [B, T].
+
+        x and the shortfall are float64, `taken` int32 or int64.
         """
-        flat, taken = x.flatten(0, 1), taken.flatten(0, 1)
+        flat = x.flatten(0, 1)
+        taken = taken.flatten(0, 1)
         router_logits = moe.gate(flat)
         ids, _ = route(router_logits, moe.num_experts_per_tok)
         below = expert_shortfall(router_logits, taken)
@@ -151,11 +154,11 @@ def visible_tokens(
     """Which tokens each query of a sparse layer sees, [B, T, T] bool: the best ones, or the
     engine's choice `seen`.
 
-    `seen` [B, T, K] are positions, -1 for none. They are accepted where their number is right, none
-    is in the future, and none left out scores more than `margin` above them. The second result is
-    their shortfall [B, T], inf if illegal. Both are in units of the row's scale, 1 at least: a
-    score is a product of a query, a key and a weight, so the error of rounded activations grows
-    with the scores of a query.
+    x [B, T, hidden] is float64, seen [B, T, K] positions, -1 for none. They are accepted where
+    their number is right, none is in the future, and none left out scores more than `margin` above
+    them. The second result is their shortfall [B, T], inf if illegal. Both are in units of the
+    row's scale, 1 at least: a score is a product of a query, a key and a weight, so the error of
+    rounded activations grows with the scores of a query.
     """
     assert attention.indexer is not None
     best = attention.visible(x)
@@ -189,8 +192,10 @@ def _choices_tensor(
 
 
 def expert_shortfall(router_logits: Tensor, taken: Tensor) -> Tensor:
-    """How far the `taken` experts [N, k] score below the best one left out [N]; inf if they repeat
+    """How far the experts taken [N, k] int32 score below the best one left out; inf if they repeat
     or do not exist.
+
+    router_logits [N, X] float64 -> [N] float64.
     """
     num_experts = router_logits.shape[1]
     exist = ((taken >= 0) & (taken < num_experts)).all(1)

@@ -89,6 +89,8 @@ def prepare() -> None:
         model.model_rebuild()
     for op in KERNEL_PARAMS:
         corruptions(op)
+    # The first reading of what never changes takes most of the time, so it is made before the
+    # forks.
     with watching("this process"):
         pass
 
@@ -98,7 +100,8 @@ def run_case(job: Job) -> CaseResult:
 
     A failure of the harness is verdict `error`, but a full disk is a NoRoomError.
     """
-    started, worked = time.perf_counter(), time.process_time()
+    started = time.perf_counter()
+    worked = time.process_time()
     result = outcome_of(job).result_of(job, time.perf_counter() - started)
     return result.but(cpu_seconds=time.process_time() - worked)
 
@@ -151,11 +154,13 @@ def _outcome(job: Job) -> Outcome:
         raise BrokenPlugin(str(error)) from error
     if reason := why_not(job.case, job.device, job.fault):
         return Outcome(Verdict.SKIP, reason.sentence, reason.cause)
+    # A kernel may draw numbers by itself: they must be the same for each pattern and each trial.
     torch.manual_seed(job.case.seed)
     if job.fault is None or class_of(job.case).injects_faults:
         return _answer(job)
     with inject(FAULTS.get(job.fault)) as injection:
         outcome = _answer(job)
+    # A fault whose code never ran was not missed by an oracle. The two have different words.
     is_missed = outcome.verdict is Verdict.PASS and isinstance(job.ask, AskVerdict)
     return _unreached(job) if is_missed and not injection.was_reached else outcome
 

@@ -27,9 +27,9 @@ from harness.core.errors import InputError
 from harness.core.extras import tokenizers
 from harness.core.files import FIXTURES
 from harness.core.systems import ENGINE_KERNELS
-from harness.engine.engine import Engine
+from harness.engine.engine import ReferenceEngine
 from harness.engine.model import checkpoint
-from harness.engine.schedule.config import PAGE_SIZE, ModelConfig, num_pages
+from harness.engine.schedule.config import PAGE_SIZE, EngineModelConfig, num_pages
 from harness.engine.schedule.sequence import Sequence as EngineSequence
 
 AS_IT_IS = Poison(NATURAL, frozenset())
@@ -53,9 +53,9 @@ _TYPICAL_TOKENS = 4 * PAGE_SIZE
 
 
 class ServedEngine:
-    """An `Engine` with request numbers and new tokens as its interface; it keeps no logits."""
+    """A `ReferenceEngine` that takes request numbers and returns new tokens; it keeps no logits."""
 
-    def __init__(self, engine: Engine, vocab_size: int, eos_token_id: int) -> None:
+    def __init__(self, engine: ReferenceEngine, vocab_size: int, eos_token_id: int) -> None:
         self.engine = engine
         self.vocab_size = vocab_size
         self.eos_token_id = eos_token_id
@@ -117,7 +117,7 @@ class _Request:
     finite: bool = True
 
 
-class EngineBackend:
+class ReferenceBackend:
     """Queues all prompts at once, so that the engine's own scheduler forms the batches."""
 
     def __init__(
@@ -202,7 +202,8 @@ class EngineBackend:
         longest = max((len(word.encode()) for word in stop), default=0)
         if not longest:
             return [False] * len(requests)
-        enders, known = self._tokens_that_may_end(tuple(stop)), range(self._engine.vocab_size)
+        enders = self._tokens_that_may_end(tuple(stop))
+        known = range(self._engine.vocab_size)
         stopped = [False] * len(requests)
         candidates = [
             at
@@ -246,7 +247,7 @@ class EngineBackend:
         return Answer(text, finish, len(tokens), invalid)
 
 
-def open_model(where: str, **options: Any) -> EngineBackend:
+def open_model(where: str, **options: Any) -> ReferenceBackend:
     """Start the reference engine on a checkpoint, or on a canary of the harness by its name."""
     shipped = FIXTURES / Path(where).name
     is_shipped = not Path(where).exists() and (shipped / "config.json").is_file()
@@ -261,7 +262,7 @@ def open_engine(
     max_model_len: int | None = None,
     device: str = "cpu",
     **options: Any,
-) -> EngineBackend:
+) -> ReferenceBackend:
     """Start the reference engine on a checkpoint, on "cpu" or "cuda"; there it runs the CUDA twins
     of kernels.
 
@@ -284,7 +285,7 @@ def open_engine(
     if device == "cuda":
         named = {field: f"{op}/{getattr(params, field)}" for field, op in ENGINE_KERNELS.items()}
         params = params.but(**cuda_twins(named))
-    engine = Engine(model, params, poison, length)
+    engine = ReferenceEngine(model, params, poison, length)
     if device == "cuda" and params.graph == "full":
         # If prompts start together, graphs run the steps in between.
         engine.scheduler.least_admitted = max(1, concurrency // PROMPTS_TOGETHER)
@@ -296,13 +297,13 @@ def open_engine(
         deterministic=True,
         note=card.note,
     )
-    return EngineBackend(
+    return ReferenceBackend(
         ServedEngine(engine, config.vocab_size, config.eos_token_id), tokenizer, identity
     )
 
 
 def engine_params(
-    config: ModelConfig, concurrency: int, max_model_len: int, options: dict[str, Any]
+    config: EngineModelConfig, concurrency: int, max_model_len: int, options: dict[str, Any]
 ) -> EngineParams:
     """The engine's parameters: sizes of the checkpoint, room for `concurrency` requests, and the
     user's options.

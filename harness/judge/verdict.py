@@ -31,7 +31,7 @@ from harness.judge.outcome import Outcome
 from harness.judge.target import Target, target_of
 from harness.kernels.call import counting_launches
 from harness.kernels.plugins import changes_of_imports
-from harness.kernels.process_state import Change, noting_changes, watching, watching_run
+from harness.kernels.process_state import ProcessChange, noting_changes, watching, watching_run
 from harness.memory.bounds import bad_index
 
 
@@ -44,17 +44,23 @@ def verdict(job: Job) -> Outcome:
         evidence.repeat = lambda: next(_runs(target, job))
     evidence.runs[0].evidence[:0] = changes_of_imports(job.case.kernels().values())
     outcome = judge(evidence)
+    # A refusal that comes late hides no finding of the runs before it.
     if refusal is not None and not outcome.findings:
         raise refusal
-    outcome.runs, outcome.launched = evidence.runs, evidence.runs[0].launched
-    outcome.filled, outcome.shown = evidence.runs[0].filled, evidence.runs[0].shown
+    outcome.runs = evidence.runs
+    outcome.launched = evidence.runs[0].launched
+    # The first pattern is the one that a user sees; the others are twins of it.
+    outcome.filled = evidence.runs[0].filled
+    outcome.shown = evidence.runs[0].shown
+    # Trials of blame are left out: with fewer sites a kernel may rightly not be called.
     never = (
         never_called(job.case, evidence.runs)
         if outcome.verdict is Verdict.PASS and job.sites is None
         else []
     )
     if never:
-        outcome.verdict, outcome.cause = Verdict.SKIP, Code.NEVER_CALLED
+        outcome.verdict = Verdict.SKIP
+        outcome.cause = Code.NEVER_CALLED
         outcome.reason = f"never called: {', '.join(never)}"
         return outcome
     if (
@@ -104,7 +110,8 @@ def _note_events(outcome: Outcome, wanted: Sequence[str]) -> None:
         for event in wanted
     }
     if missing := [event for event, count in counts.items() if not count]:
-        outcome.verdict, outcome.cause = Verdict.SKIP, Code.NEVER_HAPPENED
+        outcome.verdict = Verdict.SKIP
+        outcome.cause = Code.NEVER_HAPPENED
         outcome.reason = f"never happened: {', '.join(missing)}"
         return
     happened = "happened: " + ", ".join(f"{event} {count}" for event, count in counts.items())
@@ -124,7 +131,7 @@ def judge(evidence: Evidence) -> Outcome:
     After a crash none is asked that reads results, as the runs are not complete.
     """
     asked: dict[str, Judgement] = {"crash": ORACLES.get("crash").judge(evidence)}
-    if evidence.all(Change):
+    if evidence.all(ProcessChange):
         asked["process"] = ORACLES.get("process").judge(evidence)
     outcome = _judged(evidence, asked)
     _say_changes(outcome, asked.get("process"))
@@ -140,7 +147,8 @@ def _judged(evidence: Evidence, asked: dict[str, Judgement]) -> Outcome:
         found = [finding for judgement in asked.values() for finding in judgement.findings]
         looked_at = {name: judgement.looked_at for name, judgement in asked.items()}
         return Outcome(Verdict.CRASH, found[0].message, findings=found, looked_at=looked_at)
-    outcome, notes = Outcome(Verdict.PASS), list[str]()
+    outcome = Outcome(Verdict.PASS)
+    notes = list[str]()
     orders = ["ordered"] if evidence.all(Moved) else []
     for name in dict.fromkeys((*evidence.case.oracles, *orders, *asked)):
         judgement: Judgement = asked.get(name) or ORACLES.get(name).judge(evidence)
@@ -156,16 +164,19 @@ def _judged(evidence: Evidence, asked: dict[str, Judgement]) -> Outcome:
         # so batches differ.
         has_plugin = any(spec.is_plugin for spec in evidence.case.known_kernels())
         is_only_less = has_plugin and len(blind) < len(evidence.case.oracles)
-        outcome.verdict, outcome.cause = Verdict.SKIP if is_only_less else Verdict.ERROR, Code.BLIND
+        outcome.verdict = Verdict.SKIP if is_only_less else Verdict.ERROR
+        outcome.cause = Code.BLIND
         outcome.reason = f"{', '.join(blind)} judged no element, so this case proves nothing"
     elif outcome.accuracy and outcome.accuracy.verdict is Verdict.SKIP:
-        outcome.verdict, outcome.cause = Verdict.SKIP, Code.POWERLESS
+        outcome.verdict = Verdict.SKIP
+        outcome.cause = Code.POWERLESS
         outcome.reason = outcome.accuracy.judgement.statement
     if outcome.findings:
         outcome.findings = most_telling_first(
             _with_lines(outcome.findings, evidence.runs[0].all(Allocated))
         )
-        outcome.verdict, outcome.cause = Verdict.FAIL, ""
+        outcome.verdict = Verdict.FAIL
+        outcome.cause = ""
         outcome.reason = outcome.findings[0].message
     return outcome
 
@@ -224,14 +235,15 @@ def _runs(target: Target, job: Job) -> Iterator[Run]:
                     run = target.run(poison_of(plan, pattern, sites_of(job), job.case.seed))
             except Exception as error:
                 run = Run(pattern, error=_error_under_test(error, changes))
-        run.launched, run.filled = dict(launched), dict(FILLED)
+        run.launched = dict(launched)
+        run.filled = dict(FILLED)
         run.evidence += changes
         yield run
         if run.error is not None or run.refusal is not None:
             return
 
 
-def _error_under_test(error: Exception, changes: Sequence[Change]) -> SystemUnderTestError:
+def _error_under_test(error: Exception, changes: Sequence[ProcessChange]) -> SystemUnderTestError:
     """What ended a run, if the system under test did. Raises `error` if it is the harness's own."""
     if isinstance(error, SystemUnderTestError):
         # An earlier finding of a bounds check explains the crash.

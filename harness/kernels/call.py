@@ -102,16 +102,22 @@ class BoundKernel:
         if (in_cell := getattr(self._function, "call", None)) is not None:
             # Its process fills its own allocations.
             return in_cell(self._poison, args, kwargs)
+        # Natural memory is that of production: not even the order of allocations may change.
         if self._poison is None or self._poison.is_natural or not _intercepts.get():
             return self._call(args, kwargs)
+        # It writes its arguments, which are poisoned by the caller; what it allocates is scratch.
         if not self._outputs:
             with AllocationPoison(self._poison):
                 return self._call(args, kwargs)
+        # What a kernel allocates depends on shapes and options, so each of these is learned by
+        # itself.
         key = (self.spec.name, *(_shape_key(value) for value in (*args, *kwargs.values())))
         shared = _output_sites.get()
         known = self._own_sites if shared is None else shared
         expected = known.get(key, {})
         result, sites = self._call_poisoned(expected, args, kwargs)
+        # The guess was wrong, so outputs held the poison of scratch: the run is repeated with the
+        # right one.
         if sites != expected:
             known[key] = sites
             result, _ = self._call_poisoned(sites, args, kwargs)
@@ -153,7 +159,9 @@ class BoundKernel:
             # A plug-in may call the checks of torch_poison itself.
             found = error if isinstance(error, IllegalAddress) else finding_of(error)
             found.at = found.at or self._last_line(error)
+            # The stack of the check says nothing; the kernel's own line is in the error.
             raise found from None
+        # A kernel that calls sys.exit ends itself, not the worker.
         except (Exception, SystemExit) as error:
             if isinstance(error, ImportError) and self.spec.is_plugin:
                 why = f"{type(error).__name__}: {' '.join(message_of(error).split())}"

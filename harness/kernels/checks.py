@@ -31,8 +31,11 @@ def check_shapes(*rows: tuple[str, Tensor, str], **sizes: int) -> None:
 
 
 def check_dense(name: str, tensor: Tensor, *, is_index: bool = False) -> None:
-    """Raise ValueError unless the last dimension of `tensor`, of any shape, is dense; an index must
-    hold integers.
+    """Raise ValueError unless the last dimension of tensor [...] is dense; an index must hold
+    integers, int32 or int64.
+
+    A kernel that steps by one element through it would read other memory. A last dimension of 1 has
+    no step.
     """
     if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
         raise ValueError(

@@ -32,7 +32,7 @@ from harness.core.shapes import NAMED, Shapes, shapes_of
 from harness.memory.triton_interpreter import repair_when_imported
 
 if TYPE_CHECKING:
-    from harness.kernels.process_state import Change
+    from harness.kernels.process_state import ProcessChange
 
 ENTRY_POINT_GROUP = f"{DOORS}.kernels"
 """An entry point of this group names a module, or an object in it.
@@ -50,7 +50,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 # A worker runs many jobs that name the same files.
 _loaded: dict[Path, tuple[KernelSpec, ...] | InputError] = {}
-_changes: dict[str, list[Change]] = {}
+_changes: dict[str, list[ProcessChange]] = {}
 """Name of a kernel -> what the import of its file changed in this process."""
 
 
@@ -82,26 +82,13 @@ def kernel(
     The function's arguments are the op's, as :mod:`harness.core.ops` lists them. It allocates its
     outputs with torch, so that the poison reaches them. `shapes` are the sizes that it accepts:
     "deepseek", "kimi-linear", "any", or a dict such as `{"like": "deepseek", "num_heads": 16}` (see
-    :class:`harness.core.shapes.Shapes`). `style` is the call of a public
-    library that the function has in place of the op's, see `styles.py` of the op. `origin`
-    is the file of a function that runs in another
-    process. The other arguments of the decorator are promises: see
+    :class:`harness.core.shapes.Shapes`). `style` is the call of a public library that the function
+    has in place of the op's, see `styles.py` of the op. `origin` is the file of a function that
+    runs in another process. The other arguments of the decorator are promises: see
     :class:`harness.core.kernels.KernelSpec`. Raises InputError for an unknown op, an unknown
     promise or value of one, a name that is taken, or a signature that the harness cannot call.
     """
-    if unknown:
-        word, (_, *known, _) = next(iter(unknown)), inspect.signature(kernel).parameters
-        near = nearest(word, known)
-        meant = f" ({near})" if near.endswith("?") else ""
-        raise InputError(f"@kernel has no argument {word!r}{meant}; it takes {', '.join(known)}")
-    if positional or not op or not name:
-        raise InputError(
-            '@kernel needs op and name, by keyword: @kernel(op="mla_decode", name="mine")'
-        )
-    if not NAME.fullmatch(name):
-        raise InputError(
-            f"kernel name {name!r}: use letters, digits, '-', '_' and '.', a letter or digit first"
-        )
+    _check_names(positional, op, name, unknown)
     contract = OPS.get(op)
     _check_choice(name, "empty_rows", (empty_rows,), get_args(EmptyRows))
     _check_choice(name, "empty_lse", (empty_lse,), get_args(EmptyLse))
@@ -113,11 +100,10 @@ def kernel(
     runs_on = _checked_names(name, "devices", devices, DEVICES)
     reads = _checked_names(name, "kv", kv, KV_TYPES)
     _check_choice(name, "fp8_products", (fp8_products,), get_args(Fp8Products))
-    steps = (
-        _checked_names(name, "bf16_steps", bf16_steps, get_args(Bf16Step))
-        if bf16_steps != ()
-        else ()
-    )
+    # The default is no step at all, which a list of a user may not be.
+    steps: tuple[str, ...] = ()
+    if bf16_steps != ():
+        steps = _checked_names(name, "bf16_steps", bf16_steps, get_args(Bf16Step))
 
     adapt = _adapter(op, name, style)
 
@@ -143,11 +129,7 @@ def kernel(
                 capturable=capturable,
                 fp8_products=fp8_products,
                 bf16_steps=cast("tuple[Bf16Step, ...]", steps),
-                takes=tuple(
-                    word
-                    for word in contract.optional
-                    if word in inspect.signature(adapted).parameters
-                ),
+                takes=_taken(contract, adapted),
                 origin=origin or inspect.getfile(function),
                 is_plugin=True,
             )
@@ -155,6 +137,35 @@ def kernel(
         return function
 
     return register
+
+
+def _check_names(
+    positional: tuple[object, ...], op: str, name: str, unknown: Mapping[str, object]
+) -> None:
+    """Raise InputError unless @kernel got op and a name by keyword, and no argument that it does
+    not have.
+    """
+    if unknown:
+        word = next(iter(unknown))
+        # The first parameter takes positional arguments, the last one unknown words.
+        (_, *known, _) = inspect.signature(kernel).parameters
+        near = nearest(word, known)
+        meant = f" ({near})" if near.endswith("?") else ""
+        raise InputError(f"@kernel has no argument {word!r}{meant}; it takes {', '.join(known)}")
+    if positional or not op or not name:
+        raise InputError(
+            '@kernel needs op and name, by keyword: @kernel(op="mla_decode", name="mine")'
+        )
+    if not NAME.fullmatch(name):
+        raise InputError(
+            f"kernel name {name!r}: use letters, digits, '-', '_' and '.', a letter or digit first"
+        )
+
+
+def _taken(op: Op, function: Callable[..., Any]) -> tuple[str, ...]:
+    """The optional arguments of `op` that the function has."""
+    parameters = inspect.signature(function).parameters
+    return tuple(word for word in op.optional if word in parameters)
 
 
 def check_signature(op: Op, name: str, function: Callable[..., Any]) -> None:
@@ -204,10 +215,8 @@ def declared_shapes(kernel_name: str, given: str | Mapping[str, Any]) -> Shapes:
         return shapes_of(values)
     except ValidationError as error:
         problem = error.errors()[0]
-        at, known = (
-            str(problem["loc"][0]),
-            ", ".join(size for size in Shapes.model_fields if size != "name"),
-        )
+        at = str(problem["loc"][0])
+        known = ", ".join(size for size in Shapes.model_fields if size != "name")
         mend = (
             f"the sizes are {known}"
             if problem["type"] == "extra_forbidden"
@@ -278,7 +287,7 @@ def load_entry_points() -> None:
             ) from error
 
 
-def changes_of_imports(kernels: Iterable[str]) -> list[Change]:
+def changes_of_imports(kernels: Iterable[str]) -> list[ProcessChange]:
     """What the imports of the files of `kernels`, such as "mla_decode/mine", changed in this
     process.
     """
@@ -304,7 +313,8 @@ def _importing(what: str) -> Iterator[None]:
 
 
 def _execute(file: Path) -> tuple[KernelSpec, ...]:
-    before, num_before = set(KERNELS.names()), Registry.num_added
+    before = set(KERNELS.names())
+    num_before = Registry.num_added
     try:
         with _importing(file.name):
             execute_file(file, "plug-in", f"mla_harness_plugin_{file.stem}_{len(_loaded)}")

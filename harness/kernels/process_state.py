@@ -25,7 +25,7 @@ from harness.memory.graph.launch import holding
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ProcessChange:
     """What foreign code changed:
 
     `who` "mla_decode/mine", and `what` "set the default dtype to torch.float64".
@@ -40,18 +40,18 @@ class Change:
 _EACH_CALL = tuple(row for row in WATCHED if row.each_call)
 _EACH_RUN = tuple(row for row in WATCHED if not row.each_call)
 
-_noted: ContextVar[list[Change] | None] = ContextVar("harness_noted_changes", default=None)
+_noted: ContextVar[list[ProcessChange] | None] = ContextVar("harness_noted_changes", default=None)
 
 
 @contextmanager
-def noting_changes() -> Iterator[list[Change]]:
+def noting_changes() -> Iterator[list[ProcessChange]]:
     """The changes that are found within the block."""
-    changes: list[Change] = []
+    changes: list[ProcessChange] = []
     with holding(_noted, changes):
         yield changes
 
 
-_constant: dict[str, Any] = {}
+_constant: dict[str, object] = {}
 """Name of a row that is constant -> its first reading."""
 
 
@@ -70,7 +70,8 @@ class watching:
     """
 
     def __init__(self, who: str, rows: Sequence[Watched] = WATCHED) -> None:
-        self._who, self._rows = who, rows
+        self._who = who
+        self._rows = rows
 
     def __enter__(self) -> None:
         self._limit = sys.getrecursionlimit()
@@ -90,10 +91,10 @@ class watching:
             if row.differs(old, new) and (what := row.says(old, new)):
                 if row.restore is not None:
                     row.restore(old)
-                self._note(Change(self._who, what, row.is_failure, row.restore is not None))
+                self._note(ProcessChange(self._who, what, row.is_failure, row.restore is not None))
 
     @staticmethod
-    def _note(change: Change) -> None:
+    def _note(change: ProcessChange) -> None:
         noted = _noted.get()
         if noted is not None and change not in noted:
             noted.append(change)

@@ -82,6 +82,7 @@ def _other_modes_only() -> list[Any]:
 
 def _set_function_modes(wanted: list[Any]) -> None:
     for _ in _function_modes():
+        # All are taken off and pushed again, as torch cannot remove one from the middle.
         torch._C._pop_torch_function_stack()
     for mode in wanted:
         torch._C._push_on_torch_function_stack(mode)

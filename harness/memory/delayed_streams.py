@@ -51,7 +51,8 @@ class DelayedStreams:
     """A producer's stream and a caller's stream of one device. The delay is drawn from the seed."""
 
     def __init__(self, device: torch.device, seed: int) -> None:
-        self._device, self._random = device, random.Random(seed)
+        self._device = device
+        self._random = random.Random(seed)
         # The host ends the hold, so no other stream is needed for it.
         self._released = torch.zeros(1, dtype=torch.int32).pin_memory()
         self._producer, self._caller = _streams(device)

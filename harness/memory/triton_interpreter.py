@@ -99,6 +99,7 @@ def repair_when_imported() -> None:
     if INTERPRETER in sys.modules:
         _repair_known()
     elif not any(isinstance(finder, _RepairingFinder) for finder in sys.meta_path):
+        # First, or the finder of files would load the interpreter unrepaired.
         sys.meta_path.insert(0, _RepairingFinder())
 
 
@@ -141,9 +142,11 @@ def repair_interpreter() -> None:
     from triton.runtime import interpreter
 
     builder = interpreter.InterpreterBuilder
+    # Twice would wrap the repaired functions in themselves.
     if getattr(builder, "repaired_by_mla_harness", False):
         return
-    stock_convert, stock_cast = interpreter._convert_float, builder.cast_impl
+    stock_convert = interpreter._convert_float
+    stock_cast = builder.cast_impl
 
     def convert_float(data: Any, source: Any, target: Any, rounding: Any) -> Any:
         if source.name in _TORCH_NAMES and target.name in _TORCH_NAMES:
@@ -155,7 +158,9 @@ def repair_interpreter() -> None:
 
         The stock one converts the stored integers.
         """
-        old, new, storage = source.dtype.scalar.name, to.scalar.name, interpreter._get_np_dtype(to)
+        old = source.dtype.scalar.name
+        new = to.scalar.name
+        storage = interpreter._get_np_dtype(to)
         if old not in _NARROW and new not in _NARROW:
             return stock_cast(self, source, to)
         if new not in _TORCH_NAMES:
@@ -167,6 +172,7 @@ def repair_interpreter() -> None:
         return interpreter.TensorHandle(data, to.scalar)
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, precision: Any, max_imprecise: Any) -> Any:
+        # In the accumulator's type, as a tensor core adds.
         product = np.matmul(_widened(a), _widened(b), dtype=d.data.dtype)
         return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
 

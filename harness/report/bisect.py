@@ -15,7 +15,8 @@ from harness.core.fault_outcomes import CAUGHT, MISSED, fault_outcome
 from harness.core.systems import engine_versions
 from harness.report.wording import fault_word
 
-_MISSED, _WRONG_BLAME = "MISSED", "WRONG BLAME"
+_MISSED = "MISSED"
+_WRONG_BLAME = "WRONG BLAME"
 FAILED = ("fail", "crash")
 BAD = (*FAILED, "known")
 """A known failure is bad in its version, and fails no run."""

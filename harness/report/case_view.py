@@ -88,7 +88,9 @@ class CaseView:
 
 def of_result(view: RunView, result: CaseResult, anchor: str) -> CaseView:
     """The view of a case that ran."""
-    job, blame, options = view.jobs[result.key], view.blames.get(result.key), view.plan.options
+    job = view.jobs[result.key]
+    blame = view.blames.get(result.key)
+    options = view.plan.options
     return CaseView(
         anchor=anchor,
         result=result,
@@ -215,7 +217,8 @@ def case_data(
     for result, job in pairs:
         own = [pair for pair in params(job.case) if common[result.scenario].get(pair[0]) != pair[1]]
         finding = one_line(result.findings[0].message, MAX_MESSAGE) if result.findings else ""
-        command, start = reproduce(result, options), HEAD + shlex.quote(result.id)
+        command = reproduce(result, options)
+        start = HEAD + shlex.quote(result.id)
         cases.append(
             [
                 names.index(result.scenario),

@@ -78,7 +78,8 @@ class Cause:
     @property
     def title(self) -> str:
         """`mla_decode/mine: 163 cases of 27 scenarios`."""
-        cases, scenarios = num(len(self.members), "case"), num(len(self.scenarios), "scenario")
+        cases = num(len(self.members), "case")
+        scenarios = num(len(self.scenarios), "scenario")
         fault = f" with {self.fault}" if self.fault else ""
         return f"{self.kernel}{fault}: {cases}" + (
             f" of {scenarios}" if len(self.members) > 1 else ""
@@ -110,6 +111,8 @@ class Cause:
 
         A failure that was not diagnosed has the first cause with its symptom.
         """
+        # Sites alone would join two bugs that read the same memory; kernel and symptom alone, two
+        # that read other memory.
         same = (self.kernel, self.fault, self.symptom) == (other.kernel, other.fault, other.symptom)
         is_writer = not other.writer or other.writer == self.writer or not self.writer
         return (
@@ -125,6 +128,7 @@ def causes(
     """The root causes of failed results, most cases first. `jobs` and `blames` are by job key."""
     found: list[Cause] = []
     decided = {key for key, blame in blames.items() if blame.is_decided}
+    # Failures with a blame first: they make the causes, and those without one join them.
     for result in sorted(
         failed, key=lambda one: (one.key not in decided, one.key not in blames, not _sites(one))
     ):

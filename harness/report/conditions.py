@@ -31,7 +31,8 @@ class Coverage:
 
     def unmet_pairs(self) -> dict[str, list[Combination]]:
         """Why pairs were not met -> these pairs."""
-        left, found = list(self.shown.unmet(2)), {}
+        left = list(self.shown.unmet(2))
+        found = {}
         for why, points in self.others.items():
             part = Shown(self.shown.space)
             part.add(points)

@@ -13,7 +13,7 @@ from harness.report.page import templates
 from harness.report.run_view import RunView
 from harness.report.terminal_history import change_groups, count_line, flaky_line
 from harness.report.wording import OTHER_BLAME, accuracy_title, known_line, num, one_line
-from harness.store.history.compare import Comparison
+from harness.store.history.compare import RunComparison
 from harness.store.history.trends import Trends
 from harness.store.summary import totals
 
@@ -24,7 +24,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>()!|~&$])")
 
 
 def render(
-    view: RunView, comparison: Comparison | None = None, trends: Trends | None = None
+    view: RunView, comparison: RunComparison | None = None, trends: Trends | None = None
 ) -> str:
     """The summary of a run; with a comparison also what changed, with trends also what is flaky.
 
@@ -32,7 +32,8 @@ def render(
     of a table. Lists are cut, so that it stays far below the 1 MiB that GitHub takes of a step.
     """
     found = templates(accuracy_title, code, count_line, flaky_line, known_line, num, one_line, text)
-    plan, machine = view.plan, view.plan.environment
+    plan = view.plan
+    machine = view.plan.environment
     torch = f"torch {machine['torch']}" if machine.get("torch") else ""
     device = (machine.get("gpus") and machine["gpus"][0].get("name")) or machine.get("cpu")
     uncaught = {
@@ -57,7 +58,8 @@ def render(
 
 def _totals(view: RunView) -> str:
     """The table of verdicts."""
-    groups, verdicts = view.scenarios, list(view.counts)
+    groups = view.scenarios
+    verdicts = list(view.counts)
     # A scenario in which all is well is one of many; they are counted together.
     shown = {
         name: group for name, group in groups.items() if any(one.verdict in BAD for one in group)

@@ -84,7 +84,7 @@ def render(view: RunView) -> str:
     ranked = sorted(results, key=lambda result: ORDER.index(result.verdict))
     faults = [(f"fault-{number}", fault) for number, fault in enumerate(view.faults, start=1)]
     pairs = [(result, view.jobs[result.key]) for result in ranked]
-    shell: dict[str, Any] = {
+    shell: dict[str, object] = {
         "run": view,
         "num_cases": len(results),
         "order": [verdict.value for verdict in ORDER if view.counts.get(verdict.value)],
@@ -137,12 +137,13 @@ def flipped(found: OutcomeGrid) -> list[tuple[int, str, list[str]]]:
 
 
 def templates(*functions: Callable[..., Any], **options: Any) -> Environment:
-    layout: dict[str, Any] = {
-        "undefined": StrictUndefined,
-        "trim_blocks": True,
-        "lstrip_blocks": True,
-    }
-    made = Environment(loader=FileSystemLoader(FOLDER), **layout, **options)
+    made = Environment(
+        loader=FileSystemLoader(FOLDER),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        **options,
+    )
     made.filters |= {function.__name__: function for function in functions}
     return made
 
@@ -234,7 +235,8 @@ def judged(view: RunView) -> list[tuple[str, str]]:
     """What a run judged, as names and texts: kernels, plug-ins, device, engines with versions,
     commit, command.
     """
-    plan, environment = view.plan, view.plan.environment
+    plan = view.plan
+    environment = view.plan.environment
     kernels = dict.fromkeys(kernel_of(job.case) for job in plan.jobs if job.case.kernels())
     own = [
         name

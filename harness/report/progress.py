@@ -99,7 +99,8 @@ class Waiting(_Shown):
 
     def __init__(self, console: Console, what: str, pool: RunsCases | None = None) -> None:
         super().__init__(console)
-        self._what, self._pool = what, pool
+        self._what = what
+        self._pool = pool
         self._before = pool.num_done if pool else 0
         self._status = console.status(what)
 
@@ -239,7 +240,9 @@ class EpochProgress(_Bar):
                 self._task, description=self._line, completed=0, total=None, note=""
             )
             return
-        epoch, answered, total = state["epoch"], state["answered"], state["num_questions"]
+        epoch = state["epoch"]
+        answered = state["answered"]
+        total = state["num_questions"]
         share = f"accuracy {state['num_correct'] / answered:.4f}"
         note = share + (f", {state['unanswered']} unanswered" if state["unanswered"] else "")
         description = f"epoch {epoch} of {self._num_epochs}"
@@ -255,7 +258,8 @@ class EpochProgress(_Bar):
 
 
 def _speed(state: dict[str, int]) -> str:
-    tokens, seconds = state.get("num_tokens", 0), state.get("milliseconds", 0) / 1e3
+    tokens = state.get("num_tokens", 0)
+    seconds = state.get("milliseconds", 0) / 1e3
     return (
         f", {tokens:,} tokens in {seconds:.2f} s, {tokens / seconds:,.0f} a second"
         if tokens and seconds

@@ -29,10 +29,13 @@ class RunView:
     """
 
     def __init__(self, store: RunStore) -> None:
-        self.store, self.path, self.plan = store, store.path, store.plan
+        self.store = store
+        self.path = store.path
+        self.plan = store.plan
         self.results = store.results()
         """One result for each planned case, in the order of the plan."""
-        self.jobs, self.blames = store.jobs_by_key(), store.blames()
+        self.jobs = store.jobs_by_key()
+        self.blames = store.blames()
         self.shrunk = store.shrunk()
         """The smallest failing cases by job key."""
         self.faults = store.faults()
@@ -133,9 +136,11 @@ class RunView:
         """The verdict of the run in one sentence, and its colour: a verdict's name."""
         if self.plan.trials:
             return "Mutants were tried: mutants.jsonl has them", "pass"
-        counts, num_faults = self.counts, len(self.faults)
+        counts = self.counts
+        num_faults = len(self.faults)
         uncaught = fault_problems(self.faults)
-        bad, num_known = counts["fail"] + counts["crash"], counts.get("known", 0)
+        bad = counts["fail"] + counts["crash"]
+        num_known = counts.get("known", 0)
         if bad:
             also = f", and {uncaught}" if uncaught else ""
             return f"{bad} {'case fails' if bad == 1 else 'cases fail'}{also}", "fail"

@@ -256,7 +256,8 @@ def totals_line(view: RunView) -> Text:
 
 def fault_line(fault: FaultResult) -> Text:
     """One line about one fault: what became of it, by what, blaming what, in how many seconds."""
-    by, blamed = ", ".join(fault.by) or "nothing", ", ".join(fault.blamed) or "no site"
+    by = ", ".join(fault.by) or "nothing"
+    blamed = ", ".join(fault.blamed) or "no site"
     line = Text.assemble(verdict_text(fault.outcome), (f" {fault.fault} ", "bold"))
     line.append(
         printable(f"by {by}, blaming {blamed} ({fault.case}, {fault.seconds:.1f} s)"),

@@ -15,7 +15,7 @@ from harness.report.causes import Cause
 from harness.report.console import table
 from harness.report.terminal import STYLES, count_text, verdict_text
 from harness.report.wording import fault_word, num, one_line, printable
-from harness.store.history.compare import Change, Comparison
+from harness.store.history.compare import Change, RunComparison
 from harness.store.history.entry import FAULT_VERDICTS, Entry, RunEntry
 from harness.store.history.trends import LETTERS, CaseTrend, Trends
 from harness.store.summary import shown_verdicts
@@ -111,7 +111,7 @@ def print_case(console: Console, name: str, found: Trends, results: Sequence[Ent
     _print_flaky(console, found)
 
 
-def print_comparison(console: Console, found: Comparison, causes: Causes = ()) -> None:
+def print_comparison(console: Console, found: RunComparison, causes: Causes = ()) -> None:
     """The groups of changes, then how much is unchanged.
 
     `causes` are of the newer run, with their commands.
@@ -127,7 +127,7 @@ def print_comparison(console: Console, found: Comparison, causes: Causes = ()) -
     console.print(f"\n{count_line(found)}", soft_wrap=True)
 
 
-def change_groups(found: Comparison, causes: Causes = ()) -> list[tuple[str, int, list[str]]]:
+def change_groups(found: RunComparison, causes: Causes = ()) -> list[tuple[str, int, list[str]]]:
     """Title, number of changes and lines of each group, what matters most first.
 
     Lost cases have a line a reason.
@@ -168,7 +168,8 @@ def _change_lines(changes: Sequence[Change], causes: Causes) -> Iterator[str]:
 def _change_line(changes: Sequence[Change], title: str = "", command: str = "") -> str:
     """The changes of all cases of one cause, for which the first one stands."""
     first = changes[0]
-    before, after = first.before, first.after
+    before = first.before
+    after = first.after
     word = fault_word(after.verdict)
     word = word.upper() if before is None or before.verdict != after.verdict else word
     named = (
@@ -185,7 +186,8 @@ def _change_line(changes: Sequence[Change], title: str = "", command: str = "") 
 
 def difference(change: Change) -> str:
     """What differs besides the verdict: oracles, blame and reason of a failure, accuracy, time."""
-    before, after = change.before, change.after
+    before = change.before
+    after = change.after
     parts: list[str] = []
     if after.verdict not in ("pass", "caught"):
         if after.oracles:
@@ -201,7 +203,7 @@ def difference(change: Change) -> str:
     return "; ".join(parts)
 
 
-def count_line(found: Comparison) -> str:
+def count_line(found: RunComparison) -> str:
     """How much was compared, and how much is unchanged."""
     parts = [
         f"{found.num_shared} in both runs",

@@ -32,7 +32,8 @@ OPTION_FLAGS = {
     "scenarios": "--scenarios",
     "engine_path": "--engine-path",
 }
-EPOCHS, SERVE_CHECK = "epochs", "serve-check"
+EPOCHS = "epochs"
+SERVE_CHECK = "serve-check"
 """The scenario, and the key of `run.json`, of a run of `mla-harness epochs`."""
 OTHER_BLAME = "seen with another blame than declared"
 
@@ -88,7 +89,8 @@ def fault_problems(faults: Sequence[FaultResult]) -> str:
     """``1 of 5 faults was missed, and 2 of 5 faults were seen with another blame than declared``;
     empty without any.
     """
-    count, total = Counter(fault.outcome for fault in faults), num(len(faults), "fault")
+    count = Counter(fault.outcome for fault in faults)
+    total = num(len(faults), "fault")
     words = {MISSED: "missed", WRONG_BLAME: OTHER_BLAME}
     found = {outcome: said for outcome, said in words.items() if count[outcome]}
     return ", and ".join(

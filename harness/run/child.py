@@ -116,7 +116,7 @@ class Process(Protocol):
     def send_signal(self, number: int, /) -> None: ...
 
 
-class Forks(Protocol):
+class ForkStarter(Protocol):
     """Starts a module in a fork; see :class:`harness.run.fork_server.ForkServer`."""
 
     def start(
@@ -139,7 +139,7 @@ class Child:
         environ: Mapping[str, str] | None = None,
         log: Path | None = None,
         seconds: float = math.inf,
-        forks: Forks | None = None,
+        forks: ForkStarter | None = None,
     ) -> None:
         """Start `module` in a new interpreter.
 
@@ -160,7 +160,10 @@ class Child:
         # The child inherits the descriptor, which does not append by the mode of its file object.
         fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)
         self._stream, replies = os.pipe()
+        # The parent reads what is there and goes on: it has other children to serve.
         os.set_blocking(self._stream, False)
+        # The child ends with its parent. Behind a prefix, such as a sanitizer, that program is its
+        # parent.
         parent = 0 if prefix else os.getpid()
         self.allow(seconds)
         settings = _child_environ(environ or {})
@@ -174,6 +177,7 @@ class Child:
                     [
                         *prefix,
                         python,
+                        # The working directory may hold a `torch.py` of the user.
                         "-P",
                         "-m",
                         "harness.run.launch",
@@ -187,6 +191,8 @@ class Child:
                     stderr=self._log,
                     pass_fds=(replies,),
                     env=settings,
+                    # A session of its own: Ctrl-C reaches the parent alone, which then ends its
+                    # children in order.
                     start_new_session=True,
                 )
             )
@@ -222,7 +228,8 @@ class Child:
 
     def allow(self, seconds: float) -> None:
         """Start the clock of the next reply."""
-        self._budget_seconds, self._started = seconds, time.monotonic()
+        self._budget_seconds = seconds
+        self._started = time.monotonic()
 
     def read(self) -> None:
         """Read the replies that have arrived, without waiting."""
@@ -231,6 +238,8 @@ class Child:
         try:
             while chunk := os.read(self._stream, 1 << 16):
                 self._buffer += chunk
+                # A kernel that writes to our descriptor without a newline would fill the parent's
+                # memory.
                 if len(self._buffer) > MAX_LINE_BYTES:
                     self._is_garbled = True
                     return
@@ -260,6 +269,7 @@ class Child:
     def ended(self) -> bool:
         """Whether no more replies will come: the child died, ran out of time, or wrote garbage."""
         if self._process.poll() is not None:
+            # What the child said before it died is still in the pipe, and counts.
             self.read()
             return not self._replies
         if self._elapsed() > self._budget_seconds and not self._replies:
@@ -314,11 +324,14 @@ class Child:
             self._stack_begins = self._log_size()
             if self._is_late and self._process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
+                    # The child answers with the stacks of its threads in the log: they say where it
+                    # hangs.
                     self._process.send_signal(signal.SIGUSR1)
                 self.wait(STACK_SECONDS)
             elif not self._is_garbled:
                 # The stream closes a moment before the process is gone.
                 self.wait(END_SECONDS)
+            # Before the kill, or every code would be that of our own signal.
             code = self._process.poll()
             self._kill()
             how, cause = self._words(code)
@@ -368,7 +381,8 @@ class Child:
         """Raise NoRoomError if the log cannot grow: then what the child prints may have ended
         it.
         """
-        limit, disk = resource.getrlimit(resource.RLIMIT_FSIZE)[0], os.fstatvfs(self._log.fileno())
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        disk = os.fstatvfs(self._log.fileno())
         if disk.f_bavail * disk.f_frsize < FULL_BYTES or 0 < limit <= self._log_size():
             raise NoRoomError(
                 f"{tempfile.gettempdir()}: no room for the log of {self.name}; make room, or set"
@@ -407,6 +421,7 @@ class Child:
         if not self._is_killed:
             self._is_killed = True
             with contextlib.suppress(ProcessLookupError, PermissionError):
+                # The group, because a kernel's own children would hold the GPU.
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 

@@ -37,7 +37,8 @@ class Compiling:
         self._compiled |= kernels
         if not kernels or not any(finding.cause == Code.TIME_LIMIT for finding in result.findings):
             return []
-        names, seconds = ", ".join(sorted(kernels)), job.timeout_seconds
+        names = ", ".join(sorted(kernels))
+        seconds = job.timeout_seconds
         reason = (
             f"not started: the first call of {names}, in {job.case.id}, did not end within"
             f" {seconds:.0f} s"

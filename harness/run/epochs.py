@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.accuracy.backends import Backend, open_backend, parse_model
+from harness.accuracy.backends import AnswerBackend, open_backend, parse_model
 from harness.accuracy.epochs import REPEATS_FILE, Progress, make_header, run_epochs, unrepeated
 from harness.accuracy.tasks import load_task
 from harness.core.files import write_atomic
@@ -82,7 +82,7 @@ def _reporter(parent: Parent) -> Callable[[Progress], None]:
     return report
 
 
-def open_model(params: ModelParams) -> Backend:
+def open_model(params: ModelParams) -> AnswerBackend:
     """Start the model with the options of its kind. Raises InputError if it cannot be started."""
     kind, _ = parse_model(params.model)
     given = {name: getattr(params, name) for name in kind.options}

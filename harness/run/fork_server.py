@@ -119,6 +119,8 @@ class ForkServer:
         """
         reader, writer = os.pipe()
         try:
+            # Numbers of descriptors of this process: the server opens them by /proc, as a pipe
+            # cannot be sent by a pipe.
             files = {"owner": os.getpid(), "requests": reader, "replies": replies, "log": log}
             self._child.send(
                 ForkRequest(module=module, arguments=arguments, environ=dict(environ), **files)
@@ -129,12 +131,14 @@ class ForkServer:
             os.close(writer)
             raise
         finally:
+            # The fork has its own copy. A copy here would keep the pipe open when the fork is gone.
             os.close(reader)
         return ForkedProcess(self, progress["pid"], writer)
 
     def code(self, pid: int) -> int | None:
         """The exit code of a fork, once, or None while it runs. A fork dies with its server."""
         if self._is_closed:
+            # Forks die with their server, and no process is left to say how.
             return -signal.SIGKILL
         is_dead = self.is_dead()
         self._child.read()
@@ -166,7 +170,8 @@ class Forks:
 
     def __init__(self, imports: Sequence[str], *, name: str) -> None:
         """`imports` as in :class:`ForkServer`; `name` is for sentences."""
-        self._imports, self._name = imports, name
+        self._imports = imports
+        self._name = name
         self._server: ForkServer | None = None
         self.why_not = ""
         """Why there is no server, once it was found that none can be."""
@@ -188,7 +193,8 @@ class Forks:
                 self._server = self._started(environ, seconds)
             self._server.wait_until_ready()
         except HarnessError as error:
-            self._server, self.why_not = None, str(error)
+            self._server = None
+            self.why_not = str(error)
         return self._server
 
     def _started(self, environ: Mapping[str, str], seconds: float) -> ForkServer:
@@ -202,12 +208,14 @@ class Forks:
 
 
 def _serve(parent: Parent) -> None:
-    server, before = os.getpid(), dict(os.environ)
+    server = os.getpid()
+    before = dict(os.environ)
     for module in sys.argv[1:]:
         name, _, function = module.partition(":")
         owner = importlib.import_module(name)
         if function:
             getattr(owner, function)()
+    # Imports set variables that code reads once: a fork of the imported process needs them.
     imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
@@ -276,13 +284,16 @@ def _become(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)
+    # The server's own pipe: a kernel that writes there would speak to the parent in its name.
     parent.close()
+    # By the descriptor: the folder may have been renamed since.
     os.fchdir(folder)
     os.dup2(requests, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
     for file in (folder, requests, log):
         os.close(file)
+    # The fork has the server's environment, and the case another.
     os.environ.clear()
     os.environ.update(environ)
     sys.argv = [request.module, str(replies), *request.arguments]

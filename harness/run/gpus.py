@@ -31,7 +31,8 @@ class GpuLocks:
             FileLock(folder / f"mla-harness-gpu-{gpu.uuid or index}.lock")
             for index, gpu in enumerate(gpus)
         ]
-        self._shares, self._held = shares, Counter[int]()
+        self._shares = shares
+        self._held = Counter[int]()
         self._waiting_since: float | None = None
 
     def take(self, count: int = 1) -> tuple[int, ...]:
@@ -41,14 +42,18 @@ class GpuLocks:
         an hour in which this session held no GPU.
         """
         taken: list[int] = []
+        # The GPU with fewest workers first, so that shares spread.
         for index in sorted(range(len(self._locks)), key=self._held.__getitem__):
             if len(taken) < count and self._try(index):
                 taken.append(index)
         if len(taken) == count:
             self._waiting_since = None
             return tuple(taken)
+        # All or none: a session that keeps one GPU and waits for another can wait for a session
+        # that does the same.
         for index in taken:
             self.give_back(index)
+        # A session that has a GPU makes progress, so it may wait for more.
         if not self._held.total():
             self._check_patience()
         return ()

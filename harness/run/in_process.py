@@ -16,13 +16,13 @@ from harness.core.registry import attribute_at
 from harness.run.child import TICK_SECONDS
 from harness.run.environment import Environment, describe_machine
 from harness.run.gpus import GpuLocks
-from harness.run.pool import Pool
+from harness.run.pool import JobPool
 from harness.run.requests import WorkerRequest
 from harness.run.runner import WorkerError
 from harness.run.worker import DESCRIBE, reply_to
 
 
-class InProcessPool(Pool):
+class InProcessPool(JobPool):
     """Runs one case after the other in this process, without a time limit.
 
     What kernels print is not recorded.
@@ -54,7 +54,7 @@ class InProcessPool(Pool):
     def _run(
         self, waiting: deque[Job], on_start: Callable[[Job], None] | None
     ) -> Generator[CaseResult]:
-        """See :meth:`Pool._run`.
+        """See :meth:`JobPool._run`.
 
         Raises KeyboardInterrupt for Ctrl-C, and WorkerError once CUDA has failed for good.
         """

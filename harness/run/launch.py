@@ -22,6 +22,8 @@ def die_with_parent(parent: int = 0) -> None:
     """
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
     if parent and os.getppid() != parent:
+        # The parent may have died between the fork and the call above, and its signal would never
+        # come.
         os._exit(0)
 
 
@@ -37,7 +39,8 @@ def _die_with_requests(requests: int) -> None:
 
 
 if __name__ == "__main__":
-    parent, module = int(sys.argv[1]), sys.argv[2]
+    parent = int(sys.argv[1])
+    module = sys.argv[2]
     del sys.argv[1:3]
     if parent and sys.platform == "linux":
         die_with_parent(parent)

@@ -28,7 +28,7 @@ from harness.scenario.selection import select, select_scenarios, with_each, with
 from harness.scenario.variant import changed
 
 if TYPE_CHECKING:
-    from harness.run.pool import Pool
+    from harness.run.pool import JobPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,7 @@ class Wanted:
             raise InputError(
                 f"{files[-1]}: one file at a time; name the folder of several with --scenarios"
             )
+        # The record is frozen; this is part of its creation.
         object.__setattr__(self, "scenarios", Path(files[0]))
         object.__setattr__(
             self,
@@ -90,12 +91,12 @@ class Wanted:
         }
 
 
-class Planner:
+class JobPlanner:
     """Plans the jobs of one request for one pool, which knows the kernels and devices of its
     workers.
     """
 
-    def __init__(self, wanted: Wanted, pool: Pool) -> None:
+    def __init__(self, wanted: Wanted, pool: JobPool) -> None:
         self.wanted = wanted
         self._pool = pool
         self._plugins = PluginFiles(wanted.plugins, pool, wanted.cell)
@@ -106,10 +107,9 @@ class Planner:
 
     def jobs(self) -> list[Job]:
         """The jobs that the options ask for, in order. Raises InputError if there are none."""
-        names, scenarios = (
-            register_plugins(self.wanted, self._pool, self._plugins),
-            self.scenarios(),
-        )
+        # First of all: scenarios may name the kernels of plug-ins.
+        names = register_plugins(self.wanted, self._pool, self._plugins)
+        scenarios = self.scenarios()
         cases_of = with_each if self.wanted.kernels or not names else with_plugins
         cases = self._drawn(
             self._changed(cases_of(names, lambda override: self._select(scenarios, override)))
@@ -123,7 +123,8 @@ class Planner:
         """
         if not self.wanted.changes:
             return cases
-        found, problems = [], []
+        found = []
+        problems = []
         for case in cases:
             try:
                 found.append(changed(case, self.wanted.changes))
@@ -139,16 +140,15 @@ class Planner:
         """
         if self.wanted.sample is None:
             return cases
+        # Not the first ones: scenarios stand in order, and a prefix would leave whole families out.
         return random.Random(self.wanted.seed).sample(cases, min(self.wanted.sample, len(cases)))
 
     def jobs_of(self, cases: Iterable[Case], fault: str | None = None) -> list[Job]:
         return [self.job_of(case, fault) for case in cases]
 
     def job_of(self, case: Case, fault: str | None = None) -> Job:
-        device, limit = (
-            self._device_of(case),
-            case.params.own_timeout or self.wanted.timeout_seconds,
-        )
+        device = self._device_of(case)
+        limit = case.params.own_timeout or self.wanted.timeout_seconds
         files = self._plugins.of_case(case)
         return Job(
             key=f"{case.id}!{fault}" if fault else case.id,
@@ -158,10 +158,12 @@ class Planner:
             plugins=files,
             cell=self.wanted.cell if files else None,
             # On CUDA a process takes seconds to start.
+            # Foreign code may change its process, so each case gets a new one where that is cheap.
             ends_worker=bool(files)
             and self.wanted.cell is None
             and device == "cpu"
             and self._plugins.are_cheap(files),
+            # A compiler's time is not the case's: a limit that fits the case would end it.
             timeout_seconds=limit + sum(case.compile_seconds().values()),
         )
 
@@ -211,7 +213,8 @@ class Planner:
         return [(use, self.job_of(case, use.name)) for use, case in pairs]
 
     def _select(self, scenarios: Sequence[Scenario], override: KernelOverride | None) -> list[Case]:
-        wanted, selectors = self.wanted, self.wanted.selectors
+        wanted = self.wanted
+        selectors = self.wanted.selectors
         if wanted.fault and not selectors:
             # A fault is tried where it is known to matter.
             selectors = tuple(
@@ -279,7 +282,9 @@ def load(
     return load_scenarios(wanted.scenarios)
 
 
-def register_plugins(wanted: Wanted, pool: Pool, plugins: PluginFiles | None = None) -> list[str]:
+def register_plugins(
+    wanted: Wanted, pool: JobPool, plugins: PluginFiles | None = None
+) -> list[str]:
     """Register the kernels of plug-in files, which only workers import.
 
     Returns the names of the kernels to judge.

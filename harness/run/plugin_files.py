@@ -17,7 +17,7 @@ from harness.core.errors import InputError
 from harness.core.move_params import MoveParams
 
 if TYPE_CHECKING:
-    from harness.run.pool import Pool
+    from harness.run.pool import JobPool
 
 CHEAP_SECONDS = 0.2
 """A file whose import takes less time of a processor is imported anew for each case.
@@ -29,7 +29,9 @@ A fork takes about as long.
 class PluginFiles:
     """The plug-in files of a run, and what their kernels declare."""
 
-    def __init__(self, files: Iterable[str | Path], pool: Pool, cell: CellOf | None = None) -> None:
+    def __init__(
+        self, files: Iterable[str | Path], pool: JobPool, cell: CellOf | None = None
+    ) -> None:
         self.paths = tuple(dict.fromkeys(map(str, files)))
         self._pool = pool
         self._cell = cell

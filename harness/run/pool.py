@@ -14,7 +14,7 @@ from harness.run.environment import Environment
 from harness.run.worker import DEFAULT_EXECUTE
 
 
-class Pool(ABC):
+class JobPool(ABC):
     """Worker processes that live until `close`; use it as a context manager.
 
     `run` may be called many times.
@@ -38,7 +38,9 @@ class Pool(ABC):
         """Results of all cases so far."""
         self.latest = ""
         """The id of the case that was started last."""
-        self._execute, self._environ, self._start_seconds = execute, environ or {}, start_seconds
+        self._execute = execute
+        self._environ = environ or {}
+        self._start_seconds = start_seconds
 
     def __enter__(self) -> Self:
         return self

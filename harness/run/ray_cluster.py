@@ -25,7 +25,7 @@ OBJECT_STORE_BYTES = 256 << 20
 _FORM = re.compile(r"^(?P<host>[^:/\s]+|\[[^\]]+\]):(?P<port>\d{1,5})$")
 
 
-class Slot(NamedTuple):
+class RaySlot(NamedTuple):
     """Room for one worker process: a GPU slot or a CPU slot of a node."""
 
     node: str
@@ -49,7 +49,7 @@ class Cluster:
 
         self.address = address or LOCAL
         self._ray: Any = ray
-        self._listed: list[Slot] = []
+        self._listed: list[RaySlot] = []
         self._listed_at = -LISTED_SECONDS
         self._is_ours = not ray.is_initialized()
         if not self._is_ours:
@@ -77,7 +77,7 @@ class Cluster:
         if self._is_ours:
             self._ray.shutdown()
 
-    def slots(self) -> list[Slot]:
+    def slots(self) -> list[RaySlot]:
         """The slots of all live nodes: first GPU slots, then CPU slots, of each node in turn."""
         if time.monotonic() - self._listed_at > LISTED_SECONDS:
             nodes = [node for node in self._ray.nodes() if node["Alive"]]
@@ -90,7 +90,8 @@ class Cluster:
 
     def describe(self) -> str:
         slots = self.slots()
-        gpus, nodes = sum(slot.has_gpu for slot in slots), len({slot.node for slot in slots})
+        gpus = sum(slot.has_gpu for slot in slots)
+        nodes = len({slot.node for slot in slots})
         return (
             f"Ray {self._ray.__version__}, {self.address}: {nodes} nodes, {len(slots) - gpus} CPU"
             f" slots, {gpus} GPUs"
@@ -99,7 +100,7 @@ class Cluster:
     def put(self, value: bytes) -> Any:
         return self._ray.put(value)
 
-    def spawn(self, slot: Slot, *arguments: Any) -> Any:
+    def spawn(self, slot: RaySlot, *arguments: Any) -> Any:
         """The handle of a new :class:`harness.run.ray_actor.NodeWorker` in `slot`."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -145,13 +146,13 @@ class ActorLost(Exception):
     """An actor is gone with its work: its node was lost, or ended it."""
 
 
-def _slots(node: dict[str, Any], *, has_gpu: bool) -> list[Slot]:
+def _slots(node: dict[str, Any], *, has_gpu: bool) -> list[RaySlot]:
     """The GPU slots of a node, each with a CPU, or the CPU slots that are left."""
     num_cpus = int(node["Resources"].get("CPU", 0))
     num_gpus = min(int(node["Resources"].get("GPU", 0)), num_cpus)
     name = f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})"
     return [
-        Slot(node["NodeID"], name, has_gpu, n)
+        RaySlot(node["NodeID"], name, has_gpu, n)
         for n in range(num_gpus if has_gpu else num_cpus - num_gpus)
     ]
 

@@ -24,9 +24,9 @@ from harness.core.records import CaseResult, Verdict
 from harness.run import parcel
 from harness.run.child import TICK_SECONDS
 from harness.run.environment import Environment
-from harness.run.pool import Pool
+from harness.run.pool import JobPool
 from harness.run.ray_actor import read_files, write
-from harness.run.ray_cluster import ActorLost, Cluster, Slot
+from harness.run.ray_cluster import ActorLost, Cluster, RaySlot
 from harness.run.runner import WorkerError, default_num_workers
 
 MAX_LOSSES = 3
@@ -56,7 +56,7 @@ a case.
 class RemoteWorker:
     """The driver's view of one actor. `pending` refers to the answer that the actor owes."""
 
-    slot: Slot
+    slot: RaySlot
     handle: Any
     pending: Any
     is_ready: bool = False
@@ -64,7 +64,7 @@ class RemoteWorker:
     job: Job | None = None
 
 
-class RayPool(Pool):
+class RayPool(JobPool):
     """Worker processes on the nodes of a Ray cluster.
 
     `address` is as in :class:`Cluster`. `num_workers` limits how many cases run at one time. The
@@ -75,7 +75,7 @@ class RayPool(Pool):
     def __init__(
         self, address: str | None = None, num_workers: int | None = None, **options: Any
     ) -> None:
-        """The options are as in :class:`Pool`."""
+        """The options are as in :class:`JobPool`."""
         super().__init__(**options)
         self._address = address
         self._limit = num_workers
@@ -95,7 +95,9 @@ class RayPool(Pool):
         """Connect to the cluster, before a run sets its signal handlers: Ray sets its own."""
         self._opened = Cluster(self._address, self._limit or default_num_workers())
         code = parcel.pack_code()
-        self._code, self._digest = self._cluster.put(code), parcel.digest(code)
+        # Put once; each node fetches it from the store, however many workers it has.
+        self._code = self._cluster.put(code)
+        self._digest = parcel.digest(code)
         return self
 
     def __exit__(self, *args: Any) -> None:
@@ -114,12 +116,13 @@ class RayPool(Pool):
         return min(self._limit or sys.maxsize, max(1, len(self._cluster.slots())))
 
     def close(self) -> None:
-        workers, self._workers = self._workers, []
+        workers = self._workers
+        self._workers = []
         if self._opened is not None:
             self._end(workers)
 
     def start(self) -> Environment:
-        """See :meth:`Pool.start`. The worker is on a node with a GPU if there is one."""
+        """See :meth:`JobPool.start`. The worker is on a node with a GPU if there is one."""
         self._stalled_since = None
         if self.environment is None:
             self._any_ready()
@@ -134,6 +137,7 @@ class RayPool(Pool):
         for _ in range(MAX_LOSSES):
             worker = self._any_ready()
             worker.pending = worker.handle.describe.remote(files)
+            # In short waits, so that Ctrl-C is seen.
             while not self._cluster.wait([worker.pending], TICK_SECONDS):
                 pass
             try:
@@ -153,7 +157,8 @@ class RayPool(Pool):
         self, waiting: deque[Job], on_start: Callable[[Job], None] | None
     ) -> Generator[CaseResult]:
         self.start()
-        self._losses, self._stalled_since = {}, None
+        self._losses = {}
+        self._stalled_since = None
         try:
             while waiting or any(worker.job for worker in self._workers):
                 self._dispatch(waiting, on_start)
@@ -185,11 +190,14 @@ class RayPool(Pool):
                     on_start(job)
 
     def _send(self, worker: RemoteWorker, job: Job) -> None:
+        # Fixtures are megabytes and few cases need them, so a worker gets them with the first that
+        # does.
         fixtures = None
         if job.case.kind.asks_canary and not worker.has_fixtures:
             if self._fixtures is None:
                 self._fixtures = self._cluster.put(parcel.pack_fixtures())
-            fixtures, worker.has_fixtures = self._fixtures, True
+            fixtures = self._fixtures
+            worker.has_fixtures = True
         notes = {}
         if job.directory is not None:
             Path(job.directory).mkdir(parents=True, exist_ok=True)
@@ -212,6 +220,8 @@ class RayPool(Pool):
             self._losses[job.key] = [*lost, worker.slot.name]
             if len(lost) + 1 >= MAX_LOSSES:
                 return _ends_nodes(job, tuple(self._losses[job.key]), str(error))
+            # First again, so that a job that ends nodes is found out soon, and not at the end of
+            # the run.
             waiting.appendleft(job)
             return None
         worker.pending = None
@@ -237,6 +247,7 @@ class RayPool(Pool):
             # A worker reports that there is no GPU.
             return waiting[0]
         on_gpu = [job for job in waiting if self._needs_gpu(job)]
+        # A GPU slot takes jobs for the CPU only when none for a GPU waits.
         if worker.slot.has_gpu and on_gpu:
             return on_gpu[0]
         return next((job for job in waiting if not self._needs_gpu(job)), None)
@@ -268,7 +279,7 @@ class RayPool(Pool):
                 self._spawn(slot)
                 return
 
-    def _free_slots(self) -> list[Slot]:
+    def _free_slots(self) -> list[RaySlot]:
         """Slots without a worker of this pool, as many as the limit allows."""
         taken = {worker.slot for worker in self._workers}
         now = time.monotonic()
@@ -281,11 +292,12 @@ class RayPool(Pool):
         ]
         return free if self._limit is None else free[: max(0, self._limit - len(self._workers))]
 
-    def _spawn(self, slot: Slot) -> None:
+    def _spawn(self, slot: RaySlot) -> None:
         environ = {
             name: value for name, value in os.environ.items() if name.startswith(TRAVELLING)
         } | self._environ
         if not slot.has_gpu:
+            # A slot without a GPU must not use one, whatever its node has.
             environ["CUDA_VISIBLE_DEVICES"] = ""
         arguments = (self._digest, self._code, self._execute, environ, self._start_seconds)
         handle = self._cluster.spawn(slot, *arguments)
@@ -316,6 +328,8 @@ class RayPool(Pool):
             return
         found = Environment.model_validate(answer["ready"])
         first = self.environment or found
+        # Results of two versions are not results of one run, and code packed by one may not load in
+        # another.
         if (found.python, found.torch) != (first.python, first.torch):
             versions = f"Python {found.python} and torch {found.torch}"
             self._refuse(worker, f"it has {versions}, other nodes {first.python} and {first.torch}")
@@ -345,6 +359,7 @@ class RayPool(Pool):
         if worker in self._workers:
             self._workers.remove(worker)
         self._last_loss = str(error)
+        # A node that is about to go may still offer slots.
         self._avoided[worker.slot.node] = time.monotonic() + AVOIDED_SECONDS
 
     def _any_ready(self) -> RemoteWorker:

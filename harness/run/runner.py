@@ -24,7 +24,7 @@ from harness.run.compiling import Compiling
 from harness.run.environment import Environment, num_usable_cores
 from harness.run.fork_server import Forks
 from harness.run.gpus import GpuLocks
-from harness.run.pool import Pool
+from harness.run.pool import JobPool
 from harness.run.requests import WorkerRequest
 from harness.run.worker import PREPARE
 
@@ -65,7 +65,7 @@ def default_num_workers() -> int:
     return min(MAX_WORKERS, num_usable_cores())
 
 
-class WorkerPool(Pool):
+class WorkerPool(JobPool):
     """Worker processes of this machine.
 
     A spare worker takes the place of a worker that a case took down, so that the next case need not
@@ -79,7 +79,7 @@ class WorkerPool(Pool):
     """
 
     def __init__(self, num_workers: int | None = None, per_gpu: int = 1, **options: Any) -> None:
-        """`per_gpu` workers share a GPU. The options are as in :class:`Pool`."""
+        """`per_gpu` workers share a GPU. The options are as in :class:`JobPool`."""
         super().__init__(**options)
         self.num_workers = num_workers or max(per_gpu, default_num_workers())
         self._per_gpu = per_gpu
@@ -90,6 +90,7 @@ class WorkerPool(Pool):
         self._gpu_of: dict[Worker, int] = {}
         self._spares: defaultdict[int | None, list[Worker]] = defaultdict(list)
         self._num_killed = 0
+        # What takes seconds is imported once; forks share its memory until they write there.
         imports = ("torch", PREPARE.get(self._execute, self._execute.partition(":")[0]))
         # Elsewhere each worker imports by itself.
         self._forks = (
@@ -156,7 +157,7 @@ class WorkerPool(Pool):
     def _run(
         self, waiting: deque[Job], on_start: Callable[[Job], None] | None
     ) -> Generator[CaseResult]:
-        """See :meth:`Pool._run`. Jobs that span several GPUs come last, each alone."""
+        """See :meth:`JobPool._run`. Jobs that span several GPUs come last, each alone."""
         spanning = [job for job in waiting if job.case.params.num_gpus > 1]
         if not spanning or len(self.start().gpus) < 2:
             # On one GPU, the worker reports that the job needs several.
@@ -180,10 +181,13 @@ class WorkerPool(Pool):
         if len(environment.gpus) < count:
             yield ()
             return
+        # Workers hold shares of the GPUs that the job needs whole.
         for worker in list(self._gpu_of):
             self._retire(worker)
         self._gpus = self._gpus or GpuLocks(environment.gpus, shares=self._per_gpu)
         while not (gpus := self._gpus.take(count)):
+            # At random, or two runs that wait for each other's GPUs would always try at the same
+            # moment.
             time.sleep(TICK_SECONDS * (1.0 + random.random()))
         try:
             yield gpus
@@ -204,6 +208,8 @@ class WorkerPool(Pool):
                     if result is not None:
                         del busy[worker]
                         yield result
+                        # A kernel that did not compile in time will not do so in the next case
+                        # either.
                         for left, given_up in self._compiling.end(job, result, waiting):
                             waiting.remove(left)
                             yield given_up
@@ -217,6 +223,7 @@ class WorkerPool(Pool):
         self, waiting: deque[Job], busy: dict[Worker, Job], on_start: Callable[[Job], None] | None
     ) -> None:
         for worker in [worker for worker in self._workers if worker not in busy]:
+            # A kernel can end its worker after its answer, for example by a thread.
             if worker.is_ready and worker.ended():
                 self._replace(worker)
         if len(self._workers) < self.num_workers:
@@ -229,14 +236,18 @@ class WorkerPool(Pool):
                 job = self._next_for(worker, waiting, busy.values())
                 if job is None:
                     continue
+                # Foreign code may have changed the process, and another file's kernel would be
+                # judged with that.
                 if worker.imported not in ((), job.foreign_code):
                     self._replace(worker)
                     continue
+                # The log is that of one case: what is in it is shown with a failure.
                 worker.empty_log()
                 gpu = self._gpu_of.get(worker) if job.device == "cuda" else None
                 if worker.send(WorkerRequest(job=job, gpu=gpu), job.timeout_seconds):
                     waiting.remove(job)
-                    busy[worker], worker.imported = job, job.foreign_code
+                    busy[worker] = job
+                    worker.imported = job.foreign_code
                     if on_start is not None:
                         on_start(job)
 
@@ -293,6 +304,8 @@ class WorkerPool(Pool):
                     job,
                     f"the worker's answer is not a result: {str(error).splitlines()[0]}",
                 )
+            # A kernel that writes to our descriptor can answer in the worker's name, for the case
+            # before.
             if result.key != job.key:
                 return self._bury(
                     worker, job, f"the worker answered for another job ({result.key!r})"
@@ -314,7 +327,9 @@ class WorkerPool(Pool):
         worker.check_room()
         death = worker.death()
         self._replace(worker)
-        reason, seconds = how or death.how, round(death.seconds, 3)
+        reason = how or death.how
+        seconds = round(death.seconds, 3)
+        # The driver's log lists errors of many processes, so the message names its case.
         message = f"{job.case.id}: {reason}" if job.device == "cuda" else reason
         at = user_frame(death.log, job.plugins)
         finding = Finding(oracle="crash", message=message, at=at, **death.as_cause)
@@ -337,7 +352,8 @@ class WorkerPool(Pool):
         """
         reply = worker.take()
         if reply is not None and reply.ready is not None:
-            worker.is_ready, self._num_killed = True, 0
+            worker.is_ready = True
+            self._num_killed = 0
             self.environment = self.environment or Environment.model_validate(reply.ready)
         elif reply is not None or worker.ended():
             is_spare = worker not in self._workers
@@ -348,6 +364,7 @@ class WorkerPool(Pool):
             )
             code = None if reply else worker.death().code
             self._retire(worker)
+            # A spare is a guess. If no worker can start, the next one that is needed says so.
             if is_spare:
                 return
             was_killed = code is not None and code < 0
@@ -386,6 +403,7 @@ class WorkerPool(Pool):
         """End a worker that a case took down. A spare takes its place and its GPU."""
         gpu = self._gpu_of.pop(worker, None)
         self._retire(worker)
+        # Before the spare is taken, so that there is one.
         self._fill_spares(gpu)
         self._workers.append(self._spares[gpu].pop(0))
         # As many spares as there should be are left while this one works.

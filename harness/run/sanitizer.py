@@ -138,6 +138,7 @@ def with_report(result: CaseResult, tool: str, text: str) -> CaseResult:
         )
         if result.verdict in (Verdict.PASS, Verdict.SKIP):
             changes |= {"verdict": Verdict.FAIL, "reason": message}
+    # Without a summary nothing was watched to the end, so a pass proves nothing.
     elif not summary and result.verdict is Verdict.PASS:
         changes |= {"verdict": Verdict.ERROR, "reason": f"compute-sanitizer {tool} left no summary"}
     return result.but(**changes)
@@ -165,8 +166,10 @@ class SanitizedPool(WorkerPool):
     ) -> Generator[CaseResult]:
         jobs = list(waiting)
         waiting.clear()
+        # Trials of blame ask which memory matters, and the sanitizer would only slow them down.
         yield from super()._run(deque(job for job in jobs if job.sites is not None), on_start)
         watched = [job for job in jobs if job.sites is None]
+        # A batch pays for one start of the sanitizer, which takes longer than a case.
         size = max(1, min(BATCH, len(watched) // self._watchers))
         kinds: defaultdict[tuple[object, ...], list[Job]] = defaultdict(list)
         for job in watched:
@@ -177,7 +180,8 @@ class SanitizedPool(WorkerPool):
             for kind in kinds.values()
             for start in range(0, len(kind), size)
         ]
-        executor, self._is_stopping = ThreadPoolExecutor(self._watchers), False
+        executor = ThreadPoolExecutor(self._watchers)
+        self._is_stopping = False
         try:
             for done in as_completed([executor.submit(self._watch, batch) for batch in batches]):
                 yield from done.result()

@@ -8,7 +8,8 @@ import time
 import weakref
 from pathlib import Path
 
-LOOKS, LOOK_SECONDS = 10, 0.02
+LOOKS = 10
+LOOK_SECONDS = 0.02
 """How often threads are looked at: on a busy machine one may get no time for a while.
 
 Without threads, never.

@@ -157,7 +157,8 @@ def _nearest(random: Random, shows: Sequence[Mapping[str, Any]]) -> Given:
 
 def _beside(random: Random, how: Draws, requests: Sequence[Wanted], units: list[Given]) -> None:
     for b, want in enumerate(requests):
-        around, neighbour = want.get("around", ""), want.get("neighbour", "")
+        around = want.get("around", "")
+        neighbour = want.get("neighbour", "")
         if how.empty and around in ("empty before", "empty both") and b:
             units[b - 1] |= how.empty
         if how.empty and around in ("empty after", "empty both") and b + 1 < len(units):

@@ -66,7 +66,10 @@ def covering(
     The first point has the first label of every axis, if that is legal. The result depends on the
     arguments only. A choice that no attempt can place is left out.
     """
-    random, strength = Random(seed), min(strength, len(axes))
+    # Python's generator by a text: the same points on every machine and in every release.
+    random = Random(seed)
+    strength = min(strength, len(axes))
+    # Sorted, or the order of the axes in the file would decide what is drawn.
     choices = sorted(
         choice
         for names in itertools.combinations(sorted(axes), strength)
@@ -76,6 +79,7 @@ def covering(
         if names and not exceptions.exclude(dict(choice))
     )
     left = _Left(axes, choices)
+    # The first labels are the plainest values, so the first point is the case to read first.
     first = {axis: labels[0] for axis, labels in axes.items()}
     found = [] if exceptions.exclude(first) or not choices else [first]
     for row in found:

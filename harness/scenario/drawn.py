@@ -91,7 +91,8 @@ def _drawn(
     # Draws import every condition. A list draws no case and is instant.
     from harness.scenario.draws import draw, draw_sequence
 
-    kind, name = scenario.fuzz.draws if scenario.fuzz is not None else "all", f"{seed}:{number}"
+    kind = scenario.fuzz.draws if scenario.fuzz is not None else "all"
+    name = f"{seed}:{number}"
     drawn = draw(name) if kind == "all" else draw_sequence(name, kind == "states")
     params = drawn.params
     if override is not None:

@@ -49,7 +49,8 @@ def expand(
     """
     if scenario.fuzz is not None:
         return drawn_cases(scenario, seed, override)
-    found, measured = points(scenario), list(accuracy_points(scenario))
+    found = points(scenario)
+    measured = list(accuracy_points(scenario))
     if override is not None:
         found = _overridden(scenario, scenario.kind, found, override)
         measured = _overridden(scenario, SYSTEMS.get(ACCURACY), measured, override)
@@ -88,15 +89,14 @@ def _case(scenario: Scenario, point: MatrixPoint, seed: int) -> Case:
         point = MatrixPoint(point.labels, point.params.varied())
     if isinstance(point.params, AccuracyParams):
         # No memory is filled: stale bits have the effect that they have in production.
-        poison, tags = (
-            PoisonPlan(patterns=(NATURAL,)),
-            (NIGHTLY,) if "limit" in point.labels else (),
-        )
+        poison = PoisonPlan(patterns=(NATURAL,))
+        tags = (NIGHTLY,) if "limit" in point.labels else ()
         return case_of_point(
             scenario, point, poison, system=ACCURACY, seed=seed, tags=tags, oracles=(ACCURACY,)
         )
     settings = scenario.poison
-    patterns, sites = point.patterns or settings.patterns, point.sites or settings.sites
+    patterns = point.patterns or settings.patterns
+    sites = point.sites or settings.sites
     known = [
         use.model_dump(exclude={"on"})
         for use in scenario.known

@@ -179,7 +179,9 @@ class DocumentError(Exception):
 
     def __init__(self, message: str, line: int = 1, column: int = 1) -> None:
         super().__init__(message)
-        self.message, self.line, self.column = message, line, column
+        self.message = message
+        self.line = line
+        self.column = column
 
 
 @dataclass
@@ -325,7 +327,7 @@ def _refuse_marked(event: Any) -> None:
 
 def _mapping(events: Iterator[Any], depth: int) -> dict[str, Any]:
     mapping: dict[str, Any] = {}
-    keys: dict[str, Any] = {}
+    keys: dict[str, yaml.ScalarEvent] = {}
     while type(event := next(events)) is not yaml.MappingEndEvent:
         if type(event) is not yaml.ScalarEvent or event.anchor or event.tag:
             _refuse_marked(event)

@@ -125,7 +125,8 @@ def points(scenario: Scenario) -> list[MatrixPoint]:
 
 def num_points(scenario: Scenario) -> int:
     """The number of :func:`points` and :func:`accuracy_points`. Does not validate them."""
-    settings, times = scenario.accuracy, 1
+    settings = scenario.accuracy
+    times = 1
     if scenario.cover == "all" and not any(
         axis in POISON_AXES for selector in scenario.exclude for axis in selector
     ):
@@ -325,7 +326,8 @@ def _check_accuracy(scenario: Scenario) -> Iterator[Problem]:
 
 
 def _check_axis(scenario: Scenario, axis: str, whole: bool) -> Iterator[Problem]:
-    values, at = scenario.matrix[axis], ("matrix", axis)
+    values = scenario.matrix[axis]
+    at = ("matrix", axis)
     is_parameter = axis in scenario.model.model_fields
     if not isinstance(values, dict | list):
         yield Problem(at, "an axis is a list of values or a mapping from label to value")

@@ -41,10 +41,12 @@ class KernelOverride:
             return None
         # Its id is another, so its prompts are other tokens, and its answers too.
         named = point.params.varied().but(**dict.fromkeys(replaced, self.short_name))
-        params, name = named, ""
+        params = named
+        name = ""
         for spec in (KERNELS.get(f"{op}/{self.short_name}") for op in replaced.values()):
             if spec.shapes is not None:
-                params, name = spec.fit(params, point.labels), spec.shapes.name
+                params = spec.fit(params, point.labels)
+                name = spec.shapes.name
         changed = {field for field, value in named if getattr(params, field) != value}
         kept = {
             axis: label

@@ -28,8 +28,10 @@ def case_of_point(
 
     `tags` are added to the scenario's. Default `oracles`: all usable ones.
     """
-    identity, short_name = case_id(scenario.name, point.labels), point.labels.get("kernel")
-    kernels, idle = SYSTEMS.get(system).kernels_of(op), point.params.idle_kernels()
+    identity = case_id(scenario.name, point.labels)
+    short_name = point.labels.get("kernel")
+    kernels = SYSTEMS.get(system).kernels_of(op)
+    idle = point.params.idle_kernels()
     axes = {axis for axis in point.labels if axis not in idle}
     return Case(
         id=identity,

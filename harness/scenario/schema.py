@@ -381,7 +381,9 @@ def explain_problems(
 
 def _problem(item: Any, model: type[BaseModel], at: Location) -> Problem:
     location = at + tuple(part for part in item["loc"] if part != "[key]")
-    kind, given, context = item["type"], item.get("input"), item.get("ctx", {})
+    kind = item["type"]
+    given = item.get("input")
+    context = item.get("ctx", {})
     if kind == "extra_forbidden":
         known = _keys_beside(model, item["loc"])
         name = str(item["loc"][-1])

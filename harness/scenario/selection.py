@@ -54,10 +54,12 @@ def select(
     for selector in wanted:
         _check_brackets(selector)
     keep = _tag_filter(scenarios, tags)
+    # A dictionary, so that a case that several selectors name runs once, where it came first.
     found: dict[str, Case] = {}
     matched: set[str] = set()
     for selector in wanted:
         cell = _variant(scenarios, selector, seed, override)
+        # Ids of drawn cases and of single points stand in no scenario: they are their parameters.
         for case in [cell] if cell else probe.selected(selector, override, seed=seed):
             matched.add(selector)
             found[case.id] = case
@@ -291,7 +293,9 @@ def _unknown(
         return unknown_reference(selector, scenarios)
     if selector.endswith(".py"):
         command = shlex.join(["mla-harness", "judge", selector])
-        return UnknownNameError(f"{selector}: the kernels of a Python file are judged by: {command}")
+        return UnknownNameError(
+            f"{selector}: the kernels of a Python file are judged by: {command}"
+        )
     if os.path.exists(selector):
         return UnknownNameError(
             f"{selector}: no scenario; its file ends in .yaml, and a folder needs --scenarios"

@@ -27,7 +27,8 @@ class Shard:
             raise InputError(
                 f"--shard {text}: not of the form I/N, or over 9999; give for example 1/4"
             )
-        index, count = int(match[1]), int(match[2])
+        index = int(match[1])
+        count = int(match[2])
         if not 1 <= index <= count:
             right = f"give one from 1/{count} to {count}/{count}"
             raise InputError(f"--shard {text}: shards are counted from 1 to N; {right}")

@@ -102,7 +102,8 @@ def judged(store: RunStore, *, trouble: str = "", log: str = "", died: bool = Fa
     baseline = stored_baseline(store)
     record = judge(run, baseline=baseline, limits=limits, scenario=SCENARIO, case=job.case.id)
     record = record.but(seconds=store.plan.seconds)
-    different, drafts = _unrepeated(store), read_drafts(store.path)
+    different = _unrepeated(store)
+    drafts = read_drafts(store.path)
     refused = _refused(drafts, asked.least_acceptance, baseline)
     verdict = Verdict.CRASH if died else Verdict.FAIL if different or refused else record.verdict
     if verdict is Verdict.SKIP and (different is not None or asked.least_acceptance is not None):

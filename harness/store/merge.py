@@ -25,11 +25,13 @@ def merge(shards: Sequence[RunStore], root: Path, *, command: str) -> RunStore:
     has no result: a gap would read as a pass.
     """
     ordered = _checked(shards)
-    first, whole = ordered[0].plan, _note(ordered[0])
+    first = ordered[0].plan
+    whole = _note(ordered[0])
     jobs = {job.key: job for shard in ordered for job in shard.plan.jobs}
     controls = {control.job.key: control for shard in ordered for control in shard.plan.controls}
     merged = RunStore.create(
         root,
+        # In the order of the whole plan, so that the report is that of one machine, byte for byte.
         [jobs[key] for key in whole.keys],
         command=command,
         options=first.options,
@@ -40,6 +42,7 @@ def merge(shards: Sequence[RunStore], root: Path, *, command: str) -> RunStore:
     )
     merged.note_environment(_environment([shard.plan.environment for shard in ordered]))
     merged.note_source(first.source)
+    # The machines' time, not the time that passed: it is what the run has cost.
     merged.add_seconds(sum(shard.plan.seconds for shard in ordered))
     found = {result.key: result for shard in ordered for result in shard.results()}
     for key in whole.keys:
@@ -61,6 +64,7 @@ def merge(shards: Sequence[RunStore], root: Path, *, command: str) -> RunStore:
 def _copy_answers(shard: Path, merged: Path) -> None:
     """Copy what the measured cases of a shard have in folders of their own."""
     for file in sorted((shard / ANSWERS).rglob("*")):
+        # A link is read as a file and refused there: it could lead out of the folder.
         if not file.is_dir() or file.is_symlink():
             copy = merged / file.relative_to(shard)
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -82,6 +86,7 @@ def _checked(shards: Sequence[RunStore]) -> list[RunStore]:
             if CODE in differing and (told := differences(first.plan.source, other.plan.source)):
                 differ += f" ({few(told, 'more files')})"
             raise InputError(f"{other.path}: {differ}; merge the shards of one plan")
+    # Numbers before cover: a missing shard would else be told as thousands of missing cases.
     _check_numbers(ordered)
     _check_cover(ordered)
     for shard in ordered:
@@ -105,7 +110,8 @@ def _note(shard: RunStore) -> ShardNote:
 
 
 def _in_common(shard: RunStore) -> dict[str, object]:
-    note, plan = _note(shard), shard.plan
+    note = _note(shard)
+    plan = shard.plan
     return {
         "the number of shards": note.count,
         "the planned cases": note.keys,
@@ -116,7 +122,8 @@ def _in_common(shard: RunStore) -> dict[str, object]:
 
 
 def _check_numbers(ordered: Sequence[RunStore]) -> None:
-    count, present = _note(ordered[0]).count, Counter(_note(shard).index for shard in ordered)
+    count = _note(ordered[0]).count
+    present = Counter(_note(shard).index for shard in ordered)
     for index, times in present.items():
         if times > 1:
             paths = " and ".join(

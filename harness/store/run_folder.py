@@ -158,6 +158,7 @@ class RunStore:
         """Make the directory of a new run below `root` and write its plan; `plan` are further
         fields of RunPlan.
         """
+        # Two runs may begin in one moment; a folder is never shared.
         while (path := root / (run_id := new_run_id())).exists():
             pass
         try:
@@ -166,7 +167,9 @@ class RunStore:
             raise InputError(
                 f"{path}: cannot be created: {error.strerror}; choose another --out"
             ) from None
-        started, jobs = datetime.now(UTC).isoformat(timespec="seconds"), tuple(jobs)
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        jobs = tuple(jobs)
+        # Their promises are stored, because a later command must not import a user's file.
         plan = {"kernels": _foreign_kernels(jobs)} | plan
         store = cls(
             path, RunPlan(run_id=run_id, started=started, command=command, jobs=jobs, **plan)
@@ -239,6 +242,7 @@ class RunStore:
         one.
         """
         finished = self.finished()
+        # A case without a result is said to have none: a gap would read as a pass.
         why = "not run: the run ended before this case"
         if num_lost := unreadable.num_lines(self.path / RESULTS):
             why = f"no result: {num_lost} of the lines of {RESULTS} cannot be read"
@@ -301,6 +305,7 @@ class RunStore:
             return job
         name = re.sub(r"[^A-Za-z0-9_.=]+", "-", job.key).strip("-")
         if len(name) > MOST_LETTERS:
+            # File systems limit a name to 255 bytes; the hash keeps two long keys apart.
             name = f"{name[:MOST_LETTERS]}-{hashlib.sha256(job.key.encode()).hexdigest()[:12]}"
         return job.but(directory=str(self.path.resolve() / ANSWERS / name))
 
@@ -314,6 +319,8 @@ class RunStore:
         return read_records(self.path / name, kind)
 
     def _change_plan(self, **changes: Any) -> None:
+        # Someone deleted the folder while it was written; a new plan alone would look like a whole
+        # run.
         if changes and not (self.path / "run.json").exists():
             raise GoneError(self.path)
         self.plan = self.plan.but(**changes)
@@ -340,6 +347,7 @@ def folders_with(name: str, root: Path) -> list[Path]:
     Without `root` there are none.
     """
     try:
+        # Names begin with the time, so the order of names is the order of runs.
         return sorted(folder for folder in root.iterdir() if os.path.lexists(folder / name))
     except (FileNotFoundError, NotADirectoryError):
         return []

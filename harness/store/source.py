@@ -34,7 +34,8 @@ _RUN = re.compile(rb'\A\{\s*"schema_version": \d+,\s*"run_id": "')
 """How these files begin."""
 # Nor is what Python writes, or what lies where runs are by default.
 _OURS = re.compile(r"/reports/runs/|/__pycache__/")
-NEW, SUBMODULE = "new", "160000"
+NEW = "new"
+SUBMODULE = "160000"
 """In place of git's mode of a file: git does not know it. And git's mode of a submodule."""
 # A repository may name programs of its own for diffs and for watching files; none of them is
 # started.
@@ -132,7 +133,8 @@ def _changed_files(folder: Path) -> dict[str, str]:
     top = Path(root)
     new = _git(top, "ls-files", "--others", "--exclude-standard", "-z") or ""
     # `:100644 100755 1a2b3c4 0000000 M` and a path, in turn.
-    described, paths = changed.split("\0")[:-1:2], changed.split("\0")[1::2]
+    described = changed.split("\0")[:-1:2]
+    paths = changed.split("\0")[1::2]
     modes = {path: words.split()[1] for words, path in zip(described, paths, strict=True)}
     modes |= {path: NEW for path in new.split("\0") if path}
     runs = {place for path in modes for place in (top / path).parents if place != top}

@@ -53,8 +53,11 @@ def by_scenario(results: Iterable[CaseResult]) -> dict[str, list[CaseResult]]:
 
 def summarise(store: RunStore) -> dict[str, Any]:
     """The summary of a run: totals, each case with its findings, and each injected fault."""
-    plan, results, faults = store.plan, store.results(), store.faults()
-    jobs, blames = store.jobs_by_key(), store.blames()
+    plan = store.plan
+    results = store.results()
+    faults = store.faults()
+    jobs = store.jobs_by_key()
+    blames = store.blames()
     return {
         "schema_version": SCHEMA_VERSION,
         "run_id": plan.run_id,
@@ -114,7 +117,8 @@ def canonical(store: RunStore) -> str:
     Times, process ids, addresses, logs, machines and the order of cases are left out; they are in
     `results.jsonl`.
     """
-    blames, lines = store.blames(), []
+    blames = store.blames()
+    lines = []
     for result in store.results():
         blame = blames.get(result.key)
         named = result.model_dump(mode="json", include={"id", "fault", "verdict", "reason"})

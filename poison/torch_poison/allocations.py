@@ -124,10 +124,13 @@ class AllocationPoison(QuickDispatch, TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        # A resize allocates only what it adds: the old part holds values that stay.
         if id(func) in _RESIZES:
             return self._resize(func, args, kwargs or {})
         out = func(*args, **kwargs) if kwargs else func(*args)
         if id(func) in _ALLOCATES:
+            # Ordinals name a kernel's outputs, which it allocates in a fixed order; what follows is
+            # scratch.
             site = self._sites.get(len(self._kept), WORKSPACE)
             self._poison.fill_(whole_storage(out), site)
             if self._notes_lines:
@@ -220,7 +223,8 @@ class DispatcherPoison:
     def filling(self, pattern: str) -> Iterator[None]:
         """Fill with `pattern` within the block. `nan` marks memory with the number of its line."""
         before = self.pattern, self._poison
-        self.pattern, self._poison = pattern, Poison(pattern, frozenset({WORKSPACE}))
+        self.pattern = pattern
+        self._poison = Poison(pattern, frozenset({WORKSPACE}))
         try:
             yield
         finally:
@@ -289,6 +293,7 @@ class DispatcherPoison:
             flat = flat.view(torch.uint8)
         done = len(flat) if self.pattern != "random" else min(len(flat), RANDOM_ELEMENTS)
         self._poison.fill_(flat[:done], WORKSPACE)
+        # The part that is filled doubles in each round.
         while done < len(flat):
             size = min(done, len(flat) - done)
             flat[done : done + size].copy_(flat[:size])
@@ -297,7 +302,8 @@ class DispatcherPoison:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Do not fill the poison's own allocations within the block."""
-        before, self.is_paused = self.is_paused, True
+        before = self.is_paused
+        self.is_paused = True
         try:
             yield
         finally:

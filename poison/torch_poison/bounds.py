@@ -9,14 +9,17 @@ from torch import Tensor
 
 from torch_poison.errors import IllegalAddress
 
+# More than the names that an engine checks. A fixed size lets memory be pinned once, before
+# captures.
 MAX_CHECKS = 64
 
 
 def check_indices(indices: Tensor, size: int, what: str) -> Tensor:
     """Return `indices` (any int dtype) as int64 after checking that each lies in [0, size).
 
-    Raises IllegalAddress for the first bad index. A GPU would fault or read foreign memory (PR
-    33664, vllm-project/vllm#43869), where `tensor[-1]` in Python reads the last element.
+    Raises IllegalAddress for the first bad index. A GPU would fault or read foreign memory
+    (vllm-project/vllm#33664, vllm-project/vllm#43869), where `tensor[-1]` in Python reads the last
+    element.
 
     On CUDA the check does not wait for the device, so a graph can capture it. It clips a bad index,
     because a fault would end the process, and `raise_bad_indices` raises the error.
@@ -25,6 +28,8 @@ def check_indices(indices: Tensor, size: int, what: str) -> Tensor:
     bad = (wide < 0) | (wide >= size)
     if wide.is_cuda:
         _verdicts.note(bad, size, what)
+        # An empty dimension has no valid index; 0 keeps the clamp legal, and the verdict is kept
+        # above.
         return wide.clamp(0, max(size - 1, 0))
     if bool(bad.any()):
         first = tuple(int(i) for i in bad.nonzero()[0])
@@ -61,7 +66,7 @@ class _Verdicts:
         self._size_of: dict[str, int] = {}
 
     def note(self, bad: Tensor, size: int, what: str) -> None:
-        """Keep whether any of `bad`, bool of any shape, is set.
+        """Keep whether any of `bad` [...] bool is set, on the device.
 
         The host reads it at the end of the step.
         """

@@ -68,6 +68,7 @@ def by_snapshot(device: int) -> np.ndarray:
         for segment in torch._C._cuda_memorySnapshot(None)["segments"]
         if segment["device"] == device
         for block in segment["blocks"]
+        # Blocks "active_pending_free" are still used by other streams and are left alone.
         if block["state"] == "inactive"
     ]
     return np.asarray(found, dtype=np.int64).reshape(-1, 3)
@@ -80,6 +81,7 @@ def compiled() -> Any:
     None if it cannot be compiled.
     """
     torch_dir = Path(torch.__file__).parent
+    # The library uses C++ of this torch, so another torch at another place needs another one.
     key = hashlib.sha256(f"{SOURCE} {torch.__version__} {torch_dir}".encode()).hexdigest()
     cache = get_cache_manager(key)
     try:

@@ -62,11 +62,15 @@ def any_not_finite(bits: Tensor, exponent: int) -> Tensor:
     their float type.
     """
     found = torch.zeros(1, dtype=torch.int32, device=bits.device)
-    size, words = bits.element_size(), bits
+    size = bits.element_size()
+    words = bits
     # Narrow types are read four bytes at a time, where their memory can be.
     if size < 4 and bits.numel() * size % 4 == 0 and bits.data_ptr() % 4 == 0:
         words = bits.view(torch.int32)
-    pack, step = words.element_size() // size, exponent & -exponent
+    pack = words.element_size() // size
+    # The lowest bit of the exponent: added to an exponent of all ones, and to no other, it carries
+    # into the sign.
+    step = exponent & -exponent
     fields = (_in_each_field(field, pack, 8 * size) for field in (exponent, step, exponent + step))
     if words.numel():
         grid = (triton.cdiv(words.numel(), WORDS_A_PROGRAM),)

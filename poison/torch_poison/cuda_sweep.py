@@ -94,10 +94,13 @@ class CudaSweep:
             raise UnreadableAllocator(
                 "a sweep cannot run inside a graph capture; sweep before it and between replays"
             )
+        # Triton launches on the current device, which a caller may have changed.
         with torch.cuda.device(self.device):
             state = _allocator_state(self.device)
             if state != self._state:
                 self._list_blocks()
+                # Listing may allocate the table, so the counters are read again behind it; or each
+                # sweep would list again.
                 self._state = _allocator_state(self.device)
             if self._num_chunks:
                 with _ordered_after(self._streams, self.device):
@@ -117,7 +120,8 @@ class CudaSweep:
             return self._list_blocks()
         self._table[:num_chunks].copy_(self._host[:num_chunks], non_blocking=True)
         self._uploaded.record()
-        self._num_chunks, self._swept = num_chunks, Swept(num_blocks, num_bytes)
+        self._num_chunks = num_chunks
+        self._swept = Swept(num_blocks, num_bytes)
 
     def _reserve(self, capacity: int) -> None:
         self._host = torch.empty((capacity, 2), dtype=torch.int64, pin_memory=True)
@@ -159,6 +163,8 @@ def _ordered_after(streams: set[int], device: int) -> Iterator[None]:
     for stream in others:
         current.wait_stream(stream)
     yield
+    # Work that is queued later may be given the blocks, and must not write them before the fill
+    # ends.
     for stream in others:
         stream.wait_stream(current)
 

@@ -44,7 +44,11 @@ class _Access(ctypes.Structure):
     _fields_ = (("location", _Location), ("flags", ctypes.c_int))
 
 
-_PINNED, _ON_DEVICE, _READ_AND_WRITE = 1, 1, 3
+# Values of the driver's enums: CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE,
+# CU_MEM_ACCESS_FLAGS_PROT_READWRITE.
+_PINNED = 1
+_ON_DEVICE = 1
+_READ_AND_WRITE = 3
 
 
 @cache
@@ -66,7 +70,8 @@ class _Range:
     def __init__(
         self, size: int, pieces: Sequence[Piece], shown: Piece, properties: _Properties
     ) -> None:
-        count, zero = ctypes.c_size_t, ctypes.c_ulonglong(0)
+        count = ctypes.c_size_t
+        zero = ctypes.c_ulonglong(0)
         base = ctypes.c_ulonglong()
         _call("cuMemAddressReserve", ctypes.byref(base), count(size), count(0), zero, zero)
         mapped: list[tuple[int, int, ctypes.c_ulonglong]] = []
@@ -74,13 +79,16 @@ class _Range:
         weakref.finalize(self, _free, base, size, mapped)
         access = _Access(properties.location, _READ_AND_WRITE)
         for first, length in pieces:
-            handle, start = ctypes.c_ulonglong(), ctypes.c_ulonglong(base.value + first)
+            handle = ctypes.c_ulonglong()
+            start = ctypes.c_ulonglong(base.value + first)
             _call(
                 "cuMemCreate", ctypes.byref(handle), count(length), ctypes.byref(properties), zero
             )
             mapped.append((base.value + first, length, handle))
             _call("cuMemMap", start, count(length), count(0), handle, zero)
             _call("cuMemSetAccess", start, count(length), ctypes.byref(access), count(1))
+        # torch adopts the memory through this protocol and keeps the object, and with it the range,
+        # alive.
         self.__cuda_array_interface__ = dict(
             shape=(shown[1],),
             typestr="|u1",
@@ -94,7 +102,10 @@ def _free(
     base: ctypes.c_ulonglong, size: int, mapped: list[tuple[int, int, ctypes.c_ulonglong]]
 ) -> None:
     """Give the memory back. A lost device refuses, and its process is about to end."""
-    driver, count = _driver(), ctypes.c_size_t
+    driver = _driver()
+    count = ctypes.c_size_t
+    # A kernel in flight may still use the memory; unmapping it would turn a right kernel into a
+    # fault.
     driver.cuCtxSynchronize()
     for start, length, handle in mapped:
         driver.cuMemUnmap(ctypes.c_ulonglong(start), count(length))
@@ -149,7 +160,8 @@ def in_grains(used: Iterable[Piece], grain: int) -> list[Piece]:
     """
     found: list[Piece] = []
     for first, length in sorted(piece for piece in used if piece[1]):
-        start, end = first // grain * grain, -(-(first + length) // grain) * grain
+        start = first // grain * grain
+        end = -(-(first + length) // grain) * grain
         if found and start <= sum(found[-1]):
             found[-1] = (found[-1][0], max(end, sum(found[-1])) - found[-1][0])
         else:
@@ -158,10 +170,15 @@ def in_grains(used: Iterable[Piece], grain: int) -> list[Piece]:
 
 
 def pieces_of(tensor: Tensor) -> list[Piece]:
-    """The bytes of each entry of dim 0 of a `tensor` of any shape, from the start of its
-    storage.
+    """The bytes of each entry of dim 0 of `tensor` [N, ...] of any dtype, such as bfloat16 or
+    uint8.
+
+    Offsets are in bytes from the start of its storage, so a view of a part of the storage keeps its
+    place.
     """
     size = tensor.element_size()
+    # The distance from the first element of an entry to its last, and that element: gaps of strides
+    # count, as a kernel may step over them.
     inner = 1 + sum(
         (count - 1) * stride
         for count, stride in zip(tensor.shape[1:], tensor.stride()[1:], strict=True)

@@ -85,6 +85,7 @@ class CallSites:
     def _judge(self, path: str) -> Owner | None:
         if path.startswith(self._passed_over) or path.startswith("<frozen"):
             return None
+        # site-packages lies below the library's folder, and holds code under test.
         if path.startswith(self._library) and "-packages" not in path[len(self._library) :]:
             return None
         return "tests" if self._is_test_file(path) else "code"
@@ -182,20 +183,28 @@ def mark_bits(dtype: torch.dtype, number: int) -> int:
         return quiet | (min(number, WIDE) if dtype in _WIDE_TYPES else narrow(number))
     if dtype in _INTEGERS:
         index = OUT_OF_RANGE | narrow(number)
+        # A 64-bit index is often read as two of 32 bits, so both halves hold it.
         return index | index << 32 if dtype == torch.int64 else index
     return 0xFF if dtype.itemsize == 1 else -1
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """The values [...] of a tensor without conjugate or negative bits, complex numbers as pairs of
-    reals [..., 2].
+    """The values of `tensor` [...] of any dtype, without conjugate or negative bits.
+
+    Complex numbers become pairs of reals: complex64 [...] -> float32 [..., 2]. Marks are bits of
+    memory, and a lazy bit would hide them.
     """
     tensor = tensor.detach().resolve_conj().resolve_neg()
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def mark_(tensor: Tensor, number: int) -> None:
-    """Fill a fresh tensor of any shape, except gaps of its strides, with the mark of a line."""
+    """Fill the fresh `tensor` [...] of any dtype, except gaps of its strides, with the mark of a
+    line.
+
+    float32 and float64 hold the line's whole number, other types its narrow one or none; see
+    :func:`mark_bits`.
+    """
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     bits_view(tensor).fill_(mark_bits(tensor.dtype, number))
@@ -217,8 +226,9 @@ class Marked:
 
 
 def find(tensor: Tensor, except_where: Tensor | None = None) -> list[Marked]:
-    """The verbatim marks in a :func:`plain` tensor, except under the bool mask `except_where` of
-    its shape.
+    """The verbatim marks in `tensor` [...], as :func:`plain` returns it.
+
+    Elements under the mask `except_where` [...] bool, of the same shape, are left out.
     """
     suspects = _suspects(tensor)
     if suspects is None:
@@ -259,6 +269,7 @@ def number_of(dtype: torch.dtype, bits: int, is_cuda: bool = False) -> tuple[int
             return None
         number = (bits & 0xFFFF_FFFF) - OUT_OF_RANGE
         return (number, False) if 1 <= number <= NARROW else None
+    # The sweep of free CUDA memory knows no type and writes 0xFF bytes, which no line's mark has.
     if is_cuda and bits == (1 << size) - 1:
         return FREE_MEMORY, True
     bits &= (1 << size - 1) - 1
@@ -266,5 +277,7 @@ def number_of(dtype: torch.dtype, bits: int, is_cuda: bool = False) -> tuple[int
     room, most = (WIDE, WIDE) if is_wide else (0x3F, NARROW)
     if bits & ~room == quiet and 1 <= bits & room <= most:
         return bits & room, is_wide
+    # The widest source first: a mark of float32 in a float64 is whole, and its bits may look like a
+    # narrow one too.
     widened = (number_of(small, nan) for small, nan in reversed(list(narrower_nans(dtype, bits))))
     return next((found for found in widened if found is not None), None)

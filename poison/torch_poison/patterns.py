@@ -62,8 +62,10 @@ def narrower_nans(dtype: torch.dtype, bits: int) -> Iterator[tuple[torch.dtype, 
 
 
 def bits_view(tensor: Tensor) -> Tensor:
-    """The same memory and shape as integers of the element's size: float32 -> int32, fp8 and bool
-    -> uint8.
+    """The memory of `tensor` [...] as integers of the element's size: float32 -> int32, fp8 and
+    bool -> uint8.
+
+    The view shares memory with `tensor`.
     """
     return tensor.view(_INT_VIEW[tensor.element_size()])
 
@@ -142,9 +144,10 @@ class Poison:
         return site in self.sites
 
     def fill_(self, tensor: Tensor, site: str) -> Tensor:
-        """Fill `tensor`, of any shape and dtype, in place as uninitialised memory of `site`.
+        """Fill `tensor` [...] of any dtype in place as uninitialised memory of `site`.
 
-        Returns it.
+        Floats, uint8 and bool get the pattern; int32 and int64 are indices and get a trap. Returns
+        `tensor`.
         """
         if self.is_natural:
             return tensor

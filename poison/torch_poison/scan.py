@@ -47,11 +47,15 @@ class Scan:
 
 
 def scan(tensor: Tensor, judged: Tensor | None = None) -> Scan:
-    """Scan `tensor` where the bool mask `judged` (of its shape, or of its rows) is set; None is
-    everywhere.
+    """Scan `tensor` [...] where the mask `judged` [...] bool is set; None is everywhere.
+
+    `judged` has the shape of the tensor or of its first dimensions, so one bool can stand for a
+    row.
     """
     mask = _full_mask(tensor, judged)
     found = Scan(looked_at=int(mask.sum()))
+    # Almost every tensor is clean. One kernel and one read of 4 bytes say so; `nonzero` below would
+    # sync and allocate.
     if tensor.is_cuda and _is_clean(tensor):
         return found
     suspects = (suspicious(tensor) & mask).nonzero()
@@ -76,9 +80,8 @@ def _is_clean(tensor: Tensor) -> bool:
 
 
 def suspicious(tensor: Tensor) -> Tensor:
-    """A bool mask, of the same shape, of elements that are no ordinary value:
-
-    NaN, Inf, or an index of a poison.
+    """A bool mask of the elements of `tensor` [...] that are no ordinary value: NaN, Inf, or an
+    index of a poison.
     """
     if tensor.dtype.is_floating_point:
         return ~torch.isfinite(tensor.float() if tensor.element_size() == 1 else tensor)
@@ -108,8 +111,10 @@ def origin_of_bits(dtype: torch.dtype, bits: int) -> str | None:
 
 
 def origins(tensor: Tensor, where: Tensor) -> dict[str | None, Tensor]:
-    """Split the elements under the bool mask `where` by their origin: site -> indices [n,
-    tensor.ndim].
+    """Split the elements of `tensor` [...] under the mask `where` [...] bool by their origin.
+
+    Returns site -> indices int64 [n, tensor.ndim]; the key None has values whose payload names no
+    site.
     """
     indices = where.nonzero()
     bits = bits_view(tensor)[tuple(indices.unbind(1))]
@@ -122,7 +127,7 @@ def origins(tensor: Tensor, where: Tensor) -> dict[str | None, Tensor]:
 
 
 def hits(indices: Tensor) -> Hits:
-    """Sum up `indices` [n, ndim], in any order."""
+    """Sum up `indices` [n, ndim] int64, in any order."""
     rows = tuple(sorted(set(indices[:, 0].tolist())))
     first: Index = min(
         tuple(int(i) for i in index) for index in indices[indices[:, 0] == rows[0]].tolist()

@@ -50,7 +50,8 @@ def register(tags: Mapping[str, int]) -> None:
             raise PoisonError(
                 f"site {site!r}: tag {tag} is that of {_site_of[tag]!r}; choose another"
             )
-        _tag_of[site], _site_of[tag] = tag, site
+        _tag_of[site] = tag
+        _site_of[tag] = site
 
 
 def ask(source: Callable[[], Mapping[str, int]]) -> None:

@@ -35,12 +35,16 @@ def _collect(value: Any, found: list[Tensor]) -> None:
 
 
 def storage_address(tensor: Tensor) -> int:
-    """The first address of the storage of a tensor of any shape."""
+    """The first address of the storage of `tensor` [...] of any dtype, fp8 included; its own offset
+    is not added.
+    """
     return tensor.untyped_storage().data_ptr()
 
 
 def whole_storage(tensor: Tensor) -> Tensor:
-    """All memory of a tensor's storage as one tensor [n] of its dtype, gaps of strides included."""
+    """All memory behind `tensor` [...] as one tensor [n] of its dtype (bfloat16 stays bfloat16),
+    gaps of strides included.
+    """
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
 
 

@@ -91,6 +91,7 @@ slow.
 PACES = {
     "TICK_SECONDS": "how often a wait looks again",
     "POLL_SECONDS": "how often a wait looks again",
+    "LOOK_SECONDS": "how often a wait looks again",
     "PROGRESS_SECONDS": "how often progress is told",
     "SYNC_SECONDS": "how often a file is synced",
     "LISTED_SECONDS": "how old a list of nodes may be",

@@ -16,7 +16,7 @@ from harness.engine.model import checkpoint
 from harness.engine.model.kda import KimiDeltaAttention
 from harness.engine.model.layers import route
 from harness.engine.model.transformer import CausalLM
-from harness.engine.schedule.config import ModelConfig
+from harness.engine.schedule.config import EngineModelConfig
 
 QUESTIONS = [
     tasks.Question(f"toy-{i}", f"{i} + {i}?", f"{2 * i}\n#### {2 * i}", str(2 * i))
@@ -33,8 +33,8 @@ TINY = {
     "kv_lora_rank": 16,
     "intermediate_size": 64,
 }
-MLA = ModelConfig(architecture="deepseek_v2", layer_types=("mla", "mla"), **TINY)  # type: ignore[arg-type]
-HYBRID = ModelConfig(
+MLA = EngineModelConfig(architecture="deepseek_v2", layer_types=("mla", "mla"), **TINY)  # type: ignore[arg-type]
+HYBRID = EngineModelConfig(
     architecture="kimi_linear",
     layer_types=("kda", "mla"),
     use_rope=False,
@@ -63,7 +63,7 @@ def task(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("config", [MLA, HYBRID], ids=["mla", "hybrid"])
 def test_training_makes_the_loss_fall_and_leaves_a_whole_checkpoint(
-    config: ModelConfig, task: str, tmp_path: Path
+    config: EngineModelConfig, task: str, tmp_path: Path
 ) -> None:
     half_lives = (2.0, 8.0) if config.is_hybrid else None
     recipe = Recipe(steps=8, batch_size=3, warmup_steps=2, check_every=4, kda_half_lives=half_lives)
@@ -210,7 +210,7 @@ def test_the_shipped_canary_with_experts_notices_misread_ids() -> None:
     assert check.exact_answers(model, examples)[0].all()
 
 
-EXPERTS = ModelConfig(
+EXPERTS = EngineModelConfig(
     architecture="deepseek_v2",
     layer_types=("mla", "mla"),
     num_experts=4,

@@ -104,8 +104,8 @@ def test_a_script_that_had_too_little_time_is_not_said_to_show_nothing(
     def check(text: str, *, seconds: float, **how: object) -> script_export.Check:
         given.append(seconds)
         late, passes = (
-            script_export.Outcome(-1, "", seconds_ran_out=True),
-            script_export.Outcome(0, ""),
+            script_export.ExportOutcome(-1, "", seconds_ran_out=True),
+            script_export.ExportOutcome(0, ""),
         )
         return script_export.Check(with_bug=late, without_bug=passes)
 

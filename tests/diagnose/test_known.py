@@ -17,7 +17,7 @@ from harness.diagnose.run_jobs import KNOWN_ORACLE, apply_known, exit_code, quar
 from harness.ops.write_kv.params import WriteKvParams
 from harness.report.progress import LiveProgress
 from harness.run.environment import Environment
-from harness.run.pool import Pool
+from harness.run.pool import JobPool
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenario, load_scenarios
 from harness.store.run_folder import RunStore
@@ -100,7 +100,7 @@ def test_a_case_that_must_never_run_is_known_and_is_not_launched(tmp_path: Path)
 
     store = RunStore.create(tmp_path, jobs, command="mla-harness run")
     silent = SimpleNamespace(on_start=None, on_result=lambda result, announce: None)
-    run_jobs(store, cast("Pool", FakePool()), cast("LiveProgress", silent))
+    run_jobs(store, cast("JobPool", FakePool()), cast("LiveProgress", silent))
     assert launched == ["calm"]
     found = store.finished()["deadly"]
     assert found.verdict is Verdict.KNOWN and found.known == NEVER

@@ -20,7 +20,7 @@ from harness.diagnose.repeated_crashes import RepeatedCrashes
 from harness.diagnose.run_jobs import run_jobs
 from harness.judge.run_case import run_case
 from harness.run.environment import Environment
-from harness.run.pool import Pool
+from harness.run.pool import JobPool
 from harness.store.run_folder import RunStore
 
 
@@ -46,7 +46,7 @@ def crash(
     return CaseResult.of(of, Verdict.CRASH, findings=(finding,))
 
 
-class Scripted(Pool):
+class Scripted(JobPool):
     """Answers each job as it is told."""
 
     num_workers = 1

@@ -19,7 +19,7 @@ from harness.diagnose.run_jobs import exit_code, run_jobs
 from harness.diagnose.session import Limits, Session, first_failure
 from harness.judge.run_case import run_case
 from harness.run.environment import Environment, Gpu
-from harness.run.planning import Planner, Wanted
+from harness.run.planning import JobPlanner, Wanted
 from harness.run.runner import WorkerPool
 from harness.scenario.load import load_scenarios
 from harness.scenario.selection import select
@@ -110,7 +110,7 @@ def kernel_case(kernel: str) -> Case:
 def test_a_case_runs_on_the_gpu_only_where_its_kernel_does(
     wanted: str, kernel: str, gpus: tuple[Gpu, ...], device: str
 ) -> None:
-    planner = Planner(Wanted(device=wanted, plugins=(Path("/mine.py"),)), FakePool(gpus=gpus))  # type: ignore[arg-type]
+    planner = JobPlanner(Wanted(device=wanted, plugins=(Path("/mine.py"),)), FakePool(gpus=gpus))  # type: ignore[arg-type]
     assert planner.job_of(kernel_case(kernel)).device == device
 
 

@@ -14,7 +14,7 @@ from harness.core.records import CaseResult, Verdict
 from harness.diagnose.smallest_options import smallest_sets, suspected
 from harness.engines.vllm.options import serve_command
 from harness.engines.vllm.params import VllmParams
-from harness.run.pool import Pool
+from harness.run.pool import JobPool
 
 PLAIN = VllmParams()
 Fails = Callable[[VllmParams], str]
@@ -57,7 +57,7 @@ def triton_fp8_graphs(params: VllmParams) -> str:
 
 
 def found(rule: Rule, *failures: tuple[Job, CaseResult], seconds: float = 60.0) -> Any:
-    return smallest_sets(cast(Pool, rule), failures, PLAIN, seconds=seconds)
+    return smallest_sets(cast(JobPool, rule), failures, PLAIN, seconds=seconds)
 
 
 def test_options_that_the_failure_does_not_need_are_set_back_and_others_stay() -> None:
@@ -104,7 +104,7 @@ def test_the_combinations_themselves_suggest_the_set_and_one_trial_proves_it() -
         PLAIN,
     ]
     assert suspected([job.case.params for job, _ in failures], right) == bad
-    (one,) = smallest_sets(cast(Pool, rule), failures, PLAIN, seconds=60, right=right)
+    (one,) = smallest_sets(cast(JobPool, rule), failures, PLAIN, seconds=60, right=right)
     assert one.options == bad and one.is_smallest and len(one.keys) == 2
     assert one.num_trials == 1 + len(bad), "one with the two alone, one without each"
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from harness.accuracy.script import Pool, Request, Script, Step, requests_of
+from harness.accuracy.script import PagePool, Request, Script, Step, requests_of
 from harness.cli.main import exit_code_of
-from harness.diagnose.traces import Draws, TraceCheck, answer, drawn_step, smaller
+from harness.diagnose.traces import TraceCheck, TraceDraws, answer, drawn_step, smaller
 from tests.waiting import HANG_SECONDS
 
 pytest.importorskip("httpx")
@@ -37,8 +37,8 @@ def test_a_long_check_says_how_far_it_is(start_server: Callable[..., str]) -> No
     assert [one["words"] for one in said] == ["10 of 21 traces pass", "20 of 21 traces pass"]
 
 
-@pytest.mark.parametrize("pool", [Pool(4, 24), Pool(16, 40), Pool(64, 4000)])
-def test_each_drawn_request_fits_the_pool(pool: Pool) -> None:
+@pytest.mark.parametrize("pool", [PagePool(4, 24), PagePool(16, 40), PagePool(64, 4000)])
+def test_each_drawn_request_fits_the_pool(pool: PagePool) -> None:
     lengths = set()
     for seed in range(200):
         step = drawn_step(random.Random(seed), pool)
@@ -53,7 +53,7 @@ def test_each_drawn_request_fits_the_pool(pool: Pool) -> None:
 
 
 def test_a_seed_and_what_was_seen_decide_the_trace() -> None:
-    one, other = Draws(3, Pool(4, 24)), Draws(3, Pool(4, 24))
+    one, other = TraceDraws(3, PagePool(4, 24)), TraceDraws(3, PagePool(4, 24))
     assert [one.next(number) for number in range(5)] == [other.next(number) for number in range(5)]
     kept = Script(name="fuzz", summary="", steps=(Step(ask=("a:77",)),))
     other.kept[frozenset({"hits"})], other.seen[frozenset({"hits"})] = kept, 1
@@ -62,7 +62,7 @@ def test_a_seed_and_what_was_seen_decide_the_trace() -> None:
 
 def test_adapters_and_schemas_leave_the_rest_of_a_draw_as_it_was() -> None:
     more = {"models": ["alpha"], "schemas": ["flag", "number"]}
-    plain, other = Draws(3, Pool(4, 24)), Draws(3, Pool(4, 24), more=more)
+    plain, other = TraceDraws(3, PagePool(4, 24)), TraceDraws(3, PagePool(4, 24), more=more)
     traces = [(plain.next(number), other.next(number)) for number in range(20)]
     steps = [step for _, trace in traces for step in trace.steps]
     for old, trace in traces:

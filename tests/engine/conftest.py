@@ -7,7 +7,7 @@ import torch
 from torch_poison.patterns import Poison
 
 from harness.core.engine_params import EngineParams
-from harness.engine.engine import Engine
+from harness.engine.engine import ReferenceEngine
 from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.config import model_config
 from harness.engine.schedule.scheduler import Scheduler
@@ -15,13 +15,13 @@ from harness.engine.schedule.sequence import Step
 from harness.judge.probes.notes import Notes
 
 
-def notes_of(engine: Engine) -> Notes:
+def notes_of(engine: ReferenceEngine) -> Notes:
     """What the probe of an engine noted."""
     assert isinstance(engine.probe, Notes)
     return engine.probe
 
 
-def serve_all(engine: Engine) -> None:
+def serve_all(engine: ReferenceEngine) -> None:
     """Step until every request is finished."""
     while engine.scheduler.has_work:
         engine.step()
@@ -36,12 +36,12 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def make_engine() -> Callable[[EngineParams], Engine]:
+def make_engine() -> Callable[[EngineParams], ReferenceEngine]:
     """Make an engine of a small model, for requests of up to 150 tokens, in friendly memory."""
 
-    def make(params: EngineParams) -> Engine:
+    def make(params: EngineParams) -> ReferenceEngine:
         model = CausalLM(model_config(params)).reset_parameters(0).eval().requires_grad_(False)
-        return Engine(
+        return ReferenceEngine(
             model,
             params,
             Poison("nan", frozenset()),

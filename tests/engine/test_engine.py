@@ -11,7 +11,7 @@ from torch_poison.patterns import Poison
 from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
 from harness.engine.capture import reachable_sizes
-from harness.engine.engine import Engine
+from harness.engine.engine import ReferenceEngine
 from harness.engine.model.transformer import CausalLM
 from harness.engine.paged_model import Forwarded
 from harness.engine.runner import take_logits
@@ -22,9 +22,9 @@ from tests.engine.conftest import notes_of, serve_all
 FRIENDLY = Poison("nan", frozenset())
 
 
-def engine(params: EngineParams, max_model_len: int = 150) -> Engine:
+def engine(params: EngineParams, max_model_len: int = 150) -> ReferenceEngine:
     model = CausalLM(model_config(params)).reset_parameters(0).eval().requires_grad_(False)
-    return Engine(model, params, FRIENDLY, max_model_len, Notes(params, FRIENDLY))
+    return ReferenceEngine(model, params, FRIENDLY, max_model_len, Notes(params, FRIENDLY))
 
 
 def test_requests_get_the_tokens_they_asked_for_and_all_blocks_come_back() -> None:

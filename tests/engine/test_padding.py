@@ -18,7 +18,7 @@ from harness.engine.batch import Batch, Padding
 from harness.engine.model.kda import KimiDeltaAttention
 from harness.engine.runner import trash_block
 from harness.engine.schedule.block_pool import BlockPool
-from harness.engine.schedule.config import ModelConfig
+from harness.engine.schedule.config import EngineModelConfig
 from harness.engine.schedule.sequence import ScheduledSequence, Sequence
 from harness.judge.probes.twins import repeated
 
@@ -44,7 +44,7 @@ def decode_batch(embedding: torch.nn.Embedding, num_requests: int) -> Batch:
 @pytest.fixture(scope="module")
 def attention() -> KimiDeltaAttention:
     torch.manual_seed(0)
-    config = ModelConfig(
+    config = EngineModelConfig(
         architecture="kimi_linear",
         vocab_size=16,
         hidden_size=16,

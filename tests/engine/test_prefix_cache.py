@@ -12,7 +12,7 @@ from torch_poison.patterns import Poison
 
 from harness.core.engine_params import EngineParams
 from harness.core.errors import InputError
-from harness.engine.engine import Engine
+from harness.engine.engine import ReferenceEngine
 from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.block_pool import BlockPool, Prefix, prefixes, up_to_page_end
 from harness.engine.schedule.config import model_config
@@ -22,7 +22,7 @@ from tests.engine.conftest import serve_all
 
 from .conftest import Advance  # type: ignore[import-not-found]
 
-MakeEngine = Callable[[EngineParams], Engine]
+MakeEngine = Callable[[EngineParams], ReferenceEngine]
 
 PROMPT = list(range(150))
 
@@ -140,11 +140,11 @@ def test_windows_of_another_request_cannot_be_shared() -> None:
 def test_an_engine_refuses_a_model_whose_layers_its_parameters_do_not_know_of() -> None:
     model = CausalLM(model_config(EngineParams(layers=("window", "mla"))))
     with pytest.raises(InputError, match=r"prefix_caching shares pages .*; leave one of them out"):
-        Engine(model, EngineParams(prefix_caching=True), Poison("nan", frozenset()), 150)
+        ReferenceEngine(model, EngineParams(prefix_caching=True), Poison("nan", frozenset()), 150)
 
 
 def test_a_flush_between_requests_only(make_engine: MakeEngine) -> None:
-    made: Engine = make_engine(EngineParams(prefix_caching=True))
+    made: ReferenceEngine = make_engine(EngineParams(prefix_caching=True))
     made.add_request(PROMPT[:70], 3)
     made.step()
     with pytest.raises(ValueError, match="flushed between requests"):

@@ -12,7 +12,7 @@ from torch_poison.patterns import Poison
 
 from harness.core.engine_params import EngineParams
 from harness.engine.batch import Batch
-from harness.engine.engine import Engine
+from harness.engine.engine import ReferenceEngine
 from harness.engine.model.transformer import CausalLM
 from harness.engine.paged_model import Forwarded
 from harness.engine.probe import Probe, Sampled
@@ -76,11 +76,11 @@ class Log(Probe):
         self.num_repeats += 1
 
 
-def served(probe: Probe | None) -> tuple[Engine, list[torch.Tensor]]:
+def served(probe: Probe | None) -> tuple[ReferenceEngine, list[torch.Tensor]]:
     """An engine after one request, and its logits."""
     model = CausalLM(model_config(PARAMS)).reset_parameters(0).eval().requires_grad_(False)
     with launches_shown_to(probe):
-        made = Engine(model, PARAMS, Poison("nan", frozenset()), 150, probe)
+        made = ReferenceEngine(model, PARAMS, Poison("nan", frozenset()), 150, probe)
         made.add_request([1, 2, 3], 2)
         logits = []
         while made.scheduler.has_work:

@@ -12,13 +12,13 @@ import torch
 from pydantic import ValidationError
 
 from harness.core.engine_params import EngineParams
-from harness.engine.engine import Engine
+from harness.engine.engine import ReferenceEngine
 from harness.engine.faults.memory import token_above_all
 from harness.engine.schedule.sequence import Sequence
 from harness.engine.speculation import SuffixDrafts, confirmed, greedy_tokens
 from tests.engine.conftest import notes_of, serve_all
 
-MakeEngine = Callable[[EngineParams], Engine]
+MakeEngine = Callable[[EngineParams], ReferenceEngine]
 
 
 @pytest.mark.parametrize(

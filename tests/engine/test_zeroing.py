@@ -9,8 +9,9 @@ import itertools
 import pytest
 import torch
 
-from harness.core.engine_params import EngineParams, LayerKind
+from harness.core.engine_params import EngineParams
 from harness.core.params import KvType
+from harness.core.serving_params import LayerKind
 from harness.engine.faults.memory import gate_by_kind
 from harness.engine.memory import KV_DTYPES, CacheLayout
 from harness.engine.schedule.block_pool import CacheGroup, groups_to_zero

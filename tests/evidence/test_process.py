@@ -19,14 +19,16 @@ from harness.evidence.records import Evidence, Run
 from harness.judge import outcome
 from harness.judge import run_case as run_case_module
 from harness.judge.run_case import run_case
-from harness.kernels.process_state import Change
+from harness.kernels.process_state import ProcessChange
 from harness.ops.merge_attn_states import reference as merge_attn_states_reference
 
-REPLACED = Change("mla_decode/mine", "replaced torch.empty", is_failure=True, is_restored=True)
-REMARK = Change(
+REPLACED = ProcessChange(
+    "mla_decode/mine", "replaced torch.empty", is_failure=True, is_restored=True
+)
+REMARK = ProcessChange(
     "mla_decode/mine", "set the default dtype to torch.float64", is_failure=False, is_restored=True
 )
-THREAD = Change(
+THREAD = ProcessChange(
     "mla_decode/mine", "left running: thread 'spin'", is_failure=False, is_restored=False
 )
 

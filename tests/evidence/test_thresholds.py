@@ -10,7 +10,7 @@ from harness.evidence.compare import compare
 from harness.evidence.thresholds import BOUNDS, bound
 from harness.ops.mla_decode import inputs as mla_decode_inputs
 from harness.ops.mla_decode import reference as mla_decode_reference
-from harness.ops.mla_decode.inputs import DecodeInputs
+from harness.ops.mla_decode.inputs import MlaDecodeInputs
 from harness.ops.mla_decode.params import MlaDecodeParams
 
 KV = ("fp32", "bf16", "fp8_e4m3")
@@ -60,7 +60,7 @@ def e4m3(values: torch.Tensor) -> torch.Tensor:
 
 
 def decode_in(
-    products: str, given: DecodeInputs, keep: slice = slice(None)
+    products: str, given: MlaDecodeInputs, keep: slice = slice(None)
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Decode over an e4m3 cache, one query token a request, with the roundings of a kernel that
     multiplies so.
@@ -143,7 +143,7 @@ def test_an_fp8_query_is_beyond_the_bound_of_a_bfloat16_one():
     )
 
 
-def decode_split(given: DecodeInputs, piece: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
+def decode_split(given: MlaDecodeInputs, piece: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
     """Decode over a bf16 cache in pieces of keys: probabilities are added, and partial outputs
     kept, in bfloat16.
     """

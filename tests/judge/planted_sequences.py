@@ -101,16 +101,16 @@ PLANTED = (
     Planted(
         "preempted-keeps-its-table",
         SCHEDULER + "Scheduler._release",
-        "sequence.blocks, sequence.window_blocks, sequence.state_block = [], [], None",
-        "sequence.window_blocks, sequence.state_block = [], None",
+        "sequence.blocks = []",
+        "pass",
         "preempted-phases[phase=page_end]",
         where="not sequence.is_finished and bool(sequence.blocks)",
     ),
     Planted(
         "preempted-keeps-its-state",
         SCHEDULER + "Scheduler._release",
-        "sequence.blocks, sequence.window_blocks, sequence.state_block = [], [], None",
-        "sequence.blocks, sequence.window_blocks = [], []",
+        "sequence.state_block = None",
+        "pass",
         "preempted-phases[phase=state]",
         where="not sequence.is_finished and sequence.state_block is not None",
     ),
@@ -417,14 +417,14 @@ PLANTED = (
     ),
     Planted(
         "tokens-of-two-requests-swapped",
-        ENGINE + "Engine._sample",
+        ENGINE + "ReferenceEngine._sample",
         "tokens = greedy_tokens(logits).tolist()",
         "tokens = greedy_tokens(logits).tolist()[::-1]",
         "queued-requests[load=two_places]",
     ),
     Planted(
         "token-of-the-step-before",
-        ENGINE + "Engine._sample",
+        ENGINE + "ReferenceEngine._sample",
         "tokens = greedy_tokens(logits).tolist()",
         "tokens = self.before = (getattr(self, 'before', []) + greedy_tokens(logits).tolist())[:"
         " len(logits)]",

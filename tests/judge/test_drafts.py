@@ -14,7 +14,7 @@ from harness.core.catalog import ORACLES
 from harness.core.findings import Finding
 from harness.core.records import Case
 from harness.engine import engine, speculation
-from harness.engine.speculation import Drafter
+from harness.engine.speculation import GraphDrafter
 from harness.evidence.facts import Happened
 from harness.evidence.records import Evidence
 from harness.judge.targets.engine import EngineTarget
@@ -53,9 +53,11 @@ def test_replayed_guesses_equal_the_eager_ones() -> None:
 def test_a_copy_behind_the_replay_is_a_finding_of_the_guess(
     monkeypatch: pytest.MonkeyPatch, late: str
 ) -> None:
-    replay = Drafter.replay
+    replay = GraphDrafter.replay
 
-    def copies_late(drafter: Drafter, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    def copies_late(
+        drafter: GraphDrafter, hidden: torch.Tensor, tokens: torch.Tensor
+    ) -> torch.Tensor:
         size = len(hidden)
         given = {"hidden": drafter._static[:size].clone(), "tokens": drafter._tokens[:size].clone()}
         guessed = replay(
@@ -68,7 +70,7 @@ def test_a_copy_behind_the_replay_is_a_finding_of_the_guess(
         drafter._static[:size], drafter._tokens[:size] = hidden, tokens
         return guessed
 
-    monkeypatch.setattr(Drafter, "replay", copies_late)
+    monkeypatch.setattr(GraphDrafter, "replay", copies_late)
     found = findings("replay", GRAPH)
     assert found and {one.tensor.partition(" of the graph")[0] for one in found} == {"draft logits"}
 

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from harness.accuracy.backends import Answer, Identity
-from harness.judge.served_engine import EngineBackend
+from harness.judge.served_engine import ReferenceBackend
 
 EOS = 256
 
@@ -61,7 +61,7 @@ class EchoEngine:
 def answers(
     engine: EchoEngine, prompts: list[str], stop: tuple[str, ...] = (), max_tokens: int = 30
 ) -> list[Answer]:
-    backend = EngineBackend(
+    backend = ReferenceBackend(
         engine, engine.tokenizer, Identity("toy", "engine", "float32", "sha256:00")
     )
     return backend.generate(prompts, max_tokens=max_tokens, stop=stop)
@@ -148,7 +148,7 @@ def test_an_interrupted_call_leaves_no_request_in_the_engine(tokenizer: Tokenize
     def interrupt(position: int, answer: Answer) -> None:
         raise KeyboardInterrupt
 
-    backend = EngineBackend(engine, tokenizer, Identity("toy", "engine", "float32", "sha256:00"))
+    backend = ReferenceBackend(engine, tokenizer, Identity("toy", "engine", "float32", "sha256:00"))
     with pytest.raises(KeyboardInterrupt):
         backend.generate(["a", "b", "c"], max_tokens=9, stop=(), on_answer=interrupt)
     assert engine.live == {}

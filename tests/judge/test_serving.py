@@ -9,7 +9,7 @@ from torch_poison.patterns import Poison
 
 from harness.core.cases import Job
 from harness.core.engine_params import EngineParams
-from harness.engine.engine import Engine
+from harness.engine.engine import ReferenceEngine
 from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.config import model_config
 from harness.engine.schedule.sequence import Sequence
@@ -81,7 +81,7 @@ def engine():
     )
     model = CausalLM(model_config(params)).reset_parameters(0).eval().requires_grad_(False)
     poison = Poison("nan", frozenset())
-    made = Engine(model, params, poison, 100, Notes(params, poison))
+    made = ReferenceEngine(model, params, poison, 100, Notes(params, poison))
     for first in (1, 2):
         made.add_request([first] * 70, 9)
     made.step()
@@ -131,7 +131,7 @@ def test_a_state_has_one_owner():
 def test_a_flush_that_keeps_the_cache_is_counted():
     keeps = Planted(
         "flush-keeps-the-cache",
-        "harness.engine.engine:Engine.flush",
+        "harness.engine.engine:ReferenceEngine.flush",
         "self.runner.clear(self.pool.flush())",
         "pass",
         "prefix-cache",

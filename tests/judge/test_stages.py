@@ -122,13 +122,13 @@ def test_tokens_that_count_as_computed_without_their_pages_name_the_scheduler(
 
 
 def test_hidden_states_that_come_late_name_the_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
-    replay, late = speculation.Drafter.replay, []
+    replay, late = speculation.GraphDrafter.replay, []
 
     def behind(drafter: Any, hidden: Any, tokens: Any) -> Any:
         late.append(hidden.clone())
         return replay(drafter, late[-2] if len(late) > 1 else late[-1], tokens)
 
-    monkeypatch.setattr(speculation.Drafter, "replay", behind)
+    monkeypatch.setattr(speculation.GraphDrafter, "replay", behind)
     found = record(graph="full", drafter=True, requests=((5, 6), (7, 6)))
     assert found.stage.startswith("the drafter, step 2")
 

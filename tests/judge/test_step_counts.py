@@ -14,7 +14,7 @@ from harness.core.records import CaseResult, Verdict
 from harness.engine import attention, runner
 from harness.engine import batch as batches
 from harness.engine import engine as engines
-from harness.engine.engine import Engine
+from harness.engine.engine import ReferenceEngine
 from harness.engine.schedule import block_pool
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.scheduler import Scheduler
@@ -23,7 +23,7 @@ from harness.engine.speculation import SuffixDrafts
 from harness.judge.run_case import run_case
 from harness.ops.mla_decode_plan.kernels import tiled as plan
 from harness.run.in_process import InProcessPool
-from harness.run.planning import Planner, Wanted
+from harness.run.planning import JobPlanner, Wanted
 from harness.scenario.drawn import drawn_cases
 from harness.scenario.load import load_scenarios
 from harness.scenario.selection import select
@@ -191,19 +191,19 @@ def test_an_engine_that_refuses_a_request_or_lacks_a_field_has_crashed(
         and "refuses a request that it has room for" in result.reason
     )
     monkeypatch.undo()
-    right = Engine.__init__
+    right = ReferenceEngine.__init__
 
-    def forgetful(self: Engine, *more: Any, **named: Any) -> None:
+    def forgetful(self: ReferenceEngine, *more: Any, **named: Any) -> None:
         right(self, *more, **named)
         del self.pool
 
-    monkeypatch.setattr(Engine, "__init__", forgetful)
+    monkeypatch.setattr(ReferenceEngine, "__init__", forgetful)
     result = judged(**QUEUE)
     assert result.verdict is Verdict.CRASH and "no attribute 'pool'" in result.reason
 
 
 def test_a_conversation_over_a_reload_is_judged_beside_a_cold_engine_with_its_very_prompt() -> None:
-    planner = Planner(Wanted(device="cpu"), InProcessPool())
+    planner = JobPlanner(Wanted(device="cpu"), InProcessPool())
     for job in planner.jobs_of(draws(447, 912)):
         result = run_case(job)
         assert result.verdict is Verdict.PASS and result.looked_at["cold_warm"] > 0
@@ -212,14 +212,14 @@ def test_a_conversation_over_a_reload_is_judged_beside_a_cold_engine_with_its_ve
 def test_requests_that_never_end_are_a_finding_and_no_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def stays(self: Engine, step: Step) -> Step:
+    def stays(self: ReferenceEngine, step: Step) -> Step:
         cancelled = [item for item in step.scheduled if item.sequence.request in self._cancelled]
         return replace(
             step, scheduled=tuple(item for item in step.scheduled if item not in cancelled)
         )
 
-    monkeypatch.setattr(Engine, "_without_cancelled", stays)
-    planner = Planner(Wanted(device="cpu"), InProcessPool())
+    monkeypatch.setattr(ReferenceEngine, "_without_cancelled", stays)
+    planner = JobPlanner(Wanted(device="cpu"), InProcessPool())
     (case,) = select(
         planner.scenarios(), ["prefix-cache[kv=fp8_e4m3,graph=full,clients=leave]"], seed=0
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 from harness.evidence.thresholds import BOUNDS
 from harness.judge.run_case import run_case
 from harness.run.in_process import InProcessPool
-from harness.run.planning import Planner, Wanted
+from harness.run.planning import JobPlanner, Wanted
 
 LSE = " ".join(
     f"mla_decode.lse.{kv} mla_decode_sparse.lse.{kv}" for kv in ("fp32", "bf16", "fp8_e4m3")
@@ -72,7 +72,7 @@ def false_alarms(num_draws: int) -> Counter[str]:
     found: Counter[str] = Counter()
     with BOUNDS.scoped(*changed):
         for number, job in enumerate(
-            Planner(Wanted(device="cpu"), InProcessPool()).control_jobs(num_draws), 1
+            JobPlanner(Wanted(device="cpu"), InProcessPool()).control_jobs(num_draws), 1
         ):
             for finding in run_case(job).findings:
                 match = SHARE.search(finding.message)

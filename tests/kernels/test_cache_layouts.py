@@ -13,7 +13,7 @@ from harness.core.shapes import CacheLayout
 from harness.engine.faults.attention import packed_pages
 from harness.ops.mla_decode import inputs as mla_decode_inputs
 from harness.ops.mla_decode.faults import offsets_in_32_bits, page_stride_for_manager_blocks
-from harness.ops.mla_decode.inputs import DecodeInputs
+from harness.ops.mla_decode.inputs import MlaDecodeInputs
 from harness.ops.mla_decode.kernels.tiled import page_offsets
 from harness.ops.mla_decode.params import MlaDecodeParams
 from harness.ops.mla_decode_sparse.params import MlaDecodeSparseParams
@@ -32,7 +32,7 @@ LAYOUTS: list[CacheLayout] = [
 SMALL = {"kv_lora_rank": 16, "qk_rope_head_dim": 8}
 
 
-def decode_inputs(layout: CacheLayout, **changes: object) -> DecodeInputs:
+def decode_inputs(layout: CacheLayout, **changes: object) -> MlaDecodeInputs:
     values = {"kv": "fp32", "seq_lens": (130, 0, 64, 257), "num_heads": 2, **SMALL, **changes}
     return mla_decode_inputs.draw(
         MlaDecodeParams.model_validate({**values, "layout": layout}), seed=3

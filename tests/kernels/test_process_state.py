@@ -20,7 +20,7 @@ from harness.evidence import compare
 from harness.judge import outcome
 from harness.kernels import replaced_code
 from harness.kernels.process_state import (
-    Change,
+    ProcessChange,
     noting_changes,
     watching,
     watching_call,
@@ -250,7 +250,7 @@ def test_a_change_is_seen_worded_and_restored(name: str) -> None:
         change()
     mine = next(one for one in noted if one.what.startswith(says))
     (watched,) = (one for one in WATCHED if one.name == row)
-    assert mine == Change("mine", mine.what, watched.is_failure, name not in NOT_RESTORED)
+    assert mine == ProcessChange("mine", mine.what, watched.is_failure, name not in NOT_RESTORED)
     assert rows_that_differ(before) == (
         [] if name not in NOT_RESTORED else ["threads"] * (name == "a thread")
     )

@@ -11,7 +11,7 @@ from harness.core.ops import latent_rank
 from harness.ops.merge_attn_states import reference as merge_attn_states_reference
 from harness.ops.mla_decode import inputs as mla_decode_inputs
 from harness.ops.mla_decode import reference as mla_decode_reference
-from harness.ops.mla_decode.inputs import DecodeInputs
+from harness.ops.mla_decode.inputs import MlaDecodeInputs
 from harness.ops.mla_decode.params import MlaDecodeParams
 from harness.ops.parts import attention as reference
 from harness.ops.quantize_fp8 import inputs as quantize_fp8_inputs
@@ -24,7 +24,7 @@ SMALL = MlaDecodeParams(
 )
 
 
-def decode(given: DecodeInputs) -> reference.Attention:
+def decode(given: MlaDecodeInputs) -> reference.WantedAttention:
     return mla_decode_reference.expected(
         given.q,
         given.kv_cache,

@@ -14,7 +14,7 @@ from torch_poison.patterns import OUT_OF_RANGE, Poison, bits_view, sentinel_bits
 from harness.core.errors import IllegalAddress
 from harness.ops.context_attention.kernels import dense as torch_context
 from harness.ops.mla_decode import inputs as mla_decode_inputs
-from harness.ops.mla_decode.inputs import DecodeInputs
+from harness.ops.mla_decode.inputs import MlaDecodeInputs
 from harness.ops.mla_decode.kernels import tiled as torch_decode
 from harness.ops.mla_decode.params import MlaDecodeParams
 from harness.ops.mla_decode_plan.kernels.tiled import mla_decode_plan
@@ -30,7 +30,7 @@ from harness.ops.write_kv.kernels import by_slot as torch_write
 POISON = Poison("nan", frozenset({"workspace"}))
 
 
-def made(**changes: object) -> DecodeInputs:
+def made(**changes: object) -> MlaDecodeInputs:
     params = {
         "kv": "fp32",
         "seq_lens": (70, 0, 200),
@@ -42,7 +42,7 @@ def made(**changes: object) -> DecodeInputs:
 
 
 def call(
-    kernel: object, given: DecodeInputs, **changes: object
+    kernel: object, given: MlaDecodeInputs, **changes: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
     assert callable(kernel)
     arguments = {"scale": given.scale, "kv_scale": given.kv_scale, **changes}

@@ -13,7 +13,7 @@ from harness.core.catalog import FAULTS
 from harness.core.errors import IllegalAddress
 from harness.core.seams import inject
 from harness.ops.mla_decode import inputs as mla_decode_inputs
-from harness.ops.mla_decode.inputs import DecodeInputs
+from harness.ops.mla_decode.inputs import MlaDecodeInputs
 from harness.ops.mla_decode.kernels import tiled as torch_decode
 from harness.ops.mla_decode.kernels.tiled import count_arrivals, mla_decode, mla_decode_counted
 from harness.ops.mla_decode.params import MlaDecodeParams
@@ -23,7 +23,7 @@ from harness.ops.parts.split_plan import MAX_SPLITS, SplitPlan
 ITEMSIZE = {"fp32": 4, "bf16": 2, "fp8_e4m3": 1}
 
 
-def made(kv: str = "fp32", seq_lens: tuple[int, ...] = (70, 0, 640)) -> DecodeInputs:
+def made(kv: str = "fp32", seq_lens: tuple[int, ...] = (70, 0, 640)) -> MlaDecodeInputs:
     params = {
         "kv": kv,
         "seq_lens": seq_lens,
@@ -34,7 +34,7 @@ def made(kv: str = "fp32", seq_lens: tuple[int, ...] = (70, 0, 640)) -> DecodeIn
     return mla_decode_inputs.draw(MlaDecodeParams.model_validate(params), seed=1)
 
 
-def decoded(given: DecodeInputs, metadata: SplitPlan | None = None) -> torch.Tensor:
+def decoded(given: MlaDecodeInputs, metadata: SplitPlan | None = None) -> torch.Tensor:
     out, _ = mla_decode(
         given.q,
         given.kv_cache,
@@ -48,7 +48,7 @@ def decoded(given: DecodeInputs, metadata: SplitPlan | None = None) -> torch.Ten
 
 
 def counted(
-    given: DecodeInputs,
+    given: MlaDecodeInputs,
     workspace: torch.Tensor | None = None,
     metadata: SplitPlan | None = None,
 ) -> torch.Tensor:

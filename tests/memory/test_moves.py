@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from harness.memory.moves.checks import Landed
-from harness.memory.moves.owners import GROUPS, UNSENT_TOKEN, Owner, found_at, records, unsent
+from harness.memory.moves.owners import GROUPS, UNSENT_TOKEN, RecordOwner, found_at, records, unsent
 from harness.memory.moves.streams import Streams, orders_to_try
 from harness.memory.moves.transport import Piece, Transport
 
@@ -16,7 +16,7 @@ PLACE = ("cache", 3, 0, 64)
 def test_a_word_names_its_owner_wherever_it_lands():
     found = records(GROUPS.index("index"), 5, 2, 7, 40, 20)
     assert found.shape == (40, 20)
-    assert found_at(found[33], 9) == Owner(GROUPS.index("index"), 5, 2, 33, 7, 1)
+    assert found_at(found[33], 9) == RecordOwner(GROUPS.index("index"), 5, 2, 33, 7, 1)
     assert found_at(found[33], 17) is None, "the last word of a record of 20 bytes is cut"
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from harness.engine.model import checkpoint
 from harness.engine.model.transformer import CausalLM
-from harness.engine.schedule.config import ModelConfig
+from harness.engine.schedule.config import EngineModelConfig
 
 TOKENS = torch.arange(9).unsqueeze(0)
 
@@ -17,7 +17,7 @@ TOKENS = torch.arange(9).unsqueeze(0)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
 def test_a_saved_model_gives_the_same_logits(
-    moe_config: ModelConfig, tmp_path: Path, dtype: torch.dtype
+    moe_config: EngineModelConfig, tmp_path: Path, dtype: torch.dtype
 ) -> None:
     model = CausalLM(moe_config).reset_parameters(0).to(dtype)
     loaded = checkpoint.load(checkpoint.save(model, tmp_path / "new"), dtype)
@@ -27,7 +27,7 @@ def test_a_saved_model_gives_the_same_logits(
 
 @torch.no_grad()
 def test_a_dense_model_and_tied_embeddings_survive(
-    dense_config: ModelConfig, tmp_path: Path
+    dense_config: EngineModelConfig, tmp_path: Path
 ) -> None:
     config = dataclasses.replace(dense_config, tie_word_embeddings=True)
     model = CausalLM(config).reset_parameters(0)
@@ -49,14 +49,14 @@ def test_a_dense_model_and_tied_embeddings_survive(
     indirect=["moe_config"],
 )
 def test_tensors_carry_the_names_that_servers_read(
-    moe_config: ModelConfig, tmp_path: Path, name: str
+    moe_config: EngineModelConfig, tmp_path: Path, name: str
 ) -> None:
     checkpoint.save(CausalLM(moe_config).reset_parameters(0), tmp_path)
     assert name in load_file(tmp_path / "model.safetensors")
 
 
 def test_decay_parameters_stay_float32_in_a_bfloat16_model(
-    hybrid_config: ModelConfig, tmp_path: Path
+    hybrid_config: EngineModelConfig, tmp_path: Path
 ) -> None:
     checkpoint.save(CausalLM(hybrid_config).reset_parameters(0).bfloat16(), tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
@@ -67,7 +67,7 @@ def test_decay_parameters_stay_float32_in_a_bfloat16_model(
     )
 
 
-def test_a_missing_tensor_is_named(mla_config: ModelConfig, tmp_path: Path) -> None:
+def test_a_missing_tensor_is_named(mla_config: EngineModelConfig, tmp_path: Path) -> None:
     checkpoint.save(CausalLM(mla_config).reset_parameters(0), tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
     del stored["model.norm.weight"]
@@ -76,7 +76,7 @@ def test_a_missing_tensor_is_named(mla_config: ModelConfig, tmp_path: Path) -> N
         checkpoint.load(tmp_path, torch.float32)
 
 
-def test_a_tensor_without_a_place_is_refused(mla_config: ModelConfig, tmp_path: Path) -> None:
+def test_a_tensor_without_a_place_is_refused(mla_config: EngineModelConfig, tmp_path: Path) -> None:
     checkpoint.save(CausalLM(mla_config).reset_parameters(0), tmp_path)
     stored = load_file(tmp_path / "model.safetensors") | {"model.extra.weight": torch.zeros(1)}
     save_file(stored, tmp_path / "model.safetensors")

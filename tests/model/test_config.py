@@ -7,22 +7,22 @@ import sys
 
 import pytest
 
-from harness.engine.schedule.config import ModelConfig
+from harness.engine.schedule.config import EngineModelConfig
 
 
-def test_a_dense_config_survives_config_json(dense_config: ModelConfig) -> None:
-    assert ModelConfig.from_hf(json.loads(json.dumps(dense_config.to_hf()))) == dense_config
+def test_a_dense_config_survives_config_json(dense_config: EngineModelConfig) -> None:
+    assert EngineModelConfig.from_hf(json.loads(json.dumps(dense_config.to_hf()))) == dense_config
 
 
-def test_a_config_with_experts_survives_config_json(moe_config: ModelConfig) -> None:
-    assert ModelConfig.from_hf(json.loads(json.dumps(moe_config.to_hf()))) == moe_config
+def test_a_config_with_experts_survives_config_json(moe_config: EngineModelConfig) -> None:
+    assert EngineModelConfig.from_hf(json.loads(json.dumps(moe_config.to_hf()))) == moe_config
 
 
-def test_the_cache_row_is_the_latent_and_the_shared_key(mla_config: ModelConfig) -> None:
+def test_the_cache_row_is_the_latent_and_the_shared_key(mla_config: EngineModelConfig) -> None:
     assert mla_config.latent_dim == 20
 
 
-def test_kimi_linear_counts_its_layers_from_one(hybrid_config: ModelConfig) -> None:
+def test_kimi_linear_counts_its_layers_from_one(hybrid_config: EngineModelConfig) -> None:
     linear = hybrid_config.to_hf()["linear_attn_config"]
     assert (linear["kda_layers"], linear["full_attn_layers"]) == ([1], [2])
 
@@ -38,15 +38,15 @@ def test_kimi_linear_counts_its_layers_from_one(hybrid_config: ModelConfig) -> N
     ],
 )
 def test_contradicting_sizes_are_refused(
-    mla_config: ModelConfig, changes: dict, message: str
+    mla_config: EngineModelConfig, changes: dict, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(mla_config, **changes)
 
 
-def test_compressed_queries_are_refused(mla_config: ModelConfig) -> None:
+def test_compressed_queries_are_refused(mla_config: EngineModelConfig) -> None:
     with pytest.raises(ValueError, match="compressed queries"):
-        ModelConfig.from_hf(mla_config.to_hf() | {"q_lora_rank": 8})
+        EngineModelConfig.from_hf(mla_config.to_hf() | {"q_lora_rank": 8})
 
 
 def test_reading_a_config_needs_no_torch() -> None:

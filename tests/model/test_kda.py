@@ -6,11 +6,11 @@ import torch
 from harness.engine.model import kda
 from harness.engine.model.kda import KimiDeltaAttention
 from harness.engine.model.transformer import CausalLM
-from harness.engine.schedule.config import ModelConfig
+from harness.engine.schedule.config import EngineModelConfig
 
 
 def _layer(
-    config: ModelConfig, dtype: torch.dtype = torch.float64
+    config: EngineModelConfig, dtype: torch.dtype = torch.float64
 ) -> tuple[KimiDeltaAttention, torch.Tensor]:
     layer = CausalLM(config).to(dtype).reset_parameters(3).layers[0].self_attn
     assert isinstance(layer, KimiDeltaAttention)
@@ -26,7 +26,7 @@ def _states(layer: KimiDeltaAttention, dtype: torch.dtype) -> tuple[torch.Tensor
 @pytest.mark.parametrize("pieces", [(37,), (1,) * 37, (20, 1, 16), (2, 35)])
 @torch.no_grad()
 def test_steps_of_any_length_equal_the_dense_forward(
-    hybrid_config: ModelConfig, pieces: tuple[int, ...]
+    hybrid_config: EngineModelConfig, pieces: tuple[int, ...]
 ) -> None:
     layer, x = _layer(hybrid_config)
     states = _states(layer, torch.float64)
@@ -35,7 +35,7 @@ def test_steps_of_any_length_equal_the_dense_forward(
 
 
 @torch.no_grad()
-def test_a_batch_of_steps_equals_steps_one_by_one(hybrid_config: ModelConfig) -> None:
+def test_a_batch_of_steps_equals_steps_one_by_one(hybrid_config: EngineModelConfig) -> None:
     layer, x = _layer(hybrid_config)
     alone = [_states(layer, torch.float64) for _ in range(2)]
     conv, ssm = (torch.stack(parts) for parts in zip(*alone, strict=True))
@@ -47,7 +47,7 @@ def test_a_batch_of_steps_equals_steps_one_by_one(hybrid_config: ModelConfig) ->
 
 
 @torch.no_grad()
-def test_a_bfloat16_step_keeps_a_float32_state(hybrid_config: ModelConfig) -> None:
+def test_a_bfloat16_step_keeps_a_float32_state(hybrid_config: EngineModelConfig) -> None:
     layer, x = _layer(hybrid_config, torch.bfloat16)
     shapes = layer.state_shapes()
     conv, ssm = torch.zeros(shapes["conv"], dtype=torch.bfloat16), torch.zeros(shapes["ssm"])

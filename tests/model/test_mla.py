@@ -5,10 +5,10 @@ import torch
 from harness.engine.model.layers import rotate
 from harness.engine.model.mla import MLAAttention
 from harness.engine.model.transformer import CausalLM
-from harness.engine.schedule.config import ModelConfig
+from harness.engine.schedule.config import EngineModelConfig
 
 
-def _layer(config: ModelConfig) -> tuple[MLAAttention, torch.Tensor, torch.Tensor]:
+def _layer(config: EngineModelConfig) -> tuple[MLAAttention, torch.Tensor, torch.Tensor]:
     layer = CausalLM(config).double().reset_parameters(1).mla_layers()[0]
     x = torch.randn(
         7, config.hidden_size, dtype=torch.float64, generator=torch.Generator().manual_seed(2)
@@ -16,7 +16,9 @@ def _layer(config: ModelConfig) -> tuple[MLAAttention, torch.Tensor, torch.Tenso
     return layer, x, torch.arange(7)
 
 
-def test_projections_have_the_shapes_of_the_cache_and_the_heads(dense_config: ModelConfig) -> None:
+def test_projections_have_the_shapes_of_the_cache_and_the_heads(
+    dense_config: EngineModelConfig,
+) -> None:
     layer, x, positions = _layer(dense_config)
     q_nope, q_pe = layer.project_q(x, positions)
     kv_c, k_pe = layer.project_kv(x, positions)
@@ -27,7 +29,7 @@ def test_projections_have_the_shapes_of_the_cache_and_the_heads(dense_config: Mo
     assert layer.project_out(v).shape == x.shape
 
 
-def test_absorbed_attention_equals_expanded_attention(dense_config: ModelConfig) -> None:
+def test_absorbed_attention_equals_expanded_attention(dense_config: EngineModelConfig) -> None:
     layer, x, positions = _layer(dense_config)
     q_nope, q_pe = layer.project_q(x, positions)
     kv_c, k_pe = layer.project_kv(x, positions)
@@ -60,7 +62,7 @@ def test_rope_turns_neighbouring_numbers_as_pairs() -> None:
 
 
 def test_a_cache_transform_reaches_dense_attention_and_not_the_projections(
-    mla_config: ModelConfig,
+    mla_config: EngineModelConfig,
 ) -> None:
     layer, x, positions = _layer(mla_config)
     plain = layer(x.unsqueeze(0), positions)

@@ -20,7 +20,7 @@ from harness.engine.model.kda import KimiDeltaAttention, recurrent
 from harness.engine.model.layers import MLP, MoE, RMSNorm
 from harness.engine.model.mla import MLAAttention
 from harness.engine.model.transformer import CausalLM, DecoderLayer
-from harness.engine.schedule.config import ModelConfig
+from harness.engine.schedule.config import EngineModelConfig
 from harness.engine.schedule.sequence import Sequence
 from harness.judge.dense_reference import DenseReference
 
@@ -32,15 +32,15 @@ FORMULA_BOUND = 1e-10
 LENGTH = 23
 
 
-def canary(name: str, **changes: object) -> ModelConfig:
+def canary(name: str, **changes: object) -> EngineModelConfig:
     """The shapes of a canary. transformers has 1e-6 in the norm of the latent, whatever the config
     says.
     """
     sizes = vars(load_config(FIXTURES / f"canary-{name}"))
-    return ModelConfig(**(sizes | {"rms_norm_eps": 1e-6} | changes))
+    return EngineModelConfig(**(sizes | {"rms_norm_eps": 1e-6} | changes))
 
 
-def reset(config: ModelConfig, seed: int = 3) -> CausalLM:
+def reset(config: EngineModelConfig, seed: int = 3) -> CausalLM:
     model = CausalLM(config).double().reset_parameters(seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -53,7 +53,7 @@ def reset(config: ModelConfig, seed: int = 3) -> CausalLM:
     return model.eval().requires_grad_(False)
 
 
-def prompt(config: ModelConfig) -> Tensor:
+def prompt(config: EngineModelConfig) -> Tensor:
     return torch.randint(config.vocab_size, (1, LENGTH), generator=torch.Generator().manual_seed(5))
 
 

@@ -12,7 +12,7 @@ from harness.core.records import Blame, CaseResult, FaultResult, Verdict
 from harness.report.markdown import MAX_LISTED
 from harness.report.markdown import render as render_view
 from harness.report.run_view import RunView
-from harness.store.history.compare import Comparison, compare
+from harness.store.history.compare import RunComparison, compare
 from harness.store.history.entry import entry_of
 from harness.store.run_folder import RunStore
 from harness.store.source import Source
@@ -47,7 +47,7 @@ def store_of(
     return store
 
 
-def render(store: RunStore, comparison: Comparison | None = None) -> str:
+def render(store: RunStore, comparison: RunComparison | None = None) -> str:
     return render_view(RunView(store), comparison)
 
 

@@ -7,8 +7,8 @@ from typing import cast
 import pytest
 
 from harness.core.cases import Case
-from harness.run.planning import Planner, Wanted
-from harness.run.pool import Pool
+from harness.run.planning import JobPlanner, Wanted
+from harness.run.pool import JobPool
 
 
 def seconds(kernel: str) -> float:
@@ -20,7 +20,9 @@ def seconds(kernel: str) -> float:
         params={"kernel": kernel},
         tags=("gpu",),
     )
-    return Planner(Wanted(timeout_seconds=20.0), cast("Pool", None)).job_of(case).timeout_seconds
+    return (
+        JobPlanner(Wanted(timeout_seconds=20.0), cast("JobPool", None)).job_of(case).timeout_seconds
+    )
 
 
 def test_a_kernel_that_compiles_at_its_first_call_gets_the_time_for_it() -> None:
@@ -38,4 +40,4 @@ def test_a_case_that_serves_an_engine_leaves_the_gpu_to_the_process_that_it_star
 ) -> None:
     """A worker with a job on CUDA locks its GPU, so such cases would run one after another."""
     case = Case(id="a", scenario="a", system="vllm", params={})
-    assert Planner(Wanted(device=device), cast("Pool", None)).job_of(case).device == "cpu"
+    assert JobPlanner(Wanted(device=device), cast("JobPool", None)).job_of(case).device == "cpu"

@@ -12,9 +12,9 @@ from harness.core.cases import Case
 from harness.core.catalog import KERNELS
 from harness.core.errors import InputError
 from harness.core.kernels import KernelSpec
-from harness.run.planning import Planner, Wanted, register_plugins
+from harness.run.planning import JobPlanner, Wanted, register_plugins
 from harness.run.plugin_files import CHEAP_SECONDS, PluginFiles
-from harness.run.pool import Pool
+from harness.run.pool import JobPool
 
 KERNELS_OF = {
     "/k/mine.py": ["mla_decode/mine", "merge_attn_states/mine"],
@@ -24,7 +24,7 @@ KERNELS_OF = {
 }
 
 
-class Describing(Pool):
+class Describing(JobPool):
     """A pool that knows what the kernels of files declare, and counts who asks."""
 
     num_workers = 1
@@ -60,9 +60,9 @@ class Describing(Pool):
     def _run(self, waiting: Any, on_start: Any) -> Any: ...
 
 
-def planner(pool: Describing, files: Iterable[str] = KERNELS_OF, device: str = "cpu") -> Planner:
+def planner(pool: Describing, files: Iterable[str] = KERNELS_OF, device: str = "cpu") -> JobPlanner:
     wanted = Wanted(plugins=tuple(map(Path, files)), device=device)
-    made = Planner(wanted, cast(Pool, pool))
+    made = JobPlanner(wanted, cast(JobPool, pool))
     register_plugins(wanted, pool, made._plugins)
     return made
 

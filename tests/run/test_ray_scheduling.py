@@ -14,7 +14,7 @@ from harness.core.cases import Case, Job
 from harness.core.records import CaseResult, Verdict
 from harness.run import ray_pool
 from harness.run.environment import Environment, Gpu
-from harness.run.ray_cluster import ActorLost, Slot
+from harness.run.ray_cluster import ActorLost, RaySlot
 from harness.run.ray_pool import RayPool
 from harness.run.runner import WorkerError
 
@@ -41,7 +41,7 @@ class Actor:
     reason.
     """
 
-    def __init__(self, slot: Slot, answers: dict[str, Any], lost: set[str]) -> None:
+    def __init__(self, slot: RaySlot, answers: dict[str, Any], lost: set[str]) -> None:
         self._slot, self._lost = slot, lost
         self.start = Method(slot.node, lambda: self._answer(answers))
         self.run = Method(slot.node, self._run)
@@ -69,14 +69,14 @@ class MadeUp:
     address = "made-up"
 
     def __init__(
-        self, slots: list[Slot], answers: dict[str, dict[str, Any]], lost: set[str]
+        self, slots: list[RaySlot], answers: dict[str, dict[str, Any]], lost: set[str]
     ) -> None:
         self._slots, self._answers, self._lost = slots, answers, lost
-        self.spawned: list[Slot] = []
+        self.spawned: list[RaySlot] = []
         self.held: set[str] = set()
         """Nodes with slots that other programs hold, so that nothing starts there."""
 
-    def slots(self) -> list[Slot]:
+    def slots(self) -> list[RaySlot]:
         return self._slots
 
     def describe(self) -> str:
@@ -85,7 +85,7 @@ class MadeUp:
     def put(self, value: bytes) -> bytes:
         return value
 
-    def spawn(self, slot: Slot, *arguments: Any) -> Actor:
+    def spawn(self, slot: RaySlot, *arguments: Any) -> Actor:
         self.spawned.append(slot)
         return Actor(slot, self._answers[slot.node], self._lost)
 
@@ -103,12 +103,12 @@ def ready(torch: str = "2.13.0", gpus: tuple[Gpu, ...] = ()) -> dict[str, Any]:
     return {"ready": Environment(python="3.11", torch=torch, gpus=gpus).model_dump(mode="json")}
 
 
-def slot(node: str, *, gpu: bool = False, number: int = 0) -> Slot:
-    return Slot(node, f"name of {node}", gpu, number)
+def slot(node: str, *, gpu: bool = False, number: int = 0) -> RaySlot:
+    return RaySlot(node, f"name of {node}", gpu, number)
 
 
 def pool_on(
-    slots: list[Slot],
+    slots: list[RaySlot],
     answers: dict[str, dict[str, Any]],
     lost: set[str] | None = None,
     limit: int | None = None,

@@ -12,7 +12,7 @@ from harness.core.findings import Finding
 from harness.core.records import Blame, CaseResult, Verdict
 from harness.diagnose.run_jobs import judge_fault
 from harness.run.environment import Environment
-from harness.run.planning import Planner, Wanted
+from harness.run.planning import JobPlanner, Wanted
 from harness.scenario.load import load_scenarios
 from harness.scenario.schema import FaultUse
 from harness.scenario.selection import select
@@ -29,7 +29,7 @@ class NoGpu:
 
 
 def controls(*selectors: str, **options: object) -> list[str]:
-    planner = Planner(Wanted(selectors=selectors, **options), NoGpu())  # type: ignore[arg-type]
+    planner = JobPlanner(Wanted(selectors=selectors, **options), NoGpu())  # type: ignore[arg-type]
     return [job.key for _, job in planner.faults_in(planner.jobs())]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from harness.accuracy.script import Pool
+from harness.accuracy.script import PagePool
 from harness.accuracy.script_server import ScriptServer
 
 TEXT = """# HELP sglang:prompt_tokens_total Number of prefill tokens processed.
@@ -28,7 +28,7 @@ def test_counters_of_sglang_have_the_names_of_vllm(monkeypatch: pytest.MonkeyPat
         httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200, text=TEXT))),
     )
     found = server.metrics()
-    assert found.cache == Pool(64, 28)
+    assert found.cache == PagePool(64, 28)
     assert found - type(found)() == {
         "prefix_cache_hits": 32,
         "prefix_cache_queries": 90,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from harness.accuracy.script import Pool, Script, Step, length_of, requests_of
+from harness.accuracy.script import PagePool, Script, Step, length_of, requests_of
 from harness.accuracy.script_check import Judged, ScriptCheck, check_script
 from harness.core.errors import InputError
 from harness.run.scripts import load_script, script_names
@@ -267,7 +267,7 @@ def test_a_wrong_script_is_refused_with_its_place(tmp_path: Path, steps: str, sa
 
 def test_prompts_share_tokens_by_name_and_have_exact_lengths() -> None:
     script = Script(name="s", summary="", steps=(Step(ask=("a:2p b:3", "a:2p+1", "c:1p b:3")),))
-    first, second, third = requests_of(script, script.steps[0], Pool(16, 8))
+    first, second, third = requests_of(script, script.steps[0], PagePool(16, 8))
     assert [len(request.prompt) for request in (first, second, third)] == [35, 33, 19]
     assert (
         first.prompt[:32] == second.prompt[:32]
@@ -278,12 +278,12 @@ def test_prompts_share_tokens_by_name_and_have_exact_lengths() -> None:
 
 def test_a_pool_that_is_too_large_to_fill_is_named() -> None:
     script = Script(name="s", summary="", steps=(Step(ask=("a#:1p",), fill=1.0),))
-    assert len(requests_of(script, script.steps[0], Pool(16, 512))) == 512
+    assert len(requests_of(script, script.steps[0], PagePool(16, 512))) == 512
     with pytest.raises(
         ValueError,
         match="pool of 5000 pages is too large to fill; start the server with at most 512",
     ):
-        requests_of(script, script.steps[0], Pool(16, 5000))
+        requests_of(script, script.steps[0], PagePool(16, 5000))
 
 
 def test_the_page_lists_all_scripts_and_its_own_one_is_valid(

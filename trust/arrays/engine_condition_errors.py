@@ -19,7 +19,7 @@ from harness.core.conditions.engine import LAYERS, SPACE, STATE, Step
 from harness.core.conditions.model import Combination
 from harness.engine.attention import PagedKDA, PagedMLA
 from harness.engine.batch import Batch, logit_rows
-from harness.engine.engine import Engine
+from harness.engine.engine import ReferenceEngine
 from harness.engine.experts import RoutedExperts
 from harness.engine.memory import PagedMemory
 from harness.engine.runner import ModelRunner
@@ -107,7 +107,7 @@ def inject(combination: Combination, kind: str) -> None:
 
     ModelRunner._run_eagerly, ModelRunner._replay = run_eagerly, replay  # type: ignore[method-assign]
     if kind == "a wrong draft taken":
-        Engine._advance = _advance(wrong, Engine._advance)  # type: ignore[method-assign]
+        ReferenceEngine._advance = _advance(wrong, ReferenceEngine._advance)  # type: ignore[method-assign]
 
 
 def _step(wrong: Wrong, runner: ModelRunner, batch: Batch, run: Callable[[], Tensor]) -> Tensor:
@@ -313,7 +313,7 @@ def _with_slots(batch: Batch, rows: Tensor, change: Callable[[Tensor], Tensor]) 
 def _advance(wrong: Wrong, advance: Callable[..., list[int]]) -> Callable[..., list[int]]:
     """One draft more is taken than was right."""
 
-    def wrapped(self: Engine, item: ScheduledSequence, tokens: list[int]) -> list[int]:
+    def wrapped(self: ReferenceEngine, item: ScheduledSequence, tokens: list[int]) -> list[int]:
         drafts = item.sequence.drafts
         if id(item.sequence) in wrong.drafting and drafts:
             right = len(confirmed(drafts, tokens)) - 1

@@ -26,7 +26,7 @@ from harness.core.conditions.table import key_of
 from harness.core.engine_params import EngineParams
 from harness.engine import batch as batches
 from harness.engine.capture import reachable_sizes
-from harness.engine.engine import Engine
+from harness.engine.engine import ReferenceEngine
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.config import PAGE_SIZE, num_pages
 from harness.engine.schedule.scheduler import Scheduler
@@ -127,7 +127,7 @@ def _scheduled(text: str) -> tuple[tuple[str, ...], float]:
     target = _target(EngineParams.model_validate_json(text))
     params, config = target._params, target._config
     probe = _Schedule(params)
-    engine = object.__new__(Engine)
+    engine = object.__new__(ReferenceEngine)
     engine.params, engine.probe, engine.adapters = params, probe, [0]
     engine.num_reloads = engine.num_requests = 0
     engine.max_model_len = max(length(request) for request in params.requests)

@@ -21,8 +21,8 @@ from harness.report.progress import Waiting
 from harness.report.wording import one_line, printable
 from harness.run.child import ONE_THREAD, Child
 from harness.run.environment import num_usable_cores
-from harness.run.planning import Planner, Wanted
-from harness.run.pool import Pool
+from harness.run.planning import JobPlanner, Wanted
+from harness.run.pool import JobPool
 from harness.scenario.selection import select
 from harness.store.run_folder import RunStore
 from harness.store.summary import summarise
@@ -82,7 +82,7 @@ def mutants(context: typer.Context, given: MutantOptions) -> None:
 
 
 def planned_trials(
-    wanted: Wanted, pool: Pool, count: int, *, out: Path, workers: int | None, conditions: bool
+    wanted: Wanted, pool: JobPool, count: int, *, out: Path, workers: int | None, conditions: bool
 ) -> RunStore:
     """A new run of `count` mutants drawn from the seed on the selected cases.
 
@@ -92,7 +92,7 @@ def planned_trials(
     changes.
     """
     wanted = replace(wanted, device="cpu")
-    planner = Planner(wanted, pool)
+    planner = JobPlanner(wanted, pool)
     cases = select(planner.scenarios(), wanted.selectors, tags=wanted.tags, seed=0)
     jobs = [
         job

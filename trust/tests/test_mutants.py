@@ -23,7 +23,7 @@ import yaml
 from harness.core.cases import Job
 from harness.core.errors import HarnessError
 from harness.run.in_process import InProcessPool
-from harness.run.planning import Planner, Wanted
+from harness.run.planning import JobPlanner, Wanted
 from harness.scenario.selection import select
 from tests.waiting import wait_until, wait_until_gone
 from trust.mutants import operators, trials
@@ -134,7 +134,7 @@ def test_a_seed_draws_the_same_mutants_again_and_another_seed_others() -> None:
 
 
 def jobs_of(*selectors: str) -> list[Job]:
-    planner = Planner(Wanted(device="cpu"), InProcessPool())
+    planner = JobPlanner(Wanted(device="cpu"), InProcessPool())
     return planner.jobs_of(select(planner.scenarios(), selectors, seed=0))
 
 

@@ -118,7 +118,8 @@ class Step:
 
 def read(step: Step) -> Iterator[Point]:
     """A point for each request and each kind of layer."""
-    count, requests = len(step.requests), step.requests
+    count = len(step.requests)
+    requests = step.requests
     num_decodes = sum(request.is_decode for request in requests)
     call: Point = {
         "mix": "decodes" if num_decodes == count else "both" if num_decodes else "prompts",

@@ -171,7 +171,8 @@ class Space:
         """Pair of numbers of classes -> the bits of later classes that make an allowed triple with
         it.
         """
-        labels, number = self.labels, self.number
+        labels = self.labels
+        number = self.number
         every = (1 << len(labels)) - 1
         of_dimension = {
             d.name: sum(1 << number[d.name, label] for label in d.classes) for d in self.dimensions
@@ -219,7 +220,8 @@ class Space:
         found: dict[tuple[int, int], int] = {}
         for a in range(len(labels)):
             for b in bits(goes[a] >> (a + 1) << (a + 1)):
-                both, own = goes[a] & goes[b] & ~closed.get((a, b), 0), 1 << a | 1 << b
+                both = goes[a] & goes[b] & ~closed.get((a, b), 0)
+                own = 1 << a | 1 << b
                 if all((both | own) & one for one in required):
                     later = both >> (b + 1) << (b + 1) & ~of_dimension[labels[b][0]]
                     found[a, b] = with_room(later, both, own)
@@ -266,7 +268,9 @@ class Shown:
 
     def gain(self, points: Iterable[str]) -> tuple[int, int]:
         """How many allowed pairs and triples these points would add."""
-        allowed, pairs, triples = self.space.allowed, 0, 0
+        allowed = self.space.allowed
+        pairs = 0
+        triples = 0
         for pair, mask in _parts(self.space, set(points) - self.points):
             if pair in allowed:
                 pairs += pair not in self.with_pair

@@ -18,7 +18,8 @@ TILE = 16
 FAR = 2**31
 """The first offset in elements that does not fit a signed number of 32 bits."""
 TYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float8_e4m3fn": "fp8_e4m3"}
-LARGE_ROW, TINY_ROW = 2.0**9, 2.0**-4
+LARGE_ROW = 2.0**9
+TINY_ROW = 2.0**-4
 """The largest element of a row from which it is large, and up to which it is tiny."""
 
 
@@ -29,7 +30,8 @@ def place_of(b: int, count: int) -> str:
 
 def around(b: int, live: Sequence[Any]) -> str:
     """Which neighbours of unit b are not live: 0 or False."""
-    before, after = b > 0 and not live[b - 1], b + 1 < len(live) and not live[b + 1]
+    before = b > 0 and not live[b - 1]
+    after = b + 1 < len(live) and not live[b + 1]
     return (
         "empty both"
         if before and after

@@ -18,10 +18,8 @@ Given = Mapping[str, Any]
 def space_of(op: str, row: Given, reader: Callable[..., Iterable[Point]]) -> Space:
     """The space of a row. `reader` reads the points of a call."""
     dimensions = {name: _dimension(name, **given) for name, given in row["dimensions"].items()}
-    units, rules = (
-        row.get("units", ""),
-        [(why, given) for why, several in row["never"].items() for given in several],
-    )
+    units = row.get("units", "")
+    rules = [(why, given) for why, several in row["never"].items() for given in several]
     if units:
         rules = [*_of_places(units, row), *rules]
     return Space(
@@ -79,7 +77,8 @@ def _of_places(units: str, row: Given) -> Iterator[tuple[str, Given]]:
     if previous := row.get("previous"):
         first = [{units: 1}, {"place": ["only", "first"]}]
         yield "nothing is before it", {"either": first, "each": dict.fromkeys(previous, "any")}
-    before, behind = ["empty before", "empty both"], ["empty after", "empty both"]
+    before = ["empty before", "empty both"]
+    behind = ["empty after", "empty both"]
     if "around" in row["dimensions"]:
         yield "nothing is before it", {"place": ["only", "first"], "around": before}
         yield "nothing is behind it", {"place": ["only", "last"], "around": behind}

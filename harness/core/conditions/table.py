@@ -60,7 +60,8 @@ def space_for(spec: KernelSpec) -> Space:
 
     A kernel that declares no sizes is taken to accept all.
     """
-    space, model = SPACES[spec.op], KERNEL_PARAMS[spec.op]
+    space = SPACES[spec.op]
+    model = KERNEL_PARAMS[spec.op]
     refused: dict[tuple[str, str], str] = {}
     # An example has the default cache type and sizes, unless it says others. A kernel that lacks
     # them gets its own.
@@ -68,7 +69,8 @@ def space_for(spec: KernelSpec) -> Space:
     given: dict[str, Any] = (
         {"kv": spec.kv[0]} if field and spec.kv and field.default not in spec.kv else {}
     )
-    shapes, sizes = spec.shapes or ANY, sizes_of(spec.op, model())
+    shapes = spec.shapes or ANY
+    sizes = sizes_of(spec.op, model())
     given |= {
         size: getattr(shapes, size)[0]
         for size, value in sizes.items()
@@ -81,7 +83,8 @@ def space_for(spec: KernelSpec) -> Space:
         declared = getattr(shapes, dimension.param, ())
         always = [word for word in dimension.words.values() if word in spec.takes]
         for label in dimension.classes:
-            word, numbers = dimension.words.get(label), dimension.numbers.get(label, ())
+            word = dimension.words.get(label)
+            numbers = dimension.numbers.get(label, ())
             examples = [
                 *dimension.shown_by(label),
                 *({dimension.param: n} for n in declared if n in numbers),

@@ -141,7 +141,8 @@ def without_dead_code(text: str) -> str:
     """
     while True:
         tree = ast.parse(text)
-        body, lines = tree.body, text.splitlines()
+        body = tree.body
+        lines = text.splitlines()
         given = {
             keyword.arg
             for call in ast.walk(tree)
@@ -351,7 +352,8 @@ def _cut(lines: dict[int, str], docstring: ast.stmt) -> None:
 
 def _signature(node: ast.FunctionDef) -> str:
     """`def name(arguments):` on one line, or on three if it is too long."""
-    indent, arguments = " " * node.col_offset, ast.unparse(node.args)
+    indent = " " * node.col_offset
+    arguments = ast.unparse(node.args)
     line = f"{indent}def {node.name}({arguments}):"
     if len(line) <= WIDTH:
         return line

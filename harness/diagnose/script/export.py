@@ -118,10 +118,15 @@ def first_that_shows(
             )
         except HarnessError as error:
             problems.append(error)
-    how: dict[str, Any] = {"may_crash": result.verdict is Verdict.CRASH, "is_pytest": is_pytest}
-    how["seconds"] = limit = max(seconds, job.case.params.own_timeout or SECONDS)
+    limit = max(seconds, job.case.params.own_timeout or SECONDS)
+    may_crash = result.verdict is Verdict.CRASH
     with ThreadPoolExecutor(max(1, len(scripts))) as threads:
-        checks = threads.map(lambda script: check(script[0], **how), scripts)
+        checks = threads.map(
+            lambda script: check(
+                script[0], may_crash=may_crash, is_pytest=is_pytest, seconds=limit
+            ),
+            scripts,
+        )
         for (text, case), done in zip(scripts, checks, strict=True):
             if done.holds:
                 return Exported(text, case, done)
@@ -168,7 +173,7 @@ def _story(job: Job, case: Case, finding: Finding, environment: Environment, ste
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ExportOutcome:
     """The end of one run of a script: its exit status (negative: a signal) and its last line."""
 
     status: int
@@ -198,8 +203,8 @@ class Outcome:
 class Check:
     """The runs of a script with its bug and without."""
 
-    with_bug: Outcome
-    without_bug: Outcome
+    with_bug: ExportOutcome
+    without_bug: ExportOutcome
     may_crash: bool = False
 
     @property
@@ -240,7 +245,7 @@ def check(
     """
     with tempfile.TemporaryDirectory(prefix="mla-harness-script-") as folder:
 
-        def ran(label: str, content: str) -> Outcome:
+        def ran(label: str, content: str) -> ExportOutcome:
             path = Path(folder) / label / f"test_{label}_bug.py"
             path.parent.mkdir()
             write_atomic(path, content)
@@ -253,7 +258,7 @@ def check(
 
 def run(
     path: Path, *, is_pytest: bool = False, python: str | None = None, seconds: float = SECONDS
-) -> Outcome:
+) -> ExportOutcome:
     """Run one script in its own folder, for at most `seconds`.
 
     PYTHONPATH holds; this project cannot be imported.
@@ -276,12 +281,14 @@ def run(
             words, cwd=path.parent, env=environ, timeout=seconds, check=False, **_STREAMS
         )
     except subprocess.TimeoutExpired:
-        return Outcome(-1, "", seconds_ran_out=True)
+        return ExportOutcome(-1, "", seconds_ran_out=True)
     except OSError as error:
         raise HarnessError(f"{words[0]}: cannot be run: {error}") from error
     if is_pytest and done.returncode not in (0, 1):
-        return Outcome(done.returncode, f"SyntaxError or nothing collected: {_last(done.stdout)}")
-    return Outcome(done.returncode, _last_error(done.stdout if is_pytest else done.stderr))
+        return ExportOutcome(
+            done.returncode, f"SyntaxError or nothing collected: {_last(done.stdout)}"
+        )
+    return ExportOutcome(done.returncode, _last_error(done.stdout if is_pytest else done.stderr))
 
 
 def _last_error(text: str) -> str:

@@ -89,7 +89,8 @@ def render(export: Export) -> str:
     template = _templates(recipe).get_template(f"{scene.template}.py.j2")
     context = _context(export, recipe, scene)
     text = tidy(without_dead_code(tidy(template.render(context))))
-    num_lines, width = text.count("\n"), max(map(len, text.splitlines()))
+    num_lines = text.count("\n")
+    width = max(map(len, text.splitlines()))
     most = MAX_LINES + (
         context["inlined"].code.count("\n") if context["spec"].origin != "built in" else 0
     )
@@ -156,13 +157,15 @@ def _context(export: Export, recipe: Recipe | None, scene: Scene) -> dict[str, A
 
     They print text only through a filter of :mod:`harness.diagnose.script.code`.
     """
-    case, numbers = export.case, scene.numbers(export.case)
+    case = export.case
+    numbers = scene.numbers(export.case)
     spec = _kernel_of(case, scene)
     code = _code_under_test(export, recipe, spec)
     is_kernel = recipe is None
     pattern = next((p for p in case.poison.patterns if p in _POISONS), "nan")
     words, filled, integer = _POISONS[pattern]
-    kv, q_dtype = numbers.get("kv", "fp32"), numbers.get("q_dtype", "float32")
+    kv = numbers.get("kv", "fp32")
+    q_dtype = numbers.get("q_dtype", "float32")
     keeps = spec.needs_finite_tail and not case.poison.ignore_contracts
     keeps_finite = keeps and pattern in ("nan", "inf") and bool(case.op)
     sites = set(case.poison.sites) - ({"kv.tail"} if keeps and not case.op else set())

@@ -14,8 +14,8 @@ from harness.engine.schedule.sequence import ScheduledSequence
 
 
 def zero_lse(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Let a rank without keys add an lse [H, T] of 0, as zeroed memory holds it
-    (vllm-project/vllm#38416).
+    """Let a rank without keys, of out [T, H, V], add an lse [H, T] float32 of 0, as zeroed memory
+    holds it (vllm-project/vllm#38416).
     """
     return torch.zeros_like(out), torch.zeros_like(lse)
 
@@ -35,8 +35,10 @@ def without_last_key(span: range, num_ranks: int) -> range:
 def latents_from_the_front(
     q: Tensor, kv_c: Tensor, k_pe: Tensor, first: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Take the first latents [T, R] of the batch for prompts: they belong to decodes
+    """Take the first latents of the batch for prompts: they belong to decodes
     (vllm-project/vllm#14253).
+
+    q [T, H, nope + E], kv_c [T, R] and k_pe [T, E] float32.
     """
     count = len(q) - first
     return q[first:], kv_c[:count], k_pe[:count]
@@ -67,30 +69,38 @@ def rebind_plan(plans: dict[int, Any], size: int, fresh: Any) -> None:
 
 
 def packed_pages(kv_cache: Tensor) -> Tensor:
-    """Page n [P, D] begins n * P * D elements behind page 0, whatever the stride of pages (PR
-    45111).
+    """Page n of kv_cache [N, P, D] begins n * P * D elements behind page 0, whatever the stride of
+    pages (vllm-project/vllm#45111).
+
+    The cache is float32, bfloat16 or float8_e4m3fn.
     """
     return kv_cache.as_strided(kv_cache.shape, (kv_cache[0].numel(), *kv_cache.stride()[1:]))
 
 
 def clipped_rows(state_blocks: Tensor, num_blocks: int) -> Tensor:
-    """Assume states for half the pool and clip larger ids [B] to the last one, so requests share a
+    """Assume states for half the pool and clip larger ids to the last one, so requests share a
     state.
+
+    state_blocks [B] int32 or int64 -> [B] int64.
     """
     return state_blocks.to(torch.int64).clamp(0, num_blocks // 2 - 1)
 
 
 def slots_from_the_end(slot_mapping: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
-    """Index [T] as Python does: slot -1 of a padded token is the last slot of the last block (PR
-    43869).
+    """Index as Python does: slot -1 of a padded token is the last slot of the last block
+    (vllm-project/vllm#43869).
+
+    slot_mapping [T] int64 -> tokens [T] and slots [T] int64.
     """
     tokens = torch.arange(slot_mapping.shape[0], device=slot_mapping.device)
     return tokens, slot_mapping.to(torch.int64) % num_slots
 
 
 def store_whole_tiles(selected: Tensor, tiles: Tensor, num_decode_tokens: int) -> None:
-    """Store the rows [T, K] of padding of the last tile too, over the first rows of prompts (PR
-    32175).
+    """Store the rows of padding of the last tile too, over the first rows of prompts
+    (vllm-project/vllm#32175).
+
+    selected [T, K] and tiles [padded, K] are int32.
     """
     rows = min(len(selected), len(tiles))
     selected[:rows] = tiles[:rows]

@@ -15,15 +15,17 @@ from harness.memory.graph.launch import ACTIVE, launch
 
 
 def rebind_absorbed(attention: MLAAttention, fresh: Tensor) -> None:
-    """Keep the new tensor [H, nope + V, R] (vllm-project/vllm#48251)."""
+    """Keep the new tensor fresh [H, nope + V, R] float32 (vllm-project/vllm#48251)."""
     attention.absorbed = fresh
 
 
 def experts_in_new_tensors(
     ranks: list[list[Tensor]], fresh: list[list[Tensor]], *, in_place: bool
 ) -> None:
-    """Put the experts [X, ...] of each rank into new tensors in every reload
+    """Put the experts of each rank, `fresh` [X, ...] float32, into new tensors in every reload
     (vllm-project/vllm#40390).
+
+    `ranks` [X + 1, ...] are those that graphs hold.
     """
     for held, loaded in zip(ranks, fresh, strict=True):
         held[:] = [
@@ -39,19 +41,24 @@ def zero_scales(layout: CacheLayout, kv_scale: float | None, window_scale: float
 
 
 def rebind_places(experts: RoutedExperts, places: Tensor) -> None:
-    """Keep the new map [X] int32 (sgl-project/sglang#4957)."""
+    """Keep the new map `places` [X] int32 (sgl-project/sglang#4957)."""
     experts.place_of = places
 
 
 def places_if_eager(ids: Tensor, place_of: Tensor) -> Tensor:
-    """Look up no places of ids [T, k] in a capture (sgl-project/sglang#18213)."""
+    """Look up no places of ids [T, k] int32 by place_of [X] int32 in a capture
+    (sgl-project/sglang#18213).
+    """
     placed: Tensor = ids if ACTIVE.get() is not None else launch(look_up_places, ids, place_of)
     return placed
 
 
 def no_pair(adapters: Adapters, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """Add nothing: zeros [T, K, R] and [T, H, nope + V, K] (vllm-project/vllm#48974)."""
-    a, b = adapters.a[slots], adapters.b[slots]
+    """Add nothing for the adapters slots [T] int64: zeros [T, K, R] and [T, H, nope + V, K] float32
+    (vllm-project/vllm#48974).
+    """
+    a = adapters.a[slots]
+    b = adapters.b[slots]
     return torch.zeros_like(a), torch.zeros_like(b)
 
 

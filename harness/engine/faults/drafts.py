@@ -15,8 +15,8 @@ from harness.engine.schedule.sequence import ScheduledSequence
 
 
 def slots_of_last_step(batch: Batch, attention: DraftMLA) -> Tensor:
-    """Look up the slots [T] of a dummy step in rows that still belong to the last step (PR
-    56734).
+    """Look up the slots [T] of a dummy step in rows that still belong to the last step
+    (vllm-project/vllm#56734).
     """
     held = vars(attention)
     if bool((batch.stored_slots >= 0).any()):
@@ -33,27 +33,32 @@ def last_layer(num_layers: int) -> int:
 
 
 def twice(out: Tensor) -> Tensor:
-    """Add up the outputs [T, H] of two ranks once more (ROCm/ATOM#1764)."""
+    """Add up the outputs out [T, H] float32 of two ranks once more (ROCm/ATOM#1764)."""
     return out + out
 
 
 def placeholder_as_token(known: Tensor, guessed: Tensor) -> Tensor:
-    """Feed the placeholders among the tokens [T], clamped to token 0 (vllm-project/vllm#46899)."""
+    """Feed the placeholders among the tokens known [T] int64, clamped to token 0
+    (vllm-project/vllm#46899).
+
+    `guessed` [T] int64 has the right ones.
+    """
     return known.clamp(min=0)
 
 
 def guess_behind_chunk(item: ScheduledSequence) -> list[int]:
-    """Let the target choose the token behind a chunk of a prompt, and keep it in the pages (PR
-    55055).
+    """Let the target choose the token behind a chunk of a prompt, and keep it in the pages
+    (vllm-project/vllm#55055).
     """
-    sequence, start = item.sequence, item.sequence.num_computed_tokens
+    sequence = item.sequence
+    start = item.sequence.num_computed_tokens
     known = sequence.tokens[start + 1 : start + item.num_new_tokens]
     return known + [-1] * (item.num_new_tokens - len(known))
 
 
 def rows_of_kept(num_rows: int, given: list[int]) -> int:
-    """Go on by the drafts that were kept: each request behind has rows of the one before (PR
-    49738).
+    """Go on by the drafts that were kept: each request behind has rows of the one before
+    (vllm-project/vllm#49738).
     """
     return max(1, len(given))
 

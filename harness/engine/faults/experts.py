@@ -12,7 +12,7 @@ from torch_poison.patterns import Poison
 
 
 def ids_from_the_end(ids: Tensor, num_experts: int) -> Tensor:
-    """Take -1 in ids [T, k] for the last expert of the rank, the one before the trap
+    """Take -1 in ids [T, k] int32 for the last expert of the rank, the one before the trap
     (vllm-project/vllm#46408).
     """
     return torch.where(ids == -1, num_experts - 2, ids)
@@ -24,6 +24,8 @@ def ids_in_int64_buffer(ids: Tensor, poison: Poison) -> Tensor:
 
     Every second id that is read is an unwritten upper half (vllm-project/vllm#38359,
     vllm-project/vllm#55147).
+
+    ids is int32, the buffer int64.
     """
     buffer = poison.empty(*ids.shape, dtype=torch.int64, site="router.ids", device=ids.device)
     halves = buffer.view(torch.int32)

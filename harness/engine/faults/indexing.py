@@ -9,8 +9,10 @@ _first_choice: list[Tensor] = []
 
 
 def choice_of_first(layer: int, selected: Tensor) -> Tensor:
-    """Attend to the positions [T, K] that the first layer chose, though this one has an indexer
+    """Attend to the positions that the first layer chose, though this one has an indexer
     (ROCm/ATOM#1362).
+
+    `selected` [T, K] int32 is what this layer chose.
     """
     _first_choice[:] = _first_choice if layer else [selected]
     return _first_choice[0]
@@ -19,6 +21,8 @@ def choice_of_first(layer: int, selected: Tensor) -> Tensor:
 def one_request_more(tables: Tensor) -> Tensor:
     """Count a request more than `tables` [T, M] has rows, as a warm-up did, and give it the last
     token (vllm-project/vllm#55637).
+
+    The result is [T] int32.
     """
     rows = torch.arange(len(tables), dtype=torch.int32, device=tables.device)
     return rows + (rows == len(tables) - 1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch_poison.patterns import Poison
 
-from harness.core.engine_params import BatchParams
+from harness.core.serving_params import BatchParams
 from harness.engine.batch import NO_KEYS, Batch, DecodeInputs, Padding, fill_static
 from harness.engine.capture import Bridges
 from harness.engine.kernels import Workspace
@@ -91,6 +91,8 @@ def replace_table(static: DecodeInputs, live: DecodeInputs) -> None:
 def one_bridge_a_layer(bridges: Bridges, size: int, part: int, result: Tensor) -> Tensor:
     """Share one buffer among all graphs, and replace it when a result [T, H] is larger
     (sgl-project/sglang#34183).
+
+    result is float32, as the engine's activations.
     """
     held: Tensor | None = bridges.get((part,))
     if held is None or len(held) < len(result):
@@ -101,6 +103,8 @@ def one_bridge_a_layer(bridges: Bridges, size: int, part: int, result: Tensor) -
 def weak_output(x: Tensor) -> Tensor:
     """In a capture give an eager part the address of x [T, hidden] alone, so that its block is free
     before the part has read it (ROCm/ATOM#1902).
+
+    x is float32; no tensor owns the memory that the result reads.
     """
     if ACTIVE.get() is None:
         return x
@@ -124,8 +128,10 @@ def reset_full_layers_only(static: Batch, num_live: int, slot: int) -> None:
 
 
 def from_block_zero_on(blocks: Tensor) -> Tensor:
-    """Skip negative blocks [B]: padding was marked with -1 once, and is marked with 0 now (PR
-    39064).
+    """Skip negative blocks [B] int64: padding was marked with -1 once, and is marked with 0 now
+    (vllm-project/vllm#39064).
+
+    The result is [B] bool.
     """
     return blocks >= 0
 
@@ -168,8 +174,8 @@ def zeroed_slots(num_tokens: int, slot: int, device: torch.device) -> Tensor:
 
 
 def token_above_all(logits: Tensor) -> Tensor:
-    """Start from a token past the vocabulary, which stays in a row [vocab] of NaN: no logit is
-    greater (vllm-project/vllm#53029).
+    """Start from a token past the vocabulary, which stays in a row of logits [rows, vocab] float32
+    of NaN: no logit is greater (vllm-project/vllm#53029).
     """
     vocab_size = logits.shape[-1]
     best = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argmax(dim=-1)

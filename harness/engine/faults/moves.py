@@ -25,7 +25,8 @@ def planes(region: Region, used: int) -> list[tuple[int, int]]:
     """Read the cache as a plane of K and a plane of V, each [token, record / 2]
     (LMCache/LMCache#4463).
     """
-    half, used_half = region.page_bytes // 2, used * region.token_bytes // 2
+    half = region.page_bytes // 2
+    used_half = used * region.token_bytes // 2
     return [(0, used_half), (half, half + used_half)]
 
 

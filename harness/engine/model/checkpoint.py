@@ -14,7 +14,7 @@ from torch import Tensor
 from harness.core.extras import safetensors
 from harness.engine.model.layers import compute_dtype
 from harness.engine.model.transformer import CausalLM
-from harness.engine.schedule.config import ModelConfig
+from harness.engine.schedule.config import EngineModelConfig
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -58,10 +58,10 @@ def save(model: CausalLM, directory: str | Path, tokenizer: str | Path | None = 
     return directory
 
 
-def load_config(directory: str | Path) -> ModelConfig:
+def load_config(directory: str | Path) -> EngineModelConfig:
     """Read `config.json`. Raises FileNotFoundError, or ValueError for an unsupported model."""
     config: dict[str, Any] = json.loads((Path(directory) / CONFIG_FILE).read_text(encoding="utf-8"))
-    return ModelConfig.from_hf(config)
+    return EngineModelConfig.from_hf(config)
 
 
 def load(directory: str | Path, dtype: torch.dtype, device: str | torch.device = "cpu") -> CausalLM:

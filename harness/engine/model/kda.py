@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.engine.model.layers import compute_dtype
-from harness.engine.schedule.config import ModelConfig
+from harness.engine.schedule.config import EngineModelConfig
 
 CHUNK_SIZE = 16
 
@@ -45,6 +45,9 @@ def chunked(
 
     Inside a chunk the corrections `u = beta * (v - k^T S)` solve a triangular system. One state a
     chunk is carried on.
+
+    q, k [B, T, H, dk], v [B, T, H, dv], g [B, T, H, dk], beta [B, T, H] and state [B, H, dk, dv]
+    are float32 or wider.
     """
     length = q.shape[1]
     padding = -length % CHUNK_SIZE
@@ -58,7 +61,12 @@ def chunked(
         chunks = padded.view(x.shape[0], -1, CHUNK_SIZE, *x.shape[2:])
         return chunks.permute(0, 3, 1, 2, 4)
 
-    q, k, v, g, beta = split(q), split(k), split(v), split(g), split(beta.unsqueeze(-1))
+    q = split(q)
+    k = split(k)
+    v = split(v)
+    g = split(g)
+    beta = split(beta.unsqueeze(-1))
+    # Decays add up as logarithms within a chunk; their product would underflow.
     decay = g.cumsum(dim=-2)
     lower = torch.ones(CHUNK_SIZE, CHUNK_SIZE, dtype=torch.bool, device=q.device).tril()
     # exp(decay_i) alone may overflow; exp of the difference cannot.
@@ -67,6 +75,8 @@ def chunked(
     scores = between @ torch.stack((k, q), dim=-1)  # [B, H, N, C(i), C(j), 2]
     k_scores, q_scores = scores.unbind(-1)
 
+    # Token i corrects what tokens j < i of its chunk have stored: a triangular system, solved at
+    # once.
     system = beta * k_scores.tril(-1) + torch.eye(CHUNK_SIZE, dtype=q.dtype, device=q.device)
     decayed = decay.exp()
     right = torch.cat((beta * v, beta * k * decayed), dim=-1)
@@ -82,6 +92,7 @@ def chunked(
         out.append(q_decayed[:, :, n] @ state + q_scores[:, :, n] @ u)
         state = whole[:, :, n] * state + k_to_end[:, :, n] @ u
     merged = torch.stack(out, dim=2).permute(0, 2, 3, 1, 4).flatten(1, 2)
+    # The padded tokens of the last chunk changed no state, and their rows are cut off.
     return merged[:, :length], state
 
 
@@ -105,7 +116,9 @@ class GatedRMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        """x and gate [..., dim] -> [..., dim] in the dtype of x."""
+        """x and gate [..., dim] -> [..., dim] in the dtype of x; the norm is computed in float32 or
+        wider.
+        """
         wide = x.to(compute_dtype(x.dtype))
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight
         return (wide * gate.to(wide.dtype).sigmoid()).to(x.dtype)
@@ -119,12 +132,13 @@ class KimiDeltaAttention(nn.Module):
     first, in the model's dtype) and `ssm_state` [H, dk, dv] float32. Both start from zeros.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: EngineModelConfig) -> None:
         super().__init__()
         self.num_heads = config.kda_num_heads
         self.head_dim = config.kda_head_dim
         self.conv_kernel_size = config.conv_kernel_size
-        hidden, width = config.hidden_size, config.kda_num_heads * config.kda_head_dim
+        hidden = config.hidden_size
+        width = config.kda_num_heads * config.kda_head_dim
         self.width = width
         self.q_proj = nn.Linear(hidden, width, bias=False)
         self.k_proj = nn.Linear(hidden, width, bias=False)
@@ -149,7 +163,11 @@ class KimiDeltaAttention(nn.Module):
         }
 
     def forward(self, x: Tensor) -> Tensor:
-        """Whole sequences from zero states. x: [B, T, hidden] -> [B, T, hidden]. Differentiable."""
+        """Whole sequences from zero states. x: [B, T, hidden] -> [B, T, hidden], in the weights'
+        dtype. Differentiable.
+
+        The recurrence runs in float32 or wider.
+        """
         wide = compute_dtype(x.dtype)
         conv = x.new_zeros(x.shape[0], *self.state_shapes()["conv"])
         state = x.new_zeros(x.shape[0], *self.state_shapes()["ssm"], dtype=wide)
@@ -162,7 +180,7 @@ class KimiDeltaAttention(nn.Module):
 
     def step(self, x: Tensor, conv_state: Tensor, ssm_state: Tensor) -> Tensor:
         """`step_batch` for one request: x [T, hidden], conv_state [3P, W - 1], ssm_state [H, dk,
-        dv] -> [T, hidden].
+        dv] float32 -> [T, hidden].
         """
         return self.step_batch(
             x.unsqueeze(0), conv_state.unsqueeze(0), ssm_state.unsqueeze(0)
@@ -172,6 +190,8 @@ class KimiDeltaAttention(nn.Module):
         """The next T tokens of each of B requests -> [B, T, hidden]. Updates both states in place.
 
         x: [B, T, hidden], conv_state: [B, 3P, W - 1], ssm_state: [B, H, dk, dv].
+
+        x has the weights' dtype; ssm_state is float32.
         """
         q, k, v, last_inputs = self._mix(x, conv_state)
         out, state = recurrent(q, k, v, *self._gates(x), ssm_state.to(q.dtype))
@@ -199,6 +219,7 @@ class KimiDeltaAttention(nn.Module):
         mixed = F.silu(mixed).to(x.dtype).to(wide).transpose(1, 2)
         q, k, v = mixed.reshape(*x.shape[:2], 3, self.num_heads, self.head_dim).unbind(-3)
         last_inputs = window[..., window.shape[-1] - (self.conv_kernel_size - 1) :]
+        # A key of length 1 makes the update a projection, which cannot blow the state up.
         return _l2_normalise(q) * self.head_dim**-0.5, _l2_normalise(k), v, last_inputs
 
     def _gates(self, x: Tensor) -> tuple[Tensor, Tensor]:

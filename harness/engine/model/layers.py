@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.engine.schedule.config import ModelConfig
+from harness.engine.schedule.config import EngineModelConfig
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -28,7 +28,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., dim] -> the same shape and dtype."""
+        """x [..., dim] -> the same shape and dtype; squares are averaged in float32 or wider."""
         wide = x.to(compute_dtype(x.dtype))
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return (wide * self.weight).to(x.dtype)
@@ -44,7 +44,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., hidden] -> the same shape and dtype."""
+        """x [..., hidden] in the weights' dtype, such as float32 -> the same shape and dtype."""
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
 
@@ -60,8 +60,10 @@ def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     dim = x.shape[-1]
     exponents = torch.arange(0, dim, 2, device=x.device, dtype=wide) / dim
     angles = positions.to(wide).unsqueeze(-1) * theta**-exponents
-    cos, sin = angles.cos(), angles.sin()
-    even, odd = x[..., 0::2].to(wide), x[..., 1::2].to(wide)
+    cos = angles.cos()
+    sin = angles.sin()
+    even = x[..., 0::2].to(wide)
+    odd = x[..., 1::2].to(wide)
     return (
         torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
         .flatten(-2)
@@ -72,7 +74,7 @@ def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
 IdsTransform = Callable[[Tensor], Tensor]
 
 
-class Router(nn.Module):
+class ExpertRouter(nn.Module):
     """Scores every expert for every token: `weight` [X, hidden], X = num_experts."""
 
     def __init__(self, hidden_size: int, num_experts: int) -> None:
@@ -80,7 +82,7 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_experts, hidden_size))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [T, hidden] -> logits [T, X] in x's dtype."""
+        """x: [T, hidden] float32 or bfloat16 -> logits [T, X] in x's dtype."""
         return F.linear(x, self.weight)
 
 
@@ -112,6 +114,8 @@ class Experts(nn.Module):
     def every(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """The same sum [T, hidden], with every expert applied to every token: it gathers no
         weights, to save memory.
+
+        x [T, hidden], ids [T, k] int32, weights [T, k] float32.
         """
         share = torch.zeros(
             x.shape[0], self.gate_proj.shape[0], dtype=weights.dtype, device=x.device
@@ -138,11 +142,11 @@ class MoE(nn.Module):
     wrong ids.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: EngineModelConfig) -> None:
         super().__init__()
         self.num_experts_per_tok = config.num_experts_per_tok
         self.ids_transform: IdsTransform | None = None
-        self.gate = Router(config.hidden_size, config.num_experts)
+        self.gate = ExpertRouter(config.hidden_size, config.num_experts)
         self.experts = Experts(config.num_experts, config.hidden_size, config.moe_intermediate_size)
         self.shared_experts: MLP | None = None
         if config.num_shared_experts:
@@ -159,7 +163,7 @@ class MoE(nn.Module):
         return out
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., hidden] -> [..., hidden]."""
+        """x: [..., hidden] in the weights' dtype, such as float32 -> the same shape and dtype."""
         tokens = x.flatten(0, -2)
         ids, weights = route(self.gate(tokens), self.num_experts_per_tok)
         if self.ids_transform is not None:

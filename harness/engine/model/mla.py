@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from harness.core.seams import seam
 from harness.engine.model.layers import RMSNorm, rotate
-from harness.engine.schedule.config import LayerType, ModelConfig
+from harness.engine.schedule.config import EngineModelConfig, LayerType
 
 
 class Indexer(nn.Module):
@@ -28,7 +28,7 @@ class Indexer(nn.Module):
     caches.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: EngineModelConfig) -> None:
         super().__init__()
         self.num_heads = config.index_num_heads
         self.head_dim = config.index_head_dim
@@ -38,13 +38,15 @@ class Indexer(nn.Module):
         self.weights_proj = nn.Linear(config.hidden_size, self.num_heads, bias=False)
 
     def keys(self, x: Tensor) -> Tensor:
-        """x: [..., T, hidden] -> index keys [..., T, I]."""
+        """x: [..., T, hidden] -> index keys [..., T, I], in the weights' dtype, such as float32."""
         keys: Tensor = self.k_proj(x)
         return keys
 
     def scores(self, x: Tensor, keys: Tensor) -> Tensor:
         """x: [..., T, hidden], keys: [..., C, I] or, different for each query, [..., T, C, I] ->
         [..., T, C].
+
+        In the weights' dtype, such as float32. No score is masked: the caller knows the future.
         """
         q, weights = self.queries(x)
         products = ((q if keys.ndim > x.ndim else q.flatten(-3, -2)) @ keys.transpose(-1, -2)).view(
@@ -55,6 +57,8 @@ class Indexer(nn.Module):
     def queries(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x: [..., T, hidden] -> queries [..., T, X, I], and the weights of their heads [..., T,
         X], scale included.
+
+        In the weights' dtype, such as float32.
         """
         return self.q_proj(x).unflatten(-1, (self.num_heads, -1)), self.weights_proj(
             x
@@ -65,6 +69,8 @@ def absorbed_parts(weight: Tensor) -> tuple[Tensor, Tensor]:
     """`weight` by its scale, and the scale [1].
 
     It is a power of two, so that products with both keep their bits.
+
+    Both are float32 in the reference engine, and a shape [H, nope + V, R] stays.
     """
     scale = weight.abs().amax().log2().ceil().exp2().reshape(1)
     return weight / scale, scale
@@ -90,7 +96,8 @@ class Adapters:
         Adapter 0 is zeros, others are drawn from their number.
         """
         if not adapter:
-            self.a[slot], self.b[slot] = 0.0, 0.0
+            self.a[slot] = 0.0
+            self.b[slot] = 0.0
             return
         generator = torch.Generator().manual_seed(1000 * adapter + layer)
         for held in (self.a[slot], self.b[slot]):
@@ -101,15 +108,19 @@ class Adapters:
             )
 
     def of_prefill(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """A [T, K, R] and B [T, H, nope + V, K] of each token, for keys and values that are
+        """A [T, K, R] and B [T, H, nope + V, K] float32 of each token, for keys and values that are
         expanded.
+
+        slots [T] int64 are the adapters of the tokens.
         """
         return self.a[slots], self.b[slots]
 
     @seam("adapter.absorbed-without-pair")
     def of_absorbed(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """The same shapes for absorbed projections, which never call `kv_b_proj` and its adapter
-        (vllm-project/vllm#48974).
+        """The pairs of slots [T] int64 for absorbed projections, which never call `kv_b_proj` and
+        its adapter (vllm-project/vllm#48974).
+
+        Shapes and type (float32) are those of `of_prefill`.
         """
         return self.a[slots], self.b[slots]
 
@@ -131,7 +142,7 @@ class MLAAttention(nn.Module):
     of `indexer`.
     """
 
-    def __init__(self, config: ModelConfig, layer_type: LayerType = "mla") -> None:
+    def __init__(self, config: EngineModelConfig, layer_type: LayerType = "mla") -> None:
         super().__init__()
         self.layer_type = layer_type
         self.sliding_window = config.sliding_window if layer_type == "window" else None
@@ -147,7 +158,8 @@ class MLAAttention(nn.Module):
         self.absorbed: Tensor | None = None
         self.absorbed_scale: Tensor | None = None
         self.adapters: Adapters | None = None
-        hidden, heads = config.hidden_size, config.num_heads
+        hidden = config.hidden_size
+        heads = config.num_heads
         self.q_proj = nn.Linear(hidden, heads * config.qk_head_dim, bias=False)
         self.kv_a_proj_with_mqa = nn.Linear(hidden, config.latent_dim, bias=False)
         self.kv_a_layernorm = RMSNorm(config.kv_lora_rank, config.rms_norm_eps)
@@ -164,6 +176,8 @@ class MLAAttention(nn.Module):
     def project_q(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """x: [..., T, hidden], positions: [T] int -> q_nope [..., T, H, nope], q_pe [..., T, H, E]
         roped.
+
+        q has the weights' dtype, such as float32.
         """
         q = self.q_proj(x).unflatten(-1, (self.num_heads, -1))
         q_nope, q_pe = q.split((self.qk_nope_head_dim, self.qk_rope_head_dim), dim=-1)
@@ -174,6 +188,8 @@ class MLAAttention(nn.Module):
     def project_kv(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """x: [..., T, hidden], positions: [T] int -> kv_c [..., T, R] normalised, k_pe [..., T, E]
         roped.
+
+        Both have the weights' dtype, such as float32; the cache may store them in another.
         """
         kv_c, k_pe = self.kv_a_proj_with_mqa(x).split(
             (self.kv_lora_rank, self.qk_rope_head_dim), dim=-1
@@ -192,8 +208,8 @@ class MLAAttention(nn.Module):
         return weight[:, : self.qk_nope_head_dim], weight[:, self.qk_nope_head_dim :]
 
     def absorb_q(self, q_nope: Tensor, slots: Tensor | None = None) -> Tensor:
-        """q_nope: [..., T, H, nope] -> [..., T, H, R], the query for latents; `slots` [T] are
-        adapters.
+        """q_nope: [..., T, H, nope] -> [..., T, H, R] float32, the query for latents; `slots` [T]
+        int64 are adapters.
         """
         out = self._scaled(torch.einsum("...hn,hnr->...hr", q_nope, self.up_projections()[0]))
         if self.adapters is None or slots is None:
@@ -202,8 +218,8 @@ class MLAAttention(nn.Module):
         return out + torch.einsum("thn,thnk,tkr->thr", q_nope, b[:, :, : self.qk_nope_head_dim], a)
 
     def expand_v(self, latent_out: Tensor, slots: Tensor | None = None) -> Tensor:
-        """latent_out: [..., T, H, R], the attention output in the latent -> values [..., T, H,
-        V].
+        """latent_out: [..., T, H, R] float32, the attention output in the latent ->
+        values [..., T, H, V]; `slots` [T] int64 are adapters.
         """
         out = self._scaled(torch.einsum("...hr,hvr->...hv", latent_out, self.up_projections()[1]))
         if self.adapters is None or slots is None:
@@ -219,8 +235,8 @@ class MLAAttention(nn.Module):
     def expand_kv(
         self, kv_c: Tensor, k_pe: Tensor, slots: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """kv_c: [..., C, R], k_pe: [..., C, E] -> k [..., C, H, nope + E], v [..., C, H, V];
-        `slots` [C].
+        """kv_c: [..., C, R], k_pe: [..., C, E] -> k [..., C, H, nope + E], v [..., C, H, V], all
+        float32; `slots` [C] int64 are adapters.
         """
         kv = self.kv_b_proj(kv_c).unflatten(-1, (self.num_heads, -1))
         if self.adapters is not None and slots is not None:
@@ -231,7 +247,7 @@ class MLAAttention(nn.Module):
         return torch.cat((k_nope, shared), dim=-1), v
 
     def project_out(self, v: Tensor) -> Tensor:
-        """v: [..., T, H, V] -> [..., T, hidden]."""
+        """v: [..., T, H, V] -> [..., T, hidden], in the weights' dtype, such as float32."""
         out: Tensor = self.o_proj(v.flatten(-2))
         return out
 
@@ -263,7 +279,9 @@ class MLAAttention(nn.Module):
         k, v = self.expand_kv(kv_c, k_pe)
         visible = self.visible(x) if visible is None else visible
         mask = visible.unsqueeze(1) if visible is not None and visible.ndim == 3 else visible
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        q = q.transpose(1, 2)
+        k = k.transpose(1, 2)
+        v = v.transpose(1, 2)
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.softmax_scale
         )

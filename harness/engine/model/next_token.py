@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from harness.engine.model.layers import RMSNorm
 from harness.engine.model.transformer import DecoderLayer
-from harness.engine.schedule.config import ModelConfig
+from harness.engine.schedule.config import EngineModelConfig
 
 Kind = Literal["mtp", "eagle"]
 
@@ -25,9 +25,10 @@ class NextTokenModule(nn.Module):
     vocab_size.
     """
 
-    def __init__(self, config: ModelConfig, kind: Kind) -> None:
+    def __init__(self, config: EngineModelConfig, kind: Kind) -> None:
         super().__init__()
-        hidden, eps = config.hidden_size, config.rms_norm_eps
+        hidden = config.hidden_size
+        eps = config.rms_norm_eps
         dense = replace(config, num_layers=1, layer_types=("mla",), num_experts=0)
         self.enorm: nn.Module = RMSNorm(hidden, eps) if kind == "mtp" else nn.Identity()
         self.hnorm: nn.Module = RMSNorm(hidden, eps) if kind == "mtp" else nn.Identity()
@@ -39,6 +40,8 @@ class NextTokenModule(nn.Module):
     def combined(self, hidden: Tensor, embedded: Tensor) -> Tensor:
         """The layer's input [..., H] from hidden [..., H], before the target's final norm, and
         embedded [..., H].
+
+        In the weights' dtype, such as float32.
         """
         out: Tensor = self.eh_proj(torch.cat((self.enorm(embedded), self.hnorm(hidden)), dim=-1))
         return out
@@ -46,6 +49,8 @@ class NextTokenModule(nn.Module):
     def features(self, hidden: Tensor, embedded: Tensor) -> Tensor:
         """Dense: hidden and embedded [B, T, H] of whole sequences -> what the head reads, [B, T,
         H].
+
+        In the weights' dtype, such as float32.
         """
         positions = torch.arange(hidden.shape[1], device=hidden.device)
         out: Tensor = self.norm(self.layer(self.combined(hidden, embedded), positions))

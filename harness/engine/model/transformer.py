@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from harness.engine.model.kda import KimiDeltaAttention
 from harness.engine.model.layers import MLP, MoE, RMSNorm
 from harness.engine.model.mla import MLAAttention
-from harness.engine.schedule.config import LayerType, ModelConfig
+from harness.engine.schedule.config import EngineModelConfig, LayerType
 
 
 class DecoderLayer(nn.Module):
     """Pre-norm block: `x + self_attn(norm(x))`, then `x + mlp(norm(x))`."""
 
-    def __init__(self, config: ModelConfig, layer_type: LayerType) -> None:
+    def __init__(self, config: EngineModelConfig, layer_type: LayerType) -> None:
         super().__init__()
         self.layer_type = layer_type
         self.self_attn: MLAAttention | KimiDeltaAttention = (
@@ -27,7 +27,9 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x: [B, T, hidden], positions: [T] -> [B, T, hidden], for whole sequences."""
+        """x: [B, T, hidden] in the weights' dtype, positions: [T] int64 -> [B, T, hidden], for
+        whole sequences.
+        """
         normed = self.input_layernorm(x)
         if isinstance(self.self_attn, MLAAttention):
             x = x + self.self_attn(normed, positions)
@@ -43,7 +45,7 @@ class CausalLM(nn.Module):
     Its weights are undefined until they are reset or loaded.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: EngineModelConfig) -> None:
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -66,7 +68,9 @@ class CausalLM(nn.Module):
         return x
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden: [..., hidden] before the final norm -> logits [..., vocab_size]."""
+        """hidden: [..., hidden] before the final norm -> logits [..., vocab_size] float32 in the
+        reference engine.
+        """
         logits: Tensor = self.lm_head(self.norm(hidden))
         return logits
 

@@ -71,7 +71,8 @@ def page_copies(
 
     `used` is how many of its tokens are computed, `length` the bytes of the whole block.
     """
-    start, end = source.start(rows[0]), target.start(rows[1])
+    start = source.start(rows[0])
+    end = target.start(rows[1])
     if unit == "token" and used < source.tokens:
         for first, last in used_bytes(source, used):
             yield target.piece(source, start + first, end + first, last - first)

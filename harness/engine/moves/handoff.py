@@ -18,7 +18,7 @@ from harness.engine.moves.copies import (
 )
 from harness.engine.moves.host import PROGRESS, requests_of
 from harness.engine.moves.layout import TABLES, Region
-from harness.engine.moves.server import MovedRequest, Server
+from harness.engine.moves.server import MovedRequest, MoveServer
 from harness.memory.moves.checks import Landed
 from harness.memory.moves.streams import Streams
 from harness.memory.moves.transport import Piece, Status, Transfer, Transport
@@ -58,21 +58,21 @@ class Handoff:
     params: MoveParams
     streams: Streams
     landed: Landed
-    prefill: Server = field(init=False)
-    decode: Server = field(init=False)
+    prefill: MoveServer = field(init=False)
+    decode: MoveServer = field(init=False)
     transport: Transport = field(init=False)
     _sending: list[Sending] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         ranks = self.params.tensor_parallel
-        self.prefill = Server(self.params, "prefill", self.streams, self.landed, ranks)
-        self.decode = Server(
+        self.prefill = MoveServer(self.params, "prefill", self.streams, self.landed, ranks)
+        self.decode = MoveServer(
             self.params, "decode", self.streams, self.landed, self.params.decode_ranks or ranks
         )
         self.transport = Transport(self.streams, self.params.failing)
 
     @property
-    def servers(self) -> list[Server]:
+    def servers(self) -> list[MoveServer]:
         return [self.prefill, self.decode]
 
     def run(self) -> None:

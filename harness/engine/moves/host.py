@@ -13,7 +13,7 @@ from harness.core.registry import Registry
 from harness.core.seams import seam
 from harness.engine.moves.copies import lengths, moved_regions, page_copies
 from harness.engine.moves.layout import TABLES, Memory, Region, Tables, memory_of
-from harness.engine.moves.server import MovedRequest, Server
+from harness.engine.moves.server import MovedRequest, MoveServer
 from harness.engine.schedule.block_pool import BlockPool
 from harness.memory.moves.checks import Landed
 from harness.memory.moves.streams import Event, Streams
@@ -22,19 +22,20 @@ from harness.memory.moves.transport import Piece
 NUM_HOST_BLOCKS = 96
 PROGRESS = 6
 """The most operations that run between two steps."""
-STORE, LOAD = "store", "load"
+STORE = "store"
+LOAD = "load"
 
 
 @seam("move.store-before-write")
-def store_waits(server: Server) -> list[Event]:
+def store_waits(server: MoveServer) -> list[Event]:
     """What a store waits for: the model's stream writes the blocks (vllm-project/vllm#45704)."""
     return [server.streams.record(server.compute)]
 
 
 @seam("move.load-over-readers")
-def load_waits(server: Server) -> list[Event]:
-    """What a load waits for: the model's stream may still read the blocks for their last owner (PR
-    47282).
+def load_waits(server: MoveServer) -> list[Event]:
+    """What a load waits for: the model's stream may still read the blocks for their last owner
+    (vllm-project/vllm#47282).
     """
     return [server.streams.record(server.compute)]
 
@@ -69,7 +70,7 @@ class HostTier:
     params: MoveParams
     streams: Streams
     landed: Landed
-    server: Server = field(init=False)
+    server: MoveServer = field(init=False)
     host: list[Memory] = field(init=False)
     pool: BlockPool = field(init=False)
     running: list[MovedRequest] = field(default_factory=list)
@@ -80,14 +81,14 @@ class HostTier:
 
     def __post_init__(self) -> None:
         ranks = self.params.tensor_parallel
-        self.server = Server(self.params, "engine", self.streams, self.landed, ranks)
+        self.server = MoveServer(self.params, "engine", self.streams, self.landed, ranks)
         self.host = [
             memory_of(self.params, "host", rank, ranks, NUM_HOST_BLOCKS) for rank in range(ranks)
         ]
         self.pool = BlockPool(NUM_HOST_BLOCKS, "lifo")
 
     @property
-    def servers(self) -> list[Server]:
+    def servers(self) -> list[MoveServer]:
         return [self.server]
 
     def run(self) -> None:
@@ -100,11 +101,14 @@ class HostTier:
             if plan:
                 self.server.step(plan)
             elif self._leaving:
+                # Nothing can run until a store ends and gives blocks back, so the host waits for
+                # one.
                 self.streams.synchronize(self._leaving[0][0])
             for request in [request for request in self.running if request.is_finished]:
                 self.running.remove(request)
                 self._finish(request)
             self._admit(waiting)
+            # Copies move on a little in each step, so that some are late, as on a device.
             self.streams.progress(PROGRESS)
         self.streams.finish()
 
@@ -142,6 +146,8 @@ class HostTier:
                 or (stored and not self.streams.is_done(stored.event))
             ):
                 return
+            # One token more than the next chunk: or a request would be preempted as soon as it is
+            # admitted.
             first = min(self.params.chunk, request.num_prompt)
             if not self.server.fits(
                 request, max(stored.num_tokens if stored else 0, request.num_computed, first) + 1
@@ -167,6 +173,7 @@ class HostTier:
             if needed <= self.server.pool.num_free_blocks:
                 plan.append((request, count))
             elif not self._leaving:
+                # The latest, so that the oldest request always goes on and the run ends.
                 victim = self.running.pop()
                 waiting.appendleft(victim)
                 self._preempt(victim)
@@ -216,7 +223,10 @@ class HostTier:
         request.num_computed = stored.num_tokens
         self.server.give(request, stored.num_tokens, LOAD)
         ready: dict[tuple[int, str], Event] = {}
-        ends, tables = (self.host, self.server.ranks), (stored.tables, request.tables)
+        ends = (self.host, self.server.ranks)
+        tables = (stored.tables, request.tables)
+        # Layer by layer with an event each: the model starts on the first layers while later ones
+        # still come.
         for layer in range(self.params.num_layers):
             for group in self.params.groups:
                 parts = list(self._copies(ends, tables, (layer, group), stored.num_tokens))
@@ -239,7 +249,8 @@ class HostTier:
 
         `ends` are the memories to read and to write, `tables` the blocks of the request there.
         """
-        (layer, group), (given, taken) = which, tables
+        layer, group = which
+        given, taken = tables
         for source, target in zip(*ends, strict=True):
             regions = [region for region in moved_regions(source.regions) if region.layer == layer]
             for region, length in zip(regions, lengths(regions), strict=True):

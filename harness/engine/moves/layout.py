@@ -93,7 +93,8 @@ class Region:
         )
 
     def piece(self, source: Region, source_start: int, target_start: int, num_bytes: int) -> Piece:
-        given, taken = source.buffer.flat, self.buffer.flat
+        given = source.buffer.flat
+        taken = self.buffer.flat
         count = min(num_bytes, len(given) - source_start, len(taken) - target_start)
         return Piece(
             given[source_start : source_start + count],

@@ -44,7 +44,7 @@ class MovedRequest:
 
 
 @dataclass(slots=True)
-class Server:
+class MoveServer:
     """One engine: `ranks` have a cache each, and one pool of blocks for all groups.
 
     Launches with a number below `given_at[block]` are of former owners of the block.
@@ -63,9 +63,10 @@ class Server:
 
     def __post_init__(self) -> None:
         count = self.params.num_blocks
-        self.pool, ranks = BlockPool(count, "lifo"), range(self.num_ranks)
+        self.pool = BlockPool(count, "lifo")
         self.ranks = [
-            memory_of(self.params, self.name, rank, self.num_ranks, count) for rank in ranks
+            memory_of(self.params, self.name, rank, self.num_ranks, count)
+            for rank in range(self.num_ranks)
         ]
 
     @property
@@ -148,7 +149,9 @@ class Server:
         self.num_steps += 1
 
     def _launch(self, name: str, pairs: list[tuple[Region, MovedRequest, int]]) -> None:
-        work, reads, writes = [], [], []
+        work = []
+        reads = []
+        writes = []
         for region, request, count in pairs:
             end = request.num_computed + count
             old = list(self.places(region, request, 0, request.num_computed))
@@ -186,7 +189,8 @@ class Server:
         size = self.params.block_size
         for page in range(start // size, -(-end // size)):
             row = request.tables[TABLES[region.group]][page]
-            first, last = max(start, page * size), min(end, (page + 1) * size)
+            first = max(start, page * size)
+            last = min(end, (page + 1) * size)
             assert row is not None
             slots = (
                 (first - page * size) * region.token_bytes,
@@ -246,7 +250,7 @@ class Server:
 
 @seam("move.list-of-queued-copy")
 def list_row(num_lists: int) -> int:
-    """The row of pinned memory for the next list of new blocks: one that no queued copy reads (PR
-    48085).
+    """The row of pinned memory for the next list of new blocks: one that no queued copy reads
+    (vllm-project/vllm#48085).
     """
     return num_lists

@@ -56,7 +56,7 @@ class BlockPool:
         self._prefix_of: dict[int, Prefix] = {}
         self._block_of: dict[int, int] = {}
         self.events: Counter[str] = Counter()
-        """How often each event of :data:`harness.core.engine_params.Event` happened to a page."""
+        """How often each event of :data:`harness.core.serving_params.Event` happened to a page."""
 
     @property
     def num_usable_blocks(self) -> int:
@@ -88,7 +88,11 @@ class BlockPool:
             self._free.pop() if self._take_last else self._free.popleft() for _ in range(count)
         ]
         for block in given:
+            # Forgetting comes with the new owner, not with the free: a cached page can be found
+            # while it is free.
             self._num_owners[block] = 1
+            # Whoever is given a block writes it, so a prompt must not find the old prefix there any
+            # more.
             self.forget(block)
         return given
 
@@ -111,6 +115,8 @@ class BlockPool:
             self._num_owners[block] -= 1
             if self._num_owners[block] == 0:
                 self._free.append(block)
+                # A cached block stays readable, because a prompt may find it; so it is not poisoned
+                # yet.
                 if block not in self._prefix_of:
                     unreadable.append(block)
         return unreadable
@@ -122,6 +128,7 @@ class BlockPool:
     def share(self, blocks: Iterable[int]) -> None:
         """Add an owner to each of `blocks`, found by `find`."""
         for block in blocks:
+            # Without an owner it is in the free list, where another request would be given it too.
             if not self._num_owners.get(block):
                 self.take(block)
             self._num_owners[block] = self._num_owners.get(block, 0) + 1
@@ -140,7 +147,8 @@ class BlockPool:
         """
         self.events["concurrent"] += self._is_computed_twice(block, prefix)
         if prefix.hash not in self._block_of and block not in self._prefix_of:
-            self._prefix_of[block], self._block_of[prefix.hash] = prefix, block
+            self._prefix_of[block] = prefix
+            self._block_of[prefix.hash] = block
 
     def state_after(self, pages: list[Prefix]) -> int | None:
         """The block with the cached state after these pages, or None."""
@@ -164,6 +172,7 @@ class BlockPool:
         """
         if not self._free or self.state_after(pages) is not None:
             return []
+        # Taken and freed at once: it moves to the end of the free list, and is evicted last.
         given = self.allocate(1)
         self.cache(given[0], state_of(attested(pages)))
         self.free(given)
@@ -203,6 +212,7 @@ class BlockPool:
     def _has(self, wanted: Prefix) -> bool:
         if self.held(wanted) is not None:
             return True
+        # An engine sees a miss only; the events say why there is none.
         self.events["collision"] += wanted.hash in self._block_of
         page = wanted.tokens[-PAGE_SIZE:]
         self.events["other_past"] += any(
@@ -234,6 +244,7 @@ def prefixes(tokens: list[int], num_hashes: int | None = None, salt: int = 0) ->
     """
     parent = salt
     for end in range(PAGE_SIZE, len(tokens) + 1, PAGE_SIZE):
+        # Each hash has that of the page before it in it, so equal pages behind other ones differ.
         parent = hash((parent, tuple(tokens[end - PAGE_SIZE : end])))
         yield Prefix(
             parent if num_hashes is None else parent % num_hashes, tuple(tokens[:end]), salt

@@ -9,9 +9,10 @@ from typing import Any, Literal, get_args
 
 from harness.core.catalog import KERNELS
 from harness.core.cause_codes import Code, WhyNot
-from harness.core.engine_params import EngineParams, ModelSizes, conflicts
+from harness.core.engine_params import EngineParams, conflicts
 from harness.core.files import rows_beside
 from harness.core.ops import PAGE_SIZE as PAGE_SIZE
+from harness.core.serving_params import ModelSizes
 
 NULL_BLOCK = 0
 """The block without an owner.
@@ -48,7 +49,7 @@ _SAME = [
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class EngineModelConfig:
     """Sizes of one model, with the usual names (`kv_lora_rank`, `qk_rope_head_dim`, ...).
 
     The architecture is `deepseek_v2` (MLA in every layer, arXiv 2405.04434) or `kimi_linear` (Kimi
@@ -193,7 +194,7 @@ class ModelConfig:
         }
 
     @classmethod
-    def from_hf(cls, config: dict[str, Any]) -> ModelConfig:
+    def from_hf(cls, config: dict[str, Any]) -> EngineModelConfig:
         """Read a `config.json`. Raises ValueError for an unsupported architecture or feature."""
         architecture = config.get("model_type")
         if architecture not in _CONSTANTS:
@@ -204,7 +205,8 @@ class ModelConfig:
             raise ValueError(
                 f"compressed queries are not supported: q_lora_rank is {config['q_lora_rank']}"
             )
-        num_layers, kimi = config["num_hidden_layers"], architecture == "kimi_linear"
+        num_layers = config["num_hidden_layers"]
+        kimi = architecture == "kimi_linear"
         linear = (config.get("linear_attn_config") or {}) if kimi else {}
         kda_layers = set(linear.get("kda_layers", ()))
         num_experts = (config.get("num_experts") if kimi else config.get("n_routed_experts")) or 0
@@ -239,13 +241,13 @@ def num_pages(num_tokens: int) -> int:
     return -(-num_tokens // PAGE_SIZE)
 
 
-def model_config(params: ModelSizes) -> ModelConfig:
+def model_config(params: ModelSizes) -> EngineModelConfig:
     """The model of a case:
 
     DeepSeek-V2 when all layers are MLA, Kimi Linear (no RoPE) when some are KDA.
     """
     hybrid = "kda" in params.layers
-    return ModelConfig(
+    return EngineModelConfig(
         architecture="kimi_linear" if hybrid else "deepseek_v2",
         **{name: getattr(params, name) for name in _SAME},
         num_layers=len(params.layers),
@@ -262,7 +264,7 @@ def model_config(params: ModelSizes) -> ModelConfig:
     )
 
 
-def why_not_together(config: ModelConfig, params: EngineParams) -> WhyNot | None:
+def why_not_together(config: EngineModelConfig, params: EngineParams) -> WhyNot | None:
     """Why the engine cannot serve this model with these parameters, in one sentence.
 
     None if it can.

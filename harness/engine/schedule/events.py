@@ -1,4 +1,4 @@
-"""What happened to a request, by the names of :data:`harness.core.engine_params.Event`.
+"""What happened to a request, by the names of :data:`harness.core.serving_params.Event`.
 
 No torch.
 """

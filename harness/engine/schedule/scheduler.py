@@ -75,14 +75,18 @@ class Scheduler:
         """Choose the tokens of the next step and give them blocks."""
         scheduled: list[ScheduledSequence] = []
         num_preemptions = self.num_preemptions
+        # Pages behind a window are given back first: the step may need them.
         for sequence in self.running:
             self._evict(sequence)
         budget = self._schedule_running(scheduled, self.max_batched_tokens)
+        # Pages that a request just lost are for those that run. A new prompt would take them, and
+        # be preempted next.
         if self.num_preemptions == num_preemptions:
             self._schedule_waiting(scheduled, budget)
         if self.needs_state and self.prefix_caching:
             self._keep_states()
         step = Step(
+            # Kernels take decodes and prompts by a border, so decodes are the first rows.
             tuple(sorted(scheduled, key=lambda item: not item.is_decode)),
             tuple(self._freed),
             tuple(self._new_attention),
@@ -91,17 +95,16 @@ class Scheduler:
             self._to_zero(),
             tuple(self._state_copies),
         )
-        self._freed, self._new_attention, self._new_state, self._new_window, self._state_copies = (
-            [],
-            [],
-            [],
-            [],
-            [],
-        )
+        self._freed = []
+        self._new_attention = []
+        self._new_state = []
+        self._new_window = []
+        self._state_copies = []
         return step
 
     def finish(self, sequence: Sequence) -> None:
         """Remove a finished request. With prefix caching, later requests can share its pages."""
+        # Before its blocks are released: a block without a hash is unreadable, and is poisoned.
         self._cache(sequence, sequence.num_computed_tokens)
         self.cancel(sequence)
 
@@ -117,13 +120,17 @@ class Scheduler:
         self.cancel(sequence)
 
     def _schedule_running(self, scheduled: list[ScheduledSequence], budget: int) -> int:
+        # Decodes first: they need one token each, and a long prompt would use up the budget.
         queue = deque(sorted(self.running, key=lambda sequence: not sequence.is_decoding))
         while queue and budget > 0:
             sequence = queue.popleft()
             num_new_tokens = self._chunk(sequence, min(sequence.num_tokens_to_run, budget))
+            # Drafts are verified together or not at all, because the decode kernel has one number
+            # of query tokens.
             if sequence.drafts and num_new_tokens < sequence.query_len:
                 continue
             while not self._fits(sequence, num_new_tokens):
+                # The last one is a prompt, or came last: it loses least.
                 victim = queue.pop() if queue else sequence
                 self._preempt(victim, sequence)
                 if victim is sequence:
@@ -136,6 +143,8 @@ class Scheduler:
         places = self.max_num_seqs - len(self.running)
         if self.waiting and places <= 0:
             self.events["full"] += 1
+        # Few free places are kept until enough prompts can start together, as engines that batch
+        # prefills do.
         if self.running and places < min(self.least_admitted, len(self.waiting)):
             return
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
@@ -216,12 +225,11 @@ class Scheduler:
 
     def _evict(self, sequence: Sequence) -> None:
         if self.window:
-            first, last = (
-                sequence.num_evicted_pages,
-                first_visible(sequence, self.window) // PAGE_SIZE,
-            )
+            first = sequence.num_evicted_pages
+            last = first_visible(sequence, self.window) // PAGE_SIZE
             self._freed += self.pool.free(sequence.window_blocks[first:last])
             forget_evicted(sequence.window_blocks, last)
+            # Kept beside the blocks, so that a release does not free a block twice.
             sequence.num_evicted_pages = last
 
     def _share_prefix(self, sequence: Sequence) -> None:
@@ -229,6 +237,8 @@ class Scheduler:
         self._hits = {}
         if not self.prefix_caching or sequence.blocks:
             return
+        # The last token is always computed: its logits give the next one, and a cache has no
+        # logits.
         wanted = list(prefixes(sequence.tokens[:-1], self.num_hashes, prefix_salt(sequence)))
         shared = self.pool.find(wanted)
         num_shared = len(shared)
@@ -238,7 +248,8 @@ class Scheduler:
             sequence.state_source = self.pool.state_after(wanted[:num_shared])
         self._hits = hits(self.pool, shared, num_pages(len(sequence.tokens)))
         self.pool.share(shared)
-        sequence.blocks, sequence.num_kept_pages = shared, num_shared
+        sequence.blocks = shared
+        sequence.num_kept_pages = num_shared
         sequence.num_computed_tokens = sequence.num_shared_tokens = num_shared * PAGE_SIZE
 
     def _keep_states(self) -> None:
@@ -272,6 +283,7 @@ class Scheduler:
         sequence.preempted_at = len(sequence.tokens)
         self.running.remove(sequence)
         self._start_over(sequence)
+        # In front, or requests that came later would use its pages first, again and again.
         self.waiting.appendleft(sequence)
         self.num_preemptions += 1
 
@@ -289,7 +301,8 @@ class Scheduler:
     def _start_over(self, sequence: Sequence) -> None:
         self._release(sequence)
         sequence.num_computed_tokens = sequence.num_shared_tokens = 0
-        sequence.num_kept_pages, sequence.state_source = 0, None
+        sequence.num_kept_pages = 0
+        sequence.state_source = None
         forget_drafts(sequence)
 
     def _release(self, sequence: Sequence) -> None:
@@ -298,7 +311,9 @@ class Scheduler:
         blocks += sequence.window_blocks[sequence.num_evicted_pages :]
         if sequence.state_block is not None:
             blocks.append(sequence.state_block)
-        sequence.blocks, sequence.window_blocks, sequence.state_block = [], [], None
+        sequence.blocks = []
+        sequence.window_blocks = []
+        sequence.state_block = None
         sequence.num_evicted_pages = 0
         self._freed += self.pool.free(blocks)
 

@@ -35,7 +35,8 @@ class GraphAddresses:
 
     def bindings(self, inputs: Batch, step: int) -> list[Binding]:
         """Each input of the graph that a step replayed on `inputs`, as the engine updated them."""
-        size, current = inputs.num_decodes, self._addresses(inputs)
+        size = inputs.num_decodes
+        current = self._addresses(inputs)
         return [
             Binding(
                 step,
@@ -68,7 +69,8 @@ class GraphAddresses:
 
     def _addresses(self, inputs: Batch) -> dict[str, int]:
         assert inputs.decode is not None
-        size, workspace = inputs.num_decodes, self._model.kernels.workspace
+        size = inputs.num_decodes
+        workspace = self._model.kernels.workspace
         named = (
             tensors_by_name(inputs)
             | tensors_by_name(inputs.decode)
@@ -82,7 +84,8 @@ class GraphAddresses:
                 f"constant {i}": t for i, t in enumerate(self._model.constants())
             }
             addresses = {f"weights.{name}": tensor.data_ptr() for name, tensor in weights.items()}
-            held, graph = self._captured.get(size), self._graphs[size]
+            held = self._captured.get(size)
+            graph = self._graphs[size]
             found |= {
                 n: at
                 for n, at in addresses.items()

@@ -46,13 +46,16 @@ class Answers(Probe):
         self.newest_tokens = {item.sequence.request for item in sampled if item.tokens}
         for item in sampled:
             if item.tokens:
-                num_given, request = len(item.tokens), item.sequence.request
+                num_given = len(item.tokens)
+                request = item.sequence.request
                 self._note_drafts(item)
                 self.logits.setdefault(request, []).extend(item.logits[:num_given])
                 self.rejected.setdefault(request, []).extend(item.logits[num_given:])
 
     def _note_drafts(self, item: Sampled) -> None:
-        request, length, given = item.sequence.request, len(item.sequence.tokens), item.tokens
+        request = item.sequence.request
+        length = len(item.sequence.tokens)
+        given = item.tokens
         if item.drafted is None:
             return
         self.drafted.setdefault(request, []).append((length - 2, item.drafted[len(given) - 1]))

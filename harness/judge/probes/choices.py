@@ -50,7 +50,8 @@ class Choices(Probe):
             self.routed.append(experts.flatten(0, 1))
         row = 0
         for item in self._ordered:
-            sequence, start = item.sequence, item.sequence.num_computed_tokens
+            sequence = item.sequence
+            start = item.sequence.num_computed_tokens
             if start == sequence.num_shared_tokens:
                 self._take_shared(sequence)
             tokens = sequence.tokens + sequence.drafts

@@ -57,16 +57,15 @@ class StepConditions(Probe):
     def on_start(
         self, model: PagedModel, memory: PagedMemory, pool: BlockPool, padding: Padding
     ) -> None:
-        config, names = model.model.config, {dtype: kv for kv, dtype in KV_DTYPES.items()}
+        config = model.model.config
+        names = {dtype: kv for kv, dtype in KV_DTYPES.items()}
         kinds = {LAYERS[kind]: layer for layer, kind in enumerate(config.layer_types)}
         layers = {
             kind: None if kind == STATE else names[memory.latents(n).dtype]
             for kind, n in kinds.items()
         }
-        limits, params = (
-            {"window": config.sliding_window, "sparse": config.index_topk},
-            self._params,
-        )
+        limits = {"window": config.sliding_window, "sparse": config.index_topk}
+        params = self._params
         self._engine: dict[str, Any] = {
             "layers": layers,
             "limits": {kind: limit for kind, limit in limits.items() if kind in kinds},
@@ -124,18 +123,18 @@ class StepConditions(Probe):
             request = self._requests[one.sequence]
             if request.drafts:
                 request.confirmed = one.sequence.num_computed_tokens - request.computed - 1
-            request.given, request.ends = len(one.tokens), one.sequence.is_finished
+            request.given = len(one.tokens)
+            request.ends = one.sequence.is_finished
         self.points.update(SPACE.shown({"step": self._step}))
         self._step = None
 
     def _request(self, item: ScheduledSequence) -> Request:
         """A request before its step."""
-        sequence, computed, hit = (
-            item.sequence,
-            item.sequence.num_computed_tokens,
-            item.sequence.num_shared_tokens,
-        )
-        is_new, last = computed == hit, (computed + item.num_new_tokens - 1) // PAGE_SIZE
+        sequence = item.sequence
+        computed = item.sequence.num_computed_tokens
+        hit = item.sequence.num_shared_tokens
+        is_new = computed == hit
+        last = (computed + item.num_new_tokens - 1) // PAGE_SIZE
         blocks = {
             "full": sequence.blocks[last],
             "sparse": sequence.blocks[last],

@@ -46,22 +46,17 @@ class ProbeGroup(Probe):
     def __init__(self, *probes: Probe) -> None:
         self.probes = probes
 
-    on_start, on_capture, before_step = (
-        _each(Probe.on_start),
-        _each(Probe.on_capture),
-        _each(Probe.before_step),
-    )
-    on_step, on_forward, on_replay = (
-        _around(Probe.on_step),
-        _around(Probe.on_forward),
-        _around(Probe.on_replay),
-    )
-    on_forwarded, on_drafted = _each(Probe.on_forwarded), _each(Probe.on_drafted)
-    on_logits, on_sampled, on_dummy_step = (
-        _each(Probe.on_logits),
-        _each(Probe.on_sampled),
-        _around(Probe.on_dummy_step),
-    )
+    on_start = _each(Probe.on_start)
+    on_capture = _each(Probe.on_capture)
+    before_step = _each(Probe.before_step)
+    on_step = _around(Probe.on_step)
+    on_forward = _around(Probe.on_forward)
+    on_replay = _around(Probe.on_replay)
+    on_forwarded = _each(Probe.on_forwarded)
+    on_drafted = _each(Probe.on_drafted)
+    on_logits = _each(Probe.on_logits)
+    on_sampled = _each(Probe.on_sampled)
+    on_dummy_step = _around(Probe.on_dummy_step)
 
 
 def within(contexts: Iterable[AbstractContextManager[None]]) -> AbstractContextManager[None]:

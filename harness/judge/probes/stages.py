@@ -28,7 +28,7 @@ from harness.engine.probe import Probe, Sampled
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.config import PAGE_SIZE
 from harness.engine.schedule.sequence import ScheduledSequence, Sequence
-from harness.engine.speculation import Drafter, greedy_tokens
+from harness.engine.speculation import GraphDrafter, greedy_tokens
 from harness.judge.dense_reference import DenseReference, visible_tokens
 from harness.judge.probes.addresses import plan_tensors
 from harness.memory.graph.launch import launch_unseen, launches_shown_to
@@ -54,11 +54,9 @@ class Stages(Probe):
 
     def __init__(self, reference: DenseReference, tolerance: float, rounding: float) -> None:
         self.first = self.site = ""
-        self._reference, self._tolerance, self._rounding = (
-            reference,
-            max(tolerance, rounding),
-            max(rounding, EXACT),
-        )
+        self._reference = reference
+        self._tolerance = max(tolerance, rounding)
+        self._rounding = max(rounding, EXACT)
         self._layers = layers_of(reference.model)
         self._handles: list[Any] = []
         self._kept: dict[tuple[str, int], Tensor] = {}
@@ -78,7 +76,8 @@ class Stages(Probe):
     def on_start(
         self, model: PagedModel, memory: PagedMemory, pool: BlockPool, padding: Padding
     ) -> None:
-        self._model, self._memory = model, memory
+        self._model = model
+        self._memory = memory
         for number, layer in enumerate(layers_of(model.model)):
             self._keep_inputs_of(layer.input_layernorm, ("before", number))
             self._keep_inputs_of(layer.post_attention_layernorm, ("between", number))
@@ -94,12 +93,15 @@ class Stages(Probe):
     def _keep(self, key: tuple[str, int], x: Tensor) -> None:
         """Keep x [T, hidden] of the step's own forward. A graph repeats this in each replay."""
         if self._is_on:
+            # A copy: a graph's pool writes over it within the same replay.
             self._kept[key] = x.double()
 
     @contextlib.contextmanager
     def on_step(self, ordered: list[ScheduledSequence], batch: Batch) -> Iterator[None]:
         self._step += 1
-        self._ordered, self._batch, self._is_pending = ordered, batch, True
+        self._ordered = ordered
+        self._batch = batch
+        self._is_pending = True
         self._check_batch()
         yield
         self._is_pending = False
@@ -107,7 +109,8 @@ class Stages(Probe):
     @contextlib.contextmanager
     def _own_forward(self) -> Iterator[None]:
         """Keep what the first forward or replay of a step computes, not its twins."""
-        self._is_on, self._is_pending = self._is_pending, False
+        self._is_on = self._is_pending
+        self._is_pending = False
         yield
         self._is_on = False
 
@@ -122,7 +125,9 @@ class Stages(Probe):
             yield
 
     def on_forwarded(self, forwarded: Forwarded) -> None:
-        self._hidden, self._logits = forwarded.hidden.clone(), forwarded.logits.clone()
+        self._hidden = forwarded.hidden.clone()
+        self._logits = forwarded.logits.clone()
+        # The first wrong stage explains all behind it.
         if self.first or not self._kept:
             return
         self._check_plan()
@@ -132,26 +137,31 @@ class Stages(Probe):
         for number, layer in enumerate(self._layers):
             selected = None
             if getattr(layer.self_attn, "indexer", None) is not None:
-                selected, sparse = forwarded.selected[sparse].long(), sparse + 1
+                selected = forwarded.selected[sparse].long()
+                sparse = sparse + 1
             for item, rows in self._spans():
                 self._check_attention(number, layer.self_attn, item, rows, selected)
             ids = None
             if isinstance(layer.mlp, MoE):
-                ids, moe = forwarded.expert_ids[moe], moe + 1
+                ids = forwarded.expert_ids[moe]
+                moe = moe + 1
             self._check_mlp(number, layer, ids)
         hidden = self._kept["behind", 0]
         self._compare(
             "the output head", self._logits, self._reference.model.compute_logits(hidden), EXACT
         )
 
-    def on_drafted(self, drafter: Drafter, logits: Tensor) -> None:
+    def on_drafted(self, drafter: GraphDrafter, logits: Tensor) -> None:
+        """Compare the draft logits [T, vocab] float32 with those of the same module outside its
+        graph.
+        """
         with launches_shown_to(None):
             want = drafter.forward(self._hidden, greedy_tokens(self._logits))
         self._compare("the drafter", logits, want.double(), EXACT)
 
     def on_logits(self, logits: Tensor) -> None:
-        """Keep the rows of logits [n, vocab] of each request: once it has tokens, it no longer says
-        how many it had.
+        """Keep the rows of logits [n, vocab] float32 of each request: once it has tokens, it no
+        longer says how many it had.
         """
         self._rows = {
             item.sequence: self._logits[: rows.stop][-item.num_rows :]
@@ -160,6 +170,7 @@ class Stages(Probe):
 
     def on_sampled(self, sampled: list[Sampled]) -> None:
         for item in sampled:
+            # NaN equals nothing, itself neither, so it is replaced on both sides.
             if not torch.equal(self._rows[item.sequence].nan_to_num(), item.logits.nan_to_num()):
                 self._found(
                     "what hands out the logits",
@@ -174,19 +185,23 @@ class Stages(Probe):
     def _spans(self) -> Iterator[tuple[ScheduledSequence, slice]]:
         end = 0
         for item in self._ordered:
-            start, end = end, end + item.num_new_tokens
+            start = end
+            end = end + item.num_new_tokens
             yield item, slice(start, end)
 
     def _found(self, stage: str, what: str, site: str = "") -> None:
         if not self.first:
-            self.first, self.site = f"{stage}, step {self._step}: {what}", site
+            self.first = f"{stage}, step {self._step}: {what}"
+            self.site = site
 
     def _check_batch(self) -> None:
         """The batch has the tokens, slots and blocks of its requests."""
-        batch, row = self._batch, 0
+        batch = self._batch
+        row = 0
         embedding = self._model.model.embed_tokens.weight
         for item, rows in self._spans():
-            sequence, start = item.sequence, item.sequence.num_computed_tokens
+            sequence = item.sequence
+            start = item.sequence.num_computed_tokens
             places = range(start, start + item.num_new_tokens)
             expected: dict[str, tuple[Tensor, Iterable[Any]]] = {
                 "positions": (batch.positions[rows], places)
@@ -238,7 +253,8 @@ class Stages(Probe):
                     )
 
     def _check_plan(self) -> None:
-        decode, kernels = self._batch.decode, self._model.kernels
+        decode = self._batch.decode
+        kernels = self._model.kernels
         if decode is None or decode.metadata.plan is None:
             return
         with launches_shown_to(None):
@@ -254,12 +270,12 @@ class Stages(Probe):
         """Note what the request's rows brought to each attention; earlier positions were noted when
         they ran.
         """
-        sequence, start = item.sequence, item.sequence.num_computed_tokens
-        known, computed = _known(sequence), self._tokens.setdefault(sequence.request, {})
-        held, self._blocks[sequence.request] = (
-            self._blocks.get(sequence.request, []),
-            list(sequence.blocks),
-        )
+        sequence = item.sequence
+        start = item.sequence.num_computed_tokens
+        known = _known(sequence)
+        computed = self._tokens.setdefault(sequence.request, {})
+        held = self._blocks.get(sequence.request, [])
+        self._blocks[sequence.request] = list(sequence.blocks)
         if start > sequence.num_shared_tokens and sequence.blocks[: len(held)] != held:
             self._found(
                 "the scheduler",
@@ -308,8 +324,10 @@ class Stages(Probe):
         """The pages of a request and the attention of its rows, on the layer's own inputs;
         `selected` [T, K].
         """
-        sequence, start = item.sequence, item.sequence.num_computed_tokens
-        end, history = start + item.num_new_tokens, self._history[number, sequence.request]
+        sequence = item.sequence
+        start = item.sequence.num_computed_tokens
+        end = start + item.num_new_tokens
+        history = self._history[number, sequence.request]
         heads = self._model.model.config.num_heads
         if (
             self.first
@@ -317,10 +335,8 @@ class Stages(Probe):
             or any(position not in history for position in range(end))
         ):
             return
-        x, positions = (
-            torch.stack([history[position] for position in range(end)])[None],
-            torch.arange(end),
-        )
+        x = torch.stack([history[position] for position in range(end)])[None]
+        positions = torch.arange(end)
         if not isinstance(attention, MLAAttention):
             want = attention(x)[0]
         else:
@@ -392,7 +408,8 @@ class Stages(Probe):
         A row of a request is named by its position, which counts from `first`.
         """
         live = sum(item.num_new_tokens for item in self._ordered) if sequence is None else len(want)
-        got, want = got[:live].double(), want[:live]
+        got = got[:live].double()
+        want = want[:live]
         error = (got - want).norm(dim=-1) / want.norm(dim=-1).clamp(
             min=1e-2 * float(want.norm(dim=-1).mean()) + 1e-9
         )

@@ -88,7 +88,7 @@ class Trace(Probe):
                 self.note(name, f"result {place}" if place else "result", value[: self.num_live])
 
     def note(self, reader: str, tensor: str, value: torch.Tensor) -> None:
-        """Add the fingerprint of `value`, of any shape, bit for bit."""
+        """Add the fingerprint of value [...] of any dtype, bfloat16 or uint8, bit for bit."""
         raw = value.detach().cpu().contiguous().view(torch.uint8) if value.numel() else value
         digest = hashlib.blake2b(
             raw.numpy().tobytes() if value.numel() else b"", digest_size=8

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,14 +19,14 @@ from harness.engine.batch import (
     Padding,
     dummy_batch,
     fill_static,
-    tensors_by_name,
+    map_tensors,
 )
 from harness.engine.memory import PagedMemory
 from harness.engine.paged_model import Forwarded, PagedModel
 from harness.engine.probe import Probe
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.sequence import ScheduledSequence, Step
-from harness.engine.speculation import Drafter, greedy_tokens
+from harness.engine.speculation import GraphDrafter, greedy_tokens
 from harness.evidence.addresses import Binding
 from harness.evidence.pairs import Pair
 from harness.evidence.replay import ReplayedStep
@@ -69,7 +68,9 @@ class Twins(Probe):
     def on_start(
         self, model: PagedModel, memory: PagedMemory, pool: BlockPool, padding: Padding
     ) -> None:
-        self._model, self._memory, self._padding = model, memory, padding
+        self._model = model
+        self._memory = memory
+        self._padding = padding
         self._addresses = GraphAddresses(model, self._params)
 
     def on_capture(self, inputs: Batch, graph: Graph) -> None:
@@ -94,17 +95,18 @@ class Twins(Probe):
     def on_forwarded(self, forwarded: Forwarded) -> None:
         if self._before is None:
             return
-        (inputs, copied, memory), self._before = self._before, None
+        inputs, copied, memory = self._before
+        self._before = None
         # The next replay writes over its outputs.
-        replayed, drafted = (
-            forwarded.logits.clone(),
-            None if forwarded.drafted is None else forwarded.drafted.clone(),
-        )
+        replayed = forwarded.logits.clone()
+        drafted = None if forwarded.drafted is None else forwarded.drafted.clone()
+        # On copies: a twin writes latents, and the engine must go on with its own.
         self._run_padded(copied, memory)
         eager = self._model.forward(copied, copy_of_memory(memory))
         assert copied.decode is not None
         stale = self._addresses.stale_reads(inputs.num_decodes)
         site = "graph.pool" if stale else None
+        # A stale read of the pool is told first: it explains a stale plan too.
         if not stale and self._addresses.is_stale(inputs.num_decodes, copied.decode.metadata.plan):
             site = "sched_meta"
         rows = self._inputs_of_rows(copied.decode.query_len)
@@ -134,10 +136,12 @@ class Twins(Probe):
             )
         self.bindings += self._addresses.bindings(inputs, self._step)
 
-    def on_drafted(self, drafter: Drafter, logits: Tensor) -> None:
+    def on_drafted(self, drafter: GraphDrafter, logits: Tensor) -> None:
         """Draft from the eager twin of the step too.
 
         A copy of hidden states or tokens that comes late shows here.
+
+        logits [T, vocab] are float32.
         """
         runs = self._eager
         self._note_drafts(
@@ -148,10 +152,8 @@ class Twins(Probe):
         """Note the logits [n, vocab] of a drafter's graph beside those from each eager run of the
         newest step.
         """
-        name, again = (
-            f"draft logits of the graph of {len(replayed)}",
-            eager[1] if len(eager) > 1 else None,
-        )
+        name = f"draft logits of the graph of {len(replayed)}"
+        again = eager[1] if len(eager) > 1 else None
         step = replace(
             self.replays[-1], name=name, replayed=replayed.cpu(), eager=eager[0], eager_again=again
         )
@@ -159,6 +161,7 @@ class Twins(Probe):
 
     def _inputs_of_rows(self, query_len: int) -> tuple[int, ...]:
         """A number for each live row. Rows of requests with equal tokens have equal numbers."""
+        # Requests with equal tokens must have equal rows, so they tell a batch that mixes them up.
         given = [(*item.sequence.tokens, *item.sequence.drafts) for item in self._ordered]
         return tuple(hash((tokens, row)) for tokens in given for row in range(query_len))
 
@@ -166,7 +169,8 @@ class Twins(Probe):
         """Run the step on copies of `memory` without padding, and with a number of padded requests
         not yet tried.
         """
-        num_live, workspace = len(self._ordered), self._model.kernels.workspace
+        num_live = len(self._ordered)
+        workspace = self._model.kernels.workspace
         size = max(inputs.num_decodes, num_live + MORE_ROWS)
         size = size if workspace is None else min(size, workspace.num_requests)
         if len(self.padded) >= MOST_PADDED or size == num_live:
@@ -196,17 +200,15 @@ class Twins(Probe):
         self, inputs: Batch, memory: PagedMemory, num_live: int, size: int, num_padded: int
     ) -> Forwarded:
         assert inputs.decode is not None
-        more: dict[str, Any] = {
-            "has_window": inputs.window_slots is not None,
-            "padding": self._padding,
-        }
-        given = (
+        twin = dummy_batch(
             size,
             self._model.model.embed_tokens,
             inputs.decode.block_table.shape[1],
             inputs.decode.query_len,
+            padding=self._padding,
+            has_window=inputs.window_slots is not None,
+            has_adapters=inputs.adapters is not None,
         )
-        twin = dummy_batch(*given, has_adapters=inputs.adapters is not None, **more)
         assert twin.decode is not None
         # The static inputs of a graph hold the pages of earlier steps. These are in no pool, so a
         # read of one shows.
@@ -224,21 +226,15 @@ class Twins(Probe):
 
 def copy_of_memory(memory: PagedMemory) -> PagedMemory:
     """A copy of all bytes of the pool, to repeat a step on."""
+    # Poison included: a twin must read what the step itself read.
     return PagedMemory(memory.layout, memory.data.clone())
 
 
 def copy_of_inputs(inputs: Batch) -> Batch:
     """A decode batch with copies of all tensors and without a plan."""
     assert inputs.decode is not None
-    decode: dict[str, Any] = {
-        name: tensor.clone() for name, tensor in tensors_by_name(inputs.decode).items()
-    }
-    batch: dict[str, Any] = {
-        name: tensor.clone() for name, tensor in tensors_by_name(inputs).items()
-    }
-    return replace(
-        inputs, **batch, decode=replace(inputs.decode, **decode, metadata=DecodeMetadata())
-    )
+    decode = map_tensors(inputs.decode, Tensor.clone, metadata=DecodeMetadata())
+    return map_tensors(inputs, Tensor.clone, decode=decode)
 
 
 def decided_alike(first: Forwarded, second: Forwarded) -> Tensor:
@@ -259,20 +255,22 @@ def repeated(inputs: Batch, num_live: int, count: int, slot: int) -> Batch:
     Repetitions are stored at `slot` and do not count as live.
     """
     assert inputs.decode is not None
-    decode, query_len = inputs.decode, inputs.decode.query_len
+    decode = inputs.decode
+    query_len = inputs.decode.query_len
     device = inputs.hidden.device
     order = torch.arange(count, device=device) % num_live
     rows = (order[:, None] * query_len + torch.arange(query_len, device=device)).flatten()
     is_first = torch.arange(len(rows), device=device) < num_live * query_len
-    tensors = tensors_by_name(replace(decode, output=None))
-    of_requests: dict[str, Any] = {
-        name: tensor[order] for name, tensor in tensors.items() if name != "num_live"
-    }
+    of_requests = map_tensors(
+        replace(decode, output=None),
+        lambda tensor: tensor if tensor is decode.num_live else tensor[order],
+        metadata=DecodeMetadata(),
+    )
     return Batch(
         hidden=inputs.hidden[rows],
         positions=inputs.positions[rows],
         slot_mapping=torch.where(is_first, inputs.slot_mapping[rows], slot),
-        decode=replace(decode, **of_requests, output=None, metadata=DecodeMetadata()),
+        decode=of_requests,
         window_slots=None
         if inputs.window_slots is None
         else torch.where(is_first, inputs.window_slots[rows], slot),

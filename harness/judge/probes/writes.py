@@ -37,7 +37,9 @@ class StrayWrites(Probe):
     def on_start(
         self, model: PagedModel, memory: PagedMemory, pool: BlockPool, padding: Padding
     ) -> None:
-        self._workspace, self._memory, self._pool = model.kernels.workspace, memory, pool
+        self._workspace = model.kernels.workspace
+        self._memory = memory
+        self._pool = pool
         self._trash_block = padding.trash_block
         # Before warm-ups and captures. The null block must never change.
         self._null_block = memory.block(NULL_BLOCK)
@@ -114,7 +116,8 @@ def dirty_workspace(workspace: Workspace | None, num_requests: int) -> list[Guar
     """
     if workspace is None or not num_requests:
         return []
-    counters, guard = workspace.counters(num_requests), workspace.words[workspace.num_requests :]
+    counters = workspace.counters(num_requests)
+    guard = workspace.words[workspace.num_requests :]
     parts = (
         ("the counters of decode", counters, 0),
         ("the words behind the counters of decode", guard, GUARD),

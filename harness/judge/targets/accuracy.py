@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from torch_poison.patterns import Poison
 
 from harness.core import extras
 from harness.core.cases import Case
 from harness.core.cause_codes import WhyNot
-from harness.core.engine_params import AccuracyParams, ServingParams
+from harness.core.engine_params import AccuracyParams
 from harness.core.files import FIXTURES
+from harness.core.serving_params import ServingParams
 from harness.evidence.answers import Answered
 from harness.evidence.records import Run
 from harness.judge.target import Target
@@ -56,12 +56,15 @@ class AccuracyTarget(Target):
         )
         with tempfile.TemporaryDirectory() as scratch:
             task = load_task(params.task, Path(scratch), limit=params.limit)
-            how: dict[str, Any] = {
-                "num_epochs": params.epochs,
-                "seed": ORDER_SEED,
-                "max_tokens": params.max_tokens,
-            }
-            found = run_epochs(backend, task, Path(self.directory or scratch), resume=True, **how)
+            found = run_epochs(
+                backend,
+                task,
+                Path(self.directory or scratch),
+                resume=True,
+                num_epochs=params.epochs,
+                seed=ORDER_SEED,
+                max_tokens=params.max_tokens,
+            )
         return Run(poison.pattern, [Answered(found)])
 
 

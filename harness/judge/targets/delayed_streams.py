@@ -28,7 +28,9 @@ from harness.memory.moves.streams import Launch, Race
 from harness.ops.parts.call import KernelCall, Observe
 from harness.ops.parts.judged import Rows
 
-PRODUCER, CALLER, HOST = "producer", "caller", "host"
+PRODUCER = "producer"
+CALLER = "caller"
+HOST = "host"
 OTHER = "unknown"
 """The stream of work that did not wait for the caller's."""
 Streams = Callable[
@@ -64,7 +66,8 @@ def _pairs(
 ) -> Iterator[tuple[Race, Attempt]]:
     """Each two accesses that need an order, and the call that shows whether they have it."""
     # Without poison: a fill of an allocation would be work on the caller's stream.
-    kernel, restore = BoundKernel(spec, None), restoring(spec, call)
+    kernel = BoundKernel(spec, None)
+    restore = restoring(spec, call)
 
     def launch(one: KernelCall = call) -> Any:
         return kernel(*one.args, **one.keywords(is_captured=True))
@@ -85,10 +88,8 @@ def _pairs(
     for name, late in late_inputs(spec, call, restore):
         writer = Launch(f"the producer of {name}", PRODUCER)
         yield _race(writer, "write", own, "read", name), partial(written_late, late)
-    copy, host = (
-        Launch(f"a copy of {spec.name}", CALLER),
-        Launch(f"the next call of {spec.name}", HOST),
-    )
+    copy = Launch(f"a copy of {spec.name}", CALLER)
+    host = Launch(f"the next call of {spec.name}", HOST)
     yield (
         _race(copy, "read", host, "write", "host memory of the kernel"),
         partial(attempt, partial(launch, other)),

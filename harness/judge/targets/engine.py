@@ -9,41 +9,33 @@ import contextlib
 import copy
 import functools
 import itertools
-import traceback
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch_poison.errors import PoisonError
 from torch_poison.patterns import Poison
 
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS
 from harness.core.cause_codes import Code, WhyNot
-from harness.core.cuda_failures import is_device_failure, is_out_of_memory
+from harness.core.cuda_failures import is_device_failure
 from harness.core.engine_params import EngineParams
 from harness.core.errors import (
-    HarnessError,
-    KernelError,
     Refused,
     SystemUnderTestError,
-    line_of,
-    named,
 )
 from harness.core.params import KvType
 from harness.core.records import FirstNan
-from harness.engine import batch
 from harness.engine.changes import with_adapter
-from harness.engine.engine import Engine
+from harness.engine.engine import ReferenceEngine
 from harness.engine.memory import CacheLayout
 from harness.engine.model.next_token import NextTokenModule
 from harness.engine.model.transformer import CausalLM
 from harness.engine.probe import Probe
 from harness.engine.schedule.config import (
     PAGE_SIZE,
-    ModelConfig,
+    EngineModelConfig,
     model_config,
     num_pages,
     why_not_together,
@@ -51,7 +43,7 @@ from harness.engine.schedule.config import (
 from harness.engine.schedule.sequence import Sequence
 from harness.evidence.compare import token_margins
 from harness.evidence.counts import Count
-from harness.evidence.decisions import Decisions, rows_before_divergence
+from harness.evidence.decisions import Decisions
 from harness.evidence.experts import ChosenExperts
 from harness.evidence.facts import Happened
 from harness.evidence.observed import Observed
@@ -61,19 +53,18 @@ from harness.evidence.replay import ReplayedStep
 from harness.evidence.thresholds import bound
 from harness.judge.by_heart import counts_of_drafts, drafted_beside_reference, knows_by_heart
 from harness.judge.dense_reference import DenseReference
-from harness.judge.probes import recorder
-from harness.judge.probes.answers import Answers
 from harness.judge.probes.notes import Notes
 from harness.judge.probes.recorder import recorder_on
 from harness.judge.probes.stages import Stages
 from harness.judge.probes.trace import Trace
 from harness.judge.target import Target
+from harness.judge.targets.answer_pairs import pair_of, pairs_of
+from harness.judge.targets.engine_errors import errors_of_the_engine
 from harness.judge.targets.serving import Served, serve
 from harness.judge.targets.step_counts import counts_of_run, counts_of_steps, length
 from harness.kernels.call import counting_launches
 from harness.memory.graph.launch import launches_shown_to
 
-ENGINE, PROBES = Path(batch.__file__).parent, Path(recorder.__file__).parent
 WEIGHT_SEED = 0
 """Cases of one model share its weights and differ in their prompts."""
 
@@ -146,9 +137,11 @@ class EngineTarget(Target):
         notes = Notes(
             params, poison, *([probe] if probe else []), *more, padding_bound=self._padding_bound
         )
+        # Errors first: what the engine raises must be told as its own, whichever probe watches.
         with errors_of_the_engine(), counting_launches() as launched, launches_shown_to(probe):
             served = self._serve(poison, notes)
-        engine, epochs = served.engine, served.epochs
+        engine = served.engine
+        epochs = served.epochs
         answered = [
             [sequence for sequence in epoch if sequence.num_generated_tokens] for epoch in epochs
         ]
@@ -193,11 +186,12 @@ class EngineTarget(Target):
         return run
 
     def _serve(self, poison: Poison, notes: Notes) -> Served:
-        longest, model = max(map(length, self._params.requests)), _model(self._config, self.device)
+        longest = max(map(length, self._params.requests))
+        model = _model(self._config, self.device)
         # The judge keeps the module on the CPU, beside its float64 reference.
         module = copy.deepcopy(self._module)
         served = None if module is None else module.to(self.device)
-        engine = Engine(model, self._params, poison, longest, notes, served)
+        engine = ReferenceEngine(model, self._params, poison, longest, notes, served)
         return serve(engine, notes, self._prompts(), self._checkpoint)
 
     @property
@@ -209,6 +203,7 @@ class EngineTarget(Target):
         requests = tuple(
             (tuple(prompt), count) for prompt, count in zip(self._prompts(), counts, strict=True)
         )
+        # A module that never guesses right would leave the code behind an accepted draft unrun.
         return knows_by_heart(_model(self._config), params.speculative, requests)
 
     def _checkpoint(self, number: int) -> CausalLM:
@@ -223,15 +218,22 @@ class EngineTarget(Target):
         It is asked the very prompts: a conversation goes on with an answer that the weights before
         may have given.
         """
-        engine, last = served.engine, served.epochs[-1]
+        engine = served.engine
+        last = served.epochs[-1]
         # Without graphs it is cheaper, and `replay` compares each graph with eager steps.
         params = self._params.but(changes=(), happens=(), epochs=1, graph="none", chains=())
         notes = Notes(params, poison)
-        cold = Engine(
+        cold = ReferenceEngine(
             self._checkpoint(engine.num_reloads), params, poison, engine.max_model_len, notes
         )
-        cold.num_reloads, cold.adapters = engine.num_reloads, engine.adapters
-        served_cold = serve(cold, notes, [_prompt(sequence) for sequence in last], self._checkpoint)
+        cold.num_reloads = engine.num_reloads
+        cold.adapters = engine.adapters
+        served_cold = serve(
+            cold,
+            notes,
+            [sequence.tokens[: sequence.num_prompt_tokens] for sequence in last],
+            self._checkpoint,
+        )
         if served_cold.refusal is not None:
             raise served_cold.refusal
         (answers,) = served_cold.epochs
@@ -285,7 +287,8 @@ class EngineTarget(Target):
         hybrid model, and older latents if all blocks have one type. In a window layer it reads the
         null block too.
         """
-        sites, params = set(poison.sites), self._params
+        sites = set(poison.sites)
+        params = self._params
         if KERNELS.get(f"mla_decode/{self._params.decode_kernel}").needs_finite_tail:
             sites.discard("kv.tail")
             layout = CacheLayout(self._config, params.kv, params.num_blocks, params.window_kv)
@@ -311,13 +314,16 @@ class EngineTarget(Target):
         """Prompts drawn from the case's seed: what all share, the pages of its chain, and tokens of
         its own.
         """
-        params, generator = self._params, torch.Generator().manual_seed(self.case.seed)
+        params = self._params
+        generator = torch.Generator().manual_seed(self.case.seed)
         vocab = self._config.vocab_size
 
         def draw(count: int) -> list[int]:
             drawn: list[int] = torch.randint(vocab, (count,), generator=generator).tolist()
             return drawn
 
+        # Drawn in a fixed order, so that a change of one length leaves the other tokens as they
+        # are.
         prefix = draw(params.shared_prefix)
         pages = {
             letter: draw(PAGE_SIZE)
@@ -350,17 +356,16 @@ class EngineTarget(Target):
                 sequences, notes.choices.expert_ids, notes.choices.selected
             )
             if not decisions:
-                expected, decisions = logits, made
+                expected = logits
+                decisions = made
             start = 0
             for index, (sequence, spans) in enumerate(zip(sequences, models, strict=True)):
                 end = start + sequence.num_generated_tokens
                 # The numbers of reloads and adapters only grow, so later models replace the rows of
                 # earlier ones.
                 for first in (first for first, own in spans if own == key):
-                    expected[start + first : end], decisions[index] = (
-                        logits[start + first : end],
-                        made[index],
-                    )
+                    expected[start + first : end] = logits[start + first : end]
+                    decisions[index] = made[index]
                 start = end
         return expected, decisions
 
@@ -414,10 +419,8 @@ class EngineTarget(Target):
             )
         ]
         if (module := self._module) is not None:
-            reference, asked = (
-                _reference(self._config, self._margin, 0, 0),
-                [(s.request, s.tokens) for s in sequences],
-            )
+            reference = _reference(self._config, self._margin, 0, 0)
+            asked = [(s.request, s.tokens) for s in sequences]
             found, wanted, word = drafted_beside_reference(module, reference, notes.answers, asked)
             observed.append(
                 of("draft logits", found, word, expected=torch.stack(wanted), bound=self._bound)
@@ -425,94 +428,6 @@ class EngineTarget(Target):
         if rejected:
             observed.append(of("logits of rejected drafts", rejected, "rejected draft"))
         return observed
-
-
-@contextlib.contextmanager
-def errors_of_the_engine() -> Iterator[None]:
-    """Raise KernelError for an error that the engine raises: it is under test as its kernels are.
-
-    A refusal of the request, a full memory, and an error of a probe that watches the engine stay
-    what they are.
-    """
-    try:
-        yield
-    except Exception as error:
-        is_told = isinstance(error, HarnessError | PoisonError | SystemUnderTestError)
-        if is_told or is_out_of_memory(error):
-            raise
-        stack = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in stack if Path(frame.filename).is_relative_to(ENGINE)]
-        if isinstance(error, AttributeError) and type(error.obj).__module__.startswith(
-            "harness.engine."
-        ):
-            # A missing attribute of an engine object is the engine's error, wherever it is read.
-            own = own or list(stack)
-        if (
-            is_device_failure(error)
-            or not own
-            or any(Path(frame.filename).parent == PROBES for frame in stack)
-        ):
-            raise
-        name = type(error).__name__
-        raise KernelError(
-            f"the engine raised {named(error)}", error=name, at=line_of(own[-1])
-        ) from error
-
-
-def pairs_of(
-    answers: Answers,
-    epochs: list[list[Sequence]],
-    params: EngineParams,
-    bound: str,
-    decisions: dict[int, Decisions],
-) -> Iterator[Pair]:
-    """Answers of the first epoch beside answers of later ones, which have a cached prefix or follow
-    a flush.
-
-    `decisions` are by number of the request.
-    """
-    for number, epoch in enumerate(epochs[1:], 1):
-        is_flushed = number == params.epochs
-        oracle = "flush" if is_flushed else "cold_warm"
-        for index, (first, later) in enumerate(zip(epochs[0], epoch, strict=True)):
-            is_warm = later.num_shared_tokens > 0 and first.num_shared_tokens == 0
-            is_same = answers.models.get(first.request) == answers.models.get(later.request)
-            if (is_flushed or is_warm) and is_same and _prompt(first) == _prompt(later):
-                sides = ((first, answers, decisions), (later, answers, decisions))
-                yield from pair_of(oracle, f"request {index} of epoch {number}", sides, bound)
-
-
-def _prompt(sequence: Sequence) -> list[int]:
-    return sequence.tokens[: sequence.num_prompt_tokens]
-
-
-def pair_of(
-    oracle: str,
-    name: str,
-    sides: tuple[tuple[Sequence, Answers, dict[int, Decisions]], ...],
-    bound: str,
-) -> Iterator[Pair]:
-    """Two answers to one prompt, if both finished and were judged; rows count up to the first
-    decision that differs.
-    """
-    if all(
-        sequence.is_finished and sequence.request in decisions for sequence, _, decisions in sides
-    ):
-        first, second = (
-            torch.stack(answers.logits[sequence.request]).cpu() for sequence, answers, _ in sides
-        )
-        one, other = ((decisions[sequence.request],) for sequence, _, decisions in sides)
-        rows, divergences = rows_before_divergence(one, other)
-        yield Pair(
-            oracle,
-            name,
-            first,
-            second,
-            rows,
-            bound,
-            "generated token",
-            next(iter(divergences), None),
-        )
 
 
 def _ranges(sequences: list[Sequence]) -> str:
@@ -525,7 +440,7 @@ def _ranges(sequences: list[Sequence]) -> str:
 
 
 @functools.lru_cache(maxsize=8)
-def _model(config: ModelConfig, device: str = "cpu", num_reloads: int = 0) -> CausalLM:
+def _model(config: EngineModelConfig, device: str = "cpu", num_reloads: int = 0) -> CausalLM:
     """The model of this seed.
 
     After an odd number of reloads `kv_b_proj` is twice as large, so its scale differs.
@@ -540,7 +455,7 @@ def _model(config: ModelConfig, device: str = "cpu", num_reloads: int = 0) -> Ca
 
 @functools.lru_cache(maxsize=8)
 def _reference(
-    config: ModelConfig, tie_margin: float, num_reloads: int = 0, adapter: int = 0
+    config: EngineModelConfig, tie_margin: float, num_reloads: int = 0, adapter: int = 0
 ) -> DenseReference:
     model = _model(config, "cpu", num_reloads)
     return DenseReference(with_adapter(model, adapter) if adapter else model, tie_margin)

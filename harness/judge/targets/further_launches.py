@@ -26,7 +26,8 @@ def replayed(
     request's inputs are the rows of its arguments, so the other inputs are the rows in another
     order. The graph plans in each replay. Raises CaptureError for a kernel that no graph can hold.
     """
-    kernel, device = BoundKernel(spec, poison), call.args[0].device
+    kernel = BoundKernel(spec, poison)
+    device = call.args[0].device
 
     def step() -> Any:
         return kernel(*call.args, **call.keywords(is_captured=True))
@@ -63,11 +64,14 @@ def repeated(
 
     `first` are the outputs of the first launch, in the shapes of the op; `between` is called before
     each launch.
+
+    first [...] are of any dtype: bfloat16 or float32 values, int32 indices.
     """
     for number in range(1, launches):
         between(number)
         again = invoke(spec, poison, call.args, call.keywords(is_captured=False))
-        live, name = call.live_requests().cpu(), f"out of launch {number}"
+        live = call.live_requests().cpu()
+        name = f"out of launch {number}"
         then, now = (call.same(_first(result)).cpu() for result in (first, again))
         yield Pair("repeats", name, then, now, live, "", "request")
 

@@ -42,7 +42,8 @@ class KernelTarget(Target):
 
     def __init__(self, case: Case, device: str = "cpu", **more: Any) -> None:
         super().__init__(case, device, **more)
-        self.op, self.params = case.op or "", case.params_as(KernelParams)
+        self.op = case.op or ""
+        self.params = case.params_as(KernelParams)
         self.spec: KernelSpec = find_kernel(self.op, self.params.kernel)
         named = corruptions_named(self.op, self.params.corrupt)
         applying = [one for one in named if not why_not_corrupted(self.spec, self.params, one)]
@@ -91,7 +92,8 @@ class KernelTarget(Target):
         if self.device == "cuda" and torch.cuda.memory_reserved() > MOST_RESERVED:
             # Workers that share a GPU would each keep gigabytes of an earlier pool.
             torch.cuda.empty_cache()
-        call, outputs = None, None
+        call = None
+        outputs = None
         try:
             self._call_with_other_values(poison)
             call = self._call(poison, self.case.seed)
@@ -125,32 +127,10 @@ class KernelTarget(Target):
                     self.device,
                 )
             if self.params.predecessor == "slow":
-                # Few cases need a GPU that overlaps launches.
-                from harness.judge.targets.slow_predecessor import (
-                    behind_slow_predecessor,
-                    late_inputs,
-                    restoring,
-                    slow_reader,
-                )
-
-                launch = behind_slow_predecessor(self.spec, call)
-                run.evidence += [
-                    replace(one, name=f"{one.name} with {name} written late")
-                    for name, late in late_inputs(self.spec, call, restoring(self.spec, call))
-                    for one in late(launch)
-                ]
-                run.evidence += slow_reader(self.spec, launch)
+                self._run_behind_slow_predecessor(run, call)
+            # Where a stream waits is drawn from the case's seed, so one pattern shows it.
             if self.params.streams == "delayed" and is_main:
-                from harness.judge.targets.delayed_streams import without_order
-                from harness.memory.delayed_streams import DelayedStreams
-
-                streams = DelayedStreams(call.args[0].device, self.case.seed)
-                other = self._call(poison, self.case.seed ^ 1)
-                run.evidence.append(
-                    without_order(
-                        self.case, self.spec, self._call(poison, self.case.seed), other, streams
-                    )
-                )
+                self._run_on_delayed_streams(run, call, poison)
         except SystemUnderTestError as error:
             run.error = error
             return run
@@ -163,6 +143,34 @@ class KernelTarget(Target):
         if call is not None and outputs is not None:
             show_call(call, run, outputs)
         return run
+
+    def _run_behind_slow_predecessor(self, run: Run, call: KernelCall) -> None:
+        """Launch the call while a kernel before it still writes an input, or reads an output."""
+        # Few cases need a GPU that overlaps launches.
+        from harness.judge.targets.slow_predecessor import (
+            behind_slow_predecessor,
+            late_inputs,
+            restoring,
+            slow_reader,
+        )
+
+        launch = behind_slow_predecessor(self.spec, call)
+        run.evidence += [
+            replace(one, name=f"{one.name} with {name} written late")
+            for name, late in late_inputs(self.spec, call, restoring(self.spec, call))
+            for one in late(launch)
+        ]
+        run.evidence += slow_reader(self.spec, launch)
+
+    def _run_on_delayed_streams(self, run: Run, call: KernelCall, poison: Poison) -> None:
+        """Launch the call while other streams are delayed at random."""
+        from harness.judge.targets.delayed_streams import without_order
+        from harness.memory.delayed_streams import DelayedStreams
+
+        streams = DelayedStreams(call.args[0].device, self.case.seed)
+        other = self._call(poison, self.case.seed ^ 1)
+        same = self._call(poison, self.case.seed)
+        run.evidence.append(without_order(self.case, self.spec, same, other, streams))
 
     def _conditions(self, poison: Poison) -> dict[str, tuple[str, ...]]:
         """The conditions that the call of this case shows."""

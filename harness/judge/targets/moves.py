@@ -72,7 +72,8 @@ def in_orders(
 
 def scheduled(params: MoveParams, seed: int, swapped: tuple[str, str] | None, order: str) -> Moved:
     """One schedule: what its steps read, the memory that no move may touch, and its accesses."""
-    streams, landed = Streams(seed, swapped), Landed()
+    streams = Streams(seed, swapped)
+    landed = Landed()
     served = (CONNECTORS.get(params.connector).tier if params.move == "host" else Handoff)(
         params, streams, landed
     )

@@ -25,10 +25,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from harness.core.engine_params import Change
 from harness.core.errors import InputError, KernelError, Refused
+from harness.core.serving_params import Change
 from harness.engine.changes import apply_change, load_adapters
-from harness.engine.engine import Engine
+from harness.engine.engine import ReferenceEngine
 from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.config import PAGE_SIZE
 from harness.engine.schedule.sequence import Sequence
@@ -44,7 +44,7 @@ class Served:
     all steps.
     """
 
-    engine: Engine
+    engine: ReferenceEngine
     notes: Notes
     epochs: list[list[Sequence]] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
@@ -59,7 +59,8 @@ class Served:
 
         Each request has its tokens, and none after an abort, with a row of logits for each.
         """
-        engine, pool = self.engine, self.engine.pool
+        engine = self.engine
+        pool = self.engine.pool
         counts = [
             Count(
                 "free blocks after the last request", pool.num_usable_blocks, pool.num_free_blocks
@@ -80,7 +81,8 @@ class Served:
             )
         # Requests are numbered as they came, whatever number the engine gave them.
         for number, sequence in enumerate(sequence for epoch in self.epochs for sequence in epoch):
-            request, given = sequence.request, sequence.num_generated_tokens
+            request = sequence.request
+            given = sequence.num_generated_tokens
             expected = 0 if number in engine.params.cancelled else sequence.max_tokens
             counts.append(
                 Count(f"tokens of request {number}", self.aborted.get(request, expected), given)
@@ -95,14 +97,15 @@ Checkpoints = Callable[[int], CausalLM]
 
 
 def serve(
-    engine: Engine, notes: Notes, prompts: list[list[int]], checkpoints: Checkpoints
+    engine: ReferenceEngine, notes: Notes, prompts: list[list[int]], checkpoints: Checkpoints
 ) -> Served:
     """Serve `prompts` in each epoch, and again after a flush if the case has one.
 
     Stops where requests do not end, and where a kernel refuses a call. `notes` is the probe of the
     engine.
     """
-    served, params = Served(engine, notes), engine.params
+    served = Served(engine, notes)
+    params = engine.params
     if params.adapters:
         load_adapters(engine)
     for epoch in range(params.epochs + params.flush):
@@ -115,7 +118,7 @@ def serve(
     return served
 
 
-def most_steps(engine: Engine) -> int:
+def most_steps(engine: ReferenceEngine) -> int:
     """The steps within which an epoch ends: one request makes progress in each, and may start over
     for each other.
     """
@@ -137,7 +140,8 @@ def _serve_epoch(
 
     Returns whether all requests ended within `most_steps`, and no kernel refused a call.
     """
-    engine, params = served.engine, served.engine.params
+    engine = served.engine
+    params = served.engine.params
     arrivals = list(
         itertools.islice(itertools.chain(params.arrivals, itertools.repeat(0)), len(prompts))
     )
@@ -182,7 +186,7 @@ def _serve_epoch(
     return not left
 
 
-def _added(engine: Engine, prompt: list[int], count: int, slot: int = 0) -> Sequence:
+def _added(engine: ReferenceEngine, prompt: list[int], count: int, slot: int = 0) -> Sequence:
     """The parameters of a case have room for each request, so an engine that refuses one is at
     fault.
     """
@@ -200,14 +204,15 @@ def _tokens_before(chain: tuple[str, ...], living: dict[int, Sequence]) -> list[
     return before.tokens if before else []
 
 
-def _counts_of_step(engine: Engine, answers: Answers) -> list[Count]:
-    pool, params = engine.pool, engine.params
-    running, waiting = engine.scheduler.running, engine.scheduler.waiting
-    free, owned = (
-        pool.free_blocks,
-        Counter(block for sequence in running for block in _blocks_of(sequence)),
-    )
-    where, num_free = f"step {answers.num_steps - 1}", len(set(free) - owned.keys())
+def _counts_of_step(engine: ReferenceEngine, answers: Answers) -> list[Count]:
+    pool = engine.pool
+    params = engine.params
+    running = engine.scheduler.running
+    waiting = engine.scheduler.waiting
+    free = pool.free_blocks
+    owned = Counter(block for sequence in running for block in _blocks_of(sequence))
+    where = f"step {answers.num_steps - 1}"
+    num_free = len(set(free) - owned.keys())
     scheduled = answers.newest_step.scheduled
     num_tokens = sum(item.num_new_tokens for item in scheduled)
     shared = {block for block, count in owned.items() if count > 1}

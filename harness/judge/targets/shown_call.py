@@ -17,6 +17,9 @@ from harness.ops.parts.judged import Rows
 def show_call(call: KernelCall, run: Run, outputs: tuple[Tensor, ...]) -> None:
     """Add what the `call` returned, and the memory that it may not change, to the evidence of its
     `run`.
+
+    outputs [...] have the shapes and dtypes of the op, such as bfloat16 and float32, on the
+    kernel's device.
     """
     # Oracles read small tensors many times, and each read would wait for the GPU.
     on_host = tuple(output.cpu() for output in outputs)
@@ -31,7 +34,9 @@ def show_call(call: KernelCall, run: Run, outputs: tuple[Tensor, ...]) -> None:
 
 
 def observed_of(call: KernelCall, outputs: tuple[Tensor, ...]) -> list[Observed]:
-    """What to judge of the `outputs` of a `call`, as records of the judge."""
+    """What to judge of the outputs [...] of a `call` (bfloat16, float32, int32), as records of the
+    judge.
+    """
     names = [field.name for field in fields(Rows)]
     return [
         Observed(**{name: getattr(rows, name) for name in names}) for rows in call.observe(outputs)

@@ -100,7 +100,8 @@ def slow_reader(spec: KernelSpec, launch: Launch) -> Iterator[Guard]:
             continue
         memory = tensor.view(-1).view(torch.uint8)
         memory.fill_(UNREAD)
-        seen, before = torch.zeros_like(memory), torch.full_like(memory, UNREAD)
+        seen = torch.zeros_like(memory)
+        before = torch.full_like(memory, UNREAD)
         launch([(memory, seen)])
         yield Guard(
             f"memory of {output.name} while its reader ran",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from harness.core.engine_params import EngineParams
 from harness.core.systems import ENGINE_KERNELS
-from harness.engine.engine import Engine
+from harness.engine.engine import ReferenceEngine
 from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE, num_pages
 from harness.engine.schedule.sequence import Sequence
 from harness.evidence.counts import Count
@@ -50,7 +50,7 @@ class Before:
     """The most blocks that the running requests can lack for this step."""
 
     @classmethod
-    def of(cls, engine: Engine) -> Before:
+    def of(cls, engine: ReferenceEngine) -> Before:
         """The state of an engine that is about to run a step."""
         running = {
             one: Had(one.num_computed_tokens, len(one.tokens), tuple(one.drafts))
@@ -59,8 +59,9 @@ class Before:
         needed = sum(_lacks(one, engine.params) for one in running)
         return cls(running, tuple(engine.scheduler.waiting), engine.pool.num_free_blocks, needed)
 
-    def counts(self, engine: Engine, notes: Notes) -> list[Count]:
-        number, params = notes.answers.num_steps - 1, engine.params
+    def counts(self, engine: ReferenceEngine, notes: Notes) -> list[Count]:
+        number = notes.answers.num_steps - 1
+        params = engine.params
         where = f"step {number}"
         ran = {item.sequence: item.num_new_tokens for item in notes.answers.newest_step.scheduled}
         decoding = [one for one, had in self.running.items() if had.is_decoding]
@@ -125,7 +126,7 @@ class Before:
             )
         return Count("window pages that requests own", expected, owned, where)
 
-    def _rows_of_graph(self, engine: Engine, ran: dict[Sequence, int]) -> int:
+    def _rows_of_graph(self, engine: ReferenceEngine, ran: dict[Sequence, int]) -> int:
         """The rows of the smallest graph that holds a batch of decodes alone; 0 for another batch,
         or without one.
 
@@ -146,10 +147,12 @@ class Before:
         return min(sizes, default=0) * params.query_len
 
     def _waits_for_nothing(
-        self, engine: Engine, answers: Answers, ran: dict[Sequence, int]
+        self, engine: ReferenceEngine, answers: Answers, ran: dict[Sequence, int]
     ) -> bool:
         """Whether the first request waits after a step with a place, tokens and blocks for it."""
-        params, step, waiting = engine.params, answers.newest_step, engine.scheduler.waiting
+        params = engine.params
+        step = answers.newest_step
+        waiting = engine.scheduler.waiting
         # A cancelled request took its share of the step.
         if params.cancelled or not self.waiting or self.waiting[0] not in waiting:
             return False

@@ -30,13 +30,17 @@ _library.define(
 
 
 def can_watch(tensor: Tensor) -> bool:
-    """Whether there is a scan for a tensor of this type and shape."""
+    """Whether there is a scan for tensor [...]: a float type (bfloat16, float16, float32, float64,
+    fp8), one dimension and one element at least.
+    """
     return tensor.dtype in EXPONENT and tensor.numel() > 0 and tensor.ndim > 0
 
 
 def rows_of(tensor: Tensor, axis: int | None = 0) -> Tensor:
-    """`tensor` as [rows, K] with dense rows, a view where it can be one; `axis` None makes the
-    whole one row.
+    """`tensor` [...] of any dtype, such as bfloat16, as [rows, K] with dense rows, a view where it
+    can be one.
+
+    `axis` None makes the whole one row.
     """
     tensor = tensor.detach()
     if axis is None:
@@ -70,6 +74,7 @@ def _watch_one(x: Tensor, shared: list[Tensor], slot: int, limit: int) -> None:
     num_live = int(live[0])
     latch = latches[slot]
     if num_live:
+        # Seen with live rows: a slot without them proves nothing about its op.
         latch[6] = 1
     if num_live >= 0:
         x = x[:num_live]
@@ -84,11 +89,14 @@ def _watch_one(x: Tensor, shared: list[Tensor], slot: int, limit: int) -> None:
     index = int(bad.flatten().to(torch.uint8).argmax())
     value = x[index // x.shape[1], index % x.shape[1]].reshape(1)
     bits = int((value if limit >= 0 else bits_view(value)).item())
+    # There is room for 32 bits of the value; the upper half tells NaN from Inf.
     if x.element_size() == 8 and limit < 0:
         bits >>= 32
+    # Steps are stored from 1 on, as 0 means that nothing was found.
     is_first = int(latch[0]) in (0, step + 1)
     if is_first:
         latch[0] = step + 1
+        # Index above bits, so that the minimum of many threads is the first element with its value.
         first[slot] = min(int(first[slot]), (index << 32) | (bits & 0xFFFFFFFF))
     if int(latch[1]) == step + 1:
         return
@@ -173,9 +181,14 @@ class Table:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=torch.int32, device=device)
 
-        self.device, self.max_slots, self.ring = device, max_slots, ring
-        self.live, self.clock, self.count = zeros(1) - 1, zeros(2), zeros(1)
-        self.latches, self.events = zeros(max_slots, LATCH_FIELDS), zeros(ring, EVENT_FIELDS)
+        self.device = device
+        self.max_slots = max_slots
+        self.ring = ring
+        self.live = zeros(1) - 1
+        self.clock = zeros(2)
+        self.count = zeros(1)
+        self.latches = zeros(max_slots, LATCH_FIELDS)
+        self.events = zeros(ring, EVENT_FIELDS)
         self.first = torch.full((max_slots,), NEVER, dtype=torch.int64, device=device)
         self.slots: list[Slot] = []
         self.order: dict[int, int] = {}
@@ -192,9 +205,10 @@ class Table:
         return self._slot_of[key]
 
     def watch(self, key: Hashable, slot: Slot, tensor: Tensor, axis: int | None = 0) -> None:
-        """Scan `tensor`, of any shape, into the slot of `key`.
+        """Scan tensor [...] of a float type, such as bfloat16, into the slot of `key`.
 
-        `axis` has the rows; None takes the whole as one row.
+        `axis` has the rows; None takes the whole as one row. A slot with a limit scans integers,
+        int32 or int64.
         """
         if slot.limit < 0 and not can_watch(tensor):
             return
@@ -204,20 +218,22 @@ class Table:
         self.scan(number, tensor, axis, slot.limit)
 
     def scan(self, number: int, tensor: Tensor, axis: int | None = 0, limit: int = -1) -> None:
-        """Scan a tensor of any shape into an existing slot.
+        """Scan tensor [...] of a float type, or int32 with a `limit`, into an existing slot.
 
         Under tracing it changes no state of this process.
         """
         self._scan([number], [rows_of(tensor, axis)], [limit])
 
     def scan_together(self, numbers: list[int], tensors: list[Tensor]) -> None:
-        """Scan all results [rows, ...] of one op into existing slots.
+        """Scan all results tensors [rows, ...] of one op, of float types such as bfloat16, into
+        existing slots.
 
         On CUDA one launch scans two of them. It is unknown which was written first.
         """
         self._scan(numbers, [rows_of(tensor) for tensor in tensors], [-1] * len(numbers))
 
     def _scan(self, numbers: list[int], rows: list[Tensor], limits: list[int]) -> None:
+        # A traced scan is not run, so it gets no place in the order.
         if not torch.compiler.is_compiling():
             for number in numbers:
                 self.order[number] = self._ticks = self._ticks + 1
@@ -235,6 +251,7 @@ class Table:
 
     def begin_step(self) -> None:
         """Count one step on the device; inside a captured forward it counts each replay."""
+        # On the device, in place: a graph that captured it counts its own replays.
         self.clock[:1].add_(1)
 
     def set_clock(self, step: int, phase: str) -> None:
@@ -249,12 +266,14 @@ class Table:
 
     def hits(self) -> list[Hit]:
         """The first hit of every slot, in the program's order. Reads the device."""
-        latches, first = self.latches.cpu().tolist(), self.first.cpu().tolist()
+        latches = self.latches.cpu().tolist()
+        first = self.first.cpu().tolist()
         found = []
         for number, slot in enumerate(self.slots):
             step, _, place, phase, width, dtype, _ = latches[number]
             if step:
-                index, bits = first[number] >> 32, first[number] & 0xFFFFFFFF
+                index = first[number] >> 32
+                bits = first[number] & 0xFFFFFFFF
                 where = (index // width, index % width)
                 found.append(
                     Hit(
@@ -282,7 +301,8 @@ class Table:
         """The latest events in order as (slot, step, phase), and the number of older events that
         the ring lost.
         """
-        count, events = int(self.count[0]), self.events.cpu().tolist()
+        count = int(self.count[0])
+        events = self.events.cpu().tolist()
         start = max(0, count - self.ring)
         kept = (events[place % self.ring] for place in range(start, count))
         return [(self.slots[slot], step, PHASES[phase]) for slot, step, phase in kept], start

@@ -53,10 +53,13 @@ def _look(
     rows = tl.load(live)
     rows = tl.where(rows < 0, num_rows, tl.minimum(rows, num_rows))
     latch = latches + slot * FIELDS
+    # 64-bit indices cost registers; few tensors need them.
     if WIDE:
-        size, num_live = num_rows.to(tl.int64) * K, rows.to(tl.int64) * K
+        size = num_rows.to(tl.int64) * K
+        num_live = rows.to(tl.int64) * K
     else:
-        size, num_live = num_rows * K, rows * K
+        size = num_rows * K
+        num_live = rows * K
     some = tl.zeros((BLOCK,), tl.int1)
     for block in range(program, tl.cdiv(size, BLOCK), programs):
         index = block * BLOCK + tl.arange(0, BLOCK)
@@ -66,6 +69,7 @@ def _look(
         tl.store(latch + 6, 1)
     if tl.max(some.to(tl.int32), axis=0) != 0:
         step = tl.load(clock) + 1
+        # A second pass, for a tensor that is bad: clean ones, nearly all, pay for the first alone.
         best = tl.zeros((BLOCK,), tl.int64) + NEVER
         for block in range(program, tl.cdiv(size, BLOCK), programs):
             index = (tl.zeros((BLOCK,), tl.int64) + block) * BLOCK + tl.arange(0, BLOCK)
@@ -74,10 +78,13 @@ def _look(
             best = tl.minimum(
                 best, tl.where(_is_bad(bits, limit, MASK) & (index < num_live), packed, NEVER)
             )
+        # Programs of one launch race for the latch. All of the first bad step may lower the index,
+        # later steps may not.
         known = tl.atomic_cas(latch, 0, step)
         is_first = (known == 0) | (known == step)
         if is_first:
             tl.atomic_min(first + slot, tl.min(best, axis=0))
+        # One event a step, whichever program comes first.
         last = tl.atomic_xchg(latch + 1, step)
         if last != step:
             # One program comes here for each result, and launches of a stream follow one another:
@@ -211,8 +218,10 @@ def _scan_two(
 
 
 def scan(xs: list[Tensor], *rest: Any) -> None:
-    """As :func:`harness.memory.first_nan.table._watch_cpu` with its shapes, bit for bit, without a
-    host read.
+    """As :func:`harness.memory.first_nan.table._watch_cpu`, bit for bit, without a host read.
+
+    xs [rows, K] are of float types such as bfloat16, or int32; the rest are the table's tensors,
+    int64 or int32.
     """
     live, clock, latches, first, events, count, slots, limits = rest
     given = [
@@ -253,7 +262,9 @@ class _Given:
 
     @classmethod
     def of(cls, x: Tensor, slot: int, limit: int) -> _Given:
-        """The arguments of a scan of x [rows, width]."""
+        """The arguments of a scan of x [rows, width], a float type such as bfloat16, or int32 with
+        a `limit`.
+        """
         num_rows, width = x.shape
         mask = 0 if limit >= 0 else EXPONENT[x.dtype]
         shift = 32 if mask and x.element_size() == 8 else 0

@@ -50,8 +50,10 @@ class CudaGraphPool(GraphPool):
         Raises CaptureError if it waits for the device, reads a device value, or copies from
         pageable host memory.
         """
-        recorder, graph = _Recorder(), torch.cuda.CUDAGraph()
+        recorder = _Recorder()
+        graph = torch.cuda.CUDAGraph()
         stream = _capture_stream(self._device)
+        # The capture runs on a stream of its own, which does not wait for the inputs' writers.
         torch.cuda.synchronize(self._device)
         was_collecting = gc.isenabled()
         # A collection may free another graph, which CUDA forbids during a capture.
@@ -62,6 +64,7 @@ class CudaGraphPool(GraphPool):
         finally:
             if was_collecting:
                 gc.enable()
+        # The caller's stream goes on behind the capture, which ran on a stream of its own.
         torch.cuda.current_stream(self._device).wait_stream(stream)
         captured = CudaGraph(self, graph, list(recorder.foreign.values()), recorder.made, outputs)
         self.add(recorder.foreign.values())
@@ -91,6 +94,8 @@ class CudaGraph:
 
         `outputs` hold its results until the next replay in the pool.
         """
+        # Memory of the pool that nothing owns is free between replays, and may have been given to
+        # others.
         self._pool.sweep()
         self._graph.replay()
         self._pool.mark_written(self)
@@ -137,6 +142,7 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
             if not tensor.is_cuda:
                 continue
             address = storage_address(tensor)
+            # Results that are views or arguments belong to whoever owned them before.
             if address not in given:
                 self._made_storages.add(address)
             if address in self._made_storages:
@@ -158,12 +164,15 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
             key = (tensor.data_ptr(), address, tensor.dtype, tensor.shape)
             if key not in self.foreign:
                 with _disable_current_modes():
+                    # An alias keeps the memory alive, as a graph that reads freed memory is another
+                    # bug than the one sought.
                     self.foreign[key] = alias_of(tensor)
 
 
 def _captured(
     graph: torch.cuda.CUDAGraph, handle: Any, recorder: _Recorder, function: Callable[[], Any]
 ) -> Any:
+    # Only this thread: other threads of the process may allocate meanwhile.
     graph.capture_begin(pool=handle, capture_error_mode="thread_local")
     try:
         with recorder:

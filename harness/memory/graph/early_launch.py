@@ -34,6 +34,7 @@ MOST_COPIES = 64
 
 @triton.jit
 def _hold_then_copy(table, num_copies, hold, BLOCK: tl.constexpr):
+    # First of all: the next kernel may start now, and reads too early if it does not wait.
     cuda.gdc_launch_dependents()
     start = cuda.globaltimer()
     while cuda.globaltimer() - start < hold:
@@ -42,7 +43,8 @@ def _hold_then_copy(table, num_copies, hold, BLOCK: tl.constexpr):
         source = tl.load(table + 3 * row).to(tl.pointer_type(tl.uint8))
         target = tl.load(table + 3 * row + 1).to(tl.pointer_type(tl.uint8))
         size = tl.load(table + 3 * row + 2)
-        first, step = tl.program_id(0).to(tl.int64) * BLOCK, tl.num_programs(0).to(tl.int64) * BLOCK
+        first = tl.program_id(0).to(tl.int64) * BLOCK
+        step = tl.num_programs(0).to(tl.int64) * BLOCK
         for begin in range(first, size, step):
             offsets = begin + tl.arange(0, BLOCK)
             tl.store(
@@ -66,6 +68,7 @@ class EarlyLaunch:
         Raises CaptureError if the function cannot be captured. It must have run before.
         """
         self._table = torch.zeros((MOST_COPIES, 3), dtype=torch.int64, device=device)
+        # Once outside the capture, which can compile nothing.
         self._hold()
         torch.cuda.synchronize(device)
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)

@@ -19,14 +19,17 @@ from harness.core.errors import InputError
 
 
 def use_count(tensor: Tensor) -> int:
-    """The number of tensors, of any shape, that share this tensor's storage."""
+    """The number of tensors that share the storage of tensor [...] of any dtype, uint8 pools
+    included.
+    """
     storage = tensor.untyped_storage()
     # The storage object itself counts once.
     return int(torch._C._storage_Use_Count(storage._cdata)) - 1
 
 
 def alias_of(tensor: Tensor) -> Tensor:
-    """A second tensor on the same memory, shape and strides.
+    """A second tensor on the memory of tensor [...], with its dtype (bfloat16 stays bfloat16),
+    shape and strides.
 
     It keeps the storage alive, not the first tensor.
     """
@@ -88,7 +91,8 @@ class GraphPool(ABC):
         raise InputError("graph breakable is simulated on a CPU; on a GPU use graph full")
 
     def add(self, aliases: Iterable[Tensor], owned: Iterable[int] = ()) -> None:
-        """Keep the aliases of a new graph, of any shape.
+        """Keep the `aliases` [...] of a new graph, of any dtype: float32 activations, int32
+        indices.
 
         It allocated the storages at the addresses `owned` itself.
         """

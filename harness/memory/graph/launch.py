@@ -72,7 +72,8 @@ def launches_shown_to(probe: LaunchProbe | None) -> AbstractContextManager[Launc
 
 def launch(function: Function, *args: Any, **kwargs: Any) -> Any:
     """Call `function` as one kernel launch. A CPU capture records it whole."""
-    recorder, probe = ACTIVE.get(), _PROBE.get()
+    recorder = ACTIVE.get()
+    probe = _PROBE.get()
     noted = None if probe is None else probe.before_launch(function, args, kwargs)
     result = (
         function(*args, **kwargs) if recorder is None else recorder.launch(function, args, kwargs)

@@ -69,16 +69,20 @@ class _Node:
                 f" {len(results)}"
             )
         for recorded, result in zip(self.outputs, results, strict=True):
+            # An op in place returns its argument: there is nothing to copy.
             if storage_address(recorded) != storage_address(result):
                 if recorded.shape != result.shape:
                     raise CaptureError(
                         f"{self.name} returned shape {list(recorded.shape)} when captured, now"
                         f" {list(result.shape)}"
                     )
+                # A GPU writes its results at the captured addresses. Here the op made new memory,
+                # and its content is moved there.
                 recorded.copy_(result)
 
     def reads(self) -> Iterator[Tensor]:
         """The tensors that it takes, without the ones that an op only writes."""
+        # An output given as `out=` is written and not read, so an unowned one is no stale read.
         written: set[str | int] = set()
         if isinstance(self.function, torch._ops.OpOverload):
             arguments = enumerate(self.function._schema.arguments)
@@ -115,6 +119,8 @@ class _Part:
         for node in self.nodes:
             for tensor in node.reads():
                 address = storage_address(tensor)
+                # Memory from before the capture has an owner outside. What the part wrote itself is
+                # no other part's.
                 if address in made and address not in self.writes:
                     self.reads.setdefault(address, made[address])
             for tensor in node.outputs:
@@ -158,6 +164,8 @@ class CpuGraphPool(GraphPool):
 
     def run(self, part: _Part) -> list[str]:
         """Fill what has no owner, and run a part. Returns what it read of filled memory."""
+        # Each part starts over poison in the memory that no tensor owns, as a private pool is free
+        # for reuse.
         self.sweep()
         for memory in part.freed:
             self._fill(memory)
@@ -169,6 +177,8 @@ class CpuGraphPool(GraphPool):
         ]
         for node in part.nodes:
             node.run()
+        # Read only after the nodes ran: a part may read memory first and write it later, which is
+        # stale all the same.
         self._filled -= part.writes
         self._writers |= dict.fromkeys(part.writes, part.name)
         return stale
@@ -191,6 +201,7 @@ class CpuGraph:
         self._pool = pool
         self._parts = parts
         self._aliases = aliases
+        # Reversed, so that the first alias of a storage is the one that stays.
         first_of = {storage_address(alias): alias for alias in reversed(aliases)}
         self._owned_memory = [whole_storage(first_of[address]) for address in sorted(owned)]
         self.outputs = outputs
@@ -244,11 +255,15 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
         if self._paused:
             return self._note_made(func(*args, **kwargs), args, kwargs)
         _refuse_host_reads(func, args)
-        recorded_args, recorded_kwargs = self._aliased(args), self._aliased(kwargs)
+        recorded_args = self._aliased(args)
+        recorded_kwargs = self._aliased(kwargs)
         result = self._note_made(func(*args, **kwargs), args, kwargs)
+        # It makes a tensor of a Python number.
         if func is _aten.lift_fresh.default:
             self._scalars.add(storage_address(result))
         outputs = self._results(result)
+        # A graph has kernels alone. An allocation or a view is an address that its kernels already
+        # know.
         if func not in ALLOCATIONS and not _is_view(func):
             self.nodes.append(_Node(str(func), func, recorded_args, recorded_kwargs, outputs))
         return result
@@ -258,7 +273,9 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
     ) -> Any:
         if self._paused:
             return function(*args, **kwargs)
-        recorded_args, recorded_kwargs = self._aliased(args), self._aliased(kwargs)
+        recorded_args = self._aliased(args)
+        recorded_kwargs = self._aliased(kwargs)
+        # A launch is one node, whatever ops its stand-in needs: a pause records none of them.
         self._paused = True
         try:
             result = function(*args, **kwargs)
@@ -319,12 +336,15 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
 
     def _alias(self, tensor: Tensor) -> Tensor:
         known = self._alias_of.get(id(tensor))
+        # An id is reused when its tensor died, so the reference is compared too.
         if known is not None and known[0]() is tensor:
             return known[1]
-        self._paused, paused = True, self._paused
+        paused = self._paused
+        self._paused = True
         alias = alias_of(tensor)
         self._paused = paused
         self._alias_of[id(tensor)] = weakref.ref(tensor), alias
+        # The alias keeps the storage, and with it the address, for as long as the graph lives.
         self._aliases.setdefault(storage_address(tensor), []).append(alias)
         return alias
 
@@ -334,7 +354,8 @@ class _PartRecorder(_Recorder):  # type: ignore[no-untyped-call]
 
     def __init__(self, name: str, keep: Callable[[int, Any], Any]) -> None:
         super().__init__()
-        self._name, self._keep = name, keep
+        self._name = name
+        self._keep = keep
         self._parts: list[_Part] = []
         self._freed: set[int] = set()
 
@@ -349,13 +370,16 @@ class _PartRecorder(_Recorder):  # type: ignore[no-untyped-call]
             if use_count(self._aliases[a][0]) <= len(self._aliases[a])
         ]
         self._freed.update(freed)
-        self._paused, number = True, len(self._parts) // 2
+        number = len(self._parts) // 2
+        self._paused = True
         try:
+            # An eager part runs Python at each replay, so nothing in it may be recorded.
             with holding(ACTIVE, None):
                 result = self._keep(number, function(*args))
         finally:
             self._paused = False
         kept = tensors_of(result)
+        # `keep` has copied them into buffers that outlive the graph: the capture does not own them.
         self._made -= {storage_address(tensor) for tensor in kept}
         node = _Node(
             _name_of(function), function, given, {}, [self._alias(tensor) for tensor in kept]

@@ -35,7 +35,8 @@ def without(ranges: Iterable[Range], kept: Iterable[Range]) -> list[Range]:
     """The parts of `ranges` that lie in none of `kept`."""
     left = sorted(ranges)
     for address, size in sorted(kept):
-        end, cut = address + size, []
+        end = address + size
+        cut = []
         for start, length in left:
             stop = start + length
             cut += [(start, min(stop, address) - start), (max(start, end), stop - max(start, end))]
@@ -47,6 +48,7 @@ def chunked(ranges: Iterable[Range]) -> list[Range]:
     return [
         (address + offset, min(CHUNK_BYTES, size - offset))
         for address, size in ranges
+        # One program fills one chunk, so chunks of one size keep the device busy.
         for offset in range(0, size, CHUNK_BYTES)
     ]
 
@@ -60,7 +62,8 @@ class SegmentFill:
     def __init__(
         self, pool: Any, snapshot: Callable[[], list[dict[str, Any]]] = torch.cuda.memory_snapshot
     ) -> None:
-        self._pool, self._snapshot = pool, snapshot
+        self._pool = pool
+        self._snapshot = snapshot
         self._owned: list[list[Range]] = []
         self._tables: list[torch.Tensor] | None = None
 
@@ -87,6 +90,8 @@ class SegmentFill:
         from torch_poison.cuda_kernels import fill_chunks
         from torch_poison.cuda_sweep import FILL_WORD
 
+        # Made once: a table of addresses on the device costs a copy, and addresses of a graph do
+        # not change.
         if self._tables is None:
             self._tables = [torch.tensor(rows, dtype=torch.int64).cuda() for rows in self.to_fill()]
         num_fills = 0

@@ -39,8 +39,8 @@ class Landed:
         reader: str,
         late: Callable[[int], str] | None = None,
     ) -> None:
-        """Compare the records [tokens, shards * `record`] uint8 that `reader` finds at `place` with
-        what it needs.
+        """Compare the records found [tokens, shards * `record`] uint8 that `reader` finds at
+        `place` with what it needs, wanted [tokens, shards * `record`] uint8.
 
         `late` returns the operation that wrote a byte of the row last if a former owner launched
         it, else nothing.
@@ -59,7 +59,8 @@ class Landed:
         buffer, row, start, _ = place
         at = start + token * wanted.shape[1] + byte
         if site == "move.foreign" and late is not None and (writer := late(at)):
-            site, what = "move.late", f"{what}, written late by {writer}"
+            site = "move.late"
+            what = f"{what}, written late by {writer}"
         self.misplaced.append(
             Misplaced(
                 site,
@@ -71,7 +72,7 @@ class Landed:
         )
 
     def untouched(self, name: str, before: Tensor, after: Tensor) -> None:
-        """Compare memory [rows, n] uint8 that no move may write with what it was."""
+        """Compare memory before [rows, n] and after [rows, n], uint8, that no move may write."""
         self.num_bytes += after.numel()
         if not after.equal(before):
             row, byte = (int(place) for place in (after != before).nonzero()[0])

@@ -22,13 +22,14 @@ MLA latents, K and V by head, index keys, latents of window layers, recurrent st
 """
 
 _WIDTHS = {"group": 3, "layer": 7, "rank": 6, "token": 18, "generation": 10, "word": 14}
-_MAGIC, _MAGIC_BITS = 0b10110, 5
+_MAGIC = 0b10110
+_MAGIC_BITS = 5
 WORD = 8
 UNSENT_TOKEN = (1 << _WIDTHS["token"]) - 1
 """The token of memory that was given to an owner and not written since."""
 
 
-class Owner(NamedTuple):
+class RecordOwner(NamedTuple):
     """The owner of a word.
 
     `rank` counts shards of the whole model: 0 for data that every rank has alike.
@@ -55,7 +56,7 @@ class Owner(NamedTuple):
         return f"{place}, word {self.word}"
 
 
-def _packed(owner: Owner) -> int:
+def _packed(owner: RecordOwner) -> int:
     word = _MAGIC
     for value, width in zip(owner, _WIDTHS.values(), strict=True):
         if not 0 <= value < 1 << width:
@@ -64,13 +65,13 @@ def _packed(owner: Owner) -> int:
     return word
 
 
-def owner_of(word: int) -> Owner | None:
+def owner_of(word: int) -> RecordOwner | None:
     """The owner that a 64-bit word names; None if it is no sentinel."""
     values = []
     for width in reversed(_WIDTHS.values()):
         values.append(word & ((1 << width) - 1))
         word >>= width
-    return Owner(*reversed(values)) if word == _MAGIC else None
+    return RecordOwner(*reversed(values)) if word == _MAGIC else None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -82,8 +83,8 @@ def records(
     Do not write to them.
     """
     num_words = -(-num_bytes // WORD)
-    _packed(Owner(group, layer, rank, num_tokens, generation, num_words))
-    first = _packed(Owner(group, layer, rank, 0, generation))
+    _packed(RecordOwner(group, layer, rank, num_tokens, generation, num_words))
+    first = _packed(RecordOwner(group, layer, rank, 0, generation))
     tokens = torch.arange(num_tokens, dtype=torch.int64) << (
         _WIDTHS["generation"] + _WIDTHS["word"]
     )
@@ -93,11 +94,11 @@ def records(
 
 def unsent(num_bytes: int) -> Tensor:
     """The bytes [num_bytes] of memory that has an owner and no content."""
-    word = torch.tensor(_packed(Owner(0, 0, 0, UNSENT_TOKEN, 0)), dtype=torch.int64)
+    word = torch.tensor(_packed(RecordOwner(0, 0, 0, UNSENT_TOKEN, 0)), dtype=torch.int64)
     return word.repeat(-(-num_bytes // WORD)).view(torch.uint8)[:num_bytes]
 
 
-def found_at(record: Tensor, byte: int) -> Owner | None:
+def found_at(record: Tensor, byte: int) -> RecordOwner | None:
     """The owner of the word at `byte` of a record [num_bytes] uint8; None for a word that is cut or
     no sentinel.
     """

@@ -112,6 +112,7 @@ class Streams:
 
         `reads` and `writes` are the bytes that it touches.
         """
+        # The host launched it, so it is ordered after all that the host has waited for.
         clock = _joined(self._clocks.get(stream, {}), self._host)
         place = clock[stream] = self._clocks.get(stream, {}).get(stream, 0) + 1
         waits = tuple(self._waits.pop(stream, ()))
@@ -130,6 +131,7 @@ class Streams:
         it waited for.
         """
         operation = self.launch(HOST, name, writes=writes)
+        # The host does it now: there is nothing to run later.
         self._queues[HOST].clear()
         operation.is_done = True
         self._host = _joined(self._host, operation.clock)
@@ -139,6 +141,7 @@ class Streams:
         that it waits for.
         """
         if self._waits.get(stream):
+            # An event behind waits needs an operation that can be done.
             self.launch(stream, "wait")
         queue = self._queues.get(stream)
         last = queue[-1] if queue else None
@@ -192,7 +195,9 @@ class Streams:
         queue = self._queues.get(stream, deque())
         for operation in queue:
             if any(operation is one for one in operations):
-                operation.run, operation.writes = None, ()
+                # It stays in the queue: later operations are still ordered behind it.
+                operation.run = None
+                operation.writes = ()
 
     def _run_one(self) -> None:
         first = [queue[0] for queue in self._queues.values() if queue]
@@ -203,6 +208,7 @@ class Streams:
         ]
         if not ready:
             raise RuntimeError("every stream waits for another: the copies can never run")
+        # Any stream that can run may run next, as nothing else orders them on a device.
         operation = self._random.choice(self._willing(ready))
         self._queues[operation.stream].popleft()
         if operation.run is not None:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from harness.ops.align_experts.params import AlignExpertsParams
-from harness.ops.parts.inputs import Inputs
+from harness.ops.parts.inputs import OpInputs
 
 
 @dataclass(slots=True)
-class AlignInputs(Inputs):
+class AlignInputs(OpInputs):
     """Arguments of `align_experts`."""
 
     topk_ids: Tensor

@@ -18,8 +18,12 @@ class Aligned(NamedTuple):
 def expected(topk_ids: Tensor, *, num_experts: int, block_size: int) -> Aligned:
     """Choices of topk_ids [T, k] in ascending order in each expert's run, then T * k to the end of
     its last block.
+
+    topk_ids is int32; both results are int64. Experts without choices have no block.
     """
-    choices, runs, experts = topk_ids.flatten().long(), list[Tensor](), list[int]()
+    choices = topk_ids.flatten().long()
+    runs = list[Tensor]()
+    experts = list[int]()
     for expert in range(num_experts):
         mine = (choices == expert).nonzero().flatten()
         blocks = -(-len(mine) // block_size)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from harness.ops.context_attention import inputs, reference
 from harness.ops.context_attention.params import ContextAttentionParams
-from harness.ops.parts.attention import Attention
+from harness.ops.parts.attention import WantedAttention
 from harness.ops.parts.call import KernelCall, Setting, attention_rows, out_and_lse, prepared
 from harness.ops.parts.judged import Rows
 
@@ -20,7 +20,7 @@ def prepare(params: ContextAttentionParams, setting: Setting) -> KernelCall:
         want = reference.expected(
             kept.q, kept.k, kept.v, kept.query_start_loc, kept.chunk_start_loc, scale=kept.scale
         )
-        rows = Attention(want.out, want.lse.T, want.defined)
+        rows = WantedAttention(want.out, want.lse.T, want.defined)
         out, lse = out_and_lse(outputs)
         both = (out, None if lse is None else lse.T)
         return attention_rows(setting.spec, "", "token", "context.output", both, rows)

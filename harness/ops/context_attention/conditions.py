@@ -14,7 +14,8 @@ def read(
     q: Any, k: Any, v: Any, query_start_loc: Any, chunk_start_loc: Any, *, scale: float, **_: Any
 ) -> Iterator[Point]:
     """A point for each request. The tensors are those of :data:`harness.core.ops.OPS`."""
-    rows, keys = list(pairwise(query_start_loc.tolist())), list(pairwise(chunk_start_loc.tolist()))
+    rows = list(pairwise(query_start_loc.tolist()))
+    keys = list(pairwise(chunk_start_loc.tolist()))
     sizes = [(row[1] - row[0], key[1] - key[0]) for row, key in zip(rows, keys, strict=True)]
     for b, (tokens, context) in enumerate(sizes):
         point: Point = {

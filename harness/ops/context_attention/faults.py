@@ -6,5 +6,5 @@ from torch import Tensor
 
 
 def reshaped_lse(lse_by_token: Tensor) -> Tensor:
-    """Read [T, H] as [H, T] without transposing (vllm-project/vllm#26397)."""
+    """Read lse_by_token [T, H] float32 as [H, T] without transposing (vllm-project/vllm#26397)."""
     return lse_by_token.reshape(lse_by_token.shape[1], lse_by_token.shape[0])

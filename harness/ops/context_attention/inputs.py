@@ -10,11 +10,11 @@ from torch import Tensor
 
 from harness.ops.context_attention.params import ContextAttentionParams
 from harness.ops.parts import decode_conditions
-from harness.ops.parts.inputs import Inputs, offsets, randn
+from harness.ops.parts.inputs import OpInputs, offsets, randn
 
 
 @dataclass(slots=True)
-class ContextInputs(Inputs):
+class ContextInputs(OpInputs):
     """Arguments of `context_attention`."""
 
     q: Tensor
@@ -28,12 +28,14 @@ class ContextInputs(Inputs):
 def draw(params: ContextAttentionParams, seed: int) -> ContextInputs:
     """New tokens and context tokens of the requests, packed."""
     generator = torch.Generator().manual_seed(seed)
-    num_tokens, num_keys = sum(params.query_lens), sum(params.context_lens)
+    num_tokens = sum(params.query_lens)
+    num_keys = sum(params.context_lens)
     keys = (num_keys, params.num_heads)
     q = randn((num_tokens, params.num_heads, params.qk_head_dim), torch.bfloat16, generator)
     k = randn((*keys, params.qk_head_dim), torch.bfloat16, generator)
     if params.values:
-        k[..., 0], ends = 0.0, list(accumulate(params.context_lens))
+        k[..., 0] = 0.0
+        ends = list(accumulate(params.context_lens))
         for b, (end, length) in enumerate(zip(ends, params.context_lens, strict=True)):
             decode_conditions.plant_in(
                 b, params.values[b % len(params.values)], k, range(end - length, end)

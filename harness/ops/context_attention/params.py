@@ -28,7 +28,8 @@ class ContextAttentionParams(KernelParams):
     )
 
     def problems(self) -> Iterator[str]:
-        queries, contexts = self.query_lens, self.context_lens
+        queries = self.query_lens
+        contexts = self.context_lens
         if len(queries) != len(contexts):
             yield (
                 f"query_lens has {len(queries)} requests and context_lens {len(contexts)}; give"

@@ -9,11 +9,12 @@ from harness.ops.index_logits.kernels.dense import SCALE_BYTES, WORKERS
 
 
 def scales_of_first_layer(kv_cache: Tensor) -> Tensor:
-    """The scales [N, P] float32 at an offset from the start of the memory, where layer 0 lies
-    (ROCm/ATOM#1466).
+    """The scales [N, P] float32 of kv_cache [N, P, I + 4] uint8, at an offset from the start of the
+    memory, where layer 0 lies (ROCm/ATOM#1466).
     """
     num_blocks, page_size, size = kv_cache.shape
-    shape, start = (num_blocks, page_size * SCALE_BYTES), page_size * (size - SCALE_BYTES)
+    shape = (num_blocks, page_size * SCALE_BYTES)
+    start = page_size * (size - SCALE_BYTES)
     return kv_cache.as_strided(shape, (kv_cache.stride(0), 1), start).view(torch.float32)
 
 
@@ -22,6 +23,8 @@ def offsets_by_size(kv_cache: Tensor, blocks: Tensor) -> Tensor:
     (ROCm/aiter#4673).
 
     One that wraps below the cache reads zeros, one above it a wrong block.
+
+    kv_cache [N, P, W] of any dtype, blocks int64 -> pages [B, M, P, W] in the cache's type.
     """
     if kv_cache.numel() >= 2**31:
         return kv_cache[blocks]
@@ -32,15 +35,17 @@ def offsets_by_size(kv_cache: Tensor, blocks: Tensor) -> Tensor:
 
 
 def pages_of_larger_blocks(kv_cache: Tensor, blocks: Tensor) -> Tensor:
-    """Read blocks [B, M] at four times their number, all inside the pool
-    (NVIDIA/TensorRT-LLM#16219).
+    """Read blocks [B, M] int64 of kv_cache [N, P, W] at four times their number, all inside the
+    pool (NVIDIA/TensorRT-LLM#16219).
     """
     return kv_cache[blocks * 4 % len(kv_cache)]
 
 
 def unguarded_search(counts: Tensor) -> Tensor:
     """Search the request of each worker in counts [B] of pages; without a page, past the end
-    (DeepGEMM 353).
+    (deepseek-ai/DeepGEMM#353).
+
+    The result is [WORKERS] int64.
     """
     ends = counts.cumsum(0)
     return torch.searchsorted(

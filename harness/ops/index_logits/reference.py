@@ -23,7 +23,8 @@ def expected(given: LogitInputs) -> tuple[Tensor, Tensor]:
     for b, length in enumerate(given.seq_lens.tolist()):
         slots = slots_of(given.block_table[b], length)
         is_packed = given.kv_cache.dtype == torch.uint8
-        blocks, places = slots // PAGE_SIZE, slots % PAGE_SIZE
+        blocks = slots // PAGE_SIZE
+        places = slots % PAGE_SIZE
         keys = (
             decode(stored(given.kv_cache, slots, PLANAR), PLANAR)
             if is_packed
@@ -33,5 +34,6 @@ def expected(given: LogitInputs) -> tuple[Tensor, Tensor]:
         scores = (products.relu() * given.weights[b].double()[..., None]).sum(1)
         for s in range(num_tokens):
             visible = max(0, length - num_tokens + s + 1)
-            logits[b, s, :visible], defined[b, s, :visible] = scores[s, :visible], True
+            logits[b, s, :visible] = scores[s, :visible]
+            defined[b, s, :visible] = True
     return logits.flatten(0, 1), defined.flatten(0, 1)

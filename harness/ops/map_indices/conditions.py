@@ -13,7 +13,9 @@ def read(
     positions: Any, block_table: Any, requests: Any, *, page_size: int, **_: Any
 ) -> Iterator[Point]:
     """A point for each token."""
-    rows, table, owners = positions.tolist(), block_table.tolist(), requests.tolist()
+    rows = positions.tolist()
+    table = block_table.tolist()
+    owners = requests.tolist()
     call = {
         "tokens": len(rows),
         "room": len(rows[0]),

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from harness.core.ops import PAGE_SIZE
 from harness.ops.map_indices.params import MapIndicesParams
-from harness.ops.parts.inputs import Inputs, Unowned
+from harness.ops.parts.inputs import OpInputs, Unowned
 from harness.ops.parts.pages import drawn_pages
 
 
 @dataclass(slots=True)
-class MapInputs(Inputs):
+class MapInputs(OpInputs):
     """Arguments of `map_indices`, and the buffer [T + later tokens, K] that begins with the rows of
     `out`.
     """

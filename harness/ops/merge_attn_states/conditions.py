@@ -27,7 +27,8 @@ def read(
     """A point for each token, by the lse of its last head."""
     tokens, num_heads, width = prefix_out.shape
     merged = tokens if num_tokens_with_context is None else num_tokens_with_context
-    prefix, suffix = prefix_lse[-1].tolist(), suffix_lse[-1].tolist()
+    prefix = prefix_lse[-1].tolist()
+    suffix = suffix_lse[-1].tolist()
     infinite = ("-inf", "inf")
     sides = []
     for t in range(tokens):

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from harness.ops.merge_attn_states.params import MergeAttnStatesParams
-from harness.ops.parts.inputs import Inputs, Unowned, randn
+from harness.ops.parts.inputs import OpInputs, Unowned, randn
 
 
 @dataclass(slots=True)
-class MergeInputs(Inputs):
+class MergeInputs(OpInputs):
     """Arguments of `merge_attn_states`."""
 
     prefix_out: Tensor
@@ -28,12 +28,11 @@ def draw(params: MergeAttnStatesParams, seed: int) -> MergeInputs:
     The last `empty_prefix_rows` rows with context have an empty prefix, the last
     `empty_suffix_rows` an empty suffix.
     """
-    num_tokens, merged = params.num_tokens, params.num_with_context
+    num_tokens = params.num_tokens
+    merged = params.num_with_context
     generator = torch.Generator().manual_seed(seed)
-    out_shape, lse_shape = (
-        (num_tokens, params.num_heads, params.v_head_dim),
-        (params.num_heads, num_tokens),
-    )
+    out_shape = (num_tokens, params.num_heads, params.v_head_dim)
+    lse_shape = (params.num_heads, num_tokens)
     pads: list[Unowned] = []
     prefix_out = _columns(
         randn(out_shape, torch.bfloat16, generator), params.padded == "both", pads

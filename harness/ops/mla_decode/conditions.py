@@ -47,7 +47,9 @@ def read(
     Arguments are as the kernel gets them.
     """
     num_requests, num_tokens, num_heads, head_dim = q.shape
-    stride, lengths, table = kv_cache.stride(0), seq_lens.tolist(), block_table.tolist()
+    stride = kv_cache.stride(0)
+    lengths = seq_lens.tolist()
+    table = block_table.tolist()
     pages = [row[: -(-n // PAGE_SIZE)] for row, n in zip(table, lengths, strict=True)]
     holders = Counter(page for row in pages for page in set(row))
     call = {

@@ -22,7 +22,7 @@ from harness.ops.parts.record_formats import cached_latents
 
 
 @dataclass(slots=True)
-class DecodeInputs(CacheInputs):
+class MlaDecodeInputs(CacheInputs):
     """Arguments of `mla_decode`.
 
     Block 0 is the null block; the last block is the trap that padded entries may name.
@@ -36,7 +36,7 @@ class DecodeInputs(CacheInputs):
     trap_block: int
 
 
-def draw(params: MlaDecodeParams, seed: int) -> DecodeInputs:
+def draw(params: MlaDecodeParams, seed: int) -> MlaDecodeInputs:
     """Requests with pages scattered over the pool in random order.
 
     Raises InputError for sizes that no cache has.
@@ -49,7 +49,8 @@ def draw(params: MlaDecodeParams, seed: int) -> DecodeInputs:
     high = -(-params.high_blocks // per_block) * per_block
     # The null block is the first, the trap the last.
     num_blocks = high + sum(map(len, (*owned, free))) + 2 * per_block
-    owned, free = [pages + high for pages in owned], free + high
+    owned = [pages + high for pages in owned]
+    free = free + high
     live = [pages[:count].tolist() for pages, count in zip(owned, counts, strict=True)]
     own = live
     if params.page_order:
@@ -83,7 +84,7 @@ def draw(params: MlaDecodeParams, seed: int) -> DecodeInputs:
     q = drawn_queries(shape, q_dtype, generator, contiguous=params.contiguous_q)
     if params.values:
         decode_conditions.plant_queries(params.values, q, head_dim**-0.5)
-    return DecodeInputs(
+    return MlaDecodeInputs(
         q=q,
         kv_cache=kv_cache,
         block_table=table,

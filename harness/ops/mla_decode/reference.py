@@ -6,7 +6,13 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from harness.ops.parts.attention import Attention, Rounding, attended, dequantized, gather_latents
+from harness.ops.parts.attention import (
+    Rounding,
+    WantedAttention,
+    attended,
+    dequantized,
+    gather_latents,
+)
 
 
 def expected(
@@ -19,9 +25,16 @@ def expected(
     kv_scale: float | None = None,
     window: int | None = None,
     products: str = "float32",
-) -> Attention:
-    """out [B * S, H, R], lse [B * S, H], defined [B * S]: a query token without keys is
-    undefined.
+) -> WantedAttention:
+    """Attention of the last S tokens of each request to its own past, in float64.
+
+    q [B, S, H, D] bfloat16 or float32, kv_cache [N, 64, D] float32, bfloat16 or float8_e4m3fn
+    (times `kv_scale`), block_table [B, M] int32, seq_lens [B] int32, in tokens -> out [B * S, H, R]
+    and lse [B * S, H] float64 (natural logarithm), defined [B * S] bool: a query token without keys
+    is undefined.
+
+    `products` is the type in which the judged kernel multiplies; the result says what that may
+    move.
     """
     num_query_tokens = q.shape[1]
 

@@ -22,7 +22,8 @@ def read(
     holders = Counter(slot for row in rows for slot in row)
     kv = TYPES.get(str(kv_cache.dtype), "fp8_ds_mla")
     keys = None if kv == "fp8_ds_mla" else kv_cache.float()
-    factor, width = scale * (1.0 if kv_scale is None else float(kv_scale)), indices.shape[1]
+    factor = scale * (1.0 if kv_scale is None else float(kv_scale))
+    width = indices.shape[1]
     call = {
         "heads": q.shape[1],
         "tokens": len(rows),
@@ -50,10 +51,8 @@ def read(
         if own:
             point["block"] = max(own) // PAGE_SIZE
             if keys is not None:
-                pages, slots = (
-                    [slot // PAGE_SIZE for slot in own],
-                    [slot % PAGE_SIZE for slot in own],
-                )
+                pages = [slot // PAGE_SIZE for slot in own]
+                slots = [slot % PAGE_SIZE for slot in own]
                 found = (keys[pages, slots] @ q[t, 0].float()).tolist()
                 point["values"] = scores_of([score * factor for score in found])
         yield point

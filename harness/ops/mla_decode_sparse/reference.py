@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from harness.ops.parts.attention import Attention, Rounding, attended, dequantized
+from harness.ops.parts.attention import Rounding, WantedAttention, attended, dequantized
 from harness.ops.parts.record_formats import decode
 
 
@@ -19,9 +19,12 @@ def expected(
     scale: float,
     kv_scale: float | None = None,
     products: str = "float32",
-) -> Attention:
-    """out [T, H, R], lse [T, H], defined [T]: a token whose indices are all negative is
-    undefined.
+) -> WantedAttention:
+    """Attention of each token to its own slots of the pool, in float64.
+
+    q [T, H, D] bfloat16 or float32, kv_cache [N, P, D] as the kernel gets it, indices [T, K] int32,
+    page * P + place or negative -> out [T, H, R] and lse [T, H] float64 (natural logarithm),
+    defined [T] bool: a token whose indices are all negative is undefined.
     """
 
     def seen() -> Iterator[tuple[int, Tensor]]:

@@ -19,7 +19,7 @@ LEAST_LSE = 32.0  # Smaller log-sum-exps are rounded within every bound: by 2^-1
 NAN = float("nan")
 
 
-class Attention(NamedTuple):
+class WantedAttention(NamedTuple):
     """out and lse in float64, a row for each token, and which rows are defined.
 
     `slack` has how far roundings that a case makes large move each element of out and lse. See
@@ -66,7 +66,7 @@ class Rounding(NamedTuple):
         self, q: Tensor, keys: Tensor, scale: float, weights: Tensor, out: Tensor, lse: Tensor
     ) -> tuple[Tensor, Tensor] | None:
         """What a row may be off, or None: q [H, D], keys [n, D], weights [H, n], out [H, R], lse
-        [H] -> out, lse.
+        [H] -> what out [H, R] and lse [H] may be off.
 
         All are float64. Roundings add as squares. A score that is off by d moves its weight w by w
         (e^d - 1).
@@ -80,6 +80,8 @@ class Rounding(NamedTuple):
             moved = torch.minimum(lse.abs() * 2.0**-23, weights.amax(1).log().abs())
             return moved[:, None] * (weights @ values.abs()), torch.zeros_like(lse)
         query = (q.abs() * self.query).clamp(min=self.least_query) + q.abs() * self.product
+        # The errors of single products are independent, so their squares add; their sum would be
+        # far too wide.
         moved = (query.square() @ keys.square().T).sqrt() * scale
         rounded = torch.maximum(
             weights * self.weight, weights.amax(1, keepdim=True) * self.least_weight
@@ -90,18 +92,22 @@ class Rounding(NamedTuple):
             - 2 * (square @ values) * out
             + square.sum(1, keepdim=True) * out.square()
         )
+        # The worst case for the lse: each score moved up by its error. The clamp keeps the
+        # logarithm finite.
         tilted = (weights.clamp(min=1e-300).log() + moved).softmax(dim=1)
         return off.clamp(min=0).sqrt(), (tilted * moved).square().sum(1).sqrt()
 
 
 def dequantized(stored: Tensor, kv_scale: float | None) -> Tensor:
-    """Cache elements of any type and shape as float64 values."""
+    """Cache elements `stored` [...] of any dtype as float64 [...], times `kv_scale`."""
     return stored.float().double() * (1.0 if kv_scale is None else kv_scale)
 
 
 def gather_latents(kv_cache: Tensor, block_row: Tensor, num_tokens: int) -> Tensor:
-    """The first `num_tokens` slots of one request, no others: [num_tokens, D] in the cache's
-    type.
+    """The first `num_tokens` slots of one request, no others.
+
+    kv_cache [N, 64, D] of any dtype, block_row [M] int32 -> [num_tokens, D] in the cache's type,
+    such as bfloat16.
     """
     positions = torch.arange(num_tokens, device=kv_cache.device)
     block = block_row.to(torch.int64)[positions // PAGE_SIZE]
@@ -114,27 +120,29 @@ def gather_latents(kv_cache: Tensor, block_row: Tensor, num_tokens: int) -> Tens
 
 def attended(
     q: Tensor, seen: Iterable[tuple[int, Tensor]], scale: float, rounding: Rounding
-) -> Attention:
+) -> WantedAttention:
     """Attention of tokens q [T, H, D]:
 
     `seen` has the number and the keys [n, D] float64 of a token. lse is [T, H].
     """
     rank = latent_rank(q.shape[-1])
     out = torch.full((*q.shape[:2], rank), NAN, dtype=torch.float64, device=q.device)
-    lse, defined = (
-        torch.full_like(out[..., 0], NAN),
-        torch.zeros(len(q), dtype=torch.bool, device=q.device),
-    )
+    # Rows without keys stay NaN: a check that reads one by mistake fails.
+    lse = torch.full_like(out[..., 0], NAN)
+    defined = torch.zeros(len(q), dtype=torch.bool, device=q.device)
     slack: tuple[Tensor, Tensor] | None = None
     for t, keys in seen:
         query = q[t].double()
+        # In float64, so that the reference's own rounding is far below any bound.
         scores = query @ keys.T * scale
         weights = scores.softmax(dim=-1)
-        out[t], lse[t], defined[t] = weights @ keys[:, :rank], scores.logsumexp(dim=-1), True
+        out[t] = weights @ keys[:, :rank]
+        lse[t] = scores.logsumexp(dim=-1)
+        defined[t] = True
         if moved := rounding.slack(query, keys, scale, weights, out[t], lse[t]):
             slack = slack or (torch.zeros_like(out), torch.zeros_like(lse))
             slack[0][t], slack[1][t] = moved
-    return Attention(out, lse, defined, slack)
+    return WantedAttention(out, lse, defined, slack)
 
 
 def with_context(query_start_loc: Tensor, chunk_start_loc: Tensor, num_tokens: int) -> Tensor:

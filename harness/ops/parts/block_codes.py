@@ -52,7 +52,8 @@ def element_codes(blocks: Tensor, codes: Tensor, form: BlockFormat) -> Tensor:
             .to(torch.float8_e4m3fn)
             .view(torch.uint8)
         )
-    size, code = scaled.abs(), torch.zeros(scaled.shape, dtype=torch.uint8, device=scaled.device)
+    size = scaled.abs()
+    code = torch.zeros(scaled.shape, dtype=torch.uint8, device=scaled.device)
     for place, border in enumerate(_E2M1_BORDERS):
         code += (size >= border) if place % 2 else (size > border)
     code |= (scaled.signbit() & (code > 0)).to(torch.uint8) << 3

@@ -49,7 +49,10 @@ def num_scale_rows(expert_rows: list[int]) -> int:
 
 
 def decoded_values(values: Tensor, block_format: BlockFormat) -> Tensor:
-    """Values [T, K] float32 of the codes [T, C] uint8, not scaled."""
+    """Values [T, K] float32 of the codes values [T, C] uint8, not scaled.
+
+    An e4m3 code is a byte; an e2m1 code is half a byte, and the low half comes first.
+    """
     if block_format.element == "e4m3":
         return _table("e4m3").to(values.device)[values.long()]
     codes = torch.stack((values & 0xF, values >> 4), dim=-1).flatten(1)
@@ -57,7 +60,7 @@ def decoded_values(values: Tensor, block_format: BlockFormat) -> Tensor:
 
 
 def decoded_scales(scales: Tensor, block_format: BlockFormat) -> Tensor:
-    """Values [S, G] float32 of the scale codes [S, G] uint8."""
+    """Values [S, G] float32 of the scale codes scales [S, G] uint8."""
     return _table(block_format.scale).to(scales.device)[scales.long()]
 
 
@@ -76,7 +79,8 @@ def _table(kind: Literal["e2m1", "e4m3", "e8m0"]) -> Tensor:
     codes = torch.arange(256)
     if kind == "e8m0":
         return torch.where(codes == 255, torch.nan, torch.ldexp(torch.ones(256), codes - 127))
-    exponent, mantissa = (codes >> 3) & 0xF, codes & 7
+    exponent = (codes >> 3) & 0xF
+    mantissa = codes & 7
     is_normal = exponent > 0
     size = torch.ldexp((mantissa + 8 * is_normal).float(), exponent.clamp(min=1) - 10)
     size = torch.where((codes & 0x7F) == 0x7F, torch.nan, size)

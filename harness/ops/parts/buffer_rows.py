@@ -11,6 +11,8 @@ from harness.memory.bounds import check_indices
 def row_lengths(seq_lens: Tensor, num_tokens: int) -> Tensor:
     """The keys [B * S] that each query token sees, of requests of lengths seq_lens [B] with S
     tokens each.
+
+    seq_lens and the result are int32, in tokens; a result is 0, not negative, for a padded request.
     """
     steps = torch.arange(1 - num_tokens, 1, device=seq_lens.device, dtype=seq_lens.dtype)
     return (seq_lens[:, None] + steps).clamp(min=0).flatten()
@@ -19,6 +21,9 @@ def row_lengths(seq_lens: Tensor, num_tokens: int) -> Tensor:
 def rows_at(tensor: Tensor, rows: int) -> Tensor:
     """The first rows [rows, K] at the address of a tensor [T, K], past its end too: a kernel sees
     no end.
+
+    Of any dtype; indices are int32. Raises IllegalAddress for rows past the memory behind the
+    tensor.
     """
     if rows == len(tensor):
         return tensor

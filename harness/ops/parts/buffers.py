@@ -20,6 +20,9 @@ def give_buffer(
 ) -> None:
     """Give a kernel that takes `out` the first rows of a buffer [more rows, K], and guard the
     others.
+
+    buffer [R, K] int32 has at least `rows` rows; before [R, K] int32 is its content before the
+    call.
     """
     if "out" in setting.spec.takes:
         call.kwargs["out"] = buffer[:rows]

@@ -36,7 +36,8 @@ saturating.
 It is no power of two, so an op that omits it or applies it twice in a rounding step cannot be right
 by luck.
 """
-LAYERS, OWN_LAYER = 3, 1
+LAYERS = 3
+OWN_LAYER = 1
 """Layers that share an allocation, and the layer under test. It has neighbours on both sides."""
 PADDING = 256
 """Elements behind each padded page: a multiple of 128 bytes in every cache type."""
@@ -76,7 +77,11 @@ def empty_cache(
 
 
 def laid_out(pages: Tensor, layout: CacheLayout) -> Tensor:
-    """A cache with the content of `pages` [N, P, D] in a layout."""
+    """A cache with the content of `pages` [N, P, D] in a layout.
+
+    Of any dtype; pages [N, P, D] of float8_e4m3fn and bfloat16 are copied as bytes, so that
+    sentinels keep their bits.
+    """
     if layout == "contiguous":
         return pages
     cache = empty_cache(len(pages), pages.shape[2], pages.dtype, layout)
@@ -85,12 +90,13 @@ def laid_out(pages: Tensor, layout: CacheLayout) -> Tensor:
 
 
 def neighbors(cache: Tensor, layout: CacheLayout) -> dict[str, Tensor]:
-    """The memory beside the pages of `cache`: the name of a row, with {} for the page -> a view [N,
-    elements].
+    """The memory beside the pages of `cache` [N, P, D] of any dtype: the name of a row, with {} for
+    the page -> a view [N, elements] in the cache's type, such as bfloat16.
 
     Large pools have none: their gaps are address space without memory.
     """
-    page, stride = cache.shape[1] * cache.shape[2], cache.stride(0)
+    page = cache.shape[1] * cache.shape[2]
+    stride = cache.stride(0)
     if layout == "padded_pages":
         return {
             "padding after page {}": cache.as_strided(
@@ -99,7 +105,8 @@ def neighbors(cache: Tensor, layout: CacheLayout) -> dict[str, Tensor]:
         }
     if layout in ("block_major", "manager_blocks"):
         others = [layer for layer in range(LAYERS) if layer != OWN_LAYER]
-        shape, strides = (len(cache), page), (stride, 1)
+        shape = (len(cache), page)
+        strides = (stride, 1)
         return {
             f"page {{}} of layer {layer}": cache.as_strided(shape, strides, layer * page)
             for layer in others

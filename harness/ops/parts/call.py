@@ -27,11 +27,11 @@ from harness.kernels.call import BoundKernel
 from harness.kernels.outputs import BadOutput, wrong_count
 from harness.memory import pools
 from harness.memory.bounds import bad_index, raise_bad_indices
-from harness.ops.parts.attention import Attention
+from harness.ops.parts.attention import WantedAttention
 from harness.ops.parts.cache_layouts import neighbors
 from harness.ops.parts.changed import Change, change_
 from harness.ops.parts.corrupted import as_meant, corrupted
-from harness.ops.parts.inputs import CacheInputs, Inputs
+from harness.ops.parts.inputs import CacheInputs, OpInputs
 from harness.ops.parts.judged import Chosen, Rows
 
 Shape = tuple[int, ...]
@@ -56,6 +56,7 @@ def invoke(spec: KernelSpec, poison: Poison, args: tuple[Any, ...], kwargs: dict
             reason = message_of(error).strip().partition("\n")[0]
             message = f"{spec.name} failed on the device: {reason}"
             failure = KernelError(message, cause=Code.DEVICE, error=reason, kernel=spec.name)
+            # A bad index explains the fault of the device, and is the better sentence of the two.
             raise bad_index() or failure from error
         raise_bad_indices()
     return result
@@ -90,6 +91,7 @@ def check_outputs(
     for output, value, allowed, dtype in zip(declared, values, shapes, dtypes, strict=False):
         if problem := _problem(value, allowed, dtype, device):
             raise BadOutput(spec, f"{output.name} {problem}")
+    # A kernel may return the same buffer from each launch; the copy keeps what this launch wrote.
     return tuple(value.detach().clone() for value in values)
 
 
@@ -118,7 +120,7 @@ MOST_GAPS = 64
 
 _FINITE_STAND_IN = {"nan": "max", "inf": "max"}
 
-InputsT = TypeVar("InputsT", bound=Inputs)
+InputsT = TypeVar("InputsT", bound=OpInputs)
 Observe = Callable[[tuple[Tensor, ...]], list[Rows]]
 
 
@@ -173,8 +175,8 @@ class KernelCall:
     def of(
         cls,
         op: str,
-        given: Inputs,
-        kept: Inputs,
+        given: OpInputs,
+        kept: OpInputs,
         dims: dict[str, int],
         dtypes: tuple[torch.dtype, ...],
         observe: Observe,
@@ -225,14 +227,16 @@ def attention_rows(
     describe: str,
     empty_site: str,
     outputs: tuple[Tensor, Tensor | None],
-    want: Attention,
+    want: WantedAttention,
 ) -> list[Rows]:
     """What to judge of `outputs`: out [rows, heads, width], and lse [rows, heads] float32, None of
     a kernel without.
 
     Rows without keys are judged only if the kernel declares what it leaves there.
     """
-    (out, lse), defined, empty = outputs, want.defined, ~want.defined
+    out, lse = outputs
+    defined = want.defined
+    empty = ~defined
     if kv.startswith(".fp8") and spec.fp8_products != "float32":
         kv = f"{kv}.in_{spec.fp8_products}"
     # The bounds of other cache types allow for these roundings, or their kernels do not make them.
@@ -260,7 +264,8 @@ def attention_rows(
 
 
 def out_and_lse(outputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
-    """The outputs of an attention op.
+    """The `outputs` of an attention op: out [..., H, R] in the activations' type, lse [...]
+    float32.
 
     A kernel without an lse, see `KernelSpec.gives_lse`, has None in its place.
     """
@@ -292,13 +297,12 @@ def prepared(raw: InputsT, setting: Setting) -> tuple[InputsT, InputsT]:
 
 
 def placed(tensor: Tensor, device: str, fence: Fence = "none") -> Tensor:
-    """`tensor`, of any shape and dtype, on `device` with its strides and gaps; `Tensor.to` would
-    close the gaps.
+    """`tensor` [...] of any dtype, such as float8_e4m3fn, on `device` with its strides and gaps.
 
-    The content of gaps is moved too, except in a pool of gigabytes, where gaps hold nothing. Where
-    such a pool does not fit, its gaps have no memory at all. With a `fence` the memory of the
-    tensor begins or ends at memory without access, except such a pool. Raises NoMemoryError for
-    memory that does not fit.
+    `Tensor.to` would close the gaps. The content of gaps is moved too, except in a pool of
+    gigabytes, where gaps hold nothing. Where such a pool does not fit, its gaps have no memory at
+    all. With a `fence` the memory of the tensor begins or ends at memory without access, except
+    such a pool. Raises NoMemoryError for memory that does not fit.
     """
     is_plain = tensor.numel() == 0 or tensor.is_contiguous()
     size = tensor.element_size()
@@ -315,6 +319,7 @@ def placed(tensor: Tensor, device: str, fence: Fence = "none") -> Tensor:
     if is_plain:
         return moved.copy_(tensor.flatten()).view(tensor.shape)
     if has_content:
+        # All of the storage, so that poison in the gaps arrives on the device too.
         moved.copy_(tensor.as_strided((room,), (1,), 0))
     view = moved.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
     view.copy_(tensor)
@@ -365,7 +370,7 @@ def _guard_beside(row_name: str, memory: Tensor) -> Guarded:
 
 
 def by_rows(tensor: Tensor) -> Tensor:
-    """A vector [n] as a column [n, 1], for oracles that count rows along dim 0; other shapes as
-    they are.
+    """`tensor` [n] as a column [n, 1], for oracles that count rows along dim 0; other shapes, and
+    any dtype such as float32, as they are.
     """
     return tensor[:, None] if tensor.ndim == 1 else tensor

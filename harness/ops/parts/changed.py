@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_poison.patterns import bits_view
 
 from harness.core.contract import Arg, Op
-from harness.ops.parts.inputs import Inputs
+from harness.ops.parts.inputs import OpInputs
 
 TABLES = ("block_table",)
 """Arguments in which another entry of the same table may stand in each place."""
@@ -40,7 +40,7 @@ def _may_change(name: str, argument: Arg) -> bool:
     )
 
 
-def change_(raw: Inputs, change: Change, seed: int) -> str:
+def change_(raw: OpInputs, change: Change, seed: int) -> str:
     """Make a change of inputs in place, before their memory without an owner is poisoned.
 
     Returns what changed, such as "kv_cache[3, 17]"; empty if the argument has nothing to change.

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from harness.core.corruptions import Corruption
 from harness.core.ops import PAGE_SIZE
-from harness.ops.parts.inputs import Inputs
+from harness.ops.parts.inputs import OpInputs
 
-InputsT = TypeVar("InputsT", bound=Inputs)
+InputsT = TypeVar("InputsT", bound=OpInputs)
 FAR_BELOW = -52_000.0
 """A score below -5e4, the mask of some kernels (flashinfer-ai/flashinfer#4401)."""
 
@@ -48,8 +48,10 @@ def as_meant(kept: InputsT, corruption: Corruption) -> InputsT:
 
 
 def planned_lengths(seq_lens: Tensor, corruption: Corruption | None) -> Tensor:
-    """The lengths [B] int32 that the plan is made for: those of the call, unless the plan is what
+    """The lengths [B] int32 that the plan is made for: seq_lens [B] int32, unless the plan is what
     is corrupted.
+
+    A plan of `fewer` requests has [B - 1].
     """
     if corruption is None or corruption.change != "plan":
         return seq_lens
@@ -97,7 +99,8 @@ def _last(tensor: Tensor, to: Any) -> Tensor:
 def _swapped(tensor: Tensor, to: Any) -> Tensor:
     """Offsets [n] that fall once: the second is larger than the third."""
     changed = tensor.clone()
-    changed[1], changed[2] = tensor[2] + 1, tensor[1]
+    changed[1] = tensor[2] + 1
+    changed[2] = tensor[1]
     return changed
 
 
@@ -124,7 +127,8 @@ def _pages(given: Any, corruption: Corruption) -> Any:
     """The same slots [N, P, D] in pages of another size, with a table, if there is one, of more
     columns.
     """
-    cache, size = given.kv_cache, int(corruption.to or 0)
+    cache = given.kv_cache
+    size = int(corruption.to or 0)
     changed = replace(given, kv_cache=cache.contiguous().view(-1, size, cache.shape[2]))
     if hasattr(given, "block_table"):
         parts = torch.arange(PAGE_SIZE // size, device=cache.device, dtype=torch.int32)
@@ -136,8 +140,11 @@ def _scores(given: Any, corruption: Corruption) -> Any:
     """Keys and queries [..., D] with equal scores, all by their last element, which is no part of a
     value.
     """
-    keys, q = getattr(given, corruption.argument).clone(), torch.zeros_like(given.q)
-    keys[..., -1], q[..., -1] = FAR_BELOW / (1024.0 * given.scale), 1024.0
+    keys = getattr(given, corruption.argument).clone()
+    q = torch.zeros_like(given.q)
+    # A single element makes the score, so it does not depend on the order in which a kernel adds.
+    keys[..., -1] = FAR_BELOW / (1024.0 * given.scale)
+    q[..., -1] = 1024.0
     return replace(given, **{corruption.argument: keys, "q": q})
 
 

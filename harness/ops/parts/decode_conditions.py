@@ -11,7 +11,8 @@ from torch import Tensor
 
 from harness.core.ops import PAGE_SIZE
 
-LEVEL, LEVELS = 4.0, 97
+LEVEL = 4.0
+LEVELS = 97
 """The largest element 0 of a planted key, and how many there are, 1/64 apart.
 
 Other keys have 0. An fp8 cache holds it.
@@ -34,7 +35,8 @@ def arranged(owned: Sequence[list[int]], words: Sequence[str]) -> list[list[int]
     found = [list(pages) for pages in owned]
     live = [b for b, pages in enumerate(found) if pages]
     for place, b in enumerate(live):
-        pages, word = found[b], words[b % len(words)]
+        pages = found[b]
+        word = words[b % len(words)]
         before = found[live[place - 1]] if place else []
         if word in ("rising", "falling"):
             pages.sort(reverse=word == "falling")
@@ -47,9 +49,10 @@ def arranged(owned: Sequence[list[int]], words: Sequence[str]) -> list[list[int]
 
 
 def arranged_slots(slots: Tensor, before: Tensor, word: str) -> Tensor:
-    """The slots [n] int32 of a token in the order of its word.
+    """The `slots` [n] int32 of a token in the order of its word.
 
-    `some`, `same`: the first, or all, are as `before`.
+    `some` and `same` begin with slots of the token before it: `before` [m] int32, the first of them
+    or all.
     """
     if word in ("rising", "falling"):
         return slots.sort(descending=word == "falling").values
@@ -65,6 +68,8 @@ def plant_keys(
 ) -> None:
     """Give the keys of request b their element 0, in place: latents [slots, D] of `length`
     tokens.
+
+    latents is float32, before it is stored in the cache's type.
     """
     latents[:, 0] = 0.0
     if word in ("plain", "zero") or not length:
@@ -88,6 +93,8 @@ def plant_queries(
 
     One element of such a query is not 0, or none, so scores are exact in any order of adding, and
     equal ones are equal. `owners` has the request of each row of q; without it row b is request b.
+
+    q is bfloat16 or float32, `scale` the factor of the scores.
     """
     for row, b in zip(q, owners if owners is not None else range(len(q)), strict=True):
         word = words[b % len(words)]
@@ -99,6 +106,8 @@ def plant_queries(
 def plant_in(b: int, word: str, keys: Tensor, places: Sequence[int]) -> None:
     """Give the keys [n, ...] of unit b their element 0, in place: a level to the last of `places`,
     or the last two.
+
+    keys is bfloat16 or float32; `places` are rows of it.
     """
     if word not in ("plain", "zero") and len(places):
         keys[list(places[-1 - (word == "ties") :]), ..., 0] = LEVEL - b % LEVELS / 64

@@ -30,14 +30,14 @@ class Unowned:
 
 
 @dataclass(slots=True)
-class Inputs:
+class OpInputs:
     """Arguments of an op by the names of its table row, and their memory without an owner."""
 
     unowned: list[Unowned] = field(default_factory=list, kw_only=True)
 
 
 @dataclass(slots=True)
-class CacheInputs(Inputs):
+class CacheInputs(OpInputs):
     """Arguments of an op with a paged cache."""
 
     kv_cache: Tensor = field(kw_only=True)
@@ -67,6 +67,9 @@ def checked_head_dim(rank: int, rope_dim: int) -> int:
 
 
 def beside(kv_cache: Tensor, layout: CacheLayout) -> list[Unowned]:
+    """The memory beside the pages of kv_cache [N, P, D] of any dtype (bfloat16, uint8), which no
+    request owns.
+    """
     return [
         Unowned("kv.neighbor", memory)
         for memory in cache_layouts.neighbors(kv_cache, layout).values()

@@ -77,13 +77,16 @@ def places(record_format: str, page_size: int) -> Tensor:
     if form.layout == "rows":
         return token * form.num_bytes + torch.arange(form.num_bytes)
     values, scales = (torch.arange(size) for size in form.parts)
-    value_place, scale_place = token * len(values) + values, token * len(scales) + scales
+    value_place = token * len(values) + values
+    scale_place = token * len(scales) + scales
     if form.layout == "tiled":
         tile = token // TILE * TILE * len(values) + values // TILE * TILE * TILE
+        # Tiles of 16 x 16 bytes, one token a row of the tile, as a matrix core loads them.
         value_place = tile + token % TILE * TILE + values % TILE
     elif form.layout == "swizzled":
         quarter = len(scales) // 4
         scale_place = (
+            # Four tokens share four rows, so that one load of 4 bytes has a scale of each of them.
             (token // 4 * 4 + scales // quarter) * len(scales) + scales % quarter * 4 + token % 4
         )
     return torch.cat((value_place, page_size * len(values) + scale_place), dim=1)
@@ -103,13 +106,13 @@ def encode(rows: Tensor, record_format: str, scale: float | None = None) -> Tens
     groups = values.view(len(values), -1, form.group)
     amax = groups.abs().amax(dim=-1, keepdim=True)
     if form.group == 16:
+        # 6 is the largest number of e2m1.
         scales = _rounded(amax / 6.0)
         return torch.cat((_e2m1_codes(groups / scales.double()), _bytes(scales.flatten(1))), dim=1)
+    # A group of zeros would have scale 0, and 0 / 0 is no code.
     scales = (amax.clamp(min=1e-4) / E4M3_MAX).float()
-    codes, rest = (
-        _rounded(groups / scales.double()).flatten(1),
-        rows[:, form.quantized :].to(torch.bfloat16),
-    )
+    codes = _rounded(groups / scales.double()).flatten(1)
+    rest = rows[:, form.quantized :].to(torch.bfloat16)
     return torch.cat((_bytes(codes), _bytes(scales.flatten(1)), _bytes(rest)), dim=1)
 
 
@@ -143,7 +146,8 @@ def rounding(rows: Tensor, record_format: str, scale: float | None) -> Tensor | 
     numbers. A code is off by one scale at most (5 lies between 4 and 6); where the scale was
     rounded down, the largest saturates.
     """
-    form, factor = RECORDS[record_format], 1.0 if scale is None else scale
+    form = RECORDS[record_format]
+    factor = 1.0 if scale is None else scale
     if form.group != 16:
         return None
     exact = rows.double().view(len(rows), -1, form.group).abs().amax(dim=-1) / (6 * factor)
@@ -166,7 +170,8 @@ def store(records: Tensor, cache: Tensor, slots: Tensor, record_format: str) -> 
 
     Blocks may have any stride.
     """
-    block, token = slots // cache.shape[1], slots % cache.shape[1]
+    block = slots // cache.shape[1]
+    token = slots % cache.shape[1]
     if RECORDS[record_format].layout == "rows":
         cache[block, token] = records
     else:
@@ -174,18 +179,24 @@ def store(records: Tensor, cache: Tensor, slots: Tensor, record_format: str) -> 
 
 
 def spans(cache: Tensor, slots: Tensor, record_format: str) -> Iterator[Tensor]:
-    """Views [n] of the bytes of `slots` [A] in a cache [N, P, bytes], each as long as possible."""
+    """Views [n] uint8 of the bytes of `slots` [A] int64 in `cache` [N, P, bytes] uint8, each as
+    long as possible.
+    """
     page_size = cache.shape[1]
-    place, blocks = places(record_format, page_size), cache.flatten(1)
+    place = places(record_format, page_size)
+    blocks = cache.flatten(1)
     for block in sorted(set((slots // page_size).tolist())):
         taken = place[slots[slots // page_size == block] % page_size].flatten().sort().values
         starts = torch.cat((torch.ones(1, dtype=torch.bool), taken.diff() > 1)).nonzero().flatten()
+        # As few views as possible: each is filled and compared by itself.
         for run in taken.tensor_split(starts[1:]):
             yield blocks[block, int(run[0]) : int(run[-1]) + 1]
 
 
 def cached_latents(latents: Tensor, dtype: torch.dtype, kv_scale: float | None) -> Tensor:
-    """Latents [..., D] as a cache of `dtype` holds them: fp8 is divided by `kv_scale`, bytes are
+    """`latents` [..., D] float32 as a cache of `dtype` holds them.
+
+    float8_e4m3fn is divided by `kv_scale` and saturates; uint8 are records [..., 656] of
     `fp8_ds_mla`.
     """
     if dtype == torch.uint8:
@@ -202,6 +213,7 @@ def _rounded(values: Tensor) -> Tensor:
 def _e2m1_codes(scaled: Tensor) -> Tensor:
     """Bytes [T, C] of the nearest codes of [T, G, 16], two a byte, the first in the low half."""
     sizes = scaled.nan_to_num(0.0).flatten(1)
+    # The sign is the highest of the 4 bits.
     codes = (sizes.abs()[..., None] - magnitudes("e2m1")).abs().argmin(dim=-1) | (
         sizes < 0
     ).long() << 3

@@ -13,13 +13,17 @@ from harness.core.seams import seam
 from harness.ops.parts.block_codes import E4M3_MAX, element_codes, scale_codes
 from harness.ops.parts.block_formats import FORMATS, decoded_values
 
-_LATENTS, _INDEX_WIDTH, _GROUP = 512, 128, 128
+_LATENTS = 512
+_INDEX_WIDTH = 128
+_GROUP = 128
 _NVFP4 = FORMATS["nvfp4"]
 _SCALE_BYTES = {"indexer_planar": 4, "indexer_shuffled": 4, "nvfp4_linear": 8, "nvfp4_swizzled": 8}
 
 
 def record_views(cache: Tensor, record_format: str) -> list[Tensor]:
-    """The parts of the records: views of the cache as `_encoded` and `_decoded` order them."""
+    """The parts of the records of `cache` [N, P, bytes] uint8: views, as `_encoded` and `_decoded`
+    order them.
+    """
     if record_format == "indexer_interleaved":
         values, scales = cache.split_with_sizes([_INDEX_WIDTH, 4], dim=-1)
         return [values[:, :, None], inline_scales(cache, scales)[:, :, None]]
@@ -38,11 +42,11 @@ def record_views(cache: Tensor, record_format: str) -> list[Tensor]:
 
 @seam("records.planar-read-interleaved")
 def planar_parts(cache: Tensor, scale_bytes: int) -> tuple[Tensor, Tensor]:
-    """Values [N, P, v] and scales [N, P, s] of blocks that have the values of all tokens first,
-    then all scales.
+    """Values [N, P, v] and scales [N, P, s] of `cache` [N, P, v + s] uint8, whose blocks have the
+    values of all tokens first, then all scales.
 
-    Blocks of interleaved records have the same size, so that nothing asserts the difference (PR
-    50576).
+    Blocks of interleaved records have the same size, so that nothing asserts the difference
+    (vllm-project/vllm#50576).
     """
     num_blocks, page_size, num_bytes = cache.shape
     border = page_size * (num_bytes - scale_bytes)
@@ -54,11 +58,11 @@ def planar_parts(cache: Tensor, scale_bytes: int) -> tuple[Tensor, Tensor]:
 
 @seam("records.shuffled-written-flat")
 def shuffled_values(values: Tensor) -> Tensor:
-    """Values [N, P, 128] in tiles of 16 tokens x 16 bytes, as matrix cores load them: [N, P / 16,
-    16, 8, 16].
+    """`values` [N, P, 128] uint8 in tiles of 16 tokens x 16 bytes, as matrix cores load
+    them: [N, P / 16, 16, 8, 16].
 
-    A writer that stores them row by row puts them where the reader looks for other tokens (PR
-    52109).
+    A writer that stores them row by row puts them where the reader looks for other tokens
+    (vllm-project/vllm#52109).
     """
     num_blocks, page_size, width = values.shape
     return values.view(num_blocks, page_size // 16, width // 16, 16, 16).transpose(2, 3)
@@ -70,6 +74,8 @@ def inline_scales(cache: Tensor, scales: Tensor) -> Tensor:
 
     Strides that are computed from the shape are wrong where the blocks of several layers lie side
     by side (vllm-project/vllm#49716).
+
+    Both are uint8: a scale is the 4 bytes of a float32.
     """
     return scales
 
@@ -78,6 +84,8 @@ def inline_scales(cache: Tensor, scales: Tensor) -> Tensor:
 def linear_scales(scales: Tensor) -> Tensor:
     """The block scales [N, P, 8] token by token, for kernels that read them by stride: [N, P, 1, 8]
     (vllm-project/vllm#50084).
+
+    They are uint8: e4m3 codes.
     """
     return scales[:, :, None]
 
@@ -85,6 +93,8 @@ def linear_scales(scales: Tensor) -> Tensor:
 def swizzled_scales(scales: Tensor) -> Tensor:
     """The block scales [N, P, 8], interleaved by 4 tokens for SM100's attention: [N, P / 4, 4, 4,
     2].
+
+    They are uint8: e4m3 codes.
     """
     num_blocks, page_size, width = scales.shape
     return scales.view(num_blocks, page_size // 4, 4, width // 4, 4).permute(0, 1, 4, 2, 3)
@@ -114,7 +124,9 @@ def encoded(rows: Tensor, record_format: str, scale: float | None) -> list[Tenso
 
 
 def decoded(parts: list[Tensor], record_format: str, scale: float | None) -> Tensor:
-    """Rows [n, W] float32 of the parts of their records."""
+    """Rows [n, W] float32 of the `parts` of their records: codes [n, bytes] uint8, then scales [n,
+    s] uint8 if the format has them.
+    """
     values = parts[0]
     if record_format == "bf16":
         return values.view(torch.bfloat16).float()

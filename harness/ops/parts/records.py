@@ -9,7 +9,7 @@ from torch import Tensor
 
 from harness.core.ops import PAGE_SIZE
 from harness.ops.parts.cache_layouts import KV_SCALE
-from harness.ops.parts.inputs import Inputs
+from harness.ops.parts.inputs import OpInputs
 from harness.ops.parts.record_formats import RECORDS, encode, store
 from harness.ops.parts.record_params import RecordParams
 
@@ -20,7 +20,7 @@ e4m3.
 
 
 @dataclass(slots=True)
-class RecordInputs(Inputs):
+class RecordInputs(OpInputs):
     """Common to both ops.
 
     `storage` [N, L, P, bytes] uint8 holds the blocks of L layers; the op sees the last layer.

@@ -12,13 +12,16 @@ from torch import Tensor
 
 from harness.core.ops import PAGE_SIZE
 
-LARGE, TINY = 2.0**14, 2.0**-10
+LARGE = 2.0**14
+TINY = 2.0**-10
 """What a large or a tiny row is multiplied by."""
-LARGE_LOGIT, STEP, OUTWEIGHS = 1500.0, 0.125, 30.0
+LARGE_LOGIT = 1500.0
+STEP = 0.125
+OUTWEIGHS = 30.0
 
 
 def resize_rows(x: Tensor, words: Sequence[str], tiny: float = TINY) -> None:
-    """Give each row of x [T, K] of any float type the size of its word, in place.
+    """Give each row of x [T, K], bfloat16 or float32, the size of its word, in place.
 
     `words` are repeated.
     """
@@ -32,13 +35,13 @@ def resize_rows(x: Tensor, words: Sequence[str], tiny: float = TINY) -> None:
 def move_peaks(x: Tensor, words: Sequence[str]) -> None:
     """Exchange the largest element of each row of x [T, K] with the first, the last or a middle
     one, in place.
+
+    x is bfloat16 or float32.
     """
     width = x.shape[1]
     for row, word in zip(x, islice(cycle(words), len(x) if words else 0), strict=False):
-        at, peak = (
-            {"first": 0, "inner": width // 2, "last": width - 1}[word],
-            int(row.abs().argmax()),
-        )
+        at = {"first": 0, "inner": width // 2, "last": width - 1}[word]
+        peak = int(row.abs().argmax())
         row[[at, peak]] = row[[peak, at]]
 
 
@@ -70,7 +73,9 @@ def padded_rows(num_rows: int, num_padded: int, place: str) -> Tensor:
 
 
 def slot_mapping(slots: Tensor, is_padded: Tensor) -> Tensor:
-    """[T] int64: the slots [n] of the rows that are not padding, in order, and -1."""
+    """[T] int64: the `slots` [n] int64 of the rows where is_padded [T] bool is not set, in order,
+    and -1 elsewhere.
+    """
     found = torch.full((len(is_padded),), -1, dtype=torch.int64)
     found[~is_padded] = slots
     return found

@@ -20,7 +20,8 @@ def prepare(params: QuantizeBlocksParams, setting: Setting) -> KernelCall:
         """values [T, C] and scales [S, G], as codes, beside the reference; both are decoded
         first.
         """
-        values, scales = decoded_values(outputs[0], form), decoded_scales(outputs[1], form)
+        values = decoded_values(outputs[0], form)
+        scales = decoded_scales(outputs[1], form)
         want = reference.expected(
             kept.x, kept.expert_offsets, block_format=params.block_format, chosen=(values, scales)
         )

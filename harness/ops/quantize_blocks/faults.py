@@ -18,7 +18,9 @@ def scales_unwritten(num_rows: int, num_blocks: int, device: torch.device) -> Te
 
 
 def amax_of_row_groups(magnitudes: Tensor) -> Tensor:
-    """Reduce [T, G, elements] over the rows of a warp as well (flashinfer-ai/flashinfer#3057)."""
+    """Reduce `magnitudes` [T, G, elements] float32 over the rows of a warp as well
+    (flashinfer-ai/flashinfer#3057).
+    """
     amax = magnitudes.amax(dim=-1)
     groups = [
         group.amax(dim=0, keepdim=True).expand_as(group) for group in torch.split(amax, WARP_ROWS)

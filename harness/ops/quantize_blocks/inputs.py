@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from harness.ops.parts import row_conditions
-from harness.ops.parts.inputs import Inputs, Unowned, offsets
+from harness.ops.parts.inputs import OpInputs, Unowned, offsets
 from harness.ops.quantize_blocks.params import QuantizeBlocksParams
 
 
 @dataclass(slots=True)
-class BlockInputs(Inputs):
+class BlockInputs(OpInputs):
     """Arguments of `quantize_blocks`."""
 
     x: Tensor

@@ -42,6 +42,9 @@ def expected(
     reciprocal of a scale does not decide as a division does. There the result is the kernel's
     choice, if `chosen`, its values [T, K] and scales [S, G], is one of the two. Scales that are
     powers of two divide exactly and leave no choice.
+
+    x [T, K] is bfloat16 or float32, expert_offsets [X + 1] int32, in rows -> values [T, K] and
+    scales [S, G] float64, and [T] bool: whether a row is live.
     """
     form = FORMATS[block_format]
     num_tokens, width = x.shape
@@ -62,6 +65,7 @@ def expected(
             values[start + row] = _block_elements(
                 blocks, scale, form, follows and follows[0][start + row]
             ).flatten()
+        # Each expert starts a new tile of scale rows, as grouped GEMMs load them.
         first += -(-count // SCALE_TILE) * SCALE_TILE
     return Blocks(values, scales, torch.arange(num_tokens) < bounds[-1])
 
@@ -71,6 +75,7 @@ def _block_scale(amax: Tensor, form: BlockFormat, chosen: Tensor | None) -> Tens
     if form.scale == "e4m3":
         return _nearest(amax / form.element_max, magnitudes("e4m3"), chosen)
     exponent = torch.frexp(amax).exponent - 1 - form.exponent_max
+    # The exponent of 0 has no meaning, and e8m0 has no zero: its least scale stands for it.
     exponent = torch.where(amax == 0, -127, exponent).clamp(-127, 127)
     return torch.ldexp(torch.ones_like(amax), exponent)
 
@@ -95,7 +100,8 @@ def _nearest(sizes: Tensor, table: Tensor, chosen: Tensor | None = None) -> Tens
     """
     above = torch.searchsorted(table, sizes).clamp(max=len(table) - 1)
     below = (above - 1).clamp(min=0)
-    to_above, to_below = table[above] - sizes, sizes - table[below]
+    to_above = table[above] - sizes
+    to_below = sizes - table[below]
     is_below = (to_below < to_above) | ((to_below == to_above) & (below % 2 == 0))
     if chosen is not None:
         is_tie = (to_above - to_below).abs() <= TIE_MARGIN * sizes

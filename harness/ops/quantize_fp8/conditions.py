@@ -14,7 +14,8 @@ def read(x: Any, *, num_live: Any = None, **_: Any) -> Iterator[Point]:
     tokens, width = x.shape
     live = tokens if num_live is None else int(num_live)
     sizes = x[:live].float().abs()
-    largest, peaks = sizes.amax(dim=1).tolist(), sizes.argmax(dim=1).tolist()
+    largest = sizes.amax(dim=1).tolist()
+    peaks = sizes.argmax(dim=1).tolist()
     amax = max(largest, default=0.0)
     call = {
         "live": "all" if live == tokens else "one" if live == 1 else "some",

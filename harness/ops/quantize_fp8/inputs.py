@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from harness.ops.parts import row_conditions
-from harness.ops.parts.inputs import Inputs, Unowned, randn
+from harness.ops.parts.inputs import OpInputs, Unowned, randn
 from harness.ops.quantize_fp8.params import QuantizeFp8Params
 
 
 @dataclass(slots=True)
-class QuantizeInputs(Inputs):
+class QuantizeInputs(OpInputs):
     """Arguments of `quantize_fp8`."""
 
     x: Tensor

@@ -19,8 +19,10 @@ class Quantized(NamedTuple):
 
 
 def expected(x: Tensor, num_live: int, *, blocks: int = 0) -> Quantized:
-    """Quantization of the first `num_live` rows of x [T, K], by one scale [1], or by `blocks`
-    scales a row [T, G].
+    """Quantization of the first `num_live` rows of x [T, K] in float64, by one scale [1], or by
+    `blocks` scales a row [T, G].
+
+    Rows from `num_live` on are NaN and not defined [T] bool.
     """
     live = x[:num_live].double().reshape(num_live * blocks or 1, -1)
     amax = live.abs().amax(dim=1, keepdim=True)

@@ -30,7 +30,8 @@ def read(
 ) -> Iterator[Point]:
     """A point for each token."""
     tokens, experts = logits.shape
-    rows, live = logits.float().tolist(), tokens if num_live is None else num_live
+    rows = logits.float().tolist()
+    live = tokens if num_live is None else num_live
     call = {
         "tokens": tokens,
         "experts": experts,

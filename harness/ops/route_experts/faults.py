@@ -7,9 +7,11 @@ from torch import Tensor
 
 
 def top_by_greater_than(scores: Tensor, num_experts_per_tok: int) -> tuple[Tensor, Tensor]:
-    """Keep a score of [T, X] that is greater than the best so far, starting at expert 0.
+    """Keep a score of scores [T, X] float32 that is greater than the best so far, starting at
+    expert 0.
 
     In a row of NaN no score is, so that expert 0 is chosen k times (vllm-project/vllm#39593).
+    Returns the scores [T, k] and the experts [T, k] int64.
     """
     left = torch.where(scores.isnan(), -torch.inf, scores)
     chosen = []

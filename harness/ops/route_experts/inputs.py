@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from harness.ops.parts import row_conditions
-from harness.ops.parts.inputs import Inputs, Unowned, randn
+from harness.ops.parts.inputs import OpInputs, Unowned, randn
 from harness.ops.route_experts.params import RouteExpertsParams
 
 
 @dataclass(slots=True)
-class RouteInputs(Inputs):
+class RouteInputs(OpInputs):
     """Arguments of `route_experts`."""
 
     logits: Tensor

@@ -17,6 +17,8 @@ class Routed(NamedTuple):
 def expected(logits: Tensor, num_experts_per_tok: int) -> Routed:
     """The k experts with the largest of logits [T, X], by ascending id, with softmax weights [T, k]
     that sum to 1.
+
+    logits is float32, ids int64, weights float64.
     """
     scores = logits.double().softmax(dim=-1)
     ids = scores.topk(num_experts_per_tok, dim=-1).indices.sort(dim=-1).values

@@ -16,7 +16,8 @@ from harness.ops.select_topk.reference import right_choice
 def prepare(params: SelectTopkParams, setting: Setting) -> KernelCall:
     """A call that chooses. Rows of the buffer behind the output must not change."""
     given, kept = prepared(inputs.draw(params, setting.seed), setting)
-    rows, num_requests = len(kept.logits), len(params.seq_lens)
+    rows = len(kept.logits)
+    num_requests = len(params.seq_lens)
     every = torch.ones(rows, dtype=torch.bool)
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Rows]:

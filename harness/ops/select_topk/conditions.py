@@ -13,7 +13,8 @@ RANKS = ("below", "at", "above")
 
 def read(logits: Any, seq_lens: Any, *, topk: int, **_: Any) -> Iterator[Point]:
     """A point for each request, by the logits of its last query token."""
-    lengths, (rows, columns) = seq_lens.tolist(), logits.shape
+    lengths = seq_lens.tolist()
+    (rows, columns) = logits.shape
     num_tokens = rows // len(lengths)
     call = {
         "topk": topk,

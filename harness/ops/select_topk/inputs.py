@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from harness.ops.parts import cache_layouts
-from harness.ops.parts.inputs import Inputs, Unowned
+from harness.ops.parts.inputs import OpInputs, Unowned
 from harness.ops.parts.pages import lengths_of_rows
 from harness.ops.select_topk.params import SelectTopkParams
 
 
 @dataclass(slots=True)
-class TopkInputs(Inputs):
+class TopkInputs(OpInputs):
     """Arguments of `select_topk`, and the buffer [T + 2, K] that begins with the rows of `out`."""
 
     logits: Tensor
@@ -28,10 +28,8 @@ def draw(params: SelectTopkParams, seed: int) -> TopkInputs:
     buffer.
     """
     generator = torch.Generator().manual_seed(seed)
-    rows, columns = (
-        len(params.seq_lens) * params.query_len,
-        max(params.seq_lens) + params.spare_columns,
-    )
+    rows = len(params.seq_lens) * params.query_len
+    columns = max(params.seq_lens) + params.spare_columns
     logits = torch.zeros(rows, columns)
     if params.row_stride:
         logits = cache_layouts.spread((rows, columns), torch.float32, params.row_stride)

@@ -38,7 +38,8 @@ def prepare(params: WriteKvParams, setting: Setting) -> KernelCall:
         return [Rows("kv_cache", stored, live, want, f"write_kv.{params.kv}", "token")]
 
     null = slice(op_inputs.NULL_BLOCK, op_inputs.NULL_BLOCK + 1)
-    before, numbers = slots_of(kept.kv_cache, others), others.nonzero().flatten().tolist()
+    before = slots_of(kept.kv_cache, others)
+    numbers = others.nonzero().flatten().tolist()
 
     def slot_name(row: int) -> str:
         return f"slot {numbers[row] % PAGE_SIZE} of page {numbers[row] // PAGE_SIZE}"

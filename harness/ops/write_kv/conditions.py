@@ -13,7 +13,8 @@ from harness.core.ops import PAGE_SIZE
 
 def read(kv_c: Any, k_pe: Any, kv_cache: Any, slot_mapping: Any, **_: Any) -> Iterator[Point]:
     """A point for each token. The tensors are those of :data:`harness.core.ops.OPS`."""
-    slots, stride = slot_mapping.tolist(), kv_cache.stride(0)
+    slots = slot_mapping.tolist()
+    stride = kv_cache.stride(0)
     head_dim = kv_cache.shape[2]
     call: Point = {
         "kv": TYPES[str(kv_cache.dtype)],

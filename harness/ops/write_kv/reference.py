@@ -11,8 +11,10 @@ from harness.ops.parts.attention import E4M3_MAX
 def expected(
     kv_c: Tensor, k_pe: Tensor, cache_dtype: torch.dtype, kv_scale: float | None
 ) -> Tensor:
-    """The rows that `write_kv` should store, before rounding to the cache's type: [T, D]
-    float64.
+    """The rows [T, D] float64 that `write_kv` should store, before rounding to the cache's type.
+
+    kv_c [T, R] and k_pe [T, E] are bfloat16 or float32; an fp8 cache holds value / `kv_scale`,
+    saturated at 448.
     """
     rows = torch.cat((kv_c, k_pe), dim=-1).double()
     if cache_dtype != torch.float8_e4m3fn:

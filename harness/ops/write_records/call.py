@@ -17,7 +17,8 @@ from harness.ops.write_records.params import WriteRecordsParams
 def prepare(params: WriteRecordsParams, setting: Setting) -> KernelCall:
     """A call that stores rows. No byte of another record, layer or block may change."""
     given, kept = prepared(inputs.draw(params, setting.seed), setting)
-    is_live, form = kept.slot_mapping >= 0, RECORDS[params.kv]
+    is_live = kept.slot_mapping >= 0
+    form = RECORDS[params.kv]
     slots = kept.slot_mapping[is_live]
     its_own = torch.zeros(kept.storage.flatten(2).shape, dtype=torch.bool)
     its_own[(slots // PAGE_SIZE)[:, None], -1, places(params.kv, PAGE_SIZE)[slots % PAGE_SIZE]] = (
@@ -30,12 +31,11 @@ def prepare(params: WriteRecordsParams, setting: Setting) -> KernelCall:
         outputs.
         """
         rows = decode(stored(given.cache.cpu(), slots, params.kv), params.kv, kept.scale)
-        want, live = (
-            kept.x[: len(is_live)][is_live].double(),
-            torch.ones(len(slots), dtype=torch.bool),
-        )
+        want = kept.x[: len(is_live)][is_live].double()
+        live = torch.ones(len(slots), dtype=torch.bool)
         slack = rounding(want, params.kv, kept.scale)
-        bound, exact = f"write_records.{params.kv.partition('_')[0]}", form.quantized
+        bound = f"write_records.{params.kv.partition('_')[0]}"
+        exact = form.quantized
         halves = (
             ("quantized", slice(0, exact), bound),
             ("exact", slice(exact, None), "write_records.exact"),

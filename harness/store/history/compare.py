@@ -22,7 +22,8 @@ Smaller changes are noise.
 GOOD = ("pass", CAUGHT)
 BAD = ("fail", "crash", "error", WRONG_BLAME, MISSED)
 KNOWN = "known"
-LATEST, PREVIOUS = "latest", "previous"
+LATEST = "latest"
+PREVIOUS = "previous"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ class Change:
         """
         if not self.before or self.was not in BAD or self.after.verdict not in BAD:
             return False
-        blamed, blamed_before = set(self.after.blamed), set(self.before.blamed)
+        blamed = set(self.after.blamed)
+        blamed_before = set(self.before.blamed)
         return (
             self.was != self.after.verdict
             or set(self.before.oracles) != set(self.after.oracles)
@@ -70,12 +72,13 @@ class Change:
     def took_another_time(self) -> bool:
         if self.before is None or abs(self.slowdown or 0.0) < TIME_SECONDS:
             return False
+        # A ratio as well as a difference: a busy machine makes all cases slower by some.
         fast, slow = sorted((self.before.seconds, self.after.seconds))
         return slow >= TIME_RATIO * fast
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """The changes from `before` to `after`."""
 
     before: RunEntry
@@ -114,13 +117,13 @@ class Comparison:
         return self.before.variant == self.after.variant
 
 
-def compare(before: RunEntry, after: RunEntry) -> Comparison:
+def compare(before: RunEntry, after: RunEntry) -> RunComparison:
     """The changes from `before` to `after`. Reads and writes nothing."""
     changes = [Change(key, before.alike(entry), entry) for key, entry in after.entries.items()]
     num_shared = sum(one.before is not None for one in changes)
     bad = [one for one in changes if one.after.verdict in BAD]
     known = [one for one in changes if one.after.verdict == KNOWN]
-    return Comparison(
+    return RunComparison(
         before=before,
         after=after,
         new_failures=tuple(one for one in bad if one.was not in BAD),
@@ -131,6 +134,7 @@ def compare(before: RunEntry, after: RunEntry) -> Comparison:
         fixed=tuple(
             one for one in changes if one.after.verdict in GOOD and one.was in (*BAD, KNOWN)
         ),
+        # A skip hides whether the bug is there, so it counts as neither fixed nor good.
         not_judged=tuple(
             one for one in changes if one.after.verdict == "skip" and one.was not in ("", "skip")
         ),

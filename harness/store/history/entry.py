@@ -195,7 +195,8 @@ def _parsed(found: Any, folder: Path) -> RunEntry:
     facts = dict(summary.environment)
     # The command is a fact of its own. The address of a cluster differs each time and decides
     # nothing.
-    command, _ = facts.pop("command", ""), facts.pop("cluster", None)
+    command = facts.pop("command", "")
+    _ = facts.pop("cluster", None)
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
     accuracies = {
         (record.case, record.fault): tuple(epoch.accuracy for epoch in record.epochs)

@@ -130,11 +130,14 @@ class WatchComparisons(TorchFunctionMode):
         elif kind == "operator":
             found = self._observation.operands(name, _caller(), args[:2])
             known = [*found, *known] if found is not None and known is not None else None
+        # With a dimension or a mask as argument the test reads a part, which may leave padding out.
         elif kind == "reading" and known and len(args) == 1 and not named:
             self._observation.found += known
         out = func(*args, **named)
         if kind in ("operator", "unchanged") and known and isinstance(out, torch.Tensor):
-            key, results = id(out), self._results
+            key = id(out)
+            results = self._results
+            # An id is reused when its tensor dies, so the entry must go with it.
             results[key] = weakref.ref(out, lambda _: results.pop(key, None)), known
         return out
 

@@ -90,7 +90,9 @@ class _Names:
     def __init__(
         self, tree: ast.AST, scope: dict[str, Any], is_tensor_method: Callable[[str], bool]
     ) -> None:
-        self._tree, self._scope, self._is_tensor_method = tree, scope, is_tensor_method
+        self._tree = tree
+        self._scope = scope
+        self._is_tensor_method = is_tensor_method
 
     def answer(self) -> frozenset[str]:
         """Names that flow into an assertion, except names that are taken apart."""

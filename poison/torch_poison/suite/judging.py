@@ -71,6 +71,8 @@ class Judge:
                 report.__dict__["poison_found"] = True
                 sums["found"] = 1
         elif report.failed and call.excinfo is not None:
+            # The assertion failed for a reason of its own; poison is told beside it only if its
+            # values held some.
             held = seen.found or found_in_traceback(seen, call.excinfo.tb)
             if held:
                 report.sections.append((SECTION, "\n".join(sentences(held))))

@@ -203,8 +203,10 @@ class Observation:
 
     def _keep(self, tensor: torch.Tensor) -> Kept:
         copy = tensor.cpu().contiguous()
+        # The test may change its tensor in place later; what it asserted must stay.
         copy = copy.clone() if copy.data_ptr() == tensor.data_ptr() else copy
-        shape, dtype = tuple(copy.shape), copy.dtype
+        shape = tuple(copy.shape)
+        dtype = copy.dtype
         self._kept_bytes += copy.nbytes
         if self._kept_bytes <= KEPT_BYTES:
             return Kept(shape, dtype, copy, b"")
@@ -238,6 +240,7 @@ def readable(value: Any) -> torch.Tensor | None:
             value = torch.from_numpy(numpy.ascontiguousarray(value))
         if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.is_quantized:
             return None
+        # Inside vmap or grad a tensor stands for many, and has no memory of its own to read.
         if torch._C._functorch.is_functorch_wrapped_tensor(value):
             return None
         if value.layout is not torch.strided or value.device.type not in ("cpu", "cuda"):
@@ -255,7 +258,11 @@ def described(
     owner: Owner | None,
     origins: tuple[tuple[Line, ...], ...],
 ) -> PoisonFound:
-    """The finding for a mark in a tensor of any shape."""
+    """The finding for `mark` in `tensor` [...] of any dtype, such as bfloat16 or int64.
+
+    `what` names the tensor and `where` the line that examined it; `origins` are the stacks of the
+    allocations that can have left the mark.
+    """
     bits = f"{hex_of(mark.bits, tensor.element_size())} {str(tensor.dtype).removeprefix('torch.')}"
     index = tuple(map(int, numpy.unravel_index(mark.first, tensor.shape)))
     return PoisonFound(what, where, mark.count, tensor.numel(), index, bits, owner, origins)

@@ -140,7 +140,8 @@ def random_state() -> Callable[[], None]:
     """A function that resets all random generators to their present state, so that all runs draw
     the same numbers.
     """
-    python, cpu = random.getstate(), torch.get_rng_state()
+    python = random.getstate()
+    cpu = torch.get_rng_state()
     numpy: Any = sys.modules.get("numpy.random")  # Without it, no test draws from it.
     array = numpy.get_state() if numpy is not None else None
     cuda = _cuda_states()
@@ -244,6 +245,7 @@ def _is_round_trip(asserted: Asserted) -> bool:
 
 
 def _difference(left: Kept, right: Kept) -> str | None:
+    # Bits of other types cannot be compared, and a changed shape is a difference by itself.
     if (left.shape, left.dtype) != (right.shape, right.dtype):
         return (
             f"{left.dtype} {list(left.shape)} in the first run, {right.dtype} {list(right.shape)}"
@@ -255,7 +257,8 @@ def _difference(left: Kept, right: Kept) -> str | None:
             if left.digest == right.digest
             else "the bits differ (too large to keep, digests compared)"
         )
-    mine, theirs = plain(left.tensor).reshape(-1), plain(right.tensor).reshape(-1)
+    mine = plain(left.tensor).reshape(-1)
+    theirs = plain(right.tensor).reshape(-1)
     differ = (bits_view(mine.contiguous()) != bits_view(theirs.contiguous())).nonzero()
     if not len(differ):
         return None

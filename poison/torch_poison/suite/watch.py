@@ -78,9 +78,12 @@ class Watch:
                 with watching:
                     yield observation
         finally:
+            # This run was without wrappers; the next one needs them again.
             if pattern is None:
                 self.poison.install()
             self.observation = None
+            # A kept frame keeps its locals, and with them a test's device memory, alive until the
+            # next test.
             observation.frame = None
             observation.frames_done.clear()
 

@@ -71,6 +71,10 @@ def context_attention_ragged(
 ) -> tuple[Tensor, Tensor]:
     """As `context_attention`, around a backend with an lse [T, H] of base 2, such as FlashInfer's
     ragged wrapper.
+
+    q [T, H, E'], k [C, H, E'] and v [C, H, V] bfloat16 or float32, query_start_loc [B + 1] and
+    chunk_start_loc [B + 1] int32 -> out [T, H, V] in q's type, lse [H, T] float32 (natural
+    logarithm).
     """
     out, lse = context_attention(q, k, v, query_start_loc, chunk_start_loc, scale=scale)
     as_returned = (lse * LOG2_E).T.contiguous()
@@ -79,15 +83,15 @@ def context_attention_ragged(
 
 @seam("merge.lse-base-2")
 def natural_log(lse_base_2: Tensor) -> Tensor:
-    """Convert an lse [H, T] of base 2 to the natural logarithm, which a merge expects (PR
-    52796).
+    """Convert lse_base_2 [T, H] float32 to the natural logarithm, which a merge
+    expects (vllm-project/vllm#52796).
     """
     return lse_base_2 * (1 / LOG2_E)
 
 
 @seam("merge.untransposed-lse")
 def by_head(lse_by_token: Tensor) -> Tensor:
-    """Transpose an lse [T, H] to [H, T].
+    """Transpose lse_by_token [T, H] float32 to [H, T].
 
     A view of the same bytes would mix up tokens (vllm-project/vllm#26397).
     """
@@ -100,6 +104,8 @@ def mark_empty_rows(lse: Tensor, rows: slice, value: float) -> None:
 
     The longest context sets the number of chunks, so shorter ones have no keys in later chunks
     (sgl-project/sglang#22688).
+
+    lse is float32; `value` is -inf or +inf by the kernel's convention.
     """
     lse[:, rows] = value
 

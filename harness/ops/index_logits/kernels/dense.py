@@ -31,7 +31,8 @@ def index_logits(
     tables = ("block_table", block_table, "BM"), ("seq_lens", seq_lens, "B")
     check_shapes(("q", q, "BSXI"), ("weights", weights, "BSX"), *tables)
     num_requests, num_tokens = q.shape[:2]
-    page_size, num_columns = kv_cache.shape[1], block_table.shape[1]
+    page_size = kv_cache.shape[1]
+    num_columns = block_table.shape[1]
     counts = (seq_lens.clamp(min=0) + page_size - 1) // page_size
     check_indices(counts, num_columns + 1, "pages of seq_lens")
     check_indices(first_requests(counts), num_requests, "request of a worker")
@@ -63,13 +64,16 @@ def first_requests(counts: Tensor) -> Tensor:
 
 
 def load_keys(kv_cache: Tensor, blocks: Tensor) -> Tensor:
-    """The keys [B, M, P, I] float32 of blocks [B, M] int64, scaled; see `index_logits` for the
-    types of a cache.
+    """The keys [B, M, P, I] float32 of blocks [B, M] int64, scaled.
+
+    kv_cache [N, P, I] is float32 or bfloat16, or [N, P, I + 4] uint8: records of e4m3 keys, then a
+    float32 scale each.
     """
     pages = load_pages(kv_cache, blocks)
     if kv_cache.dtype != torch.uint8:
         return pages.float()
-    page_size, size = kv_cache.shape[1], kv_cache.shape[2]
+    page_size = kv_cache.shape[1]
+    size = kv_cache.shape[2]
     codes = (
         pages.flatten(-2)[..., : page_size * (size - SCALE_BYTES)]
         .contiguous()
@@ -82,7 +86,7 @@ def load_keys(kv_cache: Tensor, blocks: Tensor) -> Tensor:
 
 @seam("sparse.width-by-size", "sparse.pages-of-replaced-manager")
 def load_pages(kv_cache: Tensor, blocks: Tensor) -> Tensor:
-    """The pages [B, M, P, W] of blocks [B, M] int64 of a cache [N, P, W] of any dtype.
+    """The pages [B, M, P, W] of blocks [B, M] int64 of kv_cache [N, P, W], in its dtype.
 
     Torch forms offsets in 64 bits. Others choose 32 where they suffice. That depends on the span of
     the cache, from its first element to its last, and not on the number of its elements
@@ -93,8 +97,8 @@ def load_pages(kv_cache: Tensor, blocks: Tensor) -> Tensor:
 
 @seam("sparse.scales-of-first-layer")
 def page_scales(kv_cache: Tensor) -> Tensor:
-    """The scales [N, P] float32 of the records [N, P, I + 4] uint8 of one layer: behind the keys of
-    each page.
+    """The scales [N, P] float32 of one layer's records, behind the keys of each page:
+    kv_cache [N, P, I + 4] uint8.
 
     An offset given to `as_strided` counts from the start of the memory, not of the layer
     (ROCm/ATOM#1466).

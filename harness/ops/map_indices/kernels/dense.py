@@ -19,17 +19,20 @@ def map_indices(
     page_size: int,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Slots [T, K] int32 of positions [T, K] int32; -1 stays -1; in `out` if given.
+    """The slots of the pool for positions in requests: page * P + place; -1 stays -1.
 
-    block_table [B, M] int32, requests [T or more] int32. Raises IllegalAddress for a position past
-    the table.
+    positions [T, K] int32, block_table [B, M] int32, requests [T or more] int32: the row of the
+    table for each token -> slots [T, K] int32, in `out` [T or more, K] int32 if it is given.
+
+    Raises IllegalAddress for a position past the table, or a request that has no row.
     """
     check_range("page_size", page_size, 1)
     check_range("tokens of requests", len(requests), len(positions))
     if out is None:
         out = torch.empty(positions.shape, dtype=torch.int32, device=positions.device)
     rows = rows_to_map(positions, requests)
-    given, target = rows_at(positions, rows), rows_at(out, rows)
+    given = rows_at(positions, rows)
+    target = rows_at(out, rows)
     columns, is_position = columns_of(given, page_size, block_table.shape[1])
     table = block_table[check_indices(requests[:rows], len(block_table), "requests")]
     blocks = table.gather(1, check_indices(columns, block_table.shape[1], "block_table column"))
@@ -39,7 +42,9 @@ def map_indices(
 
 @seam("sparse.conversion-of-whole-batch")
 def rows_to_map(positions: Tensor, requests: Tensor) -> int:
-    """How many rows are mapped: those of positions [T, K], not all tokens of the batch, `requests`
+    """How many rows are mapped: those of positions [T, K] int32.
+
+    `requests` [T or more] int32 has all tokens of the batch, with padding and other kinds of rows
     (vllm-project/vllm#48611).
     """
     return len(positions)

@@ -26,6 +26,7 @@ def _map(
     lane = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     position = tl.load(positions + token * stride_position + lane, mask=lane < width, other=-1)
     page = position // page_size
+    # In C, -1 // page_size is 0, a live page, so the sign is judged before the division is used.
     found = (position >= 0) & (page < num_pages)
     row = block_table + tl.load(requests + token).to(tl.int64) * stride_table
     block = tl.load(row + page, mask=found, other=0)
@@ -41,8 +42,12 @@ def map_indices(
     page_size: int,
     out: Tensor | None = None,
 ) -> Tensor:
-    """As :func:`harness.ops.map_indices.kernels.dense.map_indices` with its shapes; a position past
-    the table gives -1.
+    """As :func:`harness.ops.map_indices.kernels.dense.map_indices`; a position past the table gives
+    -1.
+
+    positions [T, K] int32, block_table [B, M] int32, requests [T or more] int32 -> slots [T, K]
+    int32, in `out` [T or more, K] int32 if it is given. Raises ValueError for a last dimension that
+    is not dense.
     """
     rows, width = positions.shape
     check_range("page_size", page_size, 1)

@@ -49,11 +49,13 @@ def merge_attn_states(
 def _merge(
     prefix_out: Tensor, prefix_lse: Tensor, suffix_out: Tensor, suffix_lse: Tensor
 ) -> tuple[Tensor, Tensor]:
-    prefix_empty, suffix_empty = has_no_keys(prefix_lse), has_no_keys(suffix_lse)
+    prefix_empty = has_no_keys(prefix_lse)
+    suffix_empty = has_no_keys(suffix_lse)
     prefix_lse = prefix_lse.masked_fill(prefix_empty, float("-inf"))
     suffix_lse = suffix_lse.masked_fill(suffix_empty, float("-inf"))
     shift = common_shift(torch.maximum(prefix_lse, suffix_lse))
-    prefix_sum, suffix_sum = (prefix_lse - shift).exp(), (suffix_lse - shift).exp()
+    prefix_sum = (prefix_lse - shift).exp()
+    suffix_sum = (suffix_lse - shift).exp()
     total = prefix_sum + suffix_sum
     blend = prefix_out.float() * _by_row(prefix_sum / total) + suffix_out.float() * _by_row(
         suffix_sum / total
@@ -67,7 +69,8 @@ def _merge(
 
 @seam("merge.prefix-strides-for-suffix")
 def suffix_as_stored(prefix_out: Tensor, suffix_out: Tensor) -> Tensor:
-    """The suffix [T, H, V], read with its own strides.
+    """suffix_out [T, H, V], read with its own strides, not those of prefix_out [T, H, V]; bfloat16
+    or float32.
 
     From the second merge on, the prefix is an earlier output without gaps. The suffix may still be
     the first V columns of a wider tensor.
@@ -77,7 +80,7 @@ def suffix_as_stored(prefix_out: Tensor, suffix_out: Tensor) -> Tensor:
 
 @seam("merge.assume-minus-inf")
 def has_no_keys(lse: Tensor) -> Tensor:
-    """The empty sides [H, T] bool.
+    """The empty sides [H, T] bool of lse [H, T] float32.
 
     FlashAttention-3 marks them with -inf, FlashAttention-2 with +inf (vllm-project/vllm#15492).
     """
@@ -86,7 +89,7 @@ def has_no_keys(lse: Tensor) -> Tensor:
 
 @seam("merge.both-sides-empty")
 def common_shift(maximum: Tensor) -> Tensor:
-    """The shift of both exponents: the larger lse [H, T], or 0 where it is -inf.
+    """The shift of both exponents: `maximum` [H, T] float32, the larger lse, or 0 where it is -inf.
 
     With two empty sides, -inf - -inf would be NaN and stay in every later merge
     (vllm-project/vllm#27491).
@@ -103,6 +106,9 @@ def select_sides(
     suffix_empty: Tensor,
 ) -> Tensor:
     """`blend` [T, H, V] float32, replaced by the other side where one side is empty.
+
+    prefix_out [T, H, V] and suffix_out [T, H, V] are bfloat16 or float32, prefix_empty [T, H, 1]
+    and suffix_empty [T, H, 1] bool.
 
     The weight of an empty side is 0, but its output may be unwritten, and 0 times NaN is NaN
     (flashinfer-ai/flashinfer#4975).

@@ -46,8 +46,11 @@ def _merge(
     s_sum = tl.exp(s_lse - shift)
     total = p_sum + s_sum
     both_empty = p_empty & s_empty
+    # Without keys on either side the sum is 0; a divisor of 1 gives out 0 in place of 0 / 0.
     divisor = tl.where(both_empty, 1.0, total)
     copied = in_row & (token >= num_merged)
+    # An empty side may be unwritten. It is masked out of the load, because its weight of 0 would
+    # keep a NaN.
     read_prefix = merged & (p_lse != -inf)
     read_suffix = copied | (in_row & (s_lse != -inf))
     p_out = prefix_out + (token * prefix_token + head * prefix_head)[:, None] + columns[None, :]
@@ -72,9 +75,12 @@ def merge_attn_states(
     *,
     num_tokens_with_context: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`harness.ops.merge_attn_states.kernels.dense.merge_attn_states`, with its shapes.
+    """As :func:`harness.ops.merge_attn_states.kernels.dense.merge_attn_states`; empty sides are not
+    read.
 
-    Empty sides are not read.
+    prefix_out [T, H, V] and suffix_out [T, H, V] bfloat16 or float32, prefix_lse [H, T] and
+    suffix_lse [H, T] float32 (natural logarithm) -> out [T, H, V] in the prefix's type, lse [H, T]
+    float32.
 
     Each input may have its own strides, with a dense value dimension. Raises ValueError for a
     sparse one too.

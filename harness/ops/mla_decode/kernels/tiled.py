@@ -58,16 +58,16 @@ def mla_decode(
     With `count_pieces` the last piece of a request to arrive combines them. Arrivals are counted in
     `workspace`, int32 words that are zero on entry and on return; word b belongs to request b, and
     the kernel knows the address only.
+
+    kv_scale is a float, or [1] float32 on the device; workspace [B or more] is int32. The keys of a
+    request count from 0, and lengths are in tokens.
     """
     tables = ("block_table", block_table, "BM"), ("seq_lens", seq_lens, "B")
     check_shapes(("q", q, "BSHD"), ("kv_cache", kv_cache, "NPD"), *tables, P=PAGE_SIZE)
     call = _Call(q, kv_cache, block_table, seq_lens, scale, kv_scale, window, mask_values)
     num_requests, num_query_tokens, num_heads, head_dim = q.shape
     if prefetch_page:
-        last_page = check_indices(
-            (num_pages(seq_lens) - 1).clamp(min=0), block_table.shape[1], "block_table column"
-        )
-        check_indices(block_table.gather(1, last_page[:, None]), kv_cache.shape[0], "block_table")
+        _look_up_last_pages(call)
     counters = None
     if count_pieces:
         assert workspace is not None
@@ -83,13 +83,7 @@ def mla_decode(
         # Every block of the grid looks up its request's counter, before it knows whether there is
         # work for it.
         check_indices(plan.work[:, 0], num_requests, "metadata.work request")
-    num_rows, rank = num_query_tokens * num_heads, latent_rank(head_dim)
-    partial_out = torch.empty(
-        (num_requests * plan.room, num_rows, rank), dtype=torch.float32, device=plan.work.device
-    )
-    partial_lse = torch.empty(
-        (num_requests * plan.room, num_rows), dtype=torch.float32, device=plan.work.device
-    )
+    partial_out, partial_lse = _scratch(q, plan)
     _attend(call, plan, partial_out, partial_lse)
     arrived = plan.num_splits if counters is None else count_arrivals(counters, plan.num_splits)
     written = (
@@ -131,6 +125,8 @@ persistent kernels do.
 def mask_unused_values(values: Tensor, used: Tensor) -> Tensor:
     """Set the values [A, 64, R] of slots that are not `used` [A, 64] to 0, in place, whatever they
     held.
+
+    values is float32, used bool.
     """
     return values.masked_fill_(~used[..., None], 0.0)
 
@@ -147,8 +143,8 @@ def page_offsets(blocks: Tensor, page_stride: int) -> Tensor:
 
 @seam("layout.packed-pages", "layout.manager-block-stride")
 def pages_as_stored(kv_cache: Tensor) -> Tensor:
-    """The cache [N, P, D] with the stride of its pages, which need not follow from their size (PR
-    45111).
+    """kv_cache [N, P, D] float32, bfloat16 or float8_e4m3fn, with the stride of its pages, which
+    need not follow from their size (vllm-project/vllm#45111).
     """
     return kv_cache
 
@@ -158,6 +154,8 @@ def divide_by_sum(accumulated: Tensor, total: Tensor) -> Tensor:
     """accumulated [..., R] / total [...].
 
     A total of 0 means a row without keys; the row stays 0.
+
+    Both are float32.
     """
     return accumulated / torch.where(total == 0, 1.0, total)[..., None]
 
@@ -184,8 +182,16 @@ class _Call:
         return self.seq_lens.to(torch.int64)[:, None] + steps
 
 
+def _look_up_last_pages(call: _Call) -> None:
+    """Look up the last page of each request, of empty ones too; an entry of -1 faults."""
+    table = call.block_table
+    last = (num_pages(call.seq_lens) - 1).clamp(min=0)
+    column = check_indices(last, table.shape[1], "block_table column")
+    check_indices(table.gather(1, column[:, None]), call.kv_cache.shape[0], "block_table")
+
+
 def count_arrivals(counters: Tensor, num_splits: Tensor) -> Tensor:
-    """Count the pieces of each request.
+    """Count the pieces of each request: counters [B] int32, in place, and num_splits [B] int32.
 
     Returns how many it combines, [B] int64; -1 where no piece is the last.
 
@@ -193,12 +199,26 @@ def count_arrivals(counters: Tensor, num_splits: Tensor) -> Tensor:
     combines what has arrived and resets the counter. If the counter began at c > 0, that piece
     comes c pieces too early, or never.
     """
-    start, splits = counters.to(torch.int64), num_splits.to(torch.int64)
+    start = counters.to(torch.int64)
+    splits = num_splits.to(torch.int64)
     in_time = (start >= 0) & (start < splits)
     arrived = torch.where(in_time, splits - start, -1)
     counters.copy_(torch.where(in_time, start, (splits - 1).clamp(min=0)))
     # An empty request has no piece, and its row stays unwritten anyway.
     return torch.where(splits > 0, arrived, 0)
+
+
+def _scratch(q: Tensor, plan: SplitPlan) -> tuple[Tensor, Tensor]:
+    """Unwritten memory for the pieces of each request: out [B * room, S * H, R], lse [B * room,
+    S * H], float32.
+
+    The room is the plan's, not this plan's number of pieces: a graph captures one size for all.
+    """
+    num_requests, num_query_tokens, num_heads, head_dim = q.shape
+    shape = (num_requests * plan.room, num_query_tokens * num_heads)
+    device = plan.work.device
+    partial_out = torch.empty((*shape, latent_rank(head_dim)), dtype=torch.float32, device=device)
+    return partial_out, torch.empty(shape, dtype=torch.float32, device=device)
 
 
 def _words_at(workspace: Tensor, count: int) -> Tensor:
@@ -218,8 +238,10 @@ def _attend(call: _Call, plan: SplitPlan, partial_out: Tensor, partial_lse: Tens
     room, S * H].
     """
     num_requests, num_query_tokens, num_heads, head_dim = call.q.shape
-    work, unit = plan.work, pages_per_chunk(call.kv_cache.element_size()) if plan.in_chunks else 1
-    rows, rank = num_query_tokens * num_heads, latent_rank(head_dim)
+    work = plan.work
+    unit = pages_per_chunk(call.kv_cache.element_size()) if plan.in_chunks else 1
+    rows = num_query_tokens * num_heads
+    rank = latent_rank(head_dim)
     items = (work[:, 1] < work[:, 2]).nonzero().flatten()
     request = check_indices(work[items, 0], num_requests, "metadata.work request")
     scratch = request * plan.room + check_indices(
@@ -235,6 +257,7 @@ def _attend(call: _Call, plan: SplitPlan, partial_out: Tensor, partial_lse: Tens
     state = _State.empty(items.shape[0], rows, rank, work.device)
     counts = (end - begin).tolist()
     for offset in range(max(counts, default=0)):
+        # A slice is a view; an index would copy the state of every piece for each page.
         active = slice(None) if offset < min(counts) else (begin + offset < end).nonzero().flatten()
         page = begin[active] + offset
         tile = _load_tile(call, request[active], page)
@@ -251,6 +274,8 @@ def _attend(call: _Call, plan: SplitPlan, partial_out: Tensor, partial_lse: Tens
     partial_out[scratch] = (
         state.accumulated / torch.where(state.total == 0, 1.0, state.total)[..., None]
     )
+    # A piece without keys has maximum -inf and total 0. Its lse is 0 + log 0, the -inf that the
+    # combine expects.
     partial_lse[scratch] = _finite_or_zero(state.maximum) + state.total.log()
 
 
@@ -271,7 +296,11 @@ class _State:
         )
 
     def add(self, active: Tensor | slice, scores: Tensor, values: Tensor) -> None:
-        """Add one page of the pieces `active`: scores [A', rows, 64], values [A', 64, R]."""
+        """Add one page of the pieces `active`: scores [A', rows, 64], values [A', 64, R].
+
+        All are float32; `active` is int64 [A'] or a slice. A NaN in a score makes the maximum of
+        its row NaN, as on a GPU without fmax.
+        """
         before = self.maximum[active]
         maximum = torch.maximum(before, scores.amax(dim=-1))
         # The maximum of a row without keys so far is -inf, and -inf - -inf is NaN.
@@ -288,6 +317,8 @@ class _State:
 def _load_tile(call: _Call, request: Tensor, page: Tensor) -> Tensor:
     """The page `page` of each request as float32 [A, 64, D], unscaled, with its unused slots."""
     column = check_indices(page, call.block_table.shape[1], "block_table column")
+    # The offset is formed and taken apart again, so that a fault in its arithmetic reaches a wrong
+    # page, or none.
     stride = call.kv_cache.stride(0)
     offsets = page_offsets(call.block_table[request, column], stride)
     block = check_indices(

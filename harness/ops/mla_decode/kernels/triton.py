@@ -85,9 +85,11 @@ def mla_decode(
         )
         check_indices(block_table.gather(1, last_page[:, None]), kv_cache.shape[0], "block_table")
     num_requests, query_len, num_heads, head_dim = q.shape
-    rank, num_rows = latent_rank(head_dim), query_len * num_heads
+    rank = latent_rank(head_dim)
+    num_rows = query_len * num_heads
     out = torch.empty((num_requests, query_len, num_heads, rank), dtype=q.dtype, device=q.device)
     lse = torch.empty((num_requests, num_heads, query_len), dtype=torch.float32, device=q.device)
+    # A grid of 0 programs is an error of the launch.
     if num_requests == 0:
         return out, lse
     plan = metadata or mla_decode_plan(seq_lens, num_heads=num_heads)
@@ -97,45 +99,8 @@ def mla_decode(
     num_items = plan.work.shape[0]
     partial_out = torch.empty((num_items, num_rows, rank), dtype=torch.float32, device=q.device)
     partial_lse = torch.empty((num_items, num_rows), dtype=torch.float32, device=q.device)
-    narrow = kv_cache.element_size() == 1
-    compute = torch.float32 if torch.float32 in (q.dtype, kv_cache.dtype) else torch.bfloat16
-    if narrow and compute == torch.bfloat16:
-        compute = torch.float16
-    tiling = tiling_of(num_rows, compute)
-    rope_dim = head_dim - rank
-    constant = float(kv_scale) if isinstance(kv_scale, int | float) else 1.0
-    cache = kv_cache.view(torch.int16) if narrow else kv_cache
-    decode_split[(num_items, triton.cdiv(num_rows, tiling.rows))](
-        q.contiguous(),
-        cache,
-        block_table,
-        seq_lens,
-        kv_scale if isinstance(kv_scale, Tensor) else None,
-        plan.work,
-        partial_out,
-        partial_lse,
-        scale * constant * LOG2_E,
-        constant,
-        num_requests,
-        num_items // num_requests,
-        query_len,
-        num_heads,
-        cache.stride(0),
-        cache.stride(1),
-        block_table.stride(0),
-        R=rank,
-        E=rope_dim,
-        BLOCK_E=max(16, triton.next_power_of_2(rope_dim) // 2),
-        BLOCK_ROWS=tiling.rows,
-        BLOCK_SLOTS=tiling.slots,
-        PAGE=PAGE_SIZE,
-        COMPUTE=_TRITON_TYPES[compute],
-        NARROW_CACHE=narrow,
-        FIT_QUERY=compute == torch.float16,
-        STAGES=tiling.stages,
-        MASK_VALUES=mask_values,
-        num_warps=tiling.warps,
-    )
+    call = _Call(q, kv_cache, block_table, seq_lens, scale, kv_scale)
+    _launch_splits(call, plan.work, partial_out, partial_lse, mask_values=mask_values)
     # The interpreter pays for programs, the GPU for idle multiprocessors.
     rows = 32 if INTERPRETED else 2
     combine_splits[(num_requests, triton.cdiv(num_rows, rows))](
@@ -156,6 +121,81 @@ def mla_decode(
         num_warps=4,
     )
     return out, lse
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """The tensors and scales of a call, as `mla_decode` documents them."""
+
+    q: Tensor
+    kv_cache: Tensor
+    block_table: Tensor
+    seq_lens: Tensor
+    scale: float
+    kv_scale: float | Tensor | None
+
+    @property
+    def compute(self) -> torch.dtype:
+        """The type of the products."""
+        if torch.float32 in (self.q.dtype, self.kv_cache.dtype):
+            return torch.float32
+        # float8 is exact in float16, and its products have 3 more bits there than in bfloat16.
+        return torch.float16 if self.kv_cache.element_size() == 1 else torch.bfloat16
+
+
+def _launch_splits(
+    call: _Call, work: Tensor, partial_out: Tensor, partial_lse: Tensor, *, mask_values: bool
+) -> None:
+    """Launch a program for each item of `work` [W, 3] int32 and block of query rows.
+
+    They write partial_out [W, S * H, R] and partial_lse [W, S * H] float32.
+    """
+    num_requests, query_len, num_heads, head_dim = call.q.shape
+    rank = latent_rank(head_dim)
+    rope_dim = head_dim - rank
+    num_rows = query_len * num_heads
+    num_items = len(work)
+    compute = call.compute
+    tiling = tiling_of(num_rows, compute)
+    kv_scale = call.kv_scale
+    # A scale on the device is read there: a graph may be captured, and the host must not wait.
+    constant = float(kv_scale) if isinstance(kv_scale, int | float) else 1.0
+    # float8 is seen as pairs of columns, see `_cache_columns`; the strides below count pairs too.
+    narrow = call.kv_cache.element_size() == 1
+    cache = call.kv_cache.view(torch.int16) if narrow else call.kv_cache
+    decode_split[(num_items, triton.cdiv(num_rows, tiling.rows))](
+        call.q.contiguous(),
+        cache,
+        call.block_table,
+        call.seq_lens,
+        kv_scale if isinstance(kv_scale, Tensor) else None,
+        work,
+        partial_out,
+        partial_lse,
+        # The exponents of the kernel have base 2, which a GPU computes in one instruction.
+        call.scale * constant * LOG2_E,
+        constant,
+        num_requests,
+        num_items // num_requests,
+        query_len,
+        num_heads,
+        cache.stride(0),
+        cache.stride(1),
+        call.block_table.stride(0),
+        R=rank,
+        E=rope_dim,
+        # A dot needs at least 16 columns.
+        BLOCK_E=max(16, triton.next_power_of_2(rope_dim) // 2),
+        BLOCK_ROWS=tiling.rows,
+        BLOCK_SLOTS=tiling.slots,
+        PAGE=PAGE_SIZE,
+        COMPUTE=_TRITON_TYPES[compute],
+        NARROW_CACHE=narrow,
+        FIT_QUERY=compute == torch.float16,
+        STAGES=tiling.stages,
+        MASK_VALUES=mask_values,
+        num_warps=tiling.warps,
+    )
 
 
 mla_decode_unwritten = partial(mla_decode, write_empty_rows=False)

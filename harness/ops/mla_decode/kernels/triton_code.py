@@ -83,11 +83,51 @@ def _cache_columns(
             a = (pairs & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
             b = ((pairs >> 8) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
         else:
-            a, b = _bytes_of_pairs(pairs, 0), _bytes_of_pairs(pairs, 1)
+            a = _bytes_of_pairs(pairs, 0)
+            b = _bytes_of_pairs(pairs, 1)
     else:
         a = tl.load(slot + index[None, :], mask=mask, other=0.0)
         b = tl.load(slot + WIDTH // 2 + index[None, :], mask=mask, other=0.0)
     return a.to(COMPUTE), b.to(COMPUTE)
+
+
+@triton.jit
+def _power_of_two_below(largest):
+    """The power of two at or below each of `largest` [rows] float32; 1 where it is no usable size.
+
+    A row of zeros, and one with a NaN or an Inf, keep their values and are not scaled.
+    """
+    usable = (largest > 1.0e-30) & (largest < 1.0e30)
+    return tl.exp2(tl.floor(tl.log2(tl.where(usable, largest, 1.0))))
+
+
+@triton.jit
+def _store_partial(
+    partial_out, partial_lse, partial_row, in_row, acc_a, acc_b, top, total, value_scale,
+    R: tl.constexpr, NARROW: tl.constexpr,
+):  # fmt: skip
+    """Divide the halves of the values [rows, R / 2] by their weights, and store them with the lse.
+
+    The lse has base 2 here, as the exponents of the loop do; the combine step converts it.
+    """
+    # The values of a row without keys are 0, and 0 / 0 would be NaN.
+    no_keys = total == 0.0
+    divisor = tl.where(no_keys, 1.0, total)
+    lse = tl.where(no_keys, float("-inf"), top + tl.log2(divisor))
+    tl.store(partial_lse + partial_row, lse, mask=in_row)
+    factor = (value_scale / divisor)[:, None]
+    out_row = partial_out + partial_row[:, None] * R
+    if NARROW:
+        # The halves are even and odd columns, see `_cache_columns`.
+        tl.store(
+            out_row + tl.arange(0, R)[None, :],
+            tl.interleave(acc_a * factor, acc_b * factor),
+            mask=in_row[:, None],
+        )
+    else:
+        index = tl.arange(0, R // 2)[None, :]
+        tl.store(out_row + index, acc_a * factor, mask=in_row[:, None])
+        tl.store(out_row + R // 2 + index, acc_b * factor, mask=in_row[:, None])
 
 
 # Counts that differ from case to case would each be compiled for 1, for multiples of 16, and for
@@ -141,9 +181,7 @@ def decode_split(
             if FIT_QUERY:
                 # float8 is exact in float16; a power of two for each row brings the query into its
                 # range, exactly.
-                largest = tl.maximum(largest, largest_rope)
-                usable = (largest > 1.0e-30) & (largest < 1.0e30)
-                unit = tl.exp2(tl.floor(tl.log2(tl.where(usable, largest, 1.0))))
+                unit = _power_of_two_below(tl.maximum(largest, largest_rope))
                 row_scale = row_scale * unit
             else:
                 unit = tl.full((BLOCK_ROWS,), 1.0, tl.float32)
@@ -194,22 +232,10 @@ def decode_split(
                 acc_a = tl.dot(weight, a, acc_a * decay[:, None], input_precision="ieee")
                 acc_b = tl.dot(weight, b, acc_b * decay[:, None], input_precision="ieee")
                 top = new_top
-            no_keys = total == 0.0
-            divisor = tl.where(no_keys, 1.0, total)
-            lse = tl.where(no_keys, float("-inf"), top + tl.log2(divisor))
-            partial_row = item * num_rows + row
-            tl.store(partial_lse + partial_row, lse, mask=row < num_rows)
-            factor = (value_scale / divisor)[:, None]
-            out_row = partial_out + partial_row[:, None] * R
-            if NARROW_CACHE:
-                tl.store(
-                    out_row + tl.arange(0, R)[None, :],
-                    tl.interleave(acc_a * factor, acc_b * factor),
-                    mask=in_row,
-                )
-            else:
-                tl.store(out_row + index[None, :], acc_a * factor, mask=in_row)
-                tl.store(out_row + R // 2 + index[None, :], acc_b * factor, mask=in_row)
+            _store_partial(
+                partial_out, partial_lse, item * num_rows + row, row < num_rows,
+                acc_a, acc_b, top, total, value_scale, R, NARROW_CACHE,
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["max_splits", "query_len", "num_heads"])

@@ -32,7 +32,8 @@ def mla_decode_plan(
     the bytes of an element of the cache, pieces count chunks of pages, otherwise pages. Writes
     every element of the plan and reads no value on the host.
     """
-    num_requests, device = seq_lens.shape[0], seq_lens.device
+    num_requests = seq_lens.shape[0]
+    device = seq_lens.device
     work = torch.empty(num_requests * MAX_SPLITS, 3, dtype=torch.int32, device=device)
     num_splits = torch.empty(num_requests, dtype=torch.int32, device=device)
     _cut(seq_lens, work.view(num_requests, MAX_SPLITS, 3), num_splits, kv_itemsize)
@@ -46,6 +47,8 @@ def _cut(
     """Write the items [B, MAX_SPLITS, 3] and their numbers [B]."""
     unit = 1 if kv_itemsize is None else pages_per_chunk(kv_itemsize)
     chunks = (num_pages(seq_lens) + unit - 1).div(unit, rounding_mode="floor")
+    # The longest request decides: a piece of equal size for all needs no search, and the largest
+    # request still fits into MAX_SPLITS.
     per_split = (chunks.amax() + MAX_SPLITS - 1).div(MAX_SPLITS, rounding_mode="floor").clamp(min=1)
     begin = torch.arange(MAX_SPLITS, device=seq_lens.device) * per_split
     end = torch.minimum(begin + per_split, chunks[:, None])
@@ -62,6 +65,8 @@ def write_items(
 
     Items without work are written too: the grid of a kernel is as large as the plan, and in some
     kernels every block looks up the request of its item (flashinfer-ai/flashinfer#4002).
+
+    items is int32: request, first page, end. begin and end are int64, used bool.
     """
     items[..., 0] = torch.arange(items.shape[0], device=items.device)[:, None]
     items[..., 1] = torch.where(used, begin, 0)
@@ -75,5 +80,7 @@ def scratch_room(num_splits: torch.Tensor) -> int:
 
     A graph keeps the number of its capture, and a later plan may cut longer requests into more
     pieces (vllm-project/vllm#20301).
+
+    num_splits is int32, and is not read: a read would wait for the device.
     """
     return MAX_SPLITS

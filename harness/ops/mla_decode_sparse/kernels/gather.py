@@ -27,10 +27,13 @@ def mla_decode_sparse(
     records [N, P, 656] uint8 of `fp8_ds_mla`, indices: [T, K] int slots of the pool (page * P +
     offset), negative for none -> out [T, H, R] in q's dtype, lse [T, H] float32 (natural
     logarithm). Raises IllegalAddress for a slot past the pool. Reads no value on the host.
+
+    kv_scale is a float, or [1] float32 on the device.
     """
     check_shapes(("q", q, "THD"), ("indices", indices, "TK"))
     num_tokens, num_heads, head_dim = q.shape
-    rank, cache_scale = latent_rank(head_dim), 1.0 if kv_scale is None else kv_scale
+    rank = latent_rank(head_dim)
+    cache_scale = 1.0 if kv_scale is None else kv_scale
     out = torch.empty(num_tokens, num_heads, rank, dtype=q.dtype, device=q.device)
     lse = torch.empty(num_tokens, num_heads, dtype=torch.float32, device=q.device)
     chosen = indices >= 0
@@ -38,6 +41,7 @@ def mla_decode_sparse(
     scores = torch.bmm(q.float() * (scale * cache_scale), keys.transpose(1, 2))
     scores = scores.masked_fill(~chosen[:, None], float("-inf"))
     largest = scores.amax(dim=-1, keepdim=True)
+    # A token without slots has only scores of -inf, and -inf - -inf would be NaN.
     weights = (scores - torch.where(largest.isinf(), 0.0, largest)).exp()
     total = weights.sum(dim=-1)
     rows = torch.bmm(weights, keys[..., :rank]) * cache_scale / total[..., None]
@@ -49,8 +53,11 @@ def mla_decode_sparse(
 
 @seam("sparse.invalid-index-clamped")
 def load_chosen(kv_cache: Tensor, indices: Tensor, chosen: Tensor) -> Tensor:
-    """The latents [T, K, D] float32 of the slots `indices` [T, K]; zeros where a slot is not
-    `chosen`.
+    """The latents [T, K, D] float32 of the slots `indices` [T, K] int32; zeros where a slot is not
+    `chosen` [T, K] bool.
+
+    kv_cache [N, P, D] is float32, bfloat16 or float8_e4m3fn, or uint8 records. Raises
+    IllegalAddress for a slot past the pool.
 
     No other slot, such as slot 0 of the null block, may be loaded in place of a missing one: the
     mask of the scores makes its weight 0, and 0 times NaN is NaN (vllm-project/vllm#57156).
@@ -61,10 +68,13 @@ def load_chosen(kv_cache: Tensor, indices: Tensor, chosen: Tensor) -> Tensor:
 
 
 def gather_slots(kv_cache: Tensor, slots: Tensor) -> Tensor:
-    """The latents [..., D] float32 of slots [...] int64 of a cache [N, P, D] of any strides,
+    """The latents [..., D] float32 of slots [...] int64 of kv_cache [N, P, D] of any strides,
     unscaled.
+
+    The cache is float32, bfloat16 or float8_e4m3fn, or records [N, P, 656] uint8 of `fp8_ds_mla`.
     """
-    block, offset = slots // kv_cache.shape[1], slots % kv_cache.shape[1]
+    block = slots // kv_cache.shape[1]
+    offset = slots % kv_cache.shape[1]
     pages = pages_as_stored(kv_cache)
     if pages.dtype == torch.uint8:
         return ds_mla_rows(pages[block, offset])

@@ -26,6 +26,7 @@ def quantize_blocks(
     :data:`harness.ops.parts.block_formats.FORMATS`.
     """
     form = FORMATS[block_format]
+    # Offsets are read on the host: the sizes of the scales depend on them.
     offsets = check_indices(expert_offsets, x.shape[0] + 1, "expert_offsets").tolist()
     check_rising("expert_offsets", offsets)
     check_range(f"width of x in excess of blocks of {form.block}", x.shape[1] % form.block, 0, 0)
@@ -35,10 +36,13 @@ def quantize_blocks(
     rows = scale_rows(x.shape[0], offsets).to(x.device)
     has_place = rows >= 0
     scales = empty_scales(num_scale_rows(counts), codes.shape[1], x.device)
+    # Rows without an expert have no place; writing them anywhere would overwrite another expert's
+    # scales.
     scales[check_indices(rows[has_place], len(scales), "scale rows")] = codes[has_place]
     values = torch.empty(
         (len(x), x.shape[1] // form.codes_per_byte), dtype=torch.uint8, device=x.device
     )
+    # Rows behind the last expert may be unwritten, and no reader needs their codes.
     live = slice(0, offsets[-1])
     values[live] = element_codes(blocks[live], codes[live], form)
     return values, scales
@@ -46,7 +50,7 @@ def quantize_blocks(
 
 @seam("scale.row-groups-mix-rows")
 def block_amax(magnitudes: Tensor) -> Tensor:
-    """The largest magnitude of each block: [T, G, elements] -> [T, G].
+    """The largest of the `magnitudes` [T, G, elements] float32 of each block: [T, G] float32.
 
     A NaN propagates, within its block.
 

@@ -12,16 +12,19 @@ from harness.ops.parts.block_codes import E4M3_MAX
 def quantize_fp8(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Per-tensor quantization. The maximum propagates NaN, as in torch and Triton (kernel `torch`).
 
-    x: [T, K], num_live: the number of live rows, an int or an int tensor of one element (None: T)
-    -> x8 [T, K] float8_e4m3fn, scale [1] float32, with x ~ x8 * scale. Every row is quantized. The
-    maximum covers live rows only. Without a live row, or with zeros only, the scale is 1.
+    x [T, K] bfloat16 or float32, num_live: the number of live rows, an int or an int tensor [1]
+    (None: T) -> x8 [T, K] float8_e4m3fn, scale [1] float32, with x ~ x8 * scale. Every row is
+    quantized. The maximum covers live rows only. Without a live row, or with zeros only, the scale
+    is 1.
     """
     return _quantize(x, live_magnitudes(x, num_live).amax().reshape(1))
 
 
 def quantize_fp8_fmax(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """As `quantize_fp8`, x [T, K], with a maximum that drops NaN, as CUDA's fmaxf does (kernel
-    `torch-fmax`).
+    """As `quantize_fp8`, with a maximum that drops NaN, as CUDA's fmaxf does (kernel `torch-fmax`).
+
+    x [T, K] bfloat16 or float32, num_live an int or [1] int32 -> x8 [T, K] float8_e4m3fn, scale [1]
+    float32.
     """
     magnitudes = live_magnitudes(x, num_live)
     return _quantize(x, magnitudes.masked_fill(magnitudes.isnan(), 0.0).amax().reshape(1))
@@ -30,15 +33,20 @@ def quantize_fp8_fmax(x: Tensor, *, num_live: int | Tensor | None = None) -> tup
 def quantize_fp8_per_token(
     x: Tensor, *, num_live: int | Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """One scale a row, scale [T, 1]: no row spoils another, so `num_live` is not used (kernel
-    `per-token`).
+    """One scale a row: no row spoils another, so `num_live` is not used (kernel `per-token`).
+
+    x [T, K] bfloat16 or float32, num_live an int or [1] int32 -> x8 [T, K] float8_e4m3fn,
+    scale [T, 1] float32.
     """
     _check_count(x, num_live)
     return _quantize(x, x.float().abs().amax(dim=1, keepdim=True))
 
 
 def live_magnitudes(x: Tensor, num_live: int | Tensor | None) -> Tensor:
-    """abs(x) [T, K] float32, 0 in rows at or past `num_live`."""
+    """abs(x) [T, K] float32 of x [T, K], 0 in rows at or past num_live, an int or [1] int32.
+
+    A padded row may hold NaN, and a maximum over all rows would make the scale of live ones NaN.
+    """
     magnitudes = x.float().abs()
     _check_count(x, num_live)
     if num_live is None:

@@ -33,6 +33,7 @@ def _amax_bits(
         row = index // K
         value = tl.load(x + row * stride + index % K, mask=row < live, other=0.0).to(tl.float32)
         largest = tl.maximum(largest, value.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+    # A partial for each program and no atomic: the result must be the same bits in each launch.
     tl.store(partials + tl.program_id(0), tl.max(largest, axis=0))
 
 
@@ -52,6 +53,7 @@ def _scale_rows(
     part = tl.arange(0, PARTIALS)
     bits = tl.load(partials + part, mask=part < num_partials, other=0)
     amax = tl.max(bits, axis=0).to(tl.float32, bitcast=True)
+    # A batch of zeros would divide 0 by 0.
     factor = tl.where(amax == 0.0, 1.0, tl.div_rn(amax, 448.0))
     if tl.program_id(0) == 0:
         tl.store(scale, factor)
@@ -66,10 +68,11 @@ def _scale_rows(
 
 
 def quantize_fp8(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """As :func:`harness.ops.quantize_fp8.kernels.dense.quantize_fp8`, x [T, K]: a NaN in a live row
-    makes the scale NaN.
+    """As :func:`harness.ops.quantize_fp8.kernels.dense.quantize_fp8`: a NaN in a live row makes the
+    scale NaN.
 
-    Raises ValueError unless the last dimension of x is dense.
+    x [T, K] bfloat16 or float32, num_live an int or [1] int32 on the device -> x8 [T, K]
+    float8_e4m3fn, scale [1] float32. Raises ValueError unless the last dimension of x is dense.
     """
     num_rows, width = x.shape
     check_dense("x", x)

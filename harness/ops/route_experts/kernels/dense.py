@@ -24,6 +24,8 @@ def route_experts_live(
     """As `route_experts` for the first `num_live` rows of logits [T, X] (None: all).
 
     The others are not written.
+
+    logits is float32 -> ids [T, k] int32, weights [T, k] float32.
     """
     check_range("num_experts_per_tok", num_experts_per_tok, 1, logits.shape[1])
     top, chosen = top_experts(logits.float().softmax(dim=-1), num_experts_per_tok)
@@ -45,6 +47,8 @@ def top_experts(scores: Tensor, num_experts_per_tok: int) -> tuple[Tensor, Tenso
 
     NaN sorts as the largest. An iterated "greater than" finds nothing in a row of NaN and repeats
     one index k times (vllm-project/vllm#39593).
+
+    scores is float32, the indices int64.
     """
     top, chosen = scores.topk(num_experts_per_tok, dim=-1)
     return top, chosen

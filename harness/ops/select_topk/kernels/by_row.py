@@ -18,6 +18,8 @@ def select_topk(
     `out` if given.
 
     Rows are the query tokens of requests of lengths seq_lens [B] int32, T / B of each.
+
+    `out` [T, K] is int32. Raises IllegalAddress for a length past the logits.
     """
     check_range("rows of logits for each of seq_lens", len(logits) % len(seq_lens), 0, 0)
     lengths = row_lengths(seq_lens, len(logits) // len(seq_lens))
@@ -30,15 +32,16 @@ def select_topk(
 
 @seam("sparse.topk-from-unwritten", "sparse.ties-by-arrival")
 def take_topk(logits: Tensor, lengths: Tensor, before: Tensor) -> Tensor:
-    """The positions [T, K] int32 of the K largest of the first `lengths` [T] logits of each row, -1
-    for none.
+    """The positions [T, K] int32 of the K largest of the first `lengths` [T] int32 of logits [T, L]
+    float32 of each row, -1 for none.
 
-    `before` [T, K] is what the output's memory held. Every element is written, also when logits are
-    NaN and comparisons choose nothing (vllm-project/vllm#49896). Equal logits give the same
-    positions in each launch: scores are sums of ReLUs, and many are exactly 0
+    `before` [T, K] int32 is what the output's memory held. Every element is written, also when
+    logits are NaN and comparisons choose nothing (vllm-project/vllm#49896). Equal logits give the
+    same positions in each launch: scores are sums of ReLUs, and many are exactly 0
     (sgl-project/sglang#31115).
     """
-    out, topk = torch.full_like(before, -1), before.shape[1]
+    out = torch.full_like(before, -1)
+    topk = before.shape[1]
     positions = torch.arange(logits.shape[1], device=logits.device)
     # A live logit of -inf comes before what is past the length.
     live = logits.clamp(min=torch.finfo(logits.dtype).min)

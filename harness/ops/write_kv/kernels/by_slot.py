@@ -28,12 +28,16 @@ def write_kv(
     kv_c: [T, R], k_pe: [T, E], kv_cache: [N, P, R + E] of any strides, slot_mapping: [T] int. An
     fp8 cache holds value / kv_scale, saturated at 448. Raises IllegalAddress for a slot at or past
     N * P.
+
+    kv_scale is a float, or [1] float32 on the device.
     """
     check_shapes(("kv_c", kv_c, "TR"), ("k_pe", k_pe, "TE"))
     check_range("tokens of slot_mapping", len(slot_mapping), 0, len(kv_c))
-    kv_cache, page_size = pages_to_write(kv_cache), kv_cache.shape[1]
+    page_size = kv_cache.shape[1]
+    kv_cache = pages_to_write(kv_cache)
     kept, slots = stored_slots(slot_mapping, kv_cache.shape[0] * page_size)
-    block, offset = slots // page_size, slots % page_size
+    block = slots // page_size
+    offset = slots % page_size
     rows = torch.cat((kv_c[kept], k_pe[kept]), dim=-1)
     if kv_cache.dtype == torch.float8_e4m3fn:
         scaled = rows.float() / (1.0 if kv_scale is None else kv_scale)
@@ -45,7 +49,7 @@ def write_kv(
 
 @seam("layout.packed-pages-written", "layout.stored-in-one-branch")
 def pages_to_write(kv_cache: Tensor) -> Tensor:
-    """The cache [N, P, D] of any layout (HYGON-AI/sglang-das#317), with the stride of its pages
-    (ROCm/aiter#3492).
+    """kv_cache [N, P, D] float32, bfloat16 or float8_e4m3fn of any layout
+    (HYGON-AI/sglang-das#317), with the stride of its pages (ROCm/aiter#3492).
     """
     return kv_cache

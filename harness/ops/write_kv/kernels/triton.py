@@ -64,15 +64,18 @@ def write_kv(
     *,
     kv_scale: float | Tensor | None = None,
 ) -> None:
-    """As :func:`harness.ops.write_kv.kernels.by_slot.write_kv` with its shapes; the last dimension
-    of each must be dense.
-
-    `kv_scale` is a float or a tensor of one float32. Raises ValueError for a dimension that is not
+    """As :func:`harness.ops.write_kv.kernels.by_slot.write_kv`; the last dimension of each must be
     dense.
+
+    kv_c [T, R] and k_pe [T, E] bfloat16 or float32, kv_cache [N, P, R + E] float32, bfloat16 or
+    float8_e4m3fn, slot_mapping [T] int64, page * P + place or negative. kv_scale is a float, or [1]
+    float32. Raises ValueError for a dimension that is not dense.
     """
     check_shapes(("kv_c", kv_c, "TR"), ("k_pe", k_pe, "TE"))
     check_range("tokens of slot_mapping", len(slot_mapping), 0, len(kv_c))
-    num_tokens, rank, rope_dim = len(slot_mapping), kv_c.shape[1], k_pe.shape[1]
+    num_tokens = len(slot_mapping)
+    rank = kv_c.shape[1]
+    rope_dim = k_pe.shape[1]
     for name, tensor in (("kv_c", kv_c), ("k_pe", k_pe), ("kv_cache", kv_cache)):
         check_dense(name, tensor)
     check_dense("slot_mapping", slot_mapping, is_index=True)
@@ -81,6 +84,7 @@ def write_kv(
         check_indices(
             slot_mapping[slot_mapping >= 0], kv_cache.shape[0] * kv_cache.shape[1], "slot_mapping"
         )
+    # A program costs the interpreter time; a GPU hides a token's latency behind many programs.
     tokens = 16 if INTERPRETED else 1
     if num_tokens:
         _write[(triton.cdiv(num_tokens, tokens),)](

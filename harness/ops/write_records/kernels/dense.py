@@ -32,7 +32,8 @@ def write_records(
     check_range("tokens of slot_mapping", len(slot_mapping), 0, len(x))
     page_size = cache.shape[1]
     kept, slots = stored_slots(slot_mapping, cache.shape[0] * page_size)
-    block, offset = slots // page_size, slots % page_size
+    block = slots // page_size
+    offset = slots % page_size
     for part, view in zip(
         encoded(x[kept].float(), record_format, scale),
         record_views(cache, record_format),
