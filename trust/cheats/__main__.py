@@ -1,10 +1,12 @@
-"""`python -m trust.cheats [NAME]...`: judge each kernel that cheats, and print the table.
+"""`python -m trust.cheats [--device cuda] [NAME]...`: judge each kernel that cheats, and print the
+table.
 
 Exit code 1 if a cheat passes, or a legal kernel does not.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import json
 import subprocess
@@ -55,14 +57,14 @@ def judged(name: str, folder: str, *more: str) -> tuple[int, list[str], float]:
     return done.returncode, list(found), seconds
 
 
-def main(names: list[str]) -> int:
+def main(names: list[str], device: str) -> int:
     """Print a row for each kernel. Returns the exit code."""
     wrong = 0
     known = cheats()
     with tempfile.TemporaryDirectory() as folder:
         print("| kernel | what it does | verdict | by | seconds |\n| --- | --- | --- | --- | --- |")
         for name in names or known:
-            code, found, seconds = judged(name, folder)
+            code, found, seconds = judged(name, folder, "--device", device)
             is_legal = name in legal()
             wrong += code != (0 if is_legal else 1)
             verdict = {0: "pass (legal)" if is_legal else "PASS", 1: "red"}.get(
@@ -75,4 +77,8 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    given = parser.parse_args()
+    sys.exit(main(given.names, given.device))
