@@ -11,7 +11,8 @@ cd "$(dirname "$0")/.."
 OUT=${OUT:-reports/gpu-conditions} DEVICE=${DEVICE:-cuda} WORKERS=${WORKERS:-12} STEPS=${STEPS:-matrix margins}
 SAMPLE=${SAMPLE:-1000000} SEED=${SEED:-0} SEEDS=${SEEDS:-20} MATRIX_SECONDS=${MATRIX_SECONDS:-420} MARGIN_SECONDS=${MARGIN_SECONDS:-90}
 PYTHON=${PYTHON:-python3} RUNS=${RUNS:-$OUT/runs}
-export OMP_NUM_THREADS=1 COLUMNS=170 PYTHONPATH="$PWD:$PWD/poison${PYTHONPATH:+:$PYTHONPATH}"
+adapters=$(printf ":%s" "$PWD"/adapters/*/)
+export OMP_NUM_THREADS=1 COLUMNS=170 PYTHONPATH="$PWD:$PWD/poison$adapters${PYTHONPATH:+:$PYTHONPATH}"
 mkdir -p "$OUT" "$RUNS"
 harness() { timeout -k 10 "$1" "$PYTHON" -m harness.cli.main "${@:2}"; }
 where=(); [ "$DEVICE" = cuda ] && where=(--device cuda --per-gpu "$WORKERS")

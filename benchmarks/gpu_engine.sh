@@ -10,7 +10,8 @@ set -u
 cd "$(dirname "$0")/.."
 out=$1; shift; mkdir -p "$out"
 PYTHON=${PYTHON:-python3} DEVICE=${DEVICE:-cuda} WORKERS=${WORKERS:-12}
-export PYTHONPATH="$PWD:$PWD/poison${PYTHONPATH:+:$PYTHONPATH}" COLUMNS=200 OMP_NUM_THREADS=1
+adapters=$(printf ":%s" "$PWD"/adapters/*/)
+export PYTHONPATH="$PWD:$PWD/poison$adapters${PYTHONPATH:+:$PYTHONPATH}" COLUMNS=200 OMP_NUM_THREADS=1
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 where=(--device "$DEVICE"); [ "$DEVICE" = cuda ] && where+=(--per-gpu "$WORKERS")
 

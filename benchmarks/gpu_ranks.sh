@@ -5,6 +5,8 @@
 set -u
 out=$1; shift; mkdir -p "$out"
 PYTHON=${PYTHON:-python3} PART_SECONDS=${PART_SECONDS:-540}
+adapters=$(printf ":%s" "$PWD"/adapters/*/)
+export PYTHONPATH="$PWD:$PWD/poison$adapters${PYTHONPATH:+:$PYTHONPATH}"
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1 COLUMNS=400
 run() { # NAME SELECTOR-OR-OPTION...: cases in a process of their own, in the background
   local name=$1; shift; mkdir -p "$out/$name"

@@ -11,7 +11,8 @@ cd "$(dirname "$0")/.."
 out=$1; shift; mkdir -p "$out"
 PYTHON=${PYTHON:-python3} DEVICE=${DEVICE:-cuda} WORKERS=${WORKERS:-4} RUNS=${RUNS:-reports/gpu-seeds}
 SECONDS_IN_ALL=${SECONDS_IN_ALL:-570}
-export PYTHONPATH="$PWD:$PWD/poison${PYTHONPATH:+:$PYTHONPATH}" COLUMNS=200
+adapters=$(printf ":%s" "$PWD"/adapters/*/)
+export PYTHONPATH="$PWD:$PWD/poison$adapters${PYTHONPATH:+:$PYTHONPATH}" COLUMNS=200
 mkdir -p "$RUNS"
 cases=('vllm-kv-cache-full[backend=FLASH_ATTN_MLA]' 'vllm-fp8-decode-graphs[graph=full]' 'vllm-mixed-context[backend=FLASHMLA]'
   'vllm-mrv2-capture[graph=full]' 'vllm-expert-ids[routing=simulated]')

@@ -16,7 +16,8 @@ for file in $FILES kernels/{__init__,utils,allclose_default,quant_utils,conftest
   mkdir -p "$work/tests/$(dirname "$file")"; cp "$TESTS/$file" "$work/tests/$file" 2>/dev/null
 done
 touch "$work"/tests/{,kernels/,kernels/attention/,v1/,v1/attention/}__init__.py 2>/dev/null
-export PYTHONPATH="$work:$root:$root/poison${PYTHONPATH:+:$PYTHONPATH}" PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 COLUMNS=250
+adapters=$(printf ":%s" "$root"/adapters/*/)
+export PYTHONPATH="$work:$root:$root/poison$adapters${PYTHONPATH:+:$PYTHONPATH}" PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 COLUMNS=250
 cd "$work"
 count() { grep -Eo ' (PASSED|FAILED|SKIPPED|ERROR) ' "$1" | sort | uniq -c | awk '{print tolower($2), $1}' | paste -sd, ; }
 

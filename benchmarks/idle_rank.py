@@ -32,11 +32,11 @@ from typing import Any
 from harness.accuracy.server_backend import ServerBackend
 from harness.accuracy.tasks import Task, load_task
 from harness.core.extras import httpx
-from harness.engines.vllm.options import HTTP_ENVIRON, environ, serve_words
-from harness.engines.vllm.params import VllmParams
-from harness.engines.vllm.ranks import AMONG_RANKS, NO_MULTICAST
-from harness.engines.vllm.serve.scripts import SERVER
-from harness.engines.vllm.serve.settings import ServePoison
+from mla_harness_vllm.options import HTTP_ENVIRON, environ, serve_words
+from mla_harness_vllm.params import VllmParams
+from mla_harness_vllm.ranks import AMONG_RANKS, NO_MULTICAST
+from mla_harness_vllm.serve.scripts import SERVER
+from mla_harness_vllm.serve.settings import ServePoison
 
 TIME = re.compile(r"(INFO|WARNING|ERROR) \d\d-\d\d (\d\d):(\d\d):(\d\d) \[")
 STEPS = re.compile(r"mla-harness: (\d+) dummy steps in process (\d+)")

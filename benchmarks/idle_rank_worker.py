@@ -12,9 +12,9 @@ import os
 import sys
 from typing import Any
 
-from harness.engines.vllm.serve.hooks import StepPoison
-from harness.engines.vllm.serve.settings import BLOCKS, VARIABLE, ServePoison
-from harness.engines.vllm.serve.worker import Extension
+from mla_harness_vllm.serve.hooks import StepPoison
+from mla_harness_vllm.serve.settings import BLOCKS, VARIABLE, ServePoison
+from mla_harness_vllm.serve.worker import Extension
 
 __all__ = ["Extension"]
 EVERY = 50

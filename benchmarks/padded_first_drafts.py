@@ -21,8 +21,8 @@ import vllm
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 
-from harness.engines.vllm.host.kv_layers import BLOCK, layers_of, planned
-from harness.engines.vllm.host.kv_moves import request_of, runner_output, scheduler_of, settings
+from mla_harness_vllm.host.kv_layers import BLOCK, layers_of, planned
+from mla_harness_vllm.host.kv_moves import request_of, runner_output, scheduler_of, settings
 
 DRAFTS, ANSWER = 3, 9
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from canaries.recorded import UNKNOWN, packed
-from harness.engines.vllm.serve.first_nan import request_order, router_of
-from harness.engines.vllm.serve.hooks import runners
+from mla_harness_vllm.serve.first_nan import request_order, router_of
+from mla_harness_vllm.serve.hooks import runners
 
 
 class Recorder:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from harness.engines.vllm.kernels import fa3_decode
 from harness.report.markdown import table
+from mla_harness_vllm.kernels import fa3_decode
 
 PAGE, LENGTH, WIDTH = 64, 100, 576
 TOKENS = (1, 4, 8, 15, 16, 17, 32, 33, 64, 100)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from vllm_decisions import after_loading
 
-from harness.engines.vllm.serve.first_nan import router_of
+from mla_harness_vllm.serve.first_nan import router_of
 
 LAYER, POSITION = 1, 200
 """Where the bugs are."""

@@ -42,6 +42,17 @@ class Answer:
     unanswered: str | None = None
     num_attempts: int = 1
 
+    @classmethod
+    def of_text(
+        cls, text: str, finish: str, num_tokens: int, stop: Sequence[str], *, is_invalid: bool
+    ) -> Answer:
+        """The answer of a text that an engine gave, cut before the first stop string.
+
+        `is_invalid` says that a token or a log probability was invalid; the text is checked too.
+        """
+        text, _ = cut_at_stop(text, stop)
+        return cls(text, finish, num_tokens, is_invalid or has_invalid_text(text, finish))
+
 
 OnAnswer = Callable[[int, Answer], None]
 """Called in the caller's thread with the prompt's position and its answer, as soon as the answer
@@ -63,6 +74,19 @@ class Identity:
     Then one flip is a finding.
     """
     note: str = ""
+
+    @classmethod
+    def of_model(cls, model: str, *, engine: str, dtype: str, release: str) -> Identity:
+        """A model that an engine of some `release` runs: the path of a checkpoint, or a name.
+
+        A checkpoint is named by its folder and hashed. Raises InputError for another folder.
+        """
+        path = Path(model)
+        if not path.is_dir():
+            return cls(model, engine, dtype, f"name:{model}", note=release)
+        card = describe_directory(path)
+        note = ", ".join(filter(None, [card.note, release]))
+        return cls(card.name, engine, dtype, card.hash, note=note)
 
 
 class AnswerBackend(Protocol):

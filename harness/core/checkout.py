@@ -60,6 +60,16 @@ def attribute_of(place: str) -> Any:
     return attribute_at(place)
 
 
+def adapter_folders() -> list[str]:
+    """The folders of this checkout with the packages of adapters; none in an installed harness."""
+    return [str(file.parent) for file in sorted(ROOT.glob("adapters/*/pyproject.toml"))]
+
+
+def find_adapters() -> None:
+    """Put the adapters of this checkout on the path, which may be installed nowhere."""
+    sys.path += [folder for folder in adapter_folders() if folder not in sys.path]
+
+
 def on_path(folder: Path) -> dict[str, str]:
     """The environment of a child process that imports modules of `folder`."""
     return {

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from harness.core.checkout import project
+from harness.core.checkout import find_adapters, project
 from harness.core.errors import named
 from harness.core.faults import FaultSpec
 from harness.core.files import rows_beside, with_tuples
@@ -100,9 +100,12 @@ def _entry_points() -> Iterator[EntryPoint]:
 
     In a checkout its `pyproject.toml` is read, as it may be newer than the installation.
     """
+    find_adapters()
     listed = project().get("project", {}).get("entry-points", {}).get(GROUP, {})
     yield from (EntryPoint(name, module, GROUP) for name, module in listed.items())
-    yield from (point for point in entry_points(group=GROUP) if point.name not in listed)
+    # An adapter that is installed alone stands beside its copy in the harness.
+    installed = {(point.name, point.value): point for point in entry_points(group=GROUP)}
+    yield from (point for point in installed.values() if point.name not in listed)
 
 
 def _check(name: str, added: Tables, rows: Tables) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
@@ -238,6 +239,35 @@ class FirstNan(Record):
             self.missing_report,
         )
         return "; ".join(filter(None, clauses))
+
+    @classmethod
+    def of_ranks(cls, reports: Sequence[FirstNan]) -> FirstNan:
+        """The report of the rank that wrote first, with the reports of the other ranks.
+
+        `reports` has one a rank.
+
+        Ranks run the same program, so the earliest step is first. Within a step, a rank is earlier
+        if another rank's first writer was hit on it after its own: a NaN travels through the next
+        collective. The lower rank wins a tie. Raises ValueError without reports.
+        """
+        ranked = sorted(reports, key=lambda report: report.rank)
+        hit = [report for report in ranked if report.writer]
+        first = min((report.step or 0 for report in hit), default=0)
+        earliest = [report for report in hit if report.step == first]
+
+        def num_later(report: FirstNan) -> int:
+            """How many other ranks have a first writer that was hit on this rank after its own."""
+            return sum(f"{other.writer} {other.tensor}" in report.after for other in earliest)
+
+        found = max(earliest, key=num_later, default=ranked[0])
+        others = tuple(report.of_one_rank for report in ranked if report is not found)
+        return found.model_copy(update={"num_ranks": len(ranked), "other_ranks": others})
+
+    @property
+    def of_one_rank(self) -> str:
+        """The statement with the number of the rank in front."""
+        statement = self.model_copy(update={"num_ranks": 2}).statement
+        return statement if self.writer else f"rank {self.rank}: {statement}"
 
 
 class CaseResult(Record):

@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.core.errors import UnknownNameError
 from harness.core.files import rows_beside, with_tuples
+from harness.core.installed import stated_version, version_of
 from harness.core.params import Params
 from harness.core.registry import attribute_at, nearest
 
@@ -99,6 +100,13 @@ class EngineSpec:
     def summary(self) -> str:
         """One sentence for lists."""
         return f"{self.title}, installed as {self.distribution}"
+
+    def version(self) -> str | None:
+        """The version that would be imported, without importing it; None if it is not there.
+
+        A checkout on the path states its version; the installed distribution may be another one.
+        """
+        return stated_version(self.package) or version_of(self.distribution)
 
 
 def engine_versions(environment: Mapping[str, Any]) -> dict[str, str]:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.core.cause_codes import Code
 from harness.core.errors import InputError
+from harness.core.finding_words import few
 from harness.core.findings import Finding
 from harness.core.oracles import OracleSpec
+from harness.evidence.counts import Count
 from harness.evidence.records import Evidence, Judgement
 
 if TYPE_CHECKING:
@@ -32,6 +35,32 @@ class Answered:
     """The least share of right answers that the case allows, for oracle `answers`."""
     eager: AccuracyRun | None = None
     """The same questions to the same engine without graphs, if the target compares both."""
+
+    @classmethod
+    def read(cls, folder: Path, least_accuracy: float | None = None) -> Answered:
+        """The answers that `Questions.ask` kept in a folder. Raises InputError without any."""
+        from harness.accuracy.answer_log import read_run
+
+        return cls(read_run(folder), least_accuracy)
+
+    def accepted_drafts(self) -> list[Count]:
+        """The drafts of each epoch, which must all be accepted.
+
+        An epoch without drafts has no count: its server counted none.
+        """
+        from harness.accuracy.acceptance import read_drafts
+
+        return [
+            Count(
+                "accepted drafts",
+                counted.drafted,
+                counted.accepted,
+                ": ".join(filter(None, [f"epoch {epoch}", few(counted.refused)])),
+                "acceptance",
+            )
+            for epoch, counted in read_drafts(self.results.path.parent).items()
+            if counted.drafted
+        ]
 
 
 def accuracy(evidence: Evidence, baseline: Baseline | None = None) -> Judgement:

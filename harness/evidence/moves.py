@@ -10,7 +10,7 @@ that happens to run them in the right order proves nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,11 @@ from harness.core.oracles import OracleSpec
 from harness.evidence.records import Evidence, Judgement
 
 if TYPE_CHECKING:
-    from harness.memory.moves.checks import Misplaced
-    from harness.memory.moves.streams import Race
+    from harness.memory.moves.checks import Landed, Misplaced
+    from harness.memory.moves.streams import Race, Streams
+
+Operation = tuple[str, str]
+"""An operation: its name, and the stream that it runs on."""
 
 
 @dataclass(slots=True)
@@ -38,6 +41,32 @@ class Moved:
     races: list[Race]
     order: str = ""
     site: str | None = "move.late"
+
+    @classmethod
+    def of(cls, landed: Landed, streams: Streams, order: str) -> Moved:
+        """What a schedule showed: it ran on `streams`, its reads were compared in `landed`."""
+        return cls(landed.num_bytes, streams.num_compared, landed.misplaced, streams.races, order)
+
+    @classmethod
+    def of_copies(
+        cls,
+        num_copies: int,
+        changed: Sequence[tuple[Operation, Operation]],
+        memory: str,
+        order: str,
+    ) -> Moved:
+        """What a watch over copies from `memory` found: how many it saw, and which were too late.
+
+        `changed` has a pair for each source that changed before its copy had ended: the copy and
+        the change, each by its name and its stream.
+        """
+        from harness.memory.moves.streams import Launch, Race
+
+        races = [
+            Race(Launch(*copy), Launch(*change), (memory, 0, 0, 0), "read and write")
+            for copy, change in changed
+        ]
+        return cls(0, num_copies, [], races, order, site=None)
 
 
 _KINDS = {

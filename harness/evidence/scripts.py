@@ -5,8 +5,9 @@ the same request asked alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from harness.core.errors import Refused
 from harness.core.oracles import OracleSpec
 from harness.evidence.records import Evidence, Judgement
 
@@ -19,6 +20,16 @@ class PlayedScript:
     """What a script of requests found, if the target serves over HTTP."""
 
     result: CaseResult
+
+    @classmethod
+    def of_reply(cls, reply: dict[str, Any]) -> PlayedScript:
+        """What `play_script` returned in another process. Raises Refused if it showed nothing."""
+        from harness.core.records import CaseResult, Verdict
+
+        result = CaseResult.model_validate(reply)
+        if result.verdict is Verdict.SKIP:
+            raise Refused(result.reason)
+        return cls(result)
 
 
 def sequences(evidence: Evidence) -> Judgement:

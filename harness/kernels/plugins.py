@@ -27,7 +27,7 @@ from harness.core.errors import InputError, named
 from harness.core.files import execute_file, load_once
 from harness.core.kernels import Bf16Step, Checks, EmptyLse, EmptyRows, Fp8Products, KernelSpec
 from harness.core.ops import OPS, ops_with, part_of
-from harness.core.registry import Registry, nearest
+from harness.core.registry import Registry, attribute_at, nearest
 from harness.core.shapes import NAMED, Shapes, shapes_of
 from harness.memory.triton_interpreter import repair_when_imported
 
@@ -266,6 +266,16 @@ def find_kernel(op: str, short_name: str) -> KernelSpec:
     if name not in KERNELS:
         load_entry_points()
     return KERNELS.get(name)
+
+
+def kernel_function(op: str, short_name: str) -> Callable[..., Any]:
+    """The function of the kernel `op/short_name`, to be called with the arguments of the op.
+
+    Imports the kernel's module. Raises UnknownNameError with the nearest name.
+    """
+    impl = find_kernel(op, short_name).impl
+    function: Callable[..., Any] = attribute_at(impl) if isinstance(impl, str) else impl
+    return function
 
 
 def load_entry_points() -> None:

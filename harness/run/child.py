@@ -24,6 +24,7 @@ import torch_poison
 
 import harness
 from harness.core.cause_codes import Code
+from harness.core.checkout import adapter_folders
 from harness.core.crash_stack import shortened
 from harness.core.errors import HarnessError, InputError, NoRoomError
 from harness.core.files import keep_for_reader
@@ -466,15 +467,16 @@ def _open_log(path: Path | None) -> BinaryIO:
 
 
 def _child_environ(extra: Mapping[str, str]) -> dict[str, str]:
-    """This environment with `extra`, and with this package and the poison importable:
+    """This environment with `extra`, and with this package, the poison and adapters importable:
 
     `python -P` ignores the working directory.
     """
     environ = {**os.environ, **extra}
-    # One folder where they are installed, two in a checkout.
-    ours = dict.fromkeys(
+    # One folder where they are installed, several in a checkout.
+    packages = (
         str(Path(file).resolve().parents[1]) for file in (harness.__file__, torch_poison.__file__)
     )
+    ours = dict.fromkeys([*packages, *adapter_folders()])
     return environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, [*ours, environ.get("PYTHONPATH")]))
     }

@@ -5,11 +5,8 @@ A worker gathers them once.
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import os
 import platform
-import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,8 +18,8 @@ from harness.core.catalog import ENGINES
 from harness.core.cause_codes import Code, WhyNot
 from harness.core.checkout import on_path
 from harness.core.errors import InputError
+from harness.core.installed import folder_of, version_of
 from harness.core.params import Record
-from harness.core.systems import EngineSpec
 
 DEVICES = ("cpu", "cuda")
 
@@ -76,34 +73,6 @@ class Environment(Record):
         return WhyNot(why, Code.NO_DEVICE)
 
 
-def version_of(distribution: str) -> str | None:
-    """The installed version of a distribution, without importing it."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def engine_version(engine: EngineSpec) -> str | None:
-    """The version of the engine that would be imported, without importing it; None if it is not
-    there.
-
-    A checkout on the path states its version in `_version.py`; the installed distribution may be
-    another one.
-    """
-    folder = _path_of(engine.package)
-    stated = Path(folder or "", "_version.py")
-    if folder and stated.is_file():
-        found = re.search(
-            r"^__version__\b.*= *['\"]([^'\"]+)['\"]",
-            stated.read_text(encoding="utf-8"),
-            re.MULTILINE,
-        )
-        if found:
-            return found[1]
-    return version_of(engine.distribution)
-
-
 def import_first(folder: Path) -> None:
     """Have this process and its workers import engines from `folder`: a checkout, or a folder of
     pip --target.
@@ -135,8 +104,8 @@ def describe_machine() -> Environment:
         num_cores=num_usable_cores(),
         **_torch_facts(),
         triton=version_of("triton"),
-        engines=_found((engine.name, engine_version(engine)) for engine in ENGINES),
-        engine_paths=_found((engine.name, _path_of(engine.package)) for engine in ENGINES),
+        engines=_found((engine.name, engine.version()) for engine in ENGINES),
+        engine_paths=_found((engine.name, folder_of(engine.package)) for engine in ENGINES),
         variables=_found(
             (name, os.environ.get(name)) for engine in ENGINES for name in engine.reported
         ),
@@ -146,15 +115,6 @@ def describe_machine() -> Environment:
 
 def _found(facts: Iterable[tuple[str, str | None]]) -> dict[str, str]:
     return {name: value for name, value in facts if value is not None}
-
-
-def _path_of(package: str) -> str | None:
-    """The folder that a package would be imported from, without importing it."""
-    try:
-        spec = importlib.util.find_spec(package)
-    except ValueError:
-        return None
-    return str(Path(spec.origin).parent) if spec is not None and spec.origin else None
 
 
 def _torch_facts() -> dict[str, Any]:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from harness.core.errors import HarnessError
@@ -168,10 +168,20 @@ class Forks:
     cannot.
     """
 
-    def __init__(self, imports: Sequence[str], *, name: str) -> None:
-        """`imports` as in :class:`ForkServer`; `name` is for sentences."""
+    def __init__(
+        self,
+        imports: Sequence[str],
+        *,
+        name: str,
+        refused: Callable[[str], None] = lambda why: None,
+    ) -> None:
+        """`imports` as in :class:`ForkServer`; `name` is for sentences.
+
+        `refused` is called once, with the reason, when it is found that there can be no server.
+        """
         self._imports = imports
         self._name = name
+        self._refused = refused
         self._server: ForkServer | None = None
         self.why_not = ""
         """Why there is no server, once it was found that none can be."""
@@ -195,6 +205,7 @@ class Forks:
         except HarnessError as error:
             self._server = None
             self.why_not = str(error)
+            self._refused(self.why_not)
         return self._server
 
     def _started(self, environ: Mapping[str, str], seconds: float) -> ForkServer:

@@ -8,24 +8,39 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch_poison
+
+from harness.core.checkout import adapter_folders
 from harness.core.errors import InputError
 from harness.core.files import FIXTURES
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+_LOADER = "mla_harness_loader.py"
+_ADAPTERS = "mla_harness_*/__init__.py"
 _LEFT_OUT = ("__pycache__", "_fixtures", "_scenarios")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """One time for all files, so that an archive depends only on their content."""
 
 
 def pack_code() -> bytes:
-    """The package `harness` as a zip archive, without fixtures and scenarios, which a planned case
-    does not need.
+    """The package `harness`, the poison and the adapters of engines as a zip archive.
+
+    Fixtures and scenarios are left out: a planned case does not need them.
     """
     return _packed(
-        (path, Path(_PACKAGE.name) / path.relative_to(_PACKAGE))
-        for path in sorted(_PACKAGE.rglob("*"))
-        if path.is_file() and not set(_LEFT_OUT) & set(path.relative_to(_PACKAGE).parts)
+        (path, path.relative_to(package.parent))
+        for package in _packages()
+        for path in sorted(package.rglob("*") if package.is_dir() else [package])
+        if path.is_file() and not set(_LEFT_OUT) & set(path.relative_to(package.parent).parts)
     )
+
+
+def _packages() -> list[Path]:
+    """The packages and modules of this harness: in one folder, or in several of a checkout."""
+    beside = [_PACKAGE.parent, *map(Path, adapter_folders())]
+    adapters = [file.parent for folder in beside for file in sorted(folder.glob(_ADAPTERS))]
+    poison = Path(torch_poison.__file__).resolve().parent
+    return [_PACKAGE, poison, *adapters, _PACKAGE.parent / _LOADER]
 
 
 def pack_fixtures() -> bytes:

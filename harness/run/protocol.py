@@ -139,7 +139,39 @@ def run_child(main: Callable[[Parent], None]) -> NoReturn:
 
 
 def answer_once(kind: type[RecordT], answer: Callable[[RecordT], dict[str, Any]]) -> NoReturn:
+    """Run this process as a child that answers one request by `answer`, and ends."""
     answer_each(kind, lambda request: [answer(request)])
+
+
+def answer_requests(
+    kind: type[RecordT],
+    answer: Callable[[RecordT], dict[str, Any]],
+    *,
+    begin: Callable[[], None] = lambda: None,
+    once: bool = False,
+) -> NoReturn:
+    """Run this process as a child that answers requests until the parent has no more, or `once`.
+
+    `begin` is called first. An error of `answer` ends one request only; `once`, it ends the
+    process, and decides its exit code.
+    """
+
+    def main(parent: Parent) -> None:
+        begin()
+        for request in parent.requests(kind):
+            parent.reply(Reply(result=answer(request)) if once else reply_to(request, answer))
+            if once:
+                return
+
+    run_child(main)
+
+
+def reply_to(request: RecordT, answer: Callable[[RecordT], dict[str, Any]]) -> Reply:
+    """The reply to one request: the result of `answer`, or its error."""
+    try:
+        return Reply(result=answer(request))
+    except Exception as error:
+        return reply_to_error(error)
 
 
 def answer_each(

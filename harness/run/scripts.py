@@ -5,8 +5,10 @@ script.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from harness.accuracy.script import Script
+from harness.accuracy.script_check import ScriptCheck, check_script
 from harness.core.errors import InputError
 from harness.core.files import FIXTURES
 from harness.core.registry import nearest
@@ -31,3 +33,13 @@ def load_script(name: str) -> Script:
     return load_record(Path(name) if name.endswith(SUFFIXES) else FOLDER / f"{name}.yaml", Script)[
         0
     ]
+
+
+def play_script(name: str, url: str, **options: Any) -> dict[str, Any]:
+    """Run a script against the server at `url`, and return a `CaseResult` as JSON.
+
+    `options` are fields of :class:`harness.accuracy.script_check.ScriptCheck`, such as `tolerance`.
+    Raises InputError for a wrong name, and as `check_script` does.
+    """
+    judged = check_script(ScriptCheck(url=url, script=load_script(name), **options))
+    return judged.result().model_dump(mode="json")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-HARNESS = Path(__file__).parents[2] / "harness"
+ROOT = Path(__file__).parents[2]
+FILES = [*ROOT.glob("harness/**/*.py"), *ROOT.glob("adapters/*/mla_harness_*/**/*.py")]
 SENTENCES = {"message", "reason", "how"}
 READS = {
     "startswith",
@@ -74,8 +75,8 @@ def test_a_sentence_that_is_read_is_found(code: str) -> None:
 
 def test_no_module_decides_by_a_sentence() -> None:
     found = {
-        f"{path.relative_to(HARNESS)}:{line}"
-        for path in HARNESS.rglob("*.py")
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in FILES
         for line in readers(ast.parse(path.read_text(encoding="utf-8")))
     }
     assert found == set()

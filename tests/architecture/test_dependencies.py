@@ -24,16 +24,21 @@ PLUGINS = sorted(ROOT.glob("mla_harness_*.py"))
 PRODUCT = (
     *sorted((ROOT / "harness").rglob("*.py")),
     *sorted((ROOT / "poison" / "torch_poison").rglob("*.py")),
+    *sorted(ROOT.glob("adapters/*/mla_harness_*/**/*.py")),
     *sorted((ROOT / "canaries").glob("*.py")),
     *PLUGINS,
 )
 OTHERS = tuple(
     path
-    for name in ("tests", "poison/tests", "trust", "tools", "benchmarks")
-    for path in sorted((ROOT / name).rglob("*.py"))
+    for name in ("tests", "poison/tests", "adapters/*/tests", "trust", "tools", "benchmarks")
+    for path in sorted(ROOT.glob(f"{name}/**/*.py"))
 )
 OURS = {path.stem for path in (*PLUGINS, *OTHERS)} | {
-    path.name for folder in (ROOT, ROOT / "poison") for path in folder.iterdir() if path.is_dir()
+    path.name
+    for folder in (ROOT, ROOT / "poison", *ROOT.glob("adapters/*"))
+    if folder.is_dir()
+    for path in folder.iterdir()
+    if path.is_dir()
 }
 PIP_NAMES = {name: package for name, (package, _) in PACKAGES.items()} | {
     "yaml": "pyyaml",

@@ -38,7 +38,7 @@ FLOORS = {
     "engine": 5,
     "diagnose": 6,
     "judge": 6,
-    "engines": 7,
+    "api": 7,
     "cli": 8,
     "loop": 8,
 }
@@ -75,7 +75,12 @@ TORCH = ("evidence/compare.py", "evidence/decisions.py", "evidence/thresholds.py
 POISON = ROOT / "poison" / "torch_poison"
 """The distribution below all rooms. Every room may import it, and it imports none of them."""
 
-PACKAGES = (*FILES, *sorted(POISON.rglob("*.py")))
+ADAPTERS = sorted(ROOT.glob("adapters/*/mla_harness_*/**/*.py"))
+"""The distributions above all rooms. Of the harness they import `harness.api`, and no room imports
+them.
+"""
+
+PACKAGES = (*FILES, *sorted(POISON.rglob("*.py")), *ADAPTERS)
 """All files of the product."""
 
 POISON_WITHOUT_TORCH = {
@@ -217,7 +222,7 @@ def test_an_arrow_that_points_up_is_found(code, tmp_path):
     planted = tmp_path / "planted.py"
     planted.write_text(code, encoding="utf-8")
     assert "core names harness.judge" in arrows_up("harness.core.planted", planted)[0]
-    assert not arrows_up("harness.engines.planted", planted)
+    assert not arrows_up("harness.cli.planted", planted)
 
 
 @pytest.mark.parametrize("code", PLANTED, ids=["import", "for types", "string"])

@@ -15,8 +15,8 @@ from tests.waiting import HANG_SECONDS
 ROOT = Path(__file__).parents[2]
 FILES = sorted(
     path
-    for folder in ("tests", "poison/tests", "trust/tests", "trust/disturbances")
-    for path in (ROOT / folder).rglob("*.py")
+    for folder in ("tests", "poison/tests", "adapters/*/tests", "trust/tests", "trust/disturbances")
+    for path in ROOT.glob(f"{folder}/**/*.py")
     if path.name != "waiting.py"
 )
 CLOCKS = {"monotonic", "perf_counter", "time", "monotonic_ns", "perf_counter_ns", "time_ns"}
@@ -130,7 +130,8 @@ def short_limits(tree: ast.Module) -> Iterator[str]:
 def test_a_limit_of_the_product_is_the_users_or_only_ends_a_hang() -> None:
     found = {
         name: path.name
-        for path in sorted((ROOT / "harness").rglob("*.py"))
+        for folder in ("harness", "adapters/*/mla_harness_*")
+        for path in sorted(ROOT.glob(f"{folder}/**/*.py"))
         for name in short_limits(ast.parse(path.read_text()))
     }
     assert found.keys() == PACES.keys(), {

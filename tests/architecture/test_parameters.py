@@ -11,12 +11,13 @@ from harness.core.params import Params
 from harness.core.shapes import sizes_of
 from harness.ops.mla_decode.params import MlaDecodeParams
 
-HARNESS = Path(__file__).parents[2] / "harness"
+ROOT = Path(__file__).parents[2]
+FILES = [*ROOT.glob("harness/**/*.py"), *ROOT.glob("adapters/*/mla_harness_*/**/*.py")]
 
 
 def test_no_parameter_is_read_with_a_default() -> None:
     found = []
-    for path in HARNESS.rglob("*.py"):
+    for path in FILES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             is_getattr = (
                 isinstance(node, ast.Call)
@@ -24,7 +25,7 @@ def test_no_parameter_is_read_with_a_default() -> None:
                 and node.func.id == "getattr"
             )
             if is_getattr and len(node.args) == 3 and ast.unparse(node.args[0]).endswith("params"):
-                found.append(f"{path.relative_to(HARNESS)}:{node.lineno}")
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert found == []
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
     "harness",
+    "adapters",
     "scenarios",
     "fixtures",
     "tests",

@@ -14,10 +14,10 @@ from harness.core.findings import Finding
 from harness.core.records import CaseResult, Verdict
 from harness.diagnose.script.code import MARKER
 from harness.diagnose.script.export import Exported, first_that_shows
-from harness.engines.vllm.params import VllmParams
 from harness.run.environment import Environment
+from mla_harness_vllm.params import VllmParams
 
-FAKE = Path(__file__).parents[1] / "vllm" / "fake"
+FAKE = Path(__file__).parents[2] / "adapters" / "vllm" / "tests" / "serve" / "fake"
 FAILING = {"graph": "full", "runner": "v2", "prefix_caching": True, "max_num_seqs": 16}
 
 

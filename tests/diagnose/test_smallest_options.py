@@ -12,9 +12,9 @@ from harness.core.cases import Case, Job
 from harness.core.findings import Finding
 from harness.core.records import CaseResult, Verdict
 from harness.diagnose.smallest_options import smallest_sets, suspected
-from harness.engines.vllm.options import serve_command
-from harness.engines.vllm.params import VllmParams
 from harness.run.pool import JobPool
+from mla_harness_vllm.options import serve_command
+from mla_harness_vllm.params import VllmParams
 
 PLAIN = VllmParams()
 Fails = Callable[[VllmParams], str]

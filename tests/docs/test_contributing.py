@@ -16,7 +16,7 @@ PATH = re.compile(r"`((?:[\w.<>*-]+/)+[\w.<>*-]*|[\w-]+\.(?:md|py|txt|toml|ini|y
 
 
 def tables_of(names: list[str], root: Path) -> set[str]:
-    """Files below `root`, engines apart, in which at least half of the `names` stand as strings:
+    """Files below `root` in which at least half of the `names` stand as strings:
     their tables.
     """
     found = set()
@@ -33,7 +33,7 @@ def tables_of(names: list[str], root: Path) -> set[str]:
             for node in ast.walk(tree)
             if isinstance(node, ast.Constant) and isinstance(node.value, str)
         }
-        if "engines" not in file.parts and 2 * len(strings & set(names)) >= len(names):
+        if 2 * len(strings & set(names)) >= len(names):
             found.add(file.relative_to(root).as_posix())
     return found
 

@@ -22,12 +22,22 @@ PAGES = [
 PAGES.remove(ROOT / "CHANGELOG.md")
 CODE = [
     path
-    for name in ("harness", "poison", "trust", "tools", "benchmarks", "canaries", "tests")
+    for name in (
+        "harness",
+        "poison",
+        "adapters",
+        "trust",
+        "tools",
+        "benchmarks",
+        "canaries",
+        "tests",
+    )
     for path in (ROOT / name).rglob("*.py")
 ]
 FOLDERS = (
     ".ci",
     ".github",
+    "adapters",
     "benchmarks",
     "canaries",
     "changelog.d",
@@ -46,7 +56,7 @@ FOLDERS = (
 NAMED = re.compile(
     rf"(?<![\w/.:@~-])((?:{'|'.join(map(re.escape, FOLDERS))})/[\w./*<>{{}}-]*[\w/*>}}])"
 )
-MODULE = re.compile(r"python3? -m ((?:harness|tests|trust|canaries|benchmarks)[\w.]*)")
+MODULE = re.compile(r"python3? -m ((?:harness|adapters|tests|trust|canaries|benchmarks)[\w.]*)")
 WRITER = re.compile(r"\b[Ww]ritten by `python ([\w/.]+\.py)")
 MADE = ("reports/runs", "reports/history")
 """Files that runs make."""

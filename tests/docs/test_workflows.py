@@ -25,7 +25,7 @@ TOX = configparser.ConfigParser()
 TOX.read(ROOT / "tox.ini")
 ROOMS = (
     *(".ci", ".github", "docs", "examples", "fixtures", "harness", "poison", "scenarios", "tests"),
-    *("tools", "trust"),
+    *("adapters", "tools", "trust"),
 )
 
 

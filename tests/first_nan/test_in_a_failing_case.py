@@ -12,7 +12,6 @@ from harness.core.cases import AskFirstNan, Case, Job, PoisonPlan
 from harness.core.findings import Finding
 from harness.core.records import Blame, CaseResult, FirstNan, Verdict
 from harness.diagnose.session import Session, recorded_job, why_not_recorded, with_first_nan
-from harness.engines.vllm.params import VllmParams
 from harness.report.causes import causes
 from harness.report.console import console_for
 from harness.report.run_view import RunView
@@ -20,6 +19,7 @@ from harness.report.terminal import print_cause
 from harness.report.wording import first_nan_lines
 from harness.report.write import write_reports
 from harness.store.run_folder import RunStore
+from mla_harness_vllm.params import VllmParams
 
 SEEN = FirstNan(
     writer="mla_decode/<b>tiled</b>",

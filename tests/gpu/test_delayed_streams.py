@@ -56,7 +56,7 @@ def test_only_a_copy_that_nobody_waits_for_reads_what_the_host_wrote_later(waits
 def test_only_a_pinned_input_that_changes_under_its_copy_is_found(
     waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from harness.engines.vllm.serve import copies
+    from mla_harness_vllm.serve import copies
 
     for name in copies.METHODS:
         monkeypatch.setattr(torch.Tensor, name, getattr(torch.Tensor, name))

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import torch
 
-from harness.memory.graph.segments import SegmentFill
+from mla_harness_vllm.serve.segment_fill import SegmentFill
 
 
 def captured(function: Callable[[], None], pool: object) -> torch.cuda.CUDAGraph:

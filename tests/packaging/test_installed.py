@@ -25,6 +25,25 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("name", ["shared", "vllm", "sglang", "flashinfer"])
+def test_an_adapter_can_be_installed_alone_with_the_same_files(
+    name: str, site: Path, tmp_path: Path
+) -> None:
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path)]
+    pip += ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
+    subprocess.run([*pip, str(ROOT / "adapters" / name)], check=True)
+    (package,) = tmp_path.glob("mla_harness_*[!o]")
+    of_alone, of_whole = (
+        {
+            file.relative_to(folder)
+            for file in (folder / package.name).rglob("*")
+            if file.is_file() and "__pycache__" not in file.parts
+        }
+        for folder in (tmp_path, site)
+    )
+    assert of_alone and of_alone == of_whole
+
+
 @pytest.fixture
 def foreign(
     pytester: pytest.Pytester, site: Path, monkeypatch: pytest.MonkeyPatch
@@ -84,15 +103,15 @@ def test_a_wheel_has_the_entry_points_and_is_typed(site: Path) -> None:
     for group, points in declared.items():
         for name, value in points.items():
             module = value.partition(":")[0]
-            assert (
-                f"{name} = {value}" in text
-                and site.joinpath(*module.split(".")).with_suffix(".py").is_file()
-            )
+            place = site.joinpath(*module.split("."))
+            files = (place.with_suffix(".py"), place / "__init__.py")
+            assert f"{name} = {value}" in text and any(file.is_file() for file in files)
             # Other programs import what is in their groups: from a name that no project has.
             assert group == "mla_harness.engines" or module.startswith(
                 ("mla_harness_", "torch_poison.")
             )
-    assert all((site / name / "py.typed").is_file() for name in ("harness", "torch_poison"))
+    typed = ("harness", "torch_poison", "mla_harness_adapters", "mla_harness_vllm")
+    assert all((site / name / "py.typed").is_file() for name in typed)
     assert (site / "torch_poison" / "cuda_blocks.cpp").is_file()
 
 

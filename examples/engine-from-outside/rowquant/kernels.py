@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from harness.core.seams import seam
+from harness.api import seam
 
 
 @seam("rowquant.padding-in-amax")

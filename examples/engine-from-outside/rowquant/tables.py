@@ -1,9 +1,6 @@
 """What this engine adds to the harness: one kernel and one known bug. Imports no torch."""
 
-from harness.core.faults import FaultSpec
-from harness.core.kernels import KernelSpec
-from harness.core.shapes import ANY
-from harness.core.systems import EngineSpec
+from harness.api import EngineSpec, FaultSpec, KernelSpec
 
 ENGINE = EngineSpec("rowquant", "RowQuant", distribution="rowquant", package="rowquant")
 
@@ -14,7 +11,6 @@ KERNELS = (
         "per-tensor e4m3, live rows only",
         "rowquant.kernels:quantize_fp8",
         devices=("cpu", "cuda"),
-        shapes=ANY,
         origin="rowquant",
     ),
 )

@@ -12,6 +12,7 @@ import importlib.util
 import keyword
 import re
 import textwrap
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ DROPPED = "\x00dropped\x00"
 
 _MARK = re.compile(r"(harness\.)?(seam|kernel)\(")
 _TOP_LEVEL = re.compile(r"def |class |if __name__")
-OWN = "harness"
+OWN = re.compile(r"(harness|mla_harness_\w+)(\.|$)")
+"""Modules of this project: the harness, and the adapters of engines."""
 
 
 def long_text(text: str) -> Code:
@@ -105,6 +107,18 @@ def templates() -> Environment:
     )
     found.filters |= {"py": literal, "long_text": long_text}
     return found
+
+
+def render_script(template: Path, code: Mapping[str, str], **values: Any) -> str:
+    """The script that a template makes: a file in the language of Jinja.
+
+    It prints the texts of `code` as they are, and other values through the filter `py`, which
+    makes literals of numbers, texts, lists and dicts. Raises HarnessError if it prints another
+    value as it is.
+    """
+    pieces = {name: Code(text) for name, text in code.items()}
+    found = templates().from_string(template.read_text(encoding="utf-8"))
+    return found.render(pieces, **values)
 
 
 def without_bug(text: str) -> str:
@@ -292,7 +306,7 @@ class _Joined:
             self.modules.add(
                 module if alias == module.partition(".")[0] else f"{module} as {alias}"
             )
-        elif module.partition(".")[0] == OWN:
+        elif OWN.match(module):
             if attribute != alias:
                 raise InputError(
                     f"{module}.{attribute} is imported as {alias}, which a script cannot follow"
@@ -389,6 +403,17 @@ def kernel_in(file: str, op: str, short_name: str) -> str:
     )
 
 
+def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """The statements of a module, with those for type checkers: so `harness.api` says where the
+    code of its names is.
+    """
+    for node in tree.body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            yield from node.body
+        else:
+            yield node
+
+
 def _read(module: str) -> _Source:
     """The source of a module, by its dotted name or by the path of its file."""
     spec = None if module.endswith(".py") else importlib.util.find_spec(module)
@@ -397,7 +422,7 @@ def _read(module: str) -> _Source:
         raise InputError(f"{module} has no source file")
     text = Path(origin).read_text(encoding="utf-8")
     source = _Source({}, {}, text.splitlines())
-    for node in ast.parse(text).body:
+    for node in _statements(ast.parse(text)):
         if isinstance(node, ast.Import):
             names = {
                 alias.asname or alias.name.partition(".")[0]: (alias.name, "")

@@ -51,7 +51,9 @@ import ctypes, runpy, sys
 sys.platform == "linux" and ctypes.CDLL(None).prctl(1, 9)  # The script ends with the process that tries it.
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "harness":
+        root = name.partition(".")[0]
+        # vLLM loads the entry point in `mla_harness_vllm` itself, and no more of it.
+        if root in ("harness", "mla_harness_adapters") or name.startswith("mla_harness_") and root != name:
             raise ModuleNotFoundError("a script of its own must not import this project")
 sys.meta_path.insert(0, Blocker())
 if sys.argv[1] == "pytest":

@@ -81,4 +81,4 @@ def scheduled(params: MoveParams, seed: int, swapped: tuple[str, str] | None, or
     for server in served.servers:
         for name, before, after in server.padding():
             landed.untouched(name, before, after)
-    return Moved(landed.num_bytes, streams.num_compared, landed.misplaced, streams.races, order)
+    return Moved.of(landed, streams, order)

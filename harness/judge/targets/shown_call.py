@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 from torch import Tensor
+from torch_poison.patterns import Poison
 
+from harness.core.ops import part_of
 from harness.evidence.experts import ChosenExperts
 from harness.evidence.observed import Observed
 from harness.evidence.records import Run
 from harness.evidence.sentinel import Guard
-from harness.ops.parts.call import KernelCall
+from harness.kernels.plugins import find_kernel
+from harness.ops.parts.call import KernelCall, Setting
 from harness.ops.parts.judged import Rows
 
 
@@ -41,3 +45,28 @@ def observed_of(call: KernelCall, outputs: tuple[Tensor, ...]) -> list[Observed]
     return [
         Observed(**{name: getattr(rows, name) for name in names}) for rows in call.observe(outputs)
     ]
+
+
+class PreparedCall:
+    """A call of an op on a CPU, for code that makes the call itself.
+
+    `args` and `kwargs` are the arguments of the op's contract, with their unowned memory poisoned.
+    """
+
+    def __init__(self, op: str, kernel: str, poison: Poison, **params: Any) -> None:
+        """Draw inputs by the poison's seed.
+
+        `params` are parameters of the op. The promises of `kernel` decide what may stand in unowned
+        memory. Raises UnknownNameError for an unknown kernel.
+        """
+        setting = Setting(find_kernel(op, kernel), poison, poison.seed, "cpu")
+        given = part_of(op, "params:PARAMS")(kernel=kernel, **params)
+        self._call: KernelCall = part_of(op, "call:prepare")(given, setting)
+        self.args, self.kwargs = self._call.args, self._call.kwargs
+
+    def show(self, run: Run, *outputs: Tensor) -> None:
+        """Add what the call returned, and the memory that it may not change, to a run's evidence.
+
+        `outputs` have the shapes and types of the op's contract.
+        """
+        show_call(self._call, run, outputs)

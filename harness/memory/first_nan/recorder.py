@@ -10,7 +10,7 @@ graph.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,33 +77,6 @@ def describe(table: Table, notes: StepNotes | None = None, rank: int = 0) -> Fir
         before=_before(scanned, slot),
         after=tuple(_name(hit.slot) for hit in hits[1:] if hit.step == found.step)[:MAX_AFTER],
     )
-
-
-def first_of_ranks(reports: Sequence[FirstNan]) -> FirstNan:
-    """The report of the rank that wrote first, with the reports of the other ranks.
-
-    `reports` has one a rank.
-
-    Ranks run the same program, so the earliest step is first. Within a step, a rank is earlier if
-    another rank's first writer was hit on it after its own: a NaN travels through the next
-    collective. The lower rank wins a tie. Raises ValueError without reports.
-    """
-    ranked = sorted(reports, key=lambda report: report.rank)
-    hit = [report for report in ranked if report.writer]
-    earliest = [report for report in hit if report.step == min(other.step or 0 for other in hit)]
-
-    def num_later(report: FirstNan) -> int:
-        """How many other ranks have a first writer that was hit on this rank after its own."""
-        return sum(f"{other.writer} {other.tensor}" in report.after for other in earliest)
-
-    found = max(earliest, key=num_later, default=ranked[0])
-    others = tuple(_of_rank(report) for report in ranked if report is not found)
-    return found.model_copy(update={"num_ranks": len(ranked), "other_ranks": others})
-
-
-def _of_rank(report: FirstNan) -> str:
-    statement = report.model_copy(update={"num_ranks": 2}).statement
-    return statement if report.writer else f"rank {report.rank}: {statement}"
 
 
 def _name(slot: Slot) -> str:

@@ -92,6 +92,18 @@ def records(
     return words.view(torch.uint8)[:, :num_bytes]
 
 
+def owner_records(
+    group: str, layer: int, generation: int, num_tokens: int, num_bytes: int
+) -> Tensor:
+    """The records [num_tokens, num_bytes] uint8 of tokens 0, 1, … of a sequence in one layer.
+
+    As :func:`records`, for an engine of one rank: `group` is one of GROUPS, `generation` the number
+    of the sequence. Do not write to them.
+    """
+    names: tuple[str, ...] = GROUPS
+    return records(names.index(group), layer, 0, generation, num_tokens, num_bytes)
+
+
 def unsent(num_bytes: int) -> Tensor:
     """The bytes [num_bytes] of memory that has an owner and no content."""
     word = torch.tensor(_packed(RecordOwner(0, 0, 0, UNSENT_TOKEN, 0)), dtype=torch.int64)

@@ -147,6 +147,11 @@ class Streams:
         last = queue[-1] if queue else None
         return Event(last, dict(self._clocks.get(stream, {})))
 
+    @staticmethod
+    def nothing() -> Event:
+        """The event before everything: it has happened, and orders nothing."""
+        return Event(None, {})
+
     def wait(self, stream: str, event: Event) -> None:
         """Operations launched on `stream` from now on run after `event`."""
         mine = self._clocks.setdefault(stream, {})

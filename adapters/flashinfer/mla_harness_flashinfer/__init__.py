@@ -1,0 +1,1 @@
+"""The MLA harness's adapter of FlashInfer. Importing it loads nothing."""

@@ -1,0 +1,1 @@
+"""The MLA harness's adapter of SGLang. Importing it loads nothing."""

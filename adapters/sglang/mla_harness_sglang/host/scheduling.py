@@ -1,0 +1,202 @@
+"""SGLang's pools, radix cache and batches on a CPU, driven step by step as its scheduler does,
+whatever the release.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from array import array
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+from sglang.srt.mem_cache import allocator, common
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool, ReqToTokenPool
+from sglang.srt.mem_cache.radix_cache import RadixCache
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from torch import Tensor
+from torch_poison.patterns import Poison
+
+from harness.api import Count
+
+VOCABULARY = 32
+RANK, ROPE = 8, 4
+WIDTH = RANK + ROPE
+MAX_LENGTH = 512
+MODEL = SimpleNamespace(
+    vocab_size=VOCABULARY,
+    is_encoder_decoder=False,
+    is_multimodal=False,
+    is_matryoshka=False,  # read by 0.5.12
+    hf_config=SimpleNamespace(),
+)
+
+
+def publish(page_size: int = 1, **more: Any) -> ServerArgs:
+    """Give SGLang the arguments of a server, and `more`.
+
+    Without a model's path it resolves none that need a model.
+    """
+    arguments = ServerArgs(
+        model_path="none", page_size=page_size, device="cpu", attention_backend="triton", **more
+    )
+    set_global_server_args_for_scheduler(arguments)
+    return arguments
+
+
+def allocator_of(page_size: int, num_slots: int, pool: Any = None) -> Any:
+    """SGLang's allocator of slots, or of pages."""
+    if page_size == 1:
+        return allocator.TokenToKVPoolAllocator(num_slots, torch.float32, "cpu", pool, False)
+    return allocator.PagedTokenToKVPoolAllocator(
+        num_slots, page_size, torch.float32, "cpu", pool, False
+    )
+
+
+def free_slots(alloc: Any) -> Tensor:
+    """The slots that the allocator will give away, in the order of its list; one that is in it
+    twice is twice here.
+    """
+    # Since 0.5.20 pages that were freed are kept in another place until they are sorted.
+    released = alloc.release_pages
+    pages = (
+        alloc.get_all_free_pages() if released is None else torch.cat([alloc.free_pages, released])
+    )
+    slots: Tensor = pages[:, None] * alloc.page_size + torch.arange(alloc.page_size)
+    return slots.flatten()
+
+
+def count_once(free: Tensor, where: str) -> Count:
+    """How many free slots [n] there are, if each is counted once."""
+    return Count("free slots, each once", len(set(free.tolist())), len(free), where)
+
+
+class Server:
+    """The memory of one server."""
+
+    def __init__(
+        self, page_size: int, num_slots: int, num_rows: int, rank: int = RANK, rope: int = ROPE
+    ) -> None:
+        self.arguments = publish(page_size)
+        self.page_size, self.num_slots, self.width = page_size, num_slots, rank + rope
+        self.pool = MLATokenToKVPool(
+            num_slots, page_size, torch.float32, rank, rope, 1, "cpu", False
+        )
+        self.rows = ReqToTokenPool(num_rows, MAX_LENGTH, "cpu", False)
+        self.alloc = allocator_of(page_size, num_slots, self.pool)
+        self.tree = RadixCache(
+            CacheInitParams(
+                disable=False,
+                req_to_token_pool=self.rows,
+                token_to_kv_pool_allocator=self.alloc,
+                page_size=page_size,
+            )
+        )
+
+    @property
+    def cache(self) -> Tensor:
+        """The one layer of the cache [slots, width]."""
+        layer: Tensor = self.pool.kv_buffer[0]
+        return layer.view(-1, self.width)
+
+    def request(self, name: str, tokens: list[int], num_answers: int) -> Any:
+        sampling = SamplingParams(max_new_tokens=num_answers)
+        sampling.normalize(None)
+        made = Req(name, "", array("q", tokens), sampling, vocab_size=VOCABULARY)
+        # Up to 0.5.12 the answers are a list, and so is the prompt.
+        if not isinstance(made.output_ids, array):
+            made.origin_input_ids = made.origin_input_ids_unpadded = list(tokens)
+        return made
+
+    def admit(self, req: Any, most: int, *, is_first: bool) -> bool:
+        """Choose the next tokens of a prompt, as `PrefillAdder` does.
+
+        Returns whether they reach the prompt's end.
+        """
+        req.init_next_round_input(*([self.tree] if is_first else []))
+        total = len(req.origin_input_ids)
+        start = prefix_length(req)
+        end = min(total, start + most)
+        if hasattr(req, "set_extend_range"):  # since 0.5.16
+            req.set_extend_range(start, end)
+        elif hasattr(req, "extend_end"):  # since 0.5.23
+            req.extend_end = end
+        else:
+            req.set_extend_input_len(end - start)
+            if hasattr(req, "fill_len"):  # since 0.5.14
+                req.fill_len = end
+            else:
+                req.fill_ids = req.fill_ids[:end]
+        if is_first and hasattr(self.tree, "lock"):  # since 0.5.23
+            req.lock = self.tree.lock(req.last_node)
+        elif is_first:
+            receipt = self.tree.inc_lock_ref(req.last_node)
+            if hasattr(req, "lock_receipt"):  # 0.5.20
+                req.lock_receipt = receipt.to_dec_params()
+        for name in ("is_chunked", "inflight_middle_chunks"):
+            if hasattr(req, name):
+                setattr(req, name, int(end < total))
+        return end == total
+
+    def extend(self, reqs: list[Any]) -> Any:
+        batch = ScheduleBatch.init_new(
+            reqs, self.rows, self.alloc, self.tree, MODEL, False, SpeculativeAlgorithm.NONE
+        )
+        batch.prepare_for_extend()
+        return batch
+
+    def forward(self, batch: Any) -> None:
+        """Do what a forward pass leaves in the batch. No part reads the tokens."""
+        if hasattr(batch, "output_ids"):  # 0.5.12
+            batch.output_ids = torch.zeros(len(batch.reqs), dtype=torch.int64)
+
+    @contextlib.contextmanager
+    def result(self, *, is_prefill: bool) -> Iterator[None]:
+        """Free what a result frees in one group, as SGLang does for decodes, and since 0.5.18 for
+        prefills too.
+        """
+        is_grouped = not is_prefill or hasattr(self.alloc, "_copy_for_free_group")
+        if is_grouped:
+            self.alloc.free_group_begin()
+        yield
+        if is_grouped:
+            self.alloc.free_group_end()
+
+    def keep(self, req: Any, *, is_chunked: bool) -> None:
+        if hasattr(common, "checkpoint_kv_cache"):  # since 0.5.23
+            common.checkpoint_kv_cache(req, self.tree)
+        else:
+            common.maybe_cache_unfinished_req(req, self.tree, chunked=is_chunked)
+
+    def release(self, req: Any) -> None:
+        known = inspect.signature(common.release_kv_cache).parameters
+        common.release_kv_cache(
+            req, self.tree, **{"checkpoint" if "checkpoint" in known else "is_insert": True}
+        )
+
+    def slots_of(self, req: Any, length: int) -> Tensor:
+        slots: Tensor = self.rows.req_to_token[row_of(req), :length]
+        return slots.long()
+
+
+def row_of(req: Any) -> int:
+    kept: Any = getattr(req, "kv", None)
+    return int(
+        kept.req_pool_idx if hasattr(kept, "req_pool_idx") else req.req_pool_idx
+    )  # since 0.5.19
+
+
+def prefix_length(req: Any) -> int:
+    """How many of a request's tokens have their slots before the next extend."""
+    return int(req.prefix_len) if hasattr(req, "prefix_len") else len(req.prefix_indices)
+
+
+def fill(poison: Poison, cache: Tensor, slots: Tensor, site: str) -> None:
+    """Fill slots [n] of the cache [slots, width] as memory of `site`."""
+    cache[slots.long()] = poison.empty(len(slots), cache.shape[1], dtype=cache.dtype, site=site)

@@ -1,0 +1,83 @@
+"""vLLM in this process as a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from harness.api import Drafts, InputError
+from mla_harness_adapters.backend import EngineBackend, Generated, cache_option
+from mla_harness_vllm.objects import Vllm
+from mla_harness_vllm.serve import refused_drafts
+from mla_harness_vllm.tables import ENGINE
+
+CACHE_TYPES = {"bf16": "bfloat16", "fp8_e4m3": "fp8_e4m3", "fp8": "fp8"}
+"""vLLM's names for values of `--kv`."""
+
+
+def open_model(
+    path: str, *, concurrency: int, kv: str | None = None, graph: str | None = None
+) -> VllmBackend:
+    """Start vLLM with `--kv` and `--graph` as arguments of `vllm.LLM`.
+
+    Raises InputError for other values.
+    """
+    options = cache_option(ENGINE, kv, CACHE_TYPES)
+    if graph is not None:
+        if graph not in ("none", "full"):
+            raise InputError(f"--graph {graph}: vLLM takes none or full")
+        options |= (
+            {"enforce_eager": True}
+            if graph == "none"
+            else {"compilation_config": {"cudagraph_mode": "FULL"}}
+        )
+    return VllmBackend(path, concurrency=concurrency, **options)
+
+
+class VllmBackend(EngineBackend):
+    """One `vllm.LLM`."""
+
+    _module: Vllm
+
+    def __init__(self, path: str, *, concurrency: int = 256, **options: Any) -> None:
+        super().__init__(ENGINE, path, "vllm")
+        self._llm = self._module.LLM(**{"model": path, "max_num_seqs": concurrency} | options)
+        self._has_metrics = options.get("disable_log_stats") is False
+        config = self._llm.llm_engine.vllm_config
+        vocab_size = int(config.model_config.get_vocab_size())
+        self.describe(vocab_size, config.model_config.dtype, config.cache_config.cache_dtype)
+
+    def _generated(
+        self, prompts: list[str], max_tokens: int, stop: list[str]
+    ) -> Iterable[Generated]:
+        params = self._module.SamplingParams(
+            temperature=0.0, max_tokens=max_tokens, stop=stop, logprobs=0
+        )
+        for output in self._llm.generate(prompts, params, use_tqdm=False):
+            answer = output.outputs[0]
+            logprobs = [entry.logprob for row in answer.logprobs or () for entry in row.values()]
+            yield answer.text, str(answer.finish_reason or "stop"), answer.token_ids, logprobs
+
+    def drafts(self) -> Drafts | None:
+        """See :meth:`EngineBackend.drafts`. vLLM counts only if `disable_log_stats` is False."""
+        if not self._has_metrics:
+            return None
+        metrics = self._llm.get_metrics()
+        names = (f"vllm:spec_decode_num_{what}_tokens" for what in ("draft", "accepted"))
+        drafted, accepted = (
+            sum(int(metric.value) for metric in metrics if metric.name == name) for name in names
+        )
+        return Drafts(drafted, accepted, tuple(refused_drafts.REFUSED))
+
+    def ask_workers(self, question: Callable[[Any], Any], timeout_seconds: float) -> list[Any]:
+        """Call `question` with the worker in each worker's process.
+
+        Returns the answers in the order of ranks.
+
+        Raises RuntimeError if a worker fails, and TimeoutError if a worker in another process is
+        too slow.
+        """
+        return list(self._llm.collective_rpc(question, timeout=timeout_seconds))
+
+    def close(self) -> None:
+        del self._llm

@@ -1,0 +1,109 @@
+"""What vLLM's connectors call on a CPU: `mla_harness_adapters.moving_device`.
+
+vLLM calls it instead of torch.cuda's streams and events, the driver's batched copy, and the CUDA
+extension's `swap_blocks_batch`. Nothing else of a connector is replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from vllm import _custom_ops
+from vllm.platforms import current_platform
+from vllm.v1.kv_offload.cpu import gpu_worker, spec
+from vllm.v1.simple_kv_offload import copy_backend, cuda_mem_ops, worker
+
+from mla_harness_adapters.moving_device import Device, Event
+
+
+class InlineThread:
+    """A thread that copies what a queue brings: here its loop runs as soon as something is put into
+    the queue.
+    """
+
+    def __init__(self, target: Any, args: tuple[Any, ...], **options: Any) -> None:
+        self._target, self._args = target, args
+
+    def start(self) -> None:
+        target, (source, *rest) = self._target, self._args
+
+        def put(item: Any) -> None:
+            if item is not None:
+                items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+                items.put(item)
+                items.put(None)
+                target(items, *rest)
+
+        source.put = put
+
+    def join(self, timeout: float | None = None) -> None:
+        """Nothing runs beside the caller."""
+
+
+class OwnQueue:
+    """A queue whose `put` the thread replaces."""
+
+
+def _driver_copy(device: Device) -> tuple[str, Any]:
+    """The variable that holds the driver's copy, and the one in its place.
+
+    Since 0.33.0 it is a pair.
+    """
+    if hasattr(cuda_mem_ops, "_batch_memcpy_fn"):
+        return "_batch_memcpy_fn", device.memcpy_batch
+    return "_batch_memcpy", (device.memcpy_batch, 1)
+
+
+@contextlib.contextmanager
+def in_place(device: Device) -> Iterator[None]:
+    """Let vLLM use `device` for the length of the block."""
+    stream = mock.Mock(side_effect=device.stream)
+    stream.priority_range = lambda: (0, -1)
+    event = lambda *args, **options: Event(device)  # noqa: E731
+    threads = mock.Mock(wraps=threading, Thread=InlineThread)
+    queues = mock.Mock(wraps=queue, SimpleQueue=OwnQueue)
+
+    def swap_blocks_batch(sources: Tensor, targets: Tensor, sizes: Tensor, **_: Any) -> None:
+        """The extension's copy of blocks: addresses [n] and sizes [n], int64."""
+        device.copy(device.current, *(values.tolist() for values in (sources, targets, sizes)))
+
+    shared: dict[str, Any] = {"stream": device.within, "current_stream": device.current_stream}
+    patches: list[Any] = [
+        mock.patch.multiple(torch.cuda, Stream=stream, Event=event, **shared),
+        mock.patch.object(torch, "Event", event),
+        mock.patch.object(torch.accelerator, "current_device_index", lambda: 0),
+        mock.patch.multiple(copy_backend, threading=threads, queue=queues),
+        mock.patch.object(cuda_mem_ops, *_driver_copy(device)),
+        mock.patch.object(_custom_ops, "swap_blocks_batch", swap_blocks_batch),
+    ]
+    for module, name in itertools.product(
+        (worker, gpu_worker), ("PIN_MEMORY", "is_pin_memory_available")
+    ):
+        if hasattr(module, name):
+            patches.append(
+                mock.patch.object(module, name, False if name.isupper() else lambda: False)
+            )
+    if hasattr(gpu_worker, "swap_blocks_batch"):
+        # A Triton kernel copies small pages from the host, since 0.24. Triton's interpreter would
+        # copy at once.
+        patches.append(mock.patch.object(gpu_worker, "swap_blocks_batch", swap_blocks_batch))
+    if hasattr(spec, "_all_workers_barrier"):
+        patches.append(mock.patch.object(spec, "_all_workers_barrier", lambda: None))
+    shared |= {
+        "Stream": device.stream,
+        "set_device": lambda *args: None,
+        "is_cuda_alike": lambda: True,
+    }
+    patches.append(mock.patch.multiple(current_platform, create=True, **shared))
+    with contextlib.ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        yield

@@ -1,0 +1,64 @@
+"""Check by its text that a release of vLLM has each name, parameter and option that the harness
+uses.
+
+    python3 -m pip install -c constraints.txt -e '.[dev]'
+    python -m adapters.shared.tests.download vllm SITES 0.24.0 0.33.0
+    python -m adapters.vllm.tests.fits SITES/vllm-0.24.0 SITES/vllm-0.33.0
+    python -m adapters.vllm.tests.fits SITES/vllm-0.33.0:FLASHINFER --docs docs/vllm-releases.md
+    python -m adapters.vllm.tests.fits --docs docs/vllm-releases.md
+
+No GPU is needed. Nothing of a release is imported or run, so a release that fits may still fail.
+FlashInfer's functions are checked if a folder with FlashInfer is given too. Without a release, only
+the page's numbers of cases that ran are updated. Exit code 1: something is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from adapters.vllm.tests.fits.checks import fits
+from adapters.vllm.tests.fits.page import document, missing, refreshed, table
+from adapters.vllm.tests.fits.release import Release
+from harness.core.errors import InputError
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m adapters.vllm.tests.fits",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "site", nargs="*", help="a folder with a release, or folders as in PYTHONPATH"
+    )
+    parser.add_argument(
+        "--docs", type=Path, help="also write this page; the pages of runs must be beside it"
+    )
+    options = parser.parse_args()
+    if not options.site and not options.docs:
+        parser.error("name a release's folder, or a page with --docs")
+    page = options.docs
+    try:
+        if options.site:
+            return _check(options.site, page)
+        page.write_text(refreshed(page.read_text(encoding="utf-8"), page.parent), encoding="utf-8")
+    except (InputError, FileNotFoundError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _check(sites: list[str], page: Path | None) -> int:
+    releases = [Release.at(site) for site in sites]
+    found = {release.version: fits(release) for release in releases}
+    print("\n".join([*table(found), *missing(found)]))
+    if page:
+        page.write_text(document(found, page.parent), encoding="utf-8")
+    return int(any(fit.missing for parts in found.values() for fit in parts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

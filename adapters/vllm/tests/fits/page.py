@@ -1,0 +1,158 @@
+"""The tables of what fits, in Markdown, and the page with the numbers of cases that ran."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from adapters.vllm.tests.fits.checks import Fit
+from mla_harness_adapters.base import release_of
+
+Fits = dict[str, list[Fit]]
+"""The parts of each release."""
+SERVED = ("data/vllm-0.21-to-0.26.md", "data/vllm-0.28-to-0.33.md")
+"""The pages of runs on a GPU."""
+
+HEAD = """# Releases of vLLM
+
+Made by `python -m adapters.vllm.tests.fits`. The harness does three things with a release. Each proves less than the
+one before:
+
+- **Run on a GPU**: vLLM served canaries under poison, with and without its own bugs, and its kernels were judged;
+  [vllm.md](vllm.md) has the results.
+- **Host side run on a CPU**: parts of vLLM's own Python ran under poison; [vllm-host.md](vllm-host.md) has the results.
+  What the plug-in does to vLLM's own prefill, caches and routing simulator is tried so too, on some of the releases
+  (`adapters/vllm/tests/host/test_serving_poison.py`).
+- **Fits by its code**: every class, method, parameter, option, variable and patched line that the harness relies on is
+  in the release's text. Nothing ran. A release may fit and still fail: what a name does can change while the name
+  stays, and kernels are compiled code, which is not checked.
+
+"""  # noqa: E501
+DETAILS = """
+## What fits by its code
+
+A number is how many names were checked. Where a release lacks some, the cell has their number, and the list below their
+names. A bug that a release has itself is not injected. A kernel of FlashInfer is checked where a folder with FlashInfer
+is named beside the release.
+
+"""  # noqa: E501
+
+
+def table(found: Fits) -> list[str]:
+    """A table with a row for each part and a column for each release, oldest first."""
+    releases = sorted(found, key=release_of)
+    rows = [
+        f"| what of the harness | {' | '.join(releases)} |",
+        "| --- |" + " --- |" * len(releases),
+    ]
+    by_part = {release: {fit.part: fit for fit in found[release]} for release in releases}
+    for part in dict.fromkeys(fit.part for release in releases for fit in found[release]):
+        rows.append(
+            f"| {part} | {' | '.join(cell(by_part[release][part]) for release in releases)} |"
+        )
+    return rows
+
+
+def cell(fit: Fit) -> str:
+    """The cell of one part and release."""
+    if fit.skipped:
+        return fit.skipped
+    return (
+        f"**{len(fit.missing)} of {fit.num_names} missing**"
+        if fit.missing
+        else f"yes ({fit.num_names})"
+    )
+
+
+def missing(found: Fits) -> list[str]:
+    """One line for each name that a release lacks; empty if all fit."""
+    lines = [
+        f"- {release}, {fit.part}: {what}"
+        for release in sorted(found, key=release_of)
+        for fit in found[release]
+        for what in fit.missing
+    ]
+    return ["", "Missing:", "", *lines] if lines else []
+
+
+def document(found: Fits, docs: Path) -> str:
+    """The page in Markdown, with the cases that ran from the pages in the folder `docs`."""
+    rows = [
+        "| vLLM | run on a GPU | host side run on a CPU | fits by its code |",
+        "| --- | --- | --- | --- |",
+    ]
+    for release in sorted(found, key=release_of):
+        num_missing = sum(len(fit.missing) for fit in found[release])
+        num_names = sum(fit.num_names for fit in found[release])
+        fitting = (
+            f"no: {num_missing} of {num_names} names are missing"
+            if num_missing
+            else f"yes ({num_names} names)"
+        )
+        rows.append(f"| {release} |  |  | {fitting} |")
+    page = (
+        HEAD + "\n".join([*rows, DETAILS.rstrip("\n"), "", *table(found), *missing(found)]) + "\n"
+    )
+    return refreshed(page, docs)
+
+
+def refreshed(page: str, docs: Path) -> str:
+    """The page with the numbers of cases that ran, read again from the pages in `docs`.
+
+    Other tables are unchanged.
+    """
+    served = {
+        release: cases for name in SERVED for release, cases in run_on_a_gpu(docs / name).items()
+    }
+    hosted = run_on_a_cpu(docs / "vllm-host.md")
+    lines = page.splitlines()
+    for number, line in enumerate(lines):
+        if row := re.fullmatch(r"\| (\d+\.\d+\.\d+) \|[^|]*\|[^|]*\|([^|]*)\|", line):
+            release, fitting = row.groups()
+            lines[number] = (
+                f"| {release} | {_cases(served, release)} | {_cases(hosted, release)} |{fitting}|"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _cases(run: dict[str, set[str]], release: str) -> str:
+    cases = run.get(release, set())
+    return f"{len(cases)} case{'s' if len(cases) > 1 else ''}" if cases else "no"
+
+
+def run_on_a_gpu(page: Path) -> dict[str, set[str]]:
+    """The clean cases of a page of SERVED that ended with a verdict, by release."""
+    found: dict[str, set[str]] = {}
+    section = (
+        page.read_text(encoding="utf-8")
+        .partition("\n## Clean scenarios\n")[2]
+        .partition("\n## ")[0]
+    )
+    for line in section.splitlines():
+        cells = [one.strip() for one in line.strip("|").split("|")]
+        if (
+            len(cells) > 2
+            and re.fullmatch(r"\d+\.\d+\.\d+", cells[1])
+            and cells[2].startswith("**")
+        ):
+            found.setdefault(cells[1], set()).add(cells[0])
+    return found
+
+
+def run_on_a_cpu(page: Path) -> dict[str, set[str]]:
+    """The cases of vllm-host.md that ended with a verdict, by release.
+
+    A column of its tables begins at its title.
+    """
+    found: dict[str, set[str]] = {}
+    for block in re.findall(r"```text\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        title, *lines = block.splitlines()
+        columns = [
+            (one.start(), one.group(1)) for one in re.finditer(r"vLLM (\d+\.\d+\.\d+)", title)
+        ]
+        for line in lines:
+            case = re.match(r" (vllm-host-\S+)", line)
+            for start, release in columns if case else []:
+                if case and re.match(r"pass|FAIL|CRASH", line[start:]):
+                    found.setdefault(release, set()).add(case.group(1))
+    return found

@@ -1,0 +1,145 @@
+"""The page says what was run as the pages say it that hold the runs, and has a row for every
+part.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from adapters.vllm.tests.fits.checks import Fit, fits
+from adapters.vllm.tests.fits.conftest import Maker
+from adapters.vllm.tests.fits.page import (
+    SERVED,
+    cell,
+    document,
+    missing,
+    refreshed,
+    run_on_a_cpu,
+    run_on_a_gpu,
+    table,
+)
+from tests.waiting import HANG_SECONDS
+
+ROOT = Path(__file__).parents[4]
+DOCS = ROOT / "docs"
+PAGE = DOCS / "vllm-releases.md"
+GPU = """
+## Clean scenarios
+
+| case | vLLM | run 1 |
+|---|---|---|
+| `a[x=1]` | 0.24.0 | **pass**, 1.0000, 30 s |
+| `b` | 0.24.0 | **fail**, 0.0000, 30 s |
+| `c` | 0.24.0 | skipped: no such GPU |
+| `a[x=1]` | 0.22.1 | not run |
+
+## Another
+
+| `d` | 0.25.0 | **pass**, 1 s |
+"""
+CPU = """
+```text
+ case              bug           vLLM 0.24.0     vLLM 0.33.0   first bad
+ vllm-host-one     1             pass            skip          none bad
+ vllm-host-two     1             FAIL finite     pass          0.24.0, the oldest
+   with vllm.bug                 caught finite   caught        caught 2 of 2
+vLLM 0.24.0: python3, vllm-host-one pass
+```
+"""
+
+
+def docs(folder: Path) -> Path:
+    (folder / "data").mkdir()
+    for name, release in zip(SERVED, ("0.24.0", "0.30.0"), strict=True):
+        (folder / name).write_text(GPU.replace("0.24.0", release), encoding="utf-8")
+    (folder / "vllm-host.md").write_text(CPU, encoding="utf-8")
+    return folder
+
+
+def test_only_cases_that_came_to_a_verdict_count_as_run(tmp_path: Path) -> None:
+    assert run_on_a_gpu(docs(tmp_path) / SERVED[0]) == {"0.24.0": {"`a[x=1]`", "`b`"}}
+    assert run_on_a_cpu(tmp_path / "vllm-host.md") == {
+        "0.24.0": {"vllm-host-one", "vllm-host-two"},
+        "0.33.0": {"vllm-host-two"},
+    }
+
+
+def test_a_release_that_only_fits_is_not_said_to_have_run(tmp_path: Path) -> None:
+    found = {
+        "0.33.0": [Fit("steps", 7)],
+        "0.30.0": [Fit("steps", 7)],
+        "0.24.0": [Fit("steps", 7, ("`vllm.x:y`",))],
+    }
+    page = document(found, docs(tmp_path))
+    assert "| 0.24.0 | 2 cases | 2 cases | no: 1 of 7 names are missing |" in page
+    assert (
+        "| 0.33.0 | no | 1 case | yes (7 names) |" in page
+        and "| 0.30.0 | 2 cases | no | yes (7 names) |" in page
+    )
+    assert page.index("| 0.24.0 |") < page.index("| 0.33.0 |")
+    assert "- 0.24.0, steps: `vllm.x:y`" in page
+
+
+def test_a_cell_says_what_is_missing_or_why_nothing_was_looked_at() -> None:
+    assert (
+        cell(Fit("steps", 7, ("a", "b"))) == "**2 of 7 missing**"
+        and cell(Fit("steps", 7)) == "yes (7)"
+    )
+    assert (
+        cell(Fit("kernel", skipped="no flashinfer in the folders"))
+        == "no flashinfer in the folders"
+    )
+    assert missing({"0.33.0": [Fit("steps", 7)]}) == []
+
+
+def test_the_page_is_up_to_date_with_what_was_run() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert refreshed(text, DOCS) == text, (
+        "run python -m adapters.vllm.tests.fits --docs docs/vllm-releases.md"
+    )
+
+
+def test_the_page_has_a_row_for_every_part_and_no_other(release: Maker) -> None:
+    rows = table({"0.33.0": fits(release({}))})
+    wanted = [row.split("|")[1].strip() for row in rows[2:]]
+    text = PAGE.read_text(encoding="utf-8").partition("| what of the harness |")[2]
+    there = [line.split("|")[1].strip() for line in text.splitlines()[2:] if line.startswith("|")]
+    assert there == wanted, "run adapters.vllm.tests.fits on the releases of the page again"
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    start = [sys.executable, "-m", "adapters.vllm.tests.fits"]
+    return subprocess.run(
+        [*start, *words], cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS
+    )
+
+
+@pytest.mark.nightly
+def test_the_command_fails_where_something_is_missing_and_refuses_a_folder_without_a_release(
+    release: Maker, tmp_path: Path
+) -> None:
+    release({"vllm/plugins/__init__.py": "GROUP = 'vllm.general_plugins'\n"})
+    done = command(str(tmp_path))
+    assert done.returncode == 1 and "| entry points | yes (1) |" in done.stdout
+    assert "- 0.33.0, models of the canaries: `DeepseekV2ForCausalLM`" in done.stdout
+    for refused in (
+        command(str(tmp_path / "nowhere")),
+        command(str(tmp_path), "--docs", str(tmp_path / "page.md")),
+    ):
+        assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1
+
+
+@pytest.mark.nightly
+def test_the_command_writes_a_page_and_updates_its_runs(release: Maker, tmp_path: Path) -> None:
+    release({})
+    page = docs(tmp_path) / "page.md"
+    command(str(tmp_path), "--docs", str(page))
+    written = page.read_text(encoding="utf-8")
+    assert "| 0.33.0 | no | 1 case | no: " in written
+    page.write_text(written.replace("1 case", "9 cases"), encoding="utf-8")
+    assert command("--docs", str(page)).returncode == 0
+    assert page.read_text(encoding="utf-8") == written
