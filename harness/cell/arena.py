@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch_poison.device_ranges import pieces_of, with_memory_at
 from torch_poison.fences import Fence, fenced
 
 from harness.memory import pools
@@ -86,15 +87,17 @@ def after(note: Note) -> int:
 
 
 def write(arena: int, tensor: Tensor, note: Note) -> None:
-    """Write the bytes of a tensor on the CPU into the file `arena`."""
+    """Write the bytes of a tensor, on any device, into the file `arena`."""
     if note.parts is None:
-        elements = tensor.contiguous()
+        elements = tensor.contiguous().cpu()
         _write(arena, _memory(elements), note.start)
         return
-    memory = _memory(pools.storage_bytes(tensor))
+    storage = pools.storage_bytes(tensor)
     at = note.start
     for begin, end in note.parts:
-        _write(arena, memory[begin:end], at)
+        # Of a GPU, each part comes by itself: the storage of a copy would have no gaps.
+        part = storage[begin:end].cpu()
+        _write(arena, _memory(part), at)
         at += end - begin
 
 
@@ -136,13 +139,29 @@ def received(arena: int, note: Note, fence: Fence, device: str) -> Tensor:
     read_into(arena, tensor, note)
     if device == "cpu":
         return tensor
-    moved = fenced(note.room, fence, device) if is_fenced else None
-    if moved is None:
-        moved = torch.zeros(note.room, dtype=torch.uint8, device=device)
-    if is_whole:
-        moved.copy_(memory)
-    moved = moved.view(note.torch_dtype).as_strided(note.shape, note.stride, note.offset)
-    return moved if is_whole else moved.copy_(tensor)
+    return _moved(tensor, memory, note, fence if is_fenced else "none", device)
+
+
+def _moved(tensor: Tensor, memory: Tensor, note: Note, fence: Fence, device: str) -> Tensor:
+    """`tensor` in the bytes `memory` on the host, as the same view of as many bytes on `device`.
+
+    A pool that does not fit there gets memory for its rows alone.
+    """
+    if note.parts is not None:
+        room = fenced(note.room, fence, device) if fence != "none" else _zeros(note.room, device)
+        for begin, end in note.parts:
+            room[begin:end].copy_(memory[begin:end])
+        return room.view(note.torch_dtype).as_strided(note.shape, note.stride, note.offset)
+    try:
+        room = torch.empty(note.room, dtype=torch.uint8, device=device)
+    except torch.OutOfMemoryError:
+        room = with_memory_at(note.room, pieces_of(tensor))
+    view = room.view(note.torch_dtype).as_strided(note.shape, note.stride, note.offset)
+    return view.copy_(tensor)
+
+
+def _zeros(num_bytes: int, device: str) -> Tensor:
+    return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
 
 def _write(arena: int, memory: memoryview, start: int) -> None:

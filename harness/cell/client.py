@@ -28,7 +28,15 @@ from harness.cell.server import DIED
 from harness.core.cases import CellOf
 from harness.core.catalog import KERNELS, SITES
 from harness.core.cause_codes import Code
-from harness.core.errors import BrokenPlugin, HarnessError, InputError, KernelError, Refused, cut
+from harness.core.errors import (
+    BrokenPlugin,
+    HarnessError,
+    InputError,
+    KernelError,
+    NoMemoryError,
+    Refused,
+    cut,
+)
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.core.params import Record
@@ -72,6 +80,8 @@ class Answer(Record):
     written: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = Field(default_factory=dict)
     """Number of an argument in a large pool -> where it lies now, and the parts of its storage."""
     raised: Raised | None = None
+    no_room: str = ""
+    """Why the inputs do not fit into the memory of the device."""
 
 
 class Declared(Record):
@@ -260,6 +270,8 @@ class RemoteKernel:
             room=start,
         )
         answer = self.cell.call(request)
+        if answer.no_room:
+            raise NoMemoryError(cut(answer.no_room))
         if answer.raised is not None:
             raise self._error(spec, answer.raised)
         for number, (tensor, note) in sent.items():

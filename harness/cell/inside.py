@@ -29,6 +29,7 @@ import torch
 import torch_poison.sites
 from torch import Tensor
 from torch_poison.allocations import AllocationPoison
+from torch_poison.errors import PoisonError
 from torch_poison.fences import Fence
 from torch_poison.patterns import FILLED, Poison
 from torch_poison.storages import storage_address, tensors_of, why_unreadable
@@ -237,12 +238,15 @@ class _Cell:
     def call(self, call: Call) -> dict[str, Any]:
         """Call a kernel, and put its inputs and outputs into the arena."""
         given = (*call.args, *call.kwargs.values())
-        placed = [
-            arena.received(self._arena, value, call.fence, self._device)
-            if isinstance(value, Note)
-            else value
-            for value in given
-        ]
+        try:
+            placed = [
+                arena.received(self._arena, value, call.fence, self._device)
+                if isinstance(value, Note)
+                else value
+                for value in given
+            ]
+        except (torch.OutOfMemoryError, PoisonError) as error:
+            return {"no_room": f"its inputs do not fit: {error}"[:MOST_TEXT]}
         args, named = placed[: len(call.args)], placed[len(call.args) :]
         kwargs = dict(zip(call.kwargs, named, strict=True))
         self._forget(call.poison)
@@ -260,13 +264,13 @@ class _Cell:
             note = given[number]
             if not isinstance(note, Note):
                 continue
-            on_host = value.cpu() if value.is_cuda else value
-            if pools.is_large(value):
+            if note.parts is not None and note.room > pools.LARGE_BYTES:
                 # The kernel may have written where nothing was.
-                note = replace(note, parts=tuple(pools.used(value)), start=start)
+                parts = pools.used_on_gpu(value) if value.is_cuda else pools.used(value)
+                note = replace(note, parts=tuple(parts), start=start)
                 written[number] = (note.start, note.parts)
                 start = arena.after(note)
-            arena.write(self._arena, on_host, note)
+            arena.write(self._arena, value, note)
         self._given = [value for value in placed if isinstance(value, Tensor)]
         told = self._outputs(result, call, start)
         return told | {"filled": dict(FILLED), "stale": stale, "written": written}

@@ -20,6 +20,7 @@ LARGE_BYTES = 64 << 20
 MOST_BYTES = 16 << 30
 """Of more address space, the system takes too long to say what is used."""
 PAGE = mmap.PAGESIZE
+CHUNK = 1 << 16
 
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Linux reserves no memory before it is touched. Python names the flag since 3.13."""
@@ -74,6 +75,16 @@ def used(tensor: Tensor) -> list[Range]:
         else:
             found.append((start, end))
     return found
+
+
+def used_on_gpu(tensor: Tensor) -> list[Range]:
+    """As `used`, for a pool on a GPU, whose system says nothing: the chunks that are not zero."""
+    storage = storage_bytes(tensor)
+    whole = len(storage) // CHUNK * CHUNK
+    chunks = storage[:whole].view(torch.int64).view(-1, CHUNK // 8)
+    held = chunks.ne(0).any(1).nonzero().flatten().tolist()
+    found = [(chunk * CHUNK, (chunk + 1) * CHUNK) for chunk in held]
+    return merged([*found, (whole, len(storage))] if whole < len(storage) else found)
 
 
 def storage_bytes(tensor: Tensor) -> Tensor:
