@@ -67,6 +67,8 @@ class Raised(Record):
     at: str = ""
     is_refusal: bool = False
     is_import: bool = False
+    is_spent: bool = False
+    """The device failed for good in this process."""
     stack: str = ""
 
 
@@ -308,6 +310,9 @@ class RemoteKernel:
         return tensor
 
     def _error(self, spec: KernelSpec, raised: Raised) -> Exception:
+        if raised.is_spent:
+            # The next call starts a new process.
+            self.cell.close()
         words = f"{raised.type}: {cut(' '.join(raised.words.split()))}"
         if raised.is_refusal:
             refusal = Refused(raised.words)
@@ -318,7 +323,7 @@ class RemoteKernel:
             return BrokenPlugin(f"{spec.name} cannot be called: {words}, at {raised.at}; {mend}")
         error = KernelError(
             f"{spec.name} raised {words}",
-            cause=Code.RAISED,
+            cause=Code.DEVICE if raised.is_spent else Code.RAISED,
             error=raised.type,
             kernel=spec.name,
             at=raised.at,

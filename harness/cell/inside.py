@@ -257,7 +257,7 @@ class _Cell:
             if self._device != "cpu":
                 torch.cuda.synchronize()
         except BaseException as error:
-            return {"raised": _told(error, self._path)}
+            return {"raised": _told(error, self._path) | {"is_spent": self._is_spent()}}
         written: dict[int, Any] = {}
         start = call.room
         for number, value in enumerate(placed):
@@ -274,6 +274,16 @@ class _Cell:
         self._given = [value for value in placed if isinstance(value, Tensor)]
         told = self._outputs(result, call, start)
         return told | {"filled": dict(FILLED), "stale": stale, "written": written}
+
+    def _is_spent(self) -> bool:
+        """Whether the device failed for good: nothing more can be called in this process."""
+        if self._device == "cpu":
+            return False
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return True
+        return False
 
     def _forget(self, poison: Poison | None) -> None:
         """Take back what the kernel had and gave: its memory is someone else's now.
