@@ -93,7 +93,7 @@ def half_of_cache(q, kv_cache, block_table, seq_lens, *, scale, kv_scale=None, m
 
 
 @judged
-def first_page_alone(q, kv_cache, block_table, seq_lens, *, scale, kv_scale=None, metadata=None):
+def last_page_alone(q, kv_cache, block_table, seq_lens, *, scale, kv_scale=None, metadata=None):
     """Attends to the last 64 keys."""
     return attend(q, kv_cache, block_table, seq_lens, scale, lambda n: slice(max(0, n - 64), n))
 
@@ -305,7 +305,7 @@ def answers_for_itself(q, kv_cache, block_table, seq_lens, *, scale, kv_scale=No
 
 @judged
 def deep_answer(q, kv_cache, block_table, seq_lens, *, scale, kv_scale=None, metadata=None):
-    """Returns ten thousand tensors."""
+    """Returns a hundred tensors."""
     return tuple(noise(q)[0] for _ in range(100))
 
 
