@@ -21,8 +21,6 @@ from torch_poison.fences import Fence, fenced
 
 from harness.memory import pools
 
-MOST_GAPS = 64
-"""A tensor crosses without its gaps if its storage is more than this many times its elements."""
 ALIGNMENT = 64
 _PIECE_BYTES = 1 << 30
 """Linux moves at most 2 GiB with one call."""
@@ -66,7 +64,7 @@ def note_of(tensor: Tensor, start: int) -> Note:
     """
     room = tensor.untyped_storage().nbytes()
     parts: tuple[pools.Range, ...] | None = ((0, room),) if room else ()
-    if room > MOST_GAPS * max(tensor.nbytes, 1):
+    if room > pools.MOST_GAPS * max(tensor.nbytes, 1):
         parts = None
     elif pools.is_large(tensor):
         parts = tuple(pools.used(tensor))

@@ -95,6 +95,6 @@ ORACLES = (
         "an output changes when one key, page, table entry or query changes what is expected",
         insensitive,
         needs="influence",
-        rank=150,
+        rank=155,
     ),
 )

@@ -19,6 +19,8 @@ LARGE_BYTES = 64 << 20
 """A smaller pool is read as a whole."""
 MOST_BYTES = 16 << 30
 """Of more address space, the system takes too long to say what is used."""
+MOST_GAPS = 64
+"""A pool of more than so many times its elements is mostly gaps."""
 PAGE = mmap.PAGESIZE
 CHUNK = 1 << 16
 
@@ -93,8 +95,11 @@ def storage_bytes(tensor: Tensor) -> Tensor:
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """As `torch.clone`. A copy of a large pool has its strides, and memory where it has some."""
-    if not is_large(tensor):
+    """As `torch.clone`. A copy of a large pool has its strides, and memory where it has some.
+
+    A pool that is mostly gaps, which hold nothing, is copied without them.
+    """
+    if not is_large(tensor) or tensor.untyped_storage().nbytes() > MOST_GAPS * tensor.nbytes:
         return tensor.clone()
     memory = untouched(tensor.untyped_storage().nbytes())
     source = storage_bytes(tensor)

@@ -44,7 +44,9 @@ class FakePool:
     def start(self) -> Environment:
         return self.environment
 
-    def describe_kernels(self, plugins: Sequence[str] = ()) -> list[dict[str, Any]]:
+    def describe_kernels(
+        self, plugins: Sequence[str] = (), cell: object = None
+    ) -> list[dict[str, Any]]:
         name = "mine" if plugins else "triton"
         return [
             {

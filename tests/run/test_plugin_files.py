@@ -34,7 +34,7 @@ class Describing(JobPool):
         self.seconds, self.kernels = seconds, kernels
         self.asked: list[tuple[str, ...]] = []
 
-    def describe_kernels(self, plugins: Any = ()) -> list[dict[str, Any]]:
+    def describe_kernels(self, plugins: Any = (), cell: object = None) -> list[dict[str, Any]]:
         self.asked.append(tuple(plugins))
         (file,) = plugins
         promises = {

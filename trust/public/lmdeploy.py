@@ -3,6 +3,7 @@ unpacked wheel. It runs on a GPU: Triton's interpreter refuses one of its calls.
 """
 
 import enum
+import importlib
 import logging
 import os
 import sys
@@ -38,7 +39,7 @@ utils.get_device_props = lambda index: {
 }
 FOLDER = Path(os.environ["LMDEPLOY"]) / "lmdeploy" / "pytorch" / "kernels" / "cuda"
 sys.modules["paged"].__path__ = [str(FOLDER)]
-from paged import pagedattention  # noqa: E402
+pagedattention = importlib.import_module("paged.pagedattention")
 
 SHAPES = {"like": "deepseek", "query_len": 1}
 
