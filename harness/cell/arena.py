@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch_poison.device_ranges import pieces_of, with_memory_at
 from torch_poison.fences import Fence, fenced
+from torch_poison.storages import whole_storage
 
 from harness.memory import pools
 
@@ -90,7 +91,7 @@ def write(arena: int, tensor: Tensor, note: Note) -> None:
         elements = tensor.contiguous().cpu()
         _write(arena, _memory(elements), note.start)
         return
-    storage = pools.storage_bytes(tensor)
+    storage = whole_storage(tensor, torch.uint8)
     at = note.start
     for begin, end in note.parts:
         # Of a GPU, each part comes by itself: the storage of a copy would have no gaps.
@@ -110,7 +111,7 @@ def read_into(arena: int, tensor: Tensor, note: Note) -> bool:
             return False
         tensor.copy_(elements)
         return True
-    memory = _memory(pools.storage_bytes(tensor))
+    memory = _memory(whole_storage(tensor, torch.uint8))
     at = note.start
     for begin, end in note.parts:
         if not _read(arena, memory[begin:end], at):

@@ -14,13 +14,14 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch_poison.storages import whole_storage
 
 LARGE_BYTES = 64 << 20
 """A smaller pool is read as a whole."""
 MOST_BYTES = 16 << 30
 """Of more address space, the system takes too long to say what is used."""
 MOST_GAPS = 64
-"""A pool of more than so many times its elements is mostly gaps."""
+"""A tensor with memory of more than so many times its elements is mostly gaps, and they are empty."""
 PAGE = mmap.PAGESIZE
 CHUNK = 1 << 16
 
@@ -81,17 +82,12 @@ def used(tensor: Tensor) -> list[Range]:
 
 def used_on_gpu(tensor: Tensor) -> list[Range]:
     """As `used`, for a pool on a GPU, whose system says nothing: the chunks that are not zero."""
-    storage = storage_bytes(tensor)
+    storage = whole_storage(tensor, torch.uint8)
     whole = len(storage) // CHUNK * CHUNK
     chunks = storage[:whole].view(torch.int64).view(-1, CHUNK // 8)
     held = chunks.ne(0).any(1).nonzero().flatten().tolist()
     found = [(chunk * CHUNK, (chunk + 1) * CHUNK) for chunk in held]
     return merged([*found, (whole, len(storage))] if whole < len(storage) else found)
-
-
-def storage_bytes(tensor: Tensor) -> Tensor:
-    """The whole storage of a tensor as uint8 [n]."""
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def copied(tensor: Tensor) -> Tensor:
@@ -102,7 +98,7 @@ def copied(tensor: Tensor) -> Tensor:
     if not is_large(tensor) or tensor.untyped_storage().nbytes() > MOST_GAPS * tensor.nbytes:
         return tensor.clone()
     memory = untouched(tensor.untyped_storage().nbytes())
-    source = storage_bytes(tensor)
+    source = whole_storage(tensor, torch.uint8)
     for start, end in used(tensor):
         memory[start:end] = source[start:end]
     size = tensor.untyped_storage().nbytes()
@@ -116,8 +112,8 @@ def are_equal(first: Tensor, second: Tensor) -> bool:
     """
     if first.stride() != second.stride() or first.storage_offset() != second.storage_offset():
         return False
-    one = storage_bytes(first)
-    other = storage_bytes(second)
+    one = whole_storage(first, torch.uint8)
+    other = whole_storage(second, torch.uint8)
     if len(one) != len(other):
         return False
     parts = merged([*used(first), *used(second)])

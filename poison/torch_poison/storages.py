@@ -41,11 +41,13 @@ def storage_address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def whole_storage(tensor: Tensor) -> Tensor:
-    """All memory behind `tensor` [...] as one tensor [n] of its dtype (bfloat16 stays bfloat16),
-    gaps of strides included.
+def whole_storage(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """All memory behind `tensor`, of any shape, as one tensor [n], gaps of strides included.
+
+    Its dtype is `dtype`, or that of the tensor.
     """
-    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+    empty = torch.empty(0, dtype=dtype or tensor.dtype, device=tensor.device)
+    return empty.set_(tensor.untyped_storage())
 
 
 def why_unreadable(value: Any) -> str:

@@ -11,7 +11,6 @@ memory only for pages that are touched.
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Sequence
 
 import torch
@@ -41,9 +40,6 @@ OWN_LAYER = 1
 """Layers that share an allocation, and the layer under test. It has neighbours on both sides."""
 PADDING = 256
 """Elements behind each padded page: a multiple of 128 bytes in every cache type."""
-
-_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
-"""Linux reserves no memory before it is touched. Python names the flag since 3.13."""
 
 
 def empty_cache(
@@ -151,10 +147,11 @@ def spread(shape: tuple[int, ...], dtype: torch.dtype, stride: int) -> Tensor:
         )
     size = ((count - 1) * stride + entry) * dtype.itemsize
     try:
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+        memory = pools.untouched(size)
     except (OSError, ValueError) as error:
         raise NoMemoryError(
             f"a pool of {size / 2**30:.1f} GiB finds no address space here: {error}"
         ) from None
-    flat = torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
-    return flat.as_strided(shape, (stride, *torch.empty(inner, device="meta").stride()))
+    return memory.view(dtype).as_strided(
+        shape, (stride, *torch.empty(inner, device="meta").stride())
+    )

@@ -115,9 +115,6 @@ FINITE_FOR_MULTIPLYING_KERNELS = frozenset({"kv.tail", "kv.free", "kv.null"})
 """Sites that get finite bits, max in place of nan and inf, for a kernel that declares
 `needs_finite_tail`.
 """
-MOST_GAPS = 64
-"""A tensor is moved without its gaps if its memory is more than this many times its elements."""
-
 _FINITE_STAND_IN = {"nan": "max", "inf": "max"}
 
 InputsT = TypeVar("InputsT", bound=OpInputs)
@@ -307,7 +304,7 @@ def placed(tensor: Tensor, device: str, fence: Fence = "none") -> Tensor:
     is_plain = tensor.numel() == 0 or tensor.is_contiguous()
     size = tensor.element_size()
     room = tensor.numel() if is_plain else tensor.untyped_storage().nbytes() // size
-    has_content = room <= MOST_GAPS * tensor.numel()
+    has_content = room <= pools.MOST_GAPS * tensor.numel()
     is_fenced = fence != "none" and room > 0 and has_content
     if not is_fenced and (device == "cpu" or is_plain):
         return tensor.to(device)
