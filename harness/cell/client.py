@@ -9,7 +9,7 @@ import os
 import pickle
 import signal
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from pydantic import Field, ValidationError
 from torch import Tensor
+from torch_poison import sites
 from torch_poison.patterns import FILLED, Poison
 
 from harness.cell import arena, walls
@@ -26,7 +27,7 @@ from harness.cell.fence import FENCE
 from harness.cell.inside import Call, Load
 from harness.cell.server import DIED
 from harness.core.cases import CellOf
-from harness.core.catalog import KERNELS, SITES
+from harness.core.catalog import KERNELS
 from harness.core.cause_codes import Code
 from harness.core.errors import (
     BrokenPlugin,
@@ -120,7 +121,6 @@ class Cell:
         self._load = Load(path, where.device, _tags(), where.name, where.words)
         self._channel: Channel | None = None
         self.walls: tuple[str, ...] = ()
-        self.num_bytes = 0
         self.stale: set[str] = set()
         """Sites of outputs that lay in the memory of an earlier output."""
 
@@ -194,16 +194,22 @@ def _checked(spec: KernelSpec, note: Note) -> Note:
     """A note that a cell changed. Raises KernelError if it leads outside of the tensor."""
     parts = note.parts or ()
     if note.start < 0 or any(not 0 <= begin <= end <= note.room for begin, end in parts):
-        raise KernelError(
-            f"{spec.name} broke the connection of its process with the judge",
-            cause=Code.CHEATS,
-            kernel=spec.name,
-        )
+        raise _broken(spec)
     return note
 
 
+def _broken(spec: KernelSpec) -> KernelError:
+    """What a cell sent was no answer of ours, so the kernel wrote it."""
+    return KernelError(
+        f"{spec.name} broke the connection of its process with the judge",
+        cause=Code.CHEATS,
+        kernel=spec.name,
+    )
+
+
 def _tags() -> Mapping[str, int]:
-    return {site.name: site.tag for site in SITES}
+    """Site -> the tag in its sentinels, of all sites that the poison knows here."""
+    return {name: sites.tag_of(name) for name in sites.names()}
 
 
 @dataclass(eq=False)
@@ -238,11 +244,7 @@ class RemoteKernel:
             raise error from HarnessError(death.log)
         except ValidationError as error:
             self.cell.close()
-            raise KernelError(
-                f"{spec.name} broke the connection of its process with the judge",
-                cause=Code.CHEATS,
-                kernel=spec.name,
-            ) from error
+            raise _broken(spec) from error
 
     def _called(
         self, spec: KernelSpec, poison: Poison | None, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -338,9 +340,8 @@ _cells: dict[tuple[str, str, str, str], Cell] = {}
 def load_in_cell(where: CellOf, path: str) -> tuple[KernelSpec, ...]:
     """Load a file of kernels in a cell, and register its kernels in this process.
 
-    A file that was loaded
-    with the same arguments is not loaded again. Raises InputError with file and line for a file
-    that does not import, or declares what no kernel can.
+    A file that was loaded with the same arguments is not loaded again. Raises InputError with file
+    and line for a file that does not import, or declares what no kernel can.
     """
     path = str(Path(path).resolve())
     key = (where.server, path, where.device, where.name)
@@ -398,11 +399,10 @@ def _registered(
     if cell._load.device != "cpu":
         # The judge holds its tensors on the host. The cell moves them.
         given["devices"] = ("cpu",)
-    before = set(KERNELS.names())
     kernel(*([None] * declared.num_positional), **given)(remote)
-    (spec,) = (spec for spec in KERNELS if spec.name not in before)
-    remote.spec = spec
-    return spec
+    # The decorator has checked that both words are there.
+    remote.spec = KERNELS.get(f"{given['op']}/{given['name']}")
+    return remote.spec
 
 
 def unload(where: CellOf, path: str) -> None:
@@ -414,15 +414,3 @@ def unload(where: CellOf, path: str) -> None:
     cell.close()
     for spec in [spec for spec in KERNELS if spec.origin == path]:
         KERNELS.remove(spec.name)
-
-
-def cells() -> Iterator[Cell]:
-    """The cells of this process."""
-    yield from _cells.values()
-
-
-def close_cells() -> None:
-    """End the cells of this process."""
-    for cell in _cells.values():
-        cell.close()
-    _cells.clear()

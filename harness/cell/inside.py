@@ -309,8 +309,9 @@ class _Cell:
     ) -> tuple[Any, list[str]]:
         """The result of a call, and the outputs that lie in the memory of an earlier result.
 
-        Which allocations become outputs is known when the kernel returns. So a call with new shapes
-        is made twice, the second time with the outputs filled as outputs.
+        Which allocations become outputs is known when the kernel returns. So a call whose
+        allocations are not those of the call before with such shapes is made twice, the second time
+        with the outputs filled as outputs: the rule of `harness.kernels.call.BoundKernel`.
         """
         poison, stale = call.poison, list[str]()
         if poison is None or poison.is_natural or not call.output_sites:
@@ -320,22 +321,37 @@ class _Cell:
             return result, stale
         shapes = [tuple(v.shape) if isinstance(v, Tensor) else v for v in (*args, *kwargs.values())]
         key = (call.number, repr(shapes))
-        while True:
-            expected = self._output_sites.get(key, {})
-            with AllocationPoison(poison, expected) as mode:
-                result = function(*args, **kwargs)
-            known = len(self._output_sites.get(key, ()))
-            ordinals = {address: number for number, address in enumerate(mode.allocations)}
-            found = {
-                ordinals[storage_address(tensor)]: site
-                for site, tensor in _sited(result, call.output_sites)
-                if storage_address(tensor) in ordinals
-            }
-            self._note_returned(result, call, stale)
-            if found == expected or known:
-                self._output_sites[key] = found
-                return result, stale
+        expected = self._output_sites.get(key, {})
+        result, found = self._called_once(function, args, kwargs, call, expected, stale)
+        if found != expected:
             self._output_sites[key] = found
+            result, _ = self._called_once(function, args, kwargs, call, found, stale)
+        return result, stale
+
+    def _called_once(
+        self,
+        function: Any,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        call: Call,
+        sites: Mapping[int, str],
+        stale: list[str],
+    ) -> tuple[Any, dict[int, str]]:
+        """The result of one call with its allocations filled by `sites`, and the right sites.
+
+        Ordinal of an allocation -> the site of the output that it became.
+        """
+        assert call.poison is not None
+        with AllocationPoison(call.poison, sites) as mode:
+            result = function(*args, **kwargs)
+        ordinals = {address: number for number, address in enumerate(mode.allocations)}
+        found = {
+            ordinals[storage_address(tensor)]: site
+            for site, tensor in _sited(result, call.output_sites)
+            if storage_address(tensor) in ordinals
+        }
+        self._note_returned(result, call, stale)
+        return result, found
 
     def _note_returned(self, result: Any, call: Call, stale: list[str]) -> None:
         before = {storage_address(tensor) for _, tensor in self._returned}

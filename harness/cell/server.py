@@ -7,7 +7,6 @@ ends the cell when the judge is gone, and tells the judge how a cell died.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import select
@@ -17,6 +16,7 @@ import socket
 import struct
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 
 import torch
@@ -31,14 +31,13 @@ HIDDEN = Path(harness.__file__).parent
 NUM_FILES = 3
 """Descriptors that come with a connection: the arena, the log, and the pipe for how it died."""
 DIED = struct.Struct("!i")
-CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
 
 
 def main(path: str) -> None:
     """Accept connections until the parent dies."""
     torch.set_num_threads(1)
     die_with_parent()
-    _keep_caches()
+    _keep_triton_cache()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path)
     listener.listen(64)
@@ -57,10 +56,10 @@ def main(path: str) -> None:
             os._exit(0)
 
 
-def _keep_caches() -> None:
+def _keep_triton_cache() -> None:
     """Compiled kernels stay where they are, though a cell has a home of its own."""
     home = Path(os.environ.get("HOME", "/"))
-    os.environ.setdefault(CACHES[0], str(home / ".triton" / "cache"))
+    os.environ.setdefault("TRITON_CACHE_DIR", str(home / ".triton" / "cache"))
 
 
 def _guard(connection: socket.socket) -> None:
@@ -120,13 +119,10 @@ def _cell(connection: socket.socket, arena: int, log: int, home: str) -> None:
         inside.serve(channel, arena)
         code = 0
     except BaseException:
-        import traceback
-
         traceback.print_exc()
     finally:
         os._exit(code)
 
 
 if __name__ == "__main__":
-    ctypes.CDLL(None)
     main(sys.argv[1])

@@ -13,10 +13,11 @@ from rich.console import Console
 from harness.cli import run_and_report, shared_options
 from harness.cli.option_records import LeavingRuns, with_options
 from harness.cli.output import console, print_json
+from harness.cli.run import code_of
 from harness.core.cases import CellOf, Job
 from harness.core.errors import InputError
 from harness.core.ops import OPS
-from harness.core.records import BAD, Verdict
+from harness.diagnose.run_jobs import MOST_CAUSES
 from harness.report.console import say
 from harness.report.progress import Waiting
 from harness.report.run_view import RunView
@@ -24,11 +25,10 @@ from harness.report.terminal import print_run
 from harness.run.cell_server import CellServer
 from harness.run.planning import JobPlanner, Wanted
 from harness.run.runner import WorkerPool
+from harness.scenario.selection import is_drawn
 from harness.store.run_folder import RunStore
 from harness.store.summary import summarise
 
-MOST_CAUSES = 3
-"""Failing cases are judged until they have so many causes."""
 MOST_FAILURES = 8
 """Failing cases, of however few causes: more of them say nothing new."""
 KERNEL = "kernel"
@@ -139,7 +139,7 @@ def _jobs(planner: JobPlanner, given: JudgeOptions) -> list[Job]:
     if not own:
         raise InputError(f"{given.file}: no case calls its kernels alone; add --all")
     # The plain calls first: what fails there needs no rare call.
-    return sorted(own, key=lambda job: "-conditions[" in job.key or job.key.startswith("fuzz"))
+    return sorted(own, key=lambda job: is_drawn(job.case.id))
 
 
 def _finish(
@@ -161,9 +161,6 @@ def _finish(
         say(screen, f"seed {seed}: --seed {seed} draws the same inputs again")
         if given.json:
             print_json(summarise(store))
-        verdicts = {result.verdict for result in store.results()}
-        if verdicts & set(BAD):
-            return 3 if verdicts & set(BAD) == {Verdict.ERROR} else 1
-        return 2 if verdicts <= {Verdict.SKIP} or run_and_report.refusing_kernels(store) else 0
+        return code_of(store, (), None, None, screen)
 
     return run_and_report.work_and_report(store, work, stop=pool.close, report=report)

@@ -33,6 +33,8 @@ class DiagnosisProgress(Protocol):
     def on_result(self, result: CaseResult, *, announce: bool = True) -> None: ...
 
 
+MOST_CAUSES = 3
+"""A kernel that fails for so many causes is judged: `mla-harness judge` stops there."""
 KNOWN_ORACLE = "known"
 """The `oracle` of the finding that a known failure is gone."""
 
@@ -85,7 +87,7 @@ def run_jobs(
                 num_bad += result.verdict in BAD
             progress.on_result(result, announce=result.key not in controls)
             # Here and not in the pool: a control that fails is meant to.
-            causes |= {(one.oracle, one.cause, one.tensor or "") for one in result.findings[:1]}
+            causes |= {kind_of(one) for one in result.findings[:1]}
             if num_bad == max_failures or len(causes) == most_causes:
                 return
             if keep_going or result.key in controls:
@@ -93,6 +95,11 @@ def run_jobs(
             for left_out in crashes.left_out_after(planned[result.key], result, waiting):
                 store.add(left_out)
                 progress.on_result(left_out)
+
+
+def kind_of(finding: Finding) -> tuple[str, str, str]:
+    """What failing cases of one cause have in common: oracle, code and tensor."""
+    return finding.oracle, finding.cause, finding.tensor
 
 
 def judge_faults(store: RunStore, pool: JobPool) -> None:

@@ -24,16 +24,16 @@ from harness.core.errors import InputError
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.core.records import BAD, FAILED, CaseResult, Verdict
+from harness.diagnose.run_jobs import MOST_CAUSES, kind_of
 from harness.report.conditions import coverages
 from harness.run.cell_server import CellServer
 from harness.scenario.load import load_scenarios
 from harness.scenario.override import KernelOverride
 from harness.scenario.schema import Scenario
-from harness.scenario.selection import select
+from harness.scenario.selection import is_drawn, select
 
 NAME = "judged"
 """The short name of a kernel while it is judged, so that its cases are those of the one before."""
-MOST_CAUSES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,7 @@ class Judge:
                 if result.verdict is Verdict.ERROR:
                     raise InputError(f"{path}: {result.reason}")
                 for finding in result.findings[:1]:
-                    key = (finding.oracle, finding.cause, finding.tensor)
-                    causes.setdefault(key, []).append((result, case))
+                    causes.setdefault(kind_of(finding), []).append((result, case))
                 is_late = seconds is not None and time.monotonic() - started > seconds
                 if is_late or len(causes) == MOST_CAUSES:
                     is_complete = False
@@ -163,7 +162,7 @@ class Judge:
         if key not in self._cases:
             override = KernelOverride.named(spec.name)
             found = select(self._scenarios[spec.op], seed=self._seed, override=override)
-            self._cases[key] = sorted(found, key=lambda case: "-conditions[" in case.id)
+            self._cases[key] = sorted(found, key=lambda case: is_drawn(case.id))
         return self._cases[key]
 
 

@@ -167,6 +167,14 @@ def _is_like(pattern: str, text: str) -> bool:
     return fnmatch.fnmatchcase(text, pattern.replace("[", "[[]"))
 
 
+def is_drawn(case_id: str) -> bool:
+    """Whether a case was drawn, for a combination of conditions or at random: what fails in a plain
+    case needs none.
+    """
+    name = case_id.partition("[")[0]
+    return name.endswith("-conditions") or name == "fuzz"
+
+
 def as_reference(selector: str) -> str:
     """`owner/name#number` for the address of a PR or an issue, else the selector."""
     return "#".join(found.groups()) if (found := _URL.match(selector)) else selector

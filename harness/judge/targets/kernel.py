@@ -123,7 +123,7 @@ class KernelTarget(Target):
                     poison,
                     call,
                     outputs,
-                    functools.partial(self._changed_call, poison),
+                    lambda change: self._call(poison, self.case.seed, change=change),
                     self.device,
                 )
             if self.params.predecessor == "slow":
@@ -177,15 +177,17 @@ class KernelTarget(Target):
         call = self._call(poison, self.case.seed)
         return shown_by(self.op, call.args, call.keywords(is_captured=False))
 
-    def _call(self, poison: Poison, seed: int, corruption: Corruption | None = None) -> KernelCall:
-        setting = Setting(self.spec, poison, seed, self.device, self.params.fence, corruption)
+    def _call(
+        self,
+        poison: Poison,
+        seed: int,
+        corruption: Corruption | None = None,
+        change: Change | None = None,
+    ) -> KernelCall:
+        fence = self.params.fence
+        setting = Setting(self.spec, poison, seed, self.device, fence, corruption, change)
         call: KernelCall = part_of(self.op, "call:prepare")(self.params, setting)
-        return call
-
-    def _changed_call(self, poison: Poison, change: Change) -> KernelCall:
-        setting = Setting(self.spec, poison, self.case.seed, self.device, change=change)
-        call: KernelCall = part_of(self.op, "call:prepare")(self.params, setting)
-        call.changed = setting.changed[0] if setting.changed else ""
+        call.changed = "".join(setting.changed)
         return call
 
     def _call_with_other_values(self, poison: Poison, number: int = 0) -> None:
