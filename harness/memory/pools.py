@@ -21,7 +21,7 @@ LARGE_BYTES = 64 << 20
 MOST_BYTES = 16 << 30
 """Of more address space, the system takes too long to say what is used."""
 MOST_GAPS = 64
-"""A tensor with memory of more than so many times its elements is mostly gaps, and they are empty."""
+"""A tensor whose memory is more than so many times its elements is mostly gaps."""
 PAGE = mmap.PAGESIZE
 CHUNK = 1 << 16
 

@@ -152,6 +152,5 @@ def spread(shape: tuple[int, ...], dtype: torch.dtype, stride: int) -> Tensor:
         raise NoMemoryError(
             f"a pool of {size / 2**30:.1f} GiB finds no address space here: {error}"
         ) from None
-    return memory.view(dtype).as_strided(
-        shape, (stride, *torch.empty(inner, device="meta").stride())
-    )
+    strides = (stride, *torch.empty(inner, device="meta").stride())
+    return memory.view(dtype).as_strided(shape, strides)
