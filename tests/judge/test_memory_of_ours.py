@@ -16,6 +16,7 @@ from harness.core.errors import NoMemoryError
 from harness.core.records import CaseResult, Verdict
 from harness.judge.run_case import run_case
 from harness.judge.targets.kernel import KernelTarget
+from harness.memory import pools
 from harness.ops.parts import cache_layouts
 from harness.ops.parts import call as kernel_call
 from harness.ops.parts.call import placed
@@ -80,7 +81,7 @@ def test_a_range_of_addresses_that_the_system_refuses_is_named(
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(cache_layouts.mmap, "mmap", refuse)
+    monkeypatch.setattr(pools.mmap, "mmap", refuse)
     with pytest.raises(
         NoMemoryError, match=r"a pool of 64\.0 GiB finds no address space here: .*Cannot allocate"
     ):
