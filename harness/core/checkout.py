@@ -65,6 +65,19 @@ def adapter_folders() -> list[str]:
     return [str(file.parent) for file in sorted(ROOT.glob("adapters/*/pyproject.toml"))]
 
 
+def entry_points(group: str) -> dict[str, str]:
+    """Name -> module of each entry point of a group that this checkout declares; none in an
+    installed harness.
+
+    An adapter says it in its own `pyproject.toml`, so the folder of a new one is all that the
+    checkout needs.
+    """
+    found: dict[str, str] = {}
+    for folder in (ROOT, *map(Path, adapter_folders())):
+        found |= _read(folder).get("project", {}).get("entry-points", {}).get(group, {})
+    return found
+
+
 def find_adapters() -> None:
     """Put the adapters of this checkout on the path, which may be installed nowhere."""
     sys.path += [folder for folder in adapter_folders() if folder not in sys.path]

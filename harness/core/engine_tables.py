@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from harness.core.checkout import find_adapters, project
+from harness.core import checkout
 from harness.core.errors import named
 from harness.core.faults import FaultSpec
 from harness.core.files import rows_beside, with_tuples
@@ -98,10 +98,10 @@ def rows_of_engine(
 def _entry_points() -> Iterator[EntryPoint]:
     """Each entry point once.
 
-    In a checkout its `pyproject.toml` is read, as it may be newer than the installation.
+    In a checkout its `pyproject.toml` files are read, as they may be newer than the installation.
     """
-    find_adapters()
-    listed = project().get("project", {}).get("entry-points", {}).get(GROUP, {})
+    checkout.find_adapters()
+    listed = checkout.entry_points(GROUP)
     yield from (EntryPoint(name, module, GROUP) for name, module in listed.items())
     # An adapter that is installed alone stands beside its copy in the harness.
     installed = {(point.name, point.value): point for point in entry_points(group=GROUP)}

@@ -17,6 +17,7 @@ import pytest
 from torch_poison import frames
 
 from harness import api
+from harness.core import checkout
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = sorted(file.parent for file in ROOT.glob("adapters/*/pyproject.toml"))
@@ -169,12 +170,32 @@ def test_adapters_alone_have_the_version_and_the_entry_points_of_the_harness() -
         assert project["dependencies"] == (
             ["mla-harness"] if name == "shared" else ["mla-harness", "mla-harness-adapters"]
         )
+        if package.relative_to(ROOT).as_posix() not in wheel["only-include"]:
+            continue  # An adapter that the wheel does not carry is installed alone.
         for group, rows in project.get("entry-points", {}).items():
             points.setdefault(group, {}).update(rows)
-        assert package.relative_to(ROOT).as_posix() in wheel["only-include"]
         folder = package.parent.relative_to(ROOT).as_posix()
         assert folder in wheel["sources"] and folder in wheel["dev-mode-dirs"]
+    assert set(points) >= {"mla_harness.engines"}
     assert points == {group: whole["project"]["entry-points"][group] for group in points}
+
+
+def test_a_checkout_finds_the_entry_point_of_an_adapter_in_the_folder_of_the_adapter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So a new adapter is one folder: no file of the harness, and not its pyproject.toml, names it.
+    monkeypatch.setattr(checkout, "ROOT", tmp_path / "installed")
+    assert checkout.entry_points("mla_harness.engines") == {}
+    monkeypatch.setattr(checkout, "ROOT", tmp_path)
+    tables = '[project.entry-points."mla_harness.engines"]\n{0} = "{0}_tables"\n'
+    folder = tmp_path / "adapters" / "tinyserve"
+    folder.mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(tables.format("tinyserve"), encoding="utf-8")
+    (tmp_path / "pyproject.toml").write_text(tables.format("vllm"), encoding="utf-8")
+    assert checkout.entry_points("mla_harness.engines") == {
+        "vllm": "vllm_tables",
+        "tinyserve": "tinyserve_tables",
+    }
 
 
 def test_the_place_of_each_entry_point_is_there() -> None:

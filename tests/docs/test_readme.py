@@ -16,7 +16,7 @@ import yaml
 
 from harness.cli.commands import COMMANDS, Commands
 from harness.cli.main import EXIT_CODES, app
-from harness.core.catalog import FAULTS, KERNELS, ORACLES, SITES
+from harness.core.catalog import ENGINES, FAULTS, KERNELS, ORACLES, SITES
 from harness.core.ops import OPS
 from harness.scenario.load import load_scenario
 
@@ -44,8 +44,9 @@ def command(name: str) -> Any:
     return found
 
 
-OTHERS = ("vllm", "vllm-host", "sglang", "sglang-host")
-"""Systems of other engines: their bugs are in their own pages."""
+def is_of_an_engine(name: str) -> bool:
+    """Whether a system or a fault is one of a real engine: its bugs are in the engine's pages."""
+    return re.split(r"[-.]", name)[0] in ENGINES.names()
 
 
 def test_every_scenario_with_faults_is_in_the_table_of_families_with_their_upstream_numbers() -> (
@@ -60,7 +61,7 @@ def test_every_scenario_with_faults_is_in_the_table_of_families_with_their_upstr
     faulty = {
         scenario.name: scenario
         for scenario in scenarios
-        if scenario.faults and scenario.system not in OTHERS
+        if scenario.faults and not is_of_an_engine(scenario.system)
     }
     assert set(told) == set(faulty)
     for name, scenario in faulty.items():
@@ -73,12 +74,11 @@ def test_every_scenario_with_faults_is_in_the_table_of_families_with_their_upstr
 def test_the_list_of_bugs_has_every_fault_on_the_engine_and_the_kernels() -> None:
     bugs = (ROOT / "docs" / "bugs.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"\| `([a-z_]+\.[a-z0-9-]+)` \|", bugs))
-    own = {fault.name for fault in FAULTS if not fault.name.startswith(("vllm.", "sglang."))}
+    own = {fault.name for fault in FAULTS if not is_of_an_engine(fault.name)}
     assert listed == own
-    assert f"[{len(own)} upstream bugs](docs/bugs.md)" in README
-    assert f"the {len(own)} bugs one by one" in (ROOT / "docs" / "what-goes-wrong.md").read_text(
-        encoding="utf-8"
-    )
+    # A floor: an exact number would be one more place to edit for each new bug.
+    told = re.search(r"\[More than (\d+) upstream bugs\]\(docs/bugs\.md\)", README)
+    assert told and int(told[1]) < len(own)
     assert "NOT CAUGHT" not in bugs
 
 

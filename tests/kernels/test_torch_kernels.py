@@ -10,7 +10,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness.core.catalog import KERNELS
 from harness.core.findings import Finding
+from harness.core.kernels import BUILT_IN
 from harness.ops.context_attention import inputs as context_attention_inputs
 from harness.ops.context_attention import reference as context_attention_reference
 from harness.ops.context_attention.kernels.dense import context_attention
@@ -18,7 +20,16 @@ from harness.ops.context_attention.params import ContextAttentionParams
 
 Judge = Callable[..., list[Finding]]
 
-DECODE = ["tiled", "tiled-multiply", "tiled-identity", "tiled-prefetch", "tiled-counted"]
+DECODE = [
+    spec.short_name
+    for spec in KERNELS
+    if spec.op == "mla_decode"
+    and spec.origin == BUILT_IN
+    and "cpu" in spec.devices
+    # Triton's interpreter is slow; `test_triton.py` has its kernels.
+    and not spec.short_name.startswith("triton")
+]
+"""The kernels of the harness in torch, from their table: a new one is tried here too."""
 SMALL: dict[str, Any] = {"num_heads": 3, "kv_lora_rank": 32, "qk_rope_head_dim": 16}
 
 

@@ -196,7 +196,7 @@ def test_a_checkout_that_is_not_installed_finds_its_adapters(tmp_path: Path) -> 
         check=True,
     )
     *engines, file = done.stdout.split()
-    assert engines == ["vllm", "sglang", "flashinfer"]
+    assert {"vllm", "sglang", "flashinfer"} <= set(engines)
     assert Path(file).is_relative_to(ROOT / "adapters" / "vllm")
 
 
