@@ -124,14 +124,23 @@ class Patches(dict[str, tuple[Patch, ...]]):
 
 
 def read_patches(engine: EngineSpec, file: Path) -> Patches:
+    """The patches of a table in YAML.
+
+    The releases of a patch are "0.22.0 to 0.26.0", or "0.26.0 on": up to `read_before`, the first
+    release whose code no one has read. So one row follows a new release.
+    """
+    rows = dict(read_rows(file))
+    read_before = rows.pop("read_before", "")
 
     def patch(fault: str, given: dict[str, Any]) -> Patch:
         first, _, last = given["releases"].partition(" to ")
+        if not last:
+            first, last = first.removesuffix(" on"), read_before
         edits = tuple(Edit(edit["in"], edit["old"], edit["new"]) for edit in given["edits"])
         return Patch(engine, fault, first, last, edits, given.get("as_released", ""))
 
     return Patches(
-        {fault: tuple(patch(fault, one) for one in rows) for fault, rows in read_rows(file).items()}
+        {fault: tuple(patch(fault, one) for one in patches) for fault, patches in rows.items()}
     )
 
 

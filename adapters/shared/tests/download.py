@@ -1,6 +1,7 @@
 """Download releases of an engine into folders, to judge them without a GPU.
 
     python3 -m pip install -c constraints.txt '.[vllm-host]'
+    python -m adapters.shared.tests.download vllm SITES
     python -m adapters.shared.tests.download vllm SITES 0.21.0 0.24.0 0.33.0
     python -m adapters.shared.tests.download lmcache SITES 0.5.4 0.5.5 0.5.6
     mla-harness bisect vllm-host --site SITES/vllm-0.21.0 --site SITES/vllm-0.33.0
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from harness.core.catalog import ENGINES
 
+ADAPTERS = Path(__file__).parents[2]
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 27, 28, 31, 34, 35)] + [
     "manylinux1_x86_64"
 ]
@@ -49,10 +51,15 @@ def main() -> None:
     )
     parser.add_argument("engine", choices=sorted(PYTHONS))
     parser.add_argument("directory", type=Path, help="where the folders are made")
-    parser.add_argument("release", nargs="+", help="such as 0.24.0")
+    parser.add_argument(
+        "release", nargs="*", help="such as 0.24.0; without one those of the engine's releases.txt"
+    )
     wanted = parser.parse_args()
+    releases = wanted.release or tried_releases(wanted.engine)
+    if not releases:
+        parser.error(f"name a release: adapters/{wanted.engine}/tests has no releases.txt")
     wanted.directory.mkdir(parents=True, exist_ok=True)
-    for release in wanted.release:
+    for release in releases:
         site = wanted.directory / f"{wanted.engine}-{release}"
         if site.is_dir():
             print(f"{site}: there already")
@@ -63,6 +70,12 @@ def main() -> None:
             num_files = unpack(_download(wanted.engine, release, Path(scratch)), kept)
             shutil.move(kept, site)
         print(f"{site}: {num_files} files")
+
+
+def tried_releases(engine: str) -> list[str]:
+    """The releases of an engine that its parts are run with on a CPU, the oldest first."""
+    file = ADAPTERS / engine / "tests" / "releases.txt"
+    return file.read_text(encoding="utf-8").split() if file.is_file() else []
 
 
 def _download(engine: str, release: str, scratch: Path) -> Path:

@@ -4,6 +4,7 @@ uses.
     python3 -m pip install -c constraints.txt -e '.[dev]'
     python -m adapters.shared.tests.download vllm SITES 0.24.0 0.33.0
     python -m adapters.vllm.tests.fits SITES/vllm-0.24.0 SITES/vllm-0.33.0
+    python -m adapters.vllm.tests.fits --newest SITES
     python -m adapters.vllm.tests.fits SITES/vllm-0.33.0:FLASHINFER --docs docs/vllm-releases.md
     python -m adapters.vllm.tests.fits --docs docs/vllm-releases.md
 
@@ -22,6 +23,7 @@ from adapters.vllm.tests.fits.checks import fits
 from adapters.vllm.tests.fits.page import document, missing, refreshed, table
 from adapters.vllm.tests.fits.release import Release
 from harness.core.errors import InputError
+from mla_harness_adapters.base import release_of
 
 
 def main() -> int:
@@ -37,13 +39,19 @@ def main() -> int:
     parser.add_argument(
         "--docs", type=Path, help="also write this page; the pages of runs must be beside it"
     )
+    parser.add_argument(
+        "--newest", action="store_true", help="of the releases that are named, check the newest"
+    )
     options = parser.parse_args()
     if not options.site and not options.docs:
         parser.error("name a release's folder, or a page with --docs")
     page = options.docs
     try:
         if options.site:
-            return _check(options.site, page)
+            releases = [Release.at(site) for site in expanded(options.site)]
+            if options.newest:
+                releases = [max(releases, key=lambda release: release_of(release.version))]
+            return _check(releases, page)
         page.write_text(refreshed(page.read_text(encoding="utf-8"), page.parent), encoding="utf-8")
     except (InputError, FileNotFoundError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
@@ -51,8 +59,17 @@ def main() -> int:
     return 0
 
 
-def _check(sites: list[str], page: Path | None) -> int:
-    releases = [Release.at(site) for site in sites]
+def expanded(sites: list[str]) -> list[str]:
+    """The folders of releases: a folder that `download` filled stands for all that it holds."""
+    found: list[str] = []
+    for site in sites:
+        is_release = any(Path(part, "vllm").is_dir() for part in site.split(":"))
+        held = sorted(map(str, Path(site).glob("vllm-*/"))) if not is_release else []
+        found += held or [site]
+    return found
+
+
+def _check(releases: list[Release], page: Path | None) -> int:
     found = {release.version: fits(release) for release in releases}
     print("\n".join([*table(found), *missing(found)]))
     if page:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from adapters.vllm.tests.fits.__main__ import expanded
 from adapters.vllm.tests.fits.checks import Fit, fits
 from adapters.vllm.tests.fits.conftest import Maker
 from adapters.vllm.tests.fits.page import (
@@ -116,6 +117,18 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*start, *words], cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS
     )
+
+
+def test_a_folder_of_releases_stands_for_each_of_them(tmp_path: Path) -> None:
+    for name in ("vllm-0.9.0", "vllm-0.10.0"):
+        (tmp_path / name / "vllm").mkdir(parents=True)
+    site = str(tmp_path / "vllm-0.9.0")
+    assert sorted(expanded([str(tmp_path)])) == [str(tmp_path / "vllm-0.10.0"), site]
+    assert expanded([site, f"{site}:elsewhere", "nowhere"]) == [
+        site,
+        f"{site}:elsewhere",
+        "nowhere",
+    ]
 
 
 @pytest.mark.nightly
