@@ -76,8 +76,8 @@ def paths_in(text: str) -> Iterator[str]:
     in.
     """
     for path in NAMED.findall(text):
-        # A word in capitals stands for a name.
-        is_pattern = set(path) & set("<>{}") or re.search(r"\b[A-Z]+\b", Path(path).stem)
+        # A word in capitals stands for a name, unless it is README.
+        is_pattern = set(path) & set("<>{}") or re.search(r"\b(?!README)[A-Z]+\b", Path(path).stem)
         if not path.startswith(MADE) and not (is_pattern and not (ROOT / path).exists()):
             yield path.rstrip(".")
 
@@ -113,6 +113,12 @@ def docstrings(path: Path) -> str:
     )
 
 
+def comments(path: Path) -> str:
+    """The lines of a file that are comments."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return "\n".join(line for line in lines if line.lstrip().startswith("#"))
+
+
 def test_every_file_and_module_that_a_page_names_is_there() -> None:
     assert len(PAGES) > 40
     assert [
@@ -122,6 +128,17 @@ def test_every_file_and_module_that_a_page_names_is_there() -> None:
 
 def test_every_file_that_a_docstring_names_is_there() -> None:
     assert [lost for path in CODE for lost in missing(path, docstrings(path))] == []
+
+
+def test_every_file_that_a_comment_of_a_table_names_is_there() -> None:
+    tables = [
+        path
+        for name in ("harness", "adapters", "scenarios", "trust")
+        for path in (ROOT / name).rglob("*.yaml")
+        if "fake" not in path.parts
+    ]
+    assert len(tables) > 200
+    assert [lost for path in tables for lost in missing(path, comments(path))] == []
 
 
 def test_a_page_that_a_program_writes_names_a_program_that_is_there() -> None:

@@ -1,6 +1,16 @@
-"""A space of conditions from its row in YAML.
+"""A space of conditions from the table `conditions.yaml` of an op: the dimensions in which units of
+a call differ, and which classes no legal call has together.
 
-What a row says, the comment of `table.yaml` explains.
+- `units`: the dimension that counts the units of a call. There is then a dimension `place` too.
+- `previous`: dimensions that compare a unit with the one before. The first unit has none of them.
+- `empty`: the classes of a unit without keys.
+- `optional`: dimensions in which a unit may have no class.
+- `dimensions`: `is` says what a dimension is. `classes` has the parameters that show each class, or
+  a list of several such. `from` has the first number of each class: `1 2 17` are 1, 2-16 and 17+; 0
+  is called none. `param` is the parameter that has the number, or the name of the class. `words`
+  are optional keywords that every call of a class has.
+- `never`: reason -> combinations of classes. `any` is each class of a dimension, `but` each other
+  class. A rule holds for each item of `either`, and for each dimension in `each`.
 """
 
 from __future__ import annotations
