@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from harness.core.files import rows_beside, with_tuples
+from harness.core.files import read_rows, with_tuples
 from harness.core.ops import rows_of_ops
+
+ENGINE_FAULTS = Path(__file__).parents[1] / "engine" / "faults.yaml"
+"""The table stands beside the code that it names, as the table of an op does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ FAULTS = (
     *_of_ops(),
     *(
         _fault(name, row, "harness", "harness.engine.faults")
-        for name, row in rows_beside(__file__).items()
+        for name, row in read_rows(ENGINE_FAULTS).items()
     ),
 )
-"""The entries of each op's `faults.yaml`, and those of the engine in the `faults.yaml` beside."""
+"""The entries of each op's `faults.yaml`, and those of the engine's."""

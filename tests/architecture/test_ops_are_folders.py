@@ -15,7 +15,6 @@ ELSEWHERE = ("ops", "engine", "engines")
 
 ALLOWED = {
     "core/systems.yaml": "the kernels that the reference engine chooses",
-    "core/faults.yaml": "names of faults of the reference engine",
     "diagnose/script/recipes.py": "numbers of the scripts of two ops",
     "diagnose/script/recipes.yaml": "the op that the script of a fault of the engine shows",
     "judge/probes/stages.py": "the planner that the reference engine calls",
