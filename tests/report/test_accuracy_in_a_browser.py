@@ -79,6 +79,7 @@ def test_a_question_opens_with_its_words_its_answers_and_where_they_part(opened:
 
 def test_a_click_on_a_cell_of_the_grid_opens_its_question(opened: Open) -> None:
     tab = opened()
+    tab.locator("svg.grid").scroll_into_view_if_needed()
     box = tab.locator("svg.grid").bounding_box()
     assert box is not None
     # The drawing keeps its shape: it is as wide as its 40 columns allow.
