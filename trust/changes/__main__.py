@@ -18,10 +18,11 @@ PAGE = ROOT / "docs" / "data" / "changes.md"
 HEAD = """# Trial changes
 
 Written by `python -m trust.changes --write`. Each row is a change that a stranger makes, kept as a patch in
-`trust/changes/`. The program makes it in a copy of the checkout. *Files before* is how many files such a change
-touched when the harness was ordered by layer, with pages and tests. *Pages* are pages of tables that a tool writes
-again. *Works*: the command of the patch ends with exit code 0. *Red when wrong*: an error is planted in the change or
-beside it, and the same command ends with exit code 1.
+`trust/changes/`. The program makes it in a copy of the checkout. *Files before* is the count for such a change when the
+harness was ordered by layer, at commit dd4e0b01; it is not counted again here. *Pages* are pages of tables that a tool
+writes again; those that need a run are named by the patch. *Works*: the command of the patch ends with exit code 0.
+*Red when wrong*: an error is planted in the change or beside it, and the same command ends with exit code 1. TinyServe
+and what vLLM 0.34.0 changes are made up.
 
 """
 COLUMNS = (
