@@ -71,11 +71,11 @@ def test_every_scenario_with_faults_is_in_the_table_of_families_with_their_upstr
 
 
 def test_the_list_of_bugs_has_every_fault_on_the_engine_and_the_kernels() -> None:
-    bugs = (ROOT / "docs" / "bugs.md").read_text(encoding="utf-8")
+    bugs = (ROOT / "docs" / "data" / "bugs.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"\| `([a-z_]+\.[a-z0-9-]+)` \|", bugs))
     own = {fault.name for fault in FAULTS if not fault.name.startswith(("vllm.", "sglang."))}
     assert listed == own
-    assert f"[{len(own)} upstream bugs](docs/bugs.md)" in README
+    assert f"[{len(own)} upstream bugs](docs/data/bugs.md)" in README
     assert f"the {len(own)} bugs one by one" in (ROOT / "docs" / "what-goes-wrong.md").read_text(
         encoding="utf-8"
     )

@@ -1,5 +1,5 @@
-"""docs/data/tolerances.md has the bounds of the code, and a few new samples keep what it says of right
-kernels.
+"""docs/data/tolerances.md has the bounds of the code, and a few new samples keep what it says of
+right kernels.
 """
 
 from __future__ import annotations
