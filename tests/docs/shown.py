@@ -6,8 +6,8 @@ output anew.
 
 A block is fenced as `console`. A line that starts with `$ ` is a command, the lines below it are
 its output. `…` alone on a line stands for lines that are left out. A block after a comment `<!--
-not run: REASON -->` is not run. Commands run in a folder of their own, in which `docs`, `examples`
-and `scenarios` are links into the checkout. Times, run ids, folders and speeds are compared without
+not run: REASON -->` is not run. Commands run in a folder of their own, in which `docs`, `examples`,
+`scenarios` and `tests` are links into the checkout. Times, run ids, folders and speeds are compared without
 their digits.
 """
 
@@ -72,7 +72,7 @@ def printed(command: str, folder: Path) -> str:
     shim.parent.mkdir(exist_ok=True)
     shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m harness.cli.main "$@"\n')
     shim.chmod(0o755)
-    for name in ("docs", "examples", "scenarios"):
+    for name in ("docs", "examples", "scenarios", "tests"):
         if not (folder / name).exists():
             (folder / name).symlink_to(ROOT / name)
     environ = {

@@ -8,7 +8,13 @@ import pytest
 
 from .shown import ROOT, differs, plain, printed, shown_in  # type: ignore[import-not-found]
 
-PAGES = ("README.md", "examples/rowkernels/README.md", "docs/judge-your-kernel.md")
+STARTS = ("start-kernel", "start-pr", "start-server", "start-ci")
+PAGES = (
+    "README.md",
+    "examples/rowkernels/README.md",
+    "docs/judge-your-kernel.md",
+    *(f"docs/{name}.md" for name in STARTS),
+)
 RUN = [one for name in PAGES for one in shown_in(ROOT / name) if not one.why_not]
 
 
