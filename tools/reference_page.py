@@ -1,4 +1,6 @@
-"""docs/reference.md: the tables of oracles, sites and kernels in the text of `reference.md` here."""
+"""docs/reference.md: the tables of oracles, sites and kernels in the text of
+`reference_template.md`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from harness.core.catalog import KERNELS, ORACLES, SITES
 from harness.core.ops import OPS
 from harness.report.markdown import table
 
-TEXT = Path(__file__).with_name("reference.md")
+TEXT = Path(__file__).with_name("reference_template.md")
 """The page with `{oracles}`, `{sites}` and `{kernels}` in place of the tables."""
 
 

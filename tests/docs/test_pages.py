@@ -9,6 +9,8 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 MOST_WORDS = 4000
+MOST_NUMBERS = 8
+"""Of a paragraph: more belong into a table."""
 MOST_WORDS_IN_ALL = 45_000
 """Of all pages, those that a tool writes and the issues for upstream too. Records in docs/data do
 not count.
@@ -29,6 +31,19 @@ def words(pages: list[Path]) -> dict[str, int]:
     }
 
 
+def paragraphs(page: str) -> list[str]:
+    """The paragraphs and the items of lists of a page, without tables and code."""
+    text = re.sub(r"```.*?```|^    .*$", "", page, flags=re.DOTALL | re.MULTILINE)
+    parts = re.split(r"\n\s*\n|\n(?=- |\d+\. )", text)
+    return [part.strip() for part in parts if part.strip() and not part.strip().startswith("|")]
+
+
+def numbers(paragraph: str) -> list[str]:
+    """The numbers of a paragraph, without those of releases, threads, code and links."""
+    named = r"`[^`]*`|\]\([^)]*\)|[\w./-]*#\d+|\b\d+\.\d+\.\d+\b|findings? [\d, and]*\d"
+    return re.findall(r"(?<![\w.-])\d[\d,.]*", re.sub(named, "", paragraph))
+
+
 def first_line(page: str) -> str:
     """The first line of a page below its title."""
     return next(line for line in page.splitlines()[1:] if line.strip())
@@ -47,6 +62,22 @@ def test_no_page_is_long() -> None:
 def test_all_pages_together_are_short() -> None:
     issues = sorted((DOCS / "upstream").rglob("*.md"))
     assert sum(words([*PAGES, *issues]).values()) <= MOST_WORDS_IN_ALL
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_numbers_stand_in_tables(page: Path) -> None:
+    crowded = [
+        part
+        for part in paragraphs(page.read_text(encoding="utf-8"))
+        if len(numbers(part)) > MOST_NUMBERS
+    ]
+    assert crowded == []
+
+
+def test_a_paragraph_of_numbers_is_seen() -> None:
+    text = "It took 1 s, 2 s, 3.5 s, 4 s, 5 s, 6 s, 7 s, 8 s and 9 s in 0.21.0 (a/b#12, `13`)."
+    title, part = paragraphs(f"# Title\n\n{text}\n\n| 1 | 2 |\n")
+    assert title == "# Title" and numbers(part) == ["1", "2", "3.5", "4", "5", "6", "7", "8", "9"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())

@@ -1,5 +1,5 @@
-"""`codespell` reads pages, code and scenarios with the words of tools/words.txt, in tox and before a
-commit.
+"""`codespell` reads pages, code and scenarios, in tox and before a commit. It lets the words of
+tools/words.txt pass.
 """
 
 from __future__ import annotations
