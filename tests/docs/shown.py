@@ -7,8 +7,8 @@ output anew.
 A block is fenced as `console`. A line that starts with `$ ` is a command, the lines below it are
 its output. `…` alone on a line stands for lines that are left out. A block after a comment `<!--
 not run: REASON -->` is not run. Commands run in a folder of their own, in which `docs`, `examples`,
-`scenarios` and `tests` are links into the checkout. Times, run ids, folders and speeds are compared without
-their digits; lines of progress do not count.
+`scenarios` and `tests` are links into the checkout. Times, run ids, folders and speeds are compared
+without their digits. Lines of progress do not count.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The workflow of docs/start-ci.md, pasted into a repository of one kernel, with the cache of GitHub as a
-folder.
+"""The workflow of docs/start-ci.md, pasted into a repository of one kernel, with the cache of
+GitHub as a folder.
 
 The package is not installed here, and one scenario stands for all of the kernel's op.
 """
