@@ -36,6 +36,7 @@ MAX_STACK_BYTES = 64_000
 """The end of a log in which the stack of a crash is looked for; faulthandler prints 100 frames of
 each thread.
 """
+# A log above this size is emptied while its child runs: a kernel may print in a loop.
 MAX_LOG_BYTES = 8_000_000
 MAX_LINE_BYTES = 64_000_000
 FULL_BYTES = 4 << 20
@@ -50,6 +51,7 @@ END_SECONDS = 30.0
 
 Only one that hangs takes so long.
 """
+# How long one wait lasts at most: after it, time limits and Ctrl-C are looked at.
 TICK_SECONDS = 0.2
 MEASURED = "COVERAGE_PROCESS_CONFIG"
 """The environment variable that coverage.py sets for the children of a process that it measures."""
@@ -262,6 +264,7 @@ class Child:
         """
         if not self._replies:
             return None
+        # An idle child has no time limit. The next request starts the clock again.
         self._budget_seconds = math.inf
         if (reply := self._replies.popleft()).is_full:
             raise NoRoomError(reply.failed)
@@ -357,6 +360,8 @@ class Child:
             )
         if code < 0:
             cause = next(
+                # Linux has signals without a name in Python: `signal.Signals(40)` raises
+                # ValueError.
                 (known.name for known in signal.Signals if known == -code), f"signal {-code}"
             )
             return f"{self.name} died of {cause}", cause
