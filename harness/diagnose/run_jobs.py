@@ -155,6 +155,7 @@ def exit_code(
     verdicts = {result.verdict for result in results}
     errors = {(result.fault, result.id) for result in tried if result.verdict is Verdict.ERROR}
     not_caught = {(fault.fault, fault.case) for fault in faults if not fault.caught}
+    # A regression is told even if the harness could not judge other cases.
     if verdicts & set(FAILED) or not_caught - errors:
         return 1
     return 3 if errors or verdicts & {Verdict.ERROR, Verdict.NOT_RUN} else 0

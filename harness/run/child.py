@@ -362,7 +362,8 @@ class Child:
             cause = next(
                 # Linux has signals without a name in Python: `signal.Signals(40)` raises
                 # ValueError.
-                (known.name for known in signal.Signals if known == -code), f"signal {-code}"
+                (known.name for known in signal.Signals if known == -code),
+                f"signal {-code}",
             )
             return f"{self.name} died of {cause}", cause
         return f"{self.name} exited with code {code} in the middle of its work", f"exit code {code}"

@@ -182,8 +182,8 @@ def reply_to(request: RecordT, answer: Callable[[RecordT], dict[str, Any]]) -> R
 def answer_each(
     kind: type[RecordT], answers: Callable[[RecordT], Iterable[dict[str, Any]]]
 ) -> NoReturn:
-
     """Run this process as a child that takes one request, sends each of its answers, and ends."""
+
     def main(parent: Parent) -> None:
         request = parent.request(kind)
         for result in answers(request) if request is not None else ():

@@ -132,7 +132,8 @@ def with_report(result: CaseResult, tool: str, text: str) -> CaseResult:
     if summary and (count := int(summary[1])):
         first = next(
             # The first line is the banner of the program, and each line begins with equals signs.
-            (line.lstrip("= ").strip() for line in text.splitlines()[1:] if line.strip("= \t")), ""
+            (line.lstrip("= ").strip() for line in text.splitlines()[1:] if line.strip("= \t")),
+            "",
         )
         message = f"compute-sanitizer {tool} reports {count} errors, first: {first}"
         changes["findings"] = (

@@ -56,7 +56,9 @@ def _dimension(
         examples = {
             # An empty list: the class has no example, for example because several units decide it
             # together.
-            str(label): tuple(_listed(shown)) for label, shown in classes.items() if shown != []
+            str(label): tuple(_listed(shown))
+            for label, shown in classes.items()
+            if shown != []
         }
     elif param and not numbers:
         examples = {label: ({param: label.replace(" ", "_")},) for label in labels}

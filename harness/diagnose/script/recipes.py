@@ -64,6 +64,10 @@ class Step:
 
 
 def steps(params: EngineParams) -> list[Step]:
+    """All steps of a serving run, as the engine's own scheduler makes them.
+
+    No model runs: each token is 0, and no request ends early.
+    """
     pool = BlockPool(params.num_blocks, params.free_list)
     most = min(params.max_num_seqs, len(params.requests))
     scheduler = Scheduler(
@@ -176,6 +180,7 @@ def _decode_numbers(params: EngineParams, step: Step) -> Numbers:
 
 
 def kernel_call(case: Case) -> Numbers:
+    """The numbers of a kernel case: its parameters, and what the templates read besides."""
     params = case.params.model_dump(mode="json", exclude={"kernel"})
     op = case.op
     if op == "mla_decode":
