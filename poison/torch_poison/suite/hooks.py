@@ -72,6 +72,7 @@ class PoisonHooks:
         for report in self._judge.run(item, nextitem):
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        # The test has run: pytest asks no further plug-in to run it.
         return True
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
