@@ -19,6 +19,7 @@ from harness.core.errors import InputError
 from harness.core.registry import attribute_at
 from harness.core.systems import ModelSpec
 
+# What a decoder leaves of bytes that are no text.
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 CANARY_NOTE = "a canary: it measures inference, not ability"
 _HASHED = ("config.json", "*.safetensors", "tokenizer.json")

@@ -33,6 +33,7 @@ LAST_TOKEN = 250
 """Token ids of prompts: none is special, and every vocabulary has them."""
 MOST_REQUESTS = 512
 """The most requests of a step that fills the pool. A larger pool cannot be filled."""
+# A sign needs pages before it, and a plain number has none: `2p+1`, `3p`, `17`.
 _LENGTH = re.compile(r"(?:(\d+)p)?(?:(?<=p)([+-]\d+)|(?<!p)(\d+))?")
 
 

@@ -302,10 +302,13 @@ class _Runner:
         for request, reply in zip(requests, replies, strict=True):
             self._judge(request, reply, where)
         page = self.pool.page
+        # The last token of a prompt is computed in any case, so a page that it fills is never a
+        # hit.
         could_hit = sum((len(request.prompt) - 1) // page * page for request in requests)
         wanted = sum(request.max_tokens for request in requests)
         return {
             "hits": grown.get("prefix_cache_hits", 0) > 0,
+            # Without the counter the event is not shown.
             "evicted": grown.get("prefix_cache_hits", could_hit) < could_hit,
             "preemptions": grown.get("num_preemptions", 0) > 0,
             "aborted": grown.get("generation_tokens", wanted) < wanted,

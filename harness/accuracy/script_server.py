@@ -120,6 +120,8 @@ class ScriptServer(ServerBackend):
     ) -> None:
         super().__init__(url, concurrency=MOST_TOGETHER, served_model=served_model, timeout=timeout)
         self._root = self._url.removesuffix("/v1")
+        # No page of an earlier script, or of another client, is hit: hits that are counted are this
+        # script's.
         self._salt = uuid.uuid4().hex
         self._client = httpx.Client(timeout=timeout, headers=self._headers)
 
@@ -311,6 +313,8 @@ class ScriptServer(ServerBackend):
         body = body | {"stream": True}
         try:
             async with (
+                # httpx limits the wait for each part. A server may send one now and then, without
+                # an end.
                 asyncio.timeout(self._timeout),
                 client.stream("POST", where, json=body) as response,
             ):

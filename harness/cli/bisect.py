@@ -222,6 +222,7 @@ def _ask(
         child = Child(
             "harness.cli.bisect_child", name="the command", python=interpreter, environ=environ
         )
+        # Before it is asked: an interruption must end it too.
         children.append(child)
         child.send(CommandLine(arguments=(*command, "--out", scratch)))
         try:

@@ -38,6 +38,7 @@ class Coverage:
             part.add(points)
             if here := [pair for pair in left if part.has(pair)]:
                 found[why] = here
+                # A pair is told once, with the first reason that explains it.
                 left = [pair for pair in left if not part.has(pair)]
         return found | ({"no call shows it": left} if left else {})
 

@@ -152,4 +152,5 @@ def _cell(value: object) -> object:
     if not isinstance(value, str):
         return value
     text = printable(value)
+    # The characters with which spreadsheets begin a formula.
     return "'" + text if text[:1] in ("=", "+", "-", "@", "\t") else text
