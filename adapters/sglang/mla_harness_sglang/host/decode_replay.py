@@ -60,6 +60,7 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
     backend = BACKENDS[params.backend](server, poison)
     buffers = GraphBuffers(backend.fill_length)
     with backend.planning():
+        # The largest size first, as SGLang captures its graphs.
         captured = {size: backend.capture(buffers, size) for size in reversed(CAPTURED)}
     owners: list[Owner] = []
     found = Run(poison.pattern)
@@ -273,12 +274,12 @@ BACKENDS: dict[str, Callable[[Server, Poison], Backend]] = {
 
 
 def observed(name: str, read: Tensor, wanted: Tensor, describe: str) -> Observed:
-    """Numbers [n, width] that must be exact."""
+    """Numbers read [n, width] that must be exactly the numbers wanted [n, width], of any dtype."""
     return of_all_rows(name, read, wanted.double(), "write_kv.fp32", describe)
 
 
 def attended(q: Tensor, keys: Tensor) -> Tensor:
-    """Float64 attention [heads, rank] of one query over its own keys."""
+    """Attention of one query q [H, D] over its own keys [n, D], both float32 -> float64 [H, rank]."""
     weights = torch.softmax(q.double() @ keys.double().T * SCALE, dim=-1)
     return weights @ keys[:, :RANK].double()
 

@@ -159,6 +159,8 @@ def _second(pair: Pair) -> Tensor:
     batch, drafts = (second_runner.InputBuffers(NUM_SLOTS, LONGEST, CPU) for _ in range(2))
     for number, (slot, one) in enumerate(zip(slots, pair, strict=True)):
         tokens[slot, : one.num_known] = torch.arange(one.num_known) + 100 * number
+        # A request with output that is no decode was preempted: its output is computed again as if
+        # it were prompt.
         prefilled[slot] = one.num_prompt if one in DECODES else one.num_known
         computed[slot], total[slot] = one.num_computed, one.num_known
     batch.idx_mapping, batch.num_reqs = slots, len(pair)
