@@ -181,6 +181,7 @@ def hash_directory(directory: Path) -> str:
     digest = hashlib.sha256()
     files = sorted({path for pattern in _HASHED for path in directory.glob(pattern)})
     for path in files:
+        # With the size, so that bytes which move from one file to the next change the hash.
         digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
         with path.open("rb") as stream:
             if path.stat().st_size > _WHOLE_UP_TO:

@@ -226,6 +226,7 @@ class _Runner:
 
     def _ask_alone(self, requests: Sequence[Request]) -> None:
         for server, weights in ((self.server, "own"), (self.other or self.server, "other")):
+            # Only a server with the other weights knows these answers.
             if weights == "other" and self.check.weights and self.other is None:
                 continue
             alone = {request.alone: None for request in requests if request.weights == weights}
@@ -254,6 +255,7 @@ class _Runner:
             self._note("lone answers were not checked: the server scores no prompt")
         for place, (margin, best) in enumerate(scores or ()):
             # Prefill and decode are two kernels, whatever a batch may change.
+            # Not `>`: a NaN is a difference too.
             if not margin <= 2 * max(self.check.tolerance, TOLERANCE):
                 message = (
                     f"{_named(request)}, token {place}: asked alone it answers"
@@ -369,6 +371,7 @@ class _Runner:
                     return self.judged.ties.append(f"{where}: {_named(request)}{what}")
                 return found(what, Code.WRONG_TOKEN)
             drift = abs(reply.logprobs[place] - expected.logprobs[place])
+            # Not `>`: a NaN is a difference too.
             if not drift <= self.check.tolerance:
                 pair = f"{reply.logprobs[place]:.3f} instead of {expected.logprobs[place]:.3f}"
                 return found(f", token {place}: {token} has log probability {pair}")

@@ -287,12 +287,15 @@ class ScriptServer(ServerBackend):
                 cache = _pool(given.get("block_size"), given.get("num_gpu_blocks"))
             else:
                 counts[name] = counts.get(name, 0.0) + float(value)
+        # vLLM has the sizes of its cache as labels, SGLang as gauges.
         return counts, cache or _pool(counts.get("page_size"), counts.get("num_pages"))
 
     def _request(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
         more = {
+            # To the last token of the budget: fewer tokens mean that the request was aborted.
             "ignore_eos": True,
             "logprobs": NUM_BEST,
+            # Two tokens can have one text.
             "return_tokens_as_token_ids": True,
             "cache_salt": self._salt,
         }

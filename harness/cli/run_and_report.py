@@ -316,6 +316,7 @@ def to_resume(
         option = parameter.name or ""
         source = context.get_parameter_source(option)
         is_argument = parameter.param_type_name == "argument"
+        # For click an argument without a value was given on the command line too.
         is_given = (
             source is not None
             and source.name == "COMMANDLINE"

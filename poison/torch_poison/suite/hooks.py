@@ -83,6 +83,7 @@ class PoisonHooks:
         if self._judge is not None:
             self._judge.judge(report, call)
             if call.when == "call" and _why_ok(item):
+                # xdist sends the attributes of a report to the controlling process.
                 report.__dict__["poison"] = {"excepted": 1}
         return report
 

@@ -78,6 +78,7 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
         lengths = torch.tensor([len(one.slots) for one in owners])
         size = buffers.fill(rows, lengths, torch.cat([one.slots[-1:] for one in owners]))
         fill(poison, cache, free_slots(server.alloc), "kv.free")
+        # Page 0 has no owner: SGLang writes padding there.
         fill(poison, cache, torch.arange(server.page_size), "kv.null")
         with backend.planning():
             backend.replay(buffers, size)
@@ -194,6 +195,7 @@ class TritonBackend(Backend):
             batch_size=len(q), seq_lens_sum=len(slots), spec_info=None, token_to_kv_pool=self.pool
         )
         out = self.attention.forward_decode(q, None, None, self.layer, batch, save_kv_cache=False)
+        # The queries behind those of the owners are padding.
         expected = torch.stack(
             [attended(query, one.values) for query, one in zip(q, owners, strict=False)]
         )

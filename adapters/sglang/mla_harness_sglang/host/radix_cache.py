@@ -80,6 +80,7 @@ class Play:
             slots = server.slots_of(one.req, one.stored)
             if server.page_size > 1 and len(slots):
                 end = int(slots[-1]) + 1
+                # What is left of the last page of a request has no owner.
                 tail = torch.arange(end, -(-end // server.page_size) * server.page_size)
                 fill(self.poison, server.cache, tail, "kv.tail")
         if self.live:
