@@ -164,7 +164,7 @@ def _nearest(random: Random, shows: Sequence[Mapping[str, Any]]) -> Given:
 
 
 def _beside(random: Random, how: Draws, requests: Sequence[Wanted], units: list[Given]) -> None:
-    """Give the neighbours of each unit what it wants of them: that they are empty, or equal to it."""
+    """Give the neighbours of each unit what it wants: that they are empty, or equal to it."""
     for b, want in enumerate(requests):
         around = want.get("around", "")
         neighbour = want.get("neighbour", "")

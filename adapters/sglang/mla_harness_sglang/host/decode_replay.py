@@ -281,7 +281,7 @@ def observed(name: str, read: Tensor, wanted: Tensor, describe: str) -> Observed
 
 
 def attended(q: Tensor, keys: Tensor) -> Tensor:
-    """Attention of one query q [H, D] over its own keys [n, D], both float32 -> float64 [H, rank]."""
+    """Attention of one query over its keys: q [H, D], keys [n, D] float32 -> float64 [H, rank]."""
     weights = torch.softmax(q.double() @ keys.double().T * SCALE, dim=-1)
     return weights @ keys[:, :RANK].double()
 

@@ -63,7 +63,7 @@ class Split:
         return f"{self.ranks} ranks, interleave {self.interleave}"
 
     def rank_and_place(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The rank of each token of tokens [...], and its number there. All are int64 of one shape."""
+        """The rank of each of tokens [...], and its number there. All are int64 of one shape."""
         turn, rest = tokens // self.interleave, tokens % self.interleave
         return turn % self.ranks, turn // self.ranks * self.interleave + rest
 
@@ -357,7 +357,7 @@ class _Ranks:
         return "HARNESS"
 
     def run_prefill_context_chunk(self, *, q: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-        """Zeros as output and log-sum-exp of q [T, 1, 2] float32: the search looks at tokens alone."""
+        """Zeros as output and log-sum-exp of q [T, 1, 2] float32: only tokens are looked at."""
         return torch.zeros(len(q), 1, 1), torch.zeros(1, len(q))
 
 
