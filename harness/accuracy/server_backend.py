@@ -243,8 +243,8 @@ class ServerBackend:
             raise Unanswered("the reply is no JSON object") from None
 
     def _refusal(self, response: httpx.Response) -> InputError:
-        """What is wrong with the key, the address or the model, if the server refuses all
-        questions.
+        """The error for a server that refuses all questions: it names the key, the address or the
+        model.
         """
         where = f"{response.request.url}: HTTP {response.status_code}"
         status = response.status_code

@@ -119,7 +119,7 @@ def _file_and_name(text: str) -> tuple[Path, str]:
 
 
 def _words(given: JudgeOptions, name: str) -> dict[str, Any]:
-    """What the decorator of a function does not say."""
+    """The op, the name and the style that the options give to a function without a decorator."""
     if given.op is None:
         if given.style:
             raise InputError(

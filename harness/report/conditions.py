@@ -25,8 +25,8 @@ class Coverage:
     kernel: str
     shown: Shown
     others: Mapping[str, set[str]] = field(default_factory=dict)
-    """What cases that did not pass are, and why, with the first of them as example -> the points of
-    these cases.
+    """Verdict and reason of cases that did not pass, with the first of them as example -> the
+    points of these cases.
     """
 
     def unmet_pairs(self) -> dict[str, list[Combination]]:

@@ -304,7 +304,7 @@ def register_plugins(
 
 
 NO_PROMISES = ("why_not", "shapes", "import_seconds")
-"""What a description has beside the fields of a spec, and what is converted."""
+"""Keys of a description that are no fields of a spec, or that are converted first."""
 
 
 def _register(described: list[dict[str, Any]]) -> None:

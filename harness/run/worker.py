@@ -33,7 +33,7 @@ from harness.run.requests import WorkerRequest
 DEFAULT_EXECUTE = "harness.judge.run_case:run_case"
 """The "module:function" that turns a Job into a CaseResult."""
 PREPARE = {DEFAULT_EXECUTE: "harness.judge.run_case:prepare"}
-"""What a process calls once before it forks for workers, for what executes their jobs."""
+"""The function that executes jobs -> the one that a process calls once, before it forks."""
 DESCRIBE = "harness.cell.plugins:describe_kernels"
 """The "module:function" that returns what the kernels of plug-in files declare."""
 

@@ -25,7 +25,7 @@ from harness.scenario.schema import Scenario
 NUM_VARIANTS = 64
 """Sound variants of one seed of a selftest's controls."""
 ENGINE = "engine"
-"""What stands in the place of the op in the id of a drawn case of the engine."""
+"""In place of an op, in the id of a drawn case of the engine."""
 SEEDS = 1_000_000
 """Seeds of inputs: enough that the draws of a run hardly ever share one, and short in an id."""
 _START = re.compile(

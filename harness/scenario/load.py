@@ -128,8 +128,9 @@ def load_scenario(path: Path, whole: Callable[[str], bool] = _every) -> Scenario
 
 @functools.lru_cache(maxsize=512)
 def _read(path: Path, content: bytes, is_whole: bool, kernels: frozenset[str]) -> Scenario:
-    """Read once in a process, unless the file changes, or the kernels, which plug-ins register and
-    it may name.
+    """The scenario of a file, read once in a process.
+
+    It is read again if the file changes, or if plug-ins register kernels, which it may name.
     """
     scenario, found = load_record(path, Scenario)
     problems = list(matrix.check(scenario, whole=is_whole))

@@ -36,7 +36,9 @@ from mla_harness_vllm.params import VllmHostParams
 
 MOST_DRAFTS, LONGEST, NUM_SLOTS, EVERY, CPU = 2, 12, 3, 4, torch.device("cpu")
 DISCARDED = 999
-"""What the sampler chooses behind a chunk, and what memory holds that nothing has written."""
+"""A token that no request may get: what is sampled behind a chunk, or lies in memory that nothing
+has written.
+"""
 
 
 @dataclass(frozen=True)
