@@ -267,7 +267,7 @@ def _serve(parent: Parent) -> None:
         ]
         pid = os.fork()
         if pid == 0:
-            # A fork that outlives the server could tell nobody how it ended.
+            # Only the server can tell how a fork ended, so no fork may outlive it.
             die_with_parent(server)
             # A variable that the imports set would be lost, unless the case gave it a value of its
             # own.
