@@ -131,6 +131,7 @@ class PagedModel:
         for number, experts in enumerate(self.routed_experts()):
             for rank, held in enumerate(experts.ranks):
                 found |= {
+                    # Without the trap behind the experts, which no load writes.
                     f"moe.{number}.rank{rank}.{part}": tensor[:-1]
                     for part, tensor in enumerate(held)
                 }

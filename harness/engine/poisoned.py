@@ -112,6 +112,7 @@ def free_memory_sweep(device: torch.device, poison: Poison) -> Callable[[], obje
     """
     if device.type != "cuda" or poison.is_natural:
         return lambda: None
+    # A run on a CPU needs no kernels of CUDA.
     from torch_poison.cuda_sweep import CudaSweep, fill_word
 
     sweep = CudaSweep.of(device)

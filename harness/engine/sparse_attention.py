@@ -68,6 +68,7 @@ def join_rows(decodes: Tensor, prompts: Tensor | None, poison: Poison) -> Tensor
     selected = poison.empty(total, k, dtype=torch.int32, site="sparse.topk", device=decodes.device)
     if prompts is not None:
         selected[n:] = prompts
+    # Rows of padding of the last tile stay unwritten, so that a store of them shows.
     tiles = poison.empty(
         -(-n // TILE) * TILE, k, dtype=torch.int32, site="sparse.topk", device=decodes.device
     )
@@ -156,6 +157,7 @@ def rows_of_tokens(batch: Batch) -> tuple[Tensor, Tensor]:
     if batch.decode is not None:
         steps = torch.arange(1 - batch.decode.query_len, 1, device=batch.positions.device)
         tables.append(batch.decode.block_table.repeat_interleave(batch.decode.query_len, dim=0))
+        # A padded request has length 0, so its earlier query tokens would have negative lengths.
         lengths.append((batch.decode.seq_lens[:, None] + steps).clamp(min=0).flatten())
     for request in batch.prefill:
         row = torch.tensor(

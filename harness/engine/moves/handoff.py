@@ -159,6 +159,7 @@ class Handoff:
         for sending in list(self._sending):
             sending.polls += 1
             status = self.transport.status(sending.transfer)
+            # At the first poll, when pieces of it may still be queued.
             if sending.prefilled.number in self.params.aborted and sending.polls == 1:
                 abort(self.transport, sending.transfer)
                 self.decode.free(sending.decoded)
@@ -169,6 +170,7 @@ class Handoff:
             elif sending.decoded.tables:
                 sending.transfer = self._transfer(sending.prefilled, sending.decoded)
                 continue
+            # The prefill engine keeps the pages until no copy can read them any more.
             if self.transport.status(sending.transfer) != "busy":
                 self._sending.remove(sending)
                 self.prefill.free(sending.prefilled)

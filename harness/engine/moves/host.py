@@ -85,6 +85,8 @@ class HostTier:
         self.host = [
             memory_of(self.params, "host", rank, ranks, NUM_HOST_BLOCKS) for rank in range(ranks)
         ]
+        # A block that was freed is given away next, so a copy that comes late meets a new owner
+        # soonest.
         self.pool = BlockPool(NUM_HOST_BLOCKS, "lifo")
 
     @property

@@ -84,6 +84,8 @@ class Scheduler:
         if self.num_preemptions == num_preemptions:
             self._schedule_waiting(scheduled, budget)
         if self.needs_state and self.prefix_caching:
+            # The step has not run, so a state block still holds the state after the computed
+            # tokens.
             self._keep_states()
         step = Step(
             # Kernels take decodes and prompts by a border, so decodes are the first rows.
@@ -296,6 +298,7 @@ class Scheduler:
             self.running.remove(sequence)
             self._start_over(sequence)
             self.waiting.append(sequence)
+        # By arrival: which requests happened to run says nothing of who came first.
         self.waiting = deque(sorted(self.waiting, key=lambda sequence: sequence.request))
 
     def _start_over(self, sequence: Sequence) -> None:

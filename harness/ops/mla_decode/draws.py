@@ -71,9 +71,11 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int) -> Given
         and "batch" not in first
         and any(name in first for name in ("neighbour", "around", "shared", "place"))
     ):
+        # These conditions are about the requests beside one, so a batch of two shows few of them.
         batch = max(batch, 5)
     heads = number("heads", 130, (3, 4, 4, 3, 2, 2))
     block = chosen("block", (6, 3, 0 if first.get("latent") == "512+64" else 1))
+    # So many blocks of 576 elements would be gigabytes.
     latent = "other" if block == "32768+" else chosen("latent", (12, 1))
     far = chosen("offset", (5, 1)) == "past 2^31"
     apart = far or chosen("pool", (3, 2)) == "apart"
@@ -119,6 +121,8 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int) -> Given
     if latent == "other":
         given |= {"kv_lora_rank": 8 if block == "32768+" else 16, "qk_rope_head_dim": 8}
     if far:
+        # The more blocks, the smaller the stride: a page lies past 2^31 elements, and the pool
+        # still finds address space.
         given["page_stride"] = (
             2**16 + 64 if block == "32768+" else 2**25 + 64 if block == "below 32768" else 2**31
         )

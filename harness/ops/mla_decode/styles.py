@@ -171,6 +171,7 @@ def _named(call: Function, function: Function) -> Function:
     ) -> Any:
         return call(q, kv_cache, block_table, seq_lens, scale=scale)
 
+    # `inspect.signature` follows it, and would show the arguments of `call` in place of the op's.
     del adapted.__wrapped__
     adapted.__name__ = adapted.__qualname__ = str(getattr(function, "__qualname__", "kernel"))
     adapted.__doc__ = function.__doc__

@@ -86,6 +86,7 @@ class Rounding(NamedTuple):
         rounded = torch.maximum(
             weights * self.weight, weights.amax(1, keepdim=True) * self.least_weight
         )
+        # exp overflows float64 past 709. A weight moves by 1 at most.
         square = (weights * moved.clamp(max=700).expm1()).clamp(max=1).square() + rounded.square()
         off = (
             square @ values.square()

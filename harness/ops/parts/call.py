@@ -84,6 +84,7 @@ def check_outputs(
     if not declared:
         return ()
     values = tuple(result) if isinstance(result, tuple | list) else (result,)
+    # A kernel that declares no lse may return one all the same; nobody judges it.
     values = values if spec.gives_lse else values[: len(declared)]
     if problem := wrong_count(spec, len(values)):
         raise BadOutput(spec, problem)
@@ -277,6 +278,7 @@ def prepared(raw: InputsT, setting: Setting) -> tuple[InputsT, InputsT]:
     A corrupted call has corrupted inputs, and what they stand for in the copy.
     """
     if setting.change is not None:
+        # Before the poison goes in: a change finds live rows by what is not zero.
         setting.changed.append(change_(raw, setting.change, setting.seed))
     for part in raw.unowned:
         poison = setting.poison
@@ -286,6 +288,7 @@ def prepared(raw: InputsT, setting: Setting) -> tuple[InputsT, InputsT]:
         ):
             poison = replace(poison, pattern=_FINITE_STAND_IN.get(poison.pattern, poison.pattern))
         poison.fill_(part.memory, part.site)
+    # Before the kernel gets anything: on a CPU `given` may be the memory of `raw` itself.
     kept = _map_tensors(raw, pools.copied)
     given = _map_tensors(raw, lambda tensor: placed(tensor, setting.device, setting.fence))
     if setting.corruption is None:

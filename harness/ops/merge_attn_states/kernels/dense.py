@@ -57,6 +57,7 @@ def _merge(
     prefix_sum = (prefix_lse - shift).exp()
     suffix_sum = (suffix_lse - shift).exp()
     total = prefix_sum + suffix_sum
+    # 0 / 0 where both sides are empty. The fill below replaces it.
     blend = prefix_out.float() * _by_row(prefix_sum / total) + suffix_out.float() * _by_row(
         suffix_sum / total
     )
@@ -64,6 +65,7 @@ def _merge(
         blend, prefix_out, suffix_out, _by_row(prefix_empty), _by_row(suffix_empty)
     )
     blend = blend.masked_fill(_by_row(prefix_empty & suffix_empty), 0.0)
+    # Of two empty sides the shift is 0 and the total too, so the lse is -inf by itself.
     return blend.to(prefix_out.dtype), shift + total.log()
 
 

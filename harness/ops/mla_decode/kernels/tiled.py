@@ -95,6 +95,7 @@ def mla_decode(
         # A request whose last piece never arrives is not combined.
         written &= (arrived >= 0)[:, None]
     rows, rows_lse = _combine(partial_out, partial_lse, arrived.clamp(min=0), plan.room)
+    # The queries took the scale of the keys. The values are scaled here, once for each row.
     _write(out, (rows * call.cache_scale).view(out.shape), written)
     _write(lse.transpose(1, 2), rows_lse.view(out_shape[:3]), written)
     return out, lse

@@ -164,6 +164,7 @@ def _launch_splits(
     narrow = call.kv_cache.element_size() == 1
     cache = call.kv_cache.view(torch.int16) if narrow else call.kv_cache
     decode_split[(num_items, triton.cdiv(num_rows, tiling.rows))](
+        # The kernel finds a query row by its number and width, and knows no strides of the query.
         call.q.contiguous(),
         cache,
         call.block_table,

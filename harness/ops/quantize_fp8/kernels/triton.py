@@ -15,6 +15,7 @@ from harness.memory.triton_interpreter import prepare
 
 INTERPRETED = prepare()
 BLOCK = 4096
+# Each program of the second launch reduces all of them, so there may not be many.
 MAX_PARTIALS = 1024
 
 
