@@ -64,6 +64,7 @@ def load_adapters(engine: ReferenceEngine) -> None:
 
 @torch.no_grad()
 def with_adapter(model: CausalLM, adapter: int) -> CausalLM:
+    """A copy of `model` with the product of an adapter added to `kv_b_proj`, for the reference."""
     # The model is cached for other references, so the product goes into a copy.
     merged = copy.deepcopy(model)
     for layer, attention in enumerate(merged.mla_layers()):

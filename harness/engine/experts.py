@@ -185,7 +185,9 @@ def apply_experts(
     chosen = check_indices(
         # -1 looks up expert 0, whose share is dropped below. Any other negative id stays, and is
         # refused.
-        torch.where(is_here | (present < -1), present, 0), gate_proj.shape[0], "expert ids"
+        torch.where(is_here | (present < -1), present, 0),
+        gate_proj.shape[0],
+        "expert ids",
     )
     column = x.unsqueeze(-1)
     out = torch.zeros_like(x)

@@ -116,6 +116,7 @@ def _came_to(evidence: Evidence, call: CorruptedCall) -> tuple[Code, str]:
     sentence = f"{name}: {type(error.__cause__ or error).__name__}, {words}"
     if isinstance(error, SystemUnderTestError) and error.cause in _NO_ERRORS:
         return _NO_ERRORS[error.cause], sentence
+    # As a whole word: the letter of an argument such as `q` stands in many sentences.
     is_clear = any(re.search(rf"\b{re.escape(word)}\b", words) for word in call.corruption.names)
     return Code.CLEAN_ERROR if is_clear else Code.UNCLEAR_ERROR, sentence
 

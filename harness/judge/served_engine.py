@@ -104,6 +104,7 @@ class ServedEngine:
         if sequence in scheduler.running:
             scheduler.finish(sequence)
         elif sequence in scheduler.waiting:
+            # A waiting request has no blocks to give back.
             scheduler.waiting.remove(sequence)
 
 

@@ -285,7 +285,7 @@ class HostTier:
 
 @dataclass(frozen=True, slots=True)
 class Connector:
-    """Who stores and loads for a host tier, by the `connector` of a case."""
+    """A way to store and load for a host tier, chosen by the `connector` of a case."""
 
     name: str
     summary: str

@@ -35,9 +35,7 @@ class Sequence:
     slot: int = 0
     """The slot of its adapter, 0 without one."""
     model: tuple[int, int] = (0, 0)
-    """What serves it since it last started: how often the weights were reloaded, and the adapter in
-    its slot.
-    """
+    """The model that serves it since it last started: the number of reloads, and its adapter."""
     preempted_at: int = 0
     """The number of its tokens when it was preempted last; 0 if it never was."""
     state_source: int | None = None

@@ -88,6 +88,8 @@ class StepConditions(Probe):
 
     def before_step(self, step: Scheduled) -> None:
         owned = {block for item in step.scheduled for block in item.sequence.blocks}
+        # A block was given to a request that is no longer in the step, so it left after it was
+        # scheduled.
         self._is_cancelled = not owned.issuperset(step.new_attention_blocks)
 
     @contextlib.contextmanager

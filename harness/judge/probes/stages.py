@@ -369,6 +369,7 @@ class Stages(Probe):
         places = range(first, len(x))
         pages = [blocks[position // PAGE_SIZE] for position in places]
         cache = self._memory.latents(number)
+        # As bytes, because older torch cannot index fp8.
         raw = cache.view(torch.uint8) if cache.element_size() == 1 else cache
         stored = (
             raw[pages, [position % PAGE_SIZE for position in places]].view(cache.dtype).double()
@@ -410,6 +411,8 @@ class Stages(Probe):
         live = sum(item.num_new_tokens for item in self._ordered) if sequence is None else len(want)
         got = got[:live].double()
         want = want[:live]
+        # A row that cancels to nearly nothing holds rounding alone, so it is measured by the
+        # others' size.
         error = (got - want).norm(dim=-1) / want.norm(dim=-1).clamp(
             min=1e-2 * float(want.norm(dim=-1).mean()) + 1e-9
         )

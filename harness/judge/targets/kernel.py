@@ -196,5 +196,6 @@ class KernelTarget(Target):
         Large pools have no twin.
         """
         if self.params.cache_layout != "large":
+            # Other values, and the same ones whenever the case runs again.
             call = self._call(poison, self.case.seed ^ (number + 1))
             invoke(self.spec, poison, call.args, call.keywords(is_captured=False))

@@ -27,7 +27,7 @@ Another right scheduler may leave room, or take a larger graph.
 
 @dataclass(frozen=True, slots=True)
 class Had:
-    """What a running request had before a step, which changes all of it."""
+    """The state of a running request before a step. The step changes all of it."""
 
     num_cached: int
     num_tokens: int

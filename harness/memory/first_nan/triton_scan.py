@@ -50,6 +50,8 @@ def _look(
     WIDE: tl.constexpr,
     NEVER: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    # Loaded first and used last. The loop loads all rows, live or not, so it does not wait for
+    # this.
     rows = tl.load(live)
     rows = tl.where(rows < 0, num_rows, tl.minimum(rows, num_rows))
     latch = latches + slot * FIELDS

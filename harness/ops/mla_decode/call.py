@@ -97,7 +97,7 @@ def prepare(params: MlaDecodeParams, setting: Setting) -> KernelCall:
 def _plan(
     params: MlaDecodeParams, setting: Setting, seq_lens: Tensor, num_heads: int
 ) -> Callable[[bool], Any] | None:
-    """What plans with the kernel's planner, if the case wants a plan."""
+    """The function that makes a plan, with the kernel's planner; None if the case has no plan."""
     planner = planner_of(setting.spec)
     if planner is None or not params.planned:
         return None

@@ -152,11 +152,12 @@ class KernelCall:
     A graph is captured with these rows reordered.
     """
     same: Callable[[Tensor], Tensor] = lambda output: output
-    """What of the first output equal inputs must give again, with a row for each request: by
-    default all of it.
+    """The part of the first output that equal inputs must give again, a row for each request.
+
+    By default it is all of the output.
     """
     changed: str = ""
-    """What a change of the setting changed; empty without one."""
+    """The part of the inputs that was changed, such as "q[2, 0, 5]"; empty without a change."""
     plan: Callable[[bool], Any] | None = None
     """Makes `metadata`; called with whether a graph captures it."""
 
@@ -216,7 +217,7 @@ class Setting:
     change: Change | None = None
     """A legal change of one part of the inputs."""
     changed: list[str] = field(default_factory=list)
-    """What the change changed, once the inputs are drawn."""
+    """The changed parts of the inputs. It is empty until the inputs are drawn."""
 
 
 def attention_rows(

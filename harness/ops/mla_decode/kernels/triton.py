@@ -72,7 +72,8 @@ def mla_decode(
     before seq_lens[b] - S + s + 1. The plan is read on the device and clipped by seq_lens. A plan
     made for shorter lengths leaves out later pages. Scores of a float32 query are computed in
     float32, of a bfloat16 query in bfloat16, or in float16 over an fp8 cache. The strides of an fp8
-    cache must be even.
+    cache must be even. kv_scale [1] is float32 on the device, or a float. Raises ValueError for
+    shapes that do not go together, and for tensors that are not dense.
     """
     tables = ("block_table", block_table, "BM"), ("seq_lens", seq_lens, "B")
     check_shapes(("q", q, "BSHD"), ("kv_cache", kv_cache, "NPD"), *tables, P=PAGE_SIZE)
