@@ -113,6 +113,8 @@ class ReferenceEngine:
             if item.sequence.is_finished:
                 self.scheduler.finish(item.sequence)
         if self.params.dummy_steps:
+            # Between two steps, as an idle rank takes part while others compute
+            # (vllm-project/vllm#39444).
             self.runner.run_dummy()
         # The tokens were read above, so the device has run all checks of the step. A read here
         # costs little.

@@ -35,6 +35,7 @@ GROUP_OF: dict[LayerType, Group] = {
 """The layers of a group share a block table. All groups share the pool."""
 NOT_LOADED = torch.finfo(torch.float32).min
 """The scale of an fp8 cache before a checkpoint is loaded. No real scale has this value."""
+# A multiple of the size of every element, so that a block has a view in each type.
 _ALIGNMENT = 16
 
 

@@ -102,6 +102,7 @@ class GraphDrafter:
     def capture(self, size: int) -> None:
         hidden = self._static[:size]
         tokens = self._tokens[:size]
+        # Once before the capture, which can compile nothing.
         self.forward(hidden, tokens)
         self._graphs[size] = self._pool.capture(lambda: self.forward(hidden, tokens))
 

@@ -87,6 +87,8 @@ class ServedEngine:
         sampled = [item for item in self.engine.step() if item.tokens]
         if not sampled:
             return []
+        # Only whether they are finite is kept: logits of all tokens of thousands of answers would
+        # fill the memory.
         newest = torch.stack([item.logits[len(item.tokens) - 1] for item in sampled])
         return [
             (item.sequence.request, item.tokens[-1], is_finite)

@@ -262,6 +262,8 @@ class MLAAttention(nn.Module):
             assert self.sliding_window is not None
             return causal.triu(1 - self.sliding_window)
         scores = self.indexer.scores(x, self.indexer.keys(x)).masked_fill(~causal, -torch.inf)
+        # An early query has fewer tokens than are chosen. It gets some of the future too, and the
+        # mask takes them out again.
         chosen = scores.topk(min(self.indexer.topk, x.shape[1]), dim=-1).indices
         return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, chosen, True) & causal
 

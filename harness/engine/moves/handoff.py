@@ -143,6 +143,7 @@ class Handoff:
                     for one in self.prefill.ranks[number].regions
                     if (one.group, one.layer) == alike
                 )
+                # Ranks with as many shards lay out a page alike, so that it is copied as a whole.
                 if len(source.shards) == len(region.shards):
                     yield from page_copies(
                         region, source, (rows[0], rows[1]), length, used, self.params.unit

@@ -193,6 +193,7 @@ class HostTier:
     def _finish(self, request: MovedRequest) -> None:
         size = self.params.block_size
         full = self.params.shared_prefix // size * size
+        # Only this request has a prefix that another one begins with.
         if request.number == 0 and full:
             self._stored[0] = stored = self._store(request, full)
             self._leaving.append((stored.event, request))
@@ -202,6 +203,7 @@ class HostTier:
     def _store(self, request: MovedRequest, num_tokens: int) -> Stored:
         for event in (*self.waits(STORE), *request.ready.values()):
             self.streams.wait(STORE, event)
+        # The store waits for what still arrives, so that it copies nothing that is not there.
         request.ready = {}
         size = -(-num_tokens // self.params.block_size)
         tables = {

@@ -95,6 +95,8 @@ class MoveServer:
             first = max(request.num_computed - self.params.window + 1, 0) // self.params.block_size
             rows: list[int | None] = list(self.pool.allocate(count))
             if name == "window" and not request.tables.get(name):
+                # A request that is loaded begins behind its window, and never reads the pages
+                # before it.
                 self.pool.free(row for row in rows[:first] if row is not None)
                 rows[:first] = [None] * min(first, len(rows))
             request.tables.setdefault(name, []).extend(rows)
@@ -186,6 +188,7 @@ class MoveServer:
                 assert row is not None
                 yield (
                     (region.buffer.name, row, 0, region.page_bytes),
+                    # Each token writes the state anew, so its bytes name the last one.
                     region.wanted(request.number, end - 1, end),
                 )
             return
@@ -203,6 +206,7 @@ class MoveServer:
             )
             yield (
                 (region.buffer.name, row, *slots),
+                # A page is of one sequence, as a shared prefix ends with a page.
                 region.wanted(request.generation(first), first, last),
             )
 

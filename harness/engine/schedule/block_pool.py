@@ -114,6 +114,7 @@ class BlockPool:
                 raise ValueError(f"block {block} is freed but has no owner")
             self._num_owners[block] -= 1
             if self._num_owners[block] == 0:
+                # At the end, which a FIFO list gives away last and a LIFO list next.
                 self._free.append(block)
                 # A cached block stays readable, because a prompt may find it; so it is not poisoned
                 # yet.

@@ -247,6 +247,8 @@ class Scheduler:
         if self.needs_state:
             num_shared = self.pool.pages_with_state(wanted, num_shared)
             shared = shared[:num_shared]
+            # This request does not own the block, which may be given away in the same step. The
+            # runner reads it first.
             sequence.state_source = self.pool.state_after(wanted[:num_shared])
         self._hits = hits(self.pool, shared, num_pages(len(sequence.tokens)))
         self.pool.share(shared)

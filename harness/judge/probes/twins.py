@@ -112,6 +112,7 @@ class Twins(Probe):
         rows = self._inputs_of_rows(copied.decode.query_len)
         live = torch.arange(len(replayed)) < len(rows)
         runs = [eager]
+        # A CPU repeats its bits, so there a difference needs no second run.
         if replayed.is_cuda and not torch.equal(replayed, eager.logits):
             # A second eager run shows whether the kernels repeat their bits at all.
             live &= decided_alike(forwarded, eager)

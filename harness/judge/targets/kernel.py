@@ -104,6 +104,7 @@ class KernelTarget(Target):
                 if is_graph
                 else call.keywords(is_captured=False)
             )
+            # What does not depend on the pattern is looked at once.
             is_main = poison.pattern == self.case.poison.patterns[0]
             if is_main:
                 run.shown = shown_by(self.op, call.args, keywords)

@@ -24,6 +24,7 @@ SPACE = SPACES["mla_decode"]
 def _plain(rng: Random) -> Given:
     query_len = rng.choice([1, 1, 1, 2])
     seq_lens = [
+        # The query tokens are part of a request's length. A padded request has none.
         0 if length == 0 else max(length, query_len)
         for length in drawn_lengths(rng, 0, 300, most=5)
     ]
@@ -81,10 +82,12 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int) -> Given
     apart = far or chosen("pool", (3, 2)) == "apart"
     requests = [first, *islice(wanted, batch - 1)]
     if first.get("place") in ("middle", "last") and batch > 1:
+        # The conditions of the first wanted unit name where in the batch it stands.
         place = batch - 1 if first["place"] == "last" else batch // 2
         requests[0], requests[place] = requests[place], requests[0]
     lengths = _lengths(random, requests, tokens, (2 if batch > 16 else 4) if heads < 100 else 2)
     if first.get("spare") == "none":
+        # The table is then as wide as the longest request, so no other one may be longer.
         pages = SPACE["pages"].numbers[first.get("pages", "2")].start
         lengths = [min(n, pages * PAGE_SIZE) for n in lengths]
     if not any(lengths):
@@ -108,6 +111,8 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int) -> Given
         "query_len": tokens,
         "num_heads": heads,
         "kv": chosen("kv"),
+        # Both lists are repeated for more requests. 17 and 13 have no common factor, so pairs of
+        # words go on changing.
         "page_order": words[:17],
         "values": values[:13],
         "table_pad": random.choice(SPACE["spare"].numbers[chosen("spare")][:12]),
@@ -139,8 +144,10 @@ def _lengths(random: Random, requests: Sequence[Wanted], tokens: int, more: int)
     for b, want in enumerate(requests):
         before = found[-1] if found else -1
         if want.get("around", "live") in ("empty before", "empty both") and found:
+            # This request wants an empty one in front of it.
             found[-1] = before = 0
         if b and requests[b - 1].get("around") in ("empty after", "empty both"):
+            # The request in front wants an empty one behind it.
             found.append(0)
             continue
         equal = (
@@ -162,6 +169,7 @@ def _length(random: Random, want: Wanted, tokens: int, more: int) -> int:
         return 0
     if not want and random.random() < 0.12:
         return 0
+    # An order shows in two pages, and a mixed one in three.
     least = {"mixed": "3-4", "rising": "2", "falling": "2", "repeated": "2"}.get(
         want.get("order", ""), "1"
     )

@@ -58,6 +58,7 @@ def draw(params: MlaDecodeSparseParams, seed: int) -> SparseInputs:
         before = slots = decode_conditions.arranged_slots(slots, before, word)
         indices[token, :count] = slots
         if word == "holes" and count:
+            # The last slot goes to the end of the list, so that -1 stands between slots.
             indices[token, [count - 1, -1]] = indices[token, [-1, count - 1]]
     if params.values:
         # Planted queries look at element 0 alone, so a key without a level scores 0.

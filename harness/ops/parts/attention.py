@@ -88,6 +88,8 @@ class Rounding(NamedTuple):
         )
         # exp overflows float64 past 709. A weight moves by 1 at most.
         square = (weights * moved.clamp(max=700).expm1()).clamp(max=1).square() + rounded.square()
+        # The sum of square * (value - out)^2. Weights add up to 1, so one that is too large moves
+        # the row from its mean towards that value.
         off = (
             square @ values.square()
             - 2 * (square @ values) * out

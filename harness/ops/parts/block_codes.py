@@ -26,6 +26,7 @@ def scale_codes(amax: Tensor, form: BlockFormat) -> Tensor:
     binade of the elements.
     """
     if form.scale == "e4m3":
+        # Past 448 torch's conversion gives NaN, as e4m3fn has no infinity.
         scale = (amax / form.element_max).clamp(max=448.0)
         return scale.to(torch.float8_e4m3fn).view(torch.uint8)
     # frexp counts from 0.5, one above the exponent of the binade, and e8m0 has a bias of 127.

@@ -245,6 +245,7 @@ def _attend(call: _Call, plan: SplitPlan, partial_out: Tensor, partial_lse: Tens
     rank = latent_rank(head_dim)
     items = (work[:, 1] < work[:, 2]).nonzero().flatten()
     request = check_indices(work[items, 0], num_requests, "metadata.work request")
+    # Item i is piece i % MAX_SPLITS of its request, see `SplitPlan`.
     scratch = request * plan.room + check_indices(
         items % MAX_SPLITS, plan.room, "metadata: piece in the scratch"
     )
