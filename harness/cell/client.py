@@ -258,6 +258,7 @@ class RemoteKernel:
 
         def crossing(value: Any) -> Any:
             nonlocal start, num_given
+            # The cell numbers its arguments in the same order, those by position first.
             number, num_given = num_given, num_given + 1
             if not isinstance(value, Tensor):
                 return value
@@ -281,6 +282,7 @@ class RemoteKernel:
             raise NoMemoryError(cut(answer.no_room))
         if answer.raised is not None:
             raise self._error(spec, answer.raised)
+        # Inputs are read back as well: the judge looks for writes where none may be.
         for number, (tensor, note) in sent.items():
             if number in answer.written:
                 begin, parts = answer.written[number]

@@ -67,6 +67,7 @@ def fill_tails(memory: PagedMemory, ordered: list[ScheduledSequence], poison: Po
             layout.latent_dim,
             poison,
         )
+        # Index keys lie behind the latents of a block, in a type of their own.
         for layer in sparse_layers:
             for block, start in tail:
                 poison.fill_(memory.index_keys(layer)[block, start:], "kv.tail")

@@ -110,9 +110,11 @@ class PagedSparseMLA:
         kv_c, k_pe = attention.project_kv(x, batch.positions)
         self.kernels.write_kv(kv_c, k_pe, cache, batch.stored_slots, kv_scale=kv_scale)
         index_cache = memory.index_keys(self.layer)
+        # Before the logits, as latents are stored before attention: each token sees itself.
         launch(store_index_keys, indexer.keys(x), index_cache, batch.stored_slots)
         tables, lengths = rows_of_tokens(batch)
         queries, weights = indexer.queries(x)
+        # Each token is a request with one query token here, and has its own row of the table.
         logits = self.kernels.index_logits(
             queries[:, None], weights[:, None], index_cache, tables, lengths
         )

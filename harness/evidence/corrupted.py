@@ -78,6 +78,8 @@ def rejects(evidence: Evidence) -> Judgement:
         elif cause not in _RIGHT:
             judgement.notes.append(f"undefined by contract, {cause}: {sentence}")
             num_undefined += 1
+        # A case of one call says in a sentence what it came to. Of many calls only the numbers are
+        # told.
         elif len(calls) == 1:
             judgement.notes.append(sentence)
         if cause not in _RIGHT or not judgement.cause:

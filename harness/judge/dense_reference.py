@@ -167,6 +167,7 @@ def visible_tokens(
     assert best is not None
     is_token = seen >= 0
     taken = torch.zeros_like(best, dtype=torch.int64)
+    # Counted and not set, so that a position that is listed twice is seen.
     taken.scatter_add_(-1, seen.clamp(min=0), is_token.long())
     causal = torch.ones_like(best[0]).tril()
     legal = (

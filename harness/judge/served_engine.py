@@ -206,6 +206,7 @@ class ReferenceBackend:
         if not longest:
             return [False] * len(requests)
         enders = self._tokens_that_may_end(tuple(stop))
+        # A token past the vocabulary has no text. It makes the answer invalid, see `_answer`.
         known = range(self._engine.vocab_size)
         stopped = [False] * len(requests)
         candidates = [

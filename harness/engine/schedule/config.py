@@ -90,6 +90,7 @@ class EngineModelConfig:
     pad_token_id: int = 1
 
     def __post_init__(self) -> None:
+        # The dataclass is frozen, and callers bring lists.
         object.__setattr__(self, "layer_types", tuple(self.layer_types))
         if self.architecture not in _CONSTANTS:
             raise ValueError(

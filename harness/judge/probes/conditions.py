@@ -151,6 +151,7 @@ class StepConditions(Probe):
         }
         for block in (*sequence.blocks, *sequence.window_blocks):
             self._owner.setdefault(block, sequence)
+        # Pages that were found in the cache are not given.
         before = hit // PAGE_SIZE if is_new else self._pages[sequence]
         self._pages[sequence] = len(sequence.blocks)
         return Request(

@@ -249,6 +249,8 @@ class EngineRecorder(Probe):
             limit, bad = -1, NOT_FINITE
             if output.ids_of:
                 limit, bad = size_of(output.ids_of, op, args), NO_EXPERT
+                # The launch that hands over these ids is found by its first argument, which is this
+                # very tensor.
                 self._num_experts, self._ids = limit, value
             letters, value = with_token_axis(output.shape, value)
             if op.written_tokens:

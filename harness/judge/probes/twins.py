@@ -264,12 +264,14 @@ def repeated(inputs: Batch, num_live: int, count: int, slot: int) -> Batch:
     is_first = torch.arange(len(rows), device=device) < num_live * query_len
     of_requests = map_tensors(
         replace(decode, output=None),
+        # The number of live rows is one number, and no row of a request.
         lambda tensor: tensor if tensor is decode.num_live else tensor[order],
         metadata=DecodeMetadata(),
     )
     return Batch(
         hidden=inputs.hidden[rows],
         positions=inputs.positions[rows],
+        # A repetition must not store over the latents of the request that it repeats.
         slot_mapping=torch.where(is_first, inputs.slot_mapping[rows], slot),
         decode=of_requests,
         window_slots=None

@@ -33,6 +33,7 @@ def influences(
     before = call.observe(tuple(output.cpu() for output in outputs))
     for change in changes(OPS.get(spec.op), EACH):
         other = changed(change)
+        # Not every argument of every case has something to change.
         if not other.changed:
             continue
         result = invoke(spec, poison, other.args, other.keywords(is_captured=False))

@@ -38,6 +38,7 @@ def merge_attn_states(
     suffix_out = suffix_as_stored(prefix_out, suffix_out)
     out = torch.empty(prefix_out.shape, dtype=prefix_out.dtype, device=prefix_out.device)
     lse = torch.empty(prefix_lse.shape, dtype=torch.float32, device=prefix_lse.device)
+    # Only these rows: the prefix of the others was never written (vllm-project/vllm#36540).
     out[:merged], lse[:, :merged] = _merge(
         prefix_out[:merged], prefix_lse[:, :merged], suffix_out[:merged], suffix_lse[:, :merged]
     )
