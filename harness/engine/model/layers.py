@@ -157,6 +157,8 @@ class MoE(nn.Module):
 
     def combine(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """x: [T, hidden], ids: [T, k] int32, weights: [T, k] -> [T, hidden], routed plus shared."""
+        # In training the weights that are gathered for each token would be kept for the backward
+        # pass.
         apply = self.experts.every if weights.requires_grad else self.experts
         out: Tensor = apply(x, ids, weights)
         if self.shared_experts is not None:

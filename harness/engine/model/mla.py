@@ -49,6 +49,7 @@ class Indexer(nn.Module):
         In the weights' dtype, such as float32. No score is masked: the caller knows the future.
         """
         q, weights = self.queries(x)
+        # If all queries see the same keys, the heads of all tokens are the rows of one product.
         products = ((q if keys.ndim > x.ndim else q.flatten(-3, -2)) @ keys.transpose(-1, -2)).view(
             *q.shape[:-1], -1
         )
@@ -171,6 +172,7 @@ class MLAAttention(nn.Module):
     @property
     def softmax_scale(self) -> float:
         """The factor of scores, from the width of an expanded key, in the absorbed form too."""
+        # An absorbed query is wider, but its scores are those of the expanded form.
         return float((self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5)
 
     def project_q(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,7 +197,9 @@ class MLAAttention(nn.Module):
             (self.kv_lora_rank, self.qk_rope_head_dim), dim=-1
         )
         if self.use_rope:
+            # Before it is stored: a cached key is not touched again.
             k_pe = rotate(k_pe, positions, self.rope_theta)
+        # Only the latent is normalised, as in DeepSeek-V2.
         return self.kv_a_layernorm(kv_c), k_pe
 
     def up_projections(self) -> tuple[Tensor, Tensor]:

@@ -126,4 +126,6 @@ def is_decode(sequence: Sequence, num_new_tokens: int) -> bool:
     """
     if num_new_tokens != sequence.query_len or sequence.num_computed_tokens == 0:
         return False
+    # With one query token, a last token of a prompt runs as a decode: it has cached tokens to go on
+    # from. With drafts, all tokens but the first must be drafts.
     return sequence.query_len == 1 or sequence.is_decoding

@@ -77,6 +77,7 @@ def _written_late(
     argument.copy_(early)
     outputs = tuple(output.cpu() for output in launch([(right, memory)]))
     observed = observed_of(call, outputs)
+    # The next input is written late beside right ones.
     memory.copy_(right)
     return observed
 

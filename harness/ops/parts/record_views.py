@@ -50,6 +50,7 @@ def planar_parts(cache: Tensor, scale_bytes: int) -> tuple[Tensor, Tensor]:
     """
     num_blocks, page_size, num_bytes = cache.shape
     border = page_size * (num_bytes - scale_bytes)
+    # A view, as a block is dense within itself.
     flat = cache.flatten(1)
     return flat[:, :border].view(num_blocks, page_size, -1), flat[:, border:].view(
         num_blocks, page_size, -1
