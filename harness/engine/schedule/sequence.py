@@ -124,8 +124,8 @@ def is_decode(sequence: Sequence, num_new_tokens: int) -> bool:
     A short prompt can have that many. It has no state to continue (vllm-project/vllm#32118), and no
     drafts to verify (vllm-project/vllm#53059).
     """
-    if num_new_tokens != sequence.query_len or sequence.num_computed_tokens == 0:
-        return False
     # With one query token, a last token of a prompt runs as a decode: it has cached tokens to go on
     # from. With drafts, all tokens but the first must be drafts.
+    if num_new_tokens != sequence.query_len or sequence.num_computed_tokens == 0:
+        return False
     return sequence.query_len == 1 or sequence.is_decoding
