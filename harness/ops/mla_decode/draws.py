@@ -82,12 +82,10 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int) -> Given
     apart = far or chosen("pool", (3, 2)) == "apart"
     requests = [first, *islice(wanted, batch - 1)]
     if first.get("place") in ("middle", "last") and batch > 1:
-        # The conditions of the first wanted unit name where in the batch it stands.
         place = batch - 1 if first["place"] == "last" else batch // 2
         requests[0], requests[place] = requests[place], requests[0]
     lengths = _lengths(random, requests, tokens, (2 if batch > 16 else 4) if heads < 100 else 2)
     if first.get("spare") == "none":
-        # The table is then as wide as the longest request, so no other one may be longer.
         pages = SPACE["pages"].numbers[first.get("pages", "2")].start
         lengths = [min(n, pages * PAGE_SIZE) for n in lengths]
     if not any(lengths):
@@ -111,8 +109,6 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int) -> Given
         "query_len": tokens,
         "num_heads": heads,
         "kv": chosen("kv"),
-        # Both lists are repeated for more requests. 17 and 13 have no common factor, so pairs of
-        # words go on changing.
         "page_order": words[:17],
         "values": values[:13],
         "table_pad": random.choice(SPACE["spare"].numbers[chosen("spare")][:12]),

@@ -59,8 +59,7 @@ def mla_decode(
     `workspace`, int32 words that are zero on entry and on return; word b belongs to request b, and
     the kernel knows the address only.
 
-    kv_scale is a float, or [1] float32 on the device; workspace [B or more] is int32. The keys of a
-    request count from 0, and lengths are in tokens.
+    kv_scale is a float, or [1] float32 on the device; workspace [B or more] is int32.
     """
     tables = ("block_table", block_table, "BM"), ("seq_lens", seq_lens, "B")
     check_shapes(("q", q, "BSHD"), ("kv_cache", kv_cache, "NPD"), *tables, P=PAGE_SIZE)
