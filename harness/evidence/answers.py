@@ -116,6 +116,8 @@ def answers(evidence: Evidence) -> Judgement:
                 f"{evidence.case.id}: its target names no least accuracy, so every accuracy would"
                 " pass"
             )
+        # Rounding moves single answers from batch to batch. Only a drop that chance hardly ever
+        # makes counts.
         return {"limits": AccuracyLimits(accuracy=answered.least_accuracy, flips=None, alpha=1e-6)}
 
     return _judged(evidence, "answers", against)
