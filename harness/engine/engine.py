@@ -116,8 +116,8 @@ class ReferenceEngine:
             # Between two steps, as an idle rank takes part while others compute
             # (vllm-project/vllm#39444).
             self.runner.run_dummy()
-        # The tokens were read above, so the device has run all checks of the step. A read here
-        # costs little.
+        # The tokens were read above, so the device has run the checks of the step. Their verdicts
+        # lie in pinned memory, so this does not wait.
         raise_bad_indices()
         return sampled
 

@@ -38,8 +38,7 @@ def prepare(params: MlaDecodeParams, setting: Setting) -> KernelCall:
         sites=setting.poison.sites
         # Zeros that the case asks for must stay: the poison would overwrite them.
         - ({"block_table.pad"} if params.table_entries == "zero" else set()),
-        # An index out of range is refused by a kernel that declares it needs valid ones: it gets
-        # none.
+        # A kernel that declares that it needs valid entries gets none out of range.
         strict=(setting.poison.strict or params.table_entries == "out_of_range")
         and not keeps(setting, setting.spec.needs_valid_table),
     )

@@ -28,7 +28,6 @@ def _map(
     page = position // page_size
     # In C, -1 // page_size is 0, a live page, so the sign is judged before the division is used.
     found = (position >= 0) & (page < num_pages)
-    # In 64 bits: requests times columns of a long context need more than 32.
     row = block_table + tl.load(requests + token).to(tl.int64) * stride_table
     block = tl.load(row + page, mask=found, other=0)
     slot = tl.where(found, block * page_size + position % page_size, -1)
