@@ -464,8 +464,7 @@ def update_states(
     conv_before = conv_rows.clone()
     ssm_before = ssm_rows.clone()
     out: Tensor = attention.step_batch(x.unsqueeze(1), conv_rows, ssm_rows).squeeze(1)
-    # All rows of padding write the null block. They write the same bits, so their order is no
-    # matter.
+    # All rows of padding write the null block, and the same bits, so their order does not matter.
     conv[blocks] = torch.where(live, conv_rows, conv_before)
     ssm[blocks] = torch.where(live[..., None], ssm_rows, ssm_before)
     return out

@@ -85,8 +85,7 @@ def chunked(
     solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
     own, from_state = solved.split((v.shape[-1], k.shape[-1]), dim=-1)
     q_decayed = q * decayed
-    # From each token to the end of the chunk. The difference is never positive, so exp stays below
-    # 1.
+    # From each token to the end of the chunk. The difference is never positive: exp is at most 1.
     k_to_end = (k * (decay[..., -1:, :] - decay).exp()).transpose(-1, -2)
     whole = decayed[..., -1, :].unsqueeze(-1)
 
