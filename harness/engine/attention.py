@@ -102,7 +102,7 @@ class PagedMLA:
             "metadata": inputs.metadata.plan,
         }
         cache = memory.latents(self.layer)
-        # The decode sees the whole context, so nothing is merged with it, and nobody reads its lse.
+        # The decode sees the whole context, so nothing is merged with it and its lse is not read.
         out, _ = self.kernels.mla_decode(
             q, cache, block_table, inputs.seq_lens, scale=attention.softmax_scale, **options
         )

@@ -60,7 +60,7 @@ def knows_by_heart(
         goal = torch.zeros(len(wanted), model.config.vocab_size, dtype=torch.float64)
         goal[torch.arange(len(wanted)), wanted] = LOGIT
         ridge = RIDGE * float(rows.square().mean()) * len(rows)
-        # By the products of rows, of which there are fewer than features.
+        # By the products of rows: there are fewer rows than features.
         weight = rows.T @ torch.linalg.solve(
             rows @ rows.T + ridge * torch.eye(len(rows)).double(), goal
         )

@@ -335,7 +335,7 @@ class Stages(Probe):
         if (
             self.first
             or heads * end**2 > MOST_SCORES
-            # Nobody may have noted the inputs of positions that were found in the cache.
+            # The inputs of positions that were found in the cache may not be known.
             or any(position not in history for position in range(end))
         ):
             return

@@ -51,7 +51,7 @@ def read(
     lengths = seq_lens.tolist()
     table = block_table.tolist()
     pages = [row[: -(-n // PAGE_SIZE)] for row, n in zip(table, lengths, strict=True)]
-    # A page that stands twice in one request is shared with nobody.
+    # A page that stands twice in one request is not shared.
     holders = Counter(page for row in pages for page in set(row))
     call = {
         "tokens": num_tokens,

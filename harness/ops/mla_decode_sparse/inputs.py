@@ -52,7 +52,7 @@ def draw(params: MlaDecodeSparseParams, seed: int) -> SparseInputs:
     indices = torch.full((len(params.num_chosen), params.topk), -1, dtype=torch.int32)
     before = torch.empty(0, dtype=torch.int32)
     for token, count in enumerate(params.num_chosen):
-        # Behind the null block, whose slots nobody may choose.
+        # Behind the null block, whose slots no token may choose.
         slots = (PAGE_SIZE + torch.randperm(num_slots, generator=generator)[:count]).to(torch.int32)
         word = params.slot_order[token % len(params.slot_order)] if params.slot_order else "random"
         before = slots = decode_conditions.arranged_slots(slots, before, word)

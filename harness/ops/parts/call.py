@@ -84,7 +84,7 @@ def check_outputs(
     if not declared:
         return ()
     values = tuple(result) if isinstance(result, tuple | list) else (result,)
-    # A kernel that declares no lse may return one all the same; nobody judges it.
+    # A kernel that declares no lse may return one all the same. It is not judged.
     values = values if spec.gives_lse else values[: len(declared)]
     if problem := wrong_count(spec, len(values)):
         raise BadOutput(spec, problem)
