@@ -34,6 +34,7 @@ def raise_walls(hidden: Path) -> tuple[str, ...]:
     libc = ctypes.CDLL(None, use_errno=True)
     user, group = os.getuid(), os.getgid()
     if libc.unshare(_NEW_USER | _NEW_NETWORK | _NEW_MOUNTS):
+        # Many containers allow no user namespaces.
         return ()
     try:
         # The order is that of user_namespaces(7).
@@ -42,6 +43,7 @@ def raise_walls(hidden: Path) -> tuple[str, ...]:
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
     except OSError:
         return (NETWORK,)
+    # Private first, or the mount below would be seen outside.
     is_private = not libc.mount(b"none", b"/", None, _PRIVATE_TREE, None)
     target = os.fsencode(hidden)
     if is_private and not libc.mount(b"tmpfs", target, b"tmpfs", 0, b"size=0"):

@@ -24,6 +24,7 @@ SPACE = SPACES["mla_decode"]
 def _plain(rng: Random) -> Given:
     query_len = rng.choice([1, 1, 1, 2])
     seq_lens = [
+        # The query tokens are part of a request's length. A padded request has none.
         0 if length == 0 else max(length, query_len)
         for length in drawn_lengths(rng, 0, 300, most=5)
     ]
@@ -71,9 +72,11 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int) -> Given
         and "batch" not in first
         and any(name in first for name in ("neighbour", "around", "shared", "place"))
     ):
+        # These conditions are about the requests beside one, so a batch of two shows few of them.
         batch = max(batch, 5)
     heads = number("heads", 130, (3, 4, 4, 3, 2, 2))
     block = chosen("block", (6, 3, 0 if first.get("latent") == "512+64" else 1))
+    # So many blocks of 576 elements would be gigabytes.
     latent = "other" if block == "32768+" else chosen("latent", (12, 1))
     far = chosen("offset", (5, 1)) == "past 2^31"
     apart = far or chosen("pool", (3, 2)) == "apart"
@@ -119,6 +122,8 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int) -> Given
     if latent == "other":
         given |= {"kv_lora_rank": 8 if block == "32768+" else 16, "qk_rope_head_dim": 8}
     if far:
+        # The more blocks, the smaller the stride: a page lies past 2^31 elements, and the pool
+        # still finds address space.
         given["page_stride"] = (
             2**16 + 64 if block == "32768+" else 2**25 + 64 if block == "below 32768" else 2**31
         )
@@ -135,8 +140,10 @@ def _lengths(random: Random, requests: Sequence[Wanted], tokens: int, more: int)
     for b, want in enumerate(requests):
         before = found[-1] if found else -1
         if want.get("around", "live") in ("empty before", "empty both") and found:
+            # This request wants an empty one in front of it.
             found[-1] = before = 0
         if b and requests[b - 1].get("around") in ("empty after", "empty both"):
+            # The request in front wants an empty one behind it.
             found.append(0)
             continue
         equal = (
@@ -158,6 +165,7 @@ def _length(random: Random, want: Wanted, tokens: int, more: int) -> int:
         return 0
     if not want and random.random() < 0.12:
         return 0
+    # An order shows in two pages, and a mixed one in three.
     least = {"mixed": "3-4", "rising": "2", "falling": "2", "repeated": "2"}.get(
         want.get("order", ""), "1"
     )
