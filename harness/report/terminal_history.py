@@ -246,7 +246,8 @@ def _has_runs(console: Console, found: Trends) -> bool:
 
 def _print_changing(console: Console, name: str, found: Trends) -> None:
     # Faults have lines of their own.
-    cases = [case for case in found.cases if not set(case.verdicts) & {*"yn"}]
+    of_faults = {LETTERS[outcome] for outcome in FAULT_VERDICTS}
+    cases = [case for case in found.cases if not set(case.verdicts) & of_faults]
     changing = [
         case
         for case in cases

@@ -127,6 +127,21 @@ class ForkStarter(Protocol):
     ) -> Process: ...
 
 
+def _started(program: Sequence[str], log: int, replies: int, environ: dict[str, str]) -> Process:
+    """The new process of `program`, which writes to the descriptors `log` and `replies`."""
+    return subprocess.Popen(
+        program,
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=log,
+        pass_fds=(replies,),
+        env=environ,
+        # A session of its own: Ctrl-C reaches the parent alone, which then ends its children in
+        # order.
+        start_new_session=True,
+    )
+
+
 class Child:
     """A child in its own process group, so that ending it also ends the processes that its kernels
     started.
@@ -165,40 +180,22 @@ class Child:
         self._stream, replies = os.pipe()
         # The parent reads what is there and goes on: it has other children to serve.
         os.set_blocking(self._stream, False)
-        # The child ends with its parent. Behind a prefix, such as a sanitizer, that program is its
-        # parent.
-        parent = 0 if prefix else os.getpid()
         self.allow(seconds)
         settings = _child_environ(environ or {})
+        log_of_child = self._log.fileno()
         try:
-            self._process: Process = (
-                forks.start(
-                    module, *arguments, environ=settings, log=self._log.fileno(), replies=replies
+            if forks is not None:
+                self._process: Process = forks.start(
+                    module, *arguments, environ=settings, log=log_of_child, replies=replies
                 )
-                if forks is not None
-                else subprocess.Popen(
-                    [
-                        *prefix,
-                        python,
-                        # The working directory may hold a `torch.py` of the user.
-                        "-P",
-                        "-m",
-                        "harness.run.launch",
-                        str(parent),
-                        module,
-                        str(replies),
-                        *arguments,
-                    ],
-                    stdin=subprocess.PIPE,
-                    stdout=self._log,
-                    stderr=self._log,
-                    pass_fds=(replies,),
-                    env=settings,
-                    # A session of its own: Ctrl-C reaches the parent alone, which then ends its
-                    # children in order.
-                    start_new_session=True,
-                )
-            )
+            else:
+                # The child ends with its parent. Behind a prefix, such as a sanitizer, that program
+                # is its parent.
+                parent = 0 if prefix else os.getpid()
+                words = ["harness.run.launch", str(parent), module, str(replies), *arguments]
+                # -P: the working directory may hold a `torch.py` of the user.
+                program = [*prefix, python, "-P", "-m", *words]
+                self._process = _started(program, log_of_child, replies, settings)
         except BaseException as error:
             os.close(self._stream)
             self._log.close()
