@@ -73,7 +73,7 @@ class Raised(Record):
     stack: str = ""
 
 
-class Answer(Record):
+class CallAnswer(Record):
     """What a cell answers to a call."""
 
     outputs: tuple[Output, ...] = ()
@@ -147,11 +147,11 @@ class Cell:
         self.walls = tuple(filter(None, standing.decode("ascii", "replace").split(",")))
         return Loaded.model_validate_json(self._ask(self._load))
 
-    def call(self, request: Call) -> Answer:
+    def call(self, request: Call) -> CallAnswer:
         """Make a call. Raises CellDied."""
         if self._channel is None:
             self.load()
-        return Answer.model_validate_json(self._ask(request))
+        return CallAnswer.model_validate_json(self._ask(request))
 
     def _ask(self, request: Load | Call) -> bytes:
         assert self._channel is not None

@@ -21,9 +21,9 @@ from harness.accuracy.script import (
     FIRST_TOKEN,
     SCHEMAS,
     PagePool,
-    Request,
     Script,
-    Step,
+    ScriptRequest,
+    ScriptStep,
     length_of,
     requests_of,
 )
@@ -62,7 +62,7 @@ class TraceCheck(ScriptCheck):
     shrink_seconds: float = 60.0
 
 
-def drawn_step(draw: random.Random, pool: PagePool) -> Step:
+def drawn_step(draw: random.Random, pool: PagePool) -> ScriptStep:
     """A burst of requests that each fit the pool."""
     most = (pool.num_pages - 2) * pool.page
     budget = draw.choice([text for text in BUDGETS if length_of(text, pool.page) < most // 2])
@@ -72,7 +72,7 @@ def drawn_step(draw: random.Random, pool: PagePool) -> Step:
     )
     is_cut = draw.random() < 0.3
     gap = draw.choice((0, 0, 1, 5, 20))
-    return Step(
+    return ScriptStep(
         ask=asked,
         together=draw.random() < 0.8,
         max_tokens=budget,
@@ -166,7 +166,7 @@ def smaller(trace: Script) -> Iterator[Script]:
 
 def offered(server: ScriptServer) -> dict[str, list[str]]:
     """The adapters and schemas that the server answers by: each is asked for once."""
-    one = Request("one token", (FIRST_TOKEN,), LONGEST_VALUE, "own")
+    one = ScriptRequest("one token", (FIRST_TOKEN,), LONGEST_VALUE, "own")
     found: dict[str, list[str]] = {
         "models": [
             name
@@ -181,7 +181,7 @@ def offered(server: ScriptServer) -> dict[str, list[str]]:
 class _Fuzz:
     def __init__(self, check: TraceCheck) -> None:
         self.check = check
-        self.references = dict[Request, ServerReply]()
+        self.references = dict[ScriptRequest, ServerReply]()
         with closing(
             ScriptServer(check.url, served_model=check.served_model, timeout=check.timeout)
         ) as server:
@@ -231,7 +231,9 @@ class _Fuzz:
         )
         return None
 
-    def _judged(self, trace: Script, known: dict[Request, ServerReply] | None = None) -> Judged:
+    def _judged(
+        self, trace: Script, known: dict[ScriptRequest, ServerReply] | None = None
+    ) -> Judged:
         known = self.references if known is None else known
         try:
             return check_script(self.check.but(script=trace), known)
@@ -297,7 +299,7 @@ class _Fuzz:
 
 
 def trace_script(
-    check: ScriptCheck, model: str, steps: Sequence[tuple[bool, Sequence[Request]]]
+    check: ScriptCheck, model: str, steps: Sequence[tuple[bool, Sequence[ScriptRequest]]]
 ) -> str:
     """A trace as a script that needs `httpx` alone.
 

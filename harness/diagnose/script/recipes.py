@@ -48,7 +48,7 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SceneStep:
     """One step of a serving run: its decoding requests, and its prompts, the longest context
     first.
     """
@@ -63,13 +63,13 @@ class Step:
         return max((len(decode.blocks) for decode in self.decodes), default=0)
 
 
-def steps(params: EngineParams) -> list[Step]:
+def steps(params: EngineParams) -> list[SceneStep]:
     pool = BlockPool(params.num_blocks, params.free_list)
     most = min(params.max_num_seqs, len(params.requests))
     scheduler = Scheduler(
         pool, params.max_batched_tokens, most, needs_state=model_config(params).is_hybrid
     )
-    found: list[Step] = []
+    found: list[SceneStep] = []
     states: set[int] = set()
     for _ in range(params.epochs):
         for number, (prompt, count) in enumerate(params.requests):
@@ -78,13 +78,13 @@ def steps(params: EngineParams) -> list[Step]:
     return found
 
 
-def _epoch(scheduler: Scheduler, states: set[int]) -> Iterator[Step]:
+def _epoch(scheduler: Scheduler, states: set[int]) -> Iterator[SceneStep]:
     while scheduler.has_work:
         step = scheduler.schedule()
         decodes = [item for item in step.scheduled if item.is_decode]
         prefills = [item for item in step.scheduled if not item.is_decode]
         prefills.sort(key=lambda item: -item.sequence.num_computed_tokens)
-        yield Step(
+        yield SceneStep(
             tuple(
                 Decode(item.sequence.num_computed_tokens + 1, tuple(item.sequence.blocks))
                 for item in decodes
@@ -133,7 +133,7 @@ def new_block_step(case: Case) -> Numbers:
     for step, decode in sorted(
         found, key=lambda pair: pair[1].blocks[-1] not in pair[0].once_states
     ):
-        numbers = _decode_numbers(params, Step((decode,), (), step.once_states))
+        numbers = _decode_numbers(params, SceneStep((decode,), (), step.once_states))
         return {**numbers, "new_blocks": [decode.blocks[-1]]}
     raise _lacks(case, "a decoding request with a partly filled last page")
 
@@ -156,7 +156,7 @@ def prefill_step(case: Case) -> Numbers:
     raise _lacks(case, "prompts with and without context")
 
 
-def _decode_numbers(params: EngineParams, step: Step) -> Numbers:
+def _decode_numbers(params: EngineParams, step: SceneStep) -> Numbers:
     num_live = len(step.decodes)
     sizes = [size for size in params.capture_sizes if size >= num_live and params.has_graph]
     size = min(sizes, default=num_live)

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from harness.core.conditions.engine import LAYERS, SPACE, STATE, Request, Step
+from harness.core.conditions.engine import LAYERS, SPACE, STATE, ObservedRequest, ObservedStep
 from harness.core.conditions.table import key_of
 from harness.core.engine_params import EngineParams
 from harness.engine.batch import Batch, Padding
@@ -17,8 +17,7 @@ from harness.engine.paged_model import PagedModel
 from harness.engine.probe import Probe, Sampled
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.config import PAGE_SIZE
-from harness.engine.schedule.sequence import ScheduledSequence, Sequence
-from harness.engine.schedule.sequence import Step as Scheduled
+from harness.engine.schedule.sequence import ScheduledSequence, Sequence, Step
 from harness.memory.graph.interface import Graph
 
 SCALES = {
@@ -46,8 +45,8 @@ class StepConditions(Probe):
         self._pages: dict[Sequence, int] = {}
         self._owner: dict[int, Sequence] = {}
         self._after_dummy = self._is_cancelled = False
-        self._step: Step | None = None
-        self._requests: dict[Sequence, Request] = {}
+        self._step: ObservedStep | None = None
+        self._requests: dict[Sequence, ObservedRequest] = {}
 
     @property
     def shown(self) -> dict[str, tuple[str, ...]]:
@@ -86,7 +85,7 @@ class StepConditions(Probe):
     def on_capture(self, inputs: Batch, graph: Graph) -> None:
         self._sizes.add(inputs.num_decodes)
 
-    def before_step(self, step: Scheduled) -> None:
+    def before_step(self, step: Step) -> None:
         owned = {block for item in step.scheduled for block in item.sequence.blocks}
         self._is_cancelled = not owned.issuperset(step.new_attention_blocks)
 
@@ -99,7 +98,7 @@ class StepConditions(Probe):
     def on_step(self, ordered: list[ScheduledSequence], batch: Batch) -> Iterator[None]:
         change = self._change(ordered)
         self._requests = {item.sequence: self._request(item) for item in ordered}
-        self._step = Step(
+        self._step = ObservedStep(
             list(self._requests.values()),
             change=change,
             after_dummy=self._after_dummy,
@@ -128,7 +127,7 @@ class StepConditions(Probe):
         self.points.update(SPACE.shown({"step": self._step}))
         self._step = None
 
-    def _request(self, item: ScheduledSequence) -> Request:
+    def _request(self, item: ScheduledSequence) -> ObservedRequest:
         """A request before its step."""
         sequence = item.sequence
         computed = item.sequence.num_computed_tokens
@@ -151,7 +150,7 @@ class StepConditions(Probe):
             self._owner.setdefault(block, sequence)
         before = hit // PAGE_SIZE if is_new else self._pages[sequence]
         self._pages[sequence] = len(sequence.blocks)
-        return Request(
+        return ObservedRequest(
             computed,
             item.num_new_tokens,
             len(sequence.tokens),

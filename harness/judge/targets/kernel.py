@@ -31,7 +31,7 @@ from harness.judge.targets.influence import influences
 from harness.judge.targets.shown_call import show_call
 from harness.kernels.plugins import find_kernel
 from harness.ops.parts.call import KernelCall, Setting, check_outputs, invoke
-from harness.ops.parts.changed import Change
+from harness.ops.parts.changed import InputChange
 
 MOST_RESERVED = 1 << 30
 """Bytes of GPU memory that a worker may keep from case to case."""
@@ -182,7 +182,7 @@ class KernelTarget(Target):
         poison: Poison,
         seed: int,
         corruption: Corruption | None = None,
-        change: Change | None = None,
+        change: InputChange | None = None,
     ) -> KernelCall:
         fence = self.params.fence
         setting = Setting(self.spec, poison, seed, self.device, fence, corruption, change)
