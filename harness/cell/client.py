@@ -110,7 +110,8 @@ class CellDied(Exception):
 
     def __init__(self, how: str, log: str) -> None:
         super().__init__(how)
-        self.how, self.log = how, log
+        self.how = how
+        self.log = log
 
 
 class Cell:
@@ -249,13 +250,15 @@ class RemoteKernel:
     def _called(
         self, spec: KernelSpec, poison: Poison | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        file, start = self.cell.arena_file, 0
+        file = self.cell.arena_file
+        start = 0
         sent: dict[int, tuple[Tensor, Note]] = {}
         num_given = 0
 
         def crossing(value: Any) -> Any:
             nonlocal start, num_given
-            number, num_given = num_given, num_given + 1
+            number = num_given
+            num_given += 1
             if not isinstance(value, Tensor):
                 return value
             note = arena.note_of(value, start)

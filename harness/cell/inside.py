@@ -93,7 +93,9 @@ class _Decorated:
     """What `@kernel` noted: the words of the decorator, and the function."""
 
     def __init__(self, words: Mapping[str, Any], num_positional: int, function: Any) -> None:
-        self.words, self.num_positional, self.function = words, num_positional, function
+        self.words = words
+        self.num_positional = num_positional
+        self.function = function
 
 
 class _Requests(pickle.Unpickler):
@@ -229,8 +231,10 @@ class _Cell:
     """The kernels of one file, and what they returned last."""
 
     def __init__(self, functions: list[Any], arena_file: int, device: str, path: str) -> None:
-        self._functions, self._arena = functions, arena_file
-        self._device, self._path = device, path
+        self._functions = functions
+        self._arena = arena_file
+        self._device = device
+        self._path = path
         self._output_sites: dict[Any, dict[int, str]] = {}
         self._returned: list[tuple[str, Tensor]] = []
         self._given: list[Tensor] = []
@@ -247,7 +251,8 @@ class _Cell:
             ]
         except (torch.OutOfMemoryError, PoisonError) as error:
             return {"no_room": f"its inputs do not fit: {error}"[:MOST_TEXT]}
-        args, named = placed[: len(call.args)], placed[len(call.args) :]
+        args = placed[: len(call.args)]
+        named = placed[len(call.args) :]
         kwargs = dict(zip(call.kwargs, named, strict=True))
         self._forget(call.poison)
         FILLED.clear()
@@ -313,7 +318,8 @@ class _Cell:
         allocations are not those of the call before with such shapes is made twice, the second time
         with the outputs filled as outputs: the rule of `harness.kernels.call.BoundKernel`.
         """
-        poison, stale = call.poison, list[str]()
+        poison = call.poison
+        stale = list[str]()
         if poison is None or poison.is_natural or not call.output_sites:
             with AllocationPoison(poison) if poison else contextlib.nullcontext():
                 result = function(*args, **kwargs)
@@ -382,7 +388,8 @@ class _Cell:
                 compact = on_host.clone(memory_format=torch.contiguous_format)
                 note = replace(arena.note_of(compact, start), parts=((0, compact.nbytes),))
                 arena.write(self._arena, compact, note)
-                one["start"], start = start, arena.after(note)
+                one["start"] = start
+                start = arena.after(note)
             told.append(one)
         return {"outputs": told, "is_several": is_several}
 

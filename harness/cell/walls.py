@@ -32,7 +32,8 @@ def raise_walls(hidden: Path) -> tuple[str, ...]:
     right over processes outside.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    user, group = os.getuid(), os.getgid()
+    user = os.getuid()
+    group = os.getgid()
     if libc.unshare(_NEW_USER | _NEW_NETWORK | _NEW_MOUNTS):
         return ()
     try:

@@ -22,7 +22,8 @@ def _plain(rng: Random) -> Given:
 
 
 def _settle(random: Random, given: Given, first: Wanted) -> None:
-    queries, contexts = given["query_lens"], given["context_lens"]
+    queries = given["query_lens"]
+    contexts = given["context_lens"]
     if not any(contexts):
         contexts[-1] = 64
     for b in random.sample(range(len(queries)), len(queries)):
@@ -32,10 +33,8 @@ def _settle(random: Random, given: Given, first: Wanted) -> None:
             > MOST_ELEMENTS
             and b
         ):
-            queries[b], contexts[b] = (
-                min(queries[b], random.choice((1, 2, 16))),
-                min(contexts[b], 2),
-            )
+            queries[b] = min(queries[b], random.choice((1, 2, 16)))
+            contexts[b] = min(contexts[b], 2)
 
 
 DRAWS = Draws(

@@ -22,7 +22,8 @@ def cache_rows(args: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Tensor
     window = keywords.get("window")
     pages = table.long().clamp(0, cache.shape[0] - 1)
     wide = cache.float() if cache.dtype == torch.float8_e4m3fn else cache
-    rows, lengths = wide[pages].flatten(1, 2), seq_lens[:, None]
+    rows = wide[pages].flatten(1, 2)
+    lengths = seq_lens[:, None]
     position = torch.arange(rows.shape[1])
     first = torch.zeros_like(lengths) if window is None else lengths - window - q.shape[1] + 1
     in_use = ((position < lengths) & (position >= first))[..., None]
