@@ -23,7 +23,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import torch_poison.sites
@@ -52,6 +52,19 @@ MOST_TEXT = 4_000
 MOST_OUTPUTS = 16
 MOST_OUTPUT_BYTES = 1 << 31
 """A kernel that returns more than any case promises sends no content, only its shape."""
+
+
+class ToldOutput(TypedDict, total=False):
+    """An output as JSON: content at `start` of the arena, -1 without content, or a `problem`.
+
+    The judge reads it as :class:`harness.cell.client.Output`.
+    """
+
+    problem: str
+    dtype: str
+    shape: list[int]
+    device: str
+    start: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,13 +383,13 @@ class _Cell:
         values = (list(result) if is_several else [result])[:MOST_OUTPUTS]
         if not call.output_sites:
             values = []
-        told = []
+        told: list[ToldOutput] = []
         for value in values:
             if problem := why_unreadable(value):
                 told.append({"problem": problem})
                 continue
             plain = value.detach().resolve_conj().resolve_neg()
-            one: dict[str, Any] = {
+            one: ToldOutput = {
                 "dtype": str(plain.dtype).removeprefix("torch."),
                 "shape": list(plain.shape),
                 "device": plain.device.type,

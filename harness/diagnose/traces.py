@@ -62,6 +62,10 @@ class TraceCheck(ScriptCheck):
     shrink_seconds: float = 60.0
 
 
+PLAINEST = ScriptStep(ask=("a:1",), max_tokens="1")
+"""What each step is brought near to when a trace is made smaller."""
+
+
 def drawn_step(draw: random.Random, pool: PagePool) -> ScriptStep:
     """A burst of requests that each fit the pool."""
     most = (pool.num_pages - 2) * pool.page
@@ -153,11 +157,10 @@ def smaller(trace: Script) -> Iterator[Script]:
                 place,
                 **{n: tuple(getattr(step, n)[i] for i in kept) for n in names if getattr(step, n)},
             )
-        plain: dict[str, Any] = {"models": (), "schemas": (), "arrive_ms": (), "abort_after": ()}
-        plain |= {"together": False, "max_tokens": "1"}
-        yield from (
-            changed(place, **{n: value}) for n, value in plain.items() if getattr(step, n) != value
-        )
+        for name in ("models", "schemas", "arrive_ms", "abort_after", "together", "max_tokens"):
+            least = getattr(PLAINEST, name)
+            if getattr(step, name) != least:
+                yield changed(place, **{name: least})
         for number, prompt in enumerate(step.ask):
             for pieces in fewer(prompt.split(), least=1):
                 asked = (*step.ask[:number], " ".join(pieces), *step.ask[number + 1 :])

@@ -15,7 +15,6 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS
@@ -40,12 +39,6 @@ _NEVER_THE_BUG = (
     "ImportError",
     "ModuleNotFoundError",
 )
-_STREAMS: dict[str, Any] = {
-    "stdin": subprocess.DEVNULL,
-    "capture_output": True,
-    "text": True,
-    "errors": "replace",
-}
 _BLOCKER = """\
 import ctypes, runpy, sys
 sys.platform == "linux" and ctypes.CDLL(None).prctl(1, 9)  # The script ends with the process that tries it.
@@ -280,7 +273,15 @@ def run(
     environ.pop("PYTEST_ADDOPTS", None)
     try:
         done = subprocess.run(
-            words, cwd=path.parent, env=environ, timeout=seconds, check=False, **_STREAMS
+            words,
+            cwd=path.parent,
+            env=environ,
+            timeout=seconds,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
         )
     except subprocess.TimeoutExpired:
         return ExportOutcome(-1, "", seconds_ran_out=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
 
 from harness.core.conditions.engine import LAYERS, SPACE, STATE, ObservedRequest, ObservedStep
 from harness.core.conditions.table import key_of
@@ -65,22 +65,24 @@ class StepConditions(Probe):
         }
         limits = {"window": config.sliding_window, "sparse": config.index_topk}
         params = self._params
-        self._engine: dict[str, Any] = {
-            "layers": layers,
-            "limits": {kind: limit for kind, limit in limits.items() if kind in kinds},
-            "experts": max((len(experts.ranks) for experts in model.routed_experts()), default=0),
-            "padding": "key"
+        # All that no step changes.
+        self._engine = ObservedStep(
+            requests=(),
+            layers=layers,
+            limits={kind: limit for kind, limit in limits.items() if kind in kinds},
+            experts=max((len(experts.ranks) for experts in model.routed_experts()), default=0),
+            padding="key"
             if padding.num_keys
             else "skip"
             if padding.trash_block is None
             else "trash",
-            "num_drafts": params.speculative_tokens,
-            "activations": SCALES[params.quantize],
-            "ranks": params.context_ranks,
-            "context_chunk": params.context_chunk,
-            "plan": params.capture,
-            "persistent_output": params.zero_fill_output,
-        }
+            num_drafts=params.speculative_tokens,
+            activations=SCALES[params.quantize],
+            ranks=params.context_ranks,
+            context_chunk=params.context_chunk,
+            plan=params.capture,
+            persistent_output=params.zero_fill_output,
+        )
 
     def on_capture(self, inputs: Batch, graph: Graph) -> None:
         self._sizes.add(inputs.num_decodes)
@@ -98,12 +100,12 @@ class StepConditions(Probe):
     def on_step(self, ordered: list[ScheduledSequence], batch: Batch) -> Iterator[None]:
         change = self._change(ordered)
         self._requests = {item.sequence: self._request(item) for item in ordered}
-        self._step = ObservedStep(
-            list(self._requests.values()),
+        self._step = replace(
+            self._engine,
+            requests=list(self._requests.values()),
             change=change,
             after_dummy=self._after_dummy,
             sizes=sorted(self._sizes),
-            **self._engine,
         )
         self._rows = {item.sequence: row for row, item in enumerate(ordered)}
         self._after_dummy = False
