@@ -141,7 +141,7 @@ class PagePool:
 
 
 @dataclass(frozen=True)
-class ScriptRequest:
+class StepRequest:
     """One request of a step. `label` names it, such as `a:2p s:1p`."""
 
     label: str
@@ -187,7 +187,7 @@ class ScriptRequest:
         )
 
     @property
-    def alone(self) -> ScriptRequest:
+    def alone(self) -> StepRequest:
         """The request whose answer this one's must have: to its end, and no longer than the stream
         is read.
         """
@@ -196,12 +196,12 @@ class ScriptRequest:
             if self.abort_after is None
             else min(self.max_tokens, max(1, self.abort_after))
         )
-        return ScriptRequest(
+        return StepRequest(
             self.label, self.prompt, budget, self.weights, model=self.model, schema=self.schema
         )
 
 
-def requests_of(script: Script, step: ScriptStep, pool: PagePool) -> list[ScriptRequest]:
+def requests_of(script: Script, step: ScriptStep, pool: PagePool) -> list[StepRequest]:
     """The requests of a step. Raises ValueError for a pool that a step cannot fill."""
     prompts = list(step.ask)
     if step.fill is not None:
@@ -220,7 +220,7 @@ def requests_of(script: Script, step: ScriptStep, pool: PagePool) -> list[Script
             prompt.replace("#", str(number)) for number in range(times) for prompt in prompts
         ]
     return [
-        ScriptRequest(
+        StepRequest(
             label=prompt,
             prompt=tuple(_tokens(script.name, prompt, pool.page)),
             max_tokens=length_of(step.max_tokens, pool.page),

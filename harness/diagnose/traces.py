@@ -22,8 +22,8 @@ from harness.accuracy.script import (
     SCHEMAS,
     PagePool,
     Script,
-    ScriptRequest,
     ScriptStep,
+    StepRequest,
     length_of,
     requests_of,
 )
@@ -169,7 +169,7 @@ def smaller(trace: Script) -> Iterator[Script]:
 
 def offered(server: ScriptServer) -> dict[str, list[str]]:
     """The adapters and schemas that the server answers by: each is asked for once."""
-    one = ScriptRequest("one token", (FIRST_TOKEN,), LONGEST_VALUE, "own")
+    one = StepRequest("one token", (FIRST_TOKEN,), LONGEST_VALUE, "own")
     found: dict[str, list[str]] = {
         "models": [
             name
@@ -184,7 +184,7 @@ def offered(server: ScriptServer) -> dict[str, list[str]]:
 class _Fuzz:
     def __init__(self, check: TraceCheck) -> None:
         self.check = check
-        self.references = dict[ScriptRequest, ServerReply]()
+        self.references = dict[StepRequest, ServerReply]()
         with closing(
             ScriptServer(check.url, served_model=check.served_model, timeout=check.timeout)
         ) as server:
@@ -234,9 +234,7 @@ class _Fuzz:
         )
         return None
 
-    def _judged(
-        self, trace: Script, known: dict[ScriptRequest, ServerReply] | None = None
-    ) -> Judged:
+    def _judged(self, trace: Script, known: dict[StepRequest, ServerReply] | None = None) -> Judged:
         known = self.references if known is None else known
         try:
             return check_script(self.check.but(script=trace), known)
@@ -302,7 +300,7 @@ class _Fuzz:
 
 
 def trace_script(
-    check: ScriptCheck, model: str, steps: Sequence[tuple[bool, Sequence[ScriptRequest]]]
+    check: ScriptCheck, model: str, steps: Sequence[tuple[bool, Sequence[StepRequest]]]
 ) -> str:
     """A trace as a script that needs `httpx` alone.
 

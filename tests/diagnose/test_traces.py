@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from harness.accuracy.script import PagePool, Script, ScriptRequest, ScriptStep, requests_of
+from harness.accuracy.script import PagePool, Script, ScriptStep, StepRequest, requests_of
 from harness.cli.main import exit_code_of
 from harness.diagnose.traces import TraceCheck, TraceDraws, answer, drawn_step, smaller
 from tests.waiting import HANG_SECONDS
@@ -105,8 +105,7 @@ def test_an_answer_obeys_its_schema_as_a_whole_or_as_far_as_its_budget(
     text: str, num_tokens: int, is_obeyed: bool
 ) -> None:
     assert (
-        ScriptRequest("a:1", (17,), 20, "own", schema="flag").obeyed_by(text, num_tokens)
-        == is_obeyed
+        StepRequest("a:1", (17,), 20, "own", schema="flag").obeyed_by(text, num_tokens) == is_obeyed
     )
 
 
