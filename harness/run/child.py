@@ -174,27 +174,12 @@ class Child:
                     module, *arguments, environ=settings, log=self._log.fileno(), replies=replies
                 )
                 if forks is not None
-                else subprocess.Popen(
-                    [
-                        *prefix,
-                        python,
-                        # The working directory may hold a `torch.py` of the user.
-                        "-P",
-                        "-m",
-                        "harness.run.launch",
-                        str(parent),
-                        module,
-                        str(replies),
-                        *arguments,
-                    ],
-                    stdin=subprocess.PIPE,
-                    stdout=self._log,
-                    stderr=self._log,
-                    pass_fds=(replies,),
-                    env=settings,
-                    # A session of its own: Ctrl-C reaches the parent alone, which then ends its
-                    # children in order.
-                    start_new_session=True,
+                else _interpreter(
+                    [*prefix, python],
+                    [str(parent), module, str(replies), *arguments],
+                    environ=settings,
+                    log=self._log,
+                    replies=replies,
                 )
             )
         except BaseException as error:
@@ -462,6 +447,24 @@ def ask(
             where = keep_for_reader(child.log(MAX_LOG_BYTES), "log")
             raise HarnessError(f"{died}: {child.last_line()}; its log is in {where}") from None
         return reply.result
+
+
+def _interpreter(
+    command: list[str], words: list[str], *, environ: dict[str, str], log: BinaryIO, replies: int
+) -> subprocess.Popen[bytes]:
+    """Start `harness.run.launch` with these words by `command`, which runs an interpreter."""
+    return subprocess.Popen(
+        # -P: the working directory may hold a `torch.py` of the user.
+        [*command, "-P", "-m", "harness.run.launch", *words],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=log,
+        pass_fds=(replies,),
+        env=environ,
+        # A session of its own: Ctrl-C reaches the parent alone, which then ends its children in
+        # order.
+        start_new_session=True,
+    )
 
 
 def _open_log(path: Path | None) -> BinaryIO:

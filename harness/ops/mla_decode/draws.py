@@ -87,15 +87,7 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int) -> Given
         lengths = [min(n, pages * PAGE_SIZE) for n in lengths]
     if not any(lengths):
         lengths[-1] = PAGE_SIZE + tokens
-    orders = {"rising": "rising", "falling": "falling", "mixed": "random", "repeated": "repeated"}
-    shared = {"some": "prefix", "all": "same"}
-    any_order = ("random", "rising", "falling", "repeated", "prefix", "same")
-    words = [
-        shared.get(w.get("shared", ""))
-        or orders.get(w.get("order", ""))
-        or random.choice(any_order)
-        for w in requests
-    ]
+    orders = _page_orders(random, requests)
     values = [
         (w.get("values") or random.choice(SPACE["values"].classes)).replace(" ", "_")
         for w in requests
@@ -106,7 +98,7 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int) -> Given
         "query_len": tokens,
         "num_heads": heads,
         "kv": chosen("kv"),
-        "page_order": words[:17],
+        "page_order": orders[:17],
         "values": values[:13],
         "table_pad": random.choice(SPACE["spare"].numbers[chosen("spare")][:12]),
         "planned": chosen("plan") == "given",
@@ -127,6 +119,19 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int) -> Given
     elif apart:
         given["layout"] = random.choice(("padded_pages", "block_major", "manager_blocks"))
     return given
+
+
+def _page_orders(random: Random, requests: Sequence[Wanted]) -> list[str]:
+    """The order of each request's pages: as it wants, or any."""
+    orders = {"rising": "rising", "falling": "falling", "mixed": "random", "repeated": "repeated"}
+    shared = {"some": "prefix", "all": "same"}
+    any_order = ("random", "rising", "falling", "repeated", "prefix", "same")
+    return [
+        shared.get(want.get("shared", ""))
+        or orders.get(want.get("order", ""))
+        or random.choice(any_order)
+        for want in requests
+    ]
 
 
 def _lengths(random: Random, requests: Sequence[Wanted], tokens: int, more: int) -> list[int]:

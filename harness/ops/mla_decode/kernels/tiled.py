@@ -68,10 +68,7 @@ def mla_decode(
     num_requests, num_query_tokens, num_heads, head_dim = q.shape
     if prefetch_page:
         _look_up_last_pages(call)
-    counters = None
-    if count_pieces:
-        assert workspace is not None
-        counters = _words_at(workspace, num_requests)
+    counters = _words_at(workspace, num_requests) if count_pieces else None
     out_shape = (num_requests, num_query_tokens, num_heads, latent_rank(head_dim))
     out = torch.empty(out_shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(
@@ -221,10 +218,11 @@ def _scratch(q: Tensor, plan: SplitPlan) -> tuple[Tensor, Tensor]:
     return partial_out, torch.empty(shape, dtype=torch.float32, device=device)
 
 
-def _words_at(workspace: Tensor, count: int) -> Tensor:
+def _words_at(workspace: Tensor | None, count: int) -> Tensor:
     """The first `count` words at the address of `workspace`, past the tensor's end too: a kernel
     sees no end.
     """
+    assert workspace is not None
     words = workspace.untyped_storage().nbytes() // workspace.element_size() - int(
         workspace.storage_offset()
     )
