@@ -110,15 +110,19 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int) -> Given
         given["window"] = seen
     if latent == "other":
         given |= {"kv_lora_rank": 8 if block == "32768+" else 16, "qk_rope_head_dim": 8}
-    if far:
-        given["page_stride"] = (
-            2**16 + 64 if block == "32768+" else 2**25 + 64 if block == "below 32768" else 2**31
-        )
-    elif apart and block == "32768+":
-        given["page_stride"] = PAGE_SIZE * 16 + 64
-    elif apart:
-        given["layout"] = random.choice(("padded_pages", "block_major", "manager_blocks"))
-    return given
+    return given | _place_of_pages(random, block, is_far=far, is_apart=apart)
+
+
+def _place_of_pages(random: Random, block: str, *, is_far: bool, is_apart: bool) -> Given:
+    """How far the pages of the pool lie apart: past 2^31 elements, or with gaps."""
+    if is_far:
+        near = 2**25 + 64 if block == "below 32768" else 2**31
+        return {"page_stride": 2**16 + 64 if block == "32768+" else near}
+    if not is_apart:
+        return {}
+    if block == "32768+":
+        return {"page_stride": PAGE_SIZE * 16 + 64}
+    return {"layout": random.choice(("padded_pages", "block_major", "manager_blocks"))}
 
 
 def _page_orders(random: Random, requests: Sequence[Wanted]) -> list[str]:
