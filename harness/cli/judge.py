@@ -93,6 +93,7 @@ def judge(context: typer.Context, given: JudgeOptions) -> None:
             )
             wanted = Wanted(
                 selectors=tuple(given.selectors or ()),
+                # The judge's own device. That of the kernel stands with its cell.
                 device="cpu",
                 plugins=(path,),
                 seed=seed,
@@ -110,6 +111,7 @@ def _file_and_name(text: str) -> tuple[Path, str]:
     """The file, and the function after the colon; empty for the decorated ones."""
     file, colon, name = text.rpartition(":")
     if not colon or not name.replace(".", "").isidentifier():
+        # What follows the colon is no name, so the colon belongs to the path.
         file = text
         name = ""
     path = Path(file).resolve()
@@ -119,7 +121,7 @@ def _file_and_name(text: str) -> tuple[Path, str]:
 
 
 def _words(given: JudgeOptions, name: str) -> dict[str, Any]:
-    """What the decorator of a function does not say."""
+    """The op, the name and the style that the options give to a function without a decorator."""
     if given.op is None:
         if given.style:
             raise InputError(

@@ -25,6 +25,7 @@ def _settle(random: Random, given: Given, first: Wanted) -> None:
     queries = given["query_lens"]
     contexts = given["context_lens"]
     if not any(contexts):
+        # The parameters refuse a call without any context.
         contexts[-1] = 64
     for b in random.sample(range(len(queries)), len(queries)):
         # Long units of many heads cost more than they show.
