@@ -72,7 +72,7 @@ Length = Annotated[str, AfterValidator(_length)]
 Prompt = Annotated[str, AfterValidator(_prompt)]
 
 
-class Step(Record):
+class ScriptStep(Record):
     """Requests to a server, or one change of its state.
 
     A prompt is made of pieces: `a:2p s:1p` is two pages of the sequence `a`, then one page of `s`.
@@ -130,7 +130,7 @@ class Script(Record):
     summary: str
     why: str = ""
     refs: tuple[str, ...] = ()
-    steps: tuple[Step, ...]
+    steps: tuple[ScriptStep, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class PagePool:
 
 
 @dataclass(frozen=True)
-class Request:
+class StepRequest:
     """One request of a step. `label` names it, such as `a:2p s:1p`."""
 
     label: str
@@ -188,7 +188,7 @@ class Request:
         )
 
     @property
-    def alone(self) -> Request:
+    def alone(self) -> StepRequest:
         """The request whose answer this one's must have: to its end, and no longer than the stream
         is read.
         """
@@ -198,12 +198,12 @@ class Request:
             if self.abort_after is None
             else min(self.max_tokens, max(1, self.abort_after))
         )
-        return Request(
+        return StepRequest(
             self.label, self.prompt, budget, self.weights, model=self.model, schema=self.schema
         )
 
 
-def requests_of(script: Script, step: Step, pool: PagePool) -> list[Request]:
+def requests_of(script: Script, step: ScriptStep, pool: PagePool) -> list[StepRequest]:
     """The requests of a step. Raises ValueError for a pool that a step cannot fill."""
     prompts = list(step.ask)
     if step.fill is not None:
@@ -222,7 +222,7 @@ def requests_of(script: Script, step: Step, pool: PagePool) -> list[Request]:
             prompt.replace("#", str(number)) for number in range(times) for prompt in prompts
         ]
     return [
-        Request(
+        StepRequest(
             label=prompt,
             prompt=tuple(_tokens(script.name, prompt, pool.page)),
             max_tokens=length_of(step.max_tokens, pool.page),

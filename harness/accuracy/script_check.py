@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from harness.accuracy.acceptance import Drafts, acceptance_in_words
-from harness.accuracy.script import PagePool, Request, Script, Step, requests_of
+from harness.accuracy.script import PagePool, Script, ScriptStep, StepRequest, requests_of
 from harness.accuracy.script_server import NUM_BEST, Scores, ScriptServer, ServerReply
 from harness.core.cause_codes import Code
 from harness.core.errors import Refused
@@ -157,7 +157,7 @@ class Judged:
 
 
 def check_script(
-    check: ScriptCheck, references: dict[Request, ServerReply] | None = None
+    check: ScriptCheck, references: dict[StepRequest, ServerReply] | None = None
 ) -> Judged:
     """Run a script. `references` are lone answers that are known, and gets those that are not.
 
@@ -192,7 +192,7 @@ class _Runner:
     server: ScriptServer
     other: ScriptServer | None
     judged: Judged
-    references: dict[Request, ServerReply]
+    references: dict[StepRequest, ServerReply]
 
     def __post_init__(self) -> None:
         self.counts = self.server.metrics()
@@ -224,7 +224,7 @@ class _Runner:
                 f"{where}: {_WORDS[event]}" for event in step.proves if not happened[event]
             ]
 
-    def _ask_alone(self, requests: Sequence[Request]) -> None:
+    def _ask_alone(self, requests: Sequence[StepRequest]) -> None:
         for server, weights in ((self.server, "own"), (self.other or self.server, "other")):
             # Only a server with the other weights knows these answers.
             if weights == "other" and self.check.weights and self.other is None:
@@ -247,7 +247,7 @@ class _Runner:
             )
         self.counts = after
 
-    def _score(self, request: Request, reply: ServerReply, scores: Scores | None) -> None:
+    def _score(self, request: StepRequest, reply: ServerReply, scores: Scores | None) -> None:
         """Check an answer given alone: a prefill of prompt and answer must prefer the same
         tokens.
         """
@@ -267,7 +267,7 @@ class _Runner:
                 )
                 return
 
-    def _obeys(self, request: Request, reply: ServerReply, where: str) -> bool:
+    def _obeys(self, request: StepRequest, reply: ServerReply, where: str) -> bool:
         """Check an answer against the schema of its request."""
         if request.obeyed_by(reply.text, len(reply.tokens)):
             return True
@@ -280,7 +280,7 @@ class _Runner:
     def _note(self, note: str) -> None:
         self.judged.notes += [note] if note not in self.judged.notes else []
 
-    def _change(self, step: Step) -> None:
+    def _change(self, step: ScriptStep) -> None:
         if step.do == "reload":
             path = self.check.weights
             if path and step.weights == "own":
@@ -293,7 +293,9 @@ class _Runner:
         else:
             self.server.change(f"/{step.do}")
 
-    def _ask(self, step: Step, requests: Sequence[Request], where: str) -> dict[str, bool]:
+    def _ask(
+        self, step: ScriptStep, requests: Sequence[StepRequest], where: str
+    ) -> dict[str, bool]:
         """Ask, judge the answers, and say what happened meanwhile."""
         replies = self.server.ask(requests, together=step.together)
         after = self.server.metrics()
@@ -321,14 +323,14 @@ class _Runner:
         }
 
     def _differs_from_own(
-        self, requests: Sequence[Request], replies: Sequence[ServerReply]
+        self, requests: Sequence[StepRequest], replies: Sequence[ServerReply]
     ) -> bool:
         own = [self.references.get(replace(request.alone, weights="own")) for request in requests]
         return any(
             a is not None and a.tokens != b.tokens for a, b in zip(own, replies, strict=True)
         )
 
-    def _judge(self, request: Request, reply: ServerReply, where: str) -> None:
+    def _judge(self, request: StepRequest, reply: ServerReply, where: str) -> None:
         expected = self.references.get(request.alone)
         if expected is None:
             return self._note(
@@ -383,7 +385,7 @@ class _Runner:
         return None
 
 
-def _named(request: Request) -> str:
+def _named(request: StepRequest) -> str:
     stop = "" if request.abort_after is None else f", stream closed after {request.abort_after}"
     more = "".join(
         f", {name}"

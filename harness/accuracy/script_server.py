@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.accuracy.acceptance import NUMBER
-from harness.accuracy.script import FIRST_TOKEN, PagePool, Request
+from harness.accuracy.script import FIRST_TOKEN, PagePool, StepRequest
 from harness.accuracy.server_backend import (
     BadReply,
     ServerBackend,
@@ -125,13 +125,13 @@ class ScriptServer(ServerBackend):
         self._salt = uuid.uuid4().hex
         self._client = httpx.Client(timeout=timeout, headers=self._headers)
 
-    def ask(self, requests: Sequence[Request], *, together: bool = True) -> list[ServerReply]:
+    def ask(self, requests: Sequence[StepRequest], *, together: bool = True) -> list[ServerReply]:
         """The answers to requests, sent at once or one after the other.
 
         A stream closed early has its tokens so far.
         """
 
-        async def one(client: httpx.AsyncClient, request: Request) -> ServerReply:
+        async def one(client: httpx.AsyncClient, request: StepRequest) -> ServerReply:
             await asyncio.sleep(request.delay)
             body = self._request(request.prompt, request.max_tokens) | request.more
             if request.abort_after is not None:
@@ -140,7 +140,7 @@ class ScriptServer(ServerBackend):
 
         return asyncio.run(self._in_flight(one, requests, at_once=None if together else 1))
 
-    def ask_alone(self, requests: Sequence[Request]) -> list[tuple[ServerReply, Scores | None]]:
+    def ask_alone(self, requests: Sequence[StepRequest]) -> list[tuple[ServerReply, Scores | None]]:
         """The answers to requests that run one at a time and find no page in the prefix cache.
 
         With each the scores of its tokens by a prefill of prompt and answer; None if the server
@@ -148,7 +148,7 @@ class ScriptServer(ServerBackend):
         """
 
         async def one(
-            client: httpx.AsyncClient, request: Request
+            client: httpx.AsyncClient, request: StepRequest
         ) -> tuple[ServerReply, Scores | None]:
             alone = {"cache_salt": uuid.uuid4().hex} | request.more
             reply = await self._reply(
@@ -185,7 +185,7 @@ class ScriptServer(ServerBackend):
                 ):
                     return Metrics(counts, cache)
             # The gauges show the last step, which may be before an abort.
-            self.ask([Request("one token", (FIRST_TOKEN,), 1, "own")])
+            self.ask([StepRequest("one token", (FIRST_TOKEN,), 1, "own")])
         raise Refused(
             f"{self._root}: requests still run {IDLE_SECONDS:.0f} s after the last answer"
         )
@@ -206,7 +206,7 @@ class ScriptServer(ServerBackend):
             " again"
         )
 
-    def has(self, request: Request) -> bool:
+    def has(self, request: StepRequest) -> bool:
         """Whether the server answers a request by its model and its schema."""
         (reply,) = self.ask([request])
         return not reply.error and request.obeyed_by(reply.text, len(reply.tokens))

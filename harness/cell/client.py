@@ -73,7 +73,7 @@ class Raised(Record):
     stack: str = ""
 
 
-class Answer(Record):
+class CallAnswer(Record):
     """What a cell answers to a call."""
 
     outputs: tuple[Output, ...] = ()
@@ -110,7 +110,8 @@ class CellDied(Exception):
 
     def __init__(self, how: str, log: str) -> None:
         super().__init__(how)
-        self.how, self.log = how, log
+        self.how = how
+        self.log = log
 
 
 class Cell:
@@ -147,11 +148,11 @@ class Cell:
         self.walls = tuple(filter(None, standing.decode("ascii", "replace").split(",")))
         return Loaded.model_validate_json(self._ask(self._load))
 
-    def call(self, request: Call) -> Answer:
+    def call(self, request: Call) -> CallAnswer:
         """Make a call. Raises CellDied."""
         if self._channel is None:
             self.load()
-        return Answer.model_validate_json(self._ask(request))
+        return CallAnswer.model_validate_json(self._ask(request))
 
     def _ask(self, request: Load | Call) -> bytes:
         assert self._channel is not None
@@ -252,14 +253,16 @@ class RemoteKernel:
     def _called(
         self, spec: KernelSpec, poison: Poison | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        file, start = self.cell.arena_file, 0
+        file = self.cell.arena_file
+        start = 0
         sent: dict[int, tuple[Tensor, Note]] = {}
         num_given = 0
 
         def crossing(value: Any) -> Any:
             nonlocal start, num_given
             # The cell numbers its arguments in the same order, those by position first.
-            number, num_given = num_given, num_given + 1
+            number = num_given
+            num_given += 1
             if not isinstance(value, Tensor):
                 return value
             note = arena.note_of(value, start)

@@ -23,7 +23,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import torch_poison.sites
@@ -52,6 +52,19 @@ MOST_TEXT = 4_000
 MOST_OUTPUTS = 16
 MOST_OUTPUT_BYTES = 1 << 31
 """A kernel that returns more than any case promises sends no content, only its shape."""
+
+
+class ToldOutput(TypedDict, total=False):
+    """An output as JSON: content at `start` of the arena, -1 without content, or a `problem`.
+
+    The judge reads it as :class:`harness.cell.client.Output`.
+    """
+
+    problem: str
+    dtype: str
+    shape: list[int]
+    device: str
+    start: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +106,9 @@ class _Decorated:
     """What `@kernel` noted: the words of the decorator, and the function."""
 
     def __init__(self, words: Mapping[str, Any], num_positional: int, function: Any) -> None:
-        self.words, self.num_positional, self.function = words, num_positional, function
+        self.words = words
+        self.num_positional = num_positional
+        self.function = function
 
 
 class _Requests(pickle.Unpickler):
@@ -233,8 +248,10 @@ class _Cell:
     """The kernels of one file, and what they returned last."""
 
     def __init__(self, functions: list[Any], arena_file: int, device: str, path: str) -> None:
-        self._functions, self._arena = functions, arena_file
-        self._device, self._path = device, path
+        self._functions = functions
+        self._arena = arena_file
+        self._device = device
+        self._path = path
         self._output_sites: dict[Any, dict[int, str]] = {}
         self._returned: list[tuple[str, Tensor]] = []
         self._given: list[Tensor] = []
@@ -251,7 +268,8 @@ class _Cell:
             ]
         except (torch.OutOfMemoryError, PoisonError) as error:
             return {"no_room": f"its inputs do not fit: {error}"[:MOST_TEXT]}
-        args, named = placed[: len(call.args)], placed[len(call.args) :]
+        args = placed[: len(call.args)]
+        named = placed[len(call.args) :]
         kwargs = dict(zip(call.kwargs, named, strict=True))
         self._forget(call.poison)
         FILLED.clear()
@@ -317,7 +335,8 @@ class _Cell:
         allocations are not those of the call before with such shapes is made twice, the second time
         with the outputs filled as outputs: the rule of `harness.kernels.call.BoundKernel`.
         """
-        poison, stale = call.poison, list[str]()
+        poison = call.poison
+        stale = list[str]()
         if poison is None or poison.is_natural or not call.output_sites:
             with AllocationPoison(poison) if poison else contextlib.nullcontext():
                 result = function(*args, **kwargs)
@@ -368,13 +387,13 @@ class _Cell:
         values = (list(result) if is_several else [result])[:MOST_OUTPUTS]
         if not call.output_sites:
             values = []
-        told = []
+        told: list[ToldOutput] = []
         for value in values:
             if problem := why_unreadable(value):
                 told.append({"problem": problem})
                 continue
             plain = value.detach().resolve_conj().resolve_neg()
-            one: dict[str, Any] = {
+            one: ToldOutput = {
                 "dtype": str(plain.dtype).removeprefix("torch."),
                 "shape": list(plain.shape),
                 "device": plain.device.type,
@@ -386,7 +405,8 @@ class _Cell:
                 compact = on_host.clone(memory_format=torch.contiguous_format)
                 note = replace(arena.note_of(compact, start), parts=((0, compact.nbytes),))
                 arena.write(self._arena, compact, note)
-                one["start"], start = start, arena.after(note)
+                one["start"] = start
+                start = arena.after(note)
             told.append(one)
         return {"outputs": told, "is_several": is_several}
 

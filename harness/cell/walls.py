@@ -33,7 +33,8 @@ def raise_walls(hidden: Path) -> tuple[str, ...]:
     right over processes outside.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    user, group = os.getuid(), os.getgid()
+    user = os.getuid()
+    group = os.getgid()
     if libc.unshare(_NEW_USER | _NEW_NETWORK | _NEW_MOUNTS):
         # Many containers allow no user namespaces.
         return ()

@@ -83,7 +83,8 @@ class JudgeOptions(LeavingRuns):
 def judge(context: typer.Context, given: JudgeOptions) -> None:
     """Judge the kernels of a file, which are trusted with nothing."""
     path, name = _file_and_name(given.file)
-    screen, seed = console(given.json), given.seed or 1 + secrets.randbelow(2**31 - 1)
+    screen = console(given.json)
+    seed = given.seed or 1 + secrets.randbelow(2**31 - 1)
     with CellServer() as server, WorkerPool(given.workers) as pool:
         with Waiting(screen, run_and_report.PLANNING):
             server.wait_until_ready()
@@ -111,7 +112,8 @@ def _file_and_name(text: str) -> tuple[Path, str]:
     file, colon, name = text.rpartition(":")
     if not colon or not name.replace(".", "").isidentifier():
         # What follows the colon is no name, so the colon belongs to the path.
-        file, name = text, ""
+        file = text
+        name = ""
     path = Path(file).resolve()
     if not path.is_file():
         raise InputError(f"{file}: no such file; give the path of a Python file with kernels")

@@ -214,7 +214,7 @@ class Job(Record):
         return self.case.poison.sites if self.sites is None else self.sites
 
 
-class Batch(Record):
+class JobBatch(Record):
     """Jobs for one process, in order."""
 
     jobs: tuple[Job, ...]

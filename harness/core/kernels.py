@@ -217,10 +217,12 @@ def kernel_of(name: str, row: dict[str, Any], package: str, **own: Any) -> Kerne
 
 def _kernel(op: str, short_name: str, row: dict[str, Any]) -> KernelSpec:
     """A kernel of the harness itself. A Triton kernel needs Triton, and prefers a GPU."""
-    own: dict[str, Any] = {"devices": ("cpu", "cuda"), "checks": "values"}
+    name = f"{op}/{short_name}"
+    package = f"harness.ops.{op}.kernels"
     if row["impl"].startswith("triton:"):
-        own = {"devices": ("cuda", "cpu"), "requires": TRITON}
-    return kernel_of(f"{op}/{short_name}", row, f"harness.ops.{op}.kernels", **own, shapes=ANY)
+        gpu_first = ("cuda", "cpu")
+        return kernel_of(name, row, package, devices=gpu_first, requires=TRITON, shapes=ANY)
+    return kernel_of(name, row, package, devices=("cpu", "cuda"), checks="values", shapes=ANY)
 
 
 KERNELS = tuple(

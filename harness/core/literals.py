@@ -6,29 +6,29 @@ import math
 from typing import Any
 
 
-class Code(str):
+class PythonCode(str):
     """Python code that this project wrote. Only such text enters a script as it is."""
 
     __slots__ = ()
 
 
-def literal(value: Any) -> Code:
+def literal(value: Any) -> PythonCode:
     """`value` as a Python literal: numbers, text, and lists and dicts of them.
 
     Raises TypeError for anything else.
     """
     if isinstance(value, (list, tuple)):
-        return Code("[" + ", ".join(literal(item) for item in value) + "]")
+        return PythonCode("[" + ", ".join(literal(item) for item in value) + "]")
     if isinstance(value, dict):
-        return Code(
+        return PythonCode(
             "{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}"
         )
     if isinstance(value, float) and not math.isfinite(value):
-        return Code(f'float("{value}")')
+        return PythonCode(f'float("{value}")')
     if isinstance(value, (bool, int, float)) or value is None:
-        return Code(repr(value))
+        return PythonCode(repr(value))
     if isinstance(value, str):
-        return Code(_quoted(value))
+        return PythonCode(_quoted(value))
     raise TypeError(f"{type(value).__name__} has no literal in a script")
 
 

@@ -21,9 +21,9 @@ from harness.accuracy.script import (
     FIRST_TOKEN,
     SCHEMAS,
     PagePool,
-    Request,
     Script,
-    Step,
+    ScriptStep,
+    StepRequest,
     length_of,
     requests_of,
 )
@@ -62,7 +62,11 @@ class TraceCheck(ScriptCheck):
     shrink_seconds: float = 60.0
 
 
-def drawn_step(draw: random.Random, pool: PagePool) -> Step:
+PLAINEST = ScriptStep(ask=("a:1",), max_tokens="1")
+"""What each step is brought near to when a trace is made smaller."""
+
+
+def drawn_step(draw: random.Random, pool: PagePool) -> ScriptStep:
     """A burst of requests that each fit the pool."""
     most = (pool.num_pages - 2) * pool.page
     budget = draw.choice([text for text in BUDGETS if length_of(text, pool.page) < most // 2])
@@ -72,7 +76,7 @@ def drawn_step(draw: random.Random, pool: PagePool) -> Step:
     )
     is_cut = draw.random() < 0.3
     gap = draw.choice((0, 0, 1, 5, 20))
-    return Step(
+    return ScriptStep(
         ask=asked,
         together=draw.random() < 0.8,
         max_tokens=budget,
@@ -156,11 +160,10 @@ def smaller(trace: Script) -> Iterator[Script]:
                 place,
                 **{n: tuple(getattr(step, n)[i] for i in kept) for n in names if getattr(step, n)},
             )
-        plain: dict[str, Any] = {"models": (), "schemas": (), "arrive_ms": (), "abort_after": ()}
-        plain |= {"together": False, "max_tokens": "1"}
-        yield from (
-            changed(place, **{n: value}) for n, value in plain.items() if getattr(step, n) != value
-        )
+        for name in ("models", "schemas", "arrive_ms", "abort_after", "together", "max_tokens"):
+            least = getattr(PLAINEST, name)
+            if getattr(step, name) != least:
+                yield changed(place, **{name: least})
         for number, prompt in enumerate(step.ask):
             for pieces in fewer(prompt.split(), least=1):
                 asked = (*step.ask[:number], " ".join(pieces), *step.ask[number + 1 :])
@@ -169,7 +172,7 @@ def smaller(trace: Script) -> Iterator[Script]:
 
 def offered(server: ScriptServer) -> dict[str, list[str]]:
     """The adapters and schemas that the server answers by: each is asked for once."""
-    one = Request("one token", (FIRST_TOKEN,), LONGEST_VALUE, "own")
+    one = StepRequest("one token", (FIRST_TOKEN,), LONGEST_VALUE, "own")
     found: dict[str, list[str]] = {
         "models": [
             name
@@ -184,7 +187,7 @@ def offered(server: ScriptServer) -> dict[str, list[str]]:
 class _Fuzz:
     def __init__(self, check: TraceCheck) -> None:
         self.check = check
-        self.references = dict[Request, ServerReply]()
+        self.references = dict[StepRequest, ServerReply]()
         with closing(
             ScriptServer(check.url, served_model=check.served_model, timeout=check.timeout)
         ) as server:
@@ -235,7 +238,7 @@ class _Fuzz:
         )
         return None
 
-    def _judged(self, trace: Script, known: dict[Request, ServerReply] | None = None) -> Judged:
+    def _judged(self, trace: Script, known: dict[StepRequest, ServerReply] | None = None) -> Judged:
         known = self.references if known is None else known
         try:
             return check_script(self.check.but(script=trace), known)
@@ -302,7 +305,7 @@ class _Fuzz:
 
 
 def trace_script(
-    check: ScriptCheck, model: str, steps: Sequence[tuple[bool, Sequence[Request]]]
+    check: ScriptCheck, model: str, steps: Sequence[tuple[bool, Sequence[StepRequest]]]
 ) -> str:
     """A trace as a script that needs `httpx` alone.
 

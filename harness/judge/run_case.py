@@ -15,7 +15,7 @@ import torch
 from torch_poison.errors import PoisonError
 
 from harness.cell.plugins import load_kernels
-from harness.core.cases import AskFirstNan, AskVerdict, Batch, Case, Job
+from harness.core.cases import AskFirstNan, AskVerdict, Case, Job, JobBatch
 from harness.core.catalog import FAULTS, KERNELS, SYSTEMS
 from harness.core.cause_codes import Code, WhyNot
 from harness.core.corruptions import corruptions
@@ -203,4 +203,6 @@ def why_not(case: Case, device: str, fault: str | None = None) -> WhyNot | None:
 
 
 if __name__ == "__main__":
-    answer_each(Batch, lambda batch: (run_case(job).model_dump(mode="json") for job in batch.jobs))
+    answer_each(
+        JobBatch, lambda batch: (run_case(job).model_dump(mode="json") for job in batch.jobs)
+    )

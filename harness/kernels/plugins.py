@@ -13,7 +13,7 @@ import inspect
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
@@ -89,54 +89,56 @@ def kernel(
     promise or value of one, a name that is taken, or a signature that the harness cannot call.
     """
     _check_names(positional, op, name, unknown)
-    contract = OPS.get(op)
-    _check_choice(name, "empty_rows", (empty_rows,), get_args(EmptyRows))
-    _check_choice(name, "empty_lse", (empty_lse,), get_args(EmptyLse))
-    _check_choice(name, "checks", (checks,), get_args(Checks))
-    _check_flags(name, gives_lse=gives_lse, capturable=capturable)
-    _check_flags(name, needs_finite_tail=needs_finite_tail, needs_valid_table=needs_valid_table)
-    if not gives_lse:
-        _check_without_lse(contract, name, empty_lse)
-    runs_on = _checked_names(name, "devices", devices, DEVICES)
-    reads = _checked_names(name, "kv", kv, KV_TYPES)
-    _check_choice(name, "fp8_products", (fp8_products,), get_args(Fp8Products))
-    # The default is no step at all, which a list of a user may not be.
-    steps: tuple[str, ...] = ()
-    if bf16_steps != ():
-        steps = _checked_names(name, "bf16_steps", bf16_steps, get_args(Bf16Step))
-
+    promised = KernelSpec(
+        op=OPS.get(op).name,
+        short_name=name,
+        summary=summary,
+        impl="",
+        devices=_checked_names(name, "devices", devices, DEVICES),
+        kv=_checked_names(name, "kv", kv, KV_TYPES),
+        empty_rows=empty_rows,
+        empty_lse=empty_lse,
+        gives_lse=gives_lse,
+        checks=checks,
+        needs_finite_tail=needs_finite_tail,
+        needs_valid_table=needs_valid_table,
+        capturable=capturable,
+        fp8_products=fp8_products,
+        bf16_steps=_checked_steps(name, bf16_steps),
+        origin=origin,
+        is_plugin=True,
+    )
+    _check_promises(promised)
     adapt = _adapter(op, name, style)
 
     def register(function: FunctionT) -> FunctionT:
-        adapted = adapt(function)
-        check_signature(contract, name, adapted)
-        doc = inspect.getdoc(function) or ""
-        KERNELS.add(
-            KernelSpec(
-                op=op,
-                short_name=name,
-                summary=summary or doc.partition("\n")[0] or "a plug-in",
-                impl=adapted,
-                devices=runs_on,
-                kv=reads,
-                shapes=None if shapes is None else declared_shapes(name, shapes),
-                empty_rows=empty_rows,
-                empty_lse=empty_lse,
-                gives_lse=gives_lse,
-                checks=checks,
-                needs_finite_tail=needs_finite_tail,
-                needs_valid_table=needs_valid_table,
-                capturable=capturable,
-                fp8_products=fp8_products,
-                bf16_steps=cast("tuple[Bf16Step, ...]", steps),
-                takes=_taken(contract, adapted),
-                origin=origin or inspect.getfile(function),
-                is_plugin=True,
-            )
-        )
+        KERNELS.add(_with_function(promised, function, adapt(function), shapes))
         return function
 
     return register
+
+
+def _with_function(
+    promised: KernelSpec,
+    function: Callable[..., Any],
+    adapted: Callable[..., Any],
+    shapes: str | Mapping[str, Any] | None,
+) -> KernelSpec:
+    """The kernel that keeps what is `promised` by calls of `adapted`, which calls `function` with
+    the arguments of the op.
+    """
+    contract = OPS.get(promised.op)
+    name = promised.short_name
+    check_signature(contract, name, adapted)
+    doc = inspect.getdoc(function) or ""
+    return replace(
+        promised,
+        summary=promised.summary or doc.partition("\n")[0] or "a plug-in",
+        impl=adapted,
+        shapes=None if shapes is None else declared_shapes(name, shapes),
+        takes=_taken(contract, adapted),
+        origin=promised.origin or inspect.getfile(function),
+    )
 
 
 def _check_names(
@@ -373,10 +375,19 @@ def _adapter(op: str, kernel_name: str, style: str) -> Callable[[Any], Any]:
     return styles[style]
 
 
-def _check_flags(kernel_name: str, **flags: object) -> None:
-    for field, value in flags.items():
+def _check_promises(promised: KernelSpec) -> None:
+    """Raise InputError for a promise with a value that it cannot have."""
+    name = promised.short_name
+    _check_choice(name, "empty_rows", (promised.empty_rows,), get_args(EmptyRows))
+    _check_choice(name, "empty_lse", (promised.empty_lse,), get_args(EmptyLse))
+    _check_choice(name, "checks", (promised.checks,), get_args(Checks))
+    _check_choice(name, "fp8_products", (promised.fp8_products,), get_args(Fp8Products))
+    for field in ("gives_lse", "capturable", "needs_finite_tail", "needs_valid_table"):
+        value = getattr(promised, field)
         if not isinstance(value, bool):
-            raise InputError(f"kernel {kernel_name!r}: {field}={value!r} is neither True nor False")
+            raise InputError(f"kernel {name!r}: {field}={value!r} is neither True nor False")
+    if not promised.gives_lse:
+        _check_without_lse(OPS.get(promised.op), name, promised.empty_lse)
 
 
 def _check_without_lse(op: Op, kernel_name: str, empty_lse: EmptyLse) -> None:
@@ -401,3 +412,11 @@ def _checked_names(
         raise InputError(f"kernel {kernel_name!r}: {field}={values!r} names none; {mend}")
     _check_choice(kernel_name, field, names, known)
     return names
+
+
+def _checked_steps(kernel_name: str, steps: Iterable[Bf16Step]) -> tuple[Bf16Step, ...]:
+    """The steps in bfloat16. The default is none at all, which a list of a user may not be."""
+    if steps == ():
+        return ()
+    names = _checked_names(kernel_name, "bf16_steps", steps, get_args(Bf16Step))
+    return cast("tuple[Bf16Step, ...]", names)

@@ -66,16 +66,16 @@ def _before(row: Watched) -> Any:
 class watching:
     """Restore what foreign code changes within the block, and note it for `noting_changes`.
 
-    `who` runs there.
+    `who` runs there. `rows` are what is watched.
     """
 
     def __init__(self, who: str, rows: Sequence[Watched] = WATCHED) -> None:
         self._who = who
-        self._rows = rows
+        self.rows = rows
 
     def __enter__(self) -> None:
         self._limit = sys.getrecursionlimit()
-        self._before = [_before(row) for row in self._rows]
+        self._before = [_before(row) for row in self.rows]
 
     def __exit__(
         self,
@@ -87,8 +87,8 @@ class watching:
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(self._limit)
         # The limit has just been set back, so what the foreign code left is `limit`.
-        after = [limit if row.read is sys.getrecursionlimit else row.read() for row in self._rows]
-        for row, old, new in zip(self._rows, self._before, after, strict=True):
+        after = [limit if row.read is sys.getrecursionlimit else row.read() for row in self.rows]
+        for row, old, new in zip(self.rows, self._before, after, strict=True):
             if row.differs(old, new) and (what := row.says(old, new)):
                 if row.restore is not None:
                     row.restore(old)

@@ -24,7 +24,7 @@ _LABEL = re.compile(r"[\[,]kernel=([^],]+)")
 
 
 @dataclass(slots=True)
-class Cause:
+class RootCause:
     """Failing cases of one kernel that show one symptom and blame the same memory.
 
     The clearest case comes first: the largest error by its power of ten, then the smallest case.
@@ -106,7 +106,7 @@ class Cause:
         )
         return f"{found} ({one_line(self.blame.how)}{also})"
 
-    def takes(self, other: Cause) -> bool:
+    def takes(self, other: RootCause) -> bool:
         """Whether a failure has this cause.
 
         A failure that was not diagnosed has the first cause with its symptom.
@@ -124,9 +124,9 @@ class Cause:
 
 def causes(
     failed: Iterable[CaseResult], jobs: Mapping[str, Job], blames: Mapping[str, Blame]
-) -> list[Cause]:
+) -> list[RootCause]:
     """The root causes of failed results, most cases first. `jobs` and `blames` are by job key."""
-    found: list[Cause] = []
+    found: list[RootCause] = []
     decided = {key for key, blame in blames.items() if blame.is_decided}
     # Failures with a blame first: they make the causes, and those without one join them.
     for result in sorted(
@@ -159,11 +159,11 @@ def causes(
     return sorted(found, key=lambda cause: (cause.verdict not in FAILED, -len(cause.members)))
 
 
-def _cause_of(result: CaseResult, case: Case, blame: Blame | None) -> Cause:
+def _cause_of(result: CaseResult, case: Case, blame: Blame | None) -> RootCause:
     is_decided = blame is not None and blame.is_decided
     sites = set(blame.sites) if blame is not None and is_decided else _sites(result)
     first = blame.first_nan if blame else None
-    return Cause(
+    return RootCause(
         kernel=kernel_of(case),
         fault=result.fault,
         symptom=symptom_of(result),
@@ -227,7 +227,10 @@ def _is_strided(case: Case) -> bool:
 
 
 def commands_for(
-    cause: Cause, jobs: Mapping[str, Job], options: dict[str, Any], smallest: Mapping[str, Shrunk]
+    cause: RootCause,
+    jobs: Mapping[str, Job],
+    options: dict[str, Any],
+    smallest: Mapping[str, Shrunk],
 ) -> dict[str, str]:
     """Name -> command for the example of a cause, or for the smallest case that was found for
     it.

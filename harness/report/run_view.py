@@ -12,7 +12,7 @@ from harness.core.cases import Job
 from harness.core.catalog import KERNELS
 from harness.core.cause_codes import Code
 from harness.core.records import BAD, FAILED, AccuracyRecord, CaseResult, Verdict
-from harness.report.causes import Cause, causes, commands_for
+from harness.report.causes import RootCause, causes, commands_for
 from harness.report.conditions import EVERY_KERNEL, Coverage, coverages
 from harness.report.wording import fault_problems, num, reproduce
 from harness.store.run_folder import RunStore
@@ -45,7 +45,7 @@ class RunView:
         """
 
     @cached_property
-    def causes(self) -> list[tuple[Cause, dict[str, str]]]:
+    def causes(self) -> list[tuple[RootCause, dict[str, str]]]:
         """The root causes of the failures, most cases first, each with the commands for its
         example.
         """

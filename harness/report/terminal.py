@@ -25,7 +25,7 @@ from harness.core.records import (
     Shrunk,
     Verdict,
 )
-from harness.report.causes import Cause, facts
+from harness.report.causes import RootCause, facts
 from harness.report.console import say, table
 from harness.report.run_view import RunView
 from harness.report.wording import (
@@ -165,7 +165,7 @@ def print_failures(console: Console, view: RunView) -> None:
         console.print(f"  and {len(view.known) - MAX_FAILURES} more in results.csv")
 
 
-def print_cause(console: Console, cause: Cause, words: Mapping[str, str]) -> None:
+def print_cause(console: Console, cause: RootCause, words: Mapping[str, str]) -> None:
     """Print one root cause: its findings, the memory to blame, and the commands for its smallest
     case.
     """

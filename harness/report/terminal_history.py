@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.report.causes import Cause
+from harness.report.causes import RootCause
 from harness.report.console import table
 from harness.report.terminal import STYLES, count_text, verdict_text
 from harness.report.wording import fault_word, num, one_line, printable
@@ -20,7 +20,7 @@ from harness.store.history.entry import FAULT_VERDICTS, Entry, RunEntry
 from harness.store.history.trends import LETTERS, CaseTrend, Trends
 from harness.store.summary import shown_verdicts
 
-Causes = Sequence[tuple[Cause, dict[str, str]]]
+Causes = Sequence[tuple[RootCause, dict[str, str]]]
 """Causes of a run, each with the commands for its example."""
 MAX_LISTED = 20
 MAX_LETTERS = 60

@@ -211,6 +211,11 @@ class Child:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def pid(self) -> int:
+        """The id of its process."""
+        return self._process.pid
+
     def fileno(self) -> int:
         """The descriptor of the replies, for a selector."""
         return self._stream

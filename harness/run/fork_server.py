@@ -158,6 +158,11 @@ class ForkServer:
         if reply.result is not None:
             self._codes[reply.result["pid"]] = reply.result["code"]
 
+    @property
+    def pid(self) -> int:
+        """The id of the process that forks."""
+        return self._child.pid
+
     def is_dead(self) -> bool:
         return self._is_closed or self._child.ended()
 

@@ -18,13 +18,31 @@ import tempfile
 import time
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 KEPT_SECONDS = 7 * 86_400.0
 """After this time without use, copies of code and fixtures are deleted."""
 
 Plugin = tuple[str, bytes]
 """A plug-in file: its path on the driver, and its content."""
+
+
+class Started(TypedDict, total=False):
+    """How a worker of a node started: one of the two."""
+
+    ready: dict[str, Any]
+    """The environment of the node, as JSON."""
+    failed: str
+    """Why no case can run there."""
+
+
+class Described(TypedDict, total=False):
+    """What a worker of a node says of plug-in files: one of the two."""
+
+    described: list[dict[str, Any]]
+    """What each kernel declares, as JSON."""
+    refused: str
+    """The file that does not load, and why."""
 
 
 class NodeWorker:
@@ -44,7 +62,7 @@ class NodeWorker:
         )
         self._pool: Any = None
 
-    def start(self) -> dict[str, Any]:
+    def start(self) -> Started:
         """The environment of this node as `ready`, or as `failed` one sentence about why no case
         can run here.
         """
@@ -60,7 +78,7 @@ class NodeWorker:
         except WorkerError as error:
             return {"failed": f"{error}; install mla-harness there"}
 
-    def describe(self, plugins: list[Plugin]) -> dict[str, Any]:
+    def describe(self, plugins: list[Plugin]) -> Described:
         """What kernels declare as `described`, or as `refused` one sentence about a file that does
         not load.
         """
@@ -68,10 +86,11 @@ class NodeWorker:
 
         here = {path: self._placed(path, content) for path, content in plugins}
         try:
-            found: dict[str, Any] = {"described": self._pool.describe_kernels(list(here.values()))}
+            found: Described = {"described": self._pool.describe_kernels(list(here.values()))}
         except InputError as error:
             found = {"refused": str(error)}
-        return dict(json.loads(_on_driver(json.dumps(found), here)))
+        on_driver: Described = json.loads(_on_driver(json.dumps(found), here))
+        return on_driver
 
     def run(
         self, job: str, plugins: list[Plugin], fixtures: bytes | None, notes: dict[str, bytes]
@@ -91,14 +110,14 @@ class NodeWorker:
             self._pool.close()
         planned = Job.model_validate_json(job)
         here = {path: self._placed(path, content) for path, content in plugins}
-        changes: dict[str, Any] = {"plugins": tuple(here[path] for path in planned.plugins)}
+        is_elsewhere = planned.directory is not None and not Path(planned.directory).is_dir()
+        planned = planned.but(plugins=tuple(here[path] for path in planned.plugins))
         with tempfile.TemporaryDirectory(prefix="mla-harness-notes-") as scratch:
-            is_elsewhere = planned.directory is not None and not Path(planned.directory).is_dir()
             if is_elsewhere:
-                changes["directory"] = scratch
+                planned = planned.but(directory=scratch)
                 for name, content in notes.items():
                     write(Path(scratch) / name, content)
-            (result,) = self._pool.run([planned.but(**changes)])
+            (result,) = self._pool.run([planned])
             made = read_files(Path(scratch)) if is_elsewhere else {}
         return _on_driver(result.model_dump_json(), here), made
 

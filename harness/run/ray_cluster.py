@@ -10,7 +10,7 @@ import socket
 import time
 import warnings
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from harness.core import extras
 from harness.core.errors import HarnessError, InputError
@@ -36,6 +36,14 @@ class RaySlot(NamedTuple):
     number: int
 
 
+class _LocalLimits(TypedDict, total=False):
+    """The words of `ray.init` for a cluster that it starts itself."""
+
+    num_cpus: int
+    include_dashboard: bool
+    object_store_memory: int
+
+
 class Cluster:
     """A connection to a Ray cluster, or a local one that lives as long as the connection.
 
@@ -58,9 +66,9 @@ class Cluster:
         # Ray reports statistics of use over the network unless it is told not to.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         _check_reachable(self.address)
-        options: dict[str, Any] = {"address": self.address}
+        limits: _LocalLimits = {}
         if self.address == LOCAL:
-            options |= {
+            limits = {
                 "num_cpus": num_cpus,
                 "include_dashboard": False,
                 "object_store_memory": OBJECT_STORE_BYTES,
@@ -69,7 +77,12 @@ class Cluster:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **options)
+                ray.init(
+                    address=self.address,
+                    log_to_driver=False,
+                    logging_level=logging.CRITICAL,
+                    **limits,
+                )
         except (Exception, SystemExit) as error:
             raise InputError(_refused(self.address, " ".join(str(error).split()))) from None
 

@@ -113,6 +113,16 @@ class WorkerPool(JobPool):
         """What a worker has beside the environment of this process."""
         return {**self._environ, **ONE_THREAD}
 
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """The workers that take jobs, without the spares."""
+        return tuple(self._workers)
+
+    @property
+    def spares(self) -> dict[int | None, tuple[Worker, ...]]:
+        """The spare workers of each GPU that had a worker; those for the CPU under None."""
+        return {gpu: tuple(spares) for gpu, spares in self._spares.items()}
+
     def close(self) -> None:
         for worker in self._all():
             self._retire(worker)

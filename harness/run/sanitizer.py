@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from harness.core.cases import Batch, Job
+from harness.core.cases import Job, JobBatch
 from harness.core.cause_codes import Code
 from harness.core.errors import InputError
 from harness.core.findings import Finding
@@ -87,7 +87,7 @@ def run(jobs: Sequence[Job], tool: str, alive: set[Child]) -> list[CaseResult]:
             "harness.judge.run_case", name="the process", prefix=prefix, environ=environ
         ) as child:
             alive.add(child)
-            child.send(Batch(jobs=tuple(_watched(job, tool) for job in jobs)))
+            child.send(JobBatch(jobs=tuple(_watched(job, tool) for job in jobs)))
             results = [_result(job, child) for job in jobs]
             # compute-sanitizer ends its report when the watched process is gone.
             child.wait(SLOWDOWN * jobs[0].timeout_seconds)

@@ -82,7 +82,9 @@ def drawn_call(
 
     The first of `wanted` decides what all units share, and each unit takes one that goes with that.
     """
-    space, how, model = SPACES[op], draws()[op], KERNEL_PARAMS[op]
+    space = SPACES[op]
+    how = draws()[op]
+    model = KERNEL_PARAMS[op]
     largest = how.most_units if largest is None else largest
     if how.call is not None:
         return how.call(random, wanted, largest)
@@ -192,7 +194,8 @@ def _length(random: Random, space: Space, want: Wanted) -> int:
     least = {"mixed": "3-4"}.get(
         want.get("order", ""), "2" if "order" in want or want.get("shared") == "some" else "1"
     )
-    labels, ends = space["pages"].classes[1:], space["end"].classes[1:]
+    labels = space["pages"].classes[1:]
+    ends = space["end"].classes[1:]
     drawn = max(least, random.choices(labels, (4, 3, 2, 0.3))[0], key=labels.index)
     pages = random.choice(space["pages"].numbers[want.get("pages") or drawn][:4])
     end = want.get("end") or random.choice(ends)

@@ -117,7 +117,8 @@ def _engine(rng: Random) -> Given:
     pages = sum(
         -(-(prompt + generated + speculative_tokens) // PAGE_SIZE) for prompt, generated in requests
     )
-    pad_tokens, pad_keys = rng.choice(["skip", "skip", "trash"]), rng.choice([0, 0, 1])
+    pad_tokens = rng.choice(["skip", "skip", "trash"])
+    pad_keys = rng.choice([0, 0, 1])
     dp_rank_tokens = rng.choice([0, 0, 50])
     # A scale over padding needs written rows, and nothing writes padded rows of sparse layers.
     can_cover = bool(pad_keys) and not dp_rank_tokens and "sparse" not in layers
@@ -167,9 +168,11 @@ def _sequence(rng: Random, has_states: bool) -> Given:
     layers = rng.choice([("kda", "mla"), ("mla", "kda"), ("kda",)]) if has_states else layers
     can_share = has_states or ("kda" not in layers and "window" not in layers)
     drafts = 0 if "kda" in layers else rng.choice([0, 0, 1, 2, 3])
-    count, graph = rng.randint(2, 6), rng.choice(["none"] * 11 + ["full"])
+    count = rng.randint(2, 6)
+    graph = rng.choice(["none"] * 11 + ["full"])
     # Lengths about the ends of the first two pages: there blocks are taken, cached and given back.
-    short, edge = range(1, 2 * drafts + 3), range(PAGE_SIZE - 6, PAGE_SIZE + 2)
+    short = range(1, 2 * drafts + 3)
+    edge = range(PAGE_SIZE - 6, PAGE_SIZE + 2)
     long = range(2 * PAGE_SIZE - 4, 2 * PAGE_SIZE + 20)
     # Few tokens in a step make many steps: then prompts are short.
     is_tight = rng.random() < 0.2

@@ -18,10 +18,12 @@ else.
 FILE = f"scenario.v{VERSION}.schema.json"
 """The name that a file of the schema gets."""
 
+JsonSchema = dict[str, Any]
+"""A JSON Schema. Its keywords are the standard's."""
 _LABELLED = {"type": "object", "minProperties": 1}
 
 
-def json_schema() -> dict[str, Any]:
+def json_schema() -> JsonSchema:
     """The JSON Schema of a scenario file.
 
     What `params` and `matrix` may hold depends on `system` and `op`.
@@ -47,7 +49,7 @@ def json_schema() -> dict[str, Any]:
     return schema
 
 
-def _params(model: type[Params], kernels: dict[str, str]) -> dict[str, Any]:
+def _params(model: type[Params], kernels: dict[str, str]) -> JsonSchema:
     """The parameters of a model.
 
     None is required, because the matrix may give it. Plug-ins add names of kernels.
@@ -60,12 +62,12 @@ def _params(model: type[Params], kernels: dict[str, str]) -> dict[str, Any]:
     return schema
 
 
-def _matrix(model: type[Params], *, has_kernels: bool) -> dict[str, Any]:
+def _matrix(model: type[Params], *, has_kernels: bool) -> JsonSchema:
     """Axes: parameters, the poison's two, and any other name, with labels that stand for several
     parameters.
     """
     whole = {"$ref": f"#/$defs/{model.__name__}"}
-    axes: dict[str, Any] = {}
+    axes: dict[str, JsonSchema] = {}
     for name in model.model_fields:
         value = {"$ref": f"#/$defs/{model.__name__}/properties/{name}"}
         listed = {"type": "array", "minItems": 1, "items": value}

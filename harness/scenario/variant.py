@@ -117,7 +117,6 @@ def _params(case: Case, given: Given, name: str) -> Params:
 
 
 def _poison(plan: PoisonPlan, values: Given, name: str) -> PoisonPlan:
-    update: dict[str, Any] = {}
     for key, known in (("patterns", PATTERNS), ("sites", tuple(SITES.names()))):
         if key not in values:
             continue
@@ -128,9 +127,9 @@ def _poison(plan: PoisonPlan, values: Given, name: str) -> PoisonPlan:
             if item not in known:
                 hint = nearest(str(item), list(known), see=LIST if key == "sites" else SCHEMA)
                 raise InputError(f"{name}: unknown {key.removesuffix('s')} {item!r}; {hint}")
-        update[key] = tuple(chosen)
+        plan = plan.but(**{key: tuple(chosen)})
     if "strict" in values:
         if not isinstance(values["strict"], bool):
             raise InputError(f"{name}: strict is true or false")
-        update["strict"] = values["strict"]
-    return plan.but(**update)
+        plan = plan.but(strict=values["strict"])
+    return plan

@@ -38,23 +38,23 @@ def test_a_verdict_is_told_once_also_where_the_device_is_lost_by_then(
         def zero_(self) -> torch.Tensor:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    verdicts = memory._Verdicts()
-    monkeypatch.setattr(memory, "_verdicts", verdicts)
+    monkeypatch.setattr(memory, "_verdicts", memory.Verdicts())
     assert memory.bad_index() is None
-    verdicts._flags = torch.zeros(2, dtype=torch.bool)
-    verdicts._failed = torch.zeros(2, dtype=torch.bool).as_subclass(Lost)
+    flags = torch.zeros(2, dtype=torch.bool)
+    failed = torch.zeros(2, dtype=torch.bool).as_subclass(Lost)
+    verdicts = memory.Verdicts(flags, failed)
+    monkeypatch.setattr(memory, "_verdicts", verdicts)
     for what, size in (("expert ids", 8), ("block_table", 4)):
         verdicts.note(torch.zeros(1, dtype=torch.bool), size, what)
-    verdicts._flags[1] = True
+    flags[1] = True
     with pytest.raises(IllegalAddress, match=r"block_table: index outside \[0, 4\)"):
         memory.raise_bad_indices()
     assert memory.bad_index() is None
 
 
 def test_a_check_keeps_its_name_however_many_sizes_a_session_has_seen() -> None:
-    verdicts = memory._Verdicts()
-    verdicts._flags = torch.zeros(memory.MAX_CHECKS, dtype=torch.bool)
-    verdicts._failed = torch.zeros(memory.MAX_CHECKS, dtype=torch.bool)
+    flags, failed = torch.zeros(2, memory.MAX_CHECKS, dtype=torch.bool)
+    verdicts = memory.Verdicts(flags, failed)
     good, bad = torch.tensor([False]), torch.tensor([True])
     for size in range(2 * memory.MAX_CHECKS):
         verdicts.note(good, size, "metadata.work request")

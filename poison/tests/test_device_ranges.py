@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,8 @@ class Driver:
         self.open: set[tuple[int, int]] = set()
         self.room = room
         self.handles = 0
+        self.sizes: dict[str, int] = {}
+        """Record of the driver -> the bytes that it was given of one."""
 
     def cuMemGetAllocationGranularity(self, grain: Any, properties: Any, flags: Any) -> int:
         grain._obj.value = GRAIN
@@ -40,6 +43,7 @@ class Driver:
         return 0
 
     def cuMemCreate(self, handle: Any, size: Any, properties: Any, flags: Any) -> int:
+        self.sizes["CUmemAllocationProp"] = ctypes.sizeof(properties._obj)
         self.room -= size.value
         self.handles += 1
         return 2 if self.room < 0 else 0
@@ -49,6 +53,7 @@ class Driver:
         return 0
 
     def cuMemSetAccess(self, start: Any, size: Any, access: Any, count: Any) -> int:
+        self.sizes["CUmemAccessDesc"] = ctypes.sizeof(access._obj)
         assert access._obj.flags == 3 and access._obj.location.type == 1
         self.open.add((start.value - BASE, size.value))
         return 0
@@ -86,9 +91,11 @@ class Shown:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     made = Driver()
-    properties = device_ranges._Properties(type=1, location=device_ranges._Location(1, 0))
     monkeypatch.setattr(device_ranges, "_driver", lambda: made)
-    monkeypatch.setattr(device_ranges, "_grain", lambda: (GRAIN, properties))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(
+        torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None)
+    )
     monkeypatch.setattr(torch, "as_tensor", lambda kept, device: Shown(kept))
     return made
 
@@ -128,9 +135,7 @@ def test_a_driver_without_room_is_an_error_that_keeps_nothing(driver: Driver) ->
     assert (driver.reserved, driver.mapped) == (0, [])
 
 
-def test_the_records_of_the_driver_have_its_sizes() -> None:
-    """CUmemAllocationProp and CUmemAccessDesc of cuda.h."""
-    assert (
-        ctypes.sizeof(device_ranges._Properties) == 32
-        and ctypes.sizeof(device_ranges._Access) == 12
-    )
+def test_the_records_of_the_driver_have_its_sizes(driver: Driver) -> None:
+    """Those of cuda.h."""
+    between_gaps(GRAIN)
+    assert driver.sizes == {"CUmemAllocationProp": 32, "CUmemAccessDesc": 12}

@@ -6,7 +6,6 @@ import importlib.util
 import traceback
 from pathlib import Path
 
-import pytest
 import torch
 from torch_poison import frames
 
@@ -24,10 +23,7 @@ def test_frames_of_the_poison_and_of_torch_allocate_for_others() -> None:
     assert not frames.allocates_for_others(__file__)
 
 
-def test_a_package_that_asks_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(frames, "_skipped", set(frames._skipped))
+def test_a_package_that_asks_is_passed_over(tmp_path: Path) -> None:
     file = tmp_path / "mine" / "pool.py"
     file.parent.mkdir()
     file.write_text(CODE)

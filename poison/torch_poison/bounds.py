@@ -54,14 +54,19 @@ def bad_index() -> IllegalAddress | None:
     return _verdicts.take_first()
 
 
-class _Verdicts:
+class Verdicts:
     """Verdicts of checks on CUDA, in pinned memory: the device writes, and the host reads without a
     sync.
     """
 
-    def __init__(self) -> None:
-        self._flags: Tensor | None = None
-        self._failed: Tensor | None = None
+    def __init__(self, flags: Tensor | None = None, failed: Tensor | None = None) -> None:
+        """`flags` [MAX_CHECKS] bool is memory of the host, `failed` [MAX_CHECKS] bool of the
+        device.
+
+        The first check makes what is not given.
+        """
+        self._flags = flags
+        self._failed = failed
         self._slot_of: dict[str, int] = {}
         self._size_of: dict[str, int] = {}
 
@@ -99,4 +104,4 @@ class _Verdicts:
         return IllegalAddress(f"{what}: index outside [0, {self._size_of[what]})", tensor=what)
 
 
-_verdicts = _Verdicts()
+_verdicts = Verdicts()

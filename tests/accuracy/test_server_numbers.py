@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.accuracy.acceptance import Drafts, drafts_in, keep_drafts, read_drafts
-from harness.accuracy.script import Request
+from harness.accuracy.script import StepRequest
 from harness.accuracy.script_server import Metrics, ScriptServer
 from harness.accuracy.server_backend import ServerBackend, log_probability, whole_number
 from harness.core.errors import Refused
@@ -56,8 +56,8 @@ def test_an_answer_with_a_log_probability_that_cannot_be_is_none(
 ) -> None:
     server = ScriptServer(start_server("hostile_server.py", kind), timeout=20)
     requests = [
-        Request("a:2", (16, 17), 1, "own"),
-        Request("a:2", (16, 17), 1, "own", abort_after=1),
+        StepRequest("a:2", (16, 17), 1, "own"),
+        StepRequest("a:2", (16, 17), 1, "own", abort_after=1),
     ]
     whole, _ = replies = server.ask(requests)
     assert not any(reply.tokens for reply in replies) and "is no log probability" in whole.error

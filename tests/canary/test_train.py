@@ -131,7 +131,7 @@ def test_limited_memory_halves_what_a_head_holds_in_its_half_life() -> None:
     train.limit_memory(model, (2.0, 8.0))
     layer = model.layers[0].self_attn
     assert isinstance(layer, KimiDeltaAttention)
-    decay, _ = layer._gates(torch.zeros(1, 1, 32))
+    decay, _ = layer.gates(torch.zeros(1, 1, 32))
     assert decay[0, 0, :, 0].exp().pow(torch.tensor([2.0, 8.0])).tolist() == pytest.approx(
         [0.5, 0.5]
     )

@@ -4,9 +4,9 @@ that was not seen.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,13 +61,13 @@ def test_when_a_minute_is_nearly_over_the_case_as_found_is_exported(
     cli: Cli, scenarios: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[str] = []
-    run = WorkerPool._run
+    run = WorkerPool.run
 
-    def noted(self: WorkerPool, waiting: deque[Job], on_start: object) -> Iterator[CaseResult]:
-        tried.extend(job.key for job in waiting)
-        return run(self, waiting, on_start)  # type: ignore[arg-type]
+    def noted(self: WorkerPool, jobs: Sequence[Job], *more: Any) -> Generator[CaseResult]:
+        tried.extend(job.key for job in jobs)
+        return run(self, jobs, *more)
 
-    monkeypatch.setattr(WorkerPool, "_run", noted)
+    monkeypatch.setattr(WorkerPool, "run", noted)
     monkeypatch.setattr(export, "BAR_SECONDS", 0.0)
     words = (
         "repro",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness import api
+from harness.core.registry import attribute_at
 
 MOST_NAMES = 60
 
@@ -26,14 +27,27 @@ def imported_for_types() -> dict[str, str]:
     }
 
 
+def purposes() -> dict[str, str]:
+    """Name -> what it is for, in the order of the table."""
+    tree = ast.parse(Path(api.__file__).read_text(encoding="utf-8"))
+    tables = (node for node in tree.body if isinstance(node, ast.Assign))
+    table = next(node.value for node in tables if isinstance(node.value, ast.Dict))
+    return {
+        ast.literal_eval(name): ast.literal_eval(row.args[1])
+        for name, row in zip(table.keys, table.values, strict=True)
+        if name is not None and isinstance(row, ast.Call)
+    }
+
+
 def test_what_a_type_checker_sees_is_what_is_loaded() -> None:
-    assert {name: row.place for name, row in api._NAMES.items()} == imported_for_types()
-    assert api.__all__ == list(api._NAMES)
+    places = imported_for_types()
+    assert places.keys() == set(api.__all__)
+    assert [name for name in places if getattr(api, name) is not attribute_at(places[name])] == []
 
 
 def test_there_are_few_names_and_each_says_what_it_is_for() -> None:
     assert len(api.__all__) <= MOST_NAMES
-    assert all(row.purpose.strip() for row in api._NAMES.values())
+    assert list(purposes()) == api.__all__ and all(map(str.strip, purposes().values()))
 
 
 @pytest.mark.parametrize("name", api.__all__)

@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
-from harness.core.conditions.engine import SPACE, Request, Step
+from harness.core.conditions.engine import SPACE, ObservedRequest, ObservedStep
 
 
 def points(
-    *requests: Request, layers: dict[str, str | None] | None = None, **step: Any
+    *requests: ObservedRequest, layers: dict[str, str | None] | None = None, **step: Any
 ) -> list[dict[str, str | None]]:
-    return SPACE.read(Step(requests, layers or {"full": "fp32"}, **step))
+    return SPACE.read(ObservedStep(requests, layers or {"full": "fp32"}, **step))
 
 
-def decode(computed: int, **more: Any) -> Request:
-    return Request(computed, more.pop("new", 1), computed + 1, 1, is_decode=True, **more)
+def decode(computed: int, **more: Any) -> ObservedRequest:
+    return ObservedRequest(computed, more.pop("new", 1), computed + 1, 1, is_decode=True, **more)
 
 
-def prompt(computed: int, new: int, known: int, **more: Any) -> Request:
-    return Request(computed, new, known, 0, **more)
+def prompt(computed: int, new: int, known: int, **more: Any) -> ObservedRequest:
+    return ObservedRequest(computed, new, known, 0, **more)
 
 
 DECODE, WHOLE, LAST = (
@@ -49,7 +49,7 @@ DECODE, WHOLE, LAST = (
         ),
         ([prompt(64, 9, 73, hit=64), prompt(64, 9, 80, hit=64)], {}, "phase", "whole first"),
         (
-            [decode(9), Request(9, 1, 10, 0, is_decode=True), decode(9, preempted_at=10)],
+            [decode(9), ObservedRequest(9, 1, 10, 0, is_decode=True), decode(9, preempted_at=10)],
             {},
             "phase",
             "decode tail tail",
@@ -114,7 +114,7 @@ DECODE, WHOLE, LAST = (
     ],
 )
 def test_classes_are_read_from_the_step(
-    requests: list[Request], step: dict[str, Any], name: str, wanted: str
+    requests: list[ObservedRequest], step: dict[str, Any], name: str, wanted: str
 ) -> None:
     found = [str(point.get(name)) for point in points(*requests, **step)]
     assert found == (wanted.split("|") if "|" in wanted or len(found) == 1 else wanted.split())

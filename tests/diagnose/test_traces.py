@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from harness.accuracy.script import PagePool, Request, Script, Step, requests_of
+from harness.accuracy.script import PagePool, Script, ScriptStep, StepRequest, requests_of
 from harness.cli.main import exit_code_of
 from harness.diagnose.traces import TraceCheck, TraceDraws, answer, drawn_step, smaller
 from tests.waiting import HANG_SECONDS
@@ -55,7 +55,7 @@ def test_each_drawn_request_fits_the_pool(pool: PagePool) -> None:
 def test_a_seed_and_what_was_seen_decide_the_trace() -> None:
     one, other = TraceDraws(3, PagePool(4, 24)), TraceDraws(3, PagePool(4, 24))
     assert [one.next(number) for number in range(5)] == [other.next(number) for number in range(5)]
-    kept = Script(name="fuzz", summary="", steps=(Step(ask=("a:77",)),))
+    kept = Script(name="fuzz", summary="", steps=(ScriptStep(ask=("a:77",)),))
     other.kept[frozenset({"hits"})], other.seen[frozenset({"hits"})] = kept, 1
     assert any(kept.steps[0] in other.next(number).steps for number in range(9))
 
@@ -77,14 +77,14 @@ def test_adapters_and_schemas_leave_the_rest_of_a_draw_as_it_was() -> None:
 
 def test_a_smaller_trace_keeps_what_belongs_to_a_request() -> None:
     given = {"together": True, "max_tokens": "8", "abort_after": (None, 3), "arrive_ms": (0, 5)}
-    step = Step(
+    step = ScriptStep(
         ask=("a:1p s:3", "b:2p"), models=(None, "alpha"), schemas=("flag", "number"), **given
     )
-    trace = Script(name="fuzz", summary="", steps=(step, Step(ask=("c:1",), max_tokens="1")))
+    trace = Script(name="fuzz", summary="", steps=(step, ScriptStep(ask=("c:1",), max_tokens="1")))
     found = [one.steps for one in smaller(trace)]
     assert (step,) in found and (trace.steps[1],) in found
     given |= {"abort_after": (3,), "arrive_ms": (5,)}
-    alone = Step(ask=("b:2p",), models=("alpha",), schemas=("number",), **given)
+    alone = ScriptStep(ask=("b:2p",), models=("alpha",), schemas=("number",), **given)
     assert (alone, trace.steps[1]) in found
     assert any(steps[0].ask == ("s:3", "b:2p") for steps in found) and any(
         not steps[0].together for steps in found
@@ -104,7 +104,9 @@ def test_a_smaller_trace_keeps_what_belongs_to_a_request() -> None:
 def test_an_answer_obeys_its_schema_as_a_whole_or_as_far_as_its_budget(
     text: str, num_tokens: int, is_obeyed: bool
 ) -> None:
-    assert Request("a:1", (17,), 20, "own", schema="flag").obeyed_by(text, num_tokens) == is_obeyed
+    assert (
+        StepRequest("a:1", (17,), 20, "own", schema="flag").obeyed_by(text, num_tokens) == is_obeyed
+    )
 
 
 # How small a trace gets in two seconds depends on the machine. A search that ends by itself gets it

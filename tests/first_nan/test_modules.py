@@ -9,6 +9,8 @@ from torch import nn
 import harness
 from harness.memory.graph.recording import CpuGraphPool
 
+from .hooks import has_hooks  # type: ignore[import-not-found]
+
 
 class Model(nn.Module):
     """Three linear layers; with `breaks` something between the second and the third divides 0
@@ -76,11 +78,11 @@ def test_it_says_which_inputs_were_still_finite(model: Model) -> None:
 
 def test_leaving_the_block_takes_the_hooks_away(model: Model) -> None:
     with harness.first_nan(model) as recorder:
-        pass
+        assert has_hooks(model)
     model.layers[0].bias[1] = torch.nan
     model(torch.randn(5, 4))
     assert recorder.report() is None
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert not has_hooks(model)
 
 
 def test_a_module_called_twice_in_a_step_has_a_slot_for_each_call(model: Model) -> None:

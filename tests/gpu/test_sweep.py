@@ -69,12 +69,17 @@ def test_a_block_freed_since_the_last_sweep_is_filled_by_the_next() -> None:
     assert bool((torch.empty(3_000_000, dtype=torch.uint8, device="cuda") == 0xFF).all())
 
 
+def keep_busy(cycles: int) -> None:
+    """Keep the current stream busy for this many cycles. torch has no public name for it."""
+    torch.cuda._sleep(cycles)
+
+
 def test_memory_that_a_side_stream_still_reads_is_left_alone() -> None:
     sweep, side = CudaSweep(), torch.cuda.Stream()
     source = torch.full((8_000_000,), 7, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
-        torch.cuda._sleep(20_000_000)
+        keep_busy(20_000_000)
         copy = source + 0
     source.record_stream(side)
     del source
@@ -87,7 +92,7 @@ def test_memory_freed_on_a_side_stream_is_filled_after_its_last_work() -> None:
     sweep, side = CudaSweep(), torch.cuda.Stream()
     with torch.cuda.stream(side):
         source = torch.full((8_000_000,), 7, dtype=torch.uint8, device="cuda")
-        torch.cuda._sleep(20_000_000)
+        keep_busy(20_000_000)
         copy = source + 0
         del source
     sweep()
@@ -121,7 +126,7 @@ def test_the_compiled_list_is_the_list_of_the_snapshot_through_frees_and_splits_
             tensor = live.pop(draw.randrange(len(live)))
             if draw.random() < 0.3:
                 with torch.cuda.stream(stream):
-                    torch.cuda._sleep(100_000)
+                    keep_busy(100_000)
                 tensor.record_stream(stream)
             del tensor
         if count % 200 == 150:

@@ -491,12 +491,20 @@ def plant(bug: Planted) -> Iterator[None]:
 
     Raises ValueError if its text is another.
     """
-    text = source_of(bug.place)
-    if text.count(bug.old) != 1:
-        raise ValueError(
-            f"{bug.name}: {bug.old!r} is there {text.count(bug.old)} times in {bug.place}"
-        )
-    with changed(bug.place, ast.parse(text.replace(bug.old, bug.new))):
+    with other_text(bug.place, bug.old, bug.new):
+        yield
+
+
+@contextlib.contextmanager
+def other_text(place: str, old: str, new: str) -> Iterator[None]:
+    """Run the function at `place` with `new` where it has `old`, for the length of the block.
+
+    Raises ValueError unless it has `old` once.
+    """
+    text = source_of(place)
+    if text.count(old) != 1:
+        raise ValueError(f"{old!r} is there {text.count(old)} times in {place}")
+    with changed(place, ast.parse(text.replace(old, new))):
         yield
 
 

@@ -63,7 +63,7 @@ class Device:
 def moved(name: str, error: str) -> tuple[Any, Any]:
     case = case_of(name)
     target, poison = KernelTarget(case), Poison("zeros", frozenset())
-    call, other = (target._call(poison, case.seed ^ number) for number in (0, 1))
+    call, other = (target.new_call(poison, case.seed ^ number) for number in (0, 1))
     spec = KERNELS.get(f"{case.op}/{case.params_as(KernelParams).kernel}")
     return case, without_order(case, spec, call, other, Device(error))
 
@@ -107,7 +107,7 @@ def test_host_memory_that_changes_before_its_copy_is_named_with_the_next_call() 
 def test_a_kernel_that_is_wrong_in_the_right_order_too_is_no_finding_of_order() -> None:
     case = case_of("merge-kernel")
     target, poison = KernelTarget(case), Poison("zeros", frozenset())
-    call, other = (target._call(poison, case.seed ^ number) for number in (0, 1))
+    call, other = (target.new_call(poison, case.seed ^ number) for number in (0, 1))
 
     def zeros(function: Any, *more: Any) -> tuple[Tensor, ...]:
         return tuple(torch.zeros_like(one) for one in function())

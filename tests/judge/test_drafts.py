@@ -54,21 +54,17 @@ def test_a_copy_behind_the_replay_is_a_finding_of_the_guess(
     monkeypatch: pytest.MonkeyPatch, late: str
 ) -> None:
     replay = GraphDrafter.replay
+    copied: dict[int, torch.Tensor] = {}
 
     def copies_late(
         drafter: GraphDrafter, hidden: torch.Tensor, tokens: torch.Tensor
     ) -> torch.Tensor:
-        size = len(hidden)
-        given = {"hidden": drafter._static[:size].clone(), "tokens": drafter._tokens[:size].clone()}
-        guessed = replay(
-            drafter,
-            *(
-                given[name] if name == late else now
-                for name, now in (("hidden", hidden), ("tokens", tokens))
-            ),
-        )
-        drafter._static[:size], drafter._tokens[:size] = hidden, tokens
-        return guessed
+        given = {"hidden": hidden, "tokens": tokens}
+        now = given[late]
+        # The graph reads what the replay before left; at first, the zeros of its capture.
+        given[late] = copied.get(len(now), torch.zeros_like(now))
+        copied[len(now)] = now.clone()
+        return replay(drafter, **given)
 
     monkeypatch.setattr(GraphDrafter, "replay", copies_late)
     found = findings("replay", GRAPH)

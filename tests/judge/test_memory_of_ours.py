@@ -23,7 +23,10 @@ from harness.ops.parts.call import placed
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios
 
-POOL = torch.empty(0, dtype=torch.bfloat16, device="meta").as_strided((17, 64, 24), (2**31, 24, 1))
+ROOM = 16 * 2**31 + 64 * 24
+POOL = torch.empty(ROOM, dtype=torch.bfloat16, device="meta").as_strided(
+    (17, 64, 24), (2**31, 24, 1)
+)
 """A pool with 2^31 elements from page to page, as `decode-conditions` has it."""
 
 
@@ -39,14 +42,10 @@ def test_a_pool_that_does_not_fit_gets_memory_for_its_pages_alone(
     monkeypatch.setattr(kernel_call, "with_memory_at", with_memory_at)
     monkeypatch.setattr(torch, "empty", _refusing(torch.empty))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (30 * 2**30, 80 * 2**30))
-    room = (
-        POOL.as_strided((17, 64, 24), (2**31, 24, 1)).untyped_storage().nbytes()
-        or (16 * 2**31 + 64 * 24) * 2
-    )
-    moved = kernel_call._room_for(POOL, room // 2, "cuda")
+    moved = placed(POOL, "cuda")
     ((num_bytes, used),) = asked
-    assert num_bytes == room and used == [(row * 2**32, 64 * 24 * 2) for row in range(17)]
-    assert (moved.dtype, len(moved)) == (torch.bfloat16, room // 2)
+    assert num_bytes == 2 * ROOM and used == [(row * 2**32, 64 * 24 * 2) for row in range(17)]
+    assert (moved.dtype, moved.shape, moved.stride()) == (POOL.dtype, POOL.shape, POOL.stride())
 
 
 def test_a_pool_that_cannot_be_mapped_either_says_what_it_needs(
@@ -61,7 +60,7 @@ def test_a_pool_that_cannot_be_mapped_either_says_what_it_needs(
     with pytest.raises(
         NoMemoryError, match=r"needs 64\.0 GiB, and 30\.0 of 80\.0 GiB are free; .* error 2"
     ):
-        kernel_call._room_for(POOL, 2**35, "cuda")
+        placed(POOL, "cuda")
 
 
 def _refusing(empty: Any) -> Any:

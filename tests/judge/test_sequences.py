@@ -9,12 +9,13 @@ import pytest
 from harness.core.cases import Job
 from harness.core.engine_params import EngineParams
 from harness.core.records import Verdict
-from harness.engine.schedule.scheduler import Scheduler
 from harness.judge.run_case import run_case
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.override import KernelOverride
 from harness.scenario.variant import changed, shown
+
+from .planted_sequences import SCHEDULER, other_text  # type: ignore[import-not-found]
 
 SCENARIOS = [
     s for s in load_scenarios(shipped_directory()) if "sequences" in s.tags and s.fuzz is None
@@ -78,17 +79,13 @@ def test_an_id_can_write_each_sequence(name):
     assert again.params == CASES[name].params
 
 
-def test_a_step_that_decides_otherwise_than_declared_is_a_finding_of_policy(monkeypatch):
-    release = Scheduler._release
+def test_a_step_that_decides_otherwise_than_declared_is_a_finding_of_policy():
     case = CASES["preempted-phases[phase=itself]"]
     assert run_case(Job(key="job", case=case)).verdict is Verdict.PASS
-
-    def first_pages_last(self, sequence):
-        sequence.blocks.reverse()
-        release(self, sequence)
-
-    monkeypatch.setattr(Scheduler, "_release", first_pages_last)
-    (finding,) = run_case(Job(key="job", case=case)).findings
+    with other_text(
+        SCHEDULER + "Scheduler._release", "list(sequence.blocks)", "sequence.blocks[::-1]"
+    ):
+        (finding,) = run_case(Job(key="job", case=case)).findings
     assert (finding.oracle, finding.tensor) == ("policy", "what a step decides")
     assert "not 0*1 gives 4 frees 2 3 by the policy that the scenario declares" in finding.message
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 from torch_poison.patterns import Poison
 
@@ -47,11 +49,24 @@ def test_poison_that_reaches_the_cache_shows_as_invalid_tokens(tmp_path: Path) -
     assert all(result.invalid_tokens and not result.correct for result in run.results.values())
 
 
-def test_logits_do_not_pile_up_in_the_engine() -> None:
+def logits_in_memory() -> int:
+    """How many tensors of a vocabulary's width, such as logits, are alive in this process."""
+    gc.collect()
+    width = json.loads((CANARY / "config.json").read_text())["vocab_size"]
+    tensors = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.ndim]
+    return sum(one.shape[-1] == width for one in tensors)
+
+
+def test_logits_do_not_pile_up_in_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = open_engine(str(CANARY), concurrency=2)
+    before = logits_in_memory()
     backend.generate(["Question: How many?\nAnswer:"] * 2, max_tokens=4, stop=[])
-    served: Any = backend._engine
-    assert type(served.engine.probe) is Probe and not served.engine.scheduler.has_work
+    assert logits_in_memory() == before
+    # A probe that keeps them is seen.
+    kept: list[torch.Tensor] = []
+    monkeypatch.setattr(Probe, "on_logits", lambda self, logits: kept.append(logits))
+    backend.generate(["Question: How many?\nAnswer:"], max_tokens=2, stop=[])
+    assert logits_in_memory() == before + len(kept) > before
 
 
 def test_a_prompt_beyond_the_context_is_unanswered() -> None:

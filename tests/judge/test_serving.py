@@ -101,8 +101,8 @@ def test_a_sound_step_keeps_every_count(engine):
 
 
 def test_a_block_that_is_free_and_owned_is_counted(engine):
-    engine.pool._free.append(engine.scheduler.running[0].blocks[0])
-    assert broken(engine) == {"blocks that are free twice, or free and owned"}
+    engine.pool.free([engine.scheduler.running[0].blocks[0]])
+    assert broken(engine) == {"blocks that are free twice, or free and owned", "owners of blocks"}
 
 
 def test_a_page_that_two_requests_write_to_is_counted(engine):
@@ -120,12 +120,12 @@ def test_two_requests_may_share_a_full_page_with_the_same_tokens(tokens, compute
     first, second = (Sequence(number, [fill] * 70, 1) for number, fill in enumerate((1, tokens)))
     for sequence in (first, second):
         sequence.blocks, sequence.num_computed_tokens = [7], computed
-    assert (serving._torn_blocks([first, second], {7}) == {7}) is is_torn
+    assert (serving.torn_blocks([first, second], {7}) == {7}) is is_torn
 
 
 def test_a_state_has_one_owner():
     first, second = (Sequence(number, [1] * 70, 1, state_block=7) for number in range(2))
-    assert serving._torn_blocks([first, second], {7}) == {7}
+    assert serving.torn_blocks([first, second], {7}) == {7}
 
 
 def test_a_flush_that_keeps_the_cache_is_counted():

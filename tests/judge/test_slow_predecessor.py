@@ -4,6 +4,7 @@ that waits is not.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -66,7 +67,7 @@ def behind(
 def test_only_an_early_kernel_returns_what_the_inputs_held_before(name: str, waits: bool) -> None:
     case = case_of(name)
     target = KernelTarget(case)
-    call = target._call(Poison("zeros", frozenset()), case.seed)
+    call = target.new_call(Poison("zeros", frozenset()), case.seed)
     spec = KERNELS.get(f"{case.op}/{case.params_as(KernelParams).kernel}")
     launch = behind(call, BoundKernel(spec, None), waits=waits)
     restore = restoring(spec, call)
@@ -85,11 +86,23 @@ def test_only_an_early_kernel_returns_what_the_inputs_held_before(name: str, wai
 
 
 def test_the_edges_of_a_graph_say_how_a_kernel_was_launched() -> None:
+    addresses = ctypes.POINTER(ctypes.c_void_p)
+
+    @ctypes.CFUNCTYPE(
+        ctypes.c_int,
+        ctypes.c_void_p,
+        addresses,
+        addresses,
+        ctypes.c_void_p,
+        ctypes.POINTER(ctypes.c_size_t),
+    )
     def edges(graph: Any, sources: Any, targets: Any, data: Any, count: Any) -> int:
-        count._obj.value = 2
-        if sources is not None:
-            sources[0], targets[0], data[0].type = 16, 32, PROGRAMMATIC
-            sources[1], targets[1], data[1].type = 32, 48, 0
+        count[0] = 2
+        if sources:
+            sources[0], targets[0] = 16, 32
+            sources[1], targets[1] = 32, 48
+            # CUgraphEdgeData of cuda.h: its kind is the third of eight bytes.
+            (ctypes.c_ubyte * 16).from_address(data)[2] = PROGRAMMATIC
         return 0
 
     driver = SimpleNamespace(cuGraphGetEdges_v2=edges)
@@ -107,6 +120,6 @@ def test_a_slow_predecessor_needs_a_gpu() -> None:
 
 def test_a_kernel_that_reads_device_values_on_the_host_is_refused_without_a_capture() -> None:
     case = case_of("decode-kernel")
-    call = KernelTarget(case)._call(Poison("zeros", frozenset()), case.seed)
+    call = KernelTarget(case).new_call(Poison("zeros", frozenset()), case.seed)
     with pytest.raises(Refused, match="reads device values on the host"):
         behind_slow_predecessor(KERNELS.get("mla_decode/tiled"), call)

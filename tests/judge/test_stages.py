@@ -10,11 +10,12 @@ from torch_poison.patterns import Poison
 from harness.core.records import Case, FirstNan
 from harness.engine import attention, batch, engine, experts, runner, speculation
 from harness.engine.attention import PagedMLA
-from harness.engine.experts import RoutedExperts
-from harness.engine.schedule.scheduler import Scheduler
+from harness.engine.batch import Batch
 from harness.judge.targets.engine import EngineTarget
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
+
+from .planted_sequences import SCHEDULER, other_text  # type: ignore[import-not-found]
 
 SMALL: dict[str, Any] = {
     "requests": ((5, 4), (70, 4), (12, 3)),
@@ -51,15 +52,18 @@ def test_a_right_engine_has_no_wrong_stage(params: dict[str, Any]) -> None:
 def test_a_plan_of_an_earlier_eager_step_names_the_plan_and_its_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    decode, plans = PagedMLA._decode, {}
+    attend, plans = PagedMLA.__call__, {}
 
-    def keeps(layer: Any, q_nope: Any, q_pe: Any, memory: Any, inputs: Any, slots: Any) -> Any:
-        inputs.metadata.plan = plans.get(len(inputs.seq_lens), inputs.metadata.plan)
-        out = decode(layer, q_nope, q_pe, memory, inputs, slots)
-        plans[len(inputs.seq_lens)] = inputs.metadata.plan
+    def keeps(layer: PagedMLA, x: Any, inputs: Batch, memory: Any) -> Any:
+        if inputs.decode is None:
+            return attend(layer, x, inputs, memory)
+        size = len(inputs.decode.seq_lens)
+        inputs.decode.metadata.plan = plans.get(size, inputs.decode.metadata.plan)
+        out = attend(layer, x, inputs, memory)
+        plans[size] = inputs.decode.metadata.plan
         return out
 
-    monkeypatch.setattr(PagedMLA, "_decode", keeps)
+    monkeypatch.setattr(PagedMLA, "__call__", keeps)
     found = record(requests=((5, 4), (61, 6)))
     assert found.stage.startswith("the plan, step") and found.stage_site == "sched_meta"
 
@@ -85,12 +89,13 @@ def test_an_input_of_the_step_before_names_the_static_inputs_of_the_graph(
 
 
 def test_a_wrong_weight_of_an_expert_names_the_experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    apply = RoutedExperts._apply
-    monkeypatch.setattr(
-        RoutedExperts, "_apply", lambda self, x, ids, weights: apply(self, x, ids, weights.flip(-1))
-    )
+    apply = experts.apply_experts
+
+    def flipped(x: Any, ids: Any, weights: Any, *more: Any) -> Any:
+        return apply(x, ids, weights.flip(-1), *more)
+
+    monkeypatch.setattr(experts, "apply_experts", flipped)
     assert record(num_experts=4).stage.startswith("the experts of layer 0, step 0")
-    assert experts.RoutedExperts is RoutedExperts
 
 
 def test_a_merge_that_is_left_out_names_the_attention(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,23 +106,16 @@ def test_a_merge_that_is_left_out_names_the_attention(monkeypatch: pytest.Monkey
 
 
 def test_latents_in_the_slots_of_others_name_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    slots = PagedMLA._slots
-    monkeypatch.setattr(PagedMLA, "_slots", lambda self, batch: slots(self, batch).roll(1))
+    stored = Batch.stored_slots.fget
+    monkeypatch.setattr(Batch, "stored_slots", property(lambda self: stored(self).roll(1)))
     assert record().stage.startswith("the pages of layer 0, step 0: request 0, position 0")
 
 
-def test_tokens_that_count_as_computed_without_their_pages_name_the_scheduler(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    start_over = Scheduler._start_over
-
-    def counts_one(scheduler: Any, sequence: Any) -> None:
-        had = sequence.num_computed_tokens
-        start_over(scheduler, sequence)
-        sequence.num_computed_tokens = min(had, 1)
-
-    monkeypatch.setattr(Scheduler, "_start_over", counts_one)
-    found = record(requests=((60, 12), (61, 12)), num_blocks=5, max_batched_tokens=128)
+def test_tokens_that_count_as_computed_without_their_pages_name_the_scheduler() -> None:
+    right = "sequence.num_computed_tokens = sequence.num_shared_tokens = 0"
+    wrong = "sequence.num_computed_tokens = min(sequence.num_computed_tokens, 1)"
+    with other_text(SCHEDULER + "Scheduler._start_over", right, wrong):
+        found = record(requests=((60, 12), (61, 12)), num_blocks=5, max_batched_tokens=128)
     assert found.stage.startswith("the scheduler, step") and "pages that it lost" in found.stage
 
 

@@ -18,7 +18,7 @@ from harness.engine.engine import ReferenceEngine
 from harness.engine.schedule import block_pool
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.scheduler import Scheduler
-from harness.engine.schedule.sequence import Sequence, Step
+from harness.engine.schedule.sequence import Step
 from harness.engine.speculation import SuffixDrafts
 from harness.judge.run_case import run_case
 from harness.ops.mla_decode_plan.kernels import tiled as plan
@@ -28,6 +28,8 @@ from harness.scenario.drawn import drawn_cases
 from harness.scenario.load import load_scenarios
 from harness.scenario.selection import select
 from harness.scenario.variant import changed
+
+from .planted_sequences import SCHEDULER, other_text  # type: ignore[import-not-found]
 
 SMALL = {"layers": "[mla]", "kv": "fp32", "patterns": "[nan]"}
 GRAPH = SMALL | {
@@ -87,17 +89,11 @@ def test_a_sound_engine_keeps_every_count(params: dict[str, str]) -> None:
     assert result.looked_at["conserved"] > 30
 
 
-@pytest.mark.parametrize("size", [None, 4])
-def test_an_engine_without_replays_or_with_too_large_a_graph_is_found(
-    monkeypatch: pytest.MonkeyPatch, size: int | None
-) -> None:
-    right = runner.ModelRunner._graph_size
-
-    def wrong(self: Any, batch: Any) -> int | None:
-        return None if right(self, batch) is None else size
-
-    monkeypatch.setattr(runner.ModelRunner, "_graph_size", wrong)
-    assert broken(**GRAPH) == {"rows of the graph that replays a batch of decodes"}
+@pytest.mark.parametrize("size", ["None", "4"])
+def test_an_engine_without_replays_or_with_too_large_a_graph_is_found(size: str) -> None:
+    right = "next((size for size in self._graphs.sizes if size >= batch.num_decodes), None)"
+    with other_text("harness.engine.runner:ModelRunner._graph_size", right, size):
+        assert broken(**GRAPH) == {"rows of the graph that replays a batch of decodes"}
 
 
 def test_a_replay_of_an_engine_without_graphs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,41 +140,24 @@ def test_a_right_draft_that_is_not_taken_is_found(monkeypatch: pytest.MonkeyPatc
     }
 
 
-def test_a_prompt_that_takes_the_place_of_a_decode_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    right = Scheduler._schedule_running
-
-    def prompts_first(self: Scheduler, scheduled: Any, budget: int) -> int:
-        self.running.sort(key=lambda sequence: sequence.is_decoding)
-        with monkeypatch.context() as patch:
-            patch.setattr(Sequence, "is_decoding", False)
-            return right(self, scheduled, budget)
-
-    monkeypatch.setattr(Scheduler, "_schedule_running", prompts_first)
-    assert "decoding requests that a step leaves out" in broken(**TIGHT)
+def test_a_prompt_that_takes_the_place_of_a_decode_is_found() -> None:
+    place = SCHEDULER + "Scheduler._schedule_running"
+    with other_text(place, "not sequence.is_decoding", "sequence.is_decoding"):
+        assert "decoding requests that a step leaves out" in broken(**TIGHT)
 
 
-def test_a_request_that_waits_for_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Scheduler._schedule_waiting
-
-    def when_idle(self: Scheduler, scheduled: Any, budget: int) -> None:
-        if not self.running:
-            right(self, scheduled, budget)
-
-    monkeypatch.setattr(Scheduler, "_schedule_waiting", when_idle)
-    assert broken(**QUEUE) == {"requests that wait while there is room"}
+def test_a_request_that_waits_for_nothing_is_found() -> None:
+    place = SCHEDULER + "Scheduler._schedule_waiting"
+    right = "places < min(self.least_admitted, len(self.waiting))"
+    with other_text(place, right, "True"):
+        assert broken(**QUEUE) == {"requests that wait while there is room"}
 
 
-def test_a_request_that_is_preempted_for_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right, calls = Scheduler._fits, [0]
-
-    def once(self: Scheduler, sequence: Sequence, num_new_tokens: int) -> bool:
-        calls[0] += 1
-        return calls[0] != 4 and right(self, sequence, num_new_tokens)
-
-    monkeypatch.setattr(Scheduler, "_fits", once)
-    assert broken(**QUEUE) == {"requests preempted while there is room"}
+def test_a_request_that_is_preempted_for_nothing_is_found() -> None:
+    place = SCHEDULER + "Scheduler._schedule_running"
+    wrong = "not self._fits(sequence, num_new_tokens) or not self.num_preemptions"
+    with other_text(place, "not self._fits(sequence, num_new_tokens)", wrong):
+        assert broken(**QUEUE) == {"requests preempted while there is room"}
 
 
 def test_an_engine_that_refuses_a_request_or_lacks_a_field_has_crashed(

@@ -16,9 +16,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from harness.core.registry import attribute_at
 from harness.evidence import compare
 from harness.judge import outcome
-from harness.kernels import replaced_code
 from harness.kernels.process_state import (
     ProcessChange,
     noting_changes,
@@ -302,14 +302,26 @@ def test_an_exception_of_the_code_passes_after_all_was_restored() -> None:
 
 def test_a_call_and_a_run_together_watch_the_whole_table() -> None:
     def rows(watch: watching) -> set[str]:
-        return {row.name for row in watch._rows}
+        return {row.name for row in watch.rows}
 
     assert rows(watching_call("x")) | rows(watching_run("x")) == {row.name for row in WATCHED}
     assert not rows(watching_call("x")) & rows(watching_run("x"))
 
 
-def test_code_that_a_fault_may_replace_is_not_watched() -> None:
-    replaced_code.code_of_harness()
-    watched = {place.name for place in replaced_code._places}
-    assert "harness.evidence.compare" in watched and "harness.judge.outcome.Outcome" in watched
-    assert not any(name.startswith("harness.engine") or ".kernels." in name for name in watched)
+@pytest.mark.parametrize(
+    ("place", "is_watched"),
+    [
+        ("harness.ops.parts.slots:stored_slots", True),
+        ("harness.engine.attention:context_chunks", False),
+        ("harness.ops.mla_decode.kernels.tiled:mla_decode", False),
+    ],
+)
+def test_code_that_a_fault_may_replace_is_not_watched(
+    place: str, is_watched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, _, name = place.partition(":")
+    right = attribute_at(place)
+    with noting_changes() as noted, watching("mine"):
+        monkeypatch.setattr(f"{module}.{name}", len)
+    assert (attribute_at(place) is right) is is_watched
+    assert bool(noted) is is_watched

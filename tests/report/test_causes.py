@@ -16,7 +16,7 @@ from harness.core.findings import Finding
 from harness.core.records import Blame, CaseResult, FirstNan, Shrunk, Verdict
 from harness.diagnose.blame import NO_MEMORY, OUT_OF_TIME
 from harness.report import markdown, page
-from harness.report.causes import Cause, causes, facts, kernel_of
+from harness.report.causes import RootCause, causes, facts, kernel_of
 from harness.report.console import console_for
 from harness.report.progress import LiveProgress
 from harness.report.run_view import RunView
@@ -62,7 +62,7 @@ def store_of(
 
 def found(
     cases: Sequence[Case], results: Sequence[CaseResult], blames: dict[str, Blame]
-) -> list[Cause]:
+) -> list[RootCause]:
     return causes(results, {one.id: Job(key=one.id, case=one) for one in cases}, blames)
 
 

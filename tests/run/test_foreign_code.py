@@ -18,12 +18,13 @@ from harness.core.cases import Job
 from harness.core.records import Verdict
 from harness.run import runner, threads
 from harness.run.fork_server import ForkServer
+from harness.run.gpus import GpuLocks
 from harness.run.runner import Worker, WorkerError, WorkerPool
 from tests.waiting import wait_until
 
 from .test_runner import job, stub_pool  # type: ignore[import-not-found]
-from .test_several_gpus import job as job_of  # type: ignore[import-not-found]
-from .test_several_gpus import with_gpus
+from .test_several_gpus import GPUS, with_gpus  # type: ignore[import-not-found]
+from .test_several_gpus import job as job_of
 
 
 @pytest.fixture
@@ -69,7 +70,9 @@ def test_a_worker_on_a_gpu_is_shared_by_the_cases_of_one_plugin(
         for name in ("a1", "a2", "b1")
     ]
     first, second, third = pids(pool, *jobs)
-    assert first == second != third and list(pool._gpu_of.values()) == [0]
+    assert first == second != third
+    # The worker that came last holds the GPU of the first.
+    assert GpuLocks(GPUS[:1], tmp_path).take() == ()
 
 
 def test_without_a_process_that_forks_the_cases_of_a_plugin_share_a_worker(
@@ -88,13 +91,13 @@ def kill_new_workers(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
     take = Worker.take
 
     def taken(self: Worker) -> Any:
-        if not self.is_ready and len(killed) < times and self._process.pid not in killed:
-            killed.append(self._process.pid)
-            os.kill(self._process.pid, signal.SIGKILL)
+        if not self.is_ready and len(killed) < times and self.pid not in killed:
+            killed.append(self.pid)
+            os.kill(self.pid, signal.SIGKILL)
             self._process.wait()
             self._replies.clear()
             self._is_closed_stream = True
-        return None if self._process.pid in killed else take(self)
+        return None if self.pid in killed else take(self)
 
     monkeypatch.setattr(Worker, "take", taken)
     return killed
@@ -125,7 +128,7 @@ def test_a_process_that_forks_and_is_killed_is_started_again(
     def kill_first(self: ForkServer, *arguments: Any, **more: Any) -> Any:
         if not killed:
             killed.append(self)
-            os.kill(self._child._process.pid, signal.SIGKILL)
+            os.kill(self.pid, signal.SIGKILL)
         return start(self, *arguments, **more)
 
     monkeypatch.setattr(ForkServer, "start", kill_first)

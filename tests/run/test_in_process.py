@@ -20,6 +20,7 @@ from harness.core.errors import InputError
 from harness.core.records import CaseResult, Verdict
 from harness.run import in_process
 from harness.run.environment import Environment, Gpu
+from harness.run.gpus import GpuLocks
 from harness.run.in_process import InProcessPool
 from harness.run.protocol import Reply
 from harness.run.runner import WorkerError
@@ -169,10 +170,11 @@ def test_a_case_on_cuda_gets_a_locked_gpu(
     monkeypatch.setattr(in_process, "reply_to", answers)
     with pool:
         assert len(pool.run_in_order([job("cpu"), job("cuda"), job("cuda")])) == 3
-        assert pool._gpus is not None and pool._gpus.take() == ()
+        locks = GpuLocks(pool.start().gpus)
+        assert locks.take() == ()
     assert answers.gpus == [None, 0, 0]
-    assert pool._gpus.take() == (0,)
-    pool._gpus.give_back(0)
+    assert locks.take() == (0,)
+    locks.give_back(0)
 
 
 def test_after_cuda_has_failed_the_result_is_kept_and_the_run_ends(

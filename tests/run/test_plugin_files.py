@@ -98,8 +98,8 @@ def test_a_case_with_a_connector_of_a_plugin_loads_all_files() -> None:
 
 def test_each_file_is_described_by_itself_and_once() -> None:
     pool = Describing()
-    plan = planner(pool, [*KERNELS_OF, "/k/mine.py"])
-    plan._plugins.describe()
+    files = PluginFiles([*KERNELS_OF, "/k/mine.py"], pool)
+    assert files.describe() == files.describe()
     assert pool.asked == [(file,) for file in KERNELS_OF]
 
 

@@ -4,7 +4,6 @@ is made up.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -112,8 +111,9 @@ def pool_on(
     answers: dict[str, dict[str, Any]],
     lost: set[str] | None = None,
     limit: int | None = None,
+    start_seconds: float = 600.0,
 ) -> tuple[RayPool, MadeUp]:
-    pool = RayPool("made-up", limit)
+    pool = RayPool("made-up", limit, start_seconds=start_seconds)
     cluster = MadeUp(slots, answers, set() if lost is None else lost)
     pool._opened = cluster  # type: ignore[assignment]
     return pool, cluster
@@ -151,8 +151,7 @@ def test_cases_on_a_gpu_are_not_skipped_by_a_cpu_when_the_node_with_the_gpu_is_l
     monkeypatch.setattr(ray_pool, "PATIENCE_SECONDS", 0.3)
     monkeypatch.setattr(ray_pool, "TICK_SECONDS", 0.01)
     lost: set[str] = set()
-    pool, _ = pool_on([slot("a", gpu=True), slot("b")], MIXED_TOLD, lost)
-    pool._start_seconds = 0.0
+    pool, _ = pool_on([slot("a", gpu=True), slot("b")], MIXED_TOLD, lost, start_seconds=0.0)
     pool.start()
     lost.add("a")
     results = pool.run([job("cuda", "cuda"), job("cpu")])
@@ -176,8 +175,7 @@ def test_where_every_slot_is_held_the_run_ends_with_a_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ray_pool, "PATIENCE_SECONDS", 0.1)
-    pool, cluster = pool_on([slot("a")], {"a": ready()})
-    pool._start_seconds = 0.1
+    pool, cluster = pool_on([slot("a")], {"a": ready()}, start_seconds=0.1)
     cluster.held.add("a")
     with pytest.raises(
         WorkerError, match=r"has had no free slot that can run the next case for 0\.2 s"
@@ -216,16 +214,17 @@ def test_when_no_node_can_run_cases_the_last_reason_is_the_error(
 
 def test_a_case_whose_node_is_lost_waits_before_all_others() -> None:
     lost: set[str] = set()
-    pool, _ = pool_on([slot("a"), slot("b")], {"a": ready(), "b": ready()}, lost)
-    pool.start()
-    waiting = deque([job("two"), job("three")])
-    (worker,) = pool._workers
-    pool._send(worker, job("one"))
-    lost.add("a")
-    assert pool._result_of(worker, job("one"), waiting) is None
-    assert [job.key for job in waiting] == ["one", "two", "three"]
-    assert {result.key: result.lost_nodes for result in pool.run(list(waiting))} == {
-        "one": (),
-        "two": (),
-        "three": (),
-    }
+    pool, _ = pool_on([slot("a"), slot("b")], {"a": ready(), "b": ready()}, lost, limit=1)
+    begun: list[str] = []
+
+    def on_start(job: Job) -> None:
+        begun.append(job.key)
+        lost.add("a")
+
+    results = list(pool.run([job(key) for key in ("one", "two", "three")], on_start))
+    assert begun == ["one", "one", "two", "three"]
+    assert [(result.key, result.lost_nodes) for result in results] == [
+        ("one", ("name of a",)),
+        ("two", ()),
+        ("three", ()),
+    ]

@@ -37,10 +37,10 @@ def pool() -> Iterator[WorkerPool]:
         yield made
 
 
-def with_gpus(pool: WorkerPool, count: int, locks: Path) -> None:
-    """Have the pool see GPUs that this machine has not got."""
+def with_gpus(pool: WorkerPool, count: int, locks: Path, shares: int = 1) -> None:
+    """Have the pool see GPUs that this machine has not got. `shares` workers share each."""
     pool.environment = pool.start().model_copy(update={"gpus": GPUS[:count]})
-    pool._gpus = GpuLocks(GPUS[:count], locks)
+    pool._gpus = GpuLocks(GPUS[:count], locks, shares)
 
 
 def test_it_runs_after_the_others_with_gpus_that_nobody_else_can_take(
@@ -91,19 +91,22 @@ def test_gpus_are_given_back_when_the_case_dies(pool: WorkerPool, tmp_path: Path
 @pytest.mark.nightly
 def test_workers_share_a_gpu_when_asked_and_no_other_session_gets_it(tmp_path: Path) -> None:
     with WorkerPool(3, per_gpu=2, execute="stub_execute:execute", environ=STUB) as pool:
-        pool.environment = pool.start().model_copy(update={"gpus": GPUS[:1]})
-        pool._gpus = GpuLocks(GPUS[:1], tmp_path, shares=2)
+        with_gpus(pool, 1, tmp_path, shares=2)
+        running: set[str] = set()
         at_once: list[int] = []
         # All workers are ready before the first job for a GPU.
-        while sum(worker.is_ready for worker in pool._workers) < 3:
+        while sum(worker.is_ready for worker in pool.workers) < 3:
             list(pool.run([job(name, seconds=0.2) for name in ("x", "y", "z")]))
 
         def on_start(begun: Job) -> None:
-            at_once.append(len(pool._gpu_of))
+            running.add(begun.key)
+            at_once.append(len(running))
             assert GpuLocks(GPUS[:1], tmp_path).take() == ()
 
         jobs = [job(name, device="cuda", seconds=0.2) for name in ("a", "b", "c", "d")]
-        assert {result.verdict for result in pool.run(jobs, on_start)} == {Verdict.PASS}
+        for result in pool.run(jobs, on_start):
+            assert result.verdict is Verdict.PASS
+            running.remove(result.key)
         assert max(at_once) == 2
     assert GpuLocks(GPUS[:1], tmp_path).take() == (0,)
 

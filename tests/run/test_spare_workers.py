@@ -33,7 +33,7 @@ def pool() -> Iterator[WorkerPool]:
 
 
 def spares(pool: WorkerPool) -> list[int]:
-    return [spare._process.pid for group in pool._spares.values() for spare in group]
+    return [spare.pid for group in pool.spares.values() for spare in group]
 
 
 def pid(pool: WorkerPool) -> int:
@@ -50,7 +50,7 @@ def is_running(process: int) -> bool:
 
 def test_a_green_run_starts_no_spare(pool: WorkerPool) -> None:
     assert all(result.verdict is Verdict.PASS for result in pool.run([job("a"), job("b")]))
-    assert spares(pool) == [] and len(pool._workers) == 1
+    assert spares(pool) == [] and len(pool.workers) == 1
 
 
 def test_the_process_of_the_next_case_was_alive_before_the_crash(pool: WorkerPool) -> None:
@@ -65,7 +65,7 @@ def test_the_process_of_the_next_case_was_alive_before_the_crash(pool: WorkerPoo
 
 def test_close_ends_the_spares(pool: WorkerPool) -> None:
     pool.run_in_order([job("exit", "exit")])
-    running = [*spares(pool), *(worker._process.pid for worker in pool._workers)]
+    running = [*spares(pool), *(worker.pid for worker in pool.workers)]
     assert len(running) == 2 and all(map(is_running, running))
     pool.close()
     assert not any(map(is_running, running)) and spares(pool) == []
@@ -95,7 +95,8 @@ def test_a_failure_that_spends_its_context_is_kept_with_its_log_and_a_spare_goes
     ]
     spent, after = pool.run_in_order(jobs)
     assert spent.verdict is Verdict.FAIL and "the stub prints" in spent.log
-    assert after.verdict is Verdict.PASS and list(pool._gpu_of.values()) == [0]
+    assert after.verdict is Verdict.PASS
+    assert GpuLocks(GPUS[:1], tmp_path).take() == ()
 
 
 @pytest.mark.nightly
@@ -111,8 +112,8 @@ def test_a_spare_takes_the_gpu_of_the_lost_worker_and_keeps_its_lock(
         taken.append(theirs.take())
         if result.key == "dies":
             assert result.verdict is Verdict.CRASH
-    assert taken == [(), ()] and list(pool._gpu_of.values()) == [0]
-    assert len(pool._spares[0]) == 1 and not pool._spares[None]
+    assert taken == [(), ()] and theirs.take() == ()
+    assert len(pool.spares[0]) == 1 and not pool.spares.get(None)
     pool.close()
     assert theirs.take() == (0,)
 
@@ -139,7 +140,7 @@ def test_a_case_over_several_gpus_ends_the_spares_that_sit_on_them(
     jobs = [job_of("dies", device="cuda", does="exit"), job_of("wide", num_gpus=2)]
     results = {result.key: result for result in pool.run(jobs)}
     assert results["wide"].reason == "(0, 1)"
-    assert pool._spares[0] == [] and not pool._gpu_of
+    assert pool.spares[0] == () and GpuLocks(GPUS[:2], tmp_path).take(2) == (0, 1)
 
 
 @pytest.mark.nightly
@@ -150,6 +151,6 @@ def test_several_workers_share_the_spares() -> None:
         assert [result.verdict is Verdict.CRASH for result in results] == [
             n in (1, 4) for n in range(6)
         ]
-        running = [*spares(pool), *(worker._process.pid for worker in pool._workers)]
+        running = [*spares(pool), *(worker.pid for worker in pool.workers)]
         assert len(running) == 3
     wait_until(lambda: not any(map(is_running, running)), "the workers ended")

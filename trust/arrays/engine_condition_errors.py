@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.core.conditions.engine import LAYERS, SPACE, STATE, Step
+from harness.core.conditions.engine import LAYERS, SPACE, STATE, ObservedStep
 from harness.core.conditions.model import Combination
 from harness.engine.attention import PagedKDA, PagedMLA
 from harness.engine.batch import Batch, logit_rows
@@ -152,7 +152,7 @@ def _step(wrong: Wrong, runner: ModelRunner, batch: Batch, run: Callable[[], Ten
 
 
 def units_of(
-    combination: Combination, step: Step, sequences: list[Sequence], logits: Tensor
+    combination: Combination, step: ObservedStep, sequences: list[Sequence], logits: Tensor
 ) -> Iterator[Unit]:
     """The requests of the step that have the classes, once its logits [n, vocab] say what becomes
     of their drafts.
@@ -182,7 +182,7 @@ def units_of(
         first += request.new
 
 
-def _ends(step: Step) -> list[int]:
+def _ends(step: ObservedStep) -> list[int]:
     """Where the rows of logits of each request end."""
     ends = [0]
     for request in step.requests:
@@ -190,7 +190,7 @@ def _ends(step: Step) -> list[int]:
     return ends[1:]
 
 
-def _items(step: Step, sequences: list[Sequence]) -> list[ScheduledSequence]:
+def _items(step: ObservedStep, sequences: list[Sequence]) -> list[ScheduledSequence]:
     return [
         ScheduledSequence(one, request.new)
         for one, request in zip(sequences, step.requests, strict=True)

@@ -49,7 +49,7 @@ _NAME_MEMORY = frozenset(
 """
 _ONLY_COUNT = frozenset({"BlockPool._is_computed_twice", "BlockPool.next_blocks"})
 """Functions that only count an event of a case."""
-_ONLY_FROM_A_GPU = frozenset({"padded_causal_attention"})
+ONLY_FROM_A_GPU = frozenset({"padded_causal_attention"})
 """Functions that only a branch for a GPU calls.
 
 On a CPU tests/engine/test_padded_attention.py compares this one with the plain form.
@@ -129,7 +129,7 @@ def mutants_of(file: str, text: str) -> list[Mutant]:
     """All mutants of a file's text, in order."""
     found = []
     for name, function in functions(ast.parse(text)):
-        if name in _NAME_MEMORY | _ONLY_COUNT | _ONLY_FROM_A_GPU:
+        if name in _NAME_MEMORY | _ONLY_COUNT | ONLY_FROM_A_GPU:
             continue
         for number, place in enumerate(_places(function)):
             for variant, (operator, changed) in enumerate(_variants(place.node, place.following)):

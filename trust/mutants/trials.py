@@ -134,7 +134,7 @@ def inject(mutant: Mutant, noted: equivalence.Noted | None = None) -> None:
         code = compile(
             mutated(text, mutant, noting=noted is not None), path, "exec", dont_inherit=True
         )
-    function = _function(module, mutant.function, path)
+    function = function_of(module, mutant.function, path)
     before: dict[int, Any] = {}
 
     def value_of_the_call_before(value: Any) -> Any:
@@ -172,7 +172,7 @@ def _code(module: CodeType, name: str) -> CodeType:
     raise LookupError(name)
 
 
-def _function(module: object, name: str, path: str) -> FunctionType:
+def function_of(module: object, name: str, path: str) -> FunctionType:
     """The function that runs the code of a name, behind seams, decorators and properties."""
     found: Any = module
     for part in name.split("."):
@@ -295,7 +295,7 @@ def trial(
             inputs = ()
         seen: dict[str, Any] = {"case": job.case.id, "num_cases": number}
         try:
-            with _time_limit(MORE_SECONDS + TIMES * surveyed[job.case.id].seconds):
+            with time_limit(MORE_SECONDS + TIMES * surveyed[job.case.id].seconds):
                 found, outputs = run(job)
         except Late:
             return became(mutant, "killed", by="crash", reason="it does not end", **seen)
@@ -335,7 +335,7 @@ def proved(
     noted = equivalence.Noted()
     inject(mutant, noted)
     try:
-        with _time_limit(PROPERTY_SECONDS):
+        with time_limit(PROPERTY_SECONDS):
             return equivalence.tried(mutant, result, inputs, noted, partial(unchanged, mutant))
     except (Late, MemoryError):
         return result.model_copy(update={"reason": "the property run does not end"})
@@ -344,7 +344,7 @@ def proved(
 
 
 @contextlib.contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
+def time_limit(seconds: float) -> Iterator[None]:
     """Raise Late after `seconds` of CPU time.
 
     A call into C that takes twice as long ends the process.
@@ -431,7 +431,7 @@ def _parts(tasks: list[T], count: int) -> list[list[T]]:
     return [part for number in range(count) if (part := tasks[number::count])]
 
 
-def _all(found: Iterator[tuple[T, R | Died]]) -> list[R]:
+def results_of(found: Iterator[tuple[T, R | Died]]) -> list[R]:
     """The results of forks that must not die."""
     results = []
     for _, result in found:
@@ -477,14 +477,14 @@ def main(parent: Parent) -> None:
     jobs = list(request.jobs)
     looks = [
         torch.load(io.BytesIO(part), weights_only=False)
-        for part in _all(in_forks(_parts(jobs, request.workers), look, request.workers))
+        for part in results_of(in_forks(_parts(jobs, request.workers), look, request.workers))
     ]
     surveyed = {case.id: case for cases, _ in looks for case in cases}
     clean = {name: outputs for _, kept in looks for name, outputs in kept.items()}
     inputs: list[equivalence.Drawn] = []
     if request.proves:
         parts = _parts(equivalence.drawn_ids(), request.workers)
-        found = _all(in_forks(parts, run_right, request.workers))
+        found = results_of(in_forks(parts, run_right, request.workers))
         inputs = equivalence.schedules() + [drawn for some in found for drawn in some]
     # Forks share the objects that are there, also after a garbage collection.
     gc.freeze()

@@ -2,7 +2,8 @@
 
 The unit is a request in a step, as one kind of layer sees it.
 
-A probe fills `Step` with what the engine did, and `read` says which classes that is. No torch here.
+A probe fills `ObservedStep` with what the engine did, and `read` says which classes that is. No
+torch here.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ STATE = "state"
 
 
 @dataclass(slots=True)
-class Request:
+class ObservedRequest:
     """A request in a step.
 
     `computed` of its tokens are cached, `hit` of these by another request, and `new` are the query
@@ -74,12 +75,12 @@ class Request:
 
 
 @dataclass(slots=True)
-class Step:
+class ObservedStep:
     """A step as it ran: its requests in the order of the batch, the engine that runs it, and what
     came before it.
     """
 
-    requests: Sequence[Request]
+    requests: Sequence[ObservedRequest]
     layers: Mapping[str, str | None]
     """Layer -> the type of its cache; None for a state."""
     change: str = "none"
@@ -118,7 +119,7 @@ class Step:
             yield with_context if own else without
 
 
-def read(step: Step) -> Iterator[Point]:
+def read(step: ObservedStep) -> Iterator[Point]:
     """A point for each request and each kind of layer."""
     count = len(step.requests)
     requests = step.requests
@@ -165,7 +166,7 @@ def read(step: Step) -> Iterator[Point]:
             yield point | own
 
 
-def _of_request(request: Request) -> Point:
+def _of_request(request: ObservedRequest) -> Point:
     length = request.computed + request.new
     slots = {0: "whole", 1: "first", PAGE_SIZE - 1: "last"}
     starts = {0: "page", PAGE_SIZE - 1: "last"}
@@ -183,7 +184,7 @@ def _of_request(request: Request) -> Point:
     }
 
 
-def _seen(request: Request, layer: str, limit: int) -> str:
+def _seen(request: ObservedRequest, layer: str, limit: int) -> str:
     """The request's tokens, compared with the number that a query sees."""
     if request.evicted and layer == "window":
         return "evicted"

@@ -20,7 +20,7 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
 
 from harness.core.errors import HarnessError, InputError
-from harness.core.literals import Code, literal
+from harness.core.literals import PythonCode, literal
 from harness.core.ops import OPS_FOLDER
 
 WIDTH = 120
@@ -36,12 +36,12 @@ OWN = re.compile(r"(harness|mla_harness_\w+)(\.|$)")
 """Modules of this project: the harness, and the adapters of engines."""
 
 
-def long_text(text: str) -> Code:
+def long_text(text: str) -> PythonCode:
     """A text as a literal, in several pieces if it is too long for one line."""
     if len(literal(text)) <= ROOM // 2:
         return literal(text)
     pieces = [text[i : i + ROOM // 2] for i in range(0, len(text), ROOM // 2)]
-    return Code("(\n" + "".join(f"    {literal(piece)}\n" for piece in pieces) + ")")
+    return PythonCode("(\n" + "".join(f"    {literal(piece)}\n" for piece in pieces) + ")")
 
 
 def comment(text: str) -> list[str]:
@@ -65,17 +65,17 @@ def _pieces(word: str) -> list[str]:
     return [piece for piece in pieces if piece]
 
 
-def identifier(text: str, fallback: str = "case") -> Code:
+def identifier(text: str, fallback: str = "case") -> PythonCode:
     """`text` as part of a Python name: letters, digits and underscores."""
     name = re.sub(r"[^a-z0-9]+", "_", text.lower().encode("ascii", "ignore").decode()).strip("_")
-    return Code(name[:80] or fallback)
+    return PythonCode(name[:80] or fallback)
 
 
-def name(text: str) -> Code:
+def name(text: str) -> PythonCode:
     """`text` as code. Raises HarnessError unless it is a Python name."""
     if not text.isidentifier() or keyword.iskeyword(text) or not text.isascii():
         raise HarnessError(f"{text!r} is no name that a script can use")
-    return Code(text)
+    return PythonCode(text)
 
 
 def only_code(value: Any) -> Any:
@@ -83,7 +83,7 @@ def only_code(value: Any) -> Any:
 
     Raises HarnessError for other text (a mistake in a template).
     """
-    if isinstance(value, (Code, int, float)):
+    if isinstance(value, (PythonCode, int, float)):
         return value
     raise HarnessError(
         f"a template of a script prints {type(value).__name__} {value!r} as it is; pass it through"
@@ -117,7 +117,7 @@ def render_script(template: Path, code: Mapping[str, str], **values: Any) -> str
     makes literals of numbers, texts, lists and dicts. Raises HarnessError if it prints another
     value as it is.
     """
-    pieces = {name: Code(text) for name, text in code.items()}
+    pieces = {name: PythonCode(text) for name, text in code.items()}
     found = templates().from_string(template.read_text(encoding="utf-8"))
     return found.render(pieces, **values)
 
@@ -234,10 +234,10 @@ def _bound_by(node: ast.stmt) -> set[str]:
 class Inlined:
     """Code for a script: its imports, its text, and the name of the function to call."""
 
-    name: Code = field(default_factory=lambda: Code(""))
-    imports: list[Code] = field(default_factory=list)
-    code: Code = field(default_factory=lambda: Code(""))
-    from_torch: Code = field(default_factory=lambda: Code(""))
+    name: PythonCode = field(default_factory=lambda: PythonCode(""))
+    imports: list[PythonCode] = field(default_factory=list)
+    code: PythonCode = field(default_factory=lambda: PythonCode(""))
+    from_torch: PythonCode = field(default_factory=lambda: PythonCode(""))
     """Names that it imports from torch."""
 
 
@@ -257,9 +257,9 @@ def inline(target: str) -> Inlined:
     ]
     return Inlined(
         name=name(_split(target)[1]),
-        imports=[Code(line) for line in first + rest],
-        code=Code("\n\n\n".join(joined.parts)),
-        from_torch=Code(", ".join(sorted(own))),
+        imports=[PythonCode(line) for line in first + rest],
+        code=PythonCode("\n\n\n".join(joined.parts)),
+        from_torch=PythonCode(", ".join(sorted(own))),
     )
 
 

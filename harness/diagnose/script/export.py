@@ -15,7 +15,6 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from harness.core.cases import Case, Job
 from harness.core.catalog import FAULTS
@@ -41,12 +40,6 @@ _NEVER_THE_BUG = (
     "ImportError",
     "ModuleNotFoundError",
 )
-_STREAMS: dict[str, Any] = {
-    "stdin": subprocess.DEVNULL,
-    "capture_output": True,
-    "text": True,
-    "errors": "replace",
-}
 # Runs a script in a process in which no module of this project can be imported, as on the machine
 # of a maintainer.
 _BLOCKER = """\
@@ -285,7 +278,15 @@ def run(
     environ.pop("PYTEST_ADDOPTS", None)
     try:
         done = subprocess.run(
-            words, cwd=path.parent, env=environ, timeout=seconds, check=False, **_STREAMS
+            words,
+            cwd=path.parent,
+            env=environ,
+            timeout=seconds,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
         )
     except subprocess.TimeoutExpired:
         return ExportOutcome(-1, "", seconds_ran_out=True)

@@ -48,7 +48,7 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SceneStep:
     """One step of a serving run: its decoding requests, and its prompts, the longest context
     first.
     """
@@ -63,7 +63,7 @@ class Step:
         return max((len(decode.blocks) for decode in self.decodes), default=0)
 
 
-def steps(params: EngineParams) -> list[Step]:
+def steps(params: EngineParams) -> list[SceneStep]:
     """All steps of a serving run, as the engine's own scheduler makes them.
 
     No model runs: each token is 0, and no request ends early.
@@ -73,7 +73,7 @@ def steps(params: EngineParams) -> list[Step]:
     scheduler = Scheduler(
         pool, params.max_batched_tokens, most, needs_state=model_config(params).is_hybrid
     )
-    found: list[Step] = []
+    found: list[SceneStep] = []
     states: set[int] = set()
     for _ in range(params.epochs):
         for number, (prompt, count) in enumerate(params.requests):
@@ -82,7 +82,7 @@ def steps(params: EngineParams) -> list[Step]:
     return found
 
 
-def _epoch(scheduler: Scheduler, states: set[int]) -> Iterator[Step]:
+def _epoch(scheduler: Scheduler, states: set[int]) -> Iterator[SceneStep]:
     while scheduler.has_work:
         step = scheduler.schedule()
         decodes = [item for item in step.scheduled if item.is_decode]
@@ -90,7 +90,7 @@ def _epoch(scheduler: Scheduler, states: set[int]) -> Iterator[Step]:
         # As `prompts_in_order` of the engine sorts them: its attention takes the first N prompts
         # for the N with context.
         prefills.sort(key=lambda item: -item.sequence.num_computed_tokens)
-        yield Step(
+        yield SceneStep(
             tuple(
                 Decode(item.sequence.num_computed_tokens + 1, tuple(item.sequence.blocks))
                 for item in decodes
@@ -139,7 +139,7 @@ def new_block_step(case: Case) -> Numbers:
     for step, decode in sorted(
         found, key=lambda pair: pair[1].blocks[-1] not in pair[0].once_states
     ):
-        numbers = _decode_numbers(params, Step((decode,), (), step.once_states))
+        numbers = _decode_numbers(params, SceneStep((decode,), (), step.once_states))
         return {**numbers, "new_blocks": [decode.blocks[-1]]}
     raise _lacks(case, "a decoding request with a partly filled last page")
 
@@ -163,7 +163,7 @@ def prefill_step(case: Case) -> Numbers:
     raise _lacks(case, "prompts with and without context")
 
 
-def _decode_numbers(params: EngineParams, step: Step) -> Numbers:
+def _decode_numbers(params: EngineParams, step: SceneStep) -> Numbers:
     num_live = len(step.decodes)
     sizes = [size for size in params.capture_sizes if size >= num_live and params.has_graph]
     size = min(sizes, default=num_live)

@@ -14,7 +14,7 @@ from harness.core.catalog import ENGINES, FAULTS, KERNELS
 from harness.core.cause_codes import WhyNot
 from harness.core.errors import InputError
 from harness.core.kernels import KernelSpec
-from harness.core.literals import Code
+from harness.core.literals import PythonCode
 from harness.core.registry import attribute_at
 from harness.core.shapes import sizes_of
 from harness.diagnose.script.code import (
@@ -176,27 +176,29 @@ def _context(export: Export, recipe: Recipe | None, scene: Scene) -> dict[str, A
     sites = set(case.poison.sites) - ({"kv.tail"} if keeps and not case.op else set())
     return {
         **numbers,
-        "header": [Code(line) for line in _header(export)],
+        "header": [PythonCode(line) for line in _header(export)],
         "function": (
-            Code(f"test_{identifier(case.scenario)}") if export.is_pytest else Code("check")
+            PythonCode(f"test_{identifier(case.scenario)}")
+            if export.is_pytest
+            else PythonCode("check")
         ),
         "is_pytest": export.is_pytest,
         "seed": case.seed,
         "sites": sites,
         "fills_all": {"kv.tail", "kv.free", "kv.null"} <= sites,
-        "pattern_words": Code(f"{words} (-1 in integers)"),
-        "poison_line": Code(
+        "pattern_words": PythonCode(f"{words} (-1 in integers)"),
+        "poison_line": PythonCode(
             f"return memory.{filled} if memory.is_floating_point() else {integer})"
         ),
-        "kv_poison": Code("finite" if keeps_finite else "poison"),
+        "kv_poison": PythonCode("finite" if keeps_finite else "poison"),
         "on_cuda": export.device == "cuda",
         "spec": spec,
-        "plain": lambda op: Code(f"plain_{op}" if is_kernel else op),
-        "callee": Code("kernel" if is_kernel else spec.op),
+        "plain": lambda op: PythonCode(f"plain_{op}" if is_kernel else op),
+        "callee": PythonCode("kernel" if is_kernel else spec.op),
         "is_kernel_under_test": is_kernel,
         "inlined": code,
-        "marker": Code(MARKER),
-        "extra_arguments": Code(_extra_arguments(code.code, numbers) if is_kernel else ""),
+        "marker": PythonCode(MARKER),
+        "extra_arguments": PythonCode(_extra_arguments(code.code, numbers) if is_kernel else ""),
         "keeps_finite": keeps_finite,
         "with_reference": not scene.template.startswith("scenes/replay"),
         "planned_by_pages": scene.template.startswith("scenes/replay"),
@@ -205,8 +207,8 @@ def _context(export: Export, recipe: Recipe | None, scene: Scene) -> dict[str, A
             numbers.get("empty_lse")
             or (spec.empty_lse if spec.empty_lse != "undefined" else "-inf")
         ),
-        "kv_dtype": Code(KV_DTYPES[kv]),
-        "q_dtype": Code(f"torch.{q_dtype}"),
+        "kv_dtype": PythonCode(KV_DTYPES[kv]),
+        "q_dtype": PythonCode(f"torch.{q_dtype}"),
         "is_fp8": kv == "fp8_e4m3",
         "tolerance": 1e-4 if q_dtype == "float32" else 2e-2,
         "store_tolerance": {"fp32": 1e-6, "bf16": 1e-2, "fp8_e4m3": 0.07}[kv],
@@ -265,8 +267,10 @@ def _header(export: Export) -> list[str]:
 
 
 def _templates(recipe: Recipe | None) -> Templates:
-    def bug(hook: str) -> Code:
-        return Code(recipe.line + MARKER if recipe is not None and recipe.hook == hook else DROPPED)
+    def bug(hook: str) -> PythonCode:
+        return PythonCode(
+            recipe.line + MARKER if recipe is not None and recipe.hook == hook else DROPPED
+        )
 
     found = templates()
     found.globals["bug"] = bug

@@ -175,7 +175,7 @@ class KimiDeltaAttention(nn.Module):
         conv = x.new_zeros(x.shape[0], *self.state_shapes()["conv"])
         state = x.new_zeros(x.shape[0], *self.state_shapes()["ssm"], dtype=wide)
         q, k, v, _ = self._mix(x, conv)
-        g, beta = self._gates(x)
+        g, beta = self.gates(x)
         # Autocast would run the recurrence in bfloat16, where errors add up over a sequence.
         with torch.autocast(x.device.type, enabled=False):
             out, _ = chunked(q, k, v, g, beta, state)
@@ -197,7 +197,7 @@ class KimiDeltaAttention(nn.Module):
         x has the weights' dtype; ssm_state is float32.
         """
         q, k, v, last_inputs = self._mix(x, conv_state)
-        out, state = recurrent(q, k, v, *self._gates(x), ssm_state.to(q.dtype))
+        out, state = recurrent(q, k, v, *self.gates(x), ssm_state.to(q.dtype))
         conv_state.copy_(last_inputs)
         ssm_state.copy_(state)
         return self._project_out(out, x)
@@ -225,7 +225,7 @@ class KimiDeltaAttention(nn.Module):
         # A key of length 1 makes the update a projection, which cannot blow the state up.
         return _l2_normalise(q) * self.head_dim**-0.5, _l2_normalise(k), v, last_inputs
 
-    def _gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x: [B, T, hidden] -> log decay g [B, T, H, dk] <= 0 and step size beta [B, T, H], in the
         compute dtype.
         """

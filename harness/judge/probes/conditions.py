@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
 
-from harness.core.conditions.engine import LAYERS, SPACE, STATE, Request, Step
+from harness.core.conditions.engine import LAYERS, SPACE, STATE, ObservedRequest, ObservedStep
 from harness.core.conditions.table import key_of
 from harness.core.engine_params import EngineParams
 from harness.engine.batch import Batch, Padding
@@ -17,8 +17,7 @@ from harness.engine.paged_model import PagedModel
 from harness.engine.probe import Probe, Sampled
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.config import PAGE_SIZE
-from harness.engine.schedule.sequence import ScheduledSequence, Sequence
-from harness.engine.schedule.sequence import Step as Scheduled
+from harness.engine.schedule.sequence import ScheduledSequence, Sequence, Step
 from harness.memory.graph.interface import Graph
 
 SCALES = {
@@ -46,8 +45,8 @@ class StepConditions(Probe):
         self._pages: dict[Sequence, int] = {}
         self._owner: dict[int, Sequence] = {}
         self._after_dummy = self._is_cancelled = False
-        self._step: Step | None = None
-        self._requests: dict[Sequence, Request] = {}
+        self._step: ObservedStep | None = None
+        self._requests: dict[Sequence, ObservedRequest] = {}
 
     @property
     def shown(self) -> dict[str, tuple[str, ...]]:
@@ -66,27 +65,29 @@ class StepConditions(Probe):
         }
         limits = {"window": config.sliding_window, "sparse": config.index_topk}
         params = self._params
-        self._engine: dict[str, Any] = {
-            "layers": layers,
-            "limits": {kind: limit for kind, limit in limits.items() if kind in kinds},
-            "experts": max((len(experts.ranks) for experts in model.routed_experts()), default=0),
-            "padding": "key"
+        # All that no step changes.
+        self._engine = ObservedStep(
+            requests=(),
+            layers=layers,
+            limits={kind: limit for kind, limit in limits.items() if kind in kinds},
+            experts=max((len(experts.ranks) for experts in model.routed_experts()), default=0),
+            padding="key"
             if padding.num_keys
             else "skip"
             if padding.trash_block is None
             else "trash",
-            "num_drafts": params.speculative_tokens,
-            "activations": SCALES[params.quantize],
-            "ranks": params.context_ranks,
-            "context_chunk": params.context_chunk,
-            "plan": params.capture,
-            "persistent_output": params.zero_fill_output,
-        }
+            num_drafts=params.speculative_tokens,
+            activations=SCALES[params.quantize],
+            ranks=params.context_ranks,
+            context_chunk=params.context_chunk,
+            plan=params.capture,
+            persistent_output=params.zero_fill_output,
+        )
 
     def on_capture(self, inputs: Batch, graph: Graph) -> None:
         self._sizes.add(inputs.num_decodes)
 
-    def before_step(self, step: Scheduled) -> None:
+    def before_step(self, step: Step) -> None:
         owned = {block for item in step.scheduled for block in item.sequence.blocks}
         # A block was given to a request that is no longer in the step, so it left after it was
         # scheduled.
@@ -101,12 +102,12 @@ class StepConditions(Probe):
     def on_step(self, ordered: list[ScheduledSequence], batch: Batch) -> Iterator[None]:
         change = self._change(ordered)
         self._requests = {item.sequence: self._request(item) for item in ordered}
-        self._step = Step(
-            list(self._requests.values()),
+        self._step = replace(
+            self._engine,
+            requests=list(self._requests.values()),
             change=change,
             after_dummy=self._after_dummy,
             sizes=sorted(self._sizes),
-            **self._engine,
         )
         self._rows = {item.sequence: row for row, item in enumerate(ordered)}
         self._after_dummy = False
@@ -130,7 +131,7 @@ class StepConditions(Probe):
         self.points.update(SPACE.shown({"step": self._step}))
         self._step = None
 
-    def _request(self, item: ScheduledSequence) -> Request:
+    def _request(self, item: ScheduledSequence) -> ObservedRequest:
         """A request before its step."""
         sequence = item.sequence
         computed = item.sequence.num_computed_tokens
@@ -154,7 +155,7 @@ class StepConditions(Probe):
         # Pages that were found in the cache are not given.
         before = hit // PAGE_SIZE if is_new else self._pages[sequence]
         self._pages[sequence] = len(sequence.blocks)
-        return Request(
+        return ObservedRequest(
             computed,
             item.num_new_tokens,
             len(sequence.tokens),

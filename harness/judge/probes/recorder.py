@@ -38,7 +38,9 @@ Planner = tuple[Callable[..., Any], dict[str, Any]]
 """A function that makes a plan, and its arguments by keyword."""
 PLANNING = frozenset(op.planned_keyword[1] for op in OPS if op.planned_keyword is not None)
 """The ops whose result is a plan for another op."""
-NOT_FINITE, NO_EXPERT, STALE = "not finite", "no expert's id", "a plan for other lengths"
+NOT_FINITE = "not finite"
+NO_EXPERT = "no expert's id"
+STALE = "a plan for other lengths"
 HANDED_OUT = "what hands out the logits"
 
 
@@ -95,7 +97,8 @@ class EngineRecorder(Probe):
 
     def on_forward(self, num_tokens: int) -> AbstractContextManager[None]:
         self._calls.clear()
-        self._layer, self._num_tokens = None, num_tokens
+        self._layer = None
+        self._num_tokens = num_tokens
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
@@ -116,7 +119,8 @@ class EngineRecorder(Probe):
 
         The replay of a dummy step has none, and what follows in the step has none.
         """
-        num_live, self._num_pending = self._num_pending, 0
+        num_live = self._num_pending
+        self._num_pending = 0
         # Eager parts between segments make their calls again.
         self.on_forward(inputs.num_decode_tokens)
         with self._live(num_live):
@@ -129,11 +133,13 @@ class EngineRecorder(Probe):
             self._watch(HANDED_OUT, "logits", "output", logits, 0, rows="answers")
 
     def _note_rows(self, ordered: list[ScheduledSequence]) -> None:
-        ends, end = [], 0
+        ends = []
+        end = 0
         for item in ordered:
             ends.append((str(item.sequence.request), end, end := end + item.num_new_tokens))
         first = sum(item.num_new_tokens for item in ordered if item.is_decode)
-        answers, row = [], 0
+        answers = []
+        row = 0
         for item in ordered:
             answers.append((str(item.sequence.request), row, row := row + item.num_rows))
         prompts = [
@@ -203,7 +209,8 @@ class EngineRecorder(Probe):
     def _scan_inputs(
         self, kernel: BoundKernel, args: tuple[Any, ...], kwargs: dict[str, Any], call: int
     ) -> None:
-        op, name = OPS.get(kernel.spec.op), kernel.spec.name
+        op = OPS.get(kernel.spec.op)
+        name = kernel.spec.name
         if op.name in PLANNING:
             # The plain function: a plan that is made to compare with is no launch of the run, and
             # not poisoned.
@@ -241,17 +248,21 @@ class EngineRecorder(Probe):
     def _scan_outputs(
         self, kernel: BoundKernel, args: tuple[Any, ...], result: Any, call: int
     ) -> None:
-        op, name = OPS.get(kernel.spec.op), kernel.spec.name
+        op = OPS.get(kernel.spec.op)
+        name = kernel.spec.name
         values = result if isinstance(result, tuple) else (result,)
         for output, value in zip(op.outputs, values, strict=False):
             if output.is_partly_undefined or not isinstance(value, Tensor):
                 continue
-            limit, bad = -1, NOT_FINITE
+            limit = -1
+            bad = NOT_FINITE
             if output.ids_of:
-                limit, bad = size_of(output.ids_of, op, args), NO_EXPERT
+                limit = size_of(output.ids_of, op, args)
+                bad = NO_EXPERT
                 # The launch that hands over these ids is found by its first argument, which is this
                 # very tensor.
-                self._num_experts, self._ids = limit, value
+                self._num_experts = limit
+                self._ids = value
             letters, value = with_token_axis(output.shape, value)
             if op.written_tokens:
                 value = _written(op, value, letters.index("T"), args)

@@ -35,7 +35,7 @@ CONSUMED = {"apply_experts": ("x", "ids", "weights")}
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TracedTensor:
     """One live input or output of a launch."""
 
     reader: str
@@ -48,7 +48,7 @@ class Event:
 class Trace(Probe):
     """The events of one run in order."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[TracedTensor] = field(default_factory=list)
     step: int = -1
     num_live: int | None = None
     """Live rows of tokens in the current step; None outside of steps."""
@@ -93,7 +93,7 @@ class Trace(Probe):
         digest = hashlib.blake2b(
             raw.numpy().tobytes() if value.numel() else b"", digest_size=8
         ).hexdigest()
-        self.events.append(Event(reader, tensor, self.step, digest))
+        self.events.append(TracedTensor(reader, tensor, self.step, digest))
 
     def note_outcome(self, run: Run, reader: str) -> None:
         """Add the tensors for the oracles, as read by `reader`: the last place that can show a
@@ -129,7 +129,7 @@ class Trace(Probe):
         return value.transpose(0, axis)[: self.num_live]
 
 
-def first_difference(one: Trace, other: Trace) -> Event | None:
+def first_difference(one: Trace, other: Trace) -> TracedTensor | None:
     """The first event in which two runs differ, or None."""
     for ours, theirs in zip(one.events, other.events, strict=False):
         if ours != theirs:

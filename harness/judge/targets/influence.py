@@ -11,7 +11,7 @@ from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.evidence.influence import Influence
 from harness.ops.parts.call import KernelCall, check_outputs, invoke
-from harness.ops.parts.changed import Change, changes
+from harness.ops.parts.changed import InputChange, changes
 
 EACH = 3
 """Changes of each argument."""
@@ -22,7 +22,7 @@ def influences(
     poison: Poison,
     call: KernelCall,
     outputs: tuple[Tensor, ...],
-    changed: Callable[[Change], KernelCall],
+    changed: Callable[[InputChange], KernelCall],
     device: str,
 ) -> Iterator[Influence]:
     """Call the kernel once for each change of its inputs.

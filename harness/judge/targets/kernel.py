@@ -31,7 +31,7 @@ from harness.judge.targets.influence import influences
 from harness.judge.targets.shown_call import show_call
 from harness.kernels.plugins import find_kernel
 from harness.ops.parts.call import KernelCall, Setting, check_outputs, invoke
-from harness.ops.parts.changed import Change
+from harness.ops.parts.changed import InputChange
 
 MOST_RESERVED = 1 << 30
 """Bytes of GPU memory that a worker may keep from case to case."""
@@ -86,7 +86,7 @@ class KernelTarget(Target):
         run = Run(poison.pattern)
         FENCE.set(self.params.fence)
         if self.corruptions:
-            make = functools.partial(self._call, poison, self.case.seed)
+            make = functools.partial(self.new_call, poison, self.case.seed)
             run_corrupted(run, self.spec, poison, make, self.corruptions, self.device)
             return run
         if self.device == "cuda" and torch.cuda.memory_reserved() > MOST_RESERVED:
@@ -96,7 +96,7 @@ class KernelTarget(Target):
         outputs = None
         try:
             self._call_with_other_values(poison)
-            call = self._call(poison, self.case.seed)
+            call = self.new_call(poison, self.case.seed)
             is_graph = self.params.has_graph
             # A graph plans in each replay. Here it is enough that there is a plan.
             keywords = (
@@ -124,7 +124,7 @@ class KernelTarget(Target):
                     poison,
                     call,
                     outputs,
-                    lambda change: self._call(poison, self.case.seed, change=change),
+                    lambda change: self.new_call(poison, self.case.seed, change=change),
                     self.device,
                 )
             if self.params.predecessor == "slow":
@@ -169,22 +169,23 @@ class KernelTarget(Target):
         from harness.memory.delayed_streams import DelayedStreams
 
         streams = DelayedStreams(call.args[0].device, self.case.seed)
-        other = self._call(poison, self.case.seed ^ 1)
-        same = self._call(poison, self.case.seed)
+        other = self.new_call(poison, self.case.seed ^ 1)
+        same = self.new_call(poison, self.case.seed)
         run.evidence.append(without_order(self.case, self.spec, same, other, streams))
 
     def _conditions(self, poison: Poison) -> dict[str, tuple[str, ...]]:
         """The conditions that the call of this case shows."""
-        call = self._call(poison, self.case.seed)
+        call = self.new_call(poison, self.case.seed)
         return shown_by(self.op, call.args, call.keywords(is_captured=False))
 
-    def _call(
+    def new_call(
         self,
         poison: Poison,
         seed: int,
         corruption: Corruption | None = None,
-        change: Change | None = None,
+        change: InputChange | None = None,
     ) -> KernelCall:
+        """A call of the case, with new inputs drawn by `seed` and their memory filled."""
         fence = self.params.fence
         setting = Setting(self.spec, poison, seed, self.device, fence, corruption, change)
         call: KernelCall = part_of(self.op, "call:prepare")(self.params, setting)
@@ -198,5 +199,5 @@ class KernelTarget(Target):
         """
         if self.params.cache_layout != "large":
             # Other values, and the same ones whenever the case runs again.
-            call = self._call(poison, self.case.seed ^ (number + 1))
+            call = self.new_call(poison, self.case.seed ^ (number + 1))
             invoke(self.spec, poison, call.args, call.keywords(is_captured=False))

@@ -221,7 +221,7 @@ def _counts_of_step(engine: ReferenceEngine, answers: Answers) -> list[Count]:
     overtaking = sum(sequence.request > first for sequence in running)
     zeros = {
         "blocks that are free twice, or free and owned": len(free) - num_free,
-        "blocks with two owners and different tokens": len(_torn_blocks(running, shared)),
+        "blocks with two owners and different tokens": len(torn_blocks(running, shared)),
         "requests above max_num_seqs": max(
             len(running) - params.max_num_seqs, len(scheduled) - params.max_num_seqs, 0
         ),
@@ -240,7 +240,7 @@ def _counts_of_step(engine: ReferenceEngine, answers: Answers) -> list[Count]:
     ]
 
 
-def _torn_blocks(running: list[Sequence], shared: set[int]) -> set[int]:
+def torn_blocks(running: list[Sequence], shared: set[int]) -> set[int]:
     """The `shared` blocks which are no page with the same tokens of each owner, computed to its
     end.
     """

@@ -62,7 +62,8 @@ class PreparedCall:
         setting = Setting(find_kernel(op, kernel), poison, poison.seed, "cpu")
         given = part_of(op, "params:PARAMS")(kernel=kernel, **params)
         self._call: KernelCall = part_of(op, "call:prepare")(given, setting)
-        self.args, self.kwargs = self._call.args, self._call.kwargs
+        self.args = self._call.args
+        self.kwargs = self._call.kwargs
 
     def show(self, run: Run, *outputs: Tensor) -> None:
         """Add what the call returned, and the memory that it may not change, to a run's evidence.

@@ -21,7 +21,9 @@ def _plain(rng: Random) -> Given:
 
 
 def _settle(random: Random, given: Given, first: Wanted) -> None:
-    experts, tokens, block = given["num_experts"], given["num_tokens"], given["block_size"]
+    experts = given["num_experts"]
+    tokens = given["num_tokens"]
+    block = given["block_size"]
     per_token = given["num_experts_per_tok"] = min(given["num_experts_per_tok"], experts)
     run = first.get("run")
     if (

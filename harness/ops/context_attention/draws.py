@@ -22,7 +22,8 @@ def _plain(rng: Random) -> Given:
 
 
 def _settle(random: Random, given: Given, first: Wanted) -> None:
-    queries, contexts = given["query_lens"], given["context_lens"]
+    queries = given["query_lens"]
+    contexts = given["context_lens"]
     if not any(contexts):
         # The parameters refuse a call without any context.
         contexts[-1] = 64
@@ -33,10 +34,8 @@ def _settle(random: Random, given: Given, first: Wanted) -> None:
             > MOST_ELEMENTS
             and b
         ):
-            queries[b], contexts[b] = (
-                min(queries[b], random.choice((1, 2, 16))),
-                min(contexts[b], 2),
-            )
+            queries[b] = min(queries[b], random.choice((1, 2, 16)))
+            contexts[b] = min(contexts[b], 2)
 
 
 DRAWS = Draws(

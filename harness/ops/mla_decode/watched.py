@@ -23,7 +23,8 @@ def cache_rows(args: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Tensor
     # Padded entries may name no page. They read some page, and the masks below drop it.
     pages = table.long().clamp(0, cache.shape[0] - 1)
     wide = cache.float() if cache.dtype == torch.float8_e4m3fn else cache
-    rows, lengths = wide[pages].flatten(1, 2), seq_lens[:, None]
+    rows = wide[pages].flatten(1, 2)
+    lengths = seq_lens[:, None]
     position = torch.arange(rows.shape[1])
     first = torch.zeros_like(lengths) if window is None else lengths - window - q.shape[1] + 1
     in_use = ((position < lengths) & (position >= first))[..., None]

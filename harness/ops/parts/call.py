@@ -29,7 +29,7 @@ from harness.memory import pools
 from harness.memory.bounds import bad_index, raise_bad_indices
 from harness.ops.parts.attention import WantedAttention
 from harness.ops.parts.cache_layouts import neighbors
-from harness.ops.parts.changed import Change, change_
+from harness.ops.parts.changed import InputChange, change_
 from harness.ops.parts.corrupted import as_meant, corrupted
 from harness.ops.parts.inputs import CacheInputs, OpInputs
 from harness.ops.parts.judged import Chosen, Rows
@@ -214,7 +214,7 @@ class Setting:
     device: str
     fence: Fence = "none"
     corruption: Corruption | None = None
-    change: Change | None = None
+    change: InputChange | None = None
     """A legal change of one part of the inputs."""
     changed: list[str] = field(default_factory=list)
     """The changed parts of the inputs. It is empty until the inputs are drawn."""

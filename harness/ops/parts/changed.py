@@ -21,17 +21,17 @@ MOST_ROWS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class InputChange:
     """A change of the argument `name`; the `number` says which row or entry."""
 
     name: str
     number: int
 
 
-def changes(op: Op, each: int) -> list[Change]:
+def changes(op: Op, each: int) -> list[InputChange]:
     """`each` changes of each argument that the op only reads, and that may change alone."""
     names = [name for name, argument in op.arguments.items() if _may_change(name, argument)]
-    return [Change(name, number) for name in names for number in range(each)]
+    return [InputChange(name, number) for name in names for number in range(each)]
 
 
 def _may_change(name: str, argument: Arg) -> bool:
@@ -40,7 +40,7 @@ def _may_change(name: str, argument: Arg) -> bool:
     )
 
 
-def change_(raw: OpInputs, change: Change, seed: int) -> str:
+def change_(raw: OpInputs, change: InputChange, seed: int) -> str:
     """Make a change of inputs in place, before their memory without an owner is poisoned.
 
     Returns what changed, such as "kv_cache[3, 17]"; empty if the argument has nothing to change.

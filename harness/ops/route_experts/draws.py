@@ -8,7 +8,8 @@ from harness.core.draws import Draws, Given, Wanted, drawn_kernel
 
 
 def _plain(rng: Random) -> Given:
-    num_experts, num_tokens = rng.randint(1, 64), rng.randint(1, 60)
+    num_experts = rng.randint(1, 64)
+    num_tokens = rng.randint(1, 60)
     return {
         "kernel": drawn_kernel(rng, "route_experts"),
         "num_tokens": num_tokens,

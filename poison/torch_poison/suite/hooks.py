@@ -20,7 +20,7 @@ from torch_poison.errors import PoisonError
 from torch_poison.suite.settings import OFF, Settings, read
 
 if TYPE_CHECKING:
-    from torch_poison.suite.judging import Judge
+    from torch_poison.suite.judging import SuiteJudge
 
 JUDGING = "torch_poison.suite.judging"
 """Imported by name, only in processes that run tests: it needs torch."""
@@ -45,9 +45,9 @@ class PoisonHooks:
         self.settings = settings
         self.sums: Counter[str] = Counter()
         self.notes: set[str] = set()
-        self._judge: Judge | None = None
+        self._judge: SuiteJudge | None = None
         if not is_controller:
-            self._judge = importlib.import_module(JUDGING).Judge(settings, config.rootpath)
+            self._judge = importlib.import_module(JUDGING).SuiteJudge(settings, config.rootpath)
 
     def pytest_report_header(self) -> str:
         diff = ", compared with each other" if self.settings.is_diff else ""

@@ -29,7 +29,7 @@ MAX_ORIGINS = 3
 OWNERS = {"code": "allocated by the code under test:", "tests": "allocated by the test:"}
 
 
-class Judge:
+class SuiteJudge:
     """Runs the tests of one process under poison, from its creation to `stop`."""
 
     def __init__(self, settings: Settings, root: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from harness.accuracy.script import PagePool, Script, Step, length_of, requests_of
+from harness.accuracy.script import PagePool, Script, ScriptStep, length_of, requests_of
 from harness.accuracy.script_check import Judged, ScriptCheck, check_script
 from harness.core.errors import InputError
 from harness.run.scripts import load_script, script_names
@@ -169,7 +169,7 @@ def test_what_did_not_happen_is_not_a_pass(
 
 
 def test_a_pool_with_room_shows_no_preemption(serve: Callable[..., str]) -> None:
-    step = Step(ask=("a:1p", "b:1p"), together=True, proves=("preemptions",))
+    step = ScriptStep(ask=("a:1p", "b:1p"), together=True, proves=("preemptions",))
     script = Script(name="own", summary="", steps=(step,))
     found = check_script(ScriptCheck(url=serve("roomy"), script=script))
     assert (found.verdict, found.not_shown) == ("skip", ["step 1: no request was preempted"])
@@ -180,7 +180,7 @@ def test_a_pool_with_room_shows_no_preemption(serve: Callable[..., str]) -> None
 
 
 def test_a_difference_between_two_nearly_equal_tokens_is_a_tie(serve: Callable[..., str]) -> None:
-    url, step = serve("near-tie"), Step(ask=("a:1p", "b:1p", "c:5"), together=True)
+    url, step = serve("near-tie"), ScriptStep(ask=("a:1p", "b:1p", "c:5"), together=True)
     script = Script(name="own", summary="", steps=(step,))
     found = check_script(ScriptCheck(url=url, script=script))
     assert found.verdict == "pass" and found.ties and "margin 0.020 nats" in found.ties[0]
@@ -191,7 +191,7 @@ def test_a_difference_between_two_nearly_equal_tokens_is_a_tie(serve: Callable[.
 
 
 def test_lone_answers_that_cannot_be_checked_leave_a_note(serve: Callable[..., str]) -> None:
-    script = Script(name="own", summary="", steps=(Step(ask=("a:1p",)),))
+    script = Script(name="own", summary="", steps=(ScriptStep(ask=("a:1p",)),))
     found = check_script(ScriptCheck(url=serve("no-scores"), script=script))
     assert found.verdict == "pass" and found.notes == [
         "lone answers were not checked: the server scores no prompt"
@@ -266,7 +266,9 @@ def test_a_wrong_script_is_refused_with_its_place(tmp_path: Path, steps: str, sa
 
 
 def test_prompts_share_tokens_by_name_and_have_exact_lengths() -> None:
-    script = Script(name="s", summary="", steps=(Step(ask=("a:2p b:3", "a:2p+1", "c:1p b:3")),))
+    script = Script(
+        name="s", summary="", steps=(ScriptStep(ask=("a:2p b:3", "a:2p+1", "c:1p b:3")),)
+    )
     first, second, third = requests_of(script, script.steps[0], PagePool(16, 8))
     assert [len(request.prompt) for request in (first, second, third)] == [35, 33, 19]
     assert (
@@ -277,7 +279,7 @@ def test_prompts_share_tokens_by_name_and_have_exact_lengths() -> None:
 
 
 def test_a_pool_that_is_too_large_to_fill_is_named() -> None:
-    script = Script(name="s", summary="", steps=(Step(ask=("a#:1p",), fill=1.0),))
+    script = Script(name="s", summary="", steps=(ScriptStep(ask=("a#:1p",), fill=1.0),))
     assert len(requests_of(script, script.steps[0], PagePool(16, 512))) == 512
     with pytest.raises(
         ValueError,
