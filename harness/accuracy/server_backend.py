@@ -198,7 +198,7 @@ class ServerBackend:
             if failures:
                 await asyncio.sleep(self._pause(len(failures), failures[-1].after))
             try:
-                answer = _answer(await self._post(client, body), stop, body["max_tokens"])
+                answer = answer_in(await self._post(client, body), stop, body["max_tokens"])
             except Unanswered as failed:
                 if not failures:
                     num_replies = self._num_replies
@@ -331,7 +331,7 @@ def log_probability(value: Any) -> float:
     return value
 
 
-def _answer(reply: dict[str, Any], stop: Sequence[str], max_tokens: int) -> Answer:
+def answer_in(reply: dict[str, Any], stop: Sequence[str], max_tokens: int) -> Answer:
     if "refused" in reply:
         return Answer("", "error", unanswered=str(reply["refused"]))
     try:

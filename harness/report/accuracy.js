@@ -35,21 +35,22 @@
   /* One question: its words, and a block for each epoch with what was answered there. */
   function answerText(words, at) {
     const found = make("pre");
-    if (at === undefined || at === null || at >= words.length) { found.textContent = words || "(empty)"; return found; }
+    if (at === null || at >= words.length) { found.textContent = words || "(empty)"; return found; }
     const end = at + 1 + (words.slice(at + 1).match(/^\w*/) || [""])[0].length;
     found.append(words.slice(0, at), make("mark", words.slice(at, end)), words.slice(end));
     return found;
   }
   function probabilities(row) {
     const said = [];
-    if (row.token) {
+    const parting = row.parting;
+    if (parting && parting.token) {
       const number = (value) => value === null ? "no number" : value.toFixed(3);
-      said.push("parts from epoch 1 at token " + row.token + ": " + JSON.stringify(row.was) + " (log probability " + number(row.was_logprob) +
-        ") became " + JSON.stringify(row.is) + " (" + number(row.is_logprob) + ")");
-    } else if (row.character !== undefined) {
-      said.push(row.character === null ? "parts from epoch 1 behind what is kept" : "parts from epoch 1 at character " + (row.character + 1));
+      said.push("parts from epoch 1 at token " + parting.token + ": " + JSON.stringify(parting.before) + " (log probability " + number(parting.logprob_before) +
+        ") became " + JSON.stringify(parting.after) + " (" + number(parting.logprob_after) + ")");
+    } else if (parting) {
+      said.push(parting.character === null ? "parts from epoch 1 behind what is kept" : "parts from epoch 1 at character " + (parting.character + 1));
     }
-    if (row.least_logprob !== undefined) { said.push("log probability: least " + row.least_logprob.toFixed(3) + ", mean " + row.mean_logprob.toFixed(3)); }
+    if (row.least_logprob !== null) { said.push("log probability: least " + row.least_logprob.toFixed(3) + ", mean " + row.mean_logprob.toFixed(3)); }
     return said;
   }
   function show(into, found, question) {
@@ -69,7 +70,7 @@
         const facts = ["epoch " + row.epoch + ": " + WORDS[mark], row.tokens ? row.tokens + " tokens" : "", row.finish ? "finish " + row.finish : "", "place " + row.place + " in its epoch", row.unanswered || ""];
         block.append(make("p", facts.filter(Boolean).join(" · ")));
         probabilities(row).forEach((words) => block.append(make("p", words, "quiet")));
-        if (!row.unanswered) { block.append(answerText(asked.answers[row.answer], row.character)); }
+        if (!row.unanswered) { block.append(answerText(asked.answers[row.answer], row.parting ? row.parting.character : null)); }
         view.append(block);
       });
     }

@@ -5,7 +5,6 @@ and accuracy by place and by length.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from markupsafe import Markup
 
@@ -13,12 +12,31 @@ from harness.accuracy.acceptance import Drafts
 from harness.core.cause_codes import Code
 from harness.core.records import AccuracyRecord, EpochAccuracy
 from harness.report import plot
-from harness.report.answers import Answers, data_of, shares_by_length, shares_by_position
+from harness.report.answers import (
+    AnsweredQuestion,
+    StoredAnswers,
+    questions_of,
+    shares_by_length,
+    shares_by_position,
+)
 
 KINDS = {"0": "wrong", "p": "unusable", "e": "unusable", "i": "unusable", "u": "unusable"}
 """A mark of the grid -> how its cell is drawn. Right answers and unasked questions are not."""
 MOST_CELLS = 40_000
 """Cells of a drawn grid. Beyond that a page would be slow, and the table of questions has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class GridData:
+    """What the script of the page makes its list and its view of a question from."""
+
+    rows: tuple[str, ...]
+    """Marks as in an :class:`OutcomeGrid`, a text for each epoch."""
+    baseline: str
+    changed: tuple[str, ...] = ()
+    """For each epoch `1` at each question whose text is not the first epoch's, else `0`."""
+    asked: dict[int, AnsweredQuestion] | None = None
+    """Questions by number, from 1; None for a case that stored no answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +50,13 @@ class AccuracyView:
     acceptance: Markup
     parts: list[tuple[str, Markup]]
     """Title and drawing of accuracy by place in the epoch and by length of the answer."""
-    data: dict[str, Any]
-    """For the script: marks of the grid, and the questions with their answers where stored."""
+    data: GridData
 
 
 def view_of(
     owner: str,
     record: AccuracyRecord,
-    answers: Answers | None = None,
+    answers: StoredAnswers | None = None,
     drafts: dict[int, Drafts] | None = None,
 ) -> AccuracyView:
     """The drawings of `record`. `answers` are those of its run, if it stored them."""
@@ -47,7 +64,7 @@ def view_of(
     rows = [row for row in (found.baseline, *found.rows) if row]
     is_small = sum(map(len, rows)) <= MOST_CELLS
     parts = []
-    data: dict[str, Any] = {"rows": list(found.rows), "baseline": found.baseline}
+    data = GridData(found.rows, found.baseline)
     if answers is not None:
         by_place = shares_by_position(answers)
         by_length = shares_by_length(answers)
@@ -57,8 +74,8 @@ def view_of(
         if by_length:
             title = "Accuracy by the length of the answer in tokens"
             parts.append((title, plot.bars(by_length, title)))
-        data |= data_of(answers)
-        data["changed"] = _changed(answers)
+        asked, _ = questions_of(answers)
+        data = GridData(found.rows, found.baseline, _changed(answers), asked)
     return AccuracyView(
         owner,
         record,
@@ -70,8 +87,7 @@ def view_of(
     )
 
 
-def _changed(answers: Answers) -> list[str]:
-    """For each epoch the questions whose text differs from the first epoch's: `1` or `0`."""
+def _changed(answers: StoredAnswers) -> tuple[str, ...]:
     run = answers.run
     first = {result.question: result.answer_hash for result in run.epoch(1)}
     rows = []
@@ -83,7 +99,7 @@ def _changed(answers: Answers) -> list[str]:
                 for name in run.header.questions
             )
         )
-    return rows
+    return tuple(rows)
 
 
 def _curve(record: AccuracyRecord) -> Markup:

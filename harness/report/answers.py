@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from harness.accuracy.answer_log import (
     AccuracyRun,
@@ -30,11 +29,11 @@ page of 1,319 questions stays below 3 MB.
 NUM_PLACES = 8
 """Parts of an epoch, or of the answers by length, whose accuracy is compared."""
 FEWEST = 5
-"""Answers in a part at least; a share of fewer says nothing."""
+"""StoredAnswers in a part at least; a share of fewer says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class StoredAnswers:
     """The stored answers of a run, and the questions that they answer."""
 
     run: AccuracyRun
@@ -46,18 +45,18 @@ class Answers:
         return [one for one in self.run.results.values() if one.unanswered is None]
 
 
-def answers_of(store: RunStore) -> Answers | None:
+def answers_of(store: RunStore) -> StoredAnswers | None:
     """The answers in the folder of a run of `mla-harness epochs`; None for any other run.
 
     A file that cannot be read is left to the run's own verdict, which says so.
     """
     try:
-        return Answers(read_run(store.path), read_questions(store.path))
+        return StoredAnswers(read_run(store.path), read_questions(store.path))
     except (NoAnswers, InputError):
         return None
 
 
-def shares_by_position(found: Answers) -> list[tuple[str, float, str]]:
+def shares_by_position(found: StoredAnswers) -> list[tuple[str, float, str]]:
     """Accuracy by the place of a question in its epoch, over all epochs: label, share, sentence.
 
     Every epoch has another order, so a fall here is of the server's state and not of hard
@@ -74,7 +73,7 @@ def shares_by_position(found: Answers) -> list[tuple[str, float, str]]:
     return _shares(named, "questions at places up")
 
 
-def shares_by_length(found: Answers) -> list[tuple[str, float, str]]:
+def shares_by_length(found: StoredAnswers) -> list[tuple[str, float, str]]:
     """Accuracy by the length of the answer in tokens, in parts with as many answers each."""
     results = sorted(
         (one for one in found.results if one.num_tokens), key=lambda one: one.num_tokens
@@ -83,7 +82,7 @@ def shares_by_length(found: Answers) -> list[tuple[str, float, str]]:
     start = 0
     for number in range(NUM_PLACES):
         end = len(results) * (number + 1) // NUM_PLACES
-        # Answers of one length stay together, so that no two parts have the same name.
+        # StoredAnswers of one length stay together, so that no two parts have the same name.
         while 0 < end < len(results) and results[end].num_tokens == results[end - 1].num_tokens:
             end += 1
         if end <= start:
@@ -110,92 +109,126 @@ def _shares(parts: Sequence[tuple[str, Sequence[bool]]], what: str) -> list[tupl
     return rows if len(rows) > 1 else []
 
 
-def data_of(found: Answers) -> dict[str, Any]:
-    """`{asked: {number: question}, left_out: N}` for the script of the page.
-
-    A question is `{text, target, epochs: [row...]}`. A row is one epoch: its answer (the place in
-    `answers`, so that equal ones stand once), tokens, how it finished, its place in the order, the
-    reason for no answer, its log probabilities, and the token or character where it parts from
-    the first epoch.
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Where an answer parts from the first epoch's: the character, and the token if tokens are
+    kept. The character is None where the texts part behind what is kept of them.
     """
-    asked: dict[str, Any] = {}
+
+    character: int | None
+    token: int | None = None
+    before: str = ""
+    after: str = ""
+    logprob_before: float | None = None
+    logprob_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredEpoch:
+    """A question in one epoch. `answer` is the place of its text in the question's `answers`."""
+
+    epoch: int
+    answer: int
+    tokens: int
+    finish: str
+    place: int
+    unanswered: str
+    least_logprob: float | None
+    mean_logprob: float | None
+    parting: Parting | None
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredQuestion:
+    """A question with its distinct answers, so that equal ones stand once in a page."""
+
+    text: str
+    target: str
+    answers: tuple[str, ...]
+    epochs: tuple[AnsweredEpoch, ...]
+
+    @property
+    def size(self) -> int:
+        """About the characters of it in a page."""
+        texts = (self.text, self.target, *self.answers)
+        return sum(map(len, texts)) + 180 * len(self.epochs) + 60
+
+
+def questions_of(found: StoredAnswers) -> tuple[dict[int, AnsweredQuestion], int]:
+    """The questions by number that a page has room for, those that flipped or changed first, and
+    how many are left out.
+    """
+    asked: dict[int, AnsweredQuestion] = {}
     size = 0
     left_out = 0
     for number, name in sorted(_numbered(found), key=lambda pair: not _is_unlike(found, pair[1])):
-        row = _question(found, name)
-        size += _size(row)
+        question = _question(found, name)
+        size += question.size
         if size > MOST_BYTES:
             left_out += 1
-            continue
-        asked[str(number)] = row
-    return {"asked": asked, "left_out": left_out}
+        else:
+            asked[number] = question
+    return asked, left_out
 
 
-def _numbered(found: Answers) -> list[tuple[int, str]]:
+def _numbered(found: StoredAnswers) -> list[tuple[int, str]]:
     return list(enumerate(found.run.header.questions, start=1))
 
 
-def _of_question(found: Answers, name: str) -> list[QuestionResult]:
+def _of_question(found: StoredAnswers, name: str) -> list[QuestionResult]:
     epochs = range(1, found.run.header.num_epochs + 1)
     results = (found.run.results.get((epoch, name)) for epoch in epochs)
     return [result for result in results if result is not None]
 
 
-def _is_unlike(found: Answers, name: str) -> bool:
+def _is_unlike(found: StoredAnswers, name: str) -> bool:
     """Whether a question was wrong, unusable, or answered in two ways: what a reader looks for."""
     results = _of_question(found, name)
     return len({one.answer_hash for one in results}) > 1 or not all(one.correct for one in results)
 
 
-def _question(found: Answers, name: str) -> dict[str, Any]:
+def _question(found: StoredAnswers, name: str) -> AnsweredQuestion:
     question = found.questions.get(name)
     results = _of_question(found, name)
-    answers = list(dict.fromkeys(printable(result.answer) for result in results))
-    first = results[0] if results else None
-    return {
-        "text": printable(question.text) if question else "",
-        "target": printable(question.target) if question else "",
-        "answers": answers,
-        "epochs": [_epoch(result, first, answers) for result in results],
-    }
+    answers = tuple(dict.fromkeys(printable(result.answer) for result in results))
+    return AnsweredQuestion(
+        text=printable(question.text) if question else "",
+        target=printable(question.target) if question else "",
+        answers=answers,
+        epochs=tuple(_epoch(result, results[0], answers) for result in results),
+    )
 
 
 def _epoch(
-    result: QuestionResult, first: QuestionResult | None, answers: list[str]
-) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "epoch": result.epoch,
-        "answer": answers.index(printable(result.answer)),
-        "tokens": result.num_tokens,
-        "finish": printable(result.finish),
-        "place": result.position + 1,
-    }
-    if result.unanswered is not None:
-        row["unanswered"] = printable(result.unanswered)
+    result: QuestionResult, first: QuestionResult, answers: tuple[str, ...]
+) -> AnsweredEpoch:
     known = [value for value in result.logprobs if value is not None]
-    if known:
-        row["least_logprob"] = round(min(known), 4)
-        row["mean_logprob"] = round(sum(known) / len(known), 4)
-    if first is not None and result.answer_hash != first.answer_hash:
-        row |= _parting(first, result)
-    return row
+    return AnsweredEpoch(
+        epoch=result.epoch,
+        answer=answers.index(printable(result.answer)),
+        tokens=result.num_tokens,
+        finish=printable(result.finish),
+        place=result.position + 1,
+        unanswered=printable(result.unanswered or ""),
+        least_logprob=round(min(known), 4) if known else None,
+        mean_logprob=round(sum(known) / len(known), 4) if known else None,
+        parting=_parting(first, result) if result.answer_hash != first.answer_hash else None,
+    )
 
 
-def _parting(first: QuestionResult, result: QuestionResult) -> dict[str, Any]:
-    """Where an answer parts from the first epoch's: the token if tokens are kept, else the
-    character. An answer that is as long as it is kept may part behind what is kept.
-    """
-    at = _first_difference(first.tokens, result.tokens)
-    if at is not None and at < min(len(first.tokens), len(result.tokens)):
-        return {
-            "token": at + 1,
-            "was": printable(first.tokens[at]),
-            "is": printable(result.tokens[at]),
-            "was_logprob": first.logprobs[at],
-            "is_logprob": result.logprobs[at],
-            "character": _first_difference(first.answer, result.answer),
-        }
-    return {"character": _first_difference(first.answer, result.answer)}
+def _parting(first: QuestionResult, result: QuestionResult) -> Parting:
+    character = _first_difference(first.answer, result.answer)
+    token = _first_difference(first.tokens, result.tokens)
+    if token is None or token >= min(len(first.tokens), len(result.tokens)):
+        return Parting(character)
+    return Parting(
+        character,
+        token=token + 1,
+        before=printable(first.tokens[token]),
+        after=printable(result.tokens[token]),
+        logprob_before=first.logprobs[token],
+        logprob_after=result.logprobs[token],
+    )
 
 
 def _first_difference(first: Sequence[str], second: Sequence[str]) -> int | None:
@@ -204,8 +237,3 @@ def _first_difference(first: Sequence[str], second: Sequence[str]) -> int | None
         if one != other:
             return place
     return min(len(first), len(second)) if len(first) != len(second) else None
-
-
-def _size(row: dict[str, Any]) -> int:
-    texts = (row["text"], row["target"], *row["answers"])
-    return sum(map(len, texts)) + 90 * len(row["epochs"]) + 60

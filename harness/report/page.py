@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def render(view: RunView) -> str:
         for owner, record in _measured(owned)
     ]
     data = case_data(pairs, view.plan.options, view.plan.environment)
-    data["measured"] = [one.data for one in measured]
+    data["measured"] = [asdict(one.data) for one in measured]
     shell: dict[str, object] = {
         "run": view,
         "num_cases": len(results),

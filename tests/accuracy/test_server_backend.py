@@ -225,5 +225,5 @@ def test_log_probabilities_are_asked_for_and_those_that_are_none_are_left_out(
 )
 def test_an_answer_whose_log_probabilities_cannot_be_read_is_an_answer(sent: Any) -> None:
     reply = {"choices": [{"text": "yes", "logprobs": sent}]}
-    answer = server_backend._answer(reply, [], 16)
+    answer = server_backend.answer_in(reply, [], 16)
     assert (answer.text, answer.tokens, answer.logprobs) == ("yes", (), ())

@@ -12,13 +12,19 @@ from harness.accuracy.acceptance import Drafts, keep_drafts
 from harness.accuracy.answer_log import FILE_NAME
 from harness.report import answers as report_answers
 from harness.report import page, plot
-from harness.report.answers import answers_of, data_of, shares_by_length, shares_by_position
+from harness.report.answers import (
+    Parting,
+    answers_of,
+    questions_of,
+    shares_by_length,
+    shares_by_position,
+)
 from harness.report.run_view import RunView
 from harness.store.run_folder import RunStore
 from tests.report.answered_runs import HOSTILE, answered
 
 
-def found_in(store: RunStore) -> report_answers.Answers:
+def found_in(store: RunStore) -> report_answers.StoredAnswers:
     found = answers_of(store)
     assert found is not None
     return found
@@ -28,13 +34,13 @@ def test_equal_answers_stand_once_and_the_character_where_another_parts_is_named
     tmp_path: Path,
 ) -> None:
     store = answered(tmp_path, [["yes", "yes"], ["yes", "yen"], ["yes", "yes"]])
-    asked = data_of(found_in(store))["asked"]
-    assert asked["1"]["answers"] == ["yes"]
-    assert [row["answer"] for row in asked["1"]["epochs"]] == [0, 0, 0]
-    assert asked["2"]["answers"] == ["yes", "yen"]
-    changed = asked["2"]["epochs"][1]
-    assert (changed["answer"], changed["character"]) == (1, 2)
-    assert "character" not in asked["2"]["epochs"][2]
+    asked, _ = questions_of(found_in(store))
+    assert asked[1].answers == ("yes",)
+    assert [row.answer for row in asked[1].epochs] == [0, 0, 0]
+    assert asked[2].answers == ("yes", "yen")
+    _, changed, same = asked[2].epochs
+    assert (changed.answer, changed.parting) == (1, Parting(2))
+    assert same.parting is None
 
 
 def test_with_log_probabilities_the_first_token_that_differs_has_those_of_both_answers(
@@ -43,10 +49,9 @@ def test_with_log_probabilities_the_first_token_that_differs_has_those_of_both_a
     store = answered(
         tmp_path, [["it is so"], ["it was so"]], right="it is so", logprobs=[-0.1, -0.7, None]
     )
-    first, second = data_of(found_in(store))["asked"]["1"]["epochs"]
-    assert (first["least_logprob"], first["mean_logprob"]) == (-0.7, -0.4)
-    assert (second["token"], second["was"], second["is"]) == (2, "is", "was")
-    assert (second["was_logprob"], second["is_logprob"]) == (-0.7, -0.7)
+    first, second = questions_of(found_in(store))[0][1].epochs
+    assert (first.least_logprob, first.mean_logprob) == (-0.7, -0.4)
+    assert second.parting == Parting(3, 2, "is", "was", -0.7, -0.7)
 
 
 def test_a_change_behind_what_is_kept_is_said_to_have_no_place(tmp_path: Path) -> None:
@@ -55,17 +60,17 @@ def test_a_change_behind_what_is_kept_is_said_to_have_no_place(tmp_path: Path) -
     lines = log.read_text().splitlines()
     lines[2] = lines[2].replace(hashlib.sha256(b"yes").hexdigest()[:12], "another")
     log.write_text("\n".join(lines) + "\n")
-    (_, second) = data_of(found_in(store))["asked"]["1"]["epochs"]
-    assert second["character"] is None
+    (_, second) = questions_of(found_in(store))[0][1].epochs
+    assert second.parting == Parting(None)
 
 
 def test_a_page_that_would_be_too_large_keeps_the_questions_that_flipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report_answers, "MOST_BYTES", 400)
+    monkeypatch.setattr(report_answers, "MOST_BYTES", 900)
     store = answered(tmp_path, [["yes"] * 9, ["yes"] * 8 + ["no"]])
-    data = data_of(found_in(store))
-    assert "9" in data["asked"] and data["left_out"] == 9 - len(data["asked"]) > 0
+    asked, left_out = questions_of(found_in(store))
+    assert 9 in asked and left_out == 9 - len(asked) > 0
 
 
 def test_a_run_without_answers_of_its_own_has_none_to_show(tmp_path: Path) -> None:
