@@ -2,8 +2,8 @@
 
 A test that asks for the fixture `approved` collects what the program said. At the end of the test
 this is compared with the test's section of `approved/<topic>.txt`, beside the test's file
-`test_<topic>.py`. A new sentence is approved by `pytest FILE --approve`, which rewrites the section;
-the difference is then read in the commit, as code is.
+`test_<topic>.py`. A new sentence is approved by `pytest FILE --approve`, which rewrites the
+section; the difference is then read in the commit, as code is.
 
     def test_a_folder_without_scenarios_is_refused(tmp_path, approved):
         with approved.raises(InputError):
@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import difflib
 import fcntl
+import html
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -27,14 +28,28 @@ import pytest
 ROOT = Path(__file__).parents[1]
 INDENT = "    "
 CHANGING = (
-    (r"0x[0-9a-f]{5,}", "ADDRESS"),
+    (r"0x[0-9a-f]{9,}", "ADDRESS"),
+    (r"\b(Triton|torch|Python) \d[\w.+]*", r"\1 VERSION"),
+    (r" \[type=\w+, input_value=.*, input_type=\w+\]", ""),
     (r"(?<=127\.0\.0\.1:)\d{4,5}", "PORT"),
     (r"\d{8}T\d{6}Z-[0-9a-f]{4}", "RUN"),
     (r"\bin \d+(\.\d+)? s\b", "in SECONDS s"),
     (r"\b\d\d\d\d-\d\d-\d\d \d\d:\d\d\b", "DATE"),
+    (r"(nan|inf|-?\d)\S* where -?\d\S* is expected", "NUMBER where NUMBER is expected"),
+    (r"\d+ of \d+ live rows and \d+ of \d+ elements", "SOME live rows and SOME elements"),
+    (r"worst \S+ times it", "worst NUMBER times it"),
+    (r"off by \S+ of its size", "off by NUMBER of its size"),
+    (r"\b\d{3,}(?= known\b)", "MANY"),
+    (r"(?<=for all )\d{3,}", "MANY"),
 )
-"""Patterns of what differs from run to run, each with the word that stands for it."""
+"""Patterns of what differs from run to run or from machine to machine, or with each new scenario,
+and the word that stands for it.
+"""
 ErrorT = TypeVar("ErrorT", bound=BaseException)
+BLOCKS = "h[1-6]|p|li|dt|dd|div|section|article|summary|t[dhr]|button|title|pre"
+"""The elements of HTML that stand on a line of their own."""
+MAX_CHARACTERS = 10_000
+"""The most that one test may have approved: what is longer is approved unread."""
 AT_THE_END = pytest.StashKey["Approved"]()
 
 
@@ -61,25 +76,52 @@ def lines_with(text: str, *words: str) -> str:
     return "\n".join(line for line in text.splitlines() if any(word in line for word in words))
 
 
+def page_text(page: str) -> str:
+    """What a reader sees of a page of HTML: a block of the page is a line."""
+    page = re.sub(r"<(style|script|svg)\b.*?</\1>", "", page, flags=re.DOTALL)
+    page = re.sub(rf"</?({BLOCKS})\b[^>]*>", "\n", page)
+    lines = (
+        " ".join(line.split()) for line in html.unescape(re.sub(r"<[^>]+>", " ", page)).splitlines()
+    )
+    return "\n".join(line for line in lines if line)
+
+
 def sections(path: Path) -> dict[str, str]:
-    """What a file of transcripts holds: the text of each test, by the test's name."""
+    """What a file of transcripts holds: the text of each test, by the test's name.
+
+    Names that follow one another share the text below them.
+    """
     found: dict[str, list[str]] = {}
-    name = ""
+    names: list[str] = []
+    above = ""
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         if line and not line.startswith(INDENT):
-            name = line
-            found[name] = []
-        elif name:
-            found[name].append(line.removeprefix(INDENT))
+            starts_anew = not above or above.startswith(INDENT)
+            names = [line] if starts_anew else [*names, line]
+            found[line] = []
+        else:
+            for name in names:
+                found[name].append(line.removeprefix(INDENT))
+        above = line
     return {name: "\n".join(lines).strip("\n") for name, lines in found.items()}
 
 
 def written(by_test: dict[str, str]) -> str:
-    """The text of a file of transcripts. A test's lines are indented, so none can be a heading."""
-    shown = []
+    """The text of a file of transcripts. A test's lines are indented, so none can be a heading.
+
+    Parameters of one test that say the same stand above one text.
+    """
+    groups: list[tuple[list[str], str]] = []
     for name, text in sorted(by_test.items()):
+        test = name.partition("[")[0]
+        if groups and groups[-1][1] == text and groups[-1][0][0].partition("[")[0] == test:
+            groups[-1][0].append(name)
+        else:
+            groups.append(([name], text))
+    shown = []
+    for names, text in groups:
         lines = [f"{INDENT}{line}".rstrip() for line in text.splitlines()]
-        shown.append("\n".join([name, *lines]) + "\n")
+        shown.append("\n".join([*names, *lines]) + "\n")
     return "\n".join(shown)
 
 
@@ -106,19 +148,21 @@ class Approved:
         self._temporary = temporary
         self._said: list[str] = []
 
-    def __call__(self, text: str, case: str = "") -> None:
-        """Add a text that the program said, with the name of its case where there are several."""
-        assert isinstance(text, str), f"a transcript holds texts, not {text!r}"
-        shown = normal(text, self._temporary)
+    def __call__(self, text: str | Iterable[str], case: str = "") -> None:
+        """Add a text or several that the program said, with the name of the case, if it has one."""
+        if isinstance(text, Set):
+            text = sorted(text)
+        texts = [text] if isinstance(text, str) else list(text)
+        for one in texts:
+            assert isinstance(one, str), f"a transcript holds texts, not {one!r}"
+        shown = normal("\n".join(texts), self._temporary)
         if case:
             lines = [f"{INDENT}{line}".rstrip() for line in shown.splitlines()]
             shown = "\n".join([f"{normal(case, self._temporary)}:", *lines])
         self._said.append(shown)
 
     @contextmanager
-    def raises(
-        self, error: type[ErrorT], case: str = ""
-    ) -> Iterator[pytest.ExceptionInfo[ErrorT]]:
+    def raises(self, error: type[ErrorT], case: str = "") -> Iterator[pytest.ExceptionInfo[ErrorT]]:
         """The block must raise this error. Its type and its sentence are added."""
         with pytest.raises(error) as caught:
             yield caught
@@ -128,6 +172,9 @@ class Approved:
         """Fail with the difference from what was approved; with `--approve`, approve it."""
         said = "\n".join(self._said)
         assert said, "the test collected no text: call `approved(text)`, or leave out the fixture"
+        assert len(said) <= MAX_CHARACTERS, (
+            f"{len(said)} characters are more than anyone reviews; choose with `lines_with`"
+        )
         before = sections(self.path).get(self.name)
         if said == before:
             return

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.transcripts import lines_with, sections
+from tests.transcripts import lines_with, sections, written
 
 ROOT = Path(__file__).parents[2]
 TESTS = ("tests", "poison/tests", "adapters/*/tests", "trust/tests")
@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 def test_greeting(approved, tmp_path):
-    approved(f"hello {tmp_path}/x.yaml at 0x7f00aa00 in 3.25 s")
+    approved(f"hello {tmp_path}/x.yaml at 0x7f00aa00bb10 in 3.25 s")
 
 @pytest.mark.parametrize("key", ["a", "b"])
 def test_refusal(approved, key):
@@ -108,7 +108,7 @@ def test_a_transcript_is_written_when_it_is_approved_and_read_afterwards(
     )
 
 
-def test_a_test_that_collects_nothing_or_no_error_fails(pytester: pytest.Pytester) -> None:
+def test_a_test_that_collects_nothing_no_error_or_too_much_fails(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_topic="""
         def test_nothing(approved):
@@ -117,9 +117,20 @@ def test_a_test_that_collects_nothing_or_no_error_fails(pytester: pytest.Pyteste
         def test_no_error(approved):
             with approved.raises(KeyError):
                 pass
+
+        def test_too_much_to_review(approved):
+            approved("a line\\n" * 2000)
         """
     )
-    run(pytester, "--approve").assert_outcomes(failed=2)
+    run(pytester, "--approve").assert_outcomes(failed=3)
+
+
+def test_parameters_that_say_the_same_share_one_text(tmp_path: Path) -> None:
+    by_test = {"test_a[1]": "same\n\n  more", "test_a[2]": "same\n\n  more", "test_b": "other"}
+    path = tmp_path / "topic.txt"
+    path.write_text(written(by_test))
+    assert path.read_text().startswith("test_a[1]\ntest_a[2]\n    same\n\n      more\n\ntest_b\n")
+    assert sections(path) == by_test
 
 
 def test_lines_are_chosen_by_words_that_must_be_there() -> None:

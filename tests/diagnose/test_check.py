@@ -10,6 +10,7 @@ import pytest
 
 from harness.diagnose.script.code import MARKER
 from harness.diagnose.script.export import check
+from tests.transcripts import Approved
 
 
 @pytest.mark.parametrize(
@@ -23,12 +24,12 @@ from harness.diagnose.script.export import check
         ("raise ValueError(1)", False),
     ],
 )
-def test_only_a_failed_assertion_is_the_bug_of_a_case_that_failed(line: str, fails: bool) -> None:
+def test_only_a_failed_assertion_is_the_bug_of_a_case_that_failed(
+    line: str, fails: bool, approved: Approved
+) -> None:
     done = check(f"x = 0\n{line}{MARKER}\n")
     assert done.fails_with is fails and done.without_bug.passes and done.holds is fails
-    assert done.sentence.startswith(
-        "fails with the bug: yes" if fails else "fails with the bug: no ("
-    )
+    approved(done.sentence)
 
 
 def test_the_assertion_counts_in_a_process_of_torch_distributed_too() -> None:
@@ -63,10 +64,10 @@ def test_a_script_finds_packages_of_the_python_path_but_not_this_project(
     assert not check(f"x = 0\nimport harness{MARKER}\n").fails_with
 
 
-def test_a_script_that_does_not_end_is_ended() -> None:
+def test_a_script_that_does_not_end_is_ended(approved: Approved) -> None:
     done = check(f"x = 0\nwhile True: pass{MARKER}\n", seconds=3)
     assert not done.holds and done.late == "with the bug"
-    assert done.sentence == "fails with the bug: no (it did not end in time); passes without: yes"
+    approved(done.sentence)
 
 
 def test_a_test_file_without_tests_shows_nothing() -> None:
