@@ -18,6 +18,7 @@ import difflib
 import fcntl
 import html
 import re
+import tempfile
 from collections.abc import Generator, Iterable, Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,7 @@ CHANGING = (
     (r" \[type=\w+, input_value=.*, input_type=\w+\]", ""),
     (r"(?<=127\.0\.0\.1:)\d{4,5}", "PORT"),
     (r"\d{8}T\d{6}Z-[0-9a-f]{4}", "RUN"),
+    (r"mla-harness-[a-z0-9_]{8}(?=\.)", "mla-harness-RANDOM"),
     (r"\bin \d+(\.\d+)? s\b", "in SECONDS s"),
     (r"\b\d\d\d\d-\d\d-\d\d \d\d:\d\d\b", "DATE"),
     (r"(nan|inf|-?\d)\S* where -?\d\S* is expected", "NUMBER where NUMBER is expected"),
@@ -60,7 +62,7 @@ def normal(text: str, temporary: Path) -> str:
     `temporary` is the folder in which pytest makes the `tmp_path` of each test.
     """
     text = re.sub(rf"{re.escape(str(temporary))}/[\w-]+", "TMP", text)
-    text = text.replace(str(ROOT), "CHECKOUT")
+    text = text.replace(str(ROOT), "CHECKOUT").replace(f"{tempfile.gettempdir()}:", "TMPDIR:")
     for pattern, word in CHANGING:
         text = re.sub(pattern, word, text)
     return "\n".join(line.rstrip() for line in text.strip("\n").splitlines())

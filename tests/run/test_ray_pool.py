@@ -26,7 +26,6 @@ from harness.core.records import CaseResult, Verdict
 from harness.run import ray_pool
 from harness.run.ray_pool import RayPool
 from harness.run.runner import WorkerError, WorkerPool
-from tests.transcripts import Approved, lines_with
 from tests.waiting import HANG_SECONDS, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -219,14 +218,14 @@ def test_plugin_files_travel_and_results_name_them_as_their_owner_does(
 
 @pytest.mark.nightly
 def test_a_plugin_that_does_not_load_is_refused_with_the_path_that_was_given(
-    cluster: Nodes, tmp_path: Path, approved: Approved
+    cluster: Nodes, tmp_path: Path
 ) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text("import there_is_no_such_module")
     with on_ray(cluster) as pool:
         with pytest.raises(InputError, match=f"plug-in {plugin}:1: ModuleNotFoundError"):
             pool.describe_kernels([str(plugin)])
-        with approved.raises(InputError):
+        with pytest.raises(InputError, match="No such file"):
             pool.describe_kernels([str(tmp_path / "gone.py")])
         correct = str(ROOT / "fixtures" / "kernels" / "correct.py")
         assert [kernel["short_name"] for kernel in pool.describe_kernels([correct])] == ["correct"]
@@ -271,7 +270,7 @@ def test_the_command_line_finds_the_same_with_a_plugin_that_fails(
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.nightly
 def test_an_interrupted_run_keeps_its_results_and_is_resumed(
-    cluster: Nodes, tmp_path: Path, number: signal.Signals, approved: Approved
+    cluster: Nodes, tmp_path: Path, number: signal.Signals
 ) -> None:
     command = [sys.executable, str(ROOT / "tests" / "cli" / "stub_run.py"), str(tmp_path), "2"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "STUB_RAY_ADDRESS": cluster.address}
@@ -290,8 +289,7 @@ def test_an_interrupted_run_keeps_its_results_and_is_resumed(
         stdout, stderr = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 130, stderr
     assert f"mla-harness run --resume {run}" in stderr and "Traceback" not in stderr
-    assert (run / "report.html").exists()
-    approved(lines_with(stdout, "not run: the"))
+    assert "the run ended" in stdout and (run / "report.html").exists()
     before = (run / "results.jsonl").read_text().splitlines()
     (tmp_path / "go").touch()
     again = subprocess.run(

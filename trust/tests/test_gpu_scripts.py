@@ -51,6 +51,6 @@ def test_the_run_of_the_engine_names_what_is_bad_and_what_is_left(
         tmp_path, "gpu_engine.sh", "engine", "pools", SELECTED="context-ranks", POOLS_SECONDS="1"
     )
     approved(lines_with(told, "engine: exit code", "== engine: 5"))
-    assert "pools: exit code" in told and "== pools: 5 pass" not in told
+    assert "pools: exit code" in told and "pools: 5 pass" not in told
     with tarfile.open(tmp_path / "out" / "engine.tar.gz") as packed:
         assert any(name.endswith("results.jsonl") for name in packed.getnames())
