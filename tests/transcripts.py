@@ -128,11 +128,16 @@ def written(by_test: dict[str, str]) -> str:
 
 
 def replace_section(path: Path, name: str, text: str) -> None:
-    """Write one test's section. A lock keeps the sections of tests that run at the same time."""
+    """Write one test's section. A lock keeps the sections of tests that run at the same time.
+
+    Sections of parameters that the test no longer has go, if it has none at all any more.
+    """
     path.parent.mkdir(exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        by_test = {**sections(path), name: text}
+        before = sections(path)
+        by_test = {one: before[one] for one in before if not one.startswith(f"{name}[")}
+        by_test[name] = text
         file.truncate(0)
         file.write(written(by_test))
 

@@ -53,15 +53,18 @@ def run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
 
 def left_behind(approved: Path, test_file: Path) -> Iterator[str]:
     """The sections of an approved file that no test of the test file writes."""
-    tests: dict[str, set[str]] = {}
-    if test_file.exists():
-        tests = {
-            node.name: {argument.arg for argument in node.args.args}
-            for node in ast.walk(ast.parse(test_file.read_text(encoding="utf-8")))
-            if isinstance(node, ast.FunctionDef)
-        }
+    text = test_file.read_text(encoding="utf-8") if test_file.exists() else ""
+    approving: set[str] = set()
+    parametrised: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            if "approved" in {argument.arg for argument in node.args.args}:
+                approving.add(node.name)
+            if any("parametrize" in ast.unparse(mark) for mark in node.decorator_list):
+                parametrised.add(node.name)
     for section in sections(approved):
-        if "approved" not in tests.get(section.partition("[")[0], set()):
+        test, bracket, _ = section.partition("[")
+        if test not in approving or bool(bracket) != (test in parametrised):
             yield section
 
 
@@ -79,11 +82,15 @@ def test_a_text_whose_test_is_gone_is_found(tmp_path: Path) -> None:
     assert len(list(left_behind(tmp_path / "topic.txt", test_file))) == 3
     test_file.write_text(TOPIC)
     assert not list(left_behind(tmp_path / "topic.txt", test_file))
-    test_file.write_text(TOPIC.replace("test_refusal(approved, ", "test_refusal("))
-    assert list(left_behind(tmp_path / "topic.txt", test_file)) == [
-        "test_refusal[a]",
-        "test_refusal[b]",
-    ]
+    for now in (
+        TOPIC.replace("test_refusal(approved, ", "test_refusal("),
+        TOPIC.replace("@pytest.mark.parametrize", "#"),
+    ):
+        test_file.write_text(now)
+        assert list(left_behind(tmp_path / "topic.txt", test_file)) == [
+            "test_refusal[a]",
+            "test_refusal[b]",
+        ]
 
 
 def test_a_transcript_is_written_when_it_is_approved_and_read_afterwards(
