@@ -41,6 +41,7 @@ CHANGING = (
     (r"\d+ of \d+ live rows and \d+ of \d+ elements", "SOME live rows and SOME elements"),
     (r"worst \S+ times it", "worst NUMBER times it"),
     (r"off by \S+ of its size", "off by NUMBER of its size"),
+    (r"\d\S* below it, \d\S* is within", "NUMBER below it, NUMBER is within"),
     (r"\b\d{3,}(?= known\b)", "MANY"),
     (r"(?<=for all )\d{3,}", "MANY"),
 )

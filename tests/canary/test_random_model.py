@@ -96,12 +96,10 @@ def likeliest(model: Any, tokens: list[int]) -> torch.Tensor:
     return found
 
 
-def test_rounding_to_bfloat16_passes_and_fragile_tokens_are_counted(
-    reference: Any, approved: Approved
-) -> None:
+def test_rounding_to_bfloat16_passes_and_fragile_tokens_are_counted(reference: Any) -> None:
     judgement, same = served(reference, None)
     assert not judgement.findings and judgement.looked_at > 400 and same > 0.95
-    approved(judgement.notes[0])
+    assert "near a tie" in judgement.notes[0]
 
 
 @pytest.mark.parametrize("change", [softer, shifted_index_keys, worst_tokens])

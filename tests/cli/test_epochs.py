@@ -163,7 +163,7 @@ def children_of(pid: int) -> list[str]:
 
 @pytest.mark.nightly
 def test_a_run_killed_in_an_epoch_is_reported_and_resumed_and_counts_no_question_twice(
-    cli: Cli, serve: Serve, data: Path, tmp_path: Path, approved: Approved
+    cli: Cli, serve: Serve, data: Path, tmp_path: Path
 ) -> None:
     process = start(tmp_path, *words(serve(held=14), data, "--epochs", 3))
     run = wait_for_answers(process, tmp_path, 14)
@@ -173,8 +173,7 @@ def test_a_run_killed_in_an_epoch_is_reported_and_resumed_and_counts_no_question
     kept = answers(run)
     assert len(kept) == 14
     code, out, _ = cli("report", "latest")
-    assert code == 0 and "continue with --resume" in out
-    approved(lines_with(out, "the run was"))
+    assert code == 0 and "run was killed" in out and "continue with --resume" in out
     (tmp_path / "go").touch()
     code, out, err = cli("epochs", "--resume", run)
     assert (code, err) == (0, ""), out
@@ -232,28 +231,48 @@ def _listens(process: Path, port: str) -> bool:
         return False
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--model", "engine:x"], "--task is missing"),
+        (["--task", "gsm8k"], "--model is missing"),
+        (
+            ["--task", "gsm8k", "--model", "llama"],
+            "write engine:DIR, server:URL, vllm:PATH or sglang:PATH",
+        ),
+        (
+            ["--task", "gsm8k", "--model", "server:http://x/v1", "--kv", "fp8_e4m3"],
+            "--kv: is of engine and vllm",
+        ),
+        (["--task", "gsm9k", "--model", "engine:canary-mla"], "unknown; did you mean 'gsm8k'?"),
+        (
+            ["--task", "gsm8k", "--model", "engine:canary-mla", "--data-dir", "nowhere"],
+            "which is not there",
+        ),
+        (["--task", "aime_shaped", "--model", "engine:nowhere"], "no config.json there"),
+        (
+            ["--task", "aime_shaped", "--model", "server:http://127.0.0.1:9/v1"],
+            "no server answers there",
+        ),
+        (
+            ["--task", "aime_shaped", "--model", "engine:canary-mla", "--kv", "fp4"],
+            "engine option kv",
+        ),
+        (
+            ["--task", "aime_shaped", "--model", "engine:canary-mla", "--filter", "x"],
+            "task aime_shaped has strict-",
+        ),
+        (["--resume", "latest", "--seed", "3"], "leave out --seed"),
+        (["--resume", "latest"], "no run 'latest'"),
+    ],
+)
 def test_bad_input_is_one_line_exit_2_and_leaves_no_run(
-    cli: Cli, tmp_path: Path, approved: Approved
+    cli: Cli, tmp_path: Path, arguments: list[str], sentence: str
 ) -> None:
-    for arguments in [
-        ["--model", "engine:x"],
-        ["--task", "gsm8k"],
-        ["--task", "gsm8k", "--model", "llama"],
-        ["--task", "gsm8k", "--model", "server:http://x/v1", "--kv", "fp8_e4m3"],
-        ["--task", "gsm9k", "--model", "engine:canary-mla"],
-        ["--task", "gsm8k", "--model", "engine:canary-mla", "--data-dir", "nowhere"],
-        ["--task", "aime_shaped", "--model", "engine:nowhere"],
-        ["--task", "aime_shaped", "--model", "server:http://127.0.0.1:9/v1"],
-        ["--task", "aime_shaped", "--model", "engine:canary-mla", "--kv", "fp4"],
-        ["--task", "aime_shaped", "--model", "engine:canary-mla", "--filter", "x"],
-        ["--resume", "latest", "--seed", "3"],
-        ["--resume", "latest"],
-    ]:
-        code, out, err = cli("epochs", *arguments)
-        assert code == 2, err
-        assert err.count("\n") == 1 and out == ""
-        approved(err, " ".join(arguments))
-        assert not (tmp_path / "reports").exists()
+    code, out, err = cli("epochs", *arguments)
+    assert code == 2, err
+    assert sentence in err and err.count("\n") == 1 and out == ""
+    assert not (tmp_path / "reports").exists()
 
 
 def test_a_baseline_is_shown_before_it_is_written_and_not_lowered(
