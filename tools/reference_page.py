@@ -9,9 +9,10 @@ from pathlib import Path
 from harness.core.catalog import KERNELS, ORACLES, SITES
 from harness.core.ops import OPS
 from harness.report.markdown import table
+from harness.report.table import COLUMNS
 
 TEXT = Path(__file__).with_name("reference_template.md")
-"""The page with `{oracles}`, `{sites}` and `{kernels}` in place of the tables."""
+"""The page with `{oracles}`, `{sites}`, `{kernels}` and `{columns}` in place of the tables."""
 
 
 def reference() -> str:
@@ -20,6 +21,9 @@ def reference() -> str:
             ("oracle", "passes when"), [(f"`{one.name}`", one.summary) for one in ORACLES]
         ),
         "sites": table(("site", "memory"), [(f"`{one.name}`", one.summary) for one in SITES]),
+        "columns": table(
+            ("column", "holds"), [(f"`{name}`", words) for name, words in COLUMNS.items()]
+        ),
         "kernels": table(("op", "kernels", "devices", "KV cache"), _kernels()),
     }
     page = TEXT.read_text(encoding="utf-8")

@@ -27,8 +27,10 @@ MARGIN = 0.05
 """How far an epoch may accept less than its baseline: text differs between runs, a broken drafter
 loses more.
 """
+# Bounded, so that it is finite: 99 digits and an exponent of 99 are less than 1.8e308.
 NUMBER = r"\d{1,99}(?:\.\d*)?(?:[eE][+-]?\d\d?)?"
 """A number in /metrics, which is finite and not negative."""
+# The Prometheus client adds `_total` to the name of a counter.
 _COUNTER = re.compile(
     rf"^vllm:spec_decode_num_(draft|accepted)_tokens(?:_total)?(?:\{{[^}}]*\}})? ({NUMBER})\s*$",
     re.MULTILINE | re.ASCII,
@@ -68,6 +70,7 @@ class Drafts:
         )
 
     def since(self, before: Drafts) -> Drafts:
+        # The list only grows, as a counter does.
         refused = self.refused[len(before.refused) :]
         return Drafts(self.drafted - before.drafted, self.accepted - before.accepted, refused)
 

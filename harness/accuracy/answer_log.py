@@ -159,6 +159,7 @@ class AnswerLog:
         for field in RunHeader.model_fields:
             old = getattr(before, field)
             new = getattr(header, field)
+            # A run may go on with more epochs than it began with.
             if old != new and field != "num_epochs":
                 shown = (
                     "other questions" if field == "questions" else f"{field} {old!r}, now {new!r}"
@@ -186,6 +187,7 @@ def read_log(path: Path) -> tuple[RunHeader, dict[tuple[int, str], QuestionResul
     results: dict[tuple[int, str], QuestionResult] = {}
     for line in lines:
         row = record_of(QuestionResult, line, path, versioned=False)
+        # The first line of a question is the one that was counted.
         results.setdefault((row.epoch, row.question), row)
     return header, results
 

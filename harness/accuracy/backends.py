@@ -19,6 +19,7 @@ from harness.core.errors import InputError
 from harness.core.registry import attribute_at
 from harness.core.systems import ModelSpec
 
+# What a decoder leaves of bytes that are no text.
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 CANARY_NOTE = "a canary: it measures inference, not ability"
 _HASHED = ("config.json", "*.safetensors", "tokenizer.json")
@@ -184,6 +185,7 @@ def hash_directory(directory: Path) -> str:
     digest = hashlib.sha256()
     files = sorted({path for pattern in _HASHED for path in directory.glob(pattern)})
     for path in files:
+        # With the size, so that bytes which move from one file to the next change the hash.
         digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
         with path.open("rb") as stream:
             if path.stat().st_size > _WHOLE_UP_TO:

@@ -191,6 +191,7 @@ def _change(path: Path, old: Baseline | None, new: Baseline, unanswered: int) ->
     dropped = tuple(q for q in before if q not in after)
     if new.accuracy < old.accuracy:
         objections.append(f"accuracy falls from {old.accuracy:.4f} to {new.accuracy:.4f}")
+    # None now: the server no longer drafts, so it accepts nothing.
     if old.acceptance is not None and (new.acceptance or 0.0) < old.acceptance - MARGIN:
         objections.append(
             f"acceptance falls from {old.acceptance:.4f} to {new.acceptance or 0.0:.4f}"
@@ -204,6 +205,7 @@ def _to_yaml(baseline: Baseline) -> str:
     data = baseline.model_dump(exclude_none=True)
     hashes = {name: data.pop(name) for name in ("right", "wrong")}
     text = yaml.safe_dump(data, sort_keys=False)
+    # YAML's own list would have a line for each question.
     for name, values in hashes.items():
         rows = [values[i : i + _HASHES_A_LINE] for i in range(0, len(values), _HASHES_A_LINE)]
         lines = "".join(f"  {' '.join(row)}\n" for row in rows)

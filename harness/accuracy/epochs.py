@@ -154,6 +154,8 @@ class _EpochOf:
         import lm_eval  # type: ignore[import-untyped]
 
         def place(request: Any) -> int:
+            # lm-eval numbers the questions of one call from 0, and this call has those that are
+            # left.
             return self.place[self.left[request.doc_id]]
 
         self.lm.order = lambda requests: sorted(
@@ -161,6 +163,7 @@ class _EpochOf:
         )
         self.lm.on_answer = self._store
         tasks = {"tasks": {self.task.name: self.task.lm_eval_task}}
+        # No bootstrap: its standard errors are not read.
         found = lm_eval.evaluate(
             self.lm, tasks, samples={self.task.name: self.left}, bootstrap_iters=0
         )

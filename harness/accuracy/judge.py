@@ -414,6 +414,7 @@ def trend_p(outcomes: Sequence[Sequence[bool]]) -> float:
     table = numpy.asarray(outcomes, dtype=float)
     if table.ndim != 2 or table.shape[0] < 2 or table.shape[1] == 0:
         return 1.0
+    # Centred, so that a question that is right in all epochs, or in none, has no slope.
     epochs = numpy.arange(table.shape[0]) - (table.shape[0] - 1) / 2
     slopes = epochs @ table
     # Slopes are multiples of a half, so equal slopes are exactly equal.
@@ -455,6 +456,7 @@ def smallest_drop(
         return None
     gain = gained / num_questions
     drops = [lost / num_questions for lost in range(1, round(accuracy * num_questions) + 1)]
+    # The power rises with the drop.
     found = bisect_left(
         drops, POWER, key=lambda drop: mcnemar_power(num_questions, drop, gain, alpha)
     )

@@ -51,7 +51,7 @@ class BackendLM(LM):  # type: ignore[misc]
             groups[self._settings(requests[position].args[1])].append(position)
         texts = [""] * len(requests)
         for (max_tokens, stop), members in groups.items():
-
+            # `members` is bound here, as the loop gives it another value.
             def note(i: int, answer: Answer, members: list[int] = members) -> None:
                 paused = time.perf_counter()
                 self.seconds_generating += paused - self._resumed

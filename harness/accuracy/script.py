@@ -33,6 +33,7 @@ LAST_TOKEN = 250
 """Token ids of prompts: none is special, and every vocabulary has them."""
 MOST_REQUESTS = 512
 """The most requests of a step that fills the pool. A larger pool cannot be filled."""
+# A sign needs pages before it, and a plain number has none: `2p+1`, `3p`, `17`.
 _LENGTH = re.compile(r"(?:(\d+)p)?(?:(?<=p)([+-]\d+)|(?<!p)(\d+))?")
 
 
@@ -191,6 +192,7 @@ class Request:
         """The request whose answer this one's must have: to its end, and no longer than the stream
         is read.
         """
+        # A request cannot ask for 0 tokens.
         budget = (
             self.max_tokens
             if self.abort_after is None
@@ -244,5 +246,6 @@ def _tokens(script: str, prompt: str, page: int) -> Iterator[int]:
     """The first tokens of each piece's sequence, which its name alone determines."""
     for piece in prompt.split():
         name, _, length = piece.partition(":")
+        # Not `hash`, which gives a text another number in each process.
         draw = random.Random(hashlib.sha256(f"{script}/{name}".encode()).digest())
         yield from (draw.randint(FIRST_TOKEN, LAST_TOKEN) for _ in range(length_of(length, page)))

@@ -226,6 +226,7 @@ class _Runner:
 
     def _ask_alone(self, requests: Sequence[Request]) -> None:
         for server, weights in ((self.server, "own"), (self.other or self.server, "other")):
+            # Only a server with the other weights knows these answers.
             if weights == "other" and self.check.weights and self.other is None:
                 continue
             alone = {request.alone: None for request in requests if request.weights == weights}
@@ -254,6 +255,7 @@ class _Runner:
             self._note("lone answers were not checked: the server scores no prompt")
         for place, (margin, best) in enumerate(scores or ()):
             # Prefill and decode are two kernels, whatever a batch may change.
+            # Not `>`: a NaN is a difference too.
             if not margin <= 2 * max(self.check.tolerance, TOLERANCE):
                 message = (
                     f"{_named(request)}, token {place}: asked alone it answers"
@@ -302,10 +304,13 @@ class _Runner:
         for request, reply in zip(requests, replies, strict=True):
             self._judge(request, reply, where)
         page = self.pool.page
+        # The last token of a prompt is computed in any case, so a page that it fills is never a
+        # hit.
         could_hit = sum((len(request.prompt) - 1) // page * page for request in requests)
         wanted = sum(request.max_tokens for request in requests)
         return {
             "hits": grown.get("prefix_cache_hits", 0) > 0,
+            # Without the counter the event is not shown.
             "evicted": grown.get("prefix_cache_hits", could_hit) < could_hit,
             "preemptions": grown.get("num_preemptions", 0) > 0,
             "aborted": grown.get("generation_tokens", wanted) < wanted,
@@ -366,6 +371,7 @@ class _Runner:
                     return self.judged.ties.append(f"{where}: {_named(request)}{what}")
                 return found(what, Code.WRONG_TOKEN)
             drift = abs(reply.logprobs[place] - expected.logprobs[place])
+            # Not `>`: a NaN is a difference too.
             if not drift <= self.check.tolerance:
                 pair = f"{reply.logprobs[place]:.3f} instead of {expected.logprobs[place]:.3f}"
                 return found(f", token {place}: {token} has log probability {pair}")

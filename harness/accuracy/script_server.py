@@ -120,6 +120,8 @@ class ScriptServer(ServerBackend):
     ) -> None:
         super().__init__(url, concurrency=MOST_TOGETHER, served_model=served_model, timeout=timeout)
         self._root = self._url.removesuffix("/v1")
+        # No page of an earlier script, or of another client, is hit: hits that are counted are this
+        # script's.
         self._salt = uuid.uuid4().hex
         self._client = httpx.Client(timeout=timeout, headers=self._headers)
 
@@ -285,12 +287,15 @@ class ScriptServer(ServerBackend):
                 cache = _pool(given.get("block_size"), given.get("num_gpu_blocks"))
             else:
                 counts[name] = counts.get(name, 0.0) + float(value)
+        # vLLM has the sizes of its cache as labels, SGLang as gauges.
         return counts, cache or _pool(counts.get("page_size"), counts.get("num_pages"))
 
     def _request(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
         more = {
+            # To the last token of the budget: fewer tokens mean that the request was aborted.
             "ignore_eos": True,
             "logprobs": NUM_BEST,
+            # Two tokens can have one text.
             "return_tokens_as_token_ids": True,
             "cache_salt": self._salt,
         }
@@ -311,6 +316,8 @@ class ScriptServer(ServerBackend):
         body = body | {"stream": True}
         try:
             async with (
+                # httpx limits the wait for each part. A server may send one now and then, without
+                # an end.
                 asyncio.timeout(self._timeout),
                 client.stream("POST", where, json=body) as response,
             ):

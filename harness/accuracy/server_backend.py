@@ -118,6 +118,7 @@ class ServerBackend:
         """
 
         async def ask(client: httpx.AsyncClient, prompt: str) -> Answer:
+            # OpenAI takes four at most. The answer is cut at all of them when it is here.
             body = self._body(prompt, max_tokens) | {"stop": list(stop)[:4] or None}
             if self._wants_logprobs:
                 # 1, as a server may take 0 for none.
@@ -153,6 +154,7 @@ class ServerBackend:
     ) -> list[ResultT]:
         num = at_once or self._concurrency
         gate = asyncio.Semaphore(num)
+        # Without these httpx has 100 connections at most.
         limits = httpx.Limits(max_connections=num, max_keepalive_connections=num)
         async with httpx.AsyncClient(
             timeout=self._timeout, headers=self._headers, limits=limits
@@ -247,8 +249,8 @@ class ServerBackend:
             raise Unanswered("the reply is no JSON object") from None
 
     def _refusal(self, response: httpx.Response) -> InputError:
-        """What is wrong with the key, the address or the model, if the server refuses all
-        questions.
+        """The error for a server that refuses all questions: it names the key, the address or the
+        model.
         """
         where = f"{response.request.url}: HTTP {response.status_code}"
         status = response.status_code
@@ -397,6 +399,7 @@ def fetched(
     client: httpx.Client, method: str, url: str, *, seconds: float, **more: Any
 ) -> httpx.Response:
     """The whole reply. Raises BadReply, and httpx.TransportError if there is none."""
+    # httpx limits the wait for each part, and not for the whole.
     ends = time.monotonic() + seconds
     content = bytearray()
     try:
@@ -412,6 +415,7 @@ def fetched(
 async def fetched_async(
     client: httpx.AsyncClient, method: str, url: str, *, seconds: float, **more: Any
 ) -> httpx.Response:
+    """As :func:`fetched`, for a client that has other requests in flight."""
     content = bytearray()
     try:
         async with asyncio.timeout(seconds), client.stream(method, url, **more) as response:
@@ -458,6 +462,7 @@ def _check(size: int, is_late: bool) -> None:
 
 
 def _read(response: httpx.Response, content: bytearray) -> httpx.Response:
+    # The content is unpacked already. With its header httpx would unpack it again.
     kept = {
         name: value
         for name, value in response.headers.items()

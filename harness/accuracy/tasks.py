@@ -136,6 +136,7 @@ def load_task(
 
     from harness.accuracy.lm import KeptPrompts
 
+    # lm-eval has thousands of tasks of its own, whose files it would read first.
     manager = TaskManager(include_path=str(spec.parent), include_defaults=False)
     try:
         with _no_progress_bars():
@@ -144,6 +145,7 @@ def load_task(
         where = ", ".join(data_files.values()) if data_files else "the hub"
         reason = (str(error.__cause__ or error) or type(error).__name__).splitlines()[0][:160]
         raise InputError(f"--task {name}: lm-eval cannot load it from {where}: {reason}") from None
+    # As `simple_evaluate` of lm-eval sets a task up. `evaluate` takes it as it is.
     if task.get_config("num_fewshot") is None:
         task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=1234)

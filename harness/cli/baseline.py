@@ -92,6 +92,8 @@ def update(
 
     Shows the difference to the old baseline before it writes the new one.
     """
+    # All are planned before one is written: what cannot be read, or is not complete, changes no
+    # file.
     changes = [
         plan_update(run, folder or BASELINES) for run in _measured(name, out or DEFAULT_RUNS)
     ]
@@ -111,6 +113,7 @@ def _measured(name: str, root: Path) -> list[AccuracyRun]:
         directory = store.placed(job).directory
         if directory and not job.fault:
             folders.append(Path(directory))
+    # A link to nothing counts as there: it is read, and the error names it.
     found = [read_run(folder) for folder in folders if os.path.lexists(folder / FILE_NAME)]
     if not found:
         raise InputError(

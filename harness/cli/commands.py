@@ -117,6 +117,7 @@ class Commands(TyperGroup):
         else:
             app = found = getattr(importlib.import_module(f"harness.cli.{module}"), name)
         if not isinstance(found, typer.Typer):
+            # typer makes commands of applications alone, so a single function gets one.
             app = new_app()
             app.command(cmd_name, cls=Command)(found)
         command = typer.main.get_command(app)

@@ -37,6 +37,7 @@ def coverage(
     json: Json = False,
 ) -> None:
     """Show which pairs and triples of conditions the calls of a run showed."""
+    # An op and a run are told apart by the name alone.
     ops = [name for name in names or () if name in SPACES]
     runs = [name for name in names or () if name not in SPACES]
     if len(ops) > 1 or len(runs) > 1:

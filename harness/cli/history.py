@@ -63,6 +63,7 @@ def history(
         )
 
     recent = (run for run in runs if run.started >= start)
+    # The newest runs are read first, and printed last.
     chosen = list(islice(filter(is_wanted, recent), limit))[::-1]
     for reason in runs.damaged:
         unreadable.note(reason)

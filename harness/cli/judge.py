@@ -92,6 +92,7 @@ def judge(context: typer.Context, given: JudgeOptions) -> None:
             )
             wanted = Wanted(
                 selectors=tuple(given.selectors or ()),
+                # The judge's own device. That of the kernel stands with its cell.
                 device="cpu",
                 plugins=(path,),
                 seed=seed,
@@ -109,6 +110,7 @@ def _file_and_name(text: str) -> tuple[Path, str]:
     """The file, and the function after the colon; empty for the decorated ones."""
     file, colon, name = text.rpartition(":")
     if not colon or not name.replace(".", "").isidentifier():
+        # What follows the colon is no name, so the colon belongs to the path.
         file, name = text, ""
     path = Path(file).resolve()
     if not path.is_file():
@@ -117,7 +119,7 @@ def _file_and_name(text: str) -> tuple[Path, str]:
 
 
 def _words(given: JudgeOptions, name: str) -> dict[str, Any]:
-    """What the decorator of a function does not say."""
+    """The op, the name and the style that the options give to a function without a decorator."""
     if given.op is None:
         if given.style:
             raise InputError(

@@ -37,7 +37,7 @@ PATH_ERRORS = (
     *(errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY),
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENXIO),
 )
-"""What the system says of a path that is no fault of this program."""
+"""Errors of the system about a path that the user gave: no fault of this program."""
 
 app = typer.Typer(
     name="mla-harness",

@@ -91,6 +91,7 @@ def with_options(
     kind = inspect.Parameter.KEYWORD_ONLY
     empty = inspect.Parameter.empty
     given = {one.name: one.default for one in fields(record)}  # type: ignore[arg-type]
+    # typer lists options in this order: those of the command itself first.
     names = [
         name
         for owner in record.__mro__

@@ -146,6 +146,7 @@ def pivot_of(store: RunStore, shape: str) -> tuple[list[str], list[list[str]]]:
                 f"--pivot: no case of the run has {name!r}; {nearest(name, known, see='')}"
             )
     column = cases[columns].agg(" ".join, axis=1)
+    # In the order of the plan, as people wrote their scenarios.
     cells = cases.groupby([*(cases[name] for name in rows), column], sort=False)["outcome"].agg(
         _words
     )

@@ -133,6 +133,7 @@ def _scenarios_of(reference: str, known: list[Scenario]) -> list[Scenario]:
         scenario for scenario in known if is_reference and selects_scenario(reference, scenario)
     ]
     if chosen:
+        # Nightly scenarios take hours, so they are shown only if no other one is of this reference.
         return [scenario for scenario in chosen if NIGHTLY not in scenario.tags] or chosen
     if reference.partition("[")[0] in (scenario.name for scenario in known):
         what = "case" if "[" in reference else "scenario"
@@ -172,6 +173,7 @@ class _Reproduction:
         ]
         clean_cases = select([scenario], seed=self.wanted.seed)
         by_id = {case.id: case for case in [*(case for _, case in declared), *clean_cases]}
+        # The cases of declared faults come first, and none of them may be cut off.
         cases = list(by_id.values())[: max(MAX_CASES, len(declared))]
         jobs, results, blames = self._run(cases, faults)
 
@@ -230,6 +232,7 @@ class _Reproduction:
             )
             failing = [(job, results[job.key]) for job in jobs if results[job.key].findings]
             blames = {key: blame for key, (blame, _) in find_blame(self.pool, failing).items()}
+            # Of equal keys the last stays, so the first failing job of each fault does.
             first = {job.fault: job for job, _ in reversed(failing)}
             shown = [
                 job

@@ -298,6 +298,7 @@ def code_of(
     counted = (*FAILED, WRONG_BLAME, MISSED, *fail_on)
     failed = {key for key, entry in run.entries.items() if entry.verdict in counted}
     if failed and "new" in fail_on and runs is not None:
+        # Since a green run all failures are new, so only an accepted run can make some of them old.
         before = accepted or last_green(run, runs, counted)
         for reason in runs.damaged:
             unreadable.note(reason)

@@ -179,6 +179,7 @@ def work_and_report(
     except KeyboardInterrupt:
         ended = "interrupted"
         code = INTERRUPTED
+        # The workers hold GPUs and memory, which the reports do not need.
         stop()
     except GoneError:
         raise
@@ -254,6 +255,7 @@ def as_last_failed(wanted: Wanted, root: Path) -> tuple[Wanted, frozenset[str]]:
         scenarios=Path(old["scenarios"]) if old.get("scenarios") else None,
         engine_path=wanted.engine_path or _engine_path_of(store),
     )
+    # Only what differs from a default: typer does not tell an option that was given its default.
     given = {
         one.name: getattr(wanted, one.name)
         for one in fields(wanted)
@@ -314,6 +316,7 @@ def to_resume(
         option = parameter.name or ""
         source = context.get_parameter_source(option)
         is_argument = parameter.param_type_name == "argument"
+        # For click an argument without a value was given on the command line too.
         is_given = (
             source is not None
             and source.name == "COMMANDLINE"

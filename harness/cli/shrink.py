@@ -65,5 +65,5 @@ def shrink(context: typer.Context, given: ShrinkOptions) -> None:
 
 
 def step_shower(live: Waiting) -> Callable[[ShrinkStep], None]:
-    """What shows each accepted step while the others are tried."""
+    """A function that shows an accepted step while the next ones are tried."""
     return lambda step: live.update(one_line(f"{TRYING}: {step.what} is {step.after}", 100))

@@ -85,6 +85,8 @@ def survey(context: typer.Context, given: SurveyOptions) -> None:
     with run_and_report.pool_for(shared_options.LOCAL, None, given.workers, given.per_gpu) as pool:
         if store is None:
             with Waiting(screen, run_and_report.PLANNING):
+                # With several GPUs also the scenario ENGINE-survey-ranks, whose combinations need
+                # them.
                 several = "*" if len(pool.start().gpus) > 1 else ""
                 wanted = Wanted(
                     (scenario + several,),

@@ -56,6 +56,7 @@ def kernels(name: str) -> tuple[Any, ...]:
 def attribute_of(place: str) -> Any:
     """The object at "module:name" of this checkout, whose root is put on the path."""
     if (path := str(ROOT)) not in sys.path:
+        # At the end, so that a folder of the checkout hides no installed package of the same name.
         sys.path.append(path)
     return attribute_at(place)
 

@@ -25,8 +25,8 @@ Tokens = Literal["batch", "decode", "prefill"]
 stand first, or those of its prompts.
 """
 Watched = Literal["input", "beside"]
-"""How the first-NaN recorder tells of a scan: as of an input that the op reads, or of memory beside
-one that it must not read.
+"""A scan in the report of the first-NaN recorder: of an input that the op reads, or of memory
+beside one, which the op must not read.
 """
 
 ACTIVATION = "activation"

@@ -49,6 +49,7 @@ class Corruption:
         error.
         """
         size = _SIZES.get(self.change)
+        # A kernel may refuse a size that it does not declare, though the op allows it.
         fits = size is None or spec.shapes is None or spec.shapes.accepts(size, int(self.to or 0))
         if self.legal and fits:
             return True

@@ -12,12 +12,14 @@ from pathlib import Path
 
 MAX_LOG = 6_000
 """Characters of a log that a result keeps."""
+# The titles that `faulthandler` writes above the stacks.
 _BEGIN = re.compile(
     r"^(?:Fatal Python error: .*|(?:Current thread|Thread|Stack)\b.* call first\):)$", re.M
 )
 _CURRENT = re.compile(r"^Current thread .*:\n(?:  .*\n?)*", re.M)
 _FRAME = re.compile(r'^  File "([^"\n]*)", line (\d+) in (.*)$', re.M)
 _STANDARD = sysconfig.get_path("stdlib")
+# A name such as `<frozen importlib._bootstrap>` is no file of the user either.
 _BELOW_KERNELS = re.compile(r"[/\\](?:torch|triton|numpy)[/\\]|^<")
 
 
@@ -30,6 +32,7 @@ def shortened(log: str) -> str:
     printed, stack = split(log)
     if not stack:
         return log[-MAX_LOG:]
+    # faulthandler prints the current thread last, and a result keeps the beginning.
     if current := _CURRENT.search(stack):
         title = stack.partition("\n")[0] if stack.startswith("Fatal") else ""
         others = (stack[: current.start()].removeprefix(title), stack[current.end() :])
@@ -46,11 +49,9 @@ def split(log: str) -> tuple[str, str]:
 
 
 def user_frame(log: str, plugins: Sequence[str] = ()) -> str:
-    """`FILE:LINE in FUNCTION:
+    """The innermost frame of a plug-in, else the innermost above torch and the standard library.
 
-    CODE` of the innermost frame of a plug-in, else above torch and the standard library.
-
-    Empty without a stack.
+    In one line: `FILE:LINE in FUNCTION: CODE`. Empty without a stack.
     """
     frames = _FRAME.findall(split(log)[1])
     own = {str(Path(plugin).resolve()) for plugin in plugins}
@@ -69,5 +70,6 @@ def innermost(log: str, count: int) -> list[str]:
 
 
 def _is_below(file: str) -> bool:
+    # site-packages and dist-packages are folders in the folder of the standard library.
     is_standard = file.startswith(_STANDARD) and "-packages" not in file
     return is_standard or bool(_BELOW_KERNELS.search(file))

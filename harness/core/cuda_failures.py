@@ -10,6 +10,7 @@ import sys
 
 from harness.core.errors import message_of
 
+# Triton and cuBLAS raise plain RuntimeErrors, and older releases of torch have no AcceleratorError.
 _WORDS = (
     "CUDA error",
     "CUDA out of memory",
@@ -23,6 +24,7 @@ _marked_spent = False
 
 def is_device_failure(error: BaseException) -> bool:
     """Whether `error` comes from the device, and not from the harness's own code."""
+    # Not imported: an error of the device exists only where torch is loaded already.
     torch = sys.modules.get("torch")
     found = [getattr(torch, name, None) for name in ("AcceleratorError", "OutOfMemoryError")]
     kinds = tuple(kind for kind in found if isinstance(kind, type))
@@ -62,6 +64,7 @@ def is_spent() -> bool:
     if _marked_spent:
         return True
     try:
+        # A failure shows at the next call that waits for the device.
         torch.cuda.synchronize()
     except RuntimeError:
         return True

@@ -92,6 +92,7 @@ def drawn_kernel(rng: Random, op: str) -> str:
     """A built-in kernel of `op` that runs on a CPU without further packages."""
     own = (spec for spec in KERNELS if spec.op == op and spec.origin == "built in")
     return rng.choice(
+        # Sorted: a seed must give the same kernel in whatever order the kernels are registered.
         sorted(spec.short_name for spec in own if "cpu" in spec.devices and not spec.requires)
     )
 

@@ -39,6 +39,7 @@ class EngineParams(ServingParams, ModelSizes, WorkloadParams, ChangeParams):
             yield "arrivals and chains have at most one entry for each request"
         if any(request >= len(self.requests) for request, _ in self.aborts):
             yield "aborts names a request that is not there"
+        # Block 0 is the null block, and the last one is the trap, which has no owner.
         if (need := self.blocks_needed) > self.num_blocks - 2:
             yield (
                 f"num_blocks {self.num_blocks} leaves {self.num_blocks - 2} blocks, a request needs"
@@ -123,12 +124,14 @@ class EngineParams(ServingParams, ModelSizes, WorkloadParams, ChangeParams):
         return tuple(dict.fromkeys((*self.happens, *(change for change, _ in self.changes))))
 
     def varied(self) -> Self:
+        """Without `steps`: what each step decides holds for the tokens of the written case."""
         return self.but(steps=())
 
     page_size: ClassVar[int] = PAGE_SIZE
 
     @property
     def query_len(self) -> int:
+        """Query tokens of a decoding request in a step: its last token and its drafts."""
         return 1 + self.speculative_tokens
 
     @property
@@ -139,6 +142,8 @@ class EngineParams(ServingParams, ModelSizes, WorkloadParams, ChangeParams):
     def resized(self, size: str, value: int, changes: dict[str, Any]) -> dict[str, Any]:
         if size != "qk_head_dim":
             return {size: value}
+        # A head is a part without rotary embedding and a part with it. The second is a size of its
+        # own, so the first one gives way.
         return {"qk_nope_head_dim": value - changes.get("qk_rope_head_dim", self.qk_rope_head_dim)}
 
     @property

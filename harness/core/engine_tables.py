@@ -41,6 +41,7 @@ def load_tables(builtin: Tables) -> tuple[Tables, dict[str, str]]:
                 "ENGINES": (tables.ENGINE,)
             }
             _check(point.name, added, rows)
+        # Foreign code: whatever it raises must not end the harness for the other engines.
         except Exception as error:
             owner = point.dist.name if point.dist else point.value
             broken[point.name] = f"engine {point.name} of {owner} does not load: {named(error)}"
@@ -116,10 +117,12 @@ def _check(name: str, added: Tables, rows: Tables) -> None:
             f"ENGINE is no EngineSpec with the name {name!r}, which the entry point has"
         )
     for kind, new in added.items():
+        # A sentinel carries the tag of its site, so two sites with one tag could not be told apart.
         names, tags = ({getattr(row, word, None) for row in rows[kind]} for word in ("name", "tag"))
         for row in new:
             if row.name in names or (kind == "SITES" and row.tag in tags):
                 raise ValueError(f"{kind}: the name or the tag of {row.name!r} is taken")
+            # Two rows of the new tables may not share a name either.
             names.add(row.name)
 
 

@@ -58,6 +58,7 @@ def explained_writes(path: Path | None = None, who: str = "the output") -> Itera
     except OSError as error:
         if path and error.errno == errno.ENOENT:
             raise GoneError(path.parent) from None
+        # A full disk, `ulimit -f`, and a user's quota.
         if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
             raise
         raise NoRoomError(f"{path or error.filename or who}: {error.strerror}; make room") from None

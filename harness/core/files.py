@@ -18,6 +18,7 @@ LoadedT = TypeVar("LoadedT")
 _INSTALLED = Path(__file__).resolve().parents[1] / "_fixtures"
 _CHECKOUT = Path(__file__).resolve().parents[2] / "fixtures"
 
+# A checkout's own, although an installed harness may lie beside it.
 FIXTURES = _CHECKOUT if _CHECKOUT.is_dir() else _INSTALLED
 TASKS = FIXTURES / "tasks"
 BASELINES = FIXTURES / "baselines"

@@ -20,6 +20,7 @@ def folder_of(package: str) -> str | None:
     """The folder that a package would be imported from, without importing it."""
     try:
         spec = importlib.util.find_spec(package)
+    # A module that is loaded without a spec, as a stand-in of a test may be.
     except ValueError:
         return None
     return str(Path(spec.origin).parent) if spec is not None and spec.origin else None

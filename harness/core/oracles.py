@@ -17,7 +17,7 @@ LAST = 1000
 """The rank of an oracle that names none, and of one that no registry has."""
 
 BETWEEN_PATTERNS = "patterns"
-"""What an oracle needs that compares runs under several poison patterns."""
+"""The need of an oracle that compares runs under several poison patterns."""
 
 
 @dataclass(frozen=True, slots=True)

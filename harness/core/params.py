@@ -37,6 +37,7 @@ class Record(BaseModel):
     round-trip it.
     """
 
+    # `defer_build`: a command builds only the models that it uses.
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     def but(self, **changes: Any) -> Self:

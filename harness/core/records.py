@@ -255,6 +255,7 @@ class FirstNan(Record):
         """
         ranked = sorted(reports, key=lambda report: report.rank)
         hit = [report for report in ranked if report.writer]
+        # Steps count the same on all ranks, and time does not.
         first = min((report.step or 0 for report in hit), default=0)
         earliest = [report for report in hit if report.step == first]
 
@@ -269,6 +270,7 @@ class FirstNan(Record):
     @property
     def of_one_rank(self) -> str:
         """The statement with the number of the rank in front."""
+        # `statement` names the rank only where there are several.
         statement = self.model_copy(update={"num_ranks": 2}).statement
         return statement if self.writer else f"rank {self.rank}: {statement}"
 

@@ -100,6 +100,7 @@ class Registry(Generic[EntryT]):
         Registry.num_added += 1
 
     def _add(self, entry: EntryT) -> None:
+        # A second entry of one name would take the place of the first without a word.
         if entry.name in self._entries:
             raise InputError(
                 f"{self.kind} {entry.name!r} is registered already; choose another name"
@@ -111,6 +112,7 @@ class Registry(Generic[EntryT]):
         yet.
         """
         for entry in self._family(name):
+            # A family is made anew each time. What is registered stays.
             self._entries.setdefault(entry.name, entry)
 
     def get(self, name: str) -> EntryT:

@@ -71,6 +71,7 @@ class Shapes(Record):
     def nearest(self, size: str, value: int) -> int:
         """The accepted size that is nearest to `value`, the larger of two."""
         step = self.heads_multiple_of if size == "num_heads" else 1
+        # A kernel may declare both a list of heads and a multiple; both hold.
         allowed: list[int] = [found for found in getattr(self, size) if found % step == 0]
         most = self.most_heads if size == "num_heads" else None
         rounded = -(-min(value, most or value) // step) * step
@@ -91,6 +92,7 @@ def shapes_of(given: str | Mapping[str, Any]) -> Shapes:
     Raises pydantic's ValidationError for an unknown size or value.
     """
     values = {"like": given} if isinstance(given, str) else dict(given)
+    # A name alone stands for itself.
     base = NAMED[values.pop("like", ANY.name)]
     listed = {
         size: tuple(value)

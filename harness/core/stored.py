@@ -106,6 +106,7 @@ def read_text(path: Path) -> str:
                 f"{path}: larger than {MOST_BYTES >> 30} GiB, so it is none of ours; remove it"
             )
         try:
+            # The file may have grown since its size was asked for.
             return stream.read(MOST_BYTES).decode()
         except UnicodeDecodeError:
             raise InputError(
@@ -272,10 +273,13 @@ def _end_last_line(stream: BinaryIO) -> None:
     if stream.read(1) == b"\n":
         return
     stream.seek(0)
+    # Reads the whole file, but only after a kill: each line is written with its end.
     last = deque(stream, maxlen=1)[0]
     if _is_torn(last):
         stream.truncate(size - len(last))
     else:
+        # A whole line without its end was read as written, so it stays, and the next one begins
+        # behind it.
         stream.write(b"\n")
 
 

@@ -150,6 +150,7 @@ def _sites_to_blame(
 
 def _has_shown_no_influence(result: CaseResult, trials: Sequence[CaseResult]) -> bool:
     """Whether two contents of the undefined memory gave the same: equal bits, or the same error."""
+    # This oracle compared the bits of runs under different patterns, in the case itself.
     if result.looked_at.get("non_interference"):
         return all(finding.oracle != "non_interference" for finding in result.findings)
     finding = primary(result.findings)

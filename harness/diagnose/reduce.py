@@ -48,6 +48,7 @@ def fewer(values: Sequence[ValueT], *, least: int = 0) -> Iterator[list[ValueT]]
             rest = [*values[:start], *values[start + size :]]
             if least <= len(rest) < len(values):
                 yield rest
+        # Half of it, rounded up. The half of 1 would be 1 again, and the loop would not end.
         size = min(size - 1, (size + 1) // 2)
 
 

@@ -35,10 +35,12 @@ class RepeatedCrashes:
 
         Yields their results.
         """
+        # Without a line two crashes may have different causes.
         if result.verdict is not Verdict.CRASH or not result.findings or not result.findings[0].at:
             return
         crash = result.findings[0]
         kernel = crash.kernel or next(iter(_kernels_of(job)), "")
+        # Another kernel of the case crashed, such as a reference or an engine's.
         if kernel not in _kernels_of(job):
             return
         kind = (kernel, crash.at, crash.cause, crash.error)

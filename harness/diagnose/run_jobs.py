@@ -48,8 +48,9 @@ def run_jobs(
     keep_going: bool = False,
     most_causes: int | None = None,
 ) -> None:
-    """Run what is left of a run: its jobs, and its controls (the same cases with a fault), or until
-    `max_failures` or so many causes. A cause is an oracle with its code.
+    """Run what is left of a run: its jobs, and its controls (the same cases with a fault).
+
+    Stops after `max_failures` failures, or `most_causes` causes: see :func:`kind_of`.
 
     Cases that would repeat a crash of a user's kernel are left out, see :class:`RepeatedCrashes`,
     unless `keep_going`. Raises InputError if such a kernel cannot be called at all: its case stays
@@ -155,6 +156,7 @@ def exit_code(
     verdicts = {result.verdict for result in results}
     errors = {(result.fault, result.id) for result in tried if result.verdict is Verdict.ERROR}
     not_caught = {(fault.fault, fault.case) for fault in faults if not fault.caught}
+    # A regression is told even if the harness could not judge other cases.
     if verdicts & set(FAILED) or not_caught - errors:
         return 1
     return 3 if errors or verdicts & {Verdict.ERROR, Verdict.NOT_RUN} else 0

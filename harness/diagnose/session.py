@@ -171,6 +171,7 @@ def recorded_job(job: Job, blame: Blame) -> Job:
     """
     case = job.case.but(params=job.case.params.recorded())
     # The search for a reader runs the case several times.
+    # The recording must not go on from the progress that the first run stored.
     return job.but(
         key=f"{job.key}~first-nan",
         case=case,

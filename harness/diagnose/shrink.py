@@ -66,6 +66,7 @@ class _Search:
         finding = self.symptom
         changed = True
         if self.job.sites is not None:
+            # The job poisons other sites than its case says. What is shrunk is what ran.
             case = case.but(poison=case.poison.but(sites=self.job.sites))
         reducer = Reducer(self.tried, self.pool.num_workers, self.deadline, self.controls_hold)
         # A smaller value of one field may allow a smaller one of a field before it.
@@ -297,6 +298,7 @@ def _smaller(case: Case, field: str, value: Any) -> Iterator[Any]:
         if not any(spec.origin in ENGINES for spec in case.known_kernels()):
             yield from (power for place in range(13) if (power := LEAST_POWER << place) < value)
     elif isinstance(value, list):
+        # A request may have no keys. A request of an engine has at least one token, and gives one.
         least = [0] if field in ("seq_lens", "context_lens") else [1, 1]
         yield from _smaller_list(value, least, least_length=0 if default == () else 1)
     elif isinstance(value, bool | str):

@@ -78,6 +78,7 @@ def suspected(failures: Sequence[Params], right: Sequence[Params]) -> Given:
         name for name, value in first.items() if all(other[name] == value for other in others)
     ]
     sound = [params.model_dump(mode="json") for params in right]
+    # An option that all right combinations have too explains nothing.
     varied = [name for name in shared if any(row[name] != first[name] for row in sound)]
     for size in range(1, MOST_SUSPECTED + 1):
         sets = [
@@ -117,10 +118,12 @@ def _reduced(
 
     reducer = Reducer(fails_without, 1, deadline)
     rest = [name for name in _differing(case.params, plain) if name not in suspects]
+    # One trial may be enough: all other options set back at once.
     if suspects and rest and (found := reducer.first([rest])):
         _, (case, smallest) = found
     left = list(_differing(case.params, plain))
     if left and not reducer.is_out_of_time:
+        # Side by side, as these trials do not depend on each other.
         alone = fails_without([[name] for name in left])
         left = [name for name, seen in zip(left, alone, strict=True) if seen]
         if left and (found := reducer.first([left])):
@@ -128,6 +131,7 @@ def _reduced(
             left = []
     while left and not reducer.is_out_of_time:
         found = reducer.first([[left.pop(0)]])
+        # Two options may each stand in for the other: then one of them stays.
         case, smallest = found[1] if found else (case, smallest)
     options = _differing(case.params, plain)
     return OptionSet(

@@ -112,6 +112,7 @@ class TraceDraws:
     def next(self, number: int) -> Script:
         draw = random.Random(f"{self.seed}/{number}")
         steps = [drawn_step(draw, self.pool) for _ in range(draw.randint(1, 3))]
+        # A generator of its own, so that the steps are the same on servers that offer less.
         later = random.Random(f"{self.seed}/{number}/2")
         for place, step in enumerate(steps):
             drawn = {
@@ -122,6 +123,8 @@ class TraceDraws:
                 **{name: values for name, values in drawn.items() if later.random() < 0.5}
             )
         if self.kept and draw.random() < 0.5:
+            # Events that few traces showed are reached again by what comes near the trace that
+            # showed them.
             rarest = self.kept[min(self.seen, key=lambda shown: self.seen[shown])].steps
             steps = [*rarest[-2:], steps[0]] if draw.random() < 0.5 else [steps[0], *rarest[:2]]
         return Script(
@@ -217,6 +220,7 @@ class _Fuzz:
             self._add(judged)
             if judged.findings:
                 self.total.notes.append(f"trace {number} of {self.check.fuzz} fails")
+                # A server that is gone can show no smaller trace.
                 if _has_died(judged):
                     return trace
                 trace = self._shrunk(trace, judged)
@@ -250,6 +254,7 @@ class _Fuzz:
 
     def _shrunk(self, trace: Script, judged: Judged) -> Script:
         def again(candidates: Sequence[Script]) -> list[Judged | None]:
+            # One by one: the first try that fails is enough.
             tries = (self._again(candidates[0]) for _ in range(TRIES))
             return [next((one for one in tries if one.findings and not _has_died(one)), None)]
 

@@ -116,6 +116,7 @@ def rows(columns: Sequence[Column]) -> list[Row]:
 
 def first_bad(labels: Sequence[str], verdicts: Sequence[str]) -> str:
     """In words, the first version with a bad verdict, and the first good one after it."""
+    # A version that skipped a case says neither that it is good there nor that it is bad.
     judged = [pair for pair in zip(labels, verdicts, strict=True) if pair[1] in ("pass", *BAD)]
     bad = [index for index, (_, verdict) in enumerate(judged) if verdict in BAD]
     if not judged:
@@ -129,7 +130,7 @@ def first_bad(labels: Sequence[str], verdicts: Sequence[str]) -> str:
     return words + (f"; mended in {mended}" if mended else "")
 
 
-def is_good(columns: Sequence[Column]) -> int:
+def exit_code_of(columns: Sequence[Column]) -> int:
     """The exit code: 3 without a judgement, 1 for a failure or a fault that was not caught, 2 if
     all was skipped.
     """

@@ -241,6 +241,8 @@ def embedded(data: dict[str, Any]) -> str:
     """
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for mark in "<>&\u2028\u2029":
+        # As escapes of JSON, which read the same. Two of them are ends of lines for older
+        # JavaScript.
         text = text.replace(mark, f"\\u{ord(mark):04x}")
     return text
 

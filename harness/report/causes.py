@@ -138,6 +138,7 @@ def causes(
             found.append(own)
             continue
         cause.members.append(result)
+        # A failure that was not recorded takes part in a cause whose writer is known.
         cause.writer = cause.writer or own.writer
         if own.num_blamed:
             # One cause reaches more memory in a serving run, such as blocks that are newly given to
@@ -149,6 +150,7 @@ def causes(
         cause.members.sort(
             key=lambda one: (not _sites(one), -_clearness(one), *_size(jobs[one.key].case))
         )
+        # The example's own blame is shown with it, unless it tells less than another one.
         own_blame = blames.get(cause.first.key)
         if own_blame is not None and (
             own_blame.is_decided or cause.blame is None or not cause.blame.is_decided

@@ -25,8 +25,8 @@ class Coverage:
     kernel: str
     shown: Shown
     others: Mapping[str, set[str]] = field(default_factory=dict)
-    """What cases that did not pass are, and why, with the first of them as example -> the points of
-    these cases.
+    """Verdict and reason of cases that did not pass, with the first of them as example -> the
+    points of these cases.
     """
 
     def unmet_pairs(self) -> dict[str, list[Combination]]:
@@ -38,6 +38,7 @@ class Coverage:
             part.add(points)
             if here := [pair for pair in left if part.has(pair)]:
                 found[why] = here
+                # A pair is told once, with the first reason that explains it.
                 left = [pair for pair in left if not part.has(pair)]
         return found | ({"no call shows it": left} if left else {})
 

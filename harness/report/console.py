@@ -82,6 +82,7 @@ def columns(rows: Sequence[Mapping[str, object]]) -> list[str]:
     ]
     first, *others = [max(map(len, column)) for column in zip(*cells, strict=True)]
     sizes = [first, *(min(size, width // 4) for size in others[:-1])]
+    # Two blanks stand behind each column but the last.
     sizes.append(max(20, width - sum(sizes) - 2 * len(sizes)))
     lines = []
     for row in cells:

@@ -19,6 +19,7 @@ from harness.store.summary import totals
 
 MAX_LISTED = 20
 UNCAUGHT = {MISSED: "Faults that were missed", WRONG_BLAME: f"Faults that were {OTHER_BLAME}"}
+# `text` has escaped some bars already.
 _BAR = re.compile(r"(?<!\\)\|")
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>()!|~&$])")
 

@@ -121,6 +121,7 @@ def render(view: RunView) -> str:
     }
     environment = environment_of_page()
     template = environment.get_template("page.html")
+    # Rendered once without views, to know the room that is left for them.
     room = BUDGET - len(template.render(**shell, views={}, num_left_out=0).encode())
     views = _within(room, _wanted(view, ranked, faults, anchors), environment)
     num_left_out = sum(result.verdict in IN_FULL for result in results) + len(faults) - len(views)
@@ -180,6 +181,7 @@ def environment_of_page() -> Environment:
     )
     of_faults = (declared_blame, fault_word)
     # Jinja calls it on each value before escaping it.
+    # Markup is a text of a type of its own, and is clean already.
     clean = {"finalize": lambda value: printable(value) if type(value) is str else value}
     made = templates(*known, *of_faults, autoescape=True, **clean)
     made.filters["short"] = lambda text: one_line(text, MAX_REASON)

@@ -14,57 +14,56 @@ from harness.core.records import AccuracyRecord, CaseResult, EpochAccuracy
 from harness.report.run_view import RunView
 from harness.report.wording import printable
 
-COLUMNS = (
-    "id",
-    "scenario",
-    "refs",
-    "verdict",
-    "seconds",
-    "reason",
-    "cause",
-    "fault",
-    "num_findings",
-    "oracles",
-    "sites",
-    "tensors",
-    "where",
-    "bits",
-    "messages",
-    "blamed",
-    "blame_how",
-    "looked_at",
-    "params",
-    "command",
-    "task",
-    "model",
-    "model_hash",
-    "engine",
-    "dtype",
-    "filter",
-    "model_note",
-    "epoch",
-    "num_questions",
-    "num_correct",
-    "accuracy",
-    "ci_low",
-    "ci_high",
-    "baseline",
-    "baseline_accuracy",
-    "flips_reference",
-    "lost",
-    "gained",
-    "p_value",
-    "changed",
-    "unanswered",
-    "empty",
-    "unparsed",
-    "invalid_tokens",
-    "retried",
-    "num_tokens",
-)
-"""The columns from `task` on describe one epoch.
-
-They are empty for a case that measures no accuracy.
+COLUMNS = {
+    "id": "the case",
+    "scenario": "its scenario",
+    "refs": "upstream issues and pull requests of the scenario",
+    "verdict": "`pass`, `fail`, `crash`, `skip`, `error`, `known` or `not-run`",
+    "seconds": "time of the case",
+    "reason": "the verdict in one sentence",
+    "cause": "the code of the reason",
+    "fault": "the injected fault, if any",
+    "num_findings": "how many findings",
+    "oracles": "which oracles fired",
+    "sites": "memory that the findings name",
+    "tensors": "tensors that they name",
+    "where": "elements, requests or steps that they name",
+    "bits": "bit patterns that were found",
+    "messages": "what the findings say",
+    "blamed": "memory that is to blame",
+    "blame_how": "how the search for blame ended",
+    "looked_at": "how many elements or answers each oracle looked at",
+    "params": "parameters of the case, as JSON",
+    "command": "runs the case again",
+    "task": "the questions",
+    "model": "the model that answered",
+    "model_hash": "of its weights, or the served name",
+    "engine": "what ran it",
+    "dtype": "its type of weights",
+    "filter": "lm-eval's filter that judges",
+    "model_note": "what must be known of the model",
+    "epoch": "number of the epoch",
+    "num_questions": "questions that were asked",
+    "num_correct": "right answers",
+    "accuracy": "their share; empty if nothing was asked",
+    "ci_low": "lower end of Wilson's 95 % interval",
+    "ci_high": "upper end",
+    "baseline": "the baseline's name",
+    "baseline_accuracy": "its accuracy over the same questions",
+    "flips_reference": "what lost and gained count against",
+    "lost": "right there, wrong here",
+    "gained": "wrong there, right here",
+    "p_value": "exact McNemar, two-sided",
+    "changed": "answers with another text than in the first epoch",
+    "unanswered": "questions without an answer",
+    "empty": "empty answers",
+    "unparsed": "answers in which the filter found nothing",
+    "invalid_tokens": "answers with tokens that cannot be",
+    "retried": "questions that needed a second attempt",
+    "num_tokens": "generated tokens",
+}
+"""Column -> what it holds. Those from `task` on describe one epoch, and are empty for a case that
+measures no accuracy.
 """
 
 KNOWN_COLUMNS = ("known_issue", "known_in")
@@ -152,4 +151,5 @@ def _cell(value: object) -> object:
     if not isinstance(value, str):
         return value
     text = printable(value)
+    # The characters with which spreadsheets begin a formula.
     return "'" + text if text[:1] in ("=", "+", "-", "@", "\t") else text

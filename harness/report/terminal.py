@@ -94,6 +94,7 @@ def print_run(console: Console, view: RunView, *, with_table: bool = False) -> N
     if with_table:
         console.print(verdict_table(view))
     is_wanted = with_table or EPOCHS in view.plan.options
+    # With a fault accuracy is meant to fall. What became of the fault has a line of its own.
     measured = view.accuracy if is_wanted else [one for one in view.accuracy if not one.fault]
     print_accuracy(
         console, [one for one in measured if is_wanted or one.verdict is not Verdict.PASS]
@@ -120,6 +121,7 @@ def print_run(console: Console, view: RunView, *, with_table: bool = False) -> N
         say(console, view.judged)
     if view.covered:
         say(console, f"shown: {view.covered}")
+    # Not wrapped: a path in two lines can neither be clicked nor copied.
     console.print(f"report: {view.path / 'report.html'}", soft_wrap=True)
 
 
@@ -198,6 +200,8 @@ def log_lines(result: CaseResult) -> list[str]:
     if stack := innermost(result.log, MAX_FRAMES):
         return ["innermost call first:", *stack]
     is_placed = any(finding.at for finding in result.findings)
+    # The finding of a failure says more than what its worker printed, and a line of code more than
+    # a traceback.
     is_shown = result.verdict is not Verdict.FAIL and not is_placed
     return result.log.strip().splitlines()[-MAX_LOG_LINES:] if is_shown else []
 
@@ -241,6 +245,7 @@ def totals_line(view: RunView) -> Text:
     """
     counts = {name: count for name, count in view.counts.items() if count}
     if num_refused := sum(result.is_refused for result in view.results):
+        # A refusal is a skip with a cause of its own, so there is a count of skips.
         skipped = {"skip": rest} if (rest := counts.pop(Verdict.SKIP.value) - num_refused) else {}
         counts |= {"refused": num_refused} | skipped
     worst = next(

@@ -150,6 +150,7 @@ def change_groups(found: RunComparison, causes: Causes = ()) -> list[tuple[str, 
         f"{len(keys)}: {one_line(why, 200)}; {one_line(keys[0], 200)} first"
         for why, keys in found.lost.items()
     ]
+    # A regression like the new failures, so it stands beside them.
     shown.insert(1, ("good before, skipped or gone now", sum(map(len, found.lost.values())), lost))
     return shown
 
@@ -244,7 +245,9 @@ def _has_runs(console: Console, found: Trends) -> bool:
 
 
 def _print_changing(console: Console, name: str, found: Trends) -> None:
-    cases = [case for case in found.cases if not set(case.verdicts) & {*"yn"}]
+    # Faults have lines of their own.
+    of_faults = {LETTERS[outcome] for outcome in FAULT_VERDICTS}
+    cases = [case for case in found.cases if not set(case.verdicts) & of_faults]
     changing = [
         case
         for case in cases

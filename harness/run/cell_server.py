@@ -25,6 +25,7 @@ class CellServer:
             [sys.executable, "-P", "-m", "harness.cell.server", self.path],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            # Ctrl-C then reaches this process alone, which ends the server. The cells die with it.
             start_new_session=True,
         )
         self._is_ready = False

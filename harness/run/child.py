@@ -36,6 +36,7 @@ MAX_STACK_BYTES = 64_000
 """The end of a log in which the stack of a crash is looked for; faulthandler prints 100 frames of
 each thread.
 """
+# A log above this size is emptied while its child runs: a kernel may print in a loop.
 MAX_LOG_BYTES = 8_000_000
 MAX_LINE_BYTES = 64_000_000
 FULL_BYTES = 4 << 20
@@ -50,6 +51,7 @@ END_SECONDS = 30.0
 
 Only one that hangs takes so long.
 """
+# How long one wait lasts at most: after it, time limits and Ctrl-C are looked at.
 TICK_SECONDS = 0.2
 MEASURED = "COVERAGE_PROCESS_CONFIG"
 """The environment variable that coverage.py sets for the children of a process that it measures."""
@@ -125,6 +127,21 @@ class ForkStarter(Protocol):
     ) -> Process: ...
 
 
+def _started(program: Sequence[str], log: int, replies: int, environ: dict[str, str]) -> Process:
+    """The new process of `program`, which writes to the descriptors `log` and `replies`."""
+    return subprocess.Popen(
+        program,
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=log,
+        pass_fds=(replies,),
+        env=environ,
+        # A session of its own: Ctrl-C reaches the parent alone, which then ends its children in
+        # order.
+        start_new_session=True,
+    )
+
+
 class Child:
     """A child in its own process group, so that ending it also ends the processes that its kernels
     started.
@@ -163,40 +180,22 @@ class Child:
         self._stream, replies = os.pipe()
         # The parent reads what is there and goes on: it has other children to serve.
         os.set_blocking(self._stream, False)
-        # The child ends with its parent. Behind a prefix, such as a sanitizer, that program is its
-        # parent.
-        parent = 0 if prefix else os.getpid()
         self.allow(seconds)
         settings = _child_environ(environ or {})
+        log_of_child = self._log.fileno()
         try:
-            self._process: Process = (
-                forks.start(
-                    module, *arguments, environ=settings, log=self._log.fileno(), replies=replies
+            if forks is not None:
+                self._process: Process = forks.start(
+                    module, *arguments, environ=settings, log=log_of_child, replies=replies
                 )
-                if forks is not None
-                else subprocess.Popen(
-                    [
-                        *prefix,
-                        python,
-                        # The working directory may hold a `torch.py` of the user.
-                        "-P",
-                        "-m",
-                        "harness.run.launch",
-                        str(parent),
-                        module,
-                        str(replies),
-                        *arguments,
-                    ],
-                    stdin=subprocess.PIPE,
-                    stdout=self._log,
-                    stderr=self._log,
-                    pass_fds=(replies,),
-                    env=settings,
-                    # A session of its own: Ctrl-C reaches the parent alone, which then ends its
-                    # children in order.
-                    start_new_session=True,
-                )
-            )
+            else:
+                # The child ends with its parent. Behind a prefix, such as a sanitizer, that program
+                # is its parent.
+                parent = 0 if prefix else os.getpid()
+                words = ["harness.run.launch", str(parent), module, str(replies), *arguments]
+                # -P: the working directory may hold a `torch.py` of the user.
+                program = [*prefix, python, "-P", "-m", *words]
+                self._process = _started(program, log_of_child, replies, settings)
         except BaseException as error:
             os.close(self._stream)
             self._log.close()
@@ -262,6 +261,7 @@ class Child:
         """
         if not self._replies:
             return None
+        # An idle child has no time limit. The next request starts the clock again.
         self._budget_seconds = math.inf
         if (reply := self._replies.popleft()).is_full:
             raise NoRoomError(reply.failed)
@@ -357,7 +357,10 @@ class Child:
             )
         if code < 0:
             cause = next(
-                (known.name for known in signal.Signals if known == -code), f"signal {-code}"
+                # Linux has signals without a name in Python: `signal.Signals(40)` raises
+                # ValueError.
+                (known.name for known in signal.Signals if known == -code),
+                f"signal {-code}",
             )
             return f"{self.name} died of {cause}", cause
         return f"{self.name} exited with code {code} in the middle of its work", f"exit code {code}"

@@ -34,6 +34,8 @@ class Compiling:
         After a time limit: the waiting jobs with its kernels, and their results.
         """
         kernels = job.case.compile_seconds().keys() - self._compiled
+        # Also after a time limit: the kernels that did not compile are given up below, not tried
+        # again.
         self._compiled |= kernels
         if not kernels or not any(finding.cause == Code.TIME_LIMIT for finding in result.findings):
             return []

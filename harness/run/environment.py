@@ -85,6 +85,7 @@ def import_first(folder: Path) -> None:
         raise InputError(
             f"--engine-path {folder}: no package {names} there; name the folder that holds it"
         )
+    # Workers read the variable. This process has its path already, and needs the second line.
     os.environ |= on_path(folder)
     sys.path.insert(0, str(folder))
 

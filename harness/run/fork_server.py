@@ -88,6 +88,7 @@ class ForkServer:
         `name` is for sentences.
         """
         self._is_closed = self._is_ready = False
+        # Exit codes that the server has reported, until the fork's own handle asks for its code.
         self._codes: dict[int, int] = {}
         self._child = Child(__name__, *imports, name=name, environ=environ, seconds=seconds)
         if waits:
@@ -136,7 +137,9 @@ class ForkServer:
         return ForkedProcess(self, progress["pid"], writer)
 
     def code(self, pid: int) -> int | None:
-        """The exit code of a fork, once, or None while it runs. A fork dies with its server."""
+        """The exit code of a fork, or None while it runs. It is handed out once. A fork dies with
+        its server.
+        """
         if self._is_closed:
             # Forks die with their server, and no process is left to say how.
             return -signal.SIGKILL
@@ -238,6 +241,8 @@ def _serve(parent: Parent) -> None:
 
         Runs between two requests only, so replies do not mix.
         """
+        # `waitpid` raises an error if there is no child at all. An imported module may have a child
+        # of its own, which is not reported.
         while running and (found := os.waitpid(-1, os.WNOHANG))[0]:
             if found[0] in running:
                 running.remove(found[0])
@@ -248,6 +253,8 @@ def _serve(parent: Parent) -> None:
     signal.signal(signal.SIGCHLD, report_ended)
     parent.reply(Reply(ready={}))
     for request in parent.requests(ForkRequest):
+        # Until the fork is in `running`. One that ends at once would be reaped there, and never
+        # reported.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         files = [
             os.open(f"/proc/{request.owner}/{name}", flags)
@@ -260,6 +267,7 @@ def _serve(parent: Parent) -> None:
         ]
         pid = os.fork()
         if pid == 0:
+            # Only the server can tell how a fork ended, so no fork may outlive it.
             die_with_parent(server)
             # A variable that the imports set would be lost, unless the case gave it a value of its
             # own.
@@ -291,6 +299,7 @@ def _become(
     """Turn a fork into the child that `Child` expects: its group, folder, files, environment and
     arguments.
     """
+    # A fork inherits the handler and the blocked signal. The case may start processes of its own.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     with contextlib.suppress(OSError):
@@ -311,6 +320,7 @@ def _become(
     try:
         runpy.run_module(request.module, run_name="__main__", alter_sys=True)
     except BaseException as error:
+        # `run_child` ends the process by itself. Only a module that fails before that comes here.
         sys.excepthook(type(error), error, error.__traceback__)
     sys.stdout.flush()
     sys.stderr.flush()

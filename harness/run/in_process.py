@@ -41,6 +41,7 @@ class InProcessPool(JobPool):
         if self.environment is None:
             import torch
 
+            # As in a worker: with other threads a sum may have other last bits than in the run.
             torch.set_num_threads(1)
             self.environment = describe_machine()
         return self.environment

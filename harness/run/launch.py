@@ -32,6 +32,7 @@ def _die_with_requests(requests: int) -> None:
 
     Then end this process and its group.
     """
+    # Without events to wait for, poll reports only that the other end was closed.
     poll = select.poll()
     poll.register(requests, 0)
     poll.poll()
@@ -45,5 +46,6 @@ if __name__ == "__main__":
     if parent and sys.platform == "linux":
         die_with_parent(parent)
     else:
+        # A copy of the descriptor: the module puts /dev/null in the place of standard input.
         threading.Thread(target=_die_with_requests, args=(os.dup(0),), daemon=True).start()
     runpy.run_module(module, run_name="__main__", alter_sys=True)

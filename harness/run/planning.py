@@ -148,6 +148,7 @@ class JobPlanner:
 
     def job_of(self, case: Case, fault: str | None = None) -> Job:
         device = self._device_of(case)
+        # Measurements of accuracy take long by design and bring a limit of their own.
         limit = case.params.own_timeout or self.wanted.timeout_seconds
         files = self._plugins.of_case(case)
         return Job(
@@ -238,6 +239,7 @@ class JobPlanner:
         A worker that serves an engine needs no GPU: the process that it starts takes one. So such
         cases share a GPU.
         """
+        # Whatever the options say: without a GPU the case is skipped, with the reason.
         if GPU in case.tags:
             return "cuda"
         if case.kind.serves:
@@ -302,7 +304,7 @@ def register_plugins(
 
 
 NO_PROMISES = ("why_not", "shapes", "import_seconds")
-"""What a description has beside the fields of a spec, and what is converted."""
+"""Keys of a description that are no fields of a spec, or that are converted first."""
 
 
 def _register(described: list[dict[str, Any]]) -> None:
@@ -311,7 +313,9 @@ def _register(described: list[dict[str, Any]]) -> None:
             name: value for name, value in with_tuples(declared).items() if name not in NO_PROMISES
         }
         shapes = None if declared["shapes"] is None else Shapes.model_validate(declared["shapes"])
+        # Without code: this process imports no file of the user.
         spec = KernelSpec(impl="", shapes=shapes, **promises)
+        # A worker describes the harness's own kernels too.
         if spec.name not in KERNELS:
             KERNELS.add(spec)
 

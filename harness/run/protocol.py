@@ -86,6 +86,7 @@ class Parent:
         self._requests = os.fdopen(os.dup(0), "rb")
         self._replies = replies
         os.set_inheritable(replies, False)
+        # A kernel that reads standard input would take the next request, or wait for one for ever.
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
@@ -112,6 +113,7 @@ class Parent:
         payload = memoryview(encode(reply))
         sys.stdout.flush()
         sys.stderr.flush()
+        # A full pipe takes a part of a long line.
         while payload:
             payload = payload[os.write(self._replies, payload) :]
 
@@ -167,7 +169,10 @@ def answer_requests(
 
 
 def reply_to(request: RecordT, answer: Callable[[RecordT], dict[str, Any]]) -> Reply:
-    """The reply to one request: the result of `answer`, or its error."""
+    """The reply to one request: the result of `answer`, or its error.
+
+    Exits and Ctrl-C pass through: they end the child.
+    """
     try:
         return Reply(result=answer(request))
     except Exception as error:
@@ -177,6 +182,7 @@ def reply_to(request: RecordT, answer: Callable[[RecordT], dict[str, Any]]) -> R
 def answer_each(
     kind: type[RecordT], answers: Callable[[RecordT], Iterable[dict[str, Any]]]
 ) -> NoReturn:
+    """Run this process as a child that takes one request, sends each of its answers, and ends."""
 
     def main(parent: Parent) -> None:
         request = parent.request(kind)

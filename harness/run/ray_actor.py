@@ -35,6 +35,8 @@ class NodeWorker:
     ) -> None:
         self._root = _own_folder() / digest
         unpack(code, self._root)
+        # The age of a folder is the time since its last use, as an existing one is not unpacked
+        # again.
         os.utime(self._root)
         _delete_old(self._root.parent)
         self._options: dict[str, Any] = dict(
@@ -46,6 +48,7 @@ class NodeWorker:
         """The environment of this node as `ready`, or as `failed` one sentence about why no case
         can run here.
         """
+        # Before a harness that the node has installed: all nodes run the driver's code.
         sys.path.insert(0, str(self._root))
         try:
             from harness.run.runner import WorkerError, WorkerPool
@@ -118,6 +121,7 @@ def unpack(archive: bytes, folder: Path) -> bool:
     """Unpack a zip archive to `folder` unless it exists. Returns whether this process made it."""
     if folder.is_dir():
         return False
+    # The actors of a node unpack at the same time. The first to rename its folder wins.
     making = tempfile.mkdtemp(dir=folder.parent)
     with zipfile.ZipFile(io.BytesIO(archive)) as opened:
         opened.extractall(making)
@@ -162,6 +166,7 @@ def _delete_old(folder: Path) -> None:
     for path in folder.iterdir():
         try:
             is_old = time.time() - path.stat().st_mtime > KEPT_SECONDS
+        # Another actor of this node has deleted it.
         except OSError:
             continue
         if is_old:
@@ -170,6 +175,8 @@ def _delete_old(folder: Path) -> None:
 
 def _on_driver(text: str, here: dict[str, str]) -> str:
     """JSON with the driver's paths of plug-in files."""
+    # Results name the driver's files: the copy here says nothing to the user. The slice cuts the
+    # quotes of JSON off, so that the escapes stay as they are in the text.
     for path, placed in here.items():
         text = text.replace(json.dumps(placed)[1:-1], json.dumps(path)[1:-1])
     return text

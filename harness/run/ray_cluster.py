@@ -55,6 +55,7 @@ class Cluster:
         if not self._is_ours:
             # The program that embeds the harness has connected already, and keeps the connection.
             return
+        # Ray reports statistics of use over the network unless it is told not to.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         _check_reachable(self.address)
         options: dict[str, Any] = {"address": self.address}
@@ -104,6 +105,8 @@ class Cluster:
         """The handle of a new :class:`harness.run.ray_actor.NodeWorker` in `slot`."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+        # A node need not have this harness, so the actor's code cannot be imported there by its
+        # name.
         self._ray.cloudpickle.register_pickle_by_value(ray_actor)
         actor: Any = self._ray.remote(ray_actor.NodeWorker)
         return actor.options(
@@ -111,6 +114,7 @@ class Cluster:
             num_gpus=int(slot.has_gpu),
             # A second thread takes `close` while a case runs.
             max_concurrency=2,
+            # A slot is room on one node. Elsewhere the actor would take the room of another slot.
             scheduling_strategy=NodeAffinitySchedulingStrategy(slot.node, soft=False),
         ).remote(*arguments)
 
@@ -123,6 +127,7 @@ class Cluster:
         """The answer of an actor. Raises ActorLost if the actor is gone."""
         try:
             return self._ray.get(reference)
+        # First, as it is a RayError too: here the actor lives, and its own code has failed.
         except self._ray.exceptions.RayTaskError as error:
             last = str(error).strip().splitlines()[-1]
             raise HarnessError(f"the actor on a node failed: {last}") from error
@@ -149,6 +154,7 @@ class ActorLost(Exception):
 def _slots(node: dict[str, Any], *, has_gpu: bool) -> list[RaySlot]:
     """The GPU slots of a node, each with a CPU, or the CPU slots that are left."""
     num_cpus = int(node["Resources"].get("CPU", 0))
+    # Every worker takes a CPU as well, so GPUs beyond the CPUs are no slots.
     num_gpus = min(int(node["Resources"].get("GPU", 0)), num_cpus)
     name = f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})"
     return [

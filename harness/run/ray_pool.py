@@ -81,9 +81,13 @@ class RayPool(JobPool):
         self._limit = num_workers
         self._opened: Cluster | None = None
         self._workers: list[RemoteWorker] = []
+        # Key of a job -> the nodes that were lost while they ran it.
         self._losses: dict[str, list[str]] = {}
+        # Id of a node -> the time until which it gets no worker; and nodes that never get one, with
+        # the reason.
         self._avoided: dict[str, float] = {}
         self._unusable: dict[str, str] = {}
+        # References to archives in Ray's object store.
         self._code: Any = None
         self._digest = ""
         self._fixtures: Any = None
@@ -382,6 +386,7 @@ class RayPool(JobPool):
             self._stalled_since = now
         self._stalled_since = self._stalled_since or now
         is_starting = any(not worker.is_ready for worker in self._workers)
+        # A node may unpack the code and import torch for minutes. That is no stall.
         allowed = PATIENCE_SECONDS + (self._start_seconds if is_starting else 0.0)
         if now - self._stalled_since > allowed:
             last = f"; the last was lost: {self._last_loss[:300]}" if self._last_loss else ""

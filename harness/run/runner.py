@@ -81,6 +81,8 @@ class WorkerPool(JobPool):
     def __init__(self, num_workers: int | None = None, per_gpu: int = 1, **options: Any) -> None:
         """`per_gpu` workers share a GPU. The options are as in :class:`JobPool`."""
         super().__init__(**options)
+        # On a machine of few cores the shares of a GPU would otherwise be more than there are
+        # workers.
         self.num_workers = num_workers or max(per_gpu, default_num_workers())
         self._per_gpu = per_gpu
         self._workers: list[Worker] = []
@@ -89,6 +91,7 @@ class WorkerPool(JobPool):
         self._gpus: GpuLocks | None = None
         self._gpu_of: dict[Worker, int] = {}
         self._spares: defaultdict[int | None, list[Worker]] = defaultdict(list)
+        # Workers in a row that a signal ended before they were ready.
         self._num_killed = 0
         # What takes seconds is imported once; forks share its memory until they write there.
         imports = ("torch", PREPARE.get(self._execute, self._execute.partition(":")[0]))
@@ -158,6 +161,7 @@ class WorkerPool(JobPool):
         self, waiting: deque[Job], on_start: Callable[[Job], None] | None
     ) -> Generator[CaseResult]:
         """See :meth:`JobPool._run`. Jobs that span several GPUs come last, each alone."""
+        # Last, because each needs its GPUs whole: all workers that hold one must end first.
         spanning = [job for job in waiting if job.case.params.num_gpus > 1]
         if not spanning or len(self.start().gpus) < 2:
             # On one GPU, the worker reports that the job needs several.
@@ -226,6 +230,7 @@ class WorkerPool(JobPool):
             # A kernel can end its worker after its answer, for example by a thread.
             if worker.is_ready and worker.ended():
                 self._replace(worker)
+        # No more workers than jobs: each loads its own torch.
         if len(self._workers) < self.num_workers:
             for _ in range(
                 len(self._workers), min(self.num_workers, self._num_useful(waiting) + len(busy))
@@ -244,6 +249,8 @@ class WorkerPool(JobPool):
                 # The log is that of one case: what is in it is shown with a failure.
                 worker.empty_log()
                 gpu = self._gpu_of.get(worker) if job.device == "cuda" else None
+                # A dead worker takes nothing. The job then stays in `waiting`, and the next round
+                # replaces the worker.
                 if worker.send(WorkerRequest(job=job, gpu=gpu), job.timeout_seconds):
                     waiting.remove(job)
                     busy[worker] = job
@@ -311,6 +318,7 @@ class WorkerPool(JobPool):
                     worker, job, f"the worker answered for another job ({result.key!r})"
                 )
             printed = worker.printed().strip()
+            # Kernels fail on a full disk too. Then the run ends, and no kernel is blamed.
             if result.verdict in BAD:
                 worker.check_room()
                 result = result.but(log=f"{printed}\n{result.log}".strip())
@@ -325,6 +333,7 @@ class WorkerPool(JobPool):
 
     def _bury(self, worker: Worker, job: Job, how: str | None) -> CaseResult:
         worker.check_room()
+        # Before the replacement, which closes the log that the stack is read from.
         death = worker.death()
         self._replace(worker)
         reason = how or death.how
@@ -367,6 +376,8 @@ class WorkerPool(JobPool):
             # A spare is a guess. If no worker can start, the next one that is needed says so.
             if is_spare:
                 return
+            # A signal may come from outside, for example when memory is short. An exit code comes
+            # again.
             was_killed = code is not None and code < 0
             self._num_killed += was_killed
             if not was_killed or self._num_killed >= MAX_STARTS:
@@ -424,6 +435,8 @@ class WorkerPool(JobPool):
         worker.close()
         gpu = self._gpu_of.pop(worker, None)
         if gpu is not None and self._gpus is not None:
+            # The spares have a CUDA context on this GPU, which would take memory from the next
+            # holder of its lock.
             for spare in list(self._spares[gpu]):
                 self._retire(spare)
             self._gpus.give_back(gpu)

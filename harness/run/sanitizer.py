@@ -32,6 +32,7 @@ BATCH = 20
 ORACLE = "sanitizer"
 LOG_TAIL = 6000
 SLOWDOWN = 30.0
+# Where the CUDA toolkit puts it, which is often not on PATH.
 _PLACES = ("/usr/local/cuda/bin/compute-sanitizer", "/opt/cuda/bin/compute-sanitizer")
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
 
@@ -102,6 +103,7 @@ def _result(job: Job, child: Child) -> CaseResult:
         if (found := child.receive().result) is not None:
             return CaseResult.model_validate(found)
     death = child.death()
+    # The exit code is that of compute-sanitizer, not of the watched process.
     ended = "it ran out of time" if death.code is None else f"it ended with code {death.code}"
     reason = f"no answer from the process under compute-sanitizer: {ended}"
     finding = Finding(oracle="crash", message=f"{job.case.id}: {reason}", **death.as_cause)
@@ -129,7 +131,9 @@ def with_report(result: CaseResult, tool: str, text: str) -> CaseResult:
     changes: dict[str, object] = {"log": text[-LOG_TAIL:]}
     if summary and (count := int(summary[1])):
         first = next(
-            (line.lstrip("= ").strip() for line in text.splitlines()[1:] if line.strip("= \t")), ""
+            # The first line is the banner of the program, and each line begins with equals signs.
+            (line.lstrip("= ").strip() for line in text.splitlines()[1:] if line.strip("= \t")),
+            "",
         )
         message = f"compute-sanitizer {tool} reports {count} errors, first: {first}"
         changes["findings"] = (

@@ -45,5 +45,6 @@ def any_computes() -> bool:
 def _nanoseconds(thread: threading.Thread) -> int:
     """The time of a processor that a thread has used; 0 if it is gone."""
     with contextlib.suppress(OSError, ValueError, IndexError):
+        # The first number of `schedstat` is the time on a processor in nanoseconds.
         return int((_TASKS / str(thread.native_id) / "schedstat").read_text().split()[0])
     return 0

@@ -33,7 +33,7 @@ from harness.run.requests import WorkerRequest
 DEFAULT_EXECUTE = "harness.judge.run_case:run_case"
 """The "module:function" that turns a Job into a CaseResult."""
 PREPARE = {DEFAULT_EXECUTE: "harness.judge.run_case:prepare"}
-"""What a process calls once before it forks for workers, for what executes their jobs."""
+"""The function that executes jobs -> the one that a process calls once, before it forks."""
 DESCRIBE = "harness.cell.plugins:describe_kernels"
 """The "module:function" that returns what the kernels of plug-in files declare."""
 
@@ -68,6 +68,10 @@ def _unexpected(
 
 
 def reply_to(request: WorkerRequest, execute: Execute) -> Reply:
+    """The reply to a request: the kernels that files declare, or the result of a job.
+
+    A job on CUDA runs on the GPU of the request. A file that does not load is refused.
+    """
     if request.describe is not None:
         try:
             return Reply(result={"kernels": attribute_at(DESCRIBE)(request.describe, request.cell)})
@@ -97,6 +101,7 @@ def _on_gpu(job: Job, gpu: int, execute: Execute) -> Reply:
         )
         result = result.but(verdict=Verdict.CRASH, findings=(finding,))
     is_short = result.cause == Code.NO_MEMORY
+    # The allocator keeps the blocks of a case that ended early, and the next case may not fit.
     if (result.verdict in (Verdict.CRASH, Verdict.ERROR) or is_short) and not is_spent:
         cuda_failures.free_memory()
     return Reply(result=result.model_dump(mode="json"), is_spent=is_spent)
@@ -110,6 +115,8 @@ def _warm_up(gpu: int) -> None:
     for module in ("triton", *(module for engine in engines for module in engine.slow_modules)):
         with contextlib.suppress(Exception):
             importlib.import_module(module)
+    # The product creates the CUDA context and loads cuBLAS. Torch without CUDA raises
+    # AssertionError.
     with contextlib.suppress(RuntimeError, AssertionError):
         torch.ones(1, 1, device=f"cuda:{gpu}").matmul(torch.ones(1, 1, device=f"cuda:{gpu}")).item()
 
@@ -118,6 +125,7 @@ def main(parent: Parent) -> None:
     """Describe this machine, then answer requests until there are no more."""
     import torch
 
+    # One worker for each core: more threads would compete for them.
     torch.set_num_threads(1)
     execute = attribute_at(sys.argv[1])
     if sys.argv[2:]:

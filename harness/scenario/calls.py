@@ -68,6 +68,7 @@ def _unmet(op: str) -> list[Combination]:
     of_flag = zip(
         SPACES[op].combinations(3),
         (byte >> n & 1 for byte in flags for n in range(8)),
+        # The flags fill whole bytes, so the last ones stand for no triple.
         strict=False,
     )
     return [one for one, is_unmet in of_flag if is_unmet]
@@ -96,16 +97,19 @@ def drawn_call(
             given |= _nearest(random, shows)
     counted = space[space.units]
     count = given.get(counted.param) or random.choice(
+        # The last class of a number has no end.
         counted.numbers[first.get(counted.name) or _label(random, counted, how)][:64]
     )
     count = min(count, largest)
     if first.get("place") in ("middle", "last") and count < 3:
+        # A unit in the middle has one before it and one behind it.
         count = 3 if counted.name not in first else count
     if "num_tokens" in plain and counted.name == "tokens":
         given["num_tokens"] = count
     elif counted.name == "experts" and "num_experts" in plain:
         given["num_experts"] = count
     requests = [first, *islice(wanted, min(count, 128) - 1)]
+    # The first wish decided what all units share. It is met by the unit whose place it names.
     place = {"last": count - 1, "middle": count // 2}.get(first.get("place", ""), 0)
     if place < len(requests):
         requests[0], requests[place] = requests[place], requests[0]
@@ -117,9 +121,11 @@ def drawn_call(
                 if _is_of_unit(d, plain)
                 else ()
             )
+            # Two dimensions may be shown by one parameter. The class that the unit wants keeps it.
             if shows and (d.name in want or not set(shows[0]) & set(unit)):
                 unit |= random.choice(shows)
         units.append(unit)
+    # The number of pages and the end in the last page are both decided by the length.
     if "seq_lens" in how.lists and "end" in {d.name for d in space.dimensions}:
         for unit, want in zip(units, requests, strict=True):
             unit["seq_lens"] = _length(random, space, want)
@@ -130,6 +136,7 @@ def drawn_call(
     how.settle(random, given, first)
     try:
         return model.model_validate(model.settled(plain | given)).model_dump(include=set(given))
+    # No legal call has these classes. The next of `wanted` make another one.
     except ValidationError:
         return drawn_call(op, random, wanted, largest)
 
@@ -147,6 +154,7 @@ def _is_of_unit(d: Dimension, plain: Given) -> bool:
 
 
 def _label(random: Random, d: Dimension, how: Draws) -> str:
+    """A class of a dimension, drawn by the weights that the op gives them."""
     return random.choices(d.classes, how.weights.get(d.name))[0]
 
 
@@ -156,6 +164,7 @@ def _nearest(random: Random, shows: Sequence[Mapping[str, Any]]) -> Given:
 
 
 def _beside(random: Random, how: Draws, requests: Sequence[Wanted], units: list[Given]) -> None:
+    """Give the neighbours of each unit what it wants: that they are empty, or equal to it."""
     for b, want in enumerate(requests):
         around = want.get("around", "")
         neighbour = want.get("neighbour", "")
@@ -178,6 +187,8 @@ def _length(random: Random, space: Space, want: Wanted) -> int:
         or (not want and random.random() < 0.15)
     ):
         return 0
+    # An order needs two pages and a mixed one three. Of `some` shared pages one is the request's
+    # own.
     least = {"mixed": "3-4"}.get(
         want.get("order", ""), "2" if "order" in want or want.get("shared") == "some" else "1"
     )

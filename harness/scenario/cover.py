@@ -115,6 +115,8 @@ class _Left:
         of_axis = dict.fromkeys(axes, 0)
         for (axis, _), bits in self.of_label.items():
             of_axis[axis] |= bits
+        # Axis -> the choices that say nothing of it. Label -> the choices that a row with it can
+        # still hold.
         self.without = {axis: ~bits for axis, bits in of_axis.items()}
         self.only = {
             (axis, label): bits | ~of_axis[axis] for (axis, label), bits in self.of_label.items()
@@ -153,6 +155,8 @@ def _row(
         legal = [label for label in axes[axis] if not exceptions.exclude_with(row, axis, label)]
         if not legal:
             return {}
+        # `max` takes the first of labels that are equally good, so the shuffle decides between
+        # them.
         random.shuffle(legal)
         free = held & without
         row[axis] = max(legal, key=lambda label: (free & left.of_label[axis, label]).bit_count())

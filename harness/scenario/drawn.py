@@ -25,7 +25,7 @@ from harness.scenario.schema import Scenario
 NUM_VARIANTS = 64
 """Sound variants of one seed of a selftest's controls."""
 ENGINE = "engine"
-"""What stands in the place of the op in the id of a drawn case of the engine."""
+"""In place of an op, in the id of a drawn case of the engine."""
 SEEDS = 1_000_000
 """Seeds of inputs: enough that the draws of a run hardly ever share one, and short in an id."""
 _START = re.compile(
@@ -53,6 +53,7 @@ def control_cases(scenario: Scenario, seed: int, num_draws: int) -> list[Case]:
     named = cache(lambda i: KernelOverride.named(f"{SOUND}{seed * NUM_VARIANTS + i}"))
     drawn = (
         _drawn(scenario, seed, number, named(number % NUM_VARIANTS))
+        # Some draws give no case: their op has no sound variant.
         for number in range(3 * num_draws)
     )
     return list(islice((case for case in drawn if case is not None), num_draws))
@@ -70,6 +71,7 @@ def drawn_case(
     if match is None or scenario.fuzz is None or match["name"] != scenario.name:
         return None
     op = None if match["op"] == ENGINE else match["op"]
+    # A scenario that draws sequences alone has no draw of an op.
     if op is not None and (op not in KERNEL_PARAMS or scenario.fuzz.draws != "all"):
         return None
     if override is None and match["kernel"] and match["kernel"].startswith(SOUND):

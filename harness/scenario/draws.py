@@ -44,6 +44,7 @@ def draw(seed: str) -> Draw:
     op = rng.choice([*draws(), None])
     system = "kernel" if op else "engine"
     given = _call(rng, op) if op else _engine(rng)
+    # One in 13 without NaN, which a comparison or a clamp swallows.
     patterns = rng.choice([("nan", second) for second in SECOND_PATTERNS] * 3 + [("inf", "max")])
     names = [site.name for site in SITES]
     sites = tuple(names if coin(rng) else [name for name in names if coin(rng)])
@@ -89,6 +90,7 @@ def draw_sequence(seed: str, has_states: bool = False) -> Draw:
     rng = Random(seed)
     given = _sequence(rng, has_states)
     model = SYSTEMS.get("engine").model()
+    # Only legal parameters tell how many blocks they need, so they are first given enough.
     needed = model.model_validate(given | {"num_blocks": 1000}).blocks_needed  # type: ignore[attr-defined]
     params = model.model_validate(given | {"num_blocks": max(needed + 2 + rng.randint(0, 2), 4)})
     patterns = ("nan", rng.choice(SECOND_PATTERNS))
@@ -105,10 +107,12 @@ def _engine(rng: Random) -> Given:
     # The last request decodes at least once, so that a graph is replayed.
     requests.append((rng.randint(1, 150), rng.randint(2, 5)))
     layers = rng.choice(ALL_LAYERS).split()
+    # `conflicts` forbids a window with shared pages. Shared states are drawn as sequences.
     prefix_caching = "kda" not in layers and "window" not in layers and rng.random() < 0.25
     if prefix_caching:
         # A prompt of more than a page, so that the second epoch finds a cached page.
         requests[-1] = (max(requests[-1][0], PAGE_SIZE + 2), requests[-1][1])
+    # A state cannot be taken back when a draft is wrong.
     speculative_tokens = 0 if "kda" in layers else rng.choice([0, 0, 1, 2])
     pages = sum(
         -(-(prompt + generated + speculative_tokens) // PAGE_SIZE) for prompt, generated in requests
@@ -164,6 +168,7 @@ def _sequence(rng: Random, has_states: bool) -> Given:
     can_share = has_states or ("kda" not in layers and "window" not in layers)
     drafts = 0 if "kda" in layers else rng.choice([0, 0, 1, 2, 3])
     count, graph = rng.randint(2, 6), rng.choice(["none"] * 11 + ["full"])
+    # Lengths about the ends of the first two pages: there blocks are taken, cached and given back.
     short, edge = range(1, 2 * drafts + 3), range(PAGE_SIZE - 6, PAGE_SIZE + 2)
     long = range(2 * PAGE_SIZE - 4, 2 * PAGE_SIZE + 20)
     # Few tokens in a step make many steps: then prompts are short.
@@ -172,6 +177,7 @@ def _sequence(rng: Random, has_states: bool) -> Given:
         ([1, 2, 5], [short]) if is_tight else ([24, 48, 100, 300], [short, edge, edge, long])
     )
     chains = [rng.choice(["_", "a", "ab", "b", "ba", "aa", "abc"]) for _ in range(count)]
+    # A prompt can only go on with the answer of a request before it.
     for later in range(1, count):
         if rng.random() < 0.2:
             chains[later] = f"{rng.randrange(later)}+"
@@ -186,6 +192,7 @@ def _sequence(rng: Random, has_states: bool) -> Given:
         "flush": can_share and rng.random() < 0.1,
         "speculative_tokens": drafts,
         "window": rng.choice([1, 20, PAGE_SIZE]),
+        # A request verifies its drafts and one more token in one step.
         "max_batched_tokens": drafts + rng.choice(budgets),
         "max_num_seqs": rng.randint(1, 4),
         # Each request decodes, so that a graph is replayed.
@@ -222,6 +229,7 @@ def changes_between(rng: Random, given: Given) -> Given:
     can_run = given["requests"][0][1] > 1 and "sparse" not in given["layers"]
     steps = [0, 0, given["arrivals"][0] + 1 if can_run else 0]
     changes = [(rng.choice(kinds), rng.choice(steps)) for _ in range(rng.randint(1, 2))]
+    # A switch is of the adapter in slot 1, so one request must use it.
     slots = [1, *(rng.randint(0, 2) for _ in given["requests"][1:])]
     adapters = {"adapters": slots} if any(kind == "switch_adapter" for kind, _ in changes) else {}
     return {"epochs": 2, "changes": sorted(changes, key=lambda change: change[1]), **adapters}

@@ -77,6 +77,7 @@ def _overridden(
     scenario: Scenario, system: SystemSpec, found: list[MatrixPoint], override: KernelOverride
 ) -> list[MatrixPoint]:
     replaced = filter(None, (override.apply(system, scenario.op, point) for point in found))
+    # Points that differed in the replaced kernel alone are one point now.
     alike: dict[str, MatrixPoint] = {}
     for point in replaced:
         alike.setdefault(case_id(scenario.name, point.labels), point)

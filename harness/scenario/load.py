@@ -28,6 +28,8 @@ from harness.scenario.schema import Location, Problem, Scenario, explain_problem
 
 SUFFIXES = (".yaml", ".yml")
 RecordT = TypeVar("RecordT", bound=BaseModel)
+# People send scenario files to each other. These limits keep a file from taking all memory or the
+# whole stack.
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 24
 MAX_VALUES = 20_000
@@ -78,6 +80,7 @@ def load_scenarios(
             if found.name == only:
                 return [found]
     if folder.resolve() != shipped_directory().resolve():
+        # A user's files are checked whole each time. Those of the harness are checked by its tests.
         whole = _every
     origin: dict[str, Path] = {}
     scenarios = []
@@ -106,6 +109,7 @@ def scenario_files(folder: Path) -> list[Path]:
     for place, folders, files in os.walk(folder, followlinks=True, onerror=refuse):
         here = Path(place)
         if here.resolve() in read:
+            # A link leads back here. Without this the walk would never end.
             folders.clear()
             continue
         read.add(here.resolve())
@@ -124,8 +128,9 @@ def load_scenario(path: Path, whole: Callable[[str], bool] = _every) -> Scenario
 
 @functools.lru_cache(maxsize=512)
 def _read(path: Path, content: bytes, is_whole: bool, kernels: frozenset[str]) -> Scenario:
-    """Read once in a process, unless the file changes, or the kernels, which plug-ins register and
-    it may name.
+    """The scenario of a file, read once in a process.
+
+    It is read again if the file changes, or if plug-ins register kernels, which it may name.
     """
     scenario, found = load_record(path, Scenario)
     problems = list(matrix.check(scenario, whole=is_whole))
@@ -155,6 +160,8 @@ def load_record(path: Path, model: type[RecordT]) -> tuple[RecordT, Document]:
             Problem((), "the file must be `key: value` lines, not a list or a word"), found, path
         )
     try:
+        # By way of JSON: strict validation then takes a list for a tuple, and still no number for a
+        # text.
         return model.model_validate_json(json.dumps(found.data), strict=True), found
     except ValidationError as error:
         raise _first(explain_problems(error, model), found, path) from None
@@ -248,8 +255,10 @@ def read_document(content: bytes) -> Document:
         raise DocumentError(
             "the file is empty; a scenario needs at least a name, a summary and a system"
         )
+    # Behind the starts of the stream and of the document.
     rest = iter(events[2:])
     data = _built(next(rest), rest)
+    # Behind the end of the document.
     if not isinstance(second := next(itertools.islice(rest, 1, None)), yaml.StreamEndEvent):
         raise DocumentError(
             "a second document starts here; write one scenario a file",
@@ -326,6 +335,7 @@ def _refuse_marked(event: Any) -> None:
 
 
 def _mapping(events: Iterator[Any], depth: int) -> dict[str, Any]:
+    """The mapping whose start was taken, as a dictionary. Raises DocumentError for a key twice."""
     mapping: dict[str, Any] = {}
     keys: dict[str, yaml.ScalarEvent] = {}
     while type(event := next(events)) is not yaml.MappingEndEvent:
@@ -350,8 +360,10 @@ def _mapping(events: Iterator[Any], depth: int) -> dict[str, Any]:
 
 
 def _scalar(event: Any) -> Any:
+    """The value of a word, a number or a text in quotes. Raises DocumentError."""
     if event.anchor or event.tag:
         _refuse_marked(event)
+    # Text in quotes is text, whatever it looks like.
     if not event.implicit[0]:
         return event.value
     if len(event.value) > 20 and re.fullmatch("[-+]?[0-9]+", event.value):

@@ -58,6 +58,9 @@ class MatrixPoint:
 
     @property
     def patterns(self) -> tuple[str, ...]:
+        """The pattern of the axis `pattern`, compared with zeros, its control; empty without the
+        axis.
+        """
         return (
             tuple(dict.fromkeys((self.labels["pattern"], "zeros")))
             if "pattern" in self.labels
@@ -157,6 +160,7 @@ def _given_with(scenario: Scenario, kernels: tuple[KernelSpec, ...]) -> list[tup
     of_call = [axis for axis in axes if axis not in POISON_AXES]
     for spec in kernels:
         if scenario.device not in ("any", *spec.devices) or not _is_installed(spec.origin):
+            # `all` stands for the kernels that can run here, and no case of another one is skipped.
             del axes["kernel"][spec.short_name]
     specs = {spec.short_name: spec for spec in kernels}
     found = []
@@ -210,7 +214,10 @@ def check(scenario: Scenario, *, whole: bool = True) -> Iterator[Problem]:
         found += _check_axis(scenario, axis, whole)
     found += _check_accuracy(scenario)
     if not found:
+        # Before the points are made: too many would take all memory.
         found += _check_size(scenario)
+    # Points are made of values that are right one by one, so that an error is told once and at its
+    # place.
     if whole and not found:
         found += _check_points(scenario)
     yield from found
@@ -243,6 +250,7 @@ def _axis(scenario: Scenario, axis: str) -> list[tuple[str, Given]]:
         if isinstance(values, dict)
         else ((as_label(value), value) for value in values)
     )
+    # An axis that is a parameter takes each value as it is: nothing is an instance of `()`.
     several = () if axis in scenario.model.model_fields else dict
     return [
         (label, dict(value) if isinstance(value, several) else {axis: value})
@@ -289,6 +297,7 @@ def _check_params(
     """Yield problems of each parameter, and of their combination if `given` is all of a case."""
     model = scenario.model
     try:
+        # By way of JSON, as the whole file is checked: lists are right, and numbers are no texts.
         model.model_validate_json(json.dumps(given), strict=True)
     except ValidationError as error:
         found = explain_problems(error, model, at)
@@ -361,6 +370,7 @@ def _check_axis(scenario: Scenario, axis: str, whole: bool) -> Iterator[Problem]
             pass
         elif is_parameter:
             for problem in _check_params(scenario, {axis: value}, here):
+                # The problem's place ends with the parameter, which in the file is the axis itself.
                 yield Problem((*here, *problem.location[len(here) + 1 :]), problem.message)
         elif not isinstance(value, dict):
             known = list(scenario.model.model_fields)
@@ -420,6 +430,7 @@ def _check_points(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(
             ("except",), "every point of the matrix is excepted; leave one in", at_key=True
         )
+    # Points that differ in their poison share one dictionary, which is checked once.
     for given in {id(given): given for _, given in found}.values():
         yield from _check_params(scenario, given, ("matrix",), is_whole=True)
     for index, use in enumerate(scenario.faults):

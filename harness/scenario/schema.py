@@ -331,6 +331,8 @@ class Scenario(Record):
     )
 
     def __hash__(self) -> int:
+        # For caches of points. The dictionaries of a scenario cannot be hashed, and equality
+        # compares all.
         return hash(self.name)
 
     @property
@@ -380,6 +382,7 @@ def explain_problems(
 
 
 def _problem(item: Any, model: type[BaseModel], at: Location) -> Problem:
+    # pydantic marks a problem of a key, and not of its value, so.
     location = at + tuple(part for part in item["loc"] if part != "[key]")
     kind = item["type"]
     given = item.get("input")
@@ -445,6 +448,7 @@ def _show(value: Any) -> str:
 
 def _keys_beside(model: type[BaseModel], location: Location) -> list[str]:
     """The names that are allowed at the place of an unknown key."""
+    # Walks down the models. An unknown key is in the model of the mapping around it.
     current: Any = model
     for part in location[:-1]:
         if isinstance(part, int):

@@ -262,6 +262,8 @@ def _candidates(
         return []
 
     def keep(place: int, name: str) -> bool:
+        # Without a GPU the first case stands for all. The others are made only if their id is
+        # named.
         return not place or any(selects_case(selector, name) for selector in selectors)
 
     is_whole = has_gpu or scenario.device == "any"
@@ -317,6 +319,7 @@ def _unknown(
             if s.name == base
             for c in expand(s, seed=seed, override=override)
         ]
+        # The scenario is right, so one of its cases was meant, however unlike it is.
         close = difflib.get_close_matches(selector, cases, n=1, cutoff=0.0)
         hint = f"did you mean {close[0]!r}?" if close else "it has no case that uses this kernel"
         return UnknownNameError(f"unknown case {selector!r}; {hint}")

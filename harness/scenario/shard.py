@@ -40,6 +40,8 @@ def split(keys: Sequence[str], count: int) -> list[list[str]]:
 
     A digest of a key decides its part.
     """
+    # By digest, so that the long cases of one scenario do not go to one machine. Python's own hash
+    # of a text differs from process to process.
     by_digest = sorted(keys, key=lambda key: hashlib.sha256(key.encode()).digest())
     dealt = {key: place % count for place, key in enumerate(by_digest)}
     return [[key for key in keys if dealt[key] == part] for part in range(count)]

@@ -20,6 +20,7 @@ from harness.scenario.override import KernelOverride
 from harness.scenario.point_case import seed_of
 
 SCENARIO = "susceptibility"
+# Each is compared with zeros in the same case.
 PATTERNS = ("nan", "inf", "max", "random")
 TOKENS_SITES = ("kv.tail", "kv.free", "kv.null")
 ORACLES = ("finite", "sentinel", "reference", "non_interference")

@@ -26,6 +26,7 @@ MARK = "@"
 POISON_KEYS = ("patterns", "sites", "strict")
 """Keys that may be changed besides the parameters."""
 
+# Not at the commas within a list of values: only a key is followed by an equals sign.
 _NEXT_KEY = re.compile(r",(?=[a-z_]+=)")
 
 

@@ -39,6 +39,7 @@ def choose_baseline(header: RunHeader, wanted: Path | None) -> Path | None:
         found = baseline_of(run, directory)
         is_of_use = found is not None and not found.outcomes.keys().isdisjoint(header.questions)
         return directory / f"{found.name}.yaml" if found and is_of_use else None
+    # Refuses a baseline of other questions now, and not after hours of asking.
     judge(run, baseline=read_baseline(wanted))
     return wanted
 
@@ -160,6 +161,7 @@ def _refused(
         and baseline.acceptance is not None
         and baseline.acceptance - MARGIN > (least or 0.0)
     ):
+        # The stricter limit of the two counts.
         least = baseline.acceptance - MARGIN
         why = f"{MARGIN} or more below the {baseline.acceptance:.4f} of the baseline"
     if least is None:

@@ -55,6 +55,7 @@ def merge(shards: Sequence[RunStore], root: Path, *, command: str) -> RunStore:
         for shrunk in shard.shrunk().values():
             merged.add_shrunk(shrunk)
         _copy_answers(shard.path, merged.path)
+    # The shards end in any order. Sorted, the report is that of one machine.
     faults = [fault for shard in ordered for fault in shard.faults()]
     for fault in sorted(faults, key=lambda fault: (fault.scenario, fault.fault, fault.case)):
         merged.add_fault(fault)

@@ -121,6 +121,7 @@ class RunPlan(Record):
     @field_validator("options")
     @classmethod
     def _readable_options(cls, value: dict[str, Any]) -> dict[str, Any]:
+        # A report must not fail in its middle because someone edited the file.
         return _checked(_Options, value)
 
     @field_validator("environment")
@@ -170,6 +171,7 @@ class RunStore:
         started = datetime.now(UTC).isoformat(timespec="seconds")
         jobs = tuple(jobs)
         # Their promises are stored, because a later command must not import a user's file.
+        # The plan of a merged run brings the kernels of all shards.
         plan = {"kernels": _foreign_kernels(jobs)} | plan
         store = cls(
             path, RunPlan(run_id=run_id, started=started, command=command, jobs=jobs, **plan)

@@ -19,6 +19,7 @@ from harness.core.errors import InputError
 from harness.core.params import Record
 from harness.core.stored import opened
 
+# It ends a hang. On a busy machine git takes seconds.
 GIT_SECONDS = 60.0
 MAX_HASHED_BYTES = 4 << 20
 """Larger files that git does not know count by size and time alone."""
@@ -127,10 +128,12 @@ def _changed_files(folder: Path) -> dict[str, str]:
     or a report that is written again, changes no code.
     """
     root = _git(folder, "rev-parse", "--show-toplevel")
+    # A renamed file would have two paths behind one description.
     changed = _git(folder, "diff", "HEAD", "--raw", "-z", "--no-renames", *UNTOUCHED)
     if not root or changed is None:
         return {}
     top = Path(root)
+    # At the top: it lists only what is below its folder, and names it from there.
     new = _git(top, "ls-files", "--others", "--exclude-standard", "-z") or ""
     # `:100644 100755 1a2b3c4 0000000 M` and a path, in turn.
     described = changed.split("\0")[:-1:2]
@@ -152,6 +155,7 @@ def _is_run(folder: Path) -> bool:
         with contextlib.suppress(InputError, OSError), opened(folder / name) as stream:
             if _RUN.match(stream.read(200)):
                 return True
+    # A run that begins: `write_atomic` gives its temporary file such a name.
     return any(folder.glob(f".{RUN_FILES[0]}.*"))
 
 
@@ -165,6 +169,7 @@ def _content(path: Path, mode: str) -> bytes:
         )
     try:
         if path.is_symlink():
+            # As git stores a link: what it names, not what is there.
             return os.readlink(path).encode(errors="surrogateescape")
         facts = path.stat()
         if stat.S_ISREG(facts.st_mode) and (mode != NEW or facts.st_size <= MAX_HASHED_BYTES):

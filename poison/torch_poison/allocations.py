@@ -113,6 +113,7 @@ class AllocationPoison(QuickDispatch, TorchDispatchMode):
         """
         found: dict[str, dict[str, None]] = {}
         for site, line, tensor in self._noted:
+            # A NaN is left where nothing was written. Memory that was written as a whole has none.
             if line and tensor.is_floating_point() and bool(whole_storage(tensor).isnan().any()):
                 found.setdefault(site, {})[line] = None
         return {site: list(lines) for site, lines in found.items()}
@@ -278,7 +279,9 @@ class DispatcherPoison:
                     self._write(tensor.data, site.number)
                 else:
                     self._write(
-                        whole_storage(tensor)[-(-old_bytes // tensor.element_size()) :], site.number
+                        # Rounded up: an element that was there in part keeps its bits.
+                        whole_storage(tensor)[-(-old_bytes // tensor.element_size()) :],
+                        site.number,
                     )
         finally:
             self.is_paused = False

@@ -51,6 +51,7 @@ def list_chunks(device: int, table: np.ndarray) -> tuple[int, int, int, set[int]
         return num_chunks, num_blocks, num_bytes, set(found[4 : 4 + num_streams].tolist())
     blocks = by_snapshot(device)
     num_bytes = int(blocks[:, 1].sum())
+    # A power of two, so that each chunk begins at a multiple of 512 bytes, as the fill assumes.
     size = max(CHUNK_BYTES, 1 << (num_bytes // MAX_CHUNKS).bit_length())
     chunks = [
         (at + i, min(size, n - i)) for at, n in blocks[:, :2].tolist() for i in range(0, n, size)
@@ -110,9 +111,12 @@ def build(torch_dir: Path, *extra: str) -> bytes:
     """
     options = [
         *("g++", "-x", "c++", "-std=c++20", "-O2", "-shared", "-fPIC", "-"),
+        # As torch was built: by the other ABI its functions that take a `std::string` have other
+        # names.
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         *extra,
         f"-I{torch_dir / 'include'}",
+        # Triton brings the headers of CUDA. The machine need not have the toolkit.
         f"-I{Path(triton.__file__).parent / 'backends/nvidia/include'}",
         *(f"-L{torch_dir / 'lib'}", "-lc10_cuda", "-lc10"),
     ]

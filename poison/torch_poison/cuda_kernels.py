@@ -13,6 +13,7 @@ from torch import Tensor
 WORDS_A_PROGRAM = 4096
 
 
+# Triton compiles an integer argument anew where it is 1 or a multiple of 16, unless told not to.
 @triton.jit(do_not_specialize=["word"])
 def _fill_chunks(table, word, BLOCK: tl.constexpr):
     pid = tl.program_id(0)

@@ -47,6 +47,7 @@ def describe(line: Line) -> str:
 
 
 def _folder(path: str | None) -> str:
+    # No path of a file begins with a NUL.
     return str(Path(path).resolve()) + "/" if path else "\0"
 
 

@@ -33,8 +33,13 @@ on_hopper = functools.partial(why_no_kernels, ENGINE, majors=(9,), words="Hopper
 def mla_decode_fa2(
     q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, scale: float, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """Decode by FA2: q [B, S, H, 576], kv_cache [N, P, 576] bf16 -> out [B, S, H, 512], lse [B, H,
-    S] float32.
+    """Decode by FlashInfer's FA2 backend.
+
+    q [B, S, H, 576] bf16, kv_cache [N, P, 576] bf16, block_table [B, M] int32, seq_lens [B] int32
+    -> out [B, S, H, 512] bf16, lse [B, H, S] float32, the natural logarithm. The scores are
+    multiplied by `scale`.
+
+    Raises Refused for a call that FlashInfer refuses to plan, as it does since 0.7.
     """
     return _decode("fa2", q, kv_cache, block_table, seq_lens, scale)
 
@@ -42,7 +47,14 @@ def mla_decode_fa2(
 def mla_decode_fa3(
     q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, scale: float, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """Decode by FA3; same shapes as FA2."""
+    """Decode by FlashInfer's FA3 backend.
+
+    q [B, S, H, 576] bf16, kv_cache [N, P, 576] bf16, block_table [B, M] int32, seq_lens [B] int32
+    -> out [B, S, H, 512] bf16, lse [B, H, S] float32, the natural logarithm. The scores are
+    multiplied by `scale`.
+
+    Raises Refused for a call that FlashInfer refuses to plan, as it does since 0.7.
+    """
     return _decode("fa3", q, kv_cache, block_table, seq_lens, scale)
 
 
@@ -56,6 +68,7 @@ def _decode(
     num_requests, num_tokens, num_heads, _ = q.shape
     page_size, rope = kv_cache.shape[1], q.shape[3] - RANK
     pages = (seq_lens.to(torch.int64) + page_size - 1) // page_size
+    # FlashInfer takes the pages of all requests as one list, without the padding of the table.
     used = block_table[torch.arange(block_table.shape[1], device=q.device) < pages[:, None]]
     starts = torch.arange(num_requests + 1, dtype=torch.int32, device=q.device) * num_tokens
     offsets = torch.cat([pages.new_zeros(1), pages.cumsum(0)]).to(torch.int32)

@@ -38,12 +38,14 @@ def read_nvfp4(
     record_format: str,
     scale: float | None = None,
 ) -> Tensor:
-    """`nvfp4_kv_dequantize_paged` with one head:
+    """Read records of `nvfp4_linear` by FlashInfer's `nvfp4_kv_dequantize_paged`, with one head.
 
-    `nvfp4_linear` records -> [T, 128], rounded to bf16.
+    cache [N, P, Y] uint8, block_table [B, M] int32, cu_seq_lens [B + 1] int32 -> [T, 128] float32,
+    rounded to bf16. Values are multiplied by `scale`, or by 1 without one.
     """
     read = importlib.import_module("flashinfer.quantization").nvfp4_kv_dequantize_paged
     num_blocks, page_size = cache.shape[:2]
+    # In a page the codes of all its tokens lie first, and then their scales.
     blocks, border = cache.flatten(1), page_size * CODE_BYTES
     codes = blocks[:, :border].view(num_blocks, page_size, 1, -1)
     scales = blocks[:, border:].view(num_blocks, page_size, 1, -1).view(torch.float8_e4m3fn)
@@ -53,6 +55,8 @@ def read_nvfp4(
     lengths = cu_seq_lens.diff()
     shape = (len(lengths), block_table.shape[1] * page_size, 1, WIDTH)
     keys, values = (torch.empty(shape, dtype=torch.bfloat16, device=cache.device) for _ in range(2))
+    # The reader takes keys and values. A record is given as both, and what was read as keys is
+    # used.
     read(
         (codes, codes),
         (scales, scales),

@@ -23,12 +23,13 @@ STATE = "state"
 
 @dataclass(slots=True)
 class Request:
-    """A request in a step:
+    """A request in a step.
 
-    `computed` cached tokens, of them `hit` of another request, and `new` query tokens.
-
-    It has `known` tokens without `drafts`, and `generated` some of them. `grown` are its new pages.
-    `row` is its row in the step before. The step confirms some drafts and gives tokens.
+    `computed` of its tokens are cached, `hit` of these by another request, and `new` are the query
+    tokens. It has `known` tokens without `drafts`; `generated` of them are not of the prompt.
+    `grown` are its new pages, `evicted` those that it gave back behind a window. `preempted_at` is
+    the number of known tokens when it last lost its blocks, or 0. `row` is its row in the step
+    before. The step confirms `confirmed` of the drafts and gives `given` tokens.
     """
 
     computed: int
@@ -107,6 +108,7 @@ class Step:
     def rounds(self) -> Iterator[str | None]:
         """For each prompt, how its context is read; None for a decode."""
         contexts = [0 if request.is_decode else request.computed for request in self.requests]
+        # As `harness.engine.attention.context_chunks` divides a chunk.
         share = max(self.context_chunk // max(sum(n > 0 for n in contexts), 1), 1)
         most = -(-max(contexts) // share)
         for request, length in zip(self.requests, contexts, strict=True):
@@ -146,6 +148,7 @@ def read(step: Step) -> Iterator[Point]:
         point["behind"] = (
             behind if following is None else "decode" if following.is_decode else "prompt"
         )
+        # A point for each kind of layer, as layers of one kind see a request alike.
         for layer, kv in step.layers.items():
             own: Point = {
                 "layer": layer,

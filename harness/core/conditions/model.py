@@ -15,6 +15,7 @@ from functools import cached_property
 from itertools import combinations, product
 from typing import Any
 
+# A coded point has one character for each dimension, so a dimension has at most 36 classes.
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 NO_CLASS = "-"
 MOST_EXAMPLES = 64
@@ -178,6 +179,8 @@ class Space:
             d.name: sum(1 << number[d.name, label] for label in d.classes) for d in self.dimensions
         }
         required = [mask for name, mask in of_dimension.items() if name not in self.optional]
+        # Class -> the bits of the classes that may stand beside it: those of other dimensions,
+        # without what a rule of two dimensions forbids.
         goes = [every & ~of_dimension[name] for name, _ in labels]
         for label in self.refused:
             goes = [mask & ~(1 << number[label]) for mask in goes]
@@ -189,6 +192,8 @@ class Space:
                 [number[name, label] for label in names] for name, names in rule.classes.items()
             ]
             for one, other in combinations(groups, 2):
+                # A rule of three dimensions forbids no pair. It closes the third classes beside
+                # each of its pairs.
                 third = sum(
                     1 << n
                     for group in groups
@@ -207,6 +212,8 @@ class Space:
             """Those of `wanted` that leave a class of `mask` in every dimension that needs one,
             beside `own`.
             """
+            # A unit has a class of every required dimension. So a wanted class is possible only if
+            # it is of that dimension itself, or goes with one of its classes that is left.
             for one in required:
                 if not one & own:
                     left = one & mask
@@ -222,7 +229,10 @@ class Space:
             for b in bits(goes[a] >> (a + 1) << (a + 1)):
                 both = goes[a] & goes[b] & ~closed.get((a, b), 0)
                 own = 1 << a | 1 << b
+                # A pair is possible only if each required dimension has a class that goes with
+                # both.
                 if all((both | own) & one for one in required):
+                    # Later classes alone, so that each triple stands under one pair.
                     later = both >> (b + 1) << (b + 1) & ~of_dimension[labels[b][0]]
                     found[a, b] = with_room(later, both, own)
         return found
@@ -284,6 +294,7 @@ class Shown:
         """
         allowed = self.space.allowed
         if strength == 1:
+            # A class is met, or allowed, if a pair with it is.
             labels, seen = (
                 {n for pair in found for n in pair} for found in (allowed, self.with_pair)
             )
@@ -315,6 +326,7 @@ def _parts(space: Space, points: Iterable[str]) -> Iterator[tuple[tuple[int, int
             having[space.number[label]] |= 1 << bit
     found = [(n, mask) for n, mask in enumerate(having) if mask]
     for place, (a, with_a) in enumerate(found):
+        # Two classes are a pair if one point has both: if the bits of their points meet.
         rest = [(n, both) for n, mask in found[place + 1 :] if (both := mask & with_a)]
         for following, (b, with_both) in enumerate(rest, 1):
             yield (a, b), sum(1 << c for c, mask in rest[following:] if mask & with_both)

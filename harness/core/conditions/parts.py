@@ -12,6 +12,7 @@ from typing import Any
 from harness.core.conditions.model import Point
 from harness.core.ops import PAGE_SIZE
 
+# Below the 1.5e4 at which `large` scores are drawn.
 LARGE_SCORE = 1e4
 TILE = 16
 """Slots of the smallest tile in which kernels read a page."""
@@ -44,10 +45,12 @@ def around(b: int, live: Sequence[Any]) -> str:
 
 
 def same_as_before(b: int, units: Sequence[Any]) -> str | None:
+    """Whether unit b is equal to the unit before it; None for the first."""
     return None if b == 0 else "equal" if units[b] == units[b - 1] else "other"
 
 
 def end_in_page(slot: int, size: int = PAGE_SIZE) -> str:
+    """Where a slot lies in its page of `size` slots."""
     return {0: "first", size - 1: "last"}.get(slot % size, "inner")
 
 
@@ -78,6 +81,7 @@ def scores_of(scores: list[float]) -> str:
         return "zero"
     if scores.count(top) > 1:
         return "ties"
+    # One key outweighs the others if they have less than a thousandth of the weight together.
     total = sum(math.exp(score - top) for score in scores)
     return "one key" if len(scores) > 1 and total < 1.001 else "plain"
 
@@ -114,6 +118,11 @@ def requests(lengths: Sequence[int], num_tokens: int) -> Iterator[Point]:
 
 
 def of_records(cache: Any, record_format: str) -> Point:
+    """The classes of a cache [N, P, Y] (uint8) of records: their format, and whether layers share
+    blocks.
+
+    The pages of a cache of one layer lie one behind the other.
+    """
     page = cache.shape[1] * cache.shape[2]
     return {"kv": record_format, "layers": "one" if cache.stride(0) == page else "several"}
 

@@ -1,6 +1,19 @@
-"""A space of conditions from its row in YAML.
+"""A space of conditions from its rows in YAML.
 
-What a row says, the comment of `table.yaml` explains.
+A row of `conditions.yaml` of an op, or of `engine.yaml`, has these keys:
+
+- `units`: the dimension that counts the units of a call.
+- `previous`: dimensions that compare a unit with the one before. The first unit has no class there.
+- `empty`: dimension -> its class of a unit without keys.
+- `optional`: dimensions in which a unit may have no class.
+- `dimensions`: `is` says what a dimension is. `classes` are its classes, or a mapping from each
+  class to parameters that show it, or to a list of several such. `from` has the first number of
+  each class: `1 2 17` are 1, 2-16 and 17+; 0 is called none. `param` is the parameter with the
+  number, or with the name of the class. `words` are the optional keywords of the kernel that every
+  call of a class has.
+- `never`: reason -> combinations of classes that no legal call has. `any` is each class of a
+  dimension, `but` each other class. A rule holds for each item of `either`, and for each dimension
+  in `each`.
 """
 
 from __future__ import annotations
@@ -21,6 +34,7 @@ def space_of(op: str, row: Given, reader: Callable[..., Iterable[Point]]) -> Spa
     units = row.get("units", "")
     rules = [(why, given) for why, several in row["never"].items() for given in several]
     if units:
+        # Rules that follow from what a place is stand in no table.
         rules = [*_of_places(units, row), *rules]
     return Space(
         op=op,
@@ -40,7 +54,11 @@ def _dimension(
     examples = {}
     if isinstance(classes, dict):
         examples = {
-            str(label): tuple(_listed(shown)) for label, shown in classes.items() if shown != []
+            # An empty list: the class has no example, for example because several units decide it
+            # together.
+            str(label): tuple(_listed(shown))
+            for label, shown in classes.items()
+            if shown != []
         }
     elif param and not numbers:
         examples = {label: ({param: label.replace(" ", "_")},) for label in labels}
@@ -51,11 +69,13 @@ def _dimension(
 
 def _numbers(starts: str | dict[str, int]) -> dict[str, range]:
     """Classes of numbers, by the first number of each."""
+    # A table gives the first number of each class, and may give names as well.
     firsts = (
         list(starts.values())
         if isinstance(starts, dict)
         else [int(start) for start in starts.split()]
     )
+    # The last class has no end: no number of a call is so large.
     ranges = [range(first, after or 2**31) for first, after in pairwise([*firsts, 0])]
     return dict(
         zip(starts if isinstance(starts, dict) else map(_label, ranges), ranges, strict=True)

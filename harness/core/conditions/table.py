@@ -90,6 +90,8 @@ def space_for(spec: KernelSpec) -> Space:
                 *({dimension.param: n} for n in declared if n in numbers),
             ]
             found = [
+                # Not validated: an example need not be a legal call by itself. Only the kernel's
+                # promises are asked.
                 spec.why_not_params(model.model_construct(**{**given, **example}))
                 for example in examples
             ]

@@ -39,8 +39,9 @@ def token_rows(slots: Sequence[int], largest: Sequence[float], call: Point) -> I
 
 
 def largest_of_rows(*parts: Any) -> list[float]:
-    """The magnitude of the largest element of each row of [T, W] tensors side by side; NaN of
-    padded rows counts.
+    """The magnitude of the largest element of each row of tensors side by side.
+
+    Each of `parts` is [T, W] with a W of its own, of any float dtype. NaN of padded rows counts.
     """
     found = [part.float().abs().amax(dim=1).tolist() for part in parts]
     return [max(row) for row in zip(*found, strict=True)]

@@ -48,6 +48,7 @@ def comment(text: str) -> list[str]:
     """`text` as comment lines: one paragraph of printable ASCII, so that nothing in it can end a
     comment.
     """
+    # `ascii` escapes a single quote if the text has a double one too.
     plain = " ".join(ascii(" ".join(text.split()))[1:-1].replace("\\'", "'").split())
     breakable = " ".join(piece for word in plain.split() for piece in _pieces(word))
     lines = textwrap.wrap(breakable, ROOM, break_on_hyphens=False)
@@ -153,6 +154,8 @@ def without_dead_code(text: str) -> str:
     """A script without definitions, constants, imports and optional keywords that nothing in it
     uses.
     """
+    # One removal at a time, as it makes the line numbers of the tree wrong, and may leave other
+    # names without a use.
     while True:
         tree = ast.parse(text)
         body = tree.body
@@ -297,6 +300,7 @@ class _Joined:
         for used in sorted({child.id for child in ast.walk(node) if isinstance(child, ast.Name)}):
             if used != definition and (used in source.defined or used in source.imported):
                 self.add(module, used)
+        # Behind what it uses: a script is read from the top.
         if (text := source.text_of(node)) not in self.parts:
             # One statement may bind two names.
             self.parts.append(text)
@@ -348,6 +352,7 @@ class _Source:
             ):
                 _cut(lines, inner.body[0])
             if isinstance(inner, ast.FunctionDef):
+                # The signature is written anew in one piece, without annotations.
                 for number in range(inner.lineno + 1, inner.body[0].lineno):
                     del lines[number]
                 lines[inner.lineno] = _signature(inner)

@@ -33,6 +33,7 @@ from harness.scenario.selection import selects_scenario
 
 SECONDS = 1800.0
 """Limit for one run of a script, which mostly imports torch. --timeout may raise it."""
+# Errors of a script that is wrong itself. Its kernel was not reached, so they show nothing.
 _NEVER_THE_BUG = (
     "SyntaxError",
     "IndentationError",
@@ -46,6 +47,8 @@ _STREAMS: dict[str, Any] = {
     "text": True,
     "errors": "replace",
 }
+# Runs a script in a process in which no module of this project can be imported, as on the machine
+# of a maintainer.
 _BLOCKER = """\
 import ctypes, runpy, sys
 sys.platform == "linux" and ctypes.CDLL(None).prctl(1, 9)  # The script ends with the process that tries it.
@@ -108,6 +111,7 @@ def first_that_shows(
     """
     problems: list[HarnessError] = []
     scripts: list[tuple[str, Case]] = []
+    # The smallest first. A case that could not be made smaller is tried once.
     tried = {shrunk.case.id: (shrunk.case, len(shrunk.steps))} if shrunk else {}
     for case, steps in (tried | {job.case.id: (job.case, 0)}).values():
         story = _story(job, case, _telling(result, shrunk), environment, steps)
@@ -276,6 +280,7 @@ def run(
         str(path),
         str(path.parent),
     ]
+    # The plug-in `pytest --poison` is installed here, and a user's options may name others.
     environ = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "FIXTURES": str(FIXTURES)}
     environ.pop("PYTEST_ADDOPTS", None)
     try:
@@ -286,6 +291,8 @@ def run(
         return ExportOutcome(-1, "", seconds_ran_out=True)
     except OSError as error:
         raise HarnessError(f"{words[0]}: cannot be run: {error}") from error
+    # No test ran. The sentence begins with a name of _NEVER_THE_BUG, so that it is no proof of the
+    # bug.
     if is_pytest and done.returncode not in (0, 1):
         return ExportOutcome(
             done.returncode, f"SyntaxError or nothing collected: {_last(done.stdout)}"

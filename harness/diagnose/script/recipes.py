@@ -64,6 +64,10 @@ class Step:
 
 
 def steps(params: EngineParams) -> list[Step]:
+    """All steps of a serving run, as the engine's own scheduler makes them.
+
+    No model runs: each token is 0, and no request ends early.
+    """
     pool = BlockPool(params.num_blocks, params.free_list)
     most = min(params.max_num_seqs, len(params.requests))
     scheduler = Scheduler(
@@ -83,6 +87,8 @@ def _epoch(scheduler: Scheduler, states: set[int]) -> Iterator[Step]:
         step = scheduler.schedule()
         decodes = [item for item in step.scheduled if item.is_decode]
         prefills = [item for item in step.scheduled if not item.is_decode]
+        # As `prompts_in_order` of the engine sorts them: its attention takes the first N prompts
+        # for the N with context.
         prefills.sort(key=lambda item: -item.sequence.num_computed_tokens)
         yield Step(
             tuple(
@@ -149,6 +155,7 @@ def prefill_step(case: Case) -> Numbers:
                 **_model_numbers(params),
                 "query_lens": [prefill.query_len for prefill in step.prefills],
                 "context_lens": lengths,
+                # As `context_chunks` of the engine shares a chunk among the requests with context.
                 "chunk": max(params.context_chunk // with_context, 1),
                 "qk_head_dim": params.qk_nope_head_dim + params.qk_rope_head_dim,
                 "v_head_dim": params.v_head_dim,
@@ -176,6 +183,7 @@ def _decode_numbers(params: EngineParams, step: Step) -> Numbers:
 
 
 def kernel_call(case: Case) -> Numbers:
+    """The numbers of a kernel case: its parameters, and what the templates read besides."""
     params = case.params.model_dump(mode="json", exclude={"kernel"})
     op = case.op
     if op == "mla_decode":

@@ -88,9 +88,12 @@ def render(export: Export) -> str:
     scene = OP_SCENES[export.case.op] if export.case.op else RECIPES[export.fault or ""].engine
     template = _templates(recipe).get_template(f"{scene.template}.py.j2")
     context = _context(export, recipe, scene)
+    # A dropped hook is no Python, so it goes before the tree is read. Code that is taken out leaves
+    # blank lines, so the text is tidied again.
     text = tidy(without_dead_code(tidy(template.render(context))))
     num_lines = text.count("\n")
     width = max(map(len, text.splitlines()))
+    # The source of someone else's kernel is as long as it is.
     most = MAX_LINES + (
         context["inlined"].code.count("\n") if context["spec"].origin != "built in" else 0
     )
@@ -166,6 +169,8 @@ def _context(export: Export, recipe: Recipe | None, scene: Scene) -> dict[str, A
     words, filled, integer = _POISONS[pattern]
     kv = numbers.get("kv", "fp32")
     q_dtype = numbers.get("q_dtype", "float32")
+    # Such a kernel multiplies what it masks by 0. The owner of the cache keeps it finite, so the
+    # script does too.
     keeps = spec.needs_finite_tail and not case.poison.ignore_contracts
     keeps_finite = keeps and pattern in ("nan", "inf") and bool(case.op)
     sites = set(case.poison.sites) - ({"kv.tail"} if keeps and not case.op else set())
@@ -233,6 +238,7 @@ def _code_under_test(export: Export, recipe: Recipe | None, spec: KernelSpec) ->
     if not isinstance(spec.impl, str) or not spec.impl:
         raise InputError(f"{spec.name}: its source is not known here")
     code = inline(spec.impl)
+    # A kernel can have its rank as a constant of its module, which is inlined with it.
     rank = re.search(r"^RANK = (\d+)$", code.code, re.MULTILINE)
     if rank and int(rank[1]) != sizes_of(spec.op, export.case.params).get("kv_lora_rank"):
         raise InputError(f"{export.case.id}: {spec.name} is made for kv_lora_rank {rank[1]} only")

@@ -223,12 +223,14 @@ def last_green(run: RunEntry, runs: PastRuns, counted: Sequence[str]) -> RunEntr
 
 
 def _named(name: str, runs: PastRuns) -> RunEntry:
+    # A link that leads nowhere is a run too, and is refused when it is opened.
     if os.path.lexists(Path(name) / "run.json"):
         return entry_of(RunStore.open(Path(name)))
     if name == LATEST and (newest := next((run for run in runs if run.has_judged), None)):
         return newest
     if found := runs.named(name):
         return found
+    # The name may be of a run that could not be read. Then the damage is told.
     if runs.damaged:
         raise InputError(runs.damaged[-1])
     if os.path.lexists(runs.root / name / "run.json"):

@@ -206,6 +206,7 @@ def _parsed(found: Any, folder: Path) -> RunEntry:
     fault = str(options["fault"]) if isinstance(options, dict) and options.get("fault") else None
     cases = [
         Entry(
+            # `run --fault` injects its fault in every case, and a summary names cases without it.
             key=f"{case.id}!{fault}" if fault else case.id,
             scenario=case.scenario,
             verdict=case.verdict.value,
@@ -288,6 +289,7 @@ class PastRuns:
     def named(self, name: str) -> RunEntry | None:
         """The run in the folder of that name; None when there is none or it cannot be read."""
         if name not in self._read:
+            # First, so that a damaged run is told once.
             self._read[name] = None
             if name in self.names:
                 try:

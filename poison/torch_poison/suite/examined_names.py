@@ -103,6 +103,7 @@ class _Names:
             elif isinstance(node, ast.Call) and CHECK.search(_called(node.func)):
                 wanted.update(self._handed_to(node))
         sources = list(self._assignments())
+        # An examined local may be computed from another one, and that one from a third.
         grown = True
         while grown:
             before = len(wanted)
@@ -126,6 +127,7 @@ class _Names:
         elif isinstance(node, ast.Attribute):
             if node.attr not in FACTS:
                 yield from self._values(node.value)
+        # An index takes a part, and the rest may be padding. A lambda may never be called.
         elif isinstance(node, ast.Subscript | ast.Lambda | ast.Constant):
             return
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr):

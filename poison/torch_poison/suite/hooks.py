@@ -72,6 +72,7 @@ class PoisonHooks:
         for report in self._judge.run(item, nextitem):
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        # The test has run: pytest asks no further plug-in to run it.
         return True
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -82,6 +83,7 @@ class PoisonHooks:
         if self._judge is not None:
             self._judge.judge(report, call)
             if call.when == "call" and _why_ok(item):
+                # xdist sends the attributes of a report to the controlling process.
                 report.__dict__["poison"] = {"excepted": 1}
         return report
 

@@ -102,6 +102,8 @@ class Watch:
 
             word = fill_word(Poison(pattern, frozenset({WORKSPACE})), WORKSPACE)
             for index in range(torch.cuda.device_count()):
+                # On a device that the tests do not use, a sweep would create a context, which takes
+                # memory.
                 if torch.cuda.memory_reserved(index):
                     with looking(self.poison):  # A suite may have set a default device.
                         CudaSweep.of(torch.device("cuda", index))(word)
@@ -113,6 +115,7 @@ def code_of(test: Any) -> CodeType | None:
     """The code of a test's own function, without its decorators."""
     if test is None:
         return None
+    # hypothesis hands pytest a function of its own, which calls the test for each example.
     inner = getattr(getattr(test, "hypothesis", None), "inner_test", test)
     with contextlib.suppress(ValueError):
         inner = inspect.unwrap(inner)

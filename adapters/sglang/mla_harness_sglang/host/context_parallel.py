@@ -127,6 +127,8 @@ def _splitter() -> tuple[Any, int]:
         def by_class(
             padded: int, rank: int, ranks: int, lengths: list[int], extends: list[int]
         ) -> Any:
+            # The strategy asks its process group for the rank. The subclass answers, so no group is
+            # needed.
             return type("Rank", (kind,), {"cp_rank": rank})(ranks).build_metadata(
                 padded, lengths, extends
             )

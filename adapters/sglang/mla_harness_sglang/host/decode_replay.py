@@ -60,6 +60,7 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
     backend = BACKENDS[params.backend](server, poison)
     buffers = GraphBuffers(backend.fill_length)
     with backend.planning():
+        # The largest size first, as SGLang captures its graphs.
         captured = {size: backend.capture(buffers, size) for size in reversed(CAPTURED)}
     owners: list[Owner] = []
     found = Run(poison.pattern)
@@ -77,6 +78,7 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
         lengths = torch.tensor([len(one.slots) for one in owners])
         size = buffers.fill(rows, lengths, torch.cat([one.slots[-1:] for one in owners]))
         fill(poison, cache, free_slots(server.alloc), "kv.free")
+        # Page 0 has no owner: SGLang writes padding there.
         fill(poison, cache, torch.arange(server.page_size), "kv.null")
         with backend.planning():
             backend.replay(buffers, size)
@@ -193,6 +195,7 @@ class TritonBackend(Backend):
             batch_size=len(q), seq_lens_sum=len(slots), spec_info=None, token_to_kv_pool=self.pool
         )
         out = self.attention.forward_decode(q, None, None, self.layer, batch, save_kv_cache=False)
+        # The queries behind those of the owners are padding.
         expected = torch.stack(
             [attended(query, one.values) for query, one in zip(q, owners, strict=False)]
         )
@@ -273,12 +276,12 @@ BACKENDS: dict[str, Callable[[Server, Poison], Backend]] = {
 
 
 def observed(name: str, read: Tensor, wanted: Tensor, describe: str) -> Observed:
-    """Numbers [n, width] that must be exact."""
+    """Numbers read [n, width] that must be exactly the numbers wanted [n, width], of any dtype."""
     return of_all_rows(name, read, wanted.double(), "write_kv.fp32", describe)
 
 
 def attended(q: Tensor, keys: Tensor) -> Tensor:
-    """Float64 attention [heads, rank] of one query over its own keys."""
+    """Attention of one query over its keys: q [H, D], keys [n, D] float32 -> float64 [H, rank]."""
     weights = torch.softmax(q.double() @ keys.double().T * SCALE, dim=-1)
     return weights @ keys[:, :RANK].double()
 

@@ -74,6 +74,7 @@ def start(alloc: Any, length: int, memory: Tensor, values: torch.Generator) -> O
         slots = alloc.alloc(length)
     else:
         total = torch.tensor([length])
+        # There is no slot before the first one: -1.
         slots = alloc.alloc_extend(none, none, total, total, none - 1, length)
     owner = Owner(slots[:0], memory[:0])
     keep(owner, slots, memory, values)

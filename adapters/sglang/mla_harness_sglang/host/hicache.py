@@ -88,7 +88,9 @@ class Copies:
         item_size: int,
         **_: Any,
     ) -> None:
-        """Rows [n] of all layers, which are given by address."""
+        """Copy rows of `item_size` bytes, of all layers, which are given by address: from
+        src_indices [n] to dst_indices [n], both int64.
+        """
         rows = list(zip(src_indices.tolist(), dst_indices.tolist(), strict=True))
         layers = zip(map(int, src_layers), map(int, dst_layers), strict=True)
         self._copy(
@@ -96,13 +98,15 @@ class Copies:
         )
 
     def transfer_kv_per_layer_mla(self, src: Tensor, dst: Tensor, **more: Any) -> None:
-        """Rows of one layer, of any shape."""
+        """Copy rows of one layer from src [rows, ...] to dst [rows, ...], both of one dtype."""
         self.transfer_kv_all_layer_mla([src.data_ptr()], [dst.data_ptr()], **more)
 
     def transfer_kv_all_layer_direct_lf_pf(
         self, src_ptrs: Any, dst_ptrs: Any, src_indices: Tensor, dst_indices: Tensor, page_size: int
     ) -> None:
-        """Slots [n] of layers to the host, where a page has all layers."""
+        """Copy slots of all layers to the host, where a page has all layers: from src_indices [n]
+        to dst_indices [n], both int64.
+        """
         pages = _pages(enumerate(src_ptrs), dst_ptrs[0], src_indices, dst_indices, page_size)
         self._copy([(here.data_ptr(), there.data_ptr(), here.nbytes) for here, there in pages])
 
@@ -115,7 +119,9 @@ class Copies:
         layer_id: int,
         page_size: int,
     ) -> None:
-        """Slots [n] of one layer from the host."""
+        """Copy slots of one layer from the host, where a page has all layers: from src_indices [n]
+        to dst_indices [n], both int64.
+        """
         pages = _pages([(layer_id, dst_ptrs[0])], src_ptrs[0], dst_indices, src_indices, page_size)
         self._copy([(there.data_ptr(), here.data_ptr(), here.nbytes) for here, there in pages])
 
@@ -147,6 +153,7 @@ def in_place(device: Device) -> Iterator[None]:
     ).ALLOC_MEMORY_FUNCS
 
     def new(dims: Sequence[int], dtype: torch.dtype, **_: object) -> torch.Tensor:
+        # Bytes that no request sent. A copy of them is seen by whoever reads it.
         return unsent(math.prod(dims) * dtype.itemsize).clone().view(dtype).view(dims)
 
     with contextlib.ExitStack() as stack:
@@ -294,6 +301,7 @@ class Serving:
 
 
 def _as_rows(group: str, layer: int, memory: Tensor) -> tuple[str, str, int, Tensor]:
+    # One row more: SGLang's pools keep number 0 for writes of padding.
     rows = memory.view((NUM_STATES if group == "state" else NUM_PAGES) + 1, -1).view(torch.uint8)
     return f"{group} of layer {layer}", group, layer, rows
 

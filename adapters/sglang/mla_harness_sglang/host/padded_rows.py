@@ -55,6 +55,7 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
         memory[slots[wanted:]] = poison.empty(
             padded, WIDTH, dtype=memory.dtype, site="graph.pad_rows"
         )
+        # Slot 0 is in the page without an owner: only there may padding be written.
         for name, right in (("out_cache_loc", 0), ("seq_lens", FILL_LENGTH)):
             num_right = int((graph.read(name, size)[wanted:] == right).sum())
             found.evidence.append(

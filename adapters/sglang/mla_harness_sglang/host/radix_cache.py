@@ -80,6 +80,7 @@ class Play:
             slots = server.slots_of(one.req, one.stored)
             if server.page_size > 1 and len(slots):
                 end = int(slots[-1]) + 1
+                # What is left of the last page of a request has no owner.
                 tail = torch.arange(end, -(-end // server.page_size) * server.page_size)
                 fill(self.poison, server.cache, tail, "kv.tail")
         if self.live:
@@ -247,6 +248,13 @@ def at_end(play: Play) -> None:
 
 
 def values_of(tokens: list[int], values: Tensor) -> Tensor:
-    """The value of each token of a sequence [tokens, width]; it depends on the tokens before it."""
+    """The value of each token of a sequence: values [vocabulary, width] float32 -> float32 [tokens,
+    width].
+
+    It depends on the tokens before it.
+    """
+    # A sum of n random values grows with the root of n: the division keeps their size in a long
+    # sequence. The place counts too, so prefixes of two lengths differ even if their sums are
+    # equal.
     place = torch.arange(1, len(tokens) + 1, dtype=torch.float64)[:, None]
     return (values[tokens].double().cumsum(dim=0) / place.sqrt() + 0.01 * place).float()

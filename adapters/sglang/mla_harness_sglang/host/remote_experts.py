@@ -44,6 +44,8 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
     w2, w2_scale = expert_weights(NUM_EXPERTS, HIDDEN, INTERMEDIATE, random)
     ids = torch.randint(0, NUM_EXPERTS, (NUM_TOKENS, 2), generator=random, dtype=torch.int32)
     ids[::2, 1] = -1
+    # The harness's alignment knows no negative expert. Expert -1 is number 0 there, and -1 again in
+    # `expert_ids`.
     sorted_ids, experts, count = kernel_function("align_experts", "torch")(
         ids + 1, num_experts=NUM_EXPERTS + 1, block_size=BLOCKS["BLOCK_SIZE_M"]
     )

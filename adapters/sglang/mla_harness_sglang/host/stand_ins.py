@@ -35,6 +35,7 @@ class StandInUsed(RuntimeError):
 
 def _refuse(name: str) -> None:
     """Raise StandInUsed unless a module is being imported."""
+    # Frames of importlib below the call mean that a module is being imported.
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_filename == _IMPORTING:
@@ -62,6 +63,7 @@ class _Name(type):
         _refuse(cls.__qualname__)
         return False
 
+    # A class that defines `__eq__` loses its hash, unless it names one.
     __hash__ = type.__hash__
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -125,6 +127,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             name == known or name.startswith(known + ".") for known in STAND_INS
         ):
             return None
+        # As a package, so that modules below it can be imported too.
         spec = importlib.machinery.ModuleSpec(name, self, is_package=True)
         if name == REGISTRY:
             spec.submodule_search_locations = [

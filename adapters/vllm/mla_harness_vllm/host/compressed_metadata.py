@@ -89,6 +89,7 @@ def block_table(block_size: int) -> Tensor:
     blocks = torch.randperm(
         MOST_REQUESTS * (LONGEST // block_size + 1), generator=torch.Generator().manual_seed(0)
     )
+    # Block 0 is vLLM's null block. No request has it.
     return 1 + blocks.view(MOST_REQUESTS, -1)
 
 

@@ -63,7 +63,7 @@ class Split:
         return f"{self.ranks} ranks, interleave {self.interleave}"
 
     def rank_and_place(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The rank of each token, and its number there. All int64 of one shape."""
+        """The rank of each of tokens [...], and its number there. All are int64 of one shape."""
         turn, rest = tokens // self.interleave, tokens % self.interleave
         return turn % self.ranks, turn // self.ranks * self.interleave + rest
 
@@ -103,6 +103,7 @@ def _lengths() -> Found:
             get_dcp_local_seq_lens(lengths, split.ranks, None, split.interleave),
             held,
         )
+        # Behind the requests lie lengths of an earlier, larger batch.
         stale = torch.cat((lengths, torch.full((PADDED,), 77, dtype=torch.int32)))
         for rank in range(split.ranks):
             own = get_dcp_local_seq_lens(lengths, split.ranks, rank, split.interleave)
@@ -284,6 +285,7 @@ def _gathered(split: Split, contexts: tuple[int, int]) -> Tensor:
                 None,
                 split.ranks,
             )
+        # vLLM asserts what it cannot gather. The search counts the step as -1, so it is a finding.
         except AssertionError:
             return times - 1
     return times.index_add_(0, ranks.tokens, torch.ones_like(ranks.tokens))
@@ -310,9 +312,10 @@ class _Ranks:
     def cp_gather_cache(
         self, *, dst: Tensor, block_table: Tensor, cu_seq_lens: Tensor, seq_starts: Tensor, **_: Any
     ) -> None:
-        """vLLM's operator on this rank.
+        """vLLM's operator on this rank: dst [C, 2] float32, block_table [B, 1], cu_seq_lens [B +
+        1], seq_starts [B], all three int32.
 
-        What every rank gathers is noted: its tokens, or -1 behind its last.
+        What every rank gathers is noted: its tokens, or -1 behind its last. `dst` is left as it is.
         """
         del dst
         self._gathered = [
@@ -328,12 +331,15 @@ class _Ranks:
         ]
 
     def all_gather(self, local: Tensor, dim: int) -> Tensor:
-        """The rows [ranks * T, 2] of all ranks, up to 0.27: the numbers of tokens as latents."""
+        """The rows of all ranks, up to 0.27: local [T, 2] float32 -> float32 [ranks * T, 2].
+
+        A row has the number of its token as latent.
+        """
         gathered = torch.cat([rows[: len(local)] for rows in self._gathered])
         return gathered[:, None].expand(-1, 2).float()
 
     def kv_gather(self, out: Tensor, local: Tensor) -> None:
-        """The same since 0.28."""
+        """The same since 0.28, to out [ranks * T, 2] of local [T, 2], both float32."""
         out.copy_(self.all_gather(local, 0))
 
     def __call__(self, latents: Tensor) -> tuple[Tensor, None]:
@@ -351,7 +357,7 @@ class _Ranks:
         return "HARNESS"
 
     def run_prefill_context_chunk(self, *, q: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-        """No output."""
+        """Zeros as output and log-sum-exp of q [T, 1, 2] float32: only tokens are looked at."""
         return torch.zeros(len(q), 1, 1), torch.zeros(1, len(q))
 
 

@@ -36,7 +36,9 @@ from mla_harness_vllm.params import VllmHostParams
 
 MOST_DRAFTS, LONGEST, NUM_SLOTS, EVERY, CPU = 2, 12, 3, 4, torch.device("cpu")
 DISCARDED = 999
-"""What the sampler chooses behind a chunk, and what memory holds that nothing has written."""
+"""A token that no request may get: what is sampled behind a chunk, or lies in memory that nothing
+has written.
+"""
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,8 @@ def _second(pair: Pair) -> Tensor:
     batch, drafts = (second_runner.InputBuffers(NUM_SLOTS, LONGEST, CPU) for _ in range(2))
     for number, (slot, one) in enumerate(zip(slots, pair, strict=True)):
         tokens[slot, : one.num_known] = torch.arange(one.num_known) + 100 * number
+        # A request with output that is no decode was preempted: its output is computed again as if
+        # it were prompt.
         prefilled[slot] = one.num_prompt if one in DECODES else one.num_known
         computed[slot], total[slot] = one.num_computed, one.num_known
     batch.idx_mapping, batch.num_reqs = slots, len(pair)

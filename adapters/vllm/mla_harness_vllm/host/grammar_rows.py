@@ -32,6 +32,7 @@ from harness.api import Observed, Run
 from mla_harness_adapters.host_parts import Without, accepted, made_without_init
 from mla_harness_vllm.params import VllmHostParams
 
+# A vocabulary of 32: one word of vLLM's bitmask.
 MOST_DRAFTS, NUM_REQUESTS, VOCAB = 2, 3, 32
 STRIDE = MOST_DRAFTS + 1
 SAMPLED = 5

@@ -117,6 +117,7 @@ def next_token(tokens: list[int], number: int) -> int:
     request.
     """
     generated = len(tokens) - LENGTHS[number]
+    # A hash is below STOP, so no request ends by chance.
     return STOP if generated == 20 + 5 * number else zlib.crc32(repr(tokens).encode()) % STOP
 
 
@@ -177,6 +178,7 @@ def _served(params: VllmHostParams, seed: int, where: str) -> list[Count]:
         found = f"{len(tokens)} tokens" + (f", wrong from {same} on" if same is not None else "")
         runner.keep(f"tokens of request {name}", f"{len(wanted)} tokens", found)
     free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    # Block 0 is vLLM's null block, which is never free.
     runner.keep("free blocks at the end", ONE_GROUP.num_blocks - 1, free)
     return runner.counts
 

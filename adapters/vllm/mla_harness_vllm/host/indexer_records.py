@@ -91,6 +91,8 @@ def _store_fused(keys: Tensor, cache: Tensor, slots: Tensor) -> None:
         first_module(*(f"{folder}.fused_compress_quant_cache" for folder in _FOLDERS)), _FUSED
     )
     tokens = torch.arange(len(keys), dtype=torch.int32)
+    # A state is a key and its score. Equal keys with equal scores: the compressed one is the key
+    # itself.
     states = torch.cat((keys, torch.zeros_like(keys)), dim=1)[:, None].repeat(1, RATIO, 1)
     arguments = {
         "state_cache_ptr": states,
@@ -104,6 +106,7 @@ def _store_fused(keys: Tensor, cache: Tensor, slots: Tensor) -> None:
         "block_size": RATIO,
         "rms_norm_weight_ptr": torch.ones(WIDTH),
         "rms_norm_eps": 0.0,
+        # Cosines of 1 and sines of 0 turn nothing.
         "cos_sin_cache_ptr": torch.cat(
             (torch.ones(1, ROPE // 2), torch.zeros(1, ROPE // 2)), dim=1
         ),

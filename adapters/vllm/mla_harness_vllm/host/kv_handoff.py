@@ -38,6 +38,7 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
 def served(params: VllmHostParams, seed: int, order: str) -> Moved:
     """One schedule."""
     device, landed = Device(seed), Landed()
+    # vLLM's default is one fixed port, and tests run side by side.
     port = mock.patch.dict(os.environ, VLLM_NIXL_SIDE_CHANNEL_PORT=str(_free_port()))
     exchange, pushes = Exchange(device, params.failing, seed), params.connector == "mooncake"
     with port, in_place(device), on_network(Network(device, params.failing)), on_exchange(exchange):

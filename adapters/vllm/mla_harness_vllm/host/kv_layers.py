@@ -43,7 +43,9 @@ class Layer:
         return owner_records(self.group, self.number, sequence, end, self.width)[start:]
 
     def typed(self, memory: Tensor) -> Any:
-        """Memory [blocks, bytes] uint8 as vLLM's runner gives it to a connector."""
+        """Memory as vLLM's runner gives it to a connector: memory [blocks, bytes] uint8 -> a tensor
+        of the layer's dtype, or a list of the parts of a state.
+        """
         if self.group != "state":
             return memory.view(self.spec.dtype).view(len(memory), BLOCK, -1)
         if HAS_PAGES_OF_STATES:

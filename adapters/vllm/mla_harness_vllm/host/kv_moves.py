@@ -336,6 +336,7 @@ class Serving:
 
     def _sampled(self, request: str) -> list[int]:
         known = self.scheduler.requests[request]
+        # A step that ends within the prompt samples nothing.
         num_generated = known.num_computed_tokens - known.num_prompt_tokens
         return (
             []

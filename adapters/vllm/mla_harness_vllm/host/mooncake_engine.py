@@ -119,8 +119,10 @@ def on_exchange(exchange: Exchange) -> Iterator[None]:
         "TransferEngine": exchange.engine,
         "get_ip": lambda: "host",
         "make_zmq_socket": exchange.socket,
+        # `connect` knows where the prefill worker is, so no server of addresses is needed.
         "should_launch_bootstrap_server": lambda config: False,
         "asyncio": SimpleNamespace(**vars(asyncio) | loops),
+        # The exchange runs the loop of a worker, so the worker's own thread must not.
         "threading": SimpleNamespace(**vars(threading) | {"Thread": mock.Mock()}),
     }
     of_worker: dict[str, Any] = {

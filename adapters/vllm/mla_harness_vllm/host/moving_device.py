@@ -39,6 +39,7 @@ class InlineThread:
             if item is not None:
                 items: queue.SimpleQueue[Any] = queue.SimpleQueue()
                 items.put(item)
+                # The thread's loop ends at None, so `target` returns after this one item.
                 items.put(None)
                 target(items, *rest)
 

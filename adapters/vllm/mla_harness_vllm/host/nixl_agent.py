@@ -109,6 +109,7 @@ class Agent:
 
     def get_new_notifs(self) -> dict[str, list[bytes]]:
         notes, self._notes = self._notes, {}
+        # `check_xfer_state` notes to every agent, and so to the sender.
         return {name: found for name, found in notes.items() if name != self._name}
 
     def send_notif(self, agent: str, notif_msg: bytes) -> None:

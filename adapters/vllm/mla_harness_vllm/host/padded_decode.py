@@ -36,6 +36,7 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
     q = torch.randn(len(LENGTHS), NUM_HEADS, RANK + ROPE, generator=random)
     cache = torch.randn(1 + len(LENGTHS) * NUM_PAGES, PAGE_SIZE, RANK + ROPE, generator=random)
     poison.fill_(q[int(live.sum()) :], "graph.pad_rows")
+    # Block 0 is vLLM's null block. No request has it.
     table = torch.arange(1, 1 + len(LENGTHS) * NUM_PAGES, dtype=torch.int32).view(
         len(LENGTHS), NUM_PAGES
     )

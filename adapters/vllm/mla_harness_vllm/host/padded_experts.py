@@ -183,6 +183,8 @@ def _moe_align_block_size(
     )
     sorted_token_ids.fill_(len(choices))
     used = int(count)
+    # The harness's alignment numbers the choices that it is given. The number behind them is
+    # padding, for which vLLM has the number of all choices.
     numbers = torch.cat([kept, torch.tensor([len(choices)])])
     sorted_token_ids[:used] = numbers[places[:used].long()].int()
     experts_ids.zero_()

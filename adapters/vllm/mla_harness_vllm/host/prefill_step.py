@@ -116,6 +116,7 @@ class Step:
 
         What it allocates is context output.
         """
+        # Without `keep` every allocation is number 0, so each has this site.
         with AllocationPoison(poison, {0: "context.output"}, keep=False, notes_lines=True) as mode:
             observed = self._prefill()
         allocated = [Allocated(site, lines) for site, lines in mode.lines.items()]
@@ -171,7 +172,9 @@ class _Backend:
     def run_prefill_new_tokens(
         self, q: Tensor, k: Tensor, v: Tensor, **_: Any
     ) -> tuple[Tensor, Tensor]:
-        """Causal attention of each request's new tokens: [T, H, V] and [H, T]."""
+        """Causal attention of each request's new tokens: q [T, H, D], k [T, H, D], v [T, H, V], all
+        float32 -> output [T, H, V] and log-sum-exp [H, T].
+        """
         starts = self._metadata.query_start_loc.tolist()
         outs, lses = [], []
         for start, end in itertools.pairwise(starts):
@@ -185,7 +188,8 @@ class _Backend:
     def run_prefill_context_chunk(
         self, *, q: Tensor, k: Tensor, v: Tensor, chunk_idx: int = 0, chunk: Any = None
     ) -> tuple[Tensor, Tensor]:
-        """New tokens over a chunk of context: [T, H, V] and [H, T].
+        """New tokens over a chunk of context: q [T, H, D], k [C, H, D], v [C, H, V], all float32 ->
+        output [T, H, V] and log-sum-exp [H, T].
 
         Since 0.28.0 tokens of `chunk` alone.
         """

@@ -57,6 +57,7 @@ def second_runner(runner: type[Any], requests: Sequence[Request]) -> tuple[Reque
 
     def sort(names: Any, **how: Any) -> list[str]:
         ordered = sorted(names, **how)
+        # The name is replaced in the whole module. Other sorts of it go on.
         if names is scheduled.num_scheduled_tokens:
             raise _Sorted(ordered)
         return ordered
