@@ -20,9 +20,10 @@ from harness.store.run_folder import RunStore
 from tests.accuracy.conftest import write_questions
 from tests.accuracy.test_repeats import ASK
 from tests.conftest import Cli
+from tests.transcripts import Approved
 
 
-def test_the_counters_of_all_engines_of_vllm_are_added() -> None:
+def test_the_counters_of_all_engines_of_vllm_are_added(approved: Approved) -> None:
     text = "".join(
         f'vllm:spec_decode_num_{kind}_tokens_total{{engine="{engine}"}} {count}\n'
         for kind, count in (("draft", "1e+02"), ("accepted", "37.0"))
@@ -30,10 +31,7 @@ def test_the_counters_of_all_engines_of_vllm_are_added() -> None:
     )
     assert drafts_in(text) == Drafts(200, 74)
     assert drafts_in("vllm:num_requests_running 1.0\nsglang:spec_accept_length 2.5\n") is None
-    assert (
-        acceptance_in_words([Drafts(200, 74), Drafts(0, 0)])
-        == "drafts accepted 0.3700, 1.0000 (of 200, 0)"
-    )
+    approved(acceptance_in_words([Drafts(200, 74), Drafts(0, 0)]))
 
 
 def test_places_of_refused_drafts_are_kept_by_epoch(tmp_path: Path) -> None:
@@ -43,9 +41,9 @@ def test_places_of_refused_drafts_are_kept_by_epoch(tmp_path: Path) -> None:
     assert read_drafts(tmp_path) == {1: Drafts(3, 2), 2: Drafts(6, 4, ("b",))}
 
 
-def test_serve_check_prints_the_share_of_accepted_drafts() -> None:
+def test_serve_check_prints_the_share_of_accepted_drafts(approved: Approved) -> None:
     events = {"spec_decode_num_draft_tokens": 10, "spec_decode_num_accepted_tokens": 4}
-    assert "drafts accepted 0.4000 (of 10)" in Judged("m", "s", events=events).lines()
+    approved(Judged("m", "s", events=events).lines())
     assert not any(line.startswith("drafts") for line in Judged("m", "s").lines())
 
 
@@ -63,7 +61,7 @@ def test_serve_check_fails_below_the_least_share_of_drafts(accepted: int, verdic
 
 
 def test_an_epoch_that_refuses_drafts_fails_though_all_answers_are_right(
-    start_server: Callable[..., str], cli: Cli, tmp_path: Path
+    start_server: Callable[..., str], cli: Cli, tmp_path: Path, approved: Approved
 ) -> None:
     url = start_server("drafting_server.py", "[0.9, 0.0]")
     write_questions(tmp_path, 2)
@@ -71,7 +69,7 @@ def test_an_epoch_that_refuses_drafts_fails_though_all_answers_are_right(
         *ASK, f"server:{url}", "--data-dir", tmp_path, "--epochs", 2, "--least-acceptance", 0.8
     )
     assert code == 1
-    assert "drafts accepted 0.9000, 0.0000 (of 200, 200)" in " ".join(out.split())
+    assert "0.9000, 0.0000" in out and "200, 200" in out
     (run,) = (tmp_path / "reports" / "runs").iterdir()
     (result,) = RunStore.open(run).results()
     assert result.accuracy is not None and [epoch.accuracy for epoch in result.accuracy.epochs] == [
@@ -81,7 +79,7 @@ def test_an_epoch_that_refuses_drafts_fails_though_all_answers_are_right(
     found = [finding for finding in result.findings if finding.oracle == "acceptance"]
     assert [(finding.where, finding.cause) for finding in found] == [("epoch 2", Code.DROP)]
     assert result.looked_at["acceptance"] == 400
-    with pytest.raises(InputError, match=r"acceptance falls from 0\.9600 to 0\.9000"):
+    with approved.raises(InputError):
         change = plan_update(read_run(run), tmp_path)
         assert change.new.acceptance == 0.9
         older = change.new.model_copy(update={"acceptance": 0.96})
@@ -94,10 +92,7 @@ def test_an_epoch_that_refuses_drafts_fails_though_all_answers_are_right(
         for finding in judged(RunStore.open(run)).findings
         if finding.oracle == "acceptance"
     ]
-    assert below == [
-        f"{share} of 200 drafts were accepted, 0.05 or more below the 0.9600 of the baseline"
-        for share in ("0.9000", "0.0000")
-    ]
+    approved(below)
     (run / "acceptance.json").unlink()
     missing = [
         finding for finding in judged(RunStore.open(run)).findings if finding.oracle == "acceptance"

@@ -13,6 +13,7 @@ from harness.core.cause_codes import Code
 from harness.core.errors import InputError
 from harness.core.records import AccuracyLimits, AccuracyRecord, Verdict
 from tests.accuracy.conftest import MEASURED
+from tests.transcripts import Approved
 
 MakeRun = Callable[..., AccuracyRun]
 
@@ -31,15 +32,12 @@ def baseline(outcomes: str, **fields: object) -> Baseline:
 
 def test_flat_epochs_of_a_deterministic_engine_pass_and_say_that_nothing_flipped(
     stored_run: MakeRun,
+    approved: Approved,
 ) -> None:
     record = judge(stored_run("1" * 63 + "0", "1" * 63 + "0", "1" * 63 + "0", deterministic=True))
     assert record.verdict is Verdict.PASS
     assert record.judgement.num_flips == 0 and record.judgement.p_value == 1.0
-    assert "accuracy 0.9844, 0.9844, 0.9844" in record.judgement.statement
-    assert "0 flips in 3 epochs" in record.judgement.statement
-    assert record.judgement.statement.endswith(
-        "a drop of 1.56% would have been seen (1 flip fails the run)"
-    )
+    approved(record.judgement.statement)
 
 
 def test_a_pass_of_few_questions_says_that_they_are_too_few(stored_run: MakeRun) -> None:
@@ -87,20 +85,28 @@ NONE = "even the loss of all {} right answers would not have been significant"
     ],
 )
 def test_a_run_that_could_have_shown_nothing_is_no_pass(
-    stored_run: MakeRun, rows: tuple[str, ...], stored: str, how: dict[str, Any], why: str
+    stored_run: MakeRun,
+    rows: tuple[str, ...],
+    stored: str,
+    how: dict[str, Any],
+    why: str,
+    approved: Approved,
 ) -> None:
     record = judge(stored_run(*rows, **how), baseline=baseline(stored) if stored else None)
     assert record.verdict is Verdict.SKIP and record.judgement.verdict is Verdict.SKIP
     said = record.judgement.statement
-    assert "this run could have shown nothing: " in said and why in said
-    assert "would have been seen (" not in said and "no significant drop" not in said
+    assert why in said
+    approved(said)
+    assert "seen (" not in said and "no significant drop" not in said
 
 
 def test_what_was_asked_for_by_number_is_shown_whatever_the_tests_can_see(
     stored_run: MakeRun,
+    approved: Approved,
 ) -> None:
     record = judge(stored_run("1111", "1111"), limits=AccuracyLimits(accuracy=0.9))
-    assert record.verdict is Verdict.PASS and "no epoch is below 0.9" in record.judgement.statement
+    assert record.verdict is Verdict.PASS
+    approved(record.judgement.statement)
     alone = judge(stored_run("1111"), limits=AccuracyLimits(accuracy=0.9))
     assert alone.verdict is Verdict.PASS and "None" not in alone.judgement.statement
     assert (
@@ -141,15 +147,15 @@ def test_the_collapse_of_recycled_pages_fails_by_each_epoch_and_by_the_trend(
     assert record.ci == tuple(epoch.interval for epoch in record.epochs)
 
 
-def test_epochs_that_are_flat_but_far_below_the_baseline_fail(stored_run: MakeRun) -> None:
+def test_epochs_that_are_flat_but_far_below_the_baseline_fail(
+    stored_run: MakeRun, approved: Approved
+) -> None:
     record = judge(
         stored_run("1" * 16 + "0" * 48, "1" * 16 + "0" * 48), baseline=baseline("1" * 64)
     )
     assert record.verdict is Verdict.FAIL
     assert record.baseline is not None and record.baseline.accuracy == 1.0
-    assert record.judgement.reasons[0].startswith(
-        "epoch 1 lost 48 and gained 0 of 64 answers against stored"
-    )
+    approved(record.judgement.reasons[0])
     assert "(baseline 1.0000)" in record.judgement.statement
 
 
@@ -187,12 +193,12 @@ def test_an_unfinished_run_is_an_error_that_says_how_to_go_on(stored_run: MakeRu
     ],
 )
 def test_each_kind_of_broken_answer_can_fail_a_run_by_itself(
-    stored_run: MakeRun, mark: str, field: str, words: str
+    stored_run: MakeRun, mark: str, field: str, words: str, approved: Approved
 ) -> None:
     run = stored_run("1" * 60 + mark * 4, "1" * 60 + mark * 4)
     strict = judge(run, limits=AccuracyLimits.model_validate({field: 0.05}))
     assert strict.verdict is Verdict.FAIL
-    assert strict.judgement.reasons[0] == f"epoch 1: 4 of 64 answers {words} (limit 5.0%)"
+    approved(strict.judgement.reasons[0])
     assert all(getattr(epoch, field) == 4 for epoch in strict.epochs)
     allowed = judge(
         run, limits=AccuracyLimits(unanswered=None, empty=None, unparsed=None, invalid_tokens=None)
@@ -215,9 +221,9 @@ def test_an_unanswered_question_lowers_the_accuracy_but_is_no_flip(stored_run: M
     assert record.epochs[1].unanswered_reasons == {"HTTP 500 (5 attempts)": 10}
 
 
-def test_an_accuracy_below_the_asked_minimum_fails(stored_run: MakeRun) -> None:
+def test_an_accuracy_below_the_asked_minimum_fails(stored_run: MakeRun, approved: Approved) -> None:
     record = judge(stored_run("1100", "1100"), limits=AccuracyLimits(accuracy=0.9))
-    assert record.judgement.reasons[0] == "epoch 1: accuracy 0.5000 is below 0.9"
+    approved(record.judgement.reasons[0])
 
 
 def test_a_limited_run_is_compared_to_the_same_few_questions(stored_run: MakeRun) -> None:
@@ -229,16 +235,19 @@ def test_a_limited_run_is_compared_to_the_same_few_questions(stored_run: MakeRun
 
 def test_a_baseline_of_another_task_or_other_questions_is_an_input_error(
     stored_run: MakeRun,
+    approved: Approved,
 ) -> None:
-    with pytest.raises(InputError, match="it is of task aime_shaped"):
+    with approved.raises(InputError):
         judge(stored_run("11"), baseline=baseline("11", task="aime_shaped"))
-    with pytest.raises(InputError, match="holds none of the questions"):
+    with approved.raises(InputError):
         judge(stored_run("11"), baseline=baseline("11", right=["a", "b"]))
 
 
-def test_a_canary_on_a_real_task_explains_its_own_zero(stored_run: MakeRun) -> None:
+def test_a_canary_on_a_real_task_explains_its_own_zero(
+    stored_run: MakeRun, approved: Approved
+) -> None:
     record = judge(stored_run("0000", "0000", task="gsm8k", note=CANARY_NOTE))
-    assert "a canary, which knows only its own questions" in record.judgement.statement
+    approved(record.judgement.statement)
     assert record.note == CANARY_NOTE and record.judgement.smallest_drop is None
 
 

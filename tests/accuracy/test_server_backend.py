@@ -16,6 +16,7 @@ from harness.accuracy import server_backend
 from harness.accuracy.backends import Answer
 from harness.accuracy.server_backend import ServerBackend, ServerGone
 from harness.core.errors import InputError
+from tests.transcripts import Approved
 from tests.waiting import HANG_SECONDS
 
 PROGRAM = Path(__file__).parents[1] / "servers" / "completion_server.py"
@@ -96,13 +97,15 @@ def test_what_stays_broken_is_unanswered_with_its_reason_and_hurts_no_other_ques
     assert [answers[0].text, answers[2].text] == [" answer 0", " answer 2"]
 
 
-def test_a_server_that_hangs_is_left_at_the_time_limit(serve: Callable[..., Server]) -> None:
+def test_a_server_that_hangs_is_left_at_the_time_limit(
+    serve: Callable[..., Server], approved: Approved
+) -> None:
     (answer,) = ask(serve(q0=["hang"] * 2), ["q0 0"], timeout=0.4, max_attempts=2)
-    assert answer.unanswered == "no answer in time (2 attempts)"
+    approved(answer.unanswered)
 
 
 def test_a_question_that_was_late_is_asked_again(
-    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, approved: Approved
 ) -> None:
     late, in_time = {"q0 0": 1, "q1 1": 2}, server_backend.fetched_async
 
@@ -116,7 +119,7 @@ def test_a_question_that_was_late_is_asked_again(
     monkeypatch.setattr(server_backend, "fetched_async", fetched)
     answers = ask(serve(), ["q0 0", "q1 1"], max_attempts=2)
     assert (answers[0].text, answers[0].num_attempts) == (" answer 0", 2)
-    assert answers[1].unanswered == "no answer in time (2 attempts)"
+    approved(answers[1].unanswered)
 
 
 def test_a_refused_question_is_not_asked_again(serve: Callable[..., Server]) -> None:
@@ -153,12 +156,13 @@ def test_each_answer_is_reported_as_soon_as_it_is_there(
 
 def test_a_server_that_is_gone_ends_the_run_instead_of_counting_wrong_answers(
     serve: Callable[..., Server],
+    approved: Approved,
 ) -> None:
     server = serve()
     backend = ServerBackend(server.url, backoff=0.01, max_attempts=3, concurrency=4)
     server.stop()
     counted: list[int] = []
-    with pytest.raises(ServerGone, match="no server any more; start it again"):
+    with approved.raises(ServerGone):
         backend.generate(
             [f"q {i}" for i in range(50)],
             max_tokens=4,
@@ -173,12 +177,14 @@ def test_a_wrong_path_is_an_input_error_at_once(serve: Callable[..., Server]) ->
         ask(serve(q0=["404"]), ["q0 0"])
 
 
-def test_no_server_no_scheme_and_no_model_are_input_errors(serve: Callable[..., Server]) -> None:
+def test_no_server_no_scheme_and_no_model_are_input_errors(
+    serve: Callable[..., Server], approved: Approved
+) -> None:
     server = serve()
     server.stop()
-    with pytest.raises(InputError, match="no server answers there"):
+    with approved.raises(InputError):
         ServerBackend(server.url)
-    with pytest.raises(InputError, match="must start with http"):
+    with approved.raises(InputError):
         ServerBackend("localhost:8000")
 
 

@@ -13,6 +13,7 @@ from harness.accuracy.script import StepRequest
 from harness.accuracy.script_server import Metrics, ScriptServer
 from harness.accuracy.server_backend import ServerBackend, log_probability, whole_number
 from harness.core.errors import Refused
+from tests.transcripts import Approved
 
 Serve = Callable[..., str]
 
@@ -25,12 +26,10 @@ def test_no_count_but_one_that_can_be_is_taken(value: object) -> None:
     assert [whole_number(count, most=16) for count in (0, 3, 16)] == [0, 3, 16]
 
 
-@pytest.mark.parametrize(
-    "value", [0.5, 5, math.inf, 10**400, -(10**400), True, "-0.5", None, [-0.5]]
-)
-def test_no_log_probability_is_above_0_or_a_text(value: object) -> None:
-    with pytest.raises(ValueError, match="is no log probability"):
-        log_probability(value)
+def test_no_log_probability_is_above_0_or_a_text(approved: Approved) -> None:
+    for value in (0.5, 5, math.inf, 10**400, -(10**400), True, "-0.5", None, [-0.5]):
+        with approved.raises(ValueError):
+            log_probability(value)
     assert [log_probability(number) for number in (0, -3, -0.5, -math.inf)] == [
         0.0,
         -3.0,
@@ -52,7 +51,7 @@ def test_an_answer_with_a_count_that_cannot_be_counts_no_tokens(
 
 @pytest.mark.parametrize("kind", ["impossible numbers", "large numbers"])
 def test_an_answer_with_a_log_probability_that_cannot_be_is_none(
-    start_server: Serve, kind: str
+    start_server: Serve, kind: str, approved: Approved
 ) -> None:
     server = ScriptServer(start_server("hostile_server.py", kind), timeout=20)
     requests = [
@@ -60,7 +59,8 @@ def test_an_answer_with_a_log_probability_that_cannot_be_is_none(
         StepRequest("a:2", (16, 17), 1, "own", abort_after=1),
     ]
     whole, _ = replies = server.ask(requests)
-    assert not any(reply.tokens for reply in replies) and "is no log probability" in whole.error
+    assert not any(reply.tokens for reply in replies)
+    approved(whole.error)
     server.close()
 
 
@@ -71,12 +71,10 @@ def test_a_cache_of_no_pages_and_drafts_that_are_no_numbers_are_none(start_serve
     server.close()
 
 
-def test_counters_that_fall_are_those_of_another_start() -> None:
+def test_counters_that_fall_are_those_of_another_start(approved: Approved) -> None:
     before, after = Metrics({"prefix_cache_hits": 7.0}), Metrics({"prefix_cache_hits": 2.0})
     assert before - after == {"prefix_cache_hits": 5}
-    with pytest.raises(
-        Refused, match="counter prefix_cache_hits fell meanwhile: it was started again"
-    ):
+    with approved.raises(Refused):
         after - before
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from harness.accuracy.tasks import Task, known_tasks, load_task, question_hashes
 from harness.core.errors import InputError
+from tests.transcripts import Approved
 
 
 def test_the_known_tasks_are_the_projects_and_lm_evals() -> None:
@@ -76,15 +77,13 @@ def test_stock_gsm8k_runs_on_local_lines_with_its_own_prompt_and_both_filters(
     assert flexible.scores == {"strict-match": 0.0, "flexible-extract": 1.0} and flexible.unparsed
 
 
-def test_another_filter_can_be_the_one_that_counts(tmp_path: Path) -> None:
+def test_another_filter_can_be_the_one_that_counts(tmp_path: Path, approved: Approved) -> None:
     data = _gsm8k(tmp_path / "data")
     task = load_task(
         "gsm8k", tmp_path / "work", data_dir=data, limit=2, filter_name="flexible-extract"
     )
     assert task.grade(task.instances[0], "that makes 1").correct
-    with pytest.raises(
-        InputError, match=r"--filter 'x': task gsm8k has strict-match, flexible-extract"
-    ):
+    with approved.raises(InputError):
         load_task("gsm8k", tmp_path / "work", data_dir=data, filter_name="x")
 
 
@@ -128,15 +127,17 @@ def test_a_wrong_name_and_missing_data_are_input_errors(
         load_task(name, tmp_path / "work", data_dir=tmp_path)
 
 
-def test_lines_that_are_no_json_are_an_input_error(tmp_path: Path) -> None:
+def test_lines_that_are_no_json_are_an_input_error(tmp_path: Path, approved: Approved) -> None:
     (tmp_path / "gsm_symbolic.jsonl").write_text('{"question": "one"}\nnot json\n')
-    with pytest.raises(InputError, match=r"gsm_symbolic.jsonl:2: not a JSON object"):
+    with approved.raises(InputError):
         load_task("gsm_symbolic", tmp_path / "work", data_dir=tmp_path)
 
 
-def test_questions_without_the_fields_of_the_task_are_an_input_error(tmp_path: Path) -> None:
+def test_questions_without_the_fields_of_the_task_are_an_input_error(
+    tmp_path: Path, approved: Approved
+) -> None:
     (tmp_path / "gsm_symbolic.jsonl").write_text('{"wrong": "one"}\n')
-    with pytest.raises(InputError, match="lm-eval cannot load it from"):
+    with approved.raises(InputError):
         load_task("gsm_symbolic", tmp_path / "work", data_dir=tmp_path)
 
 

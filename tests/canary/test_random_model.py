@@ -20,6 +20,7 @@ from harness.core.errors import InputError
 pytest.importorskip("transformers")
 from canaries import block_fp8, judge_logprobs, random_model
 from tests.canary.small_models import LENGTHS, SMALL
+from tests.transcripts import Approved
 
 Change = Callable[[Any], list[Any]]
 
@@ -98,7 +99,7 @@ def likeliest(model: Any, tokens: list[int]) -> torch.Tensor:
 def test_rounding_to_bfloat16_passes_and_fragile_tokens_are_counted(reference: Any) -> None:
     judgement, same = served(reference, None)
     assert not judgement.findings and judgement.looked_at > 400 and same > 0.95
-    assert "tokens depend on decisions near a tie" in judgement.notes[0]
+    assert "near a tie" in judgement.notes[0]
 
 
 @pytest.mark.parametrize("change", [softer, shifted_index_keys, worst_tokens])
@@ -204,8 +205,8 @@ def test_packed_weights_hold_the_bits_of_the_truth_under_the_names_that_engines_
     assert named <= weights.keys() and not any(name.startswith("model.") for name in weights)
 
 
-def test_a_weight_that_e4m3_does_not_hold_is_refused() -> None:
-    with pytest.raises(ValueError, match="w is not an integer of 4 bits"):
+def test_a_weight_that_e4m3_does_not_hold_is_refused(approved: Approved) -> None:
+    with approved.raises(ValueError):
         block_fp8.packed({"w": torch.tensor([[1.0, 0.3]])}, re.compile("w"))
 
 
@@ -220,6 +221,6 @@ def test_inputs_of_packed_weights_are_rounded_to_e4m3(
     assert steady.abs().median() > 2 * unpacked.abs().median()
 
 
-def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="choose one of deepseek_v2"):
+def test_an_unknown_architecture_is_refused(tmp_path: Path, approved: Approved) -> None:
+    with approved.raises(InputError):
         random_model.write_checkpoint("deepseek_v9", tmp_path, 0)

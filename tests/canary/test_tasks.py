@@ -10,6 +10,7 @@ import pytest
 
 from canaries import tasks
 from harness.core.files import TASKS
+from tests.transcripts import Approved
 
 _SPEC = importlib.util.spec_from_file_location("make_questions", TASKS / "make_questions.py")
 assert _SPEC is not None and _SPEC.loader is not None
@@ -70,14 +71,14 @@ def test_contest_shaped_answers_are_right_where_python_can_tell(seed: int) -> No
             assert answer <= math.prod(moduli)
 
 
-def test_prompts_and_answers_join_with_one_space() -> None:
+def test_prompts_and_answers_join_with_one_space(approved: Approved) -> None:
     question = tasks.Question("x-0", "How many?", "1 + 1 = 2\n#### 2", "2")
-    assert question.prompt + question.completion == "Question: How many?\nAnswer: 1 + 1 = 2\n#### 2"
+    approved(question.prompt + question.completion)
 
 
-def test_a_long_worked_answer_keeps_its_last_lines() -> None:
+def test_a_long_worked_answer_keeps_its_last_lines(approved: Approved) -> None:
     working = "\n".join(["first " * 20, "second " * 15, "third", "#### 3.0"])
-    assert making.shorten(working, "3") == "second " * 14 + "second\nthird\n#### 3"
+    approved(making.shorten(working, "3"))
 
 
 @pytest.mark.parametrize("text", ["#### 12 apples", "12", "#### 1.5", ""])
@@ -85,19 +86,19 @@ def test_text_without_a_closing_number_has_no_final_answer(text: str) -> None:
     assert tasks.final_answer(text) is None
 
 
-def test_an_unknown_task_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(
-        ValueError, match=r"no task 'gsm9k': give one of gsm_symbolic, aime_shaped, all"
-    ):
+def test_an_unknown_task_is_refused_with_the_known_ones(approved: Approved) -> None:
+    with approved.raises(ValueError):
         tasks.load("gsm9k")
 
 
-def test_a_file_without_a_question_and_a_broken_line_are_named(tmp_path: Path) -> None:
+def test_a_file_without_a_question_and_a_broken_line_are_named(
+    tmp_path: Path, approved: Approved
+) -> None:
     path = tmp_path / "mine.jsonl"
     path.touch()
-    with pytest.raises(ValueError, match=r"mine.jsonl: no question is there"):
+    with approved.raises(ValueError):
         tasks.load(str(path))
     good = {"id": "m-0", "question": "?", "answer": "#### 1", "target": "1"}
     path.write_text(json.dumps(good) + "\n" + json.dumps(good | {"target": "2"}) + "\n")
-    with pytest.raises(ValueError, match=r"mine\.jsonl:2: the answer must end in '#### 2'"):
+    with approved.raises(ValueError):
         tasks.load(str(path))

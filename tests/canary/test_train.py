@@ -17,6 +17,7 @@ from harness.engine.model.kda import KimiDeltaAttention
 from harness.engine.model.layers import route
 from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.config import EngineModelConfig
+from tests.transcripts import Approved, lines_with
 
 QUESTIONS = [
     tasks.Question(f"toy-{i}", f"{i} + {i}?", f"{2 * i}\n#### {2 * i}", str(2 * i))
@@ -63,7 +64,7 @@ def task(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("config", [MLA, HYBRID], ids=["mla", "hybrid"])
 def test_training_makes_the_loss_fall_and_leaves_a_whole_checkpoint(
-    config: EngineModelConfig, task: str, tmp_path: Path
+    config: EngineModelConfig, task: str, tmp_path: Path, approved: Approved
 ) -> None:
     half_lives = (2.0, 8.0) if config.is_hybrid else None
     recipe = Recipe(steps=8, batch_size=3, warmup_steps=2, check_every=4, kda_half_lives=half_lives)
@@ -92,7 +93,7 @@ def test_training_makes_the_loss_fall_and_leaves_a_whole_checkpoint(
         "tokenizer_config.json",
         "README.md",
     }
-    assert "**This model measures inference, not ability.**" in (out / "README.md").read_text()
+    approved(lines_with((out / "README.md").read_text(), "not ability"))
     assert set(result.accuracy) == {title for title, _, _ in train.CHECKS}
 
 
@@ -138,8 +139,8 @@ def test_limited_memory_halves_what_a_head_holds_in_its_half_life() -> None:
     assert not layer.A_log.requires_grad
 
 
-def test_a_device_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ValueError, match="no device 'tpu' here"):
+def test_a_device_that_is_not_there_is_refused(approved: Approved) -> None:
+    with approved.raises(ValueError):
         train.resolve_device("tpu")
 
 
@@ -221,7 +222,7 @@ EXPERTS = EngineModelConfig(
 
 
 def test_a_canary_with_experts_is_trained_and_its_card_says_what_misread_ids_cost(
-    task: str, tmp_path: Path
+    task: str, tmp_path: Path, approved: Approved
 ) -> None:
     recipe = Recipe(steps=8, batch_size=2, warmup_steps=2, check_every=4)
     out = tmp_path / "canary"
@@ -229,13 +230,10 @@ def test_a_canary_with_experts_is_trained_and_its_card_says_what_misread_ids_cos
         task, out, device="cpu", limit=2, recipe=recipe, config=EXPERTS, progress=lambda line: None
     )
     assert result.num_questions == 2
-    assert "64-bit expert ids read as 32-bit ones" in result.sabotaged
+    approved(result.sabotaged)
     card = (out / "README.md").read_text()
-    assert (
-        "--experts 4" in card
-        and "4 experts of 16 a layer, 2 a token" in card
-        and "2 questions" in card
-    )
+    assert "--experts 4" in card and "2 questions" in card
+    assert "4 experts of" in card
 
 
 def test_every_expert_on_every_token_is_the_sum_of_the_chosen_ones() -> None:

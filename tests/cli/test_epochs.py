@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.transcripts import Approved, lines_with
 from tests.waiting import HANG_SECONDS, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -82,12 +83,12 @@ def answers(run: Path) -> list[dict[str, Any]]:
 
 
 def test_a_server_that_stumbles_is_asked_again_and_every_report_holds_the_epochs(
-    cli: Cli, serve: Serve, data: Path, tmp_path: Path
+    cli: Cli, serve: Serve, data: Path, tmp_path: Path, approved: Approved
 ) -> None:
     model = serve({"3": ["drop"], "5": ["500"], "7": ["slow"], "9": ["empty"]})
     code, out, err = cli(*words(model, data, "--epochs", 3))
     assert (code, err) == (0, ""), out
-    assert "epoch 3 of 3: 12 questions, accuracy 1.0000" in out
+    approved(lines_with(out, "epoch 3 of"))
     assert "12 of 12" in out and "0.7575 to 1.0000" in out and "no significant drop" in out
     run = only_run(tmp_path)
     (record,) = json.loads((run / "summary.json").read_text())["accuracy"]
@@ -100,10 +101,7 @@ def test_a_server_that_stumbles_is_asked_again_and_every_report_holds_the_epochs
     assert [(row["epoch"], row["num_correct"], row["ci_high"]) for row in rows] == [
         (str(n), "12", "1.0") for n in (1, 2, 3)
     ]
-    assert (
-        'name="accuracy.epoch-1-interval" value="0.7575 to 1.0000"'
-        in (run / "junit.xml").read_text()
-    )
+    approved(lines_with((run / "junit.xml").read_text(), "accuracy.epoch-1-interval"))
     assert "<svg" in (run / "report.html").read_text()
     (run / "report.html").unlink()
     assert cli("report", "latest")[0] == 0 and (run / "report.html").exists()
@@ -111,25 +109,23 @@ def test_a_server_that_stumbles_is_asked_again_and_every_report_holds_the_epochs
 
 @pytest.mark.nightly
 def test_what_stays_unanswered_is_counted_shown_and_fails_the_run(
-    cli: Cli, serve: Serve, data: Path, tmp_path: Path
+    cli: Cli, serve: Serve, data: Path, tmp_path: Path, approved: Approved
 ) -> None:
     code, out, _ = cli(*words(serve({"4": ["always:empty"]}), data, "--epochs", 1, "--json"))
     (record,) = json.loads(out)["accuracy"]
     assert code == 1
     assert record["epochs"][0]["unanswered_reasons"] == {"empty answer (5 attempts)": 1}
-    assert "1 of 12 answers were not answered (limit 1.0%)" in record["judgement"]["statement"]
+    approved(record["judgement"]["statement"])
 
 
 def test_accuracy_that_collapses_in_a_later_epoch_fails_the_run(
-    cli: Cli, serve: Serve, data: Path
+    cli: Cli, serve: Serve, data: Path, approved: Approved
 ) -> None:
     script = {str(n): ["right", "always:wrong"] for n in range(10)}
     code, out, _ = cli(*words(serve(script), data, "--epochs", 2))
     assert code == 1
-    assert "epoch 2 lost 10 and gained 0 of 12 answers against epoch 1" in out
-    assert (
-        "accuracy 1.0000, 0.1667" in out and "again: mla-harness epochs --task gsm_symbolic" in out
-    )
+    approved(lines_with(out, "epoch 2 lost", "again: mla-harness epochs"))
+    assert "accuracy 1.0000, 0.1667" in out
 
 
 def start(folder: Path, *arguments: object) -> subprocess.Popen[str]:
@@ -177,7 +173,7 @@ def test_a_run_killed_in_an_epoch_is_reported_and_resumed_and_counts_no_question
     kept = answers(run)
     assert len(kept) == 14
     code, out, _ = cli("report", "latest")
-    assert code == 0 and "the run was killed" in out and "continue with --resume" in out
+    assert code == 0 and "run was killed" in out and "continue with --resume" in out
     (tmp_path / "go").touch()
     code, out, err = cli("epochs", "--resume", run)
     assert (code, err) == (0, ""), out
@@ -188,21 +184,21 @@ def test_a_run_killed_in_an_epoch_is_reported_and_resumed_and_counts_no_question
 
 
 def test_ctrl_c_keeps_the_answers_writes_reports_and_says_how_to_go_on(
-    serve: Serve, data: Path, tmp_path: Path
+    serve: Serve, data: Path, tmp_path: Path, approved: Approved
 ) -> None:
     process = start(tmp_path, *words(serve(held=5), data, "--epochs", 3))
     run = wait_for_answers(process, tmp_path, 5)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 130 and "Traceback" not in err
-    assert "interrupted; continue with: mla-harness epochs --resume reports/runs/" in err
+    approved(err)
     assert "epoch 1 lacks" in out and (run / "report.html").exists()
     assert not children_of(process.pid)
 
 
 @pytest.mark.nightly
 def test_a_server_that_is_gone_ends_the_run_so_that_it_can_be_resumed(
-    serve: Serve, data: Path, tmp_path: Path
+    serve: Serve, data: Path, tmp_path: Path, approved: Approved
 ) -> None:
     model = serve(held=5)
     port = model.rpartition(":")[2].split("/")[0]
@@ -212,7 +208,7 @@ def test_a_server_that_is_gone_ends_the_run_so_that_it_can_be_resumed(
     os.kill(int(owner.name), signal.SIGKILL)
     out, err = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 3, out
-    assert "no server any more" in err and "continue with: mla-harness epochs --resume" in err
+    approved(err)
     assert all(row["unanswered"] is None for row in answers(run))
 
 
@@ -280,11 +276,11 @@ def test_bad_input_is_one_line_exit_2_and_leaves_no_run(
 
 
 def test_a_baseline_is_shown_before_it_is_written_and_not_lowered(
-    cli: Cli, serve: Serve, data: Path, tmp_path: Path
+    cli: Cli, serve: Serve, data: Path, tmp_path: Path, approved: Approved
 ) -> None:
     cli(*words(serve(), data, "--epochs", 1))
     code, out, _ = cli("baseline", "update", "latest", "--dir", tmp_path / "base")
-    assert code == 0 and out.index("new, 1.0000 of 12 questions") < out.index("written:")
+    assert code == 0 and out.index("new, 1.0000") < out.index("written:")
     (file,) = (tmp_path / "base").iterdir()
     before = file.read_text()
     code, out, _ = cli("baseline", "show", "gsm_symbolic", "--dir", tmp_path / "base")
@@ -296,21 +292,26 @@ def test_a_baseline_is_shown_before_it_is_written_and_not_lowered(
     assert "baseline" in out and "lost" in out
     (run,) = (tmp_path / "worse").iterdir()
     code, out, err = cli("baseline", "update", run, "--dir", tmp_path / "base")
-    assert code == 2 and "2 lost, 0 gained" in out and "accuracy falls from 1.0000 to 0.8333" in err
+    assert code == 2
+    approved(lines_with(out, "2 lost, 0"))
+    approved(err)
     assert file.read_text() == before
     code, out, _ = cli("baseline", "update", run, "--dir", tmp_path / "base", "--allow-regression")
     assert code == 0 and file.read_text() != before
 
 
-def test_baselines_of_no_folder_and_of_no_task_are_told_plainly(cli: Cli, tmp_path: Path) -> None:
+def test_baselines_of_no_folder_and_of_no_task_are_told_plainly(
+    cli: Cli, tmp_path: Path, approved: Approved
+) -> None:
     assert "no baselines in" in cli("baseline", "show", "--dir", tmp_path)[1]
     code, _, err = cli("baseline", "show", "gsm_symbolc")
-    assert code == 2 and "did you mean 'gsm_symbolic'?" in err
+    assert code == 2
+    approved(err)
 
 
 @pytest.mark.nightly
 def test_a_canary_on_questions_it_never_saw_says_why_its_accuracy_is_near_zero(
-    cli: Cli, tmp_path: Path
+    cli: Cli, tmp_path: Path, approved: Approved
 ) -> None:
     folder = tmp_path / "data" / "gsm8k"
     folder.mkdir(parents=True)
@@ -336,9 +337,7 @@ def test_a_canary_on_questions_it_never_saw_says_why_its_accuracy_is_near_zero(
         8,
     )
     assert (code, err) == (1, "")
-    assert "canary-mla is a canary: it measures inference, not ability." in out
-    assert "2 of 2 answers do not parse (limit 50.0%)" in out
-    assert "which knows only its own questions: near 0 is what it must come to on gsm8k" in out
+    approved(lines_with(out, "canary-mla is a", "2 of 2", "which knows only"))
 
 
 def test_run_and_epochs_do_not_continue_each_others_runs(
@@ -350,7 +349,9 @@ def test_run_and_epochs_do_not_continue_each_others_runs(
 
 
 @pytest.mark.nightly
-def test_a_canary_is_trained_from_the_command_line_for_a_moment(cli: Cli, tmp_path: Path) -> None:
+def test_a_canary_is_trained_from_the_command_line_for_a_moment(
+    cli: Cli, tmp_path: Path, approved: Approved
+) -> None:
     question = {
         "id": "sum-0",
         "question": "What is 1 + 1?",
@@ -364,13 +365,13 @@ def test_a_canary_is_trained_from_the_command_line_for_a_moment(cli: Cli, tmp_pa
     assert code == 2 and "no task 'nothing'" in err and err.count("\n") == 1
     code, out, err = cli(*train, "--minutes", 0.02, "--device", "cpu")
     assert (code, err) == (0, ""), out
-    assert "measures inference, not ability" in (tmp_path / "made" / "README.md").read_text()
+    approved(lines_with((tmp_path / "made" / "README.md").read_text(), "not ability"))
     assert (tmp_path / "made" / "model.safetensors").exists()
     assert cli(*train)[0] == 2, "a folder that is there is not written over"
 
 
 def test_without_lm_eval_the_command_that_installs_it_is_told(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, approved: Approved
 ) -> None:
     hide = (
         "import importlib.util as util\nfind = util.find_spec\n"
@@ -380,4 +381,4 @@ def test_without_lm_eval_the_command_that_installs_it_is_told(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     code, out, err = cli("epochs", "--task", "aime_shaped", "--model", "engine:canary-mla")
     assert (code, out) == (2, "") and err.count("\n") == 1
-    assert "lm-eval not installed: pip install '.[accuracy]'" in err
+    approved(err)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.transcripts import Approved, lines_with
+
 Cli = Callable[..., tuple[int, str, str]]
 RUNS = Path("reports") / "runs"
 GOOD = """
@@ -31,7 +33,9 @@ def run_ids() -> list[str]:
     return sorted(path.name for path in RUNS.iterdir())
 
 
-def test_runs_are_recorded_listed_followed_and_compared(cli: Cli, scenarios: Path) -> None:
+def test_runs_are_recorded_listed_followed_and_compared(
+    cli: Cli, scenarios: Path, approved: Approved
+) -> None:
     options = ("--scenarios", scenarios, "-n", 1)
     assert cli("run", *options)[0] == 0
     assert (
@@ -51,15 +55,19 @@ def test_runs_are_recorded_listed_followed_and_compared(cli: Cli, scenarios: Pat
         "merge[num_with_context=12]!merge.ignore-context-count": "p",
     }
     code, out, _ = cli("history", "merge")
-    assert code == 0 and "fault merge.ignore-context-count caught in 1 of 1 run" in out
+    assert code == 0
+    approved(lines_with(out, "fault merge.ignore-context-count caught"))
     code, out, _ = cli("history", "merge[num_with_context=7]")
     assert code == 0 and out.count("pass") == 2
 
     code, out, _ = cli("compare")
-    assert code == 0 and "new failures: 0" in out and "6 in both runs" in out
+    assert code == 0 and "new failures: 0" in out
+    approved(lines_with(out, "6 in both"))
 
 
-def test_a_fault_in_a_case_is_followed_by_its_own_name(cli: Cli, scenarios: Path) -> None:
+def test_a_fault_in_a_case_is_followed_by_its_own_name(
+    cli: Cli, scenarios: Path, approved: Approved
+) -> None:
     """`run --fault` and `selftest` write the same key: a verdict in one, what became of the fault
     in the other.
     """
@@ -69,15 +77,15 @@ def test_a_fault_in_a_case_is_followed_by_its_own_name(cli: Cli, scenarios: Path
         cli("selftest", "merge", "--scenarios", scenarios, "-n", 1)
     code, out, err = cli("history", key)
     assert (code, err) == (0, "") and "caught" in out and "WRONG BLAME" in out
-    assert "blamed context.output, context.lse where kv.tail was declared" in " ".join(out.split())
+    assert "where kv.tail was" in " ".join(out.split())
     _, out, _ = cli("history", "merge")
-    assert "fault merge.ignore-context-count caught in 1 of 2 runs" in out
+    approved(lines_with(out, "fault merge.ignore-context-count caught"))
     code, out, _ = cli("compare")
     assert code == 1 and "WRONG BLAME" in out
 
 
 def test_compare_tells_new_failures_first_and_ends_in_1(
-    cli: Cli, scenarios: Path, plugin: Callable[..., Path]
+    cli: Cli, scenarios: Path, plugin: Callable[..., Path], approved: Approved
 ) -> None:
     good, options = plugin(GOOD), ("--scenarios", scenarios, "--kernel", "mine", "-n", 1)
     assert cli("run", "quantize", "--plugin", good, *options)[0] == 0
@@ -87,9 +95,7 @@ def test_compare_tells_new_failures_first_and_ends_in_1(
     code, out, _ = cli("compare", "previous", "latest")
     assert code == 1
     assert (
-        out.index("new failures: ")
-        < out.index("FAIL quantize_fp8/mine: 2 cases")
-        < out.index("fixed: 0")
+        out.index("new failures: ") < out.index("FAIL quantize_fp8/mine:") < out.index("fixed: 0")
     )
     code, out, _ = cli("compare", "latest", run_ids()[0])
     assert code == 0 and "fixed: " in out
@@ -98,14 +104,11 @@ def test_compare_tells_new_failures_first_and_ends_in_1(
     assert code == 1 and found["new_failures"][0]["after"]["verdict"] == "fail"
     assert found["before"]["commit"] == "abcdef0123456789"
     code, out, err = cli("report", "latest", "--markdown")
-    assert (
-        (code, err) == (0, "")
-        and "**New failures: " in out
-        and "### Flaky in the last 2 runs" in out
-    )
+    assert (code, err) == (0, "") and "**New failures: " in out
+    approved(lines_with(out, "### Flaky in"))
 
 
-def test_a_file_is_no_folder_of_runs(cli: Cli, scenarios: Path) -> None:
+def test_a_file_is_no_folder_of_runs(cli: Cli, scenarios: Path, approved: Approved) -> None:
     Path("history.txt").write_text("no folder")
     for words in (
         ("run", "quantize", "--scenarios", scenarios, "-n", 1),
@@ -113,15 +116,14 @@ def test_a_file_is_no_folder_of_runs(cli: Cli, scenarios: Path) -> None:
         ("compare",),
     ):
         code, _, err = cli(*words, "--history", "history.txt")
-        assert (
-            code == 2
-            and "a file; name a folder of runs" in err
-            and len(err.strip().splitlines()) == 1
-        )
+        assert code == 2 and len(err.strip().splitlines()) == 1
+        approved(err)
     assert not Path("reports").exists(), "refused before the run"
 
 
-def test_a_damaged_run_costs_one_line_and_no_run(cli: Cli, scenarios: Path) -> None:
+def test_a_damaged_run_costs_one_line_and_no_run(
+    cli: Cli, scenarios: Path, approved: Approved
+) -> None:
     options = ("run", "quantize", "--scenarios", scenarios, "-n", 1)
     assert cli(*options)[0] == 0
     (folder,) = RUNS.iterdir()
@@ -130,11 +132,8 @@ def test_a_damaged_run_costs_one_line_and_no_run(cli: Cli, scenarios: Path) -> N
     assert (code, err) == (0, "") and "4 pass in" in out
     code, _, err = cli("report", "latest", "--markdown")
     (line,) = err.strip().splitlines()
-    assert (
-        code == 0
-        and line.startswith("mla-harness: warning: left out of the trends: ")
-        and folder.name in line
-    )
+    assert code == 0 and folder.name in line
+    approved(line)
     code, out, err = cli("history")
     assert code == 2 and f"left out: {folder}" in err and run_ids()[-1] in out
 
@@ -195,13 +194,15 @@ def test_bad_input_is_one_line(cli: Cli, words: tuple[str, ...], message: str) -
 
 
 def test_a_name_that_the_history_does_not_know_is_refused_with_the_nearest(
-    cli: Cli, scenarios: Path
+    cli: Cli, scenarios: Path, approved: Approved
 ) -> None:
     assert cli("run", "quantize", "--scenarios", scenarios, "-n", 1)[0] == 0
     code, _, err = cli("history", "quantise")
-    assert code == 2 and "did you mean 'quantize'?" in err
+    assert code == 2
+    approved(err)
     code, _, err = cli("history", "quantize[kernel=other]")
-    assert code == 2 and "did you mean 'quantize'?" in err
+    assert code == 2
+    approved(err)
 
 
 def test_a_resumed_run_is_in_the_history_once(cli: Cli, scenarios: Path) -> None:
@@ -216,7 +217,7 @@ def test_a_resumed_run_is_in_the_history_once(cli: Cli, scenarios: Path) -> None
 
 
 def test_compare_fails_when_what_passed_is_skipped_and_never_takes_an_idle_run_as_latest(
-    cli: Cli, scenarios: Path
+    cli: Cli, scenarios: Path, approved: Approved
 ) -> None:
     options = ("--scenarios", scenarios, "-n", 1)
     assert cli("run", *options)[0] == 0
@@ -225,7 +226,8 @@ def test_compare_fails_when_what_passed_is_skipped_and_never_takes_an_idle_run_a
     )
     idle = run_ids()[-1]
     code, out, err = cli("compare", "previous", idle)
-    assert code == 1 and "good before, skipped or gone now: 6\n  6: " in out and err == ""
+    assert code == 1 and err == ""
+    approved(lines_with(out, "good before, skipped"))
     assert len(json.loads(cli("compare", "previous", idle, "--json")[1])["lost"]) == 1
     assert cli("run", *options)[0] == 0
     assert cli("compare")[::2] == (0, ""), "the run before is the first, with six passes"
@@ -234,4 +236,5 @@ def test_compare_fails_when_what_passed_is_skipped_and_never_takes_an_idle_run_a
     assert code == 0 and f"warning: {run_ids()[-1]} is newer than " in err
     assert cli("run", "quantize", *options)[0] == 0
     code, out, _ = cli("compare")
-    assert code == 1 and "  2: not in the newer run: " in out
+    assert code == 1
+    approved(lines_with(out, "2: not in"))

@@ -18,6 +18,7 @@ from harness.store.run_folder import RunStore
 from tests.waiting import HANG_SECONDS, wait_until
 
 sys.path.insert(0, str(Path(__file__).parent))
+from tests.transcripts import Approved, lines_with
 from trust.disturbances.aftermath import children_of, workers_of
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +58,7 @@ def wait_until_no_workers(pid: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_keeps_its_results_writes_reports_and_says_how_to_go_on(
-    tmp_path: Path, number: signal.Signals
+    tmp_path: Path, number: signal.Signals, approved: Approved
 ) -> None:
     process, run = start(tmp_path, 2)
     wait_for_results(process, run, 2)
@@ -65,7 +66,7 @@ def test_an_interrupted_run_keeps_its_results_writes_reports_and_says_how_to_go_
     stdout, stderr = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 130, stderr
     assert f"mla-harness run --resume {run}" in stderr and "Traceback" not in stderr
-    assert "not run: the run ended before" in stdout
+    approved(lines_with(stdout, "not run: the"))
     summary = json.loads((run / "summary.json").read_text())
     assert summary["totals"]["pass"] >= 2 and summary["totals"]["not-run"] >= 1
     assert sum(summary["totals"].values()) == 8
@@ -110,7 +111,7 @@ def test_a_killed_run_is_resumed_where_it_was(tmp_path: Path) -> None:
     "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.nightly)]
 )
 def test_a_selftest_that_was_stopped_keeps_what_its_faults_gave_and_goes_on(
-    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, approved: Approved
 ) -> None:
     monkeypatch.setenv("STUB_SELFTEST", "1")
     process, run = start(tmp_path, 4)
@@ -121,15 +122,14 @@ def test_a_selftest_that_was_stopped_keeps_what_its_faults_gave_and_goes_on(
     if number is signal.SIGINT:
         assert process.returncode == 130, stderr
         assert f"mla-harness selftest --resume {run}" in stderr and "Traceback" not in stderr
-        assert (
-            "faults caught: 0 of 6, 6 not judged yet" in stdout and (run / "report.html").exists()
-        )
+        assert (run / "report.html").exists()
+        approved(lines_with(stdout, "faults caught: 0"))
     before = (run / "tried.jsonl").read_text().splitlines()
     (tmp_path / "go").touch()
     again, _ = start(tmp_path, 4, run)
     stdout, stderr = again.communicate(timeout=HANG_SECONDS)
     assert again.returncode == 0, stderr
-    assert "faults caught: 6 of 6\n" in stdout
+    approved(lines_with(stdout, "faults caught: 6"))
     lines = (run / "tried.jsonl").read_text().splitlines()
     assert (
         lines[: len(before)] == before
@@ -139,13 +139,12 @@ def test_a_selftest_that_was_stopped_keeps_what_its_faults_gave_and_goes_on(
 
 
 def test_ctrl_c_while_reports_are_written_says_how_to_go_on_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], approved: Approved
 ) -> None:
     def interrupted() -> int:
         raise KeyboardInterrupt
 
     store = RunStore.create(tmp_path, (), command="mla-harness run", options={})
     code = work_and_report(store, lambda: None, stop=lambda: None, report=interrupted)
-    assert code == 130 and capsys.readouterr().err.startswith(
-        "interrupted; continue with: mla-harness run --resume "
-    )
+    assert code == 130
+    approved(capsys.readouterr().err)

@@ -10,6 +10,7 @@ import pytest
 
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios
+from tests.transcripts import Approved, lines_with
 
 from .conftest import GOOD_BODY  # type: ignore[import-not-found]
 
@@ -38,28 +39,32 @@ def test_cases_are_listed_as_json_too(cli: Cli, scenarios: Path) -> None:
 
 @pytest.mark.parametrize("more", ["", OTHER], ids=["one kernel", "two kernels"])
 def test_a_case_of_somebodys_own_kernel_is_shown(
-    cli: Cli, scenarios: Path, plugin: Callable[[str], Path], more: str
+    cli: Cli, scenarios: Path, plugin: Callable[[str], Path], more: str, approved: Approved
 ) -> None:
     path = plugin(GOOD_BODY)
     path.write_text(path.read_text() + more)
     case_id = "quantize[kernel=mine,num_live=8]"
     code, out, err = cli("show", case_id, "--plugin", path, "--scenarios", scenarios)
     assert (code, err) == (0, "")
-    assert f"run: mla-harness run '{case_id}' --scenarios {scenarios} --plugin {path}" in out
+    approved(lines_with(out, "run: mla-harness run"))
 
 
 def test_a_case_that_no_kernel_of_a_plugin_has_is_refused(
-    cli: Cli, scenarios: Path, plugin: Callable[[str], Path]
+    cli: Cli, scenarios: Path, plugin: Callable[[str], Path], approved: Approved
 ) -> None:
     case_id = "quantize[kernel=theirs,num_live=8]"
     code, _, err = cli("show", case_id, "--plugin", plugin(GOOD_BODY), "--scenarios", scenarios)
-    assert code == 2 and "did you mean 'quantize[kernel=mine,num_live=8]'" in err
+    assert code == 2
+    approved(err)
 
 
-def test_a_cell_of_the_matrix_is_shown_although_it_is_of_no_scenario(cli: Cli) -> None:
+def test_a_cell_of_the_matrix_is_shown_although_it_is_of_no_scenario(
+    cli: Cli, approved: Approved
+) -> None:
     code, out, err = cli("show", CELL)
     assert (code, err) == (0, "")
-    assert "mla-harness run susceptibility" in out and f"run: mla-harness run '{CELL}'" in out
+    assert "mla-harness run susceptibility" in out
+    approved(lines_with(out, "run: mla-harness run"))
     assert json.loads(cli("show", CELL, "--json")[1])["scenario"] is None
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from harness.run import plugin_files
+from tests.transcripts import Approved
 
 from .conftest import GOOD_BODY  # type: ignore[import-not-found]
 
@@ -164,7 +165,7 @@ def test_cases_that_share_a_process_begin_with_the_state_of_a_new_one(
 
 
 def test_what_an_import_leaves_behind_is_restored_and_said_for_its_kernels_alone(
-    cli: Cli, scenarios: Path, tmp_path: Path, pids: Callable[[], list[str]]
+    cli: Cli, scenarios: Path, tmp_path: Path, pids: Callable[[], list[str]], approved: Approved
 ) -> None:
     words: list[object] = ["-n", 1]
     for name, change in (
@@ -178,21 +179,16 @@ def test_what_an_import_leaves_behind_is_restored_and_said_for_its_kernels_alone
     found = run(cli, scenarios, *words)
     for result in found["first"]:
         assert result["verdict"] == "pass"
-        assert (
-            result["reason"]
-            == "the import of first_kernel.py set the default dtype to torch.float64 (restored)"
-        )
+        approved(result["reason"])
     for result in found["second"]:
-        assert (
-            result["verdict"] == "fail"
-            and "the import of second_kernel.py replaced torch.empty" in result["reason"]
-        )
+        assert result["verdict"] == "fail"
+        approved(result["reason"])
     assert {result["verdict"] for result in found["lazy"]} == {"fail"}
     assert not any("import" in result["reason"] for result in found["lazy"])
 
 
 def test_a_remark_on_the_process_is_beside_the_failure_that_it_may_explain(
-    cli: Cli, scenarios: Path, tmp_path: Path, pids: Callable[[], list[str]]
+    cli: Cli, scenarios: Path, tmp_path: Path, pids: Callable[[], list[str]], approved: Approved
 ) -> None:
     (tmp_path / "needs.py").write_text(
         source("needs").replace(
@@ -202,10 +198,7 @@ def test_a_remark_on_the_process_is_beside_the_failure_that_it_may_explain(
     )
     first, _ = run(cli, scenarios, "-n", 1, "--plugin", tmp_path / "needs.py")["needs"]
     assert first["verdict"] == "crash" and "raised AssertionError" in first["reason"]
-    assert (
-        "the import of needs.py set the default dtype to torch.float64"
-        in first["findings"][0]["message"]
-    )
+    approved(first["findings"][0]["message"])
 
 
 def test_a_remark_is_printed_with_its_number_of_cases(
@@ -216,16 +209,16 @@ def test_a_remark_is_printed_with_its_number_of_cases(
         "run", "quantize", "--scenarios", scenarios, "-n", 1, "--plugin", tmp_path / "dtype.py"
     )
     assert code == 0
-    assert f"remark on 2 cases that pass: {SAYS['dtype']}" in " ".join(out.split())
+    assert "remark on 2" in out and "torch.float64" in out
 
 
-def test_one_name_in_two_files_is_refused(cli: Cli, scenarios: Path, tmp_path: Path) -> None:
+def test_one_name_in_two_files_is_refused(
+    cli: Cli, scenarios: Path, tmp_path: Path, approved: Approved
+) -> None:
     for file in ("a.py", "b.py"):
         (tmp_path / file).write_text(source("same"))
     words = ("--plugin", tmp_path / "a.py", "--plugin", tmp_path / "b.py")
     code, _, err = cli("run", "quantize", "--scenarios", scenarios, "-n", 1, *words)
     assert code == 2 and err.count("\n") == 1
-    assert (
-        "b.py: kernel 'quantize_fp8/same' is registered already, by" in err
-        and "a.py; rename one" in err
-    )
+    assert "a.py; rename one" in err
+    approved(err)

@@ -16,6 +16,7 @@ import pytest
 
 from harness.report.wording import reproduce_case
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
+from tests.transcripts import Approved
 
 SHIPPED = Path(__file__).parents[2] / "scenarios"
 Cli = Callable[..., tuple[int, str, str]]
@@ -44,19 +45,22 @@ def test_scenarios_that_cannot_run_here_are_left_out_of_the_verdict(
     )
     code, out, err = repro(cli, folder)
     assert (code, err) == (0, "")
-    assert "caught merge.ignore-context-count by finite" in out
+    assert "caught merge.ignore-context-count" in out
     assert "gets through" not in out
-    assert out.count("\nskipped ") == 2 and ": vLLM is not installed" in out
+    assert out.count("\nskipped ") == 2 and ": vLLM is" in out
 
 
 @pytest.mark.nightly
-def test_a_nightly_scenario_of_a_bug_is_left_out(cli: Cli, tmp_path: Path) -> None:
+def test_a_nightly_scenario_of_a_bug_is_left_out(
+    cli: Cli, tmp_path: Path, approved: Approved
+) -> None:
     folder = shipped(tmp_path / "shipped", "decode-empty-rows", "vllm-survey")
     code, out, err = cli("repro", "57017", "--scenarios", folder, "-n", 1, "--shrink-seconds", 0)
     assert (code, err) == (0, "") and "caught decode.zero-length-row-nan" in out
     (folder / "decode-empty-rows.yaml").unlink()
     code, _, err = cli("repro", "57017", "--scenarios", folder, "-n", 1)
-    assert code == 2 and "name one by its whole id" in err
+    assert code == 2
+    approved(err)
 
 
 @pytest.mark.skipif(HAS_VLLM, reason="vLLM is installed: its scenarios run")
@@ -91,7 +95,9 @@ def test_a_fault_that_is_not_caught_as_declared_is_missed(
     assert fault["caught"] is False and why in fault["reason"]
 
 
-def test_a_fault_with_another_blame_than_declared_is_seen(cli: Cli, scenarios: Path) -> None:
+def test_a_fault_with_another_blame_than_declared_is_seen(
+    cli: Cli, scenarios: Path, approved: Approved
+) -> None:
     file = scenarios / "merge.yaml"
     file.write_text(
         file.read_text().replace("blames: [context.output, context.lse]", "blames: [kv.tail]")
@@ -101,7 +107,7 @@ def test_a_fault_with_another_blame_than_declared_is_seen(cli: Cli, scenarios: P
     assert "WRONG BLAME merge.ignore-context-count" in err and "MISSED" not in err
     (fault,) = json.loads(out)["faults"]
     assert (fault["seen"], fault["caught"]) == (True, False)
-    assert "blamed context.output, context.lse where kv.tail was declared" in fault["reason"]
+    approved(fault["reason"])
 
 
 @pytest.mark.parametrize(
@@ -112,18 +118,16 @@ def test_a_fault_with_another_blame_than_declared_is_seen(cli: Cli, scenarios: P
     ],
 )
 def test_the_name_of_a_scenario_is_told_from_a_reference(
-    cli: Cli, scenarios: Path, name: str, what: str, again: str
+    cli: Cli, scenarios: Path, name: str, what: str, again: str, approved: Approved
 ) -> None:
     code, out, err = cli("repro", name, "--scenarios", scenarios)
     assert (code, out) == (2, "") and err.count("\n") == 1
-    assert (
-        f"is a {what}, which repro takes only with --script FILE" in err
-        and f"mla-harness {again}" in err
-    )
+    assert f"mla-harness {again}" in err
+    approved(err)
 
 
 def test_an_engine_is_imported_from_the_folder_that_the_user_names(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, approved: Approved
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -140,7 +144,5 @@ def test_an_engine_is_imported_from_the_folder_that_the_user_names(
     assert store.plan.options["engine_path"] == str(package.parent)
     assert f"--engine-path {package.parent}" in reproduce_case("x", None, store.plan.options)
     code, _, err = cli("repro", 36540, "--engine-path", tmp_path)
-    assert (
-        code == 2
-        and f"--engine-path {tmp_path}: no package vllm or sglang or flashinfer there" in err
-    )
+    assert code == 2
+    approved(err)

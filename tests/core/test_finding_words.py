@@ -9,16 +9,16 @@ def test_neighbouring_rows_are_one_range():
     assert ranges([7]) == "7"
 
 
-def test_a_long_list_of_ranges_is_cut_with_a_count():
-    assert ranges(range(0, 40, 2)) == "0, 2, 4, 6, 8, 10 and 14 more ranges"
+def test_a_long_list_of_ranges_is_cut_with_a_count(approved):
+    approved(ranges(range(0, 40, 2)))
 
 
-def test_a_place_of_a_one_dimensional_tensor_needs_no_index():
+def test_a_place_of_a_one_dimensional_tensor_needs_no_index(approved):
     assert place("token", [3], (3,)) == "token 3"
-    assert place("token", [3], (3, 1)) == "token 3; first at [3, 1]"
+    approved(place("token", [3], (3, 1)))
 
 
-def test_findings_about_other_tensors_sites_or_causes_stay_apart_whatever_their_words():
+def test_findings_about_other_tensors_sites_or_causes_stay_apart_whatever_their_words(approved):
     findings = [
         Finding(oracle="finite", tensor="out 1", site="a", cause="nan", message="NaN: 3 elements"),
         Finding(
@@ -34,4 +34,4 @@ def test_findings_about_other_tensors_sites_or_causes_stay_apart_whatever_their_
     ]
     kept = merged(findings)
     assert [finding.tensor for finding in kept] == ["out 1", "out 2", "out 3", "lse"]
-    assert kept[0].message == "NaN: 3 elements (1 more like it)"
+    approved(kept[0].message)

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from harness.core.cases import Case
 from harness.core.catalog import SYSTEMS
 from harness.core.params import STORED
+from tests.transcripts import Approved
 
 ILLEGAL: list[tuple[str, str | None, dict[str, Any], str]] = [
     (
@@ -123,27 +124,21 @@ def test_parameters_that_contradict_each_other_make_no_case(
     assert sentence in refused.value.errors()[0]["msg"]
 
 
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        ({"system": "kernel"}, "system kernel has no op None; known: "),
-        (
-            {"system": "kernel", "op": "mla_decod"},
-            "system kernel has no op 'mla_decod'; did you mean 'mla_decode'?",
-        ),
-        ({"system": "engin"}, "unknown system 'engin': did you mean 'engine'?"),
-        ({}, "unknown system ''"),
-    ],
-)
 def test_of_an_unknown_system_or_op_there_is_no_case_and_the_error_names_the_nearest(
-    given: dict[str, Any], sentence: str
+    approved: Approved,
 ) -> None:
-    with pytest.raises(ValidationError) as refused:
-        Case.model_validate({"id": "a", "scenario": "a", **given})
-    assert sentence in refused.value.errors()[0]["msg"]
+    for given in [
+        {"system": "kernel"},
+        {"system": "kernel", "op": "mla_decod"},
+        {"system": "engin"},
+        {},
+    ]:
+        with pytest.raises(ValidationError) as refused:
+            Case.model_validate({"id": "a", "scenario": "a", **given})
+        approved(refused.value.errors()[0]["msg"], str(given))
 
 
-def test_a_stored_case_that_a_newer_rule_refuses_can_still_be_read() -> None:
+def test_a_stored_case_that_a_newer_rule_refuses_can_still_be_read(approved: Approved) -> None:
     model = SYSTEMS.get("kernel").model("write_kv")
     old = {
         "id": "a",
@@ -152,7 +147,7 @@ def test_a_stored_case_that_a_newer_rule_refuses_can_still_be_read() -> None:
         "op": "write_kv",
         "params": {"num_tokens": 2},
     }
-    with pytest.raises(ValidationError, match="leaves no token to store"):
+    with approved.raises(ValidationError):
         Case.model_validate(old)
     case = Case.model_validate(old, context=STORED)
     assert (case.op, case.params) == (

@@ -13,6 +13,7 @@ import pytest
 from harness.core import stored, unreadable
 from harness.core.errors import InputError
 from harness.core.stored import append_line, parsed, read_json, read_lines, read_text, set_aside
+from tests.transcripts import Approved
 
 
 @pytest.fixture(autouse=True)
@@ -45,16 +46,17 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_line_that_cannot_be_read_is_left_out_and_noted_once(name: str, file: Path) -> None:
+def test_a_line_that_cannot_be_read_is_left_out_and_noted_once(
+    name: str, file: Path, approved: Approved
+) -> None:
     file.write_bytes(
         GOOD + BAD[name] + (b"" if BAD[name].endswith(b"\n") else b"\n") + b"\n" + GOOD
     )
     for _ in range(2):
         assert list(read_lines(file)) == [{"key": 1}, {"key": 1}]
     (warning,) = unreadable.warnings()
-    assert (
-        warning.startswith(f"{file}: line 2 cannot be read; ") and unreadable.num_lines(file) == 1
-    )
+    assert unreadable.num_lines(file) == 1
+    approved(warning)
     file.write_bytes(BAD[name])
     unreadable.forget()
     assert list(read_lines(file)) == [] and unreadable.num_lines(file) == 1, "the last line alike"
@@ -77,11 +79,11 @@ def test_a_last_line_without_an_end_that_is_whole_or_foreign_is_ended(file: Path
         assert file.read_bytes() == GOOD + last + b'\n{"key": 2}\n'
 
 
-def test_several_lines_of_a_file_are_one_warning(file: Path) -> None:
+def test_several_lines_of_a_file_are_one_warning(file: Path, approved: Approved) -> None:
     file.write_bytes(b"\0\n" + GOOD + b"{\n")
     list(read_lines(file))
     (warning,) = unreadable.warnings()
-    assert warning.startswith(f"{file}: 2 lines cannot be read, line 1 first; ")
+    approved(warning)
 
 
 def test_lines_are_set_aside_once_and_the_file_is_kept(file: Path) -> None:
@@ -98,24 +100,26 @@ def test_lines_are_set_aside_once_and_the_file_is_kept(file: Path) -> None:
     assert set_aside(file) == 0 and file.read_bytes() == GOOD, "a torn line alone is cut off"
 
 
-def test_a_line_of_any_length_is_read_in_parts(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_of_any_length_is_read_in_parts(
+    file: Path, monkeypatch: pytest.MonkeyPatch, approved: Approved
+) -> None:
     monkeypatch.setattr(stored, "MOST_LINE_BYTES", 64)
     file.write_bytes(GOOD + b'{"key": "' + b"x" * 1000 + b'"}\n' + GOOD)
     assert list(read_lines(file)) == [{"key": 1}, {"key": 1}]
-    assert unreadable.warnings()[0].startswith(f"{file}: line 2 cannot be read")
+    approved(unreadable.warnings()[0])
 
 
 def test_a_document_is_not_too_large_and_nests_no_deeper_than_ours_do(
-    file: Path, monkeypatch: pytest.MonkeyPatch
+    file: Path, monkeypatch: pytest.MonkeyPatch, approved: Approved
 ) -> None:
     for depth in (200, 20_000):
         file.write_text("[" * depth + "]" * depth)
-        with pytest.raises(InputError, match="damaged, cannot be read: it nests too deep"):
+        with approved.raises(InputError):
             read_json(file)
     file.write_text("[" * 90 + "]" * 90)
     assert isinstance(read_json(file), list)
     monkeypatch.setattr(stored, "MOST_BYTES", 100)
-    with pytest.raises(InputError, match="so it is none of ours"):
+    with approved.raises(InputError):
         read_text(file)
 
 
@@ -138,8 +142,8 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     assert list(read_lines(tmp_path / "none")) == []
 
 
-def test_a_number_is_a_finite_one() -> None:
+def test_a_number_is_a_finite_one(approved: Approved) -> None:
     for text in ("NaN", "Infinity", "-Infinity", "1e400", "-1e400", "9" * 301):
-        with pytest.raises(ValueError, match=r"is no finite number|a number of 301 digits"):
+        with approved.raises(ValueError):
             parsed(f'{{"a": [{text}]}}')
     assert parsed('[1e308, -0.5, 7, "NaN"]') == [1e308, -0.5, 7, "NaN"]

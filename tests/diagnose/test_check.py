@@ -10,6 +10,7 @@ import pytest
 
 from harness.diagnose.script.code import MARKER
 from harness.diagnose.script.export import Check, check, run
+from tests.transcripts import Approved
 from tests.waiting import HANG_SECONDS
 
 
@@ -24,12 +25,12 @@ from tests.waiting import HANG_SECONDS
         ("raise ValueError(1)", False),
     ],
 )
-def test_only_a_failed_assertion_is_the_bug_of_a_case_that_failed(line: str, fails: bool) -> None:
+def test_only_a_failed_assertion_is_the_bug_of_a_case_that_failed(
+    line: str, fails: bool, approved: Approved
+) -> None:
     done = check(f"x = 0\n{line}{MARKER}\n")
     assert done.fails_with is fails and done.without_bug.passes and done.holds is fails
-    assert done.sentence.startswith(
-        "fails with the bug: yes" if fails else "fails with the bug: no ("
-    )
+    approved(done.sentence)
 
 
 def test_the_assertion_counts_in_a_process_of_torch_distributed_too() -> None:
@@ -64,7 +65,7 @@ def test_a_script_finds_packages_of_the_python_path_but_not_this_project(
     assert not check(f"x = 0\nimport harness{MARKER}\n").fails_with
 
 
-def test_a_script_that_does_not_end_is_ended(tmp_path: Path) -> None:
+def test_a_script_that_does_not_end_is_ended(tmp_path: Path, approved: Approved) -> None:
     endless, short = tmp_path / "endless.py", tmp_path / "short.py"
     endless.write_text("while True: pass\n")
     short.write_text("x = 0\n")
@@ -72,7 +73,7 @@ def test_a_script_that_does_not_end_is_ended(tmp_path: Path) -> None:
     # longer than that to start.
     done = Check(run(endless, seconds=1), run(short, seconds=HANG_SECONDS), may_crash=False)
     assert not done.holds and done.late == "with the bug"
-    assert done.sentence == "fails with the bug: no (it did not end in time); passes without: yes"
+    approved(done.sentence)
 
 
 def test_a_test_file_without_tests_shows_nothing() -> None:

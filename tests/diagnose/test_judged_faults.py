@@ -12,6 +12,7 @@ from harness.core.records import Blame, CaseResult, FaultResult, Verdict
 from harness.diagnose.run_jobs import exit_code, judge_fault
 from harness.scenario.load import load_scenarios
 from harness.scenario.schema import FaultUse
+from tests.transcripts import Approved
 
 PLANS = ("output", "lse", "workspace", "graph.pool", "graph.pad_rows")
 """What a case with a stale plan fills."""
@@ -37,13 +38,12 @@ def judged(
     return judge_fault(declared, found, Blame(sites=sites, how=HOW), 0.0, clean)
 
 
-def test_a_fault_that_is_seen_with_another_blame_is_no_miss_and_says_both() -> None:
+def test_a_fault_that_is_seen_with_another_blame_is_no_miss_and_says_both(
+    approved: Approved,
+) -> None:
     found = judged(use(), result("streams", "answers"), "output", "lse")
     assert (found.outcome, found.seen, found.caught) == (WRONG_BLAME, True, False)
-    assert (
-        found.reason
-        == f"seen by streams, answers, blamed output, lse where no site was declared: {HOW}"
-    )
+    approved(found.reason)
     assert exit_code([], [found]) == 1, "a wrong blame is a defect of the judge"
 
 
@@ -59,12 +59,10 @@ def test_a_declaration_may_allow_any_of_some_sites_or_none(sites: tuple[str, ...
     assert (found.outcome, found.reason) == (CAUGHT, "") and exit_code([], [found]) == 0
 
 
-def test_a_declaration_that_allows_too_little_is_red() -> None:
+def test_a_declaration_that_allows_too_little_is_red(approved: Approved) -> None:
     found = judged(use(may_blame=PLANS[:2]), result("answers"), "output", "workspace")
     assert found.outcome == WRONG_BLAME and exit_code([], [found]) == 1
-    assert (
-        "blamed output, workspace where any of output, lse, or no site was declared" in found.reason
-    )
+    approved(found.reason)
 
 
 def test_sites_that_may_be_blamed_stand_beside_those_that_must_be() -> None:
@@ -76,7 +74,7 @@ def test_sites_that_may_be_blamed_stand_beside_those_that_must_be() -> None:
     assert outcomes == [WRONG_BLAME, WRONG_BLAME, CAUGHT, CAUGHT]
 
 
-def test_one_of_several_declared_oracles_is_enough() -> None:
+def test_one_of_several_declared_oracles_is_enough(approved: Approved) -> None:
     several = use(caught_by=["answers", "streams"])
     assert [
         judged(several, result(oracle)).outcome for oracle in ("answers", "streams", "finite")
@@ -85,10 +83,7 @@ def test_one_of_several_declared_oracles_is_enough() -> None:
         CAUGHT,
         MISSED,
     ]
-    assert (
-        judged(several, result("finite")).reason
-        == "expected answers or streams to fire, not finite"
-    )
+    approved(judged(several, result("finite")).reason)
 
 
 def test_an_engine_that_died_gave_no_answers() -> None:
@@ -98,9 +93,10 @@ def test_an_engine_that_died_gave_no_answers() -> None:
     )
 
 
-def test_an_oracle_that_fires_without_the_fault_too_does_not_see_it() -> None:
+def test_an_oracle_that_fires_without_the_fault_too_does_not_see_it(approved: Approved) -> None:
     found = judged(use(), result("answers"), clean=result("answers", fault=None))
-    assert found.outcome == MISSED and found.reason == "answers fires without the fault too"
+    assert found.outcome == MISSED
+    approved(found.reason)
     other = judged(
         use(caught_by=["answers", "streams"]),
         result("answers", "streams"),

@@ -21,6 +21,7 @@ from harness.run.pool import JobPool
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenario, load_scenarios
 from harness.store.run_folder import RunStore
+from tests.transcripts import Approved
 
 ENTRY = KnownFailure(issue="vllm-project/vllm#43961", engine="vllm", versions=">=0.21,<0.23")
 BROKEN = (Finding(oracle="finite", message="NaN in live rows of out"),)
@@ -39,12 +40,15 @@ def result(verdict: Verdict, asked: Job) -> CaseResult:
 
 
 @pytest.mark.parametrize("version", ["0.21.0", "0.22.1", "0.22.1+cu130", "0.22.0rc1"])
-def test_the_expected_failure_is_known_keeps_its_findings_and_fails_no_run(version: str) -> None:
+def test_the_expected_failure_is_known_keeps_its_findings_and_fails_no_run(
+    version: str, approved: Approved
+) -> None:
     asked = job(ENTRY)
     found = apply_known(asked, result(Verdict.FAIL, asked), {"vllm": version})
     assert found.verdict is Verdict.KNOWN
     assert found.findings == BROKEN
-    assert "vllm-project/vllm#43961" in found.reason and "NaN in live rows" in found.reason
+    assert "vllm-project/vllm#43961" in found.reason
+    approved(found.reason)
     assert exit_code([found]) == 0
 
 
@@ -155,36 +159,21 @@ def test_a_scenario_hands_an_entry_to_the_points_that_it_names() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ("{issue: 43961, engine: vllm, versions: '<0.23'}", "expected text"),
-        (
-            "{issue: vllm-project/vllm#43961, engine: vlm, versions: '<0.23'}",
-            "unknown engine 'vlm'",
-        ),
-        (
-            "{issue: vllm-project/vllm#43961, engine: vllm, versions: 'up to 0.22'}",
-            "names no versions",
-        ),
-        (
-            "{issue: vllm-project/vllm#43961, engine: vllm, versions: '<0.23', on: {kv: x}}",
-            "is no axis of the matrix",
-        ),
-        ("{issue: me/kernels#1}", "name the engine and its versions, or a kernel alone"),
-        ("{issue: me/kernels#1, kernel: mine, engine: vllm, versions: '<1'}", "or a kernel alone"),
-        (
-            "{issue: vllm-project/vllm#43961, engine: vllm, versions: '<0.23', expect: [skip]}",
-            "unknown value 'skip'",
-        ),
-    ],
-)
-def test_a_wrong_entry_is_refused_with_its_place(tmp_path: Path, entry: str, message: str) -> None:
-    path = tmp_path / "wrong.yaml"
-    path.write_text(
-        f"name: wrong\nsummary: s\nsystem: kernel\nop: write_kv\nknown:\n  - {entry}\n",
-        encoding="utf-8",
-    )
-    with pytest.raises(InputError, match=message) as caught:
-        load_scenario(path)
-    assert str(caught.value).startswith(f"{path}:6:")
+def test_a_wrong_entry_is_refused_with_its_place(tmp_path: Path, approved: Approved) -> None:
+    for entry in [
+        "{issue: 43961, engine: vllm, versions: '<0.23'}",
+        "{issue: vllm-project/vllm#43961, engine: vlm, versions: '<0.23'}",
+        "{issue: vllm-project/vllm#43961, engine: vllm, versions: 'up to 0.22'}",
+        "{issue: vllm-project/vllm#43961, engine: vllm, versions: '<0.23', on: {kv: x}}",
+        "{issue: me/kernels#1}",
+        "{issue: me/kernels#1, kernel: mine, engine: vllm, versions: '<1'}",
+        "{issue: vllm-project/vllm#43961, engine: vllm, versions: '<0.23', expect: [skip]}",
+    ]:
+        path = tmp_path / "wrong.yaml"
+        path.write_text(
+            f"name: wrong\nsummary: s\nsystem: kernel\nop: write_kv\nknown:\n  - {entry}\n",
+            encoding="utf-8",
+        )
+        with approved.raises(InputError, entry) as caught:
+            load_scenario(path)
+        assert str(caught.value).startswith(f"{path}:6:")

@@ -22,6 +22,7 @@ from harness.judge.run_case import run_case
 from harness.run.environment import Environment
 from harness.run.pool import JobPool
 from harness.store.run_folder import RunStore
+from tests.transcripts import Approved
 
 
 def job(name: str, *, plugins: tuple[str, ...] = ("mine.py",), kernel: str = "mine") -> Job:
@@ -131,7 +132,7 @@ def test_a_kernel_that_no_user_wrote_is_run_to_the_end(tmp_path: Path) -> None:
     assert ran(tmp_path, lambda of: crash(of, kernel="write_kv/torch"), jobs) == {"crash": 5}
 
 
-def test_of_the_cases_that_wait_those_of_other_kernels_stay() -> None:
+def test_of_the_cases_that_wait_those_of_other_kernels_stay(approved: Approved) -> None:
     crashes, waiting = RepeatedCrashes(), deque([job("1"), job("2", kernel="other")])
     left_out = [
         one for _ in range(3) for one in crashes.left_out_after(job("0"), crash(job("0")), waiting)
@@ -139,7 +140,5 @@ def test_of_the_cases_that_wait_those_of_other_kernels_stay() -> None:
     assert [one.id for one in left_out] == ["s[n=1]"] and [one.case.id for one in waiting] == [
         "s[n=2]"
     ]
-    assert (
-        left_out[0].cause == Code.LEFT_OUT
-        and "crashed 3 times by ValueError at mine.py:3" in left_out[0].reason
-    )
+    assert left_out[0].cause == Code.LEFT_OUT
+    approved(left_out[0].reason)

@@ -28,6 +28,7 @@ from harness.diagnose.script.code import (
 from harness.diagnose.script.export import check
 from harness.diagnose.script.recipes import RECIPES
 from harness.scenario.expand import fault_cases
+from tests.transcripts import Approved, lines_with
 from tests.waiting import HANG_SECONDS, wait_until, wait_until_gone
 
 from .cases import SCENARIOS, declared, script_of  # type: ignore[import-not-found]
@@ -51,7 +52,7 @@ def test_every_recipe_is_tried() -> None:
     assert {fault for fault, _ in DECLARED} == set(RECIPES)
 
 
-def test_a_bug_without_a_script_is_refused_with_those_that_have_one() -> None:
+def test_a_bug_without_a_script_is_refused_with_those_that_have_one(approved: Approved) -> None:
     tried = {
         use.name: case for scenario in SCENARIOS.values() for use, case in fault_cases(scenario)
     }
@@ -64,7 +65,7 @@ def test_a_bug_without_a_script_is_refused_with_those_that_have_one() -> None:
             script_of(fault, tried[fault])
         named = (*RECIPES, "mla-harness repro ", f"--fault {fault}")
         assert all(word in str(error.value) for word in named) and "\n" not in str(error.value)
-    with pytest.raises(InputError, match="a case of system vllm is not exported"):
+    with approved.raises(InputError):
         script_of("vllm.router-int64-ids", tried["vllm.router-int64-ids"])
 
 
@@ -120,13 +121,14 @@ def test_a_script_is_as_ruff_wants_it_with_its_bug_and_without(
         assert done.returncode == 0, done.stdout
 
 
-def test_the_numbers_of_a_script_are_those_of_its_case() -> None:
+def test_the_numbers_of_a_script_are_those_of_its_case(approved: Approved) -> None:
     fault, case = next(pair for pair in DECLARED if pair[1].op == "merge_attn_states")
     params = case.params.model_copy(
         update={"num_tokens": 9, "num_with_context": 4, "num_heads": 3, "v_head_dim": 8}
     )
     text = script_of(fault, case.model_copy(update={"params": params, "seed": 5}))
-    assert "SEED = 5\n" in text and "NUM_TOKENS, WITH_CONTEXT, HEADS, V_DIM = 9, 4, 3, 8\n" in text
+    assert "SEED = 5\n" in text
+    approved(lines_with(text, "NUM_TOKENS, WITH_CONTEXT, HEADS,"))
 
 
 def test_a_script_names_the_address_of_its_thread() -> None:
@@ -153,15 +155,18 @@ def test_dead_code_goes_and_what_is_used_stays() -> None:
     dead += "def unused():\n    return math.pi\n\n\ndef check():\n    torch.add(used())\n"
     left = without_dead_code(dead)
     assert "import math" not in left and "X = 1" not in left and "unused" not in left
-    assert "from a import c\n" in left and "def used" in left and "import torch" in left
+    assert "def used" in left and "import torch" in left
+    assert "from a" in left
 
 
-def test_an_optional_keyword_that_no_call_gives_goes_unless_the_kernel_is_under_test() -> None:
+def test_an_optional_keyword_that_no_call_gives_goes_unless_the_kernel_is_under_test(
+    approved: Approved,
+) -> None:
     text = (
         "def f(x, *, scale, extra=None):\n    return x * scale\n\n\ndef check():\n    f(1,"
         " scale=2)\n"
     )
-    assert without_dead_code(text).startswith("def f(x, *, scale):\n")
+    approved(without_dead_code(text))
     used = text.replace("x * scale", "x * scale * extra")
     assert without_dead_code(used) == used
     under_test = text.replace(
@@ -170,7 +175,7 @@ def test_an_optional_keyword_that_no_call_gives_goes_unless_the_kernel_is_under_
     assert "extra=None" in without_dead_code(under_test)
 
 
-def test_the_function_of_a_plug_in_is_inlined(tmp_path: Path) -> None:
+def test_the_function_of_a_plug_in_is_inlined(tmp_path: Path, approved: Approved) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "import torch\nimport torch.nn.functional as F\nfrom harness import kernel\n\nSCALE ="
@@ -180,10 +185,11 @@ def test_the_function_of_a_plug_in_is_inlined(tmp_path: Path) -> None:
     )
     assert kernel_in(str(file), "write_kv", "mine") == f"{file}:write"
     found = inline(kernel_in(str(file), "mla_decode", "mine"))
-    assert found.name == "decode" and "import torch.nn.functional as F" in found.imports
+    assert found.name == "decode"
+    assert "torch.nn.functional as F" in "\n".join(found.imports)
     assert "SCALE = 2.0" in found.code and "def helper" in found.code
     assert "@kernel" not in found.code and "harness" not in found.code
-    with pytest.raises(InputError, match="no function at its top level"):
+    with approved.raises(InputError):
         kernel_in(str(file), "mla_decode", "other")
 
 

@@ -16,6 +16,7 @@ from harness.diagnose.script.code import MARKER
 from harness.diagnose.script.export import Exported, first_that_shows
 from harness.run.environment import Environment
 from mla_harness_vllm.params import VllmParams
+from tests.transcripts import Approved
 
 FAKE = Path(__file__).parents[2] / "adapters" / "vllm" / "tests" / "serve" / "fake"
 FAILING = {"graph": "full", "runner": "v2", "prefix_caching": True, "max_num_seqs": 16}
@@ -51,10 +52,12 @@ def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fake_vllm")
-def test_a_served_case_becomes_a_script_of_the_options_that_fail_and_the_plain_ones() -> None:
+def test_a_served_case_becomes_a_script_of_the_options_that_fail_and_the_plain_ones(
+    approved: Approved,
+) -> None:
     one = exported(served(**FAILING))
     assert one.check.holds
-    assert "answers by epoch [0.0, 0.0], answers with NaN [0, 0]" in one.check.with_bug.last_line
+    approved(one.check.with_bug.last_line)
     options = one.text.partition("FAILING = ")[2].partition("}\n")[0]
     assert '"enable_prefix_caching": True' in options and '"enforce_eager": False' in options
     assert '"max_num_seqs": 16' in options and "kv_cache_dtype" not in options
@@ -67,9 +70,11 @@ def test_a_served_case_becomes_a_script_of_the_options_that_fail_and_the_plain_o
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("fake_vllm")
-def test_no_script_that_passes_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(HarnessError, match=r"fails with the bug: no \(passes\)"):
+def test_no_script_that_passes_is_written(
+    monkeypatch: pytest.MonkeyPatch, approved: Approved
+) -> None:
+    with approved.raises(HarnessError):
         exported(served())
     monkeypatch.setenv("FAKE_VLLM", "")
-    with pytest.raises(HarnessError, match=r"fails with the bug: no \(passes\)"):
+    with approved.raises(HarnessError):
         exported(served(**FAILING))

@@ -161,16 +161,16 @@ def test_no_time_at_all_gives_the_case_itself():
     assert (found.case, found.steps, found.is_smallest) == (job.case, (), False)
 
 
-def test_a_case_that_passes_is_refused():
-    with pytest.raises(InputError, match="ends in pass; only a failing case can be shrunk"):
+def test_a_case_that_passes_is_refused(approved):
+    with approved.raises(InputError):
         shrink(StubPool(lambda job: ()), decode_job())
 
 
-def test_a_measurement_of_accuracy_is_refused():
+def test_a_measurement_of_accuracy_is_refused(approved):
     job = Job(
         key="k", case=Case(id="a", scenario="a", system="accuracy", params={"task": "gsm_symbolic"})
     )
-    with pytest.raises(InputError, match="takes too long a trial"):
+    with approved.raises(InputError):
         shrink(StubPool(lambda job: ()), job)
 
 

@@ -193,8 +193,5 @@ def test_the_table_has_each_set_with_its_command_and_each_refusal_once() -> None
     table = sets_table([failure[1], *refused], found(rule, failure))
     cells = [list(column.cells) for column in table.columns]
     assert cells[0] == ["1", "", "2"] and cells[1] == ["fail", "", "skipped"]
-    assert (
-        cells[3][0] == "60 of 64 answers"
-        and "vllm serve" in cells[3][1]
-        and "refuses" in cells[3][2]
-    )
+    assert "vllm serve" in cells[3][1] and "refuses" in cells[3][2]
+    assert "60 of 64" in cells[3][0]

@@ -17,6 +17,7 @@ from harness.engine.faults.memory import token_above_all
 from harness.engine.schedule.sequence import Sequence
 from harness.engine.speculation import SuffixDrafts, confirmed, greedy_tokens
 from tests.engine.conftest import notes_of, serve_all
+from tests.transcripts import Approved
 
 MakeEngine = Callable[[EngineParams], ReferenceEngine]
 
@@ -71,11 +72,11 @@ def test_drafts_change_how_long_it_takes_and_nothing_else(
         assert drafted == plain and fewer < steps
 
 
-def test_a_state_cannot_be_taken_back() -> None:
-    with pytest.raises(ValidationError, match="a state cannot be taken back"):
+def test_a_state_cannot_be_taken_back(approved: Approved) -> None:
+    with approved.raises(ValidationError):
         EngineParams(layers=("kda", "mla"), speculative_tokens=1)
 
 
-def test_a_step_must_have_room_for_all_drafts_of_a_request() -> None:
-    with pytest.raises(ValidationError, match="verifies 4 tokens in one step"):
+def test_a_step_must_have_room_for_all_drafts_of_a_request(approved: Approved) -> None:
+    with approved.raises(ValidationError):
         EngineParams(max_batched_tokens=3, speculative_tokens=3)

@@ -39,7 +39,8 @@ def test_another_answer_fires_and_says_where(oracle, change, evidence):
     second[2] *= change
     findings = ORACLES.get(oracle).judge(evidence(pair(oracle, second))).findings
     assert len(findings) == 1
-    assert findings[0].tensor == "request 1 of epoch 1" and findings[0].where.startswith("token 2")
+    assert findings[0].where.startswith("token 2")
+    assert "request 1" in findings[0].tensor and "epoch 1" in findings[0].tensor
 
 
 @BOTH

@@ -29,7 +29,7 @@ def test_one_non_finite_element_fires(observe, evidence, expected, value, dtype)
     tensor = expected.clone().to(dtype)
     tensor[2, 1, 7] = value
     finding = judge(evidence(Run("nan", [observe(tensor)]))).findings[0]
-    assert finding.where == "request 2; first at [2, 1, 7]"
+    assert "request 2" in finding.where and "[2, 1, 7]" in finding.where
     assert ("NaN" if value != value else "Inf") in finding.message
 
 
@@ -90,12 +90,12 @@ def test_a_nan_without_a_payload_takes_the_site_of_its_row(observe, evidence, ex
     )
 
 
-def test_steps_of_one_tensor_are_one_finding_with_a_count(observe, evidence, expected):
+def test_steps_of_one_tensor_are_one_finding_with_a_count(observe, evidence, expected, approved):
     tensor = torch.full_like(expected, NAN)
     run = Run("nan", [observe(tensor, name=f"logits of step {step}") for step in range(5)])
     findings = judge(evidence(run)).findings
     assert len(findings) == 1
-    assert "(4 more like it)" in findings[0].message
+    approved(findings[0].message)
 
 
 def test_integers_are_finite(observe, evidence):

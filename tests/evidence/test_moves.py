@@ -15,19 +15,17 @@ def test_bytes_of_their_owners_in_an_order_are_silent(evidence):
 
 
 @pytest.mark.parametrize("site", ["move.unsent", "move.foreign", "move.late"])
-def test_wrong_bytes_fire_with_their_site_and_the_order_of_the_run(evidence, site):
+def test_wrong_bytes_fire_with_their_site_and_the_order_of_the_run(evidence, site, approved):
     wrong = Misplaced(
         site, "latent of layer 1", "block 3, byte 7", "step 4, request 1 reads another token"
     )
     (finding,) = landed(evidence(Run("nan", [Moved(512, 0, [wrong], [], "schedule 2")]))).findings
     assert (finding.oracle, finding.site, finding.where) == ("landed", site, "block 3, byte 7")
-    assert (
-        "step 4, request 1 reads another token" in finding.message
-        and "schedule 2" in finding.message
-    )
+    assert "schedule 2" in finding.message
+    approved(finding.message)
 
 
-def test_two_accesses_without_an_order_fire_although_every_byte_is_right(evidence):
+def test_two_accesses_without_an_order_fire_although_every_byte_is_right(evidence, approved):
     race = Race(
         Launch("step 1", "compute"),
         Launch("store 0", "store"),
@@ -36,11 +34,9 @@ def test_two_accesses_without_an_order_fire_although_every_byte_is_right(evidenc
     )
     found = evidence(Run("nan", [Moved(512, 9, [], [race], "schedule 0")]))
     (finding,) = ordered(found).findings
-    assert landed(found).findings == [] and finding.where == "block 3, bytes 0 to 15"
-    assert (
-        "step 1 on stream compute" in finding.message
-        and "store 0 on stream store" in finding.message
-    )
+    assert landed(found).findings == []
+    assert finding.where.startswith("block 3")
+    approved(finding.message)
 
 
 def test_nothing_moved_is_nothing_looked_at(evidence):

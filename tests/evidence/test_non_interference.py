@@ -23,12 +23,12 @@ def test_every_classic_wrong_answer_in_one_of_two_runs_fires(observe, evidence, 
     assert findings and {finding.oracle for finding in findings} == {"non_interference"}
 
 
-def test_a_difference_of_one_bit_in_one_element_fires(observe, evidence, expected):
+def test_a_difference_of_one_bit_in_one_element_fires(observe, evidence, expected, approved):
     other = expected.float()
     other[1, 1, 2] = torch.nextafter(other[1, 1, 2], torch.tensor(9.0))
     finding = judge(evidence(Run("nan", [observe()]), Run("max", [observe(other)]))).findings[0]
-    assert finding.where == "request 1; first at [1, 1, 2]"
-    assert "patterns nan / max" in finding.message
+    assert "request 1" in finding.where and "[1, 1, 2]" in finding.where
+    approved(finding.message)
 
 
 def test_a_difference_in_dead_rows_is_silent(observe, evidence, expected):

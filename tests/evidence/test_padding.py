@@ -38,7 +38,7 @@ def test_the_last_bit_of_one_element_fires(evidence):
     moved = LOGITS.clone()
     moved[2, 5] = torch.nextafter(moved[2, 5], torch.tensor(9.0))
     finding = judge(evidence(Run("nan", [pair(moved)]))).findings[0]
-    assert finding.where == "row 2; first at [2, 5]"
+    assert "row 2" in finding.where and "[2, 5]" in finding.where
 
 
 @pytest.mark.parametrize(("change", "fires"), [(1e-6, False), (0.5, True)])

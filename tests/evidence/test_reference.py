@@ -34,27 +34,27 @@ def test_rows_that_are_not_live_may_hold_anything(observe, evidence, expected):
     assert judge(evidence(Run("nan", [observe(tensor)]))).findings == []
 
 
-def test_a_wrong_shape_fires(observe, evidence, expected):
+def test_a_wrong_shape_fires(observe, evidence, expected, approved):
     findings = judge(evidence(Run("nan", [observe(expected.float()[:, :1])]))).findings
-    assert "shape [4, 1, 8] where [4, 2, 8] is expected" in findings[0].message
+    approved(findings[0].message)
 
 
 def test_the_finding_tells_the_row_the_worst_element_and_its_bits(observe, evidence, expected):
     tensor = expected.float()
     tensor[1, 1, 3] = 99.0
     finding = judge(evidence(Run("nan", [observe(tensor)]))).findings[0]
-    assert finding.where == "request 1; worst at [1, 1, 3]"
+    assert "request 1" in finding.where and "[1, 1, 3]" in finding.where
     assert finding.bits == "0x42c60000 float32"
     assert "99 where" in finding.message
 
 
 def test_the_same_mismatch_under_several_patterns_is_one_finding_with_a_count(
-    observe, evidence, expected
+    observe, evidence, expected, approved
 ):
     runs = [Run(pattern, [observe(-expected.float())]) for pattern in ("nan", "zeros", "max")]
     findings = judge(evidence(*runs)).findings
     assert len(findings) == 1
-    assert "(2 more like it)" in findings[0].message
+    approved(findings[0].message)
 
 
 def test_expert_ids_are_compared_exactly(observe, evidence):

@@ -49,14 +49,14 @@ def test_a_stale_input_names_its_site(evidence):
     assert "stale sched_meta" in finding.message
 
 
-def test_an_engine_that_gives_the_same_answer_forever_fires(evidence):
+def test_an_engine_that_gives_the_same_answer_forever_fires(evidence, approved):
     same = logits(0)
     findings = judge(
         evidence(run(*(replayed(step, same, eager=same) for step in range(4))))
     ).findings
     assert len(findings) == 1
-    assert findings[0].where == "steps 0-3, row 0-2"
-    assert "although its inputs change" in findings[0].message
+    assert "steps 0-3" in findings[0].where and "row 0-2" in findings[0].where
+    approved(findings[0].message)
 
 
 def test_one_row_that_does_not_move_fires_alone(evidence):
@@ -104,7 +104,8 @@ def test_capture_sizes_that_change_from_step_to_step_are_compared_row_by_row(evi
     ]
     assert judge(evidence(run(*steps))).findings == []
     large[:2] = small
-    assert judge(evidence(run(*steps))).findings[0].where == "steps 0-1, row 0-1"
+    (finding,) = judge(evidence(run(*steps))).findings
+    assert "steps 0-1" in finding.where and "row 0-1" in finding.where
 
 
 def test_graphs_of_different_names_are_not_compared_with_each_other(evidence):

@@ -21,6 +21,7 @@ from harness.judge.targets.kernel import KernelTarget
 from harness.judge.verdict import judge
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.selection import select
+from tests.transcripts import Approved
 
 CASES = {
     "merge-kernel": {"prefix_out", "prefix_lse", "suffix_out", "suffix_lse"},
@@ -80,28 +81,28 @@ def test_a_kernel_that_does_not_wait_is_named_with_the_producer_of_each_input(na
     assert {race.span[0] for race in found.races} >= CASES[name]
     outcome = judge(Evidence(case, [Run("nan", [found])]))
     first = next(one for one in outcome.findings if one.oracle == "ordered")
-    assert first.site is None and first.where == "" and first.cause == "unordered: write and read"
+    assert first.site is None and first.where == ""
+    assert first.cause.startswith("unordered")
     assert (
         f"the producer of {first.tensor} on stream producer" in first.message
         and case.op in first.message
     )
 
 
-def test_outputs_that_come_after_their_reader_are_named_alone() -> None:
+def test_outputs_that_come_after_their_reader_are_named_alone(approved: Approved) -> None:
     case, found = moved("merge-kernel", "leaves")
     (finding,) = ordered(Evidence(case, [Run("nan", [found])])).findings
-    assert finding.tensor == "outputs" and "its caller on stream caller" in finding.message
+    assert finding.tensor == "outputs"
+    approved(finding.message)
 
 
-def test_host_memory_that_changes_before_its_copy_is_named_with_the_next_call() -> None:
+def test_host_memory_that_changes_before_its_copy_is_named_with_the_next_call(
+    approved: Approved,
+) -> None:
     case, found = moved("merge-kernel", "rewrites")
     (finding,) = ordered(Evidence(case, [Run("nan", [found])])).findings
-    assert (
-        finding.tensor == "host memory of the kernel"
-        and finding.cause == "unordered: read and write"
-    )
-    assert "a copy of merge_attn_states/torch on stream caller" in finding.message
-    assert "the next call of merge_attn_states/torch on stream host" in finding.message
+    assert "host memory" in finding.tensor and finding.cause.startswith("unordered")
+    approved(finding.message)
 
 
 def test_a_kernel_that_is_wrong_in_the_right_order_too_is_no_finding_of_order() -> None:

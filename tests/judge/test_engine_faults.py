@@ -14,6 +14,7 @@ from harness.core.errors import IllegalAddress
 from harness.core.records import Case
 from harness.core.seams import inject
 from harness.judge.targets.engine import EngineTarget
+from tests.transcripts import Approved
 
 from .applied_faults import check_caught, check_silent, findings  # type: ignore[import-not-found]
 
@@ -228,11 +229,13 @@ def test_a_stale_plan_leaves_out_later_pages_and_moves_the_logits() -> None:
         assert findings("reference", PADDED | {"capture": "lazy"}, set())
 
 
-def test_a_token_past_the_vocabulary_is_an_illegal_address_of_the_drafter() -> None:
+def test_a_token_past_the_vocabulary_is_an_illegal_address_of_the_drafter(
+    approved: Approved,
+) -> None:
     params = PADDED | {"drafter": True, "speculative_tokens": 1}
     with (
         inject(FAULTS.get("verify.nan-row-to-vocab-size")),
-        pytest.raises(IllegalAddress, match="tokens that the drafter looks up: index 128"),
+        approved.raises(IllegalAddress),
     ):
         findings("finite", params, {"output"})
     assert findings("finite", params, {"output"}) == []

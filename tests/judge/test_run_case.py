@@ -244,17 +244,17 @@ def test_an_exception_of_the_harness_is_an_error_with_the_end_of_the_traceback(s
     assert result.findings == ()
 
 
-def test_a_refusal_of_the_poison_is_an_error_in_one_line_without_a_traceback(stub):
+def test_a_refusal_of_the_poison_is_an_error_in_one_line_without_a_traceback(stub, approved):
     stub.behave = raising(PoisonError("fence: the system refused to protect a page (errno 12)"))
     result = run_case(job())
     assert result.verdict is Verdict.ERROR
-    assert result.reason == "fence: the system refused to protect a page (errno 12)"
+    approved(result.reason)
     assert result.log == ""
 
 
-def test_a_full_disk_is_no_result_of_the_case(stub):
+def test_a_full_disk_is_no_result_of_the_case(stub, approved):
     stub.behave = raising(OSError(errno.ENOSPC, "No space left on device", "scratch/run.pt"))
-    with pytest.raises(NoRoomError, match=r"^scratch/run.pt: No space left on device; make room$"):
+    with approved.raises(NoRoomError):
         run_case(job())
 
 
@@ -266,14 +266,15 @@ def test_an_oracle_that_looked_at_nothing_makes_the_case_an_error(stub, oracle):
     assert f"{oracle} judged no element" in result.reason
 
 
-def test_a_drawn_case_that_shows_less_with_a_plugin_is_a_skip_and_no_error(stub):
+def test_a_drawn_case_that_shows_less_with_a_plugin_is_a_skip_and_no_error(stub, approved):
     plugged = job(oracles=("finite", "replay"), params={"kernel": "mine", "kv": "fp32"})
     for is_plugin, verdict in ((False, Verdict.ERROR), (True, Verdict.SKIP)):
         with KERNELS.scoped(
             KernelSpec("mla_decode", "mine", "", "nowhere:f", kv=("fp32",), is_plugin=is_plugin)
         ):
             result = run_case(plugged)
-        assert result.verdict is verdict and result.reason.startswith("replay judged no element")
+        assert result.verdict is verdict
+        approved(result.reason)
 
 
 def test_a_case_whose_runs_have_no_live_row_is_an_error(stub):
@@ -310,10 +311,10 @@ def test_a_case_that_cannot_run_here_is_skipped_with_the_reason(stub, monkeypatc
     assert stub.seen == []
 
 
-def test_an_unknown_kernel_is_an_error_that_names_the_nearest(stub):
+def test_an_unknown_kernel_is_an_error_that_names_the_nearest(stub, approved):
     result = run_case(job(params={"kernel": "tield"}))
     assert result.verdict is Verdict.ERROR
-    assert "did you mean 'mla_decode/tiled'?" in result.reason
+    approved(result.reason)
 
 
 @seam()
@@ -357,16 +358,14 @@ def test_a_fault_whose_code_no_run_came_to_is_said_to_have_shown_nothing(stub):
     assert (result.verdict, result.cause) == (Verdict.PASS, Code.NOT_REACHED)
 
 
-def test_on_cuda_it_is_skipped_where_the_engine_runs_other_kernels(stub, monkeypatch):
+def test_on_cuda_it_is_skipped_where_the_engine_runs_other_kernels(stub, monkeypatch, approved):
     monkeypatch.setattr("harness.judge.targets.engine.EngineTarget", StubEngine)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     params = {"decode_kernel": "triton", "plan_kernel": "triton"}
     case = {"system": "engine", "op": None, "params": params}
     result = run_case(job(**case, device="cuda", fault="plan.split-count-of-capture"))
     assert result.verdict is Verdict.SKIP
-    assert result.reason.startswith(
-        "the code of plan.split-count-of-capture is not run on CUDA, where this case has "
-    )
+    approved(result.reason)
     assert "mla_decode_plan/triton" in result.reason
 
 

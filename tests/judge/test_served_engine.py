@@ -19,6 +19,7 @@ from harness.core.files import FIXTURES
 from harness.core.records import Verdict
 from harness.engine.probe import Probe
 from harness.judge.served_engine import open_engine
+from tests.transcripts import Approved
 
 CANARY = FIXTURES / "canary-mla"
 
@@ -69,11 +70,11 @@ def test_logits_do_not_pile_up_in_the_engine(monkeypatch: pytest.MonkeyPatch) ->
     assert logits_in_memory() == before + len(kept) > before
 
 
-def test_a_prompt_beyond_the_context_is_unanswered() -> None:
+def test_a_prompt_beyond_the_context_is_unanswered(approved: Approved) -> None:
     backend = open_engine(str(CANARY), concurrency=1, max_model_len=64)
     short, long = backend.generate(["one", "2" * 90], max_tokens=2, stop=[])
     assert short.unanswered is None
-    assert long.unanswered == "the prompt has 90 tokens, the engine takes 63"
+    approved(long.unanswered)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +89,8 @@ def test_a_wrong_engine_option_is_an_input_error(options: dict[str, Any], messag
         open_engine(str(CANARY), **options)
 
 
-def test_options_that_the_checkpoint_cannot_have_are_an_input_error() -> None:
-    with pytest.raises(InputError, match=r"^engine: speculative_tokens with kda layers"):
+def test_options_that_the_checkpoint_cannot_have_are_an_input_error(approved: Approved) -> None:
+    with approved.raises(InputError):
         open_engine(str(FIXTURES / "canary-hybrid"), speculative_tokens=2)
 
 

@@ -85,19 +85,16 @@ def test_a_request_that_runs_through_a_reload_has_tokens_of_both_models():
         assert findings(oracle, params, set()) == []
 
 
-@pytest.mark.parametrize(
-    ("wrong", "sentence"),
-    [
-        ({"changes": [["move_experts", 0]]}, "moves experts of a model with num_experts 0"),
-        ({"changes": [["switch_adapter", 0]]}, "switches the adapter in slot 1"),
-        ({"changes": [["sleep", 0]], "flush": True}, "changes with flush or drafter"),
-        ({"adapters": [1], "layers": ["kda"]}, "adapters are for models of dense mla layers"),
-        ({"adapters": [1] * 9}, "adapters has at most one entry for each request"),
-    ],
-)
-def test_a_change_that_cannot_be_is_refused(wrong, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        EngineParams(**wrong)
+def test_a_change_that_cannot_be_is_refused(approved):
+    for wrong in [
+        {"changes": [["move_experts", 0]]},
+        {"changes": [["switch_adapter", 0]]},
+        {"changes": [["sleep", 0]], "flush": True},
+        {"adapters": [1], "layers": ["kda"]},
+        {"adapters": [1] * 9},
+    ]:
+        with approved.raises(ValueError, str(wrong)):
+            EngineParams(**wrong)
 
 
 def test_fuzz_draws_changes():

@@ -15,6 +15,7 @@ from harness import kernel
 from harness.core.catalog import KERNELS
 from harness.core.errors import InputError, UnknownNameError
 from harness.kernels import plugins
+from tests.transcripts import Approved
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kernels"
 
@@ -40,26 +41,20 @@ def test_a_decorated_function_is_registered_with_its_promises_and_stays_itself()
     assert spec.origin == __file__
 
 
-@pytest.mark.parametrize(
-    ("function", "says"),
-    [
-        (lambda x: x, "no keyword argument num_live"),
-        (lambda x, num: x, "no keyword argument num_live"),
-        (lambda *, num_live: num_live, "too many positional arguments"),
-        (lambda x, extra, *, num_live=None: x, "missing a required argument: 'extra'"),
-        (lambda x, *, num_live=None, must: x, "missing a required argument: 'must'"),
-    ],
-)
 def test_a_function_that_the_harness_cannot_call_is_refused_with_what_is_missing(
-    function: object, says: str
+    approved: Approved,
 ) -> None:
-    with pytest.raises(InputError) as refused:
-        kernel(op="quantize_fp8", name="mine")(function)  # type: ignore[type-var]
-    message = str(refused.value)
-    assert (
-        says in message and "write quantize_fp8(x, *, num_live)" in message and "\n" not in message
-    )
-    assert "quantize_fp8/mine" not in KERNELS
+    for function in (
+        lambda x: x,
+        lambda x, num: x,
+        lambda *, num_live: num_live,
+        lambda x, extra, *, num_live=None: x,
+        lambda x, *, num_live=None, must: x,
+    ):
+        with approved.raises(InputError) as refused:
+            kernel(op="quantize_fp8", name="mine")(function)  # type: ignore[type-var]
+        assert "\n" not in str(refused.value)
+        assert "quantize_fp8/mine" not in KERNELS
 
 
 @pytest.mark.parametrize(
@@ -71,114 +66,71 @@ def test_names_of_positional_arguments_are_free(function: object) -> None:
     assert "quantize_fp8/mine" in KERNELS
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"op": "mla_decod", "name": "mine"}, "did you mean 'mla_decode'"),
-        ({"op": "mla_decode"}, "needs op and name, by keyword: @kernel"),
-        ({"op": "mla_decode", "name": "a/b"}, "use letters, digits"),
-        ({"op": "mla_decode", "name": "a b[c]=,"}, "use letters, digits"),
-        (
-            {"op": "mla_decode", "name": "mine", "empty_rows": "zero"},
-            "choose from undefined, identity, nan",
-        ),
-        (
-            {"op": "mla_decode", "name": "mine", "empty_lse": "0"},
-            "choose from -inf, +inf, undefined",
-        ),
-        (
-            {"op": "mla_decode", "name": "mine", "checks": "all"},
-            "choose from nothing, arguments, values",
-        ),
-        (
-            {"op": "mla_decode", "name": "mine", "gives_lse": "no"},
-            "gives_lse='no' is neither True nor False",
-        ),
-        (
-            {"op": "mla_decode", "name": "mine", "capturable": 0},
-            "capturable=0 is neither True nor False",
-        ),
-        (
-            {"op": "write_kv", "name": "mine", "gives_lse": False},
-            "gives_lse=False, but write_kv has no lse; leave it",
-        ),
-        (
-            {"op": "mla_decode", "name": "mine", "gives_lse": False, "empty_lse": "-inf"},
-            "gives_lse=False and empty_lse='-inf'; leave one out",
-        ),
-        (
-            {"op": "mla_decode", "name": "mine", "fp8_products": "e4m3"},
-            "choose from float32, bf16, fp8",
-        ),
-        (
-            {"op": "mla_decode", "name": "mine", "bf16_steps": ("sum",)},
-            "choose from partials, sums",
-        ),
-        (
-            {"op": "mla_decode", "name": "mine", "bf16_steps": "sums"},
-            "write a tuple of some of partials, sums",
-        ),
-        ({"op": "mla_decode", "name": "mine", "kv": ["int8"]}, "choose from fp32, bf16, fp8_e4m3"),
-        (
-            {"op": "mla_decode", "name": "mine", "kv": "bf16"},
-            "some of fp32, bf16, fp8_e4m3, for example",
-        ),
-        (
-            {"op": "mla_decode", "name": "mine", "devices": "cpu"},
-            "devices='cpu' names none; write a tuple",
-        ),
-        (
-            {"op": "mla_decode", "name": "mine", "devices": ()},
-            "some of cpu, cuda, for example devices=.'cpu',.",
-        ),
-        (
-            {"op": "mla_decode", "name": "mine", "devices": ("gpu",)},
-            "devices='gpu' is unknown; choose from cpu, cuda",
-        ),
-    ],
-)
-def test_promises_that_nobody_knows_are_refused(arguments: dict[str, object], says: str) -> None:
-    with pytest.raises(InputError, match=".*" + says.replace("+", r"\+")):
-        kernel(**arguments)  # type: ignore[arg-type]
+def test_promises_that_nobody_knows_are_refused(approved: Approved) -> None:
+    for arguments in [
+        {"op": "mla_decod", "name": "mine"},
+        {"op": "mla_decode"},
+        {"op": "mla_decode", "name": "a/b"},
+        {"op": "mla_decode", "name": "a b[c]=,"},
+        {"op": "mla_decode", "name": "mine", "empty_rows": "zero"},
+        {"op": "mla_decode", "name": "mine", "empty_lse": "0"},
+        {"op": "mla_decode", "name": "mine", "checks": "all"},
+        {"op": "mla_decode", "name": "mine", "gives_lse": "no"},
+        {"op": "mla_decode", "name": "mine", "capturable": 0},
+        {"op": "write_kv", "name": "mine", "gives_lse": False},
+        {"op": "mla_decode", "name": "mine", "gives_lse": False, "empty_lse": "-inf"},
+        {"op": "mla_decode", "name": "mine", "fp8_products": "e4m3"},
+        {"op": "mla_decode", "name": "mine", "bf16_steps": ("sum",)},
+        {"op": "mla_decode", "name": "mine", "bf16_steps": "sums"},
+        {"op": "mla_decode", "name": "mine", "kv": ["int8"]},
+        {"op": "mla_decode", "name": "mine", "kv": "bf16"},
+        {"op": "mla_decode", "name": "mine", "devices": "cpu"},
+        {"op": "mla_decode", "name": "mine", "devices": ()},
+        {"op": "mla_decode", "name": "mine", "devices": ("gpu",)},
+    ]:
+        with approved.raises(InputError, str(arguments)):
+            kernel(**arguments)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("word", "says"),
-    [("gives_lsee", r" \(did you mean 'gives_lse'\?\); it takes op"), ("xyz", "; it takes op")],
-)
 def test_a_promise_that_nobody_knows_is_answered_with_all_that_there_are(
-    word: str, says: str
+    approved: Approved,
 ) -> None:
-    unknown: dict[str, Any] = {word: True}
-    with pytest.raises(InputError, match=rf"^@kernel has no argument '{word}'{says}") as refused:
-        kernel(op="mla_decode", name="mine", **unknown)
-    words = str(refused.value).partition("it takes ")[2].split(", ")
-    assert {"op", "name", "devices", "kv", "shapes", "gives_lse", "checks", "bf16_steps"} <= set(
-        words
-    )
-    assert not {"unknown", "positional"} & set(words)
+    for word in [
+        "gives_lsee",
+        "xyz",
+    ]:
+        unknown: dict[str, Any] = {word: True}
+        with approved.raises(InputError) as refused:
+            kernel(op="mla_decode", name="mine", **unknown)
+        words = str(refused.value).partition("it takes ")[2].split(", ")
+        assert {
+            "op",
+            "name",
+            "devices",
+            "kv",
+            "shapes",
+            "gives_lse",
+            "checks",
+            "bf16_steps",
+        } <= set(words)
+        assert not {"unknown", "positional"} & set(words)
 
 
-def test_op_and_name_are_given_by_keyword() -> None:
+def test_op_and_name_are_given_by_keyword(approved: Approved) -> None:
     for misplaced in ("mla_decode", len):
-        with pytest.raises(
-            InputError, match=r'by keyword: @kernel\(op="mla_decode", name="mine"\)$'
-        ):
+        with approved.raises(InputError):
             kernel(misplaced)
 
 
-@pytest.mark.parametrize(
-    ("shapes", "says"),
-    [
-        ({"num_heads": "16"}, r"shapes\['num_heads'\]='16': input should be a valid integer"),
-        ({"page_size": [64, "16"]}, "valid integer"),
-        ({"layout": "16"}, "input should be 'contiguous', 'block_major'"),
-        ("16", "shapes='16' is unknown; choose from any, deepseek, kimi-linear"),
-    ],
-)
-def test_sizes_are_numbers_and_layouts_are_names(shapes: Any, says: str) -> None:
-    with pytest.raises(InputError, match=says):
-        plugins.declared_shapes("mine", shapes)
+def test_sizes_are_numbers_and_layouts_are_names(approved: Approved) -> None:
+    for shapes in [
+        {"num_heads": "16"},
+        {"page_size": [64, "16"]},
+        {"layout": "16"},
+        "16",
+    ]:
+        with approved.raises(InputError, str(shapes)):
+            plugins.declared_shapes("mine", shapes)
 
 
 def test_promises_may_be_given_by_a_generator() -> None:
@@ -232,11 +184,13 @@ def test_a_plugin_file_that_does_not_load_is_refused_with_its_line_each_time(
         assert str(file) in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_a_file_that_does_not_exist_or_is_not_python_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_does_not_exist_or_is_not_python_is_refused(
+    tmp_path: Path, approved: Approved
+) -> None:
     with pytest.raises(InputError, match="no such file"):
         plugins.load_plugin(tmp_path / "absent.py")
     (tmp_path / "kernel.txt").write_text("")
-    with pytest.raises(InputError, match=r"must end in \.py"):
+    with approved.raises(InputError):
         plugins.load_plugin(tmp_path / "kernel.txt")
 
 
@@ -257,7 +211,7 @@ def entry_point(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> lis
 
 
 def test_entry_points_are_imported_only_for_a_name_that_is_missing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, approved: Approved
 ) -> None:
     text = (
         "from harness import kernel\n\n@kernel(op='quantize_fp8', name='ep')\ndef f(x, *,"
@@ -268,7 +222,7 @@ def test_entry_points_are_imported_only_for_a_name_that_is_missing(
     assert asked == []
     assert plugins.find_kernel("quantize_fp8", "ep").short_name == "ep"
     assert asked == ["mla_harness.kernels"]
-    with pytest.raises(UnknownNameError, match="did you mean 'quantize_fp8/torch'"):
+    with approved.raises(UnknownNameError):
         plugins.find_kernel("quantize_fp8", "torc")
 
 
@@ -276,7 +230,7 @@ def test_an_entry_point_that_does_not_import_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     entry_point(monkeypatch, tmp_path, "raise OSError('gone')\n")
-    with pytest.raises(InputError, match=r"entry point 'mine' of .*: OSError: gone"):
+    with pytest.raises(InputError, match=r"'mine' of .*: OSError: gone"):
         plugins.find_kernel("quantize_fp8", "absent")
 
 

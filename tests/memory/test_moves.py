@@ -62,26 +62,24 @@ def test_a_wrong_byte_is_found_with_its_site(spoil, site):
     )
 
 
-def test_a_byte_that_a_former_owner_wrote_is_late():
+def test_a_byte_that_a_former_owner_wrote_is_late(approved):
     landed, wanted = Landed(), records(0, 0, 0, 0, 2, 16)
     landed.compare(
         records(0, 0, 0, 5, 2, 16), wanted, 16, PLACE, "step 2", lambda byte: f"copy of byte {byte}"
     )
-    assert (
-        landed.misplaced[0].site == "move.late" and "copy of byte 1" in landed.misplaced[0].message
-    )
+    assert landed.misplaced[0].site == "move.late"
+    approved(landed.misplaced[0].message)
 
 
-def test_memory_that_no_move_may_touch_is_compared():
+def test_memory_that_no_move_may_touch_is_compared(approved):
     landed, before = Landed(), torch.zeros(2, 8, dtype=torch.uint8)
     after = before.clone()
     landed.untouched("padding", before, after)
     assert landed.misplaced == []
     after[1, 4] = 9
     landed.untouched("padding", before, after)
-    assert (
-        landed.misplaced[0].site == "move.foreign" and landed.misplaced[0].where == "row 1, byte 4"
-    )
+    assert landed.misplaced[0].site == "move.foreign"
+    approved(landed.misplaced[0].where)
 
 
 def test_unsent_memory_is_no_tokens():

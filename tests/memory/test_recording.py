@@ -14,6 +14,7 @@ from torch_poison.patterns import Poison
 from harness.core.errors import CaptureError
 from harness.memory.graph.launch import eager_part, launch
 from harness.memory.graph.recording import CpuGraph, CpuGraphPool
+from tests.transcripts import Approved
 
 
 def capture(function: Callable[[], Any]) -> CpuGraph:
@@ -148,11 +149,13 @@ def test_a_launch_inside_a_launch_belongs_to_the_outer_one() -> None:
     assert len(graph.launches) == 1
 
 
-def test_a_launch_that_returns_another_shape_than_when_captured_is_refused() -> None:
+def test_a_launch_that_returns_another_shape_than_when_captured_is_refused(
+    approved: Approved,
+) -> None:
     static = torch.ones(3)
     graph = capture(lambda: launch(lambda x: x[x > 0].clone(), static))
     static[0] = -1.0
-    with pytest.raises(CaptureError, match=r"shape \[3\] when captured, now \[2\]"):
+    with approved.raises(CaptureError):
         graph.replay()
 
 
@@ -237,12 +240,11 @@ def test_a_graph_in_parts_calls_its_eager_part_in_each_replay_and_reads_what_it_
     assert torch.equal(graph.outputs, torch.full((3,), 90.0)) and graph.stale_reads == []
 
 
-def test_a_result_of_an_eager_part_without_an_owner_is_filled_before_the_next_segment_reads_it() -> (  # noqa: E501
-    None
-):
+def test_a_result_of_an_eager_part_without_an_owner_is_filled_before_the_next_segment_reads_it(
+    approved: Approved,
+) -> None:
     _, graph = in_parts(lambda number, result: result)
     graph.replay()
     (stale,) = graph.stale_reads
     assert graph.outputs.isnan().all()
-    assert stale.startswith("segment 1 of the graph read the result [3] of ")
-    assert stale.endswith("which no tensor owned; eager part 0 of the graph wrote it last")
+    approved(stale)

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from harness.engine.model import checkpoint
 from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.config import EngineModelConfig
+from tests.transcripts import Approved
 
 TOKENS = torch.arange(9).unsqueeze(0)
 
@@ -67,18 +68,22 @@ def test_decay_parameters_stay_float32_in_a_bfloat16_model(
     )
 
 
-def test_a_missing_tensor_is_named(mla_config: EngineModelConfig, tmp_path: Path) -> None:
+def test_a_missing_tensor_is_named(
+    mla_config: EngineModelConfig, tmp_path: Path, approved: Approved
+) -> None:
     checkpoint.save(CausalLM(mla_config).reset_parameters(0), tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
     del stored["model.norm.weight"]
     save_file(stored, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"lacks the tensor model\.norm\.weight"):
+    with approved.raises(ValueError):
         checkpoint.load(tmp_path, torch.float32)
 
 
-def test_a_tensor_without_a_place_is_refused(mla_config: EngineModelConfig, tmp_path: Path) -> None:
+def test_a_tensor_without_a_place_is_refused(
+    mla_config: EngineModelConfig, tmp_path: Path, approved: Approved
+) -> None:
     checkpoint.save(CausalLM(mla_config).reset_parameters(0), tmp_path)
     stored = load_file(tmp_path / "model.safetensors") | {"model.extra.weight": torch.zeros(1)}
     save_file(stored, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"the first is model\.extra\.weight"):
+    with approved.raises(ValueError):
         checkpoint.load(tmp_path, torch.float32)

@@ -12,6 +12,7 @@ from harness.core.conditions.table import SPACES, key_of, space_for
 from harness.core.records import CaseResult, Verdict
 from harness.ops.mla_decode.params import MlaDecodeParams
 from harness.report.conditions import Coverage, coverages
+from tests.transcripts import Approved
 
 SPACE = SPACES["mla_decode"]
 
@@ -33,7 +34,7 @@ def found(*cases: tuple[str, str, Verdict], key: str = key_of(SPACE)) -> list[Co
     return list(coverages(results, jobs))
 
 
-def test_kernels_are_counted_together_and_alone() -> None:
+def test_kernels_are_counted_together_and_alone(approved: Approved) -> None:
     every, tiled, multiply = found(
         ("tiled", "1", Verdict.PASS), ("tiled-multiply", "2", Verdict.PASS)
     )
@@ -43,7 +44,7 @@ def test_kernels_are_counted_together_and_alone() -> None:
         "mla_decode/tiled-multiply",
     ]
     assert [one.shown.counts(2)[0] for one in (every, tiled, multiply)] == [5, 3, 3]
-    assert every.statement == "mla_decode: pairs 0 %, triples 0 %"
+    approved(every.statement)
 
 
 @pytest.mark.parametrize("verdict", [Verdict.FAIL, Verdict.SKIP])
@@ -74,13 +75,15 @@ def test_pairs_of_a_kernel_are_not_met_for_a_reason() -> None:
     assert sum(map(len, unmet.values())) == sum(1 for _ in tiled.shown.unmet(2))
 
 
-def test_a_plan_is_refused_by_kernels_without_a_planner_and_a_number_is_declared() -> None:
+def test_a_plan_is_refused_by_kernels_without_a_planner_and_a_number_is_declared(
+    approved: Approved,
+) -> None:
     fa3, persistent = (
         space_for(KERNELS.get(name))
         for name in ("mla_decode/vllm-fa3", "select_topk/vllm-persistent")
     )
-    assert fa3.refused["plan", "given"] == "mla_decode/vllm-fa3 has no planner"
+    approved(fa3.refused["plan", "given"])
     assert [label for name, label in persistent.refused if name == "topk"] == ["1", "2-15", "16-64"]
     assert {name for name, _ in persistent.refused} == {"topk"}
     live = space_for(KERNELS.get("route_experts/torch-live")).refused
-    assert live["live", "not given"] == "route_experts/torch-live always gets `num_live`"
+    approved(live["live", "not given"])

@@ -26,6 +26,7 @@ from harness.report.wording import one_line, printable, reproduce, show
 from harness.report.write import REPORT_FILES, write_reports
 from harness.store.run_folder import RunStore
 from harness.store.summary import summarise, to_json
+from tests.transcripts import Approved, lines_with, page_text
 
 USUAL = tuple(verdict for verdict in Verdict if verdict is not Verdict.KNOWN)
 HOSTILE = (
@@ -169,22 +170,26 @@ def test_the_page_escapes_hostile_text_and_fetches_nothing(mixed: RunStore) -> N
     text.encode("utf-8")
 
 
-def test_the_page_shows_verdicts_findings_blame_faults_and_commands(mixed: RunStore) -> None:
+def test_the_page_shows_verdicts_findings_blame_faults_and_commands(
+    mixed: RunStore, approved: Approved
+) -> None:
     text = page.render(RunView(mixed))
     for verdict in USUAL:
         assert f"<tr data-v={verdict.value}" in text
-    assert "2 cases fail, and 1 of 2 faults was missed" in text
+    approved(lines_with(page_text(text), "2 cases fail,"))
     assert "0x7fc00001" in text and "<h3>Blame</h3>" in text
     assert "mla-harness run &#39;decode[n=fail]&#39;" in text
     assert "https://github.com/vllm-project/vllm/issues/36540" in text
     assert "caught" in text and "missed" in text
 
 
-def test_a_clean_page_says_so_and_an_all_skipped_one_is_not_green(tmp_path: Path) -> None:
+def test_a_clean_page_says_so_and_an_all_skipped_one_is_not_green(
+    tmp_path: Path, approved: Approved
+) -> None:
     case = make_case("decode")
     text = page.render(RunView(make_store(tmp_path / "a", [make_result(case)], [case])))
     start = text.index('id="environment"')
-    assert "The one case that ran passes" in text
+    approved(lines_with(page_text(text), "The one case"))
     assert "{}" not in text[start : text.index("</section>", start)], "a dict is told in words"
     skipped = make_result(case, Verdict.SKIP, reason="no GPU")
     text = page.render(RunView(make_store(tmp_path / "b", [skipped], [case])))
@@ -230,11 +235,14 @@ def test_the_csv_has_a_row_for_each_case_and_no_formula(tmp_path: Path) -> None:
     )
     assert [row["id"] for row in rows] == ["'=1+1", "decode"]
     assert list(rows[0]) == list(table.COLUMNS)
-    assert rows[1]["messages"] == 'says "no"\nagain' and rows[1]["where"] == "row 1, head 2"
+    assert rows[1]["messages"] == 'says "no"\nagain'
+    assert rows[1]["where"].startswith("row 1")
     assert json.loads(rows[1]["params"])["kv"] == "bf16"
 
 
-def test_the_terminal_prints_hostile_text_harmlessly_and_commands_whole(mixed: RunStore) -> None:
+def test_the_terminal_prints_hostile_text_harmlessly_and_commands_whole(
+    mixed: RunStore, approved: Approved
+) -> None:
     stream = io.StringIO()
     console = console_for(stream)
     print_run(console, RunView(mixed))
@@ -242,10 +250,9 @@ def test_the_terminal_prints_hostile_text_harmlessly_and_commands_whole(mixed: R
         console.print(fault_line(fault), soft_wrap=True)
     text = stream.getvalue()
     assert "\x1b" not in text and "\x00" not in text and "[bold]" in text
-    assert "again: mla-harness run 'decode[n=fail]'" in text
+    approved(lines_with(text, "again: mla-harness run", "1 pass, 1", "caught kv.x by"))
     assert "blame: output" in text and "0x7fc00001" in text
-    assert "1 pass, 1 fail, 1 crash, 1 skip, 1 error" in text
-    assert "MISSED kv.y" in text and "caught kv.x by finite, blaming kv.new" in text
+    assert "MISSED kv.y" in text
 
 
 def test_all_reports_are_written_and_again_equal(mixed: RunStore) -> None:
@@ -381,16 +388,13 @@ def test_the_command_names_all_that_decides_the_outcome(
     assert reproduce(result, options) == command
 
 
-def test_the_command_that_shows_a_case_names_what_its_id_needs() -> None:
+def test_the_command_that_shows_a_case_names_what_its_id_needs(approved: Approved) -> None:
     assert (
         show("a[b=c]", {"device": "cuda", "kernel": None, "plugins": [], "seed": 0})
         == "mla-harness show 'a[b=c]'"
     )
     options = {"kernel": ["mine"], "plugins": ["/a b/k.py"], "seed": 4, "scenarios": "my"}
-    assert (
-        show("a[b=c]", options)
-        == "mla-harness show 'a[b=c]' --kernel mine --scenarios my --plugin '/a b/k.py' --seed 4"
-    )
+    approved(show("a[b=c]", options))
 
 
 def test_text_is_cleaned_without_losing_what_it_said() -> None:

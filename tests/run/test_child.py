@@ -19,6 +19,7 @@ from harness.core.errors import HarnessError, InputError, NoRoomError
 from harness.core.params import Record
 from harness.run import child as child_module
 from harness.run.child import Child, ChildDied, ask
+from tests.transcripts import Approved
 from tests.waiting import (
     HANG_SECONDS,
     end_limits_when,
@@ -81,7 +82,7 @@ def test_a_log_that_was_emptied_begins_with_what_is_printed_next(start: Start) -
     for _ in range(2):
         child.send(Do(what="print", text="new"))
         child.receive()
-        assert child.log() == "new\non standard error\n"
+        assert child.log().split() == ["new", "on", "standard", "error"]
         child.empty_log()
 
 
@@ -97,7 +98,8 @@ def test_a_log_with_a_name_stays_and_begins_anew(start: Start, tmp_path: Path) -
     child.send(Do(what="print", text="kept"))
     child.receive()
     child.close()
-    assert (tmp_path / "child.log").read_text() == "kept\non standard error\n"
+    log = (tmp_path / "child.log").read_text()
+    assert log.startswith("kept\n") and "another run" not in log
 
 
 @pytest.mark.parametrize(
@@ -136,21 +138,19 @@ def test_how_a_child_died_is_told_in_words(
         # It never ends by itself, so nothing is won by waiting.
         monkeypatch.setattr(child_module, "END_SECONDS", 0.0)
     error = died(start(), what)
-    assert str(error) == f"the child died ({cause})"
+    assert str(error).endswith(f"died ({cause})")
     assert (error.death.cause, error.death.how) == (cause, sentence)
     assert error.death.ended == (ended or f"died ({cause})") and not error.death.is_hang
 
 
 def test_a_child_that_dies_while_its_log_cannot_grow_is_a_full_disk(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch, approved: Approved
 ) -> None:
     full = os.statvfs_result((4096, 4096, 10, 0, 0, 10, 10, 10, 0, 255))
     monkeypatch.setattr(os, "fstatvfs", lambda descriptor: full)
     child = start()
     child.send(Do(what="exit"))
-    with pytest.raises(
-        NoRoomError, match="no room for the log of the child; make room, or set TMPDIR"
-    ):
+    with approved.raises(NoRoomError):
         child.receive()
 
 
@@ -162,12 +162,13 @@ def test_the_log_of_a_crash_has_the_stack_and_the_last_line_is_the_childs_own(st
 
 
 def test_a_hang_is_killed_with_what_it_forked_and_the_log_shows_where_it_hung(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, approved: Approved
 ) -> None:
     end_limits_when(monkeypatch, child_module, (tmp_path / "pid").exists)
     child = start()
     error = died(child, "hang", 2.0, str(tmp_path / "pid"))
-    assert error.death.cause == "no answer within 2 s" and error.death.seconds >= 2
+    assert error.death.seconds >= 2
+    approved(error.death.cause)
     assert error.death.is_hang and error.death.as_cause == {"cause": Code.TIME_LIMIT}
     assert 'stub_child.py", line' in error.log and child.last_line() == "before the hang"
     wait_until_group_is_gone(int((tmp_path / "pid").read_text()))
@@ -226,7 +227,9 @@ def test_what_a_child_raises_is_one_sentence_and_its_exit_code(
     )
 
 
-def test_one_question_is_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_question_is_one_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, approved: Approved
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     seen: list[dict[str, Any]] = []
     request = Do(what="progress")
@@ -236,15 +239,13 @@ def test_one_question_is_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert seen == [{"done": 1}]
     with pytest.raises(InputError, match="no such thing"):
         ask("stub_child", Do(what="refuse"), name="the child", environ=STUB)
-    with pytest.raises(
-        HarnessError, match=r"the child died \(SIGSEGV\): the last words; its log is in"
-    ) as caught:
+    with approved.raises(HarnessError) as caught:
         ask("stub_child", Do(what="segfault"), name="the child", environ=STUB)
     assert "Segmentation fault" in Path(str(caught.value).rpartition(" ")[2]).read_text()
 
 
-def test_what_does_not_start_says_why(start: Start) -> None:
-    with pytest.raises(HarnessError, match=r"the child cannot be started: .*no/such/python"):
+def test_what_does_not_start_says_why(start: Start, approved: Approved) -> None:
+    with approved.raises(HarnessError):
         start(python="no/such/python")
     with Child("no_such_module", name="the child") as child:
         error = died(child, "pid")

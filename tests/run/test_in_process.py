@@ -24,6 +24,7 @@ from harness.run.gpus import GpuLocks
 from harness.run.in_process import InProcessPool
 from harness.run.protocol import Reply
 from harness.run.runner import WorkerError
+from tests.transcripts import Approved
 from tests.waiting import HANG_SECONDS
 
 SCENARIO = """
@@ -93,21 +94,23 @@ def test_cases_run_in_the_process_of_the_command(start: Start) -> None:
     assert f"in {process.pid}\n" in out and "2 pass in" in out
 
 
-def test_a_kernel_that_raises_is_a_crash_with_its_line(start: Start) -> None:
+def test_a_kernel_that_raises_is_a_crash_with_its_line(start: Start, approved: Approved) -> None:
     process = start("raise ValueError('here')", "--json")
     out, err = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 1, err
     cases = json.loads(out)["cases"]
     assert [case["verdict"] for case in cases] == ["crash", "crash"]
-    assert cases[0]["findings"][0]["at"] == "my_kernel.py:8 in mine: raise ValueError('here')"
+    approved(cases[0]["findings"][0]["at"])
 
 
-def test_breakpoint_stops_in_the_kernel_and_leaving_it_ends_the_run(start: Start) -> None:
+def test_breakpoint_stops_in_the_kernel_and_leaving_it_ends_the_run(
+    start: Start, approved: Approved
+) -> None:
     process = start("breakpoint()")
     out, err = process.communicate("p ('seen', x.dim())\nq\n", timeout=HANG_SECONDS)
     assert process.returncode == 130, err
     assert out.count("(Pdb)") == 2 and "('seen', 2)" in out
-    assert "interrupted; continue with: mla-harness run --resume" in err
+    approved(err)
 
 
 def test_ctrl_c_ends_a_kernel_that_hangs(start: Start) -> None:
@@ -128,10 +131,13 @@ def test_a_kernel_that_ends_its_process_ends_the_command(start: Start) -> None:
 
 
 @pytest.mark.parametrize("options", [("--executor", "ray"), ("--sanitizer", "memcheck")])
-def test_what_needs_another_process_is_refused(start: Start, options: tuple[str, ...]) -> None:
+def test_what_needs_another_process_is_refused(
+    start: Start, options: tuple[str, ...], approved: Approved
+) -> None:
     process = start("pass", *options)
     _, err = process.communicate(timeout=HANG_SECONDS)
-    assert process.returncode == 2 and "-n 0: runs cases in this process" in err
+    assert process.returncode == 2
+    approved(err)
 
 
 def job(device: str) -> Job:
@@ -178,13 +184,13 @@ def test_a_case_on_cuda_gets_a_locked_gpu(
 
 
 def test_after_cuda_has_failed_the_result_is_kept_and_the_run_ends(
-    pool: InProcessPool, monkeypatch: pytest.MonkeyPatch
+    pool: InProcessPool, monkeypatch: pytest.MonkeyPatch, approved: Approved
 ) -> None:
     monkeypatch.setattr(in_process, "reply_to", Answers(is_spent=True))
     with pool:
         results = pool.run([job("cuda"), job("cpu")])
         assert next(results).verdict is Verdict.PASS
-        with pytest.raises(WorkerError, match="cuda: CUDA failed for good in this process"):
+        with approved.raises(WorkerError):
             next(results)
 
 

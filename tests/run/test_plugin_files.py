@@ -15,6 +15,7 @@ from harness.core.kernels import KernelSpec
 from harness.run.planning import JobPlanner, Wanted, register_plugins
 from harness.run.plugin_files import CHEAP_SECONDS, PluginFiles
 from harness.run.pool import JobPool
+from tests.transcripts import Approved
 
 KERNELS_OF = {
     "/k/mine.py": ["mla_decode/mine", "merge_attn_states/mine"],
@@ -103,12 +104,9 @@ def test_each_file_is_described_by_itself_and_once() -> None:
     assert pool.asked == [(file,) for file in KERNELS_OF]
 
 
-def test_two_files_with_one_name_are_refused() -> None:
+def test_two_files_with_one_name_are_refused(approved: Approved) -> None:
     pool = Describing(kernels={"/a.py": ["mla_decode/mine"], "/b.py": ["mla_decode/mine"]})
-    with pytest.raises(
-        InputError,
-        match=r"^plug-in /b.py: kernel 'mla_decode/mine' is registered already, by /a.py",
-    ):
+    with approved.raises(InputError):
         PluginFiles(["/a.py", "/b.py"], pool).describe()
 
 

@@ -16,6 +16,7 @@ from harness.run.environment import Environment, Gpu
 from harness.run.ray_cluster import ActorLost, RaySlot
 from harness.run.ray_pool import RayPool
 from harness.run.runner import WorkerError
+from tests.transcripts import Approved
 
 GPU = Gpu(name="stub", capability="9.0", memory_bytes=1)
 
@@ -147,6 +148,7 @@ def test_no_more_workers_are_started_than_there_are_jobs_for_or_than_n_allows() 
 
 def test_cases_on_a_gpu_are_not_skipped_by_a_cpu_when_the_node_with_the_gpu_is_lost(
     monkeypatch: pytest.MonkeyPatch,
+    approved: Approved,
 ) -> None:
     monkeypatch.setattr(ray_pool, "PATIENCE_SECONDS", 0.3)
     monkeypatch.setattr(ray_pool, "TICK_SECONDS", 0.01)
@@ -156,9 +158,7 @@ def test_cases_on_a_gpu_are_not_skipped_by_a_cpu_when_the_node_with_the_gpu_is_l
     lost.add("a")
     results = pool.run([job("cuda", "cuda"), job("cpu")])
     assert next(results).reason == "b cpu"
-    with pytest.raises(
-        WorkerError, match=r"no free slot that can run the next case .* the last was lost: made up"
-    ):
+    with approved.raises(WorkerError):
         next(results)
 
 
@@ -173,13 +173,12 @@ def test_a_slot_that_somebody_else_holds_keeps_nobody_from_the_others(
 
 def test_where_every_slot_is_held_the_run_ends_with_a_reason(
     monkeypatch: pytest.MonkeyPatch,
+    approved: Approved,
 ) -> None:
     monkeypatch.setattr(ray_pool, "PATIENCE_SECONDS", 0.1)
     pool, cluster = pool_on([slot("a")], {"a": ready()}, start_seconds=0.1)
     cluster.held.add("a")
-    with pytest.raises(
-        WorkerError, match=r"has had no free slot that can run the next case for 0\.2 s"
-    ):
+    with approved.raises(WorkerError):
         pool.start()
 
 
@@ -202,12 +201,11 @@ def test_a_node_with_another_torch_is_left_out_with_a_warning(
 
 def test_when_no_node_can_run_cases_the_last_reason_is_the_error(
     capsys: pytest.CaptureFixture[str],
+    approved: Approved,
 ) -> None:
     failed = {"failed": "No module named 'torch'; install mla-harness there"}
     pool, _ = pool_on([slot("a"), slot("b")], {"a": failed, "b": failed})
-    with pytest.raises(
-        WorkerError, match="node name of b cannot run cases: No module named 'torch'; install"
-    ):
+    with approved.raises(WorkerError):
         pool.start()
     assert "name of a" in capsys.readouterr().err
 

@@ -16,6 +16,7 @@ from harness.core.errors import NoRoomError
 from harness.core.records import Verdict
 from harness.run import child
 from harness.run.runner import WorkerError, WorkerPool
+from tests.transcripts import Approved
 from tests.waiting import HANG_SECONDS, end_limits_when, wait_until_group_is_gone
 
 STUB = {"PYTHONPATH": str(Path(__file__).parent)}
@@ -68,20 +69,20 @@ def test_a_worker_that_dies_is_that_cases_crash_and_the_run_goes_on(
 
 
 def test_a_worker_that_dies_while_its_log_cannot_grow_is_no_crash_of_its_case(
-    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch, approved: Approved
 ) -> None:
     # What it printed may have ended it.
     full = os.statvfs_result((4096, 4096, 10, 0, 0, 10, 10, 10, 0, 255))
     monkeypatch.setattr(os, "fstatvfs", lambda descriptor: full)
-    with pytest.raises(
-        NoRoomError, match="no room for the log of the worker; make room, or set TMPDIR"
-    ):
+    with approved.raises(NoRoomError):
         one(pool, job("died", "exit"))
     assert one(pool, job("passes")).verdict is Verdict.PASS
 
 
-def test_a_file_of_a_case_that_does_not_fit_ends_the_run_and_is_no_result(pool: WorkerPool) -> None:
-    with pytest.raises(NoRoomError, match=r"^run.pt: File too large; make room$"):
+def test_a_file_of_a_case_that_does_not_fit_ends_the_run_and_is_no_result(
+    pool: WorkerPool, approved: Approved
+) -> None:
+    with approved.raises(NoRoomError):
         one(pool, job("full", "full"))
     assert one(pool, job("passes")).verdict is Verdict.PASS
 
@@ -92,13 +93,13 @@ def test_the_log_of_a_segfault_holds_the_python_stack(pool: WorkerPool) -> None:
 
 
 def test_a_hang_is_killed_after_its_timeout_and_the_log_shows_where_it_hung(
-    pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, approved: Approved
 ) -> None:
     started = tmp_path / "started"
     end_limits_when(monkeypatch, child, started.exists)
     result = one(pool, job("hang", "hang", timeout=1.0, started=started))
     assert result.verdict is Verdict.CRASH
-    assert "no answer within 1 s" in result.reason
+    approved(result.reason)
     assert 'stub_execute.py", line' in result.log
 
 
@@ -111,10 +112,12 @@ def test_what_a_hanging_kernel_forked_is_ended_with_it(
     wait_until_group_is_gone(int(file.read_text()))
 
 
-def test_an_exception_outside_any_kernel_is_an_error_with_its_traceback(pool: WorkerPool) -> None:
+def test_an_exception_outside_any_kernel_is_an_error_with_its_traceback(
+    pool: WorkerPool, approved: Approved
+) -> None:
     result = one(pool, job("raise", "raise"))
     assert result.verdict is Verdict.ERROR
-    assert result.reason == "ValueError: planned by the stub"
+    approved(result.reason)
     assert "Traceback" in result.log
 
 
@@ -169,10 +172,10 @@ def test_workers_are_kept_between_runs_and_ended_by_close() -> None:
         os.kill(int(pids.pop()), 0)
 
 
-def test_a_worker_that_cannot_start_is_one_clear_error() -> None:
+def test_a_worker_that_cannot_start_is_one_clear_error(approved: Approved) -> None:
     with (
         WorkerPool(1, execute="stub_execute:misspelt", environ=STUB) as pool,
-        pytest.raises(WorkerError, match=r"could not start: .*misspelt"),
+        approved.raises(WorkerError),
     ):
         list(pool.run([job("never")]))
 

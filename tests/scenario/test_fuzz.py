@@ -23,6 +23,7 @@ from harness.scenario.override import KernelOverride
 from harness.scenario.point_case import seed_of
 from harness.scenario.schema import Scenario
 from harness.scenario.selection import select
+from tests.transcripts import Approved
 
 ROOT = Path(__file__).parents[2]
 SEQUENCES, STATES, FUZZ = [s for s in load_scenarios(shipped_directory()) if s.fuzz is not None]
@@ -81,10 +82,10 @@ def test_parts_of_ids_select_draws_of_a_run() -> None:
     assert found == [case for case in DRAWN if case.op is None] and found
 
 
-def test_an_id_with_a_value_that_such_a_case_cannot_have_is_refused() -> None:
-    with pytest.raises(InputError, match="'num_token' is no parameter of this case; did you mean"):
+def test_an_id_with_a_value_that_such_a_case_cannot_have_is_refused(approved: Approved) -> None:
+    with approved.raises(InputError):
         select([FUZZ], ["fuzz[op=write_kv,seed=1]@num_token=3"])
-    with pytest.raises(InputError, match="unknown pattern 'nun'; known: inf, max, nan"):
+    with approved.raises(InputError):
         select([FUZZ], ["fuzz[op=write_kv,seed=1]@patterns=[nun]"])
 
 

@@ -21,6 +21,7 @@ from harness.scenario.load import (
     read_document,
     shipped_directory,
 )
+from tests.transcripts import Approved
 
 GOOD = "name: {name}\nsummary: a scenario\nsystem: kernel\nop: merge_attn_states\n"
 
@@ -37,14 +38,14 @@ def test_scenarios_come_in_the_order_of_their_file_names(tmp_path: Path) -> None
     assert [scenario.name for scenario in load_scenarios(tmp_path)] == ["second", "first"]
 
 
-def test_two_files_with_one_name_are_refused_and_both_are_named(tmp_path: Path) -> None:
-    first = write(tmp_path, "a", GOOD.format(name="x"))
-    second = write(tmp_path, "b", "# a comment\n" + GOOD.format(name="x"))
+def test_two_files_with_one_name_are_refused_and_both_are_named(
+    tmp_path: Path, approved: Approved
+) -> None:
+    write(tmp_path, "a", GOOD.format(name="x"))
+    write(tmp_path, "b", "# a comment\n" + GOOD.format(name="x"))
     with pytest.raises(InputError) as caught:
         load_scenarios(tmp_path)
-    assert (
-        str(caught.value) == f"{second}:2:7: the name 'x' is taken by {first}; rename one of them"
-    )
+    approved(str(caught.value))
 
 
 def test_a_file_is_checked_once_unless_it_changes_or_a_kernel_is_registered(tmp_path: Path) -> None:
@@ -57,21 +58,19 @@ def test_a_file_is_checked_once_unless_it_changes_or_a_kernel_is_registered(tmp_
     assert load_scenario(path).name == "y"
 
 
-def test_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such folder of scenarios"):
+def test_folder_that_does_not_exist_is_refused(tmp_path: Path, approved: Approved) -> None:
+    with approved.raises(InputError):
         load_scenarios(tmp_path / "nowhere")
 
 
-def test_folder_without_scenarios_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"no scenario here; a scenario is a file that ends in \.yaml"
-    ):
+def test_folder_without_scenarios_is_refused(tmp_path: Path, approved: Approved) -> None:
+    with approved.raises(InputError):
         load_scenarios(tmp_path)
 
 
-def test_folder_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
+def test_folder_in_the_place_of_a_file_is_refused(tmp_path: Path, approved: Approved) -> None:
     (tmp_path / "x.yaml").mkdir()
-    with pytest.raises(InputError, match="cannot be read: Is a directory"):
+    with approved.raises(InputError):
         load_scenarios(tmp_path / "x.yaml")
 
 
@@ -85,11 +84,11 @@ def test_folders_in_a_folder_are_read_and_the_order_is_that_of_file_names(tmp_pa
     assert [s.name for s in load_scenarios(tmp_path, only="deep")] == ["deep"]
 
 
-def test_a_name_is_unique_over_all_folders(tmp_path: Path) -> None:
+def test_a_name_is_unique_over_all_folders(tmp_path: Path, approved: Approved) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         write(tmp_path / folder, "same", GOOD.format(name="x"))
-    with pytest.raises(InputError, match=r"b/same\.yaml:1:7: the name 'x' is taken by .*a/same"):
+    with approved.raises(InputError):
         load_scenarios(tmp_path)
 
 
@@ -112,7 +111,7 @@ def test_linked_folders_are_read_once_and_a_loop_of_links_ends(tmp_path: Path) -
 
 
 def test_a_folder_that_cannot_be_read_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, approved: Approved
 ) -> None:
     (tmp_path / "closed").mkdir()
     write(tmp_path, "x", GOOD.format(name="x"))
@@ -124,19 +123,23 @@ def test_a_folder_that_cannot_be_read_is_refused_by_name(
         return listed(place)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    with pytest.raises(InputError, match="closed: cannot be read: Permission denied; mend"):
+    with approved.raises(InputError):
         load_scenarios(tmp_path)
 
 
-def test_file_larger_than_any_scenario_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+def test_file_larger_than_any_scenario_is_refused_before_it_is_parsed(
+    tmp_path: Path, approved: Approved
+) -> None:
     path = write(tmp_path, "x", "#" * (MAX_BYTES + 1))
-    with pytest.raises(InputError, match="a scenario has at most"):
+    with approved.raises(InputError):
         load_scenario(path)
 
 
-def test_file_with_more_values_than_any_scenario_is_refused(tmp_path: Path) -> None:
+def test_file_with_more_values_than_any_scenario_is_refused(
+    tmp_path: Path, approved: Approved
+) -> None:
     path = write(tmp_path, "x", GOOD.format(name="x") + "tags: [" + "a, " * MAX_VALUES + "a]\n")
-    with pytest.raises(InputError, match="more than 20000 values"):
+    with approved.raises(InputError):
         load_scenario(path)
 
 
@@ -168,9 +171,9 @@ def test_byte_order_mark_and_windows_line_ends_are_accepted(tmp_path: Path) -> N
     assert load_scenario(path).name == "x"
 
 
-def test_first_problem_of_the_file_is_the_one_reported(tmp_path: Path) -> None:
+def test_first_problem_of_the_file_is_the_one_reported(tmp_path: Path, approved: Approved) -> None:
     path = write(tmp_path, "x", GOOD.format(name="X Y") + "matrx: {}\n")
-    with pytest.raises(InputError, match=":1:7: 'X Y' has the wrong form"):
+    with approved.raises(InputError):
         load_scenario(path)
 
 
@@ -203,10 +206,10 @@ def test_one_scenario_is_read_alone_and_a_file_of_another_name_is_not(
 
 
 def test_parameters_are_left_unchecked_in_shipped_scenarios_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, approved: Approved
 ) -> None:
     write(tmp_path, "x", GOOD.format(name="x") + "params: {num_head: 2}\n")
-    with pytest.raises(InputError, match="did you mean 'num_heads'"):
+    with approved.raises(InputError):
         load_scenarios(tmp_path, whole=lambda name: False)
     monkeypatch.setattr(load, "shipped_directory", lambda: tmp_path)
     assert [scenario.name for scenario in load_scenarios(tmp_path, whole=lambda name: False)] == [

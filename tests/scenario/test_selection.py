@@ -9,6 +9,7 @@ import pytest
 from harness.core.errors import InputError, UnknownNameError
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.selection import select, select_scenarios
+from tests.transcripts import Approved
 
 SCENARIOS = load_scenarios(shipped_directory())
 LISTED = [scenario for scenario in SCENARIOS if scenario.fuzz is None]
@@ -48,99 +49,56 @@ def test_tag_keeps_the_cases_that_have_it_and_not_leaves_them_out() -> None:
     assert all(case.system == "kernel" for case in select(LISTED, tags=["kernel"]))
 
 
-@pytest.mark.parametrize(
-    ("selector", "hint"),
-    [
-        ("mixed-contxt", "unknown scenario 'mixed-contxt'; did you mean 'mixed-context'?"),
-        (
-            "mixed-context[kv=bf17]",
-            "unknown case 'mixed-context[kv=bf17]'; did you mean 'mixed-context[kv=bf16",
-        ),
-        (
-            "mixed contexts of mine",
-            "unknown scenario 'mixed contexts of mine'; the nearest are mixed-context, vllm-mixed",
-        ),
-        ("nosuch", "unknown scenario 'nosuch'; none of the "),
-        ("99999", "no scenario has the reference '99999'; see `mla-harness list` for the "),
-        (
-            "vllm-project/vllm#1",
-            "no scenario has the reference 'vllm-project/vllm#1'; see `mla-harness list` for the ",
-        ),
-        ("", "unknown scenario ''"),
-        (
-            "my_kernel.py",
-            (
-                "my_kernel.py: the kernels of a Python file are judged by: mla-harness judge"
-                " my_kernel.py"
-            ),
-        ),
-        (
-            "my kernel.py",
-            (
-                "my kernel.py: the kernels of a Python file are judged by: mla-harness judge 'my"
-                " kernel.py'"
-            ),
-        ),
-        ("tiled", "unknown scenario 'tiled'; it is a kernel: --kernel tiled"),
-        (
-            "mla_decode/tiled",
-            "unknown scenario 'mla_decode/tiled'; it is a kernel: --kernel mla_decode/tiled",
-        ),
-        ("prefill", "unknown scenario 'prefill'; it is a tag: -m prefill"),
-        (
-            "sparse.ties-by-arrival",
-            "unknown scenario 'sparse.ties-by-arrival'; it is a fault: --fault sparse.ties",
-        ),
-        (
-            "decode",
-            "unknown scenario 'decode'; it is a tag: -m decode; did you mean 'decode-conditions', ",
-        ),
-        ("decode-kernl*", "no scenario is like 'decode-kernl*'; did you mean 'decode-kernel'?"),
-        ("*[kv=bf17]", "no case is like '*[kv=bf17]'; no id has the parts 'kv=bf17'"),
-    ],
-)
-def test_unknown_selector_is_refused_with_the_nearest_name(selector: str, hint: str) -> None:
-    with pytest.raises(UnknownNameError) as caught:
-        select(LISTED, ["mixed-context", selector])
-    assert str(caught.value).startswith(hint)
-    assert "\n" not in str(caught.value)
+def test_unknown_selector_is_refused_with_the_nearest_name(approved: Approved) -> None:
+    for selector in [
+        "mixed-contxt",
+        "mixed-context[kv=bf17]",
+        "mixed contexts of mine",
+        "nosuch",
+        "99999",
+        "vllm-project/vllm#1",
+        "",
+        "my_kernel.py",
+        "my kernel.py",
+        "tiled",
+        "mla_decode/tiled",
+        "prefill",
+        "sparse.ties-by-arrival",
+        "decode",
+        "decode-kernl*",
+        "*[kv=bf17]",
+    ]:
+        with pytest.raises(UnknownNameError) as caught:
+            select(LISTED, ["mixed-context", selector])
+        approved(str(caught.value), f"{selector!r}")
+        assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("selector", "says"),
-    [
-        (
-            "decode-kernel[kv=bf16",
-            r"no ']' closes its '['; write 'decode-kernel[kv=bf16]', or 'decode-kernel[kv=bf16*]'",
-        ),
-        ("decode-kernel[kv=bf16,", "write 'decode-kernel[kv=bf16]'"),
-        ("decode-kernel[", "no ']' closes its '['; close it"),
-        (
-            "decode-kernel[kv=bf16@num_heads=[1]",
-            "no ']' closes its '['; write 'decode-kernel[kv=bf16]'",
-        ),
-        ("decode-kernel]", "write a name and its parts as NAME[PART,PART]"),
-        ("decode-kernel[kv=bf16]x", "write a name and its parts as NAME[PART,PART]"),
-        ("decode-kernel[kv=bf16]]", "write a name and its parts as NAME[PART,PART]"),
-        ("decode-kernel[[kv=bf16]", "write a name and its parts as NAME[PART,PART]"),
-        ("[kv=bf16]", "no name before the '['; write '*[kv=bf16]' for the cases of all scenarios"),
-    ],
-)
-def test_brackets_that_do_not_match_are_refused_with_what_to_write(
-    selector: str, says: str
-) -> None:
-    with pytest.raises(InputError) as caught:
-        select(LISTED, [selector])
-    assert says in str(caught.value) and "\n" not in str(caught.value)
+def test_brackets_that_do_not_match_are_refused_with_what_to_write(approved: Approved) -> None:
+    for selector in [
+        "decode-kernel[kv=bf16",
+        "decode-kernel[kv=bf16,",
+        "decode-kernel[",
+        "decode-kernel[kv=bf16@num_heads=[1]",
+        "decode-kernel]",
+        "decode-kernel[kv=bf16]x",
+        "decode-kernel[kv=bf16]]",
+        "decode-kernel[[kv=bf16]",
+        "[kv=bf16]",
+    ]:
+        with pytest.raises(InputError) as caught:
+            select(LISTED, [selector])
+        assert "\n" not in str(caught.value)
+        approved(str(caught.value), selector)
 
 
-@pytest.mark.parametrize(
-    ("tag", "says"),
-    [("prefil", "did you mean 'prefill'"), ("decode-kernel", "a scenario is named without -m")],
-)
-def test_unknown_tag_is_refused_with_the_nearest_tag(tag: str, says: str) -> None:
-    with pytest.raises(UnknownNameError, match=says):
-        select(LISTED, tags=[tag])
+def test_unknown_tag_is_refused_with_the_nearest_tag(approved: Approved) -> None:
+    for tag in [
+        "prefil",
+        "decode-kernel",
+    ]:
+        with approved.raises(UnknownNameError, tag):
+            select(LISTED, tags=[tag])
 
 
 @pytest.mark.parametrize("expression", ["a and b", "not", "", "not a b"])
@@ -149,8 +107,8 @@ def test_tag_expression_is_one_tag_or_its_negation(expression: str) -> None:
         select(LISTED, tags=[expression])
 
 
-def test_selection_that_leaves_nothing_is_refused() -> None:
-    with pytest.raises(InputError, match="no selected case is left by -m 'control'"):
+def test_selection_that_leaves_nothing_is_refused(approved: Approved) -> None:
+    with approved.raises(InputError):
         select(LISTED, ["mixed-context"], tags=["control"])
 
 
@@ -173,7 +131,7 @@ def test_a_pull_request_may_be_named_by_its_address(kind: str) -> None:
 def test_a_pattern_names_scenarios() -> None:
     assert names("*-layouts") == {name for name in names() if name.endswith("-layouts")} != set()
     assert names("decode-kerne?") == {"decode-kernel"}
-    with pytest.raises(UnknownNameError, match=r"no scenario is like 'nosuch\*'; none of the "):
+    with pytest.raises(UnknownNameError, match="is like 'nosuch"):
         names("nosuch*")
 
 
@@ -207,10 +165,8 @@ def test_nightly_cases_are_not_named_by_a_part() -> None:
         select(LISTED, ["kv-cache-full[limit=full]"])
 
 
-def test_the_start_of_a_name_is_answered_with_the_names_that_begin_so() -> None:
-    with pytest.raises(
-        UnknownNameError, match=r"did you mean 'decode-conditions', .* or 'decode-lengths' \(1 more"
-    ):
+def test_the_start_of_a_name_is_answered_with_the_names_that_begin_so(approved: Approved) -> None:
+    with approved.raises(UnknownNameError):
         names("decode")
-    with pytest.raises(UnknownNameError, match=r"did you mean 'warm-context'\?"):
+    with approved.raises(UnknownNameError):
         names("warm")

@@ -62,33 +62,31 @@ def test_an_oracle_that_would_see_nothing_is_left_out(known):
     assert "non_interference" not in one(known, f"{DECODE}@patterns=[nan]").oracles
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ("seq_len=[1]", "did you mean 'seq_lens'"),
-        ("num_heads=0", "num_heads: Input should be greater than or equal to 1"),
-        ("num_heads", "write key=value"),
-        ("num_heads=1,num_heads=2", "given twice"),
-        ("num_heads=[1", "cannot be read"),
-        ("seq_lens=[]", "seq_lens is empty; give at least one length"),
-        ("query_len=4", "below query_len 4"),
-        ("sites=kv.tail", "sites is a list"),
-        ("sites=[kv.tai]", "did you mean 'kv.tail'"),
-        ("patterns=[]", "patterns is a list"),
-        ("strict=1", "strict is true or false"),
-        ("seq_lens=" + "[" * 3000, "cannot be read"),
-        ("num_heads=!!python/object/apply:os.getcwd []", "cannot be read"),
-    ],
-)
-def test_a_change_that_a_case_cannot_have_is_refused_in_one_line(known, changes, told):
-    with pytest.raises(InputError) as refused:
-        select(known, [f"{DECODE}@{changes}"])
-    assert told in str(refused.value)
-    assert "\n" not in str(refused.value)
+def test_a_change_that_a_case_cannot_have_is_refused_in_one_line(known, approved):
+    for changes in [
+        "seq_len=[1]",
+        "num_heads=0",
+        "num_heads",
+        "num_heads=1,num_heads=2",
+        "num_heads=[1",
+        "seq_lens=[]",
+        "query_len=4",
+        "sites=kv.tail",
+        "sites=[kv.tai]",
+        "patterns=[]",
+        "strict=1",
+        "seq_lens=" + "[" * 3000,
+        "num_heads=!!python/object/apply:os.getcwd []",
+    ]:
+        with pytest.raises(InputError) as refused:
+            select(known, [f"{DECODE}@{changes}"])
+        told = str(refused.value)
+        assert "\n" not in told
+        approved(told.replace(changes, "CHANGES") if len(changes) > 100 else told, changes[:60])
 
 
-def test_a_whole_scenario_has_no_variants(known):
-    with pytest.raises(InputError, match="is no case id; give one before the '@'"):
+def test_a_whole_scenario_has_no_variants(known, approved):
+    with approved.raises(InputError):
         select(known, ["decode-kernel@num_heads=1"])
 
 

@@ -19,6 +19,7 @@ from harness.report.write import write_reports
 from harness.store.history.compare import Change, choose, compare, last_green, previous_of
 from harness.store.history.entry import Entry, PastRuns, RunEntry, entry_of
 from harness.store.run_folder import RunStore
+from tests.transcripts import Approved
 
 from .entries import fault
 
@@ -173,28 +174,26 @@ def store_of(root: Path, **verdicts: Verdict) -> RunStore:
     return store
 
 
-def test_run_folders_are_compared_without_any_history(tmp_path: Path) -> None:
+def test_run_folders_are_compared_without_any_history(tmp_path: Path, approved: Approved) -> None:
     first = store_of(tmp_path, a=Verdict.PASS)
     second = store_of(tmp_path, a=Verdict.FAIL)
     before, after = choose([str(first.path), second.path.name], PastRuns(tmp_path))
     assert keys(compare(before, after).new_failures) == ["a"]
-    with pytest.raises(InputError, match="has no run before"):
+    with approved.raises(InputError):
         choose(["previous", str(second.path)], PastRuns(tmp_path))
 
 
-def test_an_entry_holds_what_the_folder_says_and_leaves_out_what_never_ran(tmp_path: Path) -> None:
+def test_an_entry_holds_what_the_folder_says_and_leaves_out_what_never_ran(
+    tmp_path: Path, approved: Approved
+) -> None:
     store = store_of(tmp_path, a=Verdict.FAIL)
     never_ran = Job(key="b", case=Case(id="b", scenario="a", system="kernel", op="write_kv"))
     store.plan = store.plan.model_copy(update={"jobs": (*store.plan.jobs, never_ran)})
     store.add_blame("a", Blame(sites=("kv.tail",)))
     entry = entry_of(store)
     (case,) = entry.cases
-    assert (case.note, case.oracles, case.blamed, case.seed) == (
-        "NaN in live rows",
-        ("finite",),
-        ("kv.tail",),
-        5,
-    )
+    assert case.oracles == ("finite",) and case.blamed == ("kv.tail",) and case.seed == 5
+    approved(case.note)
     assert entry.num_planned == 2 and Path(entry.folder).is_absolute()
 
 
@@ -263,10 +262,10 @@ def test_a_run_of_faults_alone_can_be_latest(
     assert [run.run_id for run in choose([], path)] == ["run-0001", "run-0002"]
 
 
-def test_folders_in_which_nothing_ran_are_not_latest(tmp_path: Path) -> None:
+def test_folders_in_which_nothing_ran_are_not_latest(tmp_path: Path, approved: Approved) -> None:
     idle = store_of(tmp_path, a=Verdict.SKIP)
     write_reports(RunView(idle))
-    with pytest.raises(InputError, match=r"latest: nothing ran .* all was skipped"):
+    with approved.raises(InputError):
         choose([str(idle.path), "latest"], PastRuns(tmp_path))
     judged, later = store_of(tmp_path, a=Verdict.PASS), store_of(tmp_path, a=Verdict.SKIP)
     write_reports(RunView(judged)), write_reports(RunView(later))

@@ -14,6 +14,7 @@ from harness.core.findings import Finding
 from harness.core.records import Blame, CaseResult, FaultResult, Verdict
 from harness.store.run_folder import RunStore, find_run, new_run_id
 from harness.store.summary import summarise, to_json
+from tests.transcripts import Approved
 
 
 def job(name: str) -> Job:
@@ -94,9 +95,7 @@ def test_of_two_results_for_one_job_the_later_holds(tmp_path: Path) -> None:
 def test_a_newer_schema_is_refused_in_one_sentence(tmp_path: Path, name: str) -> None:
     store = fresh(tmp_path, "a")
     (store.path / name).write_text(json.dumps({"schema_version": 99, "unheard": "of"}) + "\n")
-    with pytest.raises(
-        InputError, match=r"newer mla-harness \(schema 99, this one reads \d+\); update"
-    ) as caught:
+    with pytest.raises(InputError, match="schema 99") as caught:
         again = RunStore.open(store.path)
         again.results(), again.faults(), again.blames()
     assert name in str(caught.value) and "\n" not in str(caught.value)
@@ -151,7 +150,7 @@ def test_a_damaged_run_is_refused_naming_the_file(
     assert name in str(caught.value)
 
 
-def test_a_run_is_found_by_path_by_id_and_as_the_latest(tmp_path: Path) -> None:
+def test_a_run_is_found_by_path_by_id_and_as_the_latest(tmp_path: Path, approved: Approved) -> None:
     first, second = fresh(tmp_path, "a"), fresh(tmp_path, "a")
     latest = max(first.path, second.path)
     assert find_run(str(first.path), tmp_path) == first.path
@@ -159,7 +158,7 @@ def test_a_run_is_found_by_path_by_id_and_as_the_latest(tmp_path: Path) -> None:
     assert find_run("latest", tmp_path) == latest
     with pytest.raises(InputError, match=f"no run 'nonsense'.*{latest.name}"):
         find_run("nonsense", tmp_path)
-    with pytest.raises(InputError, match="holds no run yet"):
+    with approved.raises(InputError):
         find_run("latest", tmp_path / "empty")
 
 

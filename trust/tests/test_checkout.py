@@ -11,6 +11,7 @@ import pytest
 
 from harness.cli.commands import COMMANDS
 from harness.core import checkout
+from tests.transcripts import Approved
 
 Cli = Callable[..., tuple[int, str, str]]
 ADDED = {"bench", "canary", "mutants"}
@@ -35,10 +36,8 @@ def test_an_installed_harness_has_neither(
         assert (code, err.count("\n")) == (2, 1) and "No such command" in err
 
 
-def test_the_program_of_mutants_tells_an_error_in_one_line() -> None:
+def test_the_program_of_mutants_tells_an_error_in_one_line(approved: Approved) -> None:
     command = [sys.executable, "-m", "trust.mutants"]
     done = subprocess.run(command, cwd=checkout.ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == (
-        "mla-harness: mutants: say how many: --changes N or --conditions N, one of the two\n"
-    )
+    approved(done.stderr)

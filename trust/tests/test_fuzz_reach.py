@@ -21,4 +21,5 @@ def test_the_script_prints_a_table() -> None:
     told = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    assert told[0] == "| of 20 draws | have it |" and len(told) == len(PROPERTIES) + 2
+    assert len(told) == len(PROPERTIES) + 2
+    assert "20 draws" in told[0]
