@@ -44,7 +44,8 @@ def read_nvfp4(
     """
     read = importlib.import_module("flashinfer.quantization").nvfp4_kv_dequantize_paged
     num_blocks, page_size = cache.shape[:2]
-    blocks, border = cache.flatten(1), page_size * CODE_BYTES
+    blocks = cache.flatten(1)
+    border = page_size * CODE_BYTES
     codes = blocks[:, :border].view(num_blocks, page_size, 1, -1)
     scales = blocks[:, border:].view(num_blocks, page_size, 1, -1).view(torch.float8_e4m3fn)
     factor = torch.full(

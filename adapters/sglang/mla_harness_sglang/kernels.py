@@ -236,7 +236,8 @@ def _merged(
 ) -> tuple[Tensor, Tensor]:
     # SGLang has lse [T, H], and no count: it merges the tokens that it hands over.
     merged = slice(count)
-    out, lse = suffix_out.clone(), suffix_lse.clone()
+    out = suffix_out.clone()
+    lse = suffix_lse.clone()
     sides = (prefix_out[merged], prefix_lse[:, merged].t().contiguous(), suffix_out[merged])
     if out[merged].numel():
         out[merged], found = merge(*sides, suffix_lse[:, merged].t().contiguous(), None, None)

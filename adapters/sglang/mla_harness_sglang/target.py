@@ -36,7 +36,8 @@ WITH_CANARY = (0, 5, 13)
 class SglangTarget(ServedTarget):
     """A canary served by SGLang."""
 
-    engine, patches = ENGINE, PATCHES
+    engine = ENGINE
+    patches = PATCHES
 
     def __init__(self, case: Case, device: str = "cpu", **more: Any) -> None:
         super().__init__(case, device, **more)
@@ -57,7 +58,8 @@ class SglangTarget(ServedTarget):
         """The case's sites in SGLang's memory that the case has and that its backend does not need
         finite.
         """
-        params, excluded = self._params, set[str]()
+        params = self._params
+        excluded = set[str]()
         if params.backend not in SELECTING:
             excluded.update(PAGES)
         if params.page_size == 1:
@@ -85,7 +87,8 @@ class SglangTarget(ServedTarget):
             | ({"base_gpu_id": self.gpus[0]} if self.gpus else {}),
             plan=plan,
         )
-        settings, forks = environ(is_faulty=bool(self.fault)), environ()
+        settings = environ(is_faulty=bool(self.fault))
+        forks = environ()
         try:
             found = self._reply(QUESTIONS, request, settings, folder, forks)
         except KernelError:

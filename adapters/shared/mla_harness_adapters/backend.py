@@ -47,12 +47,14 @@ class EngineBackend(ABC):
             raise InputError(
                 f"{where}: {engine.title} cannot be imported here ({error}); {how}"
             ) from None
-        self._spec, self._path = engine, path
+        self._spec = engine
+        self._path = path
 
     def describe(self, vocab_size: int, dtype: object, cache: object) -> None:
         """Note what runs: the types of the model and of its cache, as the engine names them."""
         self._vocab_size = vocab_size
-        of_model, of_cache = str(dtype).removeprefix("torch."), str(cache)
+        of_model = str(dtype).removeprefix("torch.")
+        of_cache = str(cache)
         self.identity = Identity.of_model(
             self._path,
             engine=self._spec.name,

@@ -20,8 +20,12 @@ Found = Iterator[tuple[str, Tensor, Tensor]]
 """(what it is, as an engine computes it, the same by the definition), both of integers with rows in
 dim 0.
 """
-NUM_SM_PARTS, PLAN_WIDTH, PARTS_USED = 132, 8, 4
-"""The size of FlashMLA's buffer for plans on an H100, and how many of its rows a plan has here."""
+NUM_SM_PARTS = 132
+"""The rows of FlashMLA's buffer for plans on an H100."""
+PLAN_WIDTH = 8
+"""The columns of this buffer."""
+PARTS_USED = 4
+"""The rows of the buffer that a plan has here."""
 
 
 def made_without_init(kind: type, **attributes: Any) -> Any:

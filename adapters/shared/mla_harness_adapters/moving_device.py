@@ -35,11 +35,16 @@ class Device:
 
     def spans(self, address: int, num_bytes: int) -> Iterator[Span]:
         """Bytes at an address as spans: blocks of a known cache, and pages of any other memory."""
-        name, base, stride = "host", 0, PAGE
+        name = "host"
+        base = 0
+        stride = PAGE
         for known, cache in self.caches.items():
             if cache.data_ptr() <= address < cache.data_ptr() + cache.nbytes:
-                name, base, stride = known, cache.data_ptr(), cache.nbytes // len(cache)
-        start, end = address - base, address - base + num_bytes
+                name = known
+                base = cache.data_ptr()
+                stride = cache.nbytes // len(cache)
+        start = address - base
+        end = address - base + num_bytes
         for row in range(start // stride, -(-end // stride)):
             yield name, row, max(start - row * stride, 0), min(end - row * stride, stride)
 
@@ -112,7 +117,9 @@ class Stream:
     """A stream as an engine uses it."""
 
     def __init__(self, device: Device, name: str, number: int) -> None:
-        self._device, self.name, self.cuda_stream = device, name, number
+        self._device = device
+        self.name = name
+        self.cuda_stream = number
 
     def wait_event(self, event: Event) -> None:
         event.hold_back(self.name)

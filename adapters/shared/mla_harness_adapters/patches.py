@@ -140,7 +140,8 @@ def edited_text(source: str, edit: Edit) -> str:
 
     Raises PatchRefused unless the source has the old text exactly once.
     """
-    lines, old = source.splitlines(), textwrap.dedent(edit.old).strip("\n").splitlines()
+    lines = source.splitlines()
+    old = textwrap.dedent(edit.old).strip("\n").splitlines()
     # Compared without the common margin, which may differ between releases.
     windows = (
         textwrap.dedent("\n".join(lines[i : i + len(old)])).splitlines() for i in range(len(lines))

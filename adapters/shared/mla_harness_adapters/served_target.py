@@ -153,7 +153,8 @@ class ServedTarget(Target):
         HarnessError if it does not fail and a worker had no recorder.
         """
         with tempfile.TemporaryDirectory() as scratch:
-            folder, failure = Path(scratch) / "asked", ""
+            folder = Path(scratch) / "asked"
+            failure = ""
             try:
                 self._serve(folder, poison, records=True)
             except KernelError as error:
@@ -184,12 +185,11 @@ class ServedTarget(Target):
         fork of that process where the case and the release allow it. Raises InputError if it
         refuses, and KernelError if it fails or dies.
         """
-        title, seconds, log = (
-            self.engine.title,
-            self._served.timeout_seconds,
-            folder / f"{self.engine.name}.log",
-        )
-        name, forks = f"{title}'s process", None
+        title = self.engine.title
+        seconds = self._served.timeout_seconds
+        log = folder / f"{self.engine.name}.log"
+        name = f"{title}'s process"
+        forks = None
         if self._forks is not None and fork_settings is not None and self._served.process == "fork":
             forks = self._forks.server(fork_settings | FORK_ENVIRON, seconds)
         with Child(module, name=name, forks=forks, environ=settings, log=log) as child:
@@ -201,7 +201,8 @@ class ServedTarget(Target):
                 death = child.death()
                 how = f"{name} {death.ended}"
             printed = child.printed(CAUSE_BYTES)
-            self._log_tail, cause = child.log(), last_words(printed)
+            self._log_tail = child.log()
+            cause = last_words(printed)
         if reply is None or reply.failed is not None:
             if death.is_hang:
                 hung = (

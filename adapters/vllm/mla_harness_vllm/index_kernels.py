@@ -34,10 +34,12 @@ def deepgemm_logits(
     """
     module = importlib.import_module("vllm.utils.deep_gemm")
     num_requests, num_tokens, num_heads, _ = q.shape
-    page, columns = kv_cache.shape[1], block_table.shape[1] * kv_cache.shape[1]
+    page = kv_cache.shape[1]
+    columns = block_table.shape[1] * kv_cache.shape[1]
     lengths = row_lengths(seq_lens, num_tokens).view(-1, num_tokens)
     if num_tokens not in NATIVE_TOKENS:
-        q, lengths = q.flatten(0, 1)[:, None], lengths.view(-1, 1)
+        q = q.flatten(0, 1)[:, None]
+        lengths = lengths.view(-1, 1)
         block_table = block_table.repeat_interleave(num_tokens, dim=0)
     sms = torch.cuda.get_device_properties(q.device).multi_processor_count
     plan = module.get_paged_mqa_logits_metadata(lengths, page, sms)

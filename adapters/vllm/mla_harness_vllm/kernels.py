@@ -314,7 +314,8 @@ def cutlass_mla_decode(
         max_seq_len=longest, num_batches=num_requests, sm_count=num_sms, num_kv_splits=NUM_KV_SPLITS
     )
     workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
-    nope, rope = padded[..., :RANK].contiguous(), padded[..., RANK:].contiguous()
+    nope = padded[..., :RANK].contiguous()
+    rope = padded[..., RANK:].contiguous()
     ops.sm100_cutlass_mla_decode(
         out=out,
         lse=lse,
@@ -428,7 +429,8 @@ def _merged(
     count: int | None,
 ) -> tuple[Tensor, Tensor]:
     merge: Any = importlib.import_module(module).merge_attn_states
-    out, lse = torch.empty_like(prefix_out), torch.empty_like(prefix_lse)
+    out = torch.empty_like(prefix_out)
+    lse = torch.empty_like(prefix_lse)
     merge(
         output=out,
         prefix_output=prefix_out,

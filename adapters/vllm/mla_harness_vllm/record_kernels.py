@@ -38,7 +38,8 @@ def write_mla(
     """
     ops = importlib.import_module(_OPS)
     typed, name = _typed(cache, record_format)
-    kv_c, k_pe = x[:, :RANK].contiguous(), x[:, RANK:].contiguous()
+    kv_c = x[:, :RANK].contiguous()
+    k_pe = x[:, RANK:].contiguous()
     ops.concat_and_cache_mla(kv_c, k_pe, typed, slot_mapping.long(), name, _scalar(scale, x))
 
 
@@ -78,7 +79,8 @@ def write_nvfp4(
         cache.shape, cache.stride(), 0
     )
     caches = (cache, spare) if record_format == "nvfp4_linear" else (spare, cache)
-    heads, factor = x[:, None].contiguous(), _scalar(scale, x)
+    heads = x[:, None].contiguous()
+    factor = _scalar(scale, x)
     ops.reshape_and_cache_flash(
         heads,
         heads,
@@ -105,7 +107,8 @@ def read_mla(
     """
     ops = importlib.import_module(_OPS)
     typed, name = _typed(cache, record_format)
-    requests, factor = _request_of_tokens(cu_seq_lens), _scalar(scale, cache)
+    requests = _request_of_tokens(cu_seq_lens)
+    factor = _scalar(scale, cache)
     out = torch.empty(len(requests), WIDTH, dtype=torch.bfloat16, device=cache.device)
     ops.gather_and_maybe_dequant_cache(
         typed, out, block_table, cu_seq_lens, requests, len(requests), name, factor
@@ -204,6 +207,7 @@ def _request_of_tokens(cu_seq_lens: Tensor) -> Tensor:
 
 def _gathered_keys(cu_seq_lens: Tensor) -> tuple[Tensor, Tensor]:
     """Unwritten keys [T, 128] e4m3 and scales [T, 4] uint8, as vLLM's workspace has them."""
-    num_tokens, device = int(cu_seq_lens[-1]), cu_seq_lens.device
+    num_tokens = int(cu_seq_lens[-1])
+    device = cu_seq_lens.device
     codes = torch.empty(num_tokens, _GROUP, dtype=torch.float8_e4m3fn, device=device)
     return codes, torch.empty(num_tokens, 4, dtype=torch.uint8, device=device)

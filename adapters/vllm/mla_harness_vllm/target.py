@@ -27,7 +27,8 @@ from mla_harness_vllm.serve.settings import SITES, ServePoison
 from mla_harness_vllm.serve.worker_state import check
 from mla_harness_vllm.tables import ENGINE
 
-QUESTIONS, SCRIPTS = "mla_harness_vllm.serve.child", "mla_harness_vllm.serve.scripts"
+QUESTIONS = "mla_harness_vllm.serve.child"
+SCRIPTS = "mla_harness_vllm.serve.scripts"
 """The modules of serving processes."""
 _REFUSES = re.compile(rf"(?:ValueError|NotImplementedError|ValidationError): (?!{NO_ROOM}).*")
 """The last words of a server that does not take its options: vLLM checks them with these errors."""
@@ -62,7 +63,8 @@ def watched(states: dict[str, Any]) -> Moved:
 class VllmTarget(ServedTarget):
     """A canary served by vLLM."""
 
-    engine, patches = ENGINE, PATCHES
+    engine = ENGINE
+    patches = PATCHES
     _forks = engine_forks("mla_harness_vllm.serve.imports:import_all", ENGINE.title)
 
     def __init__(self, case: Case, device: str = "cpu", **more: Any) -> None:
@@ -73,7 +75,8 @@ class VllmTarget(ServedTarget):
 
     @classmethod
     def _why_refused(cls, case: Case, version: str) -> WhyNot | None:
-        release, params = base.release_of(version), case.params_as(VllmParams)
+        release = base.release_of(version)
+        params = case.params_as(VllmParams)
         if params.backend in BLACKWELL and (
             reason := base.why_not_built((10,), "data-center Blackwell (10.0, 10.3)")
         ):
@@ -142,7 +145,8 @@ class VllmTarget(ServedTarget):
 
         The case is about the poison, the fault and the routing.
         """
-        params, filling = self._params, self._poison(poison)
+        params = self._params
+        filling = self._poison(poison)
         request = VllmRequest(
             **self._questions(folder),
             model=str(params.checkpoint),

@@ -91,7 +91,8 @@ def _keys(part: Any, rank: int, ranks: int, batch: Any, padded: int) -> tuple[Te
     Padding belongs to the last prompt.
     """
     got = torch.stack((part.kv_len_prev_tensor, part.kv_len_next_tensor))
-    blocks, ends = 2 * ranks, []
+    blocks = 2 * ranks
+    ends = []
     for request, (prefix, new) in enumerate(batch):
         length = new + (padded - sum(each for _, each in batch)) * (request == len(batch) - 1)
         sizes = [length // blocks + (block < length % blocks) for block in range(blocks)]

@@ -36,8 +36,9 @@ from mla_harness_sglang.host.scheduling import MAX_LENGTH, Server, fill, free_sl
 from mla_harness_sglang.params import SglangHostParams
 
 NUM_HEADS = 16
-RANK, ROPE = 256, 32
-"""The smaller of the two shapes that SGLang's Triton kernel knows as MLA."""
+# The smaller of the two shapes that SGLang's Triton kernel knows as MLA.
+RANK = 256
+ROPE = 32
 SCALE = (RANK + ROPE) ** -0.5
 STEPS = 6
 NUM_SLOTS = 2048
@@ -54,7 +55,8 @@ of the model.
 
 def run(poison: Poison, params: SglangHostParams) -> Run:
     """Capture a graph for each size, then replay them for batches that grow, shrink and change."""
-    rng, values = random.Random(poison.seed), torch.Generator().manual_seed(poison.seed)
+    rng = random.Random(poison.seed)
+    values = torch.Generator().manual_seed(poison.seed)
     server = Server(params.page_size, NUM_SLOTS, CAPTURED[-1], RANK, ROPE)
     cache = poison.fill_(server.cache, "kv.new")
     backend = BACKENDS[params.backend](server, poison)

@@ -19,7 +19,8 @@ class GraphBuffers:
     """The buffers that a graph reads, filled for a batch by SGLang."""
 
     def __init__(self, fill_length: int) -> None:
-        self.fill_length, self.rows = fill_length, CAPTURED[-1]
+        self.fill_length = fill_length
+        self.rows = CAPTURED[-1]
         shape: dict[str, Any] = {
             "device": torch.device("cpu"),
             "max_bs": self.rows,

@@ -54,8 +54,10 @@ for name in (
 
 ARGUMENTS: dict[str, Any] = read_rows(Path(__file__).with_suffix(".yaml"))
 POOL = ARGUMENTS["pool"]
-PAGE, TOKEN_BYTES = POOL["page_size"], 2 * POOL["kv_cache_dim"]
-NUM_PAGES, NUM_STATES = POOL["size"] // PAGE, ARGUMENTS["rows"]["mamba_size"]
+PAGE = POOL["page_size"]
+TOKEN_BYTES = 2 * POOL["kv_cache_dim"]
+NUM_PAGES = POOL["size"] // PAGE
+NUM_STATES = ARGUMENTS["rows"]["mamba_size"]
 REQUESTS = ((0, 3), (1, 4), (2, 3), (0, 5), (1, 6), (3, 4), (2, 5), (0, 7), (4, 7), (1, 8))
 """Requests in order: a number, and the pages of the prompt.
 
@@ -63,7 +65,9 @@ A number that returns has the same tokens and more.
 """
 SHARES = {3: (1, 2), 4: (0, 5)}
 """Number -> the number that it begins as, and for how many pages."""
-NUM_SCHEDULES, MOST_SEARCHED, MOST_WAITS = 6, 6, 100
+NUM_SCHEDULES = 6
+MOST_SEARCHED = 6
+MOST_WAITS = 100
 Rows = list[tuple[int, int]]
 """Rows of memory: a page or the slot of a state, and its place in the sequence in pages."""
 
@@ -166,7 +170,9 @@ class Serving:
     """One server. It serves the requests one at a time."""
 
     def __init__(self, device: Device, params: SglangHostParams) -> None:
-        self._device, self.landed, self.num_loaded = device, Landed(), 0
+        self._device = device
+        self.landed = Landed()
+        self.num_loaded = 0
         self._has_states = params.hicache == "states"
         arguments = publish(PAGE, **ARGUMENTS["server"], **ARGUMENTS["backends"][params.hicache])
         arguments._mamba_cache_chunk_size = PAGE  # else SGLang reads the model's settings
@@ -213,7 +219,8 @@ class Serving:
 
     def serve(self, step: int, number: int, num_pages: int) -> None:
         """Do what a scheduler does with one request: match, load, make room, compute, and cache."""
-        tree, key = self._tree, RadixKey(array("q", prompt(number, num_pages)))
+        tree = self._tree
+        key = RadixKey(array("q", prompt(number, num_pages)))
         state_slot = {"mamba_pool_idx": None, "holds_mamba": False}
         request = SimpleNamespace(
             rid=str(step), kv=SimpleNamespace(**state_slot), **state_slot
@@ -222,7 +229,8 @@ class Serving:
         request.mamba_host_hit_length = getattr(match, "mamba_host_hit_length", 0)  # since 0.5.14
         if match.host_hit_length or request.mamba_host_hit_length:
             self.num_loaded += match.host_hit_length
-            request.last_node, request.swa_host_hit_length = match.last_device_node, 0
+            request.last_node = match.last_device_node
+            request.swa_host_hit_length = 0
             tree.init_load_back(
                 InitLoadBackParams(match.best_match_node, match.host_hit_length, req=request)
             )
@@ -237,11 +245,10 @@ class Serving:
         slots = torch.cat(
             [old, self._given(self._alloc, num_pages * PAGE - len(old), "num_tokens")]
         )
-        pages, num_old = (
-            list(zip((slots[::PAGE] // PAGE).tolist(), range(num_pages), strict=True)),
-            len(old) // PAGE,
-        )
-        state, states = None, ([], [])  # type: tuple[Any, tuple[Rows, Rows]]
+        pages = list(zip((slots[::PAGE] // PAGE).tolist(), range(num_pages), strict=True))
+        num_old = len(old) // PAGE
+        state: Any = None
+        states: tuple[Rows, Rows] = ([], [])
         if self._has_states:
             state = self._given(self._rows.mamba_allocator, 1, "mamba_num")
             component = next(one for one in tree.components if one.name == "MAMBA")
@@ -331,7 +338,8 @@ def wanted(group: str, layer: int, number: int, place: int, memory: Tensor) -> T
     Sentinels of index keys and states count pages. A state is that of the `place` pages before it.
     """
     if group == "latent":
-        of, num_tokens = owner(number, place), (place + 1) * PAGE
+        of = owner(number, place)
+        num_tokens = (place + 1) * PAGE
         return owner_records(group, layer, of, num_tokens, TOKEN_BYTES)[place * PAGE :]
     of = owner(number, place - 1 if group == "state" else place)
     return owner_records(group, layer, of, place + 1, memory.shape[1])[place:]

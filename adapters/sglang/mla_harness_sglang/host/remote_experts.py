@@ -28,7 +28,10 @@ from mla_harness_adapters.host_parts import expert_weights, gated, scaled_fp8_qu
 from mla_harness_sglang.host.scheduling import publish
 from mla_harness_sglang.params import SglangHostParams
 
-NUM_TOKENS, NUM_EXPERTS, HIDDEN, INTERMEDIATE = 8, 4, 64, 32
+NUM_TOKENS = 8
+NUM_EXPERTS = 4
+HIDDEN = 64
+INTERMEDIATE = 32
 BLOCKS = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 1}
 
 

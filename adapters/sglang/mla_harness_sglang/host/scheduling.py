@@ -26,7 +26,8 @@ from torch_poison.patterns import Poison
 from harness.api import Count
 
 VOCABULARY = 32
-RANK, ROPE = 8, 4
+RANK = 8
+ROPE = 4
 WIDTH = RANK + ROPE
 MAX_LENGTH = 512
 MODEL = SimpleNamespace(
@@ -84,7 +85,9 @@ class Server:
         self, page_size: int, num_slots: int, num_rows: int, rank: int = RANK, rope: int = ROPE
     ) -> None:
         self.arguments = publish(page_size)
-        self.page_size, self.num_slots, self.width = page_size, num_slots, rank + rope
+        self.page_size = page_size
+        self.num_slots = num_slots
+        self.width = rank + rope
         self.pool = MLATokenToKVPool(
             num_slots, page_size, torch.float32, rank, rope, 1, "cpu", False
         )

@@ -108,7 +108,8 @@ class StepPoison:
         return self._fill(runner, batch.out_cache_loc.long(), "kv.new")
 
     def _tails(self, runner: Runner, batch: Batch) -> int:
-        page, table = runner.token_to_kv_pool.page_size, runner.req_to_token_pool.req_to_token
+        page = runner.token_to_kv_pool.page_size
+        table = runner.req_to_token_pool.req_to_token
         last = table[batch.req_pool_indices.long(), batch.seq_lens.long() - 1].long()
         slots = last[:, None] + torch.arange(1, page, device=last.device)
         return self._fill(runner, slots[slots // page == (last // page)[:, None]], "kv.tail")
@@ -117,8 +118,10 @@ class StepPoison:
         """Point entries past each request of the batch, and rows of no request, to the pool's last
         slot.
         """
-        requests, pool = runner.req_to_token_pool, runner.token_to_kv_pool
-        table, trap = requests.req_to_token, pool.size + pool.page_size - 1
+        requests = runner.req_to_token_pool
+        pool = runner.token_to_kv_pool
+        table = requests.req_to_token
+        trap = pool.size + pool.page_size - 1
         ids = batch.req_pool_indices.long()
         columns = torch.arange(table.shape[1], device=table.device)
         table[ids] = table[ids].masked_fill(columns >= batch.seq_lens[:, None], trap)
@@ -138,7 +141,9 @@ class StepPoison:
         buffers = getattr(graphs, "buffers", None)
         if buffers is None or not batch.forward_mode.is_decode():
             return 0
-        ids, lengths, count = batch.req_pool_indices.long(), batch.seq_lens.long(), batch.batch_size
+        ids = batch.req_pool_indices.long()
+        lengths = batch.seq_lens.long()
+        count = batch.batch_size
         slots = runner.req_to_token_pool.req_to_token[ids, lengths // 2]
         for name, values in zip(INPUTS, (slots, ids, lengths), strict=True):
             rows = getattr(buffers, name)[count:]

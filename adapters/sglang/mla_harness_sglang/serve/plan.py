@@ -26,7 +26,8 @@ SITES = (*FREED, *PAGES, *TABLES)
 
 SWEEPS = "sweeps"
 STATE = "state-rank{rank}.json"
-REFUSED_PLAN, REFUSED_OPTIONS = "refused-plan.txt", "refused-options.txt"
+REFUSED_PLAN = "refused-plan.txt"
+REFUSED_OPTIONS = "refused-options.txt"
 """Files of a scheduler process in the plan's folder."""
 METHOD = "mla_harness_state"
 """The method of SGLang's scheduler that writes the state."""
@@ -67,10 +68,8 @@ def check(plan: Plan, num_ranks: int = 1) -> list[dict[str, Any]]:
             f"{len(found)} of {num_ranks} schedulers of SGLang reported what is installed in them"
         )
     for one in found:
-        who, counts = (
-            f"the scheduler of rank {one['rank']} (process {one['process']})",
-            Counter(one["counts"]),
-        )
+        who = f"the scheduler of rank {one['rank']} (process {one['process']})"
+        counts = Counter(one["counts"])
         if one["fault"] != plan.fault:
             raise HarnessError(
                 f"{who} runs with {one['fault'] or 'no fault'}, not with {plan.fault or 'none'}"

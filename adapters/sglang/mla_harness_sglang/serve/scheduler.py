@@ -26,7 +26,8 @@ from mla_harness_sglang.serve.plan import (
     starting,
 )
 
-SCHEDULER, RUNNER = "sglang.srt.managers.scheduler", "sglang.srt.model_executor.model_runner"
+SCHEDULER = "sglang.srt.managers.scheduler"
+RUNNER = "sglang.srt.model_executor.model_runner"
 
 
 def run_scheduler(plan: str, *args: Any, **kwargs: Any) -> None:

@@ -27,7 +27,10 @@ from mla_harness_adapters.host_parts import Found, Without, accepted, first_modu
 from mla_harness_vllm.host.prefill_step import step_metadata
 from mla_harness_vllm.params import VllmHostParams
 
-WINDOW, DRAFTS, LONGEST, MOST_REQUESTS = 128, 2, 40_000, 16
+WINDOW = 128
+DRAFTS = 2
+LONGEST = 40_000
+MOST_REQUESTS = 16
 CONFIG = mock.Mock(
     **{
         "model_config.max_model_len": LONGEST,
@@ -185,7 +188,8 @@ def _drafts() -> Found:
         raise Refused(
             "this vLLM has no blocks of drafts for DeepSeek V4: metadata=drafts needs 0.26"
         )
-    found, (rows, _) = builder.build(0, BLOCK.common(64, causal=False)), BLOCK.tokens()
+    found = builder.build(0, BLOCK.common(64, causal=False))
+    rows, _ = BLOCK.tokens()
     before, new = torch.tensor(BLOCK.requests)[rows].T
     want = listed(rows, (before - WINDOW).clamp(min=0), before + new, 64)
     yield "window of drafts", *read(found.decode_swa_indices, found.decode_swa_lens, want)

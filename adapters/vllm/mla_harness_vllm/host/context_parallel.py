@@ -64,7 +64,8 @@ class Split:
 
     def rank_and_place(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The rank of each token, and its number there. All int64 of one shape."""
-        turn, rest = tokens // self.interleave, tokens % self.interleave
+        turn = tokens // self.interleave
+        rest = tokens % self.interleave
         return turn % self.ranks, turn // self.ranks * self.interleave + rest
 
     def held(self, lengths: Tensor) -> Tensor:
@@ -182,7 +183,8 @@ def _decode_lengths(
 
     None if this release has one rank only.
     """
-    new, room = int(counts.max()), 4 * len(lengths)
+    new = int(counts.max())
+    room = 4 * len(lengths)
     made = made_without_init(
         indexer.DeepseekV32IndexerMetadataBuilder,
         vllm_config=mock.Mock(speculative_config=None),
@@ -407,7 +409,8 @@ def _stored(
     )
     starts = np.array([0, *counts.cumsum()])
     manager._build_batch_layout(counts, np.array([0, 3]), prefills, starts)
-    rows, tokens = manager._padded_gather_idx, torch.arange(starts[-1])
+    rows = manager._padded_gather_idx
+    tokens = torch.arange(starts[-1])
     stored = rows[manager._gathered_kv_write_mask]
     times[0].index_add_(0, stored, torch.ones_like(stored))
     times[1, : len(tokens)] = (

@@ -34,7 +34,11 @@ from mla_harness_adapters.host_parts import (
 )
 from mla_harness_vllm.params import VllmHostParams
 
-MOST_DRAFTS, LONGEST, NUM_SLOTS, EVERY, CPU = 2, 12, 3, 4, torch.device("cpu")
+MOST_DRAFTS = 2
+LONGEST = 12
+NUM_SLOTS = 3
+EVERY = 4
+CPU = torch.device("cpu")
 DISCARDED = 999
 """What the sampler chooses behind a chunk, and what memory holds that nothing has written."""
 
@@ -154,14 +158,19 @@ def _second(pair: Pair) -> Tensor:
     )
     prepare = getattr(drafter, "prepare_prefill_inputs", None) or drafter.prepare_eagle_inputs
     stale = torch.full((6 + LONGEST, NUM_SLOTS), DISCARDED, dtype=torch.int32)
-    upcoming, last, prefilled, computed, total = stale[:1], stale[1][:, None], *stale[2:5]
-    tokens, slots = stale[6:].T.contiguous(), torch.tensor([2, 0], dtype=torch.int32)
+    upcoming = stale[:1]
+    last = stale[1][:, None]
+    prefilled, computed, total = stale[2:5]
+    tokens = stale[6:].T.contiguous()
+    slots = torch.tensor([2, 0], dtype=torch.int32)
     batch, drafts = (second_runner.InputBuffers(NUM_SLOTS, LONGEST, CPU) for _ in range(2))
     for number, (slot, one) in enumerate(zip(slots, pair, strict=True)):
         tokens[slot, : one.num_known] = torch.arange(one.num_known) + 100 * number
         prefilled[slot] = one.num_prompt if one in DECODES else one.num_known
-        computed[slot], total[slot] = one.num_computed, one.num_known
-    batch.idx_mapping, batch.num_reqs = slots, len(pair)
+        computed[slot] = one.num_computed
+        total[slot] = one.num_known
+    batch.idx_mapping = slots
+    batch.num_reqs = len(pair)
     starts = batch.query_start_loc = _int32([0, *itertools.accumulate(one.num_new for one in pair)])
     batch.seq_lens = _int32(one.num_computed + one.num_new for one in pair)
     batch.input_ids = _int32(

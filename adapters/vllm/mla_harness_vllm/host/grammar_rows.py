@@ -32,7 +32,9 @@ from harness.api import Observed, Run
 from mla_harness_adapters.host_parts import Without, accepted, made_without_init
 from mla_harness_vllm.params import VllmHostParams
 
-MOST_DRAFTS, NUM_REQUESTS, VOCAB = 2, 3, 32
+MOST_DRAFTS = 2
+NUM_REQUESTS = 3
+VOCAB = 32
 STRIDE = MOST_DRAFTS + 1
 SAMPLED = 5
 """The second runner has every fifth batch: its interpreted kernel takes a tenth of a second."""
@@ -77,7 +79,8 @@ class Grammar:
     """Allows token `STRIDE * number + s` after s tokens."""
 
     def __init__(self, number: int) -> None:
-        self.number, self.state = number, 0
+        self.number = number
+        self.state = 0
 
     def accept_tokens(self, request: str, tokens: Sequence[int]) -> bool:
         """Whether the tokens are the allowed ones. Moves on if they are."""
@@ -167,7 +170,8 @@ class Batch:
     def of_second_runner(self, worker: Any) -> tuple[Tensor, Tensor, Tensor]:
         """The same of the second runner, which may keep fewer drafts than were scheduled."""
         wanted, live, counts = self._wanted(self.kept)
-        logits, ends = torch.zeros(wanted.shape), np.cumsum([0, *counts], dtype=np.int32)
+        logits = torch.zeros(wanted.shape)
+        ends = np.cumsum([0, *counts], dtype=np.int32)
         if self.grammar is not None:
             batch = SimpleNamespace(
                 req_ids=self.order,
@@ -178,7 +182,8 @@ class Batch:
                     [self.kinds[name].num_drafts for name in self.order]
                 ),
             )
-            ids, bitmask = self.grammar.structured_output_request_ids, self.grammar.grammar_bitmask
+            ids = self.grammar.structured_output_request_ids
+            bitmask = self.grammar.grammar_bitmask
             worker.apply_grammar_bitmask(logits, batch, ids, bitmask)
         return logits.isfinite(), live, wanted
 
@@ -188,9 +193,12 @@ class Batch:
 
         A draft that is padding is refused whatever the mask, and no row behind it is used.
         """
-        rows, live, counts = [], [], []
+        rows = []
+        live = []
+        counts = []
         for name in self.order:
-            kind, place = self.kinds[name], list(self.kinds).index(name)
+            kind = self.kinds[name]
+            place = list(self.kinds).index(name)
             counts.append(1 + min(kind.num_drafts, most_drafts))
             for position in range(counts[-1]):
                 row = torch.ones(VOCAB, dtype=torch.bool)

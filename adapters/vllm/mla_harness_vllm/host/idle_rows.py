@@ -24,9 +24,13 @@ from harness.api import Guard, Run
 from mla_harness_adapters.host_parts import Without, accepted, first_module, made_without_init
 from mla_harness_vllm.params import VllmHostParams
 
-PAGE_SIZE, NUM_BLOCKS, WIDTH = 16, 8, 32
-PAGES, STATES = ((1, 2), (3, 4)), (5, 6)
-"""By request slot: the pages of its latents, and the block of its linear-attention state."""
+PAGE_SIZE = 16
+NUM_BLOCKS = 8
+WIDTH = 32
+PAGES = ((1, 2), (3, 4))
+"""The pages of a request's latents, by request slot."""
+STATES = (5, 6)
+"""The block of a request's linear-attention state, by request slot."""
 LENGTH = 20
 OWNERS = {
     **dict.fromkeys(PAGES[0], "the prefix cache"),
@@ -108,7 +112,8 @@ def _drafter_step(tables: Any, cache: Tensor) -> None:
     """
     lacks = "vLLM has no class that drafters have in common: idle=drafter needs 0.24"
     module = first_module("vllm.v1.worker.gpu.spec_decode.speculator", lacks=lacks)
-    kind, num_rows = module.DraftModelSpeculator, len(PAGES)
+    kind = module.DraftModelSpeculator
+    num_rows = len(PAGES)
     # The class is abstract. Here nothing is left to implement.
     concrete = type(
         kind.__name__, (kind,), dict.fromkeys(getattr(kind, "__abstractmethods__", ()), None)

@@ -32,7 +32,8 @@ from mla_harness_vllm.host.kv_moves import (
 )
 from mla_harness_vllm.params import VllmHostParams
 
-NUM_SCHEDULES, MOST_TOKENS = 30, 40
+NUM_SCHEDULES = 30
+MOST_TOKENS = 40
 LENGTHS = (17, 30, 20, 33, 26, 40)
 """The prompts of the requests.
 
@@ -79,13 +80,15 @@ class Runner:
         for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
             if name in cached.resumed_req_ids:
                 self._begin(name, cached.all_token_ids[name], computed)
-        counts, drafts = scheduled.num_scheduled_tokens, scheduled.scheduled_spec_decode_tokens
+        counts = scheduled.num_scheduled_tokens
+        drafts = scheduled.scheduled_spec_decode_tokens
         return runner_output(
             {name: self._sampled(name, counts[name], len(drafts.get(name, ()))) for name in counts}
         )
 
     def _begin(self, name: str, tokens: list[int], computed: int) -> None:
-        self.known[name], self.computed[name] = list(tokens), computed
+        self.known[name] = list(tokens)
+        self.computed[name] = computed
         self.drafting.discard(name)
 
     def keep(self, name: str, expected: int | str, found: int | str) -> None:
@@ -134,10 +137,12 @@ def _prompt(number: int) -> list[int]:
 
 def _served(params: VllmHostParams, seed: int, where: str) -> list[Count]:
     draws = random.Random(seed)
-    runner, scheduler = Runner(draws, where), _scheduler(params)
+    runner = Runner(draws, where)
+    scheduler = _scheduler(params)
     given: dict[str, list[int]] = {str(number): [] for number in range(len(LENGTHS))}
     aborted: set[str] = set()
-    waiting, queue = list(given), deque[Any]()
+    waiting = list(given)
+    queue = deque[Any]()
     try:
         for _ in range(MOST_STEPS):
             if waiting and draws.random() < 0.4:

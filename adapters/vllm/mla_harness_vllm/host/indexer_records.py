@@ -28,7 +28,8 @@ READING = {"kv": FORMAT, "layers": LAYERS, "seq_lens": (1, 0, 65)}
 """Parameters of the ops `write_records` and `read_records`."""
 RATIO = 4
 """Tokens that DeepSeek V4 compresses to one key."""
-WIDTH, ROPE = 128, 64
+WIDTH = 128
+ROPE = 64
 
 
 def run(poison: Poison, params: VllmHostParams) -> Run:

@@ -37,9 +37,11 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
 
 def served(params: VllmHostParams, seed: int, order: str) -> Moved:
     """One schedule."""
-    device, landed = Device(seed), Landed()
+    device = Device(seed)
+    landed = Landed()
     port = mock.patch.dict(os.environ, VLLM_NIXL_SIDE_CHANNEL_PORT=str(_free_port()))
-    exchange, pushes = Exchange(device, params.failing, seed), params.connector == "mooncake"
+    exchange = Exchange(device, params.failing, seed)
+    pushes = params.connector == "mooncake"
     with port, in_place(device), on_network(Network(device, params.failing)), on_exchange(exchange):
         prefill, decode = (
             Serving(device, landed, params.connector, False, name, params.sidecars)
@@ -59,7 +61,8 @@ def served(params: VllmHostParams, seed: int, order: str) -> Moved:
                 received = sent | {"do_remote_decode": False, "do_remote_prefill": True}
                 received |= {"remote_engine_id": PREFILL, "remote_bootstrap_addr": "http://prefill"}
                 decode.add(number, length, received)
-        finished, failed = 0, []
+        finished = 0
+        failed = []
         for _ in range(MOST_STEPS):
             for output in prefill.tick():
                 if output.kv_transfer_params:

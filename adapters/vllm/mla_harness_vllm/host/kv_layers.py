@@ -16,7 +16,8 @@ from vllm.v1.kv_cache_interface import MambaSpec, MLAAttentionSpec, SlidingWindo
 from harness.api import Refused, owner_records, unsent
 from mla_harness_adapters.host_parts import first_module
 
-BLOCK, WIDTH = 16, 24
+BLOCK = 16
+WIDTH = 24
 STATE = ((3, 8), torch.bfloat16), ((2, 4, 8), torch.float32)
 """The parts of a recurrent state: of the convolution, and of the recurrence."""
 CONNECTORS = "vllm.distributed.kv_transfer.kv_connector.v1"
@@ -48,7 +49,8 @@ class Layer:
             return memory.view(self.spec.dtype).view(len(memory), BLOCK, -1)
         if HAS_PAGES_OF_STATES:
             return memory.view(torch.int8).view(len(memory), 1, 1, -1)
-        parts, start = [], 0
+        parts = []
+        start = 0
         for shape, dtype in STATE:
             end = start + torch.Size(shape).numel() * dtype.itemsize
             parts.append(
@@ -115,10 +117,8 @@ def memory_of(kv_config: Any) -> dict[str, Tensor]:
     Layers of several groups can share one.
     """
     found: dict[str, Tensor] = {}
-    num_blocks, whole = (
-        kv_config.num_blocks,
-        unsent(max(one.size for one in kv_config.kv_cache_tensors)).clone(),
-    )
+    num_blocks = kv_config.num_blocks
+    whole = unsent(max(one.size for one in kv_config.kv_cache_tensors)).clone()
     for tensor in kv_config.kv_cache_tensors:
         if hasattr(tensor, "shared_by"):
             memory = unsent(tensor.size).clone().view(num_blocks, -1)

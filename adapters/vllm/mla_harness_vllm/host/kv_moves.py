@@ -50,7 +50,9 @@ CLASSES = {
 }
 ALONE = "engine"
 """The name of an engine that hands nothing over to another one."""
-NUM_SCHEDULES, MOST_SEARCHED, MOST_STEPS = 8, 8, 400
+NUM_SCHEDULES = 8
+MOST_SEARCHED = 8
+MOST_STEPS = 400
 ROUNDS = (((0, 70), (1, 60)), ((2, 75), (3, 58), (4, 80), (5, 66), (6, 40)))
 """The requests of each round with the lengths of their prompts.
 
@@ -58,8 +60,10 @@ The second round takes the blocks of the first.
 """
 SHARES = {4: (0, 64), 5: (1, 48)}
 """Requests that begin with tokens of another one."""
-NUM_GENERATED, STOP = 6, 9_999
-"""A request ends by a token: when it is looked at, the next step of the request may already run."""
+NUM_GENERATED = 6
+"""The tokens that a request generates."""
+STOP = 9_999
+"""The token that ends a request: when it is looked at, the request's next step may already run."""
 
 # Once: up to 0.26 each call draws a new root of all hashes, and then no request finds the blocks of
 # another one.
@@ -96,8 +100,12 @@ class TinyModel:
     Anything else is off.
     """
 
-    model, dtype, max_model_len, use_mla = "tiny", torch.bfloat16, 512, True
-    runner_type, is_moe = "generate", True
+    model = "tiny"
+    dtype = torch.bfloat16
+    max_model_len = 512
+    use_mla = True
+    runner_type = "generate"
+    is_moe = True
     architectures: tuple[str, ...] = ()
     SIZES: ClassVar[dict[str, int]] = {
         "get_total_num_kv_heads": 1,  # one latent for all heads
@@ -138,7 +146,8 @@ def settings(
     """vLLM's configuration with a connector, or with none if `connector` is empty."""
     cache = configs.CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
     cache.num_gpu_blocks = cache.num_gpu_blocks_override = sizes.num_blocks
-    cache.mamba_block_size, cache.mamba_cache_mode = BLOCK, "align"
+    cache.mamba_block_size = BLOCK
+    cache.mamba_cache_mode = "align"
     if hasattr(cache, "kv_cache_layout"):
         # The engine core resolves the layout before any connector is made.
         cache.kv_cache_layout = "LBNHC"
@@ -174,10 +183,8 @@ def settings(
 
 def scheduler_of(vllm_config: Any, kv_config: Any, is_overlapped: bool) -> Any:
     kind = AsyncScheduler if is_overlapped else Scheduler
-    merged, structured = (
-        generate_scheduler_kv_cache_config([kv_config]),
-        {"should_advance.return_value": False},
-    )
+    merged = generate_scheduler_kv_cache_config([kv_config])
+    structured = {"should_advance.return_value": False}
     return kind(vllm_config, merged, mock.Mock(**structured), BLOCK)
 
 
@@ -306,7 +313,8 @@ class Serving:
 
     def _execute(self, scheduled: Any) -> Any:
         """What a worker does in a step, in vLLM's order."""
-        worker, metadata = self.worker, scheduled.kv_connector_metadata
+        worker = self.worker
+        metadata = scheduled.kv_connector_metadata
         worker.handle_preemptions(metadata)
         worker.bind_connector_metadata(metadata)
         loads_first = getattr(scheduled, "has_sync_kv_loads", True)
@@ -319,10 +327,8 @@ class Serving:
         output = KVConnectorOutput()
         if hasattr(worker, "get_transfer_results"):
             results = worker.get_transfer_results(scheduled.finished_req_ids)
-            output.finished_sending, output.finished_recving = (
-                results.finished_sending,
-                results.finished_recving,
-            )
+            output.finished_sending = results.finished_sending
+            output.finished_recving = results.finished_recving
             output.failed_recving = results.failed_recving
         else:
             output.finished_sending, output.finished_recving = worker.get_finished(
@@ -345,7 +351,8 @@ class Serving:
 
     def _compute(self, scheduled: Any) -> None:
         for name, layer in self.layers.items():
-            old, new = [], []
+            old = []
+            new = []
             for request, count in scheduled.num_scheduled_tokens.items():
                 end = self.scheduler.requests[request].num_computed_tokens
                 blocks = self.scheduler.kv_cache_manager.get_block_ids(request)[self.groups[name]]
@@ -414,7 +421,8 @@ def places(
         )
         return
     for page in range(start // BLOCK, -(-end // BLOCK)):
-        first, last = max(start, page * BLOCK), min(end, (page + 1) * BLOCK)
+        first = max(start, page * BLOCK)
+        last = min(end, (page + 1) * BLOCK)
         span = (
             region,
             blocks[page],
@@ -433,7 +441,8 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
 def _served(
     params: VllmHostParams, seed: int, swapped: tuple[str, str] | None, order: str
 ) -> Moved:
-    device, landed = Device(seed, swapped), Landed()
+    device = Device(seed, swapped)
+    landed = Landed()
     with in_place(device):
         sidecar = params.sidecars
         Serving(

@@ -42,10 +42,12 @@ class Exchange:
     """
 
     def __init__(self, device: Device, failing: Iterable[int], seed: int) -> None:
-        self.device, self.failing = device, frozenset(failing)
+        self.device = device
+        self.failing = frozenset(failing)
         self.loop = asyncio.new_event_loop()
         self.listening: dict[str, Any] = {}
-        self._random, self._numbers = random.Random(seed), itertools.count()
+        self._random = random.Random(seed)
+        self._numbers = itertools.count()
         self.loop.run_in_executor = self._in_pool  # type: ignore[assignment,method-assign]
 
     def tick(self) -> None:

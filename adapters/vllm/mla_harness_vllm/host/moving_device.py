@@ -30,10 +30,12 @@ class InlineThread:
     """
 
     def __init__(self, target: Any, args: tuple[Any, ...], **options: Any) -> None:
-        self._target, self._args = target, args
+        self._target = target
+        self._args = args
 
     def start(self) -> None:
-        target, (source, *rest) = self._target, self._args
+        target = self._target
+        source, *rest = self._args
 
         def put(item: Any) -> None:
             if item is not None:

@@ -94,7 +94,8 @@ def _decoded(
     rank = out.shape[-1]
     keys = cache[table].reshape(-1, WIDTH)[:length].double()
     weights = torch.softmax(q[0, 0].double() @ keys.T * scale, dim=-1)
-    expected, describe = (weights @ keys[:, :rank])[None], f"request {request}, query token"
+    expected = (weights @ keys[:, :rank])[None]
+    describe = f"request {request}, query token"
     return of_all_rows(
         f"decode output, step {step}", out[0], expected, "mla_decode.out.fp32", describe
     )

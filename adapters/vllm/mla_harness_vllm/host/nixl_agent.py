@@ -26,7 +26,8 @@ class Network:
     """
 
     def __init__(self, device: Device, failing: Iterable[int]) -> None:
-        self.device, self.failing = device, frozenset(failing)
+        self.device = device
+        self.failing = frozenset(failing)
         self.agents: dict[str, Agent] = {}
         self.num_transfers = itertools.count()
 
@@ -39,7 +40,8 @@ class Agent:
     """The methods of NIXL's wrapper that vLLM's workers call."""
 
     def __init__(self, network: Network, name: str) -> None:
-        self._network, self._name = network, name
+        self._network = network
+        self._name = name
         self._notes: dict[str, list[bytes]] = {}
         self._lists: dict[int, list[tuple[int, int]]] = {}
         self._transfers: dict[int, tuple[list[tuple[int, int, int]], bytes | str]] = {}
@@ -81,7 +83,8 @@ class Agent:
         """The number of a transfer between two lists, piece by piece."""
         parts = []
         for a, b in zip(locals_, remotes, strict=True):
-            (here, size), (there, _) = self._lists[local][int(a)], self._lists[remote][int(b)]
+            here, size = self._lists[local][int(a)]
+            there, _ = self._lists[remote][int(b)]
             parts.append((there, here, size) if how == "READ" else (here, there, size))
         number = next(self._numbers)
         self._transfers[number] = parts, notif_msg
@@ -108,7 +111,8 @@ class Agent:
         return end
 
     def get_new_notifs(self) -> dict[str, list[bytes]]:
-        notes, self._notes = self._notes, {}
+        notes = self._notes
+        self._notes = {}
         return {name: found for name, found in notes.items() if name != self._name}
 
     def send_notif(self, agent: str, notif_msg: bytes) -> None:

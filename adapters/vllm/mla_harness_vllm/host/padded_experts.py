@@ -38,9 +38,12 @@ from mla_harness_adapters.host_parts import (
 )
 from mla_harness_vllm.params import VllmHostParams
 
-NUM_LIVE, NUM_ROWS = 5, 8
-NUM_EXPERTS, TOP_K = 4, 2
-HIDDEN, INTERMEDIATE = 64, 32
+NUM_LIVE = 5
+NUM_ROWS = 8
+NUM_EXPERTS = 4
+TOP_K = 2
+HIDDEN = 64
+INTERMEDIATE = 32
 BLOCKS = {
     "BLOCK_SIZE_M": 16,
     "BLOCK_SIZE_N": 32,

@@ -27,7 +27,10 @@ from mla_harness_vllm.host.runner_order import Request
 
 PAGE_SIZE = 16
 NUM_HEADS = 2
-NOPE, ROPE, VALUE, LATENT = 128, 64, 128, 512
+NOPE = 128
+ROPE = 64
+VALUE = 128
+LATENT = 512
 SCALE = (NOPE + ROPE) ** -0.5
 WORKSPACE_TOKENS = 64
 FRESH = Request("fresh prompt", num_prompt=9, num_computed=0, num_scheduled=9)
@@ -71,7 +74,8 @@ class Inputs:
 
     def expected(self, request: Request) -> Tensor:
         """Causal attention of the request's new tokens over its own tokens: float64 [T, H, V]."""
-        latents, q = self.latents[request.name].double(), self.queries[request.name].double()
+        latents = self.latents[request.name].double()
+        q = self.queries[request.name].double()
         up = (latents[:, :LATENT] @ self.projection.double()).view(-1, NUM_HEADS, NOPE + VALUE)
         rope = latents[:, None, LATENT:].expand(-1, NUM_HEADS, -1)
         scores = torch.einsum("qhd,khd->hqk", q, torch.cat([up[..., :NOPE], rope], dim=-1)) * SCALE
@@ -173,7 +177,8 @@ class _Backend:
     ) -> tuple[Tensor, Tensor]:
         """Causal attention of each request's new tokens: [T, H, V] and [H, T]."""
         starts = self._metadata.query_start_loc.tolist()
-        outs, lses = [], []
+        outs = []
+        lses = []
         for start, end in itertools.pairwise(starts):
             scores = torch.einsum("qhd,khd->hqk", q[start:end], k[start:end]) * SCALE
             future = torch.ones(end - start, end - start, dtype=torch.bool).triu(1)
@@ -190,12 +195,11 @@ class _Backend:
         Since 0.28.0 tokens of `chunk` alone.
         """
         if chunk is None:
-            starts, keys = (
-                self._metadata.query_start_loc,
-                self._metadata.chunked_context.cu_seq_lens[chunk_idx],
-            )
+            starts = self._metadata.query_start_loc
+            keys = self._metadata.chunked_context.cu_seq_lens[chunk_idx]
         else:
-            starts, keys = chunk.query_start_loc, chunk.cu_seq_lens
+            starts = chunk.query_start_loc
+            keys = chunk.cu_seq_lens
         return self._context_kernel(q, k, v, starts, keys)
 
 
@@ -290,5 +294,6 @@ def _gather(
 
 def _observed(request: Request, rows: Tensor, inputs: Inputs) -> Observed:
     context = f"{request.num_computed} tokens of context" if request.num_computed else "no context"
-    name, describe = f"prefill output of the {request.name}", f"with {context}, new token"
+    name = f"prefill output of the {request.name}"
+    describe = f"with {context}, new token"
     return of_all_rows(name, rows, inputs.expected(request), "mla_decode.out.fp32", describe)

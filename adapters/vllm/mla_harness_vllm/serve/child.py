@@ -15,7 +15,8 @@ RANKS_SECONDS = 600.0
 
 It only ends a hang.
 """
-NO_ROOM, REFUSED = "Free memory on device", "refused"
+NO_ROOM = "Free memory on device"
+REFUSED = "refused"
 """How vLLM's message begins if others hold the GPU, and the only key of a result with the message
 of a refusal.
 """

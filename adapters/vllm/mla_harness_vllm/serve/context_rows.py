@@ -38,7 +38,8 @@ from mla_harness_vllm.objects import (
 from mla_harness_vllm.serve.settings import ServePoison
 from mla_harness_vllm.serve.writes import FILLED, fill, worker_rank
 
-OUTPUT, LSE = "context.output", "context.lse"
+OUTPUT = "context.output"
+LSE = "context.lse"
 
 
 def install(poison: ServePoison) -> str:

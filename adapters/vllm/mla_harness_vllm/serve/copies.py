@@ -61,12 +61,16 @@ class Copies:
         pin: Callable[[Tensor], Tensor],
     ) -> None:
         self.races: set[tuple[str, str]] = set()
-        self._random, self._record, self._hold, self._pin = random.Random(seed), record, hold, pin
+        self._random = random.Random(seed)
+        self._record = record
+        self._hold = hold
+        self._pin = pin
         self._flights: list[Flight] = []
 
     def check(self, line: str) -> None:
         """Look at each source that may still be read. What changed, changed before `line`."""
-        flights, self._flights = self._flights, []
+        flights = self._flights
+        self._flights = []
         for flight in flights:
             changed = not torch.equal(_bytes(flight.source), _bytes(flight.content))
             # The content comes first: after its event a source may change.

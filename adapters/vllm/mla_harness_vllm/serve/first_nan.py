@@ -125,7 +125,8 @@ class WorkerRecorder:
 
     def _end(self, scheduler_output: SchedulerOutput) -> None:
         self.steps.end()
-        spans, end = [], 0
+        spans = []
+        end = 0
         for name in request_order(self._runner, scheduler_output.num_scheduled_tokens):
             spans.append((name, end, end := end + scheduler_output.num_scheduled_tokens[name]))
         self.steps.note(spans)
@@ -185,7 +186,8 @@ class WorkerRecorder:
 
         Returns how many.
         """
-        found, impl = 0, getattr(module, "impl", None)
+        found = 0
+        impl = getattr(module, "impl", None)
         for name in ATTENTION if impl is not None and not isinstance(impl, nn.Module) else ():
             if hasattr(impl, name) and name not in vars(impl):
                 setattr(impl, name, self._watched_attention(getattr(impl, name), path, name))
@@ -220,7 +222,8 @@ class WorkerRecorder:
         return attend
 
     def _watched_router(self, router: Router, path: str) -> Callable[..., Any]:
-        original, limit = router.select_experts, int(router.global_num_experts)
+        original = router.select_experts
+        limit = int(router.global_num_experts)
         if not limit:
             return original
         scan = self.steps.watched(

@@ -34,8 +34,10 @@ from mla_harness_vllm.serve.settings import CONTEXT, TOPK, ServePoison
 from mla_harness_vllm.serve.writes import FILLED, FINITE, fill, worker_rank
 
 Runner = FirstRunner | SecondRunner
-INDEX_KEY, INDEX_SCALE = 128, 4
-"""Bytes of a key of an indexer, and of its scale."""
+INDEX_KEY = 128
+"""Bytes of a key of an indexer."""
+INDEX_SCALE = 4
+"""Bytes of the scale of such a key."""
 PRINTED_STEPS = frozenset(10**power for power in range(9))
 """Steps after which a worker prints its counts: a server has no caller that could read them."""
 
@@ -153,7 +155,8 @@ class StepPoison:
         A slot of a compressed cache is of several tokens, and is written with the last of them.
         """
         for cache in caches if blocks else ():
-            ratio, page = len(cache) // runner.kv_cache_config.num_blocks, cache.shape[1]
+            ratio = len(cache) // runner.kv_cache_config.num_blocks
+            page = cache.shape[1]
             slot = start * ratio * page // block_tokens(runner, group)
             ids = torch.tensor(blocks, device=cache.device)
             for part in range(ratio):
@@ -175,7 +178,8 @@ class StepPoison:
             bits_view(values)[ids, first:] = bits
             return
         # A page of an indexer: all keys, then all scales.
-        page, end = bits_view(values).view(len(cache), -1), cache.shape[1] * INDEX_KEY
+        page = bits_view(values).view(len(cache), -1)
+        end = cache.shape[1] * INDEX_KEY
         page[ids, first * INDEX_KEY : end] = bits
         page[ids, end + first * INDEX_SCALE :] = bits
 
