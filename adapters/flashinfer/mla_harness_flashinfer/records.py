@@ -22,12 +22,9 @@ CODE_BYTES = WIDTH // 2
 
 def on_ampere_since_0_6_16(device: str) -> WhyNot | None:
     """For the reader, which is compiled for compute capability 8.0 and later."""
-    if reason := on_ampere(device):
-        return reason
-    found = str(base.installed_version(ENGINE))
-    if found == "unknown" or base.release_of(found) >= base.release_of(OLDEST):
-        return None
-    return WhyNot(f"FlashInfer {found} is older than {OLDEST}, which has nvfp4_kv_dequantize_paged")
+    return on_ampere(device) or base.why_too_old(
+        ENGINE, OLDEST, "which has nvfp4_kv_dequantize_paged"
+    )
 
 
 def read_nvfp4(

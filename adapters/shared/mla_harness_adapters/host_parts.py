@@ -4,9 +4,7 @@ exact results.
 
 from __future__ import annotations
 
-import importlib
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -14,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from harness.api import Observed, Refused, Run, kernel_function
+from harness.api import Observed, Run, kernel_function
 
 Found = Iterator[tuple[str, Tensor, Tensor]]
 """(what it is, as an engine computes it, the same by the definition), both of integers with rows in
@@ -37,15 +35,6 @@ def made_without_init(kind: type, **attributes: Any) -> Any:
     for name, value in attributes.items():
         setattr(made, name, value)
     return made
-
-
-def accepted(arguments: dict[str, Any], *functions: Callable[..., Any]) -> dict[str, Any]:
-    """The `arguments` that at least one of the functions has as a parameter.
-
-    Parameters differ between releases.
-    """
-    named = {name for function in functions for name in inspect.signature(function).parameters}
-    return {name: value for name, value in arguments.items() if name in named}
 
 
 class Without(TorchFunctionMode):
@@ -80,20 +69,6 @@ def searched(pattern: str, found: Found) -> Run:
         of_all_rows(name, got.clone().long(), want.long(), "", "row") for name, got, want in found
     )
     return Run(pattern, list(judged))
-
-
-def first_module(*names: str, lacks: str = "") -> Any:
-    """The first of these modules that the release has.
-
-    Raises Refused with what it `lacks` if it has none.
-    """
-    for name in names:
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if not f"{name}.".startswith(f"{error.name}."):
-                raise
-    raise Refused(f"this {lacks or 'release has none of ' + ', '.join(names)}")
 
 
 def lazy_plans(flashmla: Any) -> Any:

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from harness.api import WhyNot
 from mla_harness_adapters import base
 from mla_harness_adapters.kernel_rows import row_lengths
+from mla_harness_vllm.releases import LSE_TO_BASE_E, OLDEST
 from mla_harness_vllm.tables import ENGINE
 
 RANK = 512
@@ -29,23 +30,15 @@ MIN_WORK_PER_SPLIT = 512
 """Tokens of a split of the Triton decode."""
 _FLASHMLA = "vllm.v1.attention.ops.flashmla"
 _FLASH_ATTENTION = "vllm.vllm_flash_attn"
-OLDEST = "0.20"
-"""The first release with the kernel signatures that are called."""
 
 
 def on_any(device: str, majors: tuple[int, ...] | None = None, words: str = "") -> WhyNot | None:
     """For kernels built for these major compute capabilities, called `words`; by default for every
     CUDA device.
     """
-    if reason := base.why_no_kernels(ENGINE, device, majors, words):
-        return reason
-    found = str(base.installed_version(ENGINE))
-    if found != "unknown" and base.release_of(found) < base.release_of(OLDEST):
-        return WhyNot(
-            f"vLLM {found} is older than {OLDEST}, the first release with the signatures that are"
-            " called"
-        )
-    return None
+    return base.why_no_kernels(ENGINE, device, majors, words) or base.why_too_old(
+        ENGINE, OLDEST, "the first release with the signatures that are called"
+    )
 
 
 on_hopper = functools.partial(on_any, majors=(9,), words="Hopper (9.0)")
@@ -394,10 +387,7 @@ def trtllm_ragged_context_attention(
         out=out,
     )
     lse = lse.transpose(0, 1).contiguous()
-    # Since 0.29 vLLM converts the kernel's log-sum-exp from base 2.
-    to_base_e = getattr(
-        importlib.import_module("vllm.v1.attention.backends.utils"), "log2_lse_to_ln", None
-    )
+    to_base_e = LSE_TO_BASE_E.value(importlib.import_module("vllm.v1.attention.backends.utils"))
     return out, to_base_e(lse) if to_base_e else lse
 
 

@@ -7,22 +7,29 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from pathlib import Path
 from typing import Any
 
 from harness.api import FIXTURES, Case
+from mla_harness_adapters.plan import Plan
+from mla_harness_adapters.refusals import OptionErrors
 from mla_harness_adapters.served_params import LONGEST
 from mla_harness_vllm.params import VllmParams
 from mla_harness_vllm.ranks import rank_environ, rank_options
-from mla_harness_vllm.serve.settings import (
-    FAULT_VARIABLE,
-    FIRST_NAN_VARIABLE,
-    ROUTING_VARIABLE,
-    STRATEGY,
-    STREAMS_VARIABLE,
-    VARIABLE,
-    ServePoison,
+from mla_harness_vllm.serve.settings import variables
+from mla_harness_vllm.tables import ENGINE
+
+# So begins vLLM's message if others hold the GPU.
+_NOT_FOR_WANT_OF_ROOM = r"(?!Free memory on device)"
+OPTION_ERRORS = OptionErrors(
+    ENGINE.title,
+    {
+        "ValueError": _NOT_FOR_WANT_OF_ROOM,
+        "NotImplementedError": _NOT_FOR_WANT_OF_ROOM,
+        # A ValueError of pydantic, under its own name in a log.
+        "ValidationError": _NOT_FOR_WANT_OF_ROOM,
+    },
 )
+"""The errors with which vLLM checks its options."""
 
 
 def llm_options(params: VllmParams, graph: str) -> dict[str, Any]:
@@ -88,33 +95,20 @@ HTTP_ENVIRON = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_SERVER_DEV_MODE": "
 """For `vllm serve` with a script: its endpoints for sleep, reload and the prefix cache."""
 
 
-def environ(
-    params: VllmParams,
-    poison: ServePoison | None,
-    fault: str | None = None,
-    gpus: tuple[int, ...] = (),
-    first_nan: Path | None = None,
-) -> dict[str, str]:
+def environ(params: VllmParams, plan: Plan, gpus: tuple[int, ...] = ()) -> dict[str, str]:
     """The environment of a serving process and its workers: settings of vLLM and of the plug-in."""
-    ours = {
+    settings = {
         "PYTHONUNBUFFERED": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_USE_V2_MODEL_RUNNER": "1" if params.runner == "v2" else "0",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
-        VARIABLE: poison.text() if poison else "",
-        FAULT_VARIABLE: fault or "",
     }
     if params.batch_invariant:
-        ours["VLLM_BATCH_INVARIANT"] = "1"
-    if params.routing == "simulated":
-        ours[ROUTING_VARIABLE] = STRATEGY
-    if params.streams == "delayed":
-        ours[STREAMS_VARIABLE] = "7"
-    if first_nan is not None:
-        ours[FIRST_NAN_VARIABLE] = str(first_nan)
-    return {**ours, **rank_environ(params.num_gpus, gpus, os.environ)}
+        settings["VLLM_BATCH_INVARIANT"] = "1"
+    ranks = rank_environ(params.num_gpus, gpus, os.environ)
+    return {**settings, **variables(plan), **ranks}
 
 
 def serve_command(case: Case) -> str:

@@ -9,13 +9,13 @@ vLLM is imported inside the functions, as in :mod:`mla_harness_vllm.kernels`.
 from __future__ import annotations
 
 import importlib
-import inspect
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mla_harness_vllm.kernels import RANK
+from mla_harness_vllm.releases import LENGTHS_OF_RECORDS
 
 _OPS = "vllm._custom_ops"
 _ROCM = "vllm.v1.attention.ops.rocm_aiter_mla_sparse"
@@ -120,9 +120,8 @@ def read_ds_mla(cache: Tensor, block_table: Tensor, cu_seq_lens: Tensor, **_: An
     """`cp_gather_and_upconvert_fp8_kv_cache`: `fp8_ds_mla` records -> [T, 576], rounded to bf16."""
     ops = importlib.import_module(_OPS)
     out = torch.empty(int(cu_seq_lens[-1]), WIDTH, dtype=torch.bfloat16, device=cache.device)
-    # Up to 0.24 the kernel asks for the lengths too.
-    named = inspect.signature(ops.cp_gather_and_upconvert_fp8_kv_cache).parameters
-    lengths = {"seq_lens": cu_seq_lens.diff()} if "seq_lens" in named else {}
+    asks = LENGTHS_OF_RECORDS.is_argument(ops.cp_gather_and_upconvert_fp8_kv_cache)
+    lengths = {"seq_lens": cu_seq_lens.diff()} if asks else {}
     ops.cp_gather_and_upconvert_fp8_kv_cache(
         src_cache=cache,
         dst=out,

@@ -34,6 +34,12 @@ from mla_harness_sglang.host.free_pages import Owner, give_back, grow, start
 from mla_harness_sglang.host.graph_buffers import CAPTURED, GraphBuffers
 from mla_harness_sglang.host.scheduling import MAX_LENGTH, Server, fill, free_slots
 from mla_harness_sglang.params import SglangHostParams
+from mla_harness_sglang.releases import (
+    INDEX_TRANSLATOR,
+    METADATA_OUT_OF_GRAPH,
+    PLANNED_TRANSLATION,
+    TRANSLATOR_OF_BACKEND,
+)
 
 NUM_HEADS = 16
 # The smaller of the two shapes that SGLang's Triton kernel knows as MLA.
@@ -116,8 +122,8 @@ class Backend:
             encoder_lens=None,
             seq_lens_sum=int(views["seq_lens"].sum()),
         )
-        translator: Any = getattr(self.attention, "kv_index_translator", None)
-        if hasattr(translator, "plan"):  # since 0.5.23
+        translator = TRANSLATOR_OF_BACKEND.value(self.attention)
+        if PLANNED_TRANSLATION.of(translator):
             batch.kv_loc_plan = translator.plan(**views, write_virtual=batch.out_cache_loc)
         return batch
 
@@ -126,7 +132,7 @@ class Backend:
         empty = torch.zeros(0, dtype=torch.int64)
         buffers.fill(empty, empty, empty, size)
         batch = self.batch(buffers, size)
-        if hasattr(self.attention, "init_forward_metadata_out_graph"):  # since 0.5.14
+        if METADATA_OUT_OF_GRAPH.of(self.attention):
             self.attention.init_forward_metadata_out_graph(batch, in_capture=True)
         else:
             self.attention.init_forward_metadata_capture_cuda_graph(
@@ -137,7 +143,7 @@ class Backend:
     def replay(self, buffers: GraphBuffers, size: int) -> None:
         """Have the backend write the metadata of the batch in the buffers."""
         batch = self.batch(buffers, size)
-        if hasattr(self.attention, "init_forward_metadata_out_graph"):
+        if METADATA_OUT_OF_GRAPH.of(self.attention):
             self.attention.init_forward_metadata_out_graph(batch)
         else:
             self.attention.init_forward_metadata_replay_cuda_graph(
@@ -287,11 +293,9 @@ def attended(q: Tensor, keys: Tensor) -> Tensor:
 
 def translator_of(server: Server) -> Any:
     """SGLang's object that translates slots, None in releases without it."""
-    try:
-        module = importlib.import_module("sglang.srt.mem_cache.kv_index_translator")
-    except ModuleNotFoundError:  # until 0.5.18
+    if not INDEX_TRANSLATOR.is_module():
         return None
-    return module.KVIndexTranslator(
+    return importlib.import_module(INDEX_TRANSLATOR.name).KVIndexTranslator(
         req_to_token=server.rows.req_to_token,
         token_to_kv_pool_allocator=server.alloc,
         token_to_kv_pool=server.pool,

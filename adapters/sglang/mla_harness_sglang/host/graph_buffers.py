@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-REGISTRY = "sglang.srt.model_executor.cuda_graph_buffer_registry"
+from mla_harness_sglang.releases import BUFFER_REGISTRY
+
 CAPTURED = (1, 2, 4, 8)
 """Batch sizes with a graph."""
 
@@ -29,13 +29,12 @@ class GraphBuffers:
             "cache_loc_dtype": torch.int64,
         }
         self._old: Any = None
-        if find_spec(REGISTRY) is None:  # until 0.5.13
-            self._old = old_buffers(shape)
-        else:
+        if BUFFER_REGISTRY.is_module():
+            registry = importlib.import_module(BUFFER_REGISTRY.name)
             # A shared pool of buffers would outlive this case.
-            self._registry = importlib.import_module(REGISTRY).build_decode_registry(
-                **shape, share_pool=False
-            )
+            self._registry = registry.build_decode_registry(**shape, share_pool=False)
+        else:
+            self._old = old_buffers(shape)
 
     def fill(self, rows: Tensor, lengths: Tensor, slots: Tensor, size: int = 0) -> int:
         """Have SGLang copy a batch into the buffers: rows, lengths and slots, each [batch] int64.

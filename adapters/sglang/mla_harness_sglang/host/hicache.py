@@ -35,10 +35,20 @@ from torch import Tensor
 from torch_poison.patterns import Poison
 
 from harness.api import Landed, Moved, Refused, Run, in_orders, owner_records, read_rows, unsent
-from mla_harness_adapters.host_parts import accepted, first_module
-from mla_harness_adapters.moving_device import Device, Event
+from mla_harness_adapters.moving_device import Device, DeviceEvent
+from mla_harness_adapters.releases import accepted
 from mla_harness_sglang.host.scheduling import allocator_of, publish
 from mla_harness_sglang.params import SglangHostParams
+from mla_harness_sglang.releases import (
+    HOST_MEMORY,
+    PARAMETERS_OF_UNLOCK,
+    SLOTS_OF_PATH,
+    SPARSE_POOL,
+    STATES_ON_HOST,
+    STATES_WITH_INDEX,
+    TREE_FACTORY,
+    TREES,
+)
 
 CACHE = "sglang.srt.mem_cache"
 for name in (
@@ -72,7 +82,7 @@ Rows = list[tuple[int, int]]
 """Rows of memory: a page or the slot of a state, and its place in the sequence in pages."""
 
 
-class Copies:
+class TransferKernels:
     """SGLang's transfer kernels: each copies the rows or pages that it is given, on the current
     stream.
     """
@@ -143,12 +153,12 @@ def in_place(device: Device) -> Iterator[None]:
     streams = SimpleNamespace(
         Stream=device.stream, stream=device.within, current_stream=device.current_stream
     )
-    streams.Event = lambda **_: Event(device)
-    copies = Copies(device)
-    kernels = {name: getattr(copies, name) for name in dir(Copies) if name.startswith("transfer")}
-    memory = first_module(
-        f"{CACHE}.pool_host.common", f"{CACHE}.memory_pool_host"
-    ).ALLOC_MEMORY_FUNCS
+    streams.Event = lambda **_: DeviceEvent(device)
+    copies = TransferKernels(device)
+    kernels = {
+        name: getattr(copies, name) for name in dir(TransferKernels) if name.startswith("transfer")
+    }
+    memory = HOST_MEMORY.module().ALLOC_MEMORY_FUNCS
 
     def new(dims: Sequence[int], dtype: torch.dtype, **_: object) -> torch.Tensor:
         return unsent(math.prod(dims) * dtype.itemsize).clone().view(dtype).view(dims)
@@ -166,7 +176,7 @@ def in_place(device: Device) -> Iterator[None]:
         yield
 
 
-class Serving:
+class HiCacheServer:
     """One server. It serves the requests one at a time."""
 
     def __init__(self, device: Device, params: SglangHostParams) -> None:
@@ -191,10 +201,9 @@ class Serving:
         """What the model reads latents and index keys from, and the rows of requests."""
         known = POOL | {"dtype": torch.bfloat16}
         if not self._has_states:
-            # Up to 0.5.12 it has another name.
-            sparse = getattr(memory_pool, "DSATokenToKVPool", None) or memory_pool.NSATokenToKVPool
+            sparse = SPARSE_POOL.of(memory_pool)
             return sparse(layer_num=2, **known), memory_pool.ReqToTokenPool(1, 1024, "cpu", False)
-        if not accepted({"use_dsa": True}, memory_pool.HybridLinearKVPool.__init__):
+        if not STATES_WITH_INDEX.is_argument(memory_pool.HybridLinearKVPool.__init__):
             raise Refused("this release has no model with recurrent states and index keys")
         shape = SimpleNamespace(conv=[(4, 8)], temporal=(2, 4, 8))
         dtype = SimpleNamespace(conv=torch.bfloat16, temporal=torch.float32)
@@ -222,11 +231,10 @@ class Serving:
         tree = self._tree
         key = RadixKey(array("q", prompt(number, num_pages)))
         state_slot = {"mamba_pool_idx": None, "holds_mamba": False}
-        request = SimpleNamespace(
-            rid=str(step), kv=SimpleNamespace(**state_slot), **state_slot
-        )  # in kv since 0.5.19
+        # Later releases read them from `kv`.
+        request = SimpleNamespace(rid=str(step), kv=SimpleNamespace(**state_slot), **state_slot)
         match = tree.match_prefix(MatchPrefixParams(key=key))
-        request.mamba_host_hit_length = getattr(match, "mamba_host_hit_length", 0)  # since 0.5.14
+        request.mamba_host_hit_length = STATES_ON_HOST.value(match, 0)
         if match.host_hit_length or request.mamba_host_hit_length:
             self.num_loaded += match.host_hit_length
             request.last_node = match.last_device_node
@@ -237,11 +245,7 @@ class Serving:
             match = tree.match_prefix(MatchPrefixParams(key=key))
         node = match.last_device_node
         lock = tree.inc_lock_ref(node)
-        old = (
-            tree.path_device_indices(node)
-            if hasattr(tree, "path_device_indices")
-            else match.device_indices
-        )
+        old = tree.path_device_indices(node) if SLOTS_OF_PATH.of(tree) else match.device_indices
         slots = torch.cat(
             [old, self._given(self._alloc, num_pages * PAGE - len(old), "num_tokens")]
         )
@@ -259,7 +263,7 @@ class Serving:
         self._forward(f"request {step}", number, (pages[:num_old], pages[num_old:]), states)
         self._device.streams.synchronize(self._device.streams.record(self._device.current))
         tree.insert(InsertParams(key=key, value=slots, mamba_value=state, prev_prefix_len=len(old)))
-        tree.dec_lock_ref(node, *([lock.to_dec_params()] if hasattr(lock, "to_dec_params") else []))
+        tree.dec_lock_ref(node, *([lock.to_dec_params()] if PARAMETERS_OF_UNLOCK.of(lock) else []))
         if request.kv.mamba_pool_idx is not None:
             self._rows.mamba_allocator.free(request.kv.mamba_pool_idx[None])
         tree.check_hicache_events()
@@ -306,9 +310,9 @@ def _as_rows(group: str, layer: int, memory: Tensor) -> tuple[str, str, int, Ten
 
 
 def tree_of(cache: Any, arguments: Any, *, has_states: bool) -> Any:
-    registry = first_module(f"{CACHE}.registry", f"{CACHE}.hiradix_cache")
-    if not hasattr(registry, "default_radix_cache_factory"):
-        return registry.HiRadixCache(params=cache, server_args=arguments)  # up to 0.5.12
+    registry = TREES.module()
+    if not TREE_FACTORY.of(registry):
+        return registry.HiRadixCache(params=cache, server_args=arguments)
     context = registry.TreeCacheBuildContext
     given = {
         "server_args": arguments,
@@ -356,7 +360,7 @@ def _served(
 ) -> Moved:
     device = Device(seed, swapped)
     with in_place(device):
-        serving = Serving(device, params)
+        serving = HiCacheServer(device, params)
         for step, (number, num_pages) in enumerate(REQUESTS):
             serving.serve(step, number, num_pages)
         device.streams.finish()

@@ -9,7 +9,6 @@ ranks in chunks (chunks), and which rank computes and stores a token of a prompt
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,24 +29,26 @@ from harness.api import Run
 from mla_harness_adapters.host_parts import (
     Found,
     Without,
-    accepted,
-    first_module,
     lazy_plans,
     made_without_init,
     searched,
 )
+from mla_harness_adapters.releases import accepted
 from mla_harness_vllm.host.idle_rows import uva_buffer
 from mla_harness_vllm.host.prefill_step import attention, builder, step_metadata
 from mla_harness_vllm.params import VllmHostParams
+from mla_harness_vllm.releases import (
+    LOCAL_LENGTHS,
+    LOCALIZED_DECODES,
+    PREFILL_RANKS,
+    ROWS_OF_LENGTHS,
+)
 
 PAGE_SIZE = 16
 CPU = torch.device("cpu")
 PADDED = 2
 """Rows of a captured graph behind the requests."""
-NO_PARTITION = "vLLM has no prefill context parallelism: search=partition needs 0.26"
 CONTEXTS = (0, 1, 33, 64, 130)
-ROWS_OF_LENGTHS = "decode_seq_lens_buffer.dim() == 2" in inspect.getsource(indexer)
-"""Whether the buffer of lengths has a row for each request, as in 0.21."""
 WORKSPACE_TOKENS = 96
 """Six pages, so two requests have three each: an odd number."""
 
@@ -92,10 +93,7 @@ def _lengths() -> Found:
     """Tokens by rank: of the host's function, and of the runner's kernel, where padded rows have
     none.
     """
-    on_device = (
-        getattr(cp_utils, "prepare_dcp_local_seq_lens", None)
-        or cp_utils.maybe_prepare_dcp_local_seq_lens
-    )
+    on_device = LOCAL_LENGTHS.of(cp_utils)
     for split in SPLITS:
         lengths = torch.arange(3 * split.ranks * split.interleave + 2, dtype=torch.int32)
         held = split.held(lengths)
@@ -199,10 +197,10 @@ def _decode_lengths(
         dcp_rank_tensor=torch.tensor(rank, dtype=torch.int32),
         cp_kv_cache_interleave_size=split.interleave,
     )
-    localize = getattr(made, "_dcp_localize_decode_seq_lens", None)
+    localize = LOCALIZED_DECODES.value(made)
     if localize is None and split.ranks > 1:
         return None
-    if native and ROWS_OF_LENGTHS:
+    if native and ROWS_OF_LENGTHS.of(indexer):
         made.decode_seq_lens_buffer = torch.zeros(room, new, dtype=torch.int32)
     num_tokens = int(counts.sum())
     found, *_ = made._prepare_decode_tensors(
@@ -401,7 +399,7 @@ def _stored(
     int64 [2, T].
     """
     manager = made_without_init(
-        first_module("vllm.v1.worker.gpu.pcp_manager", lacks=NO_PARTITION).PCPManager,
+        PREFILL_RANKS.module().PCPManager,
         pcp_world_size=ranks,
         dcp_world_size=dcp,
         device=CPU,

@@ -22,10 +22,10 @@ from mla_harness_adapters.host_parts import (
     NUM_SM_PARTS,
     PLAN_WIDTH,
     Planner,
-    accepted,
     lazy_plans,
     made_without_init,
 )
+from mla_harness_adapters.releases import accepted
 from mla_harness_vllm.params import VllmHostParams
 
 MAX_REQUESTS = 64

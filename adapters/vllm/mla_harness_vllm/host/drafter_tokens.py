@@ -28,11 +28,11 @@ from harness.api import Run
 from mla_harness_adapters.host_parts import (
     Found,
     Without,
-    first_module,
     made_without_init,
     searched,
 )
 from mla_harness_vllm.params import VllmHostParams
+from mla_harness_vllm.releases import PREPARE_DRAFTS, SPECULATOR
 
 MOST_DRAFTS = 2
 LONGEST = 12
@@ -44,7 +44,7 @@ DISCARDED = 999
 
 
 @dataclass(frozen=True)
-class Request:
+class DraftedRequest:
     """A request before a step: lengths of its prompt and of all its tokens, those computed, and
     those of the step.
     """
@@ -78,12 +78,14 @@ class Request:
         )
 
 
-Pair = tuple[Request, Request]
+Pair = tuple[DraftedRequest, DraftedRequest]
 DECODES = [
-    Request(4, 6, 5, 1 + n, accepted) for n in range(MOST_DRAFTS + 1) for accepted in range(n + 1)
+    DraftedRequest(4, 6, 5, 1 + n, accepted)
+    for n in range(MOST_DRAFTS + 1)
+    for accepted in range(n + 1)
 ]
 CHUNKS = [
-    Request(prompt, 4, a, b - a)
+    DraftedRequest(prompt, 4, a, b - a)
     for prompt in (4, 2)
     for a, b in itertools.combinations(range(5), 2)
 ]
@@ -152,11 +154,7 @@ def _second(pair: Pair) -> Tensor:
     """What follows the requests int32 [2] in the second runner, in slots that hold other requests'
     numbers.
     """
-    speculators = ("target_dependent_ar", "autoregressive", "eagle")
-    drafter = first_module(
-        *(f"vllm.v1.worker.gpu.spec_decode.{name}.speculator" for name in speculators)
-    )
-    prepare = getattr(drafter, "prepare_prefill_inputs", None) or drafter.prepare_eagle_inputs
+    prepare = PREPARE_DRAFTS.of(SPECULATOR.module())
     stale = torch.full((6 + LONGEST, NUM_SLOTS), DISCARDED, dtype=torch.int32)
     upcoming = stale[:1]
     last = stale[1][:, None]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import itertools
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -29,8 +28,10 @@ from vllm.v1.worker.gpu import structured_outputs
 from vllm.v1.worker.gpu.structured_outputs import StructuredOutputsWorker
 
 from harness.api import Observed, Run
-from mla_harness_adapters.host_parts import Without, accepted, made_without_init
+from mla_harness_adapters.host_parts import Without, made_without_init
+from mla_harness_adapters.releases import accepted
 from mla_harness_vllm.params import VllmHostParams
+from mla_harness_vllm.releases import TRIMMED_DRAFTS
 
 MOST_DRAFTS = 2
 NUM_REQUESTS = 3
@@ -38,7 +39,7 @@ VOCAB = 32
 STRIDE = MOST_DRAFTS + 1
 SAMPLED = 5
 """The second runner has every fifth batch: its interpreted kernel takes a tenth of a second."""
-TRIMS = "adaptive" in inspect.getsource(structured_outputs)
+TRIMS = TRIMMED_DRAFTS.of(structured_outputs)
 """Whether the second runner may verify fewer drafts than were scheduled."""
 
 
@@ -118,7 +119,7 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
             for number, others in enumerate(
                 itertools.product(KINDS, repeat=NUM_REQUESTS - 1), KINDS.index(first)
             ):
-                batch = Batch((first, *others), number)
+                batch = MaskedBatch((first, *others), number)
                 rows["v1"].append(batch.of_first_runner())
                 if number % SAMPLED == 0:
                     rows["v2"].append(batch.of_second_runner(worker))
@@ -129,7 +130,7 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
     return found
 
 
-class Batch:
+class MaskedBatch:
     """One batch: as the scheduler has it, its bitmask, and the order in which the runner has it."""
 
     def __init__(self, kinds: Sequence[Kind], number: int) -> None:

@@ -21,8 +21,10 @@ from vllm.v1.worker.gpu import buffer_utils
 from vllm.v1.worker.gpu.block_table import BlockTables
 
 from harness.api import Guard, Run
-from mla_harness_adapters.host_parts import Without, accepted, first_module, made_without_init
+from mla_harness_adapters.host_parts import Without, made_without_init
+from mla_harness_adapters.releases import accepted
 from mla_harness_vllm.params import VllmHostParams
+from mla_harness_vllm.releases import COMMON_DRAFTER, UVA_METHOD
 
 PAGE_SIZE = 16
 NUM_BLOCKS = 8
@@ -67,7 +69,7 @@ def uva_buffer(buffer: Any, size: Any, dtype: torch.dtype) -> None:
     """
     buffer.cpu = torch.zeros(size, dtype=dtype)
     buffer.np = buffer.cpu.numpy()
-    setattr(buffer, "_uva" if callable(getattr(type(buffer), "uva", None)) else "uva", buffer.cpu)
+    setattr(buffer, "_uva" if callable(UVA_METHOD.value(type(buffer))) else "uva", buffer.cpu)
 
 
 def _tables() -> Any:
@@ -110,9 +112,7 @@ def _drafter_step(tables: Any, cache: Tensor) -> None:
     """A dummy step of the drafter after its first token: it computes the slots of each draft
     itself.
     """
-    lacks = "vLLM has no class that drafters have in common: idle=drafter needs 0.24"
-    module = first_module("vllm.v1.worker.gpu.spec_decode.speculator", lacks=lacks)
-    kind = module.DraftModelSpeculator
+    kind = COMMON_DRAFTER.module().DraftModelSpeculator
     num_rows = len(PAGES)
     # The class is abstract. Here nothing is left to implement.
     concrete = type(

@@ -31,6 +31,7 @@ from mla_harness_vllm.host.kv_moves import (
     settings,
 )
 from mla_harness_vllm.params import VllmHostParams
+from mla_harness_vllm.releases import PREFILL_TOKENS
 
 NUM_SCHEDULES = 30
 MOST_TOKENS = 40
@@ -56,7 +57,7 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
 
 
 @dataclass(slots=True)
-class Runner:
+class TokenRunner:
     """The tokens that a runner knows of each request, and how many of them have keys."""
 
     random: random.Random
@@ -74,8 +75,7 @@ class Runner:
         for name in scheduled.finished_req_ids:
             self.known.pop(name, None)
         for new in scheduled.scheduled_new_reqs:
-            tokens = getattr(new, "prefill_token_ids", None) or new.prompt_token_ids
-            self._begin(new.req_id, tokens, new.num_computed_tokens)
+            self._begin(new.req_id, PREFILL_TOKENS.value(new), new.num_computed_tokens)
         cached = scheduled.scheduled_cached_reqs
         for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
             if name in cached.resumed_req_ids:
@@ -137,7 +137,7 @@ def _prompt(number: int) -> list[int]:
 
 def _served(params: VllmHostParams, seed: int, where: str) -> list[Count]:
     draws = random.Random(seed)
-    runner = Runner(draws, where)
+    runner = TokenRunner(draws, where)
     scheduler = _scheduler(params)
     given: dict[str, list[int]] = {str(number): [] for number in range(len(LENGTHS))}
     aborted: set[str] = set()

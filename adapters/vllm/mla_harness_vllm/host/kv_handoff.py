@@ -17,11 +17,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import nixl as nixl
 
 from harness.api import Landed, Moved, Run
 from mla_harness_adapters.moving_device import Device
-from mla_harness_vllm.host.kv_moves import MOST_STEPS, Serving
+from mla_harness_vllm.host.kv_moves import MOST_STEPS, ConnectedEngine
 from mla_harness_vllm.host.mooncake_engine import PREFILL, Exchange, on_exchange
 from mla_harness_vllm.host.moving_device import in_place
 from mla_harness_vllm.host.nixl_agent import Network, on_network
 from mla_harness_vllm.params import VllmHostParams
+from mla_harness_vllm.releases import HANDSHAKE_BY_STAGE
 
 REQUESTS = ((0, 40), (1, 56), (2, 30))
 NUM_SCHEDULES = 3
@@ -44,7 +45,7 @@ def served(params: VllmHostParams, seed: int, order: str) -> Moved:
     pushes = params.connector == "mooncake"
     with port, in_place(device), on_network(Network(device, params.failing)), on_exchange(exchange):
         prefill, decode = (
-            Serving(device, landed, params.connector, False, name, params.sidecars)
+            ConnectedEngine(device, landed, params.connector, False, name, params.sidecars)
             for name in (PREFILL, "decode")
         )
         if not pushes:
@@ -92,11 +93,11 @@ def served(params: VllmHostParams, seed: int, order: str) -> Moved:
     return Moved.of(landed, device.streams, order)
 
 
-def _shake_hands(prefill: Serving) -> None:
+def _shake_hands(prefill: ConnectedEngine) -> None:
     """Publish where the prefill engine's cache lies, as vLLM's engine core does."""
     connector: Any = prefill.scheduler.connector
     payload = prefill.worker.get_handshake_metadata()
-    if hasattr(connector, "set_xfer_handshake_metadata_pp_aware"):
+    if HANDSHAKE_BY_STAGE.of(connector):
         connector.set_xfer_handshake_metadata_pp_aware({(0, 0): payload})
     else:
         connector.set_xfer_handshake_metadata({0: payload})

@@ -36,11 +36,12 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 
 from harness.api import Landed, Moved, Refused, Run, in_orders
-from mla_harness_adapters.host_parts import accepted
-from mla_harness_adapters.moving_device import Device, Event, Span
+from mla_harness_adapters.moving_device import Device, DeviceEvent, Span
+from mla_harness_adapters.releases import accepted
 from mla_harness_vllm.host.kv_layers import BLOCK, WIDTH, Layer, layers_of, memory_of, planned
 from mla_harness_vllm.host.moving_device import in_place
 from mla_harness_vllm.params import VllmHostParams
+from mla_harness_vllm.releases import CACHE_LAYOUT, LOADS_FIRST, TRANSFER_RESULTS
 
 CLASSES = {
     "simple": "SimpleCPUOffloadConnector",
@@ -148,8 +149,7 @@ def settings(
     cache.num_gpu_blocks = cache.num_gpu_blocks_override = sizes.num_blocks
     cache.mamba_block_size = BLOCK
     cache.mamba_cache_mode = "align"
-    if hasattr(cache, "kv_cache_layout"):
-        # The engine core resolves the layout before any connector is made.
+    if CACHE_LAYOUT.of(cache):
         cache.kv_cache_layout = "LBNHC"
     scheduler = configs.SchedulerConfig(
         max_num_seqs=4,
@@ -214,7 +214,7 @@ def runner_output(sampled: dict[str, list[int]], **more: Any) -> Any:
 
 
 @dataclass(slots=True)
-class Serving:
+class ConnectedEngine:
     """One engine with its connector, step by step."""
 
     device: Device
@@ -294,7 +294,7 @@ class Serving:
         return [one for each in outputs.values() for one in each.outputs]
 
     def _serve(self) -> None:
-        newest: tuple[Any, Any, Event] | None = None
+        newest: tuple[Any, Any, DeviceEvent] | None = None
         for _ in range(MOST_STEPS):
             if not self.scheduler.has_requests() and newest is None:
                 return
@@ -317,7 +317,7 @@ class Serving:
         metadata = scheduled.kv_connector_metadata
         worker.handle_preemptions(metadata)
         worker.bind_connector_metadata(metadata)
-        loads_first = getattr(scheduled, "has_sync_kv_loads", True)
+        loads_first = LOADS_FIRST.value(scheduled, True)
         if loads_first:
             worker.start_load_kv(mock.Mock())
         self._compute(scheduled)
@@ -325,7 +325,7 @@ class Serving:
             worker.start_load_kv(mock.Mock())
         worker.wait_for_save()
         output = KVConnectorOutput()
-        if hasattr(worker, "get_transfer_results"):
+        if TRANSFER_RESULTS.of(worker):
             results = worker.get_transfer_results(scheduled.finished_req_ids)
             output.finished_sending = results.finished_sending
             output.finished_recving = results.finished_recving
@@ -445,7 +445,7 @@ def _served(
     landed = Landed()
     with in_place(device):
         sidecar = params.sidecars
-        Serving(
+        ConnectedEngine(
             device,
             landed,
             params.connector,

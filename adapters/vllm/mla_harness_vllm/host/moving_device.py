@@ -21,7 +21,8 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_offload.cpu import gpu_worker, spec
 from vllm.v1.simple_kv_offload import copy_backend, cuda_mem_ops, worker
 
-from mla_harness_adapters.moving_device import Device, Event
+from mla_harness_adapters.moving_device import Device, DeviceEvent
+from mla_harness_vllm.releases import BARRIER_OF_WORKERS, COPY_FROM_HOST, DRIVER_COPY, PINNED
 
 
 class InlineThread:
@@ -55,12 +56,9 @@ class OwnQueue:
 
 
 def _driver_copy(device: Device) -> tuple[str, Any]:
-    """The variable that holds the driver's copy, and the one in its place.
-
-    Since 0.33.0 it is a pair.
-    """
-    if hasattr(cuda_mem_ops, "_batch_memcpy_fn"):
-        return "_batch_memcpy_fn", device.memcpy_batch
+    """The variable that holds the driver's copy, and the one in its place."""
+    if DRIVER_COPY.of(cuda_mem_ops):
+        return DRIVER_COPY.name, device.memcpy_batch
     return "_batch_memcpy", (device.memcpy_batch, 1)
 
 
@@ -69,7 +67,7 @@ def in_place(device: Device) -> Iterator[None]:
     """Let vLLM use `device` for the length of the block."""
     stream = mock.Mock(side_effect=device.stream)
     stream.priority_range = lambda: (0, -1)
-    event = lambda *args, **options: Event(device)  # noqa: E731
+    event = lambda *args, **options: DeviceEvent(device)  # noqa: E731
     threads = mock.Mock(wraps=threading, Thread=InlineThread)
     queues = mock.Mock(wraps=queue, SimpleQueue=OwnQueue)
 
@@ -86,18 +84,14 @@ def in_place(device: Device) -> Iterator[None]:
         mock.patch.object(cuda_mem_ops, *_driver_copy(device)),
         mock.patch.object(_custom_ops, "swap_blocks_batch", swap_blocks_batch),
     ]
-    for module, name in itertools.product(
-        (worker, gpu_worker), ("PIN_MEMORY", "is_pin_memory_available")
-    ):
-        if hasattr(module, name):
-            patches.append(
-                mock.patch.object(module, name, False if name.isupper() else lambda: False)
-            )
-    if hasattr(gpu_worker, "swap_blocks_batch"):
-        # A Triton kernel copies small pages from the host, since 0.24. Triton's interpreter would
-        # copy at once.
+    for module, pinned in itertools.product((worker, gpu_worker), PINNED):
+        if pinned.of(module):
+            unpinned = False if pinned.name.isupper() else lambda: False
+            patches.append(mock.patch.object(module, pinned.name, unpinned))
+    if COPY_FROM_HOST.of(gpu_worker):
+        # Triton's interpreter would copy at once.
         patches.append(mock.patch.object(gpu_worker, "swap_blocks_batch", swap_blocks_batch))
-    if hasattr(spec, "_all_workers_barrier"):
+    if BARRIER_OF_WORKERS.of(spec):
         patches.append(mock.patch.object(spec, "_all_workers_barrier", lambda: None))
     shared |= {
         "Stream": device.stream,

@@ -18,7 +18,8 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
 from harness.api import Observed, Run, kernel_function
-from mla_harness_adapters.host_parts import accepted, of_all_rows
+from mla_harness_adapters.host_parts import of_all_rows
+from mla_harness_adapters.releases import accepted
 from mla_harness_vllm.params import VllmHostParams
 
 PAGE_SIZE = 64

@@ -14,7 +14,7 @@ from unittest import mock
 
 from vllm.platforms import current_platform
 
-from mla_harness_adapters.moving_device import Device, Event
+from mla_harness_adapters.moving_device import Device, DeviceEvent
 
 PACKAGE = "vllm.distributed.kv_transfer.kv_connector"
 
@@ -45,7 +45,7 @@ class Agent:
         self._notes: dict[str, list[bytes]] = {}
         self._lists: dict[int, list[tuple[int, int]]] = {}
         self._transfers: dict[int, tuple[list[tuple[int, int, int]], bytes | str]] = {}
-        self._running: dict[int, tuple[list[Event], str, bytes | str]] = {}
+        self._running: dict[int, tuple[list[DeviceEvent], str, bytes | str]] = {}
         self._numbers = itertools.count(1)
 
     def get_agent_metadata(self) -> bytes:

@@ -37,6 +37,11 @@ from mla_harness_adapters.host_parts import (
     scaled_fp8_quant,
 )
 from mla_harness_vllm.params import VllmHostParams
+from mla_harness_vllm.releases import (
+    PADDING_OF_FIRST_RUNNER,
+    PADDING_OF_ROUTER,
+    PADDING_OF_SECOND_RUNNER,
+)
 
 NUM_LIVE = 5
 NUM_ROWS = 8
@@ -114,12 +119,12 @@ def _padding(runner: str) -> Tensor | None:
         buffers = made_without_init(
             GPUModelRunner, is_padding=torch.zeros(NUM_ROWS, dtype=torch.bool)
         )
-        if not hasattr(buffers, "_prepare_padding_mask"):
+        if not PADDING_OF_FIRST_RUNNER.of(buffers):
             return None
         marked: Tensor = buffers._prepare_padding_mask(NUM_LIVE, NUM_ROWS)
         return marked
     if (
-        not hasattr(InputBuffers(1, NUM_ROWS, torch.device("cpu")), "is_padding")
+        not PADDING_OF_SECOND_RUNNER.of(InputBuffers(1, NUM_ROWS, torch.device("cpu")))
         or not envs.VLLM_MOE_SKIP_PADDING
     ):
         return None
@@ -143,7 +148,7 @@ def _operators(padding: Tensor | None) -> ExitStack:
     stack.enter_context(
         mock.patch.object(triton_moe, "try_get_optimal_moe_config", lambda *a, **k: BLOCKS)
     )
-    if hasattr(fused_topk_router, "_get_padding_mask"):
+    if PADDING_OF_ROUTER.of(fused_topk_router):
         context = SimpleNamespace(is_padding=padding)
         stack.enter_context(
             mock.patch.object(fused_topk_router, "is_forward_context_available", lambda: True)

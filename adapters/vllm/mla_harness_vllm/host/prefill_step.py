@@ -23,7 +23,7 @@ from vllm.v1.attention.backends.mla import flashmla
 
 from harness.api import Allocated, InputError, Observed, Run
 from mla_harness_adapters.host_parts import Without, lazy_plans, made_without_init, of_all_rows
-from mla_harness_vllm.host.runner_order import Request
+from mla_harness_vllm.host.runner_order import ScheduledRequest
 
 PAGE_SIZE = 16
 NUM_HEADS = 2
@@ -33,12 +33,12 @@ VALUE = 128
 LATENT = 512
 SCALE = (NOPE + ROPE) ** -0.5
 WORKSPACE_TOKENS = 64
-FRESH = Request("fresh prompt", num_prompt=9, num_computed=0, num_scheduled=9)
-DECODE = Request("decode", num_prompt=30, num_computed=30, num_scheduled=1)
+FRESH = ScheduledRequest("fresh prompt", num_prompt=9, num_computed=0, num_scheduled=9)
+DECODE = ScheduledRequest("decode", num_prompt=30, num_computed=30, num_scheduled=1)
 """Without a decode in the batch FlashMLA would decode short prompts of equal length."""
 CHUNKS = {
-    "longer": Request("prompt chunk", num_prompt=70, num_computed=40, num_scheduled=20),
-    "shorter": Request("prompt chunk", num_prompt=70, num_computed=40, num_scheduled=5),
+    "longer": ScheduledRequest("prompt chunk", num_prompt=70, num_computed=40, num_scheduled=20),
+    "shorter": ScheduledRequest("prompt chunk", num_prompt=70, num_computed=40, num_scheduled=5),
 }
 """A chunk of a prompt with 40 tokens of context, longer or shorter than the fresh prompt."""
 
@@ -57,7 +57,7 @@ class Inputs:
     They depend on neither the pattern nor the order of the batch.
     """
 
-    def __init__(self, poison: Poison, requests: tuple[Request, ...]) -> None:
+    def __init__(self, poison: Poison, requests: tuple[ScheduledRequest, ...]) -> None:
         random = torch.Generator().manual_seed(poison.seed)
         self.projection = (
             torch.randn(LATENT, NUM_HEADS * (NOPE + VALUE), generator=random) * LATENT**-0.5
@@ -72,7 +72,7 @@ class Inputs:
                 request.num_scheduled, NUM_HEADS, NOPE + ROPE, generator=random
             )
 
-    def expected(self, request: Request) -> Tensor:
+    def expected(self, request: ScheduledRequest) -> Tensor:
         """Causal attention of the request's new tokens over its own tokens: float64 [T, H, V]."""
         latents = self.latents[request.name].double()
         q = self.queries[request.name].double()
@@ -85,14 +85,14 @@ class Inputs:
         )
 
 
-class Step:
+class PrefillStep:
     """One step, with its tensors in the order of `requests`.
 
     Raises InputError if vLLM decodes a prompt of the step.
     """
 
     def __init__(
-        self, requests: tuple[Request, ...], inputs: Inputs, context_kernel: ContextKernel
+        self, requests: tuple[ScheduledRequest, ...], inputs: Inputs, context_kernel: ContextKernel
     ) -> None:
         self._requests = requests
         self._inputs = inputs
@@ -292,7 +292,7 @@ def _gather(
         dst[token] = src_cache[block_table[request, page], offset]
 
 
-def _observed(request: Request, rows: Tensor, inputs: Inputs) -> Observed:
+def _observed(request: ScheduledRequest, rows: Tensor, inputs: Inputs) -> Observed:
     context = f"{request.num_computed} tokens of context" if request.num_computed else "no context"
     name = f"prefill output of the {request.name}"
     describe = f"with {context}, new token"

@@ -23,6 +23,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from mla_harness_adapters.patches import replace
+from mla_harness_adapters.plan import ServePoison
 from mla_harness_vllm.objects import (
     ATTENTION_MODULE,
     AttentionMetadata,
@@ -35,7 +36,7 @@ from mla_harness_vllm.objects import (
     PrefillMetadata,
     path_of,
 )
-from mla_harness_vllm.serve.settings import ServePoison
+from mla_harness_vllm.releases import MARKED_CONTEXT, MASKED_CONTEXT
 from mla_harness_vllm.serve.writes import FILLED, fill, worker_rank
 
 OUTPUT = "context.output"
@@ -48,7 +49,7 @@ def install(poison: ServePoison) -> str:
     Returns the path of the patched function or class.
     """
     module: Any = importlib.import_module(ATTENTION_MODULE)
-    if hasattr(module, "init_mla_context_partial"):
+    if MARKED_CONTEXT.of(module):
         replace(
             module,
             "init_mla_context_partial",
@@ -56,7 +57,7 @@ def install(poison: ServePoison) -> str:
         )
         return path_of(InitContextPartial)
     owner = module.MLACommonImpl
-    wrap = with_masked_rows if hasattr(module, "mask_empty_context") else with_counted_rows
+    wrap = with_masked_rows if MASKED_CONTEXT.of(module) else with_counted_rows
     owner._compute_prefill_context = wrap(owner._compute_prefill_context, poison)
     return path_of(ContextImpl)
 

@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.api import FirstNan, StepRecorder, write_atomic
-from mla_harness_adapters.serving import FIRST_NAN_FILE
+from harness.api import FirstNan, StepRecorder
+from mla_harness_adapters.report import keep_first_nan
 from mla_harness_vllm.objects import InputBatch, Router, RouterHolder, SchedulerOutput
 from mla_harness_vllm.serve.hooks import Runner, runners
 from mla_harness_vllm.serve.writes import worker_rank
@@ -152,8 +152,7 @@ class WorkerRecorder:
         )
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            content = (found or FirstNan(rank=self.rank)).model_dump_json(indent=1)
-            write_atomic(self._folder / FIRST_NAN_FILE.format(rank=self.rank), content + "\n")
+            keep_first_nan(self._folder, self.rank, found)
 
     def request_report(self, *_: Any) -> None:
         """Report now, or at the end of the current step: a signal can arrive in the middle of a

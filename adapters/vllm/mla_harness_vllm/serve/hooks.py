@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch_poison.patterns import bits_view, sentinel_bits
 
+from mla_harness_adapters.plan import ServePoison
 from mla_harness_vllm.objects import (
     RUNNERS,
     AttentionLayer,
@@ -30,7 +31,7 @@ from mla_harness_vllm.objects import (
     SecondRunner,
 )
 from mla_harness_vllm.serve import context_rows, segments
-from mla_harness_vllm.serve.settings import CONTEXT, TOPK, ServePoison
+from mla_harness_vllm.serve.settings import CONTEXT, FREED, TOPK, parse_poison
 from mla_harness_vllm.serve.writes import FILLED, FINITE, fill, worker_rank
 
 Runner = FirstRunner | SecondRunner
@@ -54,12 +55,12 @@ def runners() -> Iterator[Any]:
 
 def install(text: str) -> None:
     """Wrap `execute_model` of every runner of this release, and what else the poison needs, see
-    `ServePoison.parse`.
+    `settings.parse_poison`.
     """
-    poison = ServePoison.parse(text)
+    poison = parse_poison(text)
     for runner in runners():
         runner.execute_model = _wrapped(runner.execute_model, StepPoison(poison))
-    if any(site in poison.sites for site in CONTEXT):
+    if poison.fills(CONTEXT):
         context_rows.install(poison)
     if "graph.pool" in poison.sites and poison.pattern == "nan":
         segments.install()
@@ -100,7 +101,7 @@ class StepPoison:
             )
 
     def _before(self, runner: Runner, step: SchedulerOutput) -> None:
-        if self._poison.sweeps and not is_capturing():
+        if self._poison.fills(FREED) and not is_capturing():
             from torch_poison.cuda_sweep import CudaSweep
 
             CudaSweep.of()()

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from mla_harness_adapters.plan import ServePoison
 from mla_harness_vllm.objects import ATTENTION_MODULE
 from mla_harness_vllm.serve import context_rows
-from mla_harness_vllm.serve.settings import ServePoison
 from mla_harness_vllm.serve.writes import FILLED
 
 NAN = ServePoison(("context.output", "context.lse"))

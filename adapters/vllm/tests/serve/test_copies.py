@@ -15,7 +15,7 @@ from harness.evidence.records import Evidence, Run
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.selection import select
 from mla_harness_vllm.serve import copies
-from mla_harness_vllm.serve.copies import Copies
+from mla_harness_vllm.serve.copies import WatchedCopies
 from mla_harness_vllm.target import watched
 
 
@@ -37,7 +37,7 @@ class Worker:
         self.pinned, self.target = torch.zeros(8), torch.zeros(8)
         self.events: list[Event] = []
         self.held: list[int] = []
-        self.copies = Copies(3, self._record, self.held.append, torch.clone)
+        self.copies = WatchedCopies(3, self._record, self.held.append, torch.clone)
         self._copy = self.copies.watched("copy_", torch.Tensor.copy_)
 
     def _record(self) -> Event:
