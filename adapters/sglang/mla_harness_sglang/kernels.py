@@ -34,7 +34,7 @@ CUTLASS_PAGE = 128
 FAST_TOPK = 2048
 """What `fast_topk_v2` chooses of a row."""
 _FLASHMLA = "sgl_kernel.flash_mla"
-_FP8 = "sglang.srt.layers.quantization.fp8_kernel"
+FP8_KERNELS = "sglang.srt.layers.quantization.fp8_kernel"
 
 
 on_any = functools.partial(base.why_no_kernels, ENGINE)
@@ -268,7 +268,7 @@ def quantize_fp8(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Te
     """`scaled_fp8_quant` with one scale: the first num_live rows of x [T, K] bf16 -> x8 [T, K]
     e4m3, scale [1].
     """
-    quantize = importlib.import_module(_FP8).scaled_fp8_quant
+    quantize = importlib.import_module(FP8_KERNELS).scaled_fp8_quant
     x8 = torch.empty_like(x, dtype=torch.float8_e4m3fn)
     live = x if num_live is None else x[: int(num_live)]
     x8[: len(live)], scale = quantize(live.contiguous())
@@ -277,7 +277,7 @@ def quantize_fp8(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Te
 
 def quantize_rows(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`sglang_per_token_quant_fp8` of all rows of x [T, K] bf16: x8 [T, K] e4m3, scale [T, 1]."""
-    x8, scale = importlib.import_module(_FP8).sglang_per_token_quant_fp8(x.contiguous())
+    x8, scale = importlib.import_module(FP8_KERNELS).sglang_per_token_quant_fp8(x.contiguous())
     return x8, scale
 
 
@@ -287,7 +287,7 @@ def quantize_row_blocks(
     """`sglang_per_token_group_quant_fp8` of all rows of x [T, K] bf16: x8 [T, K] e4m3, scale [T, K
     / 128].
     """
-    x8, scale = importlib.import_module(_FP8).sglang_per_token_group_quant_fp8(
+    x8, scale = importlib.import_module(FP8_KERNELS).sglang_per_token_group_quant_fp8(
         x.contiguous(), SCALED_BLOCK
     )
     return x8, scale

@@ -8,7 +8,6 @@ import importlib.util
 import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 from harness.api import Case
 from mla_harness_adapters import base
@@ -38,12 +37,12 @@ OPTION_ERRORS = OptionErrors(
 """The errors with which SGLang checks its options, in its main process and in its schedulers."""
 
 
-def engine_options(params: SglangParams, graph: str) -> dict[str, Any]:
+def engine_options(params: SglangParams, graph: str) -> Options:
     """Arguments of `sglang.Engine`.
 
     The pool has a fixed size, so that several processes can share a GPU.
     """
-    options: dict[str, Any] = {
+    options: Options = {
         "model_path": str(params.checkpoint),
         "dtype": "bfloat16",
         "context_length": LONGEST.get(params.canary, 1024),

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 _CACHE = "sglang.srt.mem_cache"
 
 # Cases of a served SGLang.
-Options = dict[str, str | bool | list[int]]
+Options = dict[str, str | bool | int | float | list[int]]
+"""Arguments of `sglang.Engine`."""
 
 
 def _has_kv_canary(params: SglangParams) -> bool:

@@ -4,7 +4,8 @@ exact results.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
@@ -34,6 +35,18 @@ def made_without_init(kind: type, **attributes: Any) -> Any:
     made: Any = object.__new__(kind)
     for name, value in attributes.items():
         setattr(made, name, value)
+    return made
+
+
+def patched(
+    owner: object, values: Mapping[str, object], *, create: bool = False
+) -> AbstractContextManager[Any]:
+    """Give a module or a class these attributes for the life of the block.
+
+    Raises AttributeError for one that it does not have, unless `create`.
+    """
+    named: dict[str, Any] = dict(values)
+    made: AbstractContextManager[Any] = mock.patch.multiple(owner, create=create, **named)
     return made
 
 

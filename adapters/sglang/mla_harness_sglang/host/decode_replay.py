@@ -28,6 +28,7 @@ from mla_harness_adapters.host_parts import (
     Planner,
     made_without_init,
     of_all_rows,
+    patched,
     plan_of,
 )
 from mla_harness_sglang.host.free_pages import Owner, give_back, grow, start
@@ -343,11 +344,11 @@ def one_rank(backend: Any) -> Any:
     linear attention.
     """
     alone = SimpleNamespace(attn_tp_size=1, attn_dcp_size=1, attn_dcp_rank=0)
-    answers: dict[str, Any] = {
+    answers: dict[str, Callable[..., Any]] = {
         "get_device_core_count": lambda *_: 0,
         "get_parallel": lambda: alone,
         "get_attention_tp_size": lambda: 1,  # until 0.5.13
         **dict.fromkeys(LINEAR_ATTENTION, lambda *_: None),
     }
     known = {name: answer for name, answer in answers.items() if hasattr(backend, name)}
-    return mock.patch.multiple(backend, **known)
+    return patched(backend, known)

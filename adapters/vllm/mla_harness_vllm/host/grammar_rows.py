@@ -28,7 +28,7 @@ from vllm.v1.worker.gpu import structured_outputs
 from vllm.v1.worker.gpu.structured_outputs import StructuredOutputsWorker
 
 from harness.api import Observed, Run
-from mla_harness_adapters.host_parts import Without, made_without_init
+from mla_harness_adapters.host_parts import Without, made_without_init, patched
 from mla_harness_adapters.releases import accepted
 from mla_harness_vllm.params import VllmHostParams
 from mla_harness_vllm.releases import TRIMMED_DRAFTS
@@ -106,12 +106,12 @@ class Grammar:
 def run(poison: Poison, params: VllmHostParams) -> Run:
     """Try every batch. The allowed tokens of each row must be those of its request and position."""
     found = Run(poison.pattern)
-    streams: dict[str, Any] = {
+    streams = {
         "Stream": mock.Mock(),
         "current_stream": mock.Mock(),
         "stream": lambda stream: contextlib.nullcontext(),
     }
-    with Without("pin_memory"), mock.patch.multiple(torch.cuda, **streams):
+    with Without("pin_memory"), patched(torch.cuda, streams):
         later = accepted({"mask_stride": STRIDE, "num_bonus_tokens": 1}, StructuredOutputsWorker)
         worker = StructuredOutputsWorker(NUM_REQUESTS * STRIDE, VOCAB, torch.device("cpu"), **later)
         for first in KINDS:

@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import nixl as nixl
 
 from harness.api import Landed, Moved, Run
 from mla_harness_adapters.moving_device import Device
-from mla_harness_vllm.host.kv_moves import MOST_STEPS, ConnectedEngine
+from mla_harness_vllm.host.kv_moves import MOST_STEPS, ConnectedEngine, Handover
 from mla_harness_vllm.host.mooncake_engine import PREFILL, Exchange, on_exchange
 from mla_harness_vllm.host.moving_device import in_place
 from mla_harness_vllm.host.nixl_agent import Network, on_network
@@ -51,16 +51,18 @@ def served(params: VllmHostParams, seed: int, order: str) -> Moved:
         if not pushes:
             _shake_hands(prefill)
         for number, length in REQUESTS:
-            sent: dict[str, Any] = {
-                "do_remote_decode": True,
-                "do_remote_prefill": False,
-                "transfer_id": f"transfer {number}",
-            }
-            prefill.add(number, length, dict(sent), max_tokens=1)
+            transfer = f"transfer {number}"
+            sent = Handover(do_remote_decode=True, do_remote_prefill=False, transfer_id=transfer)
+            prefill.add(number, length, sent, max_tokens=1)
             if pushes:
                 # A router gives such a request to both engines at once.
-                received = sent | {"do_remote_decode": False, "do_remote_prefill": True}
-                received |= {"remote_engine_id": PREFILL, "remote_bootstrap_addr": "http://prefill"}
+                received = Handover(
+                    do_remote_decode=False,
+                    do_remote_prefill=True,
+                    transfer_id=transfer,
+                    remote_engine_id=PREFILL,
+                    remote_bootstrap_addr="http://prefill",
+                )
                 decode.add(number, length, received)
         finished = 0
         failed = []

@@ -67,7 +67,7 @@ def layers_of(sidecar: str, window: int) -> dict[str, Layer]:
     """Two layers with latents, the second with a window, with index keys beside each, or with a
     state in its place.
     """
-    known: dict[str, Any] = {"block_size": BLOCK, "num_kv_heads": 1}
+    known = {"block_size": BLOCK, "num_kv_heads": 1}
     latent = MLAAttentionSpec(
         **known, head_size=WIDTH, dtype=torch.bfloat16, cache_dtype_str="auto"
     )

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 from unittest import mock
 
 import torch
@@ -69,6 +69,16 @@ STOP = 9_999
 # Once: up to 0.26 each call draws a new root of all hashes, and then no request finds the blocks of
 # another one.
 init_none_hash(sha256)
+
+
+class Handover(TypedDict, total=False):
+    """The parameters of a request that moves between engines, by the names of vLLM's connectors."""
+
+    do_remote_decode: bool
+    do_remote_prefill: bool
+    transfer_id: str
+    remote_engine_id: str
+    remote_bootstrap_addr: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +199,7 @@ def scheduler_of(vllm_config: Any, kv_config: Any, is_overlapped: bool) -> Any:
 
 
 def request_of(
-    number: int, tokens: list[int], max_tokens: int, transfer: dict[str, Any] | None = None
+    number: int, tokens: list[int], max_tokens: int, transfer: Handover | None = None
 ) -> Any:
     """A request that ends with the token STOP.
 
@@ -277,7 +287,7 @@ class ConnectedEngine:
         self.worker.shutdown()
 
     def add(
-        self, number: int, length: int, transfer: dict[str, Any] | None = None, max_tokens: int = 24
+        self, number: int, length: int, transfer: Handover | None = None, max_tokens: int = 24
     ) -> None:
         self.scheduler.add_request(request_of(number, prompt(number, length), max_tokens, transfer))
 

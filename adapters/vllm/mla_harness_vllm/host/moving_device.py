@@ -21,6 +21,7 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_offload.cpu import gpu_worker, spec
 from vllm.v1.simple_kv_offload import copy_backend, cuda_mem_ops, worker
 
+from mla_harness_adapters.host_parts import patched
 from mla_harness_adapters.moving_device import Device, DeviceEvent
 from mla_harness_vllm.releases import BARRIER_OF_WORKERS, COPY_FROM_HOST, DRIVER_COPY, PINNED
 
@@ -75,9 +76,9 @@ def in_place(device: Device) -> Iterator[None]:
         """The extension's copy of blocks: addresses [n] and sizes [n], int64."""
         device.copy(device.current, *(values.tolist() for values in (sources, targets, sizes)))
 
-    shared: dict[str, Any] = {"stream": device.within, "current_stream": device.current_stream}
+    shared = {"stream": device.within, "current_stream": device.current_stream}
     patches: list[Any] = [
-        mock.patch.multiple(torch.cuda, Stream=stream, Event=event, **shared),
+        patched(torch.cuda, {"Stream": stream, "Event": event} | shared),
         mock.patch.object(torch, "Event", event),
         mock.patch.object(torch.accelerator, "current_device_index", lambda: 0),
         mock.patch.multiple(copy_backend, threading=threads, queue=queues),
@@ -93,12 +94,12 @@ def in_place(device: Device) -> Iterator[None]:
         patches.append(mock.patch.object(gpu_worker, "swap_blocks_batch", swap_blocks_batch))
     if BARRIER_OF_WORKERS.of(spec):
         patches.append(mock.patch.object(spec, "_all_workers_barrier", lambda: None))
-    shared |= {
+    of_platform = shared | {
         "Stream": device.stream,
         "set_device": lambda *args: None,
         "is_cuda_alike": lambda: True,
     }
-    patches.append(mock.patch.multiple(current_platform, create=True, **shared))
+    patches.append(patched(current_platform, of_platform, create=True))
     with contextlib.ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)

@@ -65,19 +65,20 @@ def _manager() -> Any:
     spec = MLAAttentionSpec(
         block_size=PAGE_SIZE, num_kv_heads=1, head_size=WIDTH, dtype=torch.bfloat16
     )
-    arguments: dict[str, Any] = {
-        "block_pool": pool,
-        "enable_caching": False,
-        "kv_cache_group_id": 0,
-    }
-    known: dict[str, Any] = {
+    kind = managers.FullAttentionManager
+    makers = [vars(owner)["__init__"] for owner in kind.__mro__ if "__init__" in vars(owner)]
+    known = {
         "scheduler_block_size": PAGE_SIZE,
         "needs_kv_cache_zeroing": True,
         "max_admission_blocks_per_request": 10**9,
     }
-    kind = managers.FullAttentionManager
-    makers = [vars(owner)["__init__"] for owner in kind.__mro__ if "__init__" in vars(owner)]
-    return kind(spec, **arguments, **accepted(known, *makers))
+    return kind(
+        spec,
+        block_pool=pool,
+        enable_caching=False,
+        kv_cache_group_id=0,
+        **accepted(known, *makers),
+    )
 
 
 def _decoded(

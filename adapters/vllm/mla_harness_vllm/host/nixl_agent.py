@@ -14,6 +14,7 @@ from unittest import mock
 
 from vllm.platforms import current_platform
 
+from mla_harness_adapters.host_parts import patched
 from mla_harness_adapters.moving_device import Device, DeviceEvent
 
 PACKAGE = "vllm.distributed.kv_transfer.kv_connector"
@@ -160,7 +161,7 @@ def on_network(network: Network) -> Iterator[None]:
     """Let vLLM's connectors use the agents of `network`, on one rank, for the length of the
     block.
     """
-    replaced: dict[str, Any] = {
+    replaced = {
         "NixlWrapper": network.agent,
         "nixl_agent_config": None,
         "get_tensor_model_parallel_rank": lambda: 0,
@@ -172,6 +173,6 @@ def on_network(network: Network) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module in [module for name, module in sys.modules.items() if name.startswith(PACKAGE)]:
             if known := {name: made for name, made in replaced.items() if name in vars(module)}:
-                stack.enter_context(mock.patch.multiple(module, **known))
+                stack.enter_context(patched(module, known))
         stack.enter_context(mock.patch.object(current_platform, "device_type", "cuda", create=True))
         yield

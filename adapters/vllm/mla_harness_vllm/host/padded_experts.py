@@ -34,6 +34,7 @@ from mla_harness_adapters.host_parts import (
     expert_weights,
     gated,
     made_without_init,
+    patched,
     scaled_fp8_quant,
 )
 from mla_harness_vllm.params import VllmHostParams
@@ -136,13 +137,13 @@ def _operators(padding: Tensor | None) -> ExitStack:
     block.
     """
     stack = ExitStack()
-    compiled: dict[str, Any] = {
+    compiled = {
         "topk_softmax": _topk_softmax,
         "scaled_fp8_quant": scaled_fp8_quant,
         "moe_align_block_size": _moe_align_block_size,
         "moe_sum": lambda given, output, *rest: output.copy_(given.float().sum(dim=1)),
     }
-    stack.enter_context(mock.patch.multiple(_custom_ops, **compiled))
+    stack.enter_context(patched(_custom_ops, compiled))
     silu_and_mul = lambda self, activation, output, given, **options: output.copy_(gated(given))  # noqa: E731
     stack.enter_context(mock.patch.object(triton_moe.TritonExperts, "activation", silu_and_mul))
     stack.enter_context(
