@@ -20,14 +20,23 @@ Generated = tuple[str, str, Sequence[int], Sequence[float | None]]
 """An answer of the engine: its text, why it ended, its tokens and their log probabilities."""
 
 
-def cache_option(engine: EngineSpec, kv: str | None, names: Mapping[str, str]) -> dict[str, Any]:
-    """The engine's option for a value of `--kv`, by the engine's `names`.
+def options_for(
+    engine: EngineSpec,
+    flag: str,
+    value: str | None,
+    choices: Mapping[str, Mapping[str, object]],
+    words: str = "",
+) -> Mapping[str, Any]:
+    """The engine's options for the value of a flag; none if the flag is not given.
 
-    Raises InputError for other values.
+    Raises InputError for a value that is not among the `choices`; `words` are the choices in the
+    message, where more is to be said.
     """
-    if kv is not None and kv not in names:
-        raise InputError(f"--kv {kv}: {engine.title} takes {', '.join(names)}")
-    return {} if kv is None else {"kv_cache_dtype": names[kv]}
+    if value is None:
+        return {}
+    if value not in choices:
+        raise InputError(f"{flag} {value}: {engine.title} takes {words or ', '.join(choices)}")
+    return choices[value]
 
 
 class EngineBackend(ABC):

@@ -19,7 +19,6 @@ from packaging.version import InvalidVersion, Version
 from harness.api import Refused, WhyNot
 
 ValueT = TypeVar("ValueT")
-ParamsT = TypeVar("ParamsT")
 
 
 def release_of(version: str) -> tuple[int, ...]:

@@ -289,6 +289,35 @@ def test_options_of_a_release_and_the_models_that_are_not_imported() -> None:
     )
 
 
+def test_a_release_before_graphs_had_phases_gets_the_options_that_it_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mla_harness_adapters.base.installed_version", lambda engine: "0.5.13")
+    old = engine_options(SglangParams(graph="full", capture_sizes=(1, 2)), "full")
+    assert old["cuda_graph_bs"] == [1, 2] and old["disable_piecewise_cuda_graph"]
+    none = engine_options(SglangParams(), "none")
+    assert none["disable_cuda_graph"] and "cuda_graph_bs" not in none
+    assert not [name for name in old | none if name.startswith("cuda_graph_backend")]
+
+
+@pytest.mark.parametrize(("version", "is_served"), [("0.5.12", False), ("0.5.13", True)])
+def test_a_check_of_owners_is_skipped_where_the_release_has_none(
+    version: str, is_served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mla_harness_adapters.base.installed_version", lambda engine: version)
+    why = SglangTarget.why_not(case(kv_canary="raise"))
+    assert (why is None) is is_served and (is_served or "has no kv_canary" in str(why))
+
+
+def test_a_refusal_of_an_earlier_run_in_the_folder_is_not_told_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: engine_forks
+) -> None:
+    monkeypatch.setenv("FAKE_SGLANG", "refuse")
+    assert run(tmp_path, case(process="fork")).verdict is Verdict.SKIP
+    monkeypatch.setenv("FAKE_SGLANG", "break")
+    assert run(tmp_path, case(process="fork")).verdict is Verdict.CRASH
+
+
 def test_the_survey_is_small_compiles_no_backend_and_captures_few_sizes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
