@@ -33,7 +33,7 @@ OPTION_ERRORS = OptionErrors(
 """The errors with which vLLM checks its options."""
 
 
-class Drafter(TypedDict, total=False):
+class SpeculativeConfig(TypedDict, total=False):
     """vLLM's `speculative_config`."""
 
     method: str
@@ -69,7 +69,7 @@ class LlmOptions(RankOptions, total=False):
     moe_backend: str
     async_scheduling: bool
     enable_expert_parallel: bool
-    speculative_config: Drafter
+    speculative_config: SpeculativeConfig
     disable_log_stats: bool
     enforce_eager: bool
     compilation_config: Compilation
@@ -118,8 +118,8 @@ def llm_options(params: VllmParams, graph: str) -> LlmOptions:
     return options
 
 
-def _drafter(method: str) -> Drafter:
-    drafter = Drafter(method=method, num_speculative_tokens=3)
+def _drafter(method: str) -> SpeculativeConfig:
+    drafter = SpeculativeConfig(method=method, num_speculative_tokens=3)
     if method == "ngram":
         drafter["prompt_lookup_max"] = 4
     elif method == "eagle":

@@ -45,7 +45,7 @@ class ForwardBatch(Protocol):
     input_ids: torch.Tensor
 
 
-class ModelRunner(Protocol):
+class SglangRunner(Protocol):
     """SGLang's `ModelRunner`."""
 
     token_to_kv_pool: Pool
@@ -64,7 +64,7 @@ def install(runner_class: Any, plan: Plan) -> None:
 def wrapped(original: Callable[..., Any], before: ForwardPoison) -> Callable[..., Any]:
 
     @functools.wraps(original)
-    def forward(self: ModelRunner, forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: SglangRunner, forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
         if not forward_batch.forward_mode.is_idle():
             with torch.inference_mode():
                 before(self, forward_batch)
@@ -79,7 +79,7 @@ class ForwardPoison:
 
     def __init__(self, poison: ServePoison | None) -> None:
         self._poison = poison or ServePoison(())
-        self._fills: dict[str, Callable[[ModelRunner, ForwardBatch], int]] = {
+        self._fills: dict[str, Callable[[SglangRunner, ForwardBatch], int]] = {
             "kv.free": self._free_slots,
             "kv.null": self._null_page,
             "kv.new": self._new_slots,
@@ -88,7 +88,7 @@ class ForwardPoison:
             "graph.pad_rows": self._padded_rows,
         }
 
-    def __call__(self, runner: ModelRunner, batch: ForwardBatch) -> None:
+    def __call__(self, runner: SglangRunner, batch: ForwardBatch) -> None:
         if self._poison.fills(FREED):
             CudaSweep.of()()
             COUNTS[SWEEPS] += 1
@@ -96,28 +96,28 @@ class ForwardPoison:
             if site in self._poison.sites:
                 COUNTS[site] += fill(runner, batch)
 
-    def _free_slots(self, runner: ModelRunner, batch: ForwardBatch) -> int:
+    def _free_slots(self, runner: SglangRunner, batch: ForwardBatch) -> int:
         allocator = runner.token_to_kv_pool_allocator
         pages = torch.cat([allocator.free_pages, allocator.release_pages]).long()
         return self._fill(runner, slots_of(pages, runner.token_to_kv_pool.page_size), "kv.free")
 
-    def _null_page(self, runner: ModelRunner, batch: ForwardBatch) -> int:
+    def _null_page(self, runner: SglangRunner, batch: ForwardBatch) -> int:
         pool = runner.token_to_kv_pool
         return self._fill(
             runner, torch.arange(pool.page_size, device=pool.kv_buffer[0].device), "kv.null"
         )
 
-    def _new_slots(self, runner: ModelRunner, batch: ForwardBatch) -> int:
+    def _new_slots(self, runner: SglangRunner, batch: ForwardBatch) -> int:
         return self._fill(runner, batch.out_cache_loc.long(), "kv.new")
 
-    def _tails(self, runner: ModelRunner, batch: ForwardBatch) -> int:
+    def _tails(self, runner: SglangRunner, batch: ForwardBatch) -> int:
         page = runner.token_to_kv_pool.page_size
         table = runner.req_to_token_pool.req_to_token
         last = table[batch.req_pool_indices.long(), batch.seq_lens.long() - 1].long()
         slots = last[:, None] + torch.arange(1, page, device=last.device)
         return self._fill(runner, slots[slots // page == (last // page)[:, None]], "kv.tail")
 
-    def _tables(self, runner: ModelRunner, batch: ForwardBatch) -> int:
+    def _tables(self, runner: SglangRunner, batch: ForwardBatch) -> int:
         """Point entries past each request of the batch, and rows of no request, to the pool's last
         slot.
         """
@@ -132,7 +132,7 @@ class ForwardPoison:
         table[torch.tensor(free, dtype=torch.long, device=table.device)] = trap
         return batch.batch_size + len(free)
 
-    def _padded_rows(self, runner: ModelRunner, batch: ForwardBatch) -> int:
+    def _padded_rows(self, runner: SglangRunner, batch: ForwardBatch) -> int:
         """Point the rows past the batch to slots in the middle of live requests.
 
         SGLang must set these rows before a replay: a padded row that keeps them overwrites a live
@@ -150,7 +150,7 @@ class ForwardPoison:
             rows.copy_(values[torch.arange(len(rows), device=rows.device) % count])
         return len(buffers.seq_lens) - count
 
-    def _fill(self, runner: ModelRunner, slots: torch.Tensor, site: str) -> int:
+    def _fill(self, runner: SglangRunner, slots: torch.Tensor, site: str) -> int:
         pool = runner.token_to_kv_pool
         for buffer in pool.kv_buffer:
             values = buffer.view(pool.dtype) if buffer.dtype != pool.dtype else buffer
