@@ -35,6 +35,8 @@ def mla_decode_fa2(
 ) -> tuple[Tensor, Tensor]:
     """Decode by FA2: q [B, S, H, 576], kv_cache [N, P, 576] bf16 -> out [B, S, H, 512], lse [B, H,
     S] float32.
+
+    block_table [B, M] int32 has the pages of each request, seq_lens [B] int32 its tokens.
     """
     return _decode("fa2", q, kv_cache, block_table, seq_lens, scale)
 
@@ -42,7 +44,11 @@ def mla_decode_fa2(
 def mla_decode_fa3(
     q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, scale: float, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """Decode by FA3; same shapes as FA2."""
+    """Decode by FA3: q [B, S, H, 576], kv_cache [N, P, 576] bf16 -> out [B, S, H, 512], lse [B, H,
+    S] float32.
+
+    block_table [B, M] int32 has the pages of each request, seq_lens [B] int32 its tokens.
+    """
     return _decode("fa3", q, kv_cache, block_table, seq_lens, scale)
 
 

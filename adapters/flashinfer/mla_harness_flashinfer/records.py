@@ -35,9 +35,11 @@ def read_nvfp4(
     record_format: str,
     scale: float | None = None,
 ) -> Tensor:
-    """`nvfp4_kv_dequantize_paged` with one head:
+    """`nvfp4_kv_dequantize_paged` with one head: `nvfp4_linear` records -> [T, 128], rounded to
+    bf16.
 
-    `nvfp4_linear` records -> [T, 128], rounded to bf16.
+    cache [N, P, 72] uint8 is read through block_table [B, M] int32; cu_seq_lens [B + 1] int32 is
+    where the tokens of each request begin.
     """
     read = importlib.import_module("flashinfer.quantization").nvfp4_kv_dequantize_paged
     num_blocks, page_size = cache.shape[:2]

@@ -69,7 +69,9 @@ class Without(TorchFunctionMode):
 
 
 def of_all_rows(name: str, tensor: Tensor, expected: Tensor, bound: str, describe: str) -> Observed:
-    """A tensor to judge, of any shape, in which every row promises something."""
+    """A tensor [rows, ...] to judge by expected [rows, ...], in float32 or integers, in which every
+    row promises something.
+    """
     return Observed(
         name, tensor, torch.ones(len(tensor), dtype=torch.bool), expected, bound, describe
     )
@@ -108,8 +110,8 @@ class Planner:
 
 
 def plan_of(lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """A plan that differs for each batch of lengths [B]: its tiles, and where the splits begin [B +
-    1].
+    """A plan that differs for each batch of lengths [B] int32: its tiles, and where the splits
+    begin [B + 1] int32.
     """
     tiles = (torch.arange(PARTS_USED, dtype=torch.int32)[:, None] + int(lengths.sum())).repeat(
         1, PLAN_WIDTH
@@ -128,7 +130,7 @@ def expert_weights(
 
 
 def gated(given: Tensor) -> Tensor:
-    """The activation of experts: silu of the first half of [T, 2 * K] times the second half,
+    """The activation of experts: silu of the first half of given [T, 2 * K] times the second half,
     float32 [T, K].
     """
     gate, up = given.float().chunk(2, dim=-1)
@@ -138,9 +140,9 @@ def gated(given: Tensor) -> Tensor:
 def scaled_fp8_quant(
     x: Tensor, scale: Tensor | None = None, use_per_token_if_dynamic: bool = False, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """Stands in for the compiled quantizer: x [T, K] as e4m3, and its scale.
+    """Stands in for the compiled quantizer: x [T, K] as e4m3, and its float32 scale [1] or [T, 1].
 
-    The maximum drops NaN, as CUDA's does.
+    A given scale [1] is not used. The maximum drops NaN, as CUDA's does.
     """
     kernel = "per-token" if use_per_token_if_dynamic else "torch-fmax"
     x8, scale = kernel_function("quantize_fp8", kernel)(x)

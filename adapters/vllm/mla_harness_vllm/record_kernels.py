@@ -33,8 +33,9 @@ def write_mla(
     record_format: str,
     scale: float | None = None,
 ) -> None:
-    """`concat_and_cache_mla`: rows x [T, 576] bf16 as `bf16`, `fp8_e4m3` or `fp8_ds_mla`
-    records.
+    """`concat_and_cache_mla`: rows x [T, 576] bf16 as `bf16`, `fp8_e4m3` or `fp8_ds_mla` records.
+
+    They go to the slots slot_mapping [T] int64 of cache [N, P, bytes of a record] uint8.
     """
     ops = importlib.import_module(_OPS)
     typed, name = _typed(cache, record_format)
@@ -44,14 +45,18 @@ def write_mla(
 
 
 def write_indexer(x: Tensor, cache: Tensor, slot_mapping: Tensor, **_: Any) -> None:
-    """`indexer_k_quant_and_cache`: keys x [T, 128] bf16 as `indexer_planar` records [N, P, 132]."""
+    """`indexer_k_quant_and_cache`: keys x [T, 128] bf16 as `indexer_planar` records.
+
+    They go to the slots slot_mapping [T] int64 of cache [N, P, 132] uint8.
+    """
     ops = importlib.import_module(_OPS)
     ops.indexer_k_quant_and_cache(x, cache, slot_mapping.long(), _GROUP, _INDEXER_SCALES)
 
 
 def write_indexer_shuffled(x: Tensor, cache: Tensor, slot_mapping: Tensor, **_: Any) -> None:
-    """The Triton writer that ROCm uses: keys x [T, 128] bf16 as `indexer_shuffled` records [N, P,
-    132].
+    """The Triton writer that ROCm uses: keys x [T, 128] bf16 as `indexer_shuffled` records.
+
+    They go to the slots slot_mapping [T] int64 of cache [N, P, 132] uint8.
     """
     write = importlib.import_module(_ROCM).indexer_k_quant_and_cache_triton
     write(x.contiguous(), cache, slot_mapping.long(), _GROUP, _INDEXER_SCALES)
@@ -68,7 +73,8 @@ def write_nvfp4(
     """`reshape_and_cache_flash` with one head x [T, 128] bf16: keys are `nvfp4_linear`, values
     `nvfp4_swizzled`.
 
-    The other side of the call goes to a cache of its own, with the same strides.
+    One side goes to the slots slot_mapping [T] int64 of cache [N, P, 72] uint8. The other side of
+    the call goes to a cache of its own, with the same strides.
     """
     ops = importlib.import_module(_OPS)
     extent = (
@@ -101,9 +107,10 @@ def read_mla(
     record_format: str,
     scale: float | None = None,
 ) -> Tensor:
-    """`gather_and_maybe_dequant_cache`:
+    """`gather_and_maybe_dequant_cache`: `bf16` or `fp8_e4m3` records -> [T, 576], rounded to bf16.
 
-    `bf16` or `fp8_e4m3` records -> [T, 576], rounded to bf16.
+    cache [N, P, bytes of a record] uint8 is read through block_table [B, M] int32; cu_seq_lens [B +
+    1] int32 is where the tokens of each request begin.
     """
     ops = importlib.import_module(_OPS)
     typed, name = _typed(cache, record_format)
@@ -117,7 +124,11 @@ def read_mla(
 
 
 def read_ds_mla(cache: Tensor, block_table: Tensor, cu_seq_lens: Tensor, **_: Any) -> Tensor:
-    """`cp_gather_and_upconvert_fp8_kv_cache`: `fp8_ds_mla` records -> [T, 576], rounded to bf16."""
+    """`cp_gather_and_upconvert_fp8_kv_cache`: `fp8_ds_mla` records -> [T, 576], rounded to bf16.
+
+    cache [N, P, 656] uint8 is read through block_table [B, M] int32; cu_seq_lens [B + 1] int32 is
+    where the tokens of each request begin.
+    """
     ops = importlib.import_module(_OPS)
     out = torch.empty(int(cu_seq_lens[-1]), WIDTH, dtype=torch.bfloat16, device=cache.device)
     asks = LENGTHS_OF_RECORDS.is_argument(ops.cp_gather_and_upconvert_fp8_kv_cache)
@@ -134,7 +145,11 @@ def read_ds_mla(cache: Tensor, block_table: Tensor, cu_seq_lens: Tensor, **_: An
 
 
 def read_indexer(cache: Tensor, block_table: Tensor, cu_seq_lens: Tensor, **_: Any) -> Tensor:
-    """`cp_gather_indexer_k_quant_cache`: `indexer_planar` records -> [T, 128], dequantized here."""
+    """`cp_gather_indexer_k_quant_cache`: `indexer_planar` records -> [T, 128], dequantized here.
+
+    cache [N, P, 132] uint8 is read through block_table [B, M] int32; cu_seq_lens [B + 1] int32 is
+    where the tokens of each request begin.
+    """
     ops = importlib.import_module(_OPS)
     codes, scales = _gathered_keys(cu_seq_lens)
     ops.cp_gather_indexer_k_quant_cache(cache, codes, scales, block_table, cu_seq_lens)
@@ -146,7 +161,9 @@ def read_indexer_shuffled(
 ) -> Tensor:
     """The Triton reader that ROCm uses: `indexer_shuffled` records -> [T, 128], dequantized here.
 
-    Releases in which it has a `cache_layout` read `indexer_planar` too.
+    cache [N, P, 132] uint8 is read through block_table [B, M] int32; cu_seq_lens [B + 1] int32 is
+    where the tokens of each request begin. Releases in which it has a `cache_layout` read
+    `indexer_planar` too.
     """
     read = importlib.import_module(_ROCM).cp_gather_indexer_k_quant_cache_triton
     codes, scales = _gathered_keys(cu_seq_lens)

@@ -282,12 +282,14 @@ BACKENDS: dict[str, Callable[[Server, Poison], Backend]] = {
 
 
 def observed(name: str, read: Tensor, wanted: Tensor, describe: str) -> Observed:
-    """Numbers [n, width] that must be exact."""
+    """Numbers read [n, width] that must be equal to wanted [n, width], both exact in float32."""
     return of_all_rows(name, read, wanted.double(), "write_kv.fp32", describe)
 
 
 def attended(q: Tensor, keys: Tensor) -> Tensor:
-    """Float64 attention [heads, rank] of one query over its own keys."""
+    """Float64 attention [heads, rank] of one query q [heads, width] over its own keys [tokens,
+    width].
+    """
     weights = torch.softmax(q.double() @ keys.double().T * SCALE, dim=-1)
     return weights @ keys[:, :RANK].double()
 

@@ -102,7 +102,9 @@ class TransferKernels:
         item_size: int,
         **_: Any,
     ) -> None:
-        """Rows [n] of all layers, which are given by address."""
+        """Rows src_indices [n] int64 of all layers to rows dst_indices [n] int64. Layers are given
+        by address.
+        """
         rows = list(zip(src_indices.tolist(), dst_indices.tolist(), strict=True))
         layers = zip(map(int, src_layers), map(int, dst_layers), strict=True)
         self._copy(
@@ -116,7 +118,9 @@ class TransferKernels:
     def transfer_kv_all_layer_direct_lf_pf(
         self, src_ptrs: Any, dst_ptrs: Any, src_indices: Tensor, dst_indices: Tensor, page_size: int
     ) -> None:
-        """Slots [n] of layers to the host, where a page has all layers."""
+        """Slots src_indices [n] int64 of layers to slots dst_indices [n] int64 of the host, where a
+        page has all layers.
+        """
         pages = _pages(enumerate(src_ptrs), dst_ptrs[0], src_indices, dst_indices, page_size)
         self._copy([(here.data_ptr(), there.data_ptr(), here.nbytes) for here, there in pages])
 
@@ -129,7 +133,7 @@ class TransferKernels:
         layer_id: int,
         page_size: int,
     ) -> None:
-        """Slots [n] of one layer from the host."""
+        """Slots src_indices [n] int64 of the host to slots dst_indices [n] int64 of one layer."""
         pages = _pages([(layer_id, dst_ptrs[0])], src_ptrs[0], dst_indices, src_indices, page_size)
         self._copy([(there.data_ptr(), here.data_ptr(), here.nbytes) for here, there in pages])
 

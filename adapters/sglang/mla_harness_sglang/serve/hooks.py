@@ -164,5 +164,5 @@ class ForwardPoison:
 
 
 def slots_of(pages: torch.Tensor, page_size: int) -> torch.Tensor:
-    """The slots of pages [N], as [N * page_size]."""
+    """The slots of pages [N] int64, as [N * page_size] int64."""
     return (pages[:, None] * page_size + torch.arange(page_size, device=pages.device)).flatten()

@@ -139,9 +139,10 @@ class _Skipping:
 
 
 def rows_without(query_start_loc: torch.Tensor, context_start_loc: torch.Tensor) -> torch.Tensor:
-    """Query rows of requests without context, from two tensors [R + 1] of starts.
+    """Query rows int64 [n] of requests without context.
 
-    Waits for the device.
+    query_start_loc [R + 1] int32 is where the rows of each request begin, context_start_loc [R + 1]
+    int32 where its context does. Waits for the device.
     """
     is_empty = context_start_loc[1:] == context_start_loc[:-1]
     lengths = query_start_loc[1:] - query_start_loc[:-1]
