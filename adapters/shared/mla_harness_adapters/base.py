@@ -16,6 +16,10 @@ the engine inside its functions, because the engine may not be installed.
   `Run` for the oracles.
   `injects_faults` means that the target injects faults itself. A system with `records_first_nan`
   has a target with `first_writer`.
+  The target of an engine in processes of its own is a `served_target.ServedTarget`. It says what
+  differs from other engines, as data: the memory that its processes fill, the errors with which it
+  checks its options, and what some releases or GPUs do not serve. Plan, report and refusals are
+  shared. All differences between releases of an engine stand in its file `releases.py`.
 - `FAULTS`: a `FaultSpec` for each known bug of the engine, named "ENGINE.bug". Its target injects
   it with a `mla_harness_adapters.patches.Patch` for each range of releases. A fault with a
   `target` and a `replacement` is injected in the worker: the target is a function of the engine

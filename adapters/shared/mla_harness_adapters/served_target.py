@@ -163,10 +163,11 @@ class ServedTarget(Target):
         """
         if noted := self.option_errors.found_in(folder):
             return noted
-        log = (folder / f"{self.engine.name}.log").read_text(encoding="utf-8", errors="replace")
-        if STARTED in log or not self.has_bare_ranks:
+        if not self.has_bare_ranks:
             return error
-        return self.option_errors.of_log(error) or error
+        log = (folder / f"{self.engine.name}.log").read_text(encoding="utf-8", errors="replace")
+        # Options are checked at the start. A later error of the same name is a crash.
+        return error if STARTED in log else self.option_errors.of_log(error) or error
 
     @property
     def has_bare_ranks(self) -> bool:
