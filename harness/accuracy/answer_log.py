@@ -9,13 +9,28 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from harness.core.errors import InputError
+from harness.core.files import write_atomic
 from harness.core.params import Record
-from harness.core.stored import append_line, read_lines, record_of
+from harness.core.stored import (
+    NoFile,
+    append_line,
+    read_json,
+    read_lines,
+    record_of,
+    value_of,
+)
 
 ANSWER_CHARS = 200
+QUESTION_CHARS = 2000
+KEPT_TOKENS = 256
+"""Tokens of an answer whose log probabilities are kept: 1,319 questions of five epochs stay below
+30 MB.
+"""
+QUESTIONS_FILE = "questions.json"
+"""In a run directory of `mla-harness epochs`: what the hashes of the questions stand for."""
 MEASURED_VERSION = 1
 """The schema of the files of a measurement and of baselines, which people keep in a repository."""
 
@@ -60,7 +75,22 @@ class QuestionResult(Record):
     empty: bool = False
     unparsed: bool = False
     invalid_tokens: bool = False
+    tokens: tuple[str, ...] = Field(
+        default=(), description=f"the first {KEPT_TOKENS} tokens, with --logprobs"
+    )
+    logprobs: tuple[float | None, ...] = Field(
+        default=(), description="their log probabilities; null is none"
+    )
 
+
+class AskedQuestion(Record):
+    """The words behind the hash of a question."""
+
+    text: str = Field(description=f"the first {QUESTION_CHARS} characters, without examples")
+    target: str = Field(default="", description="the right answer")
+
+
+_QUESTIONS: TypeAdapter[dict[str, AskedQuestion]] = TypeAdapter(dict[str, AskedQuestion])
 
 FILE_NAME = "accuracy.jsonl"
 
@@ -117,7 +147,11 @@ class AnswerLog:
                 f"question {result.question} was answered twice in epoch {result.epoch}"
             )
         # An answer may hold lone surrogates, which UTF-8 cannot encode.
-        append_line(self._path, json.dumps(result.model_dump(mode="json"), allow_nan=False))
+        row = result.model_dump(mode="json")
+        if not result.tokens:
+            # Most runs ask for no log probabilities.
+            del row["tokens"], row["logprobs"]
+        append_line(self._path, json.dumps(row, allow_nan=False))
         self.results[key] = result
 
     def _continue(self, path: Path, header: RunHeader) -> None:
@@ -160,3 +194,18 @@ def read_run(directory: Path) -> AccuracyRun:
     """The run in `directory`, finished or not. Raises InputError when there is none."""
     path = directory / FILE_NAME
     return AccuracyRun(*read_log(path), path)
+
+
+def keep_questions(directory: Path, questions: dict[str, AskedQuestion]) -> None:
+    """Store what the hashes of a run's questions stand for, for readers of its report."""
+    text = json.dumps({name: asked.model_dump() for name, asked in questions.items()})
+    write_atomic(directory / QUESTIONS_FILE, text)
+
+
+def read_questions(directory: Path) -> dict[str, AskedQuestion]:
+    """Hash -> its question; empty for a run that stored none."""
+    file = directory / QUESTIONS_FILE
+    try:
+        return value_of(_QUESTIONS, read_json(file), file)
+    except NoFile:
+        return {}

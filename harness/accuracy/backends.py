@@ -41,6 +41,10 @@ class Answer:
     had_invalid_tokens: bool = False
     unanswered: str | None = None
     num_attempts: int = 1
+    tokens: tuple[str, ...] = ()
+    """The tokens of the answer, if the backend was asked for log probabilities."""
+    logprobs: tuple[float | None, ...] = ()
+    """The log probability of each token; None for one that is not a number."""
 
     @classmethod
     def of_text(

@@ -16,6 +16,7 @@ from harness.accuracy.acceptance import CountsDrafts, Drafts, keep_drafts
 from harness.accuracy.answer_log import (
     ANSWER_CHARS,
     FILE_NAME,
+    KEPT_TOKENS,
     AccuracyRun,
     AnswerLog,
     QuestionResult,
@@ -185,6 +186,8 @@ class _EpochOf:
             ],
             num_tokens=answer.num_tokens,
             finish=answer.finish,
+            tokens=answer.tokens[:KEPT_TOKENS],
+            logprobs=answer.logprobs[:KEPT_TOKENS],
             num_attempts=answer.num_attempts,
             unanswered=answer.unanswered,
             empty=empty,

@@ -195,6 +195,7 @@ def _judge(
     judgement = AccuracyJudgement(
         verdict=Verdict.FAIL if reasons else Verdict.SKIP if power.why_nothing else Verdict.PASS,
         statement="",
+        least=limits.accuracy,
         reasons=tuple(words for _, words in reasons),
         kinds=tuple(kind for kind, _ in reasons),
         # Several tests at once find a difference by chance more often than one does.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import random
 import time
@@ -78,6 +79,7 @@ class ServerBackend:
         max_attempts: int = 5,
         backoff: float = 0.5,
         longest_wait: float = 30.0,
+        logprobs: bool = False,
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise InputError(f"{url}: the address must start with http:// or https://")
@@ -89,6 +91,7 @@ class ServerBackend:
         self._max_attempts = max_attempts
         self._backoff = backoff
         self._longest_wait = longest_wait
+        self._wants_logprobs = logprobs
         self._num_replies = 0
         key = os.environ.get(KEY_VARIABLE)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -116,6 +119,9 @@ class ServerBackend:
 
         async def ask(client: httpx.AsyncClient, prompt: str) -> Answer:
             body = self._body(prompt, max_tokens) | {"stop": list(stop)[:4] or None}
+            if self._wants_logprobs:
+                # 1, as a server may take 0 for none.
+                body["logprobs"] = 1
             return await self._attempts(client, body, stop)
 
         try:
@@ -340,7 +346,36 @@ def _answer(reply: dict[str, Any], stop: Sequence[str], max_tokens: int) -> Answ
     count = usage.get("completion_tokens") if isinstance(usage, dict) else None
     # A count that cannot be is as good as none.
     num_tokens = whole_number(count, max_tokens) or 0
-    return Answer(text, "stop" if found else finish, num_tokens, has_invalid_text(text, finish))
+    tokens, logprobs = _tokens(choice.get("logprobs"))
+    return Answer(
+        text,
+        "stop" if found else finish,
+        num_tokens,
+        has_invalid_text(text, finish),
+        tokens=tokens,
+        logprobs=logprobs,
+    )
+
+
+def _tokens(found: Any) -> tuple[tuple[str, ...], tuple[float | None, ...]]:
+    """The tokens of an answer and their log probabilities; none of a server that sends none.
+
+    What is no log probability is None: the answer itself is judged by its text.
+    """
+    if not isinstance(found, dict):
+        return (), ()
+    tokens, values = found.get("tokens"), found.get("token_logprobs")
+    if not isinstance(tokens, list) or not isinstance(values, list) or len(tokens) != len(values):
+        return (), ()
+    return tuple(map(str, tokens)), tuple(map(_finite_logprob, values))
+
+
+def _finite_logprob(value: Any) -> float | None:
+    try:
+        found = log_probability(value)
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
 
 
 def _seconds(header: str | None) -> float:

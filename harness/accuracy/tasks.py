@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from harness.accuracy.answer_log import ANSWER_CHARS, QUESTION_CHARS, AskedQuestion
 from harness.core import extras
 from harness.core.errors import InputError
 from harness.core.files import TASKS
@@ -65,6 +66,17 @@ class Task:
         self.metric = "exact_match"
         self.instances = task.kept
         self.questions = question_hashes([instance.doc for instance in self.instances])
+
+    def asked(self) -> dict[str, AskedQuestion]:
+        """Hash -> the question in words and its right answer, without the examples before it."""
+        found = {}
+        for name, instance in zip(self.questions, self.instances, strict=True):
+            text = str(self.lm_eval_task.doc_to_text(instance.doc))
+            target = str(self.lm_eval_task.doc_to_target(instance.doc))
+            found[name] = AskedQuestion(
+                text=text[:QUESTION_CHARS], target=target[-ANSWER_CHARS:].strip()
+            )
+        return found
 
     def grade(self, instance: Any, text: str) -> Grade:
         filtered = self.lm_eval_task.filtered(instance, text)

@@ -90,6 +90,10 @@ class EpochsOptions(LeavingRuns):
         int | None,
         typer.Option(metavar="N", min=1, help="Also ask a server N prompts twice, one at a time."),
     ] = None
+    logprobs: Annotated[
+        bool | None,
+        typer.Option("--logprobs", help="Also keep a server's log probabilities of each answer."),
+    ] = None
     least: Annotated[
         float | None, typer.Option(metavar="SHARE", min=0, max=1, help="Least accuracy.")
     ] = None

@@ -23,6 +23,7 @@ class ModelParams(Params):
     device: str | None = None
     served_model: str | None = None
     timeout: float | None = None
+    logprobs: bool = False
     least: float | None = None
     repeat: int = 0
     least_acceptance: float | None = None

@@ -115,6 +115,9 @@ class AccuracyJudgement(Record):
 
     verdict: Verdict
     statement: str = Field(description="one sentence for people")
+    least: float | None = Field(
+        default=None, description="the least accuracy that was asked of each epoch"
+    )
     reasons: tuple[str, ...] = ()
     kinds: tuple[AccuracyReason, ...] = Field(default=(), description="one for each reason")
     p_value: float | None = Field(

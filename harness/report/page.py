@@ -16,9 +16,12 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from harness.accuracy.acceptance import read_drafts
 from harness.core.fault_outcomes import declared_blame
 from harness.core.records import BAD, AccuracyRecord, CaseResult, FaultResult, OutcomeGrid, Verdict
 from harness.core.systems import engine_versions
+from harness.report.accuracy_view import view_of
+from harness.report.answers import answers_of
 from harness.report.case_view import CaseView, case_data, embedded, of_fault, of_result
 from harness.report.causes import facts, kernel_of
 from harness.report.run_view import RunView, refusals, skip_reasons
@@ -84,6 +87,15 @@ def render(view: RunView) -> str:
     ranked = sorted(results, key=lambda result: ORDER.index(result.verdict))
     faults = [(f"fault-{number}", fault) for number, fault in enumerate(view.faults, start=1)]
     pairs = [(result, view.jobs[result.key]) for result in ranked]
+    answers = answers_of(view.store)
+    owned = [*((anchors[result.key], result) for result in results), *faults]
+    measured = [
+        # A run of `epochs` has one measurement, and stores its answers.
+        view_of(owner, record, answers, read_drafts(view.path) if answers else None)
+        for owner, record in _measured(owned)
+    ]
+    data = case_data(pairs, view.plan.options, view.plan.environment)
+    data["measured"] = [one.data for one in measured]
     shell: dict[str, object] = {
         "run": view,
         "num_cases": len(results),
@@ -97,10 +109,11 @@ def render(view: RunView) -> str:
         "anchors": anchors,
         "judged": judged(view),
         "faults": faults,
-        "measured": _measured([*((anchors[result.key], result) for result in results), *faults]),
+        "measured": measured,
+        "has_log": answers is not None,
         "num_hidden": max(0, len(view.accuracy) - MAX_MEASURED),
         "environment": list(_facts(view)),
-        "data": Markup(embedded(case_data(pairs, view.plan.options, view.plan.environment))),
+        "data": Markup(embedded(data)),
         **own_code(),
     }
     environment = environment_of_page()
@@ -176,9 +189,10 @@ def own_code() -> dict[str, str]:
 
     Text that got into the page as markup after all could neither run nor load anything.
     """
-    code = {"style": "page.css", "script": "page.js"}
+    code = {"style": ("page.css", "accuracy.css"), "script": ("page.js", "accuracy.js")}
     texts = {
-        name: Markup((FOLDER / file).read_text(encoding="utf-8")) for name, file in code.items()
+        name: Markup("".join((FOLDER / file).read_text(encoding="utf-8") for file in files))
+        for name, files in code.items()
     }
     hashes = {
         name: base64.b64encode(hashlib.sha256(text.encode()).digest())

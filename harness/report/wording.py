@@ -200,8 +200,12 @@ def _questions_command(command: str, questions: dict[str, Any]) -> str:
         name: value for name, value in questions.items() if name != "options"
     } | questions.get("options", {})
     for name, value in settings.items():
-        if value is not None and name != "url":
-            words += ["--" + name.replace("_", "-"), str(value)]
+        # `--repeat` takes no 0, and an option without a value is said by its presence alone.
+        if value is None or value is False or name == "url" or (name, value) == ("repeat", 0):
+            continue
+        words.append("--" + name.replace("_", "-"))
+        if value is not True:
+            words.append(str(value))
     return printable(shlex.join(words))
 
 

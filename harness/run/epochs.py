@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from harness.accuracy.answer_log import keep_questions
 from harness.accuracy.backends import AnswerBackend, open_backend, parse_model
 from harness.accuracy.epochs import REPEATS_FILE, Progress, make_header, run_epochs, unrepeated
 from harness.accuracy.tasks import load_task
@@ -46,6 +47,7 @@ def main(parent: Parent) -> None:
     request = parent.request(AskModel)
     if request is None:
         return
+    keep_questions(Path(request.directory), task.asked())
     # Loaded modules stay: a collection that walks through lm-eval and torch again is slow.
     gc.freeze()
     run = run_epochs(

@@ -207,3 +207,23 @@ def test_ctrl_c_neither_waits_for_the_attempts_in_flight_nor_leaves_their_except
     assert time.monotonic() - started < HANG_SECONDS
     gc.collect()  # asyncio reports an exception that was not retrieved when its task is deleted
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []
+
+
+def test_log_probabilities_are_asked_for_and_those_that_are_none_are_left_out(
+    serve: Callable[..., Server],
+) -> None:
+    server = serve()
+    (answer,) = ask(server, ["q1x 1"], logprobs=True)
+    assert answer.tokens == (" answer", " to", " it")
+    assert answer.logprobs == (-0.5, None, None)
+    assert [one["body"]["logprobs"] for one in server.stop()] == [1]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [None, [], {"tokens": ["a"]}, {"tokens": ["a"], "token_logprobs": []}, {"tokens": 3}],
+)
+def test_an_answer_whose_log_probabilities_cannot_be_read_is_an_answer(sent: Any) -> None:
+    reply = {"choices": [{"text": "yes", "logprobs": sent}]}
+    answer = server_backend._answer(reply, [], 16)
+    assert (answer.text, answer.tokens, answer.logprobs) == ("yes", (), ())

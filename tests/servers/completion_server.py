@@ -5,7 +5,8 @@
 The script maps a text found in the prompt to the misdeeds of its first attempts, in order: `drop`,
 `500`, `429`, `400`, `empty`, `garbage`, `hang`, and `until PATH`, which is answered once that file
 is there. Later attempts are answered with `answer N` for a prompt ending in `N`. Each attempt is
-printed as a line; the first line is the port.
+printed as a line; the first line is the port. A request for log probabilities gets three: one of
+them is NaN, and one is too large.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class Scripted(Handler):
                 json.dumps({"prompt": prompt, "deed": deed, "body": body, "at": time.monotonic()}),
                 flush=True,
             )
-        self._do(deed, prompt)
+        self._do(deed, prompt, wants_logprobs=bool(body.get("logprobs")))
 
-    def _do(self, deed: str, prompt: str) -> None:
+    def _do(self, deed: str, prompt: str, *, wants_logprobs: bool) -> None:
         if deed == "drop":
             self.drop()
             return
@@ -52,10 +53,15 @@ class Scripted(Handler):
         if deed == "hang":
             time.sleep(3600)
         text = "" if deed == "empty" else f" answer {prompt.split()[-1]}Question: more"
+        choice: dict[str, object] = {"text": text, "finish_reason": "stop"}
+        if wants_logprobs:
+            # Python's reader of JSON takes NaN, as the servers' do.
+            values = [-0.5, float("nan"), 7.0]
+            choice["logprobs"] = {"tokens": [" answer", " to", " it"], "token_logprobs": values}
         self.reply(
             200,
             {
-                "choices": [{"text": text, "finish_reason": "stop"}],
+                "choices": [choice],
                 "usage": {"completion_tokens": 3},
             },
         )
