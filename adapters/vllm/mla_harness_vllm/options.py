@@ -8,7 +8,7 @@ import json
 import os
 import shlex
 from collections.abc import Iterable
-from typing import TypedDict
+from typing import TypedDict, cast
 
 from harness.api import FIXTURES, Case
 from mla_harness_adapters.plan import Plan
@@ -94,8 +94,9 @@ def llm_options(params: VllmParams, graph: str) -> LlmOptions:
         "attention_backend": params.backend,
         "trust_remote_code": True,
         "seed": 0,
-        **rank_options(params),
     }
+    # Its options are some of these.
+    options.update(cast(LlmOptions, rank_options(params)))
     if params.canary == "dsa":
         options["hf_overrides"] = {"index_topk": params.index_topk}
     if params.canary in ("moe", "mtp") and params.moe_backend != "default":
