@@ -58,7 +58,7 @@ controls() {
   done
 }
 
-# docs/tolerances.md as measured today.
+# docs/data/tolerances.md as measured today.
 tolerances() {
   timed tolerances 0 timeout -k 10 "$MUTANT_SECONDS" "$PYTHON" -m trust.tolerances --draws "${DRAWS:-2000}" \
     --seeds "${TOLERANCE_SEEDS:-8}" --workers "$WORKERS"

@@ -5,7 +5,7 @@ under nan.
 
 FOLDER holds the source tree of each library that is to be tried, named as in `LIBRARIES`. The
 libraries themselves are importable, without a torch of their own. Prints a row of the table in
-docs/poison-pytest.md for each.
+docs/data/poison-suites.md for each.
 """
 
 from __future__ import annotations

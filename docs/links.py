@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parent
+LEFT_OUT = (DOCS / "examples", DOCS / "upstream")
+"""Folders of docs/ that are no pages of the site: scripts, and texts for other projects."""
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
@@ -23,9 +25,8 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
         file = Path(os.path.normpath(folder / match[1]))
         if not file.exists():
             raise ValueError(f"{page.file.src_uri}: links to {match[1]}, which is not there")
-        inside = file.is_relative_to(DOCS) and not file.is_relative_to(DOCS / "examples")
-        if inside:
+        if file.is_relative_to(DOCS) and not any(file.is_relative_to(one) for one in LEFT_OUT):
             return match[0]
         return f"]({config['repo_url']}/blob/main/{file.relative_to(DOCS.parent).as_posix()}{match[2] or ''})"  # noqa: E501
 
-    return re.sub(r"\]\(((?:\.\./|examples/)[^)#]+)(#[^)]*)?\)", replaced, markdown)
+    return re.sub(r"\]\(((?:\.\./|examples/|upstream/)[^)#]+)(#[^)]*)?\)", replaced, markdown)

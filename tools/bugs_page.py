@@ -1,4 +1,4 @@
-"""docs/bugs.md from a run of `mla-harness selftest`: each injected bug, and the oracle that caught
+"""docs/data/bugs.md from a run of `mla-harness selftest`: each injected bug, and the oracle that caught
 it.
 """
 
@@ -36,7 +36,7 @@ def document(store: RunStore) -> str:
         )
     return f"""# Bugs the harness knows
 
-Written by `python tools/pages.py bugs RUN` from a run of `mla-harness selftest`; nothing here is typed by hand. Bugs injected into vLLM itself are in [vllm.md](vllm.md) and [vllm-host.md](vllm-host.md).
+A record, for whoever looks up a known bug. Written by `python tools/pages.py bugs RUN` from a run of `mla-harness selftest`. [vllm-fits.md](vllm-fits.md) has those of vLLM itself, [sglang.md](../sglang.md#its-bugs) those of SGLang.
 
 {len({fault.fault for fault in faults})} bugs, injected {len(faults)} times: {sum(f.caught for f in faults)} caught by the declared oracle with the declared blame. Clean cases: {verdicts.count(Verdict.PASS)} pass, {not_clean} do not, {verdicts.count(Verdict.SKIP)} skipped. The run took {store.plan.seconds:.0f} s on {machine.get("num_cores", "?")} cores ({machine.get("cpu", "a CPU")}), torch {machine.get("torch", "?")}, no GPU; the seconds of a row cover its case and the trials that found the memory to blame.
 

@@ -1,20 +1,34 @@
-"""docs/ops.md and docs/reference.md: the tables of the code."""
+"""docs/ops.md: the contract of each op, from `harness/ops/*/contract.py`."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
-from harness.core.catalog import KERNELS, ORACLES, SITES
 from harness.core.contract import LETTERS, Arg, Keyword, Op, Out
 from harness.core.corruptions import corruptions
 from harness.core.ops import OPS
 from harness.core.shapes import NAMED, SIZES
 from harness.report.markdown import table
 
+_USES = Counter(
+    pair
+    for op in OPS
+    for pair in {pair for part in op.arguments.values() for pair in part.unowned.items()}
+)
+"""Site and what it is in an op -> how many ops say the same."""
+COMMON = {site: what for (site, what), count in reversed(_USES.most_common()) if count > 1}
+"""Sites that mean the same in several ops: the page says once what they are. Of two meanings of a
+site this is the more frequent one.
+"""
+
 
 def ops() -> str:
     letters = table(
         ("letter", "means"), [(f"`{letter}`", words) for letter, words in LETTERS.items()]
+    )
+    common = table(
+        ("site", "what it is"), [(f"`{site}`", what) for site, what in sorted(COMMON.items())]
     )
     sizes = (*SIZES["mla_decode"][:5], "qk_head_dim", "v_head_dim", "dtype")
     words = (
@@ -26,18 +40,38 @@ def ops() -> str:
     )
     return f"""# Ops
 
-Written by `python tools/pages.py` from `harness/ops/*/contract.py` and `harness/core/shapes.py`. A kernel under test implements one of these ops: it gets the positional arguments as tensors in this order, the others by keyword, and returns the outputs as a tuple. It allocates its outputs with torch. Every `lse` is a natural logarithm. A kernel without one declares `gives_lse=False` and returns the other outputs.
+For authors of kernels: what each op promises. Written by `python tools/pages.py ops`.
 
-The arguments have the types, shapes and ranges that stand here; the last dimension of each is dense, and rows and pages may have a stride. A kernel need not check that. The scenarios `reject-*` call it with corrupted ones: a call that is legal must be right, and one that breaks the contract is judged only if the kernel declares `checks` ([judge-your-kernel.md](judge-your-kernel.md#calls-that-break-the-contract)).
-
-R is the largest power of two below D, so a kernel that sees only D = 576 knows R = 512. A kernel with the argument `kv_lora_rank` is given R.
+- A kernel implements one of these ops. It gets the positional arguments as tensors in this order, the others by keyword.
+- It returns the outputs as a tuple, which it allocates with torch.
+- Every `lse` is a natural logarithm. A kernel without one declares `gives_lse=False` and returns the other outputs.
+- The last dimension of each argument is dense. Rows and pages may have a stride.
+- Arguments have the types, shapes and ranges that stand here. A kernel need not check that, unless it declares `checks` ([calls that break the contract](judge-your-kernel.md#calls-that-break-the-contract)).
+- R is the largest power of two below D, so a kernel that sees only D = 576 knows R = 512.
+- A kernel need not have the arguments that are marked as optional.
 
 {letters}
 
+An argument may have parts that hold anything. They must not influence a live result.
+The name of a [site](reference.md#sites) behind an argument says which. These mean the same in several ops:
+
+{common}
+
+A site behind an output is the memory that a kernel leaves unwritten.
+
 {chr(10).join(part for op in OPS for part in _section(op))}
+## Corrupted calls
+
+[reject-or-correct.md](reject-or-correct.md) says how they are judged.
+
+{_corruptions()}
+
 ## Named shapes
 
-`shapes="deepseek"` of `@kernel` stands for a row of this table; `shapes={{"like": "deepseek", "num_heads": 16}}` changes a size. A size is a value or a list of values, `heads_multiple_of` a number. A case of other sizes is adapted, and its id says so (`shapes=deepseek`); what cannot be adapted (`query_len`, `page_size`, `layout`, `dtype`) is skipped with the reason.
+`shapes="deepseek"` of `@kernel` stands for a row of this table; `shapes={{"like": "deepseek", "num_heads": 16}}` changes a size.
+A size is a value or a list of values, `heads_multiple_of` a number.
+A case of other sizes is adapted, and its id says so (`shapes=deepseek`).
+What cannot be adapted (`query_len`, `page_size`, `layout`, `dtype`) is skipped with the reason.
 
 {sets}
 """
@@ -56,63 +90,34 @@ def _section(op: Op) -> Iterator[str]:
     parts: dict[str, Arg | Keyword | Out] = {**op.arguments, **op.keyword_arguments}
     rows = [(f"`{name}`", *_facts(part)) for name, part in parts.items()]
     rows += [(f"returns `{out.name}`", *_facts(out)) for out in op.outputs]
-    yield table(("argument", "shape and type", "what is more"), rows) + "\n"
-    rows = []
-    if found := corruptions(op.name).values():
-        for what, is_legal in (
-            ("legal, so the result is defined", True),
-            ("breaks the contract", False),
-        ):
-            named = (f"`{one.name}` ({one.argument})" for one in found if one.legal == is_legal)
-            rows.append((f"[corrupted](reject-or-correct.md): {what}", ", ".join(named) or "none"))
+    yield table(("argument", "shape and type", "more"), rows) + "\n"
     if op.sizes:
-        rows.append(("sizes to declare", ", ".join(f"`{size}`" for size in op.sizes)))
-    yield table(("", ""), rows) + "\n"
+        yield f"Sizes to declare: {', '.join(f'`{size}`' for size in op.sizes)}.\n"
 
 
 def _facts(part: Arg | Keyword | Out) -> tuple[str, str]:
     """Shape and type of an argument or an output, and what else its contract says."""
     if isinstance(part, Keyword):
-        optional = "a kernel need not have it" if part.is_optional else ""
+        optional = "optional" if part.is_optional else ""
         return f"{part.type}", "; ".join(filter(None, (part.note, optional)))
     shape = f"[{', '.join(part.shape.split())}] {part.dtype}" if part.shape else part.dtype
-    if isinstance(part, Out):
-        return shape, "; ".join(filter(None, (part.note, f"unwritten: `{part.site}`")))
     notes = [part.note] if part.note else []
-    notes += [f"`{site}`: {what}" for site, what in part.unowned.items()]
+    if isinstance(part, Out):
+        notes.append(f"`{part.site}`")
+    else:
+        notes += [
+            f"`{site}`" if COMMON.get(site) == what else f"`{site}`: {what}"
+            for site, what in part.unowned.items()
+        ]
     return shape, "; ".join(notes)
 
 
-def reference() -> str:
-    kernels = [(op, [spec for spec in KERNELS if spec.op == op.name]) for op in OPS]
-    rows = [
-        (
-            f"`{op.name}`",
-            ", ".join(f"`{spec.short_name}`" for spec in specs),
-            ", ".join(sorted({device for spec in specs for device in spec.devices})),
-            (
-                ", ".join(dict.fromkeys(kv for spec in specs for kv in spec.kv))
-                if "cache" in op.signature
-                else "none"
-            ),
-        )
-        for op, specs in kernels
-    ]
-    return f"""# Reference
-
-Written by `python tools/pages.py` from the tables in `harness/core/`. [ops.md](ops.md) has the contract of each op, [bugs.md](bugs.md) the injected bugs, [glossary.md](glossary.md) the words.
-
-## Oracles
-
-{table(("oracle", "passes when"), [(f"`{one.name}`", one.summary) for one in ORACLES])}
-
-## Sites
-
-{table(("site", "memory"), [(f"`{one.name}`", one.summary) for one in SITES])}
-
-## Kernels
-
-{table(("op", "kernels", "devices", "KV cache"), rows)}
-
-Triton kernels run on a CPU under `TRITON_INTERPRET=1`. Kernels of vLLM and FlashInfer need the package. `mla-harness doctor` lists what this machine can run, and why not. On a CPU a graph is a recording of kernel launches on fixed addresses: its replay runs no Python and allocates nothing, and it does not see a tensor that replaced a captured one.
-"""
+def _corruptions() -> str:
+    """Op -> its corrupted calls: those of which the result is defined, and the others."""
+    rows = []
+    for op in OPS:
+        if found := corruptions(op.name).values():
+            legal = ", ".join(f"`{one.name}`" for one in found if one.legal)
+            illegal = ", ".join(f"`{one.name}`" for one in found if not one.legal)
+            rows.append((f"`{op.name}`", legal, illegal))
+    return table(("op", "legal: the result is defined", "breaks the contract"), rows)

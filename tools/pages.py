@@ -1,8 +1,7 @@
-"""Print a page of docs/ that is written from code or from a run: python tools/pages.py PAGE [RUN] >
-docs/PAGE.md
+"""Print a page of docs/ that is written from code or from a run: python tools/pages.py PAGE [RUN]
 
-`ops`, `reference` and `scenario-keys` come from the code. `bugs` comes from a run of `mla-harness
-selftest`.
+`ops`, `reference` and `scenario-keys` come from the code: write them to docs/PAGE.md. `bugs` comes
+from a run of `mla-harness selftest`: write it to docs/data/bugs.md.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import bugs_page
 import ops_page
+import reference_page
 import scenario_page
 
 from harness.core.errors import HarnessError
@@ -19,7 +19,7 @@ from harness.store.run_folder import RunStore
 
 PAGES = {
     "ops": ops_page.ops,
-    "reference": ops_page.reference,
+    "reference": reference_page.reference,
     "scenario-keys": scenario_page.document,
 }
 

@@ -1,4 +1,4 @@
-"""Print docs/tolerances.md, what right kernels need of each bound: python -m trust.tolerances
+"""Print docs/data/tolerances.md, what right kernels need of each bound: python -m trust.tolerances
 
 `--draws N` random cases on the built-in kernels and as many on sound variants, which differ in
 splits, orders of sums and roundings; and the record and sparse scenarios under `--seeds S` seeds. A
@@ -60,7 +60,7 @@ NOT_DRAWN = (
 """Scenarios with bounds that no draw uses."""
 
 
-PAGE = Path(__file__).parents[1] / "docs" / "tolerances.md"
+PAGE = Path(__file__).parents[1] / "docs" / "data" / "tolerances.md"
 
 
 def cases(num_draws: int, num_seeds: int) -> Iterator[Case]:
@@ -217,17 +217,17 @@ def document(num_draws: int, num_seeds: int, workers: int) -> str:
     )
     rows = [_line(row, samples.get(row.name, [])) for row in BOUNDS]
     ties = [_tie(name, samples[name]) for name in sorted(samples) if " " in name]
-    return f"""# Tolerances
+    return f"""# Tolerances, measured
 
-Written by `python -m trust.tolerances --draws {num_draws} --seeds {num_seeds}` from the kernels of the harness and from sound variants of them, on {platform.machine()}, CPU only, torch {torch.__version__.partition("+")[0]}. A variant is right, and differs as real kernels do: 1 to 8 splits, orders of pages and sums, probabilities, sums and partial results in bfloat16, products in bfloat16 or e4m3, reciprocals in place of divisions.
+A record, for whoever asks why a [bound](../tolerances.md) is as it is. Written by `python -m trust.tolerances --draws {num_draws} --seeds {num_seeds}` on {platform.machine()}, CPU only, torch {torch.__version__.partition("+")[0]}, from the kernels of the harness and sound variants of them.
 
-An element may be off by `ulps` units of its type, or by `floor` times the scale of its row (root mean square), whichever is more; a row by `L2` times its scale. A judged tensor is one sample: the worst share of the bound that one of its elements used, and one of its rows. The table has the 99.9 % quantiles of these shares, the largest share with fewer than a thousand samples, and the factors that the bound leaves on top of them. A factor above 3 needs a reason: GPUs differ in the order of sums and in approximate exponentials, so what was seen on them is part of the bound.
+A judged tensor is one sample: the worst share of the bound that one of its elements used, and one of its rows. The table has the 99.9 % quantiles of these shares, the largest share with fewer than a thousand samples, and the factors that the bound leaves on top of them. A factor above 3 needs a reason.
 
 {table(head, rows)}
 
 ## Decisions
 
-Experts and tokens of sparse layers are chosen by scores of about unit variance. A choice may score below the best one left out by the margin of its engine: it depends on the cache type that rounds most, and on the rounding of activations. The float64 reference follows such a choice, and two runs are compared up to it. One request is one sample.
+One request is one sample.
 
 {table(("decision", "margin", "samples", "share of the margin, 99.9 %", "factor"), ties)}
 """

@@ -59,9 +59,9 @@ class Note:
 
 
 def note_of(tensor: Tensor, start: int) -> Note:
-    """How `tensor`, of any shape, dtype and stride on the CPU, crosses, with its bytes at `start`.
+    """The note of a tensor [...] of any dtype (bfloat16, uint8) and stride, on the CPU or a GPU.
 
-    `start` counts bytes of the arena.
+    Its bytes will lie at `start`, which counts bytes of the arena.
     """
     room = tensor.untyped_storage().nbytes()
     parts: tuple[pools.Range, ...] | None = ((0, room),) if room else ()
@@ -86,7 +86,10 @@ def after(note: Note) -> int:
 
 
 def write(arena: int, tensor: Tensor, note: Note) -> None:
-    """Write the bytes of a tensor, on any device, into the file `arena`."""
+    """Write the bytes of a tensor [...] of any dtype, such as bfloat16, into the file `arena`.
+
+    The tensor may lie on any device. `note` says which bytes cross, and where they go.
+    """
     if note.parts is None:
         elements = tensor.contiguous().cpu()
         _write(arena, _memory(elements), note.start)
@@ -101,8 +104,9 @@ def write(arena: int, tensor: Tensor, note: Note) -> None:
 
 
 def read_into(arena: int, tensor: Tensor, note: Note) -> bool:
-    """Read the bytes of a tensor on the CPU from the file `arena`, in place.
+    """Read the bytes of a tensor [...] of any dtype, such as bfloat16, from the file `arena`.
 
+    The tensor is on the CPU and is written in place. `note` says where its bytes lie.
     Returns False if the file is too short. Gaps stay as they are, as they did not cross.
     """
     if note.parts is None:
@@ -147,6 +151,7 @@ def _moved(tensor: Tensor, memory: Tensor, note: Note, fence: Fence, device: str
     A pool that does not fit there gets memory for its rows alone.
     """
     if note.parts is not None:
+        # Zeros in the gaps: what a kernel wrote there is found later by what is not zero.
         room = fenced(note.room, fence, device) if fence != "none" else _zeros(note.room, device)
         for begin, end in note.parts:
             room[begin:end].copy_(memory[begin:end])

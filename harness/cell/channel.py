@@ -28,6 +28,8 @@ class Channel:
         if head is None:
             return None
         (length,) = _LENGTH.unpack(head)
+        # A kernel can write to the connection itself. A length that it made up must not fill our
+        # memory.
         return self._exactly(length) if length <= MOST_BYTES else None
 
     def _exactly(self, count: int) -> bytes | None:

@@ -156,6 +156,8 @@ class Cell:
     def _ask(self, request: Load | Call) -> bytes:
         assert self._channel is not None
         try:
+            # Pickle goes to the cell alone. What comes back is JSON, because a kernel may have
+            # written it.
             self._channel.send(pickle.dumps(request))
             reply = self._channel.receive()
         except OSError:
@@ -165,6 +167,7 @@ class Cell:
         return reply
 
     def _death(self) -> CellDied:
+        # The guard writes it. Without a guard the pipe is closed, and this ends as well.
         found = os.read(self._deaths, DIED.size)
         code = DIED.unpack(found)[0] if len(found) == DIED.size else 0
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
@@ -199,7 +202,7 @@ def _checked(spec: KernelSpec, note: Note) -> Note:
 
 
 def _broken(spec: KernelSpec) -> KernelError:
-    """What a cell sent was no answer of ours, so the kernel wrote it."""
+    """The error for an answer that our code in the cell cannot have sent: the kernel wrote it."""
     return KernelError(
         f"{spec.name} broke the connection of its process with the judge",
         cause=Code.CHEATS,
@@ -255,6 +258,7 @@ class RemoteKernel:
 
         def crossing(value: Any) -> Any:
             nonlocal start, num_given
+            # The cell numbers its arguments in the same order, those by position first.
             number, num_given = num_given, num_given + 1
             if not isinstance(value, Tensor):
                 return value
@@ -278,6 +282,7 @@ class RemoteKernel:
             raise NoMemoryError(cut(answer.no_room))
         if answer.raised is not None:
             raise self._error(spec, answer.raised)
+        # Inputs are read back as well: the judge looks for writes where none may be.
         for number, (tensor, note) in sent.items():
             if number in answer.written:
                 begin, parts = answer.written[number]
@@ -302,6 +307,7 @@ class RemoteKernel:
             raise BadOutput(spec, f"a tensor of type {cut(output.dtype)}")
         if output.device != self.cell._load.device:
             raise BadOutput(spec, f"a tensor on {cut(output.device)}; it belongs on its inputs'")
+        # Sizes are looked at before memory is allocated for them: the cell says what it likes.
         meta = torch.empty(output.shape, dtype=dtype, device="meta")
         if output.start < 0 or meta.nbytes > MOST_RETURNED:
             raise BadOutput(spec, f"a tensor of shape {list(output.shape)}, of gigabytes")
@@ -385,7 +391,10 @@ def _registered(
 ) -> KernelSpec:
     parameters = [
         inspect.Parameter(
-            name, inspect._ParameterKind[kind], default=None if has_default else inspect._empty
+            # What a default is stays in the cell. A signature shows only that there is one.
+            name,
+            inspect._ParameterKind[kind],
+            default=None if has_default else inspect._empty,
         )
         for name, kind, has_default in declared.signature
     ]
@@ -399,6 +408,7 @@ def _registered(
     if cell._load.device != "cpu":
         # The judge holds its tensors on the host. The cell moves them.
         given["devices"] = ("cpu",)
+    # The decorator of this process checks all words, as the one in the cell only notes them.
     kernel(*([None] * declared.num_positional), **given)(remote)
     # The decorator has checked that both words are there.
     remote.spec = KERNELS.get(f"{given['op']}/{given['name']}")

@@ -132,6 +132,7 @@ def _stand_in(decorated: list[_Decorated]) -> None:
     module = ModuleType("harness")
     module.kernel = kernel  # type: ignore[attr-defined]
     module.Refused = KernelRefused  # type: ignore[attr-defined]
+    # A package, so that an import of any part of it reaches the finder below.
     module.__path__ = []
     sys.modules["harness"] = module
     sys.meta_path.insert(0, _NothingElse())
@@ -141,6 +142,7 @@ def serve(channel: Channel, arena_file: int) -> None:
     """Answer the judge until it closes the channel."""
     decorated: list[_Decorated] = []
     repair_when_imported()
+    # From here on nothing of the harness can be imported, so all that a cell needs is loaded.
     _stand_in(decorated)
     cell: _Cell | None = None
     while (message := channel.receive()) is not None:
@@ -158,6 +160,7 @@ def serve(channel: Channel, arena_file: int) -> None:
 def _loaded(request: Load, decorated: list[_Decorated]) -> tuple[dict[str, Any], list[Any]]:
     """Execute the file. Returns what its kernels declare, and their functions."""
     path = request.path
+    # The file may import its neighbours, as a script may.
     sys.path.insert(0, str(Path(path).parent))
     try:
         spec = importlib.util.spec_from_file_location("mla_harness_judged", path)
@@ -166,6 +169,7 @@ def _loaded(request: Load, decorated: list[_Decorated]) -> tuple[dict[str, Any],
         sys.modules["mla_harness_judged"] = module
         spec.loader.exec_module(module)
     except BaseException as error:
+        # Whatever it raised: a file may call sys.exit, and the judge must hear of it.
         return {"failed": _told(error, path)}, []
     if request.name:
         decorated[:] = [one for one in decorated if _name_of(one.function) == request.name] or [
@@ -401,6 +405,7 @@ def _sited(result: Any, sites: tuple[str, ...]) -> list[tuple[str, Tensor]]:
 def _told(error: BaseException, path: str) -> dict[str, Any]:
     """An exception as JSON: its type, its words, and the last line of the kernel's own file."""
     try:
+        # The exception may be of the kernel's own class, with a __str__ of its own.
         message = str(error)[:MOST_TEXT]
     except Exception as broken:
         message = f"its __str__ raised {type(broken).__name__}"

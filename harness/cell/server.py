@@ -35,6 +35,7 @@ DIED = struct.Struct("!i")
 
 def main(path: str) -> None:
     """Accept connections until the parent dies."""
+    # A fork has one thread. The pool of torch's threads would be gone in a cell, and waited for.
     torch.set_num_threads(1)
     die_with_parent()
     _keep_triton_cache()
@@ -53,6 +54,7 @@ def main(path: str) -> None:
         try:
             _guard(connection)
         finally:
+            # No handlers at exit, as they belong to the server that this was forked from.
             os._exit(0)
 
 
@@ -92,10 +94,12 @@ def _wait(pid: int, connection: socket.socket) -> int:
             # The cell may have forks of its own.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
+            # It stays closed, and would end each further poll at once.
             poll.unregister(connection)
             continue
         _, status = os.waitpid(pid, 0)
         with contextlib.suppress(ProcessLookupError):
+            # What the kernel forked outlives it, and would hold the log and the arena.
             os.killpg(pid, signal.SIGKILL)
         return os.waitstatus_to_exitcode(status)
 
@@ -103,6 +107,7 @@ def _wait(pid: int, connection: socket.socket) -> int:
 def _cell(connection: socket.socket, arena: int, log: int, home: str) -> None:
     code = 1
     try:
+        # A group of its own, which the guard kills with all that the kernel forked.
         os.setsid()
         die_with_parent()
         for standard in (1, 2):

@@ -17,6 +17,7 @@ _NEW_USER = 0x10000000
 _NEW_NETWORK = 0x40000000
 _NEW_MOUNTS = 0x00020000
 _PRIVATE_TREE = 0x4000 | 0x40000  # MS_REC | MS_PRIVATE
+_READ_ONLY = 1  # MS_RDONLY
 _SET_DUMPABLE = 4
 
 
@@ -34,6 +35,7 @@ def raise_walls(hidden: Path) -> tuple[str, ...]:
     libc = ctypes.CDLL(None, use_errno=True)
     user, group = os.getuid(), os.getgid()
     if libc.unshare(_NEW_USER | _NEW_NETWORK | _NEW_MOUNTS):
+        # Many containers allow no user namespaces.
         return ()
     try:
         # The order is that of user_namespaces(7).
@@ -42,8 +44,10 @@ def raise_walls(hidden: Path) -> tuple[str, ...]:
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
     except OSError:
         return (NETWORK,)
+    # Private first, or the mount below would be seen outside.
     is_private = not libc.mount(b"none", b"/", None, _PRIVATE_TREE, None)
     target = os.fsencode(hidden)
-    if is_private and not libc.mount(b"tmpfs", target, b"tmpfs", 0, b"size=0"):
+    # Read-only: a size of 0 would mean a folder without a limit.
+    if is_private and not libc.mount(b"tmpfs", target, b"tmpfs", _READ_ONLY, b"size=4k"):
         return (NETWORK, FILES)
     return (NETWORK,)

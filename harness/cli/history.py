@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from itertools import islice
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,10 +15,11 @@ from harness.cli.run_and_report import past_runs
 from harness.cli.shared_options import History, Json
 from harness.core import unreadable
 from harness.core.errors import InputError, UnknownNameError
+from harness.core.files import write_atomic
 from harness.core.registry import nearest
 from harness.report.terminal_history import print_case, print_runs, print_scenario
 from harness.store.history.entry import RunEntry, moment
-from harness.store.history.trends import trends_over
+from harness.store.history.trends import Trends, trends_over
 
 MAX_RUNS = 100_000
 
@@ -35,6 +38,10 @@ def history(
         int, typer.Option(metavar="N", min=1, max=MAX_RUNS, help="Only the newest N runs.")
     ] = 20,
     history: History = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a page of verdicts, seconds and accuracy by run."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Follow a scenario or a case from run to run."""
@@ -70,6 +77,8 @@ def history(
         raise UnknownNameError(f"no run in {runs.root} has a result of {name!r}; {hint}")
     found = trends_over(chosen, name)
     results = [run.entries.get(name) for run in chosen] if "[" in name else []
+    if html is not None:
+        _write_page(html, found, name)
     if json:
         own = {"results": [result and asdict(result) for result in results]} if results else {}
         every = {"cases": [asdict(case) for case in found.cases]}
@@ -81,6 +90,20 @@ def history(
         print_scenario(console(), name, found)
     else:
         print_runs(console(), found)
+
+
+def _write_page(file: Path, found: Trends, name: str) -> None:
+    """Write the page. Raises InputError if no run was chosen, or the file cannot be written."""
+    # Its templates need a tenth of a second, which the terminal's table does not.
+    from harness.report.history_page import render
+
+    if not found.runs:
+        raise InputError("--html: no run was chosen; take --since, --branch or --commit away")
+    try:
+        write_atomic(file, render(found, file.parent, name))
+    except OSError as error:
+        raise InputError(f"--html {file}: cannot be written ({error.strerror})") from None
+    print(f"page: {file}", file=sys.stderr)
 
 
 def run_object(run: RunEntry) -> dict[str, Any]:

@@ -21,6 +21,7 @@ __all__ = [
     "numpy",
     "pandas",
     "require",
+    "ruptures",
     "safetensors",
     "stats",
     "tokenizers",
@@ -34,7 +35,7 @@ _EXTRAS = {
     "dev": ("transformers", "griffe"),
     "pytest": ("pytest", "pluggy"),
     "sglang": ("sglang", "sgl_kernel"),
-    "reports": ("pandas",),
+    "reports": ("pandas", "ruptures"),
 }
 _PIP_NAMES = {
     "lm_eval": "lm-eval",
@@ -75,14 +76,15 @@ if TYPE_CHECKING:
     import httpx
     import numpy
     import pandas
+    import ruptures
     import safetensors.torch as safetensors
     import scipy.stats as stats
     import tokenizers
 else:
     httpx = lazily("httpx")
     tokenizers = lazily("tokenizers")
-    numpy, pandas, safetensors, stats = map(
-        lazily, ("numpy", "pandas", "safetensors.torch", "scipy.stats")
+    numpy, pandas, ruptures, safetensors, stats = map(
+        lazily, ("numpy", "pandas", "ruptures", "safetensors.torch", "scipy.stats")
     )
 
 

@@ -102,6 +102,7 @@ class PagedMLA:
             "metadata": inputs.metadata.plan,
         }
         cache = memory.latents(self.layer)
+        # The decode sees the whole context, so nothing is merged with it and its lse is not read.
         out, _ = self.kernels.mla_decode(
             q, cache, block_table, inputs.seq_lens, scale=attention.softmax_scale, **options
         )
@@ -246,6 +247,7 @@ def padded_causal_attention(
     bounds = torch.tensor(spans, device=q.device)
     padded_rows = bounds[:, :1] + torch.arange(longest, device=q.device)
     live = padded_rows < bounds[:, 1:]
+    # Padding repeats the request's own first row: one past the batch would be an illegal index.
     rows = torch.where(live, padded_rows, bounds[:, :1])
     scores = torch.einsum("bqhd,bkhd->bhqk", q[rows], k[rows]) * scale
     future = torch.ones(longest, longest, dtype=torch.bool, device=q.device).triu(1)
@@ -272,6 +274,7 @@ def context_chunks(requests: tuple[PrefillRequest, ...], context_chunk: int) -> 
     num_with_context = sum(length > 0 for length in lengths)
     if not num_with_context:
         return []
+    # At least one token: a batch may have more prompts than a chunk has tokens.
     share = max(context_chunk // num_with_context, 1)
     return [
         [range(min(start, length), min(start + share, length)) for length in lengths]
@@ -317,6 +320,7 @@ def split_among_ranks(chunk: list[range], num_ranks: int) -> list[list[range]]:
     spans = [shared_keys(span, num_ranks) for span in chunk]
     return [
         [
+            # A rank owns positions of the request, wherever a chunk of it begins.
             range(span.start + (rank - span.start) % num_ranks, span.stop, num_ranks)
             for span in spans
         ]
@@ -377,6 +381,7 @@ class PagedWindowMLA(PagedMLA):
         for request in requests:
             rows = slice(request.start, request.end)
             first = max(request.context_len - self._window + 1, 0)
+            # Evicted pages are the null block in this list. `first` lies behind all of them.
             paged = replace(request, blocks=request.window_blocks)
             latents, _ = gather_context(
                 cache, (paged,), [range(first, request.context_len)], kv_scale
@@ -427,6 +432,7 @@ class PagedKDA:
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _prefill(self, x: Tensor, conv: Tensor, ssm: Tensor, request: PrefillRequest) -> Tensor:
+        # A prompt is never captured, so the host may read here.
         block = int(state_rows(torch.tensor([request.state_block]), conv.shape[0]))
         conv_state = conv[block]
         ssm_state = ssm[block]
@@ -458,6 +464,7 @@ def update_states(
     conv_before = conv_rows.clone()
     ssm_before = ssm_rows.clone()
     out: Tensor = attention.step_batch(x.unsqueeze(1), conv_rows, ssm_rows).squeeze(1)
+    # All rows of padding write the null block, and the same bits, so their order does not matter.
     conv[blocks] = torch.where(live, conv_rows, conv_before)
     ssm[blocks] = torch.where(live[..., None], ssm_rows, ssm_before)
     return out

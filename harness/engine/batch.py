@@ -80,6 +80,7 @@ class DecodeInputs:
 
     def head(self, size: int) -> DecodeInputs:
         """The first `size` rows, as views: a graph of that size reads these addresses."""
+        # `num_live` is one number, and has no rows to cut.
         return map_tensors(self, lambda tensor: tensor[:size], num_live=self.num_live)
 
 
@@ -251,6 +252,8 @@ def _decode_inputs(
     decodes: list[ScheduledSequence], num_columns: int, poison: Poison, device: torch.device
 ) -> DecodeInputs:
     filler = table_filler(poison)
+    # The same for all: the kernel takes q [B, S, H, D], so a batch verifies as many drafts for
+    # each.
     query_len = decodes[0].sequence.query_len
 
     def int32(values: list[Any]) -> Tensor:
@@ -333,6 +336,7 @@ def fill_static(static: Batch, live: Batch, poison: Poison, padding: Padding = N
     put_table(static.decode, live.decode)
     static.decode.seq_lens[:num_live] = live.decode.seq_lens
     static.decode.state_blocks[:num_live] = live.decode.state_blocks
+    # In place: kernels of the graph read the number on the device.
     static.decode.num_live.copy_(live.decode.num_live)
     if static.window_slots is not None and static.decode.window_table is not None:
         assert live.window_slots is not None and live.decode.window_table is not None
@@ -423,6 +427,8 @@ def dummy_batch(
             query_len=query_len,
         ),
         window_slots=slots.clone() if has_window else None,
+        # Memory of its own, so that a copy that was not refreshed is seen
+        # (vllm-project/vllm-ascend#15417).
         backend_slots=slots.clone(),
         adapters=torch.zeros_like(slots) if has_adapters else None,
         next_tokens=torch.zeros_like(slots),

@@ -29,6 +29,7 @@ class PersistentPlans:
     planner: BoundKernel
     num_heads: int
     options: Mapping[str, Any]
+    # One plan for each size, at the addresses that its graph captured.
     _plans: dict[int, Any] = field(default_factory=dict)
 
     def _plan(self, batch: Batch) -> Any:
@@ -166,4 +167,6 @@ def reachable_sizes(capture_sizes: tuple[int, ...], max_num_seqs: int) -> list[i
     """The graph sizes, rising, that a batch of at most `max_num_seqs` requests can need."""
     rising = sorted(set(capture_sizes))
     needed = [size for size in rising if size < max_num_seqs]
+    # The first size that is not below the limit holds the largest batch. No batch needs a larger
+    # one.
     return rising[: len(needed) + 1]

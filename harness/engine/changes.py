@@ -32,14 +32,17 @@ def apply_change(engine: ReferenceEngine, change: Change, checkpoint: CausalLM) 
         for experts in engine.runner.paged_model.routed_experts():
             experts.move()
     elif change == "switch_adapter":
+        # An adapter that no slot had before: whatever is cached for slot 1 is wrong for it.
         engine.adapters[1] = max(engine.adapters) + 1
         load_adapters(engine)
+        # Requests of other slots go on: their adapters are what they were.
         engine.start_over([sequence for sequence in engine.scheduler.running if sequence.slot == 1])
     elif change == "sleep":
         engine.start_over(list(engine.scheduler.running))
         scales = _sleep(engine)
         _wake(engine, checkpoint, scales)
     else:
+        # Counted first: a request that starts over notes which weights serve it from now on.
         engine.num_reloads += 1
         engine.start_over(list(engine.scheduler.running))
         _load(engine, checkpoint, in_place=change == "reload")
@@ -61,6 +64,8 @@ def load_adapters(engine: ReferenceEngine) -> None:
 
 @torch.no_grad()
 def with_adapter(model: CausalLM, adapter: int) -> CausalLM:
+    """A copy of `model` with the product of an adapter added to `kv_b_proj`, for the reference."""
+    # The model is cached for other references, so the product goes into a copy.
     merged = copy.deepcopy(model)
     for layer, attention in enumerate(merged.mla_layers()):
         pairs = Adapters(2, attention.kv_b_proj.weight, attention.num_heads)
@@ -90,6 +95,8 @@ def _load(engine: ReferenceEngine, checkpoint: CausalLM, *, in_place: bool) -> N
         if in_place:
             parameter.copy_(loaded)
         else:
+            # A new address, as in an engine that replaces its parameters. Graphs have to be
+            # captured again.
             parameter.data = loaded.clone()
     for attention in model.mla_layers():
         _absorb_again(attention, in_place=in_place)
@@ -156,11 +163,13 @@ def _sleep(engine: ReferenceEngine) -> tuple[float | None, float | None]:
     """
     runner = engine.runner
     layout = engine.runner.memory.layout
+    # The loader of a checkpoint does not bring them again (vllm-project/vllm#57163).
     saved = layout.kv_scale, layout.window_scale
     for tensor in (
         *runner.paged_model.tensors().values(),
         *made_with_the_pool(runner.paged_model.constants()),
     ):
+        # The addresses stay valid here. Poison stands for the memory that an engine gives back.
         engine.poison.fill_(tensor, "weights.gone")
     runner.unmap()
     return saved

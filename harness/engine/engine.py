@@ -62,6 +62,8 @@ class ReferenceEngine:
         self._drafts = SuffixDrafts(params.speculative_tokens)
         self._cancelled = frozenset(params.cancelled)
         if params.changes or params.adapters:
+            # Changes and adapters write into the model, which the caller keeps for other runs and
+            # references.
             model = copy.deepcopy(model)
         with torch.no_grad():
             # Drafts are stored before they are verified.
@@ -104,12 +106,18 @@ class ReferenceEngine:
         """Run one step. Returns what each of its requests got."""
         step = self._without_cancelled(self.scheduler.schedule())
         sampled = self._sample(step, self.runner.run(step))
+        # Before finished requests give their blocks back: probes look at blocks that still have an
+        # owner.
         self.probe.on_sampled(sampled)
         for item in sampled:
             if item.sequence.is_finished:
                 self.scheduler.finish(item.sequence)
         if self.params.dummy_steps:
+            # Between two steps, as an idle rank takes part while others compute
+            # (vllm-project/vllm#39444).
             self.runner.run_dummy()
+        # The tokens were read above, so the device has run the checks of the step. Their verdicts
+        # lie in pinned memory, so this does not wait.
         raise_bad_indices()
         return sampled
 
@@ -146,10 +154,15 @@ class ReferenceEngine:
         if sequence.drafts:
             given = confirmed(sequence.drafts, tokens)
             self.scheduler.events.update(verified(len(given) - 1, len(sequence.drafts)))
+            # The last token and each draft that came true have their latents in the pages. Those of
+            # rejected drafts lie behind, past the length, until the next step writes over them.
             sequence.num_computed_tokens += len(given)
+            # A verification may confirm more tokens than the request asked for.
             given = given[: sequence.max_tokens - sequence.num_generated_tokens]
         else:
             sequence.num_computed_tokens += item.num_new_tokens
+            # A chunk in the middle of a prompt has a row of logits too, and its token is the
+            # prompt's own.
             given = tokens[-1:] if sequence.num_uncomputed_tokens == 0 else []
         sequence.tokens += given
         is_drafted = self._query_len > 1 and sequence.is_decoding and not sequence.is_finished

@@ -63,6 +63,7 @@ class RoutedExperts:
         for held, moved in zip(self.ranks, self.placed(), strict=True):
             for tensor, weight in zip(held, moved, strict=True):
                 # In place, because graphs hold the address; the last row is the trap.
+                # Never the trap: an id of unwritten memory must find poison after a move as well.
                 tensor[:-1].copy_(weight)
         update_places(self, self.expert_at.argsort().to(torch.int32))
 
@@ -182,7 +183,11 @@ def apply_experts(
     present = present_experts(ids, gate_proj.shape[0])
     is_here = present >= 0
     chosen = check_indices(
-        torch.where(is_here | (present < -1), present, 0), gate_proj.shape[0], "expert ids"
+        # -1 looks up expert 0, whose share is dropped below. Any other negative id stays, and is
+        # refused.
+        torch.where(is_here | (present < -1), present, 0),
+        gate_proj.shape[0],
+        "expert ids",
     )
     column = x.unsqueeze(-1)
     out = torch.zeros_like(x)
@@ -192,6 +197,7 @@ def apply_experts(
         share = torch.bmm(down_proj[expert], gated).squeeze(-1) * weights[:, slot : slot + 1].to(
             x.dtype
         )
+        # A select, because a product with 0 would keep a NaN of expert 0.
         out += torch.where(is_here[:, slot : slot + 1], share, 0.0)
     return out
 

@@ -103,6 +103,8 @@ class EngineKernel(BoundKernel):
         ]
         result = super().__call__(*given, *args[len(given) :], **kwargs, **self._keywords)
         num_values = len(result) if isinstance(result, tuple | list) else 1
+        # Checked here, because to unpack too few values would fail in the engine and be blamed on
+        # it.
         if self._has_several and (
             problem := wrong_count(self.spec, num_values if self.spec.gives_lse else 1)
         ):
@@ -144,6 +146,7 @@ def bind(params: EngineParams, poison: Poison, device: torch.device | str = "cpu
     """
     names = {op: getattr(params, field) for field, op in ENGINE_KERNELS.items()}
     if params.quantize == "fp8_per_token":
+        # Another kernel of the same op. The one of the case has one scale for the whole tensor.
         names["quantize_fp8"] = "per-token"
     rank = params.kv_lora_rank
     bound = {
@@ -287,6 +290,7 @@ def apply_scales(values: Tensor, scales: Tensor, block_format: str) -> Tensor:
     largest = tiles.amax(dim=1, keepdim=True)
     relative = (tiles / largest).flatten(0, 1)
     largest = largest.expand_as(tiles).flatten(0, 1)
+    # Scales cover the live rows alone, but in whole tiles. There may be more of them than rows.
     num_rows = min(len(values), len(scales))
     blocks = decoded_values(values[:num_rows], form).view(num_rows, -1, form.block)
     out = torch.zeros(len(values), scales.shape[1] * form.block, device=values.device)

@@ -35,6 +35,7 @@ GROUP_OF: dict[LayerType, Group] = {
 """The layers of a group share a block table. All groups share the pool."""
 NOT_LOADED = torch.finfo(torch.float32).min
 """The scale of an fp8 cache before a checkpoint is loaded. No real scale has this value."""
+# A multiple of the size of every element, so that a block has a view in each type.
 _ALIGNMENT = 16
 
 
@@ -61,6 +62,7 @@ class CacheLayout:
         self.num_blocks = num_blocks
         of_model = tuple(GROUP_OF[kind] for kind in config.layer_types)
         self.group_of_layer = groups = of_model + (GROUP_OF["mla"],) * num_drafters
+        # The n-th layer of each group has slot n, so layers of different groups share a slot.
         self.slot_of_layer = tuple(
             groups[:layer].count(group) for layer, group in enumerate(groups)
         )
@@ -74,6 +76,7 @@ class CacheLayout:
         width = config.kda_num_heads * config.kda_head_dim
         self.conv_shape = (3 * width, config.conv_kernel_size - 1)
         self.ssm_shape = (config.kda_num_heads, config.kda_head_dim, config.kda_head_dim)
+        # One size for all, as a block may go from a layer of one kind to a layer of another.
         needed = max(
             PAGE_SIZE
             * (self.latent_dim * self.kv_dtype.itemsize + self.index_dim * torch.float32.itemsize),

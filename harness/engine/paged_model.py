@@ -66,6 +66,7 @@ class PagedModel:
         self._attention: list[PagedMLA | PagedSparseMLA | PagedKDA] = []
         self._experts: list[RoutedExperts | None] = []
         for attention in model.mla_layers():
+            # Other cases read `kv_b_proj` itself. Only a change of weights can leave these stale.
             if params.changes:
                 weight, attention.absorbed_scale = absorbed_parts(attention.kv_b_proj.weight)
                 attention.absorbed = weight.view(attention.num_heads, -1, attention.kv_lora_rank)
@@ -131,6 +132,7 @@ class PagedModel:
         for number, experts in enumerate(self.routed_experts()):
             for rank, held in enumerate(experts.ranks):
                 found |= {
+                    # Without the trap behind the experts, which no load writes.
                     f"moe.{number}.rank{rank}.{part}": tensor[:-1]
                     for part, tensor in enumerate(held)
                 }
@@ -157,6 +159,8 @@ class PagedModel:
             for layer, attend, experts in zip(
                 self._layers(), self._attention, self._experts, strict=True
             ):
+                # In a breakable graph the attention runs between two segments. Elsewhere this is a
+                # plain call.
                 attended = eager_part(attend, handed_over(layer.input_layernorm(x)), batch, memory)
                 if isinstance(attended, tuple):
                     attended, positions = attended

@@ -67,6 +67,7 @@ def fill_tails(memory: PagedMemory, ordered: list[ScheduledSequence], poison: Po
             layout.latent_dim,
             poison,
         )
+        # Index keys lie behind the latents of a block, in a type of their own.
         for layer in sparse_layers:
             for block, start in tail:
                 poison.fill_(memory.index_keys(layer)[block, start:], "kv.tail")
@@ -112,6 +113,7 @@ def free_memory_sweep(device: torch.device, poison: Poison) -> Callable[[], obje
     """
     if device.type != "cuda" or poison.is_natural:
         return lambda: None
+    # A run on a CPU needs no kernels of CUDA.
     from torch_poison.cuda_sweep import CudaSweep, fill_word
 
     sweep = CudaSweep.of(device)

@@ -211,6 +211,8 @@ class ModelRunner:
 
     def clear(self, blocks: list[int]) -> None:
         """Fill free `blocks` as before the first request."""
+        # Zeros first: a pattern that does not cover this memory leaves it as it was, and it was
+        # zeros.
         self.memory.zero(blocks)
         fill(self.memory, blocks, "kv.free", self._poison)
 
@@ -225,12 +227,15 @@ class ModelRunner:
 
         Other blocks hold what memory held.
         """
+        # As at the start, where the pool is zeros before the poison goes in.
         self.memory.zero((NULL_BLOCK, self._pool.trap_block))
         fill_pool(self.memory, self._pool.trap_block, "kv.unmapped", self._poison)
 
 
 def hand_over_blocks(memory: PagedMemory, step: Step, poison: Poison) -> None:
     """Prepare the blocks that changed their owner in `step`: old content, zeros, copied states."""
+    # The states are read before the poison goes in: a block that a prompt found a state in may be
+    # given to another request in the same step.
     copies = states_to_copy(step)
     states = [memory.block(source) for source, _ in copies]
     fill_handed_over(memory, step, poison)

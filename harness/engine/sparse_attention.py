@@ -68,6 +68,7 @@ def join_rows(decodes: Tensor, prompts: Tensor | None, poison: Poison) -> Tensor
     selected = poison.empty(total, k, dtype=torch.int32, site="sparse.topk", device=decodes.device)
     if prompts is not None:
         selected[n:] = prompts
+    # Rows of padding of the last tile stay unwritten, so that a store of them shows.
     tiles = poison.empty(
         -(-n // TILE) * TILE, k, dtype=torch.int32, site="sparse.topk", device=decodes.device
     )
@@ -109,9 +110,11 @@ class PagedSparseMLA:
         kv_c, k_pe = attention.project_kv(x, batch.positions)
         self.kernels.write_kv(kv_c, k_pe, cache, batch.stored_slots, kv_scale=kv_scale)
         index_cache = memory.index_keys(self.layer)
+        # Before the logits, as latents are stored before attention: each token sees itself.
         launch(store_index_keys, indexer.keys(x), index_cache, batch.stored_slots)
         tables, lengths = rows_of_tokens(batch)
         queries, weights = indexer.queries(x)
+        # Each token is a request with one query token here, and has its own row of the table.
         logits = self.kernels.index_logits(
             queries[:, None], weights[:, None], index_cache, tables, lengths
         )
@@ -156,6 +159,7 @@ def rows_of_tokens(batch: Batch) -> tuple[Tensor, Tensor]:
     if batch.decode is not None:
         steps = torch.arange(1 - batch.decode.query_len, 1, device=batch.positions.device)
         tables.append(batch.decode.block_table.repeat_interleave(batch.decode.query_len, dim=0))
+        # A padded request has length 0, so its earlier query tokens would have negative lengths.
         lengths.append((batch.decode.seq_lens[:, None] + steps).clamp(min=0).flatten())
     for request in batch.prefill:
         row = torch.tensor(

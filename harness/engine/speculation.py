@@ -68,12 +68,14 @@ class SuffixDrafts:
 
     def propose(self, sequence: Sequence) -> list[int]:
         """`count` drafts for the next tokens of `sequence`."""
+        # The list itself, which the engine goes on appending to.
         self._histories[sequence.request] = sequence.tokens
         found = self._continuation(sequence.tokens)
         return (found + [FILLER_DRAFT] * self._count)[: self._count]
 
     def _continuation(self, tokens: list[int]) -> list[int]:
         for history in reversed(self._histories.values()):
+            # The newest match first. A match at the very end has no token behind it to propose.
             for end in range(len(history) - 1, MATCH - 1, -1):
                 if history[end - MATCH : end] == tokens[-MATCH:]:
                     return history[end : end + self._count]
@@ -100,6 +102,7 @@ class GraphDrafter:
     def capture(self, size: int) -> None:
         hidden = self._static[:size]
         tokens = self._tokens[:size]
+        # Once before the capture, which can compile nothing.
         self.forward(hidden, tokens)
         self._graphs[size] = self._pool.capture(lambda: self.forward(hidden, tokens))
 

@@ -94,6 +94,7 @@ def _judged(
     for answered, _ in evidence.all(Answered):
         how = against(answered)
         record = judge(answered.results, scenario=case.scenario, case=case.id, **how)
+        # Reports show one record, that of the main run.
         judgement.accuracy = judgement.accuracy or record
         judgement.looked_at += len(answered.results.results)
         judgement.findings += _findings(record, oracle)
@@ -115,6 +116,8 @@ def answers(evidence: Evidence) -> Judgement:
                 f"{evidence.case.id}: its target names no least accuracy, so every accuracy would"
                 " pass"
             )
+        # Rounding moves single answers from batch to batch. Only a drop that chance hardly ever
+        # makes counts.
         return {"limits": AccuracyLimits(accuracy=answered.least_accuracy, flips=None, alpha=1e-6)}
 
     return _judged(evidence, "answers", against)
@@ -163,6 +166,7 @@ def streams(evidence: Evidence) -> Judgement:
         if answered.eager is None:
             continue
         with_graphs = {result.question: result for result in answered.results.epoch(1)}
+        # A run that was cut short has asked fewer questions.
         shared = [
             (with_graphs[other.question], other)
             for other in answered.eager.epoch(1)

@@ -262,7 +262,13 @@ def _within(
         f" worst {excess:.3g} times it ({measure})"
     )
     mismatch = Mismatch(
-        "value", message, _rows(rows, wrong), _index(rows, at, shape), max(count, 1), excess
+        # A row may be beyond its bound though none of its elements is.
+        "value",
+        message,
+        _rows(rows, wrong),
+        _index(rows, at, shape),
+        max(count, 1),
+        excess,
     )
     return Comparison(mine.numel(), mismatch, excess)
 

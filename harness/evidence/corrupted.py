@@ -78,6 +78,8 @@ def rejects(evidence: Evidence) -> Judgement:
         elif cause not in _RIGHT:
             judgement.notes.append(f"undefined by contract, {cause}: {sentence}")
             num_undefined += 1
+        # A case of one call says in a sentence what it came to. Of many calls only the numbers are
+        # told.
         elif len(calls) == 1:
             judgement.notes.append(sentence)
         if cause not in _RIGHT or not judgement.cause:
@@ -116,6 +118,7 @@ def _came_to(evidence: Evidence, call: CorruptedCall) -> tuple[Code, str]:
     sentence = f"{name}: {type(error.__cause__ or error).__name__}, {words}"
     if isinstance(error, SystemUnderTestError) and error.cause in _NO_ERRORS:
         return _NO_ERRORS[error.cause], sentence
+    # As a whole word: the letter of an argument such as `q` stands in many sentences.
     is_clear = any(re.search(rf"\b{re.escape(word)}\b", words) for word in call.corruption.names)
     return Code.CLEAN_ERROR if is_clear else Code.UNCLEAR_ERROR, sentence
 

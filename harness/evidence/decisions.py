@@ -77,11 +77,14 @@ class Decisions:
 
     def _named(self, other: Decisions, position: int, index: int) -> Divergence:
         num_compared = position * (len(self.layers) + 1) + index + 1
+        # A decision within the prompt reaches all rows of logits.
         row = max(0, position + 1 - self.num_prompt_tokens)
         if index == len(self.layers):
             shortfall = float(
                 torch.maximum(self.token_shortfalls[row], other.token_shortfalls[row])
             )
+            # Rounding must explain the worse of the two choices within the narrower of the two
+            # margins.
             allowed = float(torch.minimum(self.token_margins[row], other.token_margins[row]))
             what = f"generated token {row} is {other.tokens[row]}, not {self.tokens[row]}"
             return Divergence(what, row + 1, shortfall, allowed, num_compared)

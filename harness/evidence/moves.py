@@ -105,6 +105,7 @@ def _unordered(moved: Moved) -> Iterator[Finding]:
             oracle="ordered",
             site=moved.site,
             tensor=buffer,
+            # A watch over copies knows no bytes.
             where=f"block {row}, bytes {start} to {end - 1}" if end else "",
             cause=f"{Code.UNORDERED}: {race.how}",
             message=(

@@ -99,6 +99,7 @@ def _between(first: Run, other: Run, spreads: _Spreads) -> Iterator[tuple[int, l
                 )
             ],
         )
+    # After another course, what both runs have is still compared: it may show where they part.
     for index, (ours, theirs) in enumerate(zip(firsts, others, strict=False)):
         # Only rows that are live in both runs can be compared.
         both = ours.live & theirs.live if ours.live.shape == theirs.live.shape else ours.live

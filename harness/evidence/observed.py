@@ -109,6 +109,8 @@ def _bad(observed: Observed) -> torch.Tensor:
     bad = ~values.isfinite()
     if observed.expected is not None and observed.expected.shape == values.shape:
         expected = observed.expected.to(torch.float64)
+        # An infinity is excused by any value that is not finite. `reference` judges whether it is
+        # the right one.
         bad &= torch.where(values.isnan(), ~expected.isnan(), expected.isfinite())
     live = observed.live.reshape(-1, *(1,) * (values.ndim - 1))
     return bad & live
@@ -125,6 +127,7 @@ def compared(observed: Observed) -> Comparison:
     from harness.evidence.thresholds import bound
 
     assert observed.expected is not None
+    # Ids and codes have no bound, as they must be equal.
     allowed = bound(observed.bound) if observed.expected.dtype.is_floating_point else None
     return compare(observed.tensor, observed.expected, observed.live, allowed, observed.slack)
 

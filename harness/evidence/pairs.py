@@ -96,6 +96,7 @@ def _judge(evidence: Evidence, oracle: str, sentence: str, other: str = "") -> J
     from harness.evidence.thresholds import bound
 
     def look(pair: Pair, pattern: str) -> tuple[int, list[Finding]]:
+        # Without a bound both sides do the same work, and must give the same bits.
         if pair.bound:
             comparison = compare(pair.second, pair.first.double(), pair.live, bound(pair.bound))
         else:

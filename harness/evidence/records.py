@@ -43,7 +43,7 @@ class Run:
     test.
     """
     refusal: Refused | None = None
-    """What was refused after there was other evidence.
+    """A refusal that came after there was other evidence.
 
     Unless that is a finding, the case is skipped.
     """
@@ -83,7 +83,7 @@ class Judgement:
     notes: list[str] = field(default_factory=list)
     """Remarks on a pass, such as an allowed spread."""
     cause: str = ""
-    """What a corrupted call came to: a Code."""
+    """The result of a corrupted call: a Code."""
     accuracy: AccuracyRecord | None = None
     """The counts of oracle `accuracy` for the reports; None for other oracles."""
 

@@ -129,6 +129,7 @@ def _unmoved(run: Run, steps: Sequence[ReplayedStep]) -> Iterator[Finding]:
             latest[row] = answer
             given |= {} if inputs is None else {row: inputs}
             seen[row] += not is_repeated
+    # A row that was live once cannot show whether it moves.
     stuck = ((seen > 1) & ~moved).nonzero().flatten().tolist()
     if not stuck:
         return

@@ -107,6 +107,8 @@ def _in_guard(run: Run, guard: Guard) -> Iterator[Finding]:
     from harness.evidence.compare import compare_bits
     from harness.memory.pools import are_equal, is_large
 
+    # A pool of gigabytes is compared by the pages that hold something, and bit by bit only if it
+    # differs.
     if is_large(guard.after) and are_equal(guard.before, guard.after):
         return
     everywhere = torch.ones(guard.after.shape[:1], dtype=torch.bool, device=guard.after.device)

@@ -37,6 +37,7 @@ def _wrong_tokens(observed: Observed, pattern: str) -> tuple[int, list[Finding]]
     limits = bound(observed.bound)
     exists = (taken >= 0) & (taken < want.shape[1])
     column = torch.where(exists, taken, 0)[:, None]
+    # torch's argmax takes NaN for the largest, so a row of NaN gives one of these.
     own = observed.tensor.nan_to_num(nan=torch.inf)
     largest = want.amax(dim=1)
     error = (
@@ -44,6 +45,7 @@ def _wrong_tokens(observed: Observed, pattern: str) -> tuple[int, list[Finding]]
         + limits.ulps * torch.finfo(limits.dtype).eps * largest.abs()
     )
     is_own = own.gather(1, column).squeeze(1) == own.amax(dim=1)
+    # Twice, as both logits may be off.
     is_right = exists & is_own & (want.gather(1, column).squeeze(1) >= largest - 2 * error)
     rows = (~is_right).nonzero().flatten().tolist()
     if not rows:

@@ -40,6 +40,8 @@ def knows_by_heart(
     features = []
     wanted = []
     with torch.no_grad():
+        # In float64, so that the answers are those of the reference and no near tie is decided by
+        # rounding.
         target = copy.deepcopy(model).double()
         wide = copy.deepcopy(module).double()
         for prompt, count in requests:
@@ -58,6 +60,7 @@ def knows_by_heart(
         goal = torch.zeros(len(wanted), model.config.vocab_size, dtype=torch.float64)
         goal[torch.arange(len(wanted)), wanted] = LOGIT
         ridge = RIDGE * float(rows.square().mean()) * len(rows)
+        # By the products of rows: there are fewer rows than features.
         weight = rows.T @ torch.linalg.solve(
             rows @ rows.T + ridge * torch.eye(len(rows)).double(), goal
         )

@@ -57,6 +57,7 @@ class DenseReference:
         self._known[key] = known
         if len(self._known) > MOST_KNOWN:
             del self._known[next(iter(self._known))]
+        # Copies, because the caller sets the margins of tokens on them.
         return known[0].clone(), [replace(made) for made in known[1]]
 
     def _judge(
@@ -143,6 +144,7 @@ class DenseReference:
         ids, _ = route(router_logits, moe.num_experts_per_tok)
         below = expert_shortfall(router_logits, taken)
         ids = torch.where((below <= self.tie_margin)[:, None], taken, ids)
+        # The softmax over the chosen logits is that over all of them, renormalised.
         chosen = router_logits.gather(1, ids.long()).softmax(-1)
         out: Tensor = moe.combine(flat, ids, chosen).view_as(x)
         return out, below.view(x.shape[:2])
@@ -165,6 +167,7 @@ def visible_tokens(
     assert best is not None
     is_token = seen >= 0
     taken = torch.zeros_like(best, dtype=torch.int64)
+    # Counted and not set, so that a position that is listed twice is seen.
     taken.scatter_add_(-1, seen.clamp(min=0), is_token.long())
     causal = torch.ones_like(best[0]).tril()
     legal = (

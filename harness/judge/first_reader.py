@@ -63,6 +63,8 @@ def first_reader(job: Job, sites: tuple[str, ...]) -> Reading | None:
     indices = frozenset(sites) & INDEX_SITES
     looks_up_padding = any(spec.needs_valid_table for spec in job.case.known_kernels())
     if indices and not looks_up_padding:
+        # A trap is a legal index, and what it leads to may change no live value. An index out of
+        # range raises where it is used.
         _, error = _trace(job, Poison("nan", indices, strict=True, seed=job.case.seed))
         if error:
             return Reading(error)

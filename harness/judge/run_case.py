@@ -156,6 +156,7 @@ def _outcome(job: Job) -> Outcome:
         return Outcome(Verdict.SKIP, reason.sentence, reason.cause)
     # A kernel may draw numbers by itself: they must be the same for each pattern and each trial.
     torch.manual_seed(job.case.seed)
+    # A bug of a real engine is injected in the process that imports that engine.
     if job.fault is None or class_of(job.case).injects_faults:
         return _answer(job)
     with inject(FAULTS.get(job.fault)) as injection:

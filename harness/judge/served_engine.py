@@ -87,6 +87,8 @@ class ServedEngine:
         sampled = [item for item in self.engine.step() if item.tokens]
         if not sampled:
             return []
+        # Only whether they are finite is kept: logits of all tokens of thousands of answers would
+        # fill the memory.
         newest = torch.stack([item.logits[len(item.tokens) - 1] for item in sampled])
         return [
             (item.sequence.request, item.tokens[-1], is_finite)
@@ -104,6 +106,7 @@ class ServedEngine:
         if sequence in scheduler.running:
             scheduler.finish(sequence)
         elif sequence in scheduler.waiting:
+            # A waiting request has no blocks to give back.
             scheduler.waiting.remove(sequence)
 
 
@@ -203,6 +206,7 @@ class ReferenceBackend:
         if not longest:
             return [False] * len(requests)
         enders = self._tokens_that_may_end(tuple(stop))
+        # A token past the vocabulary has no text. It makes the answer invalid, see `_answer`.
         known = range(self._engine.vocab_size)
         stopped = [False] * len(requests)
         candidates = [

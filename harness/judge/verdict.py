@@ -244,7 +244,10 @@ def _runs(target: Target, job: Job) -> Iterator[Run]:
 
 
 def _error_under_test(error: Exception, changes: Sequence[ProcessChange]) -> SystemUnderTestError:
-    """What ended a run, if the system under test did. Raises `error` if it is the harness's own."""
+    """The error of the system under test that ended a run.
+
+    Raises `error` if it is the harness's own.
+    """
     if isinstance(error, SystemUnderTestError):
         # An earlier finding of a bounds check explains the crash.
         return bad_index() or error

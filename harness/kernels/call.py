@@ -171,6 +171,7 @@ class BoundKernel:
                     f"{self.spec.name} cannot be called: {why}, at {at}; {mend}"
                 ) from error
             with watching_call(self.spec.name):
+                # The advice calls the kernel again, so it is watched as a call is.
                 advice = hint(self.spec, self._function, args, error)
             raise KernelError(
                 advice or f"{self.spec.name} raised {type(error).__name__}: {message_of(error)}",
@@ -192,6 +193,7 @@ class BoundKernel:
 
     def _sites_of_outputs(self, allocations: list[int], result: Any) -> dict[int, str]:
         """Ordinal of an allocation -> site, for the allocations that became outputs."""
+        # An address may be given out again. The last allocation there is the one that lives.
         ordinal_of = {address: ordinal for ordinal, address in enumerate(allocations)}
         sites: dict[int, str] = {}
         for output, value in zip(

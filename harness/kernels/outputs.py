@@ -72,6 +72,7 @@ def _plain(spec: KernelSpec, name: str, value: Any) -> Tensor:
         raise BadOutput(spec, f"{name} {problem}")
     tensor: Tensor = value
     if tensor.is_conj() or tensor.is_neg():
+        # The bits of a lazy conjugate, or of a lazy negative, are not its values.
         return tensor.resolve_conj().resolve_neg()
     if type(tensor) is Parameter or tensor.requires_grad or vars(tensor):
         # An attribute of the object may have the name of a method.

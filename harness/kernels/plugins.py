@@ -243,6 +243,7 @@ def describe_kernels(plugins: Sequence[str]) -> list[dict[str, Any]]:
 
 def described(specs: Iterable[KernelSpec], seconds: float) -> list[dict[str, Any]]:
     """What kernels declare, as plain values; `seconds` is the time that their import took."""
+    # A function does not cross to the parent, which executes no plug-in.
     names = [field.name for field in fields(KernelSpec) if field.name != "impl"]
     return [
         {name: getattr(spec, name) for name in names}
@@ -329,12 +330,14 @@ def _execute(file: Path) -> tuple[KernelSpec, ...]:
         with _importing(file.name):
             execute_file(file, "plug-in", f"mla_harness_plugin_{file.stem}_{len(_loaded)}")
     except InputError as error:
+        # Authors take the name of the distribution for that of the package.
         if getattr(error.__cause__, "name", "") != "mla_harness":
             raise
         raise InputError(
             f"{str(error).partition(': ')[0]}: write `from harness import kernel`"
         ) from error
     registered = tuple(entry for entry in KERNELS if entry.name not in before)
+    # Whatever was registered counts: a file may bring a connector and no kernel.
     if Registry.num_added == num_before:
         raise InputError(
             f"plug-in {file}: registers no kernel; decorate a function with @kernel(op=...,"
@@ -355,7 +358,10 @@ def _check_choice(
 
 
 def _adapter(op: str, kernel_name: str, style: str) -> Callable[[Any], Any]:
-    """What gives a function the arguments of the op. Raises InputError for an unknown style."""
+    """The adapter that gives a function the arguments of the op.
+
+    Raises InputError for an unknown style.
+    """
     if not style:
         return lambda function: function
     if op not in ops_with("styles.py"):

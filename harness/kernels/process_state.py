@@ -86,6 +86,7 @@ class watching:
         # First of all: with a low limit, no other call comes to its end.
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(self._limit)
+        # The limit has just been set back, so what the foreign code left is `limit`.
         after = [limit if row.read is sys.getrecursionlimit else row.read() for row in self._rows]
         for row, old, new in zip(self._rows, self._before, after, strict=True):
             if row.differs(old, new) and (what := row.says(old, new)):

@@ -38,6 +38,7 @@ def hint(
     known = _sizes_of_deepseek_call(spec.op)
     differing = [name for name in given if given[name] != known[name]]
     device = args[0].device.type
+    # Advice is given only after a call that shows it: the kernel may be wrong at every size.
     if not differing or not _runs_at_deepseek(spec, function, device):
         return ""
     runs, raises = (", ".join(str(sizes[name]) for name in differing) for sizes in (known, given))

@@ -140,7 +140,7 @@ def _says_modes(before: Modes, after: Modes) -> str:
 # Settings of torch.
 
 _guards: list[Any] = []
-"""What holds inference mode off. It would come back if they were collected."""
+"""The guards that hold inference mode off. It would come back if they were collected."""
 
 
 def _set_inference_mode(wanted: bool) -> None:

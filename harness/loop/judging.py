@@ -137,6 +137,7 @@ class Judge:
                 jobs[job.key] = job
                 if result.verdict is Verdict.ERROR:
                     raise InputError(f"{path}: {result.reason}")
+                # The first is the most telling one. The others of a call mostly follow from it.
                 for finding in result.findings[:1]:
                     causes.setdefault(kind_of(finding), []).append((result, case))
                 is_late = seconds is not None and time.monotonic() - started > seconds
@@ -215,6 +216,7 @@ def _verdict(
 
 
 def _cause(pairs: list[tuple[CaseResult, Case]]) -> Cause:
+    # The shortest parameters stand for the smallest call.
     result, case = min(pairs, key=lambda pair: len(pair[1].params.model_dump_json()))
     finding = result.findings[0]
     return Cause(finding.oracle, finding.cause, finding.message, case.id, case.values())

@@ -34,6 +34,7 @@ DELAY = (0.0003, 0.002)
 def _hold(released, most):
     start = cuda.globaltimer()
     flag = released.to(tl.pointer_type(tl.int32))
+    # Volatile, because the host writes the flag: a load in front of the loop would never see it.
     while (tl.load(flag, volatile=True) == 0) & (cuda.globaltimer() - start < most):
         pass
 
@@ -85,11 +86,14 @@ class DelayedStreams:
                 self._wait(in_order)
                 found = tensors_of(function())
                 self._wait(in_order)
+                # At once on the caller's stream, as a caller reads them. Work on another stream is
+                # not waited for.
                 outputs = tuple(output.clone() for output in found)
                 if after is not None:
                     after()
             time.sleep(self._random.uniform(*DELAY))
         finally:
+            # Also after an error: a kernel that spins would keep the device from everyone.
             self._released.fill_(1)
             torch.cuda.synchronize(self._device)
         return outputs

@@ -33,7 +33,7 @@ Range = tuple[int, int]
 
 
 def is_large(tensor: Tensor) -> bool:
-    """Whether a tensor lies in a large pool on the CPU."""
+    """Whether a tensor [...] of any dtype, such as bfloat16, lies in a large pool on the CPU."""
     return not tensor.is_cuda and LARGE_BYTES < tensor.untyped_storage().nbytes() <= MOST_BYTES
 
 
@@ -52,19 +52,24 @@ def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 def used(tensor: Tensor) -> list[Range]:
-    """The parts of the storage of a large tensor that may hold something, by the pages of the
-    system. What was only read may be among them.
+    """The parts of the storage of a large tensor [...] that may hold something.
+
+    The dtype is any, such as bfloat16; parts count bytes. The system says which of its pages have
+    memory. What was only read may be among them.
     """
     size = tensor.untyped_storage().nbytes()
     begin = tensor.untyped_storage().data_ptr()
     first = begin // PAGE
     count = (begin + size - 1) // PAGE - first + 1
+    # The system keeps a word for each page of a process. To read the words touches no page of the
+    # pool.
     entries = array("Q")
     try:
         with open("/proc/self/pagemap", "rb") as file:
             file.seek(first * 8)
             entries.frombytes(file.read(count * 8))
     except OSError:
+        # A system that keeps or shows no such file says nothing, so all of the pool counts as used.
         return [(0, size)]
     found: list[Range] = []
     words = torch.frombuffer(entries, dtype=torch.int64)
@@ -81,18 +86,23 @@ def used(tensor: Tensor) -> list[Range]:
 
 
 def used_on_gpu(tensor: Tensor) -> list[Range]:
-    """As `used`, for a pool on a GPU, whose system says nothing: the chunks that are not zero."""
+    """As `used`, for a tensor [...] of any dtype (bfloat16, uint8) in a pool on a GPU.
+
+    Its system says nothing of pages. The parts are the chunks that are not zero.
+    """
     storage = whole_storage(tensor, torch.uint8)
     whole = len(storage) // CHUNK * CHUNK
     chunks = storage[:whole].view(torch.int64).view(-1, CHUNK // 8)
     held = chunks.ne(0).any(1).nonzero().flatten().tolist()
     found = [(chunk * CHUNK, (chunk + 1) * CHUNK) for chunk in held]
+    # What is behind the last whole chunk is short, and counts as used.
     return merged([*found, (whole, len(storage))] if whole < len(storage) else found)
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """As `torch.clone`. A copy of a large pool has its strides, and memory where it has some.
+    """As `torch.clone` of a tensor [...] of any dtype, such as bfloat16.
 
+    A copy of a large pool has its strides, and memory where the pool has some.
     A pool that is mostly gaps, which hold nothing, is copied without them.
     """
     if not is_large(tensor) or tensor.untyped_storage().nbytes() > MOST_GAPS * tensor.nbytes:
@@ -102,13 +112,15 @@ def copied(tensor: Tensor) -> Tensor:
     for start, end in used(tensor):
         memory[start:end] = source[start:end]
     size = tensor.untyped_storage().nbytes()
+    # A storage may end within an element, which no view may.
     whole = memory[: size // tensor.element_size() * tensor.element_size()].view(tensor.dtype)
     return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def are_equal(first: Tensor, second: Tensor) -> bool:
-    """Whether two large tensors of one shape, dtype and stride have the same bytes in their
-    storages.
+    """Whether the storages of two large tensors, first [...] and second [...], have the same bytes.
+
+    Both have one shape, one dtype (any, such as bfloat16) and one stride.
     """
     if first.stride() != second.stride() or first.storage_offset() != second.storage_offset():
         return False
@@ -116,6 +128,7 @@ def are_equal(first: Tensor, second: Tensor) -> bool:
     other = whole_storage(second, torch.uint8)
     if len(one) != len(other):
         return False
+    # What neither has touched is zeros in both.
     parts = merged([*used(first), *used(second)])
     return all(torch.equal(one[start:end], other[start:end]) for start, end in parts)
 

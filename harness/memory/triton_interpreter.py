@@ -164,6 +164,7 @@ def repair_interpreter() -> None:
         if old not in _NARROW and new not in _NARROW:
             return stock_cast(self, source, to)
         if new not in _TORCH_NAMES:
+            # float64 holds every number of a narrow type, so the integer is rounded once.
             data = _convert(source.data, old, "fp64").view(np.float64).astype(storage)
         elif old not in _TORCH_NAMES:
             data = _convert(source.data.astype(np.float64), "fp64", new).view(storage)

@@ -88,7 +88,10 @@ def render(view: RunView) -> str:
     faults = [(f"fault-{number}", fault) for number, fault in enumerate(view.faults, start=1)]
     pairs = [(result, view.jobs[result.key]) for result in ranked]
     answers = answers_of(view.store)
-    owned = [*((anchors[result.key], result) for result in results), *faults]
+    owned: list[tuple[str, CaseResult | FaultResult]] = [
+        *((anchors[result.key], result) for result in results),
+        *faults,
+    ]
     measured = [
         # A run of `epochs` has one measurement, and stores its answers.
         view_of(owner, record, answers, read_drafts(view.path) if answers else None)

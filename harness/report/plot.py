@@ -74,10 +74,12 @@ def curve(points: Sequence[Point], levels: Sequence[Level], title: str) -> Marku
     return _drawing(parts, title, WIDTH, HEIGHT, "plot")
 
 
-def bars(shares: Sequence[tuple[str, float, str]], title: str) -> Markup:
-    """A bar for each (label, share from 0 to 1, text that a pointer shows)."""
-    ticks = axis_of(0.0)
-    parts = [_axes(ticks)]
+def bars(shares: Sequence[tuple[str, float, str]], title: str, top: str = "") -> Markup:
+    """A bar for each (label, share from 0 to 1, text that a pointer shows).
+
+    `top` is what a share of 1 stands for, if the shares are of something else than questions.
+    """
+    parts = [_text(LEFT - 8, TOP + 4, top, "end") + _rule(TOP)] if top else [_axes(axis_of(0.0))]
     room = (WIDTH - LEFT - RIGHT) / max(len(shares), 1)
     base = _y(0.0, 0.0)
     for number, (label, share, says) in enumerate(shares):
@@ -89,6 +91,43 @@ def bars(shares: Sequence[tuple[str, float, str]], title: str) -> Markup:
             ).format(f"{x:.1f}", f"{y:.1f}", f"{room - 6:.1f}", f"{base - y:.1f}", printable(says))
         )
         parts.append(_text(x + room / 2 - 3, HEIGHT - 12, label, "middle"))
+    return _drawing(parts, title, WIDTH, HEIGHT, "plot")
+
+
+def stacked(
+    columns: Sequence[tuple[str, dict[str, int], str]], kinds: Sequence[str], title: str
+) -> Markup:
+    """A column for each (label, count of each kind, name): the counts of `kinds` on each other, the
+    first one at the bottom.
+    """
+    most = max((sum(counts.values()) for _, counts, _ in columns), default=0) or 1
+    parts = [_text(LEFT - 8, TOP + 4, f"{most:,}", "end") + _rule(TOP)]
+    room = (WIDTH - LEFT - RIGHT) / max(len(columns), 1)
+    gap = min(6.0, room / 4)
+    every = max(1, len(columns) // 10)
+    for number, (label, counts, name) in enumerate(columns):
+        x = LEFT + room * number + gap / 2
+        y = _y(0.0, 0.0)
+        said = ", ".join(f"{counts[kind]} {kind}" for kind in kinds if counts.get(kind))
+        for kind in kinds:
+            height = (HEIGHT - TOP - BOTTOM) * counts.get(kind, 0) / most
+            y -= height
+            if height:
+                parts.append(
+                    Markup(
+                        '<rect class="part {}" x="{}" y="{}" width="{}" height="{}">'
+                        "<title>{}</title></rect>"
+                    ).format(
+                        kind,
+                        f"{x:.1f}",
+                        f"{y:.2f}",
+                        f"{room - gap:.1f}",
+                        f"{height:.2f}",
+                        printable(f"{name}: {said}"),
+                    )
+                )
+        if number % every == 0:
+            parts.append(_text(x + room / 2 - gap / 2, HEIGHT - 12, label, "middle"))
     return _drawing(parts, title, WIDTH, HEIGHT, "plot")
 
 
@@ -148,13 +187,15 @@ def _axes(ticks: Sequence[float]) -> Markup:
     parts = []
     for tick in ticks:
         y = _y(tick, ticks[0])
-        parts.append(
-            Markup('<line class="rule" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(
-                LEFT, WIDTH - RIGHT, f"{y:.1f}", f"{y:.1f}"
-            )
-        )
+        parts.append(_rule(y))
         parts.append(_text(LEFT - 8, y + 4, f"{tick:.2f}", "end"))
     return Markup("").join(parts)
+
+
+def _rule(y: float) -> Markup:
+    return Markup('<line class="rule" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(
+        LEFT, WIDTH - RIGHT, f"{y:.1f}", f"{y:.1f}"
+    )
 
 
 def _level(level: Level, lowest: float) -> Markup:

@@ -6,9 +6,9 @@ output anew.
 
 A block is fenced as `console`. A line that starts with `$ ` is a command, the lines below it are
 its output. `…` alone on a line stands for lines that are left out. A block after a comment `<!--
-not run: REASON -->` is not run. Commands run in a folder of their own, in which `docs`, `examples`
-and `scenarios` are links into the checkout. Times, run ids, folders and speeds are compared without
-their digits.
+not run: REASON -->` is not run. Commands run in a folder of their own, in which `docs`, `examples`,
+`scenarios` and `tests` are links into the checkout. Times, run ids, folders and speeds are compared
+without their digits. Lines of progress do not count.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ _VARIES = (
     (re.compile(r"\b\d+(\.\d+)? ?(s|ms)\b"), "0 s"),
     (re.compile(r"\b[\d,]+ a second"), "0 a second"),
 )
+_PROGRESS = re.compile(r": \d+ s so far|\brun, \d+ s so far|\bof \d+ cases after \d+ s")
+"""A line of progress, which a command in a pipe prints if it lasts: a busy machine prints more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def printed(command: str, folder: Path) -> str:
     shim.parent.mkdir(exist_ok=True)
     shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m harness.cli.main "$@"\n')
     shim.chmod(0o755)
-    for name in ("docs", "examples", "scenarios"):
+    for name in ("docs", "examples", "scenarios", "tests"):
         if not (folder / name).exists():
             (folder / name).symlink_to(ROOT / name)
     environ = {
@@ -98,11 +100,13 @@ def printed(command: str, folder: Path) -> str:
 
 
 def plain(text: str) -> list[str]:
-    """The lines of an output without what differs from run to run: times, ids, widths of tables."""
+    """The lines of an output without what differs from run to run: times, ids, widths of tables,
+    progress.
+    """
     for pattern, word in _VARIES:
         text = pattern.sub(word, text)
     lines = [re.sub(r"─+", "─", re.sub(r"  +", "  ", line.rstrip())) for line in text.splitlines()]
-    return [line for line in lines if line.strip()]
+    return [line for line in lines if line.strip() and not _PROGRESS.search(line)]
 
 
 def differs(shown: str, got: str) -> str:

@@ -1,5 +1,5 @@
-"""The workflow of docs/ci.md, pasted into a repository of one kernel, with the cache of GitHub as a
-folder.
+"""The workflow of docs/start-ci.md, pasted into a repository of one kernel, with the cache of
+GitHub as a folder.
 
 The package is not installed here, and one scenario stands for all of the kernel's op.
 """
@@ -34,9 +34,8 @@ BROKEN = GOOD.replace("live = x if num_live is None else x[:num_live]", "live = 
 
 
 def recipe() -> dict[str, Any]:
-    (block,) = re.findall(
-        r"```yaml\n(name: MLA harness\n.*?)```", (ROOT / "docs" / "ci.md").read_text(), re.DOTALL
-    )
+    page = (ROOT / "docs" / "start-ci.md").read_text()
+    (block,) = re.findall(r"```yaml\n(name: MLA harness\n.*?)```", page, re.DOTALL)
     workflow = yaml.safe_load(block)
     return dict(workflow["jobs"]["mla-harness"])
 

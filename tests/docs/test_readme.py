@@ -22,7 +22,8 @@ from harness.scenario.load import load_scenario
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "data").glob("*.md")])
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.glob("*.md"), *DOCS.glob("findings/*.md"), *DOCS.glob("data/*.md")])
 
 
 def table(page: str, first_column: str) -> list[list[str]]:
@@ -71,11 +72,11 @@ def test_every_scenario_with_faults_is_in_the_table_of_families_with_their_upstr
 
 
 def test_the_list_of_bugs_has_every_fault_on_the_engine_and_the_kernels() -> None:
-    bugs = (ROOT / "docs" / "bugs.md").read_text(encoding="utf-8")
+    bugs = (ROOT / "docs" / "data" / "bugs.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"\| `([a-z_]+\.[a-z0-9-]+)` \|", bugs))
     own = {fault.name for fault in FAULTS if not fault.name.startswith(("vllm.", "sglang."))}
     assert listed == own
-    assert f"[{len(own)} upstream bugs](docs/bugs.md)" in README
+    assert f"[{len(own)} upstream bugs](docs/data/bugs.md)" in README
     assert f"the {len(own)} bugs one by one" in (ROOT / "docs" / "what-goes-wrong.md").read_text(
         encoding="utf-8"
     )
@@ -162,8 +163,10 @@ def test_every_page_is_in_the_menu_and_in_the_index() -> None:
         for page in (next(iter(entry.values())) if isinstance(entry, dict) else [entry])
     ]
     assert sorted(listed) == sorted(pages)
-    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    assert {name for name in pages if f"]({name}" not in index} == {"index.md"}
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    findings = (DOCS / "findings.md").read_text(encoding="utf-8")
+    lists = {name: findings if name.startswith("findings/") else index for name in pages}
+    assert {name for name, text in lists.items() if f"]({name}" not in text} == {"index.md"}
 
 
 RIDDLES = re.compile(
@@ -172,19 +175,12 @@ RIDDLES = re.compile(
     r"with nothing poisoned|one value only)\b",
     re.IGNORECASE,
 )
-RECORDED = {
-    "vllm-host.md",
-    "vllm-releases.md",
-    "kernel-matrix.md",
-    "survey.md",
-}
-"""Pages of printed outputs, beside docs/data."""
 
 
 def test_pages_and_messages_have_plain_words() -> None:
-    pages = [file for file in (ROOT / "docs").glob("*.md") if file.name not in RECORDED]
     files = [
-        *pages,
+        *DOCS.glob("*.md"),
+        *DOCS.glob("findings/*.md"),
         ROOT / "README.md",
         *(ROOT / "scenarios").rglob("*.yaml"),
         *(ROOT / "examples").rglob("*.md"),

@@ -8,7 +8,13 @@ import pytest
 
 from .shown import ROOT, differs, plain, printed, shown_in  # type: ignore[import-not-found]
 
-PAGES = ("README.md", "examples/rowkernels/README.md", "docs/judge-your-kernel.md")
+STARTS = ("start-kernel", "start-pr", "start-server", "start-ci")
+PAGES = (
+    "README.md",
+    "examples/rowkernels/README.md",
+    "docs/judge-your-kernel.md",
+    *(f"docs/{name}.md" for name in STARTS),
+)
 RUN = [one for name in PAGES for one in shown_in(ROOT / name) if not one.why_not]
 
 
@@ -22,7 +28,8 @@ def test_the_readme_shows_three_ways_in_and_names_a_reason_for_what_is_not_run()
     assert {one.why_not for one in shown if one.why_not} == {
         "needs a server, and a GPU with vLLM and SGLang"
     }
-    assert all(one.output.strip() for one in RUN)
+    # A command that writes a file prints nothing.
+    assert all(one.output.strip() or ">" in one.command for one in RUN)
 
 
 def test_the_page_for_authors_shows_its_own_right_kernel_pass() -> None:
@@ -56,6 +63,15 @@ def test_lines_may_be_left_out_where_the_page_says_so_and_nowhere_else() -> None
     printed_lines = "a\nx\ny\nb\n"
     assert differs("a\n…\nb\n", printed_lines) == "" and differs("a\n…\n", printed_lines) == ""
     assert differs("a\nb\n", printed_lines) and differs("…\nc\n", printed_lines)
+
+
+def test_lines_of_progress_do_not_count() -> None:
+    progress = [
+        "planning the cases: 0 s so far",
+        "looking for a failing case: 3 cases run, 60 s so far; now fuzz[op=write_kv]",
+        "7 of 12 cases after 30 s: pass 6 fail 1; now fuzz[op=write_kv]",
+    ]
+    assert plain("\n".join([*progress, "1 pass in 1.3 s"])) == ["1 pass in 0 s"]
 
 
 def test_widths_of_tables_and_run_ids_do_not_count() -> None:

@@ -62,9 +62,9 @@ MADE = ("reports/runs", "reports/history")
 """Files that runs make."""
 OF_OTHERS = {
     "tests/contrib/fuzz_ledger.py": {"tests/test_helpers/fuzz_ledger.py"},
-    "docs/ci.md": {".github/workflows/mla-harness.yml"},
-    "docs/poison-pytest.md": {
-        "tests/test_segments.py",
+    "docs/start-ci.md": {".github/workflows/mla-harness.yml"},
+    "docs/poison-pytest.md": {"tests/test_segments.py"},
+    "docs/data/poison-suites.md": {
         "tests/kernels/attention/test_triton_decode_attention.py",
     },
 }

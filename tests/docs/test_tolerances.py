@@ -1,5 +1,5 @@
-"""docs/tolerances.md has the bounds of the code, and a few new samples keep what it says of right
-kernels.
+"""docs/data/tolerances.md has the bounds of the code, and a few new samples keep what it says of
+right kernels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from harness.evidence.thresholds import BOUNDS
 ROOT = Path(__file__).parents[2]
 LINES = [
     line.strip("| ").split(" | ")
-    for line in (ROOT / "docs" / "tolerances.md").read_text().splitlines()
+    for line in (ROOT / "docs" / "data" / "tolerances.md").read_text().splitlines()
 ]
 ROWS = {
     cells[0].strip("`"): cells for cells in LINES if len(cells) >= 8 and cells[0].startswith("`")

@@ -1,7 +1,7 @@
 """Plants bugs in the engine's scheduler, block pool, batch and sampler, and shows what catches
-each: docs/sequences.md.
+each: docs/data/sequences.md.
 
-python tests/judge/planted_sequences.py LOG > docs/sequences.md
+python tests/judge/planted_sequences.py LOG > docs/data/sequences.md
 
 LOG keeps the results, so that a run that was stopped goes on.
 
@@ -656,7 +656,7 @@ def page(log: Path) -> str:
     missed = [found for found in caught if MISSED.search(found["before"])]
     return f"""# Sequences of requests
 
-Written by `python tests/judge/planted_sequences.py LOG`; nothing here is typed by hand.
+A record, for whoever asks how much a green says ([how it is tested](../how-it-is-tested.md#sequences-of-requests)). Written by `python tests/judge/planted_sequences.py LOG`.
 
 {len(PLANTED)} bugs were planted one by one in the scheduler, the block pool, the batch and the sampler of the engine.
 The {len(after)} cases of sequences caught {len(caught)} of them. The suite before them, {len(before)} cases of the

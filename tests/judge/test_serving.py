@@ -23,7 +23,7 @@ from .planted_sequences import MISSED, PLANTED, Planted, cases, catchers, plant 
 
 AFTER, BEFORE = cases()
 BUGS = {bug.name: bug for bug in PLANTED}
-PAGE = Path(__file__).parents[2] / "docs" / "sequences.md"
+PAGE = Path(__file__).parents[2] / "docs" / "data" / "sequences.md"
 
 
 @pytest.mark.parametrize("name", BUGS)

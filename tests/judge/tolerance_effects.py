@@ -1,5 +1,5 @@
 """Counts what each change of a bound did to false alarms and to killed mutants: the last section of
-docs/tolerances.md.
+docs/data/tolerances.md.
 
 python tests/judge/tolerance_effects.py MUTANTS DRAWS
 

@@ -1,6 +1,6 @@
 """What `fuzz` draws: how many of the draws of a seed have each property. No case runs.
 
-Prints the table of `docs/conditions.md`: `python -m trust.arrays.fuzz_reach --draws 5000 --seed 1`.
+Prints the table of `docs/data/conditions.md`: `python -m trust.arrays.fuzz_reach --draws 5000 --seed 1`.
 """
 
 from __future__ import annotations

@@ -370,7 +370,7 @@ tags: [{tags}]
 why: >
   An engine that is wrong under a plain combination, such as the last row of a padded replay after a preemption, passes
   any list of cases that was grown bug by bug. These {count} cases show what the other scenarios leave out: with them
-  {pairs:,} of {all_pairs:,} allowed pairs and {triples:,} of {all_triples:,} triples. See docs/conditions.md.
+  {pairs:,} of {all_pairs:,} allowed pairs and {triples:,} of {all_triples:,} triples. See docs/how-it-is-tested.md.
 system: engine
 params: {sizes}
 # Other scenarios compare patterns. Here one run of each case is enough.

@@ -43,7 +43,7 @@ tags: [conditions, {tag}]
 why: >
   A kernel that is wrong under a plain combination, such as the last page of a request with two query tokens, passes
   any list of cases that was grown bug by bug. These {count} calls show {pairs} of {all_pairs} allowed pairs of classes,
-  and {triples} of {all_triples} triples. See docs/conditions.md.
+  and {triples} of {all_triples} triples. See docs/how-it-is-tested.md.
 system: kernel
 op: {op}
 # Other scenarios compare patterns. Here one run of each call is enough.

@@ -1,8 +1,8 @@
-"""Write docs/mutants.md from runs of `python -m trust.mutants`: the score, and each mutant
+"""Write docs/data/mutants.md from runs of `python -m trust.mutants`: the score, and each mutant
 that was not killed.
 
 python -m trust.mutants --changes 1000 --seed 1 --out reports/runs/mutants
-python -m trust.mutants.page reports/runs/mutants/<run-id> ... > docs/mutants.md
+python -m trust.mutants.page reports/runs/mutants/<run-id> ... > docs/data/mutants.md
 
 The reasons of survivors are in trust/mutants/mutants.yaml: file and function -> change -> one
 sentence. So they stay with their code when lines move. A change that is there more than once has
@@ -57,22 +57,10 @@ def document(stores: list[RunStore]) -> str:
     blocks = [
         "# Mutants",
         (
-            "Written by `python -m trust.mutants.page RUN`; nothing here is typed by hand but"
-            " the reasons, in `trust/mutants/mutants.yaml`."
-        ),
-        (
-            "A mutant is a small change of the engine or of a built-in kernel, made in a worker's"
-            " memory: an index off by one, a copy left out, a value of the step before. A judgement"
-            " kills it if an oracle finds it in a case that executes its line. Exceptions are"
-            " counted apart: any run would show them. If no output of these cases moves, the mutant"
-            " runs on drawn inputs that no scenario has: 2,000 schedules without a model for the"
-            " scheduler and the pool, else 30 to 120 drawn cases that execute its line. It is"
-            " equivalent if no bit moves there either, or outputs move by rounding alone, in"
-            " float32 too, and no decision or count; the proof says how often the changed value was"
-            " computed, and how often it differed. Anything else is not exercised, and counts. A"
-            " trial that the clock stopped is an error, never a kill. Branches that only a GPU"
-            " takes are no part of this. Nor are the model's own layers: the reference shares them,"
-            " and `tests/model/test_witness.py` judges them."
+            "A record, for whoever asks how much a green says ([how it is"
+            " tested](../how-it-is-tested.md#mutants))."
+            " Written by `python -m trust.mutants.page RUN`; the reasons are in"
+            " `trust/mutants/mutants.yaml`."
         ),
         (
             f"{score(every).statement}. Seeds: {', '.join(map(_seed, stores))}. "

@@ -24,6 +24,7 @@ def prefix_minus_padded(span: range, num_ranks: int) -> range:
     """Subtract padded tokens from an unpadded length: a prefix is shorter by its padding
     (sgl-project/sglang#23415).
     """
+    # `-n % ranks` is the padding of n tokens up to a multiple of the ranks.
     return span[: max(0, len(span) - -len(span) % num_ranks)]
 
 

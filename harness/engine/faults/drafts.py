@@ -18,6 +18,7 @@ def slots_of_last_step(batch: Batch, attention: DraftMLA) -> Tensor:
     """Look up the slots [T] of a dummy step in rows that still belong to the last step
     (vllm-project/vllm#56734).
     """
+    # A fault is a function, so what it keeps lies beside the fields of the object that it is given.
     held = vars(attention)
     if bool((batch.stored_slots >= 0).any()):
         held["last_slots"] = batch.stored_slots

@@ -14,6 +14,7 @@ def choice_of_first(layer: int, selected: Tensor) -> Tensor:
 
     `selected` [T, K] int32 is what this layer chose.
     """
+    # Layers run in order, so the first has written before another one reads.
     _first_choice[:] = _first_choice if layer else [selected]
     return _first_choice[0]
 

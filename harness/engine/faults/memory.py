@@ -52,6 +52,7 @@ def tokens_scheduled(sequence: Sequence, num_new_tokens: int) -> int:
 def counters_that_grow(workspace: Workspace, num_requests: int) -> Tensor:
     """Begin with nothing and make a larger tensor when a batch needs one; graphs keep the old one
     (vllm-project/vllm#45487)."""
+    # A fault is a function, so what it keeps lies beside the fields of the object that it is given.
     grown: Tensor | None = vars(workspace).get("grown")
     if grown is None or len(grown) < num_requests:
         grown = torch.zeros(num_requests, dtype=torch.int32, device=workspace.words.device)
@@ -109,6 +110,7 @@ def weak_output(x: Tensor) -> Tensor:
     if ACTIVE.get() is None:
         return x
     with _disable_current_modes():
+        # No reference to x: nothing keeps its block from the next allocation.
         raw = (ctypes.c_char * x.nbytes).from_address(x.data_ptr())
         return torch.frombuffer(raw, dtype=x.dtype).view(x.shape)
 

@@ -72,6 +72,7 @@ def load(directory: str | Path, dtype: torch.dtype, device: str | torch.device =
     """
     directory = Path(directory)
     config = load_config(directory)
+    # Only names and shapes are needed. The weights come from the file.
     with torch.device("meta"):
         model = CausalLM(config)
     stored = safetensors.load_file(directory / WEIGHTS_FILE)
@@ -89,6 +90,7 @@ def load(directory: str | Path, dtype: torch.dtype, device: str | torch.device =
                 f" {list(expected)}"
             )
         state[name] = value.to(device, _stored_dtype(name, dtype))
+    # The model has no correction bias. `save` writes one of zeros, because engines expect it.
     left = sorted(name for name in stored if not name.endswith("e_score_correction_bias"))
     if left:
         raise ValueError(

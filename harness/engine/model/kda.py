@@ -78,11 +78,14 @@ def chunked(
     # Token i corrects what tokens j < i of its chunk have stored: a triangular system, solved at
     # once.
     system = beta * k_scores.tril(-1) + torch.eye(CHUNK_SIZE, dtype=q.dtype, device=q.device)
+    # The corrections are affine in the state S that a chunk begins with: u = own - from_state @ S.
+    # So both parts are solved here for all chunks at once, and the loop below only multiplies.
     decayed = decay.exp()
     right = torch.cat((beta * v, beta * k * decayed), dim=-1)
     solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
     own, from_state = solved.split((v.shape[-1], k.shape[-1]), dim=-1)
     q_decayed = q * decayed
+    # From each token to the end of the chunk. The difference is never positive: exp is at most 1.
     k_to_end = (k * (decay[..., -1:, :] - decay).exp()).transpose(-1, -2)
     whole = decayed[..., -1, :].unsqueeze(-1)
 

@@ -53,8 +53,9 @@ def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     """Rotary position embedding (arXiv 2104.09864), interleaved as DeepSeek's
     (`is_neox_style=False`).
 
-    x: [..., T, *, E] with even E; `positions` broadcasts against `x.shape[:-1]`, for example [T, 1]
-    for x [T, H, E]. Returns the same shape and dtype; angles and products are float32 or wider.
+    x: [..., T, *, E] with even E. positions: [T] or [T, 1] int64, tokens from the beginning, which
+    broadcast against `x.shape[:-1]`. Returns the same shape and dtype; angles and products are
+    float32 or wider.
     """
     wide = compute_dtype(x.dtype)
     dim = x.shape[-1]
@@ -156,6 +157,8 @@ class MoE(nn.Module):
 
     def combine(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """x: [T, hidden], ids: [T, k] int32, weights: [T, k] -> [T, hidden], routed plus shared."""
+        # In training the weights that are gathered for each token would be kept for the backward
+        # pass.
         apply = self.experts.every if weights.requires_grad else self.experts
         out: Tensor = apply(x, ids, weights)
         if self.shared_experts is not None:

@@ -49,6 +49,7 @@ class Indexer(nn.Module):
         In the weights' dtype, such as float32. No score is masked: the caller knows the future.
         """
         q, weights = self.queries(x)
+        # If all queries see the same keys, the heads of all tokens are the rows of one product.
         products = ((q if keys.ndim > x.ndim else q.flatten(-3, -2)) @ keys.transpose(-1, -2)).view(
             *q.shape[:-1], -1
         )
@@ -171,6 +172,7 @@ class MLAAttention(nn.Module):
     @property
     def softmax_scale(self) -> float:
         """The factor of scores, from the width of an expanded key, in the absorbed form too."""
+        # An absorbed query is wider, but its scores are those of the expanded form.
         return float((self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5)
 
     def project_q(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,7 +197,9 @@ class MLAAttention(nn.Module):
             (self.kv_lora_rank, self.qk_rope_head_dim), dim=-1
         )
         if self.use_rope:
+            # Before it is stored: a cached key is not touched again.
             k_pe = rotate(k_pe, positions, self.rope_theta)
+        # Only the latent is normalised, as in DeepSeek-V2.
         return self.kv_a_layernorm(kv_c), k_pe
 
     def up_projections(self) -> tuple[Tensor, Tensor]:
@@ -262,6 +266,8 @@ class MLAAttention(nn.Module):
             assert self.sliding_window is not None
             return causal.triu(1 - self.sliding_window)
         scores = self.indexer.scores(x, self.indexer.keys(x)).masked_fill(~causal, -torch.inf)
+        # An early query has fewer tokens than are chosen. It gets some of the future too, and the
+        # mask takes them out again.
         chosen = scores.topk(min(self.indexer.topk, x.shape[1]), dim=-1).indices
         return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, chosen, True) & causal
 

@@ -92,6 +92,8 @@ class CausalLM(nn.Module):
 
         def normal(parameter: Tensor, std: float) -> None:
             """Fill a parameter of any shape."""
+            # In float32 and on the CPU whatever the model is: generators differ by dtype and by
+            # device.
             values = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
             parameter.copy_(values * std)
 
@@ -104,6 +106,7 @@ class CausalLM(nn.Module):
             elif name.endswith("dt_bias"):
                 # Time steps from 0.001 to 0.1 on a log scale, as in Mamba (arXiv 2312.00752).
                 steps = torch.exp(torch.rand(parameter.shape, generator=generator) * 4.6 - 6.9)
+                # The inverse of the softplus that the gates apply.
                 parameter.copy_(steps.expm1().log())
             elif name == "embed_tokens.weight":
                 tied_std = logit_std * self.config.hidden_size**-0.5

@@ -91,6 +91,8 @@ def shard_copies(
     """
     num_tokens = min(used, source.tokens)
     for shard in shards:
+        # A wrong rank does not have the shard. It gives what lies at that place, as a copy by
+        # offsets would (vllm-project/vllm#49499).
         local = source.shards.index(shard) if shard in source.shards else shard % len(source.shards)
         ends = ((source, rows[0], local), (target, rows[1], target.shards.index(shard)))
         views = [

@@ -143,6 +143,7 @@ class Handoff:
                     for one in self.prefill.ranks[number].regions
                     if (one.group, one.layer) == alike
                 )
+                # Ranks with as many shards lay out a page alike, so that it is copied as a whole.
                 if len(source.shards) == len(region.shards):
                     yield from page_copies(
                         region, source, (rows[0], rows[1]), length, used, self.params.unit
@@ -159,6 +160,7 @@ class Handoff:
         for sending in list(self._sending):
             sending.polls += 1
             status = self.transport.status(sending.transfer)
+            # At the first poll, when pieces of it may still be queued.
             if sending.prefilled.number in self.params.aborted and sending.polls == 1:
                 abort(self.transport, sending.transfer)
                 self.decode.free(sending.decoded)
@@ -169,6 +171,7 @@ class Handoff:
             elif sending.decoded.tables:
                 sending.transfer = self._transfer(sending.prefilled, sending.decoded)
                 continue
+            # The prefill engine keeps the pages until no copy can read them any more.
             if self.transport.status(sending.transfer) != "busy":
                 self._sending.remove(sending)
                 self.prefill.free(sending.prefilled)

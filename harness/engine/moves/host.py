@@ -85,6 +85,8 @@ class HostTier:
         self.host = [
             memory_of(self.params, "host", rank, ranks, NUM_HOST_BLOCKS) for rank in range(ranks)
         ]
+        # A block that was freed is given away next, so a copy that comes late meets a new owner
+        # soonest.
         self.pool = BlockPool(NUM_HOST_BLOCKS, "lifo")
 
     @property
@@ -191,6 +193,7 @@ class HostTier:
     def _finish(self, request: MovedRequest) -> None:
         size = self.params.block_size
         full = self.params.shared_prefix // size * size
+        # Only this request has a prefix that another one begins with.
         if request.number == 0 and full:
             self._stored[0] = stored = self._store(request, full)
             self._leaving.append((stored.event, request))
@@ -200,6 +203,7 @@ class HostTier:
     def _store(self, request: MovedRequest, num_tokens: int) -> Stored:
         for event in (*self.waits(STORE), *request.ready.values()):
             self.streams.wait(STORE, event)
+        # The store waits for what still arrives, so that it copies nothing that is not there.
         request.ready = {}
         size = -(-num_tokens // self.params.block_size)
         tables = {
@@ -283,7 +287,7 @@ class HostTier:
 
 @dataclass(frozen=True, slots=True)
 class Connector:
-    """Who stores and loads for a host tier, by the `connector` of a case."""
+    """A way to store and load for a host tier, chosen by the `connector` of a case."""
 
     name: str
     summary: str

@@ -95,6 +95,7 @@ class Region:
     def piece(self, source: Region, source_start: int, target_start: int, num_bytes: int) -> Piece:
         given = source.buffer.flat
         taken = self.buffer.flat
+        # A wrong length may run past the memory, where a real copy would fault.
         count = min(num_bytes, len(given) - source_start, len(taken) - target_start)
         return Piece(
             given[source_start : source_start + count],
@@ -152,6 +153,7 @@ def memory_of(params: MoveParams, name: str, rank: int, num_ranks: int, num_rows
         for pool, parts in pools.items():
             page = max(tokens * record * len(shards) for _, shards, tokens, record in parts)
             data = torch.full((num_rows, page + PAD_BYTES), PAD, dtype=torch.uint8)
+            # Each word says that nothing was moved here, until an owner writes it.
             data[:, :page] = unsent(page)
             buffer = Buffer(f"{name} rank {rank} {pool} of layer {layer}", data)
             memory.buffers.append(buffer)

@@ -63,6 +63,8 @@ class MoveServer:
 
     def __post_init__(self) -> None:
         count = self.params.num_blocks
+        # A block that was freed is given away next, so a copy that comes late meets a new owner
+        # soonest.
         self.pool = BlockPool(count, "lifo")
         self.ranks = [
             memory_of(self.params, self.name, rank, self.num_ranks, count)
@@ -93,6 +95,8 @@ class MoveServer:
             first = max(request.num_computed - self.params.window + 1, 0) // self.params.block_size
             rows: list[int | None] = list(self.pool.allocate(count))
             if name == "window" and not request.tables.get(name):
+                # A request that is loaded begins behind its window, and never reads the pages
+                # before it.
                 self.pool.free(row for row in rows[:first] if row is not None)
                 rows[:first] = [None] * min(first, len(rows))
             request.tables.setdefault(name, []).extend(rows)
@@ -109,6 +113,8 @@ class MoveServer:
         parts = [(buffer.data, (buffer.name, row, 0, page)) for row, (buffer, page) in blank]
         if parts:
             place = list_row(len(self._lists))
+            # The host writes the list now, and the launch reads it later. A row that is written
+            # again before that changes what is marked (vllm-project/vllm#48085).
             listed = [(f"{self.name} pinned lists", place, 0, len(parts))]
             self.streams.touch(f"{self.name} lists new blocks", listed)
             self._lists[place] = parts
@@ -158,6 +164,7 @@ class MoveServer:
             new = list(self.places(region, request, request.num_computed, end))
             reads += [span for span, _ in old]
             writes += [span for span, _ in new]
+            # A copy: blocks change hands before the launch runs.
             work.append((region, request, old, new, dict(self.given_at)))
 
         def run() -> None:
@@ -181,6 +188,7 @@ class MoveServer:
                 assert row is not None
                 yield (
                     (region.buffer.name, row, 0, region.page_bytes),
+                    # Each token writes the state anew, so its bytes name the last one.
                     region.wanted(request.number, end - 1, end),
                 )
             return
@@ -198,6 +206,7 @@ class MoveServer:
             )
             yield (
                 (region.buffer.name, row, *slots),
+                # A page is of one sequence, as a shared prefix ends with a page.
                 region.wanted(request.generation(first), first, last),
             )
 
@@ -223,6 +232,7 @@ class MoveServer:
 
         def late(byte: int) -> str:
             writer = self.streams.last_writer(buffer, row, byte)
+            # Launched for a former owner of the block, so the copy landed when it was too late.
             return writer.name if writer and writer.number < given_at[row] else ""
 
         self.landed.compare(

@@ -114,6 +114,7 @@ class BlockPool:
                 raise ValueError(f"block {block} is freed but has no owner")
             self._num_owners[block] -= 1
             if self._num_owners[block] == 0:
+                # At the end, which a FIFO list gives away last and a LIFO list next.
                 self._free.append(block)
                 # A cached block stays readable, because a prompt may find it; so it is not poisoned
                 # yet.
@@ -245,6 +246,7 @@ def prefixes(tokens: list[int], num_hashes: int | None = None, salt: int = 0) ->
     parent = salt
     for end in range(PAGE_SIZE, len(tokens) + 1, PAGE_SIZE):
         # Each hash has that of the page before it in it, so equal pages behind other ones differ.
+        # Python's hash of integers is the same in every process, so runs repeat their collisions.
         parent = hash((parent, tuple(tokens[end - PAGE_SIZE : end])))
         yield Prefix(
             parent if num_hashes is None else parent % num_hashes, tuple(tokens[:end]), salt

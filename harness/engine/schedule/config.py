@@ -90,6 +90,7 @@ class EngineModelConfig:
     pad_token_id: int = 1
 
     def __post_init__(self) -> None:
+        # The dataclass is frozen, and callers bring lists.
         object.__setattr__(self, "layer_types", tuple(self.layer_types))
         if self.architecture not in _CONSTANTS:
             raise ValueError(
@@ -216,6 +217,8 @@ class EngineModelConfig:
         elif num_experts and (first_moe_layer or config.get("moe_layer_freq", 1) != 1):
             raise ValueError("layers with and without experts in one model are not supported")
         per_token = "num_experts_per_token" if kimi else "num_experts_per_tok"
+        # A file may leave out what equals the default of transformers. transformers 5 writes
+        # `rope_theta` into `rope_parameters`, older releases beside the sizes.
         given = {"rms_norm_eps": 1e-6} | (config.get("rope_parameters") or {}) | config
         return cls(
             **{name: config[name] for name in _REQUIRED},

@@ -84,6 +84,8 @@ class Scheduler:
         if self.num_preemptions == num_preemptions:
             self._schedule_waiting(scheduled, budget)
         if self.needs_state and self.prefix_caching:
+            # The step has not run, so a state block still holds the state after the computed
+            # tokens.
             self._keep_states()
         step = Step(
             # Kernels take decodes and prompts by a border, so decodes are the first rows.
@@ -245,6 +247,8 @@ class Scheduler:
         if self.needs_state:
             num_shared = self.pool.pages_with_state(wanted, num_shared)
             shared = shared[:num_shared]
+            # This request does not own the block, which may be given away in the same step. The
+            # runner reads it first.
             sequence.state_source = self.pool.state_after(wanted[:num_shared])
         self._hits = hits(self.pool, shared, num_pages(len(sequence.tokens)))
         self.pool.share(shared)
@@ -296,6 +300,7 @@ class Scheduler:
             self.running.remove(sequence)
             self._start_over(sequence)
             self.waiting.append(sequence)
+        # By arrival: which requests happened to run says nothing of who came first.
         self.waiting = deque(sorted(self.waiting, key=lambda sequence: sequence.request))
 
     def _start_over(self, sequence: Sequence) -> None:

@@ -35,9 +35,7 @@ class Sequence:
     slot: int = 0
     """The slot of its adapter, 0 without one."""
     model: tuple[int, int] = (0, 0)
-    """What serves it since it last started: how often the weights were reloaded, and the adapter in
-    its slot.
-    """
+    """The model that serves it since it last started: the number of reloads, and its adapter."""
     preempted_at: int = 0
     """The number of its tokens when it was preempted last; 0 if it never was."""
     state_source: int | None = None
@@ -126,6 +124,8 @@ def is_decode(sequence: Sequence, num_new_tokens: int) -> bool:
     A short prompt can have that many. It has no state to continue (vllm-project/vllm#32118), and no
     drafts to verify (vllm-project/vllm#53059).
     """
+    # With one query token, a last token of a prompt runs as a decode: it has cached tokens to go on
+    # from. With drafts, all tokens but the first must be drafts.
     if num_new_tokens != sequence.query_len or sequence.num_computed_tokens == 0:
         return False
     return sequence.query_len == 1 or sequence.is_decoding

@@ -54,17 +54,15 @@ class GraphAddresses:
         """
         for name, tensor in plan_tensors(fresh).items():
             read = self._graphs[size].tensor_at(self._captured[size][name])
-            # Without the plan a whole graph reads another one. Of a breakable graph the eager parts
-            # read the plan.
+            # A whole graph that does not use this tensor reads another plan. A breakable graph uses
+            # none: its eager parts read the plan.
             in_parts = self._params.graph == "breakable"
             if not (in_parts if read is None else torch.equal(read.flatten(), tensor.flatten())):
                 return True
         return False
 
     def stale_reads(self, size: int) -> list[str]:
-        """What parts of the graph of `size` read in its newest replay although no tensor owned
-        it.
-        """
+        """The memory without an owner that the graph of `size` read in its newest replay."""
         return self._graphs[size].stale_reads
 
     def _addresses(self, inputs: Batch) -> dict[str, int]:
@@ -86,6 +84,8 @@ class GraphAddresses:
             addresses = {f"weights.{name}": tensor.data_ptr() for name, tensor in weights.items()}
             held = self._captured.get(size)
             graph = self._graphs[size]
+            # At the capture, the weights that the graph reads. Later the same names, wherever they
+            # lie now.
             found |= {
                 n: at
                 for n, at in addresses.items()

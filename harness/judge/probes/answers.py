@@ -58,6 +58,7 @@ class Answers(Probe):
         given = item.tokens
         if item.drafted is None:
             return
+        # The row of position p guesses token p + 2, and the next token has number `length`.
         self.drafted.setdefault(request, []).append((length - 2, item.drafted[len(given) - 1]))
         for draft in item.drafts:
             self.verified.append(

@@ -78,4 +78,5 @@ class Choices(Probe):
 
 
 def _prefix_hash(tokens: list[int], position: int) -> int:
+    # By the whole past, on which a choice depends.
     return hash(tuple(tokens[: position + 1]))

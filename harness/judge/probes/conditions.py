@@ -88,6 +88,8 @@ class StepConditions(Probe):
 
     def before_step(self, step: Scheduled) -> None:
         owned = {block for item in step.scheduled for block in item.sequence.blocks}
+        # A block was given to a request that is no longer in the step, so it left after it was
+        # scheduled.
         self._is_cancelled = not owned.issuperset(step.new_attention_blocks)
 
     @contextlib.contextmanager
@@ -149,6 +151,7 @@ class StepConditions(Probe):
         }
         for block in (*sequence.blocks, *sequence.window_blocks):
             self._owner.setdefault(block, sequence)
+        # Pages that were found in the cache are not given.
         before = hit // PAGE_SIZE if is_new else self._pages[sequence]
         self._pages[sequence] = len(sequence.blocks)
         return Request(

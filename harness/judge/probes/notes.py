@@ -15,7 +15,10 @@ from harness.judge.probes.writes import StrayWrites
 
 
 class Notes(ProbeGroup):
-    """The probes of one judged engine, and the probes `more`, which are nearest to what happens."""
+    """The probes of one judged engine.
+
+    The probes `more` are entered last and left first.
+    """
 
     def __init__(
         self, params: EngineParams, poison: Poison, *more: Probe, padding_bound: str = ""

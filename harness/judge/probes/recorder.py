@@ -123,7 +123,8 @@ class EngineRecorder(Probe):
             yield
 
     def on_logits(self, logits: Tensor) -> None:
-        """Scan the logits [n, vocab] that the engine returns."""
+        """Scan the logits [n, vocab] float32 that the engine returns."""
+        # All rows: only those of requests are left here.
         with self._live(-1):
             self._watch(HANDED_OUT, "logits", "output", logits, 0, rows="answers")
 
@@ -204,6 +205,8 @@ class EngineRecorder(Probe):
     ) -> None:
         op, name = OPS.get(kernel.spec.op), kernel.spec.name
         if op.name in PLANNING:
+            # The plain function: a plan that is made to compare with is no launch of the run, and
+            # not poisoned.
             self._planners[op.name] = (kernel.spec.load(), kwargs)
         if not self.inputs:
             return
@@ -246,6 +249,8 @@ class EngineRecorder(Probe):
             limit, bad = -1, NOT_FINITE
             if output.ids_of:
                 limit, bad = size_of(output.ids_of, op, args), NO_EXPERT
+                # The launch that hands over these ids is found by its first argument, which is this
+                # very tensor.
                 self._num_experts, self._ids = limit, value
             letters, value = with_token_axis(output.shape, value)
             if op.written_tokens:
@@ -317,10 +322,11 @@ class EngineRecorder(Probe):
 
 
 def with_token_axis(shape: str, value: Tensor) -> tuple[list[str], Tensor]:
-    """The letters of a shape of a contract, and the tensor `value` of that shape, with one axis T
-    for the axes of B requests and their S query tokens.
+    """One axis T in place of the axes of B requests and their S query tokens.
 
-    A tensor without these axes comes back as it is.
+    `shape` has the letters of a contract, such as "B S H D". value [B, S, ...], with its axes in
+    the order of the letters, has any dtype, such as bfloat16. Returns the new letters and the
+    tensor; without these two axes both come back as they are.
     """
     letters = shape.split()
     if not {"B", "S"} <= set(letters):
@@ -350,8 +356,9 @@ def _written(op: Op, value: Tensor, axis: int, args: tuple[Any, ...]) -> Tensor:
 
 
 def differs_from_plan(planner: Planner, metadata: Any, lengths: list[Tensor]) -> Tensor:
-    """1 for each element [1, n] int32 of a plan that differs from a fresh plan for the same
-    `lengths`, the arguments of its planner, else 0.
+    """Compare a plan with a fresh plan for the same lengths [B] int32, the planner's arguments.
+
+    Returns [1, n] int32: 1 for each element of the plan that differs, else 0.
     """
     function, options = planner
     fresh = function(*lengths, **options)

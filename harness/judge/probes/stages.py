@@ -217,6 +217,7 @@ class Stages(Probe):
                 decode = batch.decode
                 expected["seq_lens"] = (decode.seq_lens[row : row + 1], [places.stop])
                 expected["block_table"] = (
+                    # What stands behind is padding, and may be anything.
                     decode.block_table[row, : len(sequence.blocks)],
                     sequence.blocks,
                 )
@@ -276,6 +277,8 @@ class Stages(Probe):
         computed = self._tokens.setdefault(sequence.request, {})
         held = self._blocks.get(sequence.request, [])
         self._blocks[sequence.request] = list(sequence.blocks)
+        # A request that goes on only gets pages. If others stand in its table, it lost what it
+        # computed.
         if start > sequence.num_shared_tokens and sequence.blocks[: len(held)] != held:
             self._found(
                 "the scheduler",
@@ -332,6 +335,7 @@ class Stages(Probe):
         if (
             self.first
             or heads * end**2 > MOST_SCORES
+            # The inputs of positions that were found in the cache may not be known.
             or any(position not in history for position in range(end))
         ):
             return
@@ -348,6 +352,7 @@ class Stages(Probe):
                 seen[0, start:] = torch.where(selected[rows] < end, selected[rows], -1)
                 visible, _ = visible_tokens(attention, x, seen, self._reference.tie_margin)
                 want = attention(x, positions, visible)[0]
+        # What the attention added to the residual stream.
         got = self._kept["between", number][rows] - self._kept["before", number][rows]
         self._compare(
             f"attention of layer {number}", got, want[start:], self._tolerance, sequence, start
@@ -369,6 +374,7 @@ class Stages(Probe):
         places = range(first, len(x))
         pages = [blocks[position // PAGE_SIZE] for position in places]
         cache = self._memory.latents(number)
+        # As bytes, because older torch cannot index fp8.
         raw = cache.view(torch.uint8) if cache.element_size() == 1 else cache
         stored = (
             raw[pages, [position % PAGE_SIZE for position in places]].view(cache.dtype).double()
@@ -384,6 +390,8 @@ class Stages(Probe):
         live = sum(item.num_new_tokens for item in self._ordered)
         x = self._kept["between", number][:live]
         normed = layer.post_attention_layernorm(x)
+        # The next layer begins with this stream. Behind the last layer it is the final norm's
+        # input.
         behind = self._kept.get(("before", number + 1), self._kept["behind", 0])[:live]
         if ids is None or not isinstance(layer.mlp, MoE):
             self._compare(
@@ -410,6 +418,8 @@ class Stages(Probe):
         live = sum(item.num_new_tokens for item in self._ordered) if sequence is None else len(want)
         got = got[:live].double()
         want = want[:live]
+        # A row that cancels to nearly nothing holds rounding alone, so it is measured by the
+        # others' size.
         error = (got - want).norm(dim=-1) / want.norm(dim=-1).clamp(
             min=1e-2 * float(want.norm(dim=-1).mean()) + 1e-9
         )

@@ -120,6 +120,7 @@ class Trace(Probe):
         writes.
         """
         axis = next((place for place, letter in enumerate(letters) if letter in ("B", "T")), None)
+        # One number for the whole call, such as a scale, belongs to no row.
         if axis is None or (letters[0] == "1" and value.ndim == 1):
             return value
         if op.written_tokens:

@@ -112,6 +112,7 @@ class Twins(Probe):
         rows = self._inputs_of_rows(copied.decode.query_len)
         live = torch.arange(len(replayed)) < len(rows)
         runs = [eager]
+        # A CPU repeats its bits, so there a difference needs no second run.
         if replayed.is_cuda and not torch.equal(replayed, eager.logits):
             # A second eager run shows whether the kernels repeat their bits at all.
             live &= decided_alike(forwarded, eager)
@@ -263,12 +264,14 @@ def repeated(inputs: Batch, num_live: int, count: int, slot: int) -> Batch:
     is_first = torch.arange(len(rows), device=device) < num_live * query_len
     of_requests = map_tensors(
         replace(decode, output=None),
+        # The number of live rows is one number, and no row of a request.
         lambda tensor: tensor if tensor is decode.num_live else tensor[order],
         metadata=DecodeMetadata(),
     )
     return Batch(
         hidden=inputs.hidden[rows],
         positions=inputs.positions[rows],
+        # A repetition must not store over the latents of the request that it repeats.
         slot_mapping=torch.where(is_first, inputs.slot_mapping[rows], slot),
         decode=of_requests,
         window_slots=None

@@ -74,6 +74,8 @@ class StrayWrites(Probe):
 
     @contextlib.contextmanager
     def on_dummy_step(self) -> Iterator[None]:
+        # The whole pool: a dummy step has no request, so it may write nowhere but to the block of
+        # padding.
         before = self._memory.data.clone()
         yield
         self.written += self._changed_blocks(before)

@@ -32,6 +32,7 @@ def pairs_of(
         oracle = "flush" if is_flushed else "cold_warm"
         for index, (first, later) in enumerate(zip(epochs[0], epoch, strict=True)):
             is_warm = later.num_shared_tokens > 0 and first.num_shared_tokens == 0
+            # Another model may rightly answer otherwise.
             is_same = answers.models.get(first.request) == answers.models.get(later.request)
             if (is_flushed or is_warm) and is_same and _prompt(first) == _prompt(later):
                 sides = ((first, answers, decisions), (later, answers, decisions))

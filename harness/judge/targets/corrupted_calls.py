@@ -76,6 +76,7 @@ def corrupted_call(
         item for item in call.guarded if not (is_in_place and item.name in corruption.names)
     ]
     for item in call.guarded:
+        # The corruption may have changed guarded memory, so it counts from now on.
         item.before = item.watched().clone()
     found = CorruptedCall(corruption, corruption.is_judged(spec), Run(poison.pattern))
     # A second launch, to tell outputs from scratch, would not find its input again.

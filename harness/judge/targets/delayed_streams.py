@@ -45,7 +45,7 @@ Attempt = Callable[[bool], list[Observed]]
 def without_order(
     case: Case, spec: KernelSpec, call: KernelCall, other: KernelCall, streams: Streams
 ) -> Moved:
-    """What no event orders in the `call`. `other` is a call of the kernel on other inputs.
+    """The accesses of the `call` that no event orders. `other` is a call on other inputs.
 
     A result that is wrong in the right order as well is no finding of order.
     """

@@ -226,6 +226,7 @@ class EngineTarget(Target):
         cold = ReferenceEngine(
             self._checkpoint(engine.num_reloads), params, poison, engine.max_model_len, notes
         )
+        # Its requests are then judged by the reference of these weights and adapters.
         cold.num_reloads = engine.num_reloads
         cold.adapters = engine.adapters
         served_cold = serve(
@@ -304,6 +305,7 @@ class EngineTarget(Target):
             )
         traps = {
             "block_table.pad": params.num_blocks - 1,
+            # The expert behind the last one is the trap.
             "router.ids": params.num_experts,
             # The last slot of a full table, past the length of any request, is in a padded page.
             "sparse.topk": num_pages(params.longest) * PAGE_SIZE - 1,

@@ -32,6 +32,7 @@ def errors_of_the_engine() -> Iterator[None]:
         if is_told or is_out_of_memory(error):
             raise
         stack = traceback.extract_tb(error.__traceback__)
+        # By the stack: the same exception from a probe or a reference would be ours.
         own = [frame for frame in stack if Path(frame.filename).is_relative_to(ENGINE)]
         if isinstance(error, AttributeError) and type(error.obj).__module__.startswith(
             "harness.engine."

@@ -33,6 +33,7 @@ def replayed(
         return kernel(*call.args, **call.keywords(is_captured=True))
 
     own = [argument.clone() for argument in call.by_request]
+    # Whole rows change places, so that the other inputs are legal as well.
     contents = [[values.roll(1, 0) for values in own], own]
     _store(contents[0], call.by_request)
     step()
@@ -43,6 +44,8 @@ def replayed(
         _store(values, call.by_request)
         graph.replay()
         outputs = tuple(output.clone() for output in tensors_of(graph.outputs))
+        # Behind the replay: an eager run before it could leave the right answer in memory that it
+        # reads.
         eager = invoke(spec, poison, call.args, call.keywords(is_captured=False))
         live = call.live_requests().cpu()
         found, twin = (call.same(_first(result)).cpu() for result in (outputs, eager))

@@ -27,11 +27,13 @@ def influences(
 ) -> Iterator[Influence]:
     """Call the kernel once for each change of its inputs.
 
-    `outputs` are those of `call`; `changed` makes the call after a change.
+    outputs [rows, ...] are those of `call`, in the dtypes of the op, such as bfloat16 and float32.
+    `changed` makes the call after a change. Raises BadOutput as for any call.
     """
     before = call.observe(tuple(output.cpu() for output in outputs))
     for change in changes(OPS.get(spec.op), EACH):
         other = changed(change)
+        # Not every argument of every case has something to change.
         if not other.changed:
             continue
         result = invoke(spec, poison, other.args, other.keywords(is_captured=False))

@@ -104,6 +104,7 @@ class KernelTarget(Target):
                 if is_graph
                 else call.keywords(is_captured=False)
             )
+            # What does not depend on the pattern is looked at once.
             is_main = poison.pattern == self.case.poison.patterns[0]
             if is_main:
                 run.shown = shown_by(self.op, call.args, keywords)
@@ -196,5 +197,6 @@ class KernelTarget(Target):
         Large pools have no twin.
         """
         if self.params.cache_layout != "large":
+            # Other values, and the same ones whenever the case runs again.
             call = self._call(poison, self.case.seed ^ (number + 1))
             invoke(self.spec, poison, call.args, call.keywords(is_captured=False))

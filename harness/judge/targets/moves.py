@@ -63,6 +63,7 @@ def in_orders(
         if moved.misplaced:
             return
         for pair in islice(orders_to_try(moved.races), most):
+            # The same seed, so that only these two change places.
             order = f"schedule {number}, in which {pair[1]} is held back until after {pair[0]}"
             searched = served(seed + number, pair, order)
             if searched.misplaced:

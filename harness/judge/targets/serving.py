@@ -112,6 +112,7 @@ def serve(
         if epoch == params.epochs:
             engine.flush()
         served.starts.append(notes.answers.num_steps)
+        # In the last epoch, so that the epochs before fill the cache that a change has to empty.
         changes = params.changes if epoch == params.epochs - 1 else ()
         if not _serve_epoch(served, prompts, changes, checkpoints):
             break

@@ -34,7 +34,7 @@ Late = Callable[[Launch], list[Observed]]
 
 
 def restoring(spec: KernelSpec, call: KernelCall) -> Callable[[], None]:
-    """What gives the arguments that the kernel writes their present content."""
+    """A function that restores the arguments that the kernel writes to what they hold now."""
     written = (
         [tensor for tensor in call.args if isinstance(tensor, Tensor)]
         if not OPS.get(spec.op).outputs
@@ -77,13 +77,15 @@ def _written_late(
     argument.copy_(early)
     outputs = tuple(output.cpu() for output in launch([(right, memory)]))
     observed = observed_of(call, outputs)
+    # The next input is written late beside right ones.
     memory.copy_(right)
     return observed
 
 
 def _stand_in(argument: Tensor) -> Tensor | None:
-    """What an input [rows, ...] of any dtype holds before it is written; None if that would be its
-    own content.
+    """The content of an input [rows, ...] of any dtype until it is written, late.
+
+    None if that would be its own content.
     """
     if argument.is_floating_point():
         return torch.full_like(argument, float("nan"), dtype=torch.float32).to(argument.dtype)
@@ -101,6 +103,7 @@ def slow_reader(spec: KernelSpec, launch: Launch) -> Iterator[Guard]:
         memory = tensor.view(-1).view(torch.uint8)
         memory.fill_(UNREAD)
         seen = torch.zeros_like(memory)
+        # The reader copies while the kernel runs, so it sees any byte that was written too early.
         before = torch.full_like(memory, UNREAD)
         launch([(memory, seen)])
         yield Guard(

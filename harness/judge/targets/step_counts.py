@@ -27,7 +27,7 @@ Another right scheduler may leave room, or take a larger graph.
 
 @dataclass(frozen=True, slots=True)
 class Had:
-    """What a running request had before a step, which changes all of it."""
+    """The state of a running request before a step. The step changes all of it."""
 
     num_cached: int
     num_tokens: int
@@ -68,6 +68,7 @@ class Before:
         verified = [ran[one] for one in decoding if one in ran]
         preempted = self.running.keys() & set(engine.scheduler.waiting)
         left_out = [one for one in decoding if one not in ran and one in engine.scheduler.running]
+        # A budget that is smaller than all decodes has to leave some out.
         has_room = len(decoding) * params.query_len <= params.max_batched_tokens
         not_taken = [
             one
@@ -86,6 +87,7 @@ class Before:
         }
         counts = [_chosen(name, 0, found, where) for name, found in zeros.items()]
         cached = {
+            # A request that has just started has what it found in the cache.
             one: self.running[one].num_cached if one in self.running else one.num_shared_tokens
             for one in ran
         }

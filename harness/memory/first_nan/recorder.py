@@ -119,6 +119,7 @@ class ModuleRecorder:
                     module.register_forward_pre_hook(self._hook(name, layer, "input"))
                 )
             self._handles.append(module.register_forward_hook(self._hook(name, layer, "output")))
+        # In front of the root's own hook, whose scan belongs to the new step.
         self._handles.append(model.register_forward_pre_hook(self._begin, prepend=True))
 
     def detach(self) -> None:

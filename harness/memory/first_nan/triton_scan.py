@@ -50,6 +50,8 @@ def _look(
     WIDE: tl.constexpr,
     NEVER: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    # Loaded first and used last. The loop loads all rows, live or not, so it does not wait for
+    # this.
     rows = tl.load(live)
     rows = tl.where(rows < 0, num_rows, tl.minimum(rows, num_rows))
     latch = latches + slot * FIELDS
@@ -163,6 +165,7 @@ def _scan_two(
     NEVER: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
+    # The first programs of the grid scan x, the others y, each by their share of the grid.
     if program < programs:
         _look(
             program,
@@ -231,8 +234,10 @@ def scan(xs: list[Tensor], *rest: Any) -> None:
     ]
     shared = (live, clock, latches, first, events, count, events.shape[0])
     constants = {"NEVER": NEVER, "FIELDS": LATCH_FIELDS, "BLOCK": BLOCK, "num_warps": NUM_WARPS}
+    # Two results share a launch: a step has hundreds of scans, and nearly all find nothing.
     for one, *two in (given[start : start + 2] for start in range(0, len(given), 2)):
         with (
+            # Triton launches on the current device, which need not be the tensor's.
             torch.cuda.device(one.arguments[0].device)
             if one.arguments[0].is_cuda
             else contextlib.nullcontext()
@@ -268,6 +273,7 @@ class _Given:
         num_rows, width = x.shape
         mask = 0 if limit >= 0 else EXPONENT[x.dtype]
         shift = 32 if mask and x.element_size() == 8 else 0
+        # Rows that lie apart span more than their elements, and offsets must hold the span.
         span = (num_rows - 1) * x.stride(0) + width
         constants = {
             "K": width,

@@ -71,6 +71,8 @@ class EarlyLaunch:
         # Once outside the capture, which can compile nothing.
         self._hold()
         torch.cuda.synchronize(device)
+        # torch would drop the graph after its instantiation, and with it the edges that are read
+        # below.
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)
         try:
             with torch.no_grad(), torch.cuda.graph(self._graph):
@@ -86,6 +88,7 @@ class EarlyLaunch:
         edges = edges_of(self._graph.raw_cuda_graph())
         self.num_early = sum(kind == PROGRAMMATIC for _, _, kind in edges)
         targets = {target for _, target, _ in edges}
+        # The slow predecessor is the only kernel that nothing comes before.
         roots = {source for source, _, _ in edges} - targets
         self.is_early = any(source in roots and kind == PROGRAMMATIC for source, _, kind in edges)
         self._graph.instantiate()
@@ -101,6 +104,7 @@ class EarlyLaunch:
         The predecessor copies the bytes of each (source, target), contiguous tensors of equal size.
         """
         rows = [(source.data_ptr(), target.data_ptr(), source.nbytes) for source, target in copies]
+        # The captured kernel goes through all rows of the table. These copy nothing.
         rows += [(0, 0, 0)] * (MOST_COPIES - len(rows))
         self._table.copy_(torch.tensor(rows, dtype=torch.int64))
         torch.cuda.synchronize(self._table.device)

@@ -43,8 +43,7 @@ class Graph(Protocol):
 
     outputs: Any
     stale_reads: list[str]
-    """What the parts of the newest replay read although no tensor owned it, and who wrote it last.
-    """
+    """The memory without an owner that parts of the newest replay read, and who wrote it last."""
 
     def replay(self) -> None:
         """Repeat every launch on the memory of the capture."""
@@ -118,6 +117,7 @@ class GraphPool(ABC):
                 self._fill(memory)
         self._dirty.clear()
         for address, alias in self._foreign.items():
+            # Only graphs of this pool hold it: their aliases are all its users.
             if use_count(alias) == len(self._aliases[address]):
                 self._fill(whole_storage(alias))
 

@@ -316,9 +316,13 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
         held = getattr(value, "__dict__", {})
         if not any(isinstance(item, Tensor) for item in held.values()):
             return value
+        # An object with tensors, such as a plan. The recording gets a copy with aliases: a graph
+        # must not follow an attribute that is bound to another tensor later
+        # (vllm-project/vllm#35175).
         twin = copy.copy(value)
         for name, item in held.items():
             if isinstance(item, Tensor):
+                # The object may be a frozen dataclass.
                 object.__setattr__(twin, name, self._alias_leaf(item))
         return twin
 
@@ -341,6 +345,7 @@ class _Recorder(QuickDispatch, TorchDispatchMode):
             return known[1]
         paused = self._paused
         self._paused = True
+        # Its own ops are none of the program's.
         alias = alias_of(tensor)
         self._paused = paused
         self._alias_of[id(tensor)] = weakref.ref(tensor), alias
@@ -405,6 +410,7 @@ def _name_of(function: Function) -> str:
 
 
 def _refuse_host_reads(func: Any, args: tuple[Any, ...]) -> None:
+    # A Python number has no dimensions. A kernel takes it by value, which a graph can hold.
     if func is _aten.lift_fresh.default and args[0].ndim:
         raise CaptureError(
             "a tensor is made from host data during capture; make it before and copy into it"

@@ -58,6 +58,7 @@ class Landed:
         )
         buffer, row, start, _ = place
         at = start + token * wanted.shape[1] + byte
+        # Bytes of another owner came late if a launch from before the block was given wrote them.
         if site == "move.foreign" and late is not None and (writer := late(at)):
             site = "move.late"
             what = f"{what}, written late by {writer}"

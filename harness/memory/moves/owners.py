@@ -22,6 +22,7 @@ MLA latents, K and V by head, index keys, latents of window layers, recurrent st
 """
 
 _WIDTHS = {"group": 3, "layer": 7, "rank": 6, "token": 18, "generation": 10, "word": 14}
+# With its 5 bits and the 58 of the fields, a word is a positive int64.
 _MAGIC = 0b10110
 _MAGIC_BITS = 5
 WORD = 8
@@ -83,6 +84,8 @@ def records(
     Do not write to them.
     """
     num_words = -(-num_bytes // WORD)
+    # Raises unless the last token and the last word fit, so no sum below carries into another
+    # field.
     _packed(RecordOwner(group, layer, rank, num_tokens, generation, num_words))
     first = _packed(RecordOwner(group, layer, rank, 0, generation))
     tokens = torch.arange(num_tokens, dtype=torch.int64) << (

@@ -41,6 +41,7 @@ class Operation:
     is_done: bool = False
 
     def is_before(self, other: Operation) -> bool:
+        # A clock says how many launches of each stream are known to have ended before an operation.
         return other.clock.get(self.stream, 0) >= self.place
 
 
@@ -228,6 +229,8 @@ class Streams:
             return ready
         earlier, later = self.swapped
         is_due = earlier in self._ran
+        # If nothing else is ready, the one that is held back has to run, or the run would never
+        # end.
         return [
             operation for operation in ready if (title_of(operation.name) == later) == is_due
         ] or ready

@@ -76,6 +76,8 @@ class Transport:
 
     def status(self, transfer: Transfer) -> Status:
         """How far a transfer is. It ends only when no piece of it is on its way."""
+        # A list, so that every end is polled: each poll that succeeds orders the host behind its
+        # event.
         if not all([self.streams.is_done(event) for event in transfer.ends]):
             return "busy"
         return "failed" if transfer.has_failed else "done"

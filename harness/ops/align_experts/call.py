@@ -27,6 +27,7 @@ def prepare(params: AlignExpertsParams, setting: Setting) -> KernelCall:
         # holds.
         ids = outputs[0].clone()
         live = ids[: len(runs)].long()
+        # The expert stands above all bits of a choice, so that one sort keeps the runs apart.
         ids[: len(runs)] = live[(runs * (1 << 33) + live).argsort()].int()
         return [
             _live_part("sorted_ids", ids, want.sorted_ids, "entry"),

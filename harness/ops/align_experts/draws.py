@@ -29,6 +29,8 @@ def _settle(random: Random, given: Given, first: Wanted) -> None:
         and "tokens" not in first
         and random.random() < 0.8
     ):
+        # If every token chooses all the experts in use, each of them has a run as long as there are
+        # tokens.
         extra = {"block": 0, "blocks": block, "past": 1, "part": -1}[run]
         given["num_tokens"] = tokens = max(1, block + extra)
     # Few used experts have long runs; all of them, few empty neighbours.

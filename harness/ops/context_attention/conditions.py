@@ -29,6 +29,8 @@ def read(
             "sizes": "192, 128" if (q.shape[2], v.shape[2]) == (192, 128) else "other",
         }
         if context:
+            # The first head of the last token stands for the request: planted values are alike in
+            # all heads.
             found = (k[slice(*keys[b]), 0].float() @ q[rows[b][1] - 1, 0].float()).tolist()
             point["values"] = scores_of([score * scale for score in found])
         yield point

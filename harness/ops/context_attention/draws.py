@@ -24,6 +24,7 @@ def _plain(rng: Random) -> Given:
 def _settle(random: Random, given: Given, first: Wanted) -> None:
     queries, contexts = given["query_lens"], given["context_lens"]
     if not any(contexts):
+        # The parameters refuse a call without any context.
         contexts[-1] = 64
     for b in random.sample(range(len(queries)), len(queries)):
         # Long units of many heads cost more than they show.

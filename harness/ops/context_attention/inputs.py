@@ -34,6 +34,7 @@ def draw(params: ContextAttentionParams, seed: int) -> ContextInputs:
     q = randn((num_tokens, params.num_heads, params.qk_head_dim), torch.bfloat16, generator)
     k = randn((*keys, params.qk_head_dim), torch.bfloat16, generator)
     if params.values:
+        # Planted queries look at element 0 alone, so a key without a level scores 0.
         k[..., 0] = 0.0
         ends = list(accumulate(params.context_lens))
         for b, (end, length) in enumerate(zip(ends, params.context_lens, strict=True)):

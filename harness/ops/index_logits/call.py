@@ -18,6 +18,8 @@ def prepare(params: IndexLogitsParams, setting: Setting) -> KernelCall:
     given, kept = prepared(raw, with_trap(setting, raw.trap_block))
     want, defined = reference.expected(kept)
     rows = defined.any(dim=1)
+    # Tensor cores of Hopper add products of e4m3 in about 14 bits (DeepSeek-V3, section 3.3.2), so
+    # kernels that multiply in fp8 have a bound of their own.
     bound = f"index_logits.{params.kv}" + (".in_fp8" if setting.spec.fp8_products == "fp8" else "")
 
     def observe(outputs: tuple[Tensor, ...]) -> list[Rows]:

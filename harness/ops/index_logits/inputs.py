@@ -66,6 +66,7 @@ def draw(params: IndexLogitsParams, seed: int) -> LogitInputs:
     q = torch.randn(*shape, params.index_head_dim, generator=generator)
     return LogitInputs(
         q=q.to(torch.float8_e4m3fn if is_packed else dtype),
+        # As DeepSeek-V3.2 folds them into the weights: heads^-0.5 and width^-0.5.
         weights=torch.randn(shape, generator=generator)
         * (params.num_heads * params.index_head_dim) ** -0.5,
         kv_cache=cache,

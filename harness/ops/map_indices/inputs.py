@@ -34,6 +34,7 @@ def draw(params: MapIndicesParams, seed: int) -> MapInputs:
     generator = torch.Generator().manual_seed(seed)
     pages = drawn_pages(params.seq_lens, params.table_pad, generator)
     live = pages.table > 0
+    # No cache belongs to this call, so blocks of high numbers cost no memory.
     pages.table[live] += params.high_blocks
     owners = torch.arange(len(params.seq_lens), dtype=torch.int32).repeat_interleave(
         params.query_len

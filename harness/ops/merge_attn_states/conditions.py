@@ -33,6 +33,7 @@ def read(
     sides = []
     for t in range(tokens):
         empty = str(prefix[t]) in infinite, str(suffix[t]) in infinite
+        # The index has one bit for each empty side.
         sides.append("copied" if t >= merged else SIDES[empty[0] + 2 * empty[1]])
     call = {
         "count": "all" if merged == tokens else "some" if merged else "none",

@@ -27,6 +27,7 @@ def _settle(random: Random, given: Given, first: Wanted) -> None:
     tokens = given["num_tokens"]
     count = first.get("count") or random.choice(("none", "some", "some", "all", "all"))
     if "count" not in first and {"sign", "gap"} & set(first):
+        # Only merged rows have a sign or a gap, and the last row is merged only if all are.
         count = "all" if first.get("place") in ("last", "only") else "some"
     some = random.choice((1, tokens - 1, (tokens + 1) // 2)) or 1
     given["num_with_context"] = {"none": 0, "some": some, "all": tokens}[count]

@@ -58,6 +58,7 @@ def draw(params: MergeAttnStatesParams, seed: int) -> MergeInputs:
                 lse[:, t] += 200.0
             elif word in (f"no_{name}", "neither"):
                 lse[:, t] = float(params.empty_lse)
+                # A kernel leaves the output of a side without keys as memory was.
                 pads.append(Unowned("context.output", out[t]))
     return MergeInputs(
         prefix_out=prefix_out,

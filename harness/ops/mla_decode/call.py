@@ -36,7 +36,9 @@ def prepare(params: MlaDecodeParams, setting: Setting) -> KernelCall:
     poison = replace(
         with_trap(setting, raw.trap_block).poison,
         sites=setting.poison.sites
+        # Zeros that the case asks for must stay: the poison would overwrite them.
         - ({"block_table.pad"} if params.table_entries == "zero" else set()),
+        # A kernel that declares that it needs valid entries gets none out of range.
         strict=(setting.poison.strict or params.table_entries == "out_of_range")
         and not keeps(setting, setting.spec.needs_valid_table),
     )
@@ -94,7 +96,7 @@ def prepare(params: MlaDecodeParams, setting: Setting) -> KernelCall:
 def _plan(
     params: MlaDecodeParams, setting: Setting, seq_lens: Tensor, num_heads: int
 ) -> Callable[[bool], Any] | None:
-    """What plans with the kernel's planner, if the case wants a plan."""
+    """The function that makes a plan, with the kernel's planner; None if the case has no plan."""
     planner = planner_of(setting.spec)
     if planner is None or not params.planned:
         return None

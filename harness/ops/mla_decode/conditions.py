@@ -51,6 +51,7 @@ def read(
     lengths = seq_lens.tolist()
     table = block_table.tolist()
     pages = [row[: -(-n // PAGE_SIZE)] for row, n in zip(table, lengths, strict=True)]
+    # A page that stands twice in one request is not shared.
     holders = Counter(page for row in pages for page in set(row))
     call = {
         "tokens": num_tokens,
@@ -78,6 +79,7 @@ def read(
         if own:
             top = max(own)
             query = q[b, -1, 0].float()
+            # Whole pages: a slot past the length spoils its own score alone, which is cut off.
             found = [x for page in own for x in (kv_cache[page].float() @ query).tolist()][:length]
             point |= {
                 "shared": shared_with(own, holders),

@@ -24,6 +24,7 @@ SPACE = SPACES["mla_decode"]
 def _plain(rng: Random) -> Given:
     query_len = rng.choice([1, 1, 1, 2])
     seq_lens = [
+        # The query tokens are part of a request's length. A padded request has none.
         0 if length == 0 else max(length, query_len)
         for length in drawn_lengths(rng, 0, 300, most=5)
     ]
@@ -71,9 +72,11 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int) -> Given
         and "batch" not in first
         and any(name in first for name in ("neighbour", "around", "shared", "place"))
     ):
+        # These conditions are about the requests beside one, so a batch of two shows few of them.
         batch = max(batch, 5)
     heads = number("heads", 130, (3, 4, 4, 3, 2, 2))
     block = chosen("block", (6, 3, 0 if first.get("latent") == "512+64" else 1))
+    # So many blocks of 576 elements would be gigabytes.
     latent = "other" if block == "32768+" else chosen("latent", (12, 1))
     far = chosen("offset", (5, 1)) == "past 2^31"
     apart = far or chosen("pool", (3, 2)) == "apart"
@@ -87,18 +90,10 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int) -> Given
         lengths = [min(n, pages * PAGE_SIZE) for n in lengths]
     if not any(lengths):
         lengths[-1] = PAGE_SIZE + tokens
-    orders = {"rising": "rising", "falling": "falling", "mixed": "random", "repeated": "repeated"}
-    shared = {"some": "prefix", "all": "same"}
-    any_order = ("random", "rising", "falling", "repeated", "prefix", "same")
-    words = [
-        shared.get(w.get("shared", ""))
-        or orders.get(w.get("order", ""))
-        or random.choice(any_order)
-        for w in requests
-    ]
+    page_orders = [_page_order(random, want) for want in requests]
     values = [
-        (w.get("values") or random.choice(SPACE["values"].classes)).replace(" ", "_")
-        for w in requests
+        (want.get("values") or random.choice(SPACE["values"].classes)).replace(" ", "_")
+        for want in requests
     ]
     window = {"none": None, "one": 1, "inside": random.choice((2, 40, 64, 100)), "past": 4096}
     given: Given = {
@@ -106,7 +101,7 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int) -> Given
         "query_len": tokens,
         "num_heads": heads,
         "kv": chosen("kv"),
-        "page_order": words[:17],
+        "page_order": page_orders[:17],
         "values": values[:13],
         "table_pad": random.choice(SPACE["spare"].numbers[chosen("spare")][:12]),
         "planned": chosen("plan") == "given",
@@ -118,15 +113,33 @@ def decode_call(random: Random, wanted: Iterator[Wanted], largest: int) -> Given
         given["window"] = seen
     if latent == "other":
         given |= {"kv_lora_rank": 8 if block == "32768+" else 16, "qk_rope_head_dim": 8}
+    return given | _gaps(random, block, far=far, apart=apart)
+
+
+def _page_order(random: Random, want: Wanted) -> str:
+    """How the pages of a request lie in the pool, and with whom it shares them."""
+    shared = {"some": "prefix", "all": "same"}.get(want.get("shared", ""))
+    order = want.get("order", "")
+    if shared or order:
+        return shared or ("random" if order == "mixed" else order)
+    return random.choice(("random", "rising", "falling", "repeated", "prefix", "same"))
+
+
+def _gaps(random: Random, block: str, *, far: bool, apart: bool) -> Given:
+    """What lies between the pages of a pool whose block numbers are of class `block`.
+
+    `far`: a page starts past 2^31 elements. `apart`: pages do not touch each other.
+    """
     if far:
-        given["page_stride"] = (
-            2**16 + 64 if block == "32768+" else 2**25 + 64 if block == "below 32768" else 2**31
-        )
-    elif apart and block == "32768+":
-        given["page_stride"] = PAGE_SIZE * 16 + 64
-    elif apart:
-        given["layout"] = random.choice(("padded_pages", "block_major", "manager_blocks"))
-    return given
+        # The more blocks, the smaller the stride: a page lies past 2^31 elements, and the pool
+        # still finds address space.
+        strides = {"32768+": 2**16 + 64, "below 32768": 2**25 + 64, "below 128": 2**31}
+        return {"page_stride": strides[block]}
+    if apart and block == "32768+":
+        return {"page_stride": PAGE_SIZE * 16 + 64}
+    if apart:
+        return {"layout": random.choice(("padded_pages", "block_major", "manager_blocks"))}
+    return {}
 
 
 def _lengths(random: Random, requests: Sequence[Wanted], tokens: int, more: int) -> list[int]:
@@ -135,8 +148,10 @@ def _lengths(random: Random, requests: Sequence[Wanted], tokens: int, more: int)
     for b, want in enumerate(requests):
         before = found[-1] if found else -1
         if want.get("around", "live") in ("empty before", "empty both") and found:
+            # This request wants an empty one in front of it.
             found[-1] = before = 0
         if b and requests[b - 1].get("around") in ("empty after", "empty both"):
+            # The request in front wants an empty one behind it.
             found.append(0)
             continue
         equal = (
@@ -158,6 +173,7 @@ def _length(random: Random, want: Wanted, tokens: int, more: int) -> int:
         return 0
     if not want and random.random() < 0.12:
         return 0
+    # An order shows in two pages, and a mixed one in three.
     least = {"mixed": "3-4", "rising": "2", "falling": "2", "repeated": "2"}.get(
         want.get("order", ""), "1"
     )

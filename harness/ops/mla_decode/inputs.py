@@ -46,6 +46,7 @@ def draw(params: MlaDecodeParams, seed: int) -> MlaDecodeInputs:
     counts = [-(-length // PAGE_SIZE) for length in params.seq_lens]
     per_block = cache_layouts.pages_in_block(params.layout)
     *owned, free = cache_layouts.allotted(counts, params.num_spare_blocks, params.layout, generator)
+    # Whole blocks of the manager, so that the pages behind them still begin with one.
     high = -(-params.high_blocks // per_block) * per_block
     # The null block is the first, the trap the last.
     num_blocks = high + sum(map(len, (*owned, free))) + 2 * per_block
@@ -63,6 +64,7 @@ def draw(params: MlaDecodeParams, seed: int) -> MlaDecodeInputs:
     )
     table = torch.zeros(len(counts), max(map(len, owned)) + params.table_pad, dtype=torch.int32)
     unowned = [Unowned("kv.null", kv_cache[:per_block])]
+    # A shared page has an owner as far as the longest of its requests reads it.
     used = decode_conditions.slots_used(live, params.seq_lens)
     for b, (length, pages, rest) in enumerate(zip(params.seq_lens, live, owned, strict=True)):
         table[b, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
@@ -72,10 +74,13 @@ def draw(params: MlaDecodeParams, seed: int) -> MlaDecodeInputs:
             word = params.values[b % len(params.values)]
             decode_conditions.plant_keys(b, word, latents, length, params.query_len, pages)
         stored = cached_latents(latents, kv_dtype, kv_scale).view(len(pages), PAGE_SIZE, head_dim)
+        # A shared page has the latents of the request that got it as its own.
         places = decode_conditions.written_places(pages, own[b])
         kv_cache[torch.tensor(pages).long()[places]] = stored[places]
         if length and used[pages[-1]] < PAGE_SIZE:
             unowned.append(Unowned("kv.tail", kv_cache[pages[-1], used[pages[-1]] :]))
+        # The table names all pages of the last manager block, and the request has not reached these
+        # yet.
         unowned.extend(Unowned("kv.tail", kv_cache[int(page)]) for page in rest[len(pages) :])
         unowned.append(Unowned("block_table.pad", table[b, len(rest) :]))
     unowned.extend(Unowned("kv.free", kv_cache[int(page)]) for page in free)

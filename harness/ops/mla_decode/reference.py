@@ -40,8 +40,10 @@ def expected(
 
     def seen() -> Iterator[tuple[int, Tensor]]:
         for b, length in enumerate(seq_lens.tolist()):
+            # One request at a time, as keys in float64 take much memory.
             keys = dequantized(gather_latents(kv_cache, block_table[b], length), kv_scale)
             for s, visible in enumerate(range(length - num_query_tokens + 1, length + 1)):
+                # A query token of a padded request sees nothing, and its row is undefined.
                 if visible > 0:
                     yield (
                         b * num_query_tokens + s,

@@ -75,7 +75,9 @@ def flashinfer(function: Function) -> Function:
         kv_indptr = torch.cat((first, counts.cumsum(0).to(torch.int32)))
         qo_indptr = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * num_tokens
         columns = torch.arange(block_table.shape[1], device=q.device)
+        # The wrapper takes the pages of all requests in one list, without padding.
         kv_indices = block_table[columns < counts[:, None]]
+        # A new one, so that no plan of an earlier call is left.
         wrapper = function()
         sizes = (num_heads, rank, width - rank, PAGE_SIZE)
         wrapper.plan(
@@ -171,6 +173,7 @@ def _named(call: Function, function: Function) -> Function:
     ) -> Any:
         return call(q, kv_cache, block_table, seq_lens, scale=scale)
 
+    # `inspect.signature` follows it, and would show the arguments of `call` in place of the op's.
     del adapted.__wrapped__
     adapted.__name__ = adapted.__qualname__ = str(getattr(function, "__qualname__", "kernel"))
     adapted.__doc__ = function.__doc__

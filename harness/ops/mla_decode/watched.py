@@ -20,6 +20,7 @@ def cache_rows(args: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Tensor
     """
     q, cache, table, seq_lens = args[:4]
     window = keywords.get("window")
+    # Padded entries may name no page. They read some page, and the masks below drop it.
     pages = table.long().clamp(0, cache.shape[0] - 1)
     wide = cache.float() if cache.dtype == torch.float8_e4m3fn else cache
     rows, lengths = wide[pages].flatten(1, 2), seq_lens[:, None]

@@ -21,6 +21,7 @@ def read(
     ]
     holders = Counter(slot for row in rows for slot in row)
     kv = TYPES.get(str(kv_cache.dtype), "fp8_ds_mla")
+    # Records are no numbers before they are decoded, so their scores are not looked at.
     keys = None if kv == "fp8_ds_mla" else kv_cache.float()
     factor = scale * (1.0 if kv_scale is None else float(kv_scale))
     width = indices.shape[1]

@@ -50,6 +50,7 @@ def _rare(rng: Random) -> Given | None:
 def _settle(random: Random, given: Given, first: Wanted) -> None:
     most = max(given["num_chosen"])
     if not most:
+        # A call in which no token has a slot would show nothing.
         given["num_chosen"][-1] = most = 1
     if first.get("list") == "full" or "width" not in first:
         given["topk"] = (

@@ -52,13 +52,16 @@ def draw(params: MlaDecodeSparseParams, seed: int) -> SparseInputs:
     indices = torch.full((len(params.num_chosen), params.topk), -1, dtype=torch.int32)
     before = torch.empty(0, dtype=torch.int32)
     for token, count in enumerate(params.num_chosen):
+        # Behind the null block, whose slots no token may choose.
         slots = (PAGE_SIZE + torch.randperm(num_slots, generator=generator)[:count]).to(torch.int32)
         word = params.slot_order[token % len(params.slot_order)] if params.slot_order else "random"
         before = slots = decode_conditions.arranged_slots(slots, before, word)
         indices[token, :count] = slots
         if word == "holes" and count:
+            # The last slot goes to the end of the list, so that -1 stands between slots.
             indices[token, [count - 1, -1]] = indices[token, [-1, count - 1]]
     if params.values:
+        # Planted queries look at element 0 alone, so a key without a level scores 0.
         latents[..., 0] = 0.0
         for token, slots in enumerate(indices):
             kind = params.values[token % len(params.values)]

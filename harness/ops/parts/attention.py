@@ -86,7 +86,10 @@ class Rounding(NamedTuple):
         rounded = torch.maximum(
             weights * self.weight, weights.amax(1, keepdim=True) * self.least_weight
         )
+        # exp overflows float64 past 709. A weight moves by 1 at most.
         square = (weights * moved.clamp(max=700).expm1()).clamp(max=1).square() + rounded.square()
+        # The sum of square * (value - out)^2. Weights add up to 1, so one that is too large moves
+        # the row from its mean towards that value.
         off = (
             square @ values.square()
             - 2 * (square @ values) * out

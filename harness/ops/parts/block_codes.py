@@ -26,10 +26,13 @@ def scale_codes(amax: Tensor, form: BlockFormat) -> Tensor:
     binade of the elements.
     """
     if form.scale == "e4m3":
+        # Past 448 torch's conversion gives NaN, as e4m3fn has no infinity.
         scale = (amax / form.element_max).clamp(max=448.0)
         return scale.to(torch.float8_e4m3fn).view(torch.uint8)
+    # frexp counts from 0.5, one above the exponent of the binade, and e8m0 has a bias of 127.
     exponent = torch.frexp(amax).exponent + (126 - form.exponent_max)
     code = torch.where(amax == 0, 0, exponent).clamp(0, 254)
+    # 255 is the NaN of e8m0: a block that is not finite must not get a scale that is.
     return torch.where(amax.isfinite(), code, 255).to(torch.uint8)
 
 
@@ -42,6 +45,7 @@ def element_codes(blocks: Tensor, codes: Tensor, form: BlockFormat) -> Tensor:
     else:
         scale = torch.ldexp(torch.ones_like(codes, dtype=torch.float32), codes.int() - 127)
     scaled = (
+        # A block of zeros has scale 0, and so has one that is too small for the least scale.
         torch.where(scale == 0, 0.0, (blocks / scale[..., None]).movedim(-1, 0))
         .movedim(0, -1)
         .flatten(1)

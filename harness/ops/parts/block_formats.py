@@ -82,6 +82,7 @@ def _table(kind: Literal["e2m1", "e4m3", "e8m0"]) -> Tensor:
     exponent = (codes >> 3) & 0xF
     mantissa = codes & 7
     is_normal = exponent > 0
+    # The bias is 7, and the mantissa is counted in eighths: 7 + 3.
     size = torch.ldexp((mantissa + 8 * is_normal).float(), exponent.clamp(min=1) - 10)
     size = torch.where((codes & 0x7F) == 0x7F, torch.nan, size)
     return torch.where(codes >= 128, -size, size)

@@ -84,6 +84,7 @@ def check_outputs(
     if not declared:
         return ()
     values = tuple(result) if isinstance(result, tuple | list) else (result,)
+    # A kernel that declares no lse may return one all the same. It is not judged.
     values = values if spec.gives_lse else values[: len(declared)]
     if problem := wrong_count(spec, len(values)):
         raise BadOutput(spec, problem)
@@ -151,11 +152,12 @@ class KernelCall:
     A graph is captured with these rows reordered.
     """
     same: Callable[[Tensor], Tensor] = lambda output: output
-    """What of the first output equal inputs must give again, with a row for each request: by
-    default all of it.
+    """The part of the first output that equal inputs must give again, a row for each request.
+
+    By default it is all of the output.
     """
     changed: str = ""
-    """What a change of the setting changed; empty without one."""
+    """The part of the inputs that was changed, such as "q[2, 0, 5]"; empty without a change."""
     plan: Callable[[bool], Any] | None = None
     """Makes `metadata`; called with whether a graph captures it."""
 
@@ -215,7 +217,7 @@ class Setting:
     change: Change | None = None
     """A legal change of one part of the inputs."""
     changed: list[str] = field(default_factory=list)
-    """What the change changed, once the inputs are drawn."""
+    """The changed parts of the inputs. It is empty until the inputs are drawn."""
 
 
 def attention_rows(
@@ -277,6 +279,7 @@ def prepared(raw: InputsT, setting: Setting) -> tuple[InputsT, InputsT]:
     A corrupted call has corrupted inputs, and what they stand for in the copy.
     """
     if setting.change is not None:
+        # Before the poison goes in: a change finds live rows by what is not zero.
         setting.changed.append(change_(raw, setting.change, setting.seed))
     for part in raw.unowned:
         poison = setting.poison
@@ -286,6 +289,7 @@ def prepared(raw: InputsT, setting: Setting) -> tuple[InputsT, InputsT]:
         ):
             poison = replace(poison, pattern=_FINITE_STAND_IN.get(poison.pattern, poison.pattern))
         poison.fill_(part.memory, part.site)
+    # Before the kernel gets anything: on a CPU `given` may be the memory of `raw` itself.
     kept = _map_tensors(raw, pools.copied)
     given = _map_tensors(raw, lambda tensor: placed(tensor, setting.device, setting.fence))
     if setting.corruption is None:

@@ -46,6 +46,7 @@ def change_(raw: OpInputs, change: Change, seed: int) -> str:
     Returns what changed, such as "kv_cache[3, 17]"; empty if the argument has nothing to change.
     """
     tensor: Tensor = getattr(raw, change.name)
+    # The numbers of one argument draw different rows, and the same ones when the case runs again.
     generator = torch.Generator().manual_seed(seed * 31 + change.number)
     if change.name in TABLES:
         return _swap_entry(change.name, tensor, generator)

@@ -38,6 +38,7 @@ def as_meant(kept: InputsT, corruption: Corruption) -> InputsT:
     if (
         not corruption.right
         or corruption.change in _SAME_VALUES
+        # Integers of another type are the same numbers. Floats are rounded, in the reference too.
         or (corruption.change == "dtype" and is_integer)
     ):
         return kept

@@ -43,6 +43,7 @@ def drawn_pages(
     lengths: tuple[int, ...], pad: int, generator: torch.Generator, spare: int = 0
 ) -> Pages:
     counts = [-(-length // PAGE_SIZE) for length in lengths]
+    # Block 0 is the null block.
     order = 1 + torch.randperm(sum(counts) + spare, generator=generator)
     *owned, free = torch.split(order, [*counts, spare])
     pages = Pages(torch.zeros(len(lengths), max(counts) + pad, dtype=torch.int32), free)

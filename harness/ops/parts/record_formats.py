@@ -1,6 +1,6 @@
 """How a paged cache stores a token: a record of bytes, and where in its block each byte lies.
 
-A reference, written from the documented formats (docs/record-formats.md) and apart from the
+A reference, written from the documented formats (docs/reference.md) and apart from the
 kernels. `encode` and `decode` know a record by itself, `places` knows the block. A block is the
 memory of the page's P tokens.
 """

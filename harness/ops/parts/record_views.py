@@ -50,6 +50,7 @@ def planar_parts(cache: Tensor, scale_bytes: int) -> tuple[Tensor, Tensor]:
     """
     num_blocks, page_size, num_bytes = cache.shape
     border = page_size * (num_bytes - scale_bytes)
+    # A view, as a block is dense within itself.
     flat = cache.flatten(1)
     return flat[:, :border].view(num_blocks, page_size, -1), flat[:, border:].view(
         num_blocks, page_size, -1
@@ -114,6 +115,7 @@ def encoded(rows: Tensor, record_format: str, scale: float | None) -> list[Tenso
         return [element_codes(blocks, codes, _NVFP4), codes]
     latents = _LATENTS if record_format == "fp8_ds_mla" else _INDEX_WIDTH
     groups = rows[:, :latents].view(len(rows), -1, _GROUP)
+    # A group of zeros would have scale 0, and 0 / 0 is no code.
     scales = groups.abs().amax(dim=-1).clamp(min=1e-4) / E4M3_MAX
     parts = [_e4m3((groups / scales[..., None]).flatten(1)), _bytes(scales)]
     return (

@@ -65,6 +65,7 @@ def drawn_rows(params: RecordParams, num_rows: int, generator: torch.Generator) 
     """
     sizes = torch.exp2(torch.randint(-2, 3, (num_rows, 1), generator=generator).float())
     if RECORDS[params.kv].quantized and not RECORDS[params.kv].group:
+        # With one scale for the whole cache, large rows would saturate and small ones vanish.
         sizes = torch.ones(num_rows, 1)
     return (sizes * torch.randn(num_rows, RECORDS[params.kv].width, generator=generator)).to(
         torch.bfloat16

@@ -15,6 +15,9 @@ from harness.core.ops import PAGE_SIZE
 LARGE = 2.0**14
 TINY = 2.0**-10
 """What a large or a tiny row is multiplied by."""
+# Past the borders by which the conditions of `route_experts` tell kinds of logits apart: 1e3 for
+# large ones, 20 for one that outweighs the rest. Steps of 1/8 are exact beside 1500, so no two
+# logits become equal.
 LARGE_LOGIT = 1500.0
 STEP = 0.125
 OUTWEIGHS = 30.0
@@ -90,6 +93,7 @@ def shape_logits(logits: Tensor, words: Sequence[str]) -> None:
         elif word == "large":
             row.copy_(LARGE_LOGIT + STEP * ranks)
         elif word == "flat":
+            # All within 0.04, below the 0.05 that conditions call flat.
             row.copy_(ranks * (0.04 / len(row)))
         elif word == "negative":
             row -= row.max() + 1.0

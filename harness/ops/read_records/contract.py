@@ -30,7 +30,7 @@ class ReadRecords(Op):
         "B+1", "int32", "request b has the tokens cu_seq_lens[b] to cu_seq_lens[b + 1]"
     )
 
-    record_format = Keyword("str", "a name of docs/record-formats.md")
+    record_format = Keyword("str", "the name of a record format in docs/reference.md")
     scale = Keyword("float | None", "the scale of the whole cache, for formats that have one")
 
     out = Out("T W", "float32", site="output")

@@ -37,6 +37,7 @@ def draw(params: ReadRecordsParams, seed: int) -> ReadRecordsInputs:
     """Requests with scattered pages; their unused slots, and all pages of others, are unowned."""
     generator = torch.Generator().manual_seed(seed)
     counts = [-(-length // PAGE_SIZE) for length in params.seq_lens]
+    # The null block, the requests' pages, and two of no request.
     num_blocks = 1 + sum(counts) + 2
     storage, scale = records.drawn_storage(params, num_blocks + params.high_blocks, generator)
     cache = storage[:, -1]

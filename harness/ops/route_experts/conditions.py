@@ -8,6 +8,7 @@ from typing import Any
 from harness.core.conditions.model import Point
 from harness.core.conditions.parts import place_of
 
+# What is drawn lies on either side of these borders, see `row_conditions.shape_logits`.
 FAR_LOGITS = 1e3
 FLAT_LOGITS = 0.05
 OUTWEIGHED = 20.0

@@ -26,6 +26,7 @@ def _settle(random: Random, given: Given, first: Wanted) -> None:
         given["num_live"] = None
     else:
         given |= {
+            # The kernel that takes the number of live tokens.
             "kernel": "torch-live",
             "num_live": tokens if live == "all" or tokens < 2 else (tokens + 1) // 2,
         }

@@ -29,6 +29,7 @@ def prepare(params: SelectTopkParams, setting: Setting) -> KernelCall:
         if not setting.spec.keeps_ties:
             # Another right choice is no other result.
             right = (found == want).all(dim=1, keepdim=True)
+            # -2 is never right, so the reference makes the choice itself.
             want = right_choice(kept.logits, kept.seq_lens, torch.full_like(outputs[0], -2))
             found = torch.where(right, want.to(found.dtype), found)
         return [Rows("indices", found, every, want, "", "query token", "sparse.topk")]
@@ -39,6 +40,7 @@ def prepare(params: SelectTopkParams, setting: Setting) -> KernelCall:
         """
         if setting.spec.keeps_ties:
             return output.sort(dim=1).values.view(num_requests, -1)
+        # A wrong index is found beside the reference. Here it must only not raise.
         columns = output.long().clamp(0, given.logits.shape[1] - 1)
         values = given.logits.gather(1, columns).masked_fill(output < 0, -torch.inf)
         # A zero of either sign is as large as the other.
@@ -50,6 +52,8 @@ def prepare(params: SelectTopkParams, setting: Setting) -> KernelCall:
     if given.logits.is_contiguous():
         call.by_request = [given.logits.view(num_requests, params.query_len, -1), given.seq_lens]
     else:
+        # Rows that lie apart have no view by request, so a graph sees the lengths in another order
+        # alone.
         call.by_request = [given.seq_lens]
     call.same = same
     give_buffer(call, setting, given.buffer, kept.buffer, rows)

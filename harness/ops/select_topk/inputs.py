@@ -38,6 +38,7 @@ def draw(params: SelectTopkParams, seed: int) -> TopkInputs:
     for row in range(rows):
         word = params.values[row % len(params.values)]
         logits[row] = _drawn_logits(word, columns, params.topk, generator)
+    # Two rows behind the output show a store past its end.
     buffer = torch.zeros(rows + 2, params.topk, dtype=torch.int32)
     unowned = [
         Unowned("sparse.logits", logits[row, length:])

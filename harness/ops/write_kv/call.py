@@ -19,6 +19,7 @@ def prepare(params: WriteKvParams, setting: Setting) -> KernelCall:
     slots = kept.slot_mapping[is_live]
     others = torch.ones(given.kv_cache.shape[0] * PAGE_SIZE, dtype=torch.bool, device=slots.device)
     others[slots] = False
+    # The null block has a guard of its own below, with its own site.
     others[:PAGE_SIZE] = False
 
     def slots_of(cache: Tensor, which: Tensor) -> Tensor:

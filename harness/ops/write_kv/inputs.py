@@ -40,6 +40,7 @@ def draw(params: WriteKvParams, seed: int) -> WriteInputs:
     generator = torch.Generator().manual_seed(seed)
     head_dim = checked_head_dim(params.kv_lora_rank, params.qk_rope_head_dim)
     num_live = params.num_tokens - params.num_padded
+    # More than the tokens fill, so that latents of others lie between theirs and can be hit.
     num_pages = 2 + -(-num_live // PAGE_SIZE)
     first_page = 1 + params.high_blocks
     kv_dtype, dtype, kv_scale = types_of(params.kv)

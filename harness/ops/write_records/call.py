@@ -48,6 +48,8 @@ def prepare(params: WriteRecordsParams, setting: Setting) -> KernelCall:
                 want[:, part],
                 bound,
                 "token",
+                # `rounding` is the most that a record can be off. The judge multiplies a slack by
+                # this factor.
                 slack=None if slack is None else slack / SLACK_OF_ELEMENT,
             )
             for name, part, bound in halves

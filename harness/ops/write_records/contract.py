@@ -8,7 +8,7 @@ from harness.core.contract import Arg, Keyword, Op
 class WriteRecords(Op):
     """Stores rows as records in the blocks of a byte cache; negative slots are skipped.
 
-    The cache may be one layer's part of blocks of several layers. docs/record-formats.md has the
+    The cache may be one layer's part of blocks of several layers. docs/reference.md has the
     formats.
     """
 
@@ -27,7 +27,7 @@ class WriteRecords(Op):
     )
     slot_mapping = Arg("T", "int64", "page * P + place")
 
-    record_format = Keyword("str", "a name of docs/record-formats.md")
+    record_format = Keyword("str", "the name of a record format in docs/reference.md")
     scale = Keyword("float | None", "the scale of the whole cache, for formats that have one")
 
 

@@ -47,6 +47,7 @@ def draw(params: WriteRecordsParams, seed: int) -> WriteRecordsInputs:
         slot_mapping=row_conditions.slot_mapping(slots, is_padded),
         unowned=[
             Unowned("kv.null", cache[NULL_BLOCK]),
+            # A page that no token of the call reaches.
             Unowned("kv.free", cache[-1]),
             *(Unowned("kv.new", span) for span in spans(cache, slots, params.kv)),
             *(Unowned("graph.pad_rows", part) for part in padding(x, is_padded)),

@@ -4,8 +4,8 @@ uses.
     python3 -m pip install -c constraints.txt -e '.[dev]'
     python -m adapters.shared.tests.download vllm SITES 0.24.0 0.33.0
     python -m adapters.vllm.tests.fits SITES/vllm-0.24.0 SITES/vllm-0.33.0
-    python -m adapters.vllm.tests.fits SITES/vllm-0.33.0:FLASHINFER --docs docs/vllm-releases.md
-    python -m adapters.vllm.tests.fits --docs docs/vllm-releases.md
+    python -m adapters.vllm.tests.fits SITES/vllm-0.33.0:FLASHINFER --docs docs/data/vllm-fits.md
+    python -m adapters.vllm.tests.fits --docs docs/data/vllm-fits.md
 
 No GPU is needed. Nothing of a release is imported or run, so a release that fits may still fail.
 FlashInfer's functions are checked if a folder with FlashInfer is given too. Without a release, only

@@ -10,17 +10,17 @@ from mla_harness_adapters.releases import release_of
 
 Fits = dict[str, list[Fit]]
 """The parts of each release."""
-SERVED = ("data/vllm-0.21-to-0.26.md", "data/vllm-0.28-to-0.33.md")
+SERVED = ("vllm-0.21-to-0.26.md", "vllm-0.28-to-0.33.md")
 """The pages of runs on a GPU."""
 
-HEAD = """# Releases of vLLM
+HEAD = """# Record: what of the harness fits a release of vLLM
 
-Made by `python -m adapters.vllm.tests.fits`. The harness does three things with a release. Each proves less than the
-one before:
+For whoever adapts the harness to a release. Made by `python -m adapters.vllm.tests.fits` from the text of each release; nothing here is typed by
+hand. The harness does three things with a release. Each proves less than the one before:
 
-- **Run on a GPU**: vLLM served canaries under poison, with and without its own bugs, and its kernels were judged;
-  [vllm.md](vllm.md) has the results.
-- **Host side run on a CPU**: parts of vLLM's own Python ran under poison; [vllm-host.md](vllm-host.md) has the results.
+- **Run on a GPU**: vLLM served canaries under poison, with and without its own bugs, and its kernels were judged.
+  [The releases](../vllm-releases.md) have the results.
+- **Host side run on a CPU**: parts of vLLM's own Python ran under poison: [vllm-host.md](vllm-host.md).
   What the plug-in does to vLLM's own prefill, caches and routing simulator is tried so too, on some of the releases
   (`adapters/vllm/tests/host/test_serving_poison.py`).
 - **Fits by its code**: every class, method, parameter, option, variable and patched line that the harness relies on is

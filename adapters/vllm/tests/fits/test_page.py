@@ -25,8 +25,8 @@ from adapters.vllm.tests.fits.page import (
 from tests.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).parents[4]
-DOCS = ROOT / "docs"
-PAGE = DOCS / "vllm-releases.md"
+RECORDS = ROOT / "docs" / "data"
+PAGE = RECORDS / "vllm-fits.md"
 GPU = """
 ## Clean scenarios
 
@@ -53,7 +53,6 @@ vLLM 0.24.0: python3, vllm-host-one pass
 
 
 def docs(folder: Path) -> Path:
-    (folder / "data").mkdir()
     for name, release in zip(SERVED, ("0.24.0", "0.30.0"), strict=True):
         (folder / name).write_text(GPU.replace("0.24.0", release), encoding="utf-8")
     (folder / "vllm-host.md").write_text(CPU, encoding="utf-8")
@@ -98,8 +97,8 @@ def test_a_cell_says_what_is_missing_or_why_nothing_was_looked_at() -> None:
 
 def test_the_page_is_up_to_date_with_what_was_run() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert refreshed(text, DOCS) == text, (
-        "run python -m adapters.vllm.tests.fits --docs docs/vllm-releases.md"
+    assert refreshed(text, RECORDS) == text, (
+        "run python -m adapters.vllm.tests.fits --docs docs/data/vllm-fits.md"
     )
 
 

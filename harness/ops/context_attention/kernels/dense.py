@@ -37,6 +37,7 @@ def context_attention(
     num_tokens, num_heads, _ = q.shape
     out = torch.empty((num_tokens, num_heads, v.shape[-1]), dtype=q.dtype, device=q.device)
     lse = torch.empty((num_heads, num_tokens), dtype=torch.float32, device=q.device)
+    # Read on the host: a batch with prompts is never captured.
     query_starts = check_indices(query_start_loc, num_tokens + 1, "query_start_loc").tolist()
     chunk_starts = check_indices(chunk_start_loc, k.shape[0] + 1, "chunk_start_loc").tolist()
     check_rising("query_start_loc", query_starts)

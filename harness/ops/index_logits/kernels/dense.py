@@ -35,8 +35,11 @@ def index_logits(
     num_columns = block_table.shape[1]
     counts = (seq_lens.clamp(min=0) + page_size - 1) // page_size
     check_indices(counts, num_columns + 1, "pages of seq_lens")
+    # Only looked up, as torch needs no workers: the fault is a search past the last request
+    # (deepseek-ai/DeepGEMM#353).
     check_indices(first_requests(counts), num_requests, "request of a worker")
     is_page = torch.arange(num_columns, device=q.device) < counts[:, None]
+    # Padding of the table may name no page at all. It is replaced first, and never looked up.
     blocks = check_indices(
         torch.where(is_page, block_table, 0), kv_cache.shape[0], "block_table of the indexer"
     )

@@ -31,6 +31,8 @@ def map_indices(
     if out is None:
         out = torch.empty(positions.shape, dtype=torch.int32, device=positions.device)
     rows = rows_to_map(positions, requests)
+    # By address: a wrong number of rows reads and writes what lies behind the tensors, as in a
+    # kernel.
     given = rows_at(positions, rows)
     target = rows_at(out, rows)
     columns, is_position = columns_of(given, page_size, block_table.shape[1])

@@ -38,6 +38,7 @@ def merge_attn_states(
     suffix_out = suffix_as_stored(prefix_out, suffix_out)
     out = torch.empty(prefix_out.shape, dtype=prefix_out.dtype, device=prefix_out.device)
     lse = torch.empty(prefix_lse.shape, dtype=torch.float32, device=prefix_lse.device)
+    # Only these rows: the prefix of the others was never written (vllm-project/vllm#36540).
     out[:merged], lse[:, :merged] = _merge(
         prefix_out[:merged], prefix_lse[:, :merged], suffix_out[:merged], suffix_lse[:, :merged]
     )
@@ -57,6 +58,7 @@ def _merge(
     prefix_sum = (prefix_lse - shift).exp()
     suffix_sum = (suffix_lse - shift).exp()
     total = prefix_sum + suffix_sum
+    # 0 / 0 where both sides are empty. The fill below replaces it.
     blend = prefix_out.float() * _by_row(prefix_sum / total) + suffix_out.float() * _by_row(
         suffix_sum / total
     )
@@ -64,6 +66,7 @@ def _merge(
         blend, prefix_out, suffix_out, _by_row(prefix_empty), _by_row(suffix_empty)
     )
     blend = blend.masked_fill(_by_row(prefix_empty & suffix_empty), 0.0)
+    # Of two empty sides the shift is 0 and the total too, so the lse is -inf by itself.
     return blend.to(prefix_out.dtype), shift + total.log()
 
 

@@ -59,8 +59,7 @@ def mla_decode(
     `workspace`, int32 words that are zero on entry and on return; word b belongs to request b, and
     the kernel knows the address only.
 
-    kv_scale is a float, or [1] float32 on the device; workspace [B or more] is int32. The keys of a
-    request count from 0, and lengths are in tokens.
+    kv_scale is a float, or [1] float32 on the device; workspace [B or more] is int32.
     """
     tables = ("block_table", block_table, "BM"), ("seq_lens", seq_lens, "B")
     check_shapes(("q", q, "BSHD"), ("kv_cache", kv_cache, "NPD"), *tables, P=PAGE_SIZE)
@@ -95,6 +94,7 @@ def mla_decode(
         # A request whose last piece never arrives is not combined.
         written &= (arrived >= 0)[:, None]
     rows, rows_lse = _combine(partial_out, partial_lse, arrived.clamp(min=0), plan.room)
+    # The queries took the scale of the keys. The values are scaled here, once for each row.
     _write(out, (rows * call.cache_scale).view(out.shape), written)
     _write(lse.transpose(1, 2), rows_lse.view(out_shape[:3]), written)
     return out, lse
@@ -244,6 +244,7 @@ def _attend(call: _Call, plan: SplitPlan, partial_out: Tensor, partial_lse: Tens
     rank = latent_rank(head_dim)
     items = (work[:, 1] < work[:, 2]).nonzero().flatten()
     request = check_indices(work[items, 0], num_requests, "metadata.work request")
+    # Item i is piece i % MAX_SPLITS of its request, see `SplitPlan`.
     scratch = request * plan.room + check_indices(
         items % MAX_SPLITS, plan.room, "metadata: piece in the scratch"
     )

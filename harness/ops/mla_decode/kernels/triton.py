@@ -66,13 +66,13 @@ def mla_decode(
 ) -> tuple[Tensor, Tensor]:
     """Paged MLA decode. Rows without keys get out 0 and lse -inf.
 
-    q: [B, S, H, D], kv_cache: [N, 64, D] float32, bfloat16 or float8_e4m3fn (times kv_scale, a
-    float or a tensor of one float32), block_table: [B, M] int32, seq_lens: [B] int32 -> out [B, S,
-    H, R] in q's dtype, lse [B, H, S] float32 (natural logarithm). Query token s sees the keys
-    before seq_lens[b] - S + s + 1. The plan is read on the device and clipped by seq_lens. A plan
-    made for shorter lengths leaves out later pages. Scores of a float32 query are computed in
-    float32, of a bfloat16 query in bfloat16, or in float16 over an fp8 cache. The strides of an fp8
-    cache must be even.
+    q: [B, S, H, D], kv_cache: [N, 64, D] float32, bfloat16 or float8_e4m3fn, block_table: [B, M]
+    int32, seq_lens: [B] int32 -> out [B, S, H, R] in q's dtype, lse [B, H, S] float32 (natural
+    logarithm). An fp8 cache is multiplied by kv_scale, [1] float32 on the device or a float; its
+    strides must be even. Query token s sees the keys before seq_lens[b] - S + s + 1. The plan is
+    read on the device and clipped by seq_lens; one for shorter lengths leaves out later pages.
+    Scores of a float32 query are computed in float32, of a bfloat16 query in bfloat16, or in
+    float16 over an fp8 cache. Raises ValueError for shapes that do not go together.
     """
     tables = ("block_table", block_table, "BM"), ("seq_lens", seq_lens, "B")
     check_shapes(("q", q, "BSHD"), ("kv_cache", kv_cache, "NPD"), *tables, P=PAGE_SIZE)
@@ -164,6 +164,7 @@ def _launch_splits(
     narrow = call.kv_cache.element_size() == 1
     cache = call.kv_cache.view(torch.int16) if narrow else call.kv_cache
     decode_split[(num_items, triton.cdiv(num_rows, tiling.rows))](
+        # The kernel finds a query row by its number and width, and knows no strides of the query.
         call.q.contiguous(),
         cache,
         call.block_table,

@@ -257,6 +257,7 @@ def combine_splits(
     pages = (tl.load(seq_lens + request) + PAGE - 1) // PAGE
     split = tl.arange(0, BLOCK_SPLITS)
     planned = split < max_splits
+    # Clipped as in the split programs, so that both agree on which partials were written.
     begin = tl.maximum(tl.load(work + (first + split) * 3 + 1, mask=planned, other=0), 0)
     end = tl.minimum(tl.load(work + (first + split) * 3 + 2, mask=planned, other=0), pages)
     # Partials of items without work were never written; they are not loaded at all.

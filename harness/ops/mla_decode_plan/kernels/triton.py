@@ -25,6 +25,7 @@ def mla_decode_plan(seq_lens: Tensor, *, num_heads: int) -> SplitPlan:
     """
     check_dense("seq_lens", seq_lens, is_index=True)
     num_requests = seq_lens.shape[0]
+    # A program has up to 64 query rows, so more heads take several programs for each split.
     target = max(1, programs_in_a_wave(seq_lens.device) // triton.cdiv(num_heads, 64))
     max_splits = max_splits_for(num_requests, target)
     work = torch.empty(num_requests * max_splits, 3, dtype=torch.int32, device=seq_lens.device)

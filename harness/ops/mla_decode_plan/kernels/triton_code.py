@@ -46,6 +46,7 @@ def plan_splits(
     used = (begin < end) & (split < max_splits)
     row = work + (request.to(tl.int64)[:, None] * max_splits + split) * 3
     mask = live[:, None] & (split < max_splits)
+    # Items without work as well: a program of the grid reads each (flashinfer-ai/flashinfer#4002).
     tl.store(row, request[:, None] + split * 0, mask=mask)
     tl.store(row + 1, tl.where(used, begin, 0), mask=mask)
     tl.store(row + 2, tl.where(used, end, 0), mask=mask)

@@ -44,6 +44,7 @@ def mla_decode_sparse(
     # A token without slots has only scores of -inf, and -inf - -inf would be NaN.
     weights = (scores - torch.where(largest.isinf(), 0.0, largest)).exp()
     total = weights.sum(dim=-1)
+    # 0 / 0 for a token without slots. The select below drops the row.
     rows = torch.bmm(weights, keys[..., :rank]) * cache_scale / total[..., None]
     has_keys = chosen.any(dim=1)
     out.copy_(torch.where(has_keys[:, None, None], rows.to(out.dtype), out))

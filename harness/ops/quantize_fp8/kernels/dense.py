@@ -64,5 +64,6 @@ def _quantize(x: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
     x8 = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
     scale = torch.empty(amax.shape, dtype=torch.float32, device=x.device)
     scale.copy_(torch.where(amax == 0, 1.0, amax / E4M3_MAX))
+    # Rows of padding may be larger than the maximum. The clamp saturates them, and keeps a NaN.
     x8.copy_((x.float() / scale).clamp(-E4M3_MAX, E4M3_MAX))
     return x8, scale

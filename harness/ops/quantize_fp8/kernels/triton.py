@@ -15,6 +15,7 @@ from harness.memory.triton_interpreter import prepare
 
 INTERPRETED = prepare()
 BLOCK = 4096
+# Each program of the second launch reduces all of them, so there may not be many.
 MAX_PARTIALS = 1024
 
 
@@ -81,6 +82,7 @@ def quantize_fp8(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Te
     num_blocks = triton.cdiv(num_rows * width, BLOCK)
     num_partials = max(1, min(num_blocks, MAX_PARTIALS))
     partials = torch.empty(num_partials, dtype=torch.int32, device=x.device)
+    # A count on the device is read there. The kernel takes the smaller of the two.
     live = num_live if isinstance(num_live, int) else num_rows
     check_range("num_live", live, 0, num_rows)
     live_tensor = num_live if isinstance(num_live, Tensor) else None

@@ -45,6 +45,7 @@ def take_topk(logits: Tensor, lengths: Tensor, before: Tensor) -> Tensor:
     positions = torch.arange(logits.shape[1], device=logits.device)
     # A live logit of -inf comes before what is past the length.
     live = logits.clamp(min=torch.finfo(logits.dtype).min)
+    # A fill and no product: logits past the length are unwritten, and 0 times NaN is NaN.
     best = live.masked_fill(positions >= lengths[:, None], -torch.inf).topk(
         min(topk, logits.shape[1]), dim=-1
     )

@@ -41,7 +41,9 @@ def write_kv(
     rows = torch.cat((kv_c[kept], k_pe[kept]), dim=-1)
     if kv_cache.dtype == torch.float8_e4m3fn:
         scaled = rows.float() / (1.0 if kv_scale is None else kv_scale)
+        # torch's conversion gives NaN past 448, where a GPU's instruction saturates.
         stored = scaled.clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn)
+        # As bytes, because older torch cannot index fp8.
         kv_cache.view(torch.uint8)[block, offset] = stored.view(torch.uint8)
     else:
         kv_cache[block, offset] = rows.to(kv_cache.dtype)

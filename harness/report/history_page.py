@@ -1,0 +1,189 @@
+"""`mla-harness history --html`: verdicts, seconds and accuracy from run to run, as one page.
+
+The page needs no network. It links the reports of its runs by paths beside it, so that a folder of
+runs with this page in it is a static site.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from markupsafe import Markup
+
+from harness.core.extras import MissingPackage
+from harness.core.records import BAD, Verdict
+from harness.report import plot
+from harness.report.page import environment_of_page, own_code
+from harness.report.wording import num, printable
+from harness.store.history.changes import change_points
+from harness.store.history.entry import RunEntry
+from harness.store.history.trends import CaseTrend, Trends
+
+LEAST_ACCURACY = 0.02
+"""The smallest step of accuracy that is marked: 26 of the 1,319 questions of GSM8K."""
+LEAST_TIME = 1.25
+"""The smallest step of the seconds of a run that is marked, as a factor."""
+MAX_CURVES = 24
+"""Measurements that the page draws, those with a step first."""
+MAX_FLAKY = 40
+SHOWN = (Verdict.FAIL, Verdict.CRASH, Verdict.ERROR, Verdict.KNOWN, Verdict.PASS, Verdict.SKIP)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRun:
+    """A run with its numbers of cases by verdict, and where its own page is; empty without one."""
+
+    run: RunEntry
+    counts: dict[str, int]
+    page: str
+
+
+def render(found: Trends, folder: Path, name: str = "") -> str:
+    """The page of `found`, whose runs are oldest first, as it will stand in `folder`.
+
+    `name` is the scenario or case that was asked for. Raises ValueError without any run.
+    """
+    if not found.runs:
+        raise ValueError("no run")
+    runs = [_shown(run, folder, name) for run in found.runs]
+    verdicts = [word.value for word in SHOWN if any(one.counts.get(word.value) for one in runs)]
+    steps: list[str] = []
+    without = ""
+    try:
+        seconds = _seconds(found.runs, steps)
+        accuracy = _accuracy(found, steps)
+    except MissingPackage as missing:
+        without = f"Steps are not marked: {missing}"
+        seconds = _seconds(found.runs, None)
+        accuracy = _accuracy(found, None)
+    newest = runs[-1].counts
+    num_bad = sum(newest.get(verdict.value, 0) for verdict in BAD)
+    text: str = (
+        environment_of_page()
+        .get_template("history.html")
+        .render(
+            runs=runs,
+            verdicts=verdicts,
+            headline=_headline(num_bad, newest),
+            newest_verdict="fail" if num_bad else "pass" if newest.get("pass") else "skip",
+            name=name,
+            steps=steps,
+            without_steps=without,
+            drawn_verdicts=plot.stacked(
+                [(_day(one.run), one.counts, one.run.run_id) for one in runs],
+                verdicts,
+                "Cases by verdict in each run",
+            ),
+            drawn_seconds=seconds,
+            accuracy=accuracy,
+            flaky=found.flaky[:MAX_FLAKY],
+            **own_code(),
+        )
+    )
+    return text
+
+
+def _shown(run: RunEntry, folder: Path, name: str) -> ShownRun:
+    cases = [one for one in run.cases if name in ("", one.key, one.scenario)]
+    counts: dict[str, int] = {}
+    for case in cases:
+        counts[case.verdict] = counts.get(case.verdict, 0) + 1
+    page = Path(run.folder) / "report.html"
+    link = os.path.relpath(page, folder.resolve()) if run.folder and page.is_file() else ""
+    return ShownRun(run, counts, link)
+
+
+def _headline(num_bad: int, newest: dict[str, int]) -> str:
+    if num_bad:
+        return f"In the newest run {num(num_bad, 'case')} {'fails' if num_bad == 1 else 'fail'}"
+    if newest.get("pass"):
+        return f"In the newest run all {num(newest['pass'], 'case')} that could be judged pass"
+    return "In the newest run nothing was judged"
+
+
+def _day(run: RunEntry) -> str:
+    return run.started[5:10]
+
+
+def _seconds(runs: Sequence[RunEntry], steps: list[str] | None) -> Markup:
+    """Seconds of the runs as bars of the longest one; `steps` gets a sentence for each step."""
+    longest = max((run.seconds for run in runs), default=0.0)
+    if not longest:
+        return Markup("")
+    marked: set[int] = set()
+    if steps is not None:
+        # Times differ by factors, so that a step of a short run counts as one of a long run does.
+        values = [max(run.seconds, 0.01) for run in runs]
+        marked = set(change_points([math.log(value) for value in values], math.log(LEAST_TIME)))
+        for place in sorted(marked):
+            before, after = runs[place - 1], runs[place]
+            steps.append(
+                f"Since run {after.run_id} ({_commit(after)}) a run takes {after.seconds:.0f} s,"
+                f" before it took {before.seconds:.0f} s"
+            )
+    rows = [
+        (
+            _day(run) if place % _every(len(runs)) == 0 else "",
+            run.seconds / longest,
+            f"{run.run_id}: {run.seconds:.1f} s",
+        )
+        for place, run in enumerate(runs)
+    ]
+    return plot.bars(rows, f"Seconds of each run, up to {longest:.0f}", top=f"{longest:.0f} s")
+
+
+def _accuracy(found: Trends, steps: list[str] | None) -> list[tuple[str, Markup]]:
+    """Title and curve of each measured case, those with a step first."""
+    curves = []
+    for case in found.cases:
+        places = [place for place, value in enumerate(case.accuracies) if value is not None]
+        # A fault is meant to lower accuracy, and one run is no curve.
+        if "!" in case.key or len(places) < 2:
+            continue
+        values = [float(case.accuracies[place] or 0.0) for place in places]
+        marked = set(change_points(values, LEAST_ACCURACY)) if steps is not None else set()
+        if steps is not None:
+            steps += [_step(case, found.runs, places, values, at) for at in sorted(marked)]
+        points = [
+            plot.Point(
+                float(place),
+                _day(found.runs[place]),
+                value,
+                value,
+                value,
+                is_marked=number in marked,
+                says=f"{found.runs[place].run_id} ({_commit(found.runs[place])}): {value:.4f}",
+            )
+            for number, (place, value) in enumerate(zip(places, values, strict=True))
+        ]
+        title = f"Accuracy of {case.key} by run"
+        curves.append((not marked, case.key, plot.curve(points, (), printable(title))))
+    curves.sort(key=lambda one: one[:2])
+    return [(key, drawing) for _, key, drawing in curves[:MAX_CURVES]]
+
+
+def _step(
+    case: CaseTrend,
+    runs: Sequence[RunEntry],
+    places: Sequence[int],
+    values: Sequence[float],
+    at: int,
+) -> str:
+    run = runs[places[at]]
+    return (
+        f"Since run {run.run_id} ({_commit(run)}) the accuracy of {case.key} is {values[at]:.4f},"
+        f" before it was {values[at - 1]:.4f}"
+    )
+
+
+def _commit(run: RunEntry) -> str:
+    return f"commit {run.source.short_commit}" if run.source.commit else run.started[:10]
+
+
+def _every(count: int) -> int:
+    """Every how many-th label fits below a drawing."""
+    return max(1, count // 10)
