@@ -32,11 +32,12 @@ from typing import Any
 from harness.accuracy.server_backend import ServerBackend
 from harness.accuracy.tasks import Task, load_task
 from harness.core.extras import httpx
+from mla_harness_adapters.plan import Plan
 from mla_harness_vllm.options import HTTP_ENVIRON, environ, serve_words
 from mla_harness_vllm.params import VllmParams
 from mla_harness_vllm.ranks import AMONG_RANKS, NO_MULTICAST
 from mla_harness_vllm.serve.scripts import SERVER
-from mla_harness_vllm.serve.settings import ServePoison
+from mla_harness_vllm.serve.settings import parse_poison
 
 TIME = re.compile(r"(INFO|WARNING|ERROR) \d\d-\d\d (\d\d):(\d\d):(\d\d) \[")
 STEPS = re.compile(r"mla-harness: (\d+) dummy steps in process (\d+)")
@@ -202,8 +203,9 @@ def server_command(args: argparse.Namespace, port: int) -> tuple[list[str], dict
         '{"enable_flashinfer_autotune": false, "enable_jit_warmup": false}',
         *args.more,
     ]
-    poison = None if args.poison == "none" else ServePoison.parse(args.poison)
-    settings = {**environ(params, poison), **AMONG_RANKS, **NO_MULTICAST, **HTTP_ENVIRON}
+    poison = None if args.poison == "none" else parse_poison(args.poison)
+    plan = Plan(folder="", poison=poison)
+    settings = {**environ(params, plan), **AMONG_RANKS, **NO_MULTICAST, **HTTP_ENVIRON}
     settings["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     )

@@ -12,8 +12,9 @@ import os
 import sys
 from typing import Any
 
+from mla_harness_adapters.plan import ServePoison
 from mla_harness_vllm.serve.hooks import StepPoison
-from mla_harness_vllm.serve.settings import BLOCKS, VARIABLE, ServePoison
+from mla_harness_vllm.serve.settings import BLOCKS, VARIABLE, parse_poison
 from mla_harness_vllm.serve.worker import Extension
 
 __all__ = ["Extension"]
@@ -24,7 +25,7 @@ def install() -> None:
     """Wrap the dummy step of vLLM's worker."""
     worker: Any = importlib.import_module("vllm.v1.worker.gpu_worker").Worker
     original, steps = worker.execute_dummy_batch, 0
-    poison = ServePoison.parse(text) if (text := os.environ.get(VARIABLE, "")) else None
+    poison = parse_poison(text) if (text := os.environ.get(VARIABLE, "")) else None
     # New blocks and their ends are of requests, which a dummy step has not.
     sites = tuple(site for site in poison.sites if site not in BLOCKS) if poison else ()
     fill = StepPoison(ServePoison(sites, poison.pattern)) if poison and sites else None

@@ -208,3 +208,72 @@ def test_a_line_of_an_adapter_allocates_for_the_engine() -> None:
     for name, package in PACKAGES.items():
         importlib.import_module(SHARED if name == "shared" else f"{package.name}.tables")
         assert frames.allocates_for_others(str(package / "serve" / "hooks.py"))
+
+
+ENGINES = [
+    name
+    for name, package in PACKAGES.items()
+    if name != "shared" and (package / "releases.py").is_file()
+]
+"""Adapters of engines with several releases."""
+ROWS = {"Has", "HasText", "NotServed", "Releases", "Renamed", "release_of"}
+"""Names of `mla_harness_adapters.releases` that state a difference between releases."""
+NO_RELEASES = {"SIGUSR2", "_mla_harness_first_nan", "device_module", "select_experts"}
+"""Attributes that tell kinds of objects apart, and no releases."""
+
+
+def release_asked(tree: ast.Module) -> Iterator[int]:
+    """The lines of a file that state or find out a difference between releases themselves."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module="mla_harness_adapters.releases", names=names):
+                if ROWS & {alias.name for alias in names}:
+                    yield node.lineno
+            case ast.Call(func=ast.Name(id="hasattr"), args=[_, ast.Constant(value=name)]):
+                if name not in NO_RELEASES:
+                    yield node.lineno
+            case ast.Compare() if "version" in ast.unparse(node):
+                yield node.lineno
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_differences_between_releases_stand_in_one_file_of_an_adapter(name: str) -> None:
+    package = PACKAGES[name]
+    assert not [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in sorted(package.rglob("*.py"))
+        if path != package / "releases.py"
+        for line in release_asked(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from mla_harness_adapters.releases import release_of",
+        "def hook(module):\n    return hasattr(module, 'init_mla_context_partial')",
+        "import vllm\nIS_NEW = vllm.__version__ >= '0.28'",
+    ],
+)
+def test_a_hook_that_asks_for_its_release_is_found(code: str) -> None:
+    assert list(release_asked(ast.parse(code)))
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_each_difference_between_releases_is_used(name: str) -> None:
+    package = PACKAGES[name]
+    tree = ast.parse((package / "releases.py").read_text(encoding="utf-8"))
+    rows = {
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
+    }
+    used = {
+        node.id
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    assert len(rows) > 5 and not rows - used

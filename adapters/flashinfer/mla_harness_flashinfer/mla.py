@@ -66,7 +66,8 @@ def _decode(
         torch.empty(WORKSPACE_BYTES, dtype=torch.int8, device=q.device), backend=backend
     )
     num_requests, num_tokens, num_heads, _ = q.shape
-    page_size, rope = kv_cache.shape[1], q.shape[3] - RANK
+    page_size = kv_cache.shape[1]
+    rope = q.shape[3] - RANK
     pages = (seq_lens.to(torch.int64) + page_size - 1) // page_size
     # FlashInfer takes the pages of all requests as one list, without the padding of the table.
     used = block_table[torch.arange(block_table.shape[1], device=q.device) < pages[:, None]]
@@ -93,8 +94,10 @@ def _decode(
             raise Refused(f"FlashInfer refuses this call: {error}") from error
         raise
     flat = q.reshape(num_requests * num_tokens, num_heads, -1)
-    q_nope, q_rope = flat[..., :RANK].contiguous(), flat[..., RANK:].contiguous()
-    latents, rope_keys = kv_cache[..., :RANK], kv_cache[..., RANK:]
+    q_nope = flat[..., :RANK].contiguous()
+    q_rope = flat[..., RANK:].contiguous()
+    latents = kv_cache[..., :RANK]
+    rope_keys = kv_cache[..., RANK:]
     out, lse = wrapper.run(
         q_nope, q_rope, latents, rope_keys, return_lse=True, return_lse_base_on_e=True
     )

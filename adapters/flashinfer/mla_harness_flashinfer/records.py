@@ -22,12 +22,9 @@ CODE_BYTES = WIDTH // 2
 
 def on_ampere_since_0_6_16(device: str) -> WhyNot | None:
     """For the reader, which is compiled for compute capability 8.0 and later."""
-    if reason := on_ampere(device):
-        return reason
-    found = str(base.installed_version(ENGINE))
-    if found == "unknown" or base.release_of(found) >= base.release_of(OLDEST):
-        return None
-    return WhyNot(f"FlashInfer {found} is older than {OLDEST}, which has nvfp4_kv_dequantize_paged")
+    return on_ampere(device) or base.why_too_old(
+        ENGINE, OLDEST, "which has nvfp4_kv_dequantize_paged"
+    )
 
 
 def read_nvfp4(
@@ -46,7 +43,8 @@ def read_nvfp4(
     read = importlib.import_module("flashinfer.quantization").nvfp4_kv_dequantize_paged
     num_blocks, page_size = cache.shape[:2]
     # In a page the codes of all its tokens lie first, and then their scales.
-    blocks, border = cache.flatten(1), page_size * CODE_BYTES
+    blocks = cache.flatten(1)
+    border = page_size * CODE_BYTES
     codes = blocks[:, :border].view(num_blocks, page_size, 1, -1)
     scales = blocks[:, border:].view(num_blocks, page_size, 1, -1).view(torch.float8_e4m3fn)
     factor = torch.full(

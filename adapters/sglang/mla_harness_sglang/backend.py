@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from harness.api import Drafts, InputError
-from mla_harness_adapters.backend import EngineBackend, Generated, cache_option
+from harness.api import Drafts
+from mla_harness_adapters.backend import EngineBackend, Generated, options_for
 from mla_harness_sglang.tables import ENGINE
 
-CACHE_TYPES = {"bf16": "auto", "fp8_e4m3": "fp8_e4m3", "fp8": "fp8_e4m3"}
-"""SGLang's names for values of `--kv`."""
+CACHES = {
+    "bf16": {"kv_cache_dtype": "auto"},
+    "fp8_e4m3": {"kv_cache_dtype": "fp8_e4m3"},
+    "fp8": {"kv_cache_dtype": "fp8_e4m3"},
+}
+"""SGLang's options for values of `--kv`."""
+GRAPHS = {"none": {"disable_cuda_graph": True}}
+"""SGLang's options for values of `--graph`."""
 
 
 def open_model(
@@ -20,14 +26,13 @@ def open_model(
 
     Raises InputError for other values.
     """
-    options = cache_option(ENGINE, kv, CACHE_TYPES)
-    if graph not in (None, "none"):
-        raise InputError(
-            f"--graph {graph}: SGLang takes none, and its own graphs without the option"
-        )
-    if graph == "none":
-        options["disable_cuda_graph"] = True
-    return SglangBackend({"model_path": path, "max_running_requests": concurrency, **options})
+    caches = options_for(ENGINE, "--kv", kv, CACHES)
+    graphs = options_for(
+        ENGINE, "--graph", graph, GRAPHS, "none, and its own graphs without the option"
+    )
+    return SglangBackend(
+        {"model_path": path, "max_running_requests": concurrency, **caches, **graphs}
+    )
 
 
 class SglangBackend(EngineBackend):

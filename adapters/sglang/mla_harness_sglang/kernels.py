@@ -34,7 +34,7 @@ CUTLASS_PAGE = 128
 FAST_TOPK = 2048
 """What `fast_topk_v2` chooses of a row."""
 _FLASHMLA = "sgl_kernel.flash_mla"
-_FP8 = "sglang.srt.layers.quantization.fp8_kernel"
+FP8_KERNELS = "sglang.srt.layers.quantization.fp8_kernel"
 
 
 on_any = functools.partial(base.why_no_kernels, ENGINE)
@@ -55,7 +55,8 @@ def triton_decode(
     """Triton decode: q [B, S, H, 576], kv_cache [N, P, 576] bf16 or e4m3 -> [B, S, H, 512], [B, H,
     S] float32.
 
-    The kernel takes one query token a row, so each of S tokens becomes a request that ends at this
+    block_table [B, M] int32 has the pages of each request, seq_lens [B] int32 its tokens. The
+    kernel takes one query token a row, so each of S tokens becomes a request that ends at this
     token. It returns no log-sum-exp: the one here is merged from its splits.
     """
     decode = importlib.import_module(
@@ -100,8 +101,8 @@ def triton_decode(
 
 
 def ragged_slots(block_table: Tensor, seq_lens: Tensor, page_size: int) -> tuple[Tensor, Tensor]:
-    """SGLang's form of block_table [B, M]: starts [B + 1] int32 of each request in slots [B * M * P
-    + 1] int64.
+    """SGLang's form of block_table [B, M] int32 and seq_lens [B] int32: starts [B + 1] int32 of
+    each request in slots [B * M * P + 1] int64.
 
     No host sync. The entries past the last request are unwritten, as in SGLang's buffer for graphs.
     """
@@ -119,7 +120,8 @@ def ragged_slots(block_table: Tensor, seq_lens: Tensor, page_size: int) -> tuple
 
 
 def merged_lse(partial: Tensor, seq_lens: Tensor) -> Tensor:
-    """The log-sum-exp [R, H] of splits [R, H, S].
+    """The log-sum-exp [R, H] float32 of partial [R, H, S] float32, one for each split of seq_lens
+    [R] int32 tokens.
 
     A split without tokens is unwritten and left out.
     """
@@ -137,6 +139,8 @@ def flashmla_decode(
 ) -> tuple[Tensor, Tensor]:
     """Dense FlashMLA of sgl_kernel: q [B, S, H, 576], kv_cache [N, 64, 576] bf16 -> [B, S, H, 512],
     [B, H, S].
+
+    block_table [B, M] int32 has the pages of each request, seq_lens [B] int32 its tokens.
     """
     ops = importlib.import_module(_FLASHMLA)
     plan, num_splits = ops.get_mla_metadata(
@@ -162,8 +166,9 @@ def cutlass_decode(
     """CUTLASS MLA of sgl_kernel: q [B, 1, H, 576], kv_cache [N, P, 576] bf16 -> [B, 1, H, 512], and
     no lse.
 
-    It wants tables of whole 128 slots, which is SGLang's page here. As in SGLang's tables, entries
-    of no page are -1.
+    block_table [B, M] int32 has the pages of each request, seq_lens [B] int32 its tokens. The
+    kernel wants tables of whole 128 slots, which is SGLang's page here. As in SGLang's tables,
+    entries of no page are -1.
     """
     ops = importlib.import_module("sgl_kernel")
     missing = -block_table.shape[1] % (CUTLASS_PAGE // kv_cache.shape[1])
@@ -189,8 +194,8 @@ def cutlass_decode(
 def align_experts(
     topk_ids: Tensor, *, num_experts: int, block_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """SGLang's own call of sgl_kernel: ids [T, k] int32 -> sorted ids, experts of blocks, count
-    [1], int32.
+    """SGLang's own call of sgl_kernel: topk_ids [T, k] int32 -> sorted ids, experts of blocks,
+    count [1], int32.
 
     It has a bucket more, for the experts of other ranks, so its buffers may be longer than the
     op's.
@@ -236,7 +241,8 @@ def _merged(
 ) -> tuple[Tensor, Tensor]:
     # SGLang has lse [T, H], and no count: it merges the tokens that it hands over.
     merged = slice(count)
-    out, lse = suffix_out.clone(), suffix_lse.clone()
+    out = suffix_out.clone()
+    lse = suffix_lse.clone()
     sides = (prefix_out[merged], prefix_lse[:, merged].t().contiguous(), suffix_out[merged])
     if out[merged].numel():
         out[merged], found = merge(*sides, suffix_lse[:, merged].t().contiguous(), None, None)
@@ -267,7 +273,7 @@ def quantize_fp8(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Te
     """`scaled_fp8_quant` with one scale: the first num_live rows of x [T, K] bf16 -> x8 [T, K]
     e4m3, scale [1].
     """
-    quantize = importlib.import_module(_FP8).scaled_fp8_quant
+    quantize = importlib.import_module(FP8_KERNELS).scaled_fp8_quant
     x8 = torch.empty_like(x, dtype=torch.float8_e4m3fn)
     live = x if num_live is None else x[: int(num_live)]
     x8[: len(live)], scale = quantize(live.contiguous())
@@ -276,7 +282,7 @@ def quantize_fp8(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Te
 
 def quantize_rows(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`sglang_per_token_quant_fp8` of all rows of x [T, K] bf16: x8 [T, K] e4m3, scale [T, 1]."""
-    x8, scale = importlib.import_module(_FP8).sglang_per_token_quant_fp8(x.contiguous())
+    x8, scale = importlib.import_module(FP8_KERNELS).sglang_per_token_quant_fp8(x.contiguous())
     return x8, scale
 
 
@@ -286,7 +292,7 @@ def quantize_row_blocks(
     """`sglang_per_token_group_quant_fp8` of all rows of x [T, K] bf16: x8 [T, K] e4m3, scale [T, K
     / 128].
     """
-    x8, scale = importlib.import_module(_FP8).sglang_per_token_group_quant_fp8(
+    x8, scale = importlib.import_module(FP8_KERNELS).sglang_per_token_group_quant_fp8(
         x.contiguous(), SCALED_BLOCK
     )
     return x8, scale
@@ -295,7 +301,7 @@ def quantize_row_blocks(
 def fast_topk(logits: Tensor, seq_lens: Tensor, *, topk: int) -> Tensor:
     """`fast_topk_v2` of logits [B * S, L] float32: positions [B * S, 2048] int32.
 
-    It has a length for each row.
+    seq_lens [B] int32 become a length for each row.
     """
     if topk != FAST_TOPK:
         raise Refused(f"fast_topk_v2 chooses {FAST_TOPK} positions, not {topk}")

@@ -8,29 +8,41 @@ import importlib.util
 import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 from harness.api import Case
 from mla_harness_adapters import base
+from mla_harness_adapters.refusals import OptionErrors
+from mla_harness_adapters.releases import of_release
 from mla_harness_adapters.served_params import LONGEST
 from mla_harness_sglang.params import SglangParams
+from mla_harness_sglang.releases import GRAPH_OPTIONS, Options
 from mla_harness_sglang.tables import ENGINE
 
-PHASED_GRAPHS = (0, 5, 14)
-"""The first release that has graphs of prefills and of decodes as separate options."""
 KEPT_MODELS = ("deepseek_v2", "deepseek_nextn")
 """Modules of `sglang.srt.models` with the canaries' models.
 
 SGLang imports all others too unless it is forbidden to.
 """
 
+OPTION_ERRORS = OptionErrors(
+    ENGINE.title,
+    {
+        "ValueError": "",
+        "NotImplementedError": "",
+        "AssertionError": "",
+        # `ServerArgs` is a dataclass, which refuses an option that it does not know so.
+        "TypeError": r"(?s).*ServerArgs\.__init__",
+    },
+)
+"""The errors with which SGLang checks its options, in its main process and in its schedulers."""
 
-def engine_options(params: SglangParams, graph: str) -> dict[str, Any]:
+
+def engine_options(params: SglangParams, graph: str) -> Options:
     """Arguments of `sglang.Engine`.
 
     The pool has a fixed size, so that several processes can share a GPU.
     """
-    options: dict[str, Any] = {
+    options: Options = {
         "model_path": str(params.checkpoint),
         "dtype": "bfloat16",
         "context_length": LONGEST.get(params.canary, 1024),
@@ -81,19 +93,12 @@ def engine_options(params: SglangParams, graph: str) -> dict[str, Any]:
     return options | _graph_options(graph, params.capture_sizes)
 
 
-def _graph_options(graph: str, sizes: tuple[int, ...]) -> dict[str, Any]:
+def _graph_options(graph: str, sizes: tuple[int, ...]) -> Options:
     if graph == "default":
         return {}
-    if base.release_of(base.installed_version(ENGINE) or "99") < PHASED_GRAPHS:
-        decode = {"disable_cuda_graph": True} if graph == "none" else {"cuda_graph_bs": list(sizes)}
-        return {**decode, "disable_piecewise_cuda_graph": True}
-    decode = {} if graph == "none" else {"cuda_graph_bs_decode": list(sizes)}
-    backend = "disabled" if graph == "none" else "full"
-    return {
-        **decode,
-        "cuda_graph_backend_decode": backend,
-        "cuda_graph_backend_prefill": "disabled",
-    }
+    # Without SGLang the newest release is described.
+    version = base.installed_version(ENGINE) or "99"
+    return of_release(version, GRAPH_OPTIONS)(None if graph == "none" else sizes)
 
 
 def environ(*, is_faulty: bool = False) -> dict[str, str]:

@@ -20,14 +20,23 @@ Generated = tuple[str, str, Sequence[int], Sequence[float | None]]
 """An answer of the engine: its text, why it ended, its tokens and their log probabilities."""
 
 
-def cache_option(engine: EngineSpec, kv: str | None, names: Mapping[str, str]) -> dict[str, Any]:
-    """The engine's option for a value of `--kv`, by the engine's `names`.
+def options_for(
+    engine: EngineSpec,
+    flag: str,
+    value: str | None,
+    choices: Mapping[str, Mapping[str, object]],
+    words: str = "",
+) -> Mapping[str, Any]:
+    """The engine's options for the value of a flag; none if the flag is not given.
 
-    Raises InputError for other values.
+    Raises InputError for a value that is not among the `choices`; `words` are the choices in the
+    message, where more is to be said.
     """
-    if kv is not None and kv not in names:
-        raise InputError(f"--kv {kv}: {engine.title} takes {', '.join(names)}")
-    return {} if kv is None else {"kv_cache_dtype": names[kv]}
+    if value is None:
+        return {}
+    if value not in choices:
+        raise InputError(f"{flag} {value}: {engine.title} takes {words or ', '.join(choices)}")
+    return choices[value]
 
 
 class EngineBackend(ABC):
@@ -47,12 +56,14 @@ class EngineBackend(ABC):
             raise InputError(
                 f"{where}: {engine.title} cannot be imported here ({error}); {how}"
             ) from None
-        self._spec, self._path = engine, path
+        self._spec = engine
+        self._path = path
 
     def describe(self, vocab_size: int, dtype: object, cache: object) -> None:
         """Note what runs: the types of the model and of its cache, as the engine names them."""
         self._vocab_size = vocab_size
-        of_model, of_cache = str(dtype).removeprefix("torch."), str(cache)
+        of_model = str(dtype).removeprefix("torch.")
+        of_cache = str(cache)
         self.identity = Identity.of_model(
             self._path,
             engine=self._spec.name,

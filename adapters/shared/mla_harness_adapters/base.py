@@ -16,6 +16,10 @@ the engine inside its functions, because the engine may not be installed.
   `Run` for the oracles.
   `injects_faults` means that the target injects faults itself. A system with `records_first_nan`
   has a target with `first_writer`.
+  The target of an engine in processes of its own is a `served_target.ServedTarget`. It says what
+  differs from other engines, as data: the memory that its processes fill, the errors with which it
+  checks its options, and what some releases or GPUs do not serve. Plan, report and refusals are
+  shared. All differences between releases of an engine stand in its file `releases.py`.
 - `FAULTS`: a `FaultSpec` for each known bug of the engine, named "ENGINE.bug". Its target injects
   it with a `mla_harness_adapters.patches.Patch` for each range of releases. A fault with a
   `target` and a `replacement` is injected in the worker: the target is a function of the engine
@@ -40,9 +44,9 @@ import importlib.util
 from collections.abc import Container
 
 import torch
-from packaging.version import InvalidVersion, Version
 
 from harness.api import Code, EngineSpec, WhyNot
+from mla_harness_adapters.releases import Releases
 
 
 def installed_version(engine: EngineSpec) -> str | None:
@@ -53,16 +57,6 @@ def installed_version(engine: EngineSpec) -> str | None:
     spec = importlib.util.find_spec(engine.package)
     # A folder that an uninstall left has no origin.
     return engine.version() or "unknown" if spec and spec.origin else None
-
-
-def release_of(version: str) -> tuple[int, ...]:
-    """Three numbers of a version: 0.22.1rc1 -> (0, 22, 1), 0.22 -> (0, 22, 0), and zeros for any
-    other text.
-    """
-    try:
-        return (*Version(version).release, 0, 0)[:3]
-    except InvalidVersion:
-        return (0, 0, 0)
 
 
 def why_not_installed(engine: EngineSpec) -> WhyNot | None:
@@ -90,6 +84,17 @@ def why_no_kernels(
     if not torch.cuda.is_available():
         return WhyNot("no CUDA device on this machine", Code.NO_DEVICE)
     return None if majors is None else why_not_built(majors, words)
+
+
+def why_too_old(engine: EngineSpec, oldest: str, says: str) -> WhyNot | None:
+    """Why the installed release of the engine is too old; None if it is not, or states no version.
+
+    `oldest` is the first release that is not. `says` completes the sentence behind its number.
+    """
+    found = str(installed_version(engine))
+    if found == "unknown" or found in Releases(first=oldest):
+        return None
+    return WhyNot(f"{engine.title} {found} is older than {oldest}, {says}")
 
 
 def why_not_built(majors: Container[int], words: str) -> WhyNot | None:

@@ -64,7 +64,8 @@ def run(request: HostRequest) -> Run:
         request.pattern, frozenset(request.sites), strict=request.strict, seed=request.seed
     )
     torch.manual_seed(request.seed)
-    host, params = request.host, request.case.params
+    host = request.host
+    params = request.case.params
     if host.prepare:
         pkgutil.resolve_name(host.prepare)()
     name = str(request.case.values()["part"])

@@ -4,9 +4,8 @@ exact results.
 
 from __future__ import annotations
 
-import importlib
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
@@ -14,14 +13,18 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from harness.api import Observed, Refused, Run, kernel_function
+from harness.api import Observed, Run, kernel_function
 
 Found = Iterator[tuple[str, Tensor, Tensor]]
 """(what it is, as an engine computes it, the same by the definition), both of integers with rows in
 dim 0.
 """
-NUM_SM_PARTS, PLAN_WIDTH, PARTS_USED = 132, 8, 4
-"""The size of FlashMLA's buffer for plans on an H100, and how many of its rows a plan has here."""
+NUM_SM_PARTS = 132
+"""The rows of FlashMLA's buffer for plans on an H100."""
+PLAN_WIDTH = 8
+"""The columns of this buffer."""
+PARTS_USED = 4
+"""The rows of the buffer that a plan has here."""
 
 
 def made_without_init(kind: type, **attributes: Any) -> Any:
@@ -35,13 +38,16 @@ def made_without_init(kind: type, **attributes: Any) -> Any:
     return made
 
 
-def accepted(arguments: dict[str, Any], *functions: Callable[..., Any]) -> dict[str, Any]:
-    """The `arguments` that at least one of the functions has as a parameter.
+def patched(
+    owner: object, values: Mapping[str, object], *, create: bool = False
+) -> AbstractContextManager[Any]:
+    """Give a module or a class these attributes for the life of the block.
 
-    Parameters differ between releases.
+    Raises AttributeError for one that it does not have, unless `create`.
     """
-    named = {name for function in functions for name in inspect.signature(function).parameters}
-    return {name: value for name, value in arguments.items() if name in named}
+    named: dict[str, Any] = dict(values)
+    made: AbstractContextManager[Any] = mock.patch.multiple(owner, create=create, **named)
+    return made
 
 
 class Without(TorchFunctionMode):
@@ -63,7 +69,9 @@ class Without(TorchFunctionMode):
 
 
 def of_all_rows(name: str, tensor: Tensor, expected: Tensor, bound: str, describe: str) -> Observed:
-    """A tensor to judge, of any shape, in which every row promises something."""
+    """A tensor [rows, ...] to judge by expected [rows, ...], in float32 or integers, in which every
+    row promises something.
+    """
     return Observed(
         name, tensor, torch.ones(len(tensor), dtype=torch.bool), expected, bound, describe
     )
@@ -76,20 +84,6 @@ def searched(pattern: str, found: Found) -> Run:
         of_all_rows(name, got.clone().long(), want.long(), "", "row") for name, got, want in found
     )
     return Run(pattern, list(judged))
-
-
-def first_module(*names: str, lacks: str = "") -> Any:
-    """The first of these modules that the release has.
-
-    Raises Refused with what it `lacks` if it has none.
-    """
-    for name in names:
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if not f"{name}.".startswith(f"{error.name}."):
-                raise
-    raise Refused(f"this {lacks or 'release has none of ' + ', '.join(names)}")
 
 
 def lazy_plans(flashmla: Any) -> Any:
@@ -116,8 +110,8 @@ class Planner:
 
 
 def plan_of(lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """A plan that differs for each batch of lengths [B]: its tiles, and where the splits begin [B +
-    1].
+    """A plan that differs for each batch of lengths [B] int32: its tiles, and where the splits
+    begin [B + 1] int32.
     """
     tiles = (torch.arange(PARTS_USED, dtype=torch.int32)[:, None] + int(lengths.sum())).repeat(
         1, PLAN_WIDTH
@@ -136,7 +130,7 @@ def expert_weights(
 
 
 def gated(given: Tensor) -> Tensor:
-    """The activation of experts: silu of the first half of [T, 2 * K] times the second half,
+    """The activation of experts: silu of the first half of given [T, 2 * K] times the second half,
     float32 [T, K].
     """
     gate, up = given.float().chunk(2, dim=-1)
@@ -146,9 +140,9 @@ def gated(given: Tensor) -> Tensor:
 def scaled_fp8_quant(
     x: Tensor, scale: Tensor | None = None, use_per_token_if_dynamic: bool = False, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """Stands in for the compiled quantizer: x [T, K] as e4m3, and its scale.
+    """Stands in for the compiled quantizer: x [T, K] as e4m3, and its float32 scale [1] or [T, 1].
 
-    The maximum drops NaN, as CUDA's does.
+    A given scale [1] is not used. The maximum drops NaN, as CUDA's does.
     """
     kernel = "per-token" if use_per_token_if_dynamic else "torch-fmax"
     x8, scale = kernel_function("quantize_fp8", kernel)(x)

@@ -71,7 +71,7 @@ def read_host(engine: EngineSpec, patches: Patches, file: Path) -> Host:
 ENVIRON = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1", "HF_HUB_OFFLINE": "1"}
 """The engine sees no GPU, and its Triton kernels are interpreted."""
 
-_kept: dict[str, Child] = {}
+CHILDREN: dict[str, Child] = {}
 """Engine -> the child that has imported it.
 
 It is kept for the next case, because the import needs many seconds.
@@ -158,11 +158,11 @@ class HostTarget(Target):
 def _child(host: Host) -> Child:
     """The kept child of the engine, or a new one if it is dead."""
     name = host.engine.name
-    if name in _kept and _kept[name].ended():
-        _kept.pop(name).close()
-    if name not in _kept:
+    if name in CHILDREN and CHILDREN[name].ended():
+        CHILDREN.pop(name).close()
+    if name not in CHILDREN:
         title = f"{host.engine.title}'s process"
-        _kept[name] = Child(
+        CHILDREN[name] = Child(
             "mla_harness_adapters.host", name=title, environ=ENVIRON | dict(host.environ)
         )
-    return _kept[name]
+    return CHILDREN[name]

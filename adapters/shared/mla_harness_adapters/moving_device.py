@@ -35,11 +35,16 @@ class Device:
 
     def spans(self, address: int, num_bytes: int) -> Iterator[Span]:
         """Bytes at an address as spans: blocks of a known cache, and pages of any other memory."""
-        name, base, stride = "host", 0, PAGE
+        name = "host"
+        base = 0
+        stride = PAGE
         for known, cache in self.caches.items():
             if cache.data_ptr() <= address < cache.data_ptr() + cache.nbytes:
-                name, base, stride = known, cache.data_ptr(), cache.nbytes // len(cache)
-        start, end = address - base, address - base + num_bytes
+                name = known
+                base = cache.data_ptr()
+                stride = cache.nbytes // len(cache)
+        start = address - base
+        end = address - base + num_bytes
         for row in range(start // stride, -(-end // stride)):
             yield name, row, max(start - row * stride, 0), min(end - row * stride, stride)
 
@@ -57,7 +62,9 @@ class Device:
         writes = [span for _, target, size in parts for span in self.spans(target, size)]
         self.streams.launch(stream, f"copy {next(self._copies)} on {stream}", run, reads, writes)
 
-    def send(self, name: str, parts: Sequence[tuple[int, int, int]], fails: bool) -> list[Event]:
+    def send(
+        self, name: str, parts: Sequence[tuple[int, int, int]], fails: bool
+    ) -> list[DeviceEvent]:
         """Queue pieces (source, target, bytes) of a transfer on several lanes, so that they land in
         any order.
 
@@ -70,9 +77,9 @@ class Device:
             self.copy(lanes[place % NUM_LANES], [source], [target], [size])
         return [self.record(lane) for lane in lanes]
 
-    def record(self, stream: str) -> Event:
+    def record(self, stream: str) -> DeviceEvent:
         """An event behind everything that was launched on a stream so far."""
-        event = Event(self)
+        event = DeviceEvent(self)
         event.record_on(stream)
         return event
 
@@ -112,9 +119,11 @@ class Stream:
     """A stream as an engine uses it."""
 
     def __init__(self, device: Device, name: str, number: int) -> None:
-        self._device, self.name, self.cuda_stream = device, name, number
+        self._device = device
+        self.name = name
+        self.cuda_stream = number
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: DeviceEvent) -> None:
         event.hold_back(self.name)
 
     def wait_stream(self, other: Stream) -> None:
@@ -124,7 +133,7 @@ class Stream:
         self._device.streams.synchronize(self._device.streams.record(self.name))
 
 
-class Event:
+class DeviceEvent:
     """An event as an engine uses it."""
 
     def __init__(self, device: Device) -> None:
@@ -151,6 +160,6 @@ class Event:
     def wait(self, stream: Stream | None = None) -> None:
         (stream or self._device.current_stream()).wait_event(self)
 
-    def elapsed_time(self, other: Event) -> float:
+    def elapsed_time(self, other: DeviceEvent) -> float:
         """Milliseconds: none are measured."""
         return 1.0

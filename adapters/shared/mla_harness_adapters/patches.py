@@ -19,7 +19,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from harness.api import Code, EngineSpec, InputError, WhyNot, nearest, read_rows
-from mla_harness_adapters.base import release_of
+from mla_harness_adapters.releases import Releases, release_of
 
 
 class PatchRefused(InputError):
@@ -53,13 +53,13 @@ class Patch:
         """Why the bug cannot be injected into `version`, by its number alone; None if it can be
         tried.
         """
-        if self.as_released and release_of(version) < release_of(self.as_released):
+        if self.as_released and version in Releases(last=self.as_released):
             why = (
                 f"{self.engine.title} {version} has this bug as released; its fix came with"
                 f" {self.as_released}"
             )
             return WhyNot(why, Code.AS_RELEASED)
-        if not release_of(self.first) <= release_of(version) < release_of(self.last):
+        if version not in Releases(self.first, self.last):
             why = (
                 f"written for {self.engine.title} {self.first} up to, not including, {self.last};"
                 f" this is {version}"
@@ -149,7 +149,8 @@ def edited_text(source: str, edit: Edit) -> str:
 
     Raises PatchRefused unless the source has the old text exactly once.
     """
-    lines, old = source.splitlines(), textwrap.dedent(edit.old).strip("\n").splitlines()
+    lines = source.splitlines()
+    old = textwrap.dedent(edit.old).strip("\n").splitlines()
     # Compared without the common margin, which may differ between releases.
     windows = (
         textwrap.dedent("\n".join(lines[i : i + len(old)])).splitlines() for i in range(len(lines))

@@ -45,10 +45,8 @@ def plain_script(
     probabilities. It may use `options`. `absent` switches an option off. Only `FIXTURES` in the
     environment names a place of this machine.
     """
-    plain, failing = (
-        start_of(type(params)(**params.model_dump(include=set(kept)))),
-        start_of(params),
-    )
+    plain = start_of(type(params)(**params.model_dump(include=set(kept))))
+    failing = start_of(params)
     options = {name: value for name, value in plain.options.items() if value is not None}
     changed = {name: value for name, value in failing.options.items() if options.get(name) != value}
     # An option that only the plain engine has would stay beside those that fail.

@@ -1,13 +1,18 @@
 """An engine as a target: its processes serve one canary, which answers a task under poison, with or
 without a fault.
+
+Plan, report and refusals are the same for all engines. An adapter says what differs, as data: the
+memory that it can fill, the name of a rank's process, the errors with which the engine checks its
+options, and what releases and GPUs do not serve.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import tempfile
 from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,7 +32,6 @@ from harness.api import (
     HarnessError,
     InputError,
     KernelError,
-    Record,
     Refused,
     Run,
     Target,
@@ -36,22 +40,31 @@ from harness.api import (
 )
 from mla_harness_adapters import base
 from mla_harness_adapters.patches import Patches
+from mla_harness_adapters.plan import Plan, ServedMemory
+from mla_harness_adapters.refusals import OptionErrors, clear
+from mla_harness_adapters.releases import NotServed
+from mla_harness_adapters.report import Report, first_nan_of_ranks
 from mla_harness_adapters.served_params import ServedParams
 from mla_harness_adapters.serving import (
     CAUSE_BYTES,
-    FIRST_NAN_FILE,
     FORK_ENVIRON,
     NAMED,
+    STARTED,
+    ServingProcess,
     last_words,
     waits_for,
 )
 
 NEEDED = ("lm_eval", "scipy", "httpx", "safetensors", "tokenizers")
 """Packages of the extra `accuracy`, which ask the questions."""
-FILLED_FILE = "poison.json"
-"""What the poison of the workers filled, in the folder of the answers."""
-PATTERNS = ("nan", "max")
-"""Patterns of a scenario that the hooks fill. Any other leaves memory as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltFor:
+    """The major compute capabilities of the GPUs that a backend is built for, and their name."""
+
+    majors: tuple[int, ...]
+    words: str
 
 
 class ServedTarget(Target):
@@ -60,6 +73,13 @@ class ServedTarget(Target):
     injects_faults = True
     engine: ClassVar[EngineSpec]
     patches: ClassVar[Patches]
+    memory: ClassVar[ServedMemory]
+    option_errors: ClassVar[OptionErrors]
+    process_name: ClassVar[str]
+    """What the engine calls the process of a rank."""
+    not_served: ClassVar[tuple[NotServed, ...]] = ()
+    built_for: ClassVar[Mapping[str, BuiltFor]] = {}
+    """Backends that do not run on every GPU."""
     _forks: ClassVar[Forks | None] = None
     """None for an engine with imports that start the CUDA driver: a CUDA context does not survive a
     fork.
@@ -69,6 +89,7 @@ class ServedTarget(Target):
         super().__init__(case, device, **more)
         self._served = case.params_as(ServedParams)
         self._log_tail = ""
+        self._report = Report(ranks=())
 
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> WhyNot | None:
@@ -90,20 +111,68 @@ class ServedTarget(Target):
         return cls._why_refused(case, version) or cls.patches.why_not(fault, version)
 
     @classmethod
-    @abstractmethod
     def _why_refused(cls, case: Case, version: str) -> WhyNot | None:
         """Why this release does not serve the case on this machine; None if it does."""
+        backend = str(case.values()["backend"])
+        built = cls.built_for.get(backend)
+        if built and (reason := base.why_not_built(built.majors, built.words)):
+            return WhyNot(f"{backend} is {reason}", Code.NO_DEVICE)
+        return NotServed.why_not(cls.not_served, cls.engine.title, version, case.params)
 
     @abstractmethod
+    def excluded_sites(self) -> set[str]:
+        """Sites that the case does not have, or that its backend needs finite."""
+
+    @abstractmethod
+    def _process(self, plan: Plan, *, is_eager: bool) -> ServingProcess:
+        """The process that serves the case with a plan, without graphs if `is_eager`."""
+
+    def plan(self, folder: Path, poison: Poison, *, is_eager: bool = False) -> Plan:
+        """What the processes install that serve the case, without graphs if `is_eager`."""
+        return Plan(
+            folder=str(folder),
+            poison=self.memory.poison(poison, self.excluded_sites()),
+            fault=self.fault or "",
+        )
+
     def _serve(
         self, folder: Path, poison: Poison, *, is_eager: bool = False, records: bool = False
     ) -> None:
         """Run one serving process to its end, without graphs if `is_eager`, with recorders of the
         first NaN on request.
 
-        Raises as `_reply` does, Refused if the engine refuses its options, InputError for a fault
-        that does not fit, and HarnessError if a worker lacks what the case is about.
+        Raises as `reply_of` does, Refused if the engine refuses its options, InputError for a fault
+        that does not fit, and HarnessError if a process lacks what the plan has.
         """
+        folder.mkdir(parents=True, exist_ok=True)
+        # An earlier run of the case may have left them.
+        clear(folder)
+        plan = self.plan(folder, poison, is_eager=is_eager).but(records=records)
+        try:
+            told = self.reply_of(self._process(plan, is_eager=is_eager), folder)
+        except KernelError as error:
+            raise self._refusal(folder, error) from None
+        self._report = Report.of(told["ranks"])
+        self._report.keep(folder)
+        self._report.check(plan, self.memory, self._served.num_gpus, self.process_name)
+
+    def _refusal(self, folder: Path, error: KernelError) -> Exception:
+        """The refusal that a process noted before it failed with `error`, or `error` itself.
+
+        An engine with ranks in processes without a hook of the harness has them in its log alone.
+        """
+        if noted := self.option_errors.found_in(folder):
+            return noted
+        if not self.has_bare_ranks:
+            return error
+        log = (folder / f"{self.engine.name}.log").read_text(encoding="utf-8", errors="replace")
+        # Options are checked at the start. A later error of the same name is a crash.
+        return error if STARTED in log else self.option_errors.of_log(error) or error
+
+    @property
+    def has_bare_ranks(self) -> bool:
+        """Whether ranks check options in processes where no refusal can be noted."""
+        return False
 
     def run(self, poison: Poison) -> Run:
         """Ask all questions.
@@ -153,47 +222,34 @@ class ServedTarget(Target):
         HarnessError if it does not fail and a worker had no recorder.
         """
         with tempfile.TemporaryDirectory() as scratch:
-            folder, failure = Path(scratch) / "asked", ""
+            folder = Path(scratch) / "asked"
+            failure = ""
             try:
                 self._serve(folder, poison, records=True)
             except KernelError as error:
                 failure = str(error)
-            return collected(folder, self._served.num_gpus, self.engine.title, failure)
+            return first_nan_of_ranks(folder, self._served.num_gpus, self.engine.title, failure)
 
-    def _questions(self, folder: Path) -> dict[str, Any]:
-        """The fields of a :class:`mla_harness_adapters.serving.ServeRequest`.
+    def reply_of(self, process: ServingProcess, folder: Path) -> dict[str, Any]:
+        """The reply of a serving process, whose log is written to the folder.
 
-        Makes the folder for the answers.
+        It is a fork of the process with the engine's imports where the case and the release allow
+        it. Raises InputError if it refuses, and KernelError if it fails or dies.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        return self._served.model_dump(include={"task", "limit", "epochs", "max_tokens"}) | {
-            "directory": str(folder)
-        }
-
-    def _reply(
-        self,
-        module: str,
-        request: Record,
-        settings: dict[str, str],
-        folder: Path,
-        fork_settings: dict[str, str] | None = None,
-    ) -> dict[str, Any]:
-        """The reply of the serving process.
-
-        With `fork_settings`, the environment of the process that imports the engine once, it is a
-        fork of that process where the case and the release allow it. Raises InputError if it
-        refuses, and KernelError if it fails or dies.
-        """
-        title, seconds, log = (
-            self.engine.title,
-            self._served.timeout_seconds,
-            folder / f"{self.engine.name}.log",
-        )
-        name, forks = f"{title}'s process", None
-        if self._forks is not None and fork_settings is not None and self._served.process == "fork":
-            forks = self._forks.server(fork_settings | FORK_ENVIRON, seconds)
-        with Child(module, name=name, forks=forks, environ=settings, log=log) as child:
-            child.send(request, seconds)
+        title = self.engine.title
+        seconds = self._served.timeout_seconds
+        log = folder / f"{self.engine.name}.log"
+        name = f"{title}'s process"
+        environ = dict(process.environ)
+        forks = None
+        if (
+            self._forks is not None
+            and process.fork_environ is not None
+            and self._served.process == "fork"
+        ):
+            forks = self._forks.server(dict(process.fork_environ) | FORK_ENVIRON, seconds)
+        with Child(process.module, name=name, forks=forks, environ=environ, log=log) as child:
+            child.send(process.request, seconds)
             reply = None
             with contextlib.suppress(ChildDied):
                 reply = child.receive()
@@ -201,14 +257,15 @@ class ServedTarget(Target):
                 death = child.death()
                 how = f"{name} {death.ended}"
             printed = child.printed(CAUSE_BYTES)
-            self._log_tail, cause = child.log(), last_words(printed)
+            self._log_tail = child.log()
+            cause = last_words(printed)
         if reply is None or reply.failed is not None:
             if death.is_hang:
                 hung = (
                     f"{title} hung: no end after {seconds} s,"
                     f" {waits_for(printed, self._served.num_gpus)}"
                 )
-                known = self._known_to_hang(settings)
+                known = self._known_to_hang(environ)
                 raise KernelError("; ".join(filter(None, [hung, known])), **death.as_cause)
             # The log of the engine is the one place that names the exception.
             named = NAMED.search(cause)
@@ -221,31 +278,3 @@ class ServedTarget(Target):
     def _known_to_hang(self, settings: dict[str, str]) -> str:
         """Which of the settings are known to hang, for the message of a hang; empty if none is."""
         return ""
-
-
-def keep_filled(folder: Path, filled: dict[str, Any]) -> None:
-    (folder / FILLED_FILE).write_text(json.dumps(filled), encoding="utf-8")
-
-
-def collected(folder: Path, num_ranks: int, title: str, failure: str = "") -> FirstNan:
-    """The first writer over all ranks, from the reports of their recorders in `folder`.
-
-    `failure` is how the engine failed, if it did. Then reports may be missing. Raises HarnessError
-    if a report is missing without a failure, because that rank ran without the recorder.
-    """
-    files = [folder / FIRST_NAN_FILE.format(rank=rank) for rank in range(num_ranks)]
-    reports = [
-        FirstNan.model_validate_json(file.read_text(encoding="utf-8"))
-        for file in files
-        if file.is_file()
-    ]
-    missing = ", ".join(str(rank) for rank, file in enumerate(files) if not file.is_file())
-    if missing and not failure:
-        raise HarnessError(f"no recorder reported from rank {missing}, though {title} did not fail")
-    who = f"rank {missing}" if num_ranks > 1 else title
-    missing_report = f"{who} ended before its recorder reported: {failure}" if missing else ""
-    if not reports:
-        return FirstNan(num_ranks=num_ranks, missing_report=missing_report)
-    return FirstNan.of_ranks(reports).model_copy(
-        update={"num_ranks": num_ranks, "missing_report": missing_report}
-    )

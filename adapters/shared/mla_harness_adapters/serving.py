@@ -6,17 +6,19 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
 
 from harness.api import Forks, Record
+from mla_harness_adapters.plan import Plan
+from mla_harness_adapters.served_params import ServedParams
 
 FREED = ("output", "lse", "workspace", "context.output", "context.lse", "graph.pool", "sched_meta")
 """Sites in memory that is free in the caching allocator before a step.
 
 One sweep fills all of them.
 """
-FIRST_NAN_FILE = "first-nan-rank{rank}.json"
-"""The report of a rank's recorder of the first NaN."""
 NEVER_READY = "serve was never ready"
 """Words of an error without a cause: the server printed the cause before."""
 CAUSE_BYTES = 200_000
@@ -36,14 +38,38 @@ _ELSEWHERE = ("initialization failed", "timed out", "died unexpectedly", "Execut
 
 
 class ServeRequest(Record):
-    """The `options` of an engine, the questions to ask it, and the folder for the answers."""
+    """The `options` of an engine, what its processes install, and the questions to ask it.
+
+    The answers go to the folder of the plan.
+    """
 
     options: dict[str, Any]
+    plan: Plan
     task: str
     limit: int | None
     epochs: int
     max_tokens: int
-    directory: str
+
+    @classmethod
+    def of(cls, params: ServedParams, plan: Plan, options: Mapping[str, Any], **more: Any) -> Self:
+        """The request with the questions of a case, and `more` that the engine's request has."""
+        questions = params.model_dump(include={"task", "limit", "epochs", "max_tokens"})
+        return cls(options=dict(options), plan=plan, **questions, **more)
+
+
+@dataclass(frozen=True, slots=True)
+class ServingProcess:
+    """How to start a process that serves, and what to ask it.
+
+    `module` is its program, `environ` are variables besides the inherited ones. With
+    `fork_environ`, the variables of the process that imports the engine once, it may be a fork of
+    that process.
+    """
+
+    module: str
+    request: Record
+    environ: Mapping[str, str]
+    fork_environ: Mapping[str, str] | None = None
 
 
 FORK_ENVIRON = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}

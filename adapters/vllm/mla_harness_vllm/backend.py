@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from harness.api import Drafts, InputError
-from mla_harness_adapters.backend import EngineBackend, Generated, cache_option
+from harness.api import Drafts
+from mla_harness_adapters.backend import EngineBackend, Generated, options_for
 from mla_harness_vllm.objects import Vllm
 from mla_harness_vllm.serve import refused_drafts
 from mla_harness_vllm.tables import ENGINE
 
-CACHE_TYPES = {"bf16": "bfloat16", "fp8_e4m3": "fp8_e4m3", "fp8": "fp8"}
-"""vLLM's names for values of `--kv`."""
+CACHES = {
+    "bf16": {"kv_cache_dtype": "bfloat16"},
+    "fp8_e4m3": {"kv_cache_dtype": "fp8_e4m3"},
+    "fp8": {"kv_cache_dtype": "fp8"},
+}
+"""vLLM's options for values of `--kv`."""
+GRAPHS: dict[str, dict[str, object]] = {
+    "none": {"enforce_eager": True},
+    "full": {"compilation_config": {"cudagraph_mode": "FULL"}},
+}
+"""vLLM's options for values of `--graph`."""
 
 
 def open_model(
@@ -22,16 +31,9 @@ def open_model(
 
     Raises InputError for other values.
     """
-    options = cache_option(ENGINE, kv, CACHE_TYPES)
-    if graph is not None:
-        if graph not in ("none", "full"):
-            raise InputError(f"--graph {graph}: vLLM takes none or full")
-        options |= (
-            {"enforce_eager": True}
-            if graph == "none"
-            else {"compilation_config": {"cudagraph_mode": "FULL"}}
-        )
-    return VllmBackend(path, concurrency=concurrency, **options)
+    caches = options_for(ENGINE, "--kv", kv, CACHES)
+    graphs = options_for(ENGINE, "--graph", graph, GRAPHS, "none or full")
+    return VllmBackend(path, concurrency=concurrency, **caches, **graphs)
 
 
 class VllmBackend(EngineBackend):

@@ -26,18 +26,21 @@ NATIVE_TOKENS = (1, 2, 4)
 def deepgemm_logits(
     q: Tensor, weights: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor
 ) -> Tensor:
-    """DeepGEMM's paged logits with a plan of their own: q [B, S, X, 128] e4m3, kv_cache [N, 64,
-    132] uint8.
+    """DeepGEMM's paged logits with a plan of their own: q [B, S, X, 128] e4m3, weights [B, S, X]
+    float32, kv_cache [N, 64, 132] uint8 -> [B * S, M * 64] float32.
 
-    Returns [B * S, M * 64] float32. vLLM gives it a length for each query token, [B, S]; other
-    numbers of tokens than the kernel of Hopper takes become requests of one token, as in vLLM.
+    block_table [B, M] int32 has the pages of each request, seq_lens [B] int32 its tokens. vLLM
+    gives the kernel a length for each query token, [B, S]; other numbers of tokens than the kernel
+    of Hopper takes become requests of one token, as in vLLM.
     """
     module = importlib.import_module("vllm.utils.deep_gemm")
     num_requests, num_tokens, num_heads, _ = q.shape
-    page, columns = kv_cache.shape[1], block_table.shape[1] * kv_cache.shape[1]
+    page = kv_cache.shape[1]
+    columns = block_table.shape[1] * kv_cache.shape[1]
     lengths = row_lengths(seq_lens, num_tokens).view(-1, num_tokens)
     if num_tokens not in NATIVE_TOKENS:
-        q, lengths = q.flatten(0, 1)[:, None], lengths.view(-1, 1)
+        q = q.flatten(0, 1)[:, None]
+        lengths = lengths.view(-1, 1)
         block_table = block_table.repeat_interleave(num_tokens, dim=0)
     sms = torch.cuda.get_device_properties(q.device).multi_processor_count
     plan = module.get_paged_mqa_logits_metadata(lengths, page, sms)
@@ -91,10 +94,12 @@ def map_indices(
     page_size: int,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`triton_convert_req_index_to_global_index` of positions [T, K] int32: the slots [T, K] int32,
-    in `out`.
+    """`triton_convert_req_index_to_global_index` of positions [T, K] int32: the slots, in out [T,
+    K] int32 if it is given.
 
-    Since 0.33 it asserts that `requests` covers the same tokens, so only the first T are given.
+    block_table [B, M] int32 has the pages of each request, requests [T] int32 the request of each
+    token. Since 0.33 vLLM asserts that `requests` covers the same tokens, so only the first T are
+    given.
     """
     convert: Any = importlib.import_module(
         "vllm.v1.attention.backends.mla.sparse_utils"

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from harness.api import WhyNot
 from mla_harness_adapters import base
 from mla_harness_adapters.kernel_rows import row_lengths
+from mla_harness_vllm.releases import LSE_TO_BASE_E, OLDEST
 from mla_harness_vllm.tables import ENGINE
 
 RANK = 512
@@ -29,23 +30,15 @@ MIN_WORK_PER_SPLIT = 512
 """Tokens of a split of the Triton decode."""
 _FLASHMLA = "vllm.v1.attention.ops.flashmla"
 _FLASH_ATTENTION = "vllm.vllm_flash_attn"
-OLDEST = "0.20"
-"""The first release with the kernel signatures that are called."""
 
 
 def on_any(device: str, majors: tuple[int, ...] | None = None, words: str = "") -> WhyNot | None:
     """For kernels built for these major compute capabilities, called `words`; by default for every
     CUDA device.
     """
-    if reason := base.why_no_kernels(ENGINE, device, majors, words):
-        return reason
-    found = str(base.installed_version(ENGINE))
-    if found != "unknown" and base.release_of(found) < base.release_of(OLDEST):
-        return WhyNot(
-            f"vLLM {found} is older than {OLDEST}, the first release with the signatures that are"
-            " called"
-        )
-    return None
+    return base.why_no_kernels(ENGINE, device, majors, words) or base.why_too_old(
+        ENGINE, OLDEST, "the first release with the signatures that are called"
+    )
 
 
 on_hopper = functools.partial(on_any, majors=(9,), words="Hopper (9.0)")
@@ -56,7 +49,7 @@ on_blackwell = functools.partial(on_any, majors=(10,), words="data-center Blackw
 
 
 def flashmla_plan(seq_lens: Tensor, *, num_heads: int) -> Any:
-    """An empty FlashMLASchedMeta for seq_lens [B].
+    """An empty FlashMLASchedMeta for seq_lens [B] int32.
 
     The first decode call with it makes the plan for all calls.
     """
@@ -75,7 +68,9 @@ def flashmla_decode(
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
     """Dense decode: q [B, S, H, 576] and kv_cache [N, 64, 576] bf16 -> out [B, S, H, 512] bf16, lse
-    [B, H, S] fp32.
+    [B, H, S] float32.
+
+    block_table [B, M] int32 has the pages of each request, seq_lens [B] int32 its tokens.
     """
     ops = importlib.import_module(_FLASHMLA)
     if metadata is None:
@@ -103,7 +98,7 @@ class Fp8Plan:
 
 
 def flashmla_plan_fp8(seq_lens: Tensor, *, num_heads: int) -> Fp8Plan:
-    """The plan for one query token of each request of seq_lens [B]."""
+    """The plan for one query token of each request of seq_lens [B] int32."""
     ops = importlib.import_module(_FLASHMLA)
     plan = ops.get_mla_metadata_dense_fp8(
         cache_seqlens=seq_lens, num_q_tokens_per_head_k=num_heads, num_heads_k=1
@@ -121,9 +116,11 @@ def flashmla_decode_fp8(
     kv_scale: float | None = None,
     metadata: Any = None,
 ) -> tuple[Tensor, Tensor]:
-    """Dense decode over e4m3 pages; shapes as in `flashmla_decode`.
+    """Dense decode over e4m3 pages: q [B, S, H, 576] bf16, kv_cache [N, 64, 576] e4m3 -> out [B, S,
+    H, 512] bf16, lse [B, H, S] float32.
 
-    The query is first quantized per tensor.
+    block_table [B, M] int32 has the pages of each request, seq_lens [B] int32 its tokens. The query
+    is first quantized per tensor.
     """
     ops = importlib.import_module(_FLASHMLA)
     num_tokens = q.shape[1]
@@ -151,11 +148,12 @@ def flashmla_decode_fp8(
 def flashmla_decode_sparse(
     q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, scale: float, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """The sparse bf16 kernel with every token of a request selected; shapes as in
-    `flashmla_decode`.
+    """The sparse kernel with every token of a request selected: q [B, S, H, 576] and kv_cache [N,
+    64, 576] bf16 -> out [B, S, H, 512] bf16, lse [B, H, S] float32.
 
-    Indices of slots are -1 past the request's length. Heads are padded to a multiple of 64. Each
-    query token is a row.
+    block_table [B, M] int32 has the pages of each request, seq_lens [B] int32 its tokens. Indices
+    of slots are -1 past the request's length. Heads are padded to a multiple of 64. Each query
+    token is a row.
     """
     ops = importlib.import_module(_FLASHMLA)
     num_requests, num_tokens, num_heads, width = q.shape
@@ -180,7 +178,11 @@ def flashmla_decode_sparse(
 def fa3_decode(
     q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, scale: float, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """FlashAttention-3 with the latent as value; shapes as in `flashmla_decode`."""
+    """FlashAttention-3 with the latent as value: q [B, S, H, 576] and kv_cache [N, P, 576] bf16 ->
+    out [B, S, H, 512] bf16, lse [B, H, S] float32.
+
+    block_table [B, M] int32 has the pages of each request, seq_lens [B] int32 its tokens.
+    """
     attention = importlib.import_module(_FLASH_ATTENTION).flash_attn_varlen_func
     num_requests, num_tokens, num_heads = q.shape[:3]
     flat = q.reshape(num_requests * num_tokens, num_heads, -1)
@@ -216,8 +218,10 @@ def fa3_context_attention(
     *,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """FA3 over a context chunk, not causal: q [T, H, 192], k [C, H, 192], v [C, H, 128] -> [T, H,
-    128], [H, T].
+    """FA3 over a context chunk, not causal: q [T, H, 192], k [C, H, 192], v [C, H, 128] bf16 -> out
+    [T, H, 128] bf16, lse [H, T] float32.
+
+    query_start_loc [R + 1] int32 and chunk_start_loc [R + 1] int32 are where each request begins.
     """
     attention = importlib.import_module(_FLASH_ATTENTION).flash_attn_varlen_func
     longest_q = int((query_start_loc[1:] - query_start_loc[:-1]).max())
@@ -254,7 +258,8 @@ def triton_decode(
     """vLLM's Triton decode: q [B, S, H, 576], kv_cache [N, P, 576] bf16 or e4m3 -> [B, S, H, 512],
     [B, H, S] float32.
 
-    The kernel takes one query token a row, so each of S tokens becomes a request that ends at this
+    block_table [B, M] int32 has the pages of each request, seq_lens [B] int32 its tokens. The
+    kernel takes one query token a row, so each of S tokens becomes a request that ends at this
     token. Outputs are not zeroed as in vLLM: only what the kernel writes is judged.
     """
     decode = importlib.import_module(
@@ -299,8 +304,10 @@ def triton_decode(
 def cutlass_mla_decode(
     q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, scale: float, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """CUTLASS MLA of vllm._custom_ops, with heads padded to 128: q [B, 1, H, 576] -> [B, 1, H,
-    512], [B, H, 1].
+    """CUTLASS MLA of vllm._custom_ops, with heads padded to 128: q [B, 1, H, 576] and kv_cache [N,
+    P, 576] bf16 -> out [B, 1, H, 512] bf16, lse [B, H, 1] float32.
+
+    block_table [B, M] int32 has the pages of each request, seq_lens [B] int32 its tokens.
     """
     ops = importlib.import_module("vllm._custom_ops")
     num_requests, num_heads, width = q[:, 0].shape
@@ -314,7 +321,8 @@ def cutlass_mla_decode(
         max_seq_len=longest, num_batches=num_requests, sm_count=num_sms, num_kv_splits=NUM_KV_SPLITS
     )
     workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
-    nope, rope = padded[..., :RANK].contiguous(), padded[..., RANK:].contiguous()
+    nope = padded[..., :RANK].contiguous()
+    rope = padded[..., RANK:].contiguous()
     ops.sm100_cutlass_mla_decode(
         out=out,
         lse=lse,
@@ -333,9 +341,11 @@ def cutlass_mla_decode(
 def flashinfer_mla_decode(
     q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, scale: float, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """FlashInfer's TRT-LLM-gen decode: q [B, S, H, 576] -> [B, S, H, 512].
+    """FlashInfer's TRT-LLM-gen decode: q [B, S, H, 576] and kv_cache [N, P, 576] bf16 -> out [B, S,
+    H, 512] bf16.
 
-    It has no lse, so lse stays unwritten.
+    block_table [B, M] int32 has the pages of each request, seq_lens [B] int32 its tokens. It has no
+    lse, so lse stays unwritten.
     """
     decode = importlib.import_module("flashinfer.decode").trtllm_batch_decode_with_kv_cache_mla
     workspace = torch.zeros(128 << 20, dtype=torch.uint8, device=q.device)
@@ -366,8 +376,10 @@ def trtllm_ragged_context_attention(
     *,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """TRT-LLM ragged prefill over a context chunk, into an unwritten output: q, k [., H, 192], v
-    [., H, 128].
+    """TRT-LLM ragged prefill over a context chunk, into an unwritten output: q [T, H, 192], k [C,
+    H, 192], v [C, H, 128] bf16 -> out [T, H, 128] bf16, lse [H, T] float32.
+
+    query_start_loc [R + 1] int32 and chunk_start_loc [R + 1] int32 are where each request begins.
     """
     attention = importlib.import_module("flashinfer.prefill").trtllm_ragged_attention_deepseek
     lengths = chunk_start_loc[1:] - chunk_start_loc[:-1]
@@ -393,10 +405,7 @@ def trtllm_ragged_context_attention(
         out=out,
     )
     lse = lse.transpose(0, 1).contiguous()
-    # Since 0.29 vLLM converts the kernel's log-sum-exp from base 2.
-    to_base_e = getattr(
-        importlib.import_module("vllm.v1.attention.backends.utils"), "log2_lse_to_ln", None
-    )
+    to_base_e = LSE_TO_BASE_E.value(importlib.import_module("vllm.v1.attention.backends.utils"))
     return out, to_base_e(lse) if to_base_e else lse
 
 
@@ -428,7 +437,8 @@ def _merged(
     count: int | None,
 ) -> tuple[Tensor, Tensor]:
     merge: Any = importlib.import_module(module).merge_attn_states
-    out, lse = torch.empty_like(prefix_out), torch.empty_like(prefix_lse)
+    out = torch.empty_like(prefix_out)
+    lse = torch.empty_like(prefix_lse)
     merge(
         output=out,
         prefix_output=prefix_out,

@@ -97,7 +97,9 @@ class VllmParams(ServedParams):
             )
         if self.script and self.compare_eager:
             yield "compare_eager compares answers to questions, and a script asks none"
-        tensor, context, rank = self.tensor_parallel, self.decode_context_parallel, self.poison_rank
+        tensor = self.tensor_parallel
+        context = self.decode_context_parallel
+        rank = self.poison_rank
         if tensor & (tensor - 1):
             yield f"tensor_parallel {tensor} is no power of two, so heads cannot be split"
         if tensor % context:

@@ -55,7 +55,7 @@ def script(case: Case, marker: str) -> str:
 
 
 def _start(params: VllmParams) -> Start:
-    options = llm_options(params, params.graph) | {"max_num_seqs": params.max_num_seqs}
+    options = {**llm_options(params, params.graph), "max_num_seqs": params.max_num_seqs}
     return Start(
         options, ENVIRON | {"VLLM_USE_V2_MODEL_RUNNER": "1" if params.runner == "v2" else "0"}
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from harness.api import WhyNot
 from mla_harness_vllm.params import VllmParams
@@ -32,18 +32,29 @@ NO_MULTICAST = {
 """NVLink multicast is off unless the environment has it on: it can hang a shared host."""
 
 
-def rank_options(params: VllmParams) -> dict[str, Any]:
-    """Arguments of `vllm.LLM` for several ranks: one process each, with all-reduce by NCCL only."""
+class RankOptions(TypedDict, total=False):
+    """Arguments of `vllm.LLM` for several ranks."""
+
+    tensor_parallel_size: int
+    decode_context_parallel_size: int
+    pipeline_parallel_size: int
+    distributed_executor_backend: str
+    disable_custom_all_reduce: bool
+    worker_extension_cls: str
+
+
+def rank_options(params: VllmParams) -> RankOptions:
+    """The options of several ranks: one process each, with all-reduce by NCCL only."""
     if params.num_gpus == 1:
         return {}
-    return {
-        "tensor_parallel_size": params.tensor_parallel,
-        "decode_context_parallel_size": params.decode_context_parallel,
-        "pipeline_parallel_size": params.pipeline_parallel,
-        "distributed_executor_backend": "mp",
-        "disable_custom_all_reduce": True,
-        "worker_extension_cls": EXTENSION,
-    }
+    return RankOptions(
+        tensor_parallel_size=params.tensor_parallel,
+        decode_context_parallel_size=params.decode_context_parallel,
+        pipeline_parallel_size=params.pipeline_parallel,
+        distributed_executor_backend="mp",
+        disable_custom_all_reduce=True,
+        worker_extension_cls=EXTENSION,
+    )
 
 
 def rank_environ(

@@ -9,13 +9,13 @@ vLLM is imported inside the functions, as in :mod:`mla_harness_vllm.kernels`.
 from __future__ import annotations
 
 import importlib
-import inspect
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mla_harness_vllm.kernels import RANK
+from mla_harness_vllm.releases import LENGTHS_OF_RECORDS
 
 _OPS = "vllm._custom_ops"
 _ROCM = "vllm.v1.attention.ops.rocm_aiter_mla_sparse"
@@ -33,24 +33,30 @@ def write_mla(
     record_format: str,
     scale: float | None = None,
 ) -> None:
-    """`concat_and_cache_mla`: rows x [T, 576] bf16 as `bf16`, `fp8_e4m3` or `fp8_ds_mla`
-    records.
+    """`concat_and_cache_mla`: rows x [T, 576] bf16 as `bf16`, `fp8_e4m3` or `fp8_ds_mla` records.
+
+    They go to the slots slot_mapping [T] int64 of cache [N, P, bytes of a record] uint8.
     """
     ops = importlib.import_module(_OPS)
     typed, name = _typed(cache, record_format)
-    kv_c, k_pe = x[:, :RANK].contiguous(), x[:, RANK:].contiguous()
+    kv_c = x[:, :RANK].contiguous()
+    k_pe = x[:, RANK:].contiguous()
     ops.concat_and_cache_mla(kv_c, k_pe, typed, slot_mapping.long(), name, _scalar(scale, x))
 
 
 def write_indexer(x: Tensor, cache: Tensor, slot_mapping: Tensor, **_: Any) -> None:
-    """`indexer_k_quant_and_cache`: keys x [T, 128] bf16 as `indexer_planar` records [N, P, 132]."""
+    """`indexer_k_quant_and_cache`: keys x [T, 128] bf16 as `indexer_planar` records.
+
+    They go to the slots slot_mapping [T] int64 of cache [N, P, 132] uint8.
+    """
     ops = importlib.import_module(_OPS)
     ops.indexer_k_quant_and_cache(x, cache, slot_mapping.long(), _GROUP, _INDEXER_SCALES)
 
 
 def write_indexer_shuffled(x: Tensor, cache: Tensor, slot_mapping: Tensor, **_: Any) -> None:
-    """The Triton writer that ROCm uses: keys x [T, 128] bf16 as `indexer_shuffled` records [N, P,
-    132].
+    """The Triton writer that ROCm uses: keys x [T, 128] bf16 as `indexer_shuffled` records.
+
+    They go to the slots slot_mapping [T] int64 of cache [N, P, 132] uint8.
     """
     write = importlib.import_module(_ROCM).indexer_k_quant_and_cache_triton
     write(x.contiguous(), cache, slot_mapping.long(), _GROUP, _INDEXER_SCALES)
@@ -67,7 +73,8 @@ def write_nvfp4(
     """`reshape_and_cache_flash` with one head x [T, 128] bf16: keys are `nvfp4_linear`, values
     `nvfp4_swizzled`.
 
-    The other side of the call goes to a cache of its own, with the same strides.
+    One side goes to the slots slot_mapping [T] int64 of cache [N, P, 72] uint8. The other side of
+    the call goes to a cache of its own, with the same strides.
     """
     ops = importlib.import_module(_OPS)
     extent = (
@@ -78,7 +85,8 @@ def write_nvfp4(
         cache.shape, cache.stride(), 0
     )
     caches = (cache, spare) if record_format == "nvfp4_linear" else (spare, cache)
-    heads, factor = x[:, None].contiguous(), _scalar(scale, x)
+    heads = x[:, None].contiguous()
+    factor = _scalar(scale, x)
     ops.reshape_and_cache_flash(
         heads,
         heads,
@@ -99,13 +107,15 @@ def read_mla(
     record_format: str,
     scale: float | None = None,
 ) -> Tensor:
-    """`gather_and_maybe_dequant_cache`:
+    """`gather_and_maybe_dequant_cache`: `bf16` or `fp8_e4m3` records -> [T, 576], rounded to bf16.
 
-    `bf16` or `fp8_e4m3` records -> [T, 576], rounded to bf16.
+    cache [N, P, bytes of a record] uint8 is read through block_table [B, M] int32; cu_seq_lens [B +
+    1] int32 is where the tokens of each request begin.
     """
     ops = importlib.import_module(_OPS)
     typed, name = _typed(cache, record_format)
-    requests, factor = _request_of_tokens(cu_seq_lens), _scalar(scale, cache)
+    requests = _request_of_tokens(cu_seq_lens)
+    factor = _scalar(scale, cache)
     out = torch.empty(len(requests), WIDTH, dtype=torch.bfloat16, device=cache.device)
     ops.gather_and_maybe_dequant_cache(
         typed, out, block_table, cu_seq_lens, requests, len(requests), name, factor
@@ -114,12 +124,15 @@ def read_mla(
 
 
 def read_ds_mla(cache: Tensor, block_table: Tensor, cu_seq_lens: Tensor, **_: Any) -> Tensor:
-    """`cp_gather_and_upconvert_fp8_kv_cache`: `fp8_ds_mla` records -> [T, 576], rounded to bf16."""
+    """`cp_gather_and_upconvert_fp8_kv_cache`: `fp8_ds_mla` records -> [T, 576], rounded to bf16.
+
+    cache [N, P, 656] uint8 is read through block_table [B, M] int32; cu_seq_lens [B + 1] int32 is
+    where the tokens of each request begin.
+    """
     ops = importlib.import_module(_OPS)
     out = torch.empty(int(cu_seq_lens[-1]), WIDTH, dtype=torch.bfloat16, device=cache.device)
-    # Up to 0.24 the kernel asks for the lengths too.
-    named = inspect.signature(ops.cp_gather_and_upconvert_fp8_kv_cache).parameters
-    lengths = {"seq_lens": cu_seq_lens.diff()} if "seq_lens" in named else {}
+    asks = LENGTHS_OF_RECORDS.is_argument(ops.cp_gather_and_upconvert_fp8_kv_cache)
+    lengths = {"seq_lens": cu_seq_lens.diff()} if asks else {}
     ops.cp_gather_and_upconvert_fp8_kv_cache(
         src_cache=cache,
         dst=out,
@@ -132,7 +145,11 @@ def read_ds_mla(cache: Tensor, block_table: Tensor, cu_seq_lens: Tensor, **_: An
 
 
 def read_indexer(cache: Tensor, block_table: Tensor, cu_seq_lens: Tensor, **_: Any) -> Tensor:
-    """`cp_gather_indexer_k_quant_cache`: `indexer_planar` records -> [T, 128], dequantized here."""
+    """`cp_gather_indexer_k_quant_cache`: `indexer_planar` records -> [T, 128], dequantized here.
+
+    cache [N, P, 132] uint8 is read through block_table [B, M] int32; cu_seq_lens [B + 1] int32 is
+    where the tokens of each request begin.
+    """
     ops = importlib.import_module(_OPS)
     codes, scales = _gathered_keys(cu_seq_lens)
     ops.cp_gather_indexer_k_quant_cache(cache, codes, scales, block_table, cu_seq_lens)
@@ -144,7 +161,9 @@ def read_indexer_shuffled(
 ) -> Tensor:
     """The Triton reader that ROCm uses: `indexer_shuffled` records -> [T, 128], dequantized here.
 
-    Releases in which it has a `cache_layout` read `indexer_planar` too.
+    cache [N, P, 132] uint8 is read through block_table [B, M] int32; cu_seq_lens [B + 1] int32 is
+    where the tokens of each request begin. Releases in which it has a `cache_layout` read
+    `indexer_planar` too.
     """
     read = importlib.import_module(_ROCM).cp_gather_indexer_k_quant_cache_triton
     codes, scales = _gathered_keys(cu_seq_lens)
@@ -204,6 +223,7 @@ def _request_of_tokens(cu_seq_lens: Tensor) -> Tensor:
 
 def _gathered_keys(cu_seq_lens: Tensor) -> tuple[Tensor, Tensor]:
     """Unwritten keys [T, 128] e4m3 and scales [T, 4] uint8, as vLLM's workspace has them."""
-    num_tokens, device = int(cu_seq_lens[-1]), cu_seq_lens.device
+    num_tokens = int(cu_seq_lens[-1])
+    device = cu_seq_lens.device
     codes = torch.empty(num_tokens, _GROUP, dtype=torch.float8_e4m3fn, device=device)
     return codes, torch.empty(num_tokens, 4, dtype=torch.uint8, device=device)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from importlib.util import find_spec
 from typing import Any
 from unittest import mock
 
@@ -20,8 +19,9 @@ from torch import Tensor
 from torch_poison.patterns import Poison
 
 from harness.api import Run
-from mla_harness_adapters.host_parts import Found, Without, first_module, searched
+from mla_harness_adapters.host_parts import Found, Without, searched
 from mla_harness_sglang.params import SglangHostParams
+from mla_harness_sglang.releases import DECODE_RANKS, DSA_NAME, SEVERAL_PROMPTS, SPLIT_BY_CLASS
 
 PREFIXES = (0, 1, 7)
 
@@ -32,10 +32,7 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
 
 def _lengths() -> Found:
     """Tokens of each rank, from each start; and the number of each token there."""
-    lacks = (
-        "SGLang has no context-parallel decode: search=lengths needs a later one, such as 0.5.23"
-    )
-    layout = first_module("sglang.srt.layers.dcp.layout", lacks=lacks)
+    layout = DECODE_RANKS.module()
     for ranks, size in itertools.product((2, 3, 4, 8), (1, 2, 16)):
         tokens = torch.arange(3 * ranks * size + 2)
         turn = tokens // size
@@ -91,7 +88,8 @@ def _keys(part: Any, rank: int, ranks: int, batch: Any, padded: int) -> tuple[Te
     Padding belongs to the last prompt.
     """
     got = torch.stack((part.kv_len_prev_tensor, part.kv_len_next_tensor))
-    blocks, ends = 2 * ranks, []
+    blocks = 2 * ranks
+    ends = []
     for request, (prefix, new) in enumerate(batch):
         length = new + (padded - sum(each for _, each in batch)) * (request == len(batch) - 1)
         sizes = [length // blocks + (block < length % blocks) for block in range(blocks)]
@@ -121,7 +119,7 @@ def _splitter() -> tuple[Any, int]:
     """SGLang's function of (padded tokens, rank, ranks, lengths, new tokens), and the most prompts
     that it takes.
     """
-    if find_spec("sglang.srt.layers.cp") and find_spec("sglang.srt.layers.cp.padding"):
+    if SPLIT_BY_CLASS.is_module():
         kind = importlib.import_module("sglang.srt.layers.cp.zigzag").ZigzagCPStrategy
 
         def by_class(
@@ -135,7 +133,7 @@ def _splitter() -> tuple[Any, int]:
 
         return by_class, 2
     module = importlib.import_module("sglang.srt.layers.utils.cp_utils")
-    several = "extend_seqs_len" in module.prepare_context_parallel_metadata.__code__.co_varnames
+    several = SEVERAL_PROMPTS.is_argument(module.prepare_context_parallel_metadata)
 
     def by_function(
         padded: int, rank: int, ranks: int, lengths: list[int], extends: list[int]
@@ -149,7 +147,7 @@ def _splitter() -> tuple[Any, int]:
 
 def _plain_prefill() -> Any:
     """Attention without an indexer, which is not asked for by a server's arguments here."""
-    name = "dsa" if find_spec("sglang.srt.layers.attention.dsa") else "nsa"
+    name = "dsa" if DSA_NAME.is_module() else "nsa"
     module = importlib.import_module(f"sglang.srt.layers.attention.{name}.utils")
     asked = (f"is_{name}_prefill_cp_round_robin_split", f"is_{name}_enable_prefill_cp")
     off: dict[str, Any] = dict.fromkeys(asked, lambda: False)

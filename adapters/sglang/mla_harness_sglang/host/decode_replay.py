@@ -28,16 +28,24 @@ from mla_harness_adapters.host_parts import (
     Planner,
     made_without_init,
     of_all_rows,
+    patched,
     plan_of,
 )
 from mla_harness_sglang.host.free_pages import Owner, give_back, grow, start
 from mla_harness_sglang.host.graph_buffers import CAPTURED, GraphBuffers
 from mla_harness_sglang.host.scheduling import MAX_LENGTH, Server, fill, free_slots
 from mla_harness_sglang.params import SglangHostParams
+from mla_harness_sglang.releases import (
+    INDEX_TRANSLATOR,
+    METADATA_OUT_OF_GRAPH,
+    PLANNED_TRANSLATION,
+    TRANSLATOR_OF_BACKEND,
+)
 
 NUM_HEADS = 16
-RANK, ROPE = 256, 32
-"""The smaller of the two shapes that SGLang's Triton kernel knows as MLA."""
+# The smaller of the two shapes that SGLang's Triton kernel knows as MLA.
+RANK = 256
+ROPE = 32
 SCALE = (RANK + ROPE) ** -0.5
 STEPS = 6
 NUM_SLOTS = 2048
@@ -54,7 +62,8 @@ of the model.
 
 def run(poison: Poison, params: SglangHostParams) -> Run:
     """Capture a graph for each size, then replay them for batches that grow, shrink and change."""
-    rng, values = random.Random(poison.seed), torch.Generator().manual_seed(poison.seed)
+    rng = random.Random(poison.seed)
+    values = torch.Generator().manual_seed(poison.seed)
     server = Server(params.page_size, NUM_SLOTS, CAPTURED[-1], RANK, ROPE)
     cache = poison.fill_(server.cache, "kv.new")
     backend = BACKENDS[params.backend](server, poison)
@@ -116,8 +125,8 @@ class Backend:
             encoder_lens=None,
             seq_lens_sum=int(views["seq_lens"].sum()),
         )
-        translator: Any = getattr(self.attention, "kv_index_translator", None)
-        if hasattr(translator, "plan"):  # since 0.5.23
+        translator = TRANSLATOR_OF_BACKEND.value(self.attention)
+        if PLANNED_TRANSLATION.of(translator):
             batch.kv_loc_plan = translator.plan(**views, write_virtual=batch.out_cache_loc)
         return batch
 
@@ -126,7 +135,7 @@ class Backend:
         empty = torch.zeros(0, dtype=torch.int64)
         buffers.fill(empty, empty, empty, size)
         batch = self.batch(buffers, size)
-        if hasattr(self.attention, "init_forward_metadata_out_graph"):  # since 0.5.14
+        if METADATA_OUT_OF_GRAPH.of(self.attention):
             self.attention.init_forward_metadata_out_graph(batch, in_capture=True)
         else:
             self.attention.init_forward_metadata_capture_cuda_graph(
@@ -137,7 +146,7 @@ class Backend:
     def replay(self, buffers: GraphBuffers, size: int) -> None:
         """Have the backend write the metadata of the batch in the buffers."""
         batch = self.batch(buffers, size)
-        if hasattr(self.attention, "init_forward_metadata_out_graph"):
+        if METADATA_OUT_OF_GRAPH.of(self.attention):
             self.attention.init_forward_metadata_out_graph(batch)
         else:
             self.attention.init_forward_metadata_replay_cuda_graph(
@@ -288,11 +297,9 @@ def attended(q: Tensor, keys: Tensor) -> Tensor:
 
 def translator_of(server: Server) -> Any:
     """SGLang's object that translates slots, None in releases without it."""
-    try:
-        module = importlib.import_module("sglang.srt.mem_cache.kv_index_translator")
-    except ModuleNotFoundError:  # until 0.5.18
+    if not INDEX_TRANSLATOR.is_module():
         return None
-    return module.KVIndexTranslator(
+    return importlib.import_module(INDEX_TRANSLATOR.name).KVIndexTranslator(
         req_to_token=server.rows.req_to_token,
         token_to_kv_pool_allocator=server.alloc,
         token_to_kv_pool=server.pool,
@@ -340,11 +347,11 @@ def one_rank(backend: Any) -> Any:
     linear attention.
     """
     alone = SimpleNamespace(attn_tp_size=1, attn_dcp_size=1, attn_dcp_rank=0)
-    answers: dict[str, Any] = {
+    answers: dict[str, Callable[..., Any]] = {
         "get_device_core_count": lambda *_: 0,
         "get_parallel": lambda: alone,
         "get_attention_tp_size": lambda: 1,  # until 0.5.13
         **dict.fromkeys(LINEAR_ATTENTION, lambda *_: None),
     }
     known = {name: answer for name, answer in answers.items() if hasattr(backend, name)}
-    return mock.patch.multiple(backend, **known)
+    return patched(backend, known)

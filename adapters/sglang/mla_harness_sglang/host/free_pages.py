@@ -36,7 +36,8 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
     """Allocate and free as drawn, and read what each owner holds after each step."""
     page_size = params.page_size
     publish(page_size)
-    rng, values = random.Random(poison.seed), torch.Generator().manual_seed(poison.seed)
+    rng = random.Random(poison.seed)
+    values = torch.Generator().manual_seed(poison.seed)
     num_slots = NUM_PAGES[page_size] * page_size
     alloc = allocator_of(page_size, num_slots)
     memory = poison.empty(num_slots + page_size, WIDTH, dtype=torch.float32, site="kv.new")
@@ -95,7 +96,8 @@ def keep(owner: Owner, slots: Tensor, memory: Tensor, values: torch.Generator) -
     """Write the values of new `slots` [n] of memory [slots, WIDTH]."""
     new = torch.randn(len(slots), memory.shape[1], generator=values)
     memory[slots] = new
-    owner.slots, owner.values = torch.cat([owner.slots, slots]), torch.cat([owner.values, new])
+    owner.slots = torch.cat([owner.slots, slots])
+    owner.values = torch.cat([owner.values, new])
 
 
 def give_back(alloc: Any, owners: list[Owner], rng: random.Random) -> None:

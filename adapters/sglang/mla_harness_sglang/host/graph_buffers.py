@@ -3,38 +3,46 @@
 from __future__ import annotations
 
 import importlib
-from importlib.util import find_spec
+from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-REGISTRY = "sglang.srt.model_executor.cuda_graph_buffer_registry"
+from mla_harness_sglang.releases import BUFFER_REGISTRY
+
 CAPTURED = (1, 2, 4, 8)
 """Batch sizes with a graph."""
+
+
+@dataclass(frozen=True)
+class BufferShape:
+    """What SGLang asks about the buffers in every release, by its own names."""
+
+    seq_len_fill_value: int
+    device: torch.device = torch.device("cpu")  # noqa: RUF009
+    max_bs: int = CAPTURED[-1]
+    max_num_token: int = CAPTURED[-1]
+    cache_loc_dtype: torch.dtype = torch.int64
 
 
 class GraphBuffers:
     """The buffers that a graph reads, filled for a batch by SGLang."""
 
     def __init__(self, fill_length: int) -> None:
-        self.fill_length, self.rows = fill_length, CAPTURED[-1]
-        shape: dict[str, Any] = {
-            "device": torch.device("cpu"),
-            "max_bs": self.rows,
-            "max_num_token": self.rows,
-            "seq_len_fill_value": fill_length,
-            "cache_loc_dtype": torch.int64,
-        }
+        self.fill_length = fill_length
+        self.rows = CAPTURED[-1]
         self._old: Any = None
-        if find_spec(REGISTRY) is None:  # until 0.5.13
-            self._old = old_buffers(shape)
-        else:
-            # A shared pool of buffers would outlive this case.
-            self._registry = importlib.import_module(REGISTRY).build_decode_registry(
-                **shape, share_pool=False
+        if BUFFER_REGISTRY.is_module():
+            registry = importlib.import_module(BUFFER_REGISTRY.name)
+            self._registry = registry.build_decode_registry(
+                **asdict(BufferShape(fill_length)),
+                # A shared pool of buffers would outlive this case.
+                share_pool=False,
             )
+        else:
+            self._old = old_buffers(BufferShape(fill_length))
 
     def fill(self, rows: Tensor, lengths: Tensor, slots: Tensor, size: int = 0) -> int:
         """Have SGLang copy a batch into the buffers: rows, lengths and slots, each [batch] int64.
@@ -86,12 +94,12 @@ class GraphBuffers:
         return rows
 
 
-def old_buffers(shape: dict[str, Any]) -> Any:
+def old_buffers(shape: BufferShape) -> Any:
     create = importlib.import_module(
         "sglang.srt.model_executor.cuda_graph_runner"
     ).DecodeInputBuffers.create
     return create(
-        **shape,
+        **asdict(shape),
         hidden_size=8,
         vocab_size=8,
         dtype=torch.float32,

@@ -35,10 +35,20 @@ from torch import Tensor
 from torch_poison.patterns import Poison
 
 from harness.api import Landed, Moved, Refused, Run, in_orders, owner_records, read_rows, unsent
-from mla_harness_adapters.host_parts import accepted, first_module
-from mla_harness_adapters.moving_device import Device, Event
+from mla_harness_adapters.moving_device import Device, DeviceEvent
+from mla_harness_adapters.releases import accepted
 from mla_harness_sglang.host.scheduling import allocator_of, publish
 from mla_harness_sglang.params import SglangHostParams
+from mla_harness_sglang.releases import (
+    HOST_MEMORY,
+    PARAMETERS_OF_UNLOCK,
+    SLOTS_OF_PATH,
+    SPARSE_POOL,
+    STATES_ON_HOST,
+    STATES_WITH_INDEX,
+    TREE_FACTORY,
+    TREES,
+)
 
 CACHE = "sglang.srt.mem_cache"
 for name in (
@@ -54,8 +64,10 @@ for name in (
 
 ARGUMENTS: dict[str, Any] = read_rows(Path(__file__).with_suffix(".yaml"))
 POOL = ARGUMENTS["pool"]
-PAGE, TOKEN_BYTES = POOL["page_size"], 2 * POOL["kv_cache_dim"]
-NUM_PAGES, NUM_STATES = POOL["size"] // PAGE, ARGUMENTS["rows"]["mamba_size"]
+PAGE = POOL["page_size"]
+TOKEN_BYTES = 2 * POOL["kv_cache_dim"]
+NUM_PAGES = POOL["size"] // PAGE
+NUM_STATES = ARGUMENTS["rows"]["mamba_size"]
 REQUESTS = ((0, 3), (1, 4), (2, 3), (0, 5), (1, 6), (3, 4), (2, 5), (0, 7), (4, 7), (1, 8))
 """Requests in order: a number, and the pages of the prompt.
 
@@ -63,12 +75,14 @@ A number that returns has the same tokens and more.
 """
 SHARES = {3: (1, 2), 4: (0, 5)}
 """Number -> the number that it begins as, and for how many pages."""
-NUM_SCHEDULES, MOST_SEARCHED, MOST_WAITS = 6, 6, 100
+NUM_SCHEDULES = 6
+MOST_SEARCHED = 6
+MOST_WAITS = 100
 Rows = list[tuple[int, int]]
 """Rows of memory: a page or the slot of a state, and its place in the sequence in pages."""
 
 
-class Copies:
+class TransferKernels:
     """SGLang's transfer kernels: each copies the rows or pages that it is given, on the current
     stream.
     """
@@ -145,12 +159,12 @@ def in_place(device: Device) -> Iterator[None]:
     streams = SimpleNamespace(
         Stream=device.stream, stream=device.within, current_stream=device.current_stream
     )
-    streams.Event = lambda **_: Event(device)
-    copies = Copies(device)
-    kernels = {name: getattr(copies, name) for name in dir(Copies) if name.startswith("transfer")}
-    memory = first_module(
-        f"{CACHE}.pool_host.common", f"{CACHE}.memory_pool_host"
-    ).ALLOC_MEMORY_FUNCS
+    streams.Event = lambda **_: DeviceEvent(device)
+    copies = TransferKernels(device)
+    kernels = {
+        name: getattr(copies, name) for name in dir(TransferKernels) if name.startswith("transfer")
+    }
+    memory = HOST_MEMORY.module().ALLOC_MEMORY_FUNCS
 
     def new(dims: Sequence[int], dtype: torch.dtype, **_: object) -> torch.Tensor:
         # Bytes that no request sent. A copy of them is seen by whoever reads it.
@@ -169,11 +183,13 @@ def in_place(device: Device) -> Iterator[None]:
         yield
 
 
-class Serving:
+class HiCacheServer:
     """One server. It serves the requests one at a time."""
 
     def __init__(self, device: Device, params: SglangHostParams) -> None:
-        self._device, self.landed, self.num_loaded = device, Landed(), 0
+        self._device = device
+        self.landed = Landed()
+        self.num_loaded = 0
         self._has_states = params.hicache == "states"
         arguments = publish(PAGE, **ARGUMENTS["server"], **ARGUMENTS["backends"][params.hicache])
         arguments._mamba_cache_chunk_size = PAGE  # else SGLang reads the model's settings
@@ -192,10 +208,9 @@ class Serving:
         """What the model reads latents and index keys from, and the rows of requests."""
         known = POOL | {"dtype": torch.bfloat16}
         if not self._has_states:
-            # Up to 0.5.12 it has another name.
-            sparse = getattr(memory_pool, "DSATokenToKVPool", None) or memory_pool.NSATokenToKVPool
+            sparse = SPARSE_POOL.of(memory_pool)
             return sparse(layer_num=2, **known), memory_pool.ReqToTokenPool(1, 1024, "cpu", False)
-        if not accepted({"use_dsa": True}, memory_pool.HybridLinearKVPool.__init__):
+        if not STATES_WITH_INDEX.is_argument(memory_pool.HybridLinearKVPool.__init__):
             raise Refused("this release has no model with recurrent states and index keys")
         shape = SimpleNamespace(conv=[(4, 8)], temporal=(2, 4, 8))
         dtype = SimpleNamespace(conv=torch.bfloat16, temporal=torch.float32)
@@ -220,35 +235,31 @@ class Serving:
 
     def serve(self, step: int, number: int, num_pages: int) -> None:
         """Do what a scheduler does with one request: match, load, make room, compute, and cache."""
-        tree, key = self._tree, RadixKey(array("q", prompt(number, num_pages)))
+        tree = self._tree
+        key = RadixKey(array("q", prompt(number, num_pages)))
         state_slot = {"mamba_pool_idx": None, "holds_mamba": False}
-        request = SimpleNamespace(
-            rid=str(step), kv=SimpleNamespace(**state_slot), **state_slot
-        )  # in kv since 0.5.19
+        # Later releases read them from `kv`.
+        request = SimpleNamespace(rid=str(step), kv=SimpleNamespace(**state_slot), **state_slot)
         match = tree.match_prefix(MatchPrefixParams(key=key))
-        request.mamba_host_hit_length = getattr(match, "mamba_host_hit_length", 0)  # since 0.5.14
+        request.mamba_host_hit_length = STATES_ON_HOST.value(match, 0)
         if match.host_hit_length or request.mamba_host_hit_length:
             self.num_loaded += match.host_hit_length
-            request.last_node, request.swa_host_hit_length = match.last_device_node, 0
+            request.last_node = match.last_device_node
+            request.swa_host_hit_length = 0
             tree.init_load_back(
                 InitLoadBackParams(match.best_match_node, match.host_hit_length, req=request)
             )
             match = tree.match_prefix(MatchPrefixParams(key=key))
         node = match.last_device_node
         lock = tree.inc_lock_ref(node)
-        old = (
-            tree.path_device_indices(node)
-            if hasattr(tree, "path_device_indices")
-            else match.device_indices
-        )
+        old = tree.path_device_indices(node) if SLOTS_OF_PATH.of(tree) else match.device_indices
         slots = torch.cat(
             [old, self._given(self._alloc, num_pages * PAGE - len(old), "num_tokens")]
         )
-        pages, num_old = (
-            list(zip((slots[::PAGE] // PAGE).tolist(), range(num_pages), strict=True)),
-            len(old) // PAGE,
-        )
-        state, states = None, ([], [])  # type: tuple[Any, tuple[Rows, Rows]]
+        pages = list(zip((slots[::PAGE] // PAGE).tolist(), range(num_pages), strict=True))
+        num_old = len(old) // PAGE
+        state: Any = None
+        states: tuple[Rows, Rows] = ([], [])
         if self._has_states:
             state = self._given(self._rows.mamba_allocator, 1, "mamba_num")
             component = next(one for one in tree.components if one.name == "MAMBA")
@@ -259,7 +270,7 @@ class Serving:
         self._forward(f"request {step}", number, (pages[:num_old], pages[num_old:]), states)
         self._device.streams.synchronize(self._device.streams.record(self._device.current))
         tree.insert(InsertParams(key=key, value=slots, mamba_value=state, prev_prefix_len=len(old)))
-        tree.dec_lock_ref(node, *([lock.to_dec_params()] if hasattr(lock, "to_dec_params") else []))
+        tree.dec_lock_ref(node, *([lock.to_dec_params()] if PARAMETERS_OF_UNLOCK.of(lock) else []))
         if request.kv.mamba_pool_idx is not None:
             self._rows.mamba_allocator.free(request.kv.mamba_pool_idx[None])
         tree.check_hicache_events()
@@ -307,9 +318,9 @@ def _as_rows(group: str, layer: int, memory: Tensor) -> tuple[str, str, int, Ten
 
 
 def tree_of(cache: Any, arguments: Any, *, has_states: bool) -> Any:
-    registry = first_module(f"{CACHE}.registry", f"{CACHE}.hiradix_cache")
-    if not hasattr(registry, "default_radix_cache_factory"):
-        return registry.HiRadixCache(params=cache, server_args=arguments)  # up to 0.5.12
+    registry = TREES.module()
+    if not TREE_FACTORY.of(registry):
+        return registry.HiRadixCache(params=cache, server_args=arguments)
     context = registry.TreeCacheBuildContext
     given = {
         "server_args": arguments,
@@ -339,7 +350,8 @@ def wanted(group: str, layer: int, number: int, place: int, memory: Tensor) -> T
     Sentinels of index keys and states count pages. A state is that of the `place` pages before it.
     """
     if group == "latent":
-        of, num_tokens = owner(number, place), (place + 1) * PAGE
+        of = owner(number, place)
+        num_tokens = (place + 1) * PAGE
         return owner_records(group, layer, of, num_tokens, TOKEN_BYTES)[place * PAGE :]
     of = owner(number, place - 1 if group == "state" else place)
     return owner_records(group, layer, of, place + 1, memory.shape[1])[place:]
@@ -356,7 +368,7 @@ def _served(
 ) -> Moved:
     device = Device(seed, swapped)
     with in_place(device):
-        serving = Serving(device, params)
+        serving = HiCacheServer(device, params)
         for step, (number, num_pages) in enumerate(REQUESTS):
             serving.serve(step, number, num_pages)
         device.streams.finish()

@@ -29,7 +29,8 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
     step.
     """
     publish(params.page_size)
-    rng, values = random.Random(poison.seed), torch.Generator().manual_seed(poison.seed)
+    rng = random.Random(poison.seed)
+    values = torch.Generator().manual_seed(poison.seed)
     graph = GraphBuffers(FILL_LENGTH)
     alloc = allocator_of(params.page_size, NUM_SLOTS * params.page_size)
     memory = poison.empty(
@@ -51,7 +52,8 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
         size = graph.fill(
             torch.arange(1, wanted + 1), lengths, torch.cat([one.slots[-1:] for one in running])
         )
-        slots, padded = graph.read("out_cache_loc", size), size - wanted
+        slots = graph.read("out_cache_loc", size)
+        padded = size - wanted
         memory[slots[wanted:]] = poison.empty(
             padded, WIDTH, dtype=memory.dtype, site="graph.pad_rows"
         )

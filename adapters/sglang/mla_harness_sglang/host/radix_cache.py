@@ -34,7 +34,8 @@ NUM_ROWS = 4
 CHUNK = 48
 PAGES_OF = {1: 400, 16: 32, 64: 16}
 """Pages of the pool: few enough that cached prefixes are evicted."""
-LONGEST, MOST_ANSWERS = 150, 12
+LONGEST = 150
+MOST_ANSWERS = 12
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +73,8 @@ class Play:
 
     def look(self) -> None:
         """Fill memory without an owner, then read what each request reads."""
-        server, free = self.server, free_slots(self.server.alloc)
+        server = self.server
+        free = free_slots(self.server.alloc)
         fill(self.poison, server.cache, free, "kv.free")
         fill(self.poison, server.cache, torch.arange(server.page_size), "kv.null")
         self.found.evidence.append(count_once(free, f"step {self.step}"))
@@ -90,7 +92,8 @@ class Play:
             want = torch.cat(
                 [values_of(one.tokens, self.values)[: one.stored] for one in self.live]
             ).double()
-            name, describe = f"KV that is read in step {self.step}", "token of all live requests"
+            name = f"KV that is read in step {self.step}"
+            describe = "token of all live requests"
             self.found.evidence.append(of_all_rows(name, read, want, "write_kv.fp32", describe))
         self.step += 1
 
@@ -159,7 +162,8 @@ def prefill(play: Play, started: Live | None, waiting: list[Live]) -> Any:
 
     Returns the batch that can decode now.
     """
-    server, room = play.server, CHUNK
+    server = play.server
+    room = CHUNK
     chosen: list[tuple[Live, bool]] = []
     if started:
         is_whole = server.admit(started.req, room, is_first=False)
@@ -237,7 +241,8 @@ def at_end(play: Play) -> None:
     evicted.
     """
     server = play.server
-    cached, free = server.tree.evictable_size(), server.alloc.available_size()
+    cached = server.tree.evictable_size()
+    free = server.alloc.available_size()
     play.found.evidence += [
         Count("slots that are free or cached", server.num_slots, free + cached, "at the end"),
         Count("slots that a request still locks", 0, server.tree.protected_size(), "at the end"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import sys
 from contextlib import ExitStack
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -24,11 +25,14 @@ from torch_poison.allocations import AllocationPoison
 from torch_poison.patterns import Poison
 
 from harness.api import Observed, Run, kernel_function
-from mla_harness_adapters.host_parts import expert_weights, gated, scaled_fp8_quant
+from mla_harness_adapters.host_parts import expert_weights, gated, patched, scaled_fp8_quant
 from mla_harness_sglang.host.scheduling import publish
 from mla_harness_sglang.params import SglangHostParams
 
-NUM_TOKENS, NUM_EXPERTS, HIDDEN, INTERMEDIATE = 8, 4, 64, 32
+NUM_TOKENS = 8
+NUM_EXPERTS = 4
+HIDDEN = 64
+INTERMEDIATE = 32
 BLOCKS = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 1}
 
 
@@ -49,36 +53,30 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
     sorted_ids, experts, count = kernel_function("align_experts", "torch")(
         ids + 1, num_experts=NUM_EXPERTS + 1, block_size=BLOCKS["BLOCK_SIZE_M"]
     )
-    given: dict[str, Any] = {
-        "hidden_states": x,
-        "w1": w1,
-        "w2": w2,
-        "w1_scale": w1_scale,
-        "w2_scale": w2_scale,
-        "topk_ids": ids,
-        "topk_weights": torch.full(ids.shape, 0.5),
-        "sorted_token_ids": sorted_ids,
-        "expert_ids": (experts - 1).int(),
-        "num_tokens_post_padded": count,
-        "config": BLOCKS,
-        "down_config": None,
-        "activation": "silu",
-        "is_gated": True,
-        "inplace": True,
-        "filter_expert": True,
-        "use_fp8_w8a8": True,
-        "per_channel_quant": params.amax == "per_token",
-        "routed_scaling_factor": 1.0,
-    }
-    sequence = fused_moe._fused_moe_kernel_sequence
-    for name, parameter in inspect.signature(sequence).parameters.items():
-        # What is not given and has no default is a feature that this call does not use.
-        if name not in given and parameter.default is parameter.empty:
-            given[name] = (
-                False if name.startswith(("use_", "no_", "down_", "up_", "apply_")) else None
-            )
+    sequence = partial(
+        fused_moe._fused_moe_kernel_sequence,
+        hidden_states=x,
+        w1=w1,
+        w2=w2,
+        w1_scale=w1_scale,
+        w2_scale=w2_scale,
+        topk_ids=ids,
+        topk_weights=torch.full(ids.shape, 0.5),
+        sorted_token_ids=sorted_ids,
+        expert_ids=(experts - 1).int(),
+        num_tokens_post_padded=count,
+        config=BLOCKS,
+        down_config=None,
+        activation="silu",
+        is_gated=True,
+        inplace=True,
+        filter_expert=True,
+        use_fp8_w8a8=True,
+        per_channel_quant=params.amax == "per_token",
+        routed_scaling_factor=1.0,
+    )
     with _operators(), AllocationPoison(poison, {}, keep=False):
-        out = sequence(**given)
+        out = sequence(**_unused(sequence))
     live = torch.ones(NUM_TOKENS, dtype=torch.bool)
     return Run(
         poison.pattern,
@@ -86,17 +84,22 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
     )
 
 
+def _unused(call: partial[Any]) -> dict[str, bool | None]:
+    """Features that a call does not use: arguments that it lacks and that have no default."""
+    return {
+        name: False if name.startswith(("use_", "no_", "down_", "up_", "apply_")) else None
+        for name, parameter in inspect.signature(call.func).parameters.items()
+        if name not in call.keywords and parameter.default is parameter.empty
+    }
+
+
 def _operators() -> ExitStack:
     """Replace the compiled operators of the path for CUDA, for the life of the block."""
     stack = ExitStack()
     kernels = sys.modules[fused_moe.invoke_fused_moe_kernel.__module__]
     off = SimpleNamespace(moe=SimpleNamespace(enable_fused_moe_sum_all_reduce=False))
-    sequence: dict[str, Any] = {
-        "_is_cuda": True,
-        "silu_and_mul": _silu_and_mul,
-        "get_exec": lambda: off,
-    }
-    stack.enter_context(mock.patch.multiple(fused_moe, create=True, **sequence))
+    of_cuda = {"_is_cuda": True, "silu_and_mul": _silu_and_mul, "get_exec": lambda: off}
+    stack.enter_context(patched(fused_moe, of_cuda, create=True))
     stack.enter_context(
         mock.patch.multiple(kernels, create=True, scaled_fp8_quant=scaled_fp8_quant, padding_size=0)
     )

@@ -5,7 +5,6 @@ whatever the release.
 from __future__ import annotations
 
 import contextlib
-import inspect
 from array import array
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -24,9 +23,24 @@ from torch import Tensor
 from torch_poison.patterns import Poison
 
 from harness.api import Count
+from mla_harness_sglang.releases import (
+    CHECKPOINT,
+    CHUNK_MARKS,
+    EXTEND_END,
+    EXTEND_RANGE,
+    FILL_LENGTH,
+    GROUPED_PREFILLS,
+    KEEPS_TOKENS,
+    LOCK_RECEIPT,
+    OUTPUT_OF_BATCH,
+    PREFIX_LENGTH,
+    ROW_IN_KV,
+    TREE_LOCK,
+)
 
 VOCABULARY = 32
-RANK, ROPE = 8, 4
+RANK = 8
+ROPE = 4
 WIDTH = RANK + ROPE
 MAX_LENGTH = 512
 MODEL = SimpleNamespace(
@@ -84,7 +98,9 @@ class Server:
         self, page_size: int, num_slots: int, num_rows: int, rank: int = RANK, rope: int = ROPE
     ) -> None:
         self.arguments = publish(page_size)
-        self.page_size, self.num_slots, self.width = page_size, num_slots, rank + rope
+        self.page_size = page_size
+        self.num_slots = num_slots
+        self.width = rank + rope
         self.pool = MLATokenToKVPool(
             num_slots, page_size, torch.float32, rank, rope, 1, "cpu", False
         )
@@ -123,25 +139,25 @@ class Server:
         total = len(req.origin_input_ids)
         start = prefix_length(req)
         end = min(total, start + most)
-        if hasattr(req, "set_extend_range"):  # since 0.5.16
+        if EXTEND_RANGE.of(req):
             req.set_extend_range(start, end)
-        elif hasattr(req, "extend_end"):  # since 0.5.23
+        elif EXTEND_END.of(req):
             req.extend_end = end
         else:
             req.set_extend_input_len(end - start)
-            if hasattr(req, "fill_len"):  # since 0.5.14
+            if FILL_LENGTH.of(req):
                 req.fill_len = end
             else:
                 req.fill_ids = req.fill_ids[:end]
-        if is_first and hasattr(self.tree, "lock"):  # since 0.5.23
+        if is_first and TREE_LOCK.of(self.tree):
             req.lock = self.tree.lock(req.last_node)
         elif is_first:
             receipt = self.tree.inc_lock_ref(req.last_node)
-            if hasattr(req, "lock_receipt"):  # 0.5.20
+            if LOCK_RECEIPT.of(req):
                 req.lock_receipt = receipt.to_dec_params()
-        for name in ("is_chunked", "inflight_middle_chunks"):
-            if hasattr(req, name):
-                setattr(req, name, int(end < total))
+        for mark in CHUNK_MARKS:
+            if mark.of(req):
+                setattr(req, mark.name, int(end < total))
         return end == total
 
     def extend(self, reqs: list[Any]) -> Any:
@@ -153,15 +169,13 @@ class Server:
 
     def forward(self, batch: Any) -> None:
         """Do what a forward pass leaves in the batch. No part reads the tokens."""
-        if hasattr(batch, "output_ids"):  # 0.5.12
+        if OUTPUT_OF_BATCH.of(batch):
             batch.output_ids = torch.zeros(len(batch.reqs), dtype=torch.int64)
 
     @contextlib.contextmanager
     def result(self, *, is_prefill: bool) -> Iterator[None]:
-        """Free what a result frees in one group, as SGLang does for decodes, and since 0.5.18 for
-        prefills too.
-        """
-        is_grouped = not is_prefill or hasattr(self.alloc, "_copy_for_free_group")
+        """Free what a result frees in one group, where SGLang does so."""
+        is_grouped = not is_prefill or GROUPED_PREFILLS.of(self.alloc)
         if is_grouped:
             self.alloc.free_group_begin()
         yield
@@ -169,16 +183,14 @@ class Server:
             self.alloc.free_group_end()
 
     def keep(self, req: Any, *, is_chunked: bool) -> None:
-        if hasattr(common, "checkpoint_kv_cache"):  # since 0.5.23
+        if CHECKPOINT.of(common):
             common.checkpoint_kv_cache(req, self.tree)
         else:
             common.maybe_cache_unfinished_req(req, self.tree, chunked=is_chunked)
 
     def release(self, req: Any) -> None:
-        known = inspect.signature(common.release_kv_cache).parameters
-        common.release_kv_cache(
-            req, self.tree, **{"checkpoint" if "checkpoint" in known else "is_insert": True}
-        )
+        keeps = {KEEPS_TOKENS.argument_of(common.release_kv_cache): True}
+        common.release_kv_cache(req, self.tree, **keeps)
 
     def slots_of(self, req: Any, length: int) -> Tensor:
         slots: Tensor = self.rows.req_to_token[row_of(req), :length]
@@ -187,14 +199,12 @@ class Server:
 
 def row_of(req: Any) -> int:
     kept: Any = getattr(req, "kv", None)
-    return int(
-        kept.req_pool_idx if hasattr(kept, "req_pool_idx") else req.req_pool_idx
-    )  # since 0.5.19
+    return int(ROW_IN_KV.value(kept if ROW_IN_KV.of(kept) else req))
 
 
 def prefix_length(req: Any) -> int:
     """How many of a request's tokens have their slots before the next extend."""
-    return int(req.prefix_len) if hasattr(req, "prefix_len") else len(req.prefix_indices)
+    return int(req.prefix_len) if PREFIX_LENGTH.of(req) else len(req.prefix_indices)
 
 
 def fill(poison: Poison, cache: Tensor, slots: Tensor, site: str) -> None:

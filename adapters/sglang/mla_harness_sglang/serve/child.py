@@ -15,21 +15,14 @@ from typing import Any
 
 from harness.api import InputError, Questions, answer_requests
 from mla_harness_adapters.serving import STARTED, ServeRequest
-from mla_harness_sglang.serve.plan import METHOD, Plan, starting, states
+from mla_harness_sglang.options import OPTION_ERRORS
+from mla_harness_sglang.serve.plan import METHOD, told
 
 
-class SglangRequest(ServeRequest):
-    """A checkpoint to serve with `options` of `sglang.Engine`, and with the plan in its
-    schedulers.
-    """
+def serve(request: ServeRequest) -> dict[str, Any]:
+    """Start `sglang.Engine` with the plan in its schedulers, and ask every question.
 
-    plan: Plan
-
-
-def serve(request: SglangRequest) -> dict[str, Any]:
-    """Start SGLang with the plan in its schedulers, and ask every question.
-
-    Returns their states.
+    Returns the reports of the schedulers.
     """
     from mla_harness_sglang.backend import SglangBackend
     from mla_harness_sglang.serve.scheduler import run_scheduler
@@ -39,12 +32,12 @@ def serve(request: SglangRequest) -> dict[str, Any]:
     importlib.import_module("sglang.srt.entrypoints.engine")
     owned = functools.partial(run_scheduler, request.plan.model_dump_json())
     with Questions(request.task, request.limit) as questions:
-        with starting(request.plan):
+        with OPTION_ERRORS.noted(request.plan.folder):
             backend = SglangBackend(request.options, owned)
         # A first start compiles for minutes.
         print(f"{STARTED} {time.monotonic() - began:.1f} s", flush=True)
         _end_with(multiprocessing.active_children())
-        folder = Path(request.directory)
+        folder = Path(request.plan.folder)
         questions.ask(backend, folder, epochs=request.epochs, max_tokens=request.max_tokens)
         try:
             backend.call_schedulers(METHOD)
@@ -53,7 +46,7 @@ def serve(request: SglangRequest) -> dict[str, Any]:
             raise InputError(
                 f"SGLang's schedulers did not report their state: {error}".partition("\n")[0]
             ) from None
-        return {"ranks": states(request.plan)}
+        return {"ranks": told(request.plan)}
 
 
 def _end_with(processes: list[BaseProcess]) -> None:
@@ -71,4 +64,4 @@ def _end_with(processes: list[BaseProcess]) -> None:
 
 
 if __name__ == "__main__":
-    answer_requests(SglangRequest, serve, once=True)
+    answer_requests(ServeRequest, serve, once=True)

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from harness.api import FirstNan, StepRecorder, write_atomic
-from mla_harness_adapters.serving import FIRST_NAN_FILE
-from mla_harness_sglang.serve.plan import Plan
+from harness.api import StepRecorder
+from mla_harness_adapters.plan import Plan
+from mla_harness_adapters.report import keep_first_nan
 
 RECORDERS: list[SchedulerRecorder] = []
 """The recorders of this process."""
@@ -76,8 +76,10 @@ class SchedulerRecorder:
 
         Waits for the device.
         """
-        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-        found = self._steps.report(rank) or FirstNan(rank=rank)
-        write_atomic(
-            self._folder / FIRST_NAN_FILE.format(rank=rank), found.model_dump_json(indent=1) + "\n"
-        )
+        rank = rank_here()
+        keep_first_nan(self._folder, rank, self._steps.report(rank))
+
+
+def rank_here() -> int:
+    """The rank of this process; 0 before SGLang has started its ranks."""
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0

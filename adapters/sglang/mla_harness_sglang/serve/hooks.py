@@ -17,7 +17,9 @@ import torch
 from torch_poison.cuda_sweep import CudaSweep
 from torch_poison.patterns import bits_view, sentinel_bits
 
-from mla_harness_sglang.serve.plan import COUNTS, SWEEPS, Plan
+from mla_harness_adapters.plan import Plan, ServePoison
+from mla_harness_sglang.releases import GRAPH_RUNNER
+from mla_harness_sglang.serve.plan import COUNTS, FREED, STEPS, SWEEPS
 
 INPUTS = ("out_cache_loc", "req_pool_indices", "seq_lens")
 """Input buffers of a decode graph that SGLang must set for padded rows."""
@@ -32,7 +34,7 @@ class Pool(Protocol):
     size: int
 
 
-class Batch(Protocol):
+class ForwardBatch(Protocol):
     """SGLang's `ForwardBatch`."""
 
     forward_mode: Any
@@ -43,11 +45,8 @@ class Batch(Protocol):
     input_ids: torch.Tensor
 
 
-class Runner(Protocol):
-    """SGLang's `ModelRunner`.
-
-    Its runner of decode graphs was called `graph_runner` until 0.5.12.
-    """
+class SglangRunner(Protocol):
+    """SGLang's `ModelRunner`."""
 
     token_to_kv_pool: Pool
     token_to_kv_pool_allocator: Any
@@ -55,28 +54,32 @@ class Runner(Protocol):
 
 
 def install(runner_class: Any, plan: Plan) -> None:
-    runner_class.forward = wrapped(runner_class.forward, StepPoison(plan))
+    """Wrap `forward` of SGLang's `ModelRunner`.
+
+    Without poison too: the hook counts the steps.
+    """
+    runner_class.forward = wrapped(runner_class.forward, ForwardPoison(plan.poison))
 
 
-def wrapped(original: Callable[..., Any], before: StepPoison) -> Callable[..., Any]:
+def wrapped(original: Callable[..., Any], before: ForwardPoison) -> Callable[..., Any]:
 
     @functools.wraps(original)
-    def forward(self: Runner, forward_batch: Batch, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: SglangRunner, forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
         if not forward_batch.forward_mode.is_idle():
             with torch.inference_mode():
                 before(self, forward_batch)
-            COUNTS["steps"] += 1
+            COUNTS[STEPS] += 1
         return original(self, forward_batch, *args, **kwargs)
 
     return forward
 
 
-class StepPoison:
-    """Fills memory without an owner before a pass."""
+class ForwardPoison:
+    """Fills memory without an owner before a pass, or nothing without a poison."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._fills: dict[str, Callable[[Runner, Batch], int]] = {
+    def __init__(self, poison: ServePoison | None) -> None:
+        self._poison = poison or ServePoison(())
+        self._fills: dict[str, Callable[[SglangRunner, ForwardBatch], int]] = {
             "kv.free": self._free_slots,
             "kv.null": self._null_page,
             "kv.new": self._new_slots,
@@ -85,40 +88,43 @@ class StepPoison:
             "graph.pad_rows": self._padded_rows,
         }
 
-    def __call__(self, runner: Runner, batch: Batch) -> None:
-        if self._plan.sweeps:
+    def __call__(self, runner: SglangRunner, batch: ForwardBatch) -> None:
+        if self._poison.fills(FREED):
             CudaSweep.of()()
             COUNTS[SWEEPS] += 1
         for site, fill in self._fills.items():
-            if site in self._plan.sites:
+            if site in self._poison.sites:
                 COUNTS[site] += fill(runner, batch)
 
-    def _free_slots(self, runner: Runner, batch: Batch) -> int:
+    def _free_slots(self, runner: SglangRunner, batch: ForwardBatch) -> int:
         allocator = runner.token_to_kv_pool_allocator
         pages = torch.cat([allocator.free_pages, allocator.release_pages]).long()
         return self._fill(runner, slots_of(pages, runner.token_to_kv_pool.page_size), "kv.free")
 
-    def _null_page(self, runner: Runner, batch: Batch) -> int:
+    def _null_page(self, runner: SglangRunner, batch: ForwardBatch) -> int:
         pool = runner.token_to_kv_pool
         return self._fill(
             runner, torch.arange(pool.page_size, device=pool.kv_buffer[0].device), "kv.null"
         )
 
-    def _new_slots(self, runner: Runner, batch: Batch) -> int:
+    def _new_slots(self, runner: SglangRunner, batch: ForwardBatch) -> int:
         return self._fill(runner, batch.out_cache_loc.long(), "kv.new")
 
-    def _tails(self, runner: Runner, batch: Batch) -> int:
-        page, table = runner.token_to_kv_pool.page_size, runner.req_to_token_pool.req_to_token
+    def _tails(self, runner: SglangRunner, batch: ForwardBatch) -> int:
+        page = runner.token_to_kv_pool.page_size
+        table = runner.req_to_token_pool.req_to_token
         last = table[batch.req_pool_indices.long(), batch.seq_lens.long() - 1].long()
         slots = last[:, None] + torch.arange(1, page, device=last.device)
         return self._fill(runner, slots[slots // page == (last // page)[:, None]], "kv.tail")
 
-    def _tables(self, runner: Runner, batch: Batch) -> int:
+    def _tables(self, runner: SglangRunner, batch: ForwardBatch) -> int:
         """Point entries past each request of the batch, and rows of no request, to the pool's last
         slot.
         """
-        requests, pool = runner.req_to_token_pool, runner.token_to_kv_pool
-        table, trap = requests.req_to_token, pool.size + pool.page_size - 1
+        requests = runner.req_to_token_pool
+        pool = runner.token_to_kv_pool
+        table = requests.req_to_token
+        trap = pool.size + pool.page_size - 1
         ids = batch.req_pool_indices.long()
         columns = torch.arange(table.shape[1], device=table.device)
         table[ids] = table[ids].masked_fill(columns >= batch.seq_lens[:, None], trap)
@@ -126,26 +132,25 @@ class StepPoison:
         table[torch.tensor(free, dtype=torch.long, device=table.device)] = trap
         return batch.batch_size + len(free)
 
-    def _padded_rows(self, runner: Runner, batch: Batch) -> int:
+    def _padded_rows(self, runner: SglangRunner, batch: ForwardBatch) -> int:
         """Point the rows past the batch to slots in the middle of live requests.
 
         SGLang must set these rows before a replay: a padded row that keeps them overwrites a live
         latent.
         """
-        graphs = getattr(runner, "decode_cuda_graph_runner", None) or getattr(
-            runner, "graph_runner", None
-        )
-        buffers = getattr(graphs, "buffers", None)
+        buffers = getattr(GRAPH_RUNNER.value(runner), "buffers", None)
         if buffers is None or not batch.forward_mode.is_decode():
             return 0
-        ids, lengths, count = batch.req_pool_indices.long(), batch.seq_lens.long(), batch.batch_size
+        ids = batch.req_pool_indices.long()
+        lengths = batch.seq_lens.long()
+        count = batch.batch_size
         slots = runner.req_to_token_pool.req_to_token[ids, lengths // 2]
         for name, values in zip(INPUTS, (slots, ids, lengths), strict=True):
             rows = getattr(buffers, name)[count:]
             rows.copy_(values[torch.arange(len(rows), device=rows.device) % count])
         return len(buffers.seq_lens) - count
 
-    def _fill(self, runner: Runner, slots: torch.Tensor, site: str) -> int:
+    def _fill(self, runner: SglangRunner, slots: torch.Tensor, site: str) -> int:
         pool = runner.token_to_kv_pool
         for buffer in pool.kv_buffer:
             values = buffer.view(pool.dtype) if buffer.dtype != pool.dtype else buffer
@@ -153,11 +158,11 @@ class StepPoison:
         return slots.numel()
 
     def _bits(self, dtype: torch.dtype, site: str) -> int:
-        if self._plan.pattern == "nan":
+        if self._poison.pattern == "nan":
             return sentinel_bits(dtype, site)
         return int(bits_view(torch.tensor([torch.finfo(dtype).max]).to(dtype)).item())
 
 
 def slots_of(pages: torch.Tensor, page_size: int) -> torch.Tensor:
-    """The slots of pages [N], as [N * page_size]."""
+    """The slots of pages [N] int64, as [N * page_size] int64."""
     return (pages[:, None] * page_size + torch.arange(page_size, device=pages.device)).flatten()

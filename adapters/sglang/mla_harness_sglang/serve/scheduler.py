@@ -6,27 +6,21 @@ from __future__ import annotations
 
 import functools
 import importlib
-import json
 import os
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from harness.api import write_atomic
+from mla_harness_adapters.plan import Plan
+from mla_harness_adapters.refusals import PLAN_FILE, note
+from mla_harness_adapters.report import ProcessReport
 from mla_harness_sglang.faults import PATCHES
+from mla_harness_sglang.options import OPTION_ERRORS
 from mla_harness_sglang.serve import first_nan, hooks
-from mla_harness_sglang.serve.plan import (
-    COUNTS,
-    METHOD,
-    REFUSED_PLAN,
-    STATE,
-    Plan,
-    note_refusal,
-    starting,
-)
+from mla_harness_sglang.serve.plan import COUNTS, METHOD, REPORT
 
-SCHEDULER, RUNNER = "sglang.srt.managers.scheduler", "sglang.srt.model_executor.model_runner"
+SCHEDULER = "sglang.srt.managers.scheduler"
+RUNNER = "sglang.srt.model_executor.model_runner"
 
 
 def run_scheduler(plan: str, *args: Any, **kwargs: Any) -> None:
@@ -38,14 +32,14 @@ def run_scheduler(plan: str, *args: Any, **kwargs: Any) -> None:
     try:
         install(wanted)
     except Exception as error:
-        note_refusal(wanted, REFUSED_PLAN, error)
+        note(wanted.folder, PLAN_FILE, error)
         raise
     importlib.import_module(SCHEDULER).run_scheduler_process(*args, **kwargs)
 
 
 def install(plan: Plan) -> None:
     """Inject the fault, wrap the model runner, and give SGLang's scheduler the method that writes
-    the state.
+    the report.
 
     Raises InputError for a fault that does not fit this release.
     """
@@ -59,20 +53,25 @@ def install(plan: Plan) -> None:
     # Also without sites: the hook counts the steps.
     hooks.install(runner, plan)
 
-    def write_state(_: Any) -> None:
+    def write_report(_: Any) -> None:
         for recorder in first_nan.RECORDERS:
             recorder.write_report()
-        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-        state = {"rank": rank, "process": os.getpid(), "fault": plan.fault, "counts": dict(COUNTS)}
-        write_atomic(Path(plan.folder) / STATE.format(rank=rank), json.dumps(state))
+        report = ProcessReport(
+            rank=first_nan.rank_here(),
+            process=os.getpid(),
+            fault=plan.fault,
+            counts=dict(COUNTS),
+        )
+        file = Path(plan.folder) / REPORT.format(rank=report.rank)
+        write_atomic(file, report.model_dump_json())
 
     scheduler: Any = importlib.import_module(SCHEDULER).Scheduler
-    setattr(scheduler, METHOD, write_state)
+    setattr(scheduler, METHOD, write_report)
     build = scheduler.__init__
 
     @functools.wraps(build)
     def noting(*args: Any, **kwargs: Any) -> None:
-        with starting(plan):
+        with OPTION_ERRORS.noted(plan.folder):
             build(*args, **kwargs)
 
     scheduler.__init__ = noting

@@ -222,7 +222,7 @@ def test_quantizers_of_rows_and_blocks_keep_padding_apart(
 
     module(
         monkeypatch,
-        kernels._FP8,
+        kernels.FP8_KERNELS,
         sglang_per_token_quant_fp8=rows,
         sglang_per_token_group_quant_fp8=blocks,
     )

@@ -23,12 +23,13 @@ from harness.core.records import Verdict
 from harness.judge.run_case import run_case
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenario, shipped_directory
-from mla_harness_adapters.served_target import FILLED_FILE
+from mla_harness_adapters.plan import Plan, ServePoison
+from mla_harness_adapters.report import REPORT_FILE, Report
 from mla_harness_adapters.serving import engine_forks
 from mla_harness_sglang.options import engine_options, environ, serve_command
 from mla_harness_sglang.params import SglangParams
 from mla_harness_sglang.plain_script import script
-from mla_harness_sglang.serve.plan import SITES, STATE, Plan, check
+from mla_harness_sglang.serve.plan import MEMORY, REPORT, SITES, told
 from mla_harness_sglang.target import SglangTarget
 
 pytest.importorskip("lm_eval")
@@ -72,7 +73,7 @@ def test_right_answers_under_poison_pass_and_the_scheduler_says_what_it_filled(
     result = run(tmp_path, subject)
     assert (result.verdict, result.reason) == (Verdict.PASS, "")
     assert result.looked_at == {"answers": 8, "streams": 4, "crash": 1}
-    found = json.loads((tmp_path / "nan" / "asked" / FILLED_FILE).read_text())
+    found = json.loads((tmp_path / "nan" / "asked" / REPORT_FILE).read_text())
     counts = found["ranks"][0]["counts"]
     assert counts["steps"] == 4 and all(counts[site] > 0 for site in PAGES_AND_TABLES)
 
@@ -203,7 +204,9 @@ def test_sites_that_a_case_lacks_or_its_backend_needs_finite_are_left_out() -> N
     everything = Poison("nan", frozenset(SITES))
 
     def sites(**params: Any) -> set[str]:
-        return set(SITES) - set(SglangTarget(case(**params))._plan(Path("x"), everything).sites)
+        plan = SglangTarget(case(**params)).plan(Path("x"), everything)
+        assert plan.poison is not None
+        return set(SITES) - set(plan.poison.sites)
 
     assert sites() == {"kv.tail", "graph.pad_rows", "graph.pool"}
     assert sites(graph="full", page_size=64) == set()
@@ -250,19 +253,25 @@ def test_ranks_are_skipped_where_there_are_too_few_gpus(
 
 
 def test_a_scheduler_without_fault_poison_or_report_proves_nothing(tmp_path: Path) -> None:
-    plan = Plan(folder=str(tmp_path), sites=("kv.new", "output"), fault="sglang.padding-slot-given")
+    poison = ServePoison(("kv.new", "output"))
+    plan = Plan(folder=str(tmp_path), poison=poison, fault="sglang.padding-slot-given")
+
+    def check(plan: Plan, num_ranks: int = 1) -> None:
+        Report.of(told(plan)).check(plan, MEMORY, num_ranks, "scheduler")
+
     with pytest.raises(HarnessError, match="0 of 1 schedulers"):
         check(plan)
     state = {"rank": 0, "process": 1, "fault": "", "counts": {"steps": 1, "sweeps": 1}}
-    (tmp_path / STATE.format(rank=0)).write_text(json.dumps(state))
+    (tmp_path / REPORT.format(rank=0)).write_text(json.dumps(state))
     with pytest.raises(HarnessError, match="runs with no fault"):
         check(plan)
     with pytest.raises(HarnessError, match=r"filled nothing of kv.new"):
-        check(plan.model_copy(update={"fault": ""}))
+        check(plan.but(fault=""))
+    check(plan.but(fault="", records=True))
     with pytest.raises(HarnessError, match="1 of 2 schedulers"):
         check(Plan(folder=str(tmp_path)), num_ranks=2)
-    (tmp_path / STATE.format(rank=0)).write_text(json.dumps(state | {"counts": {}}))
-    with pytest.raises(HarnessError, match="ran no step"):
+    (tmp_path / REPORT.format(rank=0)).write_text(json.dumps(state | {"counts": {}}))
+    with pytest.raises(HarnessError, match="counted no steps"):
         check(Plan(folder=str(tmp_path)))
 
 
@@ -278,6 +287,35 @@ def test_options_of_a_release_and_the_models_that_are_not_imported() -> None:
         "triton",
         "flashmla",
     )
+
+
+def test_a_release_before_graphs_had_phases_gets_the_options_that_it_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mla_harness_adapters.base.installed_version", lambda engine: "0.5.13")
+    old = engine_options(SglangParams(graph="full", capture_sizes=(1, 2)), "full")
+    assert old["cuda_graph_bs"] == [1, 2] and old["disable_piecewise_cuda_graph"]
+    none = engine_options(SglangParams(), "none")
+    assert none["disable_cuda_graph"] and "cuda_graph_bs" not in none
+    assert not [name for name in old | none if name.startswith("cuda_graph_backend")]
+
+
+@pytest.mark.parametrize(("version", "is_served"), [("0.5.12", False), ("0.5.13", True)])
+def test_a_check_of_owners_is_skipped_where_the_release_has_none(
+    version: str, is_served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mla_harness_adapters.base.installed_version", lambda engine: version)
+    why = SglangTarget.why_not(case(kv_canary="raise"))
+    assert (why is None) is is_served and (is_served or "has no kv_canary" in str(why))
+
+
+def test_a_refusal_of_an_earlier_run_in_the_folder_is_not_told_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: engine_forks
+) -> None:
+    monkeypatch.setenv("FAKE_SGLANG", "refuse")
+    assert run(tmp_path, case(process="fork")).verdict is Verdict.SKIP
+    monkeypatch.setenv("FAKE_SGLANG", "break")
+    assert run(tmp_path, case(process="fork")).verdict is Verdict.CRASH
 
 
 def test_the_survey_is_small_compiles_no_backend_and_captures_few_sizes(

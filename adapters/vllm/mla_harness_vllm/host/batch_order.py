@@ -17,8 +17,8 @@ from vllm.v1.attention.backends.utils import reorder_batch_to_split_decodes_and_
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from harness.api import Run, kernel_function
-from mla_harness_vllm.host.prefill_step import CHUNKS, DECODE, FRESH, SCALE, Inputs, Step
-from mla_harness_vllm.host.runner_order import Request, first_runner, second_runner
+from mla_harness_vllm.host.prefill_step import CHUNKS, DECODE, FRESH, SCALE, Inputs, PrefillStep
+from mla_harness_vllm.host.runner_order import ScheduledRequest, first_runner, second_runner
 from mla_harness_vllm.params import VllmHostParams
 
 CONTEXT_ATTENTION = kernel_function("context_attention", "torch")
@@ -29,10 +29,12 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
     prefills.
     """
     requests = (FRESH, CHUNKS[params.chunk], DECODE)
-    return Step(_ordered(requests, params.runner), Inputs(poison, requests), _every_row).run(poison)
+    return PrefillStep(_ordered(requests, params.runner), Inputs(poison, requests), _every_row).run(
+        poison
+    )
 
 
-def _ordered(requests: tuple[Request, ...], order: str) -> tuple[Request, ...]:
+def _ordered(requests: tuple[ScheduledRequest, ...], order: str) -> tuple[ScheduledRequest, ...]:
     if order == "v2":
         return second_runner(GPUModelRunner, requests)
     threshold = flashmla.FlashMLAMetadataBuilder.reorder_batch_threshold

@@ -23,11 +23,23 @@ from vllm.v1.attention.backends.mla import sparse_swa
 from vllm.v1.kv_cache_interface import MLAAttentionSpec, SlidingWindowMLASpec
 
 from harness.api import Refused, Run
-from mla_harness_adapters.host_parts import Found, Without, accepted, first_module, searched
+from mla_harness_adapters.host_parts import Found, Without, searched
+from mla_harness_adapters.releases import accepted
 from mla_harness_vllm.host.prefill_step import step_metadata
 from mla_harness_vllm.params import VllmHostParams
+from mla_harness_vllm.releases import (
+    COMPRESSOR,
+    DRAFT_BLOCKS,
+    SKIPPED_STATES,
+    SPARSE_BUILDER,
+    SPARSE_MLA,
+    WINDOW_OF_PROMPTS,
+)
 
-WINDOW, DRAFTS, LONGEST, MOST_REQUESTS = 128, 2, 40_000, 16
+WINDOW = 128
+DRAFTS = 2
+LONGEST = 40_000
+MOST_REQUESTS = 16
 CONFIG = mock.Mock(
     **{
         "model_config.max_model_len": LONGEST,
@@ -46,7 +58,7 @@ CONFIG = mock.Mock(
 
 
 @dataclass(frozen=True)
-class Step:
+class MetadataStep:
     """One step: of each request the tokens before it and the new ones, decodes first; `padded` rows
     of one token.
     """
@@ -77,11 +89,11 @@ class Step:
         )
 
 
-MIXED = Step(((300, 3), (0, 1), (126, 2), (16_500, 1), (200, 130), (0, 70), (255, 129)))
-DECODES = Step(((300, 1), (127, 1), (16_500, 1), (0, 1), (3, 1)), padded=3)
-CAPTURED = Step(((LONGEST - 1, 1),) * (len(DECODES.requests) + DECODES.padded))
+MIXED = MetadataStep(((300, 3), (0, 1), (126, 2), (16_500, 1), (200, 130), (0, 70), (255, 129)))
+DECODES = MetadataStep(((300, 1), (127, 1), (16_500, 1), (0, 1), (3, 1)), padded=3)
+CAPTURED = MetadataStep(((LONGEST - 1, 1),) * (len(DECODES.requests) + DECODES.padded))
 """The dummy step in which the graph of `DECODES` is captured."""
-BLOCK = Step(((300, 3), (0, 3), (127, 2), (16_500, 3)))
+BLOCK = MetadataStep(((300, 3), (0, 3), (127, 2), (16_500, 3)))
 
 
 def block_table(block_size: int) -> Tensor:
@@ -143,7 +155,7 @@ def _builder(made: Any, cache: Any, block_size: int, ratio: int = 1) -> Any:
     return made(spec, [], CONFIG, torch.device("cpu"))
 
 
-def _built(builder: Any, block_size: int) -> Iterator[tuple[str, Step, Any]]:
+def _built(builder: Any, block_size: int) -> Iterator[tuple[str, MetadataStep, Any]]:
     """The metadata of a mixed step, and of padded decodes as a graph reads it that was captured in
     a longer step.
     """
@@ -172,7 +184,7 @@ def _window() -> Found:
                 found.prefill_gather_lens,
                 new + before.clamp(max=WINDOW - 1),
             )
-            if getattr(found, "prefill_swa_indices", None) is not None:
+            if WINDOW_OF_PROMPTS.value(found) is not None:
                 yield (
                     f"window of prompts{how}",
                     *read(found.prefill_swa_indices, found.prefill_swa_lens, want[first:]),
@@ -182,11 +194,12 @@ def _window() -> Found:
 def _drafts() -> Found:
     """The window before a block of drafts, and the whole block, of each token in it."""
     builder = _builder(sparse_swa.DeepseekSparseSWAMetadataBuilder, SlidingWindowMLASpec, 64)
-    if not hasattr(builder, "noncausal_index_width"):
+    if not DRAFT_BLOCKS.of(builder):
         raise Refused(
             "this vLLM has no blocks of drafts for DeepSeek V4: metadata=drafts needs 0.26"
         )
-    found, (rows, _) = builder.build(0, BLOCK.common(64, causal=False)), BLOCK.tokens()
+    found = builder.build(0, BLOCK.common(64, causal=False))
+    rows, _ = BLOCK.tokens()
     before, new = torch.tensor(BLOCK.requests)[rows].T
     want = listed(rows, (before - WINDOW).clamp(min=0), before + new, 64)
     yield "window of drafts", *read(found.decode_swa_indices, found.decode_swa_lens, want)
@@ -196,15 +209,8 @@ def _compressed() -> Found:
     """Where the state of each `ratio` tokens is stored, by the last of them, and the states that a
     token reads.
     """
-    # Since 0.24 apart from the builder of DeepSeek V3.2, which counts a GPU's units and has
-    # dimensions of its own.
-    module = first_module(
-        "vllm.models.deepseek_v4.sparse_mla", "vllm.v1.attention.backends.mla.flashmla_sparse"
-    )
-    made = (
-        getattr(module, "DeepseekV4FlashMLAMetadataBuilder", None)
-        or module.FlashMLASparseMetadataBuilder
-    )
+    module = SPARSE_MLA.module()
+    made = SPARSE_BUILDER.of(module)
     for ratio in (4, 128):
         with mock.patch.multiple(
             module, create=True, num_compute_units=lambda *_: 1, get_mla_dims=mock.Mock()
@@ -239,9 +245,7 @@ def _states() -> Found:
     """The request of each token that goes into a state, and whether a step is skipped in which a
     state ends.
     """
-    module = first_module(
-        "vllm.models.deepseek_v4.compressor", "vllm.model_executor.layers.deepseek_compressor"
-    )
+    module = COMPRESSOR.module()
     for block_size in (4, 8):
         builder = _builder(module.CompressorMetadataBuilder, SlidingWindowMLASpec, block_size)
         for how, step, found in _built(builder, block_size):
@@ -252,12 +256,12 @@ def _states() -> Found:
                 rows,
             )
     for before in range(120, 132):
-        step = Step(((before, 1 + DRAFTS), (3, 1)))
+        step = MetadataStep(((before, 1 + DRAFTS), (3, 1)))
         # The host has counted two drafts more, which were rejected.
         lengths = torch.tensor([before + 1 + 2 * DRAFTS, 4], dtype=torch.int32)
         found = builder.build(0, step.common(8, seq_lens_cpu_upper_bound=lengths))
         ends = bool(((step.tokens()[1] + 1) % 128 == 0).any())
-        is_skipped = getattr(found, "c128_boundary", None) is False
+        is_skipped = SKIPPED_STATES.value(found) is False
         yield (
             f"states left out behind {before} tokens",
             torch.tensor([is_skipped and ends]),

@@ -9,7 +9,6 @@ ranks in chunks (chunks), and which rank computes and stores a token of a prompt
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,24 +29,26 @@ from harness.api import Run
 from mla_harness_adapters.host_parts import (
     Found,
     Without,
-    accepted,
-    first_module,
     lazy_plans,
     made_without_init,
     searched,
 )
+from mla_harness_adapters.releases import accepted
 from mla_harness_vllm.host.idle_rows import uva_buffer
 from mla_harness_vllm.host.prefill_step import attention, builder, step_metadata
 from mla_harness_vllm.params import VllmHostParams
+from mla_harness_vllm.releases import (
+    LOCAL_LENGTHS,
+    LOCALIZED_DECODES,
+    PREFILL_RANKS,
+    ROWS_OF_LENGTHS,
+)
 
 PAGE_SIZE = 16
 CPU = torch.device("cpu")
 PADDED = 2
 """Rows of a captured graph behind the requests."""
-NO_PARTITION = "vLLM has no prefill context parallelism: search=partition needs 0.26"
 CONTEXTS = (0, 1, 33, 64, 130)
-ROWS_OF_LENGTHS = "decode_seq_lens_buffer.dim() == 2" in inspect.getsource(indexer)
-"""Whether the buffer of lengths has a row for each request, as in 0.21."""
 WORKSPACE_TOKENS = 96
 """Six pages, so two requests have three each: an odd number."""
 
@@ -64,7 +65,8 @@ class Split:
 
     def rank_and_place(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The rank of each of tokens [...], and its number there. All are int64 of one shape."""
-        turn, rest = tokens // self.interleave, tokens % self.interleave
+        turn = tokens // self.interleave
+        rest = tokens % self.interleave
         return turn % self.ranks, turn // self.ranks * self.interleave + rest
 
     def held(self, lengths: Tensor) -> Tensor:
@@ -91,10 +93,7 @@ def _lengths() -> Found:
     """Tokens by rank: of the host's function, and of the runner's kernel, where padded rows have
     none.
     """
-    on_device = (
-        getattr(cp_utils, "prepare_dcp_local_seq_lens", None)
-        or cp_utils.maybe_prepare_dcp_local_seq_lens
-    )
+    on_device = LOCAL_LENGTHS.of(cp_utils)
     for split in SPLITS:
         lengths = torch.arange(3 * split.ranks * split.interleave + 2, dtype=torch.int32)
         held = split.held(lengths)
@@ -183,7 +182,8 @@ def _decode_lengths(
 
     None if this release has one rank only.
     """
-    new, room = int(counts.max()), 4 * len(lengths)
+    new = int(counts.max())
+    room = 4 * len(lengths)
     made = made_without_init(
         indexer.DeepseekV32IndexerMetadataBuilder,
         vllm_config=mock.Mock(speculative_config=None),
@@ -198,10 +198,10 @@ def _decode_lengths(
         dcp_rank_tensor=torch.tensor(rank, dtype=torch.int32),
         cp_kv_cache_interleave_size=split.interleave,
     )
-    localize = getattr(made, "_dcp_localize_decode_seq_lens", None)
+    localize = LOCALIZED_DECODES.value(made)
     if localize is None and split.ranks > 1:
         return None
-    if native and ROWS_OF_LENGTHS:
+    if native and ROWS_OF_LENGTHS.of(indexer):
         made.decode_seq_lens_buffer = torch.zeros(room, new, dtype=torch.int32)
     num_tokens = int(counts.sum())
     found, *_ = made._prepare_decode_tensors(
@@ -405,7 +405,7 @@ def _stored(
     int64 [2, T].
     """
     manager = made_without_init(
-        first_module("vllm.v1.worker.gpu.pcp_manager", lacks=NO_PARTITION).PCPManager,
+        PREFILL_RANKS.module().PCPManager,
         pcp_world_size=ranks,
         dcp_world_size=dcp,
         device=CPU,
@@ -413,7 +413,8 @@ def _stored(
     )
     starts = np.array([0, *counts.cumsum()])
     manager._build_batch_layout(counts, np.array([0, 3]), prefills, starts)
-    rows, tokens = manager._padded_gather_idx, torch.arange(starts[-1])
+    rows = manager._padded_gather_idx
+    tokens = torch.arange(starts[-1])
     stored = rows[manager._gathered_kv_write_mask]
     times[0].index_add_(0, stored, torch.ones_like(stored))
     times[1, : len(tokens)] = (

@@ -22,10 +22,10 @@ from mla_harness_adapters.host_parts import (
     NUM_SM_PARTS,
     PLAN_WIDTH,
     Planner,
-    accepted,
     lazy_plans,
     made_without_init,
 )
+from mla_harness_adapters.releases import accepted
 from mla_harness_vllm.params import VllmHostParams
 
 MAX_REQUESTS = 64
@@ -73,17 +73,17 @@ def _builder(poison: Poison) -> Any:
 def _plan_of(builder: Any, lengths: tuple[int, ...]) -> list[tuple[str, Tensor]]:
     """The two tensors of the plan that the builder makes for a decode batch, with their names."""
     starts = torch.arange(len(lengths) + 1, dtype=torch.int32)
-    arguments: dict[str, Any] = {
-        "block_table_tensor": torch.zeros(len(lengths), 2, dtype=torch.int32),
-        "seq_lens_device": torch.tensor(lengths, dtype=torch.int32),
-        "max_seq_len": max(lengths),
-        "query_start_loc_cpu": starts,
-        "query_start_loc_device": starts,
-        "num_decode_tokens": len(lengths),
-        "dcp_tot_seq_lens_device": None,
-    }
     newer = {"max_query_len": 1}  # since 0.33.0
-    metadata = builder._build_decode(**arguments, **accepted(newer, builder._build_decode))
+    metadata = builder._build_decode(
+        block_table_tensor=torch.zeros(len(lengths), 2, dtype=torch.int32),
+        seq_lens_device=torch.tensor(lengths, dtype=torch.int32),
+        max_seq_len=max(lengths),
+        query_start_loc_cpu=starts,
+        query_start_loc_device=starts,
+        num_decode_tokens=len(lengths),
+        dcp_tot_seq_lens_device=None,
+        **accepted(newer, builder._build_decode),
+    )
     plan = metadata.scheduler_metadata
     return [
         ("tile_scheduler_metadata", plan.tile_scheduler_metadata),

@@ -28,13 +28,17 @@ from harness.api import Run
 from mla_harness_adapters.host_parts import (
     Found,
     Without,
-    first_module,
     made_without_init,
     searched,
 )
 from mla_harness_vllm.params import VllmHostParams
+from mla_harness_vllm.releases import PREPARE_DRAFTS, SPECULATOR
 
-MOST_DRAFTS, LONGEST, NUM_SLOTS, EVERY, CPU = 2, 12, 3, 4, torch.device("cpu")
+MOST_DRAFTS = 2
+LONGEST = 12
+NUM_SLOTS = 3
+EVERY = 4
+CPU = torch.device("cpu")
 DISCARDED = 999
 """A token that no request may get: what is sampled behind a chunk, or lies in memory that nothing
 has written.
@@ -42,7 +46,7 @@ has written.
 
 
 @dataclass(frozen=True)
-class Request:
+class DraftedRequest:
     """A request before a step: lengths of its prompt and of all its tokens, those computed, and
     those of the step.
     """
@@ -76,12 +80,14 @@ class Request:
         )
 
 
-Pair = tuple[Request, Request]
+Pair = tuple[DraftedRequest, DraftedRequest]
 DECODES = [
-    Request(4, 6, 5, 1 + n, accepted) for n in range(MOST_DRAFTS + 1) for accepted in range(n + 1)
+    DraftedRequest(4, 6, 5, 1 + n, accepted)
+    for n in range(MOST_DRAFTS + 1)
+    for accepted in range(n + 1)
 ]
 CHUNKS = [
-    Request(prompt, 4, a, b - a)
+    DraftedRequest(prompt, 4, a, b - a)
     for prompt in (4, 2)
     for a, b in itertools.combinations(range(5), 2)
 ]
@@ -150,22 +156,23 @@ def _second(pair: Pair) -> Tensor:
     """What follows the requests int32 [2] in the second runner, in slots that hold other requests'
     numbers.
     """
-    speculators = ("target_dependent_ar", "autoregressive", "eagle")
-    drafter = first_module(
-        *(f"vllm.v1.worker.gpu.spec_decode.{name}.speculator" for name in speculators)
-    )
-    prepare = getattr(drafter, "prepare_prefill_inputs", None) or drafter.prepare_eagle_inputs
+    prepare = PREPARE_DRAFTS.of(SPECULATOR.module())
     stale = torch.full((6 + LONGEST, NUM_SLOTS), DISCARDED, dtype=torch.int32)
-    upcoming, last, prefilled, computed, total = stale[:1], stale[1][:, None], *stale[2:5]
-    tokens, slots = stale[6:].T.contiguous(), torch.tensor([2, 0], dtype=torch.int32)
+    upcoming = stale[:1]
+    last = stale[1][:, None]
+    prefilled, computed, total = stale[2:5]
+    tokens = stale[6:].T.contiguous()
+    slots = torch.tensor([2, 0], dtype=torch.int32)
     batch, drafts = (second_runner.InputBuffers(NUM_SLOTS, LONGEST, CPU) for _ in range(2))
     for number, (slot, one) in enumerate(zip(slots, pair, strict=True)):
         tokens[slot, : one.num_known] = torch.arange(one.num_known) + 100 * number
         # A request with output that is no decode was preempted: its output is computed again as if
         # it were prompt.
         prefilled[slot] = one.num_prompt if one in DECODES else one.num_known
-        computed[slot], total[slot] = one.num_computed, one.num_known
-    batch.idx_mapping, batch.num_reqs = slots, len(pair)
+        computed[slot] = one.num_computed
+        total[slot] = one.num_known
+    batch.idx_mapping = slots
+    batch.num_reqs = len(pair)
     starts = batch.query_start_loc = _int32([0, *itertools.accumulate(one.num_new for one in pair)])
     batch.seq_lens = _int32(one.num_computed + one.num_new for one in pair)
     batch.input_ids = _int32(

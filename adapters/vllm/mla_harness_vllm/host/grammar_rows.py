@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import itertools
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -29,15 +28,19 @@ from vllm.v1.worker.gpu import structured_outputs
 from vllm.v1.worker.gpu.structured_outputs import StructuredOutputsWorker
 
 from harness.api import Observed, Run
-from mla_harness_adapters.host_parts import Without, accepted, made_without_init
+from mla_harness_adapters.host_parts import Without, made_without_init, patched
+from mla_harness_adapters.releases import accepted
 from mla_harness_vllm.params import VllmHostParams
+from mla_harness_vllm.releases import TRIMMED_DRAFTS
 
-# A vocabulary of 32: one word of vLLM's bitmask.
-MOST_DRAFTS, NUM_REQUESTS, VOCAB = 2, 3, 32
+MOST_DRAFTS = 2
+NUM_REQUESTS = 3
+VOCAB = 32
+"""One word of vLLM's bitmask."""
 STRIDE = MOST_DRAFTS + 1
 SAMPLED = 5
 """The second runner has every fifth batch: its interpreted kernel takes a tenth of a second."""
-TRIMS = "adaptive" in inspect.getsource(structured_outputs)
+TRIMS = TRIMMED_DRAFTS.of(structured_outputs)
 """Whether the second runner may verify fewer drafts than were scheduled."""
 
 
@@ -78,7 +81,8 @@ class Grammar:
     """Allows token `STRIDE * number + s` after s tokens."""
 
     def __init__(self, number: int) -> None:
-        self.number, self.state = number, 0
+        self.number = number
+        self.state = 0
 
     def accept_tokens(self, request: str, tokens: Sequence[int]) -> bool:
         """Whether the tokens are the allowed ones. Moves on if they are."""
@@ -103,12 +107,12 @@ class Grammar:
 def run(poison: Poison, params: VllmHostParams) -> Run:
     """Try every batch. The allowed tokens of each row must be those of its request and position."""
     found = Run(poison.pattern)
-    streams: dict[str, Any] = {
+    streams = {
         "Stream": mock.Mock(),
         "current_stream": mock.Mock(),
         "stream": lambda stream: contextlib.nullcontext(),
     }
-    with Without("pin_memory"), mock.patch.multiple(torch.cuda, **streams):
+    with Without("pin_memory"), patched(torch.cuda, streams):
         later = accepted({"mask_stride": STRIDE, "num_bonus_tokens": 1}, StructuredOutputsWorker)
         worker = StructuredOutputsWorker(NUM_REQUESTS * STRIDE, VOCAB, torch.device("cpu"), **later)
         for first in KINDS:
@@ -116,7 +120,7 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
             for number, others in enumerate(
                 itertools.product(KINDS, repeat=NUM_REQUESTS - 1), KINDS.index(first)
             ):
-                batch = Batch((first, *others), number)
+                batch = MaskedBatch((first, *others), number)
                 rows["v1"].append(batch.of_first_runner())
                 if number % SAMPLED == 0:
                     rows["v2"].append(batch.of_second_runner(worker))
@@ -127,7 +131,7 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
     return found
 
 
-class Batch:
+class MaskedBatch:
     """One batch: as the scheduler has it, its bitmask, and the order in which the runner has it."""
 
     def __init__(self, kinds: Sequence[Kind], number: int) -> None:
@@ -168,7 +172,8 @@ class Batch:
     def of_second_runner(self, worker: Any) -> tuple[Tensor, Tensor, Tensor]:
         """The same of the second runner, which may keep fewer drafts than were scheduled."""
         wanted, live, counts = self._wanted(self.kept)
-        logits, ends = torch.zeros(wanted.shape), np.cumsum([0, *counts], dtype=np.int32)
+        logits = torch.zeros(wanted.shape)
+        ends = np.cumsum([0, *counts], dtype=np.int32)
         if self.grammar is not None:
             batch = SimpleNamespace(
                 req_ids=self.order,
@@ -179,7 +184,8 @@ class Batch:
                     [self.kinds[name].num_drafts for name in self.order]
                 ),
             )
-            ids, bitmask = self.grammar.structured_output_request_ids, self.grammar.grammar_bitmask
+            ids = self.grammar.structured_output_request_ids
+            bitmask = self.grammar.grammar_bitmask
             worker.apply_grammar_bitmask(logits, batch, ids, bitmask)
         return logits.isfinite(), live, wanted
 
@@ -189,9 +195,12 @@ class Batch:
 
         A draft that is padding is refused whatever the mask, and no row behind it is used.
         """
-        rows, live, counts = [], [], []
+        rows = []
+        live = []
+        counts = []
         for name in self.order:
-            kind, place = self.kinds[name], list(self.kinds).index(name)
+            kind = self.kinds[name]
+            place = list(self.kinds).index(name)
             counts.append(1 + min(kind.num_drafts, most_drafts))
             for position in range(counts[-1]):
                 row = torch.ones(VOCAB, dtype=torch.bool)

@@ -144,7 +144,8 @@ class _Forward:
         self.plan: Any = None
 
     def __call__(self, mode: Any) -> None:
-        decode, plan = self._decode, self.plan
+        decode = self._decode
+        plan = self.plan
         if plan is None:
             shape = _PLAN(decode.seq_lens, num_heads=NUM_HEADS)
             self.plan = plan = replace(

@@ -21,12 +21,18 @@ from vllm.v1.worker.gpu import buffer_utils
 from vllm.v1.worker.gpu.block_table import BlockTables
 
 from harness.api import Guard, Run
-from mla_harness_adapters.host_parts import Without, accepted, first_module, made_without_init
+from mla_harness_adapters.host_parts import Without, made_without_init
+from mla_harness_adapters.releases import accepted
 from mla_harness_vllm.params import VllmHostParams
+from mla_harness_vllm.releases import COMMON_DRAFTER, UVA_METHOD
 
-PAGE_SIZE, NUM_BLOCKS, WIDTH = 16, 8, 32
-PAGES, STATES = ((1, 2), (3, 4)), (5, 6)
-"""By request slot: the pages of its latents, and the block of its linear-attention state."""
+PAGE_SIZE = 16
+NUM_BLOCKS = 8
+WIDTH = 32
+PAGES = ((1, 2), (3, 4))
+"""The pages of a request's latents, by request slot."""
+STATES = (5, 6)
+"""The block of a request's linear-attention state, by request slot."""
 LENGTH = 20
 OWNERS = {
     **dict.fromkeys(PAGES[0], "the prefix cache"),
@@ -63,7 +69,7 @@ def uva_buffer(buffer: Any, size: Any, dtype: torch.dtype) -> None:
     """
     buffer.cpu = torch.zeros(size, dtype=dtype)
     buffer.np = buffer.cpu.numpy()
-    setattr(buffer, "_uva" if callable(getattr(type(buffer), "uva", None)) else "uva", buffer.cpu)
+    setattr(buffer, "_uva" if callable(UVA_METHOD.value(type(buffer))) else "uva", buffer.cpu)
 
 
 def _tables() -> Any:
@@ -106,9 +112,8 @@ def _drafter_step(tables: Any, cache: Tensor) -> None:
     """A dummy step of the drafter after its first token: it computes the slots of each draft
     itself.
     """
-    lacks = "vLLM has no class that drafters have in common: idle=drafter needs 0.24"
-    module = first_module("vllm.v1.worker.gpu.spec_decode.speculator", lacks=lacks)
-    kind, num_rows = module.DraftModelSpeculator, len(PAGES)
+    kind = COMMON_DRAFTER.module().DraftModelSpeculator
+    num_rows = len(PAGES)
     # The class is abstract. Here nothing is left to implement.
     concrete = type(
         kind.__name__, (kind,), dict.fromkeys(getattr(kind, "__abstractmethods__", ()), None)

@@ -31,8 +31,10 @@ from mla_harness_vllm.host.kv_moves import (
     settings,
 )
 from mla_harness_vllm.params import VllmHostParams
+from mla_harness_vllm.releases import PREFILL_TOKENS
 
-NUM_SCHEDULES, MOST_TOKENS = 30, 40
+NUM_SCHEDULES = 30
+MOST_TOKENS = 40
 LENGTHS = (17, 30, 20, 33, 26, 40)
 """The prompts of the requests.
 
@@ -55,7 +57,7 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
 
 
 @dataclass(slots=True)
-class Runner:
+class TokenRunner:
     """The tokens that a runner knows of each request, and how many of them have keys."""
 
     random: random.Random
@@ -73,19 +75,20 @@ class Runner:
         for name in scheduled.finished_req_ids:
             self.known.pop(name, None)
         for new in scheduled.scheduled_new_reqs:
-            tokens = getattr(new, "prefill_token_ids", None) or new.prompt_token_ids
-            self._begin(new.req_id, tokens, new.num_computed_tokens)
+            self._begin(new.req_id, PREFILL_TOKENS.value(new), new.num_computed_tokens)
         cached = scheduled.scheduled_cached_reqs
         for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
             if name in cached.resumed_req_ids:
                 self._begin(name, cached.all_token_ids[name], computed)
-        counts, drafts = scheduled.num_scheduled_tokens, scheduled.scheduled_spec_decode_tokens
+        counts = scheduled.num_scheduled_tokens
+        drafts = scheduled.scheduled_spec_decode_tokens
         return runner_output(
             {name: self._sampled(name, counts[name], len(drafts.get(name, ()))) for name in counts}
         )
 
     def _begin(self, name: str, tokens: list[int], computed: int) -> None:
-        self.known[name], self.computed[name] = list(tokens), computed
+        self.known[name] = list(tokens)
+        self.computed[name] = computed
         self.drafting.discard(name)
 
     def keep(self, name: str, expected: int | str, found: int | str) -> None:
@@ -135,10 +138,12 @@ def _prompt(number: int) -> list[int]:
 
 def _served(params: VllmHostParams, seed: int, where: str) -> list[Count]:
     draws = random.Random(seed)
-    runner, scheduler = Runner(draws, where), _scheduler(params)
+    runner = TokenRunner(draws, where)
+    scheduler = _scheduler(params)
     given: dict[str, list[int]] = {str(number): [] for number in range(len(LENGTHS))}
     aborted: set[str] = set()
-    waiting, queue = list(given), deque[Any]()
+    waiting = list(given)
+    queue = deque[Any]()
     try:
         for _ in range(MOST_STEPS):
             if waiting and draws.random() < 0.4:

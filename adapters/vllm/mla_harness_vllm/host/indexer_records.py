@@ -15,9 +15,11 @@ from torch import Tensor
 from torch_poison.patterns import Poison
 
 from harness.api import Observed, PreparedCall, Run
-from mla_harness_adapters.host_parts import accepted, first_module, of_all_rows
+from mla_harness_adapters.host_parts import of_all_rows
+from mla_harness_adapters.releases import accepted
 from mla_harness_vllm.params import VllmHostParams
 from mla_harness_vllm.record_kernels import read_indexer_shuffled, write_indexer_shuffled
+from mla_harness_vllm.releases import FLAT_RECORDS, FUSED_WRITER
 
 FORMAT = "indexer_shuffled"
 NAME = "vllm-indexer-shuffled"
@@ -28,7 +30,8 @@ READING = {"kv": FORMAT, "layers": LAYERS, "seq_lens": (1, 0, 65)}
 """Parameters of the ops `write_records` and `read_records`."""
 RATIO = 4
 """Tokens that DeepSeek V4 compresses to one key."""
-WIDTH, ROPE = 128, 64
+WIDTH = 128
+ROPE = 64
 
 
 def run(poison: Poison, params: VllmHostParams) -> Run:
@@ -54,8 +57,8 @@ def _fused(poison: Poison) -> Observed:
     keys = torch.randn(len(slots), WIDTH, generator=torch.Generator().manual_seed(poison.seed))
     keys = keys / keys.square().mean(dim=1, keepdim=True).sqrt()
     _store_fused(keys, cache, slots)
-    is_flat = getattr(
-        importlib.import_module("vllm.v1.attention.ops.rocm_aiter_mla_sparse"), _FLAT, None
+    is_flat = FLAT_RECORDS.value(
+        importlib.import_module("vllm.v1.attention.ops.rocm_aiter_mla_sparse")
     )
     layout = "indexer_planar" if is_flat and is_flat(RATIO) else FORMAT
     out = read_indexer_shuffled(cache, block_table, starts, record_format=layout)
@@ -76,20 +79,11 @@ def _slots(block_table: Tensor, starts: Tensor, page_size: int) -> Tensor:
     return pages * page_size + position % page_size
 
 
-_FLAT = "_indexer_k_is_c4a_block_flat"
-"""The function with which later releases choose the reader's layout."""
-_FUSED = "_fused_kv_compress_norm_rope_insert_indexer_attn"
-_FOLDERS = ("vllm.models.deepseek_v4.common.ops", "vllm.v1.attention.ops.deepseek_v4_ops")
-"""Where the fused writer is: since 0.22, and in 0.21."""
-
-
 def _store_fused(keys: Tensor, cache: Tensor, slots: Tensor) -> None:
     """Give the writer states that it compresses, normalizes and rotates to `keys` [T, 128], rows of
     length 1.
     """
-    kernel = getattr(
-        first_module(*(f"{folder}.fused_compress_quant_cache" for folder in _FOLDERS)), _FUSED
-    )
+    kernel = FUSED_WRITER.module()._fused_kv_compress_norm_rope_insert_indexer_attn
     tokens = torch.arange(len(keys), dtype=torch.int32)
     # A state is a key and its score. Equal keys with equal scores: the compressed one is the key
     # itself.

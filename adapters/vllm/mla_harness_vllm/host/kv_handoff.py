@@ -17,11 +17,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import nixl as nixl
 
 from harness.api import Landed, Moved, Run
 from mla_harness_adapters.moving_device import Device
-from mla_harness_vllm.host.kv_moves import MOST_STEPS, Serving
+from mla_harness_vllm.host.kv_moves import MOST_STEPS, ConnectedEngine, Handover
 from mla_harness_vllm.host.mooncake_engine import PREFILL, Exchange, on_exchange
 from mla_harness_vllm.host.moving_device import in_place
 from mla_harness_vllm.host.nixl_agent import Network, on_network
 from mla_harness_vllm.params import VllmHostParams
+from mla_harness_vllm.releases import HANDSHAKE_BY_STAGE
 
 REQUESTS = ((0, 40), (1, 56), (2, 30))
 NUM_SCHEDULES = 3
@@ -37,30 +38,35 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
 
 def served(params: VllmHostParams, seed: int, order: str) -> Moved:
     """One schedule."""
-    device, landed = Device(seed), Landed()
+    device = Device(seed)
+    landed = Landed()
     # vLLM's default is one fixed port, and tests run side by side.
     port = mock.patch.dict(os.environ, VLLM_NIXL_SIDE_CHANNEL_PORT=str(_free_port()))
-    exchange, pushes = Exchange(device, params.failing, seed), params.connector == "mooncake"
+    exchange = Exchange(device, params.failing, seed)
+    pushes = params.connector == "mooncake"
     with port, in_place(device), on_network(Network(device, params.failing)), on_exchange(exchange):
         prefill, decode = (
-            Serving(device, landed, params.connector, False, name, params.sidecars)
+            ConnectedEngine(device, landed, params.connector, False, name, params.sidecars)
             for name in (PREFILL, "decode")
         )
         if not pushes:
             _shake_hands(prefill)
         for number, length in REQUESTS:
-            sent: dict[str, Any] = {
-                "do_remote_decode": True,
-                "do_remote_prefill": False,
-                "transfer_id": f"transfer {number}",
-            }
-            prefill.add(number, length, dict(sent), max_tokens=1)
+            transfer = f"transfer {number}"
+            sent = Handover(do_remote_decode=True, do_remote_prefill=False, transfer_id=transfer)
+            prefill.add(number, length, sent, max_tokens=1)
             if pushes:
                 # A router gives such a request to both engines at once.
-                received = sent | {"do_remote_decode": False, "do_remote_prefill": True}
-                received |= {"remote_engine_id": PREFILL, "remote_bootstrap_addr": "http://prefill"}
+                received = Handover(
+                    do_remote_decode=False,
+                    do_remote_prefill=True,
+                    transfer_id=transfer,
+                    remote_engine_id=PREFILL,
+                    remote_bootstrap_addr="http://prefill",
+                )
                 decode.add(number, length, received)
-        finished, failed = 0, []
+        finished = 0
+        failed = []
         for _ in range(MOST_STEPS):
             for output in prefill.tick():
                 if output.kv_transfer_params:
@@ -90,11 +96,11 @@ def served(params: VllmHostParams, seed: int, order: str) -> Moved:
     return Moved.of(landed, device.streams, order)
 
 
-def _shake_hands(prefill: Serving) -> None:
+def _shake_hands(prefill: ConnectedEngine) -> None:
     """Publish where the prefill engine's cache lies, as vLLM's engine core does."""
     connector: Any = prefill.scheduler.connector
     payload = prefill.worker.get_handshake_metadata()
-    if hasattr(connector, "set_xfer_handshake_metadata_pp_aware"):
+    if HANDSHAKE_BY_STAGE.of(connector):
         connector.set_xfer_handshake_metadata_pp_aware({(0, 0): payload})
     else:
         connector.set_xfer_handshake_metadata({0: payload})

@@ -4,7 +4,6 @@ memory.
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +13,19 @@ from vllm import config as configs
 from vllm.v1.kv_cache_interface import MambaSpec, MLAAttentionSpec, SlidingWindowSpec
 
 from harness.api import Refused, owner_records, unsent
-from mla_harness_adapters.host_parts import first_module
+from mla_harness_vllm.releases import (
+    CONNECTED_STATES,
+    KV_PLANNING,
+    OFFLOADING_SCHEDULER,
+    PAGES_OF_STATES,
+    SHARED_MEMORY,
+)
 
-BLOCK, WIDTH = 16, 24
+BLOCK = 16
+WIDTH = 24
 STATE = ((3, 8), torch.bfloat16), ((2, 4, 8), torch.float32)
 """The parts of a recurrent state: of the convolution, and of the recurrence."""
-CONNECTORS = "vllm.distributed.kv_transfer.kv_connector.v1"
-HAS_PAGES_OF_STATES = (
-    importlib.util.find_spec(f"{CONNECTORS}.offloading.canonical_mapping") is not None
-)
-"""Whether the layer of a state is one tensor, as since 0.27, and no list of its parts."""
+HAS_PAGES_OF_STATES = PAGES_OF_STATES.is_module()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,8 @@ class Layer:
             return memory.view(self.spec.dtype).view(len(memory), BLOCK, -1)
         if HAS_PAGES_OF_STATES:
             return memory.view(torch.int8).view(len(memory), 1, 1, -1)
-        parts, start = [], 0
+        parts = []
+        start = 0
         for shape, dtype in STATE:
             end = start + torch.Size(shape).numel() * dtype.itemsize
             parts.append(
@@ -66,7 +69,7 @@ def layers_of(sidecar: str, window: int) -> dict[str, Layer]:
     """Two layers with latents, the second with a window, with index keys beside each, or with a
     state in its place.
     """
-    known: dict[str, Any] = {"block_size": BLOCK, "num_kv_heads": 1}
+    known = {"block_size": BLOCK, "num_kv_heads": 1}
     latent = MLAAttentionSpec(
         **known, head_size=WIDTH, dtype=torch.bfloat16, cache_dtype_str="auto"
     )
@@ -78,10 +81,7 @@ def layers_of(sidecar: str, window: int) -> dict[str, Layer]:
         )
         second = ("window", spec, 2 * WIDTH)
     elif sidecar == "state":
-        # Before, its scheduler asserts that no state comes from a connector.
-        if not hasattr(
-            first_module(f"{CONNECTORS}.offloading.scheduler"), "resolve_mamba_align_size"
-        ):
+        if not CONNECTED_STATES.of(OFFLOADING_SCHEDULER.module()):
             raise Refused("this release moves no recurrent states")
         shapes, dtypes = zip(*STATE, strict=True)
         padded = {"mamba_cache_mode": "align", "page_size_padded": latent.page_size_bytes}
@@ -103,7 +103,7 @@ def layers_of(sidecar: str, window: int) -> dict[str, Layer]:
 
 def planned(vllm_config: Any, layers: dict[str, Layer]) -> Any:
     """The groups and the memory of layers, as a worker of this release has them."""
-    planning = first_module("vllm.v1.core.kv_cache_planning", "vllm.v1.core.kv_cache_utils")
+    planning = KV_PLANNING.module()
     with configs.set_current_vllm_config(vllm_config):
         groups = planning.get_kv_cache_groups(
             vllm_config, {name: layer.spec for name, layer in layers.items()}
@@ -117,16 +117,13 @@ def memory_of(kv_config: Any) -> dict[str, Tensor]:
     Layers of several groups can share one.
     """
     found: dict[str, Tensor] = {}
-    num_blocks, whole = (
-        kv_config.num_blocks,
-        unsent(max(one.size for one in kv_config.kv_cache_tensors)).clone(),
-    )
+    num_blocks = kv_config.num_blocks
+    whole = unsent(max(one.size for one in kv_config.kv_cache_tensors)).clone()
     for tensor in kv_config.kv_cache_tensors:
-        if hasattr(tensor, "shared_by"):
+        if SHARED_MEMORY.of(tensor):
             memory = unsent(tensor.size).clone().view(num_blocks, -1)
             found |= dict.fromkeys(tensor.shared_by, memory)
             continue
-        # Since 0.30 all layers are places in one allocation.
         for place, name in enumerate(tensor.layers):
             start = tensor.offset + place * tensor.layer_stride
             found[name] = whole[start : start + num_blocks * tensor.block_stride].view(

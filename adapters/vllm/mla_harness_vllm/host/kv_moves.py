@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 from unittest import mock
 
 import torch
@@ -36,11 +36,12 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 
 from harness.api import Landed, Moved, Refused, Run, in_orders
-from mla_harness_adapters.host_parts import accepted
-from mla_harness_adapters.moving_device import Device, Event, Span
+from mla_harness_adapters.moving_device import Device, DeviceEvent, Span
+from mla_harness_adapters.releases import accepted
 from mla_harness_vllm.host.kv_layers import BLOCK, WIDTH, Layer, layers_of, memory_of, planned
 from mla_harness_vllm.host.moving_device import in_place
 from mla_harness_vllm.params import VllmHostParams
+from mla_harness_vllm.releases import CACHE_LAYOUT, LOADS_FIRST, TRANSFER_RESULTS
 
 CLASSES = {
     "simple": "SimpleCPUOffloadConnector",
@@ -50,7 +51,9 @@ CLASSES = {
 }
 ALONE = "engine"
 """The name of an engine that hands nothing over to another one."""
-NUM_SCHEDULES, MOST_SEARCHED, MOST_STEPS = 8, 8, 400
+NUM_SCHEDULES = 8
+MOST_SEARCHED = 8
+MOST_STEPS = 400
 ROUNDS = (((0, 70), (1, 60)), ((2, 75), (3, 58), (4, 80), (5, 66), (6, 40)))
 """The requests of each round with the lengths of their prompts.
 
@@ -58,12 +61,24 @@ The second round takes the blocks of the first.
 """
 SHARES = {4: (0, 64), 5: (1, 48)}
 """Requests that begin with tokens of another one."""
-NUM_GENERATED, STOP = 6, 9_999
-"""A request ends by a token: when it is looked at, the next step of the request may already run."""
+NUM_GENERATED = 6
+"""The tokens that a request generates."""
+STOP = 9_999
+"""The token that ends a request: when it is looked at, the request's next step may already run."""
 
 # Once: up to 0.26 each call draws a new root of all hashes, and then no request finds the blocks of
 # another one.
 init_none_hash(sha256)
+
+
+class Handover(TypedDict, total=False):
+    """The parameters of a request that moves between engines, by the names of vLLM's connectors."""
+
+    do_remote_decode: bool
+    do_remote_prefill: bool
+    transfer_id: str
+    remote_engine_id: str
+    remote_bootstrap_addr: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +111,12 @@ class TinyModel:
     Anything else is off.
     """
 
-    model, dtype, max_model_len, use_mla = "tiny", torch.bfloat16, 512, True
-    runner_type, is_moe = "generate", True
+    model = "tiny"
+    dtype = torch.bfloat16
+    max_model_len = 512
+    use_mla = True
+    runner_type = "generate"
+    is_moe = True
     architectures: tuple[str, ...] = ()
     SIZES: ClassVar[dict[str, int]] = {
         "get_total_num_kv_heads": 1,  # one latent for all heads
@@ -138,9 +157,9 @@ def settings(
     """vLLM's configuration with a connector, or with none if `connector` is empty."""
     cache = configs.CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
     cache.num_gpu_blocks = cache.num_gpu_blocks_override = sizes.num_blocks
-    cache.mamba_block_size, cache.mamba_cache_mode = BLOCK, "align"
-    if hasattr(cache, "kv_cache_layout"):
-        # The engine core resolves the layout before any connector is made.
+    cache.mamba_block_size = BLOCK
+    cache.mamba_cache_mode = "align"
+    if CACHE_LAYOUT.of(cache):
         cache.kv_cache_layout = "LBNHC"
     scheduler = configs.SchedulerConfig(
         max_num_seqs=4,
@@ -174,15 +193,13 @@ def settings(
 
 def scheduler_of(vllm_config: Any, kv_config: Any, is_overlapped: bool) -> Any:
     kind = AsyncScheduler if is_overlapped else Scheduler
-    merged, structured = (
-        generate_scheduler_kv_cache_config([kv_config]),
-        {"should_advance.return_value": False},
-    )
+    merged = generate_scheduler_kv_cache_config([kv_config])
+    structured = {"should_advance.return_value": False}
     return kind(vllm_config, merged, mock.Mock(**structured), BLOCK)
 
 
 def request_of(
-    number: int, tokens: list[int], max_tokens: int, transfer: dict[str, Any] | None = None
+    number: int, tokens: list[int], max_tokens: int, transfer: Handover | None = None
 ) -> Any:
     """A request that ends with the token STOP.
 
@@ -207,7 +224,7 @@ def runner_output(sampled: dict[str, list[int]], **more: Any) -> Any:
 
 
 @dataclass(slots=True)
-class Serving:
+class ConnectedEngine:
     """One engine with its connector, step by step."""
 
     device: Device
@@ -270,7 +287,7 @@ class Serving:
         self.worker.shutdown()
 
     def add(
-        self, number: int, length: int, transfer: dict[str, Any] | None = None, max_tokens: int = 24
+        self, number: int, length: int, transfer: Handover | None = None, max_tokens: int = 24
     ) -> None:
         self.scheduler.add_request(request_of(number, prompt(number, length), max_tokens, transfer))
 
@@ -287,7 +304,7 @@ class Serving:
         return [one for each in outputs.values() for one in each.outputs]
 
     def _serve(self) -> None:
-        newest: tuple[Any, Any, Event] | None = None
+        newest: tuple[Any, Any, DeviceEvent] | None = None
         for _ in range(MOST_STEPS):
             if not self.scheduler.has_requests() and newest is None:
                 return
@@ -306,10 +323,11 @@ class Serving:
 
     def _execute(self, scheduled: Any) -> Any:
         """What a worker does in a step, in vLLM's order."""
-        worker, metadata = self.worker, scheduled.kv_connector_metadata
+        worker = self.worker
+        metadata = scheduled.kv_connector_metadata
         worker.handle_preemptions(metadata)
         worker.bind_connector_metadata(metadata)
-        loads_first = getattr(scheduled, "has_sync_kv_loads", True)
+        loads_first = LOADS_FIRST.value(scheduled, True)
         if loads_first:
             worker.start_load_kv(mock.Mock())
         self._compute(scheduled)
@@ -317,12 +335,10 @@ class Serving:
             worker.start_load_kv(mock.Mock())
         worker.wait_for_save()
         output = KVConnectorOutput()
-        if hasattr(worker, "get_transfer_results"):
+        if TRANSFER_RESULTS.of(worker):
             results = worker.get_transfer_results(scheduled.finished_req_ids)
-            output.finished_sending, output.finished_recving = (
-                results.finished_sending,
-                results.finished_recving,
-            )
+            output.finished_sending = results.finished_sending
+            output.finished_recving = results.finished_recving
             output.failed_recving = results.failed_recving
         else:
             output.finished_sending, output.finished_recving = worker.get_finished(
@@ -346,7 +362,8 @@ class Serving:
 
     def _compute(self, scheduled: Any) -> None:
         for name, layer in self.layers.items():
-            old, new = [], []
+            old = []
+            new = []
             for request, count in scheduled.num_scheduled_tokens.items():
                 end = self.scheduler.requests[request].num_computed_tokens
                 blocks = self.scheduler.kv_cache_manager.get_block_ids(request)[self.groups[name]]
@@ -415,7 +432,8 @@ def places(
         )
         return
     for page in range(start // BLOCK, -(-end // BLOCK)):
-        first, last = max(start, page * BLOCK), min(end, (page + 1) * BLOCK)
+        first = max(start, page * BLOCK)
+        last = min(end, (page + 1) * BLOCK)
         span = (
             region,
             blocks[page],
@@ -434,10 +452,11 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
 def _served(
     params: VllmHostParams, seed: int, swapped: tuple[str, str] | None, order: str
 ) -> Moved:
-    device, landed = Device(seed, swapped), Landed()
+    device = Device(seed, swapped)
+    landed = Landed()
     with in_place(device):
         sidecar = params.sidecars
-        Serving(
+        ConnectedEngine(
             device,
             landed,
             params.connector,

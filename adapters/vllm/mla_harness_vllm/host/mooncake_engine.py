@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from mla_harness_adapters.host_parts import patched
 from mla_harness_adapters.moving_device import Device
 
 # The HTTP server is not run, so its package need not be there.
@@ -42,10 +43,12 @@ class Exchange:
     """
 
     def __init__(self, device: Device, failing: Iterable[int], seed: int) -> None:
-        self.device, self.failing = device, frozenset(failing)
+        self.device = device
+        self.failing = frozenset(failing)
         self.loop = asyncio.new_event_loop()
         self.listening: dict[str, Any] = {}
-        self._random, self._numbers = random.Random(seed), itertools.count()
+        self._random = random.Random(seed)
+        self._numbers = itertools.count()
         self.loop.run_in_executor = self._in_pool  # type: ignore[assignment,method-assign]
 
     def tick(self) -> None:
@@ -115,7 +118,7 @@ class Exchange:
 def on_exchange(exchange: Exchange) -> Iterator[None]:
     """Let vLLM's Mooncake workers use `exchange` for the length of the block."""
     loops = {"new_event_loop": lambda: exchange.loop, "run_coroutine_threadsafe": exchange.schedule}
-    of_connector: dict[str, Any] = {
+    of_connector = {
         "TransferEngine": exchange.engine,
         "get_ip": lambda: "host",
         "make_zmq_socket": exchange.socket,
@@ -125,13 +128,13 @@ def on_exchange(exchange: Exchange) -> Iterator[None]:
         # The exchange runs the loop of a worker, so the worker's own thread must not.
         "threading": SimpleNamespace(**vars(threading) | {"Thread": mock.Mock()}),
     }
-    of_worker: dict[str, Any] = {
+    of_worker = {
         "shutdown": lambda one: None,
         "_mooncake_sender_listener": lambda one, *args: exchange.listen(one, *args),
         "_connect_to_prefiller_bootstrap": lambda one, address: exchange.connect(one, address),
     }
     worker = connector.MooncakeConnectorWorker
-    with mock.patch.multiple(connector, **of_connector), mock.patch.multiple(worker, **of_worker):
+    with patched(connector, of_connector), patched(worker, of_worker):
         yield
     for task in asyncio.all_tasks(exchange.loop):
         task.cancel()

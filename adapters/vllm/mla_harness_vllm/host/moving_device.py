@@ -21,7 +21,9 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_offload.cpu import gpu_worker, spec
 from vllm.v1.simple_kv_offload import copy_backend, cuda_mem_ops, worker
 
-from mla_harness_adapters.moving_device import Device, Event
+from mla_harness_adapters.host_parts import patched
+from mla_harness_adapters.moving_device import Device, DeviceEvent
+from mla_harness_vllm.releases import BARRIER_OF_WORKERS, COPY_FROM_HOST, DRIVER_COPY, PINNED
 
 
 class InlineThread:
@@ -30,10 +32,12 @@ class InlineThread:
     """
 
     def __init__(self, target: Any, args: tuple[Any, ...], **options: Any) -> None:
-        self._target, self._args = target, args
+        self._target = target
+        self._args = args
 
     def start(self) -> None:
-        target, (source, *rest) = self._target, self._args
+        target = self._target
+        source, *rest = self._args
 
         def put(item: Any) -> None:
             if item is not None:
@@ -54,12 +58,9 @@ class OwnQueue:
 
 
 def _driver_copy(device: Device) -> tuple[str, Any]:
-    """The variable that holds the driver's copy, and the one in its place.
-
-    Since 0.33.0 it is a pair.
-    """
-    if hasattr(cuda_mem_ops, "_batch_memcpy_fn"):
-        return "_batch_memcpy_fn", device.memcpy_batch
+    """The variable that holds the driver's copy, and the one in its place."""
+    if DRIVER_COPY.of(cuda_mem_ops):
+        return DRIVER_COPY.name, device.memcpy_batch
     return "_batch_memcpy", (device.memcpy_batch, 1)
 
 
@@ -68,7 +69,7 @@ def in_place(device: Device) -> Iterator[None]:
     """Let vLLM use `device` for the length of the block."""
     stream = mock.Mock(side_effect=device.stream)
     stream.priority_range = lambda: (0, -1)
-    event = lambda *args, **options: Event(device)  # noqa: E731
+    event = lambda *args, **options: DeviceEvent(device)  # noqa: E731
     threads = mock.Mock(wraps=threading, Thread=InlineThread)
     queues = mock.Mock(wraps=queue, SimpleQueue=OwnQueue)
 
@@ -76,34 +77,30 @@ def in_place(device: Device) -> Iterator[None]:
         """The extension's copy of blocks: addresses [n] and sizes [n], int64."""
         device.copy(device.current, *(values.tolist() for values in (sources, targets, sizes)))
 
-    shared: dict[str, Any] = {"stream": device.within, "current_stream": device.current_stream}
+    shared = {"stream": device.within, "current_stream": device.current_stream}
     patches: list[Any] = [
-        mock.patch.multiple(torch.cuda, Stream=stream, Event=event, **shared),
+        patched(torch.cuda, {"Stream": stream, "Event": event} | shared),
         mock.patch.object(torch, "Event", event),
         mock.patch.object(torch.accelerator, "current_device_index", lambda: 0),
         mock.patch.multiple(copy_backend, threading=threads, queue=queues),
         mock.patch.object(cuda_mem_ops, *_driver_copy(device)),
         mock.patch.object(_custom_ops, "swap_blocks_batch", swap_blocks_batch),
     ]
-    for module, name in itertools.product(
-        (worker, gpu_worker), ("PIN_MEMORY", "is_pin_memory_available")
-    ):
-        if hasattr(module, name):
-            patches.append(
-                mock.patch.object(module, name, False if name.isupper() else lambda: False)
-            )
-    if hasattr(gpu_worker, "swap_blocks_batch"):
-        # A Triton kernel copies small pages from the host, since 0.24. Triton's interpreter would
-        # copy at once.
+    for module, pinned in itertools.product((worker, gpu_worker), PINNED):
+        if pinned.of(module):
+            unpinned = False if pinned.name.isupper() else lambda: False
+            patches.append(mock.patch.object(module, pinned.name, unpinned))
+    if COPY_FROM_HOST.of(gpu_worker):
+        # Triton's interpreter would copy at once.
         patches.append(mock.patch.object(gpu_worker, "swap_blocks_batch", swap_blocks_batch))
-    if hasattr(spec, "_all_workers_barrier"):
+    if BARRIER_OF_WORKERS.of(spec):
         patches.append(mock.patch.object(spec, "_all_workers_barrier", lambda: None))
-    shared |= {
+    of_platform = shared | {
         "Stream": device.stream,
         "set_device": lambda *args: None,
         "is_cuda_alike": lambda: True,
     }
-    patches.append(mock.patch.multiple(current_platform, create=True, **shared))
+    patches.append(patched(current_platform, of_platform, create=True))
     with contextlib.ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)

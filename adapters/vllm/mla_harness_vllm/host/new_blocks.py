@@ -18,7 +18,8 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
 from harness.api import Observed, Run, kernel_function
-from mla_harness_adapters.host_parts import accepted, of_all_rows
+from mla_harness_adapters.host_parts import of_all_rows
+from mla_harness_adapters.releases import accepted
 from mla_harness_vllm.params import VllmHostParams
 
 PAGE_SIZE = 64
@@ -64,19 +65,20 @@ def _manager() -> Any:
     spec = MLAAttentionSpec(
         block_size=PAGE_SIZE, num_kv_heads=1, head_size=WIDTH, dtype=torch.bfloat16
     )
-    arguments: dict[str, Any] = {
-        "block_pool": pool,
-        "enable_caching": False,
-        "kv_cache_group_id": 0,
-    }
-    known: dict[str, Any] = {
+    kind = managers.FullAttentionManager
+    makers = [vars(owner)["__init__"] for owner in kind.__mro__ if "__init__" in vars(owner)]
+    known = {
         "scheduler_block_size": PAGE_SIZE,
         "needs_kv_cache_zeroing": True,
         "max_admission_blocks_per_request": 10**9,
     }
-    kind = managers.FullAttentionManager
-    makers = [vars(owner)["__init__"] for owner in kind.__mro__ if "__init__" in vars(owner)]
-    return kind(spec, **arguments, **accepted(known, *makers))
+    return kind(
+        spec,
+        block_pool=pool,
+        enable_caching=False,
+        kv_cache_group_id=0,
+        **accepted(known, *makers),
+    )
 
 
 def _decoded(
@@ -94,7 +96,8 @@ def _decoded(
     rank = out.shape[-1]
     keys = cache[table].reshape(-1, WIDTH)[:length].double()
     weights = torch.softmax(q[0, 0].double() @ keys.T * scale, dim=-1)
-    expected, describe = (weights @ keys[:, :rank])[None], f"request {request}, query token"
+    expected = (weights @ keys[:, :rank])[None]
+    describe = f"request {request}, query token"
     return of_all_rows(
         f"decode output, step {step}", out[0], expected, "mla_decode.out.fp32", describe
     )

@@ -14,7 +14,8 @@ from unittest import mock
 
 from vllm.platforms import current_platform
 
-from mla_harness_adapters.moving_device import Device, Event
+from mla_harness_adapters.host_parts import patched
+from mla_harness_adapters.moving_device import Device, DeviceEvent
 
 PACKAGE = "vllm.distributed.kv_transfer.kv_connector"
 
@@ -26,7 +27,8 @@ class Network:
     """
 
     def __init__(self, device: Device, failing: Iterable[int]) -> None:
-        self.device, self.failing = device, frozenset(failing)
+        self.device = device
+        self.failing = frozenset(failing)
         self.agents: dict[str, Agent] = {}
         self.num_transfers = itertools.count()
 
@@ -39,11 +41,12 @@ class Agent:
     """The methods of NIXL's wrapper that vLLM's workers call."""
 
     def __init__(self, network: Network, name: str) -> None:
-        self._network, self._name = network, name
+        self._network = network
+        self._name = name
         self._notes: dict[str, list[bytes]] = {}
         self._lists: dict[int, list[tuple[int, int]]] = {}
         self._transfers: dict[int, tuple[list[tuple[int, int, int]], bytes | str]] = {}
-        self._running: dict[int, tuple[list[Event], str, bytes | str]] = {}
+        self._running: dict[int, tuple[list[DeviceEvent], str, bytes | str]] = {}
         self._numbers = itertools.count(1)
 
     def get_agent_metadata(self) -> bytes:
@@ -81,7 +84,8 @@ class Agent:
         """The number of a transfer between two lists, piece by piece."""
         parts = []
         for a, b in zip(locals_, remotes, strict=True):
-            (here, size), (there, _) = self._lists[local][int(a)], self._lists[remote][int(b)]
+            here, size = self._lists[local][int(a)]
+            there, _ = self._lists[remote][int(b)]
             parts.append((there, here, size) if how == "READ" else (here, there, size))
         number = next(self._numbers)
         self._transfers[number] = parts, notif_msg
@@ -108,7 +112,8 @@ class Agent:
         return end
 
     def get_new_notifs(self) -> dict[str, list[bytes]]:
-        notes, self._notes = self._notes, {}
+        notes = self._notes
+        self._notes = {}
         # `check_xfer_state` notes to every agent, and so to the sender.
         return {name: found for name, found in notes.items() if name != self._name}
 
@@ -157,7 +162,7 @@ def on_network(network: Network) -> Iterator[None]:
     """Let vLLM's connectors use the agents of `network`, on one rank, for the length of the
     block.
     """
-    replaced: dict[str, Any] = {
+    replaced = {
         "NixlWrapper": network.agent,
         "nixl_agent_config": None,
         "get_tensor_model_parallel_rank": lambda: 0,
@@ -169,6 +174,6 @@ def on_network(network: Network) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module in [module for name, module in sys.modules.items() if name.startswith(PACKAGE)]:
             if known := {name: made for name, made in replaced.items() if name in vars(module)}:
-                stack.enter_context(mock.patch.multiple(module, **known))
+                stack.enter_context(patched(module, known))
         stack.enter_context(mock.patch.object(current_platform, "device_type", "cuda", create=True))
         yield

@@ -25,7 +25,8 @@ LENGTHS = (40, 5, 0, 0)
 """Two live requests and two padded rows."""
 PAGE_SIZE = 16
 NUM_HEADS = 16
-RANK, ROPE = 512, 64
+RANK = 512
+ROPE = 64
 NUM_PAGES = 3
 
 

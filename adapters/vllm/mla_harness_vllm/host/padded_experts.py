@@ -34,13 +34,22 @@ from mla_harness_adapters.host_parts import (
     expert_weights,
     gated,
     made_without_init,
+    patched,
     scaled_fp8_quant,
 )
 from mla_harness_vllm.params import VllmHostParams
+from mla_harness_vllm.releases import (
+    PADDING_OF_FIRST_RUNNER,
+    PADDING_OF_ROUTER,
+    PADDING_OF_SECOND_RUNNER,
+)
 
-NUM_LIVE, NUM_ROWS = 5, 8
-NUM_EXPERTS, TOP_K = 4, 2
-HIDDEN, INTERMEDIATE = 64, 32
+NUM_LIVE = 5
+NUM_ROWS = 8
+NUM_EXPERTS = 4
+TOP_K = 2
+HIDDEN = 64
+INTERMEDIATE = 32
 BLOCKS = {
     "BLOCK_SIZE_M": 16,
     "BLOCK_SIZE_N": 32,
@@ -111,12 +120,12 @@ def _padding(runner: str) -> Tensor | None:
         buffers = made_without_init(
             GPUModelRunner, is_padding=torch.zeros(NUM_ROWS, dtype=torch.bool)
         )
-        if not hasattr(buffers, "_prepare_padding_mask"):
+        if not PADDING_OF_FIRST_RUNNER.of(buffers):
             return None
         marked: Tensor = buffers._prepare_padding_mask(NUM_LIVE, NUM_ROWS)
         return marked
     if (
-        not hasattr(InputBuffers(1, NUM_ROWS, torch.device("cpu")), "is_padding")
+        not PADDING_OF_SECOND_RUNNER.of(InputBuffers(1, NUM_ROWS, torch.device("cpu")))
         or not envs.VLLM_MOE_SKIP_PADDING
     ):
         return None
@@ -128,19 +137,19 @@ def _operators(padding: Tensor | None) -> ExitStack:
     block.
     """
     stack = ExitStack()
-    compiled: dict[str, Any] = {
+    compiled = {
         "topk_softmax": _topk_softmax,
         "scaled_fp8_quant": scaled_fp8_quant,
         "moe_align_block_size": _moe_align_block_size,
         "moe_sum": lambda given, output, *rest: output.copy_(given.float().sum(dim=1)),
     }
-    stack.enter_context(mock.patch.multiple(_custom_ops, **compiled))
+    stack.enter_context(patched(_custom_ops, compiled))
     silu_and_mul = lambda self, activation, output, given, **options: output.copy_(gated(given))  # noqa: E731
     stack.enter_context(mock.patch.object(triton_moe.TritonExperts, "activation", silu_and_mul))
     stack.enter_context(
         mock.patch.object(triton_moe, "try_get_optimal_moe_config", lambda *a, **k: BLOCKS)
     )
-    if hasattr(fused_topk_router, "_get_padding_mask"):
+    if PADDING_OF_ROUTER.of(fused_topk_router):
         context = SimpleNamespace(is_padding=padding)
         stack.enter_context(
             mock.patch.object(fused_topk_router, "is_forward_context_available", lambda: True)

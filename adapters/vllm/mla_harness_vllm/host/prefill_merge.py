@@ -23,7 +23,7 @@ from mla_harness_vllm.host.prefill_step import (
     SCALE,
     ContextKernel,
     Inputs,
-    Step,
+    PrefillStep,
 )
 from mla_harness_vllm.params import VllmHostParams
 
@@ -33,7 +33,7 @@ REQUESTS = (DECODE, CHUNKS["longer"], FRESH)
 
 
 def run(poison: Poison, params: VllmHostParams) -> Run:
-    return Step(REQUESTS, Inputs(poison, REQUESTS), _context_kernel(poison)).run(poison)
+    return PrefillStep(REQUESTS, Inputs(poison, REQUESTS), _context_kernel(poison)).run(poison)
 
 
 def _context_kernel(poison: Poison) -> ContextKernel:

@@ -23,19 +23,22 @@ from vllm.v1.attention.backends.mla import flashmla
 
 from harness.api import Allocated, InputError, Observed, Run
 from mla_harness_adapters.host_parts import Without, lazy_plans, made_without_init, of_all_rows
-from mla_harness_vllm.host.runner_order import Request
+from mla_harness_vllm.host.runner_order import ScheduledRequest
 
 PAGE_SIZE = 16
 NUM_HEADS = 2
-NOPE, ROPE, VALUE, LATENT = 128, 64, 128, 512
+NOPE = 128
+ROPE = 64
+VALUE = 128
+LATENT = 512
 SCALE = (NOPE + ROPE) ** -0.5
 WORKSPACE_TOKENS = 64
-FRESH = Request("fresh prompt", num_prompt=9, num_computed=0, num_scheduled=9)
-DECODE = Request("decode", num_prompt=30, num_computed=30, num_scheduled=1)
+FRESH = ScheduledRequest("fresh prompt", num_prompt=9, num_computed=0, num_scheduled=9)
+DECODE = ScheduledRequest("decode", num_prompt=30, num_computed=30, num_scheduled=1)
 """Without a decode in the batch FlashMLA would decode short prompts of equal length."""
 CHUNKS = {
-    "longer": Request("prompt chunk", num_prompt=70, num_computed=40, num_scheduled=20),
-    "shorter": Request("prompt chunk", num_prompt=70, num_computed=40, num_scheduled=5),
+    "longer": ScheduledRequest("prompt chunk", num_prompt=70, num_computed=40, num_scheduled=20),
+    "shorter": ScheduledRequest("prompt chunk", num_prompt=70, num_computed=40, num_scheduled=5),
 }
 """A chunk of a prompt with 40 tokens of context, longer or shorter than the fresh prompt."""
 
@@ -54,7 +57,7 @@ class Inputs:
     They depend on neither the pattern nor the order of the batch.
     """
 
-    def __init__(self, poison: Poison, requests: tuple[Request, ...]) -> None:
+    def __init__(self, poison: Poison, requests: tuple[ScheduledRequest, ...]) -> None:
         random = torch.Generator().manual_seed(poison.seed)
         self.projection = (
             torch.randn(LATENT, NUM_HEADS * (NOPE + VALUE), generator=random) * LATENT**-0.5
@@ -69,9 +72,10 @@ class Inputs:
                 request.num_scheduled, NUM_HEADS, NOPE + ROPE, generator=random
             )
 
-    def expected(self, request: Request) -> Tensor:
+    def expected(self, request: ScheduledRequest) -> Tensor:
         """Causal attention of the request's new tokens over its own tokens: float64 [T, H, V]."""
-        latents, q = self.latents[request.name].double(), self.queries[request.name].double()
+        latents = self.latents[request.name].double()
+        q = self.queries[request.name].double()
         up = (latents[:, :LATENT] @ self.projection.double()).view(-1, NUM_HEADS, NOPE + VALUE)
         rope = latents[:, None, LATENT:].expand(-1, NUM_HEADS, -1)
         scores = torch.einsum("qhd,khd->hqk", q, torch.cat([up[..., :NOPE], rope], dim=-1)) * SCALE
@@ -81,14 +85,14 @@ class Inputs:
         )
 
 
-class Step:
+class PrefillStep:
     """One step, with its tensors in the order of `requests`.
 
     Raises InputError if vLLM decodes a prompt of the step.
     """
 
     def __init__(
-        self, requests: tuple[Request, ...], inputs: Inputs, context_kernel: ContextKernel
+        self, requests: tuple[ScheduledRequest, ...], inputs: Inputs, context_kernel: ContextKernel
     ) -> None:
         self._requests = requests
         self._inputs = inputs
@@ -176,7 +180,8 @@ class _Backend:
         float32 -> output [T, H, V] and log-sum-exp [H, T].
         """
         starts = self._metadata.query_start_loc.tolist()
-        outs, lses = [], []
+        outs = []
+        lses = []
         for start, end in itertools.pairwise(starts):
             scores = torch.einsum("qhd,khd->hqk", q[start:end], k[start:end]) * SCALE
             future = torch.ones(end - start, end - start, dtype=torch.bool).triu(1)
@@ -194,12 +199,11 @@ class _Backend:
         Since 0.28.0 tokens of `chunk` alone.
         """
         if chunk is None:
-            starts, keys = (
-                self._metadata.query_start_loc,
-                self._metadata.chunked_context.cu_seq_lens[chunk_idx],
-            )
+            starts = self._metadata.query_start_loc
+            keys = self._metadata.chunked_context.cu_seq_lens[chunk_idx]
         else:
-            starts, keys = chunk.query_start_loc, chunk.cu_seq_lens
+            starts = chunk.query_start_loc
+            keys = chunk.cu_seq_lens
         return self._context_kernel(q, k, v, starts, keys)
 
 
@@ -292,7 +296,8 @@ def _gather(
         dst[token] = src_cache[block_table[request, page], offset]
 
 
-def _observed(request: Request, rows: Tensor, inputs: Inputs) -> Observed:
+def _observed(request: ScheduledRequest, rows: Tensor, inputs: Inputs) -> Observed:
     context = f"{request.num_computed} tokens of context" if request.num_computed else "no context"
-    name, describe = f"prefill output of the {request.name}", f"with {context}, new token"
+    name = f"prefill output of the {request.name}"
+    describe = f"with {context}, new token"
     return of_all_rows(name, rows, inputs.expected(request), "mla_decode.out.fp32", describe)

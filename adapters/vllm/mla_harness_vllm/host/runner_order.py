@@ -17,11 +17,12 @@ from unittest import mock
 import torch
 
 from harness.api import InputError
-from mla_harness_adapters.host_parts import accepted
+from mla_harness_adapters.releases import accepted
+from mla_harness_vllm.releases import SORTING
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ScheduledRequest:
     """One request of a step: numbers of tokens in its prompt, computed before the step, and
     scheduled in the step.
     """
@@ -37,8 +38,8 @@ class Request:
 
 
 def first_runner(
-    reorder: Callable[..., Any], requests: Sequence[Request], *, decode_threshold: int
-) -> tuple[Request, ...]:
+    reorder: Callable[..., Any], requests: Sequence[ScheduledRequest], *, decode_threshold: int
+) -> tuple[ScheduledRequest, ...]:
     """The batch order after `reorder`, which is vLLM's
     `reorder_batch_to_split_decodes_and_prefills`.
     """
@@ -47,12 +48,14 @@ def first_runner(
     return _named(requests, batch.req_ids)
 
 
-def second_runner(runner: type[Any], requests: Sequence[Request]) -> tuple[Request, ...]:
+def second_runner(
+    runner: type[Any], requests: Sequence[ScheduledRequest]
+) -> tuple[ScheduledRequest, ...]:
     """The batch order of `runner`, the class of the second runner.
 
     Raises InputError for code that does not sort so.
     """
-    method = getattr(runner, "gather_batch_req_state", None) or runner.prepare_inputs  # until 0.27
+    method = SORTING.of(runner)
     scheduled = _scheduled(requests)
 
     def sort(names: Any, **how: Any) -> list[str]:
@@ -84,7 +87,7 @@ class _InputBatch:
     swaps.
     """
 
-    def __init__(self, requests: Sequence[Request]) -> None:
+    def __init__(self, requests: Sequence[ScheduledRequest]) -> None:
         self.req_ids = [request.name for request in requests]
         self.num_computed_tokens_cpu = _counts(request.num_computed for request in requests)
         self.num_prompt_tokens = _counts(request.num_prompt for request in requests)
@@ -99,12 +102,14 @@ def _counts(values: Any) -> Any:
     return torch.tensor(list(values), dtype=torch.int32).numpy()
 
 
-def _named(requests: Sequence[Request], names: Sequence[str]) -> tuple[Request, ...]:
+def _named(
+    requests: Sequence[ScheduledRequest], names: Sequence[str]
+) -> tuple[ScheduledRequest, ...]:
     known = {request.name: request for request in requests}
     return tuple(known[name] for name in names)
 
 
-def _scheduled(requests: Sequence[Request]) -> Any:
+def _scheduled(requests: Sequence[ScheduledRequest]) -> Any:
     """The fields of the scheduler's output that an order can depend on."""
     old = [request for request in requests if request.num_computed]
     cached = SimpleNamespace(
@@ -123,7 +128,7 @@ def _scheduled(requests: Sequence[Request]) -> Any:
     )
 
 
-def _runner_state(requests: Sequence[Request]) -> Any:
+def _runner_state(requests: Sequence[ScheduledRequest]) -> Any:
     """The fields of the second runner that an order can depend on: each request's progress, and no
     draft tokens.
     """

@@ -9,15 +9,12 @@ from typing import Any
 
 from harness.api import InputError, Questions, answer_requests
 from mla_harness_adapters.serving import STARTED, ServeRequest
+from mla_harness_vllm.options import OPTION_ERRORS
 
 RANKS_SECONDS = 600.0
 """The time limit for the workers' states after the questions, or after a failure.
 
 It only ends a hang.
-"""
-NO_ROOM, REFUSED = "Free memory on device", "refused"
-"""How vLLM's message begins if others hold the GPU, and the only key of a result with the message
-of a refusal.
 """
 
 
@@ -31,28 +28,23 @@ class VllmRequest(ServeRequest):
 def serve(request: VllmRequest) -> dict[str, Any]:
     """Start vLLM with the plug-in active, and ask every question of every epoch.
 
-    Returns `worker_state.summed`.
+    Returns the reports of its workers.
     """
     from mla_harness_vllm.backend import VllmBackend
     from mla_harness_vllm.serve import refused_drafts
     from mla_harness_vllm.serve.plugin import activate
-    from mla_harness_vllm.serve.worker_state import state_of_worker, summed
+    from mla_harness_vllm.serve.worker_state import state_of_worker
 
     activate()
     if request.options.get("disable_log_stats") is False:
         refused_drafts.install()
     began = time.monotonic()
     with Questions(request.task, request.limit) as questions:
-        try:
+        with OPTION_ERRORS.noted(request.plan.folder):
             backend = VllmBackend(request.model, concurrency=request.concurrency, **request.options)
-        except (NotImplementedError, ValueError) as error:
-            # vLLM checks its options with these. Whatever else goes wrong at the start is a crash.
-            if str(error).startswith(NO_ROOM):
-                raise
-            return {REFUSED: " ".join(str(error).split())}
         print(f"{STARTED} {time.monotonic() - began:.1f} s", flush=True)
         try:
-            folder = Path(request.directory)
+            folder = Path(request.plan.folder)
             questions.ask(backend, folder, epochs=request.epochs, max_tokens=request.max_tokens)
         except Exception:
             # The recorders of ranks that still run write their reports.
@@ -60,7 +52,7 @@ def serve(request: VllmRequest) -> dict[str, Any]:
                 backend.ask_workers(state_of_worker, RANKS_SECONDS)
             raise
         try:
-            return summed(backend.ask_workers(state_of_worker, RANKS_SECONDS))
+            return {"ranks": backend.ask_workers(state_of_worker, RANKS_SECONDS)}
         except Exception as error:
             # All questions were answered, so this is no failure of vLLM.
             raise InputError(

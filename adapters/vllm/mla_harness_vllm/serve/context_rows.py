@@ -23,6 +23,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from mla_harness_adapters.patches import replace
+from mla_harness_adapters.plan import ServePoison
 from mla_harness_vllm.objects import (
     ATTENTION_MODULE,
     AttentionMetadata,
@@ -35,10 +36,11 @@ from mla_harness_vllm.objects import (
     PrefillMetadata,
     path_of,
 )
-from mla_harness_vllm.serve.settings import ServePoison
+from mla_harness_vllm.releases import MARKED_CONTEXT, MASKED_CONTEXT
 from mla_harness_vllm.serve.writes import FILLED, fill, worker_rank
 
-OUTPUT, LSE = "context.output", "context.lse"
+OUTPUT = "context.output"
+LSE = "context.lse"
 
 
 def install(poison: ServePoison) -> str:
@@ -47,7 +49,7 @@ def install(poison: ServePoison) -> str:
     Returns the path of the patched function or class.
     """
     module: Any = importlib.import_module(ATTENTION_MODULE)
-    if hasattr(module, "init_mla_context_partial"):
+    if MARKED_CONTEXT.of(module):
         replace(
             module,
             "init_mla_context_partial",
@@ -55,7 +57,7 @@ def install(poison: ServePoison) -> str:
         )
         return path_of(InitContextPartial)
     owner = module.MLACommonImpl
-    wrap = with_masked_rows if hasattr(module, "mask_empty_context") else with_counted_rows
+    wrap = with_masked_rows if MASKED_CONTEXT.of(module) else with_counted_rows
     owner._compute_prefill_context = wrap(owner._compute_prefill_context, poison)
     return path_of(ContextImpl)
 
@@ -137,9 +139,10 @@ class _Skipping:
 
 
 def rows_without(query_start_loc: torch.Tensor, context_start_loc: torch.Tensor) -> torch.Tensor:
-    """Query rows of requests without context, from two tensors [R + 1] of starts.
+    """Query rows int64 [n] of requests without context.
 
-    Waits for the device.
+    query_start_loc [R + 1] int32 is where the rows of each request begin, context_start_loc [R + 1]
+    int32 where its context does. Waits for the device.
     """
     is_empty = context_start_loc[1:] == context_start_loc[:-1]
     lengths = query_start_loc[1:] - query_start_loc[:-1]

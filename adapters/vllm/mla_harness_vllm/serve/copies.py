@@ -31,7 +31,7 @@ CYCLES = (20_000_000, 200_000_000)
 """How long the stream is held in front of a delayed copy: longer than the host needs for a step."""
 
 
-class Event(Protocol):
+class CopyEvent(Protocol):
     """A point in a stream."""
 
     def query(self) -> bool: ...
@@ -44,11 +44,11 @@ class Flight(NamedTuple):
 
     source: Tensor
     content: Tensor
-    event: Event
+    event: CopyEvent
     line: str
 
 
-class Copies:
+class WatchedCopies:
     """The copies of one process that have not ended, and the races that were seen, as (copy,
     change) lines.
     """
@@ -56,17 +56,21 @@ class Copies:
     def __init__(
         self,
         seed: int,
-        record: Callable[[], Event],
+        record: Callable[[], CopyEvent],
         hold: Callable[[int], object],
         pin: Callable[[Tensor], Tensor],
     ) -> None:
         self.races: set[tuple[str, str]] = set()
-        self._random, self._record, self._hold, self._pin = random.Random(seed), record, hold, pin
+        self._random = random.Random(seed)
+        self._record = record
+        self._hold = hold
+        self._pin = pin
         self._flights: list[Flight] = []
 
     def check(self, line: str) -> None:
         """Look at each source that may still be read. What changed, changed before `line`."""
-        flights, self._flights = self._flights, []
+        flights = self._flights
+        self._flights = []
         for flight in flights:
             changed = not torch.equal(_bytes(flight.source), _bytes(flight.content))
             # The content comes first: after its event a source may change.
@@ -138,27 +142,27 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().view(-1).view(torch.uint8)
 
 
-def _recorded() -> Event:
+def _recorded() -> CopyEvent:
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
-COPIES: list[Copies] = []
+COPIES: list[WatchedCopies] = []
 """The watch of this process, if it has one."""
 
 
 def install(seed: str) -> None:
-    copies = Copies(int(seed), _recorded, torch.cuda._sleep, torch.Tensor.pin_memory)
+    copies = WatchedCopies(int(seed), _recorded, torch.cuda._sleep, torch.Tensor.pin_memory)
     COPIES.append(copies)
     for name in METHODS:
         setattr(torch.Tensor, name, copies.watched(name, getattr(torch.Tensor, name)))
 
 
-def races() -> list[list[str]]:
+def races() -> tuple[tuple[str, str], ...]:
     """What was seen in this process so far: the lines of a copy, and of the first copy behind the
     change.
     """
     for copies in COPIES:
         copies.check("the end")
-    return sorted([*pair] for copies in COPIES for pair in copies.races)
+    return tuple(sorted(pair for copies in COPIES for pair in copies.races))

@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.api import FirstNan, StepRecorder, write_atomic
-from mla_harness_adapters.serving import FIRST_NAN_FILE
+from harness.api import FirstNan, StepRecorder
+from mla_harness_adapters.report import keep_first_nan
 from mla_harness_vllm.objects import InputBatch, Router, RouterHolder, SchedulerOutput
 from mla_harness_vllm.serve.hooks import Runner, runners
 from mla_harness_vllm.serve.writes import worker_rank
@@ -125,7 +125,8 @@ class WorkerRecorder:
 
     def _end(self, scheduler_output: SchedulerOutput) -> None:
         self.steps.end()
-        spans, end = [], 0
+        spans = []
+        end = 0
         for name in request_order(self._runner, scheduler_output.num_scheduled_tokens):
             spans.append((name, end, end := end + scheduler_output.num_scheduled_tokens[name]))
         self.steps.note(spans)
@@ -151,8 +152,7 @@ class WorkerRecorder:
         )
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            content = (found or FirstNan(rank=self.rank)).model_dump_json(indent=1)
-            write_atomic(self._folder / FIRST_NAN_FILE.format(rank=self.rank), content + "\n")
+            keep_first_nan(self._folder, self.rank, found)
 
     def request_report(self, *_: Any) -> None:
         """Report now, or at the end of the current step: a signal can arrive in the middle of a
@@ -185,7 +185,8 @@ class WorkerRecorder:
 
         Returns how many.
         """
-        found, impl = 0, getattr(module, "impl", None)
+        found = 0
+        impl = getattr(module, "impl", None)
         for name in ATTENTION if impl is not None and not isinstance(impl, nn.Module) else ():
             if hasattr(impl, name) and name not in vars(impl):
                 setattr(impl, name, self._watched_attention(getattr(impl, name), path, name))
@@ -220,7 +221,8 @@ class WorkerRecorder:
         return attend
 
     def _watched_router(self, router: Router, path: str) -> Callable[..., Any]:
-        original, limit = router.select_experts, int(router.global_num_experts)
+        original = router.select_experts
+        limit = int(router.global_num_experts)
         if not limit:
             return original
         scan = self.steps.watched(

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch_poison.patterns import bits_view, sentinel_bits
 
+from mla_harness_adapters.plan import ServePoison
 from mla_harness_vllm.objects import (
     RUNNERS,
     AttentionLayer,
@@ -30,12 +31,14 @@ from mla_harness_vllm.objects import (
     SecondRunner,
 )
 from mla_harness_vllm.serve import context_rows, segments
-from mla_harness_vllm.serve.settings import CONTEXT, TOPK, ServePoison
+from mla_harness_vllm.serve.settings import CONTEXT, FREED, TOPK, parse_poison
 from mla_harness_vllm.serve.writes import FILLED, FINITE, fill, worker_rank
 
 Runner = FirstRunner | SecondRunner
-INDEX_KEY, INDEX_SCALE = 128, 4
-"""Bytes of a key of an indexer, and of its scale."""
+INDEX_KEY = 128
+"""Bytes of a key of an indexer."""
+INDEX_SCALE = 4
+"""Bytes of the scale of such a key."""
 PRINTED_STEPS = frozenset(10**power for power in range(9))
 """Steps after which a worker prints its counts: a server has no caller that could read them."""
 
@@ -52,12 +55,12 @@ def runners() -> Iterator[Any]:
 
 def install(text: str) -> None:
     """Wrap `execute_model` of every runner of this release, and what else the poison needs, see
-    `ServePoison.parse`.
+    `settings.parse_poison`.
     """
-    poison = ServePoison.parse(text)
+    poison = parse_poison(text)
     for runner in runners():
         runner.execute_model = _wrapped(runner.execute_model, StepPoison(poison))
-    if any(site in poison.sites for site in CONTEXT):
+    if poison.fills(CONTEXT):
         context_rows.install(poison)
     if "graph.pool" in poison.sites and poison.pattern == "nan":
         segments.install()
@@ -98,7 +101,7 @@ class StepPoison:
             )
 
     def _before(self, runner: Runner, step: SchedulerOutput) -> None:
-        if self._poison.sweeps and not is_capturing():
+        if self._poison.fills(FREED) and not is_capturing():
             from torch_poison.cuda_sweep import CudaSweep
 
             CudaSweep.of()()
@@ -153,7 +156,8 @@ class StepPoison:
         A slot of a compressed cache is of several tokens, and is written with the last of them.
         """
         for cache in caches if blocks else ():
-            ratio, page = len(cache) // runner.kv_cache_config.num_blocks, cache.shape[1]
+            ratio = len(cache) // runner.kv_cache_config.num_blocks
+            page = cache.shape[1]
             slot = start * ratio * page // block_tokens(runner, group)
             ids = torch.tensor(blocks, device=cache.device)
             for part in range(ratio):
@@ -175,7 +179,8 @@ class StepPoison:
             bits_view(values)[ids, first:] = bits
             return
         # A page of an indexer: all keys, then all scales.
-        page, end = bits_view(values).view(len(cache), -1), cache.shape[1] * INDEX_KEY
+        page = bits_view(values).view(len(cache), -1)
+        end = cache.shape[1] * INDEX_KEY
         page[ids, first * INDEX_KEY : end] = bits
         page[ids, end + first * INDEX_SCALE :] = bits
 

@@ -12,7 +12,8 @@ import sys
 from harness.api import die_with_parent
 
 if __name__ == "__main__":
-    parent, module = int(sys.argv[1]), sys.argv[2]
+    parent = int(sys.argv[1])
+    module = sys.argv[2]
     del sys.argv[1:3]
     die_with_parent(parent)
     runpy.run_module(module, run_name="__main__", alter_sys=True)

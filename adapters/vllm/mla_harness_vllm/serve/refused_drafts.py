@@ -22,7 +22,8 @@ def install() -> None:
 
     @functools.wraps(original)
     def noted(self: Any, stats: Any, *, request_id: str, **more: Any) -> Any:
-        drafted, accepted = more["num_draft_tokens"], more["num_accepted_tokens"]
+        drafted = more["num_draft_tokens"]
+        accepted = more["num_accepted_tokens"]
         if accepted < drafted:
             if not (before := self.requests[request_id].num_output_tokens):
                 return stats

@@ -48,17 +48,17 @@ def take_script(request: ScriptRequest) -> dict[str, Any]:
     """
     with contextlib.ExitStack() as stack:
         own = stack.enter_context(_Server(request.words))
-        more: dict[str, Any] = {}
+        others: dict[str, str] = {}
         try:
             if request.script == "reload":
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 serve, model, *options = request.words
                 weights = _other_weights(Path(model), folder / Path(model).name)
-                more = {
+                others = {
                     "weights": weights,
                     "against": stack.enter_context(_Server((serve, weights, *options))).url(),
                 }
-            played = play_script(request.script, own.url(), **request.options, **more)
+            played = play_script(request.script, own.url(), **request.options, **others)
         except Exception as error:
             raise own.death(0.0 if own.answers() else END_SECONDS) or error from None
         if death := own.death(POLL_SECONDS):

@@ -45,4 +45,5 @@ def install() -> None:
             for segment in self.segments:
                 segment()
 
-    capture.__init__, capture.replay = __init__, replay
+    capture.__init__ = __init__
+    capture.replay = replay

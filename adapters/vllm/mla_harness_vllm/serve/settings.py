@@ -1,17 +1,17 @@
-"""The settings of the plug-in in the environment.
+"""The plan of a served vLLM as settings in the environment, where its workers find them.
 
-No torch here: a serving process reads them first.
+People who serve with the plug-in write the same settings by hand. No torch here: a serving process
+reads them first.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness.api import InputError, nearest
 from mla_harness_adapters import serving
+from mla_harness_adapters.plan import Plan, ServedMemory, ServePoison
 
 VARIABLE = "MLA_HARNESS_POISON"
-"""What to fill, as `ServePoison.parse` reads it; nothing if unset or empty."""
+"""What to fill, as `parse_poison` reads it; nothing if unset or empty."""
 FIRST_NAN_VARIABLE = "MLA_HARNESS_FIRST_NAN"
 """1, or the folder for the reports of the workers' recorders."""
 FAULT_VARIABLE = "MLA_HARNESS_FAULT"
@@ -34,62 +34,54 @@ TOPK = "sparse.topk"
 """The places that an indexer chose in the step before, in a buffer that all layers share."""
 PATTERNS = ("nan", "max", "finite")
 """`finite` has the size of a latent: for kernels that need finite pages."""
-SITES = (*FREED, *BLOCKS, TOPK)
+MEMORY = ServedMemory(
+    counts={"sweeps": FREED, "blocks": BLOCKS, "topk_buffers": (TOPK,), "context_rows": CONTEXT}
+)
+"""The counts are those of `writes.Filled`."""
+SITES = MEMORY.sites
 
 
-@dataclass(frozen=True, slots=True)
-class ServePoison:
-    """Which sites of a serving engine are filled, with which pattern, and on which rank; None is
-    all ranks.
+def variables(plan: Plan) -> dict[str, str]:
+    """The settings that carry a plan to every process. They also undo what this process inherited:
+    without poison and fault both are empty.
     """
+    settings = {
+        VARIABLE: plan.poison.text() if plan.poison else "",
+        FAULT_VARIABLE: plan.fault,
+    }
+    if plan.routing:
+        settings[ROUTING_VARIABLE] = plan.routing
+    if plan.streams:
+        settings[STREAMS_VARIABLE] = plan.streams
+    if plan.records:
+        settings[FIRST_NAN_VARIABLE] = plan.folder
+    return settings
 
-    sites: tuple[str, ...]
-    pattern: str = "nan"
-    rank: int | None = None
 
-    @property
-    def sweeps(self) -> bool:
-        """Whether free memory is filled before each step."""
-        return any(site in FREED for site in self.sites)
+def parse_poison(text: str) -> ServePoison:
+    """Read `SITE,SITE[:PATTERN][@RANK]`; `all` stands for all sites.
 
-    def is_for(self, rank: int) -> bool:
-        """Whether the worker of this rank fills anything."""
-        return self.rank is None or self.rank == rank
-
-    def text(self) -> str:
-        """The value of the environment variable."""
-        rank = "" if self.rank is None else f"@{self.rank}"
-        return f"{','.join(self.sites)}:{self.pattern}{rank}"
-
-    @classmethod
-    def parse(cls, text: str) -> ServePoison:
-        """Read `SITE,SITE[:PATTERN][@RANK]`; `all` stands for all sites.
-
-        Raises InputError for anything else.
-        """
-        what, at, rank = text.strip().partition("@")
-        if at and not (rank.isascii() and rank.isdigit()):
+    Raises InputError for anything else.
+    """
+    what, at, rank = text.strip().partition("@")
+    if at and not (rank.isascii() and rank.isdigit()):
+        raise InputError(
+            f"{VARIABLE}={text!r}: {rank!r} is no rank; write a number, for example output:nan@1"
+        )
+    names, _, pattern = what.partition(":")
+    pattern = pattern or "nan"
+    if pattern not in PATTERNS:
+        raise InputError(
+            f"{VARIABLE}={text!r}: unknown pattern {pattern!r}; {nearest(pattern, list(PATTERNS))}"
+        )
+    sites = tuple(name.strip() for name in names.split(",") if name.strip())
+    if sites == ("all",):
+        sites = SITES
+    for site in sites:
+        if site not in SITES:
             raise InputError(
-                f"{VARIABLE}={text!r}: {rank!r} is no rank; write a number, for example"
-                " output:nan@1"
+                f"{VARIABLE}={text!r}: unknown site {site!r}; {nearest(site, list(SITES))}"
             )
-        names, _, pattern = what.partition(":")
-        pattern = pattern or "nan"
-        if pattern not in PATTERNS:
-            raise InputError(
-                f"{VARIABLE}={text!r}: unknown pattern {pattern!r};"
-                f" {nearest(pattern, list(PATTERNS))}"
-            )
-        sites = tuple(name.strip() for name in names.split(",") if name.strip())
-        if sites == ("all",):
-            sites = SITES
-        for site in sites:
-            if site not in SITES:
-                raise InputError(
-                    f"{VARIABLE}={text!r}: unknown site {site!r}; {nearest(site, list(SITES))}"
-                )
-        if not sites:
-            raise InputError(
-                f"{VARIABLE}={text!r}: names no site; write for example kv.new,output:nan"
-            )
-        return cls(sites, pattern, int(rank) if at else None)
+    if not sites:
+        raise InputError(f"{VARIABLE}={text!r}: names no site; write for example kv.new,output:nan")
+    return ServePoison(sites, pattern, int(rank) if at else None)

@@ -43,7 +43,9 @@ def worker_rank() -> int:
 def fill(
     values: torch.Tensor, pattern: str, site: str, rows: torch.Tensor | slice = slice(None)
 ) -> None:
-    """Fill `rows` of values [rows, ...] with the pattern, by default all. No element is read."""
+    """Fill rows [n] int64, by default all, of values [rows, ...] of any float dtype or float8 with
+    the pattern. No element is read.
+    """
     if pattern == "nan":
         bits_view(values)[rows] = sentinel_bits(values.dtype, site)
     else:

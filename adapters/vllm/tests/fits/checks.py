@@ -28,8 +28,8 @@ from harness.core.catalog import ENGINES, KERNELS
 from harness.core.cause_codes import Code
 from harness.core.files import FIXTURES
 from harness.core.kernels import KernelSpec
-from mla_harness_adapters.base import release_of
 from mla_harness_adapters.patches import Patch, PatchRefused, edited_text
+from mla_harness_adapters.releases import Releases, release_of
 from mla_harness_vllm import objects
 from mla_harness_vllm.faults import PATCHES
 from mla_harness_vllm.objects import RELIED, Relied
@@ -105,8 +105,7 @@ def _relied(release: Release, part: str) -> Fit:
 
 
 def _is_for(relied: Relied, version: str) -> bool:
-    after_first = not relied.first or release_of(version) >= release_of(relied.first)
-    return after_first and (not relied.last or release_of(version) < release_of(relied.last))
+    return version in Releases(relied.first, relied.last)
 
 
 def _differences(ours: griffe.Object | griffe.Alias, theirs: griffe.Object) -> list[str]:

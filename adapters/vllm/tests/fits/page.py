@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from adapters.vllm.tests.fits.checks import Fit
-from mla_harness_adapters.base import release_of
+from mla_harness_adapters.releases import release_of
 
 Fits = dict[str, list[Fit]]
 """The parts of each release."""

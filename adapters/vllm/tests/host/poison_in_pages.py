@@ -24,8 +24,8 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.worker.utils import allocate_kv_cache
 
+from mla_harness_adapters.plan import ServePoison
 from mla_harness_vllm.serve.hooks import StepPoison
-from mla_harness_vllm.serve.settings import ServePoison
 
 NUM_BLOCKS, BLOCK, LATENT = 8, 128, 576
 LAYERS = ["model.layers.0.attn", "model.layers.1.attn"]

@@ -16,9 +16,9 @@ from torch_poison.patterns import Poison
 
 from harness.evidence.observed import Observed
 from harness.memory.triton_interpreter import prepare
+from mla_harness_adapters.plan import ServePoison
 from mla_harness_vllm.faults import PATCHES
 from mla_harness_vllm.serve import context_rows
-from mla_harness_vllm.serve.settings import ServePoison
 from mla_harness_vllm.serve.writes import FILLED
 
 FAULT = "vllm.merge-ignore-context-count"
@@ -28,14 +28,14 @@ def prefill() -> tuple[int, bool, float]:
     """Rows filled, whether the output is finite, and how far it is from float64 attention."""
     from harness.ops.context_attention.kernels.dense import context_attention
     from mla_harness_vllm.host.prefill_merge import REQUESTS
-    from mla_harness_vllm.host.prefill_step import SCALE, Inputs, Step
+    from mla_harness_vllm.host.prefill_step import SCALE, Inputs, PrefillStep
 
     def every_row_written(q, k, v, starts, keys):  # type: ignore[no-untyped-def]
         return context_attention(q, k, v, starts, keys, scale=SCALE)
 
     before = FILLED.context_rows
     none = Poison("none", frozenset())
-    found = Step(REQUESTS, Inputs(none, REQUESTS), every_row_written).run(none).all(Observed)
+    found = PrefillStep(REQUESTS, Inputs(none, REQUESTS), every_row_written).run(none).all(Observed)
     actual = torch.cat([one.tensor for one in found])
     expected = torch.cat([one.expected for one in found if one.expected is not None])
     return (

@@ -46,8 +46,8 @@ def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def end_child() -> None:
     """End the child that is kept, if there is one."""
-    while host_target._kept:
-        host_target._kept.popitem()[1].close()
+    while host_target.CHILDREN:
+        host_target.CHILDREN.popitem()[1].close()
 
 
 def needing(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
@@ -87,7 +87,7 @@ def test_good_code_passes_in_one_child_and_something_was_looked_at(fake_vllm: No
         result = run(name)
         assert (result.verdict, result.reason) == (Verdict.PASS, "")
         assert all(result.looked_at.values())
-        processes.add(host_target._kept["vllm"])
+        processes.add(host_target.CHILDREN["vllm"])
     assert len(processes) == 1
 
 

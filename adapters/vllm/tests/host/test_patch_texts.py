@@ -12,8 +12,8 @@ import griffe
 import pytest
 
 from adapters.vllm.tests.fits.release import Release
-from mla_harness_adapters.base import release_of
 from mla_harness_adapters.patches import edited_text
+from mla_harness_adapters.releases import release_of
 from mla_harness_vllm.faults import PATCHES
 
 ROOT = Path(os.environ.get("MLA_HARNESS_VLLM_SITES") or "no such folder")

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from mla_harness_adapters.plan import Plan
+from mla_harness_adapters.report import Report
 from mla_harness_vllm.ranks import AMONG_RANKS
-from mla_harness_vllm.serve.worker_state import check
+from mla_harness_vllm.serve.settings import MEMORY
 from tests.waiting import HANG_SECONDS
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[4]
@@ -41,7 +43,8 @@ def test_a_bug_is_put_back_in_every_process_of_vllms_executor(release: str) -> N
     )
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(
-        next(line for line in done.stdout.splitlines() if line.startswith('{"steps"'))
+        next(line for line in done.stdout.splitlines() if line.startswith('[{"rank"'))
     )
-    check(told, 2, fault=FAULT, routing=False, poison=None)
-    assert len({one["process"] for one in told["ranks"]}) == 2
+    report = Report.of(told)
+    report.check(Plan(folder="", fault=FAULT), MEMORY, 2, "worker")
+    assert len({one.process for one in report.ranks}) == 2

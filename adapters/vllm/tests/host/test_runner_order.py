@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from harness.core.errors import InputError
-from mla_harness_vllm.host.runner_order import Request, first_runner, second_runner
+from mla_harness_vllm.host.runner_order import ScheduledRequest, first_runner, second_runner
 
-FRESH = Request("fresh", num_prompt=9, num_computed=0, num_scheduled=9)
-CHUNK = Request("chunk", num_prompt=70, num_computed=40, num_scheduled=20)
-DECODE = Request("decode", num_prompt=30, num_computed=30, num_scheduled=1)
+FRESH = ScheduledRequest("fresh", num_prompt=9, num_computed=0, num_scheduled=9)
+CHUNK = ScheduledRequest("chunk", num_prompt=70, num_computed=40, num_scheduled=20)
+DECODE = ScheduledRequest("decode", num_prompt=30, num_computed=30, num_scheduled=1)
 
 
 class ByTokensAlone:
@@ -84,7 +84,7 @@ class LosesOne:
         return req_ids
 
 
-def names(order: tuple[Request, ...]) -> list[str]:
+def names(order: tuple[ScheduledRequest, ...]) -> list[str]:
     return [request.name for request in order]
 
 

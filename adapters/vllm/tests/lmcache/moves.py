@@ -22,7 +22,7 @@ from torch import Tensor
 
 from harness.memory.moves.checks import Landed
 from harness.memory.moves.owners import unsent
-from mla_harness_adapters.host_parts import accepted, first_module
+from mla_harness_adapters.releases import Renamed, accepted
 from mla_harness_vllm.host.kv_layers import (
     BLOCK,
     HAS_PAGES_OF_STATES,
@@ -38,9 +38,9 @@ kv_layer_groups = importlib.import_module("lmcache.v1.kv_layer_groups")
 GROUPS_OF_VLLM = importlib.import_module("lmcache.integration.vllm.kv_cache_groups")
 CONTEXTS = importlib.import_module("lmcache.v1.platform.cache_context")
 SERVER = "lmcache.v1.multiprocess"
-COPIES = first_module(
-    f"{SERVER}.object_group_transfer", f"{SERVER}.modules.lmcache_driven_transfer"
-)
+COPIES = Renamed(
+    (f"{SERVER}.object_group_transfer", f"{SERVER}.modules.lmcache_driven_transfer")
+).module()
 STORE, LOAD = lmcache_native.TransferDirection.D2H, lmcache_native.TransferDirection.H2D
 CHUNK, NUM_CHUNKS, NUM_BLOCKS = 4 * BLOCK, 5, 64
 SEQUENCES, NUM_SCHEDULES, WINDOW = 3, 6, 3 * BLOCK

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -24,8 +24,10 @@ class FakeLLM:
     """As much of `vllm.LLM` as the backend touches."""
 
     replies: dict[str, SimpleNamespace]
+    started: ClassVar[list[FakeLLM]]
 
     def __init__(self, **settings: Any) -> None:
+        self.started.append(self)
         self.settings = settings
         model = SimpleNamespace(get_vocab_size=lambda: 100, dtype="torch.bfloat16")
         config = SimpleNamespace(
@@ -47,6 +49,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
     module.SamplingParams = SimpleNamespace  # type: ignore[attr-defined]
     module.__version__ = "0.0.fake"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", module)
+    monkeypatch.setattr(FakeLLM, "started", [], raising=False)
     return FakeLLM
 
 
@@ -91,6 +94,6 @@ def test_options_and_concurrency_reach_vllm_and_one_engine_serves_all_calls(
     vllm.replies = {"q": completion("a", [1])}
     backend = VllmBackend("org/model", concurrency=8, kv_cache_dtype="fp8")
     backend.generate(["q"] * 1500, max_tokens=4, stop=[])
-    llm = backend._llm
+    (llm,) = vllm.started
     assert llm.settings == {"model": "org/model", "max_num_seqs": 8, "kv_cache_dtype": "fp8"}
     assert llm.batches == [1024, 476]

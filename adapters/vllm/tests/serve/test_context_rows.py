@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from mla_harness_adapters.plan import ServePoison
 from mla_harness_vllm.objects import ATTENTION_MODULE
 from mla_harness_vllm.serve import context_rows
-from mla_harness_vllm.serve.settings import ServePoison
 from mla_harness_vllm.serve.writes import FILLED
 
 NAN = ServePoison(("context.output", "context.lse"))
@@ -177,6 +177,7 @@ def test_the_way_is_chosen_by_what_this_vllm_has(
     for name in names:
         setattr(module, name, lambda: None)
     monkeypatch.setitem(sys.modules, ATTENTION_MODULE, module)
-    original = Impl._compute_prefill_context
+    original = vars(Impl)["_compute_prefill_context"]
     assert context_rows.install(NAN) == ATTENTION_MODULE + where
-    assert (Impl._compute_prefill_context is original) == (where == ":init_mla_context_partial")
+    is_kept = vars(Impl)["_compute_prefill_context"] is original
+    assert is_kept == (where == ":init_mla_context_partial")

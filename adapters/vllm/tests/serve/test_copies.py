@@ -14,8 +14,9 @@ from harness.evidence.moves import ordered
 from harness.evidence.records import Evidence, Run
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.selection import select
+from mla_harness_adapters.report import ProcessReport, Report
 from mla_harness_vllm.serve import copies
-from mla_harness_vllm.serve.copies import Copies
+from mla_harness_vllm.serve.copies import WatchedCopies
 from mla_harness_vllm.target import watched
 
 
@@ -37,7 +38,7 @@ class Worker:
         self.pinned, self.target = torch.zeros(8), torch.zeros(8)
         self.events: list[Event] = []
         self.held: list[int] = []
-        self.copies = Copies(3, self._record, self.held.append, torch.clone)
+        self.copies = WatchedCopies(3, self._record, self.held.append, torch.clone)
         self._copy = self.copies.watched("copy_", torch.Tensor.copy_)
 
     def _record(self) -> Event:
@@ -112,8 +113,9 @@ def test_pageable_memory_and_large_sources_are_not_watched() -> None:
 
 
 def test_the_finding_names_the_copy_the_change_and_the_rank() -> None:
-    ranks = [{"rank": 1, "races": [["runner.py:4 in step", "runner.py:9 in step"]]}]
-    run = Run("nan", [watched({"ranks": ranks, "copies": 12})])
+    race = ("runner.py:4 in step", "runner.py:9 in step")
+    worker = ProcessReport(rank=1, process=7, counts={"copies": 12}, races=(race,))
+    run = Run("nan", [watched(Report(ranks=(worker,)))])
     found = ordered(
         Evidence(select(load_scenarios(shipped_directory()), ["merge-kernel"])[0], [run])
     )

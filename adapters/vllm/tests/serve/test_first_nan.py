@@ -124,26 +124,31 @@ def runner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Runner]:
     signal.signal(signal.SIGUSR2, before)
 
 
-def found(runner: Runner) -> Any:
-    return runner._mla_harness_first_nan.report()  # type: ignore[attr-defined]
+def recorder() -> first_nan.WorkerRecorder:
+    """The recorder of the runner that was loaded last."""
+    return first_nan.RECORDERS[-1]
+
+
+def found() -> Any:
+    return recorder().report()
 
 
 def test_padding_warm_ups_and_dummy_runs_are_nobodys(runner: Runner) -> None:
     runner.model(torch.full((4, 4), torch.nan))
     runner.execute_model(step(a=1, b=1))
     runner.execute_model(step(), dummy_run=True)
-    assert found(runner) is None
-    assert len(runner._mla_harness_first_nan.steps.table.scanned()) > 8  # type: ignore[attr-defined]
+    assert found() is None
+    assert len(recorder().steps.table.scanned()) > 8
 
 
 def test_decode_attention_is_named_with_layer_step_phase_request_and_rank(
     runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner.execute_model(step(a=1, b=1))
-    monkeypatch.setattr(runner._mla_harness_first_nan, "rank", 3)  # type: ignore[attr-defined]
+    monkeypatch.setattr(recorder(), "rank", 3)
     runner.model.layers[1][1].impl.breaks = True
     runner.execute_model(step(a=1, b=1))
-    seen = found(runner)
+    seen = found()
     assert (seen.writer, seen.layer, seen.step) == ("layers.1.1.forward_mqa", 1, 1)
     assert (seen.phase, seen.request, seen.rank) == ("decode", "b", 3)
     assert seen.before == "layers.1.1.forward_mha output"
@@ -152,10 +157,10 @@ def test_decode_attention_is_named_with_layer_step_phase_request_and_rank(
 def test_ids_past_the_last_expert_are_named_before_what_comes_of_them(runner: Runner) -> None:
     runner.model.layers[0][2].router.offset = 1
     runner.execute_model(step(a=1, b=1))
-    assert found(runner) is None
+    assert found() is None
     runner.model.layers[0][2].router.offset = 3
     runner.execute_model(step(a=1, b=1))
-    seen = found(runner)
+    seen = found()
     assert (seen.writer, seen.tensor, seen.bad) == (
         "layers.0.2.select_experts",
         "topk_ids",
@@ -166,10 +171,10 @@ def test_ids_past_the_last_expert_are_named_before_what_comes_of_them(runner: Ru
 def test_prefill_attention_is_seen_in_the_tensor_that_it_fills(runner: Runner) -> None:
     runner.model.layers[0][0].weight[0, 0] = torch.inf
     runner.execute_model(step(a=2, b=1))
-    assert found(runner).writer == "layers.0.0" and found(runner).phase == "mixed"
-    runner._mla_harness_first_nan.steps.table.rearm()  # type: ignore[attr-defined]
+    assert found().writer == "layers.0.0" and found().phase == "mixed"
+    recorder().steps.table.rearm()
     runner.execute_model(step(a=2, b=1))
-    events = {slot.op for slot, _, _ in runner._mla_harness_first_nan.steps.table.recent()[0]}  # type: ignore[attr-defined]
+    events = {slot.op for slot, _, _ in recorder().steps.table.recent()[0]}
     assert "layers.0.1.forward_mha" in events
 
 
@@ -208,20 +213,18 @@ def test_asked_within_a_step_it_tells_at_the_steps_end(
 
 def test_requests_of_a_warm_up_are_nobodys(runner: Runner) -> None:
     runner.model.layers[1][1].impl.breaks = True
-    recorder: Any = runner._mla_harness_first_nan  # type: ignore[attr-defined]
     for names in ({"_warmup_0_": 1, "_warmup_1_": 1}, {"_v2_mixed_warmup_0_": 2}):
         runner.execute_model(step(**names))
-    assert recorder.report() is None
+    assert found() is None
     runner.execute_model(step(_warmup_0_=1, a=1))
-    assert recorder.report().writer == "layers.1.1.forward_mqa"
+    assert found().writer == "layers.1.1.forward_mqa"
 
 
 def test_captures_of_several_sizes_take_no_new_slots(runner: Runner) -> None:
-    recorder: Any = runner._mla_harness_first_nan  # type: ignore[attr-defined]
-    before = len(recorder.steps.table.slots)
+    before = len(recorder().steps.table.slots)
     for size in (1, 2, 4):
         runner.model(torch.zeros(size, 4))
-    assert len(recorder.steps.table.slots) == before
+    assert len(recorder().steps.table.slots) == before
 
 
 def test_the_second_runners_rows_are_sorted_by_tokens() -> None:

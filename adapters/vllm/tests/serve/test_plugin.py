@@ -12,9 +12,10 @@ import torch
 from torch_poison import cuda_sweep
 
 from harness.core.errors import InputError
+from mla_harness_adapters.plan import ServePoison
 from mla_harness_vllm.serve import plugin
 from mla_harness_vllm.serve.hooks import FILLED, StepPoison, groups, new_blocks
-from mla_harness_vllm.serve.settings import ServePoison
+from mla_harness_vllm.serve.settings import parse_poison
 
 
 class MLAAttentionSpec:
@@ -178,12 +179,12 @@ def test_only_groups_of_latents_are_touched() -> None:
 @pytest.mark.parametrize("text", ["kv.nwe", "kv.new:nann", ":nan"])
 def test_a_wrong_setting_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="MLA_HARNESS_POISON"):
-        ServePoison.parse(text)
+        parse_poison(text)
 
 
 def test_a_setting_survives_its_own_text() -> None:
     poison = ServePoison(("kv.new", "output"), "max")
-    assert ServePoison.parse(poison.text()) == poison
+    assert parse_poison(poison.text()) == poison
 
 
 def test_steps_and_fills_are_said_on_lines_that_grow_rare(

@@ -22,13 +22,14 @@ from harness.judge.run_case import run_case
 from harness.report.wording import first_nan_lines
 from harness.run import child
 from harness.scenario.variant import changed
-from mla_harness_adapters.served_target import collected
-from mla_harness_adapters.serving import STARTED, waits_for
+from mla_harness_adapters.plan import Plan, ServePoison
+from mla_harness_adapters.report import first_nan_of_ranks
+from mla_harness_adapters.serving import STARTED, ServingProcess, waits_for
 from mla_harness_vllm.options import environ, llm_options
 from mla_harness_vllm.params import VllmParams
 from mla_harness_vllm.ranks import NO_MULTICAST, known_to_hang, rank_environ
 from mla_harness_vllm.serve import plugin
-from mla_harness_vllm.serve.settings import ServePoison
+from mla_harness_vllm.serve.settings import parse_poison
 from mla_harness_vllm.target import VllmTarget
 from tests.waiting import end_limits_when, wait_until_gone
 
@@ -72,7 +73,7 @@ def test_poison_and_fault_reach_every_worker_process(tmp_path: Path) -> None:
     assert (result.verdict, result.findings[0].oracle) == (Verdict.FAIL, "answers"), result.reason
     told = ranks(tmp_path)
     assert [(one["rank"], one["fault"]) for one in told] == [(0, FAULT), (1, FAULT)]
-    assert all(one["context_rows"] == 3 for one in told)
+    assert all(one["counts"]["context_rows"] == 3 for one in told)
     assert len({one["process"] for one in told}) == 2
 
 
@@ -95,7 +96,7 @@ def test_a_worker_that_lacks_the_fault_makes_the_case_an_error(
 def test_the_recorder_names_the_rank_on_which_a_nan_began(tmp_path: Path) -> None:
     failing = job(tmp_path, poison_rank=1, max_num_seqs=4)
     assert run_case(failing).verdict is Verdict.FAIL
-    assert [one["context_rows"] for one in ranks(tmp_path)] == [0, 3]
+    assert [one["counts"]["context_rows"] for one in ranks(tmp_path)] == [0, 3]
     result = run_case(recorded_job(failing, Blame()))
     found = result.first_nan
     assert found is not None, result.reason
@@ -170,7 +171,8 @@ def test_a_start_that_hangs_is_ended_at_its_limit_with_the_rank_and_the_setting_
     end_limits_when(monkeypatch, child, lambda: log.exists() and log.read_text().count("\n") >= 2)
     settings = {**NO_MULTICAST, "VLLM_ALLREDUCE_USE_FLASHINFER": "1"}
     with pytest.raises(KernelError) as raised:
-        VllmTarget(subject)._reply(HANGING, subject.poison, settings, tmp_path)
+        process = ServingProcess(HANGING, subject.poison, settings)
+        VllmTarget(subject).reply_of(process, tmp_path)
     assert (
         str(raised.value)
         == "vLLM hung: no end after 3 s, it had not started; last lines: Worker_TP1: building"
@@ -263,9 +265,9 @@ def test_workers_inherit_what_they_are_to_do_and_multicast_stays_off(
 ) -> None:
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     monkeypatch.delenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", raising=False)
-    made = environ(
-        VllmParams(tensor_parallel=2), ServePoison(("output",), rank=1), FAULT, (), Path("/ranks")
-    )
+    poison = ServePoison(("output",), rank=1)
+    plan = Plan(folder="/ranks", poison=poison, fault=FAULT, records=True)
+    made = environ(VllmParams(tensor_parallel=2), plan)
     assert made["MLA_HARNESS_POISON"] == "output:nan@1" and made["MLA_HARNESS_FAULT"] == FAULT
     assert made["MLA_HARNESS_FIRST_NAN"] == "/ranks"
     assert "NCCL_NVLS_ENABLE" not in made, "the user has chosen"
@@ -321,8 +323,8 @@ def test_a_rank_that_saw_nothing_is_told_beside_the_one_that_did() -> None:
 def test_a_rank_without_a_recorder_is_an_error_and_one_that_died_is_told(tmp_path: Path) -> None:
     (tmp_path / "first-nan-rank0.json").write_text(report(0, "attention").model_dump_json())
     with pytest.raises(HarnessError, match="no recorder reported from rank 1"):
-        collected(tmp_path, 2, "vLLM")
-    found = collected(tmp_path, 2, "vLLM", "vLLM's process died (SIGABRT)")
+        first_nan_of_ranks(tmp_path, 2, "vLLM")
+    found = first_nan_of_ranks(tmp_path, 2, "vLLM", "vLLM's process died (SIGABRT)")
     assert found.statement.endswith(
         "rank 1 ended before its recorder reported: vLLM's process died (SIGABRT)"
     )
@@ -332,13 +334,13 @@ def test_a_rank_without_a_recorder_is_an_error_and_one_that_died_is_told(tmp_pat
 @pytest.mark.parametrize("text", ["output@", "output:nan@one", "output@-1", "output@1@2"])
 def test_a_rank_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="MLA_HARNESS_POISON"):
-        ServePoison.parse(text)
+        parse_poison(text)
 
 
 def test_a_rank_survives_the_settings_own_text() -> None:
-    assert ServePoison.parse("all:max@3").rank == 3
+    assert parse_poison("all:max@3").rank == 3
     poison = ServePoison(("kv.new",), "max", 0)
-    assert ServePoison.parse(poison.text()) == poison and poison.is_for(0) and not poison.is_for(1)
+    assert parse_poison(poison.text()) == poison and poison.is_for(0) and not poison.is_for(1)
 
 
 @pytest.mark.parametrize(

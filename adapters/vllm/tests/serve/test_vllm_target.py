@@ -5,6 +5,7 @@ The real one is run on a GPU.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,17 +18,18 @@ from torch_poison.patterns import Poison
 
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.cause_codes import Code
-from harness.core.errors import HarnessError, KernelError, Refused
+from harness.core.errors import HarnessError, KernelError
 from harness.core.files import FIXTURES
 from harness.core.records import Verdict
 from harness.judge.run_case import run_case
+from mla_harness_adapters.plan import Plan, ServePoison
+from mla_harness_adapters.report import REPORT_FILE, ProcessReport, Report
 from mla_harness_adapters.serving import engine_forks, last_words
-from mla_harness_vllm.options import environ, llm_options, serve_command
+from mla_harness_vllm.options import OPTION_ERRORS, environ, llm_options, serve_command
 from mla_harness_vllm.params import VllmParams
 from mla_harness_vllm.serve import refused_drafts
-from mla_harness_vllm.serve.settings import ROUTING_VARIABLE, STRATEGY, ServePoison
-from mla_harness_vllm.serve.worker_state import COUNTS, check, summed
-from mla_harness_vllm.target import VllmTarget, refusal
+from mla_harness_vllm.serve.settings import MEMORY, ROUTING_VARIABLE, STRATEGY
+from mla_harness_vllm.target import VllmTarget
 
 pytest.importorskip("lm_eval")
 FAKE = Path(__file__).parent / "fake"
@@ -107,12 +109,15 @@ def test_a_fault_whose_code_is_not_there_is_an_error_and_never_a_pass(tmp_path: 
 
 def test_pages_that_the_backend_is_promised_finite_are_not_poisoned() -> None:
     everything = Poison("nan", frozenset({"kv.new", "kv.tail", "output"}))
-    plain = VllmTarget(case(backend="FLASHMLA"))._poison(everything)
-    hybrid = VllmTarget(case(backend="FLASHMLA", canary="hybrid"))._poison(everything)
-    selecting = VllmTarget(case(backend="TRITON_MLA"))._poison(everything)
-    assert plain is not None and set(plain.sites) == {"output"}
-    assert hybrid is not None and set(hybrid.sites) == {"output", "kv.new"}
-    assert selecting is not None and set(selecting.sites) == {"output", "kv.new", "kv.tail"}
+
+    def sites(**params: Any) -> set[str]:
+        plan = VllmTarget(case(**params)).plan(Path("x"), everything)
+        assert plan.poison is not None
+        return set(plan.poison.sites)
+
+    assert sites(backend="FLASHMLA") == {"output"}
+    assert sites(backend="FLASHMLA", canary="hybrid") == {"output", "kv.new"}
+    assert sites(backend="TRITON_MLA") == {"output", "kv.new", "kv.tail"}
 
 
 def test_memory_and_graphs_are_stated_to_vllm() -> None:
@@ -255,8 +260,10 @@ def test_the_simulator_and_the_experts_kernel_are_stated_to_vllm() -> None:
         options["compilation_config"]["mode"] == 3
         and options["compilation_config"]["backend"] == "eager"
     )
-    assert environ(params, None)[ROUTING_VARIABLE] == STRATEGY
-    assert environ(VllmParams(), None).get(ROUTING_VARIABLE) is None
+    natural = Poison("natural", frozenset())
+    plan = VllmTarget(case(canary="moe", routing="simulated")).plan(Path("x"), natural)
+    assert environ(params, plan)[ROUTING_VARIABLE] == STRATEGY
+    assert ROUTING_VARIABLE not in environ(VllmParams(), Plan(folder="x"))
 
 
 LOG = """
@@ -291,50 +298,56 @@ def test_the_cause_is_that_of_the_worker_which_failed_first(log: str, words: str
     assert words in last_words(log)
 
 
-def worker(rank: int, **changes: Any) -> dict[str, Any]:
-    """What a worker says of itself whose free memory was swept, and nothing else filled."""
-    counts = dict.fromkeys(COUNTS, 0) | {"steps": 9, "sweeps": 9}
-    return {"rank": rank, "process": 100 + rank, "fault": "", "routing": False, **counts, **changes}
+def worker(
+    rank: int, fault: str = "", routing: str = "", sweeps: int = 9, blocks: int = 0
+) -> ProcessReport:
+    """What a worker says of itself whose free memory was swept, and little else filled."""
+    counts = {"steps": 9, "sweeps": sweeps, "blocks": blocks}
+    return ProcessReport(rank=rank, process=100 + rank, fault=fault, routing=routing, counts=counts)
 
 
-def checked(
-    told: list[dict[str, Any]], poison: ServePoison | None, fault: str | None = None
-) -> None:
-    check(summed(told), 2, fault=fault, routing=False, poison=poison)
+def checked(workers: list[ProcessReport], **plan: Any) -> None:
+    report = Report.of(one.model_dump() for one in workers)
+    report.check(Plan(folder="x", **plan), MEMORY, 2, "worker")
 
 
 def test_context_rows_that_were_asked_for_and_never_filled_are_an_error() -> None:
-    checked([worker(0), worker(1)], ServePoison(("output",)))
-    with pytest.raises(HarnessError, match="filled nothing on rank 0"):
-        checked([worker(0), worker(1)], ServePoison(("output", "context.output")))
+    checked([worker(0), worker(1)], poison=ServePoison(("output",)))
+    with pytest.raises(HarnessError, match=r"filled nothing of context\.output on rank 0"):
+        checked([worker(0), worker(1)], poison=ServePoison(("output", "context.output")))
 
 
 def test_a_rank_on_which_nothing_was_filled_is_an_error_though_another_filled() -> None:
-    with pytest.raises(HarnessError, match="filled nothing on rank 1"):
-        checked([worker(0), worker(1, sweeps=0)], ServePoison(("output",)))
+    with pytest.raises(HarnessError, match="filled nothing of output on rank 1"):
+        checked([worker(0), worker(1, sweeps=0)], poison=ServePoison(("output",)))
 
 
 def test_a_poison_of_one_rank_is_filled_there_and_nowhere_else() -> None:
-    checked([worker(0, sweeps=0), worker(1)], ServePoison(("output",), rank=1))
+    checked([worker(0, sweeps=0), worker(1)], poison=ServePoison(("output",), rank=1))
     with pytest.raises(HarnessError, match="not for rank 0"):
-        checked([worker(0), worker(1)], ServePoison(("output",), rank=1))
+        checked([worker(0), worker(1)], poison=ServePoison(("output",), rank=1))
 
 
 def test_a_rank_that_is_missing_or_lacks_the_fault_or_the_routing_is_an_error() -> None:
-    with pytest.raises(HarnessError, match="2 workers must report their state, but 1 did"):
-        checked([worker(0)], None)
+    with pytest.raises(HarnessError, match="1 of 2 workers reported"):
+        checked([worker(0)])
+    with pytest.raises(HarnessError, match=r"2 of 2 workers reported .* ranks: 1, 1"):
+        checked([worker(1), worker(1)])
     with pytest.raises(
         HarnessError, match=r"rank 1 \(process 101\) runs with no fault, not with x"
     ):
-        checked([worker(0, fault="x"), worker(1)], None, "x")
-    with pytest.raises(HarnessError, match=r"rank 0 .* routing strategy"):
-        check(summed([worker(0)]), 1, fault=None, routing=True, poison=None)
+        checked([worker(0, fault="x"), worker(1)], fault="x")
+    checked([worker(0, routing=STRATEGY), worker(1, routing=STRATEGY)], routing=STRATEGY)
+    with pytest.raises(HarnessError, match=r"rank 1 .* routing strategy"):
+        checked([worker(0, routing=STRATEGY), worker(1)], routing=STRATEGY)
 
 
-def test_what_workers_filled_is_added_up_and_kept_by_rank() -> None:
-    told = summed([worker(1, blocks=3), worker(0)])
-    assert (told["sweeps"], told["blocks"]) == (18, 3)
-    assert [(one["rank"], one["blocks"]) for one in told["ranks"]] == [(0, 0), (1, 3)]
+def test_what_workers_filled_is_added_up_and_kept_by_rank(tmp_path: Path) -> None:
+    report = Report.of(one.model_dump() for one in (worker(1, blocks=3), worker(0)))
+    report.keep(tmp_path)
+    stored = json.loads((tmp_path / REPORT_FILE).read_text())
+    assert stored["counts"] == {"steps": 18, "sweeps": 18, "blocks": 3}
+    assert [(one["rank"], one["counts"]["blocks"]) for one in stored["ranks"]] == [(0, 0), (1, 3)]
 
 
 def test_delayed_copies_of_which_none_was_watched_prove_nothing(tmp_path: Path) -> None:
@@ -362,7 +375,7 @@ def test_a_gpu_that_others_hold_is_a_crash_and_no_refusal(
     monkeypatch.setenv("FAKE_VLLM", "no-room")
     result = run(tmp_path, case(graph="full"))
     assert result.verdict is Verdict.CRASH and "Free memory on device" in result.reason
-    assert not isinstance(refusal(KernelError("ValueError: Free memory on device cuda:0")), Refused)
+    assert OPTION_ERRORS.of_log(KernelError("ValueError: Free memory on device cuda:0")) is None
 
 
 @pytest.mark.parametrize("process", ["fork", "spawn"])

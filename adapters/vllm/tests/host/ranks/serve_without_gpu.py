@@ -18,7 +18,7 @@ def main() -> None:
     from mla_harness_vllm.params import VllmParams
     from mla_harness_vllm.ranks import rank_options
     from mla_harness_vllm.serve.plugin import activate
-    from mla_harness_vllm.serve.worker_state import state_of_worker, summed
+    from mla_harness_vllm.serve.worker_state import state_of_worker
 
     die_with_parent()
     activate()
@@ -34,7 +34,7 @@ def main() -> None:
     )
     object.__setattr__(config, "model_config", nothing)
     executor = MultiprocExecutor(config)
-    print(json.dumps(summed(executor.collective_rpc(state_of_worker, timeout=30))))
+    print(json.dumps(executor.collective_rpc(state_of_worker, timeout=30)))
     sys.stdout.flush()
     os._exit(0)
 
