@@ -15,7 +15,7 @@ from harness.core.errors import InputError
 from harness.core.files import FIXTURES
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_LOADER = "mla_harness_loader.py"
+_LOADER = "mla_harness.py"
 _ADAPTERS = "mla_harness_*/__init__.py"
 _LEFT_OUT = ("__pycache__", "_fixtures", "_scenarios")
 _EPOCH = (1980, 1, 1, 0, 0, 0)

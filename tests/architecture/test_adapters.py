@@ -64,7 +64,7 @@ def is_allowed(name: str, package: str) -> bool:
     root = name.partition(".")[0]
     if root == "harness":
         return name.removeprefix("harness.api.") in api.__all__
-    return not root.startswith("mla_harness_") or root in (package, SHARED, "mla_harness_loader")
+    return not root.startswith("mla_harness_") or root in (package, SHARED)
 
 
 def wrong(package: Path) -> list[str]:

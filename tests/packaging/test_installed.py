@@ -168,3 +168,34 @@ def test_vllm_s_entry_point_loads_this_harness_only_if_the_environment_asks(
     assert (done.returncode == 0) is (not variable) and (
         words in done.stderr if words else not done.stderr
     )
+
+
+def test_a_plug_in_takes_the_decorator_from_a_name_that_no_project_has(
+    foreign: pytest.Pytester,
+) -> None:
+    plugin = foreign.makepyfile(
+        my_kernel="""
+            import harness
+            from mla_harness import kernel
+
+            @kernel(op="merge_attn_states", name="mine")
+            def mine(a, a_lse, b, b_lse, *, num_tokens_with_context):
+                return a, a_lse
+
+            assert harness.NAME == "theirs" and callable(mine)
+            print("name:", mine.__name__)
+        """
+    )
+    done = foreign.run(sys.executable, plugin)
+    assert done.ret == 0, done.errlines
+    done.stdout.fnmatch_lines(["name: mine"])
+
+
+def test_the_name_that_no_project_has_offers_what_the_package_offers() -> None:
+    import harness
+    import mla_harness
+
+    assert set(mla_harness.__all__) - {"own_names"} == set(harness.__all__) - {"__version__"}
+    assert all(getattr(mla_harness, name) is getattr(harness, name) for name in ("kernel",))
+    with pytest.raises(AttributeError, match="no attribute"):
+        _ = mla_harness.nothing

@@ -80,7 +80,7 @@ def test_code_that_travels_is_the_package_and_fixtures_lie_beside_it(
     worker = started()
     names = zipfile.ZipFile(io.BytesIO(parcel.pack_code())).namelist()
     assert {"harness/run/worker.py", "harness/report/page.html"} <= set(names)
-    assert {"torch_poison/sites.py", "mla_harness_loader.py"} <= set(names)
+    assert {"torch_poison/sites.py", "mla_harness.py"} <= set(names)
     assert {"mla_harness_vllm/tables.yaml", "mla_harness_adapters/base.py"} <= set(names)
     assert not [name for name in names if "__pycache__" in name or "_fixtures" in name]
     worker.start()

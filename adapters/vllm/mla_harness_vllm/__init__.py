@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib
 import os
 
-from mla_harness_loader import own_names
+from mla_harness import own_names
 
 ROUTING = ("VLLM_MOE_ROUTING_SIMULATION_STRATEGY", "mla_harness_topk")
 

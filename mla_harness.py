@@ -1,8 +1,8 @@
-"""Loads this harness from its own folder, also where the user's project has a package or a folder
-called `harness`.
+"""This harness under a name that no other package has: `from mla_harness import kernel`.
 
-vLLM reads its entry points in processes of any project. So ours is a module with a unique name,
-which imports no `harness` until it is asked for it.
+The package itself is called `harness`, as its folder is. A project may have a package or a folder
+of that name, and vLLM reads its entry points in processes of any project. So this module finds the
+harness beside it, whatever else is called `harness`, and imports none of it until it is asked.
 """
 
 from __future__ import annotations
@@ -11,15 +11,43 @@ import contextlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from harness import Finding, Refused, first_nan, kernel
+
+__all__ = ["Finding", "Refused", "first_nan", "kernel", "own_names"]
 
 PACKAGE = "harness"
 FOLDER = Path(__file__).resolve().parent / PACKAGE
 
 _ours: dict[str, ModuleType] = {}
 """The modules of this harness while a `harness` of the project has their names."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    is_alone = PACKAGE not in sys.modules or _is_ours(sys.modules[PACKAGE])
+    with own_names():
+        found = getattr(importlib.import_module(PACKAGE), name)
+    # The decorator imports the contract of its op when it is used: under our names.
+    return found if is_alone or name != "kernel" else _kernel
+
+
+def _kernel(*positional: object, **promises: Any) -> Callable[[Any], Any]:
+    """:func:`harness.kernel` in a project with a `harness` of its own."""
+    with own_names():
+        register = importlib.import_module(PACKAGE).kernel(*positional, **promises)
+
+    def registered(function: Any) -> Any:
+        with own_names():
+            return register(function)
+
+    return registered
 
 
 @contextlib.contextmanager
