@@ -99,12 +99,11 @@ class RootCause:
         if not self.blame.is_decided:
             return f"{found} (named by the findings; {one_line(self.blame.how)})"
         rest = len(self.members) - self.num_blamed
-        also = (
-            f"; the other {num(rest, 'case')} fail alike and were not tried"
-            if rest > 0 and self.num_blamed
-            else ""
-        )
-        return f"{found} ({one_line(self.blame.how)}{also})"
+        how = [one_line(self.blame.how)]
+        if rest > 0 and self.num_blamed:
+            them = "case fails alike and was" if rest == 1 else "cases fail alike and were"
+            how.append(f"the other {rest} {them} not tried")
+        return f"{found} ({'; '.join(filter(None, how))})"
 
     def takes(self, other: RootCause) -> bool:
         """Whether a failure has this cause.

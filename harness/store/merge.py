@@ -96,7 +96,7 @@ def _checked(shards: Sequence[RunStore]) -> list[RunStore]:
         ]
         if left:
             raise InputError(
-                f"{shard.path}: {len(left)} cases have no result, {left[0]} first; finish it with:"
+                f"{shard.path}: no result for {few(left)}; finish it with:"
                 f" mla-harness run --resume {shard.path}"
             )
     return ordered
