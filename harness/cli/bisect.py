@@ -27,7 +27,15 @@ from harness.cli.output import console, print_json
 from harness.cli.shared_options import Tags
 from harness.core.errors import InputError
 from harness.core.stored import read_json
-from harness.report.bisect import Column, Row, exit_code_of, in_order, reasons, rows, to_object
+from harness.report.bisect import (
+    Column,
+    Row,
+    exit_code_of_columns,
+    in_order,
+    reasons,
+    rows,
+    to_object,
+)
 from harness.report.console import table
 from harness.report.progress import Waiting
 from harness.report.wording import printable
@@ -108,7 +116,7 @@ def bisect(context: typer.Context, given: BisectOptions) -> None:
     _print(screen, columns)
     if given.json:
         print_json(to_object(columns))
-    raise typer.Exit(exit_code_of(columns))
+    raise typer.Exit(exit_code_of_columns(columns))
 
 
 def _subjects(pythons: list[str], sites: list[Path]) -> list[tuple[str, Path | None]]:

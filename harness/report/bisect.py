@@ -130,7 +130,7 @@ def first_bad(labels: Sequence[str], verdicts: Sequence[str]) -> str:
     return words + (f"; mended in {mended}" if mended else "")
 
 
-def exit_code_of(columns: Sequence[Column]) -> int:
+def exit_code_of_columns(columns: Sequence[Column]) -> int:
     """The exit code: 3 without a judgement, 1 for a failure or a fault that was not caught, 2 if
     all was skipped.
     """

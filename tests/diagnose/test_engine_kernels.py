@@ -104,6 +104,7 @@ def test_the_script_of_an_engines_kernel_imports_torch_and_the_engine_only(
     assert {name.partition(".")[0] for name in imported} <= {
         "torch",
         "importlib",
+        "inspect",
         "functools",
         "dataclasses",
         "typing",

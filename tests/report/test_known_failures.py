@@ -18,7 +18,7 @@ from harness.core.findings import Finding
 from harness.core.records import CaseResult, Verdict
 from harness.diagnose.run_jobs import apply_known
 from harness.report import junit, markdown, page, table
-from harness.report.bisect import Column, exit_code_of, first_bad, rows
+from harness.report.bisect import Column, exit_code_of_columns, first_bad, rows
 from harness.report.console import console_for
 from harness.report.run_view import RunView
 from harness.report.terminal import print_run
@@ -256,5 +256,5 @@ def test_in_a_bisect_a_known_failure_is_bad_in_its_version_and_fails_nothing(
     column = Column("python", summary=summary)
     row, _ = rows([column])
     assert row.cells == ("known finite",) and row.answer.startswith("0.22.1")
-    assert exit_code_of([column]) == 0
+    assert exit_code_of_columns([column]) == 0
     approved(first_bad(["0.21", "0.22", "0.23"], ["pass", "known", "pass"]))

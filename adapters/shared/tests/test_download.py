@@ -10,8 +10,8 @@ from packaging.version import Version
 
 from adapters.shared.tests.download import tried_releases, unpack
 from harness.api import EngineSpec
-from mla_harness_adapters.base import release_of
 from mla_harness_adapters.patches import Patch, read_patches
+from mla_harness_adapters.releases import release_of
 from mla_harness_sglang.faults import PATCHES as SGLANG
 from mla_harness_vllm.faults import PATCHES as VLLM
 

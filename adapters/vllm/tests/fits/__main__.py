@@ -23,7 +23,7 @@ from adapters.vllm.tests.fits.checks import fits
 from adapters.vllm.tests.fits.page import document, missing, refreshed, table
 from adapters.vllm.tests.fits.release import Release
 from harness.core.errors import InputError
-from mla_harness_adapters.base import release_of
+from mla_harness_adapters.releases import release_of
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from harness.cli.bisect import _print
 from harness.cli.main import exit_code_of
-from harness.report.bisect import Column, first_bad, in_order, is_good, reasons, rows
+from harness.report.bisect import Column, exit_code_of_columns, first_bad, in_order, reasons, rows
 from tests.waiting import HANG_SECONDS, wait_until
 
 FAKE = Path(__file__).parent / "fake"
@@ -110,7 +110,7 @@ def test_a_fault_that_was_missed_is_told_from_one_with_another_blame() -> None:
         "WRONG BLAME: it says why",
         "MISSED: it says why",
     ]
-    assert is_good(columns) == 1
+    assert exit_code_of_columns(columns) == 1
 
 
 @pytest.mark.parametrize(("width", "num_tables"), [(200, 1), (70, 2)])
@@ -154,7 +154,7 @@ def test_a_table_that_is_too_wide_is_parted_by_columns(width: int, num_tables: i
     ],
 )
 def test_the_exit_code_tells_bad_from_not_judged(columns: list[Column], code: int) -> None:
-    assert is_good(columns) == code
+    assert exit_code_of_columns(columns) == code
 
 
 def test_a_finding_is_told_once_and_every_reason_not_to_judge_is_told() -> None:
