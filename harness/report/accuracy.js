@@ -1,7 +1,7 @@
 
 /* The questions of a measurement: a list that is narrowed and searched, and one question with its
    answers by epoch. Text is set, never parsed as markup. */
-(function () {
+withData(function (packed) {
   "use strict";
   const WORDS = { "1": "right", "0": "wrong", p: "did not parse", e: "empty", i: "invalid tokens", u: "unanswered", ".": "not asked" };
   const SIGNS = { "1": "+", "0": "x", p: "?", e: "?", i: "?", u: "?", ".": "." };
@@ -13,7 +13,7 @@
     "all questions": () => true,
   };
   const COLUMNS = 200, MOST = 500;
-  const source = document.getElementById("data"), data = source ? JSON.parse(source.textContent).measured || [] : [];
+  const data = packed.measured || [];
 
   function make(tag, words, css) {
     const element = document.createElement(tag);
@@ -139,4 +139,4 @@
     }
   }
   document.querySelectorAll("[data-measured]").forEach((cardOf) => explore(cardOf, data[Number(cardOf.dataset.measured)] || { rows: [] }));
-})();
+});

@@ -1,7 +1,16 @@
 "use strict";
-(function () {
+/* Calls `start` with the data of the page, which a page of many cases holds packed. */
+function withData(start) {
+  const source = document.getElementById("data");
+  if (!source) { return; }
+  if (source.type === "application/json") { start(JSON.parse(source.textContent)); return; }
+  const bytes = Uint8Array.from(atob(source.textContent), (letter) => letter.charCodeAt(0));
+  const unpacked = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  new Response(unpacked).text().then((text) => start(JSON.parse(text)));
+}
+withData(function (data) {
   const root = document.documentElement, find = (id) => document.getElementById(id);
-  const data = JSON.parse(find("data").textContent), title = document.title;
+  const title = document.title;
   const rows = Array.from(document.querySelectorAll("#case-list tbody tr"));
   const body = document.querySelector("#case-list tbody"), built = find("built");
   const shown = find("shown"), said = find("said"), search = find("search"), scenario = find("scenario");
@@ -23,7 +32,7 @@
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean), wanted = pressed();
     let count = 0;
     rows.forEach((row) => {
-      const fits = (!wanted.length || wanted.includes(row.dataset.v)) &&
+      const fits = (!wanted.length || wanted.includes(row.className)) &&
         (!scenario.value || data.scenarios[data.cases[row.place][0]][0] === scenario.value) &&
         words.every((word) => row.words.includes(word));
       row.hidden = !fits;
@@ -63,7 +72,7 @@
     const { row, link, facts } = byAnchor.get(anchor), id = link.textContent, view = make("article", "", "view"), head = make("h2", "", "");
     view.setAttribute("aria-labelledby", "built-title");
     head.id = "built-title"; head.tabIndex = -1;
-    head.append(row.querySelector(".badge").cloneNode(true), " ", ...Array.from(link.cloneNode(true).childNodes));
+    head.append(make("span", row.className, "badge " + row.className), " ", ...Array.from(link.cloneNode(true).childNodes));
     view.append(find("way").content.cloneNode(true), head);
     const reason = row.querySelector("th p");
     if (reason) { view.append(make("p", reason.textContent, "lead")); }
@@ -149,4 +158,4 @@
   root.classList.add("js");
   filter();
   route(true);
-})();
+});

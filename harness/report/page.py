@@ -23,7 +23,14 @@ from harness.core.records import BAD, AccuracyRecord, CaseResult, FaultResult, O
 from harness.core.systems import engine_versions
 from harness.report.accuracy_view import view_of
 from harness.report.answers import answers_of
-from harness.report.case_view import CaseView, case_data, embedded, of_fault, of_result
+from harness.report.case_view import (
+    CaseView,
+    case_data,
+    embedded,
+    of_fault,
+    of_result,
+    packed,
+)
 from harness.report.causes import facts, kernel_of
 from harness.report.run_view import RunView, refusals, skip_reasons
 from harness.report.wording import (
@@ -75,6 +82,10 @@ BUDGET = 1_900_000
 """Bytes of the page up to which cases get a view in the markup; the script shows less of the
 others.
 """
+LARGE_DATA = 1_000_000
+"""Characters of the page's data beyond which it is packed. Below it anybody can read it."""
+MOST_BREAKABLE = 3_000
+"""Rows of a list whose ids break behind a parameter; in a longer one they break anywhere."""
 NUM_REASONS = 3
 """Reasons of skips in the head of the page; the list of cases has the reason of each."""
 MAX_NAMED = 6
@@ -100,6 +111,9 @@ def render(view: RunView) -> str:
     ]
     data = case_data(pairs, view.plan.options, view.plan.environment)
     data["measured"] = [asdict(one.data) for one in measured]
+    text = embedded(data)
+    # A page of 14,000 cases holds 2 MB of it.
+    is_large = len(text) > LARGE_DATA
     shell: dict[str, object] = {
         "run": view,
         "num_cases": len(results),
@@ -117,7 +131,9 @@ def render(view: RunView) -> str:
         "has_log": answers is not None,
         "num_hidden": max(0, len(view.accuracy) - MAX_MEASURED),
         "environment": list(_facts(view)),
-        "data": Markup(embedded(data)),
+        "data": Markup(packed(text) if is_large else text),
+        "data_type": "application/gzip" if is_large else "application/json",
+        "most_breakable": MOST_BREAKABLE,
         **own_code(),
     }
     environment = environment_of_page()

@@ -342,7 +342,7 @@ def test_the_policy_stops_scripts_and_requests_that_got_in_all_the_same(
 def test_failures_come_first_and_like_ones_are_told_once(opened: Open, approved: Approved) -> None:
     tab = opened()
     approved(tab.locator("h1").first.inner_text())
-    verdicts = [text.split()[0] for text in visible(tab, "#case-list tbody .badge")]
+    verdicts = [text.split()[0] for text in visible(tab, "#case-list tbody td:first-child b")]
     assert verdicts == ["fail"] * 3 + ["crash"] + ["pass"] * 6 + ["skip"]
     titles = visible(tab, "#failures h3")
     assert len(titles) == 3 and any(
@@ -551,3 +551,24 @@ def test_two_thousand_cases_are_searched_without_waiting(browser: Browser, tmp_p
     )
     assert taken[0] == "1 of 2000" and taken[1] < 500, taken
     context.close()
+
+
+def test_a_page_whose_data_is_packed_opens_and_searches_its_cases(
+    browser: Browser, store: RunStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "LARGE_DATA", 10)
+    monkeypatch.setattr(report, "MOST_BREAKABLE", 1)
+    text = report.render(RunView(store))
+    assert '<script type="application/gzip" id="data">' in text
+    (tmp_path / "page.html").write_text(text, encoding="utf-8")
+    trouble: list[str] = []
+    tab = browser.new_context().new_page()
+    tab.on("console", lambda message: trouble.append(message.text))
+    tab.on("pageerror", lambda error: trouble.append(str(error)))
+    tab.goto((tmp_path / "page.html").as_uri())
+    wait_until(tab, "() => document.documentElement.classList.contains('js')")
+    tab.evaluate("location.hash = 'merge[a=1]'")
+    wait_until(tab, "() => document.documentElement.classList.contains('in-case')")
+    assert "merge[a=1]" in tab.locator("#built h2").inner_text()
+    assert "num_heads" in tab.locator("#built").inner_text(), "parameters are in the data alone"
+    assert trouble == []
