@@ -19,7 +19,7 @@ from harness.core.records import BAD, Verdict
 from harness.report import plot
 from harness.report.page import environment_of_page, own_code
 from harness.report.wording import num, printable
-from harness.store.history.changes import change_points
+from harness.store.history.changes import change_points, level_after, level_before
 from harness.store.history.entry import RunEntry
 from harness.store.history.trends import CaseTrend, Trends
 
@@ -120,10 +120,11 @@ def _seconds(runs: Sequence[RunEntry], steps: list[str] | None) -> Markup:
         values = [max(run.seconds, 0.01) for run in runs]
         marked = set(change_points([math.log(value) for value in values], math.log(LEAST_TIME)))
         for place in sorted(marked):
-            before, after = runs[place - 1], runs[place]
+            first = runs[place]
             steps.append(
-                f"Since run {after.run_id} ({_commit(after)}) a run takes {after.seconds:.0f} s,"
-                f" before it took {before.seconds:.0f} s"
+                f"Since run {first.run_id} ({_commit(first)}) a run takes"
+                f" {level_after(values, sorted(marked), place):.0f} s, before it took"
+                f" {level_before(values, sorted(marked), place):.0f} s"
             )
     rows = [
         (
@@ -147,7 +148,10 @@ def _accuracy(found: Trends, steps: list[str] | None) -> list[tuple[str, Markup]
         values = [float(case.accuracies[place] or 0.0) for place in places]
         marked = set(change_points(values, LEAST_ACCURACY)) if steps is not None else set()
         if steps is not None:
-            steps += [_step(case, found.runs, places, values, at) for at in sorted(marked)]
+            steps += [
+                _step(case, found.runs[places[at]], values, sorted(marked), at)
+                for at in sorted(marked)
+            ]
         points = [
             plot.Point(
                 float(place),
@@ -167,16 +171,12 @@ def _accuracy(found: Trends, steps: list[str] | None) -> list[tuple[str, Markup]
 
 
 def _step(
-    case: CaseTrend,
-    runs: Sequence[RunEntry],
-    places: Sequence[int],
-    values: Sequence[float],
-    at: int,
+    case: CaseTrend, run: RunEntry, values: Sequence[float], marked: Sequence[int], at: int
 ) -> str:
-    run = runs[places[at]]
     return (
-        f"Since run {run.run_id} ({_commit(run)}) the accuracy of {case.key} is {values[at]:.4f},"
-        f" before it was {values[at - 1]:.4f}"
+        f"Since run {run.run_id} ({_commit(run)}) the accuracy of {case.key} is"
+        f" {level_after(values, marked, at):.4f}, before it was"
+        f" {level_before(values, marked, at):.4f} (medians)"
     )
 
 
