@@ -119,11 +119,15 @@ class _Requests(pickle.Unpickler):
         return known[name] if module.startswith("harness.") else super().find_class(module, name)
 
 
+_OUR_NAMES = ("harness", "mla_harness")
+"""The package, and the module that finds it where a project has a `harness` of its own."""
+
+
 class _NothingElse(MetaPathFinder):
     """Refuses the rest of the harness."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if fullname == "harness" or fullname.startswith("harness."):
+        if fullname.partition(".")[0] in _OUR_NAMES:
             raise ModuleNotFoundError(
                 f"{fullname} is not there for a kernel under judgement; it can import kernel and"
                 " Refused from harness",
@@ -142,14 +146,15 @@ def _stand_in(decorated: list[_Decorated]) -> None:
 
         return note
 
-    for name in [name for name in sys.modules if name.partition(".")[0] == "harness"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in _OUR_NAMES]:
         del sys.modules[name]
     module = ModuleType("harness")
     module.kernel = kernel  # type: ignore[attr-defined]
     module.Refused = KernelRefused  # type: ignore[attr-defined]
     # A package, so that an import of any part of it reaches the finder below.
     module.__path__ = []
-    sys.modules["harness"] = module
+    for name in _OUR_NAMES:
+        sys.modules[name] = module
     sys.meta_path.insert(0, _NothingElse())
 
 

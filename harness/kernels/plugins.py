@@ -328,16 +328,8 @@ def _importing(what: str) -> Iterator[None]:
 def _execute(file: Path) -> tuple[KernelSpec, ...]:
     before = set(KERNELS.names())
     num_before = Registry.num_added
-    try:
-        with _importing(file.name):
-            execute_file(file, "plug-in", f"mla_harness_plugin_{file.stem}_{len(_loaded)}")
-    except InputError as error:
-        # Authors take the name of the distribution for that of the package.
-        if getattr(error.__cause__, "name", "") != "mla_harness":
-            raise
-        raise InputError(
-            f"{str(error).partition(': ')[0]}: write `from harness import kernel`"
-        ) from error
+    with _importing(file.name):
+        execute_file(file, "plug-in", f"mla_harness_plugin_{file.stem}_{len(_loaded)}")
     registered = tuple(entry for entry in KERNELS if entry.name not in before)
     # Whatever was registered counts: a file may bring a connector and no kernel.
     if Registry.num_added == num_before:

@@ -20,7 +20,7 @@ from harness.core.extras import PACKAGES
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-PLUGINS = sorted(ROOT.glob("mla_harness_*.py"))
+PLUGINS = sorted(ROOT.glob("mla_harness*.py"))
 PRODUCT = (
     *sorted((ROOT / "harness").rglob("*.py")),
     *sorted((ROOT / "poison" / "torch_poison").rglob("*.py")),

@@ -98,6 +98,12 @@ def test_it_finds_no_judge_in_its_process(load: Loader, approved: Approved) -> N
         call(load(body))
 
 
+def test_the_harness_has_no_other_name_in_its_process(load: Loader) -> None:
+    names = "\n    import harness, mla_harness"
+    same = "\n    assert mla_harness is harness and not hasattr(mla_harness, 'own_names')"
+    call(load(names + same + RIGHT))
+
+
 def test_no_module_of_the_judge_is_loaded_in_its_process(load: Loader) -> None:
     body = "\n    assert not [n for n in sys.modules if n.startswith('harness.')], 'judge'" + RIGHT
     call(load(body))
