@@ -74,8 +74,10 @@ REAL_TIMES, REAL_SECONDS = 30.0, 120.0
 
 That is an error of the trial and no kill.
 """
-MORE_MEMORY = 40 * 2**30
-"""Bytes of address space. A pool past 2**31 elements takes 7 GB of it and next to no memory."""
+MORE_MEMORY = 8 * 2**40
+"""Bytes of address space. A pool with pages past 2**31 elements and block numbers past 32,768 takes
+2.4 TiB of it and next to no memory, and a case holds several copies.
+"""
 MOST_WORDS = 300
 Outputs = dict[str, torch.Tensor]
 T = TypeVar("T")
@@ -284,7 +286,7 @@ def trial(
     """
     if not jobs:
         return became(mutant, "not reached")
-    _limit_memory()
+    limit_memory()
     inject(mutant)
     result = became(mutant, "not exercised", num_cases=len(jobs))
     for number, job in enumerate(jobs, 1):
@@ -366,11 +368,14 @@ def time_limit(seconds: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def _limit_memory() -> None:
+def limit_memory() -> None:
     """A mutant that asks for too much memory gets an error, and the machine goes on."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + MORE_MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    # One that touches more than the machine has is ended by the kernel, before anything else is.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def in_forks(tasks: list[T], work: Callable[[T], R], at_most: int) -> Iterator[tuple[T, R | Died]]:
@@ -445,7 +450,7 @@ def look(jobs: list[Job]) -> bytes:
     """The survey of each job, and its outputs by the id of its case: pickled, as no memory is
     shared.
     """
-    _limit_memory()
+    limit_memory()
     found, clean = [], {}
     for job in jobs:
         started = time.process_time()
@@ -459,7 +464,7 @@ def look(jobs: list[Job]) -> bytes:
 
 def run_right(ids: list[tuple[str, str, dict[str, Any]]]) -> list[equivalence.Drawn]:
     """The drawn inputs of `ids`, with the memory that a trial has."""
-    _limit_memory()
+    limit_memory()
     return equivalence.drawn_inputs({str(ROOT / file): file for file in UNDER_TEST}, ids)
 
 

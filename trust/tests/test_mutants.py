@@ -22,6 +22,7 @@ import yaml
 
 from harness.core.cases import Job
 from harness.core.errors import HarnessError
+from harness.memory import pools
 from harness.run.in_process import InProcessPool
 from harness.run.planning import JobPlanner, Wanted
 from harness.scenario.selection import select
@@ -328,3 +329,14 @@ def test_a_difference_of_outputs_is_put_in_words(approved: Approved) -> None:
     approved(trials.difference({"nan out": clean["nan out"][:2]}, clean))
     moved = {"nan out": clean["nan out"] + torch.tensor([0.0, 0.0, 0.0, 0.35])}
     approved(trials.difference(moved, clean))
+
+
+def test_a_mutant_may_map_the_largest_pool_of_a_case() -> None:
+    # Page numbers past 32,768 of pages that lie 2**25 elements apart: addresses, hardly any memory.
+    largest = 5 * 2**39
+
+    def work(_: int) -> int:
+        trials.limit_memory()
+        return pools.untouched(largest).numel()
+
+    assert list(trials.in_forks([1], work, 1)) == [(1, largest)]
