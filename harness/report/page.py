@@ -83,7 +83,7 @@ BUDGET = 1_900_000
 others.
 """
 LARGE_DATA = 1_000_000
-"""Characters of the page's data beyond which it is packed. Below it a reader of the source can read it."""
+"""Characters of the page's data beyond which it is packed. A smaller page shows it as it is."""
 MOST_BREAKABLE = 3_000
 """Rows of a list whose ids break behind a parameter; in a longer one they break anywhere."""
 NUM_REASONS = 3
