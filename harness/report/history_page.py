@@ -14,12 +14,12 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from harness.core.extras import MissingPackage
+from harness.core.extras import why_not
 from harness.core.records import BAD, Verdict
 from harness.report import plot
 from harness.report.page import environment_of_page, own_code
 from harness.report.wording import num, printable
-from harness.store.history.changes import change_points, level_after, level_before
+from harness.store.history.changes import FEWEST, change_points, level_after, level_before
 from harness.store.history.entry import RunEntry
 from harness.store.history.trends import CaseTrend, Trends
 
@@ -51,15 +51,11 @@ def render(found: Trends, folder: Path, name: str = "") -> str:
         raise ValueError("no run")
     runs = [_shown(run, folder, name) for run in found.runs]
     verdicts = [word.value for word in SHOWN if any(one.counts.get(word.value) for one in runs)]
-    steps: list[str] = []
-    without = ""
-    try:
-        seconds = _seconds(found.runs, steps)
-        accuracy = _accuracy(found, steps)
-    except MissingPackage as missing:
-        without = f"Steps are not marked: {missing}"
-        seconds = _seconds(found.runs, None)
-        accuracy = _accuracy(found, None)
+    # A short history has no steps, and needs no package to find them.
+    missing = why_not(("ruptures",)) if len(runs) >= FEWEST else None
+    steps: list[str] | None = None if missing else []
+    seconds = _seconds(found.runs, steps)
+    accuracy = _accuracy(found, steps)
     newest = runs[-1].counts
     num_bad = sum(newest.get(verdict.value, 0) for verdict in BAD)
     text: str = (
@@ -71,8 +67,8 @@ def render(found: Trends, folder: Path, name: str = "") -> str:
             headline=_headline(num_bad, newest),
             newest_verdict="fail" if num_bad else "pass" if newest.get("pass") else "skip",
             name=name,
-            steps=steps,
-            without_steps=without,
+            steps=steps or (),
+            without_steps=f"Steps are not marked: {missing.sentence}" if missing else "",
             drawn_verdicts=plot.stacked(
                 [(_day(one.run), one.counts, one.run.run_id) for one in runs],
                 verdicts,
@@ -114,25 +110,19 @@ def _seconds(runs: Sequence[RunEntry], steps: list[str] | None) -> Markup:
     longest = max((run.seconds for run in runs), default=0.0)
     if not longest:
         return Markup("")
-    marked: set[int] = set()
     if steps is not None:
         # Times differ by factors, so that a step of a short run counts as one of a long run does.
         values = [max(run.seconds, 0.01) for run in runs]
-        marked = set(change_points([math.log(value) for value in values], math.log(LEAST_TIME)))
-        for place in sorted(marked):
+        marked = change_points([math.log(value) for value in values], math.log(LEAST_TIME))
+        for place in marked:
             first = runs[place]
             steps.append(
                 f"Since run {first.run_id} ({_commit(first)}) a run takes"
-                f" {level_after(values, sorted(marked), place):.0f} s, before it took"
-                f" {level_before(values, sorted(marked), place):.0f} s"
+                f" {level_after(values, marked, place):.0f} s, before it took"
+                f" {level_before(values, marked, place):.0f} s"
             )
     rows = [
-        (
-            _day(run) if place % _every(len(runs)) == 0 else "",
-            run.seconds / longest,
-            f"{run.run_id}: {run.seconds:.1f} s",
-        )
-        for place, run in enumerate(runs)
+        (_day(run), run.seconds / longest, f"{run.run_id}: {run.seconds:.1f} s") for run in runs
     ]
     return plot.bars(rows, f"Seconds of each run, up to {longest:.0f}", top=f"{longest:.0f} s")
 
@@ -146,12 +136,10 @@ def _accuracy(found: Trends, steps: list[str] | None) -> list[tuple[str, Markup]
         if "!" in case.key or len(places) < 2:
             continue
         values = [float(case.accuracies[place] or 0.0) for place in places]
-        marked = set(change_points(values, LEAST_ACCURACY)) if steps is not None else set()
+        marked: list[int] = []
         if steps is not None:
-            steps += [
-                _step(case, found.runs[places[at]], values, sorted(marked), at)
-                for at in sorted(marked)
-            ]
+            marked = change_points(values, LEAST_ACCURACY)
+            steps += [_step(case, found.runs[places[at]], values, marked, at) for at in marked]
         points = [
             plot.Point(
                 float(place),
@@ -182,8 +170,3 @@ def _step(
 
 def _commit(run: RunEntry) -> str:
     return f"commit {run.source.short_commit}" if run.source.commit else run.started[:10]
-
-
-def _every(count: int) -> int:
-    """Every how many-th label fits below a drawing."""
-    return max(1, count // 10)

@@ -23,6 +23,8 @@ BOTTOM = 34
 GRID_COLUMNS = 200
 """Questions in one band of a grid. More of them would be thinner than a pixel on a phone."""
 CELL = 5
+LETTER = 6.5
+"""The width of a letter of a label."""
 BAND_GAP = 8
 
 
@@ -67,10 +69,7 @@ def curve(points: Sequence[Point], levels: Sequence[Level], title: str) -> Marku
         parts.append(Markup('<polyline class="line" points="{}"/>').format(line))
     for point, (x, y) in zip(points, places, strict=True):
         parts.append(_point(point, x, y, ticks[0]))
-    labels = _spread_labels(points)
-    for point, (x, _) in zip(points, places, strict=True):
-        if point.label in labels:
-            parts.append(_text(x, HEIGHT - 12, point.label, "middle"))
+    parts += _labels([(x, point.label) for point, (x, _) in zip(points, places, strict=True)])
     return _drawing(parts, title, WIDTH, HEIGHT, "plot")
 
 
@@ -82,7 +81,7 @@ def bars(shares: Sequence[tuple[str, float, str]], title: str, top: str = "") ->
     parts = [_text(LEFT - 8, TOP + 4, top, "end") + _rule(TOP)] if top else [_axes(axis_of(0.0))]
     room = (WIDTH - LEFT - RIGHT) / max(len(shares), 1)
     base = _y(0.0, 0.0)
-    for number, (label, share, says) in enumerate(shares):
+    for number, (_, share, says) in enumerate(shares):
         x = LEFT + room * number + 3
         y = _y(share, 0.0)
         parts.append(
@@ -90,7 +89,7 @@ def bars(shares: Sequence[tuple[str, float, str]], title: str, top: str = "") ->
                 '<rect class="bar-of" x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>'
             ).format(f"{x:.1f}", f"{y:.1f}", f"{room - 6:.1f}", f"{base - y:.1f}", printable(says))
         )
-        parts.append(_text(x + room / 2 - 3, HEIGHT - 12, label, "middle"))
+    parts += _labels(_middles([label for label, _, _ in shares]))
     return _drawing(parts, title, WIDTH, HEIGHT, "plot")
 
 
@@ -104,8 +103,7 @@ def stacked(
     parts = [_text(LEFT - 8, TOP + 4, f"{most:,}", "end") + _rule(TOP)]
     room = (WIDTH - LEFT - RIGHT) / max(len(columns), 1)
     gap = min(6.0, room / 4)
-    every = max(1, len(columns) // 10)
-    for number, (label, counts, name) in enumerate(columns):
+    for number, (_, counts, name) in enumerate(columns):
         x = LEFT + room * number + gap / 2
         y = _y(0.0, 0.0)
         said = ", ".join(f"{counts[kind]} {kind}" for kind in kinds if counts.get(kind))
@@ -126,8 +124,7 @@ def stacked(
                         printable(f"{name}: {said}"),
                     )
                 )
-        if number % every == 0:
-            parts.append(_text(x + room / 2 - gap / 2, HEIGHT - 12, label, "middle"))
+    parts += _labels(_middles([label for label, _, _ in columns]))
     return _drawing(parts, title, WIDTH, HEIGHT, "plot")
 
 
@@ -226,12 +223,18 @@ def _point(point: Point, x: float, y: float, lowest: float) -> Markup:
     return whisker + dot.format(css, at, f"{y:.1f}", says)
 
 
-def _spread_labels(points: Sequence[Point]) -> set[str]:
-    """The labels that fit beside each other: each of a few points, every n-th of many."""
-    longest = max((len(point.label) for point in points), default=1)
-    fitting = max(2, (WIDTH - LEFT - RIGHT) // (8 * longest + 12))
-    every = math.ceil(len(points) / fitting) if points else 1
-    return {point.label for point in points[::every]}
+def _middles(labels: Sequence[str]) -> list[tuple[float, str]]:
+    """Each label with the middle of its column, of columns that fill the width."""
+    room = (WIDTH - LEFT - RIGHT) / max(len(labels), 1)
+    return [(LEFT + room * (number + 0.5), label) for number, label in enumerate(labels)]
+
+
+def _labels(placed: Sequence[tuple[float, str]]) -> list[Markup]:
+    """The labels below a drawing that fit beside each other: each of a few, every n-th of many."""
+    longest = max((len(label) for _, label in placed), default=1)
+    fitting = max(2, int((WIDTH - LEFT - RIGHT) / (LETTER * longest + LETTER)))
+    every = math.ceil(len(placed) / fitting) or 1
+    return [_text(x, HEIGHT - 12, label, "middle") for x, label in placed[::every]]
 
 
 def _text(x: float, y: float, words: str, anchor: str) -> Markup:
