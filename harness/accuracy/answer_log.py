@@ -115,6 +115,18 @@ class AccuracyRun:
         found = (self.results.get((number, question)) for question in self.header.questions)
         return [result for result in found if result is not None]
 
+    def changed(self, number: int) -> set[str]:
+        """The questions whose answer in an epoch has another text than in the first epoch.
+
+        A question that the first epoch lacks has nothing to differ from.
+        """
+        first = {result.question: result.answer_hash for result in self.epoch(1)}
+        return {
+            one.question
+            for one in self.epoch(number)
+            if first.get(one.question, one.answer_hash) != one.answer_hash
+        }
+
 
 class AnswerLog:
     """The log of a run that goes on.

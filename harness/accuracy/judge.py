@@ -134,13 +134,11 @@ def _outcomes(results: Sequence[QuestionResult]) -> dict[str, bool]:
 def _against_reference(
     run: AccuracyRun, epoch: int, baseline: Baseline | None
 ) -> dict[str, object]:
-    first = {result.question: result.answer_hash for result in run.epoch(1)}
-    results = run.epoch(epoch)
-    changed = sum(first.get(one.question, one.answer_hash) != one.answer_hash for one in results)
+    changed = len(run.changed(epoch))
     if baseline is None and epoch == 1:
         return {"changed": changed}
     reference = baseline.outcomes if baseline else _outcomes(run.epoch(1))
-    flips = _flips(reference, _outcomes(results), baseline.name if baseline else "epoch 1")
+    flips = _flips(reference, _outcomes(run.epoch(epoch)), baseline.name if baseline else "epoch 1")
     return {"changed": changed, "flips": flips}
 
 

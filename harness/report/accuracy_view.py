@@ -74,8 +74,7 @@ def view_of(
         if by_length:
             title = "Accuracy by the length of the answer in tokens"
             parts.append((title, plot.bars(by_length, title)))
-        asked, _ = questions_of(answers)
-        data = GridData(found.rows, found.baseline, _changed(answers), asked)
+        data = GridData(found.rows, found.baseline, _changed(answers), questions_of(answers))
     return AccuracyView(
         owner,
         record,
@@ -89,17 +88,11 @@ def view_of(
 
 def _changed(answers: StoredAnswers) -> tuple[str, ...]:
     run = answers.run
-    first = {result.question: result.answer_hash for result in run.epoch(1)}
-    rows = []
-    for epoch in range(1, run.header.num_epochs + 1):
-        hashes = {result.question: result.answer_hash for result in run.epoch(epoch)}
-        rows.append(
-            "".join(
-                "1" if hashes.get(name, first.get(name)) != first.get(name) else "0"
-                for name in run.header.questions
-            )
-        )
-    return tuple(rows)
+    epochs = [run.changed(number) for number in range(1, run.header.num_epochs + 1)]
+    return tuple(
+        "".join("1" if name in changed else "0" for name in run.header.questions)
+        for changed in epochs
+    )
 
 
 def _curve(record: AccuracyRecord) -> Markup:

@@ -154,21 +154,16 @@ class AnsweredQuestion:
         return sum(map(len, texts)) + 180 * len(self.epochs) + 60
 
 
-def questions_of(found: StoredAnswers) -> tuple[dict[int, AnsweredQuestion], int]:
-    """The questions by number that a page has room for, those that flipped or changed first, and
-    how many are left out.
-    """
+def questions_of(found: StoredAnswers) -> dict[int, AnsweredQuestion]:
+    """The questions by number that a page has room for, those that flipped or changed first."""
     asked: dict[int, AnsweredQuestion] = {}
     size = 0
-    left_out = 0
     for number, name in sorted(_numbered(found), key=lambda pair: not _is_unlike(found, pair[1])):
         question = _question(found, name)
         size += question.size
-        if size > MOST_BYTES:
-            left_out += 1
-        else:
+        if size <= MOST_BYTES:
             asked[number] = question
-    return asked, left_out
+    return asked
 
 
 def _numbered(found: StoredAnswers) -> list[tuple[int, str]]:
