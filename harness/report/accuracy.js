@@ -3,7 +3,7 @@
    answers by epoch. Text is set, never parsed as markup. */
 withData(function (packed) {
   "use strict";
-  const WORDS = { "1": "right", "0": "wrong", p: "did not parse", e: "empty", i: "invalid tokens", u: "unanswered", ".": "not asked" };
+  const WORDS = packed.outcomes, COLUMNS = packed.grid_columns, MOST = 500;
   const SIGNS = { "1": "+", "0": "x", p: "?", e: "?", i: "?", u: "?", ".": "." };
   const KINDS = {
     "not the same every time": (one) => new Set(one.marks).size > 1 || one.isChanged,
@@ -12,7 +12,6 @@ withData(function (packed) {
     "right, with another text": (one) => one.isChanged && /^1+$/.test(one.marks),
     "all questions": () => true,
   };
-  const COLUMNS = 200, MOST = 500;
   const data = packed.measured || [];
 
   function make(tag, words, css) {

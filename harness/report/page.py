@@ -32,6 +32,7 @@ from harness.report.case_view import (
     packed,
 )
 from harness.report.causes import facts, kernel_of
+from harness.report.plot import GRID_COLUMNS
 from harness.report.run_view import RunView, refusals, skip_reasons
 from harness.report.wording import (
     accuracy_title,
@@ -111,6 +112,7 @@ def render(view: RunView) -> str:
     ]
     data = case_data(pairs, view.plan.options, view.plan.environment)
     data["measured"] = [asdict(one.data) for one in measured]
+    data |= {"outcomes": OUTCOMES, "grid_columns": GRID_COLUMNS}
     text = embedded(data)
     # A page of 14,000 cases holds 2 MB of it.
     is_large = len(text) > LARGE_DATA
