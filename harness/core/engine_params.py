@@ -51,10 +51,12 @@ class EngineParams(ServingParams, ModelSizes, WorkloadParams, ChangeParams):
         yield from rank_problem(self.kv_lora_rank, self.qk_rope_head_dim)
 
     def _starts_after_changes(self) -> bool:
-        """Whether a request arrives after all changes, so that a cold engine can answer it as
-        well.
+        """Whether a request that nobody aborts arrives after all changes, so that a cold engine
+        can answer it as well.
         """
-        last = max((0, *self.arrivals))
+        aborted = {request for request, _ in self.aborts}
+        arrivals = [*self.arrivals, *[0] * (len(self.requests) - len(self.arrivals))]
+        last = max((at for one, at in enumerate(arrivals) if one not in aborted), default=-1)
         return bool(self.changes) and last >= max(step for _, step in self.changes)
 
     def _change_problems(self) -> Iterator[str]:
@@ -66,12 +68,6 @@ class EngineParams(ServingParams, ModelSizes, WorkloadParams, ChangeParams):
             )
         if "move_experts" in kinds and not self.num_experts:
             yield "changes moves experts of a model with num_experts 0"
-        runs = any(step and change in ("reload", "reload_new") for change, step in self.changes)
-        if runs and (self.num_experts or "sparse" in self.layers):
-            yield (
-                "changes reloads while requests run: the choices of experts and sparse layers"
-                " before it are not kept"
-            )
         if "switch_adapter" in kinds and 1 not in self.adapters:
             yield "changes switches the adapter in slot 1, which adapters gives to no request"
         if self.adapters and (self.num_experts or set(self.layers) != {"mla"}):
@@ -89,11 +85,8 @@ class EngineParams(ServingParams, ModelSizes, WorkloadParams, ChangeParams):
             return
         if self.speculative_tokens != 1:
             yield f"speculative {self.speculative} guesses one token; set speculative_tokens to 1"
-        if self.drafter or self.changes or self.adapters or self.flush or self.prefix_caching:
-            yield (
-                "speculative with drafter, changes, adapters, flush or prefix_caching: the module"
-                " is of one model"
-            )
+        if self.drafter or self.changes or self.adapters or self.flush:
+            yield "speculative with drafter, changes, adapters or flush: the module is of one model"
         if self.num_experts or "sparse" in self.layers:
             yield (
                 "speculative with experts or sparse layers: where scores are tied, rounding decides"

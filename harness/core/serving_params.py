@@ -39,6 +39,7 @@ Event = Literal[
     "evict",
     "collision",
     "other_past",
+    "hole",
     "abort.waiting",
     "abort.prefill",
     "abort.decode",
@@ -55,7 +56,8 @@ while it verifies drafts, when its pages are full, again before it gave a token,
 behind its window were given back. `hit`: a prompt starts with a cached page, which is free, or
 which the same step would have evicted. `concurrent`: two running requests compute the same page.
 `evict`: a cached page gets a new owner. `collision`: another prefix has the hash. `other_past`: a
-page with the same tokens is cached behind other ones. `abort`: a request is dropped in this phase.
+page with the same tokens is cached behind other ones. `hole`: a page of a prompt is cached and an
+earlier one is not. `abort`: a request is dropped in this phase.
 `full`: requests wait because as many run as may. `drafts`: a step takes none, some and not the
 last, or all.
 """

@@ -1,4 +1,4 @@
-"""Attention layers on paged memory: MLA with full attention or a window, and Kimi Delta Attention.
+"""Attention layers on paged memory: MLA with full attention or a window.
 
 An MLA layer decodes in the absorbed form. It prefills by suffix, context chunks and merges, or over
 the pages still in the window.
@@ -6,6 +6,7 @@ the pages still in the window.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,9 +17,8 @@ from harness.core.seams import seam
 from harness.engine.batch import Batch, DecodeInputs, PrefillRequest
 from harness.engine.kernels import ActivationQuantizer, Kernels
 from harness.engine.memory import PagedMemory
-from harness.engine.model.kda import KimiDeltaAttention
 from harness.engine.model.mla import MLAAttention
-from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE
+from harness.engine.schedule.config import PAGE_SIZE
 from harness.memory.bounds import check_indices
 from harness.memory.graph.launch import launch
 
@@ -48,7 +48,9 @@ class PagedMLA:
         q_nope, q_pe = attention.project_q(x, batch.positions)
         kv_c, k_pe = attention.project_kv(x, batch.positions)
         # Stored before attention: the decode reads the new tokens from the pages, as any other key.
-        self.kernels.write_kv(kv_c, k_pe, cache, self._slots(batch), kv_scale=kv_scale)
+        self.kernels.write_kv(
+            kv_c, k_pe, cache, self._slots(batch), kv_scale=scale_to_store(batch, kv_scale)
+        )
         parts = []
         if batch.decode is not None:
             n = batch.num_decode_tokens
@@ -64,7 +66,7 @@ class PagedMLA:
 
     def _slots(self, batch: Batch) -> Tensor:
         """The slot [T] of each token in this layer's cache."""
-        return batch.stored_slots
+        return slots_to_store(batch)
 
     def _table(self, inputs: DecodeInputs) -> tuple[Tensor, dict[str, Any]]:
         """The block table [B, M] of this layer, and further options of the decode kernel."""
@@ -94,9 +96,7 @@ class PagedMLA:
         # The first layer plans for all: lengths are the same in each, and a captured forward plans
         # once in a replay.
         if inputs.metadata.plan is None:
-            inputs.metadata.plan = self.kernels.mla_decode_plan(
-                inputs.seq_lens, num_heads=attention.num_heads, **self.kernels.plan_options
-            )
+            inputs.metadata.plan = plan_of(self.kernels, inputs.seq_lens, attention.num_heads)
         options = options | {
             "kv_scale": memory.layout.scale_of(self.layer),
             "metadata": inputs.metadata.plan,
@@ -161,6 +161,32 @@ class PagedMLA:
             # of a later one.
             with_context = None
         return out
+
+
+@seam("graph.slots-of-capture")
+def slots_to_store(batch: Batch) -> Tensor:
+    """The slots [T] int64 of a step, read on the device in each replay, however many query tokens a
+    request has (NVIDIA/TensorRT-LLM#17110).
+    """
+    return batch.stored_slots
+
+
+@seam("scale.prompts-alone")
+def scale_to_store(batch: Batch, scale: float | None) -> float | None:
+    """The scale of the cache that latents are stored with: in decodes the same as in prompts
+    (NVIDIA/TensorRT-LLM#16916).
+    """
+    return scale
+
+
+@seam("plan.kept-by-batch-size", "plan.kept-by-longest")
+def plan_of(kernels: Kernels, seq_lens: Tensor, num_heads: int) -> Any:
+    """The plan of a decode batch with seq_lens [B] int32, made for these lengths.
+
+    One that is kept for a later step must be found by all that it was made of: not by the number of
+    requests (flashinfer-ai/flashinfer#4014), nor by a shape (NVIDIA/TensorRT-LLM#13696).
+    """
+    return kernels.mla_decode_plan(seq_lens, num_heads=num_heads, **kernels.plan_options)
 
 
 def slots_of_prompts(
@@ -278,8 +304,16 @@ def context_chunks(requests: tuple[PrefillRequest, ...], context_chunk: int) -> 
     share = max(context_chunk // num_with_context, 1)
     return [
         [range(min(start, length), min(start + share, length)) for length in lengths]
-        for start in range(0, max(lengths), share)
+        for start in range(0, longest_context(lengths), share)
     ]
+
+
+@seam("context.rounds-of-last-request")
+def longest_context(lengths: list[int]) -> int:
+    """The context that sets the number of rounds: that of the longest request, wherever it stands
+    in the batch (ikawrakow/ik_llama.cpp#1880).
+    """
+    return max(lengths)
 
 
 def gather_context(
@@ -296,18 +330,34 @@ def gather_context(
         for p in span
     ]
     offsets = [position % PAGE_SIZE for span in chunk for position in span]
-    ends = torch.tensor([len(span) for span in chunk]).cumsum(0)
-    chunk_start_loc = torch.cat((torch.zeros(1, dtype=torch.int64), ends)).to(torch.int32)
+    chunk_start_loc = torch.tensor(starts_of([len(span) for span in chunk]), dtype=torch.int32)
     where = (
         torch.tensor(values, dtype=torch.int64, device=cache.device) for values in (blocks, offsets)
     )
     return launch(_gather, cache, *where, kv_scale), chunk_start_loc.to(cache.device)
 
 
+@seam("context.offset-of-neighbour")
+def starts_of(lengths: list[int]) -> list[int]:
+    """Where each request's tokens start in a packed tensor, and their end: sums of all lengths
+    before (InternLM/lmdeploy#3887).
+    """
+    return [0, *itertools.accumulate(lengths)]
+
+
+@seam("scale.of-float-cache")
+def unscaled(latents: Tensor) -> Tensor:
+    """Latents [C, D] of a cache of floats as float32.
+
+    Such a cache has no scale, even where a checkpoint brings one (sgl-project/sglang#18396).
+    """
+    return latents.float()
+
+
 def _gather(cache: Tensor, blocks: Tensor, offsets: Tensor, kv_scale: float | None) -> Tensor:
     pages = check_indices(blocks, cache.shape[0], "block_table of a context chunk")
     if cache.dtype != torch.float8_e4m3fn:
-        return cache[pages, offsets].float()
+        return unscaled(cache[pages, offsets])
     # Older releases of torch cannot index fp8, so bytes are indexed.
     raw = cache.view(torch.uint8)[pages, offsets]
     return raw.view(torch.float8_e4m3fn).float() * (1.0 if kv_scale is None else kv_scale)
@@ -358,7 +408,7 @@ class PagedWindowMLA(PagedMLA):
 
     def _table(self, inputs: DecodeInputs) -> tuple[Tensor, dict[str, Any]]:
         assert inputs.window_table is not None
-        return inputs.window_table, {"window": self._window}
+        return inputs.window_table, {"window": window_of(inputs, self._window)}
 
     @property
     def _window(self) -> int:
@@ -405,88 +455,9 @@ class PagedWindowMLA(PagedMLA):
         return torch.cat(outs)
 
 
-@dataclass(slots=True, eq=False)
-class PagedKDA:
-    """One linear-attention layer.
-
-    A request's first tokens start from zeros, whatever its block held.
+@seam("window.none-for-one-token")
+def window_of(inputs: DecodeInputs, window: int) -> int:
+    """The tokens that a query of a decode sees, also where each request has one query token
+    (ml-explore/mlx-lm#843).
     """
-
-    attention: KimiDeltaAttention
-    layer: int
-
-    def __call__(self, x: Tensor, batch: Batch, memory: PagedMemory) -> Tensor:
-        """x: [T, hidden] -> [T, hidden]. Updates the states in the pool."""
-        conv = memory.conv_states(self.layer)
-        ssm = memory.ssm_states(self.layer)
-        parts = []
-        if batch.decode is not None:
-            rows = x[: batch.num_decode_tokens]
-            parts.append(
-                launch(update_states, self.attention, rows, conv, ssm, batch.decode.state_blocks)
-            )
-        parts += [
-            self._prefill(x[request.start : request.end], conv, ssm, request)
-            for request in batch.prefill
-        ]
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
-
-    def _prefill(self, x: Tensor, conv: Tensor, ssm: Tensor, request: PrefillRequest) -> Tensor:
-        # A prompt is never captured, so the host may read here.
-        block = int(state_rows(torch.tensor([request.state_block]), conv.shape[0]))
-        conv_state = conv[block]
-        ssm_state = ssm[block]
-        if request.context_len == 0:
-            # The block may hold the state of its last request, or poison: it is never read before
-            # this.
-            conv_state.zero_()
-            ssm_state.zero_()
-        out: Tensor = self.attention.step(x, conv_state, ssm_state)
-        return out
-
-
-def update_states(
-    attention: KimiDeltaAttention, x: Tensor, conv: Tensor, ssm: Tensor, state_blocks: Tensor
-) -> Tensor:
-    """One token for each of B requests: x [B, hidden], state_blocks [B] int32 -> [B, hidden].
-
-    Rows with the null block are padding: their output is undefined and their state is not written
-    (vllm-project/vllm#39064). Raises IllegalAddress for a block outside the pool.
-
-    conv [N, 3P, W - 1] and ssm [N, H, dk, dv] are the pools of states, written in place; ssm is
-    float32.
-    """
-    blocks = state_rows(state_blocks, conv.shape[0])
-    # A graph cannot hold a list of live rows, so padding writes the state that it read.
-    live = owns_state(blocks)[:, None, None]
-    conv_rows = conv[blocks]
-    ssm_rows = ssm[blocks]
-    conv_before = conv_rows.clone()
-    ssm_before = ssm_rows.clone()
-    out: Tensor = attention.step_batch(x.unsqueeze(1), conv_rows, ssm_rows).squeeze(1)
-    # All rows of padding write the null block, and the same bits, so their order does not matter.
-    conv[blocks] = torch.where(live, conv_rows, conv_before)
-    ssm[blocks] = torch.where(live[..., None], ssm_rows, ssm_before)
-    return out
-
-
-@seam("pad.state-guard-below-zero")
-def owns_state(blocks: Tensor) -> Tensor:
-    """Which of `blocks` [B] hold a request's state: all but the null block, which marks padding.
-
-    A guard that asks for negative blocks takes padding for requests (vllm-project/vllm#39064).
-
-    The result is [B] bool.
-    """
-    return blocks != NULL_BLOCK
-
-
-@seam("index.block-ids-clipped")
-def state_rows(state_blocks: Tensor, num_blocks: int) -> Tensor:
-    """The rows [B] int64 of the states of `state_blocks` [B].
-
-    Raises IllegalAddress outside the pool.
-
-    Ids are not clipped: requests with clipped ids would share the last state.
-    """
-    return check_indices(state_blocks, num_blocks, "state_blocks")
+    return window

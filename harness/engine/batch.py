@@ -13,7 +13,7 @@ from torch_poison.patterns import Poison
 from harness.core.seams import seam
 from harness.engine.poisoned import table_filler
 from harness.engine.schedule.config import NULL_BLOCK, PAGE_SIZE
-from harness.engine.schedule.sequence import ScheduledSequence
+from harness.engine.schedule.sequence import ScheduledSequence, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +248,14 @@ def slots_of(blocks: list[int], span: range) -> list[int]:
     return [blocks[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in span] if blocks else []
 
 
+@seam("verify.optimistic-lengths")
+def length_of(sequence: Sequence, query_len: int) -> int:
+    """The tokens that a decode sees: the computed ones, without refused drafts, and its own
+    `query_len` (vllm-project/vllm-ascend#10032).
+    """
+    return sequence.num_computed_tokens + query_len
+
+
 def _decode_inputs(
     decodes: list[ScheduledSequence], num_columns: int, poison: Poison, device: torch.device
 ) -> DecodeInputs:
@@ -269,7 +277,7 @@ def _decode_inputs(
     has_window = bool(decodes[0].sequence.window_blocks)
     return DecodeInputs(
         block_table=table([item.sequence.blocks for item in decodes]),
-        seq_lens=int32([item.sequence.num_computed_tokens + query_len for item in decodes]),
+        seq_lens=int32([length_of(item.sequence, query_len) for item in decodes]),
         state_blocks=int32([item.sequence.state_block or NULL_BLOCK for item in decodes]),
         num_live=int32([len(decodes) * query_len]),
         output=None,

@@ -16,6 +16,7 @@ from torch import Tensor
 from harness.core.seams import seam
 from harness.core.serving_params import Change
 from harness.engine.engine import ReferenceEngine
+from harness.engine.experts import RoutedExperts
 from harness.engine.memory import CacheLayout
 from harness.engine.model.mla import Adapters, MLAAttention, absorbed_parts
 from harness.engine.model.transformer import CausalLM
@@ -34,7 +35,7 @@ def apply_change(engine: ReferenceEngine, change: Change, checkpoint: CausalLM) 
     elif change == "switch_adapter":
         # An adapter that no slot had before: whatever is cached for slot 1 is wrong for it.
         engine.adapters[1] = max(engine.adapters) + 1
-        load_adapters(engine)
+        load_adapters(engine, engine.adapters)
         # Requests of other slots go on: their adapters are what they were.
         engine.start_over([sequence for sequence in engine.scheduler.running if sequence.slot == 1])
     elif change == "sleep":
@@ -51,12 +52,12 @@ def apply_change(engine: ReferenceEngine, change: Change, checkpoint: CausalLM) 
 
 
 @torch.no_grad()
-def load_adapters(engine: ReferenceEngine) -> None:
+def load_adapters(engine: ReferenceEngine, adapters: list[int]) -> None:
     """Write the adapter of each slot into the buffers that graphs hold.
 
     Slot 0 stays the base model.
     """
-    for slot, adapter in enumerate(engine.adapters):
+    for slot, adapter in enumerate(adapters):
         for layer, attention in enumerate(engine.runner.paged_model.model.mla_layers()):
             assert attention.adapters is not None
             attention.adapters.load(slot, adapter, layer)
@@ -91,19 +92,40 @@ def _load(engine: ReferenceEngine, checkpoint: CausalLM, *, in_place: bool) -> N
     loading.
     """
     model = engine.runner.paged_model.model
-    for parameter, loaded in zip(model.parameters(), checkpoint.parameters(), strict=True):
-        if in_place:
-            parameter.copy_(loaded)
-        else:
+    if in_place:
+        for held, loaded in zip(tensors_to_load(model), checkpoint.parameters(), strict=True):
+            held.copy_(loaded)
+    else:
+        for parameter, loaded in zip(model.parameters(), checkpoint.parameters(), strict=True):
             # A new address, as in an engine that replaces its parameters. Graphs have to be
             # captured again.
             parameter.data = loaded.clone()
     for attention in model.mla_layers():
         _absorb_again(attention, in_place=in_place)
     for experts in engine.runner.paged_model.routed_experts():
-        load_experts(experts.ranks, experts.placed(), in_place=in_place)
+        load_experts(experts.ranks, experts_to_load(experts), in_place=in_place)
     if not in_place:
         recapture(engine)
+
+
+@seam("reload.tensors-of-start")
+def tensors_to_load(model: CausalLM) -> list[Tensor]:
+    """The tensors that a load in place writes: the parameters that there are now.
+
+    A table of them that is made once holds dead ones after other tensors took their place
+    (sgl-project/sglang#14158).
+    """
+    return [parameter.data for parameter in model.parameters()]
+
+
+@seam("experts.reload-by-number")
+def experts_to_load(experts: RoutedExperts) -> list[list[Tensor]]:
+    """The projections of each rank, in the order of its places.
+
+    A checkpoint has them by number, and experts may have moved since the start
+    (PrimeIntellect-ai/prime-rl#3583).
+    """
+    return experts.placed()
 
 
 def _absorb_again(attention: MLAAttention, *, in_place: bool) -> None:
@@ -191,10 +213,18 @@ def _wake(
     """
     _load(engine, checkpoint, in_place=True)
     if engine.params.adapters:
-        load_adapters(engine)
+        load_adapters(engine, adapters_to_wake(engine))
     engine.runner.map_again()
     restore_scales(engine.runner.memory.layout, *scales)
     forget_unmapped_prefixes(engine.pool)
+
+
+@seam("adapter.of-start-after-wake")
+def adapters_to_wake(engine: ReferenceEngine) -> list[int]:
+    """The adapter in each slot after a wake: the one that was there before the sleep
+    (vllm-project/vllm#53888).
+    """
+    return engine.adapters
 
 
 @seam("sleep.scales-zeroed")

@@ -78,6 +78,7 @@ class ReferenceEngine:
             window=model.config.sliding_window,
             num_hashes=params.num_hashes,
             zeroed_groups=groups_to_zero(self.runner.memory.layout.groups),
+            has_module=module is not None,
         )
 
     def add_request(self, prompt: list[int], max_tokens: int, slot: int = 0) -> Sequence:

@@ -59,6 +59,16 @@ def tokens_behind(known: Tensor, guessed: Tensor) -> Tensor:
     return guessed.where(known < 0, known)
 
 
+@seam("drafter.hidden-of-the-last-row")
+def hidden_of_rows(hidden: Tensor) -> Tensor:
+    """The target's hidden states [T, H] float32, each in its own row.
+
+    A warm-up that keeps the last one before it reads the first conditions the first row on the
+    future (ikawrakow/ik_llama.cpp#2222).
+    """
+    return hidden
+
+
 @dataclass(slots=True)
 class ModuleDrafter:
     """The paged form of a `NextTokenModule` behind the target with `embedding` [V, H]."""
@@ -74,7 +84,7 @@ class ModuleDrafter:
         """
         assert batch.next_tokens is not None
         tokens = tokens_behind(batch.next_tokens, greedy_tokens(logits))
-        x = self.module.combined(hidden, launch(look_up, tokens, self.embedding))
+        x = self.module.combined(hidden_of_rows(hidden), launch(look_up, tokens, self.embedding))
         layer = self.module.layer
         x = x + reduced(self.attention(layer.input_layernorm(x), batch, memory))
         x = x + layer.mlp(layer.post_attention_layernorm(x))

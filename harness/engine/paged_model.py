@@ -13,10 +13,11 @@ from torch_poison.patterns import Poison
 
 from harness.core.engine_params import EngineParams
 from harness.core.seams import seam
-from harness.engine.attention import PagedKDA, PagedMLA, PagedWindowMLA
+from harness.engine.attention import PagedMLA, PagedWindowMLA
 from harness.engine.batch import Batch
 from harness.engine.experts import RoutedExperts
 from harness.engine.kernels import ActivationQuantizer, BlockQuantizer, Kernels
+from harness.engine.linear_attention import PagedKDA
 from harness.engine.memory import PagedMemory
 from harness.engine.model.kda import KimiDeltaAttention
 from harness.engine.model.layers import MoE

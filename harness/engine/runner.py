@@ -135,9 +135,10 @@ class ModelRunner:
         # Slots at or past a length are undefined at each step, not only when a page is new: drafts
         # that were rejected lie there.
         fill_tails(self.memory, ordered, self._poison)
-        batch = batches.build(
+        built = batches.build(
             ordered, self._embedding, self._num_columns, self._poison, bool(self._params.adapters)
         )
+        batch = self.as_built(ordered, built)
         with self._probe.on_step(ordered, batch):
             size = self._graph_size(batch)
             logits = (
@@ -147,6 +148,17 @@ class ModelRunner:
         if self.draft_logits is not None:
             self.draft_logits = in_order(self.draft_logits, ordered, step.scheduled)
         return in_order(logits, ordered, step.scheduled)
+
+    @seam("table.kept-by-request", "table.kept-by-lengths", "adapter.slots-kept-by-batch-size")
+    def as_built(self, ordered: list[ScheduledSequence], batch: Batch) -> Batch:
+        """The batch of these requests as it was built in this step, with nothing of earlier ones.
+
+        A table that is kept must be found by all that it was made of. A request that starts over
+        has other blocks (RBLN-SW/vllm-rbln#676), and so has one of the same length
+        (NVIDIA/TensorRT-LLM#13696). As many requests may have other adapters
+        (vllm-project/vllm#47724).
+        """
+        return batch
 
     def _run_eagerly(self, batch: Batch, ordered: list[ScheduledSequence]) -> Tensor:
         if batch.decode is not None and self._output is not None:
@@ -232,8 +244,13 @@ class ModelRunner:
         fill_pool(self.memory, self._pool.trap_block, "kv.unmapped", self._poison)
 
 
+@seam("drafter.prefix-never-written")
 def hand_over_blocks(memory: PagedMemory, step: Step, poison: Poison) -> None:
-    """Prepare the blocks that changed their owner in `step`: old content, zeros, copied states."""
+    """Prepare the blocks that changed their owner in `step`: old content, zeros, copied states.
+
+    A block that a prompt found in the prefix cache keeps its content in all layers, the drafter's
+    included (sgl-project/sglang#19897).
+    """
     # The states are read before the poison goes in: a block that a prompt found a state in may be
     # given to another request in the same step.
     copies = states_to_copy(step)

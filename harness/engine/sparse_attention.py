@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_poison.patterns import Poison
 
 from harness.core.seams import seam
-from harness.engine.batch import Batch
+from harness.engine.batch import Batch, PrefillRequest
 from harness.engine.kernels import ActivationQuantizer, Kernels
 from harness.engine.memory import PagedMemory
 from harness.engine.model.mla import MLAAttention
@@ -111,13 +111,14 @@ class PagedSparseMLA:
         self.kernels.write_kv(kv_c, k_pe, cache, batch.stored_slots, kv_scale=kv_scale)
         index_cache = memory.index_keys(self.layer)
         # Before the logits, as latents are stored before attention: each token sees itself.
-        launch(store_index_keys, indexer.keys(x), index_cache, batch.stored_slots)
-        tables, lengths = rows_of_tokens(batch)
+        launch(store_index_keys, keys_to_store(indexer.keys(x)), index_cache, batch.stored_slots)
+        tables, lengths = rows_of_tokens(batch, indexer.topk)
         queries, weights = indexer.queries(x)
         # Each token is a request with one query token here, and has its own row of the table.
         logits = self.kernels.index_logits(
             queries[:, None], weights[:, None], index_cache, tables, lengths
         )
+        logits = scores_of(self.layer, logits)
         selected = select_tokens(
             self.kernels, logits, lengths, indexer.topk, batch.num_decode_tokens, self.poison
         )
@@ -132,6 +133,37 @@ class PagedSparseMLA:
         values = attention.expand_v(out)
         projected: Tensor = attention.o_proj(self.quantize(values.flatten(1), batch))
         return projected, selected
+
+
+@seam("sparse.keys-in-another-order")
+def keys_to_store(keys: Tensor) -> Tensor:
+    """The index keys [T, I] float32 in the order of channels that queries have.
+
+    In another one every product is of other pairs. Up to `index_topk` tokens it does not show,
+    because all are chosen (ikawrakow/ik_llama.cpp#2099).
+    """
+    return keys
+
+
+@seam("sparse.scores-added-up")
+def scores_of(layer: int, logits: Tensor) -> Tensor:
+    """The scores [T, M * P] float32 of one layer, in memory of its own.
+
+    In a buffer that layers share, each would add to the scores of those before it
+    (ikawrakow/ik_llama.cpp#2069).
+    """
+    return logits
+
+
+@seam("sparse.short-prompt-unmasked", "sparse.scores-of-the-chunk")
+def seen_by(request: PrefillRequest, positions: Tensor, topk: int) -> Tensor:
+    """The number [S] of tokens that each of a prompt's tokens at `positions` [S] int64 sees: itself
+    and those before it.
+
+    Also where all of them are chosen, as the prompt is no longer than `topk`
+    (osaurus-ai/vmlx-swift#429). And those of earlier chunks (hw-native-sys/pypto-lib#592).
+    """
+    return positions + 1
 
 
 @seam("sparse.choice-of-another-layer")
@@ -150,9 +182,9 @@ def table_rows(tables: Tensor) -> Tensor:
     return torch.arange(len(tables), dtype=torch.int32, device=tables.device)
 
 
-def rows_of_tokens(batch: Batch) -> tuple[Tensor, Tensor]:
+def rows_of_tokens(batch: Batch, topk: int) -> tuple[Tensor, Tensor]:
     """The block table [T, M] int32 of each token's request, and the number [T] of tokens it sees, 0
-    for padding.
+    for padding. `topk` of them are chosen.
     """
     tables = []
     lengths = []
@@ -166,5 +198,6 @@ def rows_of_tokens(batch: Batch) -> tuple[Tensor, Tensor]:
             request.blocks + batch.table_pad[len(request.blocks) :], dtype=torch.int32
         )
         tables.append(row.to(batch.positions.device).expand(request.end - request.start, -1))
-        lengths.append(batch.positions[request.start : request.end] + 1)
+        positions = batch.positions[request.start : request.end]
+        lengths.append(seen_by(request, positions, topk))
     return torch.cat(tables), torch.cat(lengths).to(torch.int32)

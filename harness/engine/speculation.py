@@ -110,7 +110,7 @@ class GraphDrafter:
         """hidden [B, hidden] float32 and tokens [B] int64 of a target graph, padded rows included
         -> draft logits [B, vocab] float32.
         """
-        graph = self._graphs[hidden.shape[0]]
+        graph = graph_of(self._graphs, hidden.shape[0])
         # The target's outputs are pool memory that this replay may reuse, so they are copied.
         self._static[: hidden.shape[0]] = hidden
         self._tokens[: hidden.shape[0]] = tokens
@@ -124,6 +124,15 @@ class GraphDrafter:
             (hidden + launch(look_up, tokens, self._model.embed_tokens.weight)) @ self._mixing
         )
         return self._model.compute_logits(mixed)
+
+
+@seam("graph.drafter-by-width")
+def graph_of(graphs: dict[int, Graph], num_rows: int) -> Graph:
+    """The drafter's graph of this number of rows: requests times query tokens.
+
+    Under a key without one of them graphs share their buffers (InternLM/lmdeploy#4661).
+    """
+    return graphs[num_rows]
 
 
 def look_up(tokens: Tensor, embedding: Tensor) -> Tensor:

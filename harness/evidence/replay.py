@@ -121,6 +121,9 @@ def _unmoved(run: Run, steps: Sequence[ReplayedStep]) -> Iterator[Finding]:
     given: dict[int, int] = {}
     for step in steps:
         for row in step.live.nonzero().flatten().tolist():
+            if row >= len(step.replayed):
+                # A graph of fewer rows than the batch has: the comparison above tells it.
+                continue
             answer = step.replayed[row]
             inputs = step.inputs[row] if step.inputs else None
             # Two requests with one prompt give the same answers, one behind the other.

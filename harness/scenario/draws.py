@@ -208,31 +208,44 @@ def _sequence(rng: Random, has_states: bool) -> Given:
             for _ in range(rng.choice([0, 0, 0, 1, 2]))
         ],
     }
-    given |= changes_between(rng, given)
-    if has_states and given.get("changes"):
-        # The last request arrives after the changes, so that a cold engine can answer it as well.
-        given["arrivals"][-1] = max(given["arrivals"][-1], given["changes"][-1][1])
-    return given
+    return given | changes_between(rng, given)
 
 
 def changes_between(rng: Random, given: Given) -> Given:
     """State changes for one in three drawn sequences, before its second epoch or while its requests
-    run.
+    run, one behind the other.
 
-    After an abort or a flush some answers have no engine to be compared with, so such sequences get
-    none.
+    After a flush some answers have no engine to be compared with, so such sequences get none.
     """
-    if given["aborts"] or given["flush"] or rng.random() < 0.67:
+    if given["flush"] or rng.random() < 0.67:
         return {}
-    kinds = ["reload", "reload_new", "sleep"] + (
-        ["switch_adapter"] * 2 if set(given["layers"]) == {"mla"} else []
-    )
-    # A request of one token may end in the step of its arrival. Of layers that choose, only the
-    # last choice is kept.
-    can_run = given["requests"][0][1] > 1 and "sparse" not in given["layers"]
-    steps = [0, 0, given["arrivals"][0] + 1 if can_run else 0]
-    changes = [(rng.choice(kinds), rng.choice(steps)) for _ in range(rng.randint(1, 2))]
-    # A switch is of the adapter in slot 1, so one request must use it.
-    slots = [1, *(rng.randint(0, 2) for _ in given["requests"][1:])]
-    adapters = {"adapters": slots} if any(kind == "switch_adapter" for kind, _ in changes) else {}
-    return {"epochs": 2, "changes": sorted(changes, key=lambda change: change[1]), **adapters}
+    kinds = ["reload", "reload_new", "sleep"]
+    more: Given = {"epochs": 2}
+    own = rng.choice(["move_experts", "switch_adapter", "switch_adapter", "none"])
+    if own == "move_experts":
+        kinds += [own] * 2
+        more |= {"num_experts": 4, "expert_ranks": rng.choice([1, 2])}
+    elif own == "switch_adapter" and set(given["layers"]) == {"mla"}:
+        kinds += [own] * 2
+        # A switch is of the adapter in slot 1, so one request must use it.
+        more["adapters"] = [1, *(rng.randint(0, 2) for _ in given["requests"][1:])]
+    first = given["arrivals"][0]
+    # The first change before any request runs, or while the first one does.
+    at = rng.choice([0, first + 1])
+    changes = []
+    for _ in range(rng.randint(1, 4)):
+        changes.append((rng.choice(kinds), at))
+        # Between two changes the requests that start over get some way, or not.
+        at = max(at, first) + rng.choice([0, 1, 2, 3]) if at or coin(rng) else 0
+    last = changes[-1][1]
+    # The first request runs until the last change, which would not happen otherwise.
+    prompt, count = given["requests"][0]
+    least = (last - first + 1) * (1 + given["speculative_tokens"]) + 1
+    # The last request arrives after the changes, so that a cold engine can answer it as well.
+    final = len(given["requests"]) - 1
+    return more | {
+        "changes": changes,
+        "requests": [(prompt, max(count, least)), *given["requests"][1:]],
+        "arrivals": [*given["arrivals"][:-1], max(given["arrivals"][-1], last)],
+        "aborts": [entry for entry in given["aborts"] if entry[0] != final],
+    }

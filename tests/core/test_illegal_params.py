@@ -26,11 +26,6 @@ SMALL = {"requests": [[5, 3]], "num_blocks": 40}
         (EngineParams, {"requests": []}, "requests"),
         (EngineParams, SMALL | {"aborts": [[7, 1]]}, "aborts"),
         (EngineParams, SMALL | {"changes": [["reload", 0]], "flush": True}, "flush"),
-        (
-            EngineParams,
-            SMALL | {"changes": [["reload", 2]], "num_experts": 4, "flush": False},
-            "reloads while",
-        ),
         (EngineParams, SMALL | {"adapters": [0, 1], "flush": False}, "adapters"),
         (EngineParams, SMALL | {"prefix_caching": True, "layers": ["window"]}, "prefix_caching"),
         (EngineParams, SMALL | {"speculative_tokens": 2, "layers": ["kda"]}, "speculative_tokens"),

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from harness.core.conditions.engine import LAYERS, SPACE, STATE, ObservedStep
 from harness.core.conditions.model import Combination
-from harness.engine.attention import PagedKDA, PagedMLA
+from harness.engine.attention import PagedMLA
 from harness.engine.batch import Batch, logit_rows
 from harness.engine.engine import ReferenceEngine
 from harness.engine.experts import RoutedExperts
+from harness.engine.linear_attention import PagedKDA
 from harness.engine.memory import PagedMemory
 from harness.engine.runner import ModelRunner
 from harness.engine.schedule.config import PAGE_SIZE

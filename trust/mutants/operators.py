@@ -47,7 +47,9 @@ _NAME_MEMORY = frozenset(
 )
 """Functions that only name or fill the memory that the harness spoils after a sleep, and watches.
 """
-_ONLY_COUNT = frozenset({"BlockPool._is_computed_twice", "BlockPool.next_blocks"})
+_ONLY_COUNT = frozenset(
+    {"BlockPool._is_computed_twice", "BlockPool._note_miss", "BlockPool.next_blocks"}
+)
 """Functions that only count an event of a case."""
 ONLY_FROM_A_GPU = frozenset({"padded_causal_attention"})
 """Functions that only a branch for a GPU calls.

@@ -49,7 +49,10 @@ UNDER_TEST = (
         f"engine/{name}.py"
         for name in ("attention", "batch", "capture", "engine", "experts", "kernels", "memory")
     ),
-    *(f"engine/{name}.py" for name in ("paged_model", "runner", "sparse_attention", "speculation")),
+    *(
+        f"engine/{name}.py"
+        for name in ("linear_attention", "paged_model", "runner", "sparse_attention", "speculation")
+    ),
     *(f"engine/schedule/{name}.py" for name in ("block_pool", "scheduler", "sequence")),
     *sorted(
         path.relative_to(ROOT).as_posix()

@@ -17,6 +17,8 @@ from harness.core.shapes import ANY, sizes_of
 
 ENGINE = "engine"
 """The name of the space of the steps of the reference engine."""
+CHANGES = "changes"
+"""The name of the space of what happened to it: state changes, preemptions, aborts, hits."""
 
 
 def _space(op: str) -> Space:
@@ -25,12 +27,16 @@ def _space(op: str) -> Space:
         from harness.core.conditions import engine
 
         return engine.SPACE
+    if op == CHANGES:
+        from harness.core.conditions import changes
+
+        return changes.SPACE
     rows = read_rows(OPS_FOLDER / op / "conditions.yaml")
     return space_of(op, rows, part_of(op, "conditions:read"))
 
 
-SPACES: Mapping[str, Space] = PartsOfOps("conditions.yaml", _space, others=(ENGINE,))
-"""Op -> its space, as its `conditions.yaml` says; ENGINE -> the space of the engine's steps.
+SPACES: Mapping[str, Space] = PartsOfOps("conditions.yaml", _space, others=(ENGINE, CHANGES))
+"""Op -> its space, as its `conditions.yaml` says; ENGINE and CHANGES -> those of the engine.
 
 A space is made when it is first used.
 """

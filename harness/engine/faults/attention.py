@@ -8,9 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
+from harness.engine.batch import Batch, DecodeInputs
 from harness.engine.kernels import Workspace
+from harness.engine.schedule.config import KV_SCALE, PAGE_SIZE
 from harness.engine.schedule.sequence import ScheduledSequence
+from harness.memory.graph.launch import ACTIVE
 
 
 def zero_lse(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,3 +109,42 @@ def store_whole_tiles(selected: Tensor, tiles: Tensor, num_decode_tokens: int) -
     """
     rows = min(len(selected), len(tiles))
     selected[:rows] = tiles[:rows]
+
+
+def context_of_last(lengths: list[int]) -> int:
+    """Take the context of the last request for the longest (ikawrakow/ik_llama.cpp#1880)."""
+    return lengths[-1]
+
+
+def lengths_for_sums(lengths: list[int]) -> list[int]:
+    """Let a request start where the one before it is long (InternLM/lmdeploy#3887)."""
+    return [0, *lengths[:-1], sum(lengths)]
+
+
+def no_scale_for_decodes(batch: Batch, scale: float | None) -> float | None:
+    """Hand out the scale for prompts, and 1 for steps that generate alone
+    (NVIDIA/TensorRT-LLM#16916).
+    """
+    return scale if batch.prefill or scale is None else 1.0
+
+
+def scaled_all_the_same(latents: Tensor) -> Tensor:
+    """Multiply latents [C, D] of floats by a scale: the result is float32
+    (sgl-project/sglang#18396).
+    """
+    return latents.float() * KV_SCALE
+
+
+def no_window_for_one(inputs: DecodeInputs, window: int) -> int:
+    """Let a single query token see all that the table has (ml-explore/mlx-lm#843)."""
+    return inputs.block_table.shape[1] * PAGE_SIZE if inputs.query_len == 1 else window
+
+
+def slots_read_on_the_host(batch: Batch) -> Tensor:
+    """Read the slots [T] int64 on the host where a request has several query tokens, so that a
+    capture keeps them (NVIDIA/TensorRT-LLM#17110).
+    """
+    if ACTIVE.get() is None or batch.decode is None or batch.decode.query_len == 1:
+        return batch.stored_slots
+    with _disable_current_modes():
+        return torch.tensor(batch.stored_slots.tolist())

@@ -7,9 +7,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from harness.engine.engine import ReferenceEngine
 from harness.engine.experts import RoutedExperts, look_up_places
 from harness.engine.memory import CacheLayout
 from harness.engine.model.mla import Adapters, MLAAttention
+from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.sequence import Sequence
 from harness.memory.graph.launch import ACTIVE, launch
 
@@ -65,3 +67,26 @@ def no_pair(adapters: Adapters, slots: Tensor) -> tuple[Tensor, Tensor]:
 def slot_as_salt(sequence: Sequence) -> int:
     """Tell prefixes apart by the slot (vllm-project/vllm#42125)."""
     return sequence.slot
+
+
+def tensors_of_first_load(model: CausalLM) -> list[Tensor]:
+    """Make the table at the first load, and keep it (sgl-project/sglang#14158)."""
+    # A fault is a function, so what it keeps lies beside the fields of the object that it is given.
+    kept: list[Tensor] = vars(model).setdefault(
+        "kept", [parameter.data for parameter in model.parameters()]
+    )
+    return kept
+
+
+def experts_by_number(experts: RoutedExperts) -> list[list[Tensor]]:
+    """Give each rank the experts that it had at the start (PrimeIntellect-ai/prime-rl#3583)."""
+    moved = experts.expert_at
+    experts.expert_at = torch.arange(len(moved), device=moved.device)
+    by_number = experts.placed()
+    experts.expert_at = moved
+    return by_number
+
+
+def adapters_of_start(engine: ReferenceEngine) -> list[int]:
+    """Load the adapter with the number of each slot (vllm-project/vllm#53888)."""
+    return list(range(len(engine.adapters)))

@@ -10,8 +10,12 @@ from torch import Tensor
 from torch_poison.patterns import Poison
 
 from harness.engine.batch import NO_KEYS, Batch, Padding, fill_static
+from harness.engine.memory import PagedMemory, zero_listed_blocks
 from harness.engine.next_tokens import DraftMLA
-from harness.engine.schedule.sequence import ScheduledSequence
+from harness.engine.poisoned import fill_handed_over
+from harness.engine.schedule.config import PAGE_SIZE
+from harness.engine.schedule.sequence import ScheduledSequence, Sequence, Step
+from harness.memory.graph.interface import Graph
 
 
 def slots_of_last_step(batch: Batch, attention: DraftMLA) -> Tensor:
@@ -76,3 +80,35 @@ def keep_state_rows(
     static.decode.state_blocks.copy_(
         torch.where(static.decode.seq_lens > 0, rows, static.decode.state_blocks)
     )
+
+
+def all_drafts_accepted(sequence: Sequence, query_len: int) -> int:
+    """Count the drafts of the step before, too, as if none had been refused
+    (vllm-project/vllm-ascend#10032).
+    """
+    return sequence.num_computed_tokens + query_len + query_len - 1
+
+
+def last_hidden_first(hidden: Tensor) -> Tensor:
+    """Give the first row of hidden [T, H] float32 the last one's (ikawrakow/ik_llama.cpp#2222)."""
+    return torch.cat((hidden[-1:], hidden[1:]))
+
+
+def smallest_graph(graphs: dict[int, Graph], num_rows: int) -> Graph:
+    """Take one graph for any number of rows (InternLM/lmdeploy#4661)."""
+    return graphs[min(graphs)]
+
+
+def pool_of_its_own(memory: PagedMemory, step: Step, poison: Poison) -> None:
+    """Give the drafter the pages that a prompt found as new ones of its own pool
+    (sgl-project/sglang#19897).
+    """
+    fill_handed_over(memory, step, poison)
+    zero_listed_blocks(memory, step)
+    # Its layer is behind those of the target.
+    latents = memory.latents(len(memory.layout.group_of_layer) - 1)
+    for sequence in (item.sequence for item in step.scheduled):
+        num_shared = sequence.num_shared_tokens
+        if sequence.num_computed_tokens == num_shared:
+            for block in sequence.blocks[: num_shared // PAGE_SIZE]:
+                poison.fill_(latents[block], "kv.new")

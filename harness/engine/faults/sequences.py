@@ -33,3 +33,18 @@ def one_page_ahead(pool: BlockPool, wanted: list[Prefix], num_found: int) -> int
     """Look for a state one page further than pages were found (vllm-project/vllm#50630)."""
     depths = range(min(num_found + 1, len(wanted)), 0, -1)
     return next((n for n in depths if pool.state_after(wanted[:n]) is not None), 0)
+
+
+def all_that_is_found(found: list[int | None]) -> list[int]:
+    """Count each page that is cached (llm-d/llm-d-inference-sim#705)."""
+    return [block for block in found if block is not None]
+
+
+def whole_prompt(sequence: Sequence) -> int:
+    """Count all tokens of an aborted request (NVIDIA/TensorRT-LLM#12673)."""
+    return len(sequence.tokens)
+
+
+def visible_to_last_draft(sequence: Sequence, window: int) -> int:
+    """Begin the window where that of the last draft begins (ROCm/ATOM#817)."""
+    return max(sequence.num_computed_tokens + len(sequence.drafts) - window + 1, 0)

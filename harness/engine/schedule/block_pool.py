@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Literal
 
 from harness.core.errors import InputError
@@ -124,7 +124,13 @@ class BlockPool:
 
     def find(self, prefixes: Iterable[Prefix]) -> list[int]:
         """The blocks of the longest cached one of these prefixes, which grow by a page."""
-        return [self._block_of[prefix.hash] for prefix in takewhile(self._has, prefixes)]
+        wanted = list(prefixes)
+        found = [self.held(prefix) for prefix in wanted]
+        shared = unbroken(found)
+        if len(shared) < len(wanted):
+            self._note_miss(wanted[len(shared)])
+        self.events["hole"] += any(block is not None for block in found[len(shared) :])
+        return shared
 
     def share(self, blocks: Iterable[int]) -> None:
         """Add an owner to each of `blocks`, found by `find`."""
@@ -210,16 +216,28 @@ class BlockPool:
             and self._prefix_of[first] == prefix
         )
 
-    def _has(self, wanted: Prefix) -> bool:
-        if self.held(wanted) is not None:
-            return True
+    def _note_miss(self, wanted: Prefix) -> None:
         # An engine sees a miss only; the events say why there is none.
         self.events["collision"] += wanted.hash in self._block_of
         page = wanted.tokens[-PAGE_SIZE:]
         self.events["other_past"] += any(
             held.tokens[-PAGE_SIZE:] == page for held in self._prefix_of.values()
         )
-        return False
+
+
+@seam("prefix.found-behind-a-hole")
+def unbroken(found: list[int | None]) -> list[int]:
+    """The blocks of a prompt's pages up to the first one that is not cached (None).
+
+    A page behind it may still be cached: its own prefix was computed once, and an earlier page of
+    it was given away. It has no page to stand behind (llm-d/llm-d-inference-sim#705).
+    """
+    blocks = []
+    for block in found:
+        if block is None:
+            break
+        blocks.append(block)
+    return blocks
 
 
 @seam("kv.null-block-unchecked")

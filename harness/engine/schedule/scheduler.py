@@ -45,6 +45,8 @@ class Scheduler:
     window: int = 0
     num_hashes: int | None = None
     zeroed_groups: frozenset[Group] = frozenset()
+    has_module: bool = False
+    """Whether a module drafts, which keeps latents of its own in each page."""
     events: Counter[str] = field(default_factory=Counter)
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
@@ -119,6 +121,7 @@ class Scheduler:
     def abort(self, sequence: Sequence) -> None:
         """Between two steps, remove a request that is not finished."""
         self.events[f"abort.{'waiting' if sequence in self.waiting else phase_of(sequence)}"] += 1
+        self._cache(sequence, written_at_abort(sequence))
         self.cancel(sequence)
 
     def _schedule_running(self, scheduled: list[ScheduledSequence], budget: int) -> int:
@@ -243,6 +246,8 @@ class Scheduler:
         # logits.
         wanted = list(prefixes(sequence.tokens[:-1], self.num_hashes, prefix_salt(sequence)))
         shared = self.pool.find(wanted)
+        if self.has_module:
+            shared = pages_with_drafts(shared)
         num_shared = len(shared)
         if self.needs_state:
             num_shared = self.pool.pages_with_state(wanted, num_shared)
@@ -331,6 +336,16 @@ def prefix_salt(sequence: Sequence) -> int:
     return sequence.model[1]
 
 
+@seam("drafter.last-page-shared")
+def pages_with_drafts(shared: list[int]) -> list[int]:
+    """The pages of a cached prefix that a module's latents are right in: all but the last.
+
+    The latent of a token is made of the token behind it. Behind the last page that is one of the
+    prompt's own, and another prompt had another (vllm-project/vllm#17137).
+    """
+    return shared[:-1]
+
+
 @seam("preempt.drafts-kept")
 def forget_drafts(sequence: Sequence) -> None:
     """Forget the drafts of a request that starts over.
@@ -351,6 +366,19 @@ def written_tokens(sequence: Sequence, num_new_tokens: int) -> int:
     return sequence.num_computed_tokens
 
 
+@seam("prefix.whole-prompt-of-aborted")
+def written_at_abort(sequence: Sequence) -> int:
+    """The number of tokens of an aborted request that others may share: those that it computed.
+
+    Its blocks may be there for more of its prompt (NVIDIA/TensorRT-LLM#12673).
+    """
+    return sequence.num_computed_tokens
+
+
+@seam("window.evicted-by-drafts")
 def first_visible(sequence: Sequence, window: int) -> int:
-    """The first position in the window of the next query token."""
+    """The first position in the window of the next query token.
+
+    The drafts behind it see later windows, but this token sees its own (ROCm/ATOM#817).
+    """
     return max(sequence.num_computed_tokens - window + 1, 0)

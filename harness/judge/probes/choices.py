@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -19,22 +20,35 @@ Choice = tuple[Tensor | None, Tensor | None]
 """The experts [L, k] of a token, and the positions [L, K] that it attended to in sparse layers."""
 
 
-class Choices(Probe):
-    """Choices by number of the request.
+@dataclass(slots=True)
+class Chosen:
+    """The choices of one model, by number of the request and position.
 
     `expert_ids[r][p]` are the experts [L, k] of position p, `selected[r][p]` the positions [L, K]
-    that it attended to in sparse layers. `routed` has the expert ids [T, k] of all rows of each
-    forward, padded rows included. With `prefix_caching` a request gets the choices of the request
-    that computed its prefix.
+    that it attended to in sparse layers. `of_prefix` has them by the tokens up to a position.
+    """
+
+    expert_ids: dict[int, dict[int, Tensor]] = field(default_factory=dict)
+    selected: dict[int, dict[int, Tensor]] = field(default_factory=dict)
+    of_prefix: dict[int, Choice] = field(default_factory=dict)
+
+
+class Choices(Probe):
+    """What each model chose: a request that starts over after a reload chooses again.
+
+    `routed` has the expert ids [T, k] of all rows of each forward, padded rows included. With
+    `prefix_caching` a request gets the choices of the request that computed its prefix.
     """
 
     def __init__(self, prefix_caching: bool) -> None:
-        self.expert_ids: dict[int, dict[int, Tensor]] = {}
-        self.selected: dict[int, dict[int, Tensor]] = {}
         self.routed: list[Tensor] = []
+        self._of_model: dict[tuple[int, int], Chosen] = {}
         self._prefix_caching = prefix_caching
-        self._of_prefix: dict[int, Choice] = {}
         self._ordered: list[ScheduledSequence] = []
+
+    def of(self, model: tuple[int, int]) -> Chosen:
+        """The choices of a model: the number of reloads, and the adapter."""
+        return self._of_model.setdefault(model, Chosen())
 
     @contextlib.contextmanager
     def on_step(self, ordered: list[ScheduledSequence], batch: Batch) -> Iterator[None]:
@@ -62,17 +76,20 @@ class Choices(Probe):
                 )
                 self._keep(sequence, position, chosen)
                 if self._prefix_caching:
-                    self._of_prefix[_prefix_hash(tokens, position)] = chosen
+                    of_prefix = self.of(sequence.model).of_prefix
+                    of_prefix[_prefix_hash(tokens, position)] = chosen
                 row += 1
 
     def _take_shared(self, sequence: Sequence) -> None:
+        of_prefix = self.of(sequence.model).of_prefix
         for position in range(sequence.num_shared_tokens):
-            chosen = self._of_prefix.get(_prefix_hash(sequence.tokens, position))
+            chosen = of_prefix.get(_prefix_hash(sequence.tokens, position))
             if chosen is not None:
                 self._keep(sequence, position, chosen)
 
     def _keep(self, sequence: Sequence, position: int, chosen: Choice) -> None:
-        for kept, value in zip((self.expert_ids, self.selected), chosen, strict=True):
+        own = self.of(sequence.model)
+        for kept, value in zip((own.expert_ids, own.selected), chosen, strict=True):
             if value is not None:
                 kept.setdefault(sequence.request, {})[position] = value
 

@@ -19,6 +19,8 @@ from torch_poison.patterns import Poison
 from harness.core.cases import Case
 from harness.core.catalog import KERNELS
 from harness.core.cause_codes import Code, WhyNot
+from harness.core.conditions import changes
+from harness.core.conditions.table import key_of
 from harness.core.cuda_failures import is_device_failure
 from harness.core.engine_params import EngineParams
 from harness.core.errors import (
@@ -142,10 +144,8 @@ class EngineTarget(Target):
             served = self._serve(poison, notes)
         engine = served.engine
         epochs = served.epochs
-        answered = [
-            [sequence for sequence in epoch if sequence.num_generated_tokens] for epoch in epochs
-        ]
-        run = Run(poison.pattern, shown=notes.conditions.shown)
+        answered = [_answered(epoch) for epoch in epochs]
+        run = Run(poison.pattern, shown=notes.conditions.shown | _shown_changes(served))
         for epoch, sequences in enumerate(answered):
             name = f"epoch {epoch}" if epoch < params.epochs else "the epoch after the flush"
             run.evidence += self._observed(notes, name, sequences)
@@ -238,7 +238,7 @@ class EngineTarget(Target):
         if served_cold.refusal is not None:
             raise served_cold.refusal
         (answers,) = served_cold.epochs
-        observed = self._observed(notes, "the engine that starts cold", answers)
+        observed = self._observed(notes, "the engine that starts cold", _answered(answers))
         of_cold = {made.request: made for one in observed for made in one.decisions}
         for index, (first, later) in enumerate(zip(answers, last, strict=True)):
             if len(served.notes.answers.models.get(later.request, ())) == 1:
@@ -354,9 +354,8 @@ class EngineTarget(Target):
         decisions: list[Decisions] = []
         for key in sorted({key for spans in models for _, key in spans}):
             reference = _reference(self._config, margin, *key)
-            logits, made = reference.judged(
-                sequences, notes.choices.expert_ids, notes.choices.selected
-            )
+            chosen = notes.choices.of(key)
+            logits, made = reference.judged(sequences, chosen.expert_ids, chosen.selected)
             if not decisions:
                 expected = logits
                 decisions = made
@@ -430,6 +429,19 @@ class EngineTarget(Target):
         if rejected:
             observed.append(of("logits of rejected drafts", rejected, "rejected draft"))
         return observed
+
+
+def _answered(sequences: list[Sequence]) -> list[Sequence]:
+    """The requests that got a token. One that is aborted earlier has no answer to judge."""
+    return [sequence for sequence in sequences if sequence.num_generated_tokens]
+
+
+def _shown_changes(served: Served) -> dict[str, tuple[str, ...]]:
+    """The pairs of what happened to the engine, if its state changed."""
+    if not served.engine.params.changes:
+        return {}
+    arguments = {"happened": served.happened, "has_graph": served.engine.params.has_graph}
+    return {key_of(changes.SPACE): changes.SPACE.shown(arguments)}
 
 
 def _ranges(sequences: list[Sequence]) -> str:

@@ -32,20 +32,21 @@ def errors_of_the_engine() -> Iterator[None]:
         if is_told or is_out_of_memory(error):
             raise
         stack = traceback.extract_tb(error.__traceback__)
-        # By the stack: the same exception from a probe or a reference would be ours.
-        own = [frame for frame in stack if Path(frame.filename).is_relative_to(ENGINE)]
-        if isinstance(error, AttributeError) and type(error.obj).__module__.startswith(
+        # By what lies deepest: a probe runs within the engine, and a twin runs the engine's own
+        # code within a probe. The same exception from a probe itself, or a reference, is ours.
+        frames = [frame for frame in stack if _is_in(frame, ENGINE) or _is_in(frame, PROBES)]
+        is_raised = bool(frames) and _is_in(frames[-1], ENGINE)
+        # A missing attribute of an engine object is the engine's error, wherever it is read.
+        is_missing = isinstance(error, AttributeError) and type(error.obj).__module__.startswith(
             "harness.engine."
-        ):
-            # A missing attribute of an engine object is the engine's error, wherever it is read.
-            own = own or list(stack)
-        if (
-            is_device_failure(error)
-            or not own
-            or any(Path(frame.filename).parent == PROBES for frame in stack)
-        ):
+        )
+        if is_device_failure(error) or not (is_raised or is_missing):
             raise
         name = type(error).__name__
         raise KernelError(
-            f"the engine raised {named(error)}", error=name, at=line_of(own[-1])
+            f"the engine raised {named(error)}", error=name, at=line_of((frames or stack)[-1])
         ) from error
+
+
+def _is_in(frame: traceback.FrameSummary, folder: Path) -> bool:
+    return Path(frame.filename).is_relative_to(folder)

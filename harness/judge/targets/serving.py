@@ -51,6 +51,8 @@ class Served:
     counts: list[Count] = field(default_factory=list)
     aborted: dict[int, int] = field(default_factory=dict)
     """Aborted request -> the number of its tokens when it was aborted."""
+    happened: list[str] = field(default_factory=list)
+    """State changes, preemptions, aborts and prefix hits, in their order."""
     refusal: Refused | None = None
     """What a kernel refused in the last step. The tokens before it can be judged."""
 
@@ -107,7 +109,7 @@ def serve(
     served = Served(engine, notes)
     params = engine.params
     if params.adapters:
-        load_adapters(engine)
+        load_adapters(engine, engine.adapters)
     for epoch in range(params.epochs + params.flush):
         if epoch == params.epochs:
             engine.flush()
@@ -155,6 +157,7 @@ def _serve_epoch(
             apply_change(
                 engine, change, checkpoints(engine.num_reloads + change.startswith("reload"))
             )
+            served.happened.append(change)
         for request in (request for request, at in enumerate(arrivals) if at == step):
             length, count = params.requests[request]
             prompt = _tokens_before(params.chains[request : request + 1], living) + prompts[request]
@@ -167,14 +170,17 @@ def _serve_epoch(
             if living[request] in (*engine.scheduler.running, *engine.scheduler.waiting):
                 served.aborted[living[request].request] = living[request].num_generated_tokens
                 engine.abort(living[request])
+                served.happened.append("abort")
         if not engine.scheduler.has_work and step >= max(arrivals):
             break
         before = Before.of(engine)
+        events = engine.scheduler.events.copy()
         try:
             engine.step()
         except Refused as refusal:
             served.refusal = refusal
             break
+        served.happened += _events_of_step(engine.scheduler.events - events)
         served.counts += [
             *_counts_of_step(engine, served.notes.answers),
             *before.counts(engine, served.notes),
@@ -185,6 +191,12 @@ def _serve_epoch(
         Count("requests that did not end", 0, left, f"after {most_steps(engine)} steps")
     )
     return not left
+
+
+def _events_of_step(new: Counter[str]) -> list[str]:
+    """What a step did to requests, by kind: it takes blocks back before it looks for prefixes."""
+    kinds = {name.partition(".")[0] for name in new}
+    return [kind for kind in ("preempt", "hit") if kind in kinds]
 
 
 def _added(engine: ReferenceEngine, prompt: list[int], count: int, slot: int = 0) -> Sequence:

@@ -262,10 +262,12 @@ def _of_hits(params: EngineParams, epochs: list[list[Sequence]]) -> list[Count]:
     )
     if not (params.prefix_caching and has_room and params.num_hashes is None):
         return []
+    # The last page has a latent of the module that depends on the token behind it.
+    less = int(params.has_module)
     return [
         Count(
             f"tokens of request {number} that are found in the cache in epoch {epoch}",
-            (later.num_prompt_tokens - 1) // PAGE_SIZE * PAGE_SIZE,
+            max((later.num_prompt_tokens - 1) // PAGE_SIZE - less, 0) * PAGE_SIZE,
             later.num_shared_tokens,
             oracle="policy",
         )

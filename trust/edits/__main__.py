@@ -1,0 +1,156 @@
+"""`python -m trust.edits [NAME]...`: make each edit of the engine in memory, run cases of the engine
+on it, and print what caught it and what it blamed.
+
+The cases are the first of each scenario of the engine that a plain run has. A wrong edit is run
+until a case fails, and the memory to blame is looked for; a right one is run on all of them. Exit
+code 1 if a value oracle blames a right edit, or a wrong one is blamed on memory without reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import inspect
+import signal
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+
+from harness.core.cases import Case, Job
+from harness.core.records import FAILED, CaseResult, Verdict
+from harness.diagnose.blame import conclude, plan_trials
+from harness.judge.run_case import prepare, run_case
+from harness.report.markdown import table
+from harness.scenario.load import load_scenarios
+from harness.scenario.selection import select
+from trust.edits.engine import RIGHT, WRONG, Edit
+
+NO_VALUES = frozenset({"policy"})
+"""Oracles that another right engine may fail."""
+MOST_SECONDS = 900
+"""The clock ends an edit whose cases do not end. No verdict depends on it but `does not end`."""
+
+
+def function_of(place: str) -> FunctionType:
+    """The function at "module:name", behind seams."""
+    module, _, name = place.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = vars(found)[part]
+    unwrapped = inspect.unwrap(found)
+    assert isinstance(unwrapped, FunctionType)
+    return unwrapped
+
+
+@contextlib.contextmanager
+def made(edit: Edit) -> Iterator[None]:
+    """Run the edited code, for the length of the block.
+
+    Raises ValueError unless the function has the text once.
+    """
+    function = function_of(edit.place)
+    lines = textwrap.dedent(inspect.getsource(function)).splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("def "))
+    text = "\n".join(lines[start:])
+    if text.count(edit.old) != 1:
+        raise ValueError(f"{edit.name}: {edit.place} has {edit.old!r} {text.count(edit.old)} times")
+    tree = ast.parse("from __future__ import annotations\n" + text.replace(edit.old, edit.new))
+    code = compile(tree, function.__code__.co_filename, "exec")
+    before = function.__code__
+    function.__code__ = next(
+        one
+        for one in code.co_consts
+        if isinstance(one, CodeType) and one.co_name == function.__name__
+    )
+    try:
+        yield
+    finally:
+        function.__code__ = before
+
+
+def cases() -> list[Case]:
+    """The first case of each scenario of the engine, those without graphs first."""
+    found: dict[str, Case] = {}
+    for case in select(load_scenarios(None)):
+        if case.system == "engine":
+            found.setdefault(case.scenario, case)
+    return sorted(found.values(), key=lambda case: case.params.model_dump()["graph"] != "none")
+
+
+def blamed(job: Job, result: CaseResult) -> tuple[str, ...]:
+    """The memory to blame for a failure, as a run looks for it."""
+    trials: list[CaseResult] = []
+    while more := plan_trials(job, result, trials):
+        trials += [run_case(one) for one in more]
+    return tuple(conclude(job, result, trials).sites)
+
+
+def tried(edit: Edit, chosen: Sequence[Case], *, to_the_end: bool) -> tuple[str, str, str]:
+    """What caught an edit: the oracles of the first case that failed, the case, and the blame.
+
+    With `to_the_end` all cases run, and only oracles of values count.
+    """
+    with made(edit):
+        for case in chosen:
+            job = Job(key="edit", case=case)
+            result = run_case(job)
+            found = {finding.oracle for finding in result.findings}
+            if result.verdict is Verdict.ERROR:
+                return "error", case.id, result.reason
+            if result.verdict not in FAILED or (to_the_end and found <= NO_VALUES):
+                continue
+            return ", ".join(sorted(found)), case.id, ", ".join(blamed(job, result))
+    return "", "", ""
+
+
+def word(edit: Edit, oracles: str, sites: str) -> str:
+    """Whether the blame is right: memory for an edit that reads what nobody wrote, else none."""
+    if not oracles:
+        return "not caught"
+    if not sites:
+        return "none, rightly" if not edit.memory else "none"
+    return "right" if edit.memory else "wrong"
+
+
+class Late(BaseException):
+    """An edit whose cases do not end."""
+
+
+def main(names: Sequence[str]) -> int:
+    """Try the edits and print the table."""
+    torch.set_num_threads(1)
+    prepare()
+    chosen = cases()
+    rows = []
+    is_good = True
+
+    def stop(signum: int, frame: object) -> None:
+        raise Late
+
+    signal.signal(signal.SIGALRM, stop)
+    for is_right, edits in ((False, WRONG), (True, RIGHT)):
+        for edit in (one for one in edits if not names or one.name in names):
+            signal.alarm(MOST_SECONDS)
+            try:
+                oracles, case, sites = tried(edit, chosen, to_the_end=is_right)
+            except Late:
+                oracles, case, sites = "crash", "does not end", ""
+            finally:
+                signal.alarm(0)
+            red = "red" if oracles else "not blamed"
+            blame = red if is_right else word(edit, oracles, sites)
+            is_good &= blame not in ("red", "wrong")
+            kind = "right" if is_right else "wrong"
+            rows.append((kind, f"`{edit.name}`", oracles or "-", f"`{case or '-'}`", sites, blame))
+            print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
+    print(table(("edit", "name", "caught by", "in", "memory blamed", "blame"), rows))
+    return 0 if is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
