@@ -30,7 +30,8 @@ def read(happened: Sequence[str], has_graph: bool) -> Iterator[Point]:
     for then in happened:
         is_change = then in CHANGES
         if is_change or is_changed:
-            yield from ({"first": first, "then": then, "graph": graph} for first in since)
+            for first in since:
+                yield {"first": first, "then": then, "graph": graph}
         since = [then] if is_change else [*since, then]
         is_changed = is_changed or is_change
 

@@ -229,12 +229,9 @@ class EngineTarget(Target):
         # Its requests are then judged by the reference of these weights and adapters.
         cold.num_reloads = engine.num_reloads
         cold.adapters = engine.adapters
-        served_cold = serve(
-            cold,
-            notes,
-            [sequence.tokens[: sequence.num_prompt_tokens] for sequence in last],
-            self._checkpoint,
-        )
+        prompts = [sequence.tokens[: sequence.num_prompt_tokens] for sequence in last]
+        with errors_of_the_engine():
+            served_cold = serve(cold, notes, prompts, self._checkpoint)
         if served_cold.refusal is not None:
             raise served_cold.refusal
         (answers,) = served_cold.epochs
