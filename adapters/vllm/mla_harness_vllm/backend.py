@@ -24,9 +24,6 @@ GRAPHS: dict[str, dict[str, object]] = {
 }
 """vLLM's options for values of `--graph`."""
 
-MOST_DECODED = 64
-"""How many answers are kept for `decoded_and_prefilled`."""
-
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
@@ -58,7 +55,9 @@ class VllmBackend(EngineBackend):
         super().__init__(ENGINE, path, "vllm")
         self._llm = self._module.LLM(**{"model": path, "max_num_seqs": concurrency} | options)
         self._has_metrics = options.get("disable_log_stats") is False
-        self._decoded: list[Decoded] = []
+        self.num_kept = 0
+        """How many answers, the first ones, are kept for `decoded_and_prefilled`."""
+        self._kept: list[Decoded] = []
         config = self._llm.llm_engine.vllm_config
         vocab_size = int(config.model_config.get_vocab_size())
         self.describe(vocab_size, config.model_config.dtype, config.cache_config.cache_dtype)
@@ -72,9 +71,9 @@ class VllmBackend(EngineBackend):
         for output in self._llm.generate(prompts, params, use_tqdm=False):
             answer = output.outputs[0]
             logprobs = [entry.logprob for row in answer.logprobs or () for entry in row.values()]
-            if len(self._decoded) < MOST_DECODED:
-                decoded = Decoded(list(output.prompt_token_ids), list(answer.token_ids), logprobs)
-                self._decoded.append(decoded)
+            if len(self._kept) < self.num_kept:
+                kept = Decoded(list(output.prompt_token_ids), list(answer.token_ids), logprobs)
+                self._kept.append(kept)
             yield answer.text, str(answer.finish_reason or "stop"), answer.token_ids, logprobs
 
     def drafts(self) -> Drafts | None:
@@ -88,13 +87,13 @@ class VllmBackend(EngineBackend):
         )
         return Drafts(drafted, accepted, tuple(refused_drafts.REFUSED))
 
-    def decoded_and_prefilled(self, num_answers: int) -> list[tuple[list[float], list[float]]]:
-        """The log probabilities of the tokens of the first answers, as their decodes gave them and
-        as one prefill of prompt and answer gives them.
+    def decoded_and_prefilled(self) -> list[tuple[list[float], list[float]]]:
+        """The log probabilities of the tokens of each kept answer, as its decodes gave them and as
+        one prefill of prompt and answer gives them.
 
         A decode reads what earlier steps stored, a prefill what it just computed.
         """
-        kept = [one for one in self._decoded if one.tokens][:num_answers]
+        kept = [one for one in self._kept if one.tokens]
         params = self._module.SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
         prompts = [{"prompt_token_ids": one.prompt + one.tokens} for one in kept]
         outputs = self._llm.generate(prompts, params, use_tqdm=False)

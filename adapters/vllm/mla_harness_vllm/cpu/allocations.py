@@ -17,16 +17,20 @@ from torch_poison.marks import CallSites
 
 from mla_harness_vllm.serve.writes import FILLED
 
-_UNTIL_THE_END = contextlib.ExitStack()
+UNTIL_THE_END = contextlib.ExitStack()
 """Never left: sampling and the making of outputs come after a runner's `execute_model`."""
 
 
-def install(runners: Iterable[Any], pattern: str) -> None:
-    """Fill all that torch allocates from the first step of a runner on, until the process ends."""
+def install(runners: Iterable[Any], pattern: str) -> DispatcherPoison:
+    """Fill all that torch allocates from the first step of a runner on, until the process ends.
+
+    Returns what fills it.
+    """
     dispatcher = DispatcherPoison(CallSites(lambda path: False, passed_over=()))
     dispatcher.install()
     for runner in runners:
         runner.execute_model = _filling(runner.execute_model, dispatcher, pattern)
+    return dispatcher
 
 
 def _filling(
@@ -35,7 +39,7 @@ def _filling(
     @functools.wraps(original)
     def execute_model(*args: Any, **kwargs: Any) -> Any:
         if dispatcher.pattern is None:
-            _UNTIL_THE_END.enter_context(dispatcher.filling(pattern))
+            UNTIL_THE_END.enter_context(dispatcher.filling(pattern))
         FILLED.allocations = dispatcher.filled
         return original(*args, **kwargs)
 

@@ -47,8 +47,9 @@ def serve(request: VllmRequest) -> dict[str, Any]:
         print(f"{STARTED} {time.monotonic() - began:.1f} s", flush=True)
         try:
             folder = Path(request.plan.folder)
+            backend.num_kept = request.prefilled
             questions.ask(backend, folder, epochs=request.epochs, max_tokens=request.max_tokens)
-            scores = backend.decoded_and_prefilled(request.prefilled) if request.prefilled else []
+            scores = backend.decoded_and_prefilled() if request.prefilled else []
         except Exception:
             # The recorders of ranks that still run write their reports.
             with contextlib.suppress(Exception):
