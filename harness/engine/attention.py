@@ -24,7 +24,7 @@ from harness.memory.graph.launch import launch
 
 
 @seam("rope.heads-taken-for-tokens")
-def projected(
+def query_and_latents(
     attention: MLAAttention, x: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What a layer attends with: x [T, hidden] and positions [T] int64 -> q_nope [T, H, nope] and
@@ -55,7 +55,7 @@ class PagedMLA:
         attention = self.attention
         cache = memory.latents(self.layer)
         kv_scale = memory.layout.scale_of(self.layer)
-        q_nope, q_pe, kv_c, k_pe = projected(attention, x, batch.positions)
+        q_nope, q_pe, kv_c, k_pe = query_and_latents(attention, x, batch.positions)
         # Stored before attention: the decode reads the new tokens from the pages, as any other key.
         self.kernels.write_kv(kv_c, k_pe, cache, self._slots(batch), kv_scale=kv_scale)
         parts = []

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_poison.patterns import Poison
 
 from harness.core.seams import seam
-from harness.engine.attention import projected
+from harness.engine.attention import query_and_latents
 from harness.engine.batch import Batch
 from harness.engine.kernels import ActivationQuantizer, Kernels
 from harness.engine.memory import PagedMemory
@@ -107,7 +107,7 @@ class PagedSparseMLA:
         assert indexer is not None
         cache = memory.latents(self.layer)
         kv_scale = memory.layout.scale_of(self.layer)
-        q_nope, q_pe, kv_c, k_pe = projected(attention, x, batch.positions)
+        q_nope, q_pe, kv_c, k_pe = query_and_latents(attention, x, batch.positions)
         self.kernels.write_kv(kv_c, k_pe, cache, batch.stored_slots, kv_scale=kv_scale)
         index_cache = memory.index_keys(self.layer)
         # Before the logits, as latents are stored before attention: each token sees itself.

@@ -41,7 +41,7 @@ def rows_taken_for_tokens(
     """Rotate as many rows of query and key as there are tokens, and count rows for tokens: most
     heads are not rotated, and numbers of the latents beside the key are (vllm-project/vllm#12777).
 
-    x [T, hidden], positions [T] int64 -> as `engine.attention.projected`.
+    x [T, hidden], positions [T] int64 -> as `engine.attention.query_and_latents`.
     """
     start = torch.zeros_like(positions)  # at position 0 nothing is rotated
     q_nope, q_pe = attention.project_q(x, start)

@@ -175,11 +175,10 @@ def amx_extend(
     return out.view(num_requests, num_tokens, num_heads, RANK)
 
 
-def write_kv(
-    kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, **_: Any
-) -> None:
+def write_kv(kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, **_: Any) -> None:
     """`do_kv_cache_update` of CPU_MLA: kv_c [T, 512] and k_pe [T, 64] to kv_cache [N, 64, 576] at
-    slot_mapping [T]."""
+    slot_mapping [T].
+    """
     backend = importlib.import_module("vllm.v1.attention.backends.mla.cpu_mla")
     _paged(kv_cache, 1)  # vLLM's writer takes a view of this kind
     backend.CPUMLAImpl.do_kv_cache_update(
@@ -190,8 +189,9 @@ def write_kv(
 def amx_write_kv(
     kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, **_: Any
 ) -> None:
-    """`concat_and_cache_mla_cpu` of AMX_MLA: kv_c [T, 512] and k_pe [T, 64] bf16 to kv_cache [N, 64,
-    576] bf16 at slot_mapping [T]."""
+    """`concat_and_cache_mla_cpu` of AMX_MLA, bf16: kv_c [T, 512] and k_pe [T, 64] to kv_cache [N,
+    64, 576] at slot_mapping [T].
+    """
     _ops().concat_and_cache_mla_cpu(kv_c, k_pe, kv_cache, slot_mapping.long())
 
 
@@ -222,6 +222,4 @@ def merge_attn_states(
     """The merge in torch that vLLM takes on a CPU: prefix out [T, H, V], prefix lse [H, T] float32,
     suffix out, suffix lse -> out [T, H, V], lse [H, T] float32.
     """
-    return merged(
-        "vllm.v1.attention.ops.merge_attn_states", *states, count=num_tokens_with_context
-    )
+    return merged("vllm.v1.attention.ops.merge_attn_states", *states, count=num_tokens_with_context)

@@ -1,4 +1,7 @@
-"""vLLM's CPU build as a target, on stand-ins for vLLM. The real one is served by `.ci/real_engine`."""
+"""vLLM's CPU build as a target, on stand-ins for vLLM.
+
+The real one is served by `.ci/real_engine`.
+"""
 
 from __future__ import annotations
 
@@ -97,9 +100,7 @@ def test_the_workaround_takes_vllms_torch_code_for_its_op(monkeypatch: pytest.Mo
 
     base = ModuleType("base")
     base.RotaryEmbedding = RotaryEmbedding  # type: ignore[attr-defined]
-    monkeypatch.setitem(
-        sys.modules, "vllm.model_executor.layers.rotary_embedding.base", base
-    )
+    monkeypatch.setitem(sys.modules, "vllm.model_executor.layers.rotary_embedding.base", base)
     rotary.install("")
     assert RotaryEmbedding().forward_cpu() == "op"
     rotary.install(rotary.NATIVE)
