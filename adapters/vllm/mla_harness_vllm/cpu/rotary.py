@@ -3,7 +3,7 @@
 `torch.ops._C.rotary_embedding` of a CPU takes a query of [tokens, heads, 64] for one of two
 dimensions: heads stay unrotated, and numbers beside a strided key are overwritten. MLA hands over
 three dimensions. So every answer is wrong, and no other bug of the engine can be seen behind it.
-docs/findings/22-cpu-rotary.md has the finding. No torch here.
+docs/findings/23-cpu-rotary.md has the finding. No torch here.
 """
 
 from __future__ import annotations
