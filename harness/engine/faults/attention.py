@@ -55,8 +55,8 @@ def rows_taken_for_tokens(
     records = torch.cat((kv_c, k_pe), dim=-1).flatten()
     keys = records[rank : rank + len(x) * width].view(-1, width)
     keys.copy_(rotate(keys, positions, attention.rope_theta))
-    kv_c, k_pe = records.view(len(x), -1).split((rank, width), dim=-1)
-    return q_nope, heads.view(q_pe.shape), kv_c, k_pe
+    stored = records.view(len(x), -1)
+    return q_nope, heads.view(q_pe.shape), stored[:, :rank], stored[:, rank:]
 
 
 def latents_from_the_front(

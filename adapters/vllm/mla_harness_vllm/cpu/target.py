@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from mla_harness_vllm.params import VllmCpuParams
 from mla_harness_vllm.tables import ENGINE
 from mla_harness_vllm.target import VllmTarget
 
-ENVIRON: Mapping[str, str] = {
+ENVIRON = {
     "VLLM_TARGET_DEVICE": "cpu",
     # A thread bound to a core would wait for the other cases of that core.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -52,4 +51,4 @@ class VllmCpuTarget(VllmTarget):
 
     def _environ(self, plan: Plan, gpus: tuple[int, ...] = ()) -> dict[str, str]:
         own = {rotary.VARIABLE: rotary.NATIVE if self._cpu.rotary == "native" else ""}
-        return super()._environ(plan, gpus) | ENVIRON | own
+        return {**super()._environ(plan, gpus), **ENVIRON, **own}
