@@ -87,57 +87,6 @@ def tab(browser: Browser) -> Iterator[Page]:
     context.close()
 
 
-def test_the_head_says_what_was_judged(tmp_path: Path) -> None:
-    head = dict(page.judged(RunView(run_of(tmp_path, FAILING, plugins=["/k/mine.py"]))))
-    assert head == {
-        "kernel": "mla_decode/tiled",
-        "plug-in": "/k/mine.py",
-        "device": "a CPU",
-        "versions": "torch 2.13.0, vllm 0.33.0",
-        "commit": "abcdef0 on topic",
-        "command": "mla-harness run --plugin mine.py",
-        "skipped": "1 of 3 cases: 1 because no GPU here",
-    }
-
-
-def test_the_head_says_why_cases_were_skipped() -> None:
-    reasons = ["no `window`"] * 3 + ["no GPU", "no GPU", "no vLLM", "no SGLang"]
-    passed = CaseResult(key="a", id="a", scenario="a", verdict=Verdict.PASS)
-    results = [
-        passed.model_copy(update={"verdict": Verdict.SKIP, "reason": reason}) for reason in reasons
-    ]
-    said = (
-        "7 of 8 cases: 3 because no `window`; 2 because no GPU; 1 because no vLLM; 1 other reason"
-    )
-    assert page.skipped_line([passed, *results]) == said
-    assert page.skipped_line([passed]) == ""
-
-
-def test_the_head_names_the_gpu_and_counts_many_kernels(tmp_path: Path) -> None:
-    cases = [
-        Case(id=f"d[n={n}]", scenario="d", system="kernel", op=op, params={})
-        for n, op in enumerate(
-            (
-                "mla_decode",
-                "write_kv",
-                "context_attention",
-                "merge_attn_states",
-                "quantize_fp8",
-                "route_experts",
-            )
-        )
-    ] + [
-        Case(
-            id="d[n=7]", scenario="d", system="kernel", op="mla_decode", params={"kernel": "triton"}
-        )
-    ]
-    jobs = [Job(key=case.id, case=case, device="cuda") for case in cases]
-    store = RunStore.create(tmp_path, jobs, command="x")
-    store.note_environment({"gpus": [{"name": "H100", "capability": "9.0"}], "cpu": "a CPU"})
-    head = dict(page.judged(RunView(store)))
-    assert head["device"] == "H100" and head["kernel"] == "7 kernels"
-
-
 def test_a_green_page_opens_with_the_scenarios_and_a_red_one_with_the_cause(
     pages: dict[str, Path],
 ) -> None:
