@@ -75,9 +75,8 @@ def _judged(view: RunView, judged: Sequence[CaseResult], jobs: Sequence[Job]) ->
     """`71 of 126 cases: 71 of mla_decode/mine; the kernel refused 4`."""
     by_system = Counter(job.case.system for job in jobs)
     parts = [f"{count:,} of {_subject(name, jobs)}" for name, count in by_system.most_common()]
-    every = f"{len(judged):,} of {len(view.results):,} cases"
-    if len(judged) == len(view.results):
-        every = num(len(judged), "case") if len(judged) < 1000 else f"{len(judged):,} cases"
+    of_all = f" of {len(view.results):,}" if len(judged) < len(view.results) else ""
+    every = f"{len(judged):,}{of_all} case{'s' * (len(view.results) != 1)}"
     # One subject has all the cases that were counted already.
     told = f"{every} of {_subject(jobs[0].case.system, jobs)}" if len(parts) == 1 else ""
     sentence = told or f"{every}: {', '.join(parts)}"
@@ -146,7 +145,9 @@ def _counted(patterns: Counter[str]) -> str:
     """`NaN (1,250 cases), infinity (4)`: what the memory held."""
     told = [(TOLD_PATTERNS.get(name, name), count) for name, count in patterns.most_common()]
     (words, count), *others = told
-    return ", ".join([f"{words} ({num(count, 'case')})", *(f"{w} ({n:,})" for w, n in others)])
+    return ", ".join(
+        [f"{words} ({count:,} case{'s' * (count != 1)})", *(f"{w} ({n:,})" for w, n in others)]
+    )
 
 
 def _covered(view: RunView) -> str:

@@ -29,7 +29,7 @@ from harness.report.case_view import (
     of_result,
     packed,
 )
-from harness.report.causes import facts, kernel_of
+from harness.report.causes import facts
 from harness.report.conditions import EVERY_KERNEL, STRENGTHS
 from harness.report.meaning import OF_THE_JUDGED, meaning
 from harness.report.plot import GRID_COLUMNS
@@ -89,8 +89,6 @@ MOST_BREAKABLE = 3_000
 """Rows of a list whose ids break behind a parameter; in a longer one they break anywhere."""
 MAX_REASONS = 20
 """Reasons of skips in the head of the page; the list of cases has the reason of each."""
-MAX_NAMED = 6
-"""Kernels that the head of the page names; of more it has the number."""
 
 
 def render(view: RunView) -> str:
@@ -278,17 +276,9 @@ def _measured(
 
 
 def judged(view: RunView) -> list[tuple[str, str]]:
-    """What names a run, as names and texts: its kernels, plug-ins, commit and command."""
+    """What names a run, as names and texts: its plug-ins, commit and command."""
     plan = view.plan
-    kernels = dict.fromkeys(kernel_of(job.case) for job in plan.jobs if job.case.kernels())
-    own = [
-        name
-        for name in kernels
-        if any(f"kernel={name.partition('/')[2]}" in job.case.id for job in plan.jobs)
-    ]
-    names = own if plan.options.get("plugins") or plan.options.get("kernel") else list(kernels)
     found = {
-        "kernel": ", ".join(names) if len(names) <= MAX_NAMED else f"{len(names)} kernels",
         "plug-in": ", ".join(map(str, plan.options.get("plugins") or ())),
         "commit": plan.source.in_full(plan.source.short_commit),
         "command": plan.command,

@@ -154,10 +154,9 @@ def test_a_system_whose_every_case_was_skipped_is_not_covered(tmp_path: Path) ->
     assert "a canary served by vLLM" not in said(run_of(tmp_path / "b", cases))["not covered"]
 
 
-def test_the_head_names_kernel_plug_in_commit_and_command(tmp_path: Path) -> None:
+def test_the_head_names_plug_in_commit_and_command(tmp_path: Path) -> None:
     view = run_of(tmp_path, {kernel_case("d[kernel=tiled]"): GOOD}, plugins=["/k/mine.py"])
     assert dict(page.judged(view)) == {
-        "kernel": "mla_decode/tiled",
         "plug-in": "/k/mine.py",
         "commit": "abcdef0 on topic",
         "command": "mla-harness run",
