@@ -31,6 +31,7 @@ from harness.report.case_view import (
 )
 from harness.report.causes import facts
 from harness.report.conditions import EVERY_KERNEL, STRENGTHS
+from harness.report.gains import gains
 from harness.report.meaning import OF_THE_JUDGED, meaning
 from harness.report.plot import GRID_COLUMNS
 from harness.report.run_view import RunView
@@ -133,6 +134,7 @@ def render(view: RunView) -> str:
         ],
         "covered": [one for one in view.coverages if one.kernel == EVERY_KERNEL],
         "strengths": STRENGTHS,
+        "gains": gains(view.results),
         "judged": judged(view),
         "faults": faults,
         "measured": measured,

@@ -97,10 +97,11 @@ class ServedTarget(Target):
             return reason
         if not torch.cuda.is_available():
             why = f"{cls.engine.title} serves on CUDA, and there is no CUDA device on this machine"
-            return WhyNot(why, Code.NO_DEVICE)
+            return WhyNot.no_gpu(why)
         if (seen := torch.cuda.device_count()) < case.params.num_gpus > 1:
+            needed = f"{case.params.num_gpus} GPUs"
             return WhyNot(
-                f"needs {case.params.num_gpus} GPUs; this machine shows {seen}", Code.NO_DEVICE
+                f"needs {needed}; this machine shows {seen}", Code.NO_DEVICE, lacks=needed
             )
         if reason := why_packages_missing(NEEDED):
             return reason
@@ -116,7 +117,7 @@ class ServedTarget(Target):
         backend = str(case.values()["backend"])
         built = cls.built_for.get(backend)
         if built and (reason := base.why_not_built(built.majors, built.words)):
-            return WhyNot(f"{backend} is {reason}", Code.NO_DEVICE)
+            return WhyNot(f"{backend} is {reason}", Code.NO_DEVICE, lacks=reason.lacks)
         return NotServed.why_not(cls.not_served, cls.engine.title, version, case.params)
 
     @abstractmethod
