@@ -144,7 +144,7 @@ def outcome_of(job: Job) -> Outcome:
 
 
 def look(job: Job) -> CaseResult:
-    """Whether this machine can run a job, without running it: a skip if it cannot, else `not-run`."""
+    """Whether this machine can run a job, without running it: a skip if not, else `not-run`."""
     reasons = obstacles(job.case, job.device, job.fault)
     return (_skip(reasons) if reasons else Outcome(Verdict.NOT_RUN)).result_of(job, 0.0)
 

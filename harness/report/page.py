@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from harness.accuracy.acceptance import read_drafts
+from harness.accuracy.cache_hits import read_hits
 from harness.core.fault_outcomes import declared_blame
 from harness.core.records import BAD, AccuracyRecord, CaseResult, FaultResult, OutcomeGrid, Verdict
 from harness.report.accuracy_view import view_of
@@ -106,7 +107,13 @@ def render(view: RunView) -> str:
     ]
     measured = [
         # A run of `epochs` has one measurement, and stores its answers.
-        view_of(owner, record, answers, read_drafts(view.path) if answers else None)
+        view_of(
+            owner,
+            record,
+            answers,
+            read_drafts(view.path) if answers else None,
+            read_hits(view.path) if answers else None,
+        )
         for owner, record in _measured(owned)
     ]
     data = case_data(pairs, view.plan.options, view.plan.environment)

@@ -1,0 +1,73 @@
+"""`mla-harness bisect --html`: the verdicts of each case in each version, as one page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.report.bisect import BAD, Column, reasons, rows
+from harness.report.page import environment_of_page, own_code
+from harness.report.wording import num
+
+COLOURS = ("pass", "fail", "crash", "skip", "error", "known")
+"""First words of a cell that have a colour of their own."""
+OF_FAULTS = {"caught": "pass", "missed": "fail", "wrong": "fail", "as": "skip"}
+"""First words of a fault's cell -> the verdict that lends its colour."""
+
+
+def render(columns: Sequence[Column]) -> str:
+    """The page of these versions. Raises ValueError without any."""
+    if not columns:
+        raise ValueError("no version")
+    found = rows(columns)
+    engines = {column.label.rpartition(" ")[0] for column in columns}
+    text: str = (
+        environment_of_page()
+        .get_template("bisect.html")
+        .render(
+            columns=columns,
+            labels=labels(columns) if len(engines) == 1 else [one.label for one in columns],
+            rows=[(row, [(colour_of(cell), cell) for cell in row.cells]) for row in found],
+            headline=_headline(columns),
+            verdict=_verdict(columns),
+            reasons=reasons(columns),
+            **own_code(),
+        )
+    )
+    return text
+
+
+def labels(columns: Sequence[Column]) -> list[str]:
+    """The versions without the name of the engine, which all of them share."""
+    return [column.label.rpartition(" ")[2] for column in columns]
+
+
+def colour_of(cell: str) -> str:
+    """The verdict that colours a cell such as `FAIL finite`; empty for a case that is not there."""
+    first = cell.lower().partition(" ")[0]
+    return first if first in COLOURS else OF_FAULTS.get(first, "")
+
+
+def _bad_cases(columns: Sequence[Column]) -> set[str]:
+    return {
+        name for column in columns for name, case in column.cases.items() if case["verdict"] in BAD
+    }
+
+
+def _headline(columns: Sequence[Column]) -> str:
+    cases = {name for column in columns for name in column.cases}
+    bad = _bad_cases(columns)
+    if not cases:
+        return "Nothing could be judged in any version"
+    if not bad:
+        return f"No version is bad in {num(len(cases), 'case')}"
+    verb = "is" if len(bad) == 1 else "are"
+    return f"{len(bad)} of {num(len(cases), 'case')} {verb} bad in a version"
+
+
+def _verdict(columns: Sequence[Column]) -> str:
+    verdicts = {case["verdict"] for column in columns for case in column.cases.values()}
+    if verdicts & {"fail", "crash"}:
+        return "fail"
+    if any(column.trouble for column in columns) or "error" in verdicts:
+        return "error"
+    return "known" if "known" in verdicts else "pass" if "pass" in verdicts else "skip"
