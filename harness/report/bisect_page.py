@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.report.bisect import BAD, Column, reasons, rows
+from harness.report.bisect import BAD, Column, exit_code_of_columns, reasons, rows
 from harness.report.page import environment_of_page, own_code
 from harness.report.wording import num
 
@@ -58,16 +58,16 @@ def _headline(columns: Sequence[Column]) -> str:
     bad = _bad_cases(columns)
     if not cases:
         return "Nothing could be judged in any version"
-    if not bad:
-        return f"No version is bad in {num(len(cases), 'case')}"
-    verb = "is" if len(bad) == 1 else "are"
-    return f"{len(bad)} of {num(len(cases), 'case')} {verb} bad in a version"
+    found = f"No version is bad in {num(len(cases), 'case')}"
+    if bad:
+        verb = "is" if len(bad) == 1 else "are"
+        found = f"{len(bad)} of {num(len(cases), 'case')} {verb} bad in a version"
+    uncaught = sum(not fault["caught"] for column in columns for fault in column.faults)
+    return found + (f", {num(uncaught, 'fault')} not caught" if uncaught else "")
 
 
 def _verdict(columns: Sequence[Column]) -> str:
-    verdicts = {case["verdict"] for column in columns for case in column.cases.values()}
-    if verdicts & {"fail", "crash"}:
-        return "fail"
-    if any(column.trouble for column in columns) or "error" in verdicts:
-        return "error"
-    return "known" if "known" in verdicts else "pass" if "pass" in verdicts else "skip"
+    """The colour of the page, by the exit code of the command."""
+    if code := exit_code_of_columns(columns):
+        return {1: "fail", 2: "skip"}.get(code, "error")
+    return "known" if _bad_cases(columns) else "pass"

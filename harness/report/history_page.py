@@ -30,6 +30,11 @@ LEAST_TIME = 1.25
 MAX_CURVES = 24
 """Measurements that the page draws, those with a step first."""
 MAX_FLAKY = 40
+OTHER_PAGES = {
+    "compare": "what changed since the run before",
+    "bisect": "cases by release",
+}
+"""First word of the name of a page that may stand beside this one -> what it shows."""
 SHOWN = (Verdict.FAIL, Verdict.CRASH, Verdict.ERROR, Verdict.KNOWN, Verdict.PASS, Verdict.SKIP)
 
 
@@ -77,10 +82,20 @@ def render(found: Trends, folder: Path, name: str = "") -> str:
             drawn_seconds=seconds,
             accuracy=accuracy,
             flaky=found.flaky[:MAX_FLAKY],
+            others=other_pages(folder),
             **own_code(),
         )
     )
     return text
+
+
+def other_pages(folder: Path) -> list[tuple[str, str]]:
+    """File name and title of each page of `compare` or `bisect` in `folder`."""
+    return [
+        (file.name, f"{OTHER_PAGES[word]} ({file.stem})")
+        for file in sorted(folder.glob("*.html"))
+        if (word := file.stem.partition("-")[0]) in OTHER_PAGES
+    ]
 
 
 def _shown(run: RunEntry, folder: Path, name: str) -> ShownRun:

@@ -113,3 +113,13 @@ def _summary(run_id: str) -> dict[str, object]:
         "faults": [],
         "accuracy": [],
     }
+
+
+def test_pages_of_comparisons_and_releases_beside_it_are_linked(tmp_path: Path) -> None:
+    runs = trends_over([run_of(0, 0.9)])
+    assert "compare.html" not in render(runs, tmp_path)
+    for name in ("compare.html", "bisect-vllm-host.html", "notes.html"):
+        (tmp_path / name).write_text("x")
+    text = render(runs, tmp_path)
+    assert 'href="compare.html"' in text and 'href="bisect-vllm-host.html"' in text
+    assert "notes.html" not in text

@@ -12,11 +12,14 @@ import pytest
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.findings import Finding
 from harness.core.records import CaseResult, Verdict
-from harness.report import page
+from harness.report import bisect_page, compare_page, page
 from harness.report.case_view import facts
 from harness.report.run_view import RunView
+from harness.store.history.compare import compare
+from harness.store.history.entry import entry_of
 from harness.store.run_folder import RunStore
 from harness.store.source import Source
+from tests.report.test_bisect_page import VERSIONS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -67,12 +70,18 @@ GREEN = dict.fromkeys(FAILING, Verdict.PASS)
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A failing and a green run."""
+    """A failing and a green run, two runs compared, and two versions."""
     root = tmp_path_factory.mktemp("runs")
     failing, green = run_of(root, FAILING, plugins=["/k/mine.py"]), run_of(root, GREEN)
     texts = {
         "failing": page.render(RunView(failing)),
         "green": page.render(RunView(green)),
+        "compared": compare_page.render(
+            [compare(entry_of(green), entry_of(failing))],
+            {str(run.path): RunView(run) for run in (failing, green)},
+            failing.path,
+        ),
+        "versions": bisect_page.render(VERSIONS),
     }
     paths = {name: failing.path / f"{name}.html" for name in texts}
     for name, text in texts.items():
@@ -121,7 +130,7 @@ def test_menu_and_tables_of_a_phone_show_all_without_scrolling_sideways(
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1280])
-@pytest.mark.parametrize("name", ["failing", "green"])
+@pytest.mark.parametrize("name", ["failing", "green", "compared", "versions"])
 def test_each_page_fits_and_axe_finds_nothing(
     browser: Browser, pages: dict[str, Path], name: str, width: int, scheme: str
 ) -> None:
