@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.report.bisect import Column
+from harness.report.bisect import Column, reasons
 from harness.report.bisect_page import colour_of, render
 from tests.report.answered_runs import HOSTILE
 from tests.transcripts import Approved, page_text
@@ -78,3 +78,10 @@ def test_each_cell_has_the_colour_of_its_first_word(cell: str, colour: str) -> N
 def test_versions_of_one_engine_stand_without_its_name() -> None:
     heads = re.findall(r'<th scope="col">([^<]+)</th>', render(VERSIONS))
     assert heads[:5] == ["case", "bug", "0.22.1", "0.24.0", "first bad"]
+
+
+def test_a_reason_that_many_cases_have_is_one_line() -> None:
+    one = version("0.22.1", "skip")
+    cases = [one.summary["cases"][0] | {"id": f"kv-new[n={n}]"} for n in range(17)]
+    told = reasons([Column("/v/bin/python", summary=one.summary | {"cases": cases})])
+    assert told == ["vLLM 0.22.1: kv-new[n=0] and 16 more: skip: no such release"]
