@@ -57,7 +57,11 @@ def _headline(columns: Sequence[Column]) -> str:
     cases = {name for column in columns for name in column.cases}
     bad = _bad_cases(columns)
     if not cases:
-        return "Nothing could be judged in any version"
+        return "Nothing could be run in any version"
+    if not any(
+        case["verdict"] in ("pass", *BAD) for column in columns for case in column.cases.values()
+    ):
+        return f"Nothing was judged in any version: see why for {num(len(cases), 'case')}"
     found = f"No version is bad in {num(len(cases), 'case')}"
     if bad:
         verb = "is" if len(bad) == 1 else "are"

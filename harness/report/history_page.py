@@ -111,9 +111,16 @@ def _shown(run: RunEntry, folder: Path, name: str) -> ShownRun:
 def _headline(num_bad: int, newest: dict[str, int]) -> str:
     if num_bad:
         return f"In the newest run {num(num_bad, 'case')} {'fails' if num_bad == 1 else 'fail'}"
+    if newest.get("pass") == 1:
+        return "In the newest run the one case that could be judged passes"
     if newest.get("pass"):
         return f"In the newest run all {num(newest['pass'], 'case')} that could be judged pass"
     return "In the newest run nothing was judged"
+
+
+def _short(seconds: float) -> str:
+    """`64 s`, or `0.7 s` where whole seconds would hide the step."""
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
 def _day(run: RunEntry) -> str:
@@ -133,8 +140,8 @@ def _seconds(runs: Sequence[RunEntry], steps: list[str] | None) -> Markup:
             first = runs[place]
             steps.append(
                 f"Since run {first.run_id} ({_commit(first)}) a run takes"
-                f" {level_after(values, marked, place):.0f} s, before it took"
-                f" {level_before(values, marked, place):.0f} s"
+                f" {_short(level_after(values, marked, place))}, before it took"
+                f" {_short(level_before(values, marked, place))}"
             )
     rows = [
         (_day(run), run.seconds / longest, f"{run.run_id}: {run.seconds:.1f} s") for run in runs

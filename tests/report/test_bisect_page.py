@@ -53,6 +53,11 @@ def test_a_known_failure_is_bad_in_its_version_and_colours_the_page_as_known() -
     assert '<section id="verdict" class="known"' in text
 
 
+def test_cases_that_every_version_skipped_are_not_called_good() -> None:
+    text = render([version("0.22.1", "skip"), version("0.24.0", "skip")])
+    assert "Nothing was judged in any version" in text and "No version is bad" not in text
+
+
 def test_a_version_that_could_not_be_asked_makes_no_page_green() -> None:
     text = render([version("0.22.1", "pass"), Column("/v/bin/python", trouble="exit code 3: no")])
     assert '<section id="verdict" class="error"' in text and "exit code 3: no" in text

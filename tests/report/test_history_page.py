@@ -61,7 +61,7 @@ def test_the_newest_run_is_the_headline_and_faults_are_counted_apart(tmp_path: P
 def test_one_scenario_counts_its_own_cases(tmp_path: Path) -> None:
     runs = [run_of(0, 0.9, bad=2), run_of(1, 0.9, bad=2)]
     text = render(trends_over(runs, "kv-cache-full"), tmp_path, "kv-cache-full")
-    assert "all 1 case that could be judged pass" in text
+    assert "the one case that could be judged passes" in text
 
 
 def test_without_the_package_of_the_search_the_page_says_what_is_missing(
