@@ -34,6 +34,8 @@ class Code(StrEnum):
     """Two runs have other tensors."""
     WRONG_TOKEN = "wrong_token"
     OUTSIDE_SCHEMA = "outside_schema"
+    PROMPT_IN_TEXT = "prompt_in_text"
+    """The text of an answer begins with other text, though its tokens obey."""
 
     # Contracts.
     OTHER_ADDRESS = "other_address"
@@ -151,6 +153,15 @@ class WhyNot:
 
     sentence: str
     cause: Code = Code.UNABLE
+    lacks: str = ""
+    """The one thing that would help, such as `vLLM` or `a CUDA GPU`; empty if no thing would."""
+    command: str = ""
+    """What brings it; empty where no command does."""
+
+    @classmethod
+    def no_gpu(cls, sentence: str = "no CUDA device on this machine") -> WhyNot:
+        """A reason that a CUDA GPU would remove."""
+        return cls(sentence, Code.NO_DEVICE, lacks="a CUDA GPU")
 
     def __post_init__(self) -> None:
         if not self.sentence:

@@ -12,8 +12,8 @@ from harness.core.catalog import FAULTS
 from harness.core.errors import IllegalAddress
 from harness.core.ops import PAGE_SIZE
 from harness.core.seams import inject
-from harness.engine import linear_attention as paged
 from harness.engine import batch as batches
+from harness.engine import linear_attention as paged
 from harness.engine.batch import Batch, Padding
 from harness.engine.model.kda import KimiDeltaAttention
 from harness.engine.runner import trash_block

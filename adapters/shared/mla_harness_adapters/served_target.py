@@ -90,18 +90,15 @@ class ServedTarget(Target):
         self._served = case.params_as(ServedParams)
         self._log_tail = ""
         self._report = Report(ranks=())
+        self._told: dict[str, Any] = {}
+        """The reply of the last process that served the case."""
 
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> WhyNot | None:
         if reason := base.why_not_installed(cls.engine):
             return reason
-        if not torch.cuda.is_available():
-            why = f"{cls.engine.title} serves on CUDA, and there is no CUDA device on this machine"
-            return WhyNot(why, Code.NO_DEVICE)
-        if (seen := torch.cuda.device_count()) < case.params.num_gpus > 1:
-            return WhyNot(
-                f"needs {case.params.num_gpus} GPUs; this machine shows {seen}", Code.NO_DEVICE
-            )
+        if reason := cls._why_no_device(case):
+            return reason
         if reason := why_packages_missing(NEEDED):
             return reason
         checkpoint = case.params_as(ServedParams).checkpoint
@@ -111,12 +108,25 @@ class ServedTarget(Target):
         return cls._why_refused(case, version) or cls.patches.why_not(fault, version)
 
     @classmethod
+    def _why_no_device(cls, case: Case) -> WhyNot | None:
+        """Why this machine has not the devices that the case is served on; None if it has."""
+        if not torch.cuda.is_available():
+            why = f"{cls.engine.title} serves on CUDA, and there is no CUDA device on this machine"
+            return WhyNot.no_gpu(why)
+        if (seen := torch.cuda.device_count()) < case.params.num_gpus > 1:
+            needed = f"{case.params.num_gpus} GPUs"
+            return WhyNot(
+                f"needs {needed}; this machine shows {seen}", Code.NO_DEVICE, lacks=needed
+            )
+        return None
+
+    @classmethod
     def _why_refused(cls, case: Case, version: str) -> WhyNot | None:
         """Why this release does not serve the case on this machine; None if it does."""
         backend = str(case.values()["backend"])
         built = cls.built_for.get(backend)
         if built and (reason := base.why_not_built(built.majors, built.words)):
-            return WhyNot(f"{backend} is {reason}", Code.NO_DEVICE)
+            return WhyNot(f"{backend} is {reason}", Code.NO_DEVICE, lacks=reason.lacks)
         return NotServed.why_not(cls.not_served, cls.engine.title, version, case.params)
 
     @abstractmethod
@@ -152,6 +162,7 @@ class ServedTarget(Target):
             told = self.reply_of(self._process(plan, is_eager=is_eager), folder)
         except KernelError as error:
             raise self._refusal(folder, error) from None
+        self._told = told
         self._report = Report.of(told["ranks"])
         self._report.keep(folder)
         self._report.check(plan, self.memory, self._served.num_gpus, self.process_name)

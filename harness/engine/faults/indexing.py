@@ -46,7 +46,8 @@ def halves_for_pairs(keys: Tensor) -> Tensor:
     """Put channel i of keys [T, I] float32 beside channel i + I / 2, as the queries do not
     (ikawrakow/ik_llama.cpp#2099).
     """
-    return keys.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+    first, second = keys.chunk(2, dim=-1)
+    return torch.stack((first, second), dim=-1).flatten(-2)
 
 
 def whole_prompt_if_short(request: PrefillRequest, positions: Tensor, topk: int) -> Tensor:
