@@ -51,7 +51,7 @@ class EngineParams(ServingParams, ModelSizes, WorkloadParams, ChangeParams):
         yield from rank_problem(self.kv_lora_rank, self.qk_rope_head_dim)
 
     def _starts_after_changes(self) -> bool:
-        """Whether a request that nobody aborts arrives after all changes, so that a cold engine
+        """Whether a request that is never aborted arrives after all changes, so that a cold engine
         can answer it as well.
         """
         aborted = {request for request, _ in self.aborts}

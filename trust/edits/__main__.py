@@ -1,9 +1,10 @@
 """`python -m trust.edits [NAME]...`: make each edit of the engine in memory, run cases of the engine
 on it, and print what caught it and what it blamed.
 
-The cases are the first of each scenario of the engine that a plain run has. A wrong edit is run
-until a case fails, and the memory to blame is looked for; a right one is run on all of them. Exit
-code 1 if a value oracle blames a right edit, or a wrong one is blamed on memory without reason.
+The cases are the first of each scenario of the engine that a plain run has, and for wrong edits the
+next ones behind them. A wrong edit is run until a case fails, and the memory to blame is looked
+for. Exit code 1 if a value oracle blames a right edit, or a wrong one is blamed on memory without
+reason.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from trust.edits.engine import RIGHT, WRONG, Edit
 
 NO_VALUES = frozenset({"policy"})
 """Oracles that another right engine may fail."""
+MORE = 5
+"""The further cases of each scenario for an edit that its first case does not catch."""
 MOST_SECONDS = 900
 """The clock ends an edit whose cases do not end. No verdict depends on it but `does not end`."""
 
@@ -73,13 +76,14 @@ def made(edit: Edit) -> Iterator[None]:
         function.__code__ = before
 
 
-def cases() -> list[Case]:
-    """The first case of each scenario of the engine, those without graphs first."""
-    found: dict[str, Case] = {}
+def cases() -> tuple[list[Case], list[Case]]:
+    """The first case of each scenario of the engine, and the next MORE of each."""
+    found: dict[str, list[Case]] = {}
     for case in select(load_scenarios(None)):
         if case.system == "engine":
-            found.setdefault(case.scenario, case)
-    return sorted(found.values(), key=lambda case: case.params.model_dump()["graph"] != "none")
+            found.setdefault(case.scenario, []).append(case)
+    firsts = [several[0] for several in found.values()]
+    return firsts, [case for several in found.values() for case in several[1 : 1 + MORE]]
 
 
 def blamed(job: Job, result: CaseResult) -> tuple[str, ...]:
@@ -125,7 +129,7 @@ def main(names: Sequence[str]) -> int:
     """Try the edits and print the table."""
     torch.set_num_threads(1)
     prepare()
-    chosen = cases()
+    firsts, others = cases()
     rows = []
     is_good = True
 
@@ -137,6 +141,7 @@ def main(names: Sequence[str]) -> int:
         for edit in (one for one in edits if not names or one.name in names):
             signal.alarm(MOST_SECONDS)
             try:
+                chosen = firsts if is_right else [*firsts, *others]
                 oracles, case, sites = tried(edit, chosen, to_the_end=is_right)
             except Late:
                 oracles, case, sites = "crash", "does not end", ""

@@ -25,10 +25,10 @@ class Edit:
 ENGINE = "harness.engine."
 WRONG = (
     Edit(
-        "count-of-first-round-in-all",
-        ENGINE + "attention:PagedMLA._prefill",
-        "with_context = None",
-        "pass",
+        "state-of-a-page-in-part",
+        ENGINE + "schedule.scheduler:Scheduler._keep_states",
+        "pages = sequence.num_computed_tokens // PAGE_SIZE",
+        "pages = -(-sequence.num_computed_tokens // PAGE_SIZE)",
     ),
     Edit(
         "window-one-short",
@@ -48,6 +48,7 @@ WRONG = (
         ENGINE + "linear_attention:update_states",
         "ssm_before = ssm_rows.clone()",
         "ssm_before = ssm_rows",
+        memory=True,
     ),
     Edit(
         "positions-of-the-chunk",
@@ -153,6 +154,13 @@ WRONG = (
 )
 
 RIGHT = (
+    Edit(
+        # Tokens with context are the first ones in each round, so the count holds in all of them.
+        "count-of-first-round-in-all",
+        ENGINE + "attention:PagedMLA._prefill",
+        "with_context = None",
+        "pass",
+    ),
     Edit(
         "share-of-all-prompts",
         ENGINE + "attention:context_chunks",
