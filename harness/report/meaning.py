@@ -173,7 +173,7 @@ def _combinations(every: Sequence[Coverage]) -> str:
     clauses = [("every pair", _names(whole))] if whole else []
     clauses += [(f"{_met_of(one)} pairs", _name(one)) for one in rest[:MAX_NAMED]]
     if len(rest) > MAX_NAMED:
-        clauses.append(("fewer pairs", f"{num(len(rest) - MAX_NAMED, 'op')} more"))
+        clauses.append(("some of the pairs", f"{len(rest) - MAX_NAMED} more"))
     such = " with ".join(f'"{name} {label}"' for name, label in _example(every))
     # The first clause says what a pair is, for all of them.
     pairs, names = clauses[0]
