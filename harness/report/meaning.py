@@ -94,8 +94,10 @@ def _subject(system: str, jobs: Sequence[Job], *, own: bool = False) -> str:
     kind = SYSTEMS.get(system)
     cases = [job.case for job in jobs if job.case.system == system]
     if not kind.with_op:
-        named = {case.kernels()[field] for case in cases for field in case.named}
-        kernels = f" with {', '.join(sorted(named))}" if own and 0 < len(named) <= MAX_NAMED else ""
+        # A scenario names other kernels too; the user's is in every case.
+        named = [{case.kernels()[field] for field in case.named} for case in cases]
+        shared = set.intersection(*named) if own and named else set()
+        kernels = f" with {', '.join(sorted(shared))}" if shared else ""
         return (kind.subject or kind.summary) + kernels
     kernels_of = list(dict.fromkeys(map(kernel_of, cases)))
     if len(kernels_of) <= MAX_NAMED:
