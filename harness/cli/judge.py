@@ -25,7 +25,7 @@ from harness.report.terminal import print_run
 from harness.run.cell_server import CellServer
 from harness.run.planning import JobPlanner, Wanted
 from harness.run.runner import WorkerPool
-from harness.scenario.selection import is_drawn
+from harness.scenario.selection import order_of_judging
 from harness.store.run_folder import RunStore
 from harness.store.summary import summarise
 
@@ -142,8 +142,7 @@ def _jobs(planner: JobPlanner, given: JudgeOptions) -> list[Job]:
     own = [job for job in jobs if job.case.system == KERNEL and job.plugins]
     if not own:
         raise InputError(f"{given.file}: no case calls its kernels alone; add --all")
-    # The plain calls first: what fails there needs no rare call.
-    return sorted(own, key=lambda job: is_drawn(job.case.id))
+    return sorted(own, key=lambda job: order_of_judging(job.case))
 
 
 def _finish(
