@@ -41,6 +41,7 @@ from harness.core.errors import (
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.core.params import Record
+from harness.kernels import adapters
 from harness.kernels.conduct import Conduct, note_conduct
 from harness.kernels.outputs import BadOutput, wrong_count
 from harness.kernels.plugins import kernel
@@ -442,8 +443,11 @@ def _registered(
     remote.__name__ = declared.function  # type: ignore[attr-defined]
     remote.__doc__ = declared.doc
     given = {**declared.words, **words, "origin": cell.path}
+    if isinstance(given.get("op"), str) and given["op"] in OPS:
+        adapters.check(given["op"], str(given.get("name")), given)
     # The cell has adapted the call.
-    given.pop("style", None)
+    for word in adapters.WORDS:
+        given.pop(word, None)
     if cell._load.device != "cpu":
         # The judge holds its tensors on the host. The cell moves them.
         given["devices"] = ("cpu",)

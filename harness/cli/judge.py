@@ -11,9 +11,11 @@ import typer
 from rich.console import Console
 
 from harness.cli import run_and_report, shared_options
+from harness.cli.asking import ask, kernel_name
 from harness.cli.option_records import LeavingRuns, with_options
 from harness.cli.output import console, print_json
 from harness.cli.run import code_of
+from harness.cli.solutions import plugin_of
 from harness.core.cases import CellOf, Job
 from harness.core.errors import InputError
 from harness.core.ops import OPS
@@ -42,7 +44,8 @@ class JudgeOptions(LeavingRuns):
     file: Annotated[
         str,
         typer.Argument(
-            metavar="FILE[:NAME]", help="A Python file with kernels, or a function in it."
+            metavar="FILE[:NAME]",
+            help="A Python file with kernels, a function in it, or a Solution of FlashInfer-Bench.",
         ),
     ]
     selectors: shared_options.Selectors = None
@@ -83,14 +86,17 @@ class JudgeOptions(LeavingRuns):
 def judge(context: typer.Context, given: JudgeOptions) -> None:
     """Judge the kernels of a file, which are trusted with nothing."""
     path, name = _file_and_name(given.file)
+    words = _words(given, name)
+    if path.suffix == ".json":
+        path = plugin_of(path, given.root)
+    elif not words:
+        name, words = ask(path, name)
     screen = console(given.json)
     seed = given.seed or 1 + secrets.randbelow(2**31 - 1)
     with CellServer() as server, WorkerPool(given.workers) as pool:
         with Waiting(screen, run_and_report.PLANNING):
             server.wait_until_ready()
-            where = CellOf(
-                server=server.path, device=given.device, name=name, words=_words(given, name)
-            )
+            where = CellOf(server=server.path, device=given.device, name=name, words=words)
             wanted = Wanted(
                 selectors=tuple(given.selectors or ()),
                 # The judge's own device. That of the kernel stands with its cell.
@@ -131,7 +137,7 @@ def _words(given: JudgeOptions, name: str) -> dict[str, Any]:
     if not name:
         raise InputError(f"--op {given.op}: name the function: {given.file}:NAME")
     OPS.get(given.op)
-    words = {"op": given.op, "name": name.rpartition(".")[2].replace("_", "-").strip("-")}
+    words = {"op": given.op, "name": kernel_name(name)}
     return words | ({"style": given.style} if given.style else {})
 
 
