@@ -17,6 +17,7 @@ from harness.core.cause_codes import Code
 from harness.core.finding_words import place
 from harness.core.findings import Finding
 from harness.core.oracles import OracleSpec
+from harness.evidence.influence import Influence, stuck_rows, words_of
 from harness.evidence.observed import Observed, compared
 from harness.evidence.records import Evidence, Judgement, Run
 
@@ -34,12 +35,14 @@ class Retrial:
 
     Each returns the tensors of the run's `Observed`, in their order; nothing if the kernel fails.
     `earlier` is the answer to the call before, whose inputs had other values and the same shapes.
-    `again` is the answer to the same inputs, a second time. `elsewhere` is that in a new process;
-    None if there were enough new ones.
+    `influences` are calls with one part of the inputs changed. `again` is the answer to the same
+    inputs, a second time. `elsewhere` is that in a new process. The costly ones are None if the
+    kernel had enough of them.
     """
 
     kernel: str
     earlier: Observe
+    influences: Callable[[], list[Influence]] | None
     again: Observe
     elsewhere: Observe | None
 
@@ -97,6 +100,7 @@ def _of_retrial(retrial: Retrial, run: Run, wrong: list[Observed]) -> Iterator[F
         yield _finding(retrial.kernel, message, run)
         return
     stuck = list(_unmoved(retrial, run, wrong))
+    stuck = stuck or list(_without_influence(retrial, run))
     if stuck:
         yield from stuck
         return
@@ -145,6 +149,18 @@ def _unmoved(retrial: Retrial, run: Run, wrong: list[Observed]) -> Iterator[Find
                 " other values, and is wrong"
             )
             yield _finding(retrial.kernel, message, run, tensor=now.name, where=where)
+
+
+def _without_influence(retrial: Retrial, run: Run) -> Iterator[Finding]:
+    """A finding for the first input that each output does not depend on."""
+    named = set[str]()
+    for one in retrial.influences() if retrial.influences is not None else ():
+        stuck = stuck_rows(one)
+        if stuck and one.name not in named:
+            named.add(one.name)
+            where = place(one.describe, stuck)
+            words = words_of(one, stuck)
+            yield _finding(retrial.kernel, words, run, tensor=one.name, where=where)
 
 
 def _same_rows(now: Observed, before: Observed) -> list[int]:

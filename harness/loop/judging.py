@@ -30,7 +30,7 @@ from harness.run.cell_server import CellServer
 from harness.scenario.load import load_scenarios
 from harness.scenario.override import KernelOverride
 from harness.scenario.schema import Scenario
-from harness.scenario.selection import order_of_judging, select
+from harness.scenario.selection import is_drawn, select
 
 NAME = "judged"
 """The short name of a kernel while it is judged, so that its cases are those of the one before."""
@@ -163,7 +163,7 @@ class Judge:
         if key not in self._cases:
             override = KernelOverride.named(spec.name)
             found = select(self._scenarios[spec.op], seed=self._seed, override=override)
-            self._cases[key] = sorted(found, key=order_of_judging)
+            self._cases[key] = sorted(found, key=lambda case: is_drawn(case.id))
         return self._cases[key]
 
 

@@ -175,15 +175,6 @@ def is_drawn(case_id: str) -> bool:
     return name.endswith("-conditions") or name == "fuzz"
 
 
-def order_of_judging(case: Case) -> tuple[bool, bool]:
-    """A key to sort cases by: the plain calls first, as what fails there needs no rare call.
-
-    Among these, first the ones that ask whether the answer depends on the inputs.
-    """
-    influence = getattr(case.params, "influence", "none")
-    return is_drawn(case.id), influence == "none"
-
-
 def as_reference(selector: str) -> str:
     """`owner/name#number` for the address of a PR or an issue, else the selector."""
     return "#".join(found.groups()) if (found := _URL.match(selector)) else selector

@@ -10,6 +10,7 @@ from torch_poison.patterns import sentinel_bits
 from harness.core.catalog import ORACLES
 from harness.core.cause_codes import Code
 from harness.evidence.honest import Retrial
+from harness.evidence.influence import Influence
 from harness.evidence.observed import Observed
 from harness.evidence.records import Evidence, Judgement, Run
 from harness.kernels.conduct import Conduct
@@ -28,11 +29,12 @@ def trial(
     earlier: Observed | None = None,
     again: Observed | None = None,
     elsewhere: Observed | None = None,
+    influences: Callable[[], list[Influence]] | None = None,
 ) -> Retrial:
     def calls(one: Observed | None) -> Callable[[], list[Observed]]:
         return lambda: [] if one is None else [one]
 
-    return Retrial(WHO, calls(earlier), calls(again), calls(elsewhere))
+    return Retrial(WHO, calls(earlier), influences, calls(again), calls(elsewhere))
 
 
 def causes(judgement: Judgement) -> set[str]:
@@ -95,6 +97,14 @@ def test_an_answer_that_is_right_in_a_new_process_alone_comes_from_earlier_calls
     other = observe(answer(2).float())
     assert causes(judged(wrong, trial(other, again=wrong, elsewhere=right))) == {Code.CHEATS}
     assert not judged(wrong, trial(other, again=wrong, elsewhere=wrong)).findings
+
+
+def test_an_input_that_a_wrong_answer_does_not_depend_on_is_named(observe: MakeObserved) -> None:
+    kept = answer(1).float()
+    values = (kept, kept.clone(), answer(0), answer(3), torch.tensor([False, True, False, False]))
+    one = Influence("kv_cache[1, 2]", "out", *values, describe="request")
+    (finding,) = judged(observe(kept), trial(influences=lambda: [one])).findings
+    assert finding.where == "request 1" and "kv_cache[1, 2]" in finding.message
 
 
 def test_an_answer_that_is_wrong_by_chance_is_no_cheat(observe: MakeObserved) -> None:

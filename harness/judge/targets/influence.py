@@ -24,14 +24,15 @@ def influences(
     outputs: tuple[Tensor, ...],
     changed: Callable[[InputChange], KernelCall],
     device: str,
+    each: int = EACH,
 ) -> Iterator[Influence]:
-    """Call the kernel once for each change of its inputs.
+    """Call the kernel once for each change of its inputs, `each` of every argument.
 
     outputs [rows, ...] are those of `call`, in the dtypes of the op, such as bfloat16 and float32.
     `changed` makes the call after a change. Raises BadOutput as for any call.
     """
     before = call.observe(tuple(output.cpu() for output in outputs))
-    for change in changes(OPS.get(spec.op), EACH):
+    for change in changes(OPS.get(spec.op), each):
         other = changed(change)
         # Not every argument of every case has something to change.
         if not other.changed:

@@ -144,11 +144,20 @@ class KernelTarget(Target):
             run.refusal = error
         if call is not None and outputs is not None:
             show_call(call, run, outputs)
-            self._show_retrial(run, poison, call, earlier)
+            self._show_retrial(run, poison, call, outputs, earlier)
         return run
 
-    def _show_retrial(self, run: Run, poison: Poison, call: KernelCall, earlier: Any) -> None:
-        """Add the further calls that oracle `honest` may ask of a kernel in a cell."""
+    def _show_retrial(
+        self,
+        run: Run,
+        poison: Poison,
+        call: KernelCall,
+        outputs: tuple[torch.Tensor, ...],
+        earlier: Any,
+    ) -> None:
+        """Add the further calls that oracle `honest` may ask of a kernel in a cell, for its
+        `outputs` [...] of the op's shapes and dtypes.
+        """
         if not self.spec.is_plugin or run.pattern != self.case.poison.patterns[0]:
             return
         # A case of a kernel that is trusted needs no code of cells.
@@ -158,7 +167,9 @@ class KernelTarget(Target):
         cell = cell_of(self.spec)
         if cell is not None:
             make = functools.partial(self.new_call, poison, self.case.seed)
-            run.evidence.append(retrial(self.spec, cell, poison, call, make, earlier, self.device))
+            run.evidence.append(
+                retrial(self.spec, cell, poison, call, outputs, make, earlier, self.device)
+            )
 
     def _run_behind_slow_predecessor(self, run: Run, call: KernelCall) -> None:
         """Launch the call while a kernel before it still writes an input, or reads an output."""

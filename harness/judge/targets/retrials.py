@@ -11,12 +11,18 @@ from harness.cell.client import Cell
 from harness.core.errors import Refused, SystemUnderTestError
 from harness.core.kernels import KernelSpec
 from harness.evidence.honest import Retrial
+from harness.evidence.influence import Influence
 from harness.evidence.observed import Observed
+from harness.judge.targets.influence import influences
 from harness.judge.targets.shown_call import observed_of
 from harness.ops.parts.call import KernelCall, check_outputs, invoke
 
-MOST_NEW_PROCESSES = 2
-"""For each kernel: a process imports the kernel's file, which may take seconds."""
+MOST = 2
+"""Costly trials of each kind for each kernel: a new process imports the kernel's file, and each
+change of an input needs a reference.
+"""
+EACH = 4
+"""Changes of each argument."""
 
 
 def retrial(
@@ -24,13 +30,15 @@ def retrial(
     cell: Cell,
     poison: Poison,
     call: KernelCall,
-    make: Callable[[], KernelCall],
+    outputs: tuple[Tensor, ...],
+    make: Callable[..., KernelCall],
     earlier: object,
     device: str,
 ) -> Retrial:
-    """The further calls for an answer to `call`, of a kernel in a `cell`.
+    """The further calls for the `outputs` [...] of a `call`, of a kernel in a `cell`.
 
-    `make` makes the same call again. `earlier` is what the kernel returned to the call before it.
+    `make` makes the same call again, with `change` a changed one. `earlier` is what the kernel
+    returned to the call before. Outputs have the shapes and dtypes of the op, such as bfloat16.
     """
 
     def shown(result: object, of: KernelCall) -> list[Observed]:
@@ -52,12 +60,21 @@ def retrial(
         cell.load()
         return again()
 
-    has_more = cell.num_new_processes < MOST_NEW_PROCESSES
+    def changed() -> list[Influence]:
+        cell.num_changed_trials += 1
+        try:
+            return list(
+                influences(spec, poison, call, outputs, lambda one: make(change=one), device, EACH)
+            )
+        except (SystemUnderTestError, Refused):
+            return []
+
     return Retrial(
         spec.name,
         earlier=lambda: guarded(lambda: [] if earlier is None else shown(earlier, call)),
+        influences=changed if cell.num_changed_trials < MOST else None,
         again=lambda: guarded(again),
-        elsewhere=(lambda: guarded(elsewhere)) if has_more else None,
+        elsewhere=(lambda: guarded(elsewhere)) if cell.num_new_processes < MOST else None,
     )
 
 
