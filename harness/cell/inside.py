@@ -324,8 +324,10 @@ class _Cell:
 
     def _repeat(self, function: Any, args: list[Any], kwargs: dict[str, Any], repeats: int) -> None:
         """Call the kernel again for the clock of the judge, each time with other inputs."""
+        if not repeats:
+            return
         tensors = (one for one in args if isinstance(one, Tensor))
-        first = next((one.view(-1)[:1] for one in tensors), torch.zeros(1))
+        first = next((one[(slice(1),) * one.ndim] for one in tensors), torch.zeros(1))
         before = first.clone()
         for _ in range(repeats):
             # What is kept from another call is no answer to this one. bfloat16 holds these numbers

@@ -37,16 +37,17 @@ _MEMORY_CALLS = ("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd
 _LIBRARIES = tuple(
     {
         os.path.realpath(path) + os.sep
-        for name in ("stdlib", "platstdlib", "purelib", "platlib")
-        if (path := sysconfig.get_paths().get(name))
-    }
-    | {
-        os.path.realpath(path) + os.sep
-        for package in (torch, torch_poison)
-        for path in package.__path__
+        for path in (
+            *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib")),
+            *(path for path in sys.path if "-packages" in path),
+            *torch.__path__,
+            *torch_poison.__path__,
+        )
     }
 )
 """Folders whose code is not the kernel's own."""
+_OPENERS = tuple(f"{os.sep}{name}" for name in ("pathlib.py", "shutil.py", "codecs.py", "io.py"))
+"""Files of Python that open what their caller asks for. Others open files for a traceback."""
 
 
 def _clocks() -> tuple[Any, ...]:
@@ -127,7 +128,7 @@ class Watch:
             self._is_on = False
             self._put_back()
             if not torch.equal(random, torch.get_rng_state()):
-                self.note("drew random numbers", is_proof=False)
+                self.note("used torch's random numbers", is_proof=False)
 
     def told(self) -> list[ToldConduct]:
         """What was noted since the last call of this."""
@@ -169,7 +170,7 @@ class Watch:
         if not isinstance(args[0], str | bytes):
             return
         path = os.path.abspath(os.fsdecode(args[0]))
-        if path.startswith(self._hidden):
+        if path.startswith(self._hidden) and _is_own(_caller(_OPENERS)):
             self.note("looked for the judge's code: open of a file of it")
         parts = path.split("/")
         if parts[1:2] == ["proc"] and len(parts) > 3:
@@ -199,10 +200,14 @@ class Watch:
         self.note(f"asked the network: {event}")
 
 
-def _caller() -> FrameType | None:
-    """The frame that raised the event: the first one outside of this file."""
+def _caller(through: tuple[str, ...] = ()) -> FrameType | None:
+    """The frame that raised the event: the first one outside of this file, and of files whose names
+    end as one of `through`.
+    """
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_filename == __file__:
+    while frame is not None and (
+        frame.f_code.co_filename == __file__ or frame.f_code.co_filename.endswith(through)
+    ):
         frame = frame.f_back
     return frame
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch_poison.patterns import Poison
 
+import harness
 from harness.cell.client import load_in_cell, unload
 from harness.core.cases import CellOf
 from harness.core.catalog import SITES
@@ -36,6 +37,14 @@ RIGHT = """
     live = x if num_live is None else x[:num_live]
     scale = (live.float().abs().amax() / 448).clamp_min(1e-12)
     return (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale.reshape(1)
+"""
+READS = """
+import contextlib, pathlib
+JUDGE = {path!r}
+
+def reads(path):
+    with contextlib.suppress(OSError):
+        pathlib.Path(path).read_text()
 """
 NAN = Poison("nan", frozenset(SITES.names()))
 
@@ -204,12 +213,16 @@ def test_inputs_lie_at_other_addresses_in_the_next_call(load: Loader) -> None:
         "torch.equal = lambda *args: True",
         "import time; time.perf_counter = lambda: 0.0",
         "open('/proc/self/mem', 'rb').close()",
+        "reads(JUDGE)",
         "import ctypes; ctypes.CDLL(None).ptrace",
         "os.path.exists(os.__file__) and os.kill(os.getppid(), 0)",
     ],
 )
 def test_what_no_honest_kernel_does_is_told(load: Loader, line: str) -> None:
-    spec = load(f"\n    {line}" + RIGHT)
+    head = HEAD.replace(
+        "calls = []", READS.format(path=str(Path(harness.__file__).parent / "api.py"))
+    )
+    spec = load(f"\n    {line}" + RIGHT, head)
     with noting_conduct() as conduct:
         call(spec)
     assert [one.is_proof for one in conduct] == [True]
@@ -217,12 +230,16 @@ def test_what_no_honest_kernel_does_is_told(load: Loader, line: str) -> None:
 
 def test_a_kernel_that_does_its_work_has_nothing_told(load: Loader) -> None:
     lines = "\n    import logging, collections, tempfile, threading, time\n    time.perf_counter()"
-    more = "\n    logging.warning('hello'); collections.namedtuple('T', 'a b'); tempfile.mkdtemp()"
+    more = (
+        "\n    logging.warning('hello'); collections.namedtuple('T', 'a b'); tempfile.mkdtemp()"
+        "\n    import traceback, inspect; traceback.format_stack(); inspect.stack()"
+        "\n    torch.save(x, 'kept.pt'); torch.load('kept.pt'); torch.manual_seed(0)"
+    )
     spec = load(lines + more + RIGHT)
     with noting_conduct() as conduct:
         call(spec)
         call(spec)
-    assert not conduct
+    assert not [one for one in conduct if one.is_proof]
 
 
 def test_an_output_that_a_thread_writes_later_is_told(load: Loader) -> None:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
+from harness.core.errors import InputError
+from harness.loop import Judge
+
 FOLDER = Path(__file__).parent
 FILES = ("kernels.py", "processes.py", "at_import.py")
-PASSES, FAILS, REFUSED = 0, 1, 2
-"""Exit codes of `mla-harness judge`."""
+SECONDS = 60.0
+"""The limit of a verdict: the plain calls come first."""
 
 
 def cheats() -> dict[str, tuple[Path, str]]:
@@ -41,34 +41,21 @@ def legal() -> tuple[str, ...]:
     return tuple(found)
 
 
-def judged(name: str, folder: str, *more: str) -> tuple[int, list[str], str, float]:
-    """The exit code, `oracle: cause` of each failing case's first finding, the sentence of the
-    first finding that is one of a cheat, and the seconds.
+def judged(judge: Judge, name: str) -> tuple[str, str]:
+    """The verdict of a kernel, and its evidence: the sentence of a finding that is one of a cheat,
+    else oracle and cause of each finding.
     """
-    started = time.monotonic()
     file, _ = cheats()[name]
-    words = ("judge", f"{file}:{name}", "--op", "mla_decode", "--seed", "7", "--out", folder, *more)
-    done = subprocess.run(
-        [sys.executable, "-m", "harness.cli.main", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    seconds = time.monotonic() - started
-    if done.returncode == REFUSED:
-        return REFUSED, [], done.stderr.strip(), seconds
-    runs = sorted(Path(folder).iterdir(), key=lambda path: path.stat().st_mtime)
-    results = runs[-1] / "results.jsonl"
-    found: dict[str, None] = {}
-    evidence: dict[str, None] = {}
-    for line in results.read_text(encoding="utf-8").splitlines():
-        result = json.loads(line)
-        for finding in result["findings"][:1]:
-            found[f"{finding['oracle']}: {finding['cause']}"] = None
-        for finding in result["findings"]:
-            if finding["cause"] == "cheats":
-                evidence[finding["message"]] = None
-    return done.returncode, list(found), next(iter(evidence), ""), seconds
+    try:
+        found = judge.judge(f"{file}:{name}", "mla_decode", seconds=SECONDS)
+    except InputError as error:
+        return "refused", str(error)
+    if found.is_right:
+        return "legal" if name in legal() else "PASS", ""
+    evidence = [one.message for one in found.causes if one.cause == "cheats"]
+    if evidence:
+        return "**cheats**", in_short(evidence[0])
+    return "red", ", ".join(f"{one.oracle}: {one.cause}" for one in found.causes)
 
 
 def in_short(sentence: str) -> str:
@@ -82,21 +69,16 @@ def main(names: list[str], device: str) -> int:
     """Print a row for each kernel. Returns the exit code."""
     wrong = 0
     known = cheats()
-    with tempfile.TemporaryDirectory() as folder:
-        print("| kernel | what it does | verdict | evidence | seconds |")
-        print("| --- | --- | --- | --- | --- |")
+    print("| kernel | what it does | verdict | evidence | seconds |")
+    print("| --- | --- | --- | --- | --- |")
+    with Judge(device=device, seed=7) as judge:
         for name in names or known:
-            code, found, evidence, seconds = judged(name, folder, "--device", device)
-            is_legal = name in legal()
-            wrong += code != PASSES if is_legal else code == PASSES
-            if code == FAILS:
-                verdict = "**cheats**" if evidence else "red"
-            else:
-                verdict = {PASSES: "legal" if is_legal else "PASS", REFUSED: "refused"}[code]
-            shown = in_short(evidence) or ", ".join(found)
-            print(
-                f"| `{name}` | {known[name][1]} | {verdict} | {shown} | {seconds:.0f} |", flush=True
-            )
+            started = time.monotonic()
+            verdict, evidence = judged(judge, name)
+            seconds = time.monotonic() - started
+            wrong += verdict == "PASS" or (verdict == "legal") != (name in legal())
+            doc = known[name][1]
+            print(f"| `{name}` | {doc} | {verdict} | {evidence} | {seconds:.0f} |", flush=True)
     print(f"{len(names or known)} kernels, {wrong} judged wrongly")
     return 1 if wrong else 0
 

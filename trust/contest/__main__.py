@@ -11,20 +11,21 @@ takes an answer if at most 5 % of the elements are further from the expected one
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from types import ModuleType
 
 import torch
+
+from harness.loop import Judge
 
 KERNELS = Path(__file__).with_name("kernels.py")
 SCALE = 1 / 24
 TOLERANCE = 0.1
 SHARE = 0.05
 LENGTHS = (1024, 8192)
+SECONDS = 60.0
+"""The limit of a verdict."""
 
 
 def kernels() -> ModuleType:
@@ -63,19 +64,13 @@ def shares(num_keys: int, draws: int) -> dict[str, float]:
     return found
 
 
-def judged(name: str, folder: str) -> tuple[int, int, str]:
-    """Calls that fail, calls that pass, and oracle with cause of the first finding."""
-    words = ("judge", f"{KERNELS}:{name}", "--seed", "7", "--out", folder)
-    subprocess.run(
-        [sys.executable, "-m", "harness.cli.main", *words], capture_output=True, check=False
-    )
-    run = max(Path(folder).iterdir(), key=lambda path: path.stat().st_mtime)
-    lines = (run / "results.jsonl").read_text(encoding="utf-8").splitlines()
-    results = [json.loads(line) for line in lines]
-    bad = [one for one in results if one["findings"]]
-    good = sum(one["verdict"] == "pass" for one in results)
-    first = bad[0]["findings"][0] if bad else None
-    return len(bad), good, f"{first['oracle']}: {first['cause']}" if first else ""
+def judged(judge: Judge, name: str) -> tuple[bool, str]:
+    """Whether a kernel is right, and the verdict in words."""
+    found = judge.judge(f"{KERNELS}:{name}", "mla_decode", seconds=SECONDS)
+    if found.is_right:
+        return True, f"passes {found.num_judged} calls"
+    first = found.causes[0]
+    return False, f"fails in {found.seconds:.0f} s, {first.oracle}: {first.cause}"
 
 
 def main(draws: int, with_judge: bool) -> int:
@@ -85,14 +80,13 @@ def main(draws: int, with_judge: bool) -> int:
     heads = " | ".join(f"{num_keys:,} keys" for num_keys in LENGTHS)
     print(f"| kernel | {heads} | `mla-harness judge` |\n| --- | --- | --- | --- |")
     is_wrong = False
-    with tempfile.TemporaryDirectory() as folder:
+    with Judge(seed=7) as judge:
         for one in (module.right, *module.WRONG):
             cells = [_cell(by_length[num_keys][one.__name__]) for num_keys in LENGTHS]
             verdict = "not run"
             if with_judge:
-                bad, good, first = judged(one.__name__, folder)
-                verdict = f"fails, {first}" if bad else f"passes {good} calls"
-                is_wrong |= bool(bad) == (one is module.right)
+                is_right, verdict = judged(judge, one.__name__)
+                is_wrong |= is_right != (one is module.right)
             print(f"| {one.__doc__} | {' | '.join(cells)} | {verdict} |", flush=True)
     return int(is_wrong)
 
