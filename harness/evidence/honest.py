@@ -60,7 +60,7 @@ def honest(evidence: Evidence) -> Judgement:
             if conduct.is_proof or any(one.site in ("", None, conduct.site) for one in wrong):
                 key = (conduct.what, conduct.site)
                 findings.setdefault(key, _of_conduct(conduct, run, bool(wrong)))
-            else:
+            elif conduct.site:
                 notes[f"{conduct.who} {conduct.what}"] = None
         for retrial in run.all(Retrial):
             for finding in _of_retrial(retrial, run, wrong) if wrong else ():

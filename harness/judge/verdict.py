@@ -167,6 +167,7 @@ def _judged(evidence: Evidence, asked: dict[str, Judgement]) -> Outcome:
         honest = ORACLES.get("honest").judge(evidence)
         outcome.findings.extend(honest.findings)
         notes.extend(honest.notes)
+        outcome.cause = outcome.cause or (Code.KEPT if honest.notes else "")
     outcome.reason = "; ".join(notes)
     if blind := [name for name, count in outcome.looked_at.items() if not count]:
         # A drawn case is known to show something with our own kernels. A plug-in rounds otherwise,

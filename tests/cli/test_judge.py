@@ -12,6 +12,20 @@ from tests.conftest import Cli
 from tests.transcripts import Approved, lines_with
 
 CHEATS = Path(__file__).parents[2] / "trust" / "cheats"
+KEEPS = """
+import torch
+from harness import kernel
+
+kept = {}
+
+@kernel(op="quantize_fp8", name="mine")
+def mine(x, *, num_live=None):
+    live = x if num_live is None else x[:num_live]
+    scale = (live.float().abs().amax() / 448).clamp_min(1e-12)
+    found = (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale.reshape(1)
+    mine = kept.setdefault(x.shape, tuple(map(torch.empty_like, found)))
+    return tuple(old.copy_(new) for old, new in zip(mine, found))
+"""
 PLAIN = "decode-kernel[planned=unplanned]"
 
 
@@ -52,6 +66,15 @@ def test_a_cheat_is_red_by_its_evidence(cli: Cli, name: str, tmp_path: Path) -> 
     code, out, error = cli("judge", f"{CHEATS}/{name}", *words)
     assert code == 1, out + error
     assert "cheats" in causes_of(tmp_path), out
+
+
+def test_a_right_kernel_that_keeps_its_output_passes_with_a_remark(
+    cli: Cli, right: Path, tmp_path: Path, approved: Approved
+) -> None:
+    right.write_text(KEEPS)
+    code, out, _ = cli("judge", right, "quantize-kernel", "--seed", 5, "--out", tmp_path / "runs")
+    assert code == 0
+    approved(lines_with(out, "remark"))
 
 
 @pytest.mark.nightly
