@@ -21,6 +21,8 @@ from harness.core.cases import Job
 from harness.core.catalog import ORACLES
 from harness.core.cause_codes import Code
 from harness.core.finding_words import kind_of
+from harness.core.findings import Finding
+from harness.core.ops import OPS
 from harness.core.oracles import BETWEEN_PATTERNS
 from harness.core.records import Blame, CaseResult
 from harness.diagnose.budget import Budget
@@ -85,12 +87,12 @@ def fails_alike(result: CaseResult, trial: CaseResult) -> bool:
 def conclude(job: Job, result: CaseResult, trials: Sequence[CaseResult]) -> Blame:
     """The blame that the finished rounds of `trials` allow for the failed `result` of `job`."""
     verdicts = {trial.key.partition("~blame:")[2]: trial.verdict.value for trial in trials}
-    sites, cause, how = _sites_to_blame(job.poisoned_sites, result, trials)
+    sites, cause, how = _sites_to_blame(job.poisoned_sites, result, trials, job.case.op)
     return Blame(sites=sites, cause=cause, how=how, trials=verdicts)
 
 
 def _sites_to_blame(
-    sites: tuple[str, ...], result: CaseResult, trials: Sequence[CaseResult]
+    sites: tuple[str, ...], result: CaseResult, trials: Sequence[CaseResult], op: str | None
 ) -> tuple[tuple[str, ...], Code, str]:
     """The sites to blame, the code of how they were found, and a sentence that says why."""
     failed = {trial.sites for trial in trials if fails_alike(result, trial)}
@@ -103,12 +105,9 @@ def _sites_to_blame(
         )
     oracle = primary(result.findings).oracle
     if () in failed or not sites:
-        own = [
-            finding.site for finding in result.findings if finding.oracle == oracle and finding.site
-        ]
-        named = tuple(
-            dict.fromkeys(own or [finding.site for finding in result.findings if finding.site])
-        )
+        telling = [finding for finding in result.findings if not _is_of_output(finding, op)]
+        own = [finding.site for finding in telling if finding.oracle == oracle and finding.site]
+        named = tuple(dict.fromkeys(own or [finding.site for finding in telling if finding.site]))
         if named:
             return (
                 named,
@@ -146,6 +145,17 @@ def _sites_to_blame(
         Code.TOGETHER,
         "no single site makes it fail, and none is needed: several together are to blame",
     )
+
+
+def _is_of_output(finding: Finding, op: str | None) -> bool:
+    """Whether a finding names the memory of an output of `op` for a value that is not finite.
+
+    It names that memory for want of a better. Where the value is there without poison too, the
+    kernel computed it.
+    """
+    if op is None or finding.cause not in (Code.NAN, Code.INF):
+        return False
+    return finding.site in {output.site for output in OPS.get(op).outputs}
 
 
 def _has_shown_no_influence(result: CaseResult, trials: Sequence[CaseResult]) -> bool:

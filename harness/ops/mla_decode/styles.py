@@ -16,7 +16,6 @@ from functools import wraps
 from typing import Any
 
 Function = Callable[..., Any]
-PAGE_SIZE = 64
 LN_2 = math.log(2)
 
 
@@ -24,7 +23,7 @@ def flash_mla(function: Function) -> Function:
     """`f(q, k_cache, block_table, cache_seqlens, head_dim_v, softmax_scale=, causal=)`, as
     `flash_mla_with_kvcache` of deepseek-ai/FlashMLA without its plan.
 
-    k_cache [N, 64, 1, D]. Returns out [B, S, H, R] and lse [B, H, S], a natural logarithm.
+    k_cache [N, P, 1, D]. Returns out [B, S, H, R] and lse [B, H, S], a natural logarithm.
     """
 
     def call(
@@ -39,7 +38,7 @@ def flash_mla(function: Function) -> Function:
 
 def split_cache(function: Function) -> Function:
     """`f(q_nope, q_pe, ckv_cache, kpe_cache, block_table, seq_lens, scale)`, with latents and rope
-    keys in two caches [N, 64, R] and [N, 64, E], contiguous.
+    keys in two caches [N, P, R] and [N, P, E], contiguous.
 
     Returns out [B, S, H, R] and lse [B, H, S], a natural logarithm.
     """
@@ -70,7 +69,8 @@ def flashinfer(function: Function) -> Function:
 
         batch, num_tokens, num_heads, width = q.shape
         rank = _rank(q)
-        counts = (seq_lens + PAGE_SIZE - 1) // PAGE_SIZE
+        page_size = kv_cache.shape[1]
+        counts = (seq_lens + page_size - 1) // page_size
         first = torch.zeros(1, dtype=torch.int32, device=q.device)
         kv_indptr = torch.cat((first, counts.cumsum(0).to(torch.int32)))
         qo_indptr = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * num_tokens
@@ -79,7 +79,7 @@ def flashinfer(function: Function) -> Function:
         kv_indices = block_table[columns < counts[:, None]]
         # A new one, so that no plan of an earlier call is left.
         wrapper = function()
-        sizes = (num_heads, rank, width - rank, PAGE_SIZE)
+        sizes = (num_heads, rank, width - rank, page_size)
         wrapper.plan(
             qo_indptr,
             kv_indptr,
@@ -118,7 +118,8 @@ def contiguous_cache(function: Function) -> Function:
         import torch
 
         columns = torch.arange(block_table.shape[1], device=q.device)
-        is_used = columns < ((seq_lens + PAGE_SIZE - 1) // PAGE_SIZE)[:, None]
+        page_size = kv_cache.shape[1]
+        is_used = columns < ((seq_lens + page_size - 1) // page_size)[:, None]
         # Padded entries may name no page at all. They read page 0, which belongs to no request.
         pages = torch.where(is_used, block_table, 0).long()
         return function(q, kv_cache[pages].flatten(1, 2), seq_lens, scale)
