@@ -165,8 +165,12 @@ class KernelParams(Params):
     """Common to all ops: the kernel under test."""
 
     kernel: str = "torch"
-    fence: Literal["none", "before", "after"] = Field(
-        default="none", description="inputs begin (before) or end (after) at memory without access"
+    fence: Literal["none", "before", "after", "exact"] = Field(
+        default="none",
+        description=(
+            "inputs begin (before) or end (after, exact) at memory without access; after leaves up"
+            " to 15 bytes, exact none"
+        ),
     )
     predecessor: Literal["none", "slow"] = Field(
         default="none",
