@@ -209,7 +209,7 @@ def records_of_64_pages(
     return right("read_records", cache, table, cu_seq_lens, **keywords)
 
 
-@planted("read_records", kv=FORMATS, blames=("kv.tail",))
+@planted("read_records", kv=FORMATS)
 def records_of_64_requests(
     cache: Tensor, block_table: Tensor, cu_seq_lens: Tensor, **keywords: Any
 ) -> Any:

@@ -32,3 +32,18 @@ def _first_of_each_op(file: str) -> list[object]:
 def test_an_error_at_the_sizes_or_values_of_models_is_red_and_blamed_rightly(one: Planted) -> None:
     job, result = next(failures(cases_of(one, CAUGHT_BY)))
     assert blame_word(one, blame_of(job, result)) in ("right", "rightly none"), result.reason
+
+
+@pytest.mark.parametrize("one", _first_of_each_op("public"))
+def test_an_error_of_a_public_kernel_is_red_and_blamed_rightly(one: Planted) -> None:
+    job, result = next(failures(cases_of(one)))
+    assert blame_word(one, blame_of(job, result)) in ("right", "rightly none"), result.reason
+
+
+def test_a_blame_says_when_the_rows_are_wrong_whatever_the_memory_holds() -> None:
+    """The scale of padding stands beside a live row, and other live rows have each other's."""
+    one = next(one for one in all_planted("public") if one.name == "scales-viewed-for-transposed")
+    job, result = next(failures(cases_of(one, ["limits-quantize"])))
+    blame = blame_of(job, result)
+    assert blame.sites == ("scale.pad",)
+    assert "reference" in blame.how
