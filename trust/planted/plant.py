@@ -22,7 +22,7 @@ from harness.scenario.override import KernelOverride
 from harness.scenario.schema import Scenario
 from harness.scenario.selection import is_for_a_plain_run
 
-FILES = ("sizes", "values", "places", "public", "drawn", "legal")
+FILES = ("sizes", "values", "public", "drawn", "legal")
 """The modules with planted kernels, in the order of the table."""
 RIGHT = {
     "align_experts": "dense:align_experts",

@@ -239,7 +239,12 @@ def lanes_of_padding_in_the_amax(x: Tensor, *, num_live: int | None = None) -> A
 
 @planted("write_records", kv=FORMATS, blames=("kv.new", "kv.free"))
 def scales_over_the_values(
-    x: Tensor, cache: Tensor, slot_mapping: Tensor, *, record_format: str, scale: float | None = None
+    x: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    record_format: str,
+    scale: float | None = None,
 ) -> None:
     """Scales land at the base of the block, over its values (InternLM/lmdeploy#4764)."""
     right("write_records", x, cache, slot_mapping, record_format=record_format, scale=scale)
@@ -248,7 +253,9 @@ def scales_over_the_values(
         for slot in slot_mapping[slot_mapping >= 0].tolist():
             block, place = divmod(slot, cache.shape[1])
             tile = views[1].shape[2]
-            scales = views[1][block, place // tile, place % tile].clone().view(torch.uint8).flatten()
+            scales = (
+                views[1][block, place // tile, place % tile].clone().view(torch.uint8).flatten()
+            )
             start = place * len(scales)
             cache[block].view(-1)[start : start + len(scales)] = scales
 
@@ -266,7 +273,12 @@ def scales_viewed_for_transposed(x: Tensor, *, num_live: int | None = None) -> A
 
 @planted("context_attention")
 def offset_is_the_length_before(
-    q: Tensor, k: Tensor, v: Tensor, query_start_loc: Tensor, chunk_start_loc: Tensor, **keywords: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_start_loc: Tensor,
+    chunk_start_loc: Tensor,
+    **keywords: Any,
 ) -> Any:
     """A request begins at the length of the one before: right for two (InternLM/lmdeploy#3887)."""
     lengths = [b - a for a, b in pairwise(chunk_start_loc.tolist())]
