@@ -1,9 +1,10 @@
 """Run the two commands of README.md's first screen as they stand, each in a fresh clone, without
-pip's cache.
+pip's cache; then `.ci/real_engine` in another.
 
 Each is the one line of an `sh` block below `<!-- .ci/run: the main job -->` or `<!-- .ci/run: the
 tests -->`. pip reaches its default index alone: no file may name another, and one that the
-environment names is dropped. The last line is pytest's own, with the number of tests.
+environment names is dropped. The last line is pytest's own, with the number of tests. The line
+before says what the real engine showed, or that it was not run.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ SECOND_INDEX = re.compile(
 )
 INSTALLS = ("constraints.txt", "tox.ini", "pyproject.toml")
 """Files that decide what the commands install."""
+REAL_ENGINE = "bash .ci/real_engine"
+"""vLLM's CPU build serves canaries. Not installed is no pass and no failure: the wheel is not
+ours."""
+NOT_INSTALLED = 75
+"""The exit code of `.ci/real_engine` where the wheel does not install."""
 CLOSING = re.compile(r"^=* ?\d+ (passed|failed|skipped|error).* in [\d.]+s\b")
 NOT_COPIED = (
     ".git",
@@ -123,7 +129,9 @@ def run(command: str, folder: Path) -> tuple[int, str]:
 
 
 def main(readme: Path = ROOT / "README.md") -> int:
-    """Run both commands, and print the seconds of each. Returns 1 if one fails."""
+    """Run both commands and the real engine, and print the seconds of each. Returns 1 if one
+    fails.
+    """
     try:
         commands = commands_of(readme)
     except FrontDoorError as error:
@@ -137,6 +145,16 @@ def main(readme: Path = ROOT / "README.md") -> int:
             code, found = run(command, fresh_clone(Path(place)))
             summary.append(f"{time.monotonic() - started:.0f} s, exit code {code}: {command}")
         is_bad, closing = is_bad or code != 0, found or closing
+    with tempfile.TemporaryDirectory() as place:
+        print(f"$ {REAL_ENGINE}", flush=True)
+        started = time.monotonic()
+        code, _ = run(REAL_ENGINE, fresh_clone(Path(place)))
+    seconds = f"{time.monotonic() - started:.0f} s"
+    is_bad = is_bad or code not in (0, NOT_INSTALLED)
+    if code == NOT_INSTALLED:
+        summary.append(f"NOT RUN after {seconds}, the wheel did not install: {REAL_ENGINE}")
+    else:
+        summary.append(f"{seconds}, exit code {code}: {REAL_ENGINE}")
     print(*summary, closing or "pytest printed no closing line", sep="\n")
     return int(is_bad or not closing)
 

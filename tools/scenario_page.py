@@ -32,7 +32,7 @@ def document() -> str:
     kernels = {f"`{op}`": _keys_of(spec, op) for spec in IN_SCENARIOS for op in spec.ops()}
     engine = _keys_of(*_system("engine"))
     accuracy = _properties("AccuracySettings")
-    served = {f"`{name}`": _keys_of(*_system(name)) for name in ("vllm", "sglang")}
+    served = {f"`{name}`": _keys_of(*_system(name)) for name in ("vllm", "vllm-cpu", "sglang")}
     hosts = "\n".join(
         f"- `{name}`: {_listed(_keys_of(*_system(name)))}" for name in ("vllm-host", "sglang-host")
     )
@@ -92,7 +92,7 @@ They stand in `params`, for all cases, or in `matrix`.
 
 {_parameters(_keys_of(*_system("moves")), {})}
 
-### Served engines: `system: vllm` and `system: sglang`
+### Served engines: `system: vllm`, `system: vllm-cpu` and `system: sglang`
 
 A canary served by the engine in processes of its own.
 

@@ -187,6 +187,23 @@ class StepRequest:
             v == packed or (is_cut and v.startswith(packed)) for v in self.values
         )
 
+    def text_before(self, text: str, num_tokens: int) -> str:
+        """What stands before an answer that obeys the schema; nothing if no part of it does.
+
+        An answer that obeys another schema, of a neighbour for one, is no text before an answer.
+        """
+        packed = "".join(text.split())
+        others = [
+            json.dumps(v, separators=(",", ":")) for s in SCHEMAS.values() for v in s["values"]
+        ]
+        if any(value.startswith(packed) for value in others):
+            return ""
+        # A token has a character at least, but for the one that ends the answer. So a shorter rest
+        # is not the whole answer.
+        starts = range(1, min(len(text), len(text) - num_tokens + 2))
+        obeys = (text[:start] for start in starts if self.obeyed_by(text[start:], num_tokens))
+        return next(obeys, "")
+
     @property
     def alone(self) -> StepRequest:
         """The request whose answer this one's must have: to its end, and no longer than the stream

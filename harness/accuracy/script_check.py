@@ -26,6 +26,7 @@ from harness.core.records import CaseResult, Verdict
 
 ORACLE = "sequences"
 SCENARIO = "serve-check"
+PROMPT_IN_TEXT = "vllm-project/vllm#48853"
 ALONE = "asked alone"
 """Where a finding is that needs no other request."""
 TOLERANCE = 0.3
@@ -73,6 +74,15 @@ class Judged:
     ties: list[str] = field(default_factory=list)
     drift: float = 0.0
     """The largest difference of a log probability, of those within the tolerance."""
+
+    @property
+    def has_prompt_in_text(self) -> bool:
+        return any(finding.cause == Code.PROMPT_IN_TEXT for finding in self.findings)
+
+    @property
+    def is_wrong_in_tokens(self) -> bool:
+        """Whether something is wrong beside the text of answers."""
+        return any(finding.cause != Code.PROMPT_IN_TEXT for finding in self.findings)
 
     @property
     def verdict(self) -> Verdict:
@@ -268,14 +278,29 @@ class _Runner:
                 return
 
     def _obeys(self, request: StepRequest, reply: ServerReply, where: str) -> bool:
-        """Check an answer against the schema of its request."""
+        """Check an answer against the schema of its request.
+
+        A server may put the text of the prompt before an answer whose tokens are right. That is
+        told once, and the tokens are compared all the same.
+        """
         if request.obeyed_by(reply.text, len(reply.tokens)):
             return True
-        message = f"{_named(request)}: {reply.text[:60]!r} does not obey the schema"
-        self.judged.findings.append(
-            Finding(oracle=ORACLE, where=where, message=message, cause=Code.OUTSIDE_SCHEMA)
-        )
-        return False
+        before = request.text_before(reply.text, len(reply.tokens))
+        if not before:
+            message = f"{_named(request)}: {reply.text[:60]!r} does not obey the schema"
+            self.judged.findings.append(
+                Finding(oracle=ORACLE, where=where, message=message, cause=Code.OUTSIDE_SCHEMA)
+            )
+        elif not self.judged.has_prompt_in_text:
+            message = (
+                f"{_named(request)}: {len(before)} characters stand before the answer that obeys"
+                f" the schema: {before[:60]!r}; a prompt that ends inside a character is given"
+                f" back with the answer ({PROMPT_IN_TEXT})"
+            )
+            self.judged.findings.append(
+                Finding(oracle=ORACLE, where=where, message=message, cause=Code.PROMPT_IN_TEXT)
+            )
+        return bool(before)
 
     def _note(self, note: str) -> None:
         self.judged.notes += [note] if note not in self.judged.notes else []

@@ -34,6 +34,8 @@ class Code(StrEnum):
     """Two runs have other tensors."""
     WRONG_TOKEN = "wrong_token"
     OUTSIDE_SCHEMA = "outside_schema"
+    PROMPT_IN_TEXT = "prompt_in_text"
+    """The text of an answer begins with other text, though its tokens obey."""
 
     # Contracts.
     OTHER_ADDRESS = "other_address"

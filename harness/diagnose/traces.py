@@ -212,14 +212,19 @@ class _Fuzz:
     def run(self, say: Callable[[dict[str, Any]], object]) -> Script | None:
         """Take the traces to the server until one fails, and `say` how far it is.
 
-        Returns that trace, shrunk.
+        Returns that trace, shrunk. Wrong text alone is told, and the traces go on: a server gives
+        it with every such prompt, and the later traces would not be tried.
         """
+        only_text: tuple[Script, Judged] | None = None
         for number in range(self.check.fuzz):
             if number and number % 10 == 0:
                 say({"words": f"{number} of {self.check.fuzz} traces pass"})
             trace = self.draws.next(number)
             judged = self._judged(trace)
             self.draws.note(trace, judged)
+            if judged.findings and not judged.is_wrong_in_tokens:
+                judged.findings, told = [], judged.findings
+                only_text = only_text or (trace, replace(judged, findings=told))
             self._add(judged)
             if judged.findings:
                 self.total.notes.append(f"trace {number} of {self.check.fuzz} fails")
@@ -236,7 +241,11 @@ class _Fuzz:
         self.total.notes.append(
             f"{self.check.fuzz} traces by the counters that they moved: {'; '.join(kinds)}"
         )
-        return None
+        if only_text is None:
+            return None
+        trace, judged = only_text
+        self.total.findings = judged.findings
+        return self._shrunk(trace, judged)
 
     def _judged(self, trace: Script, known: dict[StepRequest, ServerReply] | None = None) -> Judged:
         known = self.references if known is None else known
@@ -256,10 +265,16 @@ class _Fuzz:
             getattr(total, name).extend(getattr(judged, name))
 
     def _shrunk(self, trace: Script, judged: Judged) -> Script:
+        in_tokens = judged.is_wrong_in_tokens
+
+        def fails_alike(one: Judged) -> bool:
+            wrong = one.is_wrong_in_tokens if in_tokens else one.has_prompt_in_text
+            return wrong and not _has_died(one)
+
         def again(candidates: Sequence[Script]) -> list[Judged | None]:
             # One by one: the first try that fails is enough.
             tries = (self._again(candidates[0]) for _ in range(TRIES))
-            return [next((one for one in tries if one.findings and not _has_died(one)), None)]
+            return [next((one for one in tries if fails_alike(one)), None)]
 
         reducer = Reducer(again, 1, time.monotonic() + self.check.shrink_seconds)
         if again([trace]) == [None]:

@@ -23,6 +23,16 @@ from harness.memory.bounds import check_indices
 from harness.memory.graph.launch import launch
 
 
+@seam("rope.heads-taken-for-tokens")
+def query_and_latents(
+    attention: MLAAttention, x: Tensor, positions: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What a layer attends with: x [T, hidden] and positions [T] int64 -> q_nope [T, H, nope] and
+    q_pe [T, H, E] roped, kv_c [T, R] and k_pe [T, E] roped, in the weights' dtype.
+    """
+    return *attention.project_q(x, positions), *attention.project_kv(x, positions)
+
+
 @dataclass(slots=True, eq=False)
 class PagedMLA:
     """One MLA layer with full attention.
@@ -45,8 +55,7 @@ class PagedMLA:
         attention = self.attention
         cache = memory.latents(self.layer)
         kv_scale = memory.layout.scale_of(self.layer)
-        q_nope, q_pe = attention.project_q(x, batch.positions)
-        kv_c, k_pe = attention.project_kv(x, batch.positions)
+        q_nope, q_pe, kv_c, k_pe = query_and_latents(attention, x, batch.positions)
         # Stored before attention: the decode reads the new tokens from the pages, as any other key.
         self.kernels.write_kv(kv_c, k_pe, cache, self._slots(batch), kv_scale=kv_scale)
         parts = []

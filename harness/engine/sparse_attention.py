@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_poison.patterns import Poison
 
 from harness.core.seams import seam
+from harness.engine.attention import query_and_latents
 from harness.engine.batch import Batch
 from harness.engine.kernels import ActivationQuantizer, Kernels
 from harness.engine.memory import PagedMemory
@@ -106,8 +107,7 @@ class PagedSparseMLA:
         assert indexer is not None
         cache = memory.latents(self.layer)
         kv_scale = memory.layout.scale_of(self.layer)
-        q_nope, q_pe = attention.project_q(x, batch.positions)
-        kv_c, k_pe = attention.project_kv(x, batch.positions)
+        q_nope, q_pe, kv_c, k_pe = query_and_latents(attention, x, batch.positions)
         self.kernels.write_kv(kv_c, k_pe, cache, batch.stored_slots, kv_scale=kv_scale)
         index_cache = memory.index_keys(self.layer)
         # Before the logits, as latents are stored before attention: each token sees itself.

@@ -112,6 +112,40 @@ def test_an_answer_obeys_its_schema_as_a_whole_or_as_far_as_its_budget(
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "num_tokens", "before"),
+    [
+        ('a prompt{"flag":true}', 4, "a prompt"),
+        ('a prompt{"fl', 3, "a prompt"),
+        # The token that ends the answer has no text.
+        ('a prompt{"flag":true}', 14, "a prompt"),
+        ('a prompt{"flag":true}', 15, ""),
+        # Of a neighbour's schema, and of no schema.
+        ('"red"', 3, ""),
+        ('"', 1, ""),
+        ("a prompt", 3, ""),
+        ("", 3, ""),
+    ],
+)
+def test_text_before_an_answer_is_told_from_an_answer_of_another_schema(
+    text: str, num_tokens: int, before: str
+) -> None:
+    request = StepRequest("a:1", (17,), 3, "own", schema="flag")
+    assert request.text_before(text, num_tokens) == before
+
+
+def test_a_prompt_in_the_text_of_an_answer_is_told_once_and_the_traces_go_on(
+    start_server: Callable[..., str],
+) -> None:
+    """vllm-project/vllm#48853: the tokens are right, so later traces show as much as before."""
+    found = found_by(start_server(START, "prompt-in-text"), fuzz=12)
+    assert (found["verdict"], len(found["findings"])) == ("fail", 1)
+    assert "characters stand before the answer that obeys the schema" in found["findings"][0]
+    assert any("12 traces by the counters" in note for note in found["notes"])
+    both = found_by(start_server(START, "prompt-in-text", "loses-last-token"), fuzz=12)
+    assert " tokens instead of " in " ".join(both["findings"])
+
+
 # How small a trace gets in two seconds depends on the machine. A search that ends by itself gets it
 # to eight.
 @pytest.mark.parametrize(

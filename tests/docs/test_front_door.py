@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,13 @@ def test_a_file_that_names_a_second_index_is_refused(project: Path) -> None:
         front_door.commands_of(project / "README.md")
 
 
+@pytest.fixture
+def real_engine(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A command in place of the installation of an engine."""
+    monkeypatch.setattr(front_door, "REAL_ENGINE", "echo served")
+    return front_door.REAL_ENGINE
+
+
 @pytest.mark.parametrize(
     ("tests", "code", "last"),
     [
@@ -73,6 +82,7 @@ def test_a_file_that_names_a_second_index_is_refused(project: Path) -> None:
 def test_both_commands_run_in_clones_of_their_own_and_the_closing_line_comes_last(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    real_engine: str,
     tests: str,
     code: int,
     last: str,
@@ -86,9 +96,46 @@ def test_both_commands_run_in_clones_of_their_own_and_the_closing_line_comes_las
         front_door, "commands_of", lambda readme: [job, f"test ! -e made && {{ {tests}; }}"]
     )
     assert front_door.main() == code
-    *_, first, second, closing = capsys.readouterr().out.splitlines()
+    *_, first, second, engine, closing = capsys.readouterr().out.splitlines()
     assert (
         f"exit code 0: {job}" in first
         and f"exit code {code if 'failed' in last else 0}: " in second
     )
-    assert closing == last
+    assert engine.endswith(f"exit code 0: {real_engine}") and closing == last
+
+
+@pytest.mark.parametrize(
+    ("ended", "code", "says"),
+    [
+        (front_door.NOT_INSTALLED, 0, "NOT RUN after "),
+        (1, 1, "exit code 1: "),
+        (2, 1, "exit code 2: "),
+    ],
+)
+def test_an_engine_that_did_not_install_is_told_and_is_no_pass(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    ended: int,
+    code: int,
+    says: str,
+) -> None:
+    monkeypatch.setattr(front_door, "commands_of", lambda readme: ["echo '= 3 passed in 2.10s ='"])
+    monkeypatch.setattr(front_door, "REAL_ENGINE", f"exit {ended}")
+    assert front_door.main() == code
+    line = capsys.readouterr().out.splitlines()[-2]
+    assert says in line and ("exit code 0" in line) is False
+
+
+def test_a_wheel_that_does_not_install_ends_in_the_code_for_it(tmp_path: Path) -> None:
+    (tmp_path / ".ci").mkdir()
+    shutil.copyfile(ROOT / ".ci" / "real_engine", tmp_path / ".ci" / "real_engine")
+    (tmp_path / "python3").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "python3").chmod(0o755)
+    ended = subprocess.run(
+        ["bash", str(tmp_path / ".ci" / "real_engine")],
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == front_door.NOT_INSTALLED
+    assert "did not install" in ended.stdout

@@ -82,6 +82,7 @@ CAUGHT = [
     ("merge.lse-base-2", "cold_warm", WARM | {"context_kernel": "torch-ragged"}, set(), None),
     ("context.rank-without-kv-lse-zero", "reference", CHUNKED | {"context_ranks": 2}, set(), None),
     ("batch.decode-prefill-border", "reference", CHUNKED, set(), None),
+    ("rope.heads-taken-for-tokens", "reference", CHUNKED, set(), None),
     ("batch.prefills-by-tokens", "reference", FRESH_SHORTER, set(), None),
     ("batch.prefills-by-tokens", "reference", FRESH_SHORTER | {"context_chunk": 24}, set(), None),
     ("router.minus-one-from-the-end", "reference", EXPERTS | {"expert_ranks": 2}, set(), None),

@@ -90,18 +90,15 @@ class ServedTarget(Target):
         self._served = case.params_as(ServedParams)
         self._log_tail = ""
         self._report = Report(ranks=())
+        self._told: dict[str, Any] = {}
+        """The reply of the last process that served the case."""
 
     @classmethod
     def why_not(cls, case: Case, device: str = "cpu", fault: str | None = None) -> WhyNot | None:
         if reason := base.why_not_installed(cls.engine):
             return reason
-        if not torch.cuda.is_available():
-            why = f"{cls.engine.title} serves on CUDA, and there is no CUDA device on this machine"
-            return WhyNot(why, Code.NO_DEVICE)
-        if (seen := torch.cuda.device_count()) < case.params.num_gpus > 1:
-            return WhyNot(
-                f"needs {case.params.num_gpus} GPUs; this machine shows {seen}", Code.NO_DEVICE
-            )
+        if reason := cls._why_no_device(case):
+            return reason
         if reason := why_packages_missing(NEEDED):
             return reason
         checkpoint = case.params_as(ServedParams).checkpoint
@@ -109,6 +106,18 @@ class ServedTarget(Target):
             return WhyNot(f"{checkpoint} is not there: train one with `canary train`")
         version = str(base.installed_version(cls.engine))
         return cls._why_refused(case, version) or cls.patches.why_not(fault, version)
+
+    @classmethod
+    def _why_no_device(cls, case: Case) -> WhyNot | None:
+        """Why this machine has not the devices that the case is served on; None if it has."""
+        if not torch.cuda.is_available():
+            why = f"{cls.engine.title} serves on CUDA, and there is no CUDA device on this machine"
+            return WhyNot(why, Code.NO_DEVICE)
+        if (seen := torch.cuda.device_count()) < case.params.num_gpus > 1:
+            return WhyNot(
+                f"needs {case.params.num_gpus} GPUs; this machine shows {seen}", Code.NO_DEVICE
+            )
+        return None
 
     @classmethod
     def _why_refused(cls, case: Case, version: str) -> WhyNot | None:
@@ -152,6 +161,7 @@ class ServedTarget(Target):
             told = self.reply_of(self._process(plan, is_eager=is_eager), folder)
         except KernelError as error:
             raise self._refusal(folder, error) from None
+        self._told = told
         self._report = Report.of(told["ranks"])
         self._report.keep(folder)
         self._report.check(plan, self.memory, self._served.num_gpus, self.process_name)

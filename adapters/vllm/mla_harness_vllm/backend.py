@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from harness.api import Drafts
@@ -22,6 +23,15 @@ GRAPHS: dict[str, dict[str, object]] = {
     "full": {"compilation_config": {"cudagraph_mode": "FULL"}},
 }
 """vLLM's options for values of `--graph`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """An answer: the ids of its prompt and of its tokens, and the tokens' log probabilities."""
+
+    prompt: list[int]
+    tokens: list[int]
+    logprobs: list[float]
 
 
 def open_model(
@@ -45,6 +55,9 @@ class VllmBackend(EngineBackend):
         super().__init__(ENGINE, path, "vllm")
         self._llm = self._module.LLM(**{"model": path, "max_num_seqs": concurrency} | options)
         self._has_metrics = options.get("disable_log_stats") is False
+        self.num_kept = 0
+        """How many answers, the first ones, are kept for `decoded_and_prefilled`."""
+        self._kept: list[Decoded] = []
         config = self._llm.llm_engine.vllm_config
         vocab_size = int(config.model_config.get_vocab_size())
         self.describe(vocab_size, config.model_config.dtype, config.cache_config.cache_dtype)
@@ -58,6 +71,9 @@ class VllmBackend(EngineBackend):
         for output in self._llm.generate(prompts, params, use_tqdm=False):
             answer = output.outputs[0]
             logprobs = [entry.logprob for row in answer.logprobs or () for entry in row.values()]
+            if len(self._kept) < self.num_kept:
+                kept = Decoded(list(output.prompt_token_ids), list(answer.token_ids), logprobs)
+                self._kept.append(kept)
             yield answer.text, str(answer.finish_reason or "stop"), answer.token_ids, logprobs
 
     def drafts(self) -> Drafts | None:
@@ -70,6 +86,23 @@ class VllmBackend(EngineBackend):
             sum(int(metric.value) for metric in metrics if metric.name == name) for name in names
         )
         return Drafts(drafted, accepted, tuple(refused_drafts.REFUSED))
+
+    def decoded_and_prefilled(self) -> list[tuple[list[float], list[float]]]:
+        """The log probabilities of the tokens of each kept answer, as its decodes gave them and as
+        one prefill of prompt and answer gives them.
+
+        A decode reads what earlier steps stored, a prefill what it just computed.
+        """
+        kept = [one for one in self._kept if one.tokens]
+        params = self._module.SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+        prompts = [{"prompt_token_ids": one.prompt + one.tokens} for one in kept]
+        outputs = self._llm.generate(prompts, params, use_tqdm=False)
+        found = []
+        for one, output in zip(kept, outputs, strict=True):
+            rows = output.prompt_logprobs[len(one.prompt) :]
+            prefilled = [row[token].logprob for row, token in zip(rows, one.tokens, strict=True)]
+            found.append((one.logprobs, prefilled))
+        return found
 
     def ask_workers(self, question: Callable[[Any], Any], timeout_seconds: float) -> list[Any]:
         """Call `question` with the worker in each worker's process.

@@ -415,19 +415,19 @@ def merge_attn_states(
     """The CUDA kernel of vllm._custom_ops: prefix out [T, H, V], prefix lse [H, T] float32, suffix
     out, suffix lse.
     """
-    return _merged("vllm._custom_ops", *states, count=num_tokens_with_context)
+    return merged("vllm._custom_ops", *states, count=num_tokens_with_context)
 
 
 def merge_attn_states_triton(
     *states: Tensor, num_tokens_with_context: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """The Triton kernel. Same shapes."""
-    return _merged(
+    return merged(
         "vllm.v1.attention.ops.triton_merge_attn_states", *states, count=num_tokens_with_context
     )
 
 
-def _merged(
+def merged(
     module: str,
     prefix_out: Tensor,
     prefix_lse: Tensor,
@@ -436,6 +436,9 @@ def _merged(
     *,
     count: int | None,
 ) -> tuple[Tensor, Tensor]:
+    """What `merge_attn_states` of a module of vLLM makes of out [T, H, V] and lse [H, T] of both
+    sides, as a kernel returns it. `count` tokens have a context; all if it is None.
+    """
     merge: Any = importlib.import_module(module).merge_attn_states
     out = torch.empty_like(prefix_out)
     lse = torch.empty_like(prefix_lse)

@@ -334,6 +334,12 @@ class Completion(Protocol):
 
 @of_vllm(ANSWERS, "vllm.outputs:RequestOutput")
 class RequestOutput(Protocol):
+    """`prompt_logprobs` has a row for each token of a prompt, if they are asked for; the first row
+    is None.
+    """
+
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[dict[int, Logprob]]
     outputs: list[Completion]
 
 
@@ -344,7 +350,9 @@ class Engine(Protocol):
 
 @of_vllm(ANSWERS, "vllm:SamplingParams")
 class SamplingParams(Protocol):
-    """How answers are drawn. `logprobs` counts tokens besides the one taken."""
+    """How answers are drawn. `logprobs` and `prompt_logprobs` count tokens besides the one that is
+    there.
+    """
 
     def __init__(
         self,
@@ -353,6 +361,7 @@ class SamplingParams(Protocol):
         max_tokens: int,
         stop: list[str] | None = None,
         logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
     ) -> None: ...
 
 
@@ -372,7 +381,11 @@ class LLM(Protocol):
     llm_engine: Engine
 
     def generate(
-        self, prompts: list[str], sampling_params: SamplingParams, *, use_tqdm: bool
+        self,
+        prompts: Sequence[str | Mapping[str, list[int]]],
+        sampling_params: SamplingParams,
+        *,
+        use_tqdm: bool,
     ) -> list[RequestOutput]: ...
     def get_metrics(self) -> list[Counter]: ...
     def collective_rpc(

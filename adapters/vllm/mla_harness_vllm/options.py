@@ -14,7 +14,7 @@ from harness.api import FIXTURES, Case
 from mla_harness_adapters.plan import Plan
 from mla_harness_adapters.refusals import OptionErrors
 from mla_harness_adapters.served_params import LONGEST
-from mla_harness_vllm.params import VllmParams
+from mla_harness_vllm.params import ServedVllmParams
 from mla_harness_vllm.ranks import RankOptions, rank_environ, rank_options
 from mla_harness_vllm.serve.settings import variables
 from mla_harness_vllm.tables import ENGINE
@@ -75,7 +75,7 @@ class LlmOptions(RankOptions, total=False):
     compilation_config: Compilation
 
 
-def llm_options(params: VllmParams, graph: str) -> LlmOptions:
+def llm_options(params: ServedVllmParams, graph: str) -> LlmOptions:
     """Arguments of `vllm.LLM`.
 
     All memory sizes are fixed, so that several processes can share a GPU.
@@ -142,7 +142,7 @@ HTTP_ENVIRON = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_SERVER_DEV_MODE": "
 """For `vllm serve` with a script: its endpoints for sleep, reload and the prefix cache."""
 
 
-def environ(params: VllmParams, plan: Plan, gpus: tuple[int, ...] = ()) -> dict[str, str]:
+def environ(params: ServedVllmParams, plan: Plan, gpus: tuple[int, ...] = ()) -> dict[str, str]:
     """The environment of a serving process and its workers: settings of vLLM and of the plug-in."""
     settings = {
         "PYTHONUNBUFFERED": "1",
@@ -162,14 +162,14 @@ def serve_command(case: Case) -> str:
     """`VARIABLE=… vllm serve CHECKPOINT --option value …` with the options that the case hands to
     `vllm.LLM`.
     """
-    params = case.params_as(VllmParams)
+    params = case.params_as(ServedVllmParams)
     return (
         f"VLLM_USE_V2_MODEL_RUNNER={int(params.runner == 'v2')}"
         f" {shlex.join(['vllm', *serve_words(params)])}"
     )
 
 
-def serve_words(params: VllmParams) -> list[str]:
+def serve_words(params: ServedVllmParams) -> list[str]:
     # A server counts drafts unless it is forbidden to.
     of_server: dict[str, object] = {
         "max_num_seqs": params.max_num_seqs,

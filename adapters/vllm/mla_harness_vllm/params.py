@@ -11,14 +11,15 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from harness.api import Params
-from mla_harness_adapters.served_params import ServedParams
+from mla_harness_adapters.served_params import Count, ServedParams
 
 Dense = Literal["FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA", "CUTLASS_MLA", "FLASHINFER_MLA"]
 Sparse = Literal["FLASHMLA_SPARSE", "FLASHINFER_MLA_SPARSE_SM90", "FLASH_ATTN_MLA_SPARSE"]
+OnCpu = Literal["CPU_MLA", "AMX_MLA"]
 
 
-class VllmParams(ServedParams):
-    """A canary served by vLLM in its own process."""
+class ServedVllmParams(ServedParams):
+    """What cases of a served vLLM have in common, on a GPU and on a CPU."""
 
     canary: Literal["mla", "hybrid", "moe", "dsa", "mtp"] = Field(
         default="mla", description="the checkpoint under fixtures/"
@@ -30,7 +31,7 @@ class VllmParams(ServedParams):
         default="none",
         description="vLLM's cudagraph_mode; default: its own mode, sizes and compiler",
     )
-    backend: Literal[Dense, Sparse] = "FLASHMLA"
+    backend: Literal[Dense, Sparse, OnCpu]
     index_topk: Literal[512, 1024, 2048] = Field(
         default=512, description="tokens that canary dsa attends to"
     )
@@ -84,6 +85,10 @@ class VllmParams(ServedParams):
     pipeline_parallel: Annotated[int, Field(ge=1, le=8)] = Field(
         default=1, description="stages of layers, each with its own ranks of tensor_parallel"
     )
+    prefilled: Annotated[int, Field(ge=0, le=64)] = Field(
+        default=0,
+        description="the first answers whose decodes are compared with one prefill of their tokens",
+    )
     poison_rank: Annotated[int, Field(ge=0, le=7)] | None = Field(
         default=None, description="the only rank to poison; all ranks when left out"
     )
@@ -117,6 +122,58 @@ class VllmParams(ServedParams):
     def gives(self) -> frozenset[str]:
         delayed = {"moves"} if self.streams == "delayed" else set()
         return super().gives() | {"script" if self.script else "answers"} | delayed
+
+
+class VllmParams(ServedVllmParams):
+    """A canary served by vLLM in its own process."""
+
+    backend: Literal[Dense, Sparse] = "FLASHMLA"
+
+
+class VllmCpuParams(ServedVllmParams):
+    """A canary served by vLLM's CPU build in its own process.
+
+    Fields with one value are what the CPU build does not have: a second runner (it needs Triton),
+    graphs, streams.
+    """
+
+    canary: Literal["mla", "moe", "mtp"] = Field(
+        default="mla",
+        description="the checkpoint under fixtures/; hybrid imports a package for CUDA",
+    )
+    runner: Literal["v1"] = Field(default="v1", description="vLLM's model runner")
+    graph: Literal["none", "default"] = Field(
+        default="none", description="default: vLLM compiles the model, which takes minutes"
+    )
+    backend: Literal[OnCpu] = Field(
+        default="CPU_MLA",
+        description="AMX_MLA needs a processor with AMX; vLLM takes it there unless told otherwise",
+    )
+    rotary: Literal["native", "released"] = Field(
+        default="native",
+        description=(
+            "native: rotary embeddings in torch, past the wrong op of vLLM's CPU build; released:"
+            " as vLLM runs them"
+        ),
+    )
+    limit: Count | None = Field(
+        default=32, description="the first questions of the task; all when null"
+    )
+    max_num_seqs: Count = 16
+    num_blocks: Annotated[int, Field(ge=4, le=1_000_000)] = Field(
+        default=256, description="num_gpu_blocks_override"
+    )
+    kv_megabytes: Annotated[int, Field(ge=16, le=1_000_000)] = 64
+    prefilled: Annotated[int, Field(ge=0, le=64)] = Field(
+        default=8,
+        description="the first answers whose decodes are compared with one prefill of their tokens",
+    )
+    moe_backend: Literal["default"] = "default"
+    streams: Literal["none"] = "none"
+    script: None = None
+    batch_invariant: Literal[False] = False
+    quantization: Literal["none"] = "none"
+    kv: Literal["bf16"] = "bf16"
 
 
 class VllmHostParams(Params):

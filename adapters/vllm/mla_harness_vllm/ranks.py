@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from harness.api import WhyNot
-from mla_harness_vllm.params import VllmParams
+from mla_harness_vllm.params import ServedVllmParams
 
 EXTENSION = "mla_harness_vllm.serve.worker.Extension"
 """Imported by vLLM in its workers. Never import it here: the import activates the plug-in."""
@@ -43,7 +43,7 @@ class RankOptions(TypedDict, total=False):
     worker_extension_cls: str
 
 
-def rank_options(params: VllmParams) -> RankOptions:
+def rank_options(params: ServedVllmParams) -> RankOptions:
     """The options of several ranks: one process each, with all-reduce by NCCL only."""
     if params.num_gpus == 1:
         return {}
@@ -100,7 +100,7 @@ def known_to_hang(num_ranks: int, environ: Mapping[str, str]) -> str:
     )
 
 
-def why_not_split(params: VllmParams, checkpoint: Path) -> WhyNot | None:
+def why_not_split(params: ServedVllmParams, checkpoint: Path) -> WhyNot | None:
     """Why a case cannot be split over its ranks, in one sentence; None if it can."""
     num_ranks = params.tensor_parallel
     if params.num_gpus == 1:

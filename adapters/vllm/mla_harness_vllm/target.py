@@ -5,13 +5,16 @@ runs on a CPU.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.nn.utils.rnn import pad_sequence
 from torch_poison.patterns import Poison
 
-from harness.api import Case, KernelError, Moved, PlayedScript, Run, WhyNot
+from harness.api import Case, KernelError, Moved, Observed, PlayedScript, Run, WhyNot
 from mla_harness_adapters.host_target import HostTarget, read_host
 from mla_harness_adapters.plan import Plan
 from mla_harness_adapters.report import Report
@@ -25,7 +28,7 @@ from mla_harness_vllm.options import (
     llm_options,
     serve_words,
 )
-from mla_harness_vllm.params import VllmParams
+from mla_harness_vllm.params import ServedVllmParams
 from mla_harness_vllm.ranks import known_to_hang, why_not_split
 from mla_harness_vllm.releases import NOT_SERVED
 from mla_harness_vllm.serve.child import VllmRequest
@@ -59,6 +62,26 @@ def watched(report: Report) -> Moved:
     return Moved.of_copies(report.total("copies"), too_late, "pinned memory", "copies delayed")
 
 
+def agreement(scores: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Observed:
+    """The probabilities of the tokens of answers, by decodes, beside those by one prefill.
+
+    `scores` has the log probabilities of each answer's tokens, by decodes and by a prefill. Rows
+    are answers; one that is shorter than the longest ends in zeros on both sides.
+    """
+    by_decodes, by_prefill = (
+        pad_sequence([torch.tensor(one[side], dtype=torch.float64).exp() for one in scores], True)
+        for side in (0, 1)
+    )
+    return Observed(
+        "probabilities of the answers' tokens",
+        by_decodes.float(),
+        torch.ones(len(by_decodes), dtype=torch.bool),
+        by_prefill,
+        bound="engine.probabilities",
+        describe="answer",
+    )
+
+
 class VllmTarget(ServedTarget):
     """A canary served by vLLM."""
 
@@ -73,13 +96,13 @@ class VllmTarget(ServedTarget):
 
     def __init__(self, case: Case, device: str = "cpu", **more: Any) -> None:
         super().__init__(case, device, **more)
-        self._params = case.params_as(VllmParams)
+        self._params = case.params_as(ServedVllmParams)
 
     @classmethod
     def _why_refused(cls, case: Case, version: str) -> WhyNot | None:
         if reason := super()._why_refused(case, version):
             return reason
-        params = case.params_as(VllmParams)
+        params = case.params_as(ServedVllmParams)
         return why_not_split(params, params.checkpoint)
 
     def _ask(self, run: Run, folder: Path, poison: Poison) -> None:
@@ -87,6 +110,8 @@ class VllmTarget(ServedTarget):
             run.evidence.append(self._take_script(folder, self._params.script))
             return
         super()._ask(run, folder, poison)
+        if self._params.prefilled:
+            run.evidence.append(agreement(self._told["scores"]))
         if self._params.streams == "delayed":
             run.evidence.append(watched(self._report))
 
@@ -116,7 +141,7 @@ class VllmTarget(ServedTarget):
         folder.mkdir(parents=True, exist_ok=True)
         params = self._params
         plan = self.plan(folder, Poison("natural", frozenset()))
-        settings = environ(params, plan, self.gpus) | HTTP_ENVIRON
+        settings = self._environ(plan, self.gpus) | HTTP_ENVIRON
         options = {"tolerance": 0.0} if params.batch_invariant else {}
         request = ScriptRequest(words=tuple(serve_words(params)), script=script, options=options)
         try:
@@ -137,11 +162,16 @@ class VllmTarget(ServedTarget):
             options,
             model=str(params.checkpoint),
             concurrency=params.max_num_seqs,
+            prefilled=params.prefilled,
         )
         imported = plan.but(poison=None, fault="", records=False)
         return ServingProcess(
-            QUESTIONS, request, environ(params, plan, self.gpus), environ(params, imported)
+            QUESTIONS, request, self._environ(plan, self.gpus), self._environ(imported)
         )
+
+    def _environ(self, plan: Plan, gpus: tuple[int, ...] = ()) -> dict[str, str]:
+        """The environment of the case's processes."""
+        return environ(self._params, plan, gpus)
 
     @property
     def has_bare_ranks(self) -> bool:

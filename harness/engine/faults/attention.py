@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from harness.engine.kernels import Workspace
+from harness.engine.model.layers import rotate
+from harness.engine.model.mla import MLAAttention
 from harness.engine.schedule.sequence import ScheduledSequence
 
 
@@ -31,6 +33,30 @@ def prefix_minus_padded(span: range, num_ranks: int) -> range:
 def without_last_key(span: range, num_ranks: int) -> range:
     """Count the keys before the last one on its owner."""
     return span[:-1]
+
+
+def rows_taken_for_tokens(
+    attention: MLAAttention, x: Tensor, positions: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rotate as many rows of query and key as there are tokens, and count rows for tokens: most
+    heads are not rotated, and numbers of the latents beside the key are (vllm-project/vllm#12777).
+
+    x [T, hidden], positions [T] int64 -> as `engine.attention.query_and_latents`.
+    """
+    start = torch.zeros_like(positions)  # at position 0 nothing is rotated
+    q_nope, q_pe = attention.project_q(x, start)
+    kv_c, k_pe = attention.project_kv(x, start)
+    if not attention.use_rope:
+        return q_nope, q_pe, kv_c, k_pe
+    width = k_pe.shape[-1]
+    rank = kv_c.shape[-1]
+    heads = q_pe.reshape(-1, width).clone()
+    heads[: len(x)] = rotate(heads[: len(x)], positions, attention.rope_theta)
+    records = torch.cat((kv_c, k_pe), dim=-1).flatten()
+    keys = records[rank : rank + len(x) * width].view(-1, width)
+    keys.copy_(rotate(keys, positions, attention.rope_theta))
+    stored = records.view(len(x), -1)
+    return q_nope, heads.view(q_pe.shape), stored[:, :rank], stored[:, rank:]
 
 
 def latents_from_the_front(

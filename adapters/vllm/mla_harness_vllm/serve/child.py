@@ -23,12 +23,14 @@ class VllmRequest(ServeRequest):
 
     model: str
     concurrency: int
+    prefilled: int = 0
+    """How many answers are scored again by a prefill."""
 
 
 def serve(request: VllmRequest) -> dict[str, Any]:
     """Start vLLM with the plug-in active, and ask every question of every epoch.
 
-    Returns the reports of its workers.
+    Returns the reports of its workers, and the scores of answers if they are asked for.
     """
     from mla_harness_vllm.backend import VllmBackend
     from mla_harness_vllm.serve import refused_drafts
@@ -45,19 +47,22 @@ def serve(request: VllmRequest) -> dict[str, Any]:
         print(f"{STARTED} {time.monotonic() - began:.1f} s", flush=True)
         try:
             folder = Path(request.plan.folder)
+            backend.num_kept = request.prefilled
             questions.ask(backend, folder, epochs=request.epochs, max_tokens=request.max_tokens)
+            scores = backend.decoded_and_prefilled() if request.prefilled else []
         except Exception:
             # The recorders of ranks that still run write their reports.
             with contextlib.suppress(Exception):
                 backend.ask_workers(state_of_worker, RANKS_SECONDS)
             raise
         try:
-            return {"ranks": backend.ask_workers(state_of_worker, RANKS_SECONDS)}
+            ranks = backend.ask_workers(state_of_worker, RANKS_SECONDS)
         except Exception as error:
             # All questions were answered, so this is no failure of vLLM.
             raise InputError(
                 f"vLLM's workers did not report their state: {error}".partition("\n")[0]
             ) from None
+    return {"ranks": ranks, "scores": scores}
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import torch
 from torch_poison.patterns import bits_view, sentinel_bits
 
 from mla_harness_adapters.plan import ServePoison
+from mla_harness_vllm.cpu import allocations
 from mla_harness_vllm.objects import (
     RUNNERS,
     AttentionLayer,
@@ -58,6 +59,8 @@ def install(text: str) -> None:
     `settings.parse_poison`.
     """
     poison = parse_poison(text)
+    if poison.fills(FREED) and not torch.cuda.is_available():
+        allocations.install(runners(), poison.pattern)
     for runner in runners():
         runner.execute_model = _wrapped(runner.execute_model, StepPoison(poison))
     if poison.fills(CONTEXT):
@@ -101,7 +104,7 @@ class StepPoison:
             )
 
     def _before(self, runner: Runner, step: SchedulerOutput) -> None:
-        if self._poison.fills(FREED) and not is_capturing():
+        if self._poison.fills(FREED) and torch.cuda.is_available() and not is_capturing():
             from torch_poison.cuda_sweep import CudaSweep
 
             CudaSweep.of()()

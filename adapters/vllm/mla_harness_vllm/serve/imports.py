@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterable
 from unittest import mock
 
 import torch
@@ -60,11 +61,14 @@ def _register(name: str) -> None:
 
 
 def import_all() -> None:
-    """Import what a serving process needs, as far as it touches no CUDA, and register the models of
-    the canaries.
-    """
+    """Import what a serving process on a GPU needs."""
+    import_modules(MODULES)
+
+
+def import_modules(modules: Iterable[str]) -> None:
+    """Import modules, as far as they touch no CUDA, and register the models of the canaries."""
     with mock.patch.object(torch.cuda, "_lazy_init", _refuse):
-        for module in MODULES:
+        for module in modules:
             try:
                 importlib.import_module(module)
             except (ImportError, TouchesCuda) as error:

@@ -11,6 +11,7 @@ import os
 INSTALLERS = {
     # The fault comes first, so that the hooks below wrap the function with the bug.
     "MLA_HARNESS_FAULT": ("faults", "inject"),
+    "MLA_HARNESS_CPU_ROTARY": ("cpu.rotary", "install"),
     "VLLM_MOE_ROUTING_SIMULATION_STRATEGY": ("serve.routing", "register"),
     "MLA_HARNESS_FIRST_NAN": ("serve.first_nan", "install"),
     "MLA_HARNESS_STREAMS": ("serve.copies", "install"),

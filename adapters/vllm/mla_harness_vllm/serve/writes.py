@@ -21,6 +21,8 @@ class Filled:
 
     steps: int = 0
     sweeps: int = 0
+    allocations: int = 0
+    """Allocations of torch on a CPU, which has no free blocks to sweep."""
     blocks: int = 0
     workspaces: int = 0
     context_rows: int = 0
