@@ -93,7 +93,7 @@ def mla_decode(
     rows, rows_lse = _combine(partial_out, partial_lse, arrived.clamp(min=0), plan.room)
     # The queries took the scale of the keys. The values are scaled here, once for each row.
     _write(out, (rows * call.cache_scale).view(out.shape), written)
-    _write(lse.transpose(1, 2), rows_lse.view(out_shape[:3]), written)
+    _write(lse.transpose(1, 2), lse_of_rows(rows_lse).view(out_shape[:3]), written)
     return out, lse
 
 
@@ -155,6 +155,25 @@ def divide_by_sum(accumulated: Tensor, total: Tensor) -> Tensor:
     Both are float32.
     """
     return accumulated / torch.where(total == 0, 1.0, total)[..., None]
+
+
+@seam("decode.lse-of-first-tile")
+def lse_of_rows(lse: Tensor) -> Tensor:
+    """lse [B, S * H] float32, each tile of rows in its own place.
+
+    The output alone does not show another place: only a later merge reads the lse
+    (ikawrakow/ik_llama.cpp#1521).
+    """
+    return lse
+
+
+@seam("decode.page-of-first-slots")
+def table_columns(page: Tensor, page_size: int) -> Tensor:
+    """The column [A] of the table for each page [A] int64, of `page_size` slots.
+
+    A tile of 64 slots has several pages where these are smaller (flashinfer-ai/flashinfer#3022).
+    """
+    return page
 
 
 @dataclass(slots=True)
@@ -326,7 +345,8 @@ class _State:
 
 def _load_tile(call: _Call, request: Tensor, page: Tensor) -> Tensor:
     """The page `page` of each request as float32 [A, P, D], unscaled, with its unused slots."""
-    column = check_indices(page, call.block_table.shape[1], "block_table column")
+    columns = table_columns(page, call.page_size)
+    column = check_indices(columns, call.block_table.shape[1], "block_table column")
     # The offset is formed and taken apart again, so that a fault in its arithmetic reaches a wrong
     # page, or none.
     stride = call.kv_cache.stride(0)
