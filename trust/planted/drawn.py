@@ -80,7 +80,7 @@ def list_ends_at_the_first_hole(
     return right("mla_decode_sparse", q, kv_cache, kept, **keywords)
 
 
-@planted("mla_decode_sparse")
+@planted("mla_decode_sparse", blames=("output", "lse"))
 def odd_lists_lose_their_last(q: Tensor, kv_cache: Tensor, indices: Tensor, **keywords: Any) -> Any:
     """Lists are read in pairs, so a full one of odd width loses its last slot."""
     width = indices.shape[1]
