@@ -241,7 +241,7 @@ def second_block_of_the_next_expert(topk_ids: Tensor, *, num_experts: int, block
     return ids, experts, padded
 
 
-@planted("write_kv")
+@planted("write_kv", blames=("graph.pad_rows",))
 def rope_of_the_token_before(
     kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, **keywords: Any
 ) -> None:
