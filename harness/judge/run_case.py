@@ -206,7 +206,7 @@ def _behind(first: WhyNot, case: Case, device: str) -> Iterator[WhyNot]:
     """What a case lacks besides the GPU or the package that it was skipped for."""
     if torch.cuda.is_available() or not first.lacks:
         return
-    if first.cause is Code.NOT_INSTALLED and case.kind.serves:
+    if first.cause is Code.NOT_INSTALLED and case.kind.needs_gpu:
         yield WhyNot.no_gpu()
     if first.cause is Code.NO_DEVICE and device == "cuda":
         for parameter, op in case.kind.kernels_of(case.op).items():

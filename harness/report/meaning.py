@@ -74,29 +74,36 @@ def meaning(view: RunView) -> list[Line]:
 def _judged(view: RunView, judged: Sequence[CaseResult], jobs: Sequence[Job]) -> str:
     """`71 of 126 cases: 71 of mla_decode/mine; the kernel refused 4`."""
     by_system = Counter(job.case.system for job in jobs)
-    parts = [f"{count:,} of {_subject(name, jobs)}" for name, count in by_system.most_common()]
+    own = bool(view.plan.options.get("plugins") or view.plan.options.get("kernel"))
+    parts = [
+        f"{count:,} of {_subject(name, jobs, own=own)}" for name, count in by_system.most_common()
+    ]
     of_all = f" of {len(view.results):,}" if len(judged) < len(view.results) else ""
     every = f"{len(judged):,}{of_all} case{'s' * (len(view.results) != 1)}"
     # One subject has all the cases that were counted already.
-    told = f"{every} of {_subject(jobs[0].case.system, jobs)}" if len(parts) == 1 else ""
+    told = f"{every} of {_subject(jobs[0].case.system, jobs, own=own)}" if len(parts) == 1 else ""
     sentence = told or f"{every}: {', '.join(parts)}"
     num_refused = sum(result.is_refused for result in view.results)
     return sentence + (f"; the kernel refused {num_refused}" if num_refused else "")
 
 
-def _subject(system: str, jobs: Sequence[Job]) -> str:
-    """What the cases of a system are about: their kernels, or what the table of systems calls
-    it.
+def _subject(system: str, jobs: Sequence[Job], *, own: bool = False) -> str:
+    """What the cases of a system are about: their kernels, or what the table of systems calls it,
+    with the kernels that a user brought if they are the user's `own`.
     """
     kind = SYSTEMS.get(system)
+    cases = [job.case for job in jobs if job.case.system == system]
     if not kind.with_op:
-        return kind.subject or kind.summary
-    own = [job.case for job in jobs if job.case.system == system]
-    kernels = list(dict.fromkeys(map(kernel_of, own)))
-    if len(kernels) <= MAX_NAMED:
-        return ", ".join(kernels)
-    ops = {case.op for case in own}
-    return f"{len(kernels)} kernels of {num(len(ops), 'op')}"
+        # A scenario names other kernels too; the user's is in every case.
+        named = [{case.kernels()[field] for field in case.named} for case in cases]
+        shared = set.intersection(*named) if own and named else set()
+        kernels = f" with {', '.join(sorted(shared))}" if shared else ""
+        return (kind.subject or kind.summary) + kernels
+    kernels_of = list(dict.fromkeys(map(kernel_of, cases)))
+    if len(kernels_of) <= MAX_NAMED:
+        return ", ".join(kernels_of)
+    ops = {case.op for case in cases}
+    return f"{len(kernels_of)} kernels of {num(len(ops), 'op')}"
 
 
 def where(view: RunView, jobs: Iterable[Job]) -> list[str]:
@@ -112,7 +119,7 @@ def where(view: RunView, jobs: Iterable[Job]) -> list[str]:
     devices = {job.device for job in jobs}
     gpus = ", ".join(dict.fromkeys(gpu["name"] for gpu in environment.get("gpus") or ()))
     # A served case starts a process that takes the GPU, so its own job is one of the CPU.
-    has_gpu = "cuda" in devices or any(job.case.kind.serves for job in jobs)
+    has_gpu = "cuda" in devices or any(job.case.kind.needs_gpu for job in jobs)
     found = [f"GPU ({gpus})" if gpus else "GPU"] if has_gpu else []
     if "cpu" in devices:
         cpu = environment.get("cpu")
@@ -173,7 +180,7 @@ def _combinations(every: Sequence[Coverage]) -> str:
     clauses = [("every pair", _names(whole))] if whole else []
     clauses += [(f"{_met_of(one)} pairs", _name(one)) for one in rest[:MAX_NAMED]]
     if len(rest) > MAX_NAMED:
-        clauses.append(("fewer pairs", f"{num(len(rest) - MAX_NAMED, 'op')} more"))
+        clauses.append(("some of the pairs", f"{len(rest) - MAX_NAMED} more"))
     such = " with ".join(f'"{name} {label}"' for name, label in _example(every))
     # The first clause says what a pair is, for all of them.
     pairs, names = clauses[0]
@@ -222,7 +229,7 @@ def _name(one: Coverage) -> str:
 def _not_covered(view: RunView, jobs: Sequence[Job]) -> str:
     """What the green says nothing about: devices, engines, combinations, and what no judge sees."""
     parts = []
-    served = any(job.case.kind.serves or job.case.kind.is_asked for job in jobs)
+    served = any(job.case.kind.needs_gpu or job.case.kind.is_asked for job in jobs)
     if not served and all(job.device != "cuda" for job in jobs):
         parts.append("any GPU")
     planned = dict.fromkeys(job.case.system for job in view.plan.jobs)

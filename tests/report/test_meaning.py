@@ -154,6 +154,17 @@ def test_a_system_whose_every_case_was_skipped_is_not_covered(tmp_path: Path) ->
     assert "a canary served by vLLM" not in said(run_of(tmp_path / "b", cases))["not covered"]
 
 
+def test_the_engine_is_judged_with_the_kernel_that_a_user_brought(tmp_path: Path) -> None:
+    params = EngineParams(decode_kernel="tiled-multiply")
+    case = served_case("e[kernel=tiled-multiply]", "engine").model_copy(
+        update={"params": params, "named": ("decode_kernel",)}
+    )
+    told = said(run_of(tmp_path, {case: GOOD}, plugins=["/k/mine.py"]))["judged"]
+    assert told == "1 case of the reference engine with mla_decode/tiled-multiply"
+    told = said(run_of(tmp_path / "b", {case: GOOD}))["judged"]
+    assert told == "1 case of the reference engine"
+
+
 def test_the_head_names_plug_in_commit_and_command(tmp_path: Path) -> None:
     view = run_of(tmp_path, {kernel_case("d[kernel=tiled]"): GOOD}, plugins=["/k/mine.py"])
     assert dict(page.judged(view)) == {
