@@ -144,6 +144,7 @@ WRONG = (
         ENGINE + "attention:gather_context",
         "position % PAGE_SIZE for span in chunk for position in span",
         "(position - span.start) % PAGE_SIZE for span in chunk for position in span",
+        memory=True,
     ),
     Edit(
         "last-row-of-each-chunk-only",
@@ -195,8 +196,8 @@ RIGHT = (
         "one-new-prompt-a-step",
         ENGINE + "schedule.scheduler:Scheduler._schedule_waiting",
         "while self.waiting and budget > 0",
-        "places = len(self.running)\n"
-        "        while self.waiting and len(self.running) == places and budget > 0",
+        "before = len(self.running)\n"
+        "    while self.waiting and len(self.running) == before and budget > 0",
     ),
     Edit(
         "hidden-by-copy",

@@ -1,0 +1,43 @@
+"""The edits of the engine: each can be made and taken back, and their judge tells wrong from right."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.core.cases import Case
+from trust.edits.__main__ import function_of, made, tried, word
+from trust.edits.engine import RIGHT, WRONG, Edit
+
+EDITS = {edit.name: edit for edit in (*WRONG, *RIGHT)}
+SMALL = Case(
+    id="case",
+    scenario="s",
+    system="engine",
+    params={"layers": ("mla",), "requests": ((5, 3), (9, 2)), "speculative_tokens": 1},
+    oracles=("finite", "reference", "tokens", "conserved"),
+)
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+def test_an_edit_is_made_and_taken_back(edit: Edit) -> None:
+    before = function_of(edit.place).__code__
+    with made(edit):
+        assert function_of(edit.place).__code__ is not before
+    assert function_of(edit.place).__code__ is before
+
+
+def test_there_are_twenty_wrong_edits_and_ten_right_ones() -> None:
+    assert len(WRONG) >= 20 and len(RIGHT) >= 10
+
+
+def test_an_edit_of_a_text_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 times"), made(Edit("gone", WRONG[0].place, "gone", "")):
+        pass
+
+
+def test_a_wrong_edit_is_caught_without_memory_to_blame_and_a_right_one_passes() -> None:
+    wrong = EDITS["token-of-the-wrong-draft"]
+    oracles, case, sites = tried(wrong, [SMALL], to_the_end=False)
+    assert "reference" in oracles and case == "case"
+    assert word(wrong, oracles, sites) == "none, rightly"
+    assert tried(EDITS["largest-by-max"], [SMALL], to_the_end=True) == ("", "", "")
