@@ -35,7 +35,7 @@ from harness.engine.schedule.sequence import Sequence
 from harness.evidence.counts import Count
 from harness.judge.probes.answers import Answers
 from harness.judge.probes.notes import Notes
-from harness.judge.targets.step_counts import ROWS_OF_GRAPH, Before
+from harness.judge.targets.step_counts import Before
 
 
 @dataclass(slots=True)
@@ -77,14 +77,10 @@ class Served:
                     pool.num_usable_blocks,
                 )
             )
-        num_replays = len(self.notes.twins.replays)
         if not engine.params.has_graph:
-            counts.append(Count("replays of an engine without graphs", 0, num_replays))
-        elif any(count.name == ROWS_OF_GRAPH for count in self.counts):
-            # Without one there is nothing that the oracles of graphs could judge. Which steps are
-            # replayed is a choice; to capture graphs and use none is an error.
-            name = "replays of steps that a graph holds, or 1 for any"
-            counts.append(Count(name, 1, min(num_replays, 1)))
+            counts.append(
+                Count("replays of an engine without graphs", 0, len(self.notes.twins.replays))
+            )
         # Requests are numbered as they came, whatever number the engine gave them.
         for number, sequence in enumerate(sequence for epoch in self.epochs for sequence in epoch):
             request = sequence.request

@@ -25,10 +25,6 @@ Another right scheduler may leave room, or take a larger graph.
 """
 
 
-ROWS_OF_GRAPH = "rows of the graph that replays a batch of decodes"
-"""The count of a step that a graph holds."""
-
-
 @dataclass(frozen=True, slots=True)
 class Had:
     """The state of a running request before a step. The step changes all of it."""
@@ -112,7 +108,9 @@ class Before:
         if rows := self._rows_of_graph(engine, ran):
             replays = (note for note in notes.twins.replays[-1:] if note.step == number)
             replayed = sum(len(note.replayed) for note in replays)
-            counts.append(_chosen(ROWS_OF_GRAPH, rows, replayed, where))
+            counts.append(
+                _chosen("rows of the graph that replays a batch of decodes", rows, replayed, where)
+            )
         return counts
 
     def _window_pages(self, params: EngineParams, ran: dict[Sequence, int], where: str) -> Count:
