@@ -76,6 +76,8 @@ class Code(StrEnum):
     """A kernel under judgement deals with the judge in place of its inputs."""
     RESTORED = "restored"
     """It passes, and a plug-in left a setting changed, which was restored."""
+    KEPT = "kept"
+    """It passes, and a kernel under judgement returned memory that it had returned before."""
     DEVICE = "device"
     DIED = "died"
     TIME_LIMIT = "time_limit"

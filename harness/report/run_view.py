@@ -89,8 +89,9 @@ class RunView:
 
     @cached_property
     def remarks(self) -> Counter[str]:
-        """What plug-ins left behind -> number of cases that pass with this remark."""
-        return Counter(one.reason for one in self.results if one.cause == Code.RESTORED)
+        """What plug-ins left behind or kept -> number of cases that pass with this remark."""
+        said = (Code.RESTORED, Code.KEPT)
+        return Counter(one.reason for one in self.results if one.cause in said)
 
     @cached_property
     def refusals(self) -> Counter[str]:
