@@ -436,6 +436,8 @@ def _kernels_of(cell: Cell) -> tuple[Declared, ...]:
         loaded = cell.load()
     except CellDied as death:
         raise InputError(f"{path}: its import ended the process: {death.how}") from death
+    except ValidationError as error:
+        raise InputError(f"{path}: its import writes into the judge's connection") from error
     if loaded.failed is not None:
         failed = loaded.failed
         words = cut(" ".join(failed.words.split()))

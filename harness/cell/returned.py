@@ -36,16 +36,19 @@ class Returned:
         """Note the outputs of a call, each with its site. They may be of any shape and dtype."""
         for site, tensor in sited:
             earlier = self._alive.get(storage_address(tensor))
-            if earlier is not None and not earlier.expired():
+            if earlier is not None and not earlier.expired():  # type: ignore[no-untyped-call]
                 self._watch.note(
                     "returned memory that it had returned before", is_proof=False, site=site
                 )
         self._last = list(sited)
         self._alive |= {
-            storage_address(tensor): StorageWeakRef(tensor.untyped_storage()) for _, tensor in sited
+            storage_address(tensor): StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+            for _, tensor in sited
         }
         self._alive = {
-            address: storage for address, storage in self._alive.items() if not storage.expired()
+            address: storage
+            for address, storage in self._alive.items()
+            if not storage.expired()  # type: ignore[no-untyped-call]
         }
 
     def keep(self, tensor: Tensor, copy: Tensor) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import typer
 
 from harness.core.ops import OPS
-from harness.kernels.adapters import styles_of
 
 NO_STYLE = "op"
 """The answer for a function that has the op's own call."""
@@ -51,6 +50,9 @@ def ask(path: Path, name: str) -> tuple[str, dict[str, Any]]:
 
     Returns `name` and no words if nobody can answer, or if there is nothing to ask.
     """
+    # Its folder has torch, which few commands need.
+    from harness.kernels.adapters import styles_of
+
     functions = functions_of(path)
     if not sys.stdin.isatty() or decorates(path) or not functions:
         return name, {}

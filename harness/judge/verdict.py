@@ -136,7 +136,8 @@ def judge(evidence: Evidence) -> Outcome:
     if evidence.all(ProcessChange):
         asked["process"] = ORACLES.get("process").judge(evidence)
     if asked["crash"].findings and evidence.all(Conduct):
-        asked["honest"] = ORACLES.get("honest").judge(evidence)
+        # In front: what a kernel did explains its crash.
+        asked = {"honest": ORACLES.get("honest").judge(evidence), **asked}
     outcome = _judged(evidence, asked)
     _say_changes(outcome, asked.get("process"))
     return outcome
@@ -163,7 +164,8 @@ def _judged(evidence: Evidence, asked: dict[str, Judgement]) -> Outcome:
         # What is said of the process is said of each verdict.
         notes.extend(judgement.notes if name != "process" else ())
     # Of a right answer, only what the kernel did is asked: trials cost calls.
-    if evidence.all(Conduct) or (outcome.findings and evidence.all(Retrial)):
+    has_conduct = bool(evidence.all(Conduct))
+    if has_conduct or (outcome.findings and evidence.all(Retrial)):
         honest = ORACLES.get("honest").judge(evidence)
         outcome.findings.extend(honest.findings)
         notes.extend(honest.notes)

@@ -12,7 +12,7 @@ def queued(call: Callable[[], object]) -> Callable[[], float]:
 
     Returns a function that waits for it and returns its milliseconds.
     """
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     call()
     stop.record()

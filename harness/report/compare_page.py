@@ -42,7 +42,7 @@ class ShownRun:
     css: str
     entry: RunEntry
     view: RunView | None
-    """None for a run of which the summary alone is kept."""
+    """None for a run whose summary alone is kept."""
     place: str
     page: str
 

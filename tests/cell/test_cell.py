@@ -272,6 +272,12 @@ def test_a_tensor_that_answers_for_itself_cheats(load: Loader) -> None:
     ("head", "says"),
     [
         ("import torch\n\ndef mine(x, *, num_live=None):", "decorates no kernel"),
+        (
+            "import os\n\nfor f in range(3, 64):"
+            "\n    try: os.write(f, bytes(3) + b'\\x09{\"a\": 1}')"
+            "\n    except OSError: pass\n\ndef mine(x):",
+            "its import",
+        ),
         ("import torch\n\nraise ValueError('half')\n\ndef mine(x):", ":3: ValueError: half"),
         ("def mine(x)\n", "SyntaxError"),
         (HEAD.replace("quantize_fp8", "quantize"), "unknown op 'quantize'"),
