@@ -46,6 +46,7 @@ PIP_NAMES = {name: package for name, (package, _) in PACKAGES.items()} | {
 }
 """Name for import -> name for pip."""
 WITHOUT_IMPORT = {
+    "compressed-tensors": "vLLM imports it when it loads a model",
     "pytest-xdist": "a plug-in of pytest",
     "reasoning-gym": "fixtures/tasks/make_questions.py imports it",
 }
