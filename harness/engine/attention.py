@@ -27,7 +27,7 @@ from harness.memory.graph.launch import launch
 def query_and_latents(
     attention: MLAAttention, x: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x [T, hidden], positions [T] int64: q_nope [T, H, nope], q_pe [T, H, E], kv_c [T, R], k_pe."""
+    """x [T, hidden], positions [T] int64 -> q_nope, q_pe [T, H, ...], kv_c [T, R], k_pe [T, E]."""
     return *attention.project_q(x, positions), *attention.project_kv(x, positions)
 
 

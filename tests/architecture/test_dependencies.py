@@ -46,7 +46,6 @@ PIP_NAMES = {name: package for name, (package, _) in PACKAGES.items()} | {
 }
 """Name for import -> name for pip."""
 WITHOUT_IMPORT = {
-    "compressed-tensors": "vLLM imports it when it loads a model",
     "pytest-xdist": "a plug-in of pytest",
     "reasoning-gym": "fixtures/tasks/make_questions.py imports it",
 }
@@ -128,11 +127,12 @@ def test_tests_and_tools_import_declared_packages() -> None:
 
 
 @pytest.mark.parametrize(
-    "extra", ["", *(name for name in EXTRAS if not name.endswith("-host") and name != "dev")]
+    "extra",
+    ["", *(name for name in EXTRAS if not name.endswith(("-host", "-cpu")) and name != "dev")],
 )
 def test_what_an_install_brings_is_imported(extra: str) -> None:
-    """Packages of the host extras are imported by the engines themselves, and those of `dev` are
-    tools.
+    """Packages of the extras for engines on a CPU are imported by the engines themselves, and those
+    of `dev` are tools.
     """
     used = {distribution(module) for module in imported(PRODUCT)} | WITHOUT_IMPORT.keys()
     brought = declared(EXTRAS[extra] if extra else PROJECT["dependencies"])
