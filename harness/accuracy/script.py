@@ -198,8 +198,9 @@ class StepRequest:
         ]
         if any(value.startswith(packed) for value in others):
             return ""
-        # A token has a character at least, so a shorter rest is not the whole answer.
-        starts = range(1, len(text) - num_tokens + 1)
+        # A token has a character at least, but for the one that ends the answer. So a shorter rest
+        # is not the whole answer.
+        starts = range(1, min(len(text), len(text) - num_tokens + 2))
         obeys = (text[:start] for start in starts if self.obeyed_by(text[start:], num_tokens))
         return next(obeys, "")
 

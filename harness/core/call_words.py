@@ -18,14 +18,16 @@ PageOrder = Literal["random", "rising", "falling", "repeated", "prefix", "same"]
 SparseOrder = Literal["random", "rising", "falling", "some", "same", "holes"]
 
 
-DecodeValues = Literal["plain", "zero", "ties", "one_key", "large"]
+DecodeValues = Literal["plain", "zero", "ties", "one_key", "large", "low", "deep"]
 """The scores of a request's keys: all 0, equal largest ones, one key that outweighs the others, a
-score of 1.5e4.
+score of 1.5e4, all near -30, all near -200, where exp underflows.
 """
 
 
-RowValues = Literal["plain", "zero", "tiny", "large"]
-"""The size of a row's elements: as drawn, all 0, a thousandth, 16,384 times as large."""
+RowValues = Literal["plain", "zero", "tiny", "large", "faint", "subnormal"]
+"""The size of a row's elements: as drawn, all 0, a thousandth, 16,384 times as large, near 1e-10,
+near 1e-40.
+"""
 
 
 SlotOrder = Literal["random", "rising", "falling", "from_first", "from_last"]

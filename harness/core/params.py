@@ -12,8 +12,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
-from harness.core.ops import PAGE_SIZE
-
 FlatLayout = Literal["contiguous", "block_major", "padded_pages", "large"]
 """How the pages of a cache lie in memory; see :mod:`harness.ops.parts.cache_layouts`.
 
@@ -22,6 +20,8 @@ Only a block table shows the blocks of a manager, a flat slot does not.
 KvType = Literal["fp32", "bf16", "fp8_e4m3"]
 Length = Annotated[int, Field(ge=0, le=100_000)]
 Count = Annotated[int, Field(ge=1, le=4096)]
+Tokens = Annotated[int, Field(ge=1, le=100_000)]
+"""Tokens of a call, or elements of a row: a chunk of prefill and a hidden state have thousands."""
 
 ParamsT = TypeVar("ParamsT", bound="Params")
 
@@ -165,8 +165,12 @@ class KernelParams(Params):
     """Common to all ops: the kernel under test."""
 
     kernel: str = "torch"
-    fence: Literal["none", "before", "after"] = Field(
-        default="none", description="inputs begin (before) or end (after) at memory without access"
+    fence: Literal["none", "before", "after", "exact"] = Field(
+        default="none",
+        description=(
+            "inputs begin (before) or end (after, exact) at memory without access; after leaves up"
+            " to 15 bytes, exact none"
+        ),
     )
     predecessor: Literal["none", "slow"] = Field(
         default="none",
@@ -190,7 +194,6 @@ class KernelParams(Params):
             "what is wrong with an argument, or `all` in turn; see docs/reject-or-correct.md"
         ),
     )
-    page_size: ClassVar[int] = PAGE_SIZE
     SUSCEPTIBLE: ClassVar[Mapping[str, Any]] = {}
     """The parameters of the cases of `susceptibility` that are no defaults."""
     SUSCEPTIBLE_TOKENS: ClassVar[Mapping[int, tuple[int, ...]]] = {1: ()}

@@ -21,6 +21,8 @@ from harness.core.cases import Job
 from harness.core.catalog import ORACLES
 from harness.core.cause_codes import Code
 from harness.core.finding_words import kind_of
+from harness.core.findings import Finding
+from harness.core.ops import OPS
 from harness.core.oracles import BETWEEN_PATTERNS
 from harness.core.records import Blame, CaseResult
 from harness.diagnose.budget import Budget
@@ -38,6 +40,9 @@ NOT_FILLED = (
     " involved"
 )
 OUT_OF_TIME = "the search for the memory to blame ran out of time"
+REFERENCE = "reference"
+OF_MEMORY = ("finite", "sentinel")
+"""Oracles that fire for what memory held. The rows may be wrong besides."""
 _REPEATED_ERRORS = (Code.RAISED, Code.UNDECLARED_SHAPES, Code.BAD_OUTPUT, Code.ILLEGAL_ADDRESS)
 """Crashes with an error of their own.
 
@@ -85,12 +90,12 @@ def fails_alike(result: CaseResult, trial: CaseResult) -> bool:
 def conclude(job: Job, result: CaseResult, trials: Sequence[CaseResult]) -> Blame:
     """The blame that the finished rounds of `trials` allow for the failed `result` of `job`."""
     verdicts = {trial.key.partition("~blame:")[2]: trial.verdict.value for trial in trials}
-    sites, cause, how = _sites_to_blame(job.poisoned_sites, result, trials)
+    sites, cause, how = _sites_to_blame(job.poisoned_sites, result, trials, job.case.op)
     return Blame(sites=sites, cause=cause, how=how, trials=verdicts)
 
 
 def _sites_to_blame(
-    sites: tuple[str, ...], result: CaseResult, trials: Sequence[CaseResult]
+    sites: tuple[str, ...], result: CaseResult, trials: Sequence[CaseResult], op: str | None
 ) -> tuple[tuple[str, ...], Code, str]:
     """The sites to blame, the code of how they were found, and a sentence that says why."""
     failed = {trial.sites for trial in trials if fails_alike(result, trial)}
@@ -103,12 +108,9 @@ def _sites_to_blame(
         )
     oracle = primary(result.findings).oracle
     if () in failed or not sites:
-        own = [
-            finding.site for finding in result.findings if finding.oracle == oracle and finding.site
-        ]
-        named = tuple(
-            dict.fromkeys(own or [finding.site for finding in result.findings if finding.site])
-        )
+        telling = [finding for finding in result.findings if not _is_of_output(finding, op)]
+        own = [finding.site for finding in telling if finding.oracle == oracle and finding.site]
+        named = tuple(dict.fromkeys(own or [finding.site for finding in telling if finding.site]))
         if named:
             return (
                 named,
@@ -133,6 +135,10 @@ def _sites_to_blame(
         how = (
             f"`{oracle}` fires when only {_words(alone, 'or')} is poisoned, and not without poison"
         )
+        bare = next((trial for trial in trials if trial.sites == ()), None)
+        if bare is not None and any(finding.oracle == REFERENCE for finding in bare.findings):
+            # Such as the scale of a padded row that stands beside a live one (ROCm/aiter#4506).
+            how += f"; `{REFERENCE}` fires without it, so that memory is not all that is wrong"
         return alone, Code.ALONE, how
     # Of two sites that do not fail alone, both are necessary.
     necessary = tuple(
@@ -146,6 +152,17 @@ def _sites_to_blame(
         Code.TOGETHER,
         "no single site makes it fail, and none is needed: several together are to blame",
     )
+
+
+def _is_of_output(finding: Finding, op: str | None) -> bool:
+    """Whether a finding names the memory of an output of `op` for a value that is not finite.
+
+    It names that memory for want of a better. Where the value is there without poison too, the
+    kernel computed it.
+    """
+    if op is None or finding.cause not in (Code.NAN, Code.INF):
+        return False
+    return finding.site in {output.site for output in OPS.get(op).outputs}
 
 
 def _has_shown_no_influence(result: CaseResult, trials: Sequence[CaseResult]) -> bool:
@@ -180,7 +197,11 @@ def _trial(job: Job, result: CaseResult, sites: tuple[str, ...], again: str = ""
         )
         patterns = telling or patterns
     plan = case.poison.but(patterns=patterns)
-    judged_by = tuple(name for name in case.oracles if name == oracle)
+    wanted = {oracle}
+    if not sites and oracle in OF_MEMORY:
+        # Whether the rows are wrong whatever the memory holds.
+        wanted.add(REFERENCE)
+    judged_by = tuple(name for name in case.oracles if name in wanted)
     return job.but(
         key=f"{job.key}~blame:{_label(job.poisoned_sites, sites)} {again}".rstrip(),
         case=case.but(poison=plan, oracles=judged_by),

@@ -87,7 +87,8 @@ def _judged(observed: Observed, over_zeros: Observed | None) -> torch.Tensor:
     """The live elements. Integers that are no trace of poison are left out.
 
     That is an integer that equals the right answer, which may be -1, and one that is the same
-    `over_zeros`: the kernel wrote it, and whether it is right is for `reference` to judge.
+    `over_zeros`: the kernel wrote it, and whether it is right is for `reference` to judge. Without
+    a run over zeros nobody knows who wrote a -1, so `reference` judges it too, if there is one.
     """
     tensor = observed.tensor
     judged = observed.live.reshape(-1, *(1,) * (tensor.ndim - 1)).expand(tensor.shape)
@@ -95,6 +96,8 @@ def _judged(observed: Observed, over_zeros: Observed | None) -> torch.Tensor:
         return judged
     if observed.expected is not None:
         judged = judged & (tensor != observed.expected)
+        if over_zeros is None:
+            judged = judged & (tensor != -1)
     if over_zeros is not None and over_zeros.tensor.shape == tensor.shape:
         judged = judged & (tensor != over_zeros.tensor)
     return judged

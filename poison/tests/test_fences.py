@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from torch_poison.fences import ALIGNMENT, fenced
 
 READ = """
@@ -23,6 +24,10 @@ print(ctypes.c_ubyte.from_address(tensor.data_ptr() + {offset}).value, flush=Tru
         ("after", 32, 31, 0),
         ("after", 32, 32, -signal.SIGSEGV),
         ("after", 33, 48, -signal.SIGSEGV),
+        ("after", 20, 23, 0),
+        ("exact", 20, 19, 0),
+        ("exact", 20, 20, -signal.SIGSEGV),
+        ("exact", 33, 33, -signal.SIGSEGV),
         ("before", 32, 0, 0),
         ("before", 32, -1, -signal.SIGSEGV),
     ],
@@ -43,3 +48,17 @@ def test_fenced_memory_is_aligned_and_writable(size: int) -> None:
         and memory.data_ptr() % ALIGNMENT == 0
         and int(memory.sum()) == 7 * size
     )
+
+
+def test_what_a_kernel_reads_between_its_input_and_the_fence_is_no_number() -> None:
+    """Five float32 end 12 bytes before the page (flashinfer-ai/flashinfer#4525)."""
+    sinks = fenced(20, "after", "cpu").view(torch.float32)
+    behind = sinks.as_strided((8,), (1,))[5:]
+    assert bool(behind.isnan().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+def test_an_exact_fence_keeps_the_elements_of_a_type_apart(dtype: torch.dtype) -> None:
+    memory = fenced(5 * dtype.itemsize, "exact", "cpu").view(dtype)
+    memory.fill_(3)
+    assert memory.tolist() == [3] * 5

@@ -19,17 +19,21 @@ from torch import Tensor
 from torch_poison.device_ranges import between_gaps
 from torch_poison.errors import PoisonError
 
-Fence = Literal["none", "before", "after"]
+Fence = Literal["none", "before", "after", "exact"]
 ALIGNMENT = 16
 """Bytes.
 
-Kernels may load words of this size, so up to 15 bytes stay between the last element and the page.
+Kernels may load words of this size, so with `after` up to 15 bytes stay between the last element
+and the page. They are NaN as floats and -1 as integers, so a value that is used shows. With `exact`
+none stay: for kernels that load no further than their elements.
 """
+SLACK = 0xFF
+"""What each of these bytes holds."""
 
 
 def fenced(num_bytes: int, fence: Fence, device: str) -> Tensor:
-    """A uint8 tensor [num_bytes] on `device` that begins (`before`) or ends (`after`) at memory
-    without access.
+    """A uint8 tensor [num_bytes] on `device` that begins (`before`) or ends (`after`, `exact`) at
+    memory without access.
 
     Raises PoisonError where the system or the driver refuses.
     """
@@ -39,6 +43,8 @@ def fenced(num_bytes: int, fence: Fence, device: str) -> Tensor:
 
 def _start(room: int, num_bytes: int, fence: Fence) -> int:
     """The first byte of the tensor in `room` bytes between two fences."""
+    if fence == "exact":
+        return room - num_bytes
     # Rounded down to a word: a start that no allocator returns would fault kernels that load words
     # of 16 bytes and are right.
     return 0 if fence == "before" else (room - num_bytes) // ALIGNMENT * ALIGNMENT
@@ -59,12 +65,16 @@ def _on_cpu(num_bytes: int, fence: Fence) -> Tensor:
                 f"fence: the system refused to protect a page (errno {ctypes.get_errno()})"
             )
     # The tensor keeps `memory` alive.
-    return torch.frombuffer(
-        memory, dtype=torch.uint8, offset=page + _start(room, num_bytes, fence), count=num_bytes
-    )
+    whole = torch.frombuffer(memory, dtype=torch.uint8, offset=page, count=room)
+    return _part(whole, num_bytes, fence)
 
 
 def _on_cuda(num_bytes: int, fence: Fence) -> Tensor:
-    whole = between_gaps(num_bytes)
+    return _part(between_gaps(num_bytes), num_bytes, fence)
+
+
+def _part(whole: Tensor, num_bytes: int, fence: Fence) -> Tensor:
+    """The `num_bytes` of `whole` [room] uint8 at the fence, with what is behind them filled."""
     start = _start(len(whole), num_bytes, fence)
+    whole[start + num_bytes : start + num_bytes + ALIGNMENT] = SLACK
     return whole[start : start + num_bytes]

@@ -117,6 +117,9 @@ def test_an_answer_obeys_its_schema_as_a_whole_or_as_far_as_its_budget(
     [
         ('a prompt{"flag":true}', 4, "a prompt"),
         ('a prompt{"fl', 3, "a prompt"),
+        # The token that ends the answer has no text.
+        ('a prompt{"flag":true}', 14, "a prompt"),
+        ('a prompt{"flag":true}', 15, ""),
         # Of a neighbour's schema, and of no schema.
         ('"red"', 3, ""),
         ('"', 1, ""),

@@ -61,18 +61,27 @@ def test_an_fp8_nan_proves_nothing_here_and_is_not_counted_as_looked_at(
     assert judge(evidence(Run("nan", [observe(tensor), observe()]))).looked_at == 3 * 16
 
 
-@pytest.mark.parametrize("index", [-1, OUT_OF_RANGE])
 def test_an_index_that_only_the_poison_writes_fires_unless_it_is_the_right_answer(
-    observe, evidence, index
+    observe, evidence
 ):
     ids = torch.arange(8, dtype=torch.int32).reshape(4, 2)
-    ids[1, 1] = index
+    ids[1, 1] = OUT_OF_RANGE
     wanted = torch.arange(8).reshape(4, 2)
     finding = judge(
         evidence(Run("nan", [observe(ids, expected=wanted, site="router.ids")]))
     ).findings[0]
     assert finding.site == "router.ids"
     assert judge(evidence(Run("nan", [observe(ids, expected=ids.long())]))).findings == []
+
+
+def test_a_minus_one_without_a_run_over_zeros_is_left_to_the_reference(observe, evidence):
+    """A kernel may write it by itself, and then no memory is to blame."""
+    ids = torch.arange(8, dtype=torch.int32).reshape(4, 2)
+    ids[1, 1] = -1
+    wanted = torch.arange(8).reshape(4, 2)
+    assert judge(evidence(Run("nan", [observe(ids, expected=wanted)]))).findings == []
+    # Without a reference nothing else would see it.
+    assert judge(evidence(Run("nan", [observe(ids, expected=None)]))).findings
 
 
 def test_an_index_that_the_kernel_writes_over_any_memory_is_no_poison(observe, evidence, approved):

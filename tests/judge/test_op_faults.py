@@ -31,6 +31,15 @@ EMPTY = {"kernel": "tiled-identity", "seq_lens": [5, 0, 70], **SMALL}
 
 # fault, op, params that show it, oracle, site in a finding of that oracle, sites to poison
 CAUGHT = [
+    ("decode.lse-of-first-tile", "mla_decode", SMALL | {"num_heads": 16}, "reference", None, set()),
+    (
+        "decode.page-of-first-slots",
+        "mla_decode",
+        {"seq_lens": [70], "page_size": 16, "planned": False, **SMALL},
+        "reference",
+        None,
+        set(),
+    ),
     ("merge.ignore-context-count", "merge_attn_states", {}, "finite", None, {"context.output"}),
     ("merge.ignore-context-count", "merge_attn_states", {}, "finite", None, {"context.lse"}),
     ("merge.empty-lse-finite", "context_attention", {}, "reference", None, set()),

@@ -15,7 +15,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from harness.core.ops import PAGE_SIZE, latent_rank
+from harness.core.ops import latent_rank
 from harness.ops.align_experts.sizes import aligned_sizes
 from harness.ops.mla_decode.kernels import tiled as decode
 from harness.ops.mla_decode_plan.kernels import tiled as plan
@@ -66,8 +66,9 @@ def mla_decode(
             # Pages in front of the window may have been given away.
             seen &= positions >= limits - window
             live = positions >= limits[0] - window
-        pages = torch.where(live, block_table[b].long()[positions // PAGE_SIZE], 0)
-        slots = pages * PAGE_SIZE + positions % PAGE_SIZE
+        size = kv_cache.shape[1]
+        pages = torch.where(live, block_table[b].long()[positions // size], 0)
+        slots = pages * size + positions % size
         keys = gather_slots(kv_cache, slots).masked_fill(~live[:, None], 0.0)[None]
         rows = seen.repeat_interleave(num_heads, dim=0)[None]
         queries = q[b].flatten(0, 1)[None]
@@ -206,7 +207,8 @@ def write_kv(
     """Latent and rope part are stored separately, tokens in any order."""
     kept = (slot_mapping >= 0).nonzero().flatten()
     kept = kept.flip(0) if style.backwards else kept
-    block, offset = slot_mapping[kept] // PAGE_SIZE, slot_mapping[kept] % PAGE_SIZE
+    size = kv_cache.shape[1]
+    block, offset = slot_mapping[kept] // size, slot_mapping[kept] % size
     for rows, columns in ((kv_c, slice(0, kv_c.shape[1])), (k_pe, slice(kv_c.shape[1], None))):
         if kv_cache.dtype == torch.float8_e4m3fn:
             stored = _e4m3(
@@ -363,7 +365,8 @@ def _latent_attention(
     `largest` is the largest element of the queries of the batch, which share a scale.
     """
     q_dtype, unit, after = q.dtype, 1.0, 1.0
-    factor = 1.0 if kv_scale is None else float(kv_scale)
+    is_scaled = cache_dtype == torch.float8_e4m3fn and kv_scale is not None
+    factor = float(kv_scale) if is_scaled else 1.0
     q, is_fp8 = q.float(), cache_dtype == torch.float8_e4m3fn and q_dtype == torch.bfloat16
     if is_fp8 and style.products == "fp8":
         unit = largest / 448 or 1.0

@@ -75,7 +75,8 @@ def triton_decode(
     partial_lse = torch.empty(rows, num_heads, NUM_KV_SPLITS, dtype=torch.float32, device=q.device)
     splits = torch.full((rows,), NUM_KV_SPLITS, dtype=torch.int32, device=q.device)
     latents = kv_cache.view(-1, 1, width)
-    factor = 1.0 if kv_scale is None else kv_scale
+    is_scaled = kv_cache.dtype == torch.float8_e4m3fn and kv_scale is not None
+    factor = kv_scale if is_scaled else 1.0
     decode(
         q.reshape(rows, num_heads, width).contiguous(),
         latents,

@@ -50,6 +50,8 @@ class Dimension:
     numbers: Mapping[str, range] = field(default_factory=dict)
     param: str = ""
     words: Mapping[str, str] = field(default_factory=dict)
+    reach: int = 0
+    """A number that released models have. The last class has no end, so it does not say so."""
 
     def of(self, number: int) -> str:
         """The class of a number."""

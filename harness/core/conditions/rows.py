@@ -10,7 +10,7 @@ A row of `conditions.yaml` of an op, or of `engine.yaml`, has these keys:
   class to parameters that show it, or to a list of several such. `from` has the first number of
   each class: `1 2 17` are 1, 2-16 and 17+; 0 is called none. `param` is the parameter with the
   number, or with the name of the class. `words` are the optional keywords of the kernel that every
-  call of a class has.
+  call of a class has. `reach` is a number that released models have; some shipped call has as much.
 - `never`: reason -> combinations of classes that no legal call has. `any` is each class of a
   dimension, `but` each other class. A rule holds for each item of `either`, and for each dimension
   in `each`.
@@ -63,7 +63,14 @@ def _dimension(
     elif param and not numbers:
         examples = {label: ({param: label.replace(" ", "_")},) for label in labels}
     return Dimension(
-        name, labels, given["is"], examples, numbers, param if numbers else "", words or {}
+        name,
+        labels,
+        given["is"],
+        examples,
+        numbers,
+        param if numbers else "",
+        words or {},
+        given.get("reach", 0),
     )
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from harness.core.params import Count, KernelParams
+from harness.core.params import Count, KernelParams, Tokens
 
 
 class AlignExpertsParams(KernelParams):
@@ -20,7 +20,7 @@ class AlignExpertsParams(KernelParams):
         "num_used": "num_experts",
     }
 
-    num_tokens: Count = 12
+    num_tokens: Tokens = 12
     num_experts: Count = 16
     num_used: Count = 16
     num_experts_per_tok: Count = 4

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from harness.core.call_words import PageStride
+from harness.core.ops import PAGE_SIZE
 from harness.core.params import Count, FlatLayout, KernelParams, Length
 
 
@@ -15,6 +16,7 @@ class IndexLogitsParams(KernelParams):
     """One call of `index_logits`. The last `query_len` tokens of each request ask."""
 
     CACHE_TYPE: ClassVar[str] = "kv"
+    page_size: ClassVar[int] = PAGE_SIZE
 
     kv: Literal["fp32", "bf16", "indexer_planar"] = "bf16"
     seq_lens: tuple[Length, ...] = (1, 63, 64, 65, 0, 130)

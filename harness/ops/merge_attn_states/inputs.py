@@ -50,12 +50,16 @@ def draw(params: MergeAttnStatesParams, seed: int) -> MergeInputs:
     suffix_lse[:, first_without_suffix:merged] = float(params.empty_lse)
     for t in range(merged if params.sides else 0):
         word = params.sides[t % len(params.sides)]
+        if word == "equal":
+            prefix_lse[:, t] = suffix_lse[:, t]
         for name, lse, out in (
             ("prefix", prefix_lse, prefix_out),
             ("suffix", suffix_lse, suffix_out),
         ):
             if word == f"{name}_above":
                 lse[:, t] += 200.0
+            elif word == "low":
+                lse[:, t] -= 200.0
             elif word in (f"no_{name}", "neither"):
                 lse[:, t] = float(params.empty_lse)
                 # A kernel leaves the output of a side without keys as memory was.

@@ -7,10 +7,14 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from harness.core.params import Count, KernelParams, Length
+from harness.core.params import Count, KernelParams, Length, Tokens
 
-MergeSide = Literal["both", "prefix_above", "suffix_above", "no_prefix", "no_suffix", "neither"]
-"""The sides of a row: both, both with an lse 200 above the other's, or not both."""
+MergeSide = Literal[
+    "both", "prefix_above", "suffix_above", "low", "equal", "no_prefix", "no_suffix", "neither"
+]
+"""The sides of a row: both, both with an lse 200 above the other's, both near -200, both with the
+same lse, or not both.
+"""
 
 
 class MergeAttnStatesParams(KernelParams):
@@ -25,7 +29,7 @@ class MergeAttnStatesParams(KernelParams):
     }
     SUSCEPTIBLE: ClassVar[Mapping[str, Any]] = {"empty_prefix_rows": 2}
 
-    num_tokens: Count = 12
+    num_tokens: Tokens = 12
     num_with_context: Length = 7
     empty_prefix_rows: Length = Field(
         default=0, description="rows of the context part that the lse marks empty"

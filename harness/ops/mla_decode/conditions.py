@@ -21,12 +21,12 @@ from harness.core.conditions.parts import (
 from harness.core.ops import PAGE_SIZE
 
 
-def end_of(length: int) -> str:
-    """Where a request of `length` tokens ends in its last page."""
+def end_of(length: int, page_size: int = PAGE_SIZE) -> str:
+    """Where a request of `length` tokens ends in its last page of `page_size` slots."""
     if not length:
         return "empty"
-    slots = length % PAGE_SIZE
-    named = {0: "whole", 1: "first", PAGE_SIZE - 1: "last"}
+    slots = length % page_size
+    named = {0: "whole", 1: "first", page_size - 1: "last"}
     return named.get(slots) or ("inner" if slots % TILE else "tile")
 
 
@@ -48,9 +48,10 @@ def read(
     """
     num_requests, num_tokens, num_heads, head_dim = q.shape
     stride = kv_cache.stride(0)
+    page_size = kv_cache.shape[1]
     lengths = seq_lens.tolist()
     table = block_table.tolist()
-    pages = [row[: -(-n // PAGE_SIZE)] for row, n in zip(table, lengths, strict=True)]
+    pages = [row[: -(-n // page_size)] for row, n in zip(table, lengths, strict=True)]
     # A page that stands twice in one request is not shared.
     holders = Counter(page for row in pages for page in set(row))
     call = {
@@ -59,7 +60,7 @@ def read(
         "batch": num_requests,
         "kv": TYPES.get(str(kv_cache.dtype)),
         "latent": "512+64" if head_dim == 576 else "other",
-        "pool": "packed" if stride == PAGE_SIZE * head_dim else "apart",
+        "pool": "packed" if stride == page_size * head_dim else "apart",
         "plan": "none" if metadata is None else "given",
         "q": "packed" if q.is_contiguous() else "slice",
     }
@@ -67,7 +68,7 @@ def read(
     for b, (length, own) in enumerate(zip(lengths, pages, strict=True)):
         point: Point = {
             **call,
-            "end": end_of(length),
+            "end": end_of(length, page_size),
             "pages": len(own),
             "place": place_of(b, num_requests),
             "neighbour": same_as_before(b, lengths),

@@ -48,7 +48,7 @@ class MlaDecode(Op):
     seq_lens = Arg("B", "int32", "0 for a padded request")
 
     scale = Keyword("float", "the softmax scale")
-    kv_scale = Keyword("float | None", "the scale of an fp8_e4m3 cache; None for others")
+    kv_scale = Keyword("float | None", "the scale of an fp8_e4m3 cache; it scales no other")
     metadata = Keyword(
         "object | None",
         "the plan of the kernel's own `mla_decode_plan`, as that returned it",

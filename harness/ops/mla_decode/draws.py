@@ -205,5 +205,6 @@ DRAWS = Draws(
         "contiguous_q": (True, False),
         "graph": ("none", "none", "full"),
         "launches": (1, 1, 3),
+        "page_size": (64, 64, 16, 32, 128),
     },
 )

@@ -36,3 +36,21 @@ def divide_without_guard(accumulated: Tensor, total: Tensor) -> Tensor:
     Both are float32.
     """
     return accumulated / total[..., None]
+
+
+def lse_over_the_first_tile(lse: Tensor) -> Tensor:
+    """lse [B, S * H] float32 with the last whole tile of 8 rows over the first: its pointer does
+    not advance (ikawrakow/ik_llama.cpp#1521).
+    """
+    found = lse.clone()
+    for tile in lse.split(8, dim=1):
+        found[:, : tile.shape[1]] = tile
+    return found
+
+
+def column_of_the_tile(page: Tensor, page_size: int) -> Tensor:
+    """The column of the first page of each tile of 64 slots, for page [A] int64
+    (flashinfer-ai/flashinfer#3022).
+    """
+    pages = max(64 // page_size, 1)
+    return page // pages * pages

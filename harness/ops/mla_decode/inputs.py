@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.core.ops import PAGE_SIZE
 from harness.ops.mla_decode.params import MlaDecodeParams
 from harness.ops.parts import cache_layouts, decode_conditions
 from harness.ops.parts.inputs import (
@@ -43,7 +42,8 @@ def draw(params: MlaDecodeParams, seed: int) -> MlaDecodeInputs:
     """
     head_dim = checked_head_dim(params.kv_lora_rank, params.qk_rope_head_dim)
     generator = torch.Generator().manual_seed(seed)
-    counts = [-(-length // PAGE_SIZE) for length in params.seq_lens]
+    size = params.page_size
+    counts = [-(-length // size) for length in params.seq_lens]
     per_block = cache_layouts.pages_in_block(params.layout)
     *owned, free = cache_layouts.allotted(counts, params.num_spare_blocks, params.layout, generator)
     # Whole blocks of the manager, so that the pages behind them still begin with one.
@@ -60,24 +60,24 @@ def draw(params: MlaDecodeParams, seed: int) -> MlaDecodeInputs:
         free = torch.cat((torch.tensor(sorted(left), dtype=torch.int32), free))
     kv_dtype, q_dtype, kv_scale = types_of(params.kv)
     kv_cache = cache_layouts.empty_cache(
-        num_blocks, head_dim, kv_dtype, params.layout, params.page_stride
+        num_blocks, head_dim, kv_dtype, params.layout, params.page_stride, size
     )
     table = torch.zeros(len(counts), max(map(len, owned)) + params.table_pad, dtype=torch.int32)
     unowned = [Unowned("kv.null", kv_cache[:per_block])]
     # A shared page has an owner as far as the longest of its requests reads it.
-    used = decode_conditions.slots_used(live, params.seq_lens)
+    used = decode_conditions.slots_used(live, params.seq_lens, size)
     for b, (length, pages, rest) in enumerate(zip(params.seq_lens, live, owned, strict=True)):
         table[b, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
         table[b, len(pages) : len(rest)] = rest[len(pages) :]
-        latents = torch.randn(len(pages) * PAGE_SIZE, head_dim, generator=generator)
+        latents = torch.randn(len(pages) * size, head_dim, generator=generator)
         if params.values:
             word = params.values[b % len(params.values)]
-            decode_conditions.plant_keys(b, word, latents, length, params.query_len, pages)
-        stored = cached_latents(latents, kv_dtype, kv_scale).view(len(pages), PAGE_SIZE, head_dim)
+            decode_conditions.plant_keys(b, word, latents, length, params.query_len, pages, size)
+        stored = cached_latents(latents, kv_dtype, kv_scale).view(len(pages), size, head_dim)
         # A shared page has the latents of the request that got it as its own.
         places = decode_conditions.written_places(pages, own[b])
         kv_cache[torch.tensor(pages).long()[places]] = stored[places]
-        if length and used[pages[-1]] < PAGE_SIZE:
+        if length and used[pages[-1]] < size:
             unowned.append(Unowned("kv.tail", kv_cache[pages[-1], used[pages[-1]] :]))
         # The table names all pages of the last manager block, and the request has not reached these
         # yet.

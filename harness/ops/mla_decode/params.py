@@ -15,6 +15,7 @@ from harness.core.call_words import (
     PageStride,
     rank_problem,
 )
+from harness.core.ops import PAGE_SIZE
 from harness.core.params import Count, KernelParams, KvType, Length
 from harness.core.shapes import CacheLayout
 
@@ -40,6 +41,7 @@ class MlaDecodeParams(KernelParams):
     num_heads: Count = 16
     kv_lora_rank: Count = 512
     qk_rope_head_dim: Count = 64
+    page_size: Literal[16, 32, 64, 128] = Field(default=PAGE_SIZE, description="slots of a page")
     num_spare_blocks: int = Field(default=4, ge=1, description="pages that belong to no request")
     table_pad: Annotated[int, Field(ge=0, le=64)] = 3
     table_entries: Literal["filled", "zero", "out_of_range"] = Field(
@@ -95,6 +97,8 @@ class MlaDecodeParams(KernelParams):
             )
         if self.page_stride and self.layout not in ("contiguous", "large"):
             yield f"layout {self.layout} has a page_stride of its own; leave it 0"
+        if self.planned and self.page_size != PAGE_SIZE:
+            yield f"planners count pages of {PAGE_SIZE} slots; give planned: false"
         yield from rank_problem(self.kv_lora_rank, self.qk_rope_head_dim)
 
 

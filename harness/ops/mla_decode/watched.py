@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.core.ops import PAGE_SIZE
-
 
 def cache_rows(args: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """The slots of the cache that a call with these arguments reads: [B, M * P, D] twice, zeros
@@ -21,6 +19,7 @@ def cache_rows(args: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Tensor
     q, cache, table, seq_lens = args[:4]
     window = keywords.get("window")
     # Padded entries may name no page. They read some page, and the masks below drop it.
+    page_size = cache.shape[1]
     pages = table.long().clamp(0, cache.shape[0] - 1)
     wide = cache.float() if cache.dtype == torch.float8_e4m3fn else cache
     rows = wide[pages].flatten(1, 2)
@@ -29,6 +28,6 @@ def cache_rows(args: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Tensor
     first = torch.zeros_like(lengths) if window is None else lengths - window - q.shape[1] + 1
     in_use = ((position < lengths) & (position >= first))[..., None]
     # Table entries past the last page name no page of the request.
-    past = ((position >= lengths) & (position < -(-lengths // PAGE_SIZE) * PAGE_SIZE))[..., None]
+    past = ((position >= lengths) & (position < -(-lengths // page_size) * page_size))[..., None]
     nothing = torch.zeros_like(rows)
     return torch.where(in_use, rows, nothing), torch.where(past, rows, nothing)

@@ -28,7 +28,7 @@ class MlaDecodeSparse(Op):
     indices = Arg("T K", "int32", "a slot is page * P + place; negative: none")
 
     scale = Keyword("float", "the softmax scale")
-    kv_scale = Keyword("float | None", "the scale of an fp8_e4m3 cache; None for others")
+    kv_scale = Keyword("float | None", "the scale of an fp8_e4m3 cache; it scales no other")
     kv_lora_rank = Keyword("int", "R", is_optional=True)
 
     out = Out("T H R", ACTIVATION, site="output")

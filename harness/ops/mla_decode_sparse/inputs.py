@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -74,10 +75,10 @@ def draw(params: MlaDecodeSparseParams, seed: int) -> SparseInputs:
     unowned = [Unowned("kv.null", kv_cache[NULL_BLOCK])]
     for page, slots in enumerate(used.view(-1, PAGE_SIZE)[1:], 1):
         free = (~slots).nonzero().flatten().tolist()
-        views = (
-            [kv_cache[page]] if len(free) == PAGE_SIZE else [kv_cache[page, slot] for slot in free]
-        )
-        unowned += [Unowned("kv.free", view) for view in views]
+        # One view for slots that lie one behind the other, as a large pool has many.
+        bounds = [i for i, slot in enumerate(free) if not i or slot != free[i - 1] + 1]
+        runs = [free[a:b] for a, b in pairwise([*bounds, len(free)])]
+        unowned += [Unowned("kv.free", kv_cache[page, run[0] : run[-1] + 1]) for run in runs]
     q = drawn_queries(
         (len(params.num_chosen), params.num_heads, head_dim), q_dtype, generator, contiguous=True
     )

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from harness.core.call_words import DecodeValues, SparseOrder
+from harness.core.ops import PAGE_SIZE
 from harness.core.params import Count, FlatLayout, KernelParams, KvType, Length
 
 
@@ -15,6 +16,7 @@ class MlaDecodeSparseParams(KernelParams):
     """One call of `mla_decode_sparse`. Token i attends to `num_chosen[i]` slots, at most `topk`."""
 
     CACHE_TYPE: ClassVar[str] = "kv"
+    page_size: ClassVar[int] = PAGE_SIZE
 
     kernel: str = "gather"
     kv: KvType | Literal["fp8_ds_mla"] = "bf16"

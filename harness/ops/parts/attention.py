@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from harness.core.ops import PAGE_SIZE, latent_rank
+from harness.core.ops import latent_rank
 
 E4M3_MAX = 448.0
 LEAST_LSE = 32.0  # Smaller log-sum-exps are rounded within every bound: by 2^-18 of a weight.
@@ -109,16 +109,17 @@ def dequantized(stored: Tensor, kv_scale: float | None) -> Tensor:
 def gather_latents(kv_cache: Tensor, block_row: Tensor, num_tokens: int) -> Tensor:
     """The first `num_tokens` slots of one request, no others.
 
-    kv_cache [N, 64, D] of any dtype, block_row [M] int32 -> [num_tokens, D] in the cache's type,
+    kv_cache [N, P, D] of any dtype, block_row [M] int32 -> [num_tokens, D] in the cache's type,
     such as bfloat16.
     """
     positions = torch.arange(num_tokens, device=kv_cache.device)
-    block = block_row.to(torch.int64)[positions // PAGE_SIZE]
+    page_size = kv_cache.shape[1]
+    block = block_row.to(torch.int64)[positions // page_size]
     assert num_tokens == 0 or 0 <= int(block.min()) <= int(block.max()) < kv_cache.shape[0], (
         "a live page is no page"
     )
     # By two indices, because a flat view of padded pages is a copy.
-    return kv_cache[block, positions % PAGE_SIZE]
+    return kv_cache[block, positions % page_size]
 
 
 def attended(

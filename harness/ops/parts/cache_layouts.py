@@ -48,6 +48,7 @@ def empty_cache(
     dtype: torch.dtype,
     layout: CacheLayout = "contiguous",
     page_stride: int = 0,
+    page_size: int = PAGE_SIZE,
 ) -> Tensor:
     """A cache [N, P, D] of zeros in a layout, or with pages `page_stride` elements apart (0: as the
     layout has them).
@@ -56,20 +57,20 @@ def empty_cache(
     offsets of 32 bits wrap there. Raises InputError for a stride smaller than a page, and
     NoMemoryError without enough address space.
     """
-    page = PAGE_SIZE * head_dim
+    page = page_size * head_dim
     if layout == "large":
         # Half of the pages begin past 2**31 elements. Whole pages lie in the gaps, as in a real
         # pool.
         page_stride = page_stride or page * -(-(2**31) // (num_blocks // 2 * page))
     if page_stride:
-        return spread((num_blocks, PAGE_SIZE, head_dim), dtype, page_stride)
+        return spread((num_blocks, page_size, head_dim), dtype, page_stride)
     if layout == "padded_pages":
         return pools.zeros(num_blocks, page + PADDING, dtype=dtype)[:, :page].view(
-            -1, PAGE_SIZE, head_dim
+            -1, page_size, head_dim
         )
     if layout in ("block_major", "manager_blocks"):
-        return pools.zeros(num_blocks, LAYERS, PAGE_SIZE, head_dim, dtype=dtype)[:, OWN_LAYER]
-    return pools.zeros(num_blocks, PAGE_SIZE, head_dim, dtype=dtype)
+        return pools.zeros(num_blocks, LAYERS, page_size, head_dim, dtype=dtype)[:, OWN_LAYER]
+    return pools.zeros(num_blocks, page_size, head_dim, dtype=dtype)
 
 
 def laid_out(pages: Tensor, layout: CacheLayout) -> Tensor:

@@ -149,6 +149,12 @@ def _scores(given: Any, corruption: Corruption) -> Any:
     return replace(given, **{corruption.argument: keys, "q": q})
 
 
+def _scale_beside_floats(given: Any, corruption: Corruption) -> Any:
+    """A scale beside a cache that is not scaled, as engines give it to every kernel."""
+    is_scaled = given.kv_cache.dtype == torch.float8_e4m3fn
+    return given if is_scaled else replace(given, kv_scale=corruption.to)
+
+
 def _in_place(given: Any, corruption: Corruption) -> Any:
     """The positions [T, K] in the buffer of the output, which begins with them."""
     given.buffer[: len(given.positions)] = given.positions
@@ -175,5 +181,6 @@ _CHANGES: dict[str, Callable[[Any, Corruption], Any]] = {
     ),
     "in_place": _in_place,
     "plan": lambda given, corruption: given,
+    "scale_beside_floats": _scale_beside_floats,
 }
-_SAME_VALUES = ("pages", "in_place", "plan", "strided")
+_SAME_VALUES = ("pages", "in_place", "plan", "strided", "scale_beside_floats")

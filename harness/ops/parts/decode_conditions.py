@@ -22,6 +22,14 @@ differ by the rounding of a float32 log-sum-exp.
 """
 SCORES = {"zero": 0.0, "ties": 12.0, "one_key": 40.0, "large": 1.5e4}
 """Values -> the score of a planted key. The others have 0."""
+LOW = {"low": -30.0, "deep": -200.0}
+"""Values -> about what every key scores. Padding that takes part with a score of 0 outweighs them
+all, and exp(-200) is 0 in float32.
+"""
+BESIDE = 1.0 / 8
+"""What the other elements of such a query are multiplied by: its scores differ, and none is far
+from the others.
+"""
 
 
 def arranged(owned: Sequence[list[int]], words: Sequence[str]) -> list[list[int]]:
@@ -64,7 +72,13 @@ def arranged_slots(slots: Tensor, before: Tensor, word: str) -> Tensor:
 
 
 def plant_keys(
-    b: int, word: str, latents: Tensor, length: int, num_tokens: int, pages: Sequence[int]
+    b: int,
+    word: str,
+    latents: Tensor,
+    length: int,
+    num_tokens: int,
+    pages: Sequence[int],
+    page_size: int = PAGE_SIZE,
 ) -> None:
     """Give the keys of request b their element 0, in place: latents [slots, D] of `length`
     tokens.
@@ -74,14 +88,17 @@ def plant_keys(
     latents[:, 0] = 0.0
     if word in ("plain", "zero") or not length:
         return
+    if word in LOW:
+        latents[:, 0] = LEVEL - b % LEVELS / 64
+        return
     # The last key that every query token sees, or the last of the page before, if the last page is
     # there twice.
     is_twice = len(set(pages)) < len(pages)
-    place = min((len(pages) - 1) * PAGE_SIZE - 1 if is_twice else length, length - num_tokens)
+    place = min((len(pages) - 1) * page_size - 1 if is_twice else length, length - num_tokens)
     first = place
     if word == "ties":
         # Both in one page.
-        first = max(place - 1, place // PAGE_SIZE * PAGE_SIZE)
+        first = max(place - 1, place // page_size * page_size)
         place = min(first + 1, length - 1)
     latents[first : place + 1, 0] = LEVEL - b % LEVELS / 64
 
@@ -98,7 +115,10 @@ def plant_queries(
     """
     for row, b in zip(q, owners if owners is not None else range(len(q)), strict=True):
         word = words[b % len(words)]
-        if word != "plain":
+        if word in LOW:
+            row *= BESIDE
+            row[..., 0] = LOW[word] / (LEVEL - b % LEVELS / 64) / scale
+        elif word != "plain":
             row[...] = 0.0
             row[..., 0] = SCORES[word] / (LEVEL - b % LEVELS / 64) / scale
 
@@ -109,7 +129,9 @@ def plant_in(b: int, word: str, keys: Tensor, places: Sequence[int]) -> None:
 
     keys is bfloat16 or float32; `places` are rows of it.
     """
-    if word not in ("plain", "zero") and len(places):
+    if word in LOW:
+        keys[list(places), ..., 0] = LEVEL - b % LEVELS / 64
+    elif word not in ("plain", "zero") and len(places):
         keys[list(places[-1 - (word == "ties") :]), ..., 0] = LEVEL - b % LEVELS / 64
 
 
@@ -123,10 +145,12 @@ def written_places(pages: Sequence[int], own: Sequence[int]) -> Tensor:
     return torch.tensor(places, dtype=torch.int64)
 
 
-def slots_used(tables: Sequence[list[int]], lengths: Sequence[int]) -> dict[int, int]:
+def slots_used(
+    tables: Sequence[list[int]], lengths: Sequence[int], page_size: int = PAGE_SIZE
+) -> dict[int, int]:
     """Page -> how many of its first slots some request of `lengths` reads."""
     used: dict[int, int] = {}
     for pages, length in zip(tables, lengths, strict=True):
         for i, page in enumerate(pages):
-            used[page] = max(used.get(page, 0), min(length - i * PAGE_SIZE, PAGE_SIZE))
+            used[page] = max(used.get(page, 0), min(length - i * page_size, page_size))
     return used

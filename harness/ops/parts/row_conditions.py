@@ -15,12 +15,19 @@ from harness.core.ops import PAGE_SIZE
 LARGE = 2.0**14
 TINY = 2.0**-10
 """What a large or a tiny row is multiplied by."""
+FAINT = 2.0**-33
+SUBNORMAL = 2.0**-130
+"""Just above 1e-10, to which kernels raise the largest element of a row; and below 2^-126, the
+least normal number of float32 and bfloat16.
+"""
 # Past the borders by which the conditions of `route_experts` tell kinds of logits apart: 1e3 for
 # large ones, 20 for one that outweighs the rest. Steps of 1/8 are exact beside 1500, so no two
 # logits become equal.
 LARGE_LOGIT = 1500.0
 STEP = 0.125
 OUTWEIGHS = 30.0
+FAR_BELOW_0 = 200.0
+"""What low logits lie below others: exp of them is 0 in float32 unless the largest is taken off."""
 
 
 def resize_rows(x: Tensor, words: Sequence[str], tiny: float = TINY) -> None:
@@ -28,7 +35,14 @@ def resize_rows(x: Tensor, words: Sequence[str], tiny: float = TINY) -> None:
 
     `words` are repeated.
     """
-    sizes = {"plain": 1.0, "zero": 0.0, "tiny": tiny, "large": LARGE}
+    sizes = {
+        "plain": 1.0,
+        "zero": 0.0,
+        "tiny": tiny,
+        "large": LARGE,
+        "faint": FAINT,
+        "subnormal": SUBNORMAL,
+    }
     if words:
         x *= torch.tensor([sizes[word] for word in islice(cycle(words), len(x))], dtype=x.dtype)[
             :, None
@@ -97,3 +111,5 @@ def shape_logits(logits: Tensor, words: Sequence[str]) -> None:
             row.copy_(ranks * (0.04 / len(row)))
         elif word == "negative":
             row -= row.max() + 1.0
+        elif word == "low":
+            row -= FAR_BELOW_0

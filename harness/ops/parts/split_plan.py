@@ -28,6 +28,6 @@ class SplitPlan:
     in_chunks: bool = False
 
 
-def num_pages(seq_lens: torch.Tensor) -> torch.Tensor:
-    """Pages that hold `seq_lens` tokens: [B] int -> [B] int64."""
-    return (seq_lens.to(torch.int64) + PAGE_SIZE - 1) // PAGE_SIZE
+def num_pages(seq_lens: torch.Tensor, page_size: int = PAGE_SIZE) -> torch.Tensor:
+    """Pages of `page_size` slots that hold `seq_lens` tokens: [B] int -> [B] int64."""
+    return (seq_lens.to(torch.int64) + page_size - 1) // page_size

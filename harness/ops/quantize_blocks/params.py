@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from harness.core.call_words import ROW_VALUES, RowValues
-from harness.core.params import Count, KernelParams, Length
+from harness.core.params import KernelParams, Length, Tokens
 
 
 class QuantizeBlocksParams(KernelParams):
@@ -22,7 +22,7 @@ class QuantizeBlocksParams(KernelParams):
         default=3, description="rows behind the rows of all experts, which belong to none"
     )
     zero_rows: Length = Field(default=0, description="first rows that hold zeros")
-    width: Count = 64
+    width: Tokens = 64
     values: tuple[RowValues, ...] = ROW_VALUES
 
     BLOCKS: ClassVar[dict[str, int]] = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from harness.core.call_words import ROW_VALUES, RowValues
-from harness.core.params import Count, KernelParams, Length
+from harness.core.params import KernelParams, Length, Tokens
 
 
 class QuantizeFp8Params(KernelParams):
@@ -15,10 +15,10 @@ class QuantizeFp8Params(KernelParams):
 
     LIMITS: ClassVar[dict[str, str]] = {"num_live": "num_tokens"}
 
-    num_tokens: Count = 8
+    num_tokens: Tokens = 8
     num_live: Annotated[int, Field(ge=1, le=100_000)] = 5
     zero_rows: Length = Field(default=0, description="first rows that hold zeros")
-    width: Count = 256
+    width: Tokens = 256
     values: tuple[RowValues, ...] = ROW_VALUES
     peaks: tuple[Literal["first", "inner", "last"], ...] = Field(
         default=(), description="where the largest element of each row is; repeated for more rows"

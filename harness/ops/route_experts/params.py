@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from harness.core.params import Count, KernelParams
+from harness.core.params import Count, KernelParams, Tokens
 
 
 class RouteExpertsParams(KernelParams):
@@ -17,13 +17,13 @@ class RouteExpertsParams(KernelParams):
         "num_live": "num_tokens",
     }
 
-    num_tokens: Count = 12
+    num_tokens: Tokens = 12
     num_live: Count | None = Field(
         default=None, description="tokens that are live; all when left out"
     )
     num_experts: Count = 16
     num_experts_per_tok: Count = 4
-    values: tuple[Literal["plain", "one", "large", "flat", "negative"], ...] = Field(
+    values: tuple[Literal["plain", "one", "large", "flat", "negative", "low"], ...] = Field(
         default=(), description="logits of each token, without ties; repeated for more tokens"
     )
 

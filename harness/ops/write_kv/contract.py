@@ -35,7 +35,7 @@ class WriteKv(Op):
     )
     slot_mapping = Arg("T", "int64", "page * P + place")
 
-    kv_scale = Keyword("float | None", "the scale of an fp8_e4m3 cache; None for others")
+    kv_scale = Keyword("float | None", "the scale of an fp8_e4m3 cache; it scales no other")
 
 
 CONTRACT = WriteKv()

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from harness.core.call_words import ROW_VALUES, HighBlocks, Padded, RowValues, SlotOrder
-from harness.core.params import Count, FlatLayout, KernelParams, KvType, Length
+from harness.core.ops import PAGE_SIZE
+from harness.core.params import Count, FlatLayout, KernelParams, KvType, Length, Tokens
 
 
 class WriteKvParams(KernelParams):
@@ -17,9 +18,10 @@ class WriteKvParams(KernelParams):
     """
 
     CACHE_TYPE: ClassVar[str] = "kv"
+    page_size: ClassVar[int] = PAGE_SIZE
 
     kv: KvType = "bf16"
-    num_tokens: Count = 9
+    num_tokens: Tokens = 9
     num_padded: Length = 3
     large_rows: Length = Field(
         default=0, description="first tokens with values past the largest number of e4m3"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.core.call_words import ROW_VALUES, Padded, RowValues, SlotOrder
-from harness.core.params import Count, Length
+from harness.core.params import Length, Tokens
 from harness.ops.parts.record_params import RecordParams
 
 
@@ -12,7 +12,7 @@ class WriteRecordsParams(RecordParams):
     -1.
     """
 
-    num_tokens: Count = 9
+    num_tokens: Tokens = 9
     num_padded: Length = 3
     slot_order: SlotOrder = "random"
     padded_at: Padded = "end"

@@ -1,6 +1,6 @@
 """Paged MLA decode in torch with the memory behaviour of the real kernels.
 
-Whole pages of 64 slots are read tile by tile, unused slots included. Each piece of a request (see
+Whole pages are read tile by tile, unused slots included. Each piece of a request (see
 :mod:`harness.ops.mla_decode_plan.kernels.tiled`) leaves a partial result in a scratch buffer. A
 combine step merges these and writes the rows that have keys. Outputs and scratch come from
 `torch.empty`, so unwritten elements keep their old content.
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch_poison.allocations import only_writes
 
-from harness.core.ops import PAGE_SIZE, latent_rank
+from harness.core.ops import latent_rank
 from harness.core.seams import seam
 from harness.kernels.checks import check_range, check_shapes
 from harness.memory.bounds import check_indices
@@ -45,7 +45,7 @@ def mla_decode(
 ) -> tuple[Tensor, Tensor]:
     """Decode and leave rows without keys unwritten (kernel `tiled`, after Triton MLA and FlashMLA).
 
-    q: [B, S, H, D], kv_cache: [N, 64, D] float32, bfloat16 or float8_e4m3fn (times kv_scale),
+    q: [B, S, H, D], kv_cache: [N, P, D] float32, bfloat16 or float8_e4m3fn (times kv_scale),
     block_table: [B, M] int32, seq_lens: [B] int32 -> out [B, S, H, R] in q's dtype, lse [B, H, S]
     float32 (natural logarithm). Query token s sees the keys before seq_lens[b] - S + s + 1, with a
     `window` only the last `window` of them. Pages that no query sees are read too. A plan made for
@@ -62,7 +62,7 @@ def mla_decode(
     kv_scale is a float, or [1] float32 on the device; workspace [B or more] is int32.
     """
     tables = ("block_table", block_table, "BM"), ("seq_lens", seq_lens, "B")
-    check_shapes(("q", q, "BSHD"), ("kv_cache", kv_cache, "NPD"), *tables, P=PAGE_SIZE)
+    check_shapes(("q", q, "BSHD"), ("kv_cache", kv_cache, "NPD"), *tables)
     call = _Call(q, kv_cache, block_table, seq_lens, scale, kv_scale, window, mask_values)
     num_requests, num_query_tokens, num_heads, head_dim = q.shape
     if prefetch_page:
@@ -73,7 +73,7 @@ def mla_decode(
     lse = torch.empty(
         (num_requests, num_heads, num_query_tokens), dtype=torch.float32, device=q.device
     )
-    plan = metadata or mla_decode_plan(seq_lens, num_heads=num_heads)
+    plan = metadata or mla_decode_plan(seq_lens, num_heads=num_heads, page_size=kv_cache.shape[1])
     check_range("requests of metadata", len(plan.num_splits), num_requests, num_requests)
     if counters is not None:
         # Every block of the grid looks up its request's counter, before it knows whether there is
@@ -93,7 +93,7 @@ def mla_decode(
     rows, rows_lse = _combine(partial_out, partial_lse, arrived.clamp(min=0), plan.room)
     # The queries took the scale of the keys. The values are scaled here, once for each row.
     _write(out, (rows * call.cache_scale).view(out.shape), written)
-    _write(lse.transpose(1, 2), rows_lse.view(out_shape[:3]), written)
+    _write(lse.transpose(1, 2), lse_of_rows(rows_lse).view(out_shape[:3]), written)
     return out, lse
 
 
@@ -120,7 +120,7 @@ persistent kernels do.
 
 @seam("kv.tail-masked-by-multiply")
 def mask_unused_values(values: Tensor, used: Tensor) -> Tensor:
-    """Set the values [A, 64, R] of slots that are not `used` [A, 64] to 0, in place, whatever they
+    """Set the values [A, P, R] of slots that are not `used` [A, P] to 0, in place, whatever they
     held.
 
     values is float32, used bool.
@@ -157,6 +157,25 @@ def divide_by_sum(accumulated: Tensor, total: Tensor) -> Tensor:
     return accumulated / torch.where(total == 0, 1.0, total)[..., None]
 
 
+@seam("decode.lse-of-first-tile")
+def lse_of_rows(lse: Tensor) -> Tensor:
+    """lse [B, S * H] float32, each tile of rows in its own place.
+
+    The output alone does not show another place: only a later merge reads the lse
+    (ikawrakow/ik_llama.cpp#1521).
+    """
+    return lse
+
+
+@seam("decode.page-of-first-slots")
+def table_columns(page: Tensor, page_size: int) -> Tensor:
+    """The column [A] of the table for each page [A] int64, of `page_size` slots.
+
+    A tile of 64 slots has several pages where these are smaller (flashinfer-ai/flashinfer#3022).
+    """
+    return page
+
+
 @dataclass(slots=True)
 class _Call:
     q: Tensor
@@ -169,8 +188,15 @@ class _Call:
     mask_values: bool
 
     @property
+    def page_size(self) -> int:
+        """Slots of a page."""
+        return self.kv_cache.shape[1]
+
+    @property
     def cache_scale(self) -> float | Tensor:
-        return 1.0 if self.kv_scale is None else self.kv_scale
+        # A scale beside a cache of another type scales nothing (vllm-project/vllm#37054).
+        is_scaled = self.kv_cache.dtype == torch.float8_e4m3fn
+        return self.kv_scale if is_scaled and self.kv_scale is not None else 1.0
 
     def key_limits(self) -> Tensor:
         """[B, S] int64: how many keys each query token sees."""
@@ -182,7 +208,7 @@ class _Call:
 def _look_up_last_pages(call: _Call) -> None:
     """Look up the last page of each request, of empty ones too; an entry of -1 faults."""
     table = call.block_table
-    last = (num_pages(call.seq_lens) - 1).clamp(min=0)
+    last = (num_pages(call.seq_lens, call.page_size) - 1).clamp(min=0)
     column = check_indices(last, table.shape[1], "block_table column")
     check_indices(table.gather(1, column[:, None]), call.kv_cache.shape[0], "block_table")
 
@@ -247,7 +273,9 @@ def _attend(call: _Call, plan: SplitPlan, partial_out: Tensor, partial_lse: Tens
         items % MAX_SPLITS, plan.room, "metadata: piece in the scratch"
     )
     begin = work[items, 1].to(torch.int64) * unit
-    end = torch.minimum(work[items, 2].to(torch.int64) * unit, num_pages(call.seq_lens)[request])
+    end = torch.minimum(
+        work[items, 2].to(torch.int64) * unit, num_pages(call.seq_lens, call.page_size)[request]
+    )
     queries = call.q.float().reshape(num_requests, rows, head_dim)[request] * (
         call.scale * call.cache_scale
     )
@@ -260,7 +288,9 @@ def _attend(call: _Call, plan: SplitPlan, partial_out: Tensor, partial_lse: Tens
         active = slice(None) if offset < min(counts) else (begin + offset < end).nonzero().flatten()
         page = begin[active] + offset
         tile = _load_tile(call, request[active], page)
-        positions = page[:, None] * PAGE_SIZE + torch.arange(PAGE_SIZE, device=work.device)
+        positions = page[:, None] * call.page_size + torch.arange(
+            call.page_size, device=work.device
+        )
         scores = torch.bmm(queries[active], tile.transpose(1, 2))
         seen = limits[active][..., None]
         scores.masked_fill_(positions[:, None, :] >= seen, _MINUS_INF)
@@ -295,7 +325,7 @@ class _State:
         )
 
     def add(self, active: Tensor | slice, scores: Tensor, values: Tensor) -> None:
-        """Add one page of the pieces `active`: scores [A', rows, 64], values [A', 64, R].
+        """Add one page of the pieces `active`: scores [A', rows, P], values [A', P, R].
 
         All are float32; `active` is int64 [A'] or a slice. A NaN in a score makes the maximum of
         its row NaN, as on a GPU without fmax.
@@ -314,8 +344,9 @@ class _State:
 
 
 def _load_tile(call: _Call, request: Tensor, page: Tensor) -> Tensor:
-    """The page `page` of each request as float32 [A, 64, D], unscaled, with its unused slots."""
-    column = check_indices(page, call.block_table.shape[1], "block_table column")
+    """The page `page` of each request as float32 [A, P, D], unscaled, with its unused slots."""
+    columns = table_columns(page, call.page_size)
+    column = check_indices(columns, call.block_table.shape[1], "block_table column")
     # The offset is formed and taken apart again, so that a fault in its arithmetic reaches a wrong
     # page, or none.
     stride = call.kv_cache.stride(0)

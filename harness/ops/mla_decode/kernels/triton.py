@@ -157,7 +157,9 @@ def _launch_splits(
     num_items = len(work)
     compute = call.compute
     tiling = tiling_of(num_rows, compute)
-    kv_scale = call.kv_scale
+    # A scale beside a cache of another type scales nothing.
+    is_scaled = call.kv_cache.dtype == torch.float8_e4m3fn
+    kv_scale = call.kv_scale if is_scaled else None
     # A scale on the device is read there: a graph may be captured, and the host must not wait.
     constant = float(kv_scale) if isinstance(kv_scale, int | float) else 1.0
     # float8 is seen as pairs of columns, see `_cache_columns`; the strides below count pairs too.

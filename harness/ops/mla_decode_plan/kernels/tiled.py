@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 from torch_poison.allocations import only_writes
 
+from harness.core.ops import PAGE_SIZE
 from harness.core.seams import seam
 from harness.ops.parts.split_plan import MAX_SPLITS, SplitPlan, num_pages
 
@@ -22,31 +23,40 @@ def pages_per_chunk(kv_itemsize: int) -> int:
 
 
 def mla_decode_plan(
-    seq_lens: torch.Tensor, *, num_heads: int, kv_itemsize: int | None = None
+    seq_lens: torch.Tensor,
+    *,
+    num_heads: int,
+    kv_itemsize: int | None = None,
+    page_size: int = PAGE_SIZE,
 ) -> SplitPlan:
     """Cut each request's pages into at most MAX_SPLITS pieces.
 
     The longest request sets the size of all pieces.
 
     seq_lens: [B] int32. `num_heads` is part of the op's signature and not used. With `kv_itemsize`,
-    the bytes of an element of the cache, pieces count chunks of pages, otherwise pages. Writes
+    the bytes of an element of the cache, pieces count chunks of pages, otherwise pages. Pages have
+    `page_size` slots. Writes
     every element of the plan and reads no value on the host.
     """
     num_requests = seq_lens.shape[0]
     device = seq_lens.device
     work = torch.empty(num_requests * MAX_SPLITS, 3, dtype=torch.int32, device=device)
     num_splits = torch.empty(num_requests, dtype=torch.int32, device=device)
-    _cut(seq_lens, work.view(num_requests, MAX_SPLITS, 3), num_splits, kv_itemsize)
+    _cut(seq_lens, work.view(num_requests, MAX_SPLITS, 3), num_splits, kv_itemsize, page_size)
     return SplitPlan(work, num_splits, scratch_room(num_splits), kv_itemsize is not None)
 
 
 @only_writes
 def _cut(
-    seq_lens: torch.Tensor, items: torch.Tensor, num_splits: torch.Tensor, kv_itemsize: int | None
+    seq_lens: torch.Tensor,
+    items: torch.Tensor,
+    num_splits: torch.Tensor,
+    kv_itemsize: int | None,
+    page_size: int,
 ) -> None:
     """Write the items [B, MAX_SPLITS, 3] and their numbers [B]."""
     unit = 1 if kv_itemsize is None else pages_per_chunk(kv_itemsize)
-    chunks = (num_pages(seq_lens) + unit - 1).div(unit, rounding_mode="floor")
+    chunks = (num_pages(seq_lens, page_size) + unit - 1).div(unit, rounding_mode="floor")
     # The longest request decides: a piece of equal size for all needs no search, and the largest
     # request still fits into MAX_SPLITS.
     per_split = (chunks.amax() + MAX_SPLITS - 1).div(MAX_SPLITS, rounding_mode="floor").clamp(min=1)

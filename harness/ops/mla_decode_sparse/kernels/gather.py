@@ -33,7 +33,8 @@ def mla_decode_sparse(
     check_shapes(("q", q, "THD"), ("indices", indices, "TK"))
     num_tokens, num_heads, head_dim = q.shape
     rank = latent_rank(head_dim)
-    cache_scale = 1.0 if kv_scale is None else kv_scale
+    is_scaled = kv_cache.dtype == torch.float8_e4m3fn and kv_scale is not None
+    cache_scale = kv_scale if is_scaled else 1.0
     out = torch.empty(num_tokens, num_heads, rank, dtype=q.dtype, device=q.device)
     lse = torch.empty(num_tokens, num_heads, dtype=torch.float32, device=q.device)
     chosen = indices >= 0
