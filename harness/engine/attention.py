@@ -27,9 +27,7 @@ from harness.memory.graph.launch import launch
 def query_and_latents(
     attention: MLAAttention, x: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What a layer attends with: x [T, hidden] and positions [T] int64 -> q_nope [T, H, nope] and
-    q_pe [T, H, E] roped, kv_c [T, R] and k_pe [T, E] roped, in the weights' dtype.
-    """
+    """x [T, hidden], positions [T] int64 -> q_nope, q_pe [T, H, ...], kv_c [T, R], k_pe [T, E]."""
     return *attention.project_q(x, positions), *attention.project_kv(x, positions)
 
 

@@ -127,11 +127,12 @@ def test_tests_and_tools_import_declared_packages() -> None:
 
 
 @pytest.mark.parametrize(
-    "extra", ["", *(name for name in EXTRAS if not name.endswith("-host") and name != "dev")]
+    "extra",
+    ["", *(name for name in EXTRAS if not name.endswith(("-host", "-cpu")) and name != "dev")],
 )
 def test_what_an_install_brings_is_imported(extra: str) -> None:
-    """Packages of the host extras are imported by the engines themselves, and those of `dev` are
-    tools.
+    """Packages of the extras for engines on a CPU are imported by the engines themselves, and those
+    of `dev` are tools.
     """
     used = {distribution(module) for module in imported(PRODUCT)} | WITHOUT_IMPORT.keys()
     brought = declared(EXTRAS[extra] if extra else PROJECT["dependencies"])

