@@ -40,6 +40,7 @@ from torch_poison.cuda_sweep import CudaSweep
 from torch_poison.patterns import EXPONENT, bits_view
 
 from harness.core.ops import PAGE_SIZE
+from harness.memory.clocks import queued, queued_milliseconds
 from harness.memory.first_nan.recorder import describe
 from harness.memory.first_nan.table import Slot, Table
 from harness.ops.mla_decode.kernels.triton import mla_decode
@@ -57,35 +58,6 @@ KEPT: list[object] = []
 
 Watch = Callable[[int, str, dict[str, torch.Tensor]], None]
 """Called after each op is launched: layer, op, results with a row for each request."""
-
-
-def queued(call: Callable[[], object]) -> Callable[[], float]:
-    """Queue a call between two device events.
-
-    Returns a function that waits for it and returns its milliseconds.
-    """
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    call()
-    stop.record()
-
-    def wait() -> float:
-        stop.synchronize()
-        return start.elapsed_time(stop)
-
-    return wait
-
-
-def queued_milliseconds(call: Callable[[], object], steps: int) -> float:
-    """Milliseconds of one of `steps` calls that the host queues without waiting."""
-
-    def all_steps() -> None:
-        for _ in range(steps):
-            call()
-
-    call()
-    torch.cuda.synchronize()
-    return queued(all_steps)() / steps
 
 
 def milliseconds(call: Callable[[], object], repeats: int = 30) -> float:

@@ -23,6 +23,7 @@ from harness.accuracy.answer_log import (
     RunHeader,
 )
 from harness.accuracy.backends import Answer, AnswerBackend
+from harness.accuracy.cache_hits import CountsHits, Hits, keep_hits
 from harness.accuracy.tasks import Task
 from harness.core.errors import HarnessError
 
@@ -86,15 +87,23 @@ def run_epochs(
     log = AnswerLog(path, header, resume=resume)
     for epoch in range(1, num_epochs + 1):
         before = _drafts(backend)
+        hits_before = _hits(backend)
         _EpochOf(lm, task, log, header, epoch, on_progress).run()
         after = _drafts(backend)
         if before is not None and after is not None:
             keep_drafts(directory, epoch, after.since(before))
+        hits_after = _hits(backend)
+        if hits_before is not None and hits_after is not None:
+            keep_hits(directory, epoch, hits_after.since(hits_before))
     return AccuracyRun(header, log.results, path, time.perf_counter() - started)
 
 
 def _drafts(backend: AnswerBackend) -> Drafts | None:
     return backend.drafts() if isinstance(backend, CountsDrafts) else None
+
+
+def _hits(backend: AnswerBackend) -> Hits | None:
+    return backend.hits() if isinstance(backend, CountsHits) else None
 
 
 def make_header(backend: AnswerBackend, task: Task, *, seed: int, num_epochs: int) -> RunHeader:

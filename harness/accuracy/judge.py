@@ -138,11 +138,16 @@ def _against_reference(
     if baseline is None and epoch == 1:
         return {"changed": changed}
     reference = baseline.outcomes if baseline else _outcomes(run.epoch(1))
-    flips = _flips(reference, _outcomes(run.epoch(epoch)), baseline.name if baseline else "epoch 1")
+    flips = flips_between(
+        reference, _outcomes(run.epoch(epoch)), baseline.name if baseline else "epoch 1"
+    )
     return {"changed": changed, "flips": flips}
 
 
-def _flips(before: dict[str, bool], after: dict[str, bool], reference: str) -> Flips:
+def flips_between(before: dict[str, bool], after: dict[str, bool], reference: str) -> Flips:
+    """How the answers to the same questions differ, question -> whether it was right; `reference`
+    names `before`.
+    """
     shared = [question for question in after if question in before]
     lost = sum(before[question] and not after[question] for question in shared)
     gained = sum(after[question] and not before[question] for question in shared)

@@ -28,6 +28,7 @@ from harness.accuracy.backends import (
     cut_at_stop,
     has_invalid_text,
 )
+from harness.accuracy.cache_hits import Hits, hits_in
 from harness.core.errors import HarnessError, InputError
 from harness.core.extras import httpx
 
@@ -137,13 +138,23 @@ class ServerBackend:
         """The server's counts of drafts, from /metrics beside /v1; None if it has no such
         counters.
         """
+        return drafts_in(self._counters())
+
+    def hits(self) -> Hits | None:
+        """The server's counts of prompt tokens and of hits in its prefix cache; None if it has no
+        such counters.
+        """
+        return hits_in(self._counters())
+
+    def _counters(self) -> str:
+        """The text of /metrics; empty if the server has none."""
         where = f"{self._url.removesuffix('/v1')}/metrics"
         seconds = self._timeout
         try:
             with httpx.Client(headers=self._headers, timeout=seconds) as client:
-                return drafts_in(fetched(client, "GET", where, seconds=seconds).text)
+                return fetched(client, "GET", where, seconds=seconds).text
         except (httpx.TransportError, BadReply):
-            return None
+            return ""
 
     async def _in_flight(
         self,

@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +42,8 @@ from harness.core.errors import (
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.core.params import Record
+from harness.kernels import adapters
+from harness.kernels.conduct import Conduct, note_conduct
 from harness.kernels.outputs import BadOutput, wrong_count
 from harness.kernels.plugins import kernel
 
@@ -50,9 +53,13 @@ MOST_RETURNED = 1 << 31
 
 
 class Output(Record):
-    """An output, as the cell tells it: content at `start` of the arena, or a `problem`."""
+    """An output, as the cell tells it: content at `start` of the arena, or a `problem`.
+
+    `is_cheat`: it is an object that decides itself what torch computes with it.
+    """
 
     problem: str = ""
+    is_cheat: bool = False
     dtype: str = ""
     shape: tuple[int, ...] = ()
     device: str = ""
@@ -68,9 +75,19 @@ class Raised(Record):
     at: str = ""
     is_refusal: bool = False
     is_import: bool = False
+    is_of_judge: bool = False
+    """The import was of the judge's code."""
     is_spent: bool = False
     """The device failed for good in this process."""
     stack: str = ""
+
+
+class Seen(Record):
+    """What a kernel did, see :class:`harness.kernels.conduct.Conduct`."""
+
+    what: str
+    is_proof: bool
+    site: str = ""
 
 
 class CallAnswer(Record):
@@ -79,7 +96,7 @@ class CallAnswer(Record):
     outputs: tuple[Output, ...] = ()
     is_several: bool = False
     filled: dict[str, int] = Field(default_factory=dict)
-    stale: tuple[str, ...] = ()
+    conduct: tuple[Seen, ...] = ()
     written: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = Field(default_factory=dict)
     """Number of an argument in a large pool -> where it lies now, and the parts of its storage."""
     raised: Raised | None = None
@@ -103,15 +120,20 @@ class Loaded(Record):
     kernels: tuple[Declared, ...] = ()
     functions: tuple[str, ...] = ()
     failed: Raised | None = None
+    conduct: tuple[Seen, ...] = ()
 
 
 class CellDied(Exception):
-    """The process of a cell ended. `how` is its signal or exit code."""
+    """The process of a cell ended. `how` is its signal or exit code.
 
-    def __init__(self, how: str, log: str) -> None:
+    `says_all_is_well`: its exit code is 0.
+    """
+
+    def __init__(self, how: str, log: str, says_all_is_well: bool) -> None:
         super().__init__(how)
         self.how = how
         self.log = log
+        self.says_all_is_well = says_all_is_well
 
 
 class Cell:
@@ -122,8 +144,11 @@ class Cell:
         self._load = Load(path, where.device, _tags(), where.name, where.words)
         self._channel: Channel | None = None
         self.walls: tuple[str, ...] = ()
-        self.stale: set[str] = set()
-        """Sites of outputs that lay in the memory of an earlier output."""
+        self.conduct_of_import: tuple[Seen, ...] = ()
+        self.num_changed_trials = 0
+        """Answers that were asked whether they depend on their inputs."""
+        self.num_new_processes = 0
+        """Processes that were started to ask whether an answer comes from earlier calls."""
 
     @property
     def path(self) -> str:
@@ -146,7 +171,9 @@ class Cell:
         if standing is None:
             raise self._death()
         self.walls = tuple(filter(None, standing.decode("ascii", "replace").split(",")))
-        return Loaded.model_validate_json(self._ask(self._load))
+        loaded = Loaded.model_validate_json(self._ask(self._load))
+        self.conduct_of_import = loaded.conduct
+        return loaded
 
     def call(self, request: Call) -> CallAnswer:
         """Make a call. Raises CellDied."""
@@ -170,12 +197,13 @@ class Cell:
     def _death(self) -> CellDied:
         # The guard writes it. Without a guard the pipe is closed, and this ends as well.
         found = os.read(self._deaths, DIED.size)
-        code = DIED.unpack(found)[0] if len(found) == DIED.size else 0
+        is_told = len(found) == DIED.size
+        code = DIED.unpack(found)[0] if is_told else 0
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         size = os.fstat(self._log).st_size
         log = os.pread(self._log, LOG_BYTES, max(0, size - LOG_BYTES)).decode("utf-8", "replace")
         self.close()
-        return CellDied(how, log)
+        return CellDied(how, log, is_told and code == 0)
 
     @property
     def arena_file(self) -> int:
@@ -244,14 +272,34 @@ class RemoteKernel:
             return self._called(spec, poison, args, kwargs)
         except CellDied as death:
             message = f"{spec.name} ended its process: {death.how}"
-            error = KernelError(message, cause=Code.DIED, error=death.how, kernel=spec.name)
+            cause = Code.CHEATS if death.says_all_is_well else Code.DIED
+            error = KernelError(message, cause=cause, error=death.how, kernel=spec.name)
             raise error from HarnessError(death.log)
         except ValidationError as error:
             self.cell.close()
             raise _broken(spec) from error
 
+    def seconds(self, args: tuple[Any, ...], kwargs: dict[str, Any], repeats: int) -> float:
+        """The seconds of one of `repeats` calls, by the clock of this process.
+
+        The inputs cross once, so what the first call takes with them is subtracted. Raises as
+        `call`.
+        """
+        assert self.spec is not None
+        taken = []
+        for more in (0, repeats):
+            started = time.perf_counter()
+            self._called(self.spec, None, args, kwargs, more)
+            taken.append(time.perf_counter() - started)
+        return max(taken[1] - taken[0], 0.0) / repeats
+
     def _called(
-        self, spec: KernelSpec, poison: Poison | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        spec: KernelSpec,
+        poison: Poison | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        repeats: int = 0,
     ) -> Any:
         file = self.cell.arena_file
         start = 0
@@ -279,8 +327,11 @@ class RemoteKernel:
             fence=FENCE.get(),
             output_sites=tuple(output.site for output in spec.outputs if output.shape),
             room=start,
+            repeats=repeats,
         )
         answer = self.cell.call(request)
+        for seen in (*self.cell.conduct_of_import, *answer.conduct):
+            note_conduct(Conduct(spec.name, cut(seen.what), seen.is_proof, seen.site))
         if answer.no_room:
             raise NoMemoryError(cut(answer.no_room))
         if answer.raised is not None:
@@ -292,7 +343,6 @@ class RemoteKernel:
                 note = _checked(spec, replace(note, start=begin, parts=parts))
             arena.read_into(file, tensor, note)
         FILLED.update({site: int(count) for site, count in answer.filled.items()})
-        self.cell.stale.update(answer.stale)
         outputs = tuple(self._output(spec, output) for output in answer.outputs)
         if not OPS.get(spec.op).outputs:
             return None
@@ -304,7 +354,9 @@ class RemoteKernel:
 
     def _output(self, spec: KernelSpec, output: Output) -> Tensor:
         if output.problem:
-            raise BadOutput(spec, output.problem)
+            raise BadOutput(
+                spec, output.problem, cause=Code.CHEATS if output.is_cheat else Code.BAD_OUTPUT
+            )
         dtype = getattr(torch, output.dtype, None)
         if not isinstance(dtype, torch.dtype) or any(size < 0 for size in output.shape):
             raise BadOutput(spec, f"a tensor of type {cut(output.dtype)}")
@@ -329,6 +381,14 @@ class RemoteKernel:
             refusal = Refused(raised.words)
             refusal.kernel = spec.name
             return refusal
+        if raised.is_import and raised.is_of_judge:
+            return KernelError(
+                f"{spec.name} raised {words}",
+                cause=Code.CHEATS,
+                error=raised.type,
+                kernel=spec.name,
+                at=raised.at,
+            )
         if raised.is_import:
             mend = "install the package, or mend the import"
             return BrokenPlugin(f"{spec.name} cannot be called: {words}, at {raised.at}; {mend}")
@@ -406,8 +466,11 @@ def _registered(
     remote.__name__ = declared.function  # type: ignore[attr-defined]
     remote.__doc__ = declared.doc
     given = {**declared.words, **words, "origin": cell.path}
+    if isinstance(given.get("op"), str) and given["op"] in OPS:
+        adapters.check(given["op"], str(given.get("name")), given)
     # The cell has adapted the call.
-    given.pop("style", None)
+    for word in adapters.WORDS:
+        given.pop(word, None)
     if cell._load.device != "cpu":
         # The judge holds its tensors on the host. The cell moves them.
         given["devices"] = ("cpu",)
@@ -427,3 +490,8 @@ def unload(where: CellOf, path: str) -> None:
     cell.close()
     for spec in [spec for spec in KERNELS if spec.origin == path]:
         KERNELS.remove(spec.name)
+
+
+def cell_of(spec: KernelSpec) -> Cell | None:
+    """The cell of a kernel; None for one that runs in this process."""
+    return spec.impl.cell if isinstance(spec.impl, RemoteKernel) else None

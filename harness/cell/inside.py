@@ -37,16 +37,14 @@ from torch_poison.storages import storage_address, tensors_of, why_unreadable
 from harness.cell import arena
 from harness.cell.arena import Note
 from harness.cell.channel import Channel
-from harness.core.ops import ops_with, part_of
+from harness.cell.returned import Returned, answers_for_itself
+from harness.cell.watch import Watch
+from harness.kernels import adapters
 from harness.memory import pools
 from harness.memory.triton_interpreter import repair_when_imported
 
-STYLES: dict[str, Callable[[Any], Any]] = {
-    name: adapter
-    for op in ops_with("styles.py")
-    for name, adapter in part_of(op, "styles:STYLES").items()
-}
-"""The adapters of all ops. They are imported before the harness is out of reach."""
+# In a cell, the files of the harness are out of reach.
+adapters.load_all()
 MOST_TEXT = 4_000
 """Characters of a message or a stack that cross."""
 MOST_OUTPUTS = 16
@@ -61,6 +59,7 @@ class ToldOutput(TypedDict, total=False):
     """
 
     problem: str
+    is_cheat: bool
     dtype: str
     shape: list[int]
     device: str
@@ -86,7 +85,8 @@ class Load:
 class Call:
     """Call the kernel `number` of the file. Arguments are values, or notes of tensors.
 
-    `output_sites` are the sites of the outputs; `room` is where outputs may lie in the arena.
+    `output_sites` are the sites of the outputs; `room` is where outputs may lie in the arena. With
+    `repeats`, so many further calls follow, each with another first element of the first tensor.
     """
 
     number: int
@@ -96,6 +96,7 @@ class Call:
     fence: Fence
     output_sites: tuple[str, ...]
     room: int
+    repeats: int = 0
 
 
 class KernelRefused(Exception):
@@ -126,8 +127,12 @@ _OUR_NAMES = ("harness", "mla_harness")
 class _NothingElse(MetaPathFinder):
     """Refuses the rest of the harness."""
 
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if fullname.partition(".")[0] in _OUR_NAMES:
+            self._watch.imported(fullname)
             raise ModuleNotFoundError(
                 f"{fullname} is not there for a kernel under judgement; it can import kernel and"
                 " Refused from harness",
@@ -136,7 +141,7 @@ class _NothingElse(MetaPathFinder):
         return None
 
 
-def _stand_in(decorated: list[_Decorated]) -> None:
+def _stand_in(decorated: list[_Decorated], watch: Watch) -> None:
     """Put a `harness` in place that has the decorator and nothing of the judge."""
 
     def kernel(*positional: Any, **words: Any) -> Callable[[Any], Any]:
@@ -155,22 +160,25 @@ def _stand_in(decorated: list[_Decorated]) -> None:
     module.__path__ = []
     for name in _OUR_NAMES:
         sys.modules[name] = module
-    sys.meta_path.insert(0, _NothingElse())
+    sys.meta_path.insert(0, _NothingElse(watch))
 
 
-def serve(channel: Channel, arena_file: int) -> None:
-    """Answer the judge until it closes the channel."""
+def serve(channel: Channel, arena_file: int, hidden: Path) -> None:
+    """Answer the judge until it closes the channel. `hidden` is the folder of its code."""
     decorated: list[_Decorated] = []
     repair_when_imported()
     # From here on nothing of the harness can be imported, so all that a cell needs is loaded.
-    _stand_in(decorated)
+    watch = Watch(str(hidden))
+    _stand_in(decorated, watch)
     cell: _Cell | None = None
     while (message := channel.receive()) is not None:
         request = _Requests(io.BytesIO(message)).load()
         if isinstance(request, Load):
             torch_poison.sites.register(request.tags)
-            answer, functions = _loaded(request, decorated)
-            cell = _Cell(functions, arena_file, request.device, request.path)
+            with watch.on():
+                answer, functions = _loaded(request, decorated)
+            answer["conduct"] = [one for one in watch.told() if one["is_proof"]]
+            cell = _Cell(functions, arena_file, request.device, request.path, watch)
         else:
             assert cell is not None
             answer = cell.call(request)
@@ -199,8 +207,9 @@ def _loaded(request: Load, decorated: list[_Decorated]) -> tuple[dict[str, Any],
         if decorated[0].function is None:
             return {"failed": {"type": "NameError", "words": request.name, "line": 0}}, []
     for one in decorated:
-        if (style := one.words.get("style")) in STYLES:
-            one.function = STYLES[style](one.function)
+        # Words that no kernel can have are refused by the judge, which reads them below.
+        with contextlib.suppress(Exception):
+            one.function = adapters.adapted(str(one.words.get("op")), one.words, one.function)
     own = [
         name
         for name, value in vars(module).items()
@@ -250,16 +259,20 @@ def _plain(value: Any) -> Any:
 
 
 class _Cell:
-    """The kernels of one file, and what they returned last."""
+    """The kernels of one file, and what they returned."""
 
-    def __init__(self, functions: list[Any], arena_file: int, device: str, path: str) -> None:
+    def __init__(
+        self, functions: list[Any], arena_file: int, device: str, path: str, watch: Watch
+    ) -> None:
         self._functions = functions
         self._arena = arena_file
         self._device = device
         self._path = path
+        self._watch = watch
         self._output_sites: dict[Any, dict[int, str]] = {}
-        self._returned: list[tuple[str, Tensor]] = []
+        self._returned = Returned(watch)
         self._given: list[Tensor] = []
+        self._num_repeats = 0
 
     def call(self, call: Call) -> dict[str, Any]:
         """Call a kernel, and put its inputs and outputs into the arena."""
@@ -280,11 +293,13 @@ class _Cell:
         FILLED.clear()
         function = self._functions[call.number]
         try:
-            result, stale = self._call_poisoned(function, args, kwargs, call)
+            result = self._call_poisoned(function, args, kwargs, call)
+            self._repeat(function, args, kwargs, call.repeats)
             if self._device != "cpu":
                 torch.cuda.synchronize()
         except BaseException as error:
-            return {"raised": _told(error, self._path) | {"is_spent": self._is_spent()}}
+            raised = _told(error, self._path) | {"is_spent": self._is_spent()}
+            return {"raised": raised, "conduct": self._watch.told()}
         written: dict[int, Any] = {}
         start = call.room
         for number, value in enumerate(placed):
@@ -300,7 +315,27 @@ class _Cell:
             arena.write(self._arena, value, note)
         self._given = [value for value in placed if isinstance(value, Tensor)]
         told = self._outputs(result, call, start)
-        return told | {"filled": dict(FILLED), "stale": stale, "written": written}
+        self._returned.wait_for_threads()
+        return told | {
+            "filled": dict(FILLED),
+            "written": written,
+            "conduct": self._watch.told(),
+        }
+
+    def _repeat(self, function: Any, args: list[Any], kwargs: dict[str, Any], repeats: int) -> None:
+        """Call the kernel again for the clock of the judge, each time with other inputs."""
+        if not repeats:
+            return
+        tensors = (one for one in args if isinstance(one, Tensor))
+        first = next((one[(slice(1),) * one.ndim] for one in tensors), torch.zeros(1))
+        before = first.clone()
+        for _ in range(repeats):
+            # What is kept from another call is no answer to this one. bfloat16 holds these numbers
+            # exactly.
+            self._num_repeats += 1
+            first.fill_(self._num_repeats % 256)
+            function(*args, **kwargs)
+        first.copy_(before)
 
     def _is_spent(self) -> bool:
         """Whether the device failed for good: nothing more can be called in this process."""
@@ -326,35 +361,34 @@ class _Cell:
             with contextlib.suppress(RuntimeError):
                 tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
         self._given = []
-        for site, tensor in self._returned:
-            if poison is not None and poison.covers(site):
-                with contextlib.suppress(RuntimeError):
-                    poison.fill_(tensor.detach(), site)
+        self._returned.forget(poison)
 
     def _call_poisoned(
         self, function: Any, args: list[Any], kwargs: dict[str, Any], call: Call
-    ) -> tuple[Any, list[str]]:
-        """The result of a call, and the outputs that lie in the memory of an earlier result.
+    ) -> Any:
+        """The result of a call.
 
         Which allocations become outputs is known when the kernel returns. So a call whose
         allocations are not those of the call before with such shapes is made twice, the second time
         with the outputs filled as outputs: the rule of `harness.kernels.call.BoundKernel`.
         """
         poison = call.poison
-        stale = list[str]()
         if poison is None or poison.is_natural or not call.output_sites:
-            with AllocationPoison(poison) if poison else contextlib.nullcontext():
+            with (
+                self._watch.on(),
+                AllocationPoison(poison) if poison else contextlib.nullcontext(),
+            ):
                 result = function(*args, **kwargs)
-            self._note_returned(result, call, stale)
-            return result, stale
+            self._returned.note(_sited(result, call.output_sites))
+            return result
         shapes = [tuple(v.shape) if isinstance(v, Tensor) else v for v in (*args, *kwargs.values())]
         key = (call.number, repr(shapes))
         expected = self._output_sites.get(key, {})
-        result, found = self._called_once(function, args, kwargs, call, expected, stale)
+        result, found = self._called_once(function, args, kwargs, call, expected)
         if found != expected:
             self._output_sites[key] = found
-            result, _ = self._called_once(function, args, kwargs, call, found, stale)
-        return result, stale
+            result, _ = self._called_once(function, args, kwargs, call, found)
+        return result
 
     def _called_once(
         self,
@@ -363,14 +397,14 @@ class _Cell:
         kwargs: dict[str, Any],
         call: Call,
         sites: Mapping[int, str],
-        stale: list[str],
     ) -> tuple[Any, dict[int, str]]:
         """The result of one call with its allocations filled by `sites`, and the right sites.
 
         Ordinal of an allocation -> the site of the output that it became.
         """
         assert call.poison is not None
-        with AllocationPoison(call.poison, sites) as mode:
+        # The watch is around the mode: a mode that the kernel leaves on is seen behind it.
+        with self._watch.on(), AllocationPoison(call.poison, sites) as mode:
             result = function(*args, **kwargs)
         ordinals = {address: number for number, address in enumerate(mode.allocations)}
         found = {
@@ -378,24 +412,21 @@ class _Cell:
             for site, tensor in _sited(result, call.output_sites)
             if storage_address(tensor) in ordinals
         }
-        self._note_returned(result, call, stale)
+        self._returned.note(_sited(result, call.output_sites))
         return result, found
-
-    def _note_returned(self, result: Any, call: Call, stale: list[str]) -> None:
-        before = {storage_address(tensor) for _, tensor in self._returned}
-        returned = _sited(result, call.output_sites)
-        stale += [site for site, one in returned if storage_address(one) in before]
-        self._returned = returned
 
     def _outputs(self, result: Any, call: Call, start: int) -> dict[str, Any]:
         is_several = isinstance(result, tuple | list)
-        values = (list(result) if is_several else [result])[:MOST_OUTPUTS]
+        values = list(result) if is_several else [result]
+        if len(values) > MOST_OUTPUTS:
+            self._watch.note(f"returned {len(values)} values")
+            values = values[:MOST_OUTPUTS]
         if not call.output_sites:
             values = []
         told: list[ToldOutput] = []
         for value in values:
             if problem := why_unreadable(value):
-                told.append({"problem": problem})
+                told.append({"problem": problem, "is_cheat": answers_for_itself(value)})
                 continue
             plain = value.detach().resolve_conj().resolve_neg()
             one: ToldOutput = {
@@ -410,6 +441,7 @@ class _Cell:
                 compact = on_host.clone(memory_format=torch.contiguous_format)
                 note = replace(arena.note_of(compact, start), parts=((0, compact.nbytes),))
                 arena.write(self._arena, compact, note)
+                self._returned.keep(value, compact)
                 one["start"] = start
                 start = arena.after(note)
             told.append(one)
@@ -451,5 +483,6 @@ def _told(error: BaseException, path: str) -> dict[str, Any]:
         ),
         "is_refusal": isinstance(error, KernelRefused),
         "is_import": isinstance(error, ImportError),
+        "is_of_judge": str(getattr(error, "name", "")).partition(".")[0] in _OUR_NAMES,
         "stack": stack,
     }

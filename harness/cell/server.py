@@ -121,7 +121,7 @@ def _cell(connection: socket.socket, arena: int, log: int, home: str) -> None:
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         channel = Channel(connection)
         channel.send(",".join(standing).encode())
-        inside.serve(channel, arena)
+        inside.serve(channel, arena, HIDDEN)
         code = 0
     except BaseException:
         traceback.print_exc()

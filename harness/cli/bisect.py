@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.measure import Measurement
 
 from harness.cli.option_records import RunningCases, with_options
-from harness.cli.output import console, print_json
+from harness.cli.output import console, print_json, write_page
 from harness.cli.shared_options import Tags
 from harness.core.errors import InputError
 from harness.core.stored import read_json
@@ -76,6 +76,10 @@ class BisectOptions(RunningCases):
     )
     parallel: Annotated[int, typer.Option(metavar="N", min=1, help="Versions at a time.")] = 1
     tags: Tags = None
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a page of the verdicts by version."),
+    ] = None
 
     def words(self, named: list[str], tags: list[str]) -> list[str]:
         """The arguments of the command that runs each version."""
@@ -113,6 +117,11 @@ def bisect(context: typer.Context, given: BisectOptions) -> None:
             _print(screen, _sorted(asked))
         raise
     columns = _sorted(asked)
+    if given.html is not None:
+        # Its templates need a tenth of a second, which the terminal's table does not.
+        from harness.report.bisect_page import render
+
+        write_page(given.html, render(columns))
     _print(screen, columns)
     if given.json:
         print_json(to_object(columns))

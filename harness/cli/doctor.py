@@ -9,21 +9,25 @@ from harness.cli.shared_options import Json
 from harness.report.wording import printable
 
 if TYPE_CHECKING:
+    from harness.core.records import CaseResult
     from harness.run.environment import Environment
 
 
 def doctor(json: Json = False) -> None:
-    """Show what can run on this machine, and why the rest cannot."""
+    """Show what can run on this machine, why the rest cannot, and what would bring it."""
     # Imported here only: a page of help must be instant.
     from harness.core.catalog import BROKEN
+    from harness.report.progress import Waiting
     from harness.run.environment import DEVICES
+    from harness.run.planning import JobPlanner, Wanted
     from harness.run.runner import WorkerPool
-    from harness.run.worker import DESCRIBE
+    from harness.run.worker import LOOK
 
-    # It runs no case, so the worker imports no more than the kernels.
-    with WorkerPool(1, execute=DESCRIBE) as pool:
+    # The worker says of each case of `mla-harness run` whether it can run, and runs none.
+    with Waiting(console(json), "looking at the cases"), WorkerPool(1, execute=LOOK) as pool:
         environment = pool.start()
         described = pool.describe_kernels()
+        looked = pool.run_in_order(JobPlanner(Wanted(), pool).jobs())
     kernels = [
         {
             "kernel": f"{d['op']}/{d['short_name']}",
@@ -38,9 +42,40 @@ def doctor(json: Json = False) -> None:
             "devices": devices,
             "kernels": kernels,
         }
-        print_json(found | {"broken_engines": BROKEN})
+        print_json(found | {"broken_engines": BROKEN, "plan": _plan(looked)})
         return
     _print(environment, kernels, devices)
+    _print_gains(looked)
+
+
+def _plan(looked: list[CaseResult]) -> dict[str, Any]:
+    """How many cases `mla-harness run` plans here, how many it can judge, and what would add
+    more.
+    """
+    from harness.core.records import Verdict
+    from harness.report.gains import gains
+
+    found = [
+        {"cases": gain.num_cases, "things": dict(gain.lacks), "commands": gain.commands}
+        for gain in gains(looked)
+    ]
+    can_run = sum(result.verdict is not Verdict.SKIP for result in looked)
+    return {"cases": len(looked), "can_run": can_run, "gains": found}
+
+
+def _print_gains(looked: list[CaseResult]) -> None:
+    """Print what one thing more would let this machine judge, most useful first."""
+    from harness.report.gains import gains
+
+    plan = _plan(looked)
+    screen = console()
+    can_run = f"{plan['can_run']:,} of its {plan['cases']:,} cases"
+    screen.print(f"\n`mla-harness run` judges {can_run} here", style="bold", markup=False)
+    for gain in gains(looked):
+        screen.print(f"  {gain.sentence}", markup=False)
+        for command in gain.commands:
+            # Not wrapped: it is there to be copied.
+            screen.print(f"    {command}", markup=False, soft_wrap=True)
 
 
 def _print(

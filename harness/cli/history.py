@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -10,12 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from harness.cli.output import console, print_json
+from harness.cli.output import console, print_json, write_page
 from harness.cli.run_and_report import past_runs
 from harness.cli.shared_options import History, Json
 from harness.core import unreadable
 from harness.core.errors import InputError, UnknownNameError
-from harness.core.files import write_atomic
 from harness.core.registry import nearest
 from harness.report.terminal_history import print_case, print_runs, print_scenario
 from harness.store.history.entry import RunEntry, moment
@@ -94,17 +92,13 @@ def history(
 
 
 def _write_page(file: Path, found: Trends, name: str) -> None:
-    """Write the page. Raises InputError if no run was chosen, or the file cannot be written."""
+    """Write the page. Raises InputError if no run was chosen."""
     # Its templates need a tenth of a second, which the terminal's table does not.
     from harness.report.history_page import render
 
     if not found.runs:
         raise InputError("--html: no run was chosen; take --since, --branch or --commit away")
-    try:
-        write_atomic(file, render(found, file.parent, name))
-    except OSError as error:
-        raise InputError(f"--html {file}: cannot be written ({error.strerror})") from None
-    print(f"page: {file}", file=sys.stderr)
+    write_page(file, render(found, file.parent, name))
 
 
 def run_object(run: RunEntry) -> dict[str, Any]:

@@ -11,18 +11,24 @@ import typer
 from rich.console import Console
 
 from harness.cli import run_and_report, shared_options
+from harness.cli.asking import ask as ask_user
+from harness.cli.asking import kernel_name
 from harness.cli.option_records import LeavingRuns, with_options
 from harness.cli.output import console, print_json
 from harness.cli.run import code_of
+from harness.cli.solutions import plugin_of
 from harness.core.cases import CellOf, Job
 from harness.core.errors import InputError
 from harness.core.ops import OPS
+from harness.core.params import Record
 from harness.diagnose.run_jobs import MOST_CAUSES
 from harness.report.console import say
 from harness.report.progress import Waiting
 from harness.report.run_view import RunView
 from harness.report.terminal import print_run
+from harness.report.wording import num
 from harness.run.cell_server import CellServer
+from harness.run.child import ONE_THREAD, ask
 from harness.run.planning import JobPlanner, Wanted
 from harness.run.runner import WorkerPool
 from harness.scenario.selection import is_drawn
@@ -42,7 +48,8 @@ class JudgeOptions(LeavingRuns):
     file: Annotated[
         str,
         typer.Argument(
-            metavar="FILE[:NAME]", help="A Python file with kernels, or a function in it."
+            metavar="FILE[:NAME]",
+            help="A Python file with kernels, a function in it, or a Solution of FlashInfer-Bench.",
         ),
     ]
     selectors: shared_options.Selectors = None
@@ -74,6 +81,10 @@ class JudgeOptions(LeavingRuns):
     whole: Annotated[
         bool, typer.Option("--all", help="Add the cases of an engine, and all kernel cases.")
     ] = False
+    speed: Annotated[
+        bool,
+        typer.Option("--speed", help="Time the kernel too: a ratio, beside the verdict."),
+    ] = False
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Judge all cases, however many causes fail.")
     ] = False
@@ -83,14 +94,17 @@ class JudgeOptions(LeavingRuns):
 def judge(context: typer.Context, given: JudgeOptions) -> None:
     """Judge the kernels of a file, which are trusted with nothing."""
     path, name = _file_and_name(given.file)
+    words = _words(given, name)
+    if path.suffix == ".json":
+        path = plugin_of(path, given.root)
+    elif not words:
+        name, words = ask_user(path, name)
     screen = console(given.json)
     seed = given.seed or 1 + secrets.randbelow(2**31 - 1)
     with CellServer() as server, WorkerPool(given.workers) as pool:
         with Waiting(screen, run_and_report.PLANNING):
             server.wait_until_ready()
-            where = CellOf(
-                server=server.path, device=given.device, name=name, words=_words(given, name)
-            )
+            where = CellOf(server=server.path, device=given.device, name=name, words=words)
             wanted = Wanted(
                 selectors=tuple(given.selectors or ()),
                 # The judge's own device. That of the kernel stands with its cell.
@@ -104,7 +118,43 @@ def judge(context: typer.Context, given: JudgeOptions) -> None:
             store = run_and_report.planned(given.root, wanted, jobs)
         store.note_source(run_and_report.source_under_test(given.commit, given.branch, (path,)))
         code = _finish(store, pool, given, screen, seed)
+        if given.speed:
+            _say_speed(screen, MeasureSpeed(cell=where, file=str(path)))
     raise typer.Exit(code)
+
+
+class MeasureSpeed(Record):
+    """For `harness.judge.speed`, which this process does not import: it has torch."""
+
+    cell: CellOf
+    file: str
+
+
+def _say_speed(screen: Console, request: MeasureSpeed) -> None:
+    """Say how long the calls take, as ratios to what was timed beside them."""
+    with Waiting(screen, "measuring the speed"):
+        answer = ask(
+            "harness.judge.speed", request, name="judge: the measuring process", environ=ONE_THREAD
+        )
+    if not answer["rows"]:
+        say(screen, "speed: told of kernels of mla_decode alone")
+    for row in answer["rows"]:
+        say(screen, f"speed, no part of the verdict: {speed_words(row)}")
+
+
+def speed_words(row: dict[str, Any]) -> str:
+    """`mla_decode/mine, 4 requests of 512 keys: 812 us, 0.31 x the float64 reference`."""
+    if "why_not" in row:
+        return f"{row['kernel']}: {row['why_not']}"
+    own = row["microseconds"]
+    ratios = [f"{own / other:.2g} x {name}" for name, other in row["beside"].items() if other]
+    return ", ".join(
+        [
+            row["kernel"],
+            f"{num(row['requests'], 'request')} of {row['keys']:,} keys: {own:,.0f} us",
+            *ratios,
+        ]
+    )
 
 
 def _file_and_name(text: str) -> tuple[Path, str]:
@@ -131,7 +181,7 @@ def _words(given: JudgeOptions, name: str) -> dict[str, Any]:
     if not name:
         raise InputError(f"--op {given.op}: name the function: {given.file}:NAME")
     OPS.get(given.op)
-    words = {"op": given.op, "name": name.rpartition(".")[2].replace("_", "-").strip("-")}
+    words = {"op": given.op, "name": kernel_name(name)}
     return words | ({"style": given.style} if given.style else {})
 
 

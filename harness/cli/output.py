@@ -7,8 +7,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.core.errors import InputError
+from harness.core.files import write_atomic
 from harness.report.console import console_for
 
 if TYPE_CHECKING:
@@ -33,6 +36,18 @@ def print_json(value: object, default: Callable[[Any], object] | None = None) ->
 
 def warn(message: str) -> None:
     print("mla-harness: warning:", " ".join(message.split()), file=sys.stderr)
+
+
+def write_page(file: Path, text: str) -> None:
+    """Write a page, and say so on standard error.
+
+    Raises InputError if the file cannot be written.
+    """
+    try:
+        write_atomic(file, text)
+    except OSError as error:
+        raise InputError(f"--html {file}: cannot be written ({error.strerror})") from None
+    print(f"page: {file}", file=sys.stderr)
 
 
 def print_block(screen: Console, title: str, lines: dict[str, str]) -> None:

@@ -76,6 +76,8 @@ class Code(StrEnum):
     """A kernel under judgement deals with the judge in place of its inputs."""
     RESTORED = "restored"
     """It passes, and a plug-in left a setting changed, which was restored."""
+    KEPT = "kept"
+    """It passes, and a kernel under judgement returned memory that it had returned before."""
     DEVICE = "device"
     DIED = "died"
     TIME_LIMIT = "time_limit"
@@ -153,6 +155,15 @@ class WhyNot:
 
     sentence: str
     cause: Code = Code.UNABLE
+    lacks: str = ""
+    """The one thing that would help, such as `vLLM` or `a CUDA GPU`; empty if no thing would."""
+    command: str = ""
+    """What brings it; empty where no command does."""
+
+    @classmethod
+    def no_gpu(cls, sentence: str = "no CUDA device on this machine") -> WhyNot:
+        """A reason that a CUDA GPU would remove."""
+        return cls(sentence, Code.NO_DEVICE, lacks="a CUDA GPU")
 
     def __post_init__(self) -> None:
         if not self.sentence:

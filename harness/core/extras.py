@@ -97,7 +97,8 @@ def why_not(packages: Iterable[str]) -> WhyNot | None:
         return None
     extras = ",".join(sorted({extra for _, extra in missing}))
     names = ", ".join(name for name, _ in missing)
-    return WhyNot(f"{names} not installed: pip install '.[{extras}]'", Code.NOT_INSTALLED)
+    command = f"pip install '.[{extras}]'"
+    return WhyNot(f"{names} not installed: {command}", Code.NOT_INSTALLED, names, command)
 
 
 def why_module_missing(error: ModuleNotFoundError) -> WhyNot | None:

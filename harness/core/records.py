@@ -310,6 +310,8 @@ class CaseResult(Record):
     """Op and mark of its conditions -> the points of the main run's call, coded as by
     `Space.coded`.
     """
+    lacks: dict[str, str] = Field(default={})
+    """What a skipped case would need here -> the command that brings it, or nothing."""
     accuracy: AccuracyRecord | None = None
     """Accuracy by epoch, for a case that measures it."""
     log: str = ""

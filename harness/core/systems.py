@@ -20,31 +20,33 @@ from harness.core.registry import attribute_at, nearest
 class SystemSpec:
     """One kind of case. Nothing outside the table of systems compares their names.
 
-    `params` is "module:Model", the model of its parameters; for a system `with_op`, "module:TABLE"
-    of models by op. `target` is "module:Class", a `harness.judge.target.Target` that runs its cases
-    in a worker. `kernels` maps each parameter that names a kernel to its op; a system `with_op` has
-    the one parameter `kernel`. `uses_twins` says that on CUDA each kernel is replaced by its
-    `cuda_twin`, which a graph can capture. `devices` are the devices of its jobs. A case that
-    `serves` starts a process that takes the GPU itself. A case that `asks_canary` takes long, needs
-    the fixtures, and keeps each answer in the folder of its run. A file may name a system with
-    `in_scenarios`, and have an accuracy section if it `has_accuracy`. `shows_launches`: kernel
-    launches can be traced, and a run lasts seconds. Such a case can be shrunk, exported as a
-    script, and used to judge a fix. `records_first_nan`: the first-NaN recorder can watch it.
-    `unusable` says why no case can run anywhere: the tables of its engine do not load.
-    `serve_command` is "module:function" that makes the shell command of a case, without this
-    project. `plain_script` is "module:function": (case, marker) -> a script that runs the case
-    without this project, with one marked line.
+    `subject` completes the sentence "12 cases of ...". `params` is "module:Model", the model of its
+    parameters; for a system `with_op`, "module:TABLE" of models by op. `target` is "module:Class",
+    a `harness.judge.target.Target` that runs its cases in a worker. `kernels` maps each parameter
+    that names a kernel to its op; a system `with_op` has the one parameter `kernel`. `uses_twins`
+    says that on CUDA each kernel is replaced by its `cuda_twin`, which a graph can capture.
+    `devices` are the devices of its jobs. A case that `serves` starts a process that takes the
+    device `serves_on` itself. A case that `asks_canary` takes long, needs the fixtures, and keeps
+    each answer in the folder of its run. A file may name a system with `in_scenarios`, and have an
+    accuracy section if it `has_accuracy`. `shows_launches`: kernel launches can be traced, and a
+    run lasts seconds. Such a case can be shrunk, exported as a script, and used to judge a fix.
+    `records_first_nan`: the first-NaN recorder can watch it. `unusable` says why no case can run
+    anywhere: the tables of its engine do not load. `serve_command` is "module:function" that makes
+    the shell command of a case, without this project. `plain_script` is "module:function": (case,
+    marker) -> a script that runs the case without this project, with one marked line.
     """
 
     name: str
     summary: str
     params: str
+    subject: str = ""
     target: str = ""
     with_op: bool = False
     kernels: Mapping[str, str] = field(default_factory=dict)
     uses_twins: bool = False
     devices: tuple[str, ...] = ("cpu", "cuda")
     serves: bool = False
+    serves_on: str = "cuda"
     asks_canary: bool = False
     in_scenarios: bool = True
     has_accuracy: bool = False
@@ -53,6 +55,16 @@ class SystemSpec:
     serve_command: str = ""
     plain_script: str = ""
     unusable: str = ""
+
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether its cases serve on a GPU, although a worker without one starts them."""
+        return self.serves and self.serves_on == "cuda"
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether its cases are questions to a model elsewhere, which no worker runs."""
+        return not self.target
 
     def model(self, op: str | None = None) -> type[Params]:
         """The model of the parameters of a case.

@@ -52,9 +52,28 @@ def insensitive(evidence: Evidence) -> Judgement:
 def _of_runs(evidence: Evidence) -> Iterator[tuple[int, Iterable[Finding]]]:
     for run in evidence.runs:
         for one in run.all(Influence):
-            moved = _moved(one)
-            stuck = [row for row in moved if _same_bits(one.before[row], one.after[row])]
-            yield len(moved), [_finding(run, one, stuck)] if stuck else []
+            stuck = stuck_rows(one)
+            yield len(_moved(one)), [_finding(run, one, stuck)] if stuck else []
+
+
+def stuck_rows(one: Influence) -> list[int]:
+    """The rows whose expected value moved, and whose bits did not.
+
+    A row with a NaN has none: a NaN hides what a kernel reads, and `finite` judges it.
+    """
+    return [
+        row
+        for row in _moved(one)
+        if _same_bits(one.before[row], one.after[row]) and bool(one.before[row].isfinite().all())
+    ]
+
+
+def words_of(one: Influence, stuck: list[int]) -> str:
+    """`out does not depend on q[2, 0, 5]: request 2 keeps its bits, …`."""
+    return (
+        f"{one.name} does not depend on {one.changed}: {place(one.describe, stuck)} keeps its bits,"
+        " and the expected value moves"
+    )
 
 
 def _moved(one: Influence) -> list[int]:
@@ -76,16 +95,12 @@ def _same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def _finding(run: Run, one: Influence, stuck: list[int]) -> Finding:
-    where = place(one.describe, stuck)
     return Finding(
         oracle="insensitive",
         tensor=one.name,
-        where=where,
+        where=place(one.describe, stuck),
         cause=Code.CHEATS,
-        message=(
-            f"{one.name} does not depend on {one.changed}: {where} keeps its bits, and the expected"
-            f" value moves (pattern {run.pattern})"
-        ),
+        message=f"{words_of(one, stuck)} (pattern {run.pattern})",
     )
 
 

@@ -30,6 +30,7 @@ class Outcome:
     runs: list[Run] = field(default_factory=list)
     filled: dict[str, int] = field(default_factory=dict)
     shown: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    lacks: dict[str, str] = field(default_factory=dict)
 
     def result_of(self, job: Job, seconds: float) -> CaseResult:
         found = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch_poison.errors import PoisonError
@@ -132,7 +132,7 @@ def outcome_of(job: Job) -> Outcome:
         return Outcome(Verdict.ERROR, str(error), Code.HARNESS, at=_raised_at(error))
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and (missing := why_module_missing(error)):
-            return Outcome(Verdict.SKIP, missing.sentence, missing.cause)
+            return _skip([missing])
         if is_out_of_memory(error):
             # Outside a kernel, so it is ours: a pool, a reference, a copy to compare with.
             return Outcome(
@@ -141,6 +141,17 @@ def outcome_of(job: Job) -> Outcome:
         reason = f"{type(error).__name__}: {message_of(error).strip()}".partition("\n")[0]
         log = stack_of(error)[-LOG_TAIL:]
         return Outcome(Verdict.ERROR, reason, Code.HARNESS, at=_raised_at(error), log=log)
+
+
+def look(job: Job) -> CaseResult:
+    """Whether this machine can run a job, without running it: a skip if not, else `not-run`."""
+    reasons = obstacles(job.case, job.device, job.fault)
+    return (_skip(reasons) if reasons else Outcome(Verdict.NOT_RUN)).result_of(job, 0.0)
+
+
+def _skip(reasons: Sequence[WhyNot]) -> Outcome:
+    lacks = {reason.lacks: reason.command for reason in reasons if reason.lacks}
+    return Outcome(Verdict.SKIP, reasons[0].sentence, reasons[0].cause, lacks=lacks)
 
 
 def _raised_at(error: Exception) -> str:
@@ -152,8 +163,8 @@ def _outcome(job: Job) -> Outcome:
         load_kernels(job.plugins, job.cell)
     except InputError as error:
         raise BrokenPlugin(str(error)) from error
-    if reason := why_not(job.case, job.device, job.fault):
-        return Outcome(Verdict.SKIP, reason.sentence, reason.cause)
+    if reasons := obstacles(job.case, job.device, job.fault):
+        return _skip(reasons)
     # A kernel may draw numbers by itself: they must be the same for each pattern and each trial.
     torch.manual_seed(job.case.seed)
     # A bug of a real engine is injected in the process that imports that engine.
@@ -183,12 +194,35 @@ def _unreached(job: Job) -> Outcome:
     return Outcome(Verdict.PASS, f"no run came to the code of {job.fault}", Code.NOT_REACHED)
 
 
+def obstacles(case: Case, device: str, fault: str | None = None) -> list[WhyNot]:
+    """Why this machine or a kernel of the case cannot run it: the reason of `why_not`, then what is
+    known to stand behind it. Empty if it can.
+    """
+    first = why_not(case, device, fault)
+    return [first, *_behind(first, case, device)] if first else []
+
+
+def _behind(first: WhyNot, case: Case, device: str) -> Iterator[WhyNot]:
+    """What a case lacks besides the GPU or the package that it was skipped for."""
+    if torch.cuda.is_available() or not first.lacks:
+        return
+    if first.cause is Code.NOT_INSTALLED and case.kind.needs_gpu:
+        yield WhyNot.no_gpu()
+    if first.cause is Code.NO_DEVICE and device == "cuda":
+        for parameter, op in case.kind.kernels_of(case.op).items():
+            spec = find_kernel(op, getattr(case.params, parameter))
+            # A plug-in's own question may need the device that is not there.
+            reason = None if spec.is_plugin else spec.why_not(device)
+            if reason and reason.cause is Code.NOT_INSTALLED:
+                yield reason
+
+
 def why_not(case: Case, device: str, fault: str | None = None) -> WhyNot | None:
     """Why this machine or a kernel of the case cannot run it, in a sentence; None if it can."""
     if case.kind.unusable:
         return WhyNot(case.kind.unusable, Code.BROKEN_TABLES)
     if device == "cuda" and not torch.cuda.is_available():
-        return WhyNot("no CUDA device on this machine", Code.NO_DEVICE)
+        return WhyNot.no_gpu()
     for parameter, op in case.kind.kernels_of(case.op).items():
         spec = find_kernel(op, getattr(case.params, parameter))
         if reason := spec.why_not(device):

@@ -25,11 +25,13 @@ from harness.core.findings import Finding
 from harness.core.records import Verdict
 from harness.evidence.corrupted import CorruptedCall
 from harness.evidence.facts import Allocated, Happened
+from harness.evidence.honest import Retrial
 from harness.evidence.moves import Moved
 from harness.evidence.records import Evidence, Judgement, Run
 from harness.judge.outcome import Outcome
 from harness.judge.target import Target, target_of
 from harness.kernels.call import counting_launches
+from harness.kernels.conduct import Conduct, noting_conduct
 from harness.kernels.plugins import changes_of_imports
 from harness.kernels.process_state import ProcessChange, noting_changes, watching, watching_run
 from harness.memory.bounds import bad_index
@@ -133,6 +135,8 @@ def judge(evidence: Evidence) -> Outcome:
     asked: dict[str, Judgement] = {"crash": ORACLES.get("crash").judge(evidence)}
     if evidence.all(ProcessChange):
         asked["process"] = ORACLES.get("process").judge(evidence)
+    if asked["crash"].findings and evidence.all(Conduct):
+        asked["honest"] = ORACLES.get("honest").judge(evidence)
     outcome = _judged(evidence, asked)
     _say_changes(outcome, asked.get("process"))
     return outcome
@@ -158,6 +162,12 @@ def _judged(evidence: Evidence, asked: dict[str, Judgement]) -> Outcome:
         outcome.cause = judgement.cause or outcome.cause
         # What is said of the process is said of each verdict.
         notes.extend(judgement.notes if name != "process" else ())
+    # Of a right answer, only what the kernel did is asked: trials cost calls.
+    if evidence.all(Conduct) or (outcome.findings and evidence.all(Retrial)):
+        honest = ORACLES.get("honest").judge(evidence)
+        outcome.findings.extend(honest.findings)
+        notes.extend(honest.notes)
+        outcome.cause = outcome.cause or (Code.KEPT if honest.notes else "")
     outcome.reason = "; ".join(notes)
     if blind := [name for name, count in outcome.looked_at.items() if not count]:
         # A drawn case is known to show something with our own kernels. A plug-in rounds otherwise,
@@ -229,7 +239,11 @@ def _runs(target: Target, job: Job) -> Iterator[Run]:
     plan = job.case.poison
     for pattern in plan.patterns:
         FILLED.clear()
-        with counting_launches() as launched, noting_changes() as changes:
+        with (
+            counting_launches() as launched,
+            noting_changes() as changes,
+            noting_conduct() as conduct,
+        ):
             try:
                 with watching_plugins(job):
                     run = target.run(poison_of(plan, pattern, sites_of(job), job.case.seed))
@@ -238,6 +252,7 @@ def _runs(target: Target, job: Job) -> Iterator[Run]:
         run.launched = dict(launched)
         run.filled = dict(FILLED)
         run.evidence += changes
+        run.evidence += conduct
         yield run
         if run.error is not None or run.refusal is not None:
             return

@@ -22,8 +22,8 @@ from harness.core.ops import OPS
 class BadOutput(KernelError):
     """Outputs of a kernel have a wrong count, kind, shape, type or device."""
 
-    def __init__(self, spec: KernelSpec, problem: str) -> None:
-        super().__init__(f"{spec.name} returned {problem}", cause=Code.BAD_OUTPUT, kernel=spec.name)
+    def __init__(self, spec: KernelSpec, problem: str, *, cause: Code = Code.BAD_OUTPUT) -> None:
+        super().__init__(f"{spec.name} returned {problem}", cause=cause, kernel=spec.name)
 
 
 def wrong_count(spec: KernelSpec, num_values: int) -> str:

@@ -20,15 +20,17 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 from pydantic import ValidationError
 
+from harness.core.call_words import RecordFormat
 from harness.core.catalog import KERNELS
 from harness.core.contract import Op
 from harness.core.engine_tables import DOORS
 from harness.core.errors import InputError, named
 from harness.core.files import execute_file, load_once
 from harness.core.kernels import Bf16Step, Checks, EmptyLse, EmptyRows, Fp8Products, KernelSpec
-from harness.core.ops import OPS, ops_with, part_of
+from harness.core.ops import OPS
 from harness.core.registry import Registry, attribute_at, nearest
 from harness.core.shapes import NAMED, Shapes, shapes_of
+from harness.kernels import adapters
 from harness.memory.triton_interpreter import repair_when_imported
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 """A kernel's name stands in ids of cases, on command lines and in YAML."""
 
 KV_TYPES = ("fp32", "bf16", "fp8_e4m3")
+KV_NAMES = tuple(dict.fromkeys((*KV_TYPES, *get_args(RecordFormat))))
+"""What `kv` may name: types of a cache, and formats of a record."""
 DEVICES = ("cpu", "cuda")
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -60,7 +64,7 @@ def kernel(
     name: str = "",
     summary: str = "",
     devices: Iterable[str] = ("cpu",),
-    kv: Iterable[str] = KV_TYPES,
+    kv: Iterable[str] | None = None,
     shapes: str | Mapping[str, Any] | None = None,
     empty_rows: EmptyRows = "undefined",
     empty_lse: EmptyLse = "undefined",
@@ -72,6 +76,8 @@ def kernel(
     fp8_products: Fp8Products = "float32",
     bf16_steps: Iterable[Bf16Step] = (),
     style: str = "",
+    lse_base: str = "e",
+    lse_order: str = "",
     origin: str = "",
     **unknown: object,
 ) -> Callable[[FunctionT], FunctionT]:
@@ -83,7 +89,10 @@ def kernel(
     outputs with torch, so that the poison reaches them. `shapes` are the sizes that it accepts:
     "deepseek", "kimi-linear", "any", or a dict such as `{"like": "deepseek", "num_heads": 16}` (see
     :class:`harness.core.shapes.Shapes`). `style` is the call of a public library that the function
-    has in place of the op's, see `styles.py` of the op. `origin` is the file of a function that
+    has in place of the op's, see `styles.py` of the op. `lse_base` is "2" for a logarithm to base
+    2, and `lse_order` names the axes of its lse where they have another order than the op's, such
+    as "B S H". `kv` are the caches that it reads; without it, the ones that a kernel of its op has
+    mostly. `origin` is the file of a function that
     runs in another process. The other arguments of the decorator are promises: see
     :class:`harness.core.kernels.KernelSpec`. Raises InputError for an unknown op, an unknown
     promise or value of one, a name that is taken, or a signature that the harness cannot call.
@@ -95,7 +104,7 @@ def kernel(
         summary=summary,
         impl="",
         devices=_checked_names(name, "devices", devices, DEVICES),
-        kv=_checked_names(name, "kv", kv, KV_TYPES),
+        kv=_checked_names(name, "kv", default_kv(op) if kv is None else kv, KV_NAMES),
         empty_rows=empty_rows,
         empty_lse=empty_lse,
         gives_lse=gives_lse,
@@ -109,10 +118,12 @@ def kernel(
         is_plugin=True,
     )
     _check_promises(promised)
-    adapt = _adapter(op, name, style)
+    words = {"style": style, "lse_base": lse_base, "lse_order": lse_order}
+    adapters.check(op, name, words)
 
     def register(function: FunctionT) -> FunctionT:
-        KERNELS.add(_with_function(promised, function, adapt(function), shapes))
+        called = adapters.adapted(op, words, function)
+        KERNELS.add(_with_function(promised, function, called, shapes))
         return function
 
     return register
@@ -139,6 +150,14 @@ def _with_function(
         takes=_taken(contract, adapted),
         origin=promised.origin or inspect.getfile(function),
     )
+
+
+def default_kv(op: str) -> tuple[str, ...]:
+    """The caches that a kernel of `op` reads if it does not declare `kv`.
+
+    A kernel that is told the format of a record knows all of them.
+    """
+    return get_args(RecordFormat) if "record_format" in OPS.get(op).keywords else KV_TYPES
 
 
 def _check_names(
@@ -349,22 +368,6 @@ def _check_choice(
                 f"kernel {kernel_name!r}: {field}={value!r} is unknown; choose from"
                 f" {', '.join(known)}"
             )
-
-
-def _adapter(op: str, kernel_name: str, style: str) -> Callable[[Any], Any]:
-    """The adapter that gives a function the arguments of the op.
-
-    Raises InputError for an unknown style.
-    """
-    if not style:
-        return lambda function: function
-    if op not in ops_with("styles.py"):
-        raise InputError(
-            f"kernel {kernel_name!r}: style={style!r}, but {op} has no styles; leave it out"
-        )
-    styles: dict[str, Callable[[Any], Any]] = part_of(op, "styles:STYLES")
-    _check_choice(kernel_name, "style", (style,), tuple(styles))
-    return styles[style]
 
 
 def _check_promises(promised: KernelSpec) -> None:

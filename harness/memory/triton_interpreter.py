@@ -33,14 +33,16 @@ def unavailable(device: str) -> WhyNot | None:
     Imports neither torch nor Triton, so that lists stay instant.
     """
     if importlib.util.find_spec("triton") is None:
-        return WhyNot("Triton is not installed (pip install triton==3.7.1)", Code.NOT_INSTALLED)
+        command = "pip install triton==3.7.1"
+        return WhyNot(f"Triton is not installed ({command})", Code.NOT_INSTALLED, "Triton", command)
     interpreting = interpreter_is_on()
     if device == "cpu" and not interpreting:
         why = (
             "a Triton kernel runs on a CPU only under TRITON_INTERPRET=1, set before the process"
             " starts"
         )
-        return WhyNot(why, Code.NO_DEVICE)
+        command = "TRITON_INTERPRET=1 mla-harness run"
+        return WhyNot(why, Code.NO_DEVICE, "Triton's interpreter", command)
     if device != "cpu" and interpreting:
         why = (
             "TRITON_INTERPRET=1 is set, so Triton kernels run on the CPU only; unset it to use"

@@ -4,11 +4,13 @@ and accuracy by place and by length.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from harness.accuracy.acceptance import Drafts
+from harness.accuracy.cache_hits import Hits
 from harness.core.cause_codes import Code
 from harness.core.records import AccuracyRecord, EpochAccuracy
 from harness.report import plot
@@ -47,9 +49,10 @@ class AccuracyView:
     record: AccuracyRecord
     curve: Markup
     grid: Markup
-    acceptance: Markup
     parts: list[tuple[str, Markup]]
-    """Title and drawing of accuracy by place in the epoch and by length of the answer."""
+    """Title and drawing: what the server counted by epoch, then accuracy by place in the epoch and
+    by length of the answer.
+    """
     data: GridData
 
 
@@ -58,12 +61,13 @@ def view_of(
     record: AccuracyRecord,
     answers: StoredAnswers | None = None,
     drafts: dict[int, Drafts] | None = None,
+    hits: dict[int, Hits] | None = None,
 ) -> AccuracyView:
     """The drawings of `record`. `answers` are those of its run, if it stored them."""
     found = record.grid
     rows = [row for row in (found.baseline, *found.rows) if row]
     is_small = sum(map(len, rows)) <= MOST_CELLS
-    parts = []
+    parts = [*_counted(drafts or {}, hits or {})]
     data = GridData(found.rows, found.baseline)
     if answers is not None:
         by_place = shares_by_position(answers)
@@ -80,7 +84,6 @@ def view_of(
         record,
         _curve(record),
         plot.grid(rows, KINDS, _grid_title(record)) if is_small and rows else Markup(""),
-        _acceptance(drafts) if drafts else Markup(""),
         parts,
         data,
     )
@@ -130,20 +133,29 @@ def _says(epoch: EpochAccuracy) -> str:
     )
 
 
-def _acceptance(drafts: dict[int, Drafts]) -> Markup:
-    points = [
-        plot.Point(
-            float(epoch),
-            str(epoch),
-            one.share,
-            one.share,
-            one.share,
-            says=f"epoch {epoch}: {one.accepted:,} of {one.drafted:,} drafted tokens accepted",
-        )
+def _counted(drafts: dict[int, Drafts], hits: dict[int, Hits]) -> Iterator[tuple[str, Markup]]:
+    """What the server counted in each epoch: accepted drafts, and hits in the prefix cache."""
+    accepted = {
+        epoch: (one.share, f"{one.accepted:,} of {one.drafted:,} drafted tokens accepted")
         for epoch, one in drafts.items()
         if one.drafted
-    ]
-    return plot.curve(points, (), "Accepted drafts by epoch") if points else Markup("")
+    }
+    found = {
+        epoch: (one.share, f"{one.hit:,} of {one.queried:,} prompt tokens were in the prefix cache")
+        for epoch, one in hits.items()
+        if one.queried
+    }
+    titled = {
+        "Share of drafted tokens that were accepted, by epoch": accepted,
+        "Share of prompt tokens that the prefix cache had, by epoch": found,
+    }
+    for title, shares in titled.items():
+        points = [
+            plot.Point(float(epoch), str(epoch), share, share, share, says=f"epoch {epoch}: {says}")
+            for epoch, (share, says) in shares.items()
+        ]
+        if points:
+            yield title, plot.curve(points, (), title)
 
 
 def _grid_title(record: AccuracyRecord) -> str:

@@ -164,8 +164,8 @@ def to_object(columns: Sequence[Column]) -> dict[str, Any]:
 
 
 def reasons(columns: Sequence[Column]) -> list[str]:
-    """Why a column is empty, why a case was skipped, and the first message of each bad case, a line
-    each.
+    """Why a column is empty, why cases were skipped, and the first message of each bad case, a line
+    each. A reason that several cases of a column have is one line.
     """
     lines: dict[str, None] = {}
     explained: set[str] = set()
@@ -173,14 +173,13 @@ def reasons(columns: Sequence[Column]) -> list[str]:
         if column.trouble:
             lines[f"{column.label}: {column.trouble}"] = None
         for name, case in column.cases.items():
-            if case["verdict"] in ("skip", "error"):
-                lines[f"{column.label}: {name}: {case['verdict']}: {case['reason']}"] = None
-            elif case["verdict"] in BAD and name not in explained:
+            if case["verdict"] in BAD and name not in explained:
                 explained.add(name)
                 messages = [
                     f"{finding['oracle']}: {finding['message']}" for finding in case["findings"]
                 ]
                 lines[f"{column.label}: {name}: {[*messages, case['reason']][0]}"] = None
+        lines |= dict.fromkeys(_unjudged(column))
         for fault in column.faults:
             if not fault["caught"]:
                 word = fault_word(
@@ -191,6 +190,19 @@ def reasons(columns: Sequence[Column]) -> list[str]:
                     f" {fault['reason']}"
                 ] = None
     return list(lines)
+
+
+def _unjudged(column: Column) -> list[str]:
+    """Why cases of a column were skipped or could not be judged, each reason once."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, case in column.cases.items():
+        if case["verdict"] in ("skip", "error"):
+            found.setdefault((case["verdict"], case["reason"]), []).append(name)
+    return [
+        f"{column.label}: {names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}:"
+        f" {verdict}: {reason}"
+        for (verdict, reason), names in found.items()
+    ]
 
 
 def _fault_rows(

@@ -30,6 +30,11 @@ LEAST_TIME = 1.25
 MAX_CURVES = 24
 """Measurements that the page draws, those with a step first."""
 MAX_FLAKY = 40
+OTHER_PAGES = {
+    "compare": "what changed since the run before",
+    "bisect": "cases by release",
+}
+"""First word of the name of a page that may stand beside this one -> what it shows."""
 SHOWN = (Verdict.FAIL, Verdict.CRASH, Verdict.ERROR, Verdict.KNOWN, Verdict.PASS, Verdict.SKIP)
 
 
@@ -77,10 +82,20 @@ def render(found: Trends, folder: Path, name: str = "") -> str:
             drawn_seconds=seconds,
             accuracy=accuracy,
             flaky=found.flaky[:MAX_FLAKY],
+            others=other_pages(folder),
             **own_code(),
         )
     )
     return text
+
+
+def other_pages(folder: Path) -> list[tuple[str, str]]:
+    """File name and title of each page of `compare` or `bisect` in `folder`."""
+    return [
+        (file.name, f"{OTHER_PAGES[word]} ({file.stem})")
+        for file in sorted(folder.glob("*.html"))
+        if (word := file.stem.partition("-")[0]) in OTHER_PAGES
+    ]
 
 
 def _shown(run: RunEntry, folder: Path, name: str) -> ShownRun:
@@ -96,9 +111,16 @@ def _shown(run: RunEntry, folder: Path, name: str) -> ShownRun:
 def _headline(num_bad: int, newest: dict[str, int]) -> str:
     if num_bad:
         return f"In the newest run {num(num_bad, 'case')} {'fails' if num_bad == 1 else 'fail'}"
+    if newest.get("pass") == 1:
+        return "In the newest run the one case that could be judged passes"
     if newest.get("pass"):
         return f"In the newest run all {num(newest['pass'], 'case')} that could be judged pass"
     return "In the newest run nothing was judged"
+
+
+def _short(seconds: float) -> str:
+    """`64 s`, or `0.7 s` where whole seconds would hide the step."""
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
 def _day(run: RunEntry) -> str:
@@ -118,8 +140,8 @@ def _seconds(runs: Sequence[RunEntry], steps: list[str] | None) -> Markup:
             first = runs[place]
             steps.append(
                 f"Since run {first.run_id} ({_commit(first)}) a run takes"
-                f" {level_after(values, marked, place):.0f} s, before it took"
-                f" {level_before(values, marked, place):.0f} s"
+                f" {_short(level_after(values, marked, place))}, before it took"
+                f" {_short(level_before(values, marked, place))}"
             )
     rows = [
         (_day(run), run.seconds / longest, f"{run.run_id}: {run.seconds:.1f} s") for run in runs

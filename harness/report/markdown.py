@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from harness.core.fault_outcomes import MISSED, WRONG_BLAME
 from harness.core.records import BAD
+from harness.report.meaning import OF_THE_JUDGED, meaning
 from harness.report.page import templates
 from harness.report.run_view import RunView
 from harness.report.terminal_history import change_groups, count_line, flaky_line
@@ -47,6 +48,7 @@ def render(
     }
     return found.get_template("summary.md.j2").render(
         view=view,
+        says=_says(view),
         most=MAX_LISTED,
         facts=(plan.run_id, plan.source.words, f"{plan.seconds:.1f} s", torch, str(device or "")),
         totals=_totals(view),
@@ -55,6 +57,18 @@ def render(
         uncaught=uncaught,
         trends=trends,
     )
+
+
+def _says(view: RunView) -> list[str]:
+    """What the run says, in the order of the terminal: judged, not judged and why, covered."""
+    lines = [(line.name, f"{line.name}: {line.sentence}") for line in meaning(view)]
+    unjudged = [
+        f"{word} {num(count, 'case')}: {reason}"
+        for word, reasons in (("skipped", view.skips), ("refused", view.refusals))
+        for reason, count in reasons.most_common(MAX_LISTED)
+    ]
+    first = [line for name, line in lines if name in OF_THE_JUDGED]
+    return [*first, *unjudged, *(line for name, line in lines if name not in OF_THE_JUDGED)]
 
 
 def _totals(view: RunView) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,9 +17,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from harness.accuracy.acceptance import read_drafts
+from harness.accuracy.cache_hits import read_hits
 from harness.core.fault_outcomes import declared_blame
 from harness.core.records import BAD, AccuracyRecord, CaseResult, FaultResult, OutcomeGrid, Verdict
-from harness.core.systems import engine_versions
 from harness.report.accuracy_view import view_of
 from harness.report.answers import answers_of
 from harness.report.case_view import (
@@ -31,9 +30,12 @@ from harness.report.case_view import (
     of_result,
     packed,
 )
-from harness.report.causes import facts, kernel_of
+from harness.report.causes import facts
+from harness.report.conditions import EVERY_KERNEL, STRENGTHS
+from harness.report.gains import gains
+from harness.report.meaning import OF_THE_JUDGED, meaning
 from harness.report.plot import GRID_COLUMNS
-from harness.report.run_view import RunView, refusals, skip_reasons
+from harness.report.run_view import RunView
 from harness.report.wording import (
     accuracy_title,
     describe_faulty,
@@ -87,10 +89,8 @@ LARGE_DATA = 1_000_000
 """Characters of the page's data beyond which it is packed. A smaller page shows it as it is."""
 MOST_BREAKABLE = 3_000
 """Rows of a list whose ids break behind a parameter; in a longer one they break anywhere."""
-NUM_REASONS = 3
+MAX_REASONS = 20
 """Reasons of skips in the head of the page; the list of cases has the reason of each."""
-MAX_NAMED = 6
-"""Kernels that the head of the page names; of more it has the number."""
 
 
 def render(view: RunView) -> str:
@@ -107,7 +107,13 @@ def render(view: RunView) -> str:
     ]
     measured = [
         # A run of `epochs` has one measurement, and stores its answers.
-        view_of(owner, record, answers, read_drafts(view.path) if answers else None)
+        view_of(
+            owner,
+            record,
+            answers,
+            read_drafts(view.path) if answers else None,
+            read_hits(view.path) if answers else None,
+        )
         for owner, record in _measured(owned)
     ]
     data = case_data(pairs, view.plan.options, view.plan.environment)
@@ -127,6 +133,15 @@ def render(view: RunView) -> str:
         ),
         "results": ranked,
         "anchors": anchors,
+        "says": meaning(view),
+        "of_the_judged": OF_THE_JUDGED,
+        "unjudged": [
+            ("skipped", view.skips.most_common(MAX_REASONS)),
+            ("refused", view.refusals.most_common(MAX_REASONS)),
+        ],
+        "covered": [one for one in view.coverages if one.kernel == EVERY_KERNEL],
+        "strengths": STRENGTHS,
+        "gains": gains(view.results),
         "judged": judged(view),
         "faults": faults,
         "measured": measured,
@@ -270,57 +285,14 @@ def _measured(
 
 
 def judged(view: RunView) -> list[tuple[str, str]]:
-    """What a run judged, as names and texts: kernels, plug-ins, device, engines with versions,
-    commit, command.
-    """
+    """What names a run, as names and texts: its plug-ins, commit and command."""
     plan = view.plan
-    environment = view.plan.environment
-    kernels = dict.fromkeys(kernel_of(job.case) for job in plan.jobs if job.case.kernels())
-    own = [
-        name
-        for name in kernels
-        if any(f"kernel={name.partition('/')[2]}" in job.case.id for job in plan.jobs)
-    ]
-    names = own if plan.options.get("plugins") or plan.options.get("kernel") else list(kernels)
-    skipped = {result.key for result in view.results if result.verdict is Verdict.SKIP}
-    devices = {job.device for job in plan.jobs if job.key not in skipped}
-    gpus = ", ".join(dict.fromkeys(gpu["name"] for gpu in environment.get("gpus") or ()))
-    where = [gpus or "CUDA"] if "cuda" in devices else []
-    where += [str(environment.get("cpu") or "CPU")] if "cpu" in devices else []
-    versions = {"torch": environment.get("torch")} | engine_versions(environment)
     found = {
-        "kernel": ", ".join(names) if len(names) <= MAX_NAMED else f"{len(names)} kernels",
         "plug-in": ", ".join(map(str, plan.options.get("plugins") or ())),
-        "device": ", ".join(where),
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
         "commit": plan.source.in_full(plan.source.short_commit),
         "command": plan.command,
-        "skipped": skipped_line(view.results),
-        "refused": refused_line(view.results),
     }
     return [(name, text) for name, text in found.items() if text]
-
-
-def skipped_line(results: Sequence[CaseResult]) -> str:
-    """How many cases were skipped and why, the most frequent reasons first; empty if none was."""
-    return _counted(skip_reasons(results), len(results))
-
-
-def refused_line(results: Sequence[CaseResult]) -> str:
-    """How many cases a kernel itself refused, with its words; empty if it refused none."""
-    return _counted(refusals(results), len(results))
-
-
-def _counted(reasons: Counter[str], num_cases: int) -> str:
-    if not reasons:
-        return ""
-    texts = [
-        f"{count} because {one_line(reason, MAX_REASON)}"
-        for reason, count in reasons.most_common(NUM_REASONS)
-    ]
-    if len(reasons) > NUM_REASONS:
-        texts.append(num(len(reasons) - NUM_REASONS, "other reason"))
-    return f"{reasons.total()} of {num(num_cases, 'case')}: {'; '.join(texts)}"
 
 
 def _facts(view: RunView) -> Iterator[tuple[str, str]]:

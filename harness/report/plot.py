@@ -53,23 +53,46 @@ class Level:
     interval: tuple[float, float] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Series:
+    """The points of one run in a drawing of several, and the CSS class of its colour and dashes."""
+
+    css: str
+    points: Sequence[Point]
+
+
+SERIES = ("s1", "s2", "s3", "s4", "s5", "s6")
+"""The classes of the runs in one drawing; more of them could not be told apart."""
+BESIDE = 9
+"""How far apart the points of two runs stand at one place, so that their intervals are seen."""
+
+
 def curve(points: Sequence[Point], levels: Sequence[Level], title: str) -> Markup:
-    """Shares from 0 to 1 over epochs or runs, with their intervals.
+    """Shares from 0 to 1 over epochs or runs, with their intervals."""
+    return curves([Series(SERIES[0], points)], levels, title)
+
+
+def curves(series: Sequence[Series], levels: Sequence[Level], title: str) -> Markup:
+    """The shares of several runs over the same epochs, beside each other.
 
     The axis starts below the lowest value that is shown, because 0.91 and 0.90 look alike on an
     axis from 0.
     """
-    shown = [point.low for point in points] + [level.share for level in levels]
+    every = [point for one in series for point in one.points]
+    shown = [point.low for point in every] + [level.share for level in levels]
     ticks = axis_of(min(shown, default=0.0))
     parts = [_axes(ticks)]
     parts += [_level(level, ticks[0]) for level in levels]
-    places = [(_x(point.x, points), _y(point.share, ticks[0])) for point in points]
-    if len(places) > 1:
-        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        parts.append(Markup('<polyline class="line" points="{}"/>').format(line))
-    for point, (x, y) in zip(points, places, strict=True):
-        parts.append(_point(point, x, y, ticks[0]))
-    parts += _labels([(x, point.label) for point, (x, _) in zip(points, places, strict=True)])
+    for number, one in enumerate(series):
+        beside = BESIDE * (number - (len(series) - 1) / 2)
+        places = [(_x(point.x, every) + beside, _y(point.share, ticks[0])) for point in one.points]
+        if len(places) > 1:
+            line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+            parts.append(Markup('<polyline class="line {}" points="{}"/>').format(one.css, line))
+        for point, (x, y) in zip(one.points, places, strict=True):
+            parts.append(_point(point, x, y, ticks[0], one.css))
+    labels = {_x(point.x, every): point.label for point in every}
+    parts += _labels(sorted(labels.items()))
     return _drawing(parts, title, WIDTH, HEIGHT, "plot")
 
 
@@ -212,12 +235,12 @@ def _level(level: Level, lowest: float) -> Markup:
     return band + line + _text(WIDTH - RIGHT, float(y) + below, level.name, "end")
 
 
-def _point(point: Point, x: float, y: float, lowest: float) -> Markup:
+def _point(point: Point, x: float, y: float, lowest: float, css: str) -> Markup:
     at = f"{x:.1f}"
-    whisker = Markup('<line class="whisker" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(
-        at, at, f"{_y(point.high, lowest):.1f}", f"{_y(point.low, lowest):.1f}"
+    whisker = Markup('<line class="whisker {}" x1="{}" x2="{}" y1="{}" y2="{}"/>').format(
+        css, at, at, f"{_y(point.high, lowest):.1f}", f"{_y(point.low, lowest):.1f}"
     )
-    css = "dot marked" if point.is_marked else "dot"
+    css = "dot marked" if point.is_marked else f"dot {css}"
     says = printable(point.says or f"{point.label}: {point.share:.4f}")
     dot = Markup('<circle class="{}" cx="{}" cy="{}" r="4.5"><title>{}</title></circle>')
     return whisker + dot.format(css, at, f"{y:.1f}", says)

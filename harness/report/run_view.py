@@ -13,7 +13,7 @@ from harness.core.catalog import KERNELS
 from harness.core.cause_codes import Code
 from harness.core.records import BAD, FAILED, AccuracyRecord, CaseResult, Verdict
 from harness.report.causes import RootCause, causes, commands_for
-from harness.report.conditions import EVERY_KERNEL, Coverage, coverages
+from harness.report.conditions import Coverage, coverages
 from harness.report.wording import fault_problems, num, reproduce
 from harness.store.run_folder import RunStore
 from harness.store.summary import accuracy_records, by_scenario, totals
@@ -63,11 +63,6 @@ class RunView:
             return list(coverages(self.results, self.jobs))
 
     @cached_property
-    def covered(self) -> str:
-        """`mla_decode: pairs 100 %, triples 92 %`, one clause for each op; empty without any."""
-        return "; ".join(one.statement for one in self.coverages if one.kernel == EVERY_KERNEL)
-
-    @cached_property
     def counts(self) -> dict[str, int]:
         """Verdict -> number of cases."""
         return totals(self.results)
@@ -94,8 +89,9 @@ class RunView:
 
     @cached_property
     def remarks(self) -> Counter[str]:
-        """What plug-ins left behind -> number of cases that pass with this remark."""
-        return Counter(one.reason for one in self.results if one.cause == Code.RESTORED)
+        """What plug-ins left behind or kept -> number of cases that pass with this remark."""
+        said = (Code.RESTORED, Code.KEPT)
+        return Counter(one.reason for one in self.results if one.cause in said)
 
     @cached_property
     def refusals(self) -> Counter[str]:
@@ -103,20 +99,6 @@ class RunView:
         included.
         """
         return refusals([*self.results, *self.store.tried().values()])
-
-    @property
-    def judged(self) -> str:
-        """`judged 31 of 67 cases; the kernel refused 36`; empty if no kernel refused a case."""
-        num_refused = sum(result.is_refused for result in self.results)
-        if not num_refused:
-            return ""
-        num_judged = sum(result.verdict in JUDGED for result in self.results)
-        others = len(self.results) - num_judged - num_refused
-        rest = f", and {others} more were not judged" if others else ""
-        return (
-            f"judged {num_judged} of {num(len(self.results), 'case')}; the kernel refused"
-            f" {num_refused}{rest}"
-        )
 
     @cached_property
     def lost(self) -> list[CaseResult]:

@@ -27,6 +27,7 @@ from harness.core.records import (
 )
 from harness.report.causes import RootCause, facts
 from harness.report.console import say, table
+from harness.report.meaning import OF_THE_JUDGED, meaning
 from harness.report.run_view import RunView
 from harness.report.wording import (
     EPOCHS,
@@ -105,10 +106,6 @@ def print_run(console: Console, view: RunView, *, with_table: bool = False) -> N
             f"{num(view.num_unjudged, 'fault')} not judged: the run ended before",
             style=STYLES["error"],
         )
-    print_skips(console, view.skips)
-    for remark, count in view.remarks.items():
-        say(console, f"remark on {num(count, 'case')} that pass: {one_line(remark)}")
-    print_skips(console, view.refusals, word="refused")
     for result in view.lost[:MAX_FAILURES]:
         nodes = ", ".join(result.lost_nodes)
         console.print(
@@ -117,12 +114,26 @@ def print_run(console: Console, view: RunView, *, with_table: bool = False) -> N
     if view.faults:
         console.print(f"faults {fault_counts(view.faults)}", markup=False)
     console.print(totals_line(view))
-    if view.judged:
-        say(console, view.judged)
-    if view.covered:
-        say(console, f"shown: {view.covered}")
+    print_meaning(console, view)
     # Not wrapped: a path in two lines can neither be clicked nor copied.
     console.print(f"report: {view.path / 'report.html'}", soft_wrap=True)
+
+
+def print_meaning(console: Console, view: RunView) -> None:
+    """Print what was judged, on what, and under which poison; what was not judged and why; and what
+    a green covers.
+    """
+    lines = meaning(view)
+    for line in lines:
+        if line.name in OF_THE_JUDGED:
+            say(console, f"{line.name}: {line.sentence}")
+    print_skips(console, dict(view.skips.most_common()))
+    for remark, count in view.remarks.items():
+        say(console, f"remark on {num(count, 'case')} that pass: {one_line(remark)}")
+    print_skips(console, view.refusals, word="refused")
+    for line in lines:
+        if line.name not in OF_THE_JUDGED:
+            say(console, f"{line.name}: {line.sentence}")
 
 
 def verdict_table(view: RunView) -> Table:

@@ -32,6 +32,8 @@ from harness.run.requests import WorkerRequest
 
 DEFAULT_EXECUTE = "harness.judge.run_case:run_case"
 """The "module:function" that turns a Job into a CaseResult."""
+LOOK = "harness.judge.run_case:look"
+"""The "module:function" that says whether a Job can run here, and runs nothing."""
 PREPARE = {DEFAULT_EXECUTE: "harness.judge.run_case:prepare"}
 """The function that executes jobs -> the one that a process calls once, before it forks."""
 DESCRIBE = "harness.cell.plugins:describe_kernels"

@@ -11,6 +11,7 @@ import pytest
 from harness.accuracy.acceptance import Drafts, acceptance_in_words, drafts_in, read_drafts
 from harness.accuracy.answer_log import read_run
 from harness.accuracy.baselines import BaselineChange, plan_update, write_baseline
+from harness.accuracy.cache_hits import Hits, hits_in, keep_hits, read_hits
 from harness.accuracy.script_check import Judged
 from harness.core.cause_codes import Code
 from harness.core.errors import InputError
@@ -32,6 +33,16 @@ def test_the_counters_of_all_engines_of_vllm_are_added(approved: Approved) -> No
     assert drafts_in(text) == Drafts(200, 74)
     assert drafts_in("vllm:num_requests_running 1.0\nsglang:spec_accept_length 2.5\n") is None
     approved(acceptance_in_words([Drafts(200, 74), Drafts(0, 0)]))
+
+
+def test_hits_are_counted_from_the_metrics_of_both_engines(tmp_path: Path) -> None:
+    vllm = "vllm:prefix_cache_queries_total{} 100.0\nvllm:prefix_cache_hits_total 40\n"
+    sglang = 'sglang:prompt_tokens_total{a="b"} 8e1\nsglang:cached_tokens_total{a="b"} 20.0\n'
+    assert (hits_in(vllm), hits_in(sglang)) == (Hits(100, 40), Hits(80, 20))
+    assert hits_in("vllm:prefix_cache_hits_total 40\n") is None
+    keep_hits(tmp_path, 1, Hits(100, 40).since(Hits(50, 10)))
+    keep_hits(tmp_path, 2, Hits(10, 0).since(Hits(100, 40)))
+    assert read_hits(tmp_path) == {1: Hits(50, 30)}, "a restarted server's counts say nothing"
 
 
 def test_places_of_refused_drafts_are_kept_by_epoch(tmp_path: Path) -> None:
@@ -76,6 +87,7 @@ def test_an_epoch_that_refuses_drafts_fails_though_all_answers_are_right(
         1.0,
         1.0,
     ]
+    assert read_hits(run) == {1: Hits(80, 30), 2: Hits(80, 60)}
     found = [finding for finding in result.findings if finding.oracle == "acceptance"]
     assert [(finding.where, finding.cause) for finding in found] == [("epoch 2", Code.DROP)]
     assert result.looked_at["acceptance"] == 400

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch_poison.patterns import Poison
 
+import harness
 from harness.cell.client import load_in_cell, unload
 from harness.core.cases import CellOf
 from harness.core.catalog import SITES
@@ -17,9 +18,11 @@ from harness.core.cause_codes import Code
 from harness.core.errors import BrokenPlugin, InputError, KernelError, Refused
 from harness.core.kernels import KernelSpec
 from harness.kernels.call import BoundKernel
+from harness.kernels.conduct import noting_conduct
 from harness.kernels.outputs import BadOutput
 from harness.run.cell_server import CellServer
 from tests.transcripts import Approved
+from tests.waiting import wait_until
 
 HEAD = """
 import os, sys, torch
@@ -34,6 +37,14 @@ RIGHT = """
     live = x if num_live is None else x[:num_live]
     scale = (live.float().abs().amax() / 448).clamp_min(1e-12)
     return (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale.reshape(1)
+"""
+READS = """
+import contextlib, pathlib
+JUDGE = {path!r}
+
+def reads(path):
+    with contextlib.suppress(OSError):
+        pathlib.Path(path).read_text()
 """
 NAN = Poison("nan", frozenset(SITES.names()))
 
@@ -94,8 +105,9 @@ def test_an_input_that_it_writes_is_written_here_too(load: Loader) -> None:
 
 def test_it_finds_no_judge_in_its_process(load: Loader, approved: Approved) -> None:
     body = "\n    from harness.evidence import compare" + RIGHT
-    with approved.raises(BrokenPlugin):
+    with approved.raises(KernelError) as raised:
         call(load(body))
+    assert raised.value.cause == Code.CHEATS
 
 
 def test_the_harness_has_no_other_name_in_its_process(load: Loader) -> None:
@@ -178,9 +190,10 @@ def test_a_buffer_that_is_returned_again_holds_poison_before_the_next_call(load:
     )
     spec = load(body, head)
     first, _ = call(spec)
-    again, _ = call(spec)
+    with noting_conduct() as conduct:
+        again, _ = call(spec)
     assert bool((first == 1).all()) and bool(again.isnan().all())
-    assert spec.impl.cell.stale  # type: ignore[union-attr]
+    assert [(one.is_proof, bool(one.site)) for one in conduct] == [(False, True)]
 
 
 def test_inputs_lie_at_other_addresses_in_the_next_call(load: Loader) -> None:
@@ -190,6 +203,69 @@ def test_inputs_lie_at_other_addresses_in_the_next_call(load: Loader) -> None:
     spec = load(body)
     for _ in range(3):
         BoundKernel(spec, None)(torch.ones(4, 32, dtype=torch.bfloat16), num_live=None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import gc; gc.get_objects()",
+        "sys._getframe(1)",
+        "torch.equal = lambda *args: True",
+        "import time; time.perf_counter = lambda: 0.0",
+        "open('/proc/self/mem', 'rb').close()",
+        "reads(JUDGE)",
+        "import ctypes; ctypes.CDLL(None).ptrace",
+        "os.path.exists(os.__file__) and os.kill(os.getppid(), 0)",
+    ],
+)
+def test_what_no_honest_kernel_does_is_told(load: Loader, line: str) -> None:
+    head = HEAD.replace(
+        "calls = []", READS.format(path=str(Path(harness.__file__).parent / "api.py"))
+    )
+    spec = load(f"\n    {line}" + RIGHT, head)
+    with noting_conduct() as conduct:
+        call(spec)
+    assert [one.is_proof for one in conduct] == [True]
+
+
+def test_a_kernel_that_does_its_work_has_nothing_told(load: Loader) -> None:
+    lines = "\n    import logging, collections, tempfile, threading, time\n    time.perf_counter()"
+    more = (
+        "\n    logging.warning('hello'); collections.namedtuple('T', 'a b'); tempfile.mkdtemp()"
+        "\n    import traceback, inspect; traceback.format_stack(); inspect.stack()"
+        "\n    torch.save(x, 'kept.pt'); torch.load('kept.pt'); torch.manual_seed(0)"
+    )
+    spec = load(lines + more + RIGHT)
+    with noting_conduct() as conduct:
+        call(spec)
+        call(spec)
+    assert not [one for one in conduct if one.is_proof]
+
+
+def test_an_output_that_a_thread_writes_later_is_told(load: Loader) -> None:
+    lines = (
+        "import threading",
+        "out = torch.zeros(4, 32)",
+        "threading.Thread(target=lambda: (time.sleep(0.1), out.fill_(1))).start()",
+        "return out, torch.ones(1)",
+    )
+    head = HEAD.replace("import os, sys, torch", "import os, sys, time, torch")
+    spec = load("\n    " + "\n    ".join(lines) + "\n", head)
+    with noting_conduct() as conduct:
+        # A call waits a second for the thread, and the next one looks again.
+        wait_until(lambda: call(spec) and conduct, "the write was seen")
+    assert conduct[0].is_proof
+
+
+def test_a_tensor_that_answers_for_itself_cheats(load: Loader) -> None:
+    body = (
+        "\n    class T(torch.Tensor):"
+        "\n        def __eq__(self, other): return True"
+        "\n    return x.as_subclass(T), x\n"
+    )
+    with pytest.raises(BadOutput) as raised:
+        call(load(body))
+    assert raised.value.cause == Code.CHEATS
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from unittest import mock
 from harness.accuracy.acceptance import Drafts, keep_drafts
 from harness.accuracy.answer_log import FILE_NAME, AnswerLog, QuestionResult, RunHeader, read_run
 from harness.accuracy.baselines import plan_update, write_baseline
+from harness.accuracy.cache_hits import HITS_FILE, Hits, keep_hits
 from harness.accuracy.epochs import REPEATS_FILE
 from harness.cli.main import exit_code_of
 from harness.core.model_params import ModelParams
@@ -145,6 +146,7 @@ FILES = {
         "results.jsonl",
         FILE_NAME,
         "acceptance.json",
+        HITS_FILE,
         REPEATS_FILE,
         "baseline/stored.yaml",
     ),
@@ -152,6 +154,7 @@ FILES = {
         "run.json",
         FILE_NAME,
         "acceptance.json",
+        HITS_FILE,
         REPEATS_FILE,
         "baseline/stored.yaml",
     ),
@@ -261,6 +264,7 @@ def _epochs(root: Path, *, is_whole: bool) -> None:
                     )
                 )
             keep_drafts(folder, epoch, Drafts(100, 90))
+            keep_hits(folder, epoch, Hits(100, 60))
         (folder / REPEATS_FILE).write_text("[]")
 
     with tempfile.TemporaryDirectory() as scratch:

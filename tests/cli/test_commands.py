@@ -228,6 +228,18 @@ def test_doctor_says_what_runs_here_and_why_not(cli: Cli, monkeypatch: pytest.Mo
     assert {"kernel", "cpu", "cuda"} == set(found["kernels"][0])
 
 
+def test_doctor_counts_what_one_thing_more_would_let_it_judge(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    plan = json.loads(cli("doctor", "--json")[1])["plan"]
+    assert 0 < plan["can_run"] <= plan["cases"]
+    skipped = plan["cases"] - plan["can_run"]
+    assert 0 < sum(gain["cases"] for gain in plan["gains"]) <= skipped
+    alone = [gain["cases"] for gain in plan["gains"] if len(gain["things"]) == 1]
+    assert alone == sorted(alone, reverse=True)
+
+
 def test_schema_is_a_json_schema_of_scenarios(cli: Cli) -> None:
     code, out, _ = cli("schema")
     schema = json.loads(out)

@@ -27,6 +27,9 @@ from harness.diagnose.script.code import (
 )
 from harness.diagnose.script.export import check
 from harness.diagnose.script.recipes import RECIPES
+from harness.diagnose.script.render import why_not
+from harness.diagnose.shrink import fields_of
+from harness.ops.mla_decode.params import MlaDecodeParams
 from harness.scenario.expand import fault_cases
 from tests.transcripts import Approved, lines_with
 from tests.waiting import HANG_SECONDS, wait_until, wait_until_gone
@@ -67,6 +70,18 @@ def test_a_bug_without_a_script_is_refused_with_those_that_have_one(approved: Ap
         assert all(word in str(error.value) for word in named) and "\n" not in str(error.value)
     with approved.raises(InputError):
         script_of("vllm.router-int64-ids", tried["vllm.router-int64-ids"])
+
+
+def test_a_case_of_another_layout_is_made_plain_first_and_refused_only_if_that_fails(
+    approved: Approved,
+) -> None:
+    params = MlaDecodeParams(kernel="tiled", layout="block_major")
+    case = Case(id="c", scenario="s", system="kernel", op="mla_decode", params=params)
+    assert why_not(case, None) is None, "a refusal here would come before the case is made smaller"
+    fields = [field for field in fields_of(case) if field in type(params).model_fields]
+    assert fields[0] == "layout"
+    with approved.raises(InputError):
+        script_of(None, case)
 
 
 @pytest.mark.parametrize(("fault", "case"), executed)

@@ -43,6 +43,15 @@ def test_a_row_that_follows_is_right_and_a_dead_one_is_not_judged() -> None:
     assert not judgement.findings and judgement.looked_at == 1
 
 
+def test_a_row_of_nan_says_nothing_about_what_the_kernel_reads() -> None:
+    nan = torch.full((3, 4), float("nan"))
+    before = torch.ones(3, 4).double()
+    live = torch.ones(3, dtype=torch.bool)
+    one = Influence("q[0]", "out", nan, nan, before, MOVED, live, "request")
+    judgement = ORACLES.get("insensitive").judge(Evidence(None, [Run("nan", [one])]))  # type: ignore[arg-type]
+    assert not judgement.findings and judgement.looked_at == 2
+
+
 def test_a_change_within_rounding_asks_nothing() -> None:
     judgement = judged(torch.ones(3, 4), torch.full((3, 4), 1.001).double())
     assert judgement.looked_at == 0 and not judgement.findings

@@ -13,7 +13,7 @@ from torch_poison.patterns import Poison
 
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.catalog import FAULTS, KERNELS
-from harness.core.cause_codes import Code
+from harness.core.cause_codes import Code, WhyNot
 from harness.core.errors import CaptureError, IllegalAddress, KernelError, NoRoomError
 from harness.core.extras import PACKAGES
 from harness.core.faults import FaultSpec
@@ -23,7 +23,7 @@ from harness.core.seams import seam
 from harness.evidence.observed import Observed
 from harness.evidence.records import Run
 from harness.judge import verdict as verdict_of
-from harness.judge.run_case import run_case
+from harness.judge.run_case import look, run_case
 from harness.judge.target import Target
 from harness.kernels.call import note_launch
 
@@ -101,6 +101,21 @@ def test_a_right_answer_passes_and_every_oracle_says_how_much_it_saw(stub):
     }
     assert (result.key, result.id, result.scenario) == ("k", "decode[kv=fp32]", "decode")
     assert result.seconds > 0
+
+
+def test_a_look_says_whether_a_case_can_run_and_runs_nothing(stub, monkeypatch):
+    assert look(job()).verdict is Verdict.NOT_RUN and stub.seen == []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    skipped = look(job(device="cuda"))
+    assert (skipped.verdict, skipped.lacks) == (Verdict.SKIP, {"a CUDA GPU": ""})
+
+
+def test_a_case_says_all_that_it_lacks_here(stub, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    missing = WhyNot("x is not installed", Code.NOT_INSTALLED, "x", "pip install x")
+    monkeypatch.setattr(KernelSpec, "why_not", lambda self, device: missing)
+    assert run_case(job()).lacks == {"x": "pip install x"}
+    assert run_case(job(device="cuda")).lacks == {"a CUDA GPU": "", "x": "pip install x"}
 
 
 def raising(error: Exception) -> Any:

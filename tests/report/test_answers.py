@@ -10,6 +10,7 @@ import pytest
 
 from harness.accuracy.acceptance import Drafts, keep_drafts
 from harness.accuracy.answer_log import FILE_NAME
+from harness.accuracy.cache_hits import Hits, keep_hits
 from harness.report import answers as report_answers
 from harness.report import page, plot
 from harness.report.answers import (
@@ -102,7 +103,9 @@ def test_the_page_draws_the_curve_with_the_least_accuracy_and_the_drop(tmp_path:
     store = answered(tmp_path, [["yes"] * 40, ["yes"] * 20 + ["no"] * 20], least=0.75)
     keep_drafts(store.path, 1, Drafts(100, 90))
     keep_drafts(store.path, 2, Drafts(100, 40))
+    keep_hits(store.path, 1, Hits(100, 70))
     text = page.render(RunView(store))
+    assert "70 of 100 prompt tokens were in the prefix cache" in text
     assert 'class="dot marked"' in text and 'class="least"' in text
     assert "epoch 2: 0.5000" in text
     assert "40 of 100 drafted tokens accepted" in text

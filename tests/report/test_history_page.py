@@ -61,7 +61,7 @@ def test_the_newest_run_is_the_headline_and_faults_are_counted_apart(tmp_path: P
 def test_one_scenario_counts_its_own_cases(tmp_path: Path) -> None:
     runs = [run_of(0, 0.9, bad=2), run_of(1, 0.9, bad=2)]
     text = render(trends_over(runs, "kv-cache-full"), tmp_path, "kv-cache-full")
-    assert "all 1 case that could be judged pass" in text
+    assert "the one case that could be judged passes" in text
 
 
 def test_without_the_package_of_the_search_the_page_says_what_is_missing(
@@ -113,3 +113,13 @@ def _summary(run_id: str) -> dict[str, object]:
         "faults": [],
         "accuracy": [],
     }
+
+
+def test_pages_of_comparisons_and_releases_beside_it_are_linked(tmp_path: Path) -> None:
+    runs = trends_over([run_of(0, 0.9)])
+    assert "compare.html" not in render(runs, tmp_path)
+    for name in ("compare.html", "bisect-vllm-host.html", "notes.html"):
+        (tmp_path / name).write_text("x")
+    text = render(runs, tmp_path)
+    assert 'href="compare.html"' in text and 'href="bisect-vllm-host.html"' in text
+    assert "notes.html" not in text

@@ -12,11 +12,14 @@ import pytest
 from harness.core.cases import Case, Job, PoisonPlan
 from harness.core.findings import Finding
 from harness.core.records import CaseResult, Verdict
-from harness.report import page
+from harness.report import bisect_page, compare_page, page
 from harness.report.case_view import facts
 from harness.report.run_view import RunView
+from harness.store.history.compare import compare
+from harness.store.history.entry import entry_of
 from harness.store.run_folder import RunStore
 from harness.store.source import Source
+from tests.report.test_bisect_page import VERSIONS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -67,12 +70,18 @@ GREEN = dict.fromkeys(FAILING, Verdict.PASS)
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A failing and a green run."""
+    """A failing and a green run, two runs compared, and two versions."""
     root = tmp_path_factory.mktemp("runs")
     failing, green = run_of(root, FAILING, plugins=["/k/mine.py"]), run_of(root, GREEN)
     texts = {
         "failing": page.render(RunView(failing)),
         "green": page.render(RunView(green)),
+        "compared": compare_page.render(
+            [compare(entry_of(green), entry_of(failing))],
+            {str(run.path): RunView(run) for run in (failing, green)},
+            failing.path,
+        ),
+        "versions": bisect_page.render(VERSIONS),
     }
     paths = {name: failing.path / f"{name}.html" for name in texts}
     for name, text in texts.items():
@@ -85,57 +94,6 @@ def tab(browser: Browser) -> Iterator[Page]:
     context = browser.new_context(viewport={"width": 400, "height": 800})
     yield context.new_page()
     context.close()
-
-
-def test_the_head_says_what_was_judged(tmp_path: Path) -> None:
-    head = dict(page.judged(RunView(run_of(tmp_path, FAILING, plugins=["/k/mine.py"]))))
-    assert head == {
-        "kernel": "mla_decode/tiled",
-        "plug-in": "/k/mine.py",
-        "device": "a CPU",
-        "versions": "torch 2.13.0, vllm 0.33.0",
-        "commit": "abcdef0 on topic",
-        "command": "mla-harness run --plugin mine.py",
-        "skipped": "1 of 3 cases: 1 because no GPU here",
-    }
-
-
-def test_the_head_says_why_cases_were_skipped() -> None:
-    reasons = ["no `window`"] * 3 + ["no GPU", "no GPU", "no vLLM", "no SGLang"]
-    passed = CaseResult(key="a", id="a", scenario="a", verdict=Verdict.PASS)
-    results = [
-        passed.model_copy(update={"verdict": Verdict.SKIP, "reason": reason}) for reason in reasons
-    ]
-    said = (
-        "7 of 8 cases: 3 because no `window`; 2 because no GPU; 1 because no vLLM; 1 other reason"
-    )
-    assert page.skipped_line([passed, *results]) == said
-    assert page.skipped_line([passed]) == ""
-
-
-def test_the_head_names_the_gpu_and_counts_many_kernels(tmp_path: Path) -> None:
-    cases = [
-        Case(id=f"d[n={n}]", scenario="d", system="kernel", op=op, params={})
-        for n, op in enumerate(
-            (
-                "mla_decode",
-                "write_kv",
-                "context_attention",
-                "merge_attn_states",
-                "quantize_fp8",
-                "route_experts",
-            )
-        )
-    ] + [
-        Case(
-            id="d[n=7]", scenario="d", system="kernel", op="mla_decode", params={"kernel": "triton"}
-        )
-    ]
-    jobs = [Job(key=case.id, case=case, device="cuda") for case in cases]
-    store = RunStore.create(tmp_path, jobs, command="x")
-    store.note_environment({"gpus": [{"name": "H100", "capability": "9.0"}], "cpu": "a CPU"})
-    head = dict(page.judged(RunView(store)))
-    assert head["device"] == "H100" and head["kernel"] == "7 kernels"
 
 
 def test_a_green_page_opens_with_the_scenarios_and_a_red_one_with_the_cause(
@@ -172,7 +130,7 @@ def test_menu_and_tables_of_a_phone_show_all_without_scrolling_sideways(
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1280])
-@pytest.mark.parametrize("name", ["failing", "green"])
+@pytest.mark.parametrize("name", ["failing", "green", "compared", "versions"])
 def test_each_page_fits_and_axe_finds_nothing(
     browser: Browser, pages: dict[str, Path], name: str, width: int, scheme: str
 ) -> None:

@@ -3,7 +3,7 @@
 `python drafting_server.py SHARES`, a JSON list.
 
 Its metrics are vLLM's: each answer drafts 100 tokens, and the share of its epoch of two answers is
-accepted. Its first line is its port.
+accepted. The prefix cache has hits from the second answer on. Its first line is its port.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from replies import Handler, serve  # type: ignore[import-not-found]
 SHARES: list[float] = json.loads(sys.argv[1])
 LOCK = threading.Lock()
 counts = {"answers": 0, "draft": 0, "accepted": 0}
+HITS = ("prefix_cache_queries", "prefix_cache_hits")
 
 
 class Drafting(Handler):
@@ -28,6 +29,12 @@ class Drafting(Handler):
         lines = [
             f'vllm:spec_decode_num_{kind}_tokens_total{{engine="0"}} {counts[kind]}.0'
             for kind in kinds
+        ]
+        # Each prompt has 40 tokens. All prompts but the first find 30 of them in the cache.
+        tokens = (40 * counts["answers"], 30 * max(counts["answers"] - 1, 0))
+        lines += [
+            f'vllm:{name}_total{{engine="0"}} {number}.0'
+            for name, number in zip(HITS, tokens, strict=True)
         ]
         text = "\n".join([*lines, ""]).encode()
         self.send_response(200)

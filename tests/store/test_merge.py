@@ -9,7 +9,8 @@ import pytest
 from harness.core.cases import Case, Job
 from harness.core.errors import InputError
 from harness.core.records import Blame, CaseResult, Verdict
-from harness.report.page import judged, render
+from harness.report.meaning import meaning
+from harness.report.page import render
 from harness.report.run_view import RunView
 from harness.store.merge import merge
 from harness.store.run_folder import RunStore, ShardNote
@@ -67,7 +68,8 @@ def test_the_gpus_of_all_machines_are_one_list_and_the_report_names_them(tmp_pat
         one.note_environment({"gpus": [{"name": "NVIDIA H100", "uuid": uuid} for uuid in uuids]})
     merged = merge(shards, tmp_path, command="x")
     assert [gpu["uuid"] for gpu in merged.plan.environment["gpus"]] == ["a", "b", "c"]
-    assert dict(judged(RunView(merged)))["device"] == "CPU"
+    (place,) = (line.sentence for line in meaning(RunView(merged)) if line.name == "on")
+    assert place.startswith("CPU")
 
 
 def test_machines_with_other_engines_and_variables_are_one_report(

@@ -1,5 +1,5 @@
 """`python -m trust.cheats [--device cuda] [NAME]...`: judge each kernel that cheats, and print the
-table.
+table of docs/data/cheats.md.
 
 Exit code 1 if a cheat passes, or a legal kernel does not.
 """
@@ -8,70 +8,77 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-KERNELS = Path(__file__).parent / "kernels.py"
+from harness.core.errors import InputError
+from harness.loop import Judge
+
+FOLDER = Path(__file__).parent
+FILES = ("kernels.py", "processes.py", "at_import.py")
+SECONDS = 60.0
+"""The limit of a verdict: the plain calls come first."""
 
 
-def cheats() -> dict[str, str]:
-    """The name of each kernel of the file, and the first line of its docstring."""
-    tree = ast.parse(KERNELS.read_text(encoding="utf-8"))
-    return {
-        one.name: (ast.get_docstring(one) or "").partition("\n")[0]
-        for one in tree.body
-        if isinstance(one, ast.FunctionDef) and one.decorator_list
-    }
+def cheats() -> dict[str, tuple[Path, str]]:
+    """The name of each kernel, its file, and the first line of its docstring."""
+    found = {}
+    for file in map(FOLDER.joinpath, FILES):
+        for one in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(one, ast.FunctionDef):
+                found[one.name] = file, (ast.get_docstring(one) or "").partition("\n")[0]
+    return found
 
 
 def legal() -> tuple[str, ...]:
-    """The kernels of the file that break no promise."""
-    tree = ast.parse(KERNELS.read_text(encoding="utf-8"))
-    for one in tree.body:
-        if isinstance(one, ast.Assign) and getattr(one.targets[0], "id", "") == "LEGAL":
-            return tuple(ast.literal_eval(one.value))
-    raise AssertionError("kernels.py has no LEGAL")
+    """The kernels that break no promise."""
+    found: list[str] = []
+    for file in map(FOLDER.joinpath, FILES):
+        for one in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(one, ast.Assign) and getattr(one.targets[0], "id", "") == "LEGAL":
+                found += ast.literal_eval(one.value)
+    return tuple(found)
 
 
-def judged(name: str, folder: str, *more: str) -> tuple[int, list[str], float]:
-    """The exit code, `oracle: cause` of each failing case's first finding, and the seconds."""
-    started = time.monotonic()
-    words = ("judge", f"{KERNELS}:{name}", "--seed", "7", "--out", folder, *more)
-    done = subprocess.run(
-        [sys.executable, "-m", "harness.cli.main", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    seconds = time.monotonic() - started
-    runs = sorted(Path(folder).iterdir(), key=lambda path: path.stat().st_mtime)
-    results = runs[-1] / "results.jsonl"
-    found: dict[str, None] = {}
-    for line in results.read_text(encoding="utf-8").splitlines():
-        for finding in json.loads(line)["findings"][:1]:
-            found[f"{finding['oracle']}: {finding['cause']}"] = None
-    return done.returncode, list(found), seconds
+def judged(judge: Judge, name: str) -> tuple[str, str]:
+    """The verdict of a kernel, and its evidence: the sentence of a finding that is one of a cheat,
+    else oracle and cause of each finding.
+    """
+    file, _ = cheats()[name]
+    try:
+        found = judge.judge(f"{file}:{name}", "mla_decode", seconds=SECONDS)
+    except InputError as error:
+        return "refused", str(error)
+    if found.is_right:
+        return "legal" if name in legal() else "PASS", ""
+    evidence = [one.message for one in found.causes if one.cause == "cheats"]
+    if evidence:
+        return "**cheats**", in_short(evidence[0])
+    return "red", ", ".join(f"{one.oracle}: {one.cause}" for one in found.causes)
+
+
+def in_short(sentence: str) -> str:
+    """The evidence without the name of the kernel, the rows and the pattern."""
+    text = sentence.partition(" (pattern")[0].replace("|", "/")
+    words = text.split(" ")
+    return " ".join(words[1:] if words and "/" in words[0] else words)
 
 
 def main(names: list[str], device: str) -> int:
     """Print a row for each kernel. Returns the exit code."""
     wrong = 0
     known = cheats()
-    with tempfile.TemporaryDirectory() as folder:
-        print("| kernel | what it does | verdict | by | seconds |\n| --- | --- | --- | --- | --- |")
+    print("| kernel | what it does | verdict | evidence | seconds |")
+    print("| --- | --- | --- | --- | --- |")
+    with Judge(device=device, seed=7) as judge:
         for name in names or known:
-            code, found, seconds = judged(name, folder, "--device", device)
-            is_legal = name in legal()
-            wrong += code != (0 if is_legal else 1)
-            verdict = {0: "pass (legal)" if is_legal else "PASS", 1: "red"}.get(
-                code, f"exit {code}"
-            )
-            by = ", ".join(found)
-            print(f"| {name} | {known[name]} | {verdict} | {by} | {seconds:.0f} |", flush=True)
+            started = time.monotonic()
+            verdict, evidence = judged(judge, name)
+            seconds = time.monotonic() - started
+            wrong += verdict == "PASS" or (verdict == "legal") != (name in legal())
+            doc = known[name][1]
+            print(f"| `{name}` | {doc} | {verdict} | {evidence} | {seconds:.0f} |", flush=True)
     print(f"{len(names or known)} kernels, {wrong} judged wrongly")
     return 1 if wrong else 0
 

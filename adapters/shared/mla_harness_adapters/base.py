@@ -66,7 +66,7 @@ def why_not_installed(engine: EngineSpec) -> WhyNot | None:
     if installed_version(engine) is not None:
         return None
     how = f"pip install {engine.install or engine.distribution}"
-    return WhyNot(f"{engine.title} is not installed ({how})", Code.NOT_INSTALLED)
+    return WhyNot(f"{engine.title} is not installed ({how})", Code.NOT_INSTALLED, engine.title, how)
 
 
 def why_no_kernels(
@@ -82,7 +82,7 @@ def why_no_kernels(
     if reason := why_not_installed(engine):
         return reason
     if not torch.cuda.is_available():
-        return WhyNot("no CUDA device on this machine", Code.NO_DEVICE)
+        return WhyNot.no_gpu()
     return None if majors is None else why_not_built(majors, words)
 
 
@@ -107,5 +107,7 @@ def why_not_built(majors: Container[int], words: str) -> WhyNot | None:
     return (
         None
         if major in majors
-        else WhyNot(f"built for {words}; this GPU is {major}.{minor}", Code.NO_DEVICE)
+        else WhyNot(
+            f"built for {words}; this GPU is {major}.{minor}", Code.NO_DEVICE, f"a GPU of {words}"
+        )
     )

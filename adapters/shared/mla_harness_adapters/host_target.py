@@ -108,10 +108,12 @@ class HostTarget(Target):
         version = base.installed_version(host.engine)
         if version is None:
             how = f"{host.extra} && {host.install}"
-            return WhyNot(f"{host.engine.title} is not installed ({how})", Code.NOT_INSTALLED)
+            why = f"{host.engine.title} is not installed ({how})"
+            return WhyNot(why, Code.NOT_INSTALLED, f"{host.engine.title}'s Python", how)
         missing = [name for name in host.needed if find_spec(name) is None]
         if missing:
-            return WhyNot(host.lacks(", ".join(missing)), Code.NOT_INSTALLED)
+            names = ", ".join(missing)
+            return WhyNot(host.lacks(names), Code.NOT_INSTALLED, names, host.extra)
         return host.patches.why_not(fault, version)
 
     def run(self, poison: Poison) -> Run:

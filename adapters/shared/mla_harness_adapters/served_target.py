@@ -112,10 +112,11 @@ class ServedTarget(Target):
         """Why this machine has not the devices that the case is served on; None if it has."""
         if not torch.cuda.is_available():
             why = f"{cls.engine.title} serves on CUDA, and there is no CUDA device on this machine"
-            return WhyNot(why, Code.NO_DEVICE)
+            return WhyNot.no_gpu(why)
         if (seen := torch.cuda.device_count()) < case.params.num_gpus > 1:
+            needed = f"{case.params.num_gpus} GPUs"
             return WhyNot(
-                f"needs {case.params.num_gpus} GPUs; this machine shows {seen}", Code.NO_DEVICE
+                f"needs {needed}; this machine shows {seen}", Code.NO_DEVICE, lacks=needed
             )
         return None
 
@@ -125,7 +126,7 @@ class ServedTarget(Target):
         backend = str(case.values()["backend"])
         built = cls.built_for.get(backend)
         if built and (reason := base.why_not_built(built.majors, built.words)):
-            return WhyNot(f"{backend} is {reason}", Code.NO_DEVICE)
+            return WhyNot(f"{backend} is {reason}", Code.NO_DEVICE, lacks=reason.lacks)
         return NotServed.why_not(cls.not_served, cls.engine.title, version, case.params)
 
     @abstractmethod

@@ -82,6 +82,11 @@ def render(export: Export) -> str:
     """
     if reason := why_not(export.case, export.fault):
         raise InputError(f"{export.case.id}: {reason}")
+    # Shrinking gives a case the plain layout, so this is no reason to refuse it before.
+    if export.case.params.cache_layout != "contiguous":
+        raise InputError(
+            f"{export.case.id}: the cache of a script is contiguous; allow more --shrink-seconds"
+        )
     if path := export.case.kind.plain_script:
         return "\n".join(_header(export)) + "\n" + str(attribute_at(path)(export.case, MARKER))
     recipe = RECIPES.get(export.fault or "")
@@ -124,8 +129,6 @@ def why_not(case: Case, fault: str | None) -> WhyNot | None:
         )
     if case.op and case.op not in OP_SCENES:
         return WhyNot(f"there are no scripts for op {case.op}; {_instead(case, fault)}")
-    if case.params.cache_layout != "contiguous":
-        return WhyNot(f"the cache of a script is contiguous; {_instead(case, fault)}")
     if not case.op and fault is None:
         return WhyNot(
             "the whole engine does not fit into a script; export a kernel case, or name a known bug"

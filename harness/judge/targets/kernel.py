@@ -94,8 +94,9 @@ class KernelTarget(Target):
             torch.cuda.empty_cache()
         call = None
         outputs = None
+        earlier = None
         try:
-            self._call_with_other_values(poison)
+            earlier = self._call_with_other_values(poison)
             call = self.new_call(poison, self.case.seed)
             is_graph = self.params.has_graph
             # A graph plans in each replay. Here it is enough that there is a plan.
@@ -143,7 +144,32 @@ class KernelTarget(Target):
             run.refusal = error
         if call is not None and outputs is not None:
             show_call(call, run, outputs)
+            self._show_retrial(run, poison, call, outputs, earlier)
         return run
+
+    def _show_retrial(
+        self,
+        run: Run,
+        poison: Poison,
+        call: KernelCall,
+        outputs: tuple[torch.Tensor, ...],
+        earlier: Any,
+    ) -> None:
+        """Add the further calls that oracle `honest` may ask of a kernel in a cell, for its
+        `outputs` [...] of the op's shapes and dtypes.
+        """
+        if not self.spec.is_plugin or run.pattern != self.case.poison.patterns[0]:
+            return
+        # A case of a kernel that is trusted needs no code of cells.
+        from harness.cell.client import cell_of
+        from harness.judge.targets.retrials import retrial
+
+        cell = cell_of(self.spec)
+        if cell is not None:
+            make = functools.partial(self.new_call, poison, self.case.seed)
+            run.evidence.append(
+                retrial(self.spec, cell, poison, call, outputs, make, earlier, self.device)
+            )
 
     def _run_behind_slow_predecessor(self, run: Run, call: KernelCall) -> None:
         """Launch the call while a kernel before it still writes an input, or reads an output."""
@@ -192,12 +218,13 @@ class KernelTarget(Target):
         call.changed = "".join(setting.changed)
         return call
 
-    def _call_with_other_values(self, poison: Poison, number: int = 0) -> None:
-        """Call the kernel with values drawn for this `number`, and drop its outputs.
+    def _call_with_other_values(self, poison: Poison, number: int = 0) -> Any:
+        """Call the kernel with values drawn for this `number`. Returns its outputs.
 
-        Large pools have no twin.
+        Large pools have no twin: None.
         """
-        if self.params.cache_layout != "large":
-            # Other values, and the same ones whenever the case runs again.
-            call = self.new_call(poison, self.case.seed ^ (number + 1))
-            invoke(self.spec, poison, call.args, call.keywords(is_captured=False))
+        if self.params.cache_layout == "large":
+            return None
+        # Other values, and the same ones whenever the case runs again.
+        call = self.new_call(poison, self.case.seed ^ (number + 1))
+        return invoke(self.spec, poison, call.args, call.keywords(is_captured=False))

@@ -19,7 +19,7 @@ INSTALL = (
 def why_no_cpu_build() -> WhyNot | None:
     """Why vLLM cannot serve on this machine's CPU; None if it can. Imports nothing."""
     if installed_version(ENGINE) is None:
-        return WhyNot(f"vLLM's CPU build is not installed ({INSTALL})", Code.NOT_INSTALLED)
+        return _why_missing(f"vLLM's CPU build is not installed ({INSTALL})")
     try:
         version(DISTRIBUTION)
     except PackageNotFoundError:
@@ -30,7 +30,8 @@ def why_no_cpu_build() -> WhyNot | None:
     found = str(ENGINE.version())
     if "+cpu" in found:
         return None
-    return WhyNot(
-        f"vLLM {found} is no CPU build; use an environment of its own ({INSTALL})",
-        Code.NOT_INSTALLED,
-    )
+    return _why_missing(f"vLLM {found} is no CPU build; use an environment of its own ({INSTALL})")
+
+
+def _why_missing(sentence: str) -> WhyNot:
+    return WhyNot(sentence, Code.NOT_INSTALLED, "vLLM's CPU build", INSTALL)

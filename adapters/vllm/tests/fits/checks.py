@@ -51,6 +51,10 @@ NAMED_IN = {
 REGISTER = "mla_harness_vllm.serve.routing:register"
 ORIGINS = ("vllm", "flashinfer")
 """The engines of the kernels that are checked: vLLM, and FlashInfer beside it."""
+OF_ENGINES = [spec for spec in KERNELS if spec.origin in ORIGINS and spec.devices != ("cpu",)]
+"""Their kernels. Those of vLLM's CPU build are C++ ops that no text of a release declares; they are
+run on the build itself.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ def fits(release: Release) -> list[Fit]:
     found += [_relied(release, part) for part in dict.fromkeys(one.part for one in RELIED)]
     found += [_called(release, "routing simulator", calls_of(REGISTER))]
     found += [_options(release), _environment(release), _checkpoints(release), _plug_in(release)]
-    found += [_kernel(release, spec) for spec in KERNELS if spec.origin in ORIGINS]
+    found += [_kernel(release, spec) for spec in OF_ENGINES]
     return found + [_fault(release, fault) for fault in PATCHES]
 
 

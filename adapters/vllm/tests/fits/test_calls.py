@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 
 from adapters.vllm.tests.fits.calls import calls_of
-from adapters.vllm.tests.fits.checks import ORIGINS
-from harness.core.catalog import KERNELS
+from adapters.vllm.tests.fits.checks import OF_ENGINES
 
-OF_ENGINES = [spec for spec in KERNELS if spec.origin in ORIGINS]
 ADAPTER = """
 import importlib
 
