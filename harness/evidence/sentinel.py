@@ -88,7 +88,7 @@ def _judged(observed: Observed, over_zeros: Observed | None) -> torch.Tensor:
 
     That is an integer that equals the right answer, which may be -1, and one that is the same
     `over_zeros`: the kernel wrote it, and whether it is right is for `reference` to judge. Without
-    a run over zeros nobody knows who wrote a -1, so `reference` judges it too, if there is one.
+    a run over zeros a -1 may be the kernel's own, so `reference` judges it too, if there is one.
     """
     tensor = observed.tensor
     judged = observed.live.reshape(-1, *(1,) * (tensor.ndim - 1)).expand(tensor.shape)

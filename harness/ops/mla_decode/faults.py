@@ -43,7 +43,8 @@ def lse_over_the_first_tile(lse: Tensor) -> Tensor:
     not advance (ikawrakow/ik_llama.cpp#1521).
     """
     found = lse.clone()
-    for tile in lse.split(8, dim=1):
+    for start in range(0, lse.shape[1], 8):
+        tile = lse[:, start : start + 8]
         found[:, : tile.shape[1]] = tile
     return found
 

@@ -41,7 +41,7 @@ class MlaDecodeParams(KernelParams):
     num_heads: Count = 16
     kv_lora_rank: Count = 512
     qk_rope_head_dim: Count = 64
-    page_size: Literal[16, 32, 64, 128] = Field(default=PAGE_SIZE, description="slots of a page")
+    page_size: Literal[16, 32, 64, 128] = Field(default=64, description="slots of a page")
     num_spare_blocks: int = Field(default=4, ge=1, description="pages that belong to no request")
     table_pad: Annotated[int, Field(ge=0, le=64)] = 3
     table_entries: Literal["filled", "zero", "out_of_range"] = Field(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch_poison.allocations import only_writes
 
-from harness.core.ops import latent_rank
+from harness.core.ops import PAGE_SIZE, latent_rank
 from harness.core.seams import seam
 from harness.kernels.checks import check_range, check_shapes
 from harness.memory.bounds import check_indices
@@ -63,6 +63,9 @@ def mla_decode(
     """
     tables = ("block_table", block_table, "BM"), ("seq_lens", seq_lens, "B")
     check_shapes(("q", q, "BSHD"), ("kv_cache", kv_cache, "NPD"), *tables)
+    if metadata is not None:
+        # A plan counts pages of one size.
+        check_range("page_size beside metadata", kv_cache.shape[1], PAGE_SIZE, PAGE_SIZE)
     call = _Call(q, kv_cache, block_table, seq_lens, scale, kv_scale, window, mask_values)
     num_requests, num_query_tokens, num_heads, head_dim = q.shape
     if prefetch_page:

@@ -33,8 +33,10 @@ def mla_decode_sparse(
     check_shapes(("q", q, "THD"), ("indices", indices, "TK"))
     num_tokens, num_heads, head_dim = q.shape
     rank = latent_rank(head_dim)
-    is_scaled = kv_cache.dtype == torch.float8_e4m3fn and kv_scale is not None
-    cache_scale = kv_scale if is_scaled else 1.0
+    cache_scale: float | Tensor = 1.0
+    # A scale beside a cache of another type scales nothing (sgl-project/sglang#18396).
+    if kv_cache.dtype == torch.float8_e4m3fn and kv_scale is not None:
+        cache_scale = kv_scale
     out = torch.empty(num_tokens, num_heads, rank, dtype=q.dtype, device=q.device)
     lse = torch.empty(num_tokens, num_heads, dtype=torch.float32, device=q.device)
     chosen = indices >= 0
