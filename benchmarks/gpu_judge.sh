@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# On one GPU: the speed of judged kernels beside the Triton decode, FlashMLA and one read of the cache, and the kernels that cheat.
+# On one GPU: the speed of judged kernels beside the kernels that are installed and one read of the cache, and the kernels that cheat.
 # benchmarks/gpu_judge.sh OUT [speed|cheats|loop]...
 # Each part ends after PART_SECONDS at most; logs and runs go to OUT.
 set -u

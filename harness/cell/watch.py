@@ -119,7 +119,7 @@ class Watch:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Watch the code within the block. What it replaced is put back behind it."""
+        """Watch the code within the block. What it replaced is restored behind it."""
         random = torch.get_rng_state()
         self._is_on = True
         try:

@@ -48,7 +48,7 @@ def _statements(path: Path) -> list[ast.stmt]:
 def ask(path: Path, name: str) -> tuple[str, dict[str, Any]]:
     """The function and the words of its decorator, by the user's answers.
 
-    Returns `name` and no words if nobody can answer, or if there is nothing to ask.
+    Returns `name` and no words if no one can answer, or if there is nothing to ask.
     """
     # Its folder has torch, which few commands need.
     from harness.kernels.adapters import styles_of
@@ -57,7 +57,8 @@ def ask(path: Path, name: str) -> tuple[str, dict[str, Any]]:
     if not sys.stdin.isatty() or decorates(path) or not functions:
         return name, {}
     typer.echo(f"{path.name} has no @kernel. Three questions:", err=True)
-    op = _choice("its op", [op.name for op in OPS], "mla_decode")
+    ops = [op.name for op in OPS]
+    op = _choice("its op", ops, max(ops, key=lambda name: len(styles_of(name))))
     styles = [NO_STYLE, *styles_of(op)]
     style = _choice("its call", styles, NO_STYLE) if len(styles) > 1 else NO_STYLE
     name = name or _choice("its function", functions, functions[-1])
@@ -73,7 +74,7 @@ def kernel_name(function: str) -> str:
 
 
 def decorator(words: dict[str, Any]) -> str:
-    """`@kernel(op="mla_decode", name="mine")`."""
+    """`@kernel(op="OP", name="mine")`."""
     given = ", ".join(f'{word}="{value}"' for word, value in words.items())
     return f"@kernel({given})"
 

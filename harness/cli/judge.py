@@ -19,7 +19,7 @@ from harness.cli.run import code_of
 from harness.cli.solutions import plugin_of
 from harness.core.cases import CellOf, Job
 from harness.core.errors import InputError
-from harness.core.ops import OPS
+from harness.core.ops import OPS, ops_with
 from harness.core.params import Record
 from harness.diagnose.run_jobs import MOST_CAUSES
 from harness.report.console import say
@@ -137,7 +137,8 @@ def _say_speed(screen: Console, request: MeasureSpeed) -> None:
             "harness.judge.speed", request, name="judge: the measuring process", environ=ONE_THREAD
         )
     if not answer["rows"]:
-        say(screen, "speed: told of kernels of mla_decode alone")
+        told = ", ".join(ops_with("speed.py"))
+        say(screen, f"speed: told of kernels of {told} alone")
     for row in answer["rows"]:
         say(screen, f"speed, no part of the verdict: {speed_words(row)}")
 

@@ -7,10 +7,10 @@ in the same run.
 
 from __future__ import annotations
 
-import importlib
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,22 +21,16 @@ from harness.core.cases import CellOf
 from harness.core.catalog import KERNELS
 from harness.core.errors import InputError
 from harness.core.kernels import KernelSpec
-from harness.core.ops import part_of
-from harness.core.params import Record
+from harness.core.ops import ops_with, part_of
+from harness.core.params import Params, Record
 from harness.memory.clocks import queued_milliseconds
-from harness.ops.mla_decode.params import MlaDecodeParams
 from harness.ops.parts.call import KernelCall, Setting, invoke
 from harness.run.protocol import answer_once
 
 ROUNDS = 3
-SIZES = {
-    "cpu": ((1, 1024), (4, 512)),
-    "cuda": ((1, 8192), (32, 4096), (128, 2048)),
-}
-"""Device -> requests and keys of each, as users serve them."""
 REPEATS = {"cpu": 3, "cuda": 50}
-OP = "mla_decode"
-"""The op whose speed can be told."""
+FILE = "speed.py"
+"""The file of an op whose speed can be told: its sizes, and a call of one of them."""
 
 
 class MeasureSpeed(Record):
@@ -52,17 +46,10 @@ def measure(request: MeasureSpeed) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     device = request.cell.device
     for spec in load_in_cell(request.cell, request.file):
-        if spec.op != OP:
+        if spec.op not in ops_with(FILE):
             continue
-        for batch, num_keys in request.sizes or SIZES[device]:
-            given = MlaDecodeParams(
-                kernel=spec.short_name,
-                kv="bf16",
-                seq_lens=(num_keys,) * batch,
-                num_heads=16,
-                planned=False,
-            )
-            params = spec.fit(given, ())
+        for batch, num_keys in request.sizes or part_of(spec.op, "speed:SIZES")[device]:
+            params = spec.fit(part_of(spec.op, "speed:params")(spec, batch, num_keys), ())
             if reason := spec.why_not_params(params):
                 rows.append({"kernel": spec.name, "why_not": reason.sentence})
                 continue
@@ -71,13 +58,13 @@ def measure(request: MeasureSpeed) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def _figures(spec: KernelSpec, params: MlaDecodeParams, device: str) -> dict[str, Any]:
+def _figures(spec: KernelSpec, params: Params, device: str) -> dict[str, Any]:
     """Microseconds of the kernel, and "beside": name of another -> its microseconds."""
     kernel = spec.impl
     if not isinstance(kernel, RemoteKernel):
         raise InputError(f"{spec.name} runs in no cell")
     setting = Setting(spec, Poison(NATURAL, frozenset()), 1, "cpu")
-    call: KernelCall = part_of(OP, "call:prepare")(params, setting)
+    call: KernelCall = part_of(spec.op, "call:prepare")(params, setting)
     keywords = call.keywords(is_captured=False)
     outputs = invoke(spec, setting.poison, call.args, keywords)
     own = statistics.median(
@@ -86,7 +73,7 @@ def _figures(spec: KernelSpec, params: MlaDecodeParams, device: str) -> dict[str
     if device == "cpu":
         beside = {"the float64 reference": _reference(call, outputs)}
     else:
-        beside = _on_gpu(call, keywords)
+        beside = _on_gpu(spec, params, call, keywords)
     return {"microseconds": 1e6 * own, "beside": beside}
 
 
@@ -102,40 +89,22 @@ def _reference(call: KernelCall, outputs: Any) -> float:
     return 1e6 * statistics.median(taken)
 
 
-def _on_gpu(call: KernelCall, keywords: dict[str, Any]) -> dict[str, float]:
-    """Microseconds of the Triton decode, of FlashMLA if it is installed, and of one read of the
-    cache, each a queue of calls.
+def _on_gpu(
+    spec: KernelSpec, params: Params, call: KernelCall, keywords: dict[str, Any]
+) -> dict[str, float]:
+    """Microseconds of every kernel of the op that is installed and takes the call, FlashMLA of an
+    engine for one, and of one read of the cache, each a queue of calls.
     """
     args = tuple(one.cuda() if isinstance(one, torch.Tensor) else one for one in call.args)
-    q, cache, table, seq_lens = args
-    scale = keywords["scale"]
-    triton = KERNELS.get(f"{OP}/triton").load()
+    cache = part_of(spec.op, "speed:cache")(*args)
     calls: dict[str, Callable[[], object]] = {
-        "Triton decode": lambda: triton(
-            q, cache, table, seq_lens, scale=scale, kv_scale=None, metadata=None
-        ),
-        "one read of the cache": lambda: cache.view(torch.int32).amax(),
+        "one read of the cache": lambda: cache.view(torch.int32).amax()
     }
-    if flash := _flash_mla(q, cache, table, seq_lens, scale):
-        calls["FlashMLA"] = flash
+    for other in KERNELS:
+        is_here = other.op == spec.op and other.why_not("cuda") is None
+        if is_here and other.why_not_params(params) is None:
+            calls[other.name] = partial(other.load(), *args, **keywords)
     return {name: 1e3 * queued_milliseconds(one, REPEATS["cuda"]) for name, one in calls.items()}
-
-
-def _flash_mla(
-    q: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, seq_lens: torch.Tensor, scale: float
-) -> Callable[[], object] | None:
-    """A call of FlashMLA's dense decode over q [B, 1, H, 576] and cache [N, 64, 576] bfloat16, of
-    its own package; None without it.
-    """
-    try:
-        package = importlib.import_module("flash_mla")
-    except ImportError:
-        return None
-    plan = package.get_mla_metadata(seq_lens, q.shape[2], 1)
-    keys = cache[:, :, None]
-    return lambda: package.flash_mla_with_kvcache(
-        q, keys, table, seq_lens, 512, *plan, softmax_scale=scale, causal=True
-    )
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ ELSEWHERE = ("ops", "engine", "engines")
 """Folders that call ops by name: the ops, and the engines, which choose their kernels."""
 
 ALLOWED = {
+    "cli/solutions.py": "the op that Definitions of flashinfer-ai/flashinfer-bench are of",
     "core/systems.yaml": "the kernels that the reference engine chooses",
     "diagnose/script/recipes.py": "numbers of the scripts of two ops",
     "diagnose/script/recipes.yaml": "the op that the script of a fault of the engine shows",
