@@ -50,6 +50,14 @@ def test_fenced_memory_is_aligned_and_writable(size: int) -> None:
     )
 
 
+@pytest.mark.parametrize("fence", ["before", "after", "exact"])
+def test_a_view_of_the_storage_stays_at_the_fence(fence: str) -> None:
+    """`as_strided` with an offset counts from the storage, not from the tensor."""
+    memory = fenced(32, fence, "cpu")  # type: ignore[arg-type]
+    assert memory.untyped_storage().nbytes() == 32
+    assert memory.as_strided((32,), (1,), 0).data_ptr() == memory.data_ptr()
+
+
 def test_what_a_kernel_reads_between_its_input_and_the_fence_is_no_number() -> None:
     """Five float32 end 12 bytes before the page (flashinfer-ai/flashinfer#4525)."""
     sinks = fenced(20, "after", "cpu").view(torch.float32)

@@ -143,6 +143,27 @@ def between_gaps(num_bytes: int) -> Tensor:
     )
 
 
+class _Part:
+    """Bytes of a tensor on a GPU, which `torch.as_tensor` reads as memory of their own."""
+
+    def __init__(self, whole: Tensor, start: int, num_bytes: int) -> None:
+        self.whole = whole
+        self.__cuda_array_interface__ = dict(
+            shape=(num_bytes,),
+            typestr="|u1",
+            data=(whole.data_ptr() + start, False),
+            version=3,
+            strides=None,
+        )
+
+
+def part_of(whole: Tensor, start: int, num_bytes: int) -> Tensor:
+    """`whole[start : start + num_bytes]` of uint8 [room] on a GPU, with a storage of these bytes
+    alone, which keeps `whole` alive.
+    """
+    return torch.as_tensor(_Part(whole, start, num_bytes), device="cuda")
+
+
 def with_memory_at(num_bytes: int, used: Iterable[Piece]) -> Tensor:
     """Device addresses, uint8 [num_bytes], with memory in the grains of the `used` pieces alone.
 

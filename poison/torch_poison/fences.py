@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from torch_poison.device_ranges import between_gaps
+from torch_poison.device_ranges import between_gaps, part_of
 from torch_poison.errors import PoisonError
 
 Fence = Literal["none", "before", "after", "exact"]
@@ -33,7 +33,8 @@ SLACK = 0xFF
 
 def fenced(num_bytes: int, fence: Fence, device: str) -> Tensor:
     """A uint8 tensor [num_bytes] on `device` that begins (`before`) or ends (`after`, `exact`) at
-    memory without access.
+    memory without access. Its storage has these bytes alone, so a view of the storage stays at the
+    fence.
 
     Raises PoisonError where the system or the driver refuses.
     """
@@ -64,17 +65,20 @@ def _on_cpu(num_bytes: int, fence: Fence) -> Tensor:
             raise PoisonError(
                 f"fence: the system refused to protect a page (errno {ctypes.get_errno()})"
             )
+    start = _start(room, num_bytes, fence)
+    _fill_slack(
+        torch.frombuffer(memory, dtype=torch.uint8, offset=page, count=room), start, num_bytes
+    )
     # The tensor keeps `memory` alive.
-    whole = torch.frombuffer(memory, dtype=torch.uint8, offset=page, count=room)
-    return _part(whole, num_bytes, fence)
+    return torch.frombuffer(memory, dtype=torch.uint8, offset=page + start, count=num_bytes)
 
 
 def _on_cuda(num_bytes: int, fence: Fence) -> Tensor:
-    return _part(between_gaps(num_bytes), num_bytes, fence)
-
-
-def _part(whole: Tensor, num_bytes: int, fence: Fence) -> Tensor:
-    """The `num_bytes` of `whole` [room] uint8 at the fence, with what is behind them filled."""
+    whole = between_gaps(num_bytes)
     start = _start(len(whole), num_bytes, fence)
+    _fill_slack(whole, start, num_bytes)
+    return part_of(whole, start, num_bytes)
+
+
+def _fill_slack(whole: Tensor, start: int, num_bytes: int) -> None:
     whole[start + num_bytes : start + num_bytes + ALIGNMENT] = SLACK
-    return whole[start : start + num_bytes]
