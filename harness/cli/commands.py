@@ -28,7 +28,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "list": ("listing:list_", "List scenarios, kernels, faults, oracles and sites."),
     "show": ("listing:show", "Show one case in full, and explain its terms."),
-    "doctor": ("doctor:doctor", "Show what can run on this machine, and why the rest cannot."),
+    "doctor": (
+        "doctor:doctor",
+        "Show what can run on this machine, why the rest cannot, and what would bring it.",
+    ),
     "schema": ("schema:schema", "Print the JSON Schema of scenario files."),
     "report": ("report:report", "Print a stored run, and write its reports again."),
     "coverage": (

@@ -59,7 +59,9 @@ def meaning(view: RunView) -> list[Line]:
     """
     judged = [result for result in view.results if result.verdict in JUDGED]
     if not judged:
-        return []
+        refused = _refused(view)
+        nothing = f"0 of {num(len(view.results), 'case')}"
+        return [Line("judged", nothing + refused)] if refused else []
     jobs = [view.jobs[result.key] for result in judged]
     said = {
         "judged": _judged(view, judged, jobs),
@@ -83,8 +85,12 @@ def _judged(view: RunView, judged: Sequence[CaseResult], jobs: Sequence[Job]) ->
     # One subject has all the cases that were counted already.
     told = f"{every} of {_subject(jobs[0].case.system, jobs, own=own)}" if len(parts) == 1 else ""
     sentence = told or f"{every}: {', '.join(parts)}"
-    num_refused = sum(result.is_refused for result in view.results)
-    return sentence + (f"; the kernel refused {num_refused}" if num_refused else "")
+    return sentence + _refused(view)
+
+
+def _refused(view: RunView) -> str:
+    count = sum(result.is_refused for result in view.results)
+    return f"; the kernel refused {count}" if count else ""
 
 
 def _subject(system: str, jobs: Sequence[Job], *, own: bool = False) -> str:

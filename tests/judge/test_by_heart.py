@@ -96,7 +96,6 @@ def test_a_write_of_a_dummy_step_is_named_with_its_owner_and_layer() -> None:
     ("params", "message"),
     [
         ({"speculative_tokens": 2}, "guesses one token"),
-        ({"prefix_caching": True}, "the module is of one model"),
         ({"requests": ((5, 40),)}, "at most half as many tokens"),
     ],
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.core.conditions.table import ENGINE, SPACES
+from harness.core.conditions.table import CHANGES, ENGINE, SPACES
 from harness.core.op_params import KERNEL_PARAMS
 from harness.core.ops import OPS, part_of
 from harness.scenario.expand import NIGHTLY, expand
@@ -17,7 +17,7 @@ from harness.scenario.load import load_scenarios
 LIMITS = {s.op: s for s in load_scenarios(None) if "limits" in s.tags}
 
 
-@pytest.mark.parametrize("op", [op for op in SPACES if op != ENGINE])
+@pytest.mark.parametrize("op", [op for op in SPACES if op not in (CHANGES, ENGINE)])
 def test_a_call_of_a_plain_run_has_each_size_that_a_model_has(op: str) -> None:
     assert NIGHTLY not in LIMITS[op].tags
     wanted = {d.name: d.reach for d in SPACES[op].dimensions if d.reach}

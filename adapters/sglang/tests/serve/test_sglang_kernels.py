@@ -68,7 +68,8 @@ def test_the_decode_gets_slots_of_each_query_token_and_its_splits_are_merged(
         v_scale: float,
         has_mla: bool,
     ) -> None:
-        assert (most, has_mla, k_scale, logits.shape[2]) == (8, True, 0.5, 8)
+        # A scale beside a cache of floats scales nothing.
+        assert (most, has_mla, k_scale, logits.shape[2]) == (8, True, 1.0, 8)
         lse.fill_(float("nan"))
         for row in range(len(q)):
             keys = k[slots[starts[row] : starts[row + 1]], 0].float()

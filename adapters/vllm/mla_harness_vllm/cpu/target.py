@@ -11,13 +11,13 @@ from mla_harness_adapters.plan import Plan
 from mla_harness_adapters.serving import engine_forks
 from mla_harness_vllm.cpu import rotary
 from mla_harness_vllm.cpu.build import why_no_cpu_build
-from mla_harness_vllm.cpu.settings import MEMORY
+from mla_harness_vllm.cpu.settings import DEVICE_VARIABLE, MEMORY
 from mla_harness_vllm.params import VllmCpuParams
 from mla_harness_vllm.tables import ENGINE
 from mla_harness_vllm.target import VllmTarget
 
 ENVIRON = {
-    "VLLM_TARGET_DEVICE": "cpu",
+    DEVICE_VARIABLE: "cpu",
     # A thread bound to a core would wait for the other cases of that core.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }

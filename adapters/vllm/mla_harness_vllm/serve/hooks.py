@@ -22,6 +22,7 @@ from torch_poison.patterns import bits_view, sentinel_bits
 
 from mla_harness_adapters.plan import ServePoison
 from mla_harness_vllm.cpu import allocations
+from mla_harness_vllm.cpu.settings import serves_on_cpu
 from mla_harness_vllm.objects import (
     RUNNERS,
     AttentionLayer,
@@ -59,7 +60,7 @@ def install(text: str) -> None:
     `settings.parse_poison`.
     """
     poison = parse_poison(text)
-    if poison.fills(FREED) and not torch.cuda.is_available():
+    if poison.fills(FREED) and serves_on_cpu():
         allocations.install(runners(), poison.pattern)
     for runner in runners():
         runner.execute_model = _wrapped(runner.execute_model, StepPoison(poison))
@@ -104,7 +105,7 @@ class StepPoison:
             )
 
     def _before(self, runner: Runner, step: SchedulerOutput) -> None:
-        if self._poison.fills(FREED) and torch.cuda.is_available() and not is_capturing():
+        if self._poison.fills(FREED) and not serves_on_cpu() and not is_capturing():
             from torch_poison.cuda_sweep import CudaSweep
 
             CudaSweep.of()()
