@@ -119,20 +119,7 @@ class KernelTarget(Target):
             run.evidence += repeated(
                 self.spec, poison, call, outputs, self.params.num_launches, between
             )
-            if self.params.influence == "each" and is_main:
-                run.evidence += influences(
-                    self.spec,
-                    poison,
-                    call,
-                    outputs,
-                    lambda change: self.new_call(poison, self.case.seed, change=change),
-                    self.device,
-                )
-            if self.params.predecessor == "slow":
-                self._run_behind_slow_predecessor(run, call)
-            # Where a stream waits is drawn from the case's seed, so one pattern shows it.
-            if self.params.streams == "delayed" and is_main:
-                self._run_on_delayed_streams(run, call, poison)
+            self._ask_more(run, poison, call, outputs, is_main=is_main)
         except SystemUnderTestError as error:
             run.error = error
             return run
@@ -146,6 +133,33 @@ class KernelTarget(Target):
             show_call(call, run, outputs)
             self._show_retrial(run, poison, call, outputs, earlier)
         return run
+
+    def _ask_more(
+        self,
+        run: Run,
+        poison: Poison,
+        call: KernelCall,
+        outputs: tuple[torch.Tensor, ...],
+        *,
+        is_main: bool,
+    ) -> None:
+        """Call the kernel as the case asks beside: with one input changed at a time, behind a slow
+        kernel, on streams that wait. `is_main`: this is the first pattern of the case.
+        """
+        if self.params.influence == "each" and is_main:
+            run.evidence += influences(
+                self.spec,
+                poison,
+                call,
+                outputs,
+                lambda change: self.new_call(poison, self.case.seed, change=change),
+                self.device,
+            )
+        if self.params.predecessor == "slow":
+            self._run_behind_slow_predecessor(run, call)
+        # Where a stream waits is drawn from the case's seed, so one pattern shows it.
+        if self.params.streams == "delayed" and is_main:
+            self._run_on_delayed_streams(run, call, poison)
 
     def _show_retrial(
         self,
