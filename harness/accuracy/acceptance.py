@@ -7,8 +7,6 @@ answer. Its server's metrics have a gauge of the last steps, which says nothing 
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +14,7 @@ from typing import Protocol, runtime_checkable
 
 from pydantic import TypeAdapter
 
-from harness.core.files import write_atomic
-from harness.core.stored import NoFile, read_json, value_of
+from harness.accuracy.epoch_counts import Counters, read_epochs, write_epochs
 
 ACCEPTANCE_FILE = "acceptance.json"
 """In a run directory: drafted and accepted tokens of each epoch that was asked, and where drafts
@@ -27,16 +24,12 @@ MARGIN = 0.05
 """How far an epoch may accept less than its baseline: text differs between runs, a broken drafter
 loses more.
 """
-# Bounded, so that it is finite: 99 digits and an exponent of 99 are less than 1.8e308.
-NUMBER = r"\d{1,99}(?:\.\d*)?(?:[eE][+-]?\d\d?)?"
-"""A number in /metrics, which is finite and not negative."""
-# The Prometheus client adds `_total` to the name of a counter.
-_COUNTER = re.compile(
-    rf"^vllm:spec_decode_num_(draft|accepted)_tokens(?:_total)?(?:\{{[^}}]*\}})? ({NUMBER})\s*$",
-    re.MULTILINE | re.ASCII,
+_COUNTERS = Counters(
+    {
+        "vllm:spec_decode_num_draft_tokens": "drafted",
+        "vllm:spec_decode_num_accepted_tokens": "accepted",
+    }
 )
-
-
 _STORED: TypeAdapter[dict[int, tuple[int, int, tuple[str, ...]]]] = TypeAdapter(
     dict[int, tuple[int, int, tuple[str, ...]]]
 )
@@ -88,21 +81,15 @@ class CountsDrafts(Protocol):
 
 def drafts_in(metrics: str) -> Drafts | None:
     """The counts in the text of /metrics, summed over engines; None without them."""
-    found = {"draft": 0.0, "accepted": 0.0}
-    matches = _COUNTER.findall(metrics)
-    for name, value in matches:
-        found[name] += float(value)
-    return Drafts(int(found["draft"]), int(found["accepted"])) if matches else None
+    found = _COUNTERS.summed(metrics)
+    drafted, accepted = (int(found.get(what, 0)) for what in ("drafted", "accepted"))
+    return Drafts(drafted, accepted) if found else None
 
 
 def read_drafts(folder: Path) -> dict[int, Drafts]:
     """Epoch -> its drafts, of a run, if its server counted them."""
-    file = folder / ACCEPTANCE_FILE
-    try:
-        found = value_of(_STORED, read_json(file), file)
-    except NoFile:
-        return {}
-    return {epoch: Drafts(*counts) for epoch, counts in sorted(found.items())}
+    found = read_epochs(folder / ACCEPTANCE_FILE, _STORED)
+    return {epoch: Drafts(*counts) for epoch, counts in found.items()}
 
 
 def keep_drafts(folder: Path, epoch: int, counted: Drafts) -> None:
@@ -113,10 +100,8 @@ def keep_drafts(folder: Path, epoch: int, counted: Drafts) -> None:
     kept = read_drafts(folder)
     if counted.is_possible and (counted.drafted or epoch not in kept):
         kept[epoch] = counted
-    text = json.dumps(
-        {number: [one.drafted, one.accepted, one.refused] for number, one in kept.items()}
-    )
-    write_atomic(folder / ACCEPTANCE_FILE, text)
+    counts = {number: (one.drafted, one.accepted, one.refused) for number, one in kept.items()}
+    write_epochs(folder / ACCEPTANCE_FILE, counts)
 
 
 def acceptance_in_words(epochs: Sequence[Drafts]) -> str:

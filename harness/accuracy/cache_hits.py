@@ -7,29 +7,23 @@ SGLang both count tokens.
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from pydantic import TypeAdapter
 
-from harness.accuracy.acceptance import NUMBER
-from harness.core.files import write_atomic
-from harness.core.stored import NoFile, read_json, value_of
+from harness.accuracy.epoch_counts import Counters, read_epochs, write_epochs
 
 HITS_FILE = "hits.json"
 """In a run directory: prompt tokens that were looked up in each epoch, and those that were hit."""
-_NAMES = {
-    "vllm:prefix_cache_queries": "queried",
-    "vllm:prefix_cache_hits": "hit",
-    "sglang:prompt_tokens": "queried",
-    "sglang:cached_tokens": "hit",
-}
-"""Name of a counter -> what it counts. The Prometheus client adds `_total`."""
-_COUNTER = re.compile(
-    rf"^({'|'.join(_NAMES)})(?:_total)?(?:\{{[^}}]*\}})? ({NUMBER})\s*$", re.MULTILINE | re.ASCII
+_COUNTERS = Counters(
+    {
+        "vllm:prefix_cache_queries": "queried",
+        "vllm:prefix_cache_hits": "hit",
+        "sglang:prompt_tokens": "queried",
+        "sglang:cached_tokens": "hit",
+    }
 )
 _STORED: TypeAdapter[dict[int, tuple[int, int]]] = TypeAdapter(dict[int, tuple[int, int]])
 
@@ -66,20 +60,14 @@ class CountsHits(Protocol):
 
 def hits_in(metrics: str) -> Hits | None:
     """The counts in the text of /metrics, summed over engines; None without them."""
-    found: dict[str, float] = {}
-    for name, value in _COUNTER.findall(metrics):
-        found[_NAMES[name]] = found.get(_NAMES[name], 0.0) + float(value)
+    found = _COUNTERS.summed(metrics)
     return Hits(int(found["queried"]), int(found["hit"])) if len(found) == 2 else None
 
 
 def read_hits(folder: Path) -> dict[int, Hits]:
     """Epoch -> its hits, of a run, if its server counted them."""
-    file = folder / HITS_FILE
-    try:
-        found = value_of(_STORED, read_json(file), file)
-    except NoFile:
-        return {}
-    return {epoch: Hits(*counts) for epoch, counts in sorted(found.items())}
+    found = read_epochs(folder / HITS_FILE, _STORED)
+    return {epoch: Hits(*counts) for epoch, counts in found.items()}
 
 
 def keep_hits(folder: Path, epoch: int, counted: Hits) -> None:
@@ -87,5 +75,6 @@ def keep_hits(folder: Path, epoch: int, counted: Hits) -> None:
     kept = read_hits(folder)
     if counted.is_possible and (counted.queried or epoch not in kept):
         kept[epoch] = counted
-    text = json.dumps({number: [one.queried, one.hit] for number, one in kept.items()})
-    write_atomic(folder / HITS_FILE, text)
+    write_epochs(
+        folder / HITS_FILE, {number: (one.queried, one.hit) for number, one in kept.items()}
+    )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.accuracy.acceptance import NUMBER
+from harness.accuracy.epoch_counts import NUMBER
 from harness.accuracy.script import FIRST_TOKEN, PagePool, StepRequest
 from harness.accuracy.server_backend import (
     BadReply,
