@@ -174,8 +174,7 @@ class StepRequest:
     @property
     def values(self) -> list[str]:
         """All answers that obey the schema, without spaces; none without a schema."""
-        values = SCHEMAS[self.schema]["values"] if self.schema else ()
-        return [json.dumps(value, separators=(",", ":")) for value in values]
+        return _values_of(self.schema) if self.schema else []
 
     def obeyed_by(self, text: str, num_tokens: int) -> bool:
         """Whether an answer obeys the schema; an answer that was cut, whether it can be the
@@ -193,10 +192,7 @@ class StepRequest:
         An answer that obeys another schema, of a neighbour for one, is no text before an answer.
         """
         packed = "".join(text.split())
-        others = [
-            json.dumps(v, separators=(",", ":")) for s in SCHEMAS.values() for v in s["values"]
-        ]
-        if any(value.startswith(packed) for value in others):
+        if any(value.startswith(packed) for schema in SCHEMAS for value in _values_of(schema)):
             return ""
         # A token has a character at least, but for the one that ends the answer. So a shorter rest
         # is not the whole answer.
@@ -218,6 +214,11 @@ class StepRequest:
         return StepRequest(
             self.label, self.prompt, budget, self.weights, model=self.model, schema=self.schema
         )
+
+
+def _values_of(schema: SchemaName) -> list[str]:
+    """All answers that obey a schema, without spaces."""
+    return [json.dumps(value, separators=(",", ":")) for value in SCHEMAS[schema]["values"]]
 
 
 def requests_of(script: Script, step: ScriptStep, pool: PagePool) -> list[StepRequest]:
