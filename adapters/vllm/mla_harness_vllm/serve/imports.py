@@ -21,7 +21,7 @@ class TouchesCuda(BaseException):
     """A module would initialize CUDA. No `except Exception` of an import may swallow it."""
 
 
-MODULES = (
+ENGINE_MODULES = (
     "lm_eval.api.task",
     "mla_harness_vllm.backend",
     "mla_harness_vllm.serve.hooks",
@@ -30,15 +30,22 @@ MODULES = (
     "vllm.v1.engine.core",
     "vllm.v1.engine.llm_engine",
     "vllm.v1.executor.uniproc_executor",
+)
+"""What serves on every device. They come before a runner, as they are imported in this order."""
+MODEL_MODULES = (
+    "vllm.model_executor.model_loader.default_loader",
+    "vllm.model_executor.models.deepseek_v2",
+    "vllm.model_executor.models.kimi_linear",
+)
+MODULES = (
+    *ENGINE_MODULES,
     "vllm.v1.worker.gpu.model_runner",
     "vllm.v1.worker.gpu_model_runner",
     "vllm.v1.worker.gpu_worker",
     "vllm.v1.attention.backends.mla.flashattn_mla",
     "vllm.v1.attention.backends.mla.flashmla",
     "vllm.v1.attention.backends.mla.triton_mla",
-    "vllm.model_executor.model_loader.default_loader",
-    "vllm.model_executor.models.deepseek_v2",
-    "vllm.model_executor.models.kimi_linear",
+    *MODEL_MODULES,
     "vllm.models.kimi_k3.nvidia.model",
 )
 """A release without one of them imports it later, under its own name."""
