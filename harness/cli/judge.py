@@ -17,10 +17,9 @@ from harness.cli.option_records import LeavingRuns, with_options
 from harness.cli.output import console, print_json
 from harness.cli.run import code_of
 from harness.cli.solutions import plugin_of
-from harness.core.cases import CellOf, Job
+from harness.core.cases import CellOf, Job, MeasureSpeed
 from harness.core.errors import InputError
-from harness.core.ops import OPS, ops_with
-from harness.core.params import Record
+from harness.core.ops import OPS, SPEED_FILE, ops_with
 from harness.diagnose.run_jobs import MOST_CAUSES
 from harness.report.console import say
 from harness.report.progress import Waiting
@@ -123,13 +122,6 @@ def judge(context: typer.Context, given: JudgeOptions) -> None:
     raise typer.Exit(code)
 
 
-class MeasureSpeed(Record):
-    """For `harness.judge.speed`, which this process does not import: it has torch."""
-
-    cell: CellOf
-    file: str
-
-
 def _say_speed(screen: Console, request: MeasureSpeed) -> None:
     """Say how long the calls take, as ratios to what was timed beside them."""
     with Waiting(screen, "measuring the speed"):
@@ -137,7 +129,7 @@ def _say_speed(screen: Console, request: MeasureSpeed) -> None:
             "harness.judge.speed", request, name="judge: the measuring process", environ=ONE_THREAD
         )
     if not answer["rows"]:
-        told = ", ".join(ops_with("speed.py"))
+        told = ", ".join(ops_with(SPEED_FILE))
         say(screen, f"speed: told of kernels of {told} alone")
     for row in answer["rows"]:
         say(screen, f"speed, no part of the verdict: {speed_words(row)}")

@@ -176,6 +176,16 @@ class CellOf(Record):
     words: dict[str, JsonValue] = Field(default_factory=dict)
 
 
+class MeasureSpeed(Record):
+    """What :mod:`harness.judge.speed` measures: the kernels of `file` in a cell, at `sizes`
+    (requests and keys), or at those of its device.
+    """
+
+    cell: CellOf
+    file: str
+    sizes: tuple[tuple[int, int], ...] = ()
+
+
 class Job(Record):
     """What a worker does with one case."""
 

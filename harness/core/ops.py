@@ -34,6 +34,10 @@ def rows_of_ops(file: str) -> dict[str, Any]:
     return {op: read_rows(OPS_FOLDER / op / file) for op in ops_with(file)}
 
 
+SPEED_FILE = "speed.py"
+"""The file of an op whose speed can be told: its sizes, and a call of one of them."""
+
+
 def part_of(op: str, part: str) -> Any:
     """A part of an op, such as "call:prepare": the object in `harness/ops/<op>/call.py`."""
     return attribute_at(f"harness.ops.{op}.{part}")

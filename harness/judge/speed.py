@@ -17,28 +17,18 @@ import torch
 from torch_poison.patterns import NATURAL, Poison
 
 from harness.cell.client import RemoteKernel, load_in_cell
-from harness.core.cases import CellOf
+from harness.core.cases import MeasureSpeed
 from harness.core.catalog import KERNELS
 from harness.core.errors import InputError
 from harness.core.kernels import KernelSpec
-from harness.core.ops import ops_with, part_of
-from harness.core.params import Params, Record
+from harness.core.ops import SPEED_FILE, ops_with, part_of
+from harness.core.params import Params
 from harness.memory.clocks import queued_milliseconds
 from harness.ops.parts.call import KernelCall, Setting, invoke
 from harness.run.protocol import answer_once
 
 ROUNDS = 3
 REPEATS = {"cpu": 3, "cuda": 50}
-FILE = "speed.py"
-"""The file of an op whose speed can be told: its sizes, and a call of one of them."""
-
-
-class MeasureSpeed(Record):
-    """What to measure: the kernels of `file` in a cell, at `sizes` or at those of its device."""
-
-    cell: CellOf
-    file: str
-    sizes: tuple[tuple[int, int], ...] = ()
 
 
 def measure(request: MeasureSpeed) -> dict[str, Any]:
@@ -46,7 +36,7 @@ def measure(request: MeasureSpeed) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     device = request.cell.device
     for spec in load_in_cell(request.cell, request.file):
-        if spec.op not in ops_with(FILE):
+        if spec.op not in ops_with(SPEED_FILE):
             continue
         for batch, num_keys in request.sizes or part_of(spec.op, "speed:SIZES")[device]:
             params = spec.fit(part_of(spec.op, "speed:params")(spec, batch, num_keys), ())

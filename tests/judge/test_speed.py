@@ -9,8 +9,8 @@ import pytest
 
 from harness.cell.client import unload
 from harness.cli.judge import speed_words
-from harness.core.cases import CellOf
-from harness.judge.speed import MeasureSpeed, measure
+from harness.core.cases import CellOf, MeasureSpeed
+from harness.judge.speed import measure
 from harness.run.cell_server import CellServer
 
 KERNEL = """
