@@ -18,14 +18,17 @@ import platform
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -291,8 +294,7 @@ def serving(server: list[str], row: Row, folder: Path) -> Iterator[Served]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     model = folder / f"{row.canary}.gguf"
-    if not model.exists():
-        gguf_file.write(FIXTURES / f"canary-{row.canary}", model)
+    gguf_file.write(FIXTURES / f"canary-{row.canary}", model)
     options = [option.format(folder=folder) for option in row.options]
     words = [*server, "-m", str(model), "--host", "127.0.0.1", "--port", str(port)]
     # One thread: two wait for each other at every layer of a tiny model, longest on a busy machine.
@@ -345,10 +347,11 @@ class Result:
         return self.is_right != bool(self.row.known)
 
 
-def tried(server: list[str], row: Row, folder: Path) -> Result:
+def tried(server: list[str], row: Row) -> Result:
+    """Start the server of a row, ask it, and end it."""
     started = time.monotonic()
     try:
-        with serving(server, row, folder) as served:
+        with tempfile.TemporaryDirectory() as folder, serving(server, row, Path(folder)) as served:
             try:
                 is_right, said = True, "; ".join(row.ask(served))
             except (httpx.TransportError, HarnessError) as error:
@@ -357,7 +360,8 @@ def tried(server: list[str], row: Row, folder: Path) -> Result:
                     code = served.process.wait(5)
                 except subprocess.TimeoutExpired:
                     raise Wrong(str(error)) from None
-                raise Wrong(f"the server ended with {code}: {last_words(folder)}") from None
+                words = last_words(served.folder)
+                raise Wrong(f"the server ended with {code}: {words}") from None
     except Wrong as error:
         is_right, said = False, str(error)
     return Result(row, is_right, said, time.monotonic() - started)
@@ -371,9 +375,12 @@ def version_of(server: list[str]) -> str:
 
 
 def main() -> None:
+    # So that servers end with this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--server", help="a command that takes the options of llama-server")
     parser.add_argument("--only", action="append", help="rows whose name has this")
+    parser.add_argument("--jobs", type=int, default=1, help="as many servers at once")
     given = parser.parse_args()
     server = command(given.server)
     rows = [row for row in ROWS if not given.only or any(part in row.name for part in given.only)]
@@ -386,12 +393,12 @@ def main() -> None:
         "| options | canary | verdict | what was seen | seconds |\n| --- | --- | --- | --- | --- |"
     )
     results = []
-    with tempfile.TemporaryDirectory() as folder:
-        for row in rows:
-            result = tried(server, row, Path(folder))
+    with ThreadPoolExecutor(given.jobs) as pool:
+        for result in pool.map(partial(tried, server), rows):
             results.append(result)
-            cells = (row.name, row.canary, result.verdict, result.said.replace("|", "/"))
-            print(f"| {' | '.join(cells)} | {result.seconds:.0f} |", flush=True)
+            cells = (result.row.name, result.row.canary, result.verdict, result.said)
+            said = " | ".join(cell.replace("|", "/") for cell in cells)
+            print(f"| {said} | {result.seconds:.0f} |", flush=True)
     unexpected = [one.row.name for one in results if not one.is_expected]
     print(f"\n{len(results) - len(unexpected)} of {len(results)} rows are as expected.")
     sys.exit(f"not as expected: {', '.join(unexpected)}" if unexpected else 0)

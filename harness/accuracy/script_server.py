@@ -39,6 +39,8 @@ IDLE_SECONDS = 600.0
 MOST_TOGETHER = 1024
 NUM_BEST = 5
 """The tokens at each place whose log probabilities are asked for: as many as every server gives."""
+MOST_SCORED = 4
+"""The tokens of an answer that are checked by a prefill each, where a server scores no prompt."""
 DEV_MODE = "vLLM has it with VLLM_SERVER_DEV_MODE=1"
 _COUNTED = (
     "prefix_cache_hits",
@@ -160,11 +162,17 @@ class ScriptServer(ServerBackend):
         answer: list[int],
         alone: dict[str, Any],
     ) -> Scores:
-        """As `_scores`, by a prefill for each token of the answer, which computes the next one."""
-        scores = Scores()
-        for place, token in enumerate(answer):
+        """As `_scores`, by a prefill for each of a few tokens, which computes the next one.
+
+        Of a long answer some tokens are checked, among them the first and the last; the others
+        count as preferred.
+        """
+        last = len(answer) - 1
+        checked = {last * part // (MOST_SCORED - 1) for part in range(MOST_SCORED)}
+        scores = [(0.0, token) for token in answer]
+        for place in sorted(checked):
             body = self._request((*prompt, *answer[:place]), 1) | alone
-            scores.append(score_of_next(token, await self._reply(client, body)))
+            scores[place] = score_of_next(answer[place], await self._reply(client, body))
         return scores
 
     def close(self) -> None:

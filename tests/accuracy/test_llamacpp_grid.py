@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,10 +12,10 @@ from benchmarks import llamacpp_grid as grid
 DIES = [sys.executable, "-c", "import sys; print('ops.cpp:321: not implemented'); sys.exit(3)"]
 
 
-def test_a_server_that_dies_is_told_with_its_last_words(tmp_path: Path) -> None:
-    (tmp_path / "mla.gguf").touch()
+def test_a_server_that_dies_is_told_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid.gguf_file, "write", lambda checkpoint, file: file.touch())
     row = grid.Row("dies", ("--folder", "{folder}"), lambda served: ["never asked"])
-    found = grid.tried(DIES, row, tmp_path)
+    found = grid.tried(DIES, row)
     assert not found.is_right and found.said.endswith("ops.cpp:321: not implemented")
     assert (found.verdict, found.is_expected) == ("**fail**", False)
 
