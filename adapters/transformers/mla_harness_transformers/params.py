@@ -27,6 +27,11 @@ class TransformersParams(Params):
     )
     epochs: Annotated[int, Field(ge=1, le=100)] = 1
     max_tokens: Count = 112
+    least_correct_percent: Annotated[int, Field(ge=0, le=100)] = 97
     num_blocks: Count = Field(
         default=64, description="blocks of the cache; the default takes most of the memory"
     )
+
+    def gives(self) -> frozenset[str]:
+        """See :meth:`Params.gives`."""
+        return frozenset({"answers"})

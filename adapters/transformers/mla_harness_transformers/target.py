@@ -98,5 +98,5 @@ class TransformersTarget(Target):
         ):
             folder = Path(self.directory or scratch)
             questions.ask(backend, folder, epochs=params.epochs, max_tokens=params.max_tokens)
-            answered = Answered.read(folder)
+            answered = Answered.read(folder, params.least_correct_percent / 100)
         return Run(poison.pattern, [answered])
