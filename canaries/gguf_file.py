@@ -183,9 +183,9 @@ def _add_tokenizer(writer: Any, file: Path, config: Mapping[str, Any]) -> bool:
             for number in numbers
         ]
     )
-    writer.add_token_merges(
-        [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
-    )
+    pairs = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    # llama.cpp does not load a vocabulary without merges. Words have none, so one stands there.
+    writer.add_token_merges(pairs or ["a b"])
     writer.add_eos_token_id(config["eos_token_id"])
     writer.add_pad_token_id(config["pad_token_id"])
     writer.add_add_bos_token(False)
