@@ -4,6 +4,8 @@ it.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from harness.core.catalog import FAULTS
 from harness.core.records import Verdict
 from harness.report.markdown import table
@@ -17,6 +19,9 @@ def document(store: RunStore) -> str:
     verdicts = [result.verdict for result in store.results()]
     not_clean = sum(verdict not in (Verdict.PASS, Verdict.SKIP) for verdict in verdicts)
     machine = store.plan.environment
+    oracles = Counter(
+        " or ".join(fault.expected_by) for fault in faults if fault.caught
+    ).most_common()
     rows = []
     for fault in faults:
         spec = FAULTS.get(fault.fault)
@@ -39,5 +44,7 @@ def document(store: RunStore) -> str:
 A record, for whoever looks up a known bug. Written by `python tools/pages.py bugs RUN` from a run of `mla-harness selftest`. [vllm-fits.md](vllm-fits.md) has those of vLLM itself, [sglang.md](../sglang.md#its-bugs) those of SGLang.
 
 {len({fault.fault for fault in faults})} bugs, injected {len(faults)} times: {sum(f.caught for f in faults)} caught by the declared oracle with the declared blame. Clean cases: {verdicts.count(Verdict.PASS)} pass, {not_clean} do not, {verdicts.count(Verdict.SKIP)} skipped. The run took {store.plan.seconds:.0f} s on {machine.get("num_cores", "?")} cores ({machine.get("cpu", "a CPU")}), torch {machine.get("torch", "?")}, no GPU; the seconds of a row cover its case and the trials that found the memory to blame.
+
+The oracles that caught them: {", ".join(f"`{oracle}` {times}" for oracle, times in oracles)}. [What goes wrong](../what-goes-wrong.md) has the same bugs by kind.
 
 {table(("bug", "upstream", "fault", "scenario", "oracle", "blamed", "seconds"), rows)}"""

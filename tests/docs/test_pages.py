@@ -11,9 +11,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 MOST_WORDS = 4000
 MOST_NUMBERS = 8
 """Of a paragraph: more belong into a table."""
-MOST_WORDS_IN_ALL = 45_000
-"""Of all pages, those that a tool writes and the issues for upstream too. Records in docs/data do
-not count.
+MOST_WORDS_IN_ALL = 55_000
+"""Of all pages, those that a tool writes and the records too. The issues in docs/upstream are texts
+for other projects, and no pages of the site.
 """
 RECORDS = sorted((DOCS / "data").glob("*.md"))
 PAGES = sorted(
@@ -56,12 +56,12 @@ def figures(page: str, pattern: str) -> list[tuple[str, ...]]:
 
 
 def test_no_page_is_long() -> None:
-    assert {page: count for page, count in words(PAGES).items() if count > MOST_WORDS} == {}
+    every = words([*PAGES, *RECORDS])
+    assert {page: count for page, count in every.items() if count > MOST_WORDS} == {}
 
 
 def test_all_pages_together_are_short() -> None:
-    issues = sorted((DOCS / "upstream").rglob("*.md"))
-    assert sum(words([*PAGES, *issues]).values()) <= MOST_WORDS_IN_ALL
+    assert sum(words([*PAGES, *RECORDS]).values()) <= MOST_WORDS_IN_ALL
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
