@@ -24,14 +24,10 @@ HEAD = """# Record: what of the harness fits a release of vLLM
 For whoever adapts the harness to a release. Made by `python -m adapters.vllm.tests.fits` from the text of each release; nothing here is typed by
 hand. The harness does three things with a release. Each proves less than the one before:
 
-- **Run on a GPU**: vLLM served canaries under poison, with and without its own bugs, and its kernels were judged.
-  [The releases](../vllm-releases.md) have the results.
-- **Host side run on a CPU**: parts of vLLM's own Python ran under poison: [vllm-host.md](vllm-host.md).
-  What the plug-in does to vLLM's own prefill, caches and routing simulator is tried so too, on some of the releases
-  (`adapters/vllm/tests/host/test_serving_poison.py`).
+- **Run on a GPU**: vLLM served canaries under poison, and its kernels were judged ([the releases](../vllm-releases.md)).
+- **Host side run on a CPU**: parts of vLLM's own Python ran under poison ([vllm-host.md](vllm-host.md)).
 - **Fits by its code**: every class, method, parameter, option, variable and patched line that the harness relies on is
-  in the release's text. Nothing ran. A release may fit and still fail: what a name does can change while the name
-  stays, and kernels are compiled code, which is not checked.
+  in the release's text. Nothing ran, so a release may fit and still fail. Compiled code is not checked.
 
 """  # noqa: E501
 DETAILS = """
