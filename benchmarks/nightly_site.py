@@ -54,6 +54,8 @@ def hand_over(tonight: Path, cases: str, sites: list[str]) -> None:
 def night(out: Path, cases: str, sites: list[str]) -> list[str]:
     """Make the site of one night. Returns the steps that failed."""
     reports = out / "reports"
+    for page in (reports / "runs").glob("*.html"):
+        page.unlink()
     for old in (reports / "runs").glob("*/*"):
         if old.name != "summary.json":
             shutil.rmtree(old) if old.is_dir() else old.unlink()

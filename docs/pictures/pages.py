@@ -23,13 +23,13 @@ PICTURES = {
     "report": (
         "mla-harness run mixed-context -n 1 --fault merge.ignore-context-count",
         "#overview",
-        760,
+        695,
     ),
     "accuracy": (
         "mla-harness run 'kv-cache-full[accuracy=gsm_symbolic]' -n 1"
         " --fault kv.skip-zero-new-blocks",
         "#accuracy",
-        1000,
+        970,
     ),
 }
 """Name of a picture -> the command of its run, the part of the page, the pixels of its height at
