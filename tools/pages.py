@@ -1,7 +1,8 @@
 """Print a page of docs/ that is written from code or from a run: python tools/pages.py PAGE [RUN]
 
 `ops`, `reference` and `scenario-keys` come from the code: write them to docs/PAGE.md. `bugs` comes
-from a run of `mla-harness selftest`: write it to docs/data/bugs.md.
+from a run of `mla-harness selftest`: write it to docs/data/bugs.md. Then
+`python tools/records.py docs/data/bugs.md` puts its table into a file beside it.
 """
 
 from __future__ import annotations

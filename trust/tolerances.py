@@ -1,4 +1,5 @@
 """Print docs/data/tolerances.md, what right kernels need of each bound: python -m trust.tolerances
+Then `python tools/records.py docs/data/tolerances.md` puts its long tables into files.
 
 `--draws N` random cases on the built-in kernels and as many on sound variants, which differ in
 splits, orders of sums and roundings; and the record and sparse scenarios under `--seeds S` seeds. A

@@ -288,11 +288,11 @@ class ScriptServer(ServerBackend):
             ) from None
         except BadReply as error:
             raise Refused(f"{self._root}/metrics: {error}") from None
-        return self._dialect.counts(text), self._cache(text)
+        return dialect_of(text).counts(text), self._cache(text)
 
     def _cache(self, metrics: str) -> PagePool | None:
         """The server's cache. Raises Refused if its pages are not those of `page_size`."""
-        said = self._dialect.pool(metrics)
+        said = dialect_of(metrics).pool(metrics)
         if said is None:
             return self._given_pages
         if self._page_size not in (None, said.page):

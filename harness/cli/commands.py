@@ -62,7 +62,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "serve": (
         "serve:serve",
-        "Start a server of any language with filled memory, for serve-check and epochs.",
+        "Start a server, of any language, whose malloc hands out filled memory.",
     ),
     "epochs": (
         "epochs:epochs",

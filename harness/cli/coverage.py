@@ -14,11 +14,11 @@ from harness.cli.shared_options import Json, Out
 from harness.core.conditions.model import words
 from harness.core.conditions.table import SPACES
 from harness.core.errors import InputError
-from harness.report.conditions import EVERY_KERNEL, STRENGTHS, Coverage
 from harness.report.console import say, table
 from harness.report.progress import Waiting
 from harness.report.run_view import RunView
 from harness.report.wording import num
+from harness.store.coverage import EVERY_KERNEL, STRENGTHS, Coverage
 from harness.store.run_folder import DEFAULT_RUNS, RunStore, find_run
 
 MAX_UNMET = 20

@@ -25,12 +25,12 @@ from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.core.records import BAD, FAILED, CaseResult, Verdict
 from harness.diagnose.run_jobs import MOST_CAUSES, kind_of
-from harness.report.conditions import coverages
 from harness.run.cell_server import CellServer
 from harness.scenario.load import load_scenarios
 from harness.scenario.override import KernelOverride
 from harness.scenario.schema import Scenario
 from harness.scenario.selection import is_drawn, select
+from harness.store.coverage import coverages
 
 NAME = "judged"
 """The short name of a kernel while it is judged, so that its cases are those of the one before."""

@@ -128,10 +128,10 @@ withData(function (packed) {
     if (drawn) {
       drawn.addEventListener("click", (event) => {
         const box = drawn.getBoundingClientRect(), view = drawn.viewBox.baseVal, scale = Math.min(box.width / view.width, box.height / view.height);
-        const left = box.left + (box.width - view.width * scale) / 2;
+        const left = box.left + (box.width - view.width * scale) / 2, top = box.top + (box.height - view.height * scale) / 2;
         const columns = Math.min(COLUMNS, questions.length), bands = Math.ceil(questions.length / COLUMNS);
-        const column = Math.floor((event.clientX - left) / scale / view.width * columns);
-        const band = Math.floor((event.clientY - box.top) / box.height * bands);
+        const column = Math.floor((event.clientX - left) / scale / packed.grid_cell);
+        const band = Math.floor((event.clientY - top) / scale / (view.height + packed.grid_gap) * bands);
         const one = questions[band * COLUMNS + column];
         if (column >= 0 && column < columns && one) { open(one); }
       });

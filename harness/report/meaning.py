@@ -18,9 +18,9 @@ from harness.core.conditions.table import ENGINE
 from harness.core.records import AccuracyRecord, CaseResult
 from harness.core.systems import engine_versions
 from harness.report.causes import kernel_of
-from harness.report.conditions import EVERY_KERNEL, Coverage
 from harness.report.run_view import JUDGED, RunView
 from harness.report.wording import num
+from harness.store.coverage import EVERY_KERNEL, Coverage
 
 MAX_NAMED = 3
 """Kernels, ops or subjects that a sentence names; of more it has the number."""

@@ -31,10 +31,9 @@ from harness.report.case_view import (
     packed,
 )
 from harness.report.causes import facts
-from harness.report.conditions import EVERY_KERNEL, STRENGTHS
 from harness.report.gains import gains
 from harness.report.meaning import OF_THE_JUDGED, meaning
-from harness.report.plot import GRID_COLUMNS
+from harness.report.plot import BAND_GAP, CELL, GRID_COLUMNS
 from harness.report.run_view import RunView
 from harness.report.wording import (
     accuracy_title,
@@ -46,6 +45,7 @@ from harness.report.wording import (
     printable,
     ref_url,
 )
+from harness.store.coverage import EVERY_KERNEL, STRENGTHS
 from harness.store.summary import accuracy_records, totals
 
 FOLDER = Path(__file__).parent
@@ -119,6 +119,7 @@ def render(view: RunView) -> str:
     data = case_data(pairs, view.plan.options, view.plan.environment)
     data["measured"] = [asdict(one.data) for one in measured]
     data |= {"outcomes": OUTCOMES, "grid_columns": GRID_COLUMNS}
+    data |= {"grid_cell": CELL, "grid_gap": BAND_GAP}
     text = embedded(data)
     # A page of 14,000 cases holds 2 MB of it.
     is_large = len(text) > LARGE_DATA

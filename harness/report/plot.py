@@ -22,6 +22,8 @@ TOP = 14
 BOTTOM = 34
 GRID_COLUMNS = 200
 """Questions in one band of a grid. More of them would be thinner than a pixel on a phone."""
+FEWEST_COLUMNS = 60
+"""Questions that a grid has room for at least, so that a few of them are no huge squares."""
 CELL = 5
 LETTER = 6.5
 """The width of a letter of a label."""
@@ -182,7 +184,8 @@ def grid(rows: Sequence[str], kinds: dict[str, str], title: str) -> Markup:
         )
         if path:
             parts.append(Markup('<path class="{}" d="{}"/>').format(css, path))
-    return _drawing(parts, title, max(width, 1), max(num_bands * band_height, 1), "grid")
+    height = max(num_bands * band_height - BAND_GAP, 1)
+    return _drawing(parts, title, max(width, FEWEST_COLUMNS * CELL), height, "grid")
 
 
 def axis_of(lowest: float) -> list[float]:

@@ -9,14 +9,13 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from harness.core.cases import Job
-from harness.core.catalog import KERNELS
 from harness.core.cause_codes import Code
 from harness.core.records import BAD, FAILED, AccuracyRecord, CaseResult, Verdict
 from harness.report.causes import RootCause, causes, commands_for
-from harness.report.conditions import Coverage, coverages
 from harness.report.wording import fault_problems, num, reproduce
+from harness.store.coverage import Coverage
 from harness.store.run_folder import RunStore
-from harness.store.summary import accuracy_records, by_scenario, totals
+from harness.store.summary import accuracy_records, by_scenario, covered_by, totals
 
 JUDGED = (Verdict.PASS, *FAILED, Verdict.KNOWN)
 """The verdicts of a case that was judged."""
@@ -57,10 +56,7 @@ class RunView:
     @cached_property
     def coverages(self) -> list[Coverage]:
         """What its calls showed of the conditions of each op: of all kernels, then of each."""
-        # What a kernel refuses counts nowhere, so its promises decide the shares. They are those
-        # that it was judged by.
-        with KERNELS.scoped(*self.plan.kernels):
-            return list(coverages(self.results, self.jobs))
+        return covered_by(self.store)
 
     @cached_property
     def counts(self) -> dict[str, int]:

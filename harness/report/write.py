@@ -15,7 +15,7 @@ REPORT_FILES = ("summary.json", "results.csv", "junit.xml", "report.html")
 def write_reports(view: RunView) -> list[Path]:
     """Write summary.json, results.csv, junit.xml and report.html; returns their paths."""
     texts = (
-        to_json(summarise(view.store)),
+        to_json(summarise(view.store, view.coverages)),
         table.render(view),
         junit.render(view),
         page.render(view),

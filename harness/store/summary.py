@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from harness.core.cases import Job
+from harness.core.catalog import KERNELS
 from harness.core.findings import Finding
 from harness.core.records import (
     SCHEMA_VERSION,
@@ -20,6 +21,7 @@ from harness.core.records import (
     FaultResult,
     Verdict,
 )
+from harness.store.coverage import EVERY_KERNEL, Coverage, coverages
 from harness.store.run_folder import RunStore
 
 FAULT_FIELDS = {"fault", "scenario", "case", "seen", "caught", "by", "blamed", "seconds", "reason"}
@@ -51,13 +53,19 @@ def by_scenario(results: Iterable[CaseResult]) -> dict[str, list[CaseResult]]:
     return groups
 
 
-def summarise(store: RunStore) -> dict[str, Any]:
-    """The summary of a run: totals, each case with its findings, and each injected fault."""
+def summarise(store: RunStore, covered: Iterable[Coverage] | None = None) -> dict[str, Any]:
+    """The summary of a run: totals, each case with its findings, each injected fault, and how many
+    pairs and triples of conditions its passing calls showed.
+
+    `covered` is what they showed, if the caller has counted it already.
+    """
     plan = store.plan
     results = store.results()
     faults = store.faults()
     jobs = store.jobs_by_key()
     blames = store.blames()
+    if covered is None:
+        covered = covered_by(store)
     return {
         "schema_version": SCHEMA_VERSION,
         "run_id": plan.run_id,
@@ -68,10 +76,23 @@ def summarise(store: RunStore) -> dict[str, Any]:
         "totals": totals(results),
         "cases": [_case(result, jobs[result.key], blames.get(result.key)) for result in results],
         "faults": [fault.model_dump(mode="json", include=FAULT_FIELDS) for fault in faults],
+        "coverage": [
+            {"op": one.op, "pairs": one.shown.counts(2), "triples": one.shown.counts(3)}
+            for one in covered
+            if one.kernel == EVERY_KERNEL
+        ],
         "accuracy": [
             record.model_dump(mode="json") for record in accuracy_records([*results, *faults])
         ],
     }
+
+
+def covered_by(store: RunStore) -> list[Coverage]:
+    """What the calls of a run showed of the conditions of each op: of all kernels, then of each."""
+    # What a kernel refuses counts nowhere, so its promises decide the shares. They are those that
+    # it was judged by.
+    with KERNELS.scoped(*store.plan.kernels):
+        return list(coverages(store.results(), store.jobs_by_key()))
 
 
 def accuracy_records(results: Sequence[CaseResult | FaultResult]) -> list[AccuracyRecord]:

@@ -1,4 +1,4 @@
-"""Each finding has a page, a row of the table, newest first, and its measurements in the record."""
+"""Each finding has a page and a row of the table, newest first. It links what the record adds."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def test_a_finding_says_where_it_is_what_it_costs_and_what_upstream_knows(page: 
     text = page.read_text(encoding="utf-8")
     assert text.startswith(f"# {number(page)}. ")
     assert [word for word in SAYS if word not in text] == []
-    assert f"](../data/findings.md#finding-{number(page)})" in text
-    assert f"\n## Finding {number(page)}\n" in RECORD
+    linked = f"](../data/findings.md#finding-{number(page)})" in text
+    assert linked == (f"\n## Finding {number(page)}\n" in RECORD)

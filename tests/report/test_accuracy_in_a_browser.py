@@ -82,9 +82,14 @@ def test_a_click_on_a_cell_of_the_grid_opens_its_question(opened: Open) -> None:
     tab.locator("svg.grid").scroll_into_view_if_needed()
     box = tab.locator("svg.grid").bounding_box()
     assert box is not None
-    # The drawing keeps its shape: it is as wide as its 40 columns allow.
-    scale = min(box["width"] / 200, box["height"] / 23)
-    left = box["x"] + (box["width"] - 200 * scale) / 2
+    shape = (
+        "(({width, height}) => [width, height])(document.querySelector('.grid').viewBox.baseVal)"
+    )
+    width, height = tab.evaluate(shape)
+    # 40 questions are drawn as if they were 60, so that their cells are no huge squares.
+    assert (width, height) == (60 * 5, 3 * 5)
+    scale = min(box["width"] / width, box["height"] / height)
+    left = box["x"] + (box["width"] - width * scale) / 2
     tab.mouse.click(left + (34 + 0.5) * 5 * scale, box["y"] + 7 * scale)
     assert tab.locator(".explore .asked h4").inner_text() == "Question 35"
 

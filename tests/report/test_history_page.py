@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from harness.cli.main import app
 from harness.core import extras
 from harness.report.history_page import render
-from harness.store.history.entry import Entry, RunEntry
+from harness.store.history.entry import Covered, Entry, RunEntry
 from harness.store.history.trends import trends_over
 from harness.store.source import Source
 from tests.report.answered_runs import HOSTILE, answered
@@ -20,11 +20,20 @@ from tests.report.answered_runs import HOSTILE, answered
 CASE = "kv-cache-full[kv=bf16]"
 
 
-def run_of(number: int, accuracy: float, *, seconds: float = 60.0, bad: int = 0) -> RunEntry:
+def run_of(
+    number: int,
+    accuracy: float,
+    *,
+    seconds: float = 60.0,
+    bad: int = 0,
+    fault: str = "",
+    pairs: int = 0,
+) -> RunEntry:
+    """A run of five cases; a self-test if it has the outcome of a fault; `pairs` of 100 shown."""
     entries = [
         Entry(CASE, "kv-cache-full", "pass", accuracies=(1.0, accuracy)),
         *(Entry(f"a[n={n}]", "a", "fail" if n < bad else "pass") for n in range(4)),
-        Entry(f"{CASE}!kv.skip-zero-new-blocks", "kv-cache-full", "caught"),
+        *([Entry(f"{CASE}!kv.skip-zero-new-blocks", "kv-cache-full", fault)] if fault else []),
     ]
     return RunEntry(
         run_id=f"202611{number + 1:02}T010203Z-abcd",
@@ -33,6 +42,7 @@ def run_of(number: int, accuracy: float, *, seconds: float = 60.0, bad: int = 0)
         source=Source(commit=f"{number:040x}", branch=HOSTILE),
         folder="/nowhere",
         entries={one.key: one for one in entries},
+        coverage=(Covered("mla_decode", (pairs, 100), (pairs, 200)),) if pairs else (),
     )
 
 
@@ -53,9 +63,28 @@ def test_a_step_of_seconds_is_told_and_noise_is_not(tmp_path: Path) -> None:
 
 
 def test_the_newest_run_is_the_headline_and_faults_are_counted_apart(tmp_path: Path) -> None:
-    text = render(trends_over([run_of(0, 0.9), run_of(1, 0.9, bad=2)]), tmp_path)
-    assert "In the newest run 2 cases fail" in text
-    assert "1 of 1" in text
+    runs = [run_of(0, 0.9), run_of(1, 0.9, bad=2), run_of(2, 0.9, fault="caught")]
+    text = render(trends_over(runs), tmp_path)
+    assert "In the newest run 2 cases fail; 1 of 1 injected bug caught" in text
+    assert text.count('class="part caught"') == 1 and text.count('class="bar-of"') == 2
+    assert "Injected bugs" not in render(trends_over(runs[:2]), tmp_path)
+
+
+def test_a_bug_that_the_newest_self_test_missed_makes_the_page_red(tmp_path: Path) -> None:
+    for outcome, verdict in (("caught", "pass"), ("missed", "fail"), ("wrong-blame", "fail")):
+        text = render(trends_over([run_of(0, 0.9, fault=outcome), run_of(1, 0.9)]), tmp_path)
+        assert f'<section id="verdict" class="{verdict}"' in text, outcome
+
+
+def test_coverage_is_drawn_and_a_step_of_it_is_told(tmp_path: Path) -> None:
+    runs = [run_of(n, 0.9, pairs=100 if n < 10 else 94) for n in range(20)]
+    text = render(trends_over(runs), tmp_path)
+    told = "passing calls show 94.0 % of the pairs, before they showed 100.0 %"
+    assert f"Since run 20261111T010203Z-abcd (commit 0000000) {told}" in text
+    assert 'class="key s2">triples' in text
+    for others in ([run_of(n, 0.9) for n in range(3)], runs):
+        name = "" if others is not runs else "a"
+        assert "Conditions that passing calls" not in render(trends_over(others), tmp_path, name)
 
 
 def test_one_scenario_counts_its_own_cases(tmp_path: Path) -> None:

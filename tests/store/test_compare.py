@@ -218,6 +218,26 @@ def test_the_run_before_is_found_for_a_run_that_is_not_in_the_folder(
     assert previous_of(make_run(3, {"z": "fail"}), path) is None
 
 
+def test_a_self_test_between_two_runs_is_not_the_run_before(
+    filled: Fill, make_run: MakeRun
+) -> None:
+    injected = (fault("kv.tail", "a", True),)
+    path = filled(
+        make_run(1, {"a": "pass", "b": "pass"}),
+        make_run(2, {"a": "pass"}, faults=injected),
+        make_run(3, {"a": "pass", "b": "fail"}),
+        make_run(4, {"a": "pass"}, faults=injected),
+    )
+
+    def before(number: int, **more: tuple[Entry, ...]) -> str:
+        found = previous_of(make_run(number, {"a": "pass"}, **more), path)
+        return found.run_id if found else ""
+
+    assert before(3) == "run-0001" and before(4, faults=injected) == "run-0002"
+    # Without a run of its kind any is better than none.
+    assert before(2, faults=injected) == "run-0001"
+
+
 def test_cases_that_were_good_and_no_longer_run_are_lost_by_reason(make_run: MakeRun) -> None:
     caught = fault("kv.tail", "a[x=1]", True)
     before = make_run(

@@ -189,7 +189,7 @@ def test_the_summary_has_exactly_the_documented_fields(tmp_path: Path) -> None:
     summary = summarise(store)
     assert list(summary) == [
         *("schema_version", "run_id", "started", "seconds", "environment", "source"),
-        *("totals", "cases", "faults", "accuracy"),
+        *("totals", "cases", "faults", "coverage", "accuracy"),
     ]
     assert summary["totals"] == {"pass": 0, "fail": 1, "crash": 0, "skip": 1, "error": 0}
     assert list(summary["cases"][0]) == [

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from trust.changes.trials import ROOT, DoesNotApply, Trial, changes, code_pages, tried
@@ -67,16 +66,6 @@ def problem(trial: Trial) -> str:
     return ""
 
 
-def details(trials: Sequence[Trial]) -> list[str]:
-    """The files of each change, as a list in Markdown."""
-    lines = ["", "## Edited files", ""]
-    for trial in trials:
-        edited = ", ".join(f"`{file}`" for file in trial.change.edited) or "none"
-        pages = ", ".join(f"`{page}`" for page in trial.pages) or "none"
-        lines.append(f"- `{trial.change.name}`: {edited}. Pages: {pages}.")
-    return lines
-
-
 def main(names: list[str], page: Path | None) -> int:
     """Print a row for each change. Returns the exit code."""
     try:
@@ -101,7 +90,7 @@ def main(names: list[str], page: Path | None) -> int:
     problems = [found for trial in trials if (found := problem(trial))]
     print("\n".join([f"{len(trials)} changes, {len(problems)} bad", *problems]))
     if page:
-        page.write_text(HEAD + "\n".join([*lines, *details(trials)]) + "\n", encoding="utf-8")
+        page.write_text(HEAD + "\n".join(lines) + "\n", encoding="utf-8")
     return 1 if problems else 0
 
 

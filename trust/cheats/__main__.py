@@ -1,5 +1,5 @@
 """`python -m trust.cheats [--device cuda] [NAME]...`: judge each kernel that cheats, and print the
-table of docs/data/cheats.md.
+table of docs/data/cheats.md. `python tools/records.py docs/data/cheats.md` keeps it in a file.
 
 Exit code 1 if a cheat passes, or a legal kernel does not.
 """

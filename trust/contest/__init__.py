@@ -1,1 +1,1 @@
-"""A contest's check beside ours: the figures of docs/data/why-not-0.1.md."""
+"""A contest's check beside ours: the figures of docs/why-not-0.1.md."""

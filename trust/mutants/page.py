@@ -3,6 +3,7 @@ that was not killed.
 
 python -m trust.mutants --changes 1000 --seed 1 --out reports/runs/mutants
 python -m trust.mutants.page reports/runs/mutants/<run-id> ... > docs/data/mutants.md
+python tools/records.py docs/data/mutants.md
 
 The reasons of survivors are in trust/mutants/mutants.yaml: file and function -> change -> one
 sentence. So they stay with their code when lines move. A change that is there more than once has

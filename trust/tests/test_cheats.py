@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 from trust.cheats.__main__ import cheats, legal
 
-RECORD = Path(__file__).parents[2] / "docs" / "data" / "cheats.md"
+RECORD = Path(__file__).parents[2] / "docs" / "data" / "cheats" / "cheats.csv"
 
 
 def test_every_kernel_has_a_row_in_the_record_with_its_verdict() -> None:
-    rows = [line.split(" | ") for line in RECORD.read_text().splitlines() if line.startswith("| `")]
-    verdicts = {row[0].strip("| `"): row[2] for row in rows}
+    with RECORD.open(encoding="utf-8", newline="") as file:
+        verdicts = {row["kernel"]: row["verdict"] for row in csv.DictReader(file)}
     assert list(verdicts) == list(cheats())
     assert {name for name, verdict in verdicts.items() if verdict == "legal"} == set(legal())
 

@@ -180,9 +180,9 @@ def choose(names: Sequence[str], runs: PastRuns, *, branch: str = "") -> tuple[R
     No name means `previous latest`; one name is compared with `previous`.
 
     `latest` is the run that started last. `previous` is the newest earlier run with a case in
-    common, of `branch` if one is given. Both pass over runs in which nothing ran. Other names are
-    run folders, or names in the folder of `runs`. Raises InputError for a run that is missing, and
-    for a run and itself.
+    common, of `branch` if one is given, and a self-test if the other one is, if there is such a
+    run. Both pass over runs in which nothing ran. Other names are run folders, or names in the
+    folder of `runs`. Raises InputError for a run that is missing, and for a run and itself.
     """
     *first, newer = names or [LATEST]
     (older,) = first or [PREVIOUS]
@@ -206,8 +206,19 @@ def choose(names: Sequence[str], runs: PastRuns, *, branch: str = "") -> tuple[R
 
 
 def previous_of(run: RunEntry, runs: PastRuns, branch: str = "") -> RunEntry | None:
-    """The run that `previous` means for `run`, or None when there is none."""
-    return next(iter(runs.earlier(run, wanted=lambda one: branch in ("", one.source.branch))), None)
+    """The run that `previous` means for `run`, or None when there is none.
+
+    A self-test shares clean cases with a run, but a run is compared with a run if there is one.
+    """
+
+    def is_on_branch(one: RunEntry) -> bool:
+        return branch in ("", one.source.branch)
+
+    def is_alike(one: RunEntry) -> bool:
+        return is_on_branch(one) and one.is_selftest == run.is_selftest
+
+    found = runs.earlier(run, wanted=is_alike) or runs.earlier(run, wanted=is_on_branch)
+    return next(iter(found), None)
 
 
 def last_green(run: RunEntry, runs: PastRuns, counted: Sequence[str]) -> RunEntry | None:

@@ -62,6 +62,15 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Covered:
+    """How many combinations of conditions the passing calls of an op showed, of how many."""
+
+    op: str
+    pairs: tuple[int, int]
+    triples: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class RunEntry:
     """One run.
 
@@ -80,6 +89,7 @@ class RunEntry:
     num_planned: int = 0
     entries: dict[str, Entry] = field(default_factory=dict)
     """By key: cases, then faults. Planned cases that never ran are not among them."""
+    coverage: tuple[Covered, ...] = ()
 
     @property
     def cases(self) -> list[Entry]:
@@ -88,6 +98,25 @@ class RunEntry:
     @property
     def faults(self) -> list[Entry]:
         return [entry for entry in self.entries.values() if entry.is_fault]
+
+    @property
+    def is_selftest(self) -> bool:
+        """Whether faults were injected beside its cases, so that it stands beside such runs."""
+        return bool(self.faults)
+
+    @property
+    def shares(self) -> tuple[float, float] | None:
+        """The shares of pairs and of triples that its passing calls showed, over all ops; None for
+        a run that counted none.
+        """
+        counted = [
+            [sum(each) for each in zip(*found, strict=True)]
+            for found in zip(*((one.pairs, one.triples) for one in self.coverage), strict=True)
+        ]
+        if not counted or not all(every for _, every in counted):
+            return None
+        (pairs, all_pairs), (triples, all_triples) = counted
+        return pairs / all_pairs, triples / all_triples
 
     def alike(self, other: Entry) -> Entry | None:
         """The result of the same case, or of the same fault:
@@ -175,6 +204,8 @@ class _Summary:
     cases: list[_Case]
     faults: list[_Fault]
     accuracy: list[_Measured]
+    coverage: list[Covered] = field(default_factory=list)
+    """Of a run that is older than this key, none."""
 
 
 _SUMMARY: TypeAdapter[_Summary] = TypeAdapter(_Summary)
@@ -243,6 +274,7 @@ def _parsed(found: Any, folder: Path) -> RunEntry:
         folder=str(folder.resolve()),
         num_planned=len(summary.cases),
         entries={one.key: one for one in (*cases, *faults)},
+        coverage=tuple(summary.coverage),
     )
 
 

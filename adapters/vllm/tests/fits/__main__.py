@@ -6,6 +6,7 @@ uses.
     python -m adapters.vllm.tests.fits SITES/vllm-0.24.0 SITES/vllm-0.33.0
     python -m adapters.vllm.tests.fits --newest SITES
     python -m adapters.vllm.tests.fits SITES/vllm-0.33.0:FLASHINFER --docs docs/data/vllm-fits.md
+    python tools/records.py docs/data/vllm-fits.md
     python -m adapters.vllm.tests.fits --docs docs/data/vllm-fits.md
 
 No GPU is needed. Nothing of a release is imported or run, so a release that fits may still fail.
@@ -37,7 +38,7 @@ def main() -> int:
         "site", nargs="*", help="a folder with a release, or folders as in PYTHONPATH"
     )
     parser.add_argument(
-        "--docs", type=Path, help="also write this page; the pages of runs must be beside it"
+        "--docs", type=Path, help="also write this page; the records of runs must be beside it"
     )
     parser.add_argument(
         "--newest", action="store_true", help="of the releases that are named, check the newest"

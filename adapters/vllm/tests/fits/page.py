@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 
@@ -10,22 +11,23 @@ from mla_harness_adapters.releases import release_of
 
 Fits = dict[str, list[Fit]]
 """The parts of each release."""
-SERVED = ("vllm-0.21-to-0.26.md", "vllm-0.28-to-0.33.md")
-"""The pages of runs on a GPU."""
+SERVED = (
+    "vllm-served-0.21-to-0.26/clean-scenarios.csv",
+    "vllm-served-0.28-to-0.33/clean-scenarios.csv",
+)
+"""The clean cases that ran on a GPU."""
+HOSTED = "vllm-host"
+"""The folder of the outputs of runs on a CPU."""
 
 HEAD = """# Record: what of the harness fits a release of vLLM
 
 For whoever adapts the harness to a release. Made by `python -m adapters.vllm.tests.fits` from the text of each release; nothing here is typed by
 hand. The harness does three things with a release. Each proves less than the one before:
 
-- **Run on a GPU**: vLLM served canaries under poison, with and without its own bugs, and its kernels were judged.
-  [The releases](../vllm-releases.md) have the results.
-- **Host side run on a CPU**: parts of vLLM's own Python ran under poison: [vllm-host.md](vllm-host.md).
-  What the plug-in does to vLLM's own prefill, caches and routing simulator is tried so too, on some of the releases
-  (`adapters/vllm/tests/host/test_serving_poison.py`).
+- **Run on a GPU**: vLLM served canaries under poison, and its kernels were judged ([the releases](../vllm-releases.md)).
+- **Host side run on a CPU**: parts of vLLM's own Python ran under poison ([vllm-host.md](vllm-host.md)).
 - **Fits by its code**: every class, method, parameter, option, variable and patched line that the harness relies on is
-  in the release's text. Nothing ran. A release may fit and still fail: what a name does can change while the name
-  stays, and kernels are compiled code, which is not checked.
+  in the release's text. Nothing ran, so a release may fit and still fail. Compiled code is not checked.
 
 """  # noqa: E501
 DETAILS = """
@@ -65,18 +67,18 @@ def cell(fit: Fit) -> str:
 
 
 def missing(found: Fits) -> list[str]:
-    """One line for each name that a release lacks; empty if all fit."""
-    lines = [
-        f"- {release}, {fit.part}: {what}"
-        for release in sorted(found, key=release_of)
-        for fit in found[release]
-        for what in fit.missing
-    ]
+    """One line for each name that a release lacks, with all such releases; empty if all fit."""
+    lacking: dict[str, list[str]] = {}
+    for release in sorted(found, key=release_of):
+        for fit in found[release]:
+            for what in fit.missing:
+                lacking.setdefault(f"{fit.part}: {what}", []).append(release)
+    lines = [f"- {name} ({', '.join(releases)})" for name, releases in lacking.items()]
     return ["", "Missing:", "", *lines] if lines else []
 
 
 def document(found: Fits, docs: Path) -> str:
-    """The page in Markdown, with the cases that ran from the pages in the folder `docs`."""
+    """The page in Markdown, with the cases that ran from the records in the folder `docs`."""
     rows = [
         "| vLLM | run on a GPU | host side run on a CPU | fits by its code |",
         "| --- | --- | --- | --- |",
@@ -97,14 +99,14 @@ def document(found: Fits, docs: Path) -> str:
 
 
 def refreshed(page: str, docs: Path) -> str:
-    """The page with the numbers of cases that ran, read again from the pages in `docs`.
+    """The page with the numbers of cases that ran, read again from the records in `docs`.
 
     Other tables are unchanged.
     """
     served = {
         release: cases for name in SERVED for release, cases in run_on_a_gpu(docs / name).items()
     }
-    hosted = run_on_a_cpu(docs / "vllm-host.md")
+    hosted = run_on_a_cpu(docs / HOSTED)
     lines = page.splitlines()
     for number, line in enumerate(lines):
         if row := re.fullmatch(r"\| (\d+\.\d+\.\d+) \|[^|]*\|[^|]*\|([^|]*)\|", line):
@@ -120,33 +122,24 @@ def _cases(run: dict[str, set[str]], release: str) -> str:
     return f"{len(cases)} case{'s' if len(cases) > 1 else ''}" if cases else "no"
 
 
-def run_on_a_gpu(page: Path) -> dict[str, set[str]]:
-    """The clean cases of a page of SERVED that ended with a verdict, by release."""
+def run_on_a_gpu(rows: Path) -> dict[str, set[str]]:
+    """The clean cases of a file of SERVED that ended with a verdict, by release."""
     found: dict[str, set[str]] = {}
-    section = (
-        page.read_text(encoding="utf-8")
-        .partition("\n## Clean scenarios\n")[2]
-        .partition("\n## ")[0]
-    )
-    for line in section.splitlines():
-        cells = [one.strip() for one in line.strip("|").split("|")]
-        if (
-            len(cells) > 2
-            and re.fullmatch(r"\d+\.\d+\.\d+", cells[1])
-            and cells[2].startswith("**")
-        ):
-            found.setdefault(cells[1], set()).add(cells[0])
+    with rows.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if re.match(r"pass|fail|known|crash", row["run 1"]):
+                found.setdefault(row["vLLM"], set()).add(row["case"])
     return found
 
 
-def run_on_a_cpu(page: Path) -> dict[str, set[str]]:
-    """The cases of vllm-host.md that ended with a verdict, by release.
+def run_on_a_cpu(folder: Path) -> dict[str, set[str]]:
+    """The cases of the outputs in a folder that ended with a verdict, by release.
 
-    A column of its tables begins at its title.
+    A column of such a table begins at its title.
     """
     found: dict[str, set[str]] = {}
-    for block in re.findall(r"```text\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
-        title, *lines = block.splitlines()
+    for output in sorted(folder.glob("*.txt")):
+        title, *lines = output.read_text(encoding="utf-8").splitlines()
         columns = [
             (one.start(), one.group(1)) for one in re.finditer(r"vLLM (\d+\.\d+\.\d+)", title)
         ]

@@ -4,6 +4,7 @@ part.
 
 from __future__ import annotations
 
+import csv
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from adapters.vllm.tests.fits.__main__ import expanded
 from adapters.vllm.tests.fits.checks import Fit, fits
 from adapters.vllm.tests.fits.conftest import Maker
 from adapters.vllm.tests.fits.page import (
+    HOSTED,
     SERVED,
     cell,
     document,
@@ -28,41 +30,35 @@ from tests.waiting import HANG_SECONDS
 ROOT = Path(__file__).parents[4]
 RECORDS = ROOT / "docs" / "data"
 PAGE = RECORDS / "vllm-fits.md"
-GPU = """
-## Clean scenarios
-
-| case | vLLM | run 1 |
-|---|---|---|
-| `a[x=1]` | 0.24.0 | **pass**, 1.0000, 30 s |
-| `b` | 0.24.0 | **fail**, 0.0000, 30 s |
-| `c` | 0.24.0 | skipped: no such GPU |
-| `a[x=1]` | 0.22.1 | not run |
-
-## Another
-
-| `d` | 0.25.0 | **pass**, 1 s |
+PARTS = RECORDS / "vllm-fits" / "what-fits-by-its-code.csv"
+GPU = """\
+case,vLLM,run 1,run 2
+a[x=1],0.24.0,"pass, 1.0000, 30 s",not run
+b,0.24.0,"fail, 0.0000, 30 s",not run
+c,0.24.0,skipped: no such GPU,not run
+a[x=1],0.22.1,not run,not run
 """
-CPU = """
-```text
+CPU = """\
  case              bug           vLLM 0.24.0     vLLM 0.33.0   first bad
  vllm-host-one     1             pass            skip          none bad
  vllm-host-two     1             FAIL finite     pass          0.24.0, the oldest
    with vllm.bug                 caught finite   caught        caught 2 of 2
 vLLM 0.24.0: python3, vllm-host-one pass
-```
 """
 
 
 def docs(folder: Path) -> Path:
     for name, release in zip(SERVED, ("0.24.0", "0.30.0"), strict=True):
+        (folder / name).parent.mkdir()
         (folder / name).write_text(GPU.replace("0.24.0", release), encoding="utf-8")
-    (folder / "vllm-host.md").write_text(CPU, encoding="utf-8")
+    (folder / HOSTED).mkdir()
+    (folder / HOSTED / "one.txt").write_text(CPU, encoding="utf-8")
     return folder
 
 
 def test_only_cases_that_came_to_a_verdict_count_as_run(tmp_path: Path) -> None:
-    assert run_on_a_gpu(docs(tmp_path) / SERVED[0]) == {"0.24.0": {"`a[x=1]`", "`b`"}}
-    assert run_on_a_cpu(tmp_path / "vllm-host.md") == {
+    assert run_on_a_gpu(docs(tmp_path) / SERVED[0]) == {"0.24.0": {"a[x=1]", "b"}}
+    assert run_on_a_cpu(tmp_path / HOSTED) == {
         "0.24.0": {"vllm-host-one", "vllm-host-two"},
         "0.33.0": {"vllm-host-two"},
     }
@@ -81,7 +77,7 @@ def test_a_release_that_only_fits_is_not_said_to_have_run(tmp_path: Path) -> Non
         and "| 0.30.0 | 2 cases | no | yes (7 names) |" in page
     )
     assert page.index("| 0.24.0 |") < page.index("| 0.33.0 |")
-    assert "- 0.24.0, steps: `vllm.x:y`" in page
+    assert "- steps: `vllm.x:y` (0.24.0)" in page
 
 
 def test_a_cell_says_what_is_missing_or_why_nothing_was_looked_at() -> None:
@@ -105,10 +101,12 @@ def test_the_page_is_up_to_date_with_what_was_run() -> None:
 
 def test_the_page_has_a_row_for_every_part_and_no_other(release: Maker) -> None:
     rows = table({"0.33.0": fits(release({}))})
-    wanted = [row.split("|")[1].strip() for row in rows[2:]]
-    text = PAGE.read_text(encoding="utf-8").partition("| what of the harness |")[2]
-    there = [line.split("|")[1].strip() for line in text.splitlines()[2:] if line.startswith("|")]
-    assert there == wanted, "run adapters.vllm.tests.fits on the releases of the page again"
+    wanted = [row.split("|")[1].strip().replace("`", "") for row in rows[2:]]
+    with PARTS.open(encoding="utf-8", newline="") as file:
+        there = [row["what of the harness"] for row in csv.DictReader(file)]
+    assert there == wanted, (
+        "run adapters.vllm.tests.fits on the releases of the page again, and tools/records.py"
+    )
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
@@ -137,7 +135,7 @@ def test_the_command_fails_where_something_is_missing_and_refuses_a_folder_witho
     release({"vllm/plugins/__init__.py": "GROUP = 'vllm.general_plugins'\n"})
     done = command(str(tmp_path))
     assert done.returncode == 1 and "| entry points | yes (1) |" in done.stdout
-    assert "- 0.33.0, models of the canaries: `DeepseekV2ForCausalLM`" in done.stdout
+    assert "- models of the canaries: `DeepseekV2ForCausalLM` (0.33.0)" in done.stdout
     for refused in (
         command(str(tmp_path / "nowhere")),
         command(str(tmp_path), "--docs", str(tmp_path / "page.md")),

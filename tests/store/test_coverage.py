@@ -11,7 +11,7 @@ from harness.core.catalog import KERNELS
 from harness.core.conditions.table import SPACES, key_of, space_for
 from harness.core.records import CaseResult, Verdict
 from harness.ops.mla_decode.params import MlaDecodeParams
-from harness.report.conditions import Coverage, coverages
+from harness.store.coverage import Coverage, coverages
 from tests.transcripts import Approved
 
 SPACE = SPACES["mla_decode"]
