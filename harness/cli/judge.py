@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -178,11 +179,16 @@ def _words(given: JudgeOptions, name: str) -> dict[str, Any]:
     return words | ({"style": given.style} if given.style else {})
 
 
+def calls_alone(jobs: Iterable[Job]) -> list[Job]:
+    """The jobs that call kernels of files, and nothing else."""
+    return [job for job in jobs if job.case.system == KERNEL and job.plugins]
+
+
 def _jobs(planner: JobPlanner, given: JudgeOptions) -> list[Job]:
     jobs = planner.jobs()
     if given.whole or given.selectors:
         return jobs
-    own = [job for job in jobs if job.case.system == KERNEL and job.plugins]
+    own = calls_alone(jobs)
     if not own:
         raise InputError(f"{given.file}: no case calls its kernels alone; add --all")
     # The plain calls first: what fails there needs no rare call.

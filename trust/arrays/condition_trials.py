@@ -182,7 +182,7 @@ def main(parent: Parent) -> None:
     torch.set_num_threads(1)
     request = parent.request(Trials)
     assert request is not None
-    load_plugins(())
+    load_plugins(dict.fromkeys(path for job in request.jobs for path in job.plugins))
     able = [job for job in request.jobs if _op(job) in (*ERRORS, *op_errors.ERRORS, ENGINE)]
     parts = [able[number :: request.workers] for number in range(request.workers)]
     clean: dict[str, tuple[CaseResult, Outputs, float]] = {}
