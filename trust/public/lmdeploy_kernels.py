@@ -1,45 +1,30 @@
-"""`lmdeploy/pytorch/kernels/cuda/pagedattention.py` of lmdeploy 0.18.0; LMDEPLOY is the folder of the
-unpacked wheel. It runs on a GPU: Triton's interpreter refuses one of its calls.
+"""`lmdeploy/pytorch/kernels/cuda/pagedattention.py` of lmdeploy 0.18.0. It runs on a GPU: Triton's
+interpreter refuses one of its calls.
 """
 
 import enum
-import importlib
 import logging
-import os
-import sys
-import types
-from pathlib import Path
+
+import sources
 
 from harness import kernel
 
-for name in (
-    "lmdeploy",
-    "lmdeploy.messages",
-    "lmdeploy.utils",
-    "paged",
-    "paged.turbo_quant",
-    "paged.utils",
-):
-    sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = []
-QuantPolicy = enum.IntEnum(
-    "QuantPolicy",
-    {"NONE": 0, "INT4": 4, "INT8": 8, "FP8": 16, "FP8_E5M2": 17, "TURBO_QUANT": 42},
-)
-sys.modules["lmdeploy.messages"].QuantPolicy = QuantPolicy
-sys.modules["lmdeploy.utils"].get_logger = logging.getLogger
-sys.modules["paged.turbo_quant"].hadamard_rotate = None
-utils = sys.modules["paged.utils"]
-utils.is_cuda = lambda: False
-utils.get_device_props = lambda index: {
+POLICIES = {"NONE": 0, "INT4": 4, "INT8": 8, "FP8": 16, "FP8_E5M2": 17, "TURBO_QUANT": 42}
+DEVICE = {
     "compute_capability": (8, 0),
     "multi_processor_count": 8,
     "warps_per_sm": 64,
     "blocks_per_sm": 32,
 }
-FOLDER = Path(os.environ["LMDEPLOY"]) / "lmdeploy" / "pytorch" / "kernels" / "cuda"
-sys.modules["paged"].__path__ = [str(FOLDER)]
-pagedattention = importlib.import_module("paged.pagedattention")
+sources.stub("lmdeploy.messages", QuantPolicy=enum.IntEnum("QuantPolicy", POLICIES))
+sources.stub("lmdeploy.utils", get_logger=logging.getLogger)
+sources.stub("lmdeploy.pytorch.kernels.cuda.turbo_quant", hadamard_rotate=None)
+sources.stub(
+    "lmdeploy.pytorch.kernels.cuda.utils",
+    is_cuda=lambda: False,
+    get_device_props=lambda index: DEVICE,
+)
+pagedattention = sources.load("lmdeploy.pytorch.kernels.cuda.pagedattention")
 
 SHAPES = {"like": "deepseek", "query_len": 1}
 
