@@ -79,15 +79,16 @@ def fetching(one: PublicKernel) -> str:
 
 
 def selectors(one: PublicKernel, device: str) -> list[str]:
-    """The scenarios to judge by: all, but for the interpreter, which takes hours for thousands of
-    tokens.
+    """The scenarios to judge by: all, but for the interpreter, which takes hours for calls with
+    many tokens or keys.
     """
     if device != "cpu" or one.needs != "interpreter":
         return []
+    slow = {"limits", "conditions"} if one.op == "mla_decode" else {"limits"}
     return [
         scenario.name
         for scenario in load_scenarios()
-        if scenario.system == "kernel" and scenario.op == one.op and "limits" not in scenario.tags
+        if scenario.system == "kernel" and scenario.op == one.op and not slow & {*scenario.tags}
     ]
 
 

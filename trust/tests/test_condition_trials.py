@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from harness.core.cases import Job
-from harness.core.conditions.table import SPACES
+from harness.core.conditions.table import SPACES, space_for
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.ops.context_attention import inputs as context_attention_inputs
@@ -159,3 +159,11 @@ def test_errors_of_a_kernel_of_a_file_are_tried_in_the_calls_of_judge(
 def test_a_file_without_conditions_is_refused(cli: Cli, tmp_path: Path) -> None:
     code, _, error = cli("mutants", "--changes", 2, "--judged", tmp_path / "mine.py")
     assert code == 2 and "give --conditions N too" in error
+
+
+def test_errors_of_a_kernel_are_drawn_among_the_classes_that_it_takes() -> None:
+    spec = KernelSpec("mla_decode", "mine", "", print, kv=("bf16",))
+    space = space_for(spec)
+    trials = drawn(60, 1, ["mla_decode"], {"mla_decode": space})
+    assert not any(space.why_not(trial.combination) for trial in trials)
+    assert any(space.why_not(trial.combination) for trial in drawn(60, 1, ["mla_decode"]))

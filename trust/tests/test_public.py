@@ -70,6 +70,9 @@ def test_the_interpreter_is_spared_the_calls_of_thousands_of_tokens() -> None:
     atom, *_ = (one for one in KERNELS if one.name == "atom")
     assert "merge-conditions" in selectors(atom, "cpu")
     assert "limits-merge" not in selectors(atom, "cpu")
+    gems = next(one for one in KERNELS if one.name == "flaggems")
+    assert "decode-lengths" in selectors(gems, "cpu")
+    assert "decode-conditions" not in selectors(gems, "cpu")
     assert selectors(atom, "cuda") == []
 
 
