@@ -21,7 +21,7 @@ from harness.cli.solutions import plugin_of
 from harness.core.cases import CellOf, Job, MeasureSpeed
 from harness.core.errors import InputError
 from harness.core.ops import OPS, SPEED_FILE, ops_with
-from harness.diagnose.run_jobs import MOST_CAUSES
+from harness.diagnose.run_jobs import MOST_CAUSES, MOST_FAILURES
 from harness.report.console import say
 from harness.report.progress import Waiting
 from harness.report.run_view import RunView
@@ -35,8 +35,6 @@ from harness.scenario.selection import is_drawn
 from harness.store.run_folder import RunStore
 from harness.store.summary import summarise
 
-MOST_FAILURES = 8
-"""Failing cases, of however few causes: more of them say nothing new."""
 KERNEL = "kernel"
 """The system of cases that call one kernel."""
 

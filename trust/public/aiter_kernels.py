@@ -37,9 +37,17 @@ def decode(q, keys, values, out, starts, slots, partial, partial_lse, splits, mo
         "fwd_grouped_kernel_stage1_rope": tile,
         "fwd_kernel_stage2": {"num_warps": 4, "num_stages": 1},
     }
-    positions = (starts[1:], None, None, 512, 64, None, None)
     decode_rope.decode_attention_fwd_grouped_rope(
-        q, keys, values, out, starts, slots, *positions[1:], logits, most, scale, config=config
+        *(q, keys, values, out, starts, slots),
+        k_pe_tokens=None,
+        kv_lora_rank=512,
+        rotary_dim=64,
+        cos_sin_cache=None,
+        positions=None,
+        attn_logits=logits,
+        num_kv_splits=most,
+        sm_scale=scale,
+        config=config,
     )
 
 
