@@ -55,7 +55,7 @@ def honest(evidence: Evidence) -> Judgement:
     findings: dict[tuple[str, str], Finding] = {}
     notes: dict[str, None] = {}
     for run in evidence.runs:
-        # Reading a clock or an object list harms nobody while the answer is right. Proofs are told
+        # Reading a clock or an object list does no harm while the answer is right. Proofs are told
         # anyway.
         wrong = [one for one in run.all(Observed) if _is_wrong(one)]
         for conduct in run.all(Conduct):

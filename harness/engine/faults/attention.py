@@ -176,6 +176,6 @@ def slots_read_on_the_host(batch: Batch) -> Tensor:
     """
     if ACTIVE.get() is None or batch.decode is None or batch.decode.query_len == 1:
         return batch.stored_slots
-    # The modes that record launches would see the copy to the host. The fault is that nobody does.
+    # The modes that record launches would see the copy to the host. The fault is that they do not.
     with _disable_current_modes():
         return torch.tensor(batch.stored_slots.tolist())
