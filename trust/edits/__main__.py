@@ -3,8 +3,8 @@ on it, and print what caught it and what it blamed.
 
 The cases are the first of each scenario of the engine that a plain run has, and for wrong edits the
 next ones behind them. A wrong edit is run until a case fails, and the memory to blame is looked
-for. Exit code 1 if a value oracle blames a right edit, or a wrong one is blamed on memory without
-reason.
+for. One of the scheduler that no case catches is equivalent if random schedules are as before. Exit
+code 1 if a value oracle blames a right edit, or a wrong one is blamed on memory without reason.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ from harness.report.markdown import table
 from harness.scenario.load import load_scenarios
 from harness.scenario.selection import select
 from trust.edits.engine import RIGHT, WRONG, Edit
+from trust.mutants.schedules import trace
 
 NO_VALUES = frozenset({"policy"})
 """Oracles that another right engine may fail."""
 MORE = 5
 """The further cases of each scenario for an edit that its first case does not catch."""
+SCHEDULE = "harness.engine.schedule."
+NUM_SCHEDULES = 2000
 MOST_SECONDS = 900
 """The clock ends an edit whose cases do not end. No verdict depends on it but `does not end`."""
 
@@ -112,13 +115,41 @@ def tried(edit: Edit, chosen: Sequence[Case], *, to_the_end: bool) -> tuple[str,
     return "", "", ""
 
 
+def changes_no_schedule(edit: Edit) -> bool:
+    """Whether an edit of the scheduler or the pool decides as before in all random schedules.
+
+    They share prefixes, collide, preempt, abort and start over in tight pools.
+    """
+    if not edit.place.startswith(SCHEDULE):
+        return False
+    before = [trace(seed) for seed in range(NUM_SCHEDULES)]
+    with made(edit):
+        return all(trace(seed) == right for seed, right in enumerate(before))
+
+
 def word(edit: Edit, oracles: str, sites: str) -> str:
     """Whether the blame is right: memory for an edit that reads what nobody wrote, else none."""
     if not oracles:
-        return "not caught"
+        return "equivalent" if changes_no_schedule(edit) else "not caught"
     if not sites:
         return "none, rightly" if not edit.memory else "none"
     return "right" if edit.memory else "wrong"
+
+
+def summary(rows: Sequence[tuple[str, ...]]) -> str:
+    """How many of the edits in the table's rows were caught or blamed, in a line."""
+    wrong = [row for row in rows if row[0] == "wrong"]
+    right = [row for row in rows if row[0] == "right"]
+    equivalent = sum(row[-1] == "equivalent" for row in wrong)
+    # An error of ours catches nothing.
+    missed = sum(row[2] in ("-", "error") for row in wrong) - equivalent
+    blamed_wrongly = sum(row[-1] == "wrong" for row in wrong)
+    blamed_right = sum(row[-1] == "red" for row in right)
+    return (
+        f"{len(wrong) - equivalent - missed} of {len(wrong) - equivalent} wrong edits caught,"
+        f" {equivalent} equivalent, {blamed_wrongly} with wrong blame; {blamed_right} of"
+        f" {len(right)} right ones red"
+    )
 
 
 class Late(BaseException):
@@ -154,6 +185,7 @@ def main(names: Sequence[str]) -> int:
             rows.append((kind, f"`{edit.name}`", oracles or "-", f"`{case or '-'}`", sites, blame))
             print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
     print(table(("edit", "name", "caught by", "in", "memory blamed", "blame"), rows))
+    print(summary(rows))
     return 0 if is_good else 1
 
 
