@@ -1,4 +1,4 @@
-"""`python -m trust.edits [NAME]...`: make each edit of the engine in memory, run cases of the engine
+"""`python -m trust.edits [NAME|unseen]...`: make each edit of the engine in memory, run cases of the engine
 on it, and print what caught it and what it blamed.
 
 The cases are the first of each scenario of the engine that a plain run has, and for wrong edits the
@@ -29,9 +29,12 @@ from harness.judge.run_case import prepare, run_case
 from harness.report.markdown import table
 from harness.scenario.load import load_scenarios
 from harness.scenario.selection import select
-from trust.edits.engine import RIGHT, WRONG, Edit
+from trust.edits.edit import Edit
+from trust.edits.engine import RIGHT, WRONG
+from trust.edits.unseen import UNSEEN_RIGHT, UNSEEN_WRONG
 from trust.mutants.schedules import trace
 
+ALL_WRONG, ALL_RIGHT = (*WRONG, *UNSEEN_WRONG), (*RIGHT, *UNSEEN_RIGHT)
 NO_VALUES = frozenset({"policy"})
 """Oracles that another right engine may fail."""
 MORE = 5
@@ -157,7 +160,9 @@ class Late(BaseException):
 
 
 def main(names: Sequence[str]) -> int:
-    """Try the edits and print the table."""
+    """Try the edits and print the table; `unseen` are those of `unseen.py`."""
+    if "unseen" in names:
+        names = [*names, *(edit.name for edit in (*UNSEEN_WRONG, *UNSEEN_RIGHT))]
     torch.set_num_threads(1)
     prepare()
     firsts, others = cases()
@@ -168,7 +173,7 @@ def main(names: Sequence[str]) -> int:
         raise Late
 
     signal.signal(signal.SIGALRM, stop)
-    for is_right, edits in ((False, WRONG), (True, RIGHT)):
+    for is_right, edits in ((False, ALL_WRONG), (True, ALL_RIGHT)):
         for edit in (one for one in edits if not names or one.name in names):
             signal.alarm(MOST_SECONDS)
             try:

@@ -6,9 +6,11 @@ import pytest
 
 from harness.core.cases import Case
 from trust.edits.__main__ import changes_no_schedule, function_of, made, summary, tried, word
-from trust.edits.engine import RIGHT, WRONG, Edit
+from trust.edits.edit import Edit
+from trust.edits.engine import RIGHT, WRONG
+from trust.edits.unseen import UNSEEN_RIGHT, UNSEEN_WRONG
 
-EDITS = {edit.name: edit for edit in (*WRONG, *RIGHT)}
+EDITS = {edit.name: edit for edit in (*WRONG, *RIGHT, *UNSEEN_WRONG, *UNSEEN_RIGHT)}
 SMALL = Case(
     id="case",
     scenario="s",
@@ -28,6 +30,7 @@ def test_an_edit_is_made_and_taken_back(edit: Edit) -> None:
 
 def test_there_are_twenty_wrong_edits_and_ten_right_ones() -> None:
     assert len(WRONG) >= 20 and len(RIGHT) >= 10
+    assert len(UNSEEN_WRONG) >= 20 and len(UNSEEN_RIGHT) >= 5
 
 
 def test_an_edit_of_a_text_that_is_not_there_is_refused() -> None:
