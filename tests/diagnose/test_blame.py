@@ -343,3 +343,41 @@ def test_a_trial_that_ends_in_an_error_does_not_count_as_failing_alike():
     result = result_of(first, lambda sites: finite())
     trial = result.model_copy(update={"verdict": Verdict.ERROR, "sites": ()})
     assert not fails_alike(result, trial)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "op", "sites"),
+    [
+        # Row 4 is wrong whatever the memory holds, and nothing of it arrives there.
+        ("token 1, 4", "quantize_fp8", ()),
+        # Zeros in a slot past the length take part as well: the same rows are wrong.
+        ("token 1-2", "quantize_fp8", ("scale.pad",)),
+        # Too many rows to be named.
+        ("token 1, 3, 5, 7, 9, 11 and 2 more ranges", "quantize_fp8", ("scale.pad",)),
+        # In an engine a wrong token changes all that follow.
+        ("token 1, 4", None, ("scale.pad",)),
+    ],
+)
+def test_memory_that_reaches_some_of_the_wrong_rows_alone_does_not_explain_them(
+    wrong: str, op: str | None, sites: tuple[str, ...]
+) -> None:
+    system = "engine" if op is None else "kernel"
+    poison = PoisonPlan(sites=("output", "scale.pad", "workspace"))
+    case = Case(id="c", scenario="s", system=system, op=op, poison=poison)
+
+    def behave(poisoned: frozenset[str]) -> tuple[Finding, ...]:
+        reference = Finding(oracle="reference", tensor="rows", where=wrong, cause="value")
+        if "scale.pad" not in poisoned:
+            return (reference,)
+        nan = Finding(oracle="finite", tensor="rows", where="token 1-2; first at [1, 0]")
+        return (nan.but(cause="nan"), reference)
+
+    first = Job(key="k", case=case)
+    result = result_of(first, behave)
+    done: list[CaseResult] = []
+    while trials := plan_trials(first, result, done):
+        done.extend(result_of(trial, behave) for trial in trials)
+    found = conclude(first, result, done)
+    assert found.sites == sites
+    if not sites:
+        assert "no memory explains them" in found.how

@@ -4,11 +4,28 @@ none.
 
 from __future__ import annotations
 
-import pytest
+import ctypes
+import signal
+from typing import Any
 
+import pytest
+from torch import Tensor
+
+from harness.core.kernels import KernelSpec
+from harness.core.records import Verdict
+from harness.judge.run_case import run_case
 from harness.scenario.load import load_scenarios
+from trust.mutants.trials import Died, in_forks
 from trust.planted.__main__ import blame_word
-from trust.planted.plant import Planted, all_planted, blame_of, cases_of, failures
+from trust.planted.plant import (
+    Planted,
+    all_planted,
+    blame_of,
+    cases_of,
+    failures,
+    job_of,
+    right,
+)
 
 CAUGHT_BY = [
     s.name
@@ -40,10 +57,45 @@ def test_an_error_of_a_public_kernel_is_red_and_blamed_rightly(one: Planted) -> 
     assert blame_word(one, blame_of(job, result)) in ("right", "rightly none"), result.reason
 
 
-def test_a_blame_says_when_the_rows_are_wrong_whatever_the_memory_holds() -> None:
+def test_no_memory_is_blamed_where_its_poison_reaches_some_of_the_wrong_rows_alone() -> None:
     """The scale of padding stands beside a live row, and other live rows have each other's."""
     one = next(one for one in all_planted("public") if one.name == "scales-viewed-for-transposed")
     job, result = next(failures(cases_of(one, ["limits-quantize"])))
     blame = blame_of(job, result)
-    assert blame.sites == ("scale.pad",)
-    assert "reference" in blame.how
+    assert blame.sites == ()
+    assert "no memory explains them" in blame.how
+
+
+def next_page_ahead(
+    q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, **keywords: Any
+) -> Any:
+    """Looks the page behind the last one up, and does not use it (ROCm/aiter#3032)."""
+    size = kv_cache.shape[1]
+    for b, length in enumerate(seq_lens.tolist()):
+        place = b * block_table.shape[1] + -(-length // size)
+        int(ctypes.c_int32.from_address(block_table.data_ptr() + 4 * place).value)
+    return right("mla_decode", q, kv_cache, block_table, seq_lens, **keywords)
+
+
+def no_page_ahead(
+    q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, **keywords: Any
+) -> Any:
+    """Looks no page up ahead."""
+    return right("mla_decode", q, kv_cache, block_table, seq_lens, **keywords)
+
+
+@pytest.mark.parametrize("function", [next_page_ahead, no_page_ahead])
+def test_an_entry_looked_up_behind_a_full_table_faults_though_nothing_uses_it(
+    function: Any,
+) -> None:
+    name = function.__name__.replace("_", "-")
+    promises: dict[str, Any] = {"takes": ("window",), "checks": "nothing", "is_plugin": True}
+    spec = KernelSpec("mla_decode", name, str(function.__doc__), function, **promises)
+    one = Planted("tests", spec, frozenset(), is_legal=function is no_page_ahead)
+    (case,) = [case for case in cases_of(one, ["limits-decode"]) if "call=full-table" in case.id]
+    # The process dies of the read, so it is one of its own.
+    ((_, found),) = in_forks([job_of(case)], run_case, 1)
+    if one.is_legal:
+        assert not isinstance(found, Died) and found.verdict is Verdict.PASS
+    else:
+        assert isinstance(found, Died) and found.exit_code == -signal.SIGSEGV
