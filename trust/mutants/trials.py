@@ -76,6 +76,10 @@ MORE_SECONDS, TIMES = 5.0, 10.0
 """A case of a mutant may take TIMES the CPU time that it took without it, and MORE_SECONDS: load
 does not count.
 """
+CHOICES = "policy"
+"""The oracle of what another right engine may choose. A mutant that it alone sees is tried on SECOND
+cases, as its kill says little.
+"""
 REAL_TIMES, REAL_SECONDS = 30.0, 900.0
 """After so many limits and seconds by the clock the process ends: it waits for what never comes.
 
@@ -282,7 +286,7 @@ def trial(
     clean: dict[str, Outputs],
     inputs: Sequence[equivalence.Drawn] = (),
 ) -> MutantResult:
-    """Run the cases on the changed code until one fails.
+    """Run the cases on the changed code until one fails by more than its choices.
 
     `clean` has the outputs of each on unchanged code.
 
@@ -294,10 +298,13 @@ def trial(
     limit_memory()
     inject(mutant)
     result = became(mutant, "not exercised", num_cases=len(jobs))
+    by_choice: MutantResult | None = None
     started = time.process_time()
     for number, job in enumerate(jobs, 1):
+        if by_choice is not None and number > SECOND:
+            return by_choice
         turn = {"not exercised": FIRST, "survived": SECOND}.get(result.status)
-        if turn is not None and number > turn and inputs:
+        if turn is not None and number > turn and inputs and by_choice is None:
             result = proved(mutant, result, inputs)
             if result.proof:
                 return result.model_copy(update={"num_cases": number - 1})
@@ -313,14 +320,16 @@ def trial(
         except MemoryError:
             return became(mutant, "killed", by="crash", reason="out of memory", **seen)
         if found.verdict in FAILED:
-            return became(
-                mutant,
-                "killed",
-                by=found.findings[0].oracle,
-                reason=found.reason[:MOST_WORDS],
-                **seen,
-            )
+            oracles = [finding.oracle for finding in found.findings]
+            by = next((oracle for oracle in oracles if oracle != CHOICES), CHOICES)
+            killed = became(mutant, "killed", by=by, reason=found.reason[:MOST_WORDS], **seen)
+            if by != CHOICES:
+                return killed
+            by_choice = by_choice or killed
+            continue
         if found.verdict is Verdict.ERROR:
+            if by_choice is not None:
+                continue
             return became(mutant, "killed", by="error", reason=found.reason[:MOST_WORDS], **seen)
         seen["num_cases"] = len(jobs)
         if found.verdict is not Verdict.PASS:
@@ -329,6 +338,8 @@ def trial(
             changed := difference(outputs, clean[job.case.id])
         ):
             result = became(mutant, "survived", reason=changed, **seen)
+    if by_choice is not None:
+        return by_choice
     return (
         proved(mutant, result, inputs)
         if result.status in ("not exercised", "survived") and inputs

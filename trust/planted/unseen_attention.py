@@ -200,7 +200,7 @@ def sums_are_not_rescaled(
             part = scores[..., tile : tile + 64]
             most = torch.maximum(most, part.amax(-1))
             weights = (part - most[..., None]).exp()
-            values = v[start + tile : start + tile + 64].float()
+            values = v[start + tile : min(start + tile + 64, end)].float()
             total += torch.einsum("thc,chv->thv", weights, values)
         share = (lse[:, first:last].T - most).exp()
         out[first:last] = (total / share[..., None]).to(out.dtype)

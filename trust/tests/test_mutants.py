@@ -23,6 +23,8 @@ import yaml
 
 from harness.core.cases import Case, Job
 from harness.core.errors import HarnessError
+from harness.core.findings import Finding
+from harness.core.records import CaseResult, Verdict
 from harness.memory import pools
 from harness.ops.map_indices.kernels import dense
 from harness.run.in_process import InProcessPool
@@ -358,6 +360,37 @@ def test_all_cases_that_execute_a_line_are_tried_the_cheapest_of_each_scenario_f
     chosen = trials.cases_for(one, known, [Job(key=case.id, case=case) for case in cases])
     assert len(chosen) == len(cases) > trials.SECOND
     assert [job.case.id for job in chosen[:4]] == ["a0", "b0", "a1", "b1"]
+
+
+@pytest.mark.parametrize(("later", "by"), [("reference", "reference"), ("policy", "policy")])
+def test_a_kill_by_policy_is_told_only_if_no_other_case_sees_the_change(
+    monkeypatch: pytest.MonkeyPatch, later: str, by: str
+) -> None:
+    def found(job: Job) -> tuple[CaseResult, dict[str, torch.Tensor]]:
+        oracle = {"a": "policy", "b": later}[job.case.id]
+        findings = (Finding(oracle=oracle), Finding(oracle="policy"))
+        verdict = Verdict.FAIL
+        return CaseResult(
+            key="k", id=job.case.id, scenario="s", verdict=verdict, findings=findings
+        ), {}
+
+    monkeypatch.setattr(trials, "run", found)
+    one = trials.all_mutants()[0]
+    cases = [Case(id=name, scenario="s", system="engine", oracles=("finite",)) for name in "ab"]
+    known = {
+        case.id: SurveyedCase(id=case.id, seconds=1.0, steps=1, lines={}, why_not="")
+        for case in cases
+    }
+    jobs = [Job(key=case.id, case=case) for case in cases]
+    clean: dict[str, dict[str, torch.Tensor]] = {"a": {}, "b": {}}
+
+    def work(mutant: Mutant) -> MutantResult:
+        return trials.trial(mutant, jobs, known, clean)
+
+    ((_, result),) = trials.in_forks([one], work, 1)
+    assert isinstance(result, MutantResult)
+    assert (result.status, result.by) == ("killed", by)
+    assert result.case == ("b" if by == "reference" else "a")
 
 
 def test_each_kernel_and_each_wider_choice_of_the_engine_is_drawn_often_enough() -> None:
