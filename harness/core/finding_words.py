@@ -35,18 +35,6 @@ def place(
     return f"{text}; {what} at {list(index)}" if len(index) > 1 else text
 
 
-_ROWS = re.compile(r" (\d+(?:-\d+)?(?:, \d+(?:-\d+)?)*)$", re.ASCII)
-
-
-def rows_in(text: str) -> frozenset[int]:
-    """The rows that a :func:`place` names; none where it leaves some out."""
-    found = _ROWS.search(text.partition(";")[0])
-    if found is None:
-        return frozenset()
-    runs = [tuple(map(int, run.split("-"))) for run in found[1].split(", ")]
-    return frozenset(row for run in runs for row in range(run[0], run[-1] + 1))
-
-
 def merged(findings: Iterable[Finding]) -> list[Finding]:
     """Keep the first of each group of findings that differ in numbers only, with the count of the
     others.

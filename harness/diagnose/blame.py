@@ -8,8 +8,6 @@ only if the round before gave no answer:
 2. Each site alone is poisoned. A site that fails alone is to blame.
 3. All sites but one are poisoned. If this passes, that site is necessary. All necessary sites are
    to blame.
-   Unless the call of a kernel gives wrong rows in the first round that its poison does not reach:
-   they have another cause, and the memory only stands among them.
 4. The case is repeated as it was, and so are the trials that name a site. If one ends otherwise
    now, the same inputs give different results: a state that is kept from call to call is to blame,
    and no memory. Injected faults keep none.
@@ -22,7 +20,7 @@ from collections.abc import Sequence
 from harness.core.cases import Job
 from harness.core.catalog import ORACLES
 from harness.core.cause_codes import Code
-from harness.core.finding_words import kind_of, ranges, rows_in
+from harness.core.finding_words import kind_of
 from harness.core.findings import Finding
 from harness.core.ops import OPS
 from harness.core.oracles import BETWEEN_PATTERNS
@@ -126,27 +124,20 @@ def _sites_to_blame(
             Code.WITHOUT_POISON,
             NO_MEMORY if _has_shown_no_influence(result, trials) else MAY_BE_MEMORY,
         )
-    alone = tuple(site for site in sites if (site,) in failed)
-    bare = next((trial for trial in trials if trial.sites == ()), None)
-    if op is not None and bare is not None and (alone or len(sites) == 1):
-        for tensor, rows in _rows_out_of_reach(result, bare).items():
-            named = _words(alone or sites)
-            how = (
-                f"{named} reaches other rows of {tensor}, but {ranges(rows)} are wrong without"
-                " poison too: no memory explains them"
-            )
-            return (), Code.WITHOUT_POISON, how
     if len(sites) == 1:
         return (
             sites,
             Code.ONLY_SITE,
             f"{sites[0]} is the only poisoned site, and without it the case is clean",
         )
+    alone = tuple(site for site in sites if (site,) in failed)
     if alone:
         how = (
             f"`{oracle}` fires when only {_words(alone, 'or')} is poisoned, and not without poison"
         )
+        bare = next((trial for trial in trials if trial.sites == ()), None)
         if bare is not None and any(finding.oracle == REFERENCE for finding in bare.findings):
+            # Such as the scale of a padded row that stands beside a live one (ROCm/aiter#4506).
             how += f"; `{REFERENCE}` fires without it, so that memory is not all that is wrong"
         return alone, Code.ALONE, how
     # Of two sites that do not fail alone, both are necessary.
@@ -161,25 +152,6 @@ def _sites_to_blame(
         Code.TOGETHER,
         "no single site makes it fail, and none is needed: several together are to blame",
     )
-
-
-def _rows_out_of_reach(result: CaseResult, bare: CaseResult) -> dict[str, frozenset[int]]:
-    """Tensor -> the rows that are wrong without poison, and that poison does not reach.
-
-    Such as the rows that have each other's scales, where one has that of a padded row
-    (ROCm/aiter#4506).
-    """
-    reached: dict[str, frozenset[int]] = {}
-    for finding in result.findings:
-        if finding.oracle in OF_MEMORY:
-            before = reached.get(finding.tensor, frozenset())
-            reached[finding.tensor] = before | rows_in(finding.where)
-    found = {
-        finding.tensor: rows_in(finding.where) - reached[finding.tensor]
-        for finding in bare.findings
-        if finding.oracle == REFERENCE and reached.get(finding.tensor)
-    }
-    return {tensor: rows for tensor, rows in found.items() if rows}
 
 
 def _is_of_output(finding: Finding, op: str | None) -> bool:

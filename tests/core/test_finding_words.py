@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import pytest
-
-from harness.core.finding_words import merged, place, ranges, rows_in
+from harness.core.finding_words import merged, place, ranges
 from harness.core.findings import Finding
 
 
@@ -18,17 +16,6 @@ def test_a_long_list_of_ranges_is_cut_with_a_count(approved):
 def test_a_place_of_a_one_dimensional_tensor_needs_no_index(approved):
     assert place("token", [3], (3,)) == "token 3"
     approved(place("token", [3], (3, 1)))
-
-
-@pytest.mark.parametrize("rows", [[3], [0, 1, 2, 5], [4, 9, 10]])
-def test_a_place_gives_its_rows_back(rows):
-    assert rows_in(place("token", rows, (rows[0], 7))) == frozenset(rows)
-    assert rows_in(place("generated token (request 0 has 0-11)", rows)) == frozenset(rows)
-
-
-def test_a_place_that_leaves_rows_out_gives_none():
-    assert rows_in(place("token", range(0, 40, 2), (0, 1))) == frozenset()
-    assert rows_in("") == frozenset()
 
 
 def test_findings_about_other_tensors_sites_or_causes_stay_apart_whatever_their_words(approved):

@@ -260,7 +260,7 @@ def scales_over_the_values(
             cache[block].view(-1)[start : start + len(scales)] = scales
 
 
-@planted("quantize_fp8", takes=("num_live",))
+@planted("quantize_fp8", takes=("num_live",), blames=("scale.pad",))
 def scales_viewed_for_transposed(x: Tensor, *, num_live: int | None = None) -> Any:
     """Column-major scales are returned by a view, not a transpose (ROCm/aiter#4506)."""
     blocks = x.shape[1] // 128 or 1

@@ -153,7 +153,7 @@ def last_block_has_the_scale_before(x: Tensor, expert_offsets: Tensor, *, block_
     return values, scales
 
 
-@planted("read_records", kv=FORMATS)
+@planted("read_records", kv=FORMATS, blames=("block_table.pad",))
 def empty_requests_have_no_row(
     cache: Tensor, block_table: Tensor, cu_seq_lens: Tensor, **keywords: Any
 ) -> Any:
@@ -184,7 +184,7 @@ def rows_are_compacted(x: Tensor, cache: Tensor, slot_mapping: Tensor, **keyword
     right("write_records", padded, cache, slot_mapping, **keywords)
 
 
-@planted("write_records", kv=FORMATS)
+@planted("write_records", kv=FORMATS, blames=("kv.new",))
 def last_of_a_power_of_two_is_lost(
     x: Tensor, cache: Tensor, slot_mapping: Tensor, **keywords: Any
 ) -> None:
