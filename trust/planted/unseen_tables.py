@@ -69,7 +69,7 @@ def negative_scores_in_reverse(logits: Tensor, seq_lens: Tensor, *, topk: int) -
     return found
 
 
-@planted("select_topk", blames=("sparse.logits",))
+@planted("select_topk")
 def short_rows_see_the_whole_request(logits: Tensor, seq_lens: Tensor, *, topk: int) -> Tensor:
     """Rows of requests that are no longer than K choose all positions of the request."""
     found: Tensor = right("select_topk", logits, seq_lens, topk=topk)
@@ -116,7 +116,7 @@ def _starts(expert_offsets: Tensor, tile: int) -> list[tuple[int, int]]:
     return found
 
 
-@planted("quantize_blocks", blames=("scale.blocks",))
+@planted("quantize_blocks")
 def scales_without_whole_tiles(x: Tensor, expert_offsets: Tensor, *, block_format: str) -> Any:
     """The scales of an expert stand right behind those of the one before."""
     values, scales = right("quantize_blocks", x, expert_offsets, block_format=block_format)
