@@ -64,7 +64,9 @@ def normal(text: str, temporary: Path) -> str:
     `temporary` is the folder in which pytest makes the `tmp_path` of each test.
     """
     text = re.sub(rf"{re.escape(str(temporary))}/[\w-]+", "TMP", text)
-    text = text.replace(str(ROOT), "CHECKOUT").replace(f"{tempfile.gettempdir()}:", "TMPDIR:")
+    text = text.replace(str(ROOT), "CHECKOUT")
+    for behind in (":", "/mla-harness-"):
+        text = text.replace(f"{tempfile.gettempdir()}{behind}", f"TMPDIR{behind}")
     for pattern, word in CHANGING:
         text = re.sub(pattern, word, text)
     return "\n".join(line.rstrip() for line in text.strip("\n").splitlines())

@@ -45,15 +45,20 @@ class BackendLM(LM):  # type: ignore[misc]
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """One call of the backend for all requests of one stop list and length limit."""
+        # The order is a condition of the test: other neighbours in the batch, other pages of the
+        # cache.
         positions = self.order(requests) if self.order else list(range(len(requests)))
         groups: dict[tuple[int, tuple[str, ...]], list[int]] = defaultdict(list)
         for position in positions:
             groups[self._settings(requests[position].args[1])].append(position)
         texts = [""] * len(requests)
+        # Sent together, so that the server batches them as it would in use.
         for (max_tokens, stop), members in groups.items():
             # `members` is bound here, as the loop gives it another value.
             def note(i: int, answer: Answer, members: list[int] = members) -> None:
                 paused = time.perf_counter()
+                # What is done with an answer meanwhile, such as writing it down, is not the
+                # engine's time.
                 self.seconds_generating += paused - self._resumed
                 if self.on_answer:
                     self.on_answer(requests[members[i]], answer)
@@ -80,6 +85,7 @@ class BackendLM(LM):  # type: ignore[misc]
     loglikelihood_rolling = loglikelihood
 
     def _settings(self, kwargs: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
+        # lm-eval passes what the task's YAML says, with its own mixture of types.
         if kwargs.get("do_sample") or float(kwargs.get("temperature") or 0.0) > 0.0:
             raise InputError(
                 "this task samples its answers; epochs are compared question by question and need"

@@ -309,7 +309,9 @@ class ServerBackend:
             raise InputError(
                 f"{self._url}: no server answers there ({type(error).__name__})"
             ) from None
-        except (httpx.HTTPStatusError, BadReply, ValueError, KeyError, TypeError, AttributeError):
+        except BadReply as error:
+            raise InputError(f"{self._url}/models: {error}; name it with --served-model") from None
+        except (httpx.HTTPStatusError, ValueError, KeyError, TypeError, AttributeError):
             raise InputError(
                 f"{self._url}/models lists no model; name it with --served-model"
             ) from None

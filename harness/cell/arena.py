@@ -65,6 +65,8 @@ def note_of(tensor: Tensor, start: int) -> Note:
     """
     room = tensor.untyped_storage().nbytes()
     parts: tuple[pools.Range, ...] | None = ((0, room),) if room else ()
+    # A few elements in a huge storage, such as one page of a large pool: the storage would take
+    # longer to cross than the call itself.
     if room > pools.MOST_GAPS * max(tensor.nbytes, 1):
         parts = None
     elif pools.is_large(tensor):
@@ -131,12 +133,14 @@ def received(arena: int, note: Note, fence: Fence, device: str) -> Tensor:
     """
     is_whole = note.parts is not None and note.room <= pools.LARGE_BYTES
     is_fenced = fence != "none" and note.room > 0 and is_whole
+    # On a GPU the bytes come here first, and the fence stands around the memory there.
     if is_fenced and device == "cpu":
         memory = fenced(note.room, fence, "cpu")
     elif is_whole:
         memory = torch.empty(note.room, dtype=torch.uint8)
     else:
         memory = pools.untouched(note.room)[: note.room]
+    # A storage need not be a whole number of elements. `view` needs one.
     tensor = memory[: note.room // note.torch_dtype.itemsize * note.torch_dtype.itemsize]
     tensor = tensor.view(note.torch_dtype).as_strided(note.shape, note.stride, note.offset)
     read_into(arena, tensor, note)
@@ -159,6 +163,8 @@ def _moved(tensor: Tensor, memory: Tensor, note: Note, fence: Fence, device: str
     try:
         room = torch.empty(note.room, dtype=torch.uint8, device=device)
     except torch.OutOfMemoryError:
+        # Addresses as in the whole pool, so that offsets past 2**31 stay such, with memory behind
+        # the rows only.
         room = with_memory_at(note.room, pieces_of(tensor))
     view = room.view(note.torch_dtype).as_strided(note.shape, note.stride, note.offset)
     return view.copy_(tensor)
@@ -178,6 +184,7 @@ def _read(arena: int, memory: memoryview, start: int) -> bool:
     done = 0
     while done < len(memory):
         count = os.preadv(arena, [memory[done : done + _PIECE_BYTES]], start + done)
+        # The end of the file: the other side wrote fewer bytes than its note says.
         if count == 0:
             return False
         done += count

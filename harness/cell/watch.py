@@ -115,11 +115,14 @@ class Watch:
             **dict.fromkeys(_HOOKS, self._hooked),
             **dict.fromkeys(_NETWORK, self._asked_network),
         }
+        # Python never removes an audit hook. So the hook stays, and a flag says whether it looks.
         sys.addaudithook(self._hook)
 
     @contextmanager
     def on(self) -> Iterator[None]:
         """Watch the code within the block. What it replaced is restored behind it."""
+        # A kernel that draws random numbers is no cheat by that alone, but its result may change by
+        # the call.
         random = torch.get_rng_state()
         self._is_on = True
         try:
@@ -134,6 +137,7 @@ class Watch:
         """What was noted since the last call of this."""
         found = [
             ToldConduct(what=what, is_proof=is_proof, site=site)
+            # A kernel may do a thing a million times. Each is noted once, and the list has an end.
             for (what, site), is_proof in list(self._found.items())[:MOST_TOLD]
         ]
         self._found.clear()
@@ -167,14 +171,17 @@ class Watch:
             self._is_on = True
 
     def _opened(self, event: str, args: tuple[Any, ...]) -> None:
+        # A descriptor that is open already.
         if not isinstance(args[0], str | bytes):
             return
         path = os.path.abspath(os.fsdecode(args[0]))
+        # Python itself opens source files, to show the lines of a traceback.
         if path.startswith(self._hidden) and _is_own(_caller(_OPENERS)):
             self.note("looked for the judge's code: open of a file of it")
         parts = path.split("/")
         if parts[1:2] == ["proc"] and len(parts) > 3:
             is_own = parts[2] in ("self", "thread-self", str(os.getpid()))
+            # The judge holds the expected values in memory of another process.
             if parts[-1] == "mem" or (parts[2].isdigit() and not is_own):
                 self.note(
                     f"read the memory of processes: open of {'/'.join(parts[:2])}/…/{parts[-1]}"
@@ -185,6 +192,7 @@ class Watch:
             self.note(f"reached for the memory of processes: {args[1]}")
 
     def _signalled(self, event: str, args: tuple[Any, ...]) -> None:
+        # A worker that is ended by a signal looks like a crash of the judge.
         if args[0] != os.getpid() and _is_own(_caller()):
             self.note("sent a signal to another process")
 

@@ -55,6 +55,8 @@ def honest(evidence: Evidence) -> Judgement:
     findings: dict[tuple[str, str], Finding] = {}
     notes: dict[str, None] = {}
     for run in evidence.runs:
+        # Reading a clock or an object list harms nobody while the answer is right. Proofs are told
+        # anyway.
         wrong = [one for one in run.all(Observed) if _is_wrong(one)]
         for conduct in run.all(Conduct):
             if conduct.is_proof or any(one.site in ("", None, conduct.site) for one in wrong):
@@ -94,6 +96,8 @@ def _finding(
 def _of_retrial(retrial: Retrial, run: Run, wrong: list[Observed]) -> Iterator[Finding]:
     """The first of these that holds: a later one costs more calls."""
     observed = run.all(Observed)
+    # Outputs full of sentinels: the kernel returned memory that it never wrote. All further calls
+    # would show the same.
     if _nothing_written(observed):
         names = " and ".join(dict.fromkeys(one.name for one in observed))
         message = f"nothing wrote {names}: all of it is as torch handed it out"
@@ -107,6 +111,7 @@ def _of_retrial(retrial: Retrial, run: Run, wrong: list[Observed]) -> Iterator[F
     if retrial.elsewhere is None or not any(map(_is_wrong, retrial.again())):
         # An answer that is wrong once is wrong by chance, as in a race: that is for other oracles.
         return
+    # The same call as the first one of a new process: nothing came before it.
     found = retrial.elsewhere()
     if found and not any(map(_is_wrong, found)):
         message = (
@@ -126,6 +131,7 @@ def _nothing_written(observed: list[Observed]) -> bool:
         sum(where.count for where in scan(one.tensor, _live(one)).sentinels.values())
         == one.num_live_elements
         for one in observed
+        # Types of one byte have a single NaN. That a kernel did not compute it cannot be told.
         if one.tensor.element_size() > 1
     )
 
@@ -176,13 +182,16 @@ def _same_rows(now: Observed, before: Observed) -> list[int]:
         return []
     height = len(now.tensor)
     values = now.tensor.reshape(height, -1)
+    # By bits: a NaN is unlike itself, and -0 like 0.
     bits = bits_view(values.contiguous())
     same = (bits == bits_view(before.tensor.reshape(height, -1).contiguous())).all(dim=1)
     assert now.expected is not None
+    # A right row may well be equal in both calls, such as one whose inputs did not change.
     is_wrong = (values.double() - now.expected.reshape(height, -1).double()).abs().amax(1) > 1e-2
     finite = values.float().isfinite().all(dim=1)
     found = same & finite & is_wrong & now.live
     constant = (bits == bits[:, :1]).all(dim=1)
+    # Zeros everywhere are what a kernel returns that computes nothing.
     if torch.equal(found & constant, now.live) and len(now.live):
         return [int(row) for row in now.live.nonzero().flatten()]
     return [int(row) for row in (found & ~constant).nonzero().flatten()]

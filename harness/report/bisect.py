@@ -70,6 +70,7 @@ class Column:
     def order(self) -> tuple[int, ...]:
         """The numbers of the judged version; empty without an engine."""
         version = next(iter(engine_versions(self.environment).values()), "")
+        # Three numbers: a local part such as +cu130 is no later version.
         return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
@@ -126,6 +127,7 @@ def first_bad(labels: Sequence[str], verdicts: Sequence[str]) -> str:
     words = judged[bad[0]][0] + (
         ", the oldest" if bad[0] == 0 else f", good in {judged[bad[0] - 1][0]}"
     )
+    # Searched from the first bad version on: a case may come and go with releases.
     mended = next((label for label, verdict in judged[bad[0] :] if verdict not in BAD), None)
     return words + (f"; mended in {mended}" if mended else "")
 
@@ -135,6 +137,7 @@ def exit_code_of_columns(columns: Sequence[Column]) -> int:
     all was skipped.
     """
     verdicts = {case["verdict"] for column in columns for case in column.cases.values()}
+    # Our own trouble comes first: a version that was not judged must not look good.
     if any(column.trouble for column in columns) or "error" in verdicts:
         return 3
     is_caught = all(fault["caught"] for column in columns for fault in column.faults)

@@ -84,6 +84,7 @@ def curves(series: Sequence[Series], levels: Sequence[Level], title: str) -> Mar
     parts = [_axes(ticks)]
     parts += [_level(level, ticks[0]) for level in levels]
     for number, one in enumerate(series):
+        # Runs stand side by side at each epoch, or equal shares would hide each other.
         beside = BESIDE * (number - (len(series) - 1) / 2)
         places = [(_x(point.x, every) + beside, _y(point.share, ticks[0])) for point in one.points]
         if len(places) > 1:
@@ -125,6 +126,7 @@ def stacked(
     most = max((sum(counts.values()) for _, counts, _ in columns), default=0) or 1
     parts = [_text(LEFT - 8, TOP + 4, f"{most:,}", "end") + _rule(TOP)]
     room = (WIDTH - LEFT - RIGHT) / max(len(columns), 1)
+    # Many narrow columns would be all gap.
     gap = min(6.0, room / 4)
     for number, (_, counts, name) in enumerate(columns):
         x = LEFT + room * number + gap / 2
@@ -169,6 +171,7 @@ def grid(rows: Sequence[str], kinds: dict[str, str], title: str) -> Markup:
                 band * band_height, columns * CELL, len(rows) * CELL
             )
         )
+    # One path for all cells of a kind: a rectangle each would be megabytes at 14,000 cases.
     for mark, css in kinds.items():
         path = "".join(
             f"M{column % GRID_COLUMNS * CELL} {column // GRID_COLUMNS * band_height + row * CELL}"

@@ -100,8 +100,22 @@ def test_what_stays_broken_is_unanswered_with_its_reason_and_hurts_no_other_ques
 def test_a_server_that_hangs_is_left_at_the_time_limit(
     serve: Callable[..., Server], approved: Approved
 ) -> None:
-    (answer,) = ask(serve(q0=["hang"] * 2), ["q0 0"], timeout=0.4, max_attempts=2)
+    # The model is named: the limit is for the question alone, which never ends.
+    (answer,) = ask(
+        serve(q0=["hang"] * 2), ["q0 0"], served_model="toy", timeout=0.4, max_attempts=2
+    )
     approved(answer.unanswered)
+
+
+def test_a_list_of_models_that_does_not_end_says_so_and_what_needs_no_list(
+    monkeypatch: pytest.MonkeyPatch, approved: Approved
+) -> None:
+    def late(*_: Any, **__: Any) -> None:
+        raise server_backend.BadReply("the reply does not end in time")
+
+    monkeypatch.setattr(server_backend, "fetched", late)
+    with approved.raises(InputError):
+        ServerBackend("http://127.0.0.1:9999/v1")
 
 
 def test_a_question_that_was_late_is_asked_again(

@@ -14,6 +14,7 @@ from harness.accuracy.script_server import Metrics, ScriptServer
 from harness.accuracy.server_backend import ServerBackend, log_probability, whole_number
 from harness.core.errors import Refused
 from tests.transcripts import Approved
+from tests.waiting import HANG_SECONDS
 
 Serve = Callable[..., str]
 
@@ -53,7 +54,7 @@ def test_an_answer_with_a_count_that_cannot_be_counts_no_tokens(
 def test_an_answer_with_a_log_probability_that_cannot_be_is_none(
     start_server: Serve, kind: str, approved: Approved
 ) -> None:
-    server = ScriptServer(start_server("hostile_server.py", kind), timeout=20)
+    server = ScriptServer(start_server("hostile_server.py", kind), timeout=HANG_SECONDS)
     requests = [
         StepRequest("a:2", (16, 17), 1, "own"),
         StepRequest("a:2", (16, 17), 1, "own", abort_after=1),
@@ -66,7 +67,7 @@ def test_an_answer_with_a_log_probability_that_cannot_be_is_none(
 
 def test_a_cache_of_no_pages_and_drafts_that_are_no_numbers_are_none(start_server: Serve) -> None:
     url = start_server("hostile_server.py", "metrics of nothing", "metrics")
-    server = ScriptServer(url, timeout=20)
+    server = ScriptServer(url, timeout=HANG_SECONDS)
     assert server.metrics().cache is None and server.drafts() is None
     server.close()
 

@@ -38,6 +38,8 @@ class Device:
         name = "host"
         base = 0
         stride = PAGE
+        # The driver knows addresses alone. Blocks of a cache are named, so that a race says which
+        # block of which layer was read too early.
         for known, cache in self.caches.items():
             if cache.data_ptr() <= address < cache.data_ptr() + cache.nbytes:
                 name = known
@@ -58,6 +60,7 @@ class Device:
             for source, target, size in parts:
                 ctypes.memmove(target, source, size)
 
+        # Streams check the order by what each launch reads and writes.
         reads = [span for source, _, size in parts for span in self.spans(source, size)]
         writes = [span for _, target, size in parts for span in self.spans(target, size)]
         self.streams.launch(stream, f"copy {next(self._copies)} on {stream}", run, reads, writes)
@@ -70,6 +73,8 @@ class Device:
 
         A transfer that `fails` sends its first half. Returns an event behind each lane.
         """
+        # Network transfers use several queues, and no order holds between them. An engine that
+        # waits for the last piece only has not waited for the others.
         lanes = [f"{name}.{lane}" for lane in range(NUM_LANES)]
         for place, (source, target, size) in enumerate(
             parts[: len(parts) // 2] if fails else parts
@@ -90,6 +95,7 @@ class Device:
 
     def stream(self, *args: Any, **options: Any) -> Stream:
         number = next(self._numbers)
+        # Engines pass streams to the driver as integers, so a number must lead back to its stream.
         self._names[number] = f"stream {number}"
         return Stream(self, self._names[number], number)
 

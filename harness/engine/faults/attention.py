@@ -54,8 +54,11 @@ def rows_taken_for_tokens(
         return q_nope, q_pe, kv_c, k_pe
     width = k_pe.shape[-1]
     rank = kv_c.shape[-1]
+    # [tokens, heads, E] taken for [rows, E]: the first rows are heads of the first token.
     heads = q_pe.reshape(-1, width).clone()
     heads[: len(x)] = rotate(heads[: len(x)], positions, attention.rope_theta)
+    # The kernel steps by E from the first key, not by the stride of a record, so it rotates
+    # latents.
     records = torch.cat((kv_c, k_pe), dim=-1).flatten()
     keys = records[rank : rank + len(x) * width].view(-1, width)
     keys.copy_(rotate(keys, positions, attention.rope_theta))
@@ -144,6 +147,7 @@ def context_of_last(lengths: list[int]) -> int:
 
 def lengths_for_sums(lengths: list[int]) -> list[int]:
     """Let a request start where the one before it is long (InternLM/lmdeploy#3887)."""
+    # The right offsets are the running sum. These are right for two requests alone.
     return [0, *lengths[:-1], sum(lengths)]
 
 
@@ -172,5 +176,6 @@ def slots_read_on_the_host(batch: Batch) -> Tensor:
     """
     if ACTIVE.get() is None or batch.decode is None or batch.decode.query_len == 1:
         return batch.stored_slots
+    # The modes that record launches would see the copy to the host. The fault is that nobody does.
     with _disable_current_modes():
         return torch.tensor(batch.stored_slots.tolist())

@@ -29,6 +29,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., dim] -> the same shape and dtype; squares are averaged in float32 or wider."""
+        # The sum of squares of a bfloat16 row would lose the small elements beside the large ones.
         wide = x.to(compute_dtype(x.dtype))
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return (wide * self.weight).to(x.dtype)
@@ -63,6 +64,7 @@ def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     angles = positions.to(wide).unsqueeze(-1) * theta**-exponents
     cos = angles.cos()
     sin = angles.sin()
+    # Interleaved: elements 2i and 2i + 1 are one pair. The NeoX layout pairs i with i + E / 2.
     even = x[..., 0::2].to(wide)
     odd = x[..., 1::2].to(wide)
     return (
@@ -104,6 +106,8 @@ class Experts(nn.Module):
         `ids` must lie in 0..X-1.
         """
         out = torch.zeros_like(x)
+        # One choice of all tokens at a time: the gathered weights of all k choices together would
+        # take k times the memory.
         for slot in range(ids.shape[1]):
             chosen = ids[:, slot]
             gate = torch.bmm(self.gate_proj.index_select(0, chosen), x.unsqueeze(-1))
@@ -132,6 +136,7 @@ def route(logits: Tensor, num_experts_per_tok: int) -> tuple[Tensor, Tensor]:
     compute dtype.
     """
     scores = logits.to(compute_dtype(logits.dtype)).softmax(dim=-1)
+    # The weights of the chosen experts sum to 1, as `norm_topk_prob` of DeepSeek's configs asks.
     weights, ids = scores.topk(num_experts_per_tok, dim=-1)
     return ids.to(torch.int32), weights / weights.sum(-1, keepdim=True)
 

@@ -115,6 +115,8 @@ def _wanted(
     start: int,
     end: int,
 ) -> Tensor:
+    # What belongs at a place follows from group, layer, shard and token. So a byte that was moved
+    # to a wrong place says whose it is.
     parts = [records(group, layer, shard, generation, end, record)[start:] for shard in shards]
     return torch.cat(parts, dim=1)
 
@@ -148,16 +150,20 @@ def memory_of(params: MoveParams, name: str, rank: int, num_ranks: int, num_rows
             shards = local if group in ("heads", "state") else (0,)
             tokens: int = 1 if group == "state" else params.block_size
             record = _RECORDS.get(group) or min(2 * params.block_size * _RECORDS["window"], 4096)
+            # A hybrid model gives a block to a window or to a state, whichever needs it, as vLLM's
+            # do.
             name_of_pool = "slot" if group in ("window", "state") else str(group)
             pools.setdefault(name_of_pool, []).append((group, shards, tokens, record))
         for pool, parts in pools.items():
             page = max(tokens * record * len(shards) for _, shards, tokens, record in parts)
+            # The padding has a value of its own: a copy that is too long changes it.
             data = torch.full((num_rows, page + PAD_BYTES), PAD, dtype=torch.uint8)
             # Each word says that nothing was moved here, until an owner writes it.
             data[:, :page] = unsent(page)
             buffer = Buffer(f"{name} rank {rank} {pool} of layer {layer}", data)
             memory.buffers.append(buffer)
             for group, shards, tokens, record in parts:
+                # A kernel may see smaller blocks than the manager hands out.
                 splits = max(tokens // params.kernel_block, 1)
                 memory.regions.append(Region(group, layer, shards, record, tokens, splits, buffer))
     return memory

@@ -101,6 +101,7 @@ def neighbors(cache: Tensor, layout: CacheLayout) -> dict[str, Tensor]:
             )
         }
     if layout in ("block_major", "manager_blocks"):
+        # A kernel that takes the pages for contiguous writes into these.
         others = [layer for layer in range(LAYERS) if layer != OWN_LAYER]
         shape = (len(cache), page)
         strides = (stride, 1)
@@ -122,6 +123,8 @@ def allotted(
     """
     size = pages_in_block(layout)
     num_blocks = [*(-(-count // size) for count in num_pages), num_spare_blocks]
+    # Pages of a request in no order: a kernel that reads the cache without its table is wrong at
+    # once.
     blocks = 1 + torch.randperm(sum(num_blocks), generator=generator)
     pages = (blocks[:, None] * size + torch.arange(size)).to(torch.int32).flatten()
     return list(torch.split(pages, [count * size for count in num_blocks]))
@@ -148,6 +151,7 @@ def spread(shape: tuple[int, ...], dtype: torch.dtype, stride: int) -> Tensor:
         )
     size = ((count - 1) * stride + entry) * dtype.itemsize
     try:
+        # Address space without memory: pages that nothing touches cost nothing.
         memory = pools.untouched(size)
     except (OSError, ValueError) as error:
         raise NoMemoryError(

@@ -54,6 +54,7 @@ def planned_lengths(seq_lens: Tensor, corruption: Corruption | None) -> Tensor:
 
     A plan of `fewer` requests has [B - 1].
     """
+    # A plan for other lengths is what a graph holds that was captured in an earlier step.
     if corruption is None or corruption.change != "plan":
         return seq_lens
     return seq_lens[:-1] if corruption.to == "fewer" else seq_lens.clamp(max=1)
@@ -100,6 +101,7 @@ def _last(tensor: Tensor, to: Any) -> Tensor:
 def _swapped(tensor: Tensor, to: Any) -> Tensor:
     """Offsets [n] that fall once: the second is larger than the third."""
     changed = tensor.clone()
+    # The first and the last stay, so that the sum of all lengths is still right.
     changed[1] = tensor[2] + 1
     changed[2] = tensor[1]
     return changed
@@ -108,12 +110,15 @@ def _swapped(tensor: Tensor, to: Any) -> Tensor:
 def _repeated(tensor: Tensor, to: Any) -> Tensor:
     """Rows [n, m] that begin with the first entry of row 1, twice."""
     changed = tensor.clone()
+    # One block in two tables and twice in one: what a kernel writes for one request, the other
+    # reads.
     changed[:2, :2] = tensor[1, 0]
     return changed
 
 
 def _strided(tensor: Tensor, to: Any) -> Tensor:
     """The same values, every second element of a wider tensor."""
+    # A kernel that takes it for dense reads every second value from the gaps, and these are zeros.
     wide = torch.zeros(*tensor.shape, 2, dtype=tensor.dtype, device=tensor.device)
     wide[..., 0] = tensor
     return wide[..., 0]
@@ -121,6 +126,7 @@ def _strided(tensor: Tensor, to: Any) -> Tensor:
 
 def _heads(q: Tensor, to: Any) -> Tensor:
     """Queries [..., H, D] of as many heads as `to` says, those of the call again and again."""
+    # Rows of equal heads must be equal, so the reference needs no inputs of its own.
     return q[..., torch.arange(int(to)) % q.shape[-2], :].contiguous()
 
 
@@ -132,6 +138,7 @@ def _pages(given: Any, corruption: Corruption) -> Any:
     size = int(corruption.to or 0)
     changed = replace(given, kv_cache=cache.contiguous().view(-1, size, cache.shape[2]))
     if hasattr(given, "block_table"):
+        # A page of 64 slots becomes pages b * k .. b * k + k - 1, in that order.
         parts = torch.arange(PAGE_SIZE // size, device=cache.device, dtype=torch.int32)
         changed.block_table = (given.block_table[..., None] * len(parts) + parts).flatten(1)
     return changed

@@ -27,6 +27,7 @@ def record_views(cache: Tensor, record_format: str) -> list[Tensor]:
     if record_format == "indexer_interleaved":
         values, scales = cache.split_with_sizes([_INDEX_WIDTH, 4], dim=-1)
         return [values[:, :, None], inline_scales(cache, scales)[:, :, None]]
+    # Scales lie inside the record, or the format has none: one view covers all bytes.
     if record_format not in _SCALE_BYTES:
         return [cache[:, :, None]]
     values, scales = planar_parts(cache, _SCALE_BYTES[record_format])
@@ -66,6 +67,8 @@ def shuffled_values(values: Tensor) -> Tensor:
     (vllm-project/vllm#52109).
     """
     num_blocks, page_size, width = values.shape
+    # In memory [tile, 8 groups, 16 tokens, 16 bytes]. The callers want a token's bytes side by
+    # side.
     return values.view(num_blocks, page_size // 16, width // 16, 16, 16).transpose(2, 3)
 
 
@@ -105,6 +108,7 @@ def encoded(rows: Tensor, record_format: str, scale: float | None) -> list[Tenso
     """The parts of the records of rows [n, W] float32, as bytes [n, part]."""
     if record_format == "bf16":
         return [_bytes(rows.bfloat16())]
+    # The scale of the whole cache. Formats with scales of their own apply theirs on top.
     if scale is not None:
         rows = rows / scale
     if record_format == "fp8_e4m3":
@@ -139,6 +143,7 @@ def decoded(parts: list[Tensor], record_format: str, scale: float | None) -> Ten
         rows = decoded_values(values, _NVFP4) * factors
     else:
         rows = values.view(torch.float8_e4m3fn).float()
+        # One float32 for all 128 values of an index key.
         if len(parts) > 1:
             rows = rows * parts[1].contiguous().view(torch.float32)
     return rows if scale is None else rows * scale
@@ -156,6 +161,7 @@ def ds_mla_rows(records: Tensor) -> Tensor:
 
 
 def _e4m3(values: Tensor) -> Tensor:
+    # A value past 448 would become NaN: e4m3fn has no infinity to saturate to.
     return values.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
 
 

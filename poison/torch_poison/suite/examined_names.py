@@ -99,6 +99,7 @@ class _Names:
         wanted: set[str] = set()
         for node in ast.walk(self._tree):
             if isinstance(node, ast.Assert):
+                # Both sides of a comparison, and what is computed there by operators.
                 wanted.update(self._values(node.test))
             elif isinstance(node, ast.Call) and CHECK.search(_called(node.func)):
                 wanted.update(self._handed_to(node))
@@ -116,6 +117,8 @@ class _Names:
     def _assignments(self) -> Iterator[tuple[set[str], ast.expr]]:
         for node in ast.walk(self._tree):
             if isinstance(node, ast.Assign):
+                # All targets of one statement count together. That names too many rather than too
+                # few.
                 yield {name for target in node.targets for name in _names(target)}, node.value
             elif isinstance(node, ast.AugAssign | ast.AnnAssign) and node.value is not None:
                 yield set(_names(node.target)), node.value
@@ -146,6 +149,7 @@ class _Names:
         if isinstance(called, ast.Attribute):
             if called.attr in FACTS:
                 return
+            # A method of a tensor computes from it. One of the program may do anything with it.
             if _root(called) not in MATHS:
                 if not self._is_tensor_method(called.attr):
                     return
@@ -164,6 +168,7 @@ class _Names:
         parameters: list[str] = []
         if isinstance(function, FunctionType):
             tree = _source_of(function)
+            # A check without source, such as one of C, may take its argument apart.
             if tree is None:
                 return
             apart = _Names(tree, function.__globals__, self._is_tensor_method)._taken_apart()

@@ -57,6 +57,8 @@ class PoisonHooks:
         )
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
+        # Marks without a reason are refused before the first test runs, not in the middle of the
+        # suite.
         for item in session.items:
             _why_ok(item)
         if self._judge is not None:
@@ -68,6 +70,8 @@ class PoisonHooks:
     ) -> bool | None:
         if self._judge is None or not isinstance(item, pytest.Function) or _why_ok(item):
             return None  # Doctests and items of other plug-ins cannot run twice.
+        # A test runs once for each pattern, and again without poison if it failed. That is more
+        # than one run of the protocol, so this hook does all of it.
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for report in self._judge.run(item, nextitem):
             item.ihook.pytest_runtest_logreport(report=report)
@@ -145,6 +149,7 @@ def register(config: pytest.Config, options: Any) -> None:
         name: getattr(options, name) or config.getini(name)
         for name in ("poison", "poison_sites", "poison_diff")
     }
+    # `--poison off` on the command line wins over an ini file that asks for a comparison.
     is_diff = bool(given["poison_diff"]) and options.poison != OFF
     try:
         settings = read(

@@ -38,6 +38,7 @@ def _lengths() -> Found:
         turn = tokens // size
         for rank in range(ranks):
             name = f"{ranks} ranks, interleave {size}, rank {rank}"
+            # Tokens are dealt in groups of `size`, one rank after another, from the first again.
             own = turn % ranks == rank
             before = torch.cat((torch.zeros(1, dtype=torch.int64), own.cumsum(0)))
             ends = torch.arange(len(before))
@@ -48,6 +49,7 @@ def _lengths() -> Found:
                 layout.get_dcp_lens(ends - starts, ranks, rank, starts, size),
                 (before - before[starts]),
             )
+            # -1 is no token, and must stay -1 on every rank.
             given = torch.cat((tokens, torch.tensor([-1])))
             places = torch.where(own, turn // ranks * size + tokens % size, -1)
             places = torch.cat((places, torch.tensor([-1])))
@@ -63,6 +65,8 @@ def _prompts() -> Found:
             *itertools.product(itertools.product(PREFIXES, range(blocks, 2 * blocks + 2)))
         ]
         if most > 1:
+            # Two prompts, with and without a prefix. All pairs of the list above would be
+            # thousands.
             batches += itertools.product(
                 [(0, blocks), (3, blocks + 1), (7, 2 * blocks - 1)], repeat=2
             )
@@ -92,6 +96,7 @@ def _keys(part: Any, rank: int, ranks: int, batch: Any, padded: int) -> tuple[Te
     ends = []
     for request, (prefix, new) in enumerate(batch):
         length = new + (padded - sum(each for _, each in batch)) * (request == len(batch) - 1)
+        # The first blocks are one token longer where the length does not divide.
         sizes = [length // blocks + (block < length % blocks) for block in range(blocks)]
         ends.append([prefix + sum(sizes[: last + 1]) for last in (rank, blocks - 1 - rank)])
     return got, torch.tensor(ends).T

@@ -74,6 +74,7 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
     owners: list[Owner] = []
     found = Run(poison.pattern)
     for step in range(STEPS):
+        # Batches shrink as well as grow, so that rows of an earlier batch lie behind the live ones.
         wanted = rng.randint(1, CAPTURED[-1])
         while len(owners) > wanted:
             give_back(server.alloc, [owners.pop(rng.randrange(len(owners)))], rng)
@@ -81,6 +82,7 @@ def run(poison: Poison, params: SglangHostParams) -> Run:
             owners.append(start(server.alloc, rng.randint(1, 140), cache, values))
         for one in owners:
             grow(server.alloc, one, cache, values)
+        # Requests have rows in no order, and row 0 belongs to padding.
         rows = torch.tensor(rng.sample(range(1, CAPTURED[-1] + 1), wanted))
         for row, one in zip(rows.tolist(), owners, strict=True):
             server.rows.req_to_token[row, : len(one.slots)] = one.slots.to(torch.int32)
@@ -133,6 +135,8 @@ class Backend:
     def capture(self, buffers: GraphBuffers, size: int) -> Any:
         """The metadata that a graph of this size keeps. At a capture all rows are padded."""
         empty = torch.zeros(0, dtype=torch.int64)
+        # As at a real capture: no request, so everything that the graph reads later is written by a
+        # replay.
         buffers.fill(empty, empty, empty, size)
         batch = self.batch(buffers, size)
         if METADATA_OUT_OF_GRAPH.of(self.attention):
@@ -174,6 +178,7 @@ class TritonBackend(Backend):
         with one_rank(backend):
             self.attention = backend.TritonAttnBackend(runner_of(server))
         self.attention.init_cuda_graph_state(CAPTURED[-1], CAPTURED[-1])
+        # The buffers of the splits come from `torch.empty`, and nothing clears them between steps.
         poison.fill_(self.attention.cuda_graph_attn_logits, "workspace")
         poison.fill_(self.attention.cuda_graph_attn_lse, "workspace")
         self.fill_length = self.attention.get_cuda_graph_seq_len_fill_value()
@@ -195,6 +200,7 @@ class TritonBackend(Backend):
     def look(self, found: Run, step: int, captured: Any, owners: list[Owner], q: Tensor) -> None:
         """Observe the table of slots, and the output of the kernel over it. q is [B, H, D]."""
         slots = torch.cat([one.slots for one in owners])
+        # The captured metadata, not the new one: the graph reads at those addresses.
         table = captured.kv_indices[: len(slots)].float()[:, None]
         found.evidence.append(
             observed(f"slots that the graph reads, step {step}", table, slots[:, None], "entry")
@@ -267,6 +273,8 @@ class FlashMLABackend(Backend):
             found.evidence.append(
                 observed(f"pages of row {row}, step {step}", read, pages[:, None], "page")
             )
+        # The plan covers padded rows too: FlashMLA starts blocks for every row of the captured
+        # size.
         lengths = [len(one.slots) for one in owners] + [self.fill_length] * (len(q) - len(owners))
         tiles, splits = plan_of(torch.tensor(lengths))
         for name, read, plan in (
@@ -286,6 +294,7 @@ BACKENDS: dict[str, Callable[[Server, Poison], Backend]] = {
 
 def observed(name: str, read: Tensor, wanted: Tensor, describe: str) -> Observed:
     """Numbers read [n, width] that must be exactly the numbers wanted [n, width], of any dtype."""
+    # The bound of a copy: the numbers must be equal.
     return of_all_rows(name, read, wanted.double(), "write_kv.fp32", describe)
 
 

@@ -201,6 +201,8 @@ class HiCacheServer:
         self._tree = tree_of(cache, arguments, has_states=self._has_states)
         self._pool.register_layer_transfer_counter(self._tree.cache_controller.layer_done_counter)
         for title, _, _, memory in self._memory():
+            # Every word says that nothing was written here, until a request's layer writes its
+            # owners.
             memory.copy_(unsent(memory.numel()).view(memory.shape))
             device.caches[title] = memory
 
@@ -251,7 +253,9 @@ class HiCacheServer:
             )
             match = tree.match_prefix(MatchPrefixParams(key=key))
         node = match.last_device_node
+        # Held until the request ends, or making room could evict the prefix that it reads.
         lock = tree.inc_lock_ref(node)
+        # Slots of the prefix that is on the device now; the rest of the prompt gets new ones.
         old = tree.path_device_indices(node) if SLOTS_OF_PATH.of(tree) else match.device_indices
         slots = torch.cat(
             [old, self._given(self._alloc, num_pages * PAGE - len(old), "num_tokens")]
@@ -266,6 +270,8 @@ class HiCacheServer:
             kept = tree.tree_core.get_component_device_value(node, component)
             read = [slot for slot in (kept, request.kv.mamba_pool_idx) if slot is not None]
             states = [(int(slot), num_old) for slot in read], [(int(state), num_pages)]
+        # The model waits for each layer's load by this counter. Without it a layer is read too
+        # early.
         tree.cache_controller.layer_done_counter.set_consumer(tree.ready_to_load_host_cache())
         self._forward(f"request {step}", number, (pages[:num_old], pages[num_old:]), states)
         self._device.streams.synchronize(self._device.streams.record(self._device.current))
@@ -372,6 +378,7 @@ def _served(
         for step, (number, num_pages) in enumerate(REQUESTS):
             serving.serve(step, number, num_pages)
         device.streams.finish()
+    # A run in which nothing was evicted and loaded again has judged nothing.
     if not serving.num_loaded:
         raise RuntimeError("no prefix came back from the host")
     return Moved.of(serving.landed, device.streams, order)

@@ -139,6 +139,7 @@ class Server:
         total = len(req.origin_input_ids)
         start = prefix_length(req)
         end = min(total, start + most)
+        # The same fact under the names that it had in each release: how far this step goes.
         if EXTEND_RANGE.of(req):
             req.set_extend_range(start, end)
         elif EXTEND_END.of(req):
@@ -149,6 +150,7 @@ class Server:
                 req.fill_len = end
             else:
                 req.fill_ids = req.fill_ids[:end]
+        # A request holds its prefix, or the tree would give the pages away under memory pressure.
         if is_first and TREE_LOCK.of(self.tree):
             req.lock = self.tree.lock(req.last_node)
         elif is_first:
@@ -157,6 +159,7 @@ class Server:
                 req.lock_receipt = receipt.to_dec_params()
         for mark in CHUNK_MARKS:
             if mark.of(req):
+                # SGLang asks this mark whether the step's token is discarded.
                 setattr(req, mark.name, int(end < total))
         return end == total
 
@@ -175,6 +178,7 @@ class Server:
     @contextlib.contextmanager
     def result(self, *, is_prefill: bool) -> Iterator[None]:
         """Free what a result frees in one group, where SGLang does so."""
+        # Within a group freed slots are only listed. Nobody can get them before its end.
         is_grouped = not is_prefill or GROUPED_PREFILLS.of(self.alloc)
         if is_grouped:
             self.alloc.free_group_begin()

@@ -65,6 +65,7 @@ def wrapped(original: Callable[..., Any], before: ForwardPoison) -> Callable[...
 
     @functools.wraps(original)
     def forward(self: SglangRunner, forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
+        # An idle rank takes part with an empty batch, for the collectives alone.
         if not forward_batch.forward_mode.is_idle():
             with torch.inference_mode():
                 before(self, forward_batch)
@@ -98,6 +99,7 @@ class ForwardPoison:
 
     def _free_slots(self, runner: SglangRunner, batch: ForwardBatch) -> int:
         allocator = runner.token_to_kv_pool_allocator
+        # Pages that were freed and not sorted yet are free as well.
         pages = torch.cat([allocator.free_pages, allocator.release_pages]).long()
         return self._fill(runner, slots_of(pages, runner.token_to_kv_pool.page_size), "kv.free")
 
@@ -113,6 +115,7 @@ class ForwardPoison:
     def _tails(self, runner: SglangRunner, batch: ForwardBatch) -> int:
         page = runner.token_to_kv_pool.page_size
         table = runner.req_to_token_pool.req_to_token
+        # The slots behind the last token in its own page: kernels load whole pages.
         last = table[batch.req_pool_indices.long(), batch.seq_lens.long() - 1].long()
         slots = last[:, None] + torch.arange(1, page, device=last.device)
         return self._fill(runner, slots[slots // page == (last // page)[:, None]], "kv.tail")
@@ -124,6 +127,7 @@ class ForwardPoison:
         requests = runner.req_to_token_pool
         pool = runner.token_to_kv_pool
         table = requests.req_to_token
+        # A real address, whose content no request has: a wrong read is a wrong value, no fault.
         trap = pool.size + pool.page_size - 1
         ids = batch.req_pool_indices.long()
         columns = torch.arange(table.shape[1], device=table.device)
@@ -144,6 +148,7 @@ class ForwardPoison:
         ids = batch.req_pool_indices.long()
         lengths = batch.seq_lens.long()
         count = batch.batch_size
+        # Harmful if kept, and legal to read, so that what fails is the answer and not the process.
         slots = runner.req_to_token_pool.req_to_token[ids, lengths // 2]
         for name, values in zip(INPUTS, (slots, ids, lengths), strict=True):
             rows = getattr(buffers, name)[count:]
@@ -160,6 +165,8 @@ class ForwardPoison:
     def _bits(self, dtype: torch.dtype, site: str) -> int:
         if self._poison.pattern == "nan":
             return sentinel_bits(dtype, site)
+        # The other pattern is the largest finite value: it passes checks for NaN and moves every
+        # sum.
         return int(bits_view(torch.tensor([torch.finfo(dtype).max]).to(dtype)).item())
 
 

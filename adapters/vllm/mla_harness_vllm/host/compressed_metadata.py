@@ -77,6 +77,7 @@ class MetadataStep:
 
     def common(self, block_size: int, **other: Any) -> Any:
         rows, positions = self.tokens()
+        # A padded row has no tokens before it and none that are new, and stores at slot -1.
         counts = (*self.requests, *[(0, 0)] * self.padded)
         given = {
             "slot_mapping": pad(slots(rows, positions, block_size), (0, self.padded), value=-1),
@@ -98,6 +99,7 @@ BLOCK = MetadataStep(((300, 3), (0, 3), (127, 2), (16_500, 3)))
 
 def block_table(block_size: int) -> Tensor:
     """Blocks int64 [requests, M], each of one request, in no order."""
+    # In no order, so that a block number taken for its place in the table is a wrong slot.
     blocks = torch.randperm(
         MOST_REQUESTS * (LONGEST // block_size + 1), generator=torch.Generator().manual_seed(0)
     )
@@ -126,6 +128,8 @@ def read(found: Tensor, lengths: Tensor, want: Tensor) -> tuple[Tensor, Tensor]:
     """The slots [T, W] of `found` [T, ..., N] that `lengths` [T] let a kernel read, and those of
     `want` [R, M].
     """
+    # A kernel reads as many entries as the length says. What lies behind may be stale, and is no
+    # part of the comparison.
     width = max(want.shape[1], int(lengths.max()))
     rows = found.flatten(1)[:, :width].long()
     visible = torch.where(torch.arange(rows.shape[1]) < lengths[:, None], rows, -1)
@@ -136,6 +140,7 @@ def read(found: Tensor, lengths: Tensor, want: Tensor) -> tuple[Tensor, Tensor]:
 def run(poison: Poison, params: VllmHostParams) -> Run:
     with (
         Without("pin_memory"),
+        # The plan of FlashMLA's kernel, which needs a GPU. No check of this module reads it.
         mock.patch.object(sparse_swa, "get_mla_metadata", lambda *_: (None, None)),
     ):
         return searched(poison.pattern, METADATA[params.metadata]())
@@ -160,6 +165,8 @@ def _built(builder: Any, block_size: int) -> Iterator[tuple[str, MetadataStep, A
     a longer step.
     """
     yield "", MIXED, builder.build(0, MIXED.common(block_size))
+    # The graph keeps the views of this step. The builder must write the next step into the same
+    # memory, which is why the first step's object is yielded.
     captured = builder.build(0, CAPTURED.common(block_size))
     builder.build(0, DECODES.common(block_size))
     yield " in a captured graph", DECODES, captured
@@ -171,6 +178,7 @@ def _window() -> Found:
         _builder(sparse_swa.DeepseekSparseSWAMetadataBuilder, SlidingWindowMLASpec, 64), 64
     ):
         rows, positions = step.tokens()
+        # The window counts the token itself.
         want = listed(rows, (positions - WINDOW + 1).clamp(min=0), positions + 1, 64)
         first = found.num_decode_tokens
         yield (
@@ -182,6 +190,8 @@ def _window() -> Found:
             yield (
                 f"tokens to gather for prompts{how}",
                 found.prefill_gather_lens,
+                # The first new token sees WINDOW - 1 tokens before it, and those must be gathered
+                # too.
                 new + before.clamp(max=WINDOW - 1),
             )
             if WINDOW_OF_PROMPTS.value(found) is not None:
@@ -201,6 +211,7 @@ def _drafts() -> Found:
     found = builder.build(0, BLOCK.common(64, causal=False))
     rows, _ = BLOCK.tokens()
     before, new = torch.tensor(BLOCK.requests)[rows].T
+    # A drafter that predicts a block attends to the block in both directions.
     want = listed(rows, (before - WINDOW).clamp(min=0), before + new, 64)
     yield "window of drafts", *read(found.decode_swa_indices, found.decode_swa_lens, want)
 
@@ -220,13 +231,18 @@ def _compressed() -> Found:
             rows, positions = step.tokens()
             count = (positions + 1) // ratio
             stored = torch.where(
-                (positions + 1) % ratio == 0, slots(rows, positions // ratio, 256, ratio), -1
+                # Only the last token of each `ratio` stores a state. The others store at slot -1.
+                (positions + 1) % ratio == 0,
+                slots(rows, positions // ratio, 256, ratio),
+                -1,
             )
             yield (
                 f"slots of states of {ratio}{how}",
                 found.slot_mapping,
                 pad(stored, (0, step.padded), value=-1),
             )
+            # States of 4 are chosen by the indexer at run time. The metadata lists those of 128
+            # alone.
             if ratio == 4:
                 continue
             indices = found.c128a_global_decode_topk_indices
@@ -260,6 +276,7 @@ def _states() -> Found:
         # The host has counted two drafts more, which were rejected.
         lengths = torch.tensor([before + 1 + 2 * DRAFTS, 4], dtype=torch.int32)
         found = builder.build(0, step.common(8, seq_lens_cpu_upper_bound=lengths))
+        # A step may leave out the compressor only if no state ends in it, or that state is lost.
         ends = bool(((step.tokens()[1] + 1) % 128 == 0).any())
         is_skipped = SKIPPED_STATES.value(found) is False
         yield (

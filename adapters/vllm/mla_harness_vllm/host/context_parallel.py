@@ -74,6 +74,7 @@ class Split:
         counting them.
         """
         ranks, _ = self.rank_and_place(torch.arange(int(lengths.max()) + 1))
+        # Counted token by token, so that the definition shares no arithmetic with what is judged.
         before = torch.nn.functional.one_hot(ranks, self.ranks).cumsum(0).roll(1, 0)
         before[0] = 0
         return before[lengths.long()]
@@ -95,6 +96,7 @@ def _lengths() -> Found:
     """
     on_device = LOCAL_LENGTHS.of(cp_utils)
     for split in SPLITS:
+        # Three whole turns of all ranks and two tokens more: every remainder is there.
         lengths = torch.arange(3 * split.ranks * split.interleave + 2, dtype=torch.int32)
         held = split.held(lengths)
         yield (
@@ -125,6 +127,7 @@ def _slots() -> Found:
         virtual = PAGE_SIZE * split.ranks
         num_tokens = len(blocks) * virtual
         for rank, start in itertools.product(range(split.ranks), (0, virtual - 3)):
+            # From the first token, and from three tokens before the end of the first turn of pages.
             positions = torch.arange(start, num_tokens)
             owner, place = split.rank_and_place(positions)
             own = blocks[place // PAGE_SIZE] * PAGE_SIZE + place % PAGE_SIZE
@@ -158,8 +161,11 @@ def _drafts() -> Found:
                 torch.cat((each, torch.zeros(PADDED, dtype=torch.int32)))
                 for each in (lengths, counts)
             )
+            # New token t sees all tokens before the new ones, and the new ones up to itself.
             keys = (lengths[:, None] - counts[:, None] + 1 + torch.arange(new)).clamp(min=0)
             keys[-PADDED:] = 0
+            # Kernels of one token a row get the rows of the tokens that exist, one behind the
+            # other.
             if not native:
                 keys = keys[torch.arange(new) < counts[:, None]]
             held = split.held(keys)
@@ -252,6 +258,7 @@ def _gathered(split: Split, contexts: tuple[int, int]) -> Tensor:
     if not any(contexts):
         return times
     ranks = _Ranks(split, contexts)
+    # The gathered part of each rank lies behind the part for all.
     rows = WORKSPACE_TOKENS + WORKSPACE_TOKENS // split.ranks
     made = builder(
         ranks,

@@ -132,6 +132,7 @@ def _first(pair: Pair, prepares: str) -> Tensor:
         for number, one in enumerate(pair)
     }
     buffer = CpuGpuBuffer(NUM_SLOTS, dtype=torch.int32, device=CPU, pin_memory=False)
+    # The constructor would load a model. The method under test reads these two buffers alone.
     drafter = made_without_init(
         SpecDecodeBaseProposer, input_ids=buffer.gpu, backup_next_token_ids=buffer
     )
@@ -141,6 +142,7 @@ def _first(pair: Pair, prepares: str) -> Tensor:
     )
     following: Tensor
     if prepares == "padded":
+        # Known tokens follow a chunk, so vLLM marks what it samples as discarded.
         discarded = torch.tensor([one.num_drafts < 0 for one in pair])
         following, _ = drafter.prepare_next_token_ids_padded(
             _sampled(pair), states, batch, discarded
@@ -157,11 +159,14 @@ def _second(pair: Pair) -> Tensor:
     numbers.
     """
     prepare = PREPARE_DRAFTS.of(SPECULATOR.module())
+    # The second runner keeps requests in slots of buffers that live as long as the server. Slots
+    # that these requests do not have keep an earlier request's numbers.
     stale = torch.full((6 + LONGEST, NUM_SLOTS), DISCARDED, dtype=torch.int32)
     upcoming = stale[:1]
     last = stale[1][:, None]
     prefilled, computed, total = stale[2:5]
     tokens = stale[6:].T.contiguous()
+    # Neither in order nor dense: a row number taken for a slot reads the third request's slot.
     slots = torch.tensor([2, 0], dtype=torch.int32)
     batch, drafts = (second_runner.InputBuffers(NUM_SLOTS, LONGEST, CPU) for _ in range(2))
     for number, (slot, one) in enumerate(zip(slots, pair, strict=True)):
@@ -181,6 +186,7 @@ def _second(pair: Pair) -> Tensor:
     second_runner.prepare_prefill_inputs(
         batch.input_ids, upcoming, slots, starts, tokens, prefilled, computed
     )
+    # One row of logits for each draft, and one for the token behind the last.
     logits = _int32([0, *itertools.accumulate(1 + max(0, one.num_drafts) for one in pair)])
     counts = _int32(max(1, len(one.sampled(0))) for one in pair)
     counts = second_runner.get_num_sampled_and_rejected(
@@ -197,6 +203,7 @@ def _second(pair: Pair) -> Tensor:
 
 def _sampled(pair: Pair) -> Tensor:
     """The sampled tokens of each request int32 [2, 1 + MOST_DRAFTS], filled up with -1."""
+    # The sampler runs for a chunk too. Its token is in the row, and nobody may use it.
     rows = [one.sampled(number) or [DISCARDED] for number, one in enumerate(pair)]
     return _int32([*row, *[-1] * (MOST_DRAFTS + 1 - len(row))] for row in rows)
 

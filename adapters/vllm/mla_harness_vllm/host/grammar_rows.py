@@ -101,6 +101,7 @@ class Grammar:
 
     def fill_bitmask(self, bitmask: Tensor, row: int) -> None:
         """Allow one token in a row of the bitmask [rows, words] int32."""
+        # A token of its own for each request and position: a row with another's mask shows at once.
         bitmask[row] = 1 << (STRIDE * self.number + self.state)
 
 
@@ -113,6 +114,8 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
         "stream": lambda stream: contextlib.nullcontext(),
     }
     with Without("pin_memory"), patched(torch.cuda, streams):
+        # Releases differ in what the worker is made with. It gets the arguments that this one
+        # knows.
         later = accepted({"mask_stride": STRIDE, "num_bonus_tokens": 1}, StructuredOutputsWorker)
         worker = StructuredOutputsWorker(NUM_REQUESTS * STRIDE, VOCAB, torch.device("cpu"), **later)
         for first in KINDS:
@@ -124,6 +127,8 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
                 rows["v1"].append(batch.of_first_runner())
                 if number % SAMPLED == 0:
                     rows["v2"].append(batch.of_second_runner(worker))
+            # One observation for each runner and first request: thousands of small ones would be
+            # slow, and a wrong row still names its batch by its place.
             for runner, pairs in rows.items():
                 got, live, want = (torch.cat(side) for side in zip(*pairs, strict=True))
                 name = f"runner {runner}: allowed tokens, first request {first}"
@@ -137,9 +142,12 @@ class MaskedBatch:
     def __init__(self, kinds: Sequence[Kind], number: int) -> None:
         """`number` decides the runner's order, and how many drafts the second runner keeps."""
         self.kinds = dict(zip("abc", kinds, strict=True))
+        # The runner keeps requests in an order of its own, so a row of the bitmask and a row of
+        # logits belong to different requests unless the map between them is right.
         self.order = list(list(itertools.permutations(self.kinds))[number % 6])
         self.kept = number % STRIDE if TRIMS else MOST_DRAFTS
         self.drafts = {
+            # vLLM pads drafts with -1. A padding draft must not move the state of the grammar.
             name: [STRIDE * place + i if i < kind.num_real else -1 for i in range(kind.num_drafts)]
             for place, (name, kind) in enumerate(self.kinds.items())
             if kind.num_drafts
@@ -204,6 +212,8 @@ class MaskedBatch:
             counts.append(1 + min(kind.num_drafts, most_drafts))
             for position in range(counts[-1]):
                 row = torch.ones(VOCAB, dtype=torch.bool)
+                # What a chunk of a prompt samples is discarded, so its mask does not matter: all is
+                # allowed.
                 if kind.has_grammar and not kind.is_chunk:
                     row = torch.arange(VOCAB) == STRIDE * place + position
                 rows.append(row)
@@ -230,6 +240,7 @@ def _manager() -> Any:
         scheduler_config=SimpleNamespace(max_num_seqs=NUM_REQUESTS),
         model_config=SimpleNamespace(is_diffusion=False),
     )
+    # The buffer lives as long as the server. A row that nobody fills holds an earlier step's mask.
     stale = torch.full((NUM_REQUESTS * STRIDE, 1), 0x5A5A5A5A, dtype=torch.int32)
     return made_without_init(
         StructuredOutputManager,

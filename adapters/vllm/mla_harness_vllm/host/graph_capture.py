@@ -55,6 +55,8 @@ def run(poison: Poison, params: VllmHostParams) -> Run:
             replayed = decode.out.clone()
             eager, plan = decode.eager()
             live = torch.ones(NUM_REQUESTS, dtype=torch.bool)
+            # A replayed plan that differs from the eager one is named as the cause: the graph holds
+            # no planning, so every replay uses the plan of the capture.
             stale = None if torch.equal(decode.plans[-1].work, plan.work) else "sched_meta"
             found.evidence.append(
                 ReplayedStep(step, "decode output", replayed, eager, live, stale_site=stale)
@@ -88,6 +90,7 @@ def _captures(graph: _Recording, *_: Any, **__: Any) -> Iterator[None]:
 def _launch(kernel: Callable[[], object]) -> None:
     """Run a kernel, or record it if a capture is in progress."""
     if _capturing:
+        # As on a GPU: a launch under capture is recorded, and computes nothing until a replay.
         _capturing[-1].launches.append(kernel)
     else:
         kernel()
@@ -100,6 +103,8 @@ class _Decode:
         random = torch.Generator().manual_seed(poison.seed)
         self._q = torch.randn(NUM_REQUESTS, 1, NUM_HEADS, WIDTH, generator=random)
         self._cache = torch.randn(NUM_REQUESTS * NUM_PAGES, PAGE_SIZE, WIDTH, generator=random)
+        # Graphs keep addresses. So queries, cache, table, lengths and output stay where they are,
+        # and only the content of `seq_lens` changes between replays.
         self._table = torch.arange(NUM_REQUESTS * NUM_PAGES, dtype=torch.int32).view(
             NUM_REQUESTS, NUM_PAGES
         )

@@ -67,6 +67,7 @@ class Agent:
 
     def prep_xfer_dlist(self, agent: str, descriptors: Any = None, **more: Any) -> int:
         number = next(self._numbers)
+        # Releases name this argument differently.
         descriptors = more.get("xfer_list", descriptors)
         self._lists[number] = [place for one in descriptors for place in _blocks(*map(int, one))]
         return number
@@ -86,6 +87,7 @@ class Agent:
         for a, b in zip(locals_, remotes, strict=True):
             here, size = self._lists[local][int(a)]
             there, _ = self._lists[remote][int(b)]
+            # A read copies from the other side to this one, a write the other way.
             parts.append((there, here, size) if how == "READ" else (here, there, size))
         number = next(self._numbers)
         self._transfers[number] = parts, notif_msg
@@ -93,6 +95,7 @@ class Agent:
 
     def transfer(self, handle: int) -> str:
         parts, note = self._transfers.pop(handle)
+        # Counted over all agents, so that a seed makes the same transfer fail in every run.
         number = next(self._network.num_transfers)
         fails = number in self._network.failing
         events = self._network.device.send(f"nixl {number}", parts, fails)
@@ -165,6 +168,7 @@ def on_network(network: Network) -> Iterator[None]:
     replaced = {
         "NixlWrapper": network.agent,
         "nixl_agent_config": None,
+        # The modules ask vLLM's process groups, which exist in a started server alone.
         "get_tensor_model_parallel_rank": lambda: 0,
         "get_tensor_model_parallel_world_size": lambda: 1,
         "get_pp_group": lambda: mock.Mock(rank_in_group=0, world_size=1),
@@ -175,5 +179,7 @@ def on_network(network: Network) -> Iterator[None]:
         for module in [module for name, module in sys.modules.items() if name.startswith(PACKAGE)]:
             if known := {name: made for name, made in replaced.items() if name in vars(module)}:
                 stack.enter_context(patched(module, known))
+        # The connectors choose their paths by the platform. The paths of a GPU are the ones to
+        # test.
         stack.enter_context(mock.patch.object(current_platform, "device_type", "cuda", create=True))
         yield

@@ -79,6 +79,7 @@ class Inputs:
         up = (latents[:, :LATENT] @ self.projection.double()).view(-1, NUM_HEADS, NOPE + VALUE)
         rope = latents[:, None, LATENT:].expand(-1, NUM_HEADS, -1)
         scores = torch.einsum("qhd,khd->hqk", q, torch.cat([up[..., :NOPE], rope], dim=-1)) * SCALE
+        # New token t sees the context and the new tokens up to itself.
         future = torch.ones_like(scores[0], dtype=torch.bool).triu(1 + request.num_computed)
         return torch.einsum(
             "hqk,khv->qhv", scores.masked_fill(future, -torch.inf).softmax(-1), up[..., NOPE:]
@@ -110,6 +111,7 @@ class PrefillStep:
         ):
             pages[: request.num_tokens] = inputs.latents[request.name]
         self._metadata = self._planned(_Backend(context_kernel))
+        # Short prompts may be decoded by a release. Then the path under test would not run.
         if self._metadata.num_prefills != len(requests) - 1:
             raise InputError(
                 f"vLLM takes only {self._metadata.num_prefills} of this batch for prefills"
@@ -179,6 +181,7 @@ class _Backend:
         """Causal attention of each request's new tokens: q [T, H, D], k [T, H, D], v [T, H, V], all
         float32 -> output [T, H, V] and log-sum-exp [H, T].
         """
+        # Where each prompt begins among the new tokens of prompts alone, as decodes stand in front.
         starts = self._metadata.query_start_loc.tolist()
         outs = []
         lses = []
@@ -253,6 +256,8 @@ def attention(projection: Any, **other: Any) -> Any:
         kv_cache_dtype="auto",
         _use_flashinfer_concat_mla_k=False,
     )
+    # Its constructor chooses kernels by the GPU. The method under test reads these attributes
+    # alone.
     return made_without_init(flashmla.FlashMLAImpl, **attributes | other)
 
 
@@ -290,6 +295,7 @@ def _gather(
     """
     for token in range(int(chunk["num_tokens"])):
         request = int(chunk["token_to_seq"][token])
+        # A chunk begins at `seq_starts` within each request's context.
         page, offset = divmod(
             token - int(cu_seq_lens[request]) + int(chunk["seq_starts"][request]), PAGE_SIZE
         )

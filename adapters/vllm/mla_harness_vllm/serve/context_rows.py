@@ -77,6 +77,7 @@ def with_counted_rows(original: Callable[..., Any], poison: ServePoison) -> Call
         out, lse = original(self, q, kv_c_and_k_pe_cache, attn_metadata, *args, **kwargs)
         context: CountedContext = attn_metadata.prefill.chunked_context
         count = context.prefill_tokens_with_context
+        # Requests with context stand in front. The rows behind them belong to requests without.
         if count is not None and count < out.shape[0] and poison.is_for(worker_rank()):
             fill(out[count:], poison.pattern, OUTPUT)
             fill(lse[:, count:], poison.pattern, LSE)
@@ -107,6 +108,7 @@ def with_masked_rows(original: Callable[..., Any], poison: ServePoison) -> Calla
         try:
             return original(self, q, kv_c_and_k_pe_cache, attn_metadata, *args, **kwargs)
         finally:
+            # The metadata lives on in the next layer, and must not wrap the wrapped backend.
             prefill.prefill_backend = backend
 
     return compute
@@ -144,6 +146,7 @@ def rows_without(query_start_loc: torch.Tensor, context_start_loc: torch.Tensor)
     query_start_loc [R + 1] int32 is where the rows of each request begin, context_start_loc [R + 1]
     int32 where its context does. Waits for the device.
     """
+    # A request may have context, and none of it in this chunk.
     is_empty = context_start_loc[1:] == context_start_loc[:-1]
     lengths = query_start_loc[1:] - query_start_loc[:-1]
     return is_empty.repeat_interleave(lengths.long()).nonzero().flatten()
@@ -160,6 +163,8 @@ def with_marked_rows(original: Callable[..., Any], poison: ServePoison) -> Calla
             return original(chunked_context, *args, **kwargs)
         with _Unwritten(poison.pattern) as unwritten:
             made = original(chunked_context, *args, **kwargs)
+        # Counted where it was filled: a release that allocates elsewhere then shows a count of 0,
+        # and the case is an error, no pass.
         if unwritten.num_filled:
             FILLED.context_rows += sum(
                 rows.stop - rows.start for rows in chunked_context.empty_token_slices

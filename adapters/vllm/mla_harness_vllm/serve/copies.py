@@ -72,6 +72,7 @@ class WatchedCopies:
         flights = self._flights
         self._flights = []
         for flight in flights:
+            # Bytes are compared, since a NaN equals nothing.
             changed = not torch.equal(_bytes(flight.source), _bytes(flight.content))
             # The content comes first: after its event a source may change.
             if flight.event.query():
@@ -98,10 +99,15 @@ class WatchedCopies:
             is_async = kwargs.get("non_blocking") is True or any(one is True for one in args)
             if torch.compiler.is_compiling() or not is_async or not is_source(source):
                 return original(*operands, **kwargs)
+            # Two frames up stands the code of vLLM that copies, below it the helper of torch.
             line = caller(sys._getframe(1))
             self.check(line)
+            # A copy on an idle stream ends at once, and a race would never show. Held back, the
+            # copy is still queued when the host prepares the next step.
             if self._random.random() < DELAYED:
                 self._hold(self._random.randint(*CYCLES))
+            # From pinned memory, or the driver would copy at once and the order of events would be
+            # gone.
             content = operands[place] = self._pin(source.detach().clone())
             result = original(*operands, **kwargs)
             self._flights.append(Flight(source, content, self._record(), line))

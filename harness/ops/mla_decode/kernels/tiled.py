@@ -61,11 +61,7 @@ def mla_decode(
 
     kv_scale is a float, or [1] float32 on the device; workspace [B or more] is int32.
     """
-    tables = ("block_table", block_table, "BM"), ("seq_lens", seq_lens, "B")
-    check_shapes(("q", q, "BSHD"), ("kv_cache", kv_cache, "NPD"), *tables)
-    if metadata is not None:
-        # A plan counts pages of one size.
-        check_range("page_size beside metadata", kv_cache.shape[1], PAGE_SIZE, PAGE_SIZE)
+    _check_arguments(q, kv_cache, block_table, seq_lens, metadata)
     call = _Call(q, kv_cache, block_table, seq_lens, scale, kv_scale, window, mask_values)
     num_requests, num_query_tokens, num_heads, head_dim = q.shape
     if prefetch_page:
@@ -119,6 +115,19 @@ mla_decode_counted = partial(mla_decode, count_pieces=True)
 Its plan counts pieces in chunks of pages if the planner knows the cache's type, as plans of
 persistent kernels do.
 """
+
+
+def _check_arguments(
+    q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, metadata: SplitPlan | None
+) -> None:
+    """Raise ValueError for shapes that do not fit each other, or a plan for pages of another
+    size.
+    """
+    tables = ("block_table", block_table, "BM"), ("seq_lens", seq_lens, "B")
+    check_shapes(("q", q, "BSHD"), ("kv_cache", kv_cache, "NPD"), *tables)
+    if metadata is not None:
+        # A plan counts pages of one size.
+        check_range("page_size beside metadata", kv_cache.shape[1], PAGE_SIZE, PAGE_SIZE)
 
 
 @seam("kv.tail-masked-by-multiply")
