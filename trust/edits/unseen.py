@@ -9,12 +9,6 @@ from trust.edits.edit import ENGINE, Edit
 SCHEDULER = ENGINE + "schedule.scheduler:Scheduler."
 UNSEEN_WRONG = (
     Edit(
-        "ranks-by-place-in-the-chunk",
-        ENGINE + "attention:split_among_ranks",
-        "span.start + (rank - span.start) % num_ranks",
-        "span.start + rank",
-    ),
-    Edit(
         "chunk-past-the-context",
         ENGINE + "attention:context_chunks",
         "min(start + share, length)",
@@ -143,6 +137,13 @@ UNSEEN_WRONG = (
 )
 
 UNSEEN_RIGHT = (
+    Edit(
+        # Written as a wrong one. Each position is still in the part of one rank.
+        "ranks-by-place-in-the-chunk",
+        ENGINE + "attention:split_among_ranks",
+        "span.start + (rank - span.start) % num_ranks",
+        "span.start + rank",
+    ),
     Edit(
         "drafts-of-the-oldest-match",
         ENGINE + "speculation:SuffixDrafts._continuation",

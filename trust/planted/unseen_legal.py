@@ -225,7 +225,8 @@ def a_scale_for_each_row(x: Tensor, *, num_live: Any = None) -> Any:
     live = len(x) if num_live is None else int(num_live)
     rows = x.float().clone()
     rows[live:] = 0.0
-    scale = (rows.abs().amax(dim=1, keepdim=True) / 448).clamp(min=1e-12)
+    scale = rows.abs().amax(dim=1, keepdim=True) / 448
+    scale = torch.where(scale == 0, 1.0, scale)
     return (rows / scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale
 
 
