@@ -179,6 +179,9 @@ def _judged(evidence: Evidence, asked: dict[str, Judgement]) -> Outcome:
         outcome.verdict = Verdict.SKIP if is_only_less else Verdict.ERROR
         outcome.cause = Code.BLIND
         outcome.reason = f"{', '.join(blind)} judged no element, so this case proves nothing"
+        if not is_only_less:
+            # What the engine chose otherwise than declared, such as to replay no graph, is why.
+            outcome.findings.extend(ORACLES.get("policy").judge(evidence).findings)
     elif outcome.accuracy and outcome.accuracy.verdict is Verdict.SKIP:
         outcome.verdict = Verdict.SKIP
         outcome.cause = Code.POWERLESS
