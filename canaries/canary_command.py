@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from canaries.canary_requests import JudgedLogprobs, RandomCanary, TrainCanary
+from canaries.canary_requests import JudgedLogprobs, RandomCanary, TrainCanary, WrittenGguf
 from harness.cli.commands import Command, new_app
 from harness.cli.option_records import with_options
 from harness.cli.shared_options import Seed
@@ -164,3 +164,27 @@ def logprobs(
     )
     if result["findings"]:
         raise typer.Exit(1)
+
+
+@app.command("gguf", cls=Command)
+def gguf(
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A canary: a DeepSeek V2, V3 or V3.2.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="New file, such as mla.gguf.")],
+    kind: Annotated[
+        str, typer.Option("--type", metavar="bf16|f16|f32", help="Type of the matrices.")
+    ] = "bf16",
+) -> None:
+    """Write a canary as GGUF, the file that llama.cpp's server reads."""
+    require(("gguf", "safetensors"))
+    if kind not in ("bf16", "f16", "f32"):
+        raise InputError(f"--type {kind}: choose bf16, f16 or f32")
+    if out.exists():
+        raise InputError(f"--out {out}: is there already; name a new file")
+    if not out.parent.is_dir():
+        raise InputError(f"--out {out}: {out.parent} is no folder; make it first")
+    request = WrittenGguf(checkpoint=str(checkpoint), out=str(out), kind=kind)
+    result = ask("canaries.gguf_file", request, name="the writer", environ=on_path(ROOT))
+    note = "" if result["splits_text"] else "; llama.cpp cannot split text for it: send token ids"
+    print(f"written: {out}{note}")

@@ -41,3 +41,11 @@ class JudgedLogprobs(Record):
     found: str
     cache: str
     generated: bool
+
+
+class WrittenGguf(Record):
+    """For `canaries.gguf_file`: a checkpoint, the new file, and the type of its matrices."""
+
+    checkpoint: str
+    out: str
+    kind: str

@@ -1,8 +1,9 @@
 """The share of drafts that a server accepts, by epoch, from its metrics.
 
 A wrong draft costs speed and no answer, so a drafter's broken memory shows here and not in accuracy
-(vllm-project/vllm#56734). vLLM counts drafted and accepted tokens. SGLang counts them for each
-answer. Its server's metrics have a gauge of the last steps, which says nothing about an epoch.
+(vllm-project/vllm#56734). vLLM and llama.cpp count drafted and accepted tokens; llama.cpp counts 0
+where it does not draft. SGLang counts them for each answer. Its server's metrics have a gauge of
+the last steps, which says nothing about an epoch.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _COUNTERS = Counters(
     {
         "vllm:spec_decode_num_draft_tokens": "drafted",
         "vllm:spec_decode_num_accepted_tokens": "accepted",
+        "llamacpp:spec_decode_num_draft_tokens": "drafted",
+        "llamacpp:spec_decode_num_accepted_tokens": "accepted",
     }
 )
 _STORED: TypeAdapter[dict[int, tuple[int, int, tuple[str, ...]]]] = TypeAdapter(

@@ -2,7 +2,7 @@
 
 The questions of a task share their few examples, so most of each prompt is a hit. An epoch that
 loses answers and hits much more, or much less, than the one before points to the cache. vLLM and
-SGLang both count tokens.
+SGLang count the tokens that they looked up, llama.cpp those that it computed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ _COUNTERS = Counters(
         "vllm:prefix_cache_hits": "hit",
         "sglang:prompt_tokens": "queried",
         "sglang:cached_tokens": "hit",
+        "llamacpp:prompt_tokens": "computed",
+        "llamacpp:prompt_tokens_cached": "hit",
     }
 )
 _STORED: TypeAdapter[dict[int, tuple[int, int]]] = TypeAdapter(dict[int, tuple[int, int]])
@@ -61,6 +63,8 @@ class CountsHits(Protocol):
 def hits_in(metrics: str) -> Hits | None:
     """The counts in the text of /metrics, summed over engines; None without them."""
     found = _COUNTERS.summed(metrics)
+    if "computed" in found:
+        found["queried"] = found.pop("computed") + found.get("hit", 0.0)
     return Hits(int(found["queried"]), int(found["hit"])) if len(found) == 2 else None
 
 

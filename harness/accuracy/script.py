@@ -33,6 +33,8 @@ LAST_TOKEN = 250
 """Token ids of prompts: none is special, and every vocabulary has them."""
 MOST_REQUESTS = 512
 """The most requests of a step that fills the pool. A larger pool cannot be filled."""
+ENDLESS = 1 << 40
+"""The number of pages of a cache whose size no one knows."""
 # A sign needs pages before it, and a plain number has none: `2p+1`, `3p`, `17`.
 _LENGTH = re.compile(r"(?:(\d+)p)?(?:(?<=p)([+-]\d+)|(?<!p)(\d+))?")
 
@@ -135,10 +137,13 @@ class Script(Record):
 
 @dataclass(frozen=True, slots=True)
 class PagePool:
-    """The pages of a server's cache: tokens of a page, and number of pages."""
+    """The pages of a server's cache: tokens of a page, and number of pages.
+
+    A server that does not say the number is taken for endless, which no step fills.
+    """
 
     page: int
-    num_pages: int
+    num_pages: int = ENDLESS
 
 
 @dataclass(frozen=True)
@@ -225,6 +230,10 @@ def requests_of(script: Script, step: ScriptStep, pool: PagePool) -> list[StepRe
     """The requests of a step. Raises ValueError for a pool that a step cannot fill."""
     prompts = list(step.ask)
     if step.fill is not None:
+        if pool.num_pages == ENDLESS:
+            raise ValueError(
+                "the server does not say how many tokens its cache holds, and this script fills it"
+            )
         lengths = [[piece.partition(":")[2] for piece in prompt.split()] for prompt in prompts]
         pages = sum(
             math.ceil(sum(length_of(one, pool.page) for one in pieces) / pool.page)

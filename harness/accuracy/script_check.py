@@ -17,7 +17,8 @@ from typing import Any
 
 from harness.accuracy.acceptance import Drafts, acceptance_in_words
 from harness.accuracy.script import PagePool, Script, ScriptStep, StepRequest, requests_of
-from harness.accuracy.script_server import NUM_BEST, Scores, ScriptServer, ServerReply
+from harness.accuracy.script_server import NUM_BEST, ScriptServer
+from harness.accuracy.server_replies import Scores, ServerReply
 from harness.core.cause_codes import Code
 from harness.core.errors import Refused
 from harness.core.findings import Finding
@@ -47,6 +48,8 @@ class ScriptCheck(Record):
     served_model: str | None = None
     timeout: float = 120.0
     tolerance: float = TOLERANCE
+    page_size: int | None = None
+    """The tokens of a page, for a server that does not say it."""
     least_acceptance: float | None = None
     weights: str | None = None
     """The checkpoint that `reload` loads, as the server names it; None loads the server's own
@@ -177,7 +180,11 @@ def check_script(
 
         def server_at(url: str, name: str | None = None) -> ScriptServer:
             return opened.enter_context(
-                closing(ScriptServer(url, served_model=name, timeout=check.timeout))
+                closing(
+                    ScriptServer(
+                        url, served_model=name, timeout=check.timeout, page_size=check.page_size
+                    )
+                )
             )
 
         server = server_at(check.url, check.served_model)
@@ -209,7 +216,7 @@ class _Runner:
         if self.counts.cache is None:
             raise Refused(
                 "the server's /metrics do not say the pages of its cache; proofs and lengths need"
-                " them"
+                " them: add --page-size 16"
             )
         self.pool: PagePool = self.counts.cache
 
@@ -252,7 +259,7 @@ class _Runner:
         after = self.server.metrics()
         if (after - self.counts).get("prefix_cache_hits", 0):
             raise Refused(
-                "requests with a cache_salt of their own hit the prefix cache, so it cannot be"
+                "requests that ask for no cached page hit the prefix cache, so it cannot be"
                 " switched off"
             )
         self.counts = after

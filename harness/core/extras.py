@@ -16,6 +16,7 @@ from harness.core.errors import InputError
 
 __all__ = [
     "ACCURACY",
+    "gguf",
     "httpx",
     "lazily",
     "numpy",
@@ -33,6 +34,7 @@ ACCURACY = ("lm_eval", "scipy", "httpx", "safetensors", "tokenizers")
 _EXTRAS = {
     "accuracy": ACCURACY,
     "dev": ("transformers", "griffe"),
+    "gguf": ("gguf",),
     "pytest": ("pytest", "pluggy"),
     "sglang": ("sglang", "sgl_kernel"),
     "reports": ("pandas", "ruptures"),
@@ -73,6 +75,7 @@ def lazily(module: str) -> Any:
 
 
 if TYPE_CHECKING:
+    import gguf
     import httpx
     import numpy
     import pandas
@@ -81,6 +84,7 @@ if TYPE_CHECKING:
     import scipy.stats as stats
     import tokenizers
 else:
+    gguf = lazily("gguf")
     httpx = lazily("httpx")
     tokenizers = lazily("tokenizers")
     numpy, pandas, ruptures, safetensors, stats = map(

@@ -28,7 +28,8 @@ from harness.accuracy.script import (
     requests_of,
 )
 from harness.accuracy.script_check import ALONE, Judged, ScriptCheck, check_script
-from harness.accuracy.script_server import ScriptServer, ServerReply
+from harness.accuracy.script_server import ScriptServer
+from harness.accuracy.server_replies import ServerReply
 from harness.core.cause_codes import Code
 from harness.core.errors import InputError, Refused
 from harness.core.findings import Finding
@@ -189,7 +190,12 @@ class _Fuzz:
         self.check = check
         self.references = dict[StepRequest, ServerReply]()
         with closing(
-            ScriptServer(check.url, served_model=check.served_model, timeout=check.timeout)
+            ScriptServer(
+                check.url,
+                served_model=check.served_model,
+                timeout=check.timeout,
+                page_size=check.page_size,
+            )
         ) as server:
             more = offered(server)
             pool = server.metrics().cache
@@ -202,7 +208,8 @@ class _Fuzz:
             ]
         if pool is None:
             raise Refused(
-                "the server's /metrics do not say the pages of its cache, which the lengths follow"
+                "the server's /metrics do not say the pages of its cache, which the lengths follow:"
+                " add --page-size 16"
             )
         # Two pages of the pool stay free: so many tokens are the longest request.
         self.pool = pool

@@ -6,6 +6,7 @@ import hashlib
 
 from harness.core.cases import Case, KnownFailure, PoisonPlan
 from harness.core.catalog import ORACLES, SYSTEMS
+from harness.core.errors import InputError
 from harness.core.oracles import BETWEEN_PATTERNS
 from harness.core.params import Params
 from harness.scenario.matrix import MatrixPoint, case_id
@@ -56,9 +57,17 @@ def case_of_point(
 def usable(oracles: tuple[str, ...], patterns: tuple[str, ...], params: Params) -> tuple[str, ...]:
     """`oracles` without the ones that would have nothing to judge in a case with these parameters
     and patterns.
+
+    Raises InputError if none is left: the case would pass whatever it did.
     """
     given = params.gives() | {""} | ({BETWEEN_PATTERNS} if len(patterns) > 1 else set())
-    return tuple(name for name in oracles if ORACLES.get(name).needs in given)
+    found = tuple(name for name in oracles if ORACLES.get(name).needs in given)
+    if oracles and not found:
+        raise InputError(
+            f"oracles {', '.join(oracles)}: none has anything to judge in a case with these"
+            " parameters and patterns"
+        )
+    return found
 
 
 def seed_of(identity: str, seed: int = 0) -> int:

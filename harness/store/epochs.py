@@ -110,7 +110,7 @@ def judged(store: RunStore, *, trouble: str = "", log: str = "", died: bool = Fa
     if verdict is Verdict.SKIP and (different is not None or asked.least_acceptance is not None):
         # Its accuracy could have shown nothing. Something else was judged.
         verdict = Verdict.PASS
-    if drafts:
+    if any(epoch.drafted for epoch in drafts.values()):
         statement = f"{record.judgement.statement}; {acceptance_in_words(list(drafts.values()))}"
         record = record.but(judgement=record.judgement.but(statement=statement))
     reason = "; ".join(filter(None, [trouble, record.judgement.statement]))

@@ -61,6 +61,8 @@ BUGS = {
     "no-salt": "",
     "no-scores": "",
     "no-root": "",
+    "no-sizes": "",
+    "llamacpp": "",
     "short": "",
     "adapters": "",
     "schemas": "",
@@ -353,6 +355,14 @@ def scores(tokens: list[int], weights: list[int]) -> list[dict[str, dict[str, fl
 
 
 ENGINE = Engine()
+NUMBERS = itertools.count()
+LLAMACPP = {
+    "num_requests_running": "requests_processing",
+    "num_requests_waiting": "requests_deferred",
+    "prefix_cache_hits": "prompt_tokens_cached_total",
+    "generation_tokens": "tokens_predicted_total",
+}
+"""vLLM's name of a counter -> llama.cpp's."""
 
 
 class Served(Handler):
@@ -366,21 +376,14 @@ class Served(Handler):
             elif self.path == "/is_sleeping" and "no-endpoints" not in GIVEN:
                 self.reply(200, {"is_sleeping": ENGINE.sleeping})
             elif self.path == "/metrics" and "no-metrics" not in GIVEN:
-                counts = ENGINE.count | {
-                    "num_requests_running": len(ENGINE.running),
-                    "num_requests_waiting": len(ENGINE.waiting),
-                }
-                lines = [
-                    f'vllm:{name}{{engine="0"}} {float(value)}' for name, value in counts.items()
-                ]
-                lines.append(
-                    f'vllm:cache_config_info{{block_size="{PAGE}",num_gpu_blocks="{NUM_PAGES}"}} 1.0'  # noqa: E501
-                )
-                data = "\n".join(["# HELP vllm:prefix_cache_hits_total hits", *lines]).encode()
+                data = "\n".join(metrics()).encode()
                 self.send_response(200)
                 self.send_header("content-length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)
+            elif self.path == "/props" and "llamacpp" in GIVEN:
+                size = {"n_ctx": PAGE * NUM_PAGES // 2}
+                self.reply(200, {"total_slots": 2, "default_generation_settings": size})
             else:
                 self.reply(404, {"detail": "Not Found"})
 
@@ -420,6 +423,9 @@ class Served(Handler):
             return
         adapter = "" if body["model"] == "hashing" else str(body["model"])
         salt = "" if "no-salt" in GIVEN else str(body.get("cache_salt", ""))
+        if "llamacpp" in GIVEN:
+            assert not salt and "prompt_logprobs" not in body
+            salt = "" if body.get("cache_prompt", True) else f"alone {next(NUMBERS)}"
         if len(body["prompt"]) + int(str(body["max_tokens"])) > LONGEST + (
             "prompt_logprobs" in body
         ):
@@ -507,9 +513,42 @@ def texts_of(wanted: object) -> tuple[str, ...]:
     return tuple(f"{{{', '.join(row)}}}" for row in itertools.product(*parts))
 
 
+def metrics() -> list[str]:
+    """The lines of /metrics, as vLLM names the counters or as llama.cpp does."""
+    gauges = {
+        "num_requests_running": len(ENGINE.running),
+        "num_requests_waiting": len(ENGINE.waiting),
+    }
+    counts = ENGINE.count | gauges
+    if "llamacpp" in GIVEN:
+        known = {LLAMACPP[name]: value for name, value in counts.items() if name in LLAMACPP}
+        hits = ENGINE.count["prefix_cache_hits"]
+        known["prompt_tokens_total"] = ENGINE.count["prefix_cache_queries"] - hits
+        return [f"llamacpp:{name} {value}" for name, value in known.items()]
+    lines = [f'vllm:{name}{{engine="0"}} {float(value)}' for name, value in counts.items()]
+    sizes = f'block_size="{PAGE}",num_gpu_blocks="{NUM_PAGES}"'
+    if "no-sizes" not in GIVEN:
+        lines.append(f"vllm:cache_config_info{{{sizes}}} 1.0")
+    return ["# HELP vllm:prefix_cache_hits_total hits", *lines]
+
+
 def logprobs(
     got: list[tuple[int, float, list[tuple[int, float]]]], num_best: int
 ) -> dict[str, object]:
+    if "llamacpp" in GIVEN:
+        # The end of the sequence is not chosen, and is ranked all the same.
+        return {
+            "content": [
+                {
+                    "id": token,
+                    "logprob": logprob,
+                    "top_logprobs": [
+                        {"id": name, "logprob": value} for name, value in [(0, -0.01), *best]
+                    ],
+                }
+                for token, logprob, best in got
+            ]
+        }
     return {
         "tokens": [f"token_id:{token}" for token, *_ in got],
         "token_logprobs": [logprob for _, logprob, _ in got],

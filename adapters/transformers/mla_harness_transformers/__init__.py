@@ -1,0 +1,1 @@
+"""The adapter of Hugging Face's transformers: continuous batching beside plain `generate`."""
