@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import httpx
@@ -49,6 +50,8 @@ from harness.run.scripts import load_script
 START_SECONDS = 300.0
 ANSWER_SECONDS = 300.0
 NUM_QUESTIONS = 16
+LOADING = Lock()
+"""Held while a task is loaded: two threads that first import lm-eval at once find half of it."""
 SCRIPTS = ("lengths", "abort", "cache-reuse")
 PAGE = 16
 SLOTS = ("-np", "4", "-c", "4096", "--cache-ram", "0")
@@ -102,7 +105,8 @@ def epochs(served: Served) -> list[str]:
     """Sixteen questions twice, eight at a time."""
     before = served.counts()
     with tempfile.TemporaryDirectory() as work:
-        task = load_task("gsm_symbolic", Path(work), limit=NUM_QUESTIONS)
+        with LOADING:
+            task = load_task("gsm_symbolic", Path(work), limit=NUM_QUESTIONS)
         backend = ServerBackend(served.url, concurrency=8, timeout=ANSWER_SECONDS)
         found = run_epochs(backend, task, Path(work), num_epochs=2)
     right = sum(result.correct for result in found.results.values())

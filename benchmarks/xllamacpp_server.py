@@ -82,9 +82,12 @@ def main() -> None:
     if given.version:
         print(f"version: xllamacpp {llama.__version__}")
         return
+    # Blocked before the server starts its threads: else a signal ends the process at once.
+    ends = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     server = llama.Server(params_of(given))
     print(f"listening: {server.listening_address}", flush=True)
-    signal.sigwait({signal.SIGINT, signal.SIGTERM})
+    signal.sigwait(ends)
 
 
 if __name__ == "__main__":

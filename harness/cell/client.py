@@ -43,7 +43,7 @@ from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.core.params import Record
 from harness.kernels import adapters
-from harness.kernels.conduct import Conduct, note_conduct
+from harness.kernels.conduct import CONDUCT, Conduct
 from harness.kernels.outputs import BadOutput, wrong_count
 from harness.kernels.plugins import kernel
 
@@ -331,7 +331,7 @@ class RemoteKernel:
         )
         answer = self.cell.call(request)
         for seen in (*self.cell.conduct_of_import, *answer.conduct):
-            note_conduct(Conduct(spec.name, cut(seen.what), seen.is_proof, seen.site))
+            CONDUCT.note(Conduct(spec.name, cut(seen.what), seen.is_proof, seen.site))
         if answer.no_room:
             raise NoMemoryError(cut(answer.no_room))
         if answer.raised is not None:

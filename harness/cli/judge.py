@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +21,7 @@ from harness.cli.solutions import plugin_of
 from harness.core.cases import CellOf, Job, MeasureSpeed
 from harness.core.errors import InputError
 from harness.core.ops import OPS, SPEED_FILE, ops_with
-from harness.diagnose.run_jobs import MOST_CAUSES
+from harness.diagnose.run_jobs import MOST_CAUSES, MOST_FAILURES
 from harness.report.console import say
 from harness.report.progress import Waiting
 from harness.report.run_view import RunView
@@ -34,8 +35,6 @@ from harness.scenario.selection import is_drawn
 from harness.store.run_folder import RunStore
 from harness.store.summary import summarise
 
-MOST_FAILURES = 8
-"""Failing cases, of however few causes: more of them say nothing new."""
 KERNEL = "kernel"
 """The system of cases that call one kernel."""
 
@@ -178,11 +177,16 @@ def _words(given: JudgeOptions, name: str) -> dict[str, Any]:
     return words | ({"style": given.style} if given.style else {})
 
 
+def calls_alone(jobs: Iterable[Job]) -> list[Job]:
+    """The jobs that call kernels of files, and nothing else."""
+    return [job for job in jobs if job.case.system == KERNEL and job.plugins]
+
+
 def _jobs(planner: JobPlanner, given: JudgeOptions) -> list[Job]:
     jobs = planner.jobs()
     if given.whole or given.selectors:
         return jobs
-    own = [job for job in jobs if job.case.system == KERNEL and job.plugins]
+    own = calls_alone(jobs)
     if not own:
         raise InputError(f"{given.file}: no case calls its kernels alone; add --all")
     # The plain calls first: what fails there needs no rare call.

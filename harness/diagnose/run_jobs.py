@@ -35,6 +35,8 @@ class DiagnosisProgress(Protocol):
 
 MOST_CAUSES = 3
 """A kernel that fails for so many causes is judged: `mla-harness judge` stops there."""
+MOST_FAILURES = 8
+"""Failing cases of a judged kernel, of however few causes: more of them say nothing new."""
 KNOWN_ORACLE = "known"
 """The `oracle` of the finding that a known failure is gone."""
 

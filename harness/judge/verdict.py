@@ -31,9 +31,9 @@ from harness.evidence.records import Evidence, Judgement, Run
 from harness.judge.outcome import Outcome
 from harness.judge.target import Target, target_of
 from harness.kernels.call import counting_launches
-from harness.kernels.conduct import Conduct, noting_conduct
+from harness.kernels.conduct import CONDUCT, Conduct
 from harness.kernels.plugins import changes_of_imports
-from harness.kernels.process_state import ProcessChange, noting_changes, watching, watching_run
+from harness.kernels.process_state import PROCESS_CHANGES, ProcessChange, watching, watching_run
 from harness.memory.bounds import bad_index
 
 
@@ -179,6 +179,9 @@ def _judged(evidence: Evidence, asked: dict[str, Judgement]) -> Outcome:
         outcome.verdict = Verdict.SKIP if is_only_less else Verdict.ERROR
         outcome.cause = Code.BLIND
         outcome.reason = f"{', '.join(blind)} judged no element, so this case proves nothing"
+        if not is_only_less:
+            # What the engine chose otherwise than declared, such as to replay no graph, is why.
+            outcome.findings.extend(ORACLES.get("policy").judge(evidence).findings)
     elif outcome.accuracy and outcome.accuracy.verdict is Verdict.SKIP:
         outcome.verdict = Verdict.SKIP
         outcome.cause = Code.POWERLESS
@@ -243,8 +246,8 @@ def _runs(target: Target, job: Job) -> Iterator[Run]:
         FILLED.clear()
         with (
             counting_launches() as launched,
-            noting_changes() as changes,
-            noting_conduct() as conduct,
+            PROCESS_CHANGES.noting() as changes,
+            CONDUCT.noting() as conduct,
         ):
             try:
                 with watching_plugins(job):

@@ -19,6 +19,7 @@ Function = Callable[..., Any]
 WORDS = ("style", "lse_base", "lse_order")
 """The words of `@kernel` that are meant for adapters."""
 LN_2 = math.log(2)
+"""A logarithm to base 2, times this, is a natural one."""
 
 
 @functools.cache

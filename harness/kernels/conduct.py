@@ -4,12 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 
-from harness.memory.graph.launch import holding
+from harness.kernels.noted import Noted
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +24,5 @@ class Conduct:
     site: str = ""
 
 
-_noted: ContextVar[list[Conduct] | None] = ContextVar("harness_noted_conduct", default=None)
-
-
-@contextmanager
-def noting_conduct() -> Iterator[list[Conduct]]:
-    """What kernels did within the block, each thing once."""
-    found: list[Conduct] = []
-    with holding(_noted, found):
-        yield found
-
-
-def note_conduct(one: Conduct) -> None:
-    """Add to what is noted around this call, if anything notes."""
-    noted = _noted.get()
-    if noted is not None and one not in noted:
-        noted.append(one)
+CONDUCT: Noted[Conduct] = Noted("harness_noted_conduct")
+"""What kernels did within a block."""

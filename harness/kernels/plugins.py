@@ -335,11 +335,11 @@ def _importing(what: str) -> Iterator[None]:
     Triton's interpreter is repaired when the code imports it.
     """
     # Whoever imports a plug-in has torch.
-    from harness.kernels.process_state import noting_changes, watching
+    from harness.kernels.process_state import PROCESS_CHANGES, watching
 
     repair_when_imported()
     before = set(KERNELS.names())
-    with noting_changes() as changes, watching(f"the import of {what}"):
+    with PROCESS_CHANGES.noting() as changes, watching(f"the import of {what}"):
         yield
     _changes.update((name, changes) for name in KERNELS.names() if name not in before)
 

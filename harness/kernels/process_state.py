@@ -13,15 +13,13 @@ change is a remark. docs/judge-your-kernel.md says so to authors.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from harness.kernels.noted import Noted
 from harness.kernels.watched import WATCHED, Watched
-from harness.memory.graph.launch import holding
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +38,8 @@ class ProcessChange:
 _EACH_CALL = tuple(row for row in WATCHED if row.each_call)
 _EACH_RUN = tuple(row for row in WATCHED if not row.each_call)
 
-_noted: ContextVar[list[ProcessChange] | None] = ContextVar("harness_noted_changes", default=None)
-
-
-@contextmanager
-def noting_changes() -> Iterator[list[ProcessChange]]:
-    """The changes that are found within the block."""
-    changes: list[ProcessChange] = []
-    with holding(_noted, changes):
-        yield changes
-
+PROCESS_CHANGES: Noted[ProcessChange] = Noted("harness_noted_changes")
+"""The changes that are found within a block."""
 
 _constant: dict[str, object] = {}
 """Name of a row that is constant -> its first reading."""
@@ -64,7 +54,7 @@ def _before(row: Watched) -> Any:
 
 
 class watching:
-    """Restore what foreign code changes within the block, and note it for `noting_changes`.
+    """Restore what foreign code changes within the block, and note it in `PROCESS_CHANGES`.
 
     `who` runs there. `rows` are what is watched.
     """
@@ -92,13 +82,9 @@ class watching:
             if row.differs(old, new) and (what := row.says(old, new)):
                 if row.restore is not None:
                     row.restore(old)
-                self._note(ProcessChange(self._who, what, row.is_failure, row.restore is not None))
-
-    @staticmethod
-    def _note(change: ProcessChange) -> None:
-        noted = _noted.get()
-        if noted is not None and change not in noted:
-            noted.append(change)
+                PROCESS_CHANGES.note(
+                    ProcessChange(self._who, what, row.is_failure, row.restore is not None)
+                )
 
 
 def watching_call(who: str) -> watching:

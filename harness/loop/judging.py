@@ -24,7 +24,7 @@ from harness.core.errors import InputError
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.core.records import BAD, FAILED, CaseResult, Verdict
-from harness.diagnose.run_jobs import MOST_CAUSES, kind_of
+from harness.diagnose.run_jobs import MOST_CAUSES, MOST_FAILURES, kind_of
 from harness.run.cell_server import CellServer
 from harness.scenario.load import load_scenarios
 from harness.scenario.override import KernelOverride
@@ -53,7 +53,8 @@ class KernelVerdict:
     """What the calls of a kernel came to.
 
     `verdict` is pass, fail, crash, or skip if it refused all of them. `covered` says in a sentence
-    which pairs of conditions the calls showed. `is_complete` is false if the time was over first.
+    which pairs of conditions the calls showed. `is_complete` is false if the time was over first,
+    or if more failures would have said nothing new.
     """
 
     verdict: str
@@ -141,7 +142,8 @@ class Judge:
                 for finding in result.findings[:1]:
                     causes.setdefault(kind_of(finding), []).append((result, case))
                 is_late = seconds is not None and time.monotonic() - started > seconds
-                if is_late or len(causes) == MOST_CAUSES:
+                num_failed = sum(one.verdict in FAILED for one in results)
+                if is_late or len(causes) == MOST_CAUSES or num_failed == MOST_FAILURES:
                     is_complete = False
                     break
             covered = "; ".join(

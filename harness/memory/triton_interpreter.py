@@ -7,8 +7,9 @@ into 480: a kernel test would pass on garbage, and a NaN poison would vanish. `r
 makes every float conversion bit-equal to torch's, and computes dots of narrow types in float32.
 Arithmetic on bfloat16 is computed in float32 and rounded once, which gives the bits of a bfloat16
 unit, as float32 has more than twice its digits. Arithmetic on float8, which no GPU has, is refused.
-It patches private names, so it is tied to the versions it was tested with. Kernels of the harness
-call `prepare`; plug-ins are served without their asking.
+A number for an argument that is annotated as int64 has 64 bits, as its product with an index needs
+in a large pool. It patches private names, so it is tied to the versions it was tested with. Kernels
+of the harness call `prepare`; plug-ins are served without their asking.
 """
 
 from __future__ import annotations
@@ -179,7 +180,25 @@ def repair_interpreter() -> None:
         product = np.matmul(_widened(a), _widened(b), dtype=d.data.dtype)
         return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
 
+    stock_arguments = interpreter.GridExecutor._init_args_hst
+
+    def arguments(self: Any, given: Any, named: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments of a launch, with scalars of 64 bits where the kernel declares them.
+
+        The stock one takes any small number for int32, and its product with an index overflows.
+        """
+        args, kwargs = stock_arguments(self, given, named)
+        types = self.fn.__annotations__
+        return (
+            [
+                _typed(value, types.get(name))
+                for name, value in zip(self.arg_names, args, strict=False)
+            ],
+            {name: _typed(value, types.get(name)) for name, value in kwargs.items()},
+        )
+
     interpreter._convert_float = convert_float
+    interpreter.GridExecutor._init_args_hst = arguments
     builder.cast_impl = _without_warnings(cast_impl)
     builder.create_dot = _without_warnings(create_dot)
     for name in ("binary_op", "unary_op", "create_clampf", "create_fma"):
@@ -223,6 +242,20 @@ def _convert(data: Any, source: str, target: str) -> Any:
     out = values.to(getattr(torch, _TORCH_NAMES[target]))
     bits = out.view(torch.uint8).numpy().view(getattr(np, _UNSIGNED[out.element_size()]))
     return bits.reshape(np.shape(data))
+
+
+def _typed(value: Any, annotation: Any) -> Any:
+    """A number as a scalar of int64, if the argument is annotated as one; any other as it is."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+    from triton.runtime.jit import _normalize_ty
+
+    if not isinstance(value, int) or isinstance(value, bool) or annotation is None:
+        return value
+    if _normalize_ty(annotation) != "i64":
+        return value
+    return tl.tensor(TensorHandle(np.array([value], dtype=np.int64), tl.int64), tl.int64)
 
 
 def _widened(handle: Any) -> Any:

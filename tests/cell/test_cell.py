@@ -18,7 +18,7 @@ from harness.core.cause_codes import Code
 from harness.core.errors import BrokenPlugin, InputError, KernelError, Refused
 from harness.core.kernels import KernelSpec
 from harness.kernels.call import BoundKernel
-from harness.kernels.conduct import noting_conduct
+from harness.kernels.conduct import CONDUCT
 from harness.kernels.outputs import BadOutput
 from harness.run.cell_server import CellServer
 from tests.transcripts import Approved
@@ -190,7 +190,7 @@ def test_a_buffer_that_is_returned_again_holds_poison_before_the_next_call(load:
     )
     spec = load(body, head)
     first, _ = call(spec)
-    with noting_conduct() as conduct:
+    with CONDUCT.noting() as conduct:
         again, _ = call(spec)
     assert bool((first == 1).all()) and bool(again.isnan().all())
     assert [(one.is_proof, bool(one.site)) for one in conduct] == [(False, True)]
@@ -223,7 +223,7 @@ def test_what_no_honest_kernel_does_is_told(load: Loader, line: str) -> None:
         "calls = []", READS.format(path=str(Path(harness.__file__).parent / "api.py"))
     )
     spec = load(f"\n    {line}" + RIGHT, head)
-    with noting_conduct() as conduct:
+    with CONDUCT.noting() as conduct:
         call(spec)
     assert [one.is_proof for one in conduct] == [True]
 
@@ -236,7 +236,7 @@ def test_a_kernel_that_does_its_work_has_nothing_told(load: Loader) -> None:
         "\n    torch.save(x, 'kept.pt'); torch.load('kept.pt'); torch.manual_seed(0)"
     )
     spec = load(lines + more + RIGHT)
-    with noting_conduct() as conduct:
+    with CONDUCT.noting() as conduct:
         call(spec)
         call(spec)
     assert not [one for one in conduct if one.is_proof]
@@ -251,7 +251,7 @@ def test_an_output_that_a_thread_writes_later_is_told(load: Loader) -> None:
     )
     head = HEAD.replace("import os, sys, torch", "import os, sys, time, torch")
     spec = load("\n    " + "\n    ".join(lines) + "\n", head)
-    with noting_conduct() as conduct:
+    with CONDUCT.noting() as conduct:
         # A call waits a second for the thread, and the next one looks again.
         wait_until(lambda: call(spec) and conduct, "the write was seen")
     assert conduct[0].is_proof

@@ -15,6 +15,7 @@ from harness.core.cases import Case, Job
 from harness.core.catalog import ORACLES, SITES
 from harness.core.errors import InputError
 from harness.core.records import Verdict
+from harness.engine.runner import ModelRunner
 from harness.engine.schedule.block_pool import BlockPool
 from harness.engine.schedule.scheduler import Scheduler
 from harness.engine.schedule.sequence import Sequence
@@ -252,6 +253,17 @@ def test_an_error_of_a_probe_that_watches_the_engine_is_none_of_the_engine() -> 
 def test_no_request_and_no_block_is_lost(params: dict[str, Any]) -> None:
     found = serve(**params)
     assert [judge(oracle, found) for oracle in ("conserved", "tokens")] == [[], []]
+
+
+def test_an_engine_that_captures_graphs_and_replays_none_is_a_finding_and_no_error_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ModelRunner, "_graph_size", lambda self, batch: None)
+    graphs = case(graph="full").model_copy(update={"oracles": ("replay", "conserved")})
+    result = run_case(Job(key="k", case=graphs))
+    assert result.verdict is Verdict.FAIL
+    assert {finding.oracle for finding in result.findings} == {"policy"}
+    assert result.findings[0].tensor == "rows of the graph that replays a batch of decodes"
 
 
 def test_a_block_that_is_not_freed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,13 @@ def _double(source, target, N: tl.constexpr):
     tl.store(target + index, value + value)
 
 
+@triton.jit
+def _far(target, stride: tl.int64, plain):
+    index = tl.load(target).to(tl.int32)
+    tl.store(target + 1, index * stride)
+    tl.store(target + 2, index * plain)
+
+
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(torch.uint8)
 
@@ -166,3 +173,10 @@ def test_bfloat16_and_other_types_are_converted_by_value(dtype: torch.dtype) -> 
     _cast[(1,)](values, narrow, 128)
     _cast[(1,)](narrow, again, 128)
     assert torch.equal(narrow, values.to(torch.bfloat16)) and torch.equal(again, values)
+
+
+def test_a_stride_that_is_annotated_as_int64_has_64_bits() -> None:
+    """Else the product of an index and a stride overflows in a pool of 2**31 elements."""
+    target = torch.tensor([9, 0, 0])
+    _far[(1,)](target, 2**29, 2**29)
+    assert target.tolist() == [9, 9 * 2**29, 9 * 2**29 - 2**32]

@@ -20,8 +20,8 @@ from harness.core.registry import attribute_at
 from harness.evidence import compare
 from harness.judge import outcome
 from harness.kernels.process_state import (
+    PROCESS_CHANGES,
     ProcessChange,
-    noting_changes,
     watching,
     watching_call,
     watching_run,
@@ -246,7 +246,7 @@ def rows_that_differ(before: list[Any]) -> list[str]:
 def test_a_change_is_seen_worded_and_restored(name: str) -> None:
     row, change, says = CHANGES[name]
     before = [one.read() for one in WATCHED]
-    with noting_changes() as noted, watching("mine"):
+    with PROCESS_CHANGES.noting() as noted, watching("mine"):
         change()
     mine = next(one for one in noted if one.what.startswith(says))
     (watched,) = (one for one in WATCHED if one.name == row)
@@ -255,7 +255,7 @@ def test_a_change_is_seen_worded_and_restored(name: str) -> None:
         [] if name not in NOT_RESTORED else ["threads"] * (name == "a thread")
     )
     assert torch.equal(torch.ones(2) + 1, torch.full((2,), 2.0))
-    with noting_changes() as again, watching("mine"):
+    with PROCESS_CHANGES.noting() as again, watching("mine"):
         pass
     assert again == []
 
@@ -288,13 +288,13 @@ def test_what_changes_no_number_and_no_memory_is_left_alone(
     change: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "load", torch.load)
-    with warnings.catch_warnings(), noting_changes() as noted, watching("mine"):
+    with warnings.catch_warnings(), PROCESS_CHANGES.noting() as noted, watching("mine"):
         change()
     assert noted == []
 
 
 def test_an_exception_of_the_code_passes_after_all_was_restored() -> None:
-    with noting_changes() as noted, pytest.raises(KeyboardInterrupt), watching("mine"):
+    with PROCESS_CHANGES.noting() as noted, pytest.raises(KeyboardInterrupt), watching("mine"):
         torch.set_default_dtype(torch.float64)
         raise KeyboardInterrupt
     assert torch.get_default_dtype() is torch.float32 and len(noted) == 1
@@ -321,7 +321,7 @@ def test_code_that_a_fault_may_replace_is_not_watched(
 ) -> None:
     module, _, name = place.partition(":")
     right = attribute_at(place)
-    with noting_changes() as noted, watching("mine"):
+    with PROCESS_CHANGES.noting() as noted, watching("mine"):
         monkeypatch.setattr(f"{module}.{name}", len)
     assert (attribute_at(place) is right) is is_watched
     assert bool(noted) is is_watched

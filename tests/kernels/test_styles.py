@@ -17,6 +17,7 @@ from tests.conftest import Cli
 from tests.transcripts import Approved
 
 KERNELS = Path(__file__).with_name("styled_kernels.py")
+LAYERS = Path(__file__).with_name("layer_modules.py")
 
 
 CALLS = {
@@ -52,6 +53,19 @@ def test_a_ragged_prefill_is_judged(cli: Cli, word: str, code: int, tmp_path: Pa
     assert found == code, out + error
 
 
+@pytest.mark.parametrize(
+    ("name", "code"), [("right", 0), ("wrong", 1), ("half_split", 1), ("no_norm", 1)]
+)
+def test_a_module_of_a_whole_layer_is_judged(
+    cli: Cli, name: str, code: int, tmp_path: Path
+) -> None:
+    words = ("layer-kernel", "reject-layer", "--seed", 2, "--out", tmp_path)
+    found, out, error = cli("judge", f"{LAYERS}:{name}", *words)
+    assert found == code, out + error
+    # Its weights are drawn when it is made, which is not the evidence of a cheat.
+    assert "random numbers" not in out
+
+
 def returning(lse: torch.Tensor) -> Callable[..., Any]:
     return lambda *args, **kwargs: (torch.zeros(2), lse)
 
@@ -81,7 +95,7 @@ def test_an_lse_that_the_op_does_not_have_is_refused(
 def test_every_style_is_in_the_table_of_the_page() -> None:
     page = (Path(__file__).parents[2] / "docs" / "judge-your-kernel.md").read_text()
     rows = {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")}
-    assert rows >= set(STYLES) | {"varlen"}
+    assert rows >= set(STYLES) | {"varlen", "layer"}
 
 
 def test_a_trusted_plugin_may_have_a_style_too(cli: Cli, tmp_path: Path) -> None:

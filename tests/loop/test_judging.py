@@ -11,6 +11,7 @@ import pytest
 
 from harness.core.catalog import KERNELS
 from harness.core.errors import InputError
+from harness.diagnose.run_jobs import MOST_CAUSES, MOST_FAILURES
 from harness.loop.judging import Judge
 from tests.transcripts import Approved
 
@@ -33,6 +34,11 @@ def merge(prefix_out, prefix_lse, suffix_out, suffix_lse, *, num_tokens_with_con
 
 def suffix_alone(prefix_out, prefix_lse, suffix_out, suffix_lse, *, num_tokens_with_context=None):
     return suffix_out.clone(), suffix_lse.clone()
+
+def doubled(prefix_out, prefix_lse, suffix_out, suffix_lse, *, num_tokens_with_context=None):
+    given = prefix_out, prefix_lse, suffix_out, suffix_lse
+    out, lse = merge(*given, num_tokens_with_context=num_tokens_with_context)
+    return 2 * out, lse
 
 def broken(prefix_out, prefix_lse, suffix_out, suffix_lse, *, num_tokens_with_context=None):
     return prefix_out.not_there
@@ -60,6 +66,13 @@ def test_a_kernel_that_ignores_an_input_fails_with_the_call_that_shows_it(
     assert verdict.verdict == "fail" and not verdict.is_right
     assert verdict.causes[0].params["op"] == OP
     json.dumps(verdict.json())
+
+
+def test_a_wrong_kernel_is_judged_by_eight_failures(judge: Judge, file: Path) -> None:
+    """One cause in each call: a loop that writes kernels learns nothing from the other calls."""
+    verdict = judge.judge(f"{file}:doubled", OP)
+    assert verdict.verdict == "fail" and not verdict.is_complete
+    assert len(verdict.causes) < MOST_CAUSES and verdict.num_judged < 2 * MOST_FAILURES
 
 
 def test_a_kernel_that_raises_is_a_crash(judge: Judge, file: Path) -> None:

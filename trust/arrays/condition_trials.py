@@ -14,15 +14,15 @@ import io
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from harness.core.cases import Job
 from harness.core.conditions.engine import SPACE
-from harness.core.conditions.model import Combination, words
-from harness.core.conditions.table import SPACES, key_of
+from harness.core.conditions.model import Combination, Space, words
+from harness.core.conditions.table import SPACES, key_of, space_for
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.core.records import FAILED, CaseResult, Verdict
@@ -110,18 +110,21 @@ class Trial:
         return functools.update_wrapper(call, kernel, assigned=("__name__", "__doc__"), updated=())
 
 
-@functools.cache
-def _combinations(op: str, strength: int) -> list[Combination]:
-    return list(SPACES[op].combinations(strength))
-
-
-def drawn(count: int, seed: int, ops: list[str]) -> list[Trial]:
-    """`count` trials of a seed: pairs and triples in turn, each with an op, classes and a kind."""
+def drawn(
+    count: int, seed: int, ops: list[str], spaces: Mapping[str, Space] = SPACES
+) -> list[Trial]:
+    """`count` trials of a seed: pairs and triples in turn, each with an op, classes of its space
+    and a kind.
+    """
     rng = random.Random(f"conditions:{seed}")
+    combinations: dict[tuple[str, int], list[Combination]] = {}
     found = []
     for number in range(count):
         op = rng.choice(ops)
-        combination = rng.choice(_combinations(op, 2 + number % 2))
+        strength = 2 + number % 2
+        if (op, strength) not in combinations:
+            combinations[op, strength] = list(spaces[op].combinations(strength))
+        combination = rng.choice(combinations[op, strength])
         kinds = (
             engine.kinds_for(combination)
             if op == ENGINE
@@ -182,7 +185,7 @@ def main(parent: Parent) -> None:
     torch.set_num_threads(1)
     request = parent.request(Trials)
     assert request is not None
-    load_plugins(())
+    of_files = load_plugins(dict.fromkeys(path for job in request.jobs for path in job.plugins))
     able = [job for job in request.jobs if _op(job) in (*ERRORS, *op_errors.ERRORS, ENGINE)]
     parts = [able[number :: request.workers] for number in range(request.workers)]
     clean: dict[str, tuple[CaseResult, Outputs, float]] = {}
@@ -197,12 +200,13 @@ def main(parent: Parent) -> None:
     parent.reply(Reply(progress={"unused": [case.model_dump(mode="json") for case in unused]}))
     usable = [job for job in able if job.key in clean and clean[job.key][0].verdict is Verdict.PASS]
     ops = sorted({_op(job) for job in usable})
+    # What a kernel of a file promises not to take, no call of it shows.
+    spaces = {op: SPACES[op] for op in ops} | {spec.op: space_for(spec) for spec in of_files}
     trials = [
-        trial for trial in drawn(request.count, request.seed, ops) if trial.name not in request.done
+        trial
+        for trial in drawn(request.count, request.seed, ops, spaces)
+        if trial.name not in request.done
     ]
-    for op in ops:
-        for strength in STRENGTHS:
-            _combinations(op, strength)
     gc.freeze()
 
     def try_one(trial: Trial) -> MutantResult:

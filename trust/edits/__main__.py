@@ -1,10 +1,10 @@
-"""`python -m trust.edits [NAME]...`: make each edit of the engine in memory, run cases of the engine
+"""`python -m trust.edits [NAME|unseen]...`: make each edit of the engine in memory, run cases of the engine
 on it, and print what caught it and what it blamed.
 
 The cases are the first of each scenario of the engine that a plain run has, and for wrong edits the
 next ones behind them. A wrong edit is run until a case fails, and the memory to blame is looked
-for. Exit code 1 if a value oracle blames a right edit, or a wrong one is blamed on memory without
-reason.
+for. One of the scheduler that no case catches is equivalent if random schedules are as before. Exit
+code 1 if a value oracle blames a right edit, or a wrong one is blamed on memory without reason.
 """
 
 from __future__ import annotations
@@ -29,14 +29,20 @@ from harness.judge.run_case import prepare, run_case
 from harness.report.markdown import table
 from harness.scenario.load import load_scenarios
 from harness.scenario.selection import select
-from trust.edits.engine import RIGHT, WRONG, Edit
+from trust.edits.edit import Edit
+from trust.edits.engine import RIGHT, WRONG
+from trust.edits.unseen import UNSEEN_RIGHT, UNSEEN_WRONG
+from trust.mutants.schedules import trace
 
+ALL_WRONG, ALL_RIGHT = (*WRONG, *UNSEEN_WRONG), (*RIGHT, *UNSEEN_RIGHT)
 NO_VALUES = frozenset({"policy"})
 """Oracles that another right engine may fail."""
 MORE = 5
 """The further cases of each scenario for an edit that its first case does not catch."""
+SCHEDULE = "harness.engine.schedule."
+NUM_SCHEDULES = 2000
 MOST_SECONDS = 900
-"""The clock ends an edit whose cases do not end. No verdict depends on it but `does not end`."""
+"""CPU time that ends an edit whose cases do not end. Another load of the machine does not count."""
 
 
 def function_of(place: str) -> FunctionType:
@@ -112,13 +118,41 @@ def tried(edit: Edit, chosen: Sequence[Case], *, to_the_end: bool) -> tuple[str,
     return "", "", ""
 
 
+def changes_no_schedule(edit: Edit) -> bool:
+    """Whether an edit of the scheduler or the pool decides as before in all random schedules.
+
+    They share prefixes, collide, preempt, abort and start over in tight pools.
+    """
+    if not edit.place.startswith(SCHEDULE):
+        return False
+    before = [trace(seed) for seed in range(NUM_SCHEDULES)]
+    with made(edit):
+        return all(trace(seed) == right for seed, right in enumerate(before))
+
+
 def word(edit: Edit, oracles: str, sites: str) -> str:
     """Whether the blame is right: memory for an edit that reads what nobody wrote, else none."""
     if not oracles:
-        return "not caught"
+        return "equivalent" if changes_no_schedule(edit) else "not caught"
     if not sites:
         return "none, rightly" if not edit.memory else "none"
     return "right" if edit.memory else "wrong"
+
+
+def summary(rows: Sequence[tuple[str, ...]]) -> str:
+    """How many of the edits in the table's rows were caught or blamed, in a line."""
+    wrong = [row for row in rows if row[0] == "wrong"]
+    right = [row for row in rows if row[0] == "right"]
+    equivalent = sum(row[-1] == "equivalent" for row in wrong)
+    # An error of ours catches nothing.
+    missed = sum(row[2] in ("-", "error") for row in wrong) - equivalent
+    blamed_wrongly = sum(row[-1] == "wrong" for row in wrong)
+    blamed_right = sum(row[-1] == "red" for row in right)
+    return (
+        f"{len(wrong) - equivalent - missed} of {len(wrong) - equivalent} wrong edits caught,"
+        f" {equivalent} equivalent, {blamed_wrongly} with wrong blame; {blamed_right} of"
+        f" {len(right)} right ones red"
+    )
 
 
 class Late(BaseException):
@@ -126,7 +160,9 @@ class Late(BaseException):
 
 
 def main(names: Sequence[str]) -> int:
-    """Try the edits and print the table."""
+    """Try the edits and print the table; `unseen` are those of `unseen.py`."""
+    if "unseen" in names:
+        names = [*names, *(edit.name for edit in (*UNSEEN_WRONG, *UNSEEN_RIGHT))]
     torch.set_num_threads(1)
     prepare()
     firsts, others = cases()
@@ -136,17 +172,17 @@ def main(names: Sequence[str]) -> int:
     def stop(signum: int, frame: object) -> None:
         raise Late
 
-    signal.signal(signal.SIGALRM, stop)
-    for is_right, edits in ((False, WRONG), (True, RIGHT)):
+    signal.signal(signal.SIGPROF, stop)
+    for is_right, edits in ((False, ALL_WRONG), (True, ALL_RIGHT)):
         for edit in (one for one in edits if not names or one.name in names):
-            signal.alarm(MOST_SECONDS)
+            signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
             try:
                 chosen = firsts if is_right else [*firsts, *others]
                 oracles, case, sites = tried(edit, chosen, to_the_end=is_right)
             except Late:
                 oracles, case, sites = "crash", "does not end", ""
             finally:
-                signal.alarm(0)
+                signal.setitimer(signal.ITIMER_PROF, 0)
             red = "red" if oracles else "not blamed"
             blame = red if is_right else word(edit, oracles, sites)
             is_good &= blame not in ("red", "wrong")
@@ -154,6 +190,7 @@ def main(names: Sequence[str]) -> int:
             rows.append((kind, f"`{edit.name}`", oracles or "-", f"`{case or '-'}`", sites, blame))
             print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
     print(table(("edit", "name", "caught by", "in", "memory blamed", "blame"), rows))
+    print(summary(rows))
     return 0 if is_good else 1
 
 

@@ -7,22 +7,8 @@ Nobody tuned a case for one of them. An edit that is caught stays, and so does o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from trust.edits.edit import ENGINE, Edit
 
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """In the function at `place`, `old` is replaced by `new`."""
-
-    name: str
-    place: str
-    old: str
-    new: str
-    memory: bool = False
-    """Whether the edit reads memory that nobody wrote, or writes memory of others."""
-
-
-ENGINE = "harness.engine."
 WRONG = (
     Edit(
         "state-of-a-page-in-part",

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from harness.cli import run_and_report, shared_options
+from harness.cli.judge import calls_alone
 from harness.cli.option_records import MakingRuns, with_options
 from harness.cli.output import console, print_json
 from harness.core.checkout import ROOT, on_path
@@ -56,6 +57,13 @@ class MutantOptions(MakingRuns):
             help="Make kernels wrong under N pairs and triples of conditions instead.",
         ),
     ] = None
+    judged: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --conditions: a right kernel of this file, in the calls of `judge`.",
+        ),
+    ] = None
 
 
 @with_options(MutantOptions)
@@ -65,12 +73,14 @@ def mutants(context: typer.Context, given: MutantOptions) -> None:
     counts = [count for count in (given.changes, given.conditions) if count is not None]
     if store is None and len(counts) != 1:
         raise InputError("mutants: say how many: --changes N or --conditions N, one of the two")
+    if given.judged is not None and given.conditions is None:
+        raise InputError(f"--judged {given.judged}: give --conditions N too")
     with run_and_report.pool_for(
         given.executor, given.ray_address, given.workers, given.per_gpu
     ) as pool:
         with Waiting(console(given.json), run_and_report.PLANNING):
             store = store or planned_trials(
-                given.wanted(),
+                given.wanted(plugins=(given.judged.resolve(),) if given.judged else ()),
                 pool,
                 counts[0],
                 out=given.root,
@@ -89,16 +99,16 @@ def planned_trials(
     Raises InputError for other cases.
 
     With `conditions` the kernels are wrong under pairs and triples of conditions, and no code
-    changes.
+    changes. With a file of kernels in `wanted` they are these, in the calls of `judge`.
     """
     wanted = replace(wanted, device="cpu")
     planner = JobPlanner(wanted, pool)
-    cases = select(planner.scenarios(), wanted.selectors, tags=wanted.tags, seed=0)
-    jobs = [
-        job
-        for job in planner.jobs_of(cases)
-        if job.case.kind.shows_launches and job.device == "cpu"
-    ]
+    if wanted.plugins:
+        jobs = calls_alone(planner.jobs())
+    else:
+        cases = select(planner.scenarios(), wanted.selectors, tags=wanted.tags, seed=0)
+        jobs = planner.jobs_of(cases)
+    jobs = [job for job in jobs if job.case.kind.shows_launches and job.device == "cpu"]
     if not jobs:
         raise InputError(
             "mutants: changes the reference engine and the built-in kernels; select cases that run"

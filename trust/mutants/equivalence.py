@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from types import CodeType, FrameType
 from typing import Any
 
@@ -47,10 +49,14 @@ from trust.mutants.schedules import trace
 
 SEED = 7_000_003
 """Of the drawn inputs. No scenario has it."""
-NUM_DRAWS = {"fuzz": 600, "fuzz-sequences": 240, "fuzz-states": 90}
+NUM_DRAWS = {"fuzz": 1000, "fuzz-sequences": 240, "fuzz-states": 90}
 MOST, LEAST, UNTIL = 30, 12, 240
 """Drawn cases that a mutant runs on, up to UNTIL where its value differed in too few; an equivalent
 one needs LEAST.
+"""
+ENOUGH = 2 * LEAST
+"""Drawn cases of each kernel that is drawn at all, and of each entry of WIDER: half of them may
+not reach the changed code.
 """
 NUM_SCHEDULES = 2000
 SCHEDULE = "engine/schedule/"
@@ -111,11 +117,13 @@ WIDER: tuple[dict[str, Any], ...] = (
         "layers": ["mla"],
     },
     {"decode_kernel": "tiled-multiply", "layers": ["mla"], "kv": "fp32"},
+    {"num_experts": 4, "route_kernel": "torch-live", "graph": "full", "kv": "fp32"},
+    {"quantize": "mxfp8", "dp_rank_tokens": 200, "kv": "fp32"},
     MODULE,
 )
 """Parameters of the engine that no draw has, or not together.
 
-Most drawn cases get some, where they stay legal.
+Most drawn cases get some, where they stay legal: each entry is in at least ENOUGH of them.
 """
 Result = Hashable
 
@@ -197,23 +205,65 @@ class Drawn:
     """
 
 
-def drawn_ids() -> list[tuple[str, str, dict[str, Any]]]:
-    """The drawn cases: a scenario, the id of a draw, and more parameters."""
+DrawnId = tuple[str, str, dict[str, Any]]
+"""A scenario, the id of a draw, and more parameters."""
+
+
+def drawn_ids() -> list[DrawnId]:
+    """The drawn cases: each draw once, and again with what too few of them have."""
     scenarios = {one.name: one for one in load_scenarios(None)}
-    found = []
+    found: list[DrawnId] = []
+    engines: list[tuple[str, Case]] = []
+    calls: dict[str, list[tuple[str, Case]]] = {}
     for name, count in NUM_DRAWS.items():
         drawing = scenarios[name].model_copy(
             update={"fuzz": scenarios[name].fuzz.model_copy(update={"examples": count})}
         )
         for number, case in enumerate(drawn_cases(drawing, SEED)):
-            more = WIDER[number % len(WIDER)] if number % 4 else {}
-            found.append((name, case.id, more))
-    return found
+            if case.system != "engine":
+                found.append((name, case.id, {}))
+                calls.setdefault(case.op, []).append((name, case))
+            elif number % 4:
+                engines.append((name, case))
+            else:
+                found.append((name, case.id, {}))
+    for some in calls.values():
+        found += _of_rare_kernels(some)
+    return found + list(_widened(engines))
 
 
-def drawn_inputs(
-    files: dict[str, str], ids: SequenceOf[tuple[str, str, dict[str, Any]]]
-) -> list[Drawn]:
+def _of_rare_kernels(calls: list[tuple[str, Case]]) -> Iterator[DrawnId]:
+    """Draws of one op once more, with each of its kernels that fewer than ENOUGH of them have."""
+    kernels = Counter(case.params.model_dump()["kernel"] for _, case in calls)
+    for kernel, count in kernels.items():
+        others = (one for one in calls if one[1].params.model_dump()["kernel"] != kernel)
+        more = {"kernel": kernel}
+        able = ((name, case.id, more) for name, case in others if _wider(case, more) is not case)
+        yield from islice(able, max(ENOUGH - count, 0))
+
+
+def _widened(engines: list[tuple[str, Case]]) -> Iterator[DrawnId]:
+    """Draws of the engine, each with the entry of WIDER that fewest have and that is legal there.
+
+    All draws are used once, and again until each entry has ENOUGH.
+    """
+    counts = dict.fromkeys(range(len(WIDER)), 0)
+    given: set[tuple[str, int]] = set()
+    for turn in range(ENOUGH):
+        for name, case in engines:
+            lacking = [entry for entry in counts if not turn or counts[entry] < ENOUGH]
+            for entry in sorted(lacking, key=lambda one: counts[one]):
+                if (case.id, entry) not in given and _wider(case, WIDER[entry]) is not case:
+                    given.add((case.id, entry))
+                    counts[entry] += 1
+                    yield name, case.id, WIDER[entry]
+                    break
+            else:
+                if not turn:
+                    yield name, case.id, {}
+
+
+def drawn_inputs(files: dict[str, str], ids: SequenceOf[DrawnId]) -> list[Drawn]:
     """The drawn cases of `ids` that the right code serves.
 
     `files` are paths of the files under test, and their names.
@@ -222,7 +272,7 @@ def drawn_inputs(
     found = []
     for name, id_, more in ids:
         case = drawn_case(scenarios[name], id_)
-        if case is not None and case.system == "engine" and more:
+        if case is not None and more:
             case = _wider(case, more)
         if case is None or why_not(case, "cpu"):
             continue

@@ -21,6 +21,7 @@ import yaml
 from harness.report.markdown import table
 from harness.store.run_folder import RunStore
 from trust.mutants.records import MutantResult, column, mutants_of, score, tables
+from trust.mutants.trials import CHOICES
 
 REASONS = Path(__file__).with_name("mutants.yaml")
 NOT_EXPLAINED = "not explained"
@@ -55,6 +56,11 @@ def document(stores: list[RunStore]) -> str:
         for one in every
         if one.proof
     ]
+    chosen = [
+        (f"`{one.file}:{one.line}`", one.function, f"`{one.change}`", one.reason)
+        for one in every
+        if one.status == "killed" and one.by == CHOICES
+    ]
     blocks = [
         "# Mutants",
         (
@@ -70,6 +76,9 @@ def document(stores: list[RunStore]) -> str:
         *shown,
         "## Not killed",
         table(("line", "function", "operator", "change", "status", "why"), rows),
+        "## Seen by the policy alone",
+        "Another right engine may choose so. No case but those of this engine's policy saw them.",
+        table(("line", "function", "change", "why"), chosen),
         "## Equivalent",
         table(("line", "function", "change", "proof"), proofs),
     ]

@@ -65,15 +65,23 @@ UNDER_TEST = (
     ),
 )
 """The files that mutants change. The model is not among them: the reference shares it."""
-MOST_CASES, SEVERAL, DRAWN = 120, 4, "fuzz"
-FIRST, PROPERTY_SECONDS = 24, 240.0
-"""Cases before the property run, which takes so long at most."""
+SEVERAL, DRAWN = 4, "fuzz"
+FIRST, SECOND, PROPERTY_SECONDS = 24, 120, 240.0
+"""Cases before the property run, which takes so long at most: SECOND if outputs differ."""
+ALL_SECONDS = 240.0
+"""CPU time after which a mutant without a proof is tried on no further case. Until then all cases
+that execute the line are, as what shows a change may be a pair of parameters.
+"""
 MORE_SECONDS, TIMES = 5.0, 10.0
 """A case of a mutant may take TIMES the CPU time that it took without it, and MORE_SECONDS: load
 does not count.
 """
-REAL_TIMES, REAL_SECONDS = 30.0, 120.0
-"""After so many limits and seconds by the clock the process ends.
+CHOICES = "policy"
+"""The oracle of what another right engine may choose. A mutant that it alone sees is tried on SECOND
+cases, as its kill says little.
+"""
+REAL_TIMES, REAL_SECONDS = 30.0, 900.0
+"""After so many limits and seconds by the clock the process ends: it waits for what never comes.
 
 That is an error of the trial and no kill.
 """
@@ -238,8 +246,8 @@ def survey(job: Job, seconds: float, clean: Outputs) -> SurveyedCase:
 
 
 def cases_for(mutant: Mutant, surveyed: dict[str, SurveyedCase], jobs: list[Job]) -> list[Job]:
-    """At most MOST_CASES that execute the changed lines: the cheapest of each scenario, then the
-    second of each, ...
+    """The cases that execute the changed lines: the cheapest of each scenario, then the second of
+    each, ...
 
     Each turn has SEVERAL of the drawn cases, which differ more from one another. What decides a
     schedule is tried first on the cases that declare their steps.
@@ -262,9 +270,7 @@ def cases_for(mutant: Mutant, surveyed: dict[str, SurveyedCase], jobs: list[Job]
             0 if is_declared else before // SEVERAL if job.case.scenario == DRAWN else before
         )
         seen[job.case.scenario] += 1
-    return [job for _, job in sorted(zip(turns, hits, strict=True), key=lambda pair: pair[0])][
-        :MOST_CASES
-    ]
+    return [job for _, job in sorted(zip(turns, hits, strict=True), key=lambda pair: pair[0])]
 
 
 def became(mutant: Mutant, status: Status, **more: Any) -> MutantResult:
@@ -280,24 +286,31 @@ def trial(
     clean: dict[str, Outputs],
     inputs: Sequence[equivalence.Drawn] = (),
 ) -> MutantResult:
-    """Run the cases on the changed code until one fails.
+    """Run the cases on the changed code until one fails by more than its choices.
 
     `clean` has the outputs of each on unchanged code.
 
-    If FIRST cases tell nothing, the drawn `inputs` are run before the others, and may prove that
-    none can.
+    If FIRST cases tell nothing, or SECOND show a difference alone, the drawn `inputs` are run
+    before the others, and may prove that none can.
     """
     if not jobs:
         return became(mutant, "not reached")
     limit_memory()
     inject(mutant)
     result = became(mutant, "not exercised", num_cases=len(jobs))
+    by_choice: MutantResult | None = None
+    started = time.process_time()
     for number, job in enumerate(jobs, 1):
-        if number == FIRST + 1 and result.status == "not exercised" and inputs:
+        if by_choice is not None and number > SECOND:
+            return by_choice
+        turn = {"not exercised": FIRST, "survived": SECOND}.get(result.status)
+        if turn is not None and number > turn and inputs and by_choice is None:
             result = proved(mutant, result, inputs)
             if result.proof:
-                return result.model_copy(update={"num_cases": FIRST})
+                return result.model_copy(update={"num_cases": number - 1})
             inputs = ()
+        if number > SECOND and time.process_time() - started > ALL_SECONDS:
+            return result.model_copy(update={"num_cases": number - 1})
         seen: dict[str, Any] = {"case": job.case.id, "num_cases": number}
         try:
             with time_limit(MORE_SECONDS + TIMES * surveyed[job.case.id].seconds):
@@ -307,14 +320,16 @@ def trial(
         except MemoryError:
             return became(mutant, "killed", by="crash", reason="out of memory", **seen)
         if found.verdict in FAILED:
-            return became(
-                mutant,
-                "killed",
-                by=found.findings[0].oracle,
-                reason=found.reason[:MOST_WORDS],
-                **seen,
-            )
+            oracles = [finding.oracle for finding in found.findings]
+            by = next((oracle for oracle in oracles if oracle != CHOICES), CHOICES)
+            killed = became(mutant, "killed", by=by, reason=found.reason[:MOST_WORDS], **seen)
+            if by != CHOICES:
+                return killed
+            by_choice = by_choice or killed
+            continue
         if found.verdict is Verdict.ERROR:
+            if by_choice is not None:
+                continue
             return became(mutant, "killed", by="error", reason=found.reason[:MOST_WORDS], **seen)
         seen["num_cases"] = len(jobs)
         if found.verdict is not Verdict.PASS:
@@ -323,6 +338,8 @@ def trial(
             changed := difference(outputs, clean[job.case.id])
         ):
             result = became(mutant, "survived", reason=changed, **seen)
+    if by_choice is not None:
+        return by_choice
     return (
         proved(mutant, result, inputs)
         if result.status in ("not exercised", "survived") and inputs

@@ -22,7 +22,10 @@ from harness.scenario.override import KernelOverride
 from harness.scenario.schema import Scenario
 from harness.scenario.selection import is_for_a_plain_run
 
-FILES = ("sizes", "values", "public", "drawn", "legal")
+FILES = (
+    *("sizes", "values", "public", "drawn", "legal"),
+    *("unseen_attention", "unseen_tables", "unseen_legal"),
+)
 """The modules with planted kernels, in the order of the table."""
 RIGHT = {
     "align_experts": "dense:align_experts",

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from harness.core.cases import Job
-from harness.core.conditions.table import SPACES
+from harness.core.conditions.table import SPACES, space_for
 from harness.core.kernels import KernelSpec
 from harness.core.ops import OPS
 from harness.ops.context_attention import inputs as context_attention_inputs
@@ -27,6 +28,7 @@ from trust.arrays import op_condition_errors as op_errors
 from trust.arrays.condition_errors import ERRORS, with_error
 from trust.arrays.condition_trials import Trial, attempt, drawn
 from trust.mutants.trials import run
+from trust.verdict_loop import KERNELS
 
 Cli = Callable[..., tuple[int, str, str]]
 SMALL = {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "num_heads": 2, "kv": "fp32"}
@@ -135,3 +137,33 @@ def test_the_command_counts_by_pairs_and_triples_and_lists_what_is_missed(cli: C
     found = json.loads(told)["mutants"]["mutants"]
     assert [one["file"] for one in found] == ["mla_decode, pairs", "mla_decode, triples"] * 3
     assert {one["status"] for one in found} <= {"killed", "not reached", "equivalent"}
+
+
+def test_errors_of_a_kernel_of_a_file_are_tried_in_the_calls_of_judge(
+    cli: Cli, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.py"
+    words = "from harness import kernel\nkernel(op='merge_attn_states', name='mine')(merge)\n"
+    file.write_text(KERNELS + words)
+    code, told, error = cli(
+        *("mutants", "merge-kernel", "--conditions", 4, "--judged", file, "--seed", 3),
+        *("-n", 1, "--out", tmp_path, "--json"),
+    )
+    assert code == 0, error
+    found = json.loads(told)["mutants"]["mutants"]
+    assert [one["function"] for one in found] == ["merge_attn_states"] * 4
+    killed = [one for one in found if one["status"] == "killed"]
+    assert killed and all("kernel=mine" in one["case"] for one in killed)
+
+
+def test_a_file_without_conditions_is_refused(cli: Cli, tmp_path: Path) -> None:
+    code, _, error = cli("mutants", "--changes", 2, "--judged", tmp_path / "mine.py")
+    assert code == 2 and "give --conditions N too" in error
+
+
+def test_errors_of_a_kernel_are_drawn_among_the_classes_that_it_takes() -> None:
+    spec = KernelSpec("mla_decode", "mine", "", print, kv=("bf16",))
+    space = space_for(spec)
+    trials = drawn(60, 1, ["mla_decode"], {"mla_decode": space})
+    assert not any(space.why_not(trial.combination) for trial in trials)
+    assert any(space.why_not(trial.combination) for trial in drawn(60, 1, ["mla_decode"]))

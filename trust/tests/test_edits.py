@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from harness.core.cases import Case
-from trust.edits.__main__ import function_of, made, tried, word
-from trust.edits.engine import RIGHT, WRONG, Edit
+from trust.edits.__main__ import changes_no_schedule, function_of, made, summary, tried, word
+from trust.edits.edit import Edit
+from trust.edits.engine import RIGHT, WRONG
+from trust.edits.unseen import UNSEEN_RIGHT, UNSEEN_WRONG
 
-EDITS = {edit.name: edit for edit in (*WRONG, *RIGHT)}
+EDITS = {edit.name: edit for edit in (*WRONG, *RIGHT, *UNSEEN_WRONG, *UNSEEN_RIGHT)}
 SMALL = Case(
     id="case",
     scenario="s",
@@ -28,6 +30,7 @@ def test_an_edit_is_made_and_taken_back(edit: Edit) -> None:
 
 def test_there_are_twenty_wrong_edits_and_ten_right_ones() -> None:
     assert len(WRONG) >= 20 and len(RIGHT) >= 10
+    assert len(UNSEEN_WRONG) >= 19 and len(UNSEEN_RIGHT) >= 6
 
 
 def test_an_edit_of_a_text_that_is_not_there_is_refused() -> None:
@@ -41,3 +44,26 @@ def test_a_wrong_edit_is_caught_without_memory_to_blame_and_a_right_one_passes()
     assert "reference" in oracles and case == "case"
     assert word(wrong, oracles, sites) == "none, rightly"
     assert tried(EDITS["largest-by-max"], [SMALL], to_the_end=True) == ("", "", "")
+
+
+def test_an_edit_that_decides_as_before_in_random_schedules_is_equivalent() -> None:
+    """A block has one prefix as long as it has its tokens, so the pool need not look."""
+    same = EDITS["block-with-two-prefixes"]
+    assert changes_no_schedule(same) and word(same, "", "") == "equivalent"
+
+
+@pytest.mark.parametrize("name", ["page-in-part-behind-the-window", "drafts-verified-in-part"])
+def test_an_edit_that_changes_a_schedule_is_not_equivalent(name: str) -> None:
+    assert word(EDITS[name], "", "") == "not caught"
+
+
+def test_an_error_of_ours_catches_no_edit() -> None:
+    rows = [
+        ("wrong", "`a`", "reference", "`case`", "", "none, rightly"),
+        ("wrong", "`b`", "error", "`case`", "", "none, rightly"),
+        ("wrong", "`c`", "-", "`-`", "", "equivalent"),
+        ("right", "`d`", "-", "`-`", "", "not blamed"),
+    ]
+    assert summary(rows) == (
+        "1 of 2 wrong edits caught, 1 equivalent, 0 with wrong blame; 0 of 1 right ones red"
+    )

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,22 @@ import pytest
 import torch
 import yaml
 
-from harness.core.cases import Job
+from harness.core.cases import Case, Job
 from harness.core.errors import HarnessError
+from harness.core.findings import Finding
+from harness.core.records import CaseResult, Verdict
 from harness.memory import pools
+from harness.ops.map_indices.kernels import dense
 from harness.run.in_process import InProcessPool
 from harness.run.planning import JobPlanner, Wanted
+from harness.scenario.drawn import drawn_case
+from harness.scenario.load import load_scenarios
 from harness.scenario.selection import select
 from tests.transcripts import Approved
 from tests.waiting import wait_until, wait_until_gone
-from trust.mutants import operators, trials
+from trust.mutants import equivalence, operators, trials
 from trust.mutants.operators import OPERATORS, Mutant, mutants_of, mutated
-from trust.mutants.records import MutantResult
+from trust.mutants.records import MutantResult, SurveyedCase
 
 ROOT = Path(__file__).parents[2]
 
@@ -116,6 +122,21 @@ def test_what_only_a_branch_for_a_gpu_calls_is_left_alone() -> None:
     assert changes("return a + 7", "def f(a):") and not changes(
         "return a + 7", "def padded_causal_attention(a):"
     )
+
+
+def test_what_only_a_fault_reaches_is_left_alone_and_right_code_does_not_reach_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_other_rows(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+        assert rows == len(tensor)
+        return tensor
+
+    monkeypatch.setattr(dense, "rows_at", no_other_rows)
+    jobs = [job for job in jobs_of("map-indices") if "kernel=torch," in job.case.id]
+    assert {trials.run(job)[0].verdict.value for job in jobs} == {"pass"}
+    file = "ops/parts/buffer_rows.py"
+    text = (trials.ROOT / file).read_text(encoding="utf-8")
+    assert {one.function for one in mutants_of(file, text)} == {"row_lengths"}
 
 
 def test_each_reason_names_a_mutant_of_the_code_as_it_is() -> None:
@@ -321,6 +342,71 @@ def test_a_method_that_no_longer_calls_super_is_changed_too() -> None:
             return one.name
 
     assert list(trials.in_forks(dropped, work, 1)) == [(one, one.name) for one in dropped]
+
+
+def test_all_cases_that_execute_a_line_are_tried_the_cheapest_of_each_scenario_first() -> None:
+    one = trials.all_mutants()[0]
+    cases = [
+        Case(id=f"{name}{number}", scenario=name, system="engine", params={}, oracles=("finite",))
+        for name in ("a", "b")
+        for number in range(90)
+    ]
+    known = {
+        case.id: SurveyedCase(
+            id=case.id, seconds=1.0, steps=place, lines={one.file: one.lines}, why_not=""
+        )
+        for place, case in enumerate(cases)
+    }
+    chosen = trials.cases_for(one, known, [Job(key=case.id, case=case) for case in cases])
+    assert len(chosen) == len(cases) > trials.SECOND
+    assert [job.case.id for job in chosen[:4]] == ["a0", "b0", "a1", "b1"]
+
+
+@pytest.mark.parametrize(("later", "by"), [("reference", "reference"), ("policy", "policy")])
+def test_a_kill_by_policy_is_told_only_if_no_other_case_sees_the_change(
+    monkeypatch: pytest.MonkeyPatch, later: str, by: str
+) -> None:
+    def found(job: Job) -> tuple[CaseResult, dict[str, torch.Tensor]]:
+        oracle = {"a": "policy", "b": later}[job.case.id]
+        findings = (Finding(oracle=oracle), Finding(oracle="policy"))
+        verdict = Verdict.FAIL
+        return CaseResult(
+            key="k", id=job.case.id, scenario="s", verdict=verdict, findings=findings
+        ), {}
+
+    monkeypatch.setattr(trials, "run", found)
+    one = trials.all_mutants()[0]
+    cases = [Case(id=name, scenario="s", system="engine", oracles=("finite",)) for name in "ab"]
+    known = {
+        case.id: SurveyedCase(id=case.id, seconds=1.0, steps=1, lines={}, why_not="")
+        for case in cases
+    }
+    jobs = [Job(key=case.id, case=case) for case in cases]
+    clean: dict[str, dict[str, torch.Tensor]] = {"a": {}, "b": {}}
+
+    def work(mutant: Mutant) -> MutantResult:
+        return trials.trial(mutant, jobs, known, clean)
+
+    ((_, result),) = trials.in_forks([one], work, 1)
+    assert isinstance(result, MutantResult)
+    assert (result.status, result.by) == ("killed", by)
+    assert result.case == ("b" if by == "reference" else "a")
+
+
+def test_each_kernel_and_each_wider_choice_of_the_engine_is_drawn_often_enough() -> None:
+    drawn = equivalence.drawn_ids()
+    assert len(set(map(repr, drawn))) == len(drawn)
+    for more in equivalence.WIDER:
+        assert sum(given == more for _, _, given in drawn) >= equivalence.ENOUGH, more
+    scenarios = {one.name: one for one in load_scenarios(None)}
+    counts: Counter[str] = Counter()
+    for name, id_, more in drawn:
+        case = drawn_case(scenarios[name], id_)
+        assert case is not None
+        if case.system == "kernel":
+            kernel = more.get("kernel") or case.params.model_dump()["kernel"]
+            counts[f"{case.op}/{kernel}"] += 1
+    assert min(counts.values()) >= equivalence.ENOUGH, counts
 
 
 def test_a_difference_of_outputs_is_put_in_words(approved: Approved) -> None:

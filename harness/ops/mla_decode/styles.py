@@ -10,15 +10,15 @@ express, such as a window, its kernel does not get. No torch is imported here be
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from harness.kernels.adapters import LN_2
+
 Function = Callable[..., Any]
 NUM_SPLITS = 4
 """Parts that a kernel of an engine cuts the keys of a row into."""
-LN_2 = math.log(2)
 
 
 def flash_mla(function: Function) -> Function:
