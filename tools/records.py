@@ -1,7 +1,7 @@
 """Keep the long tables of a record beside its page: python tools/records.py docs/data/PAGE.md...
 
 A reader of a record wants what it says, and seldom each row. So a table becomes a CSV file if it
-has more than 12 rows, or more than 8 rows and 150 words. A listing of more than 12 lines becomes a
+has more than 12 rows, or more than 6 rows and 100 words. A listing of more than 12 lines becomes a
 text file. Both stand in the folder `docs/data/PAGE/`, under the name of their section, and the page
 links them. Programs that write a record print whole tables; run this afterwards. A page without a
 long table stays as it is.
@@ -17,8 +17,8 @@ from pathlib import Path
 
 MOST_ROWS = 12
 MOST_LINES = 12
-FEW_ROWS = 8
-MOST_WORDS = 150
+FEW_ROWS = 6
+MOST_WORDS = 100
 """Of a table that has more than a few rows."""
 _TABLE = re.compile(r"(?m)^\|.*\|\n\|[ :|-]+\|\n(?:\|.*\|\n?)+")
 _LISTING = re.compile(r"(?ms)^```text\n(.*?)^```\n?")
