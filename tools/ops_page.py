@@ -82,11 +82,13 @@ def _section(op: Op) -> Iterator[str]:
     yield f"`{op.signature}`\n"
     yield f"{op.description}\n"
     if op.letters:
-        yield (
-            "Here "
-            + ", ".join(f"{letter} is {what}" for letter, what in op.letters.items())
-            + ".\n"
-        )
+        # One sentence for each four letters: a layer has seven.
+        meant = [f"{letter} is {what}" for letter, what in op.letters.items()]
+        sentences = [
+            f"Here {', '.join(part)}."
+            for part in (meant[at : at + 4] for at in range(0, len(meant), 4))
+        ]
+        yield " ".join(sentences) + "\n"
     parts: dict[str, Arg | Keyword | Out] = {**op.arguments, **op.keyword_arguments}
     rows = [(f"`{name}`", *_facts(part)) for name, part in parts.items()]
     rows += [(f"returns `{out.name}`", *_facts(out)) for out in op.outputs]
