@@ -31,6 +31,8 @@ from harness.core.extras import httpx
 IDLE_SECONDS = 600.0
 """How long a server may take to be idle after the last answer."""
 MOST_TOGETHER = 1024
+ALONE_SALT = "alone-"
+"""What the `cache_salt` of a request begins with that may find no page in the prefix cache."""
 NUM_BEST = 5
 """The tokens at each place whose log probabilities are asked for: as many as every server gives."""
 DEV_MODE = "vLLM has it with VLLM_SERVER_DEV_MODE=1"
@@ -150,7 +152,8 @@ class ScriptServer(ServerBackend):
         async def one(
             client: httpx.AsyncClient, request: StepRequest
         ) -> tuple[ServerReply, Scores | None]:
-            alone = {"cache_salt": uuid.uuid4().hex} | request.more
+            # An engine without salts can take these to a server that has no prefix cache.
+            alone = {"cache_salt": f"{ALONE_SALT}{uuid.uuid4().hex}"} | request.more
             reply = await self._reply(
                 client, self._request(request.prompt, request.max_tokens) | alone
             )
