@@ -15,6 +15,8 @@ from harness.accuracy.script import ENDLESS, PagePool
 
 MOST_PAGE = 1 << 16
 """The most tokens of a page that a server can have."""
+ALONE_SALT = "alone-"
+"""What the `cache_salt` of a request begins with that may find no page in the prefix cache."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,9 @@ class Dialect:
 
     def uncached(self) -> dict[str, Any]:
         """What a request says that must find nothing in the cache."""
-        return {"cache_salt": uuid.uuid4().hex} if self.has_salts else {"cache_prompt": False}
+        # An engine without salts can take these to a server that has no prefix cache.
+        salt = f"{ALONE_SALT}{uuid.uuid4().hex}"
+        return {"cache_salt": salt} if self.has_salts else {"cache_prompt": False}
 
     def counts(self, metrics: str) -> dict[str, float]:
         """The counters and gauges in the text of /metrics by vLLM's names, summed over engines."""
