@@ -41,7 +41,9 @@ def folder_of(release: str, cache: Path = CACHE) -> Path:
         made = Path(scratch) / "site"
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
         command += ["--disable-pip-version-check", "--target", str(made), wanted]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        # Constraints of the environment name one release. This is about another.
+        environ = {name: text for name, text in os.environ.items() if name != "PIP_CONSTRAINT"}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
         if done.returncode or not made.is_dir():
             words = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason"]
             raise InputError(f"--release {release}: pip cannot install {wanted}: {words[-1][:200]}")

@@ -127,7 +127,7 @@ def test_the_page_gives_the_reason_of_a_survivor_and_names_reasons_that_are_no_l
     rows = [
         line.split(" | ")[3:]
         for line in (
-            done.stdout.partition("## Not killed")[2].partition("## Eq")[0].splitlines()[4:-2]
+            done.stdout.partition("## Not killed")[2].partition("## Seen")[0].splitlines()[4:-2]
         )
     ]
     assert [row[2].removesuffix(" |") for row in rows if row[0] == "`0 -> 1`"] == [

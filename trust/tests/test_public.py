@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import csv
 from pathlib import Path
 
 from harness.core.ops import OPS
+from tools.records import cells as in_a_file
 from trust.public.__main__ import (
     PublicKernel,
     causes,
@@ -16,7 +18,7 @@ from trust.public.__main__ import (
     selectors,
 )
 
-RECORD = Path(__file__).parents[2] / "docs" / "data" / "public-kernels.md"
+RECORD = Path(__file__).parents[2] / "docs/data/public-kernels/public-kernels.csv"
 KERNELS = public_kernels()
 
 
@@ -38,15 +40,13 @@ def test_every_kernel_has_an_adapter_for_its_op() -> None:
 
 
 def test_every_kernel_has_a_row_in_the_record() -> None:
-    rows = [
-        line.split(" | ")
-        for line in RECORD.read_text(encoding="utf-8").splitlines()
-        if " | " in line
-    ]
-    found = {(cells[0].strip("| "), cells[2]): cells for cells in rows if len(cells) == 8}
+    _, *rows = csv.reader(RECORD.read_text(encoding="utf-8").splitlines())
+    found = {(cells[0], cells[2]): cells for cells in rows}
     for one in KERNELS:
-        cells = found[one.what, one.source]
-        assert cells[1] == f"`{one.op}`" and cells[7].strip("| ") == one.reading, one.name
+        # The file has no marks of Markdown.
+        what, source, reading = in_a_file(f"| {one.what} | {one.source} | {one.reading} |")
+        cells = found[what, source]
+        assert (cells[1], cells[7]) == (one.op, reading), one.name
         own, shared = lines_of_adapter(one)
         assert cells[3] == f"{own} + {shared}", one.name
 
