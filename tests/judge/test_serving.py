@@ -20,7 +20,7 @@ from harness.judge.targets import serving
 from harness.scenario.load import load_scenarios
 from harness.scenario.selection import select
 
-from .planted_sequences import PLANTED, Planted, cases, catchers, plant  # type: ignore[import-not-found]
+from .planted_sequences import MISSED, PLANTED, Planted, cases, catchers, plant  # type: ignore[import-not-found]
 
 AFTER, BEFORE = cases()
 BUGS = {bug.name: bug for bug in PLANTED}
@@ -39,8 +39,8 @@ def test_the_page_has_every_planted_bug_and_most_were_missed_before():
     text = TABLE.read_text(encoding="utf-8")
     rows = list(csv.DictReader(text.splitlines()))
     assert {row["bug"] for row in rows} == set(BUGS)
-    assert sum(row["before"].startswith("no case") for row in rows) >= 25
-    assert "NOT CAUGHT" not in text and len(BEFORE) > 150
+    assert sum(MISSED.search(row["before"]) is not None for row in rows) >= 25
+    assert "NOT CAUGHT" not in text + PAGE.read_text(encoding="utf-8") and len(BEFORE) > 150
 
 
 @pytest.mark.parametrize(
