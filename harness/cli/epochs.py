@@ -201,9 +201,10 @@ def _perform(
         )
 
     def report() -> int:
-        print_run(screen, RunView(store))
+        view = RunView(store)
+        print_run(screen, view)
         if given.json:
-            print_json(summarise(store))
+            print_json(summarise(store, view.coverages))
         if died is not None:
             print(
                 f"{died}; continue with: {run_and_report.command_to_resume(store)}", file=sys.stderr

@@ -211,7 +211,7 @@ def _finish(
         print_run(screen, view)
         say(screen, f"seed {seed}: --seed {seed} draws the same inputs again")
         if given.json:
-            print_json(summarise(store))
+            print_json(summarise(store, view.coverages))
         return code_of(store, (), None, None, screen)
 
     return run_and_report.work_and_report(store, work, stop=pool.close, report=report)

@@ -36,7 +36,7 @@ def merge(
         write_reports(view)
     print_run(console(json), view)
     if json:
-        print_json(summarise(merged))
+        print_json(summarise(merged, view.coverages))
     if is_all_skipped([result.verdict for result in view.results]) and not view.faults:
         print(nothing_shown(merged), file=sys.stderr)
         raise typer.Exit(2)

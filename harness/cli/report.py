@@ -86,7 +86,7 @@ def report(
         if markdown:
             sys.stdout.write(render(view, *_since_before(store, history)))
         elif json:
-            print_json(summarise(store))
+            print_json(summarise(store, view.coverages))
         else:
             print_run(console(), view, with_table=True)
 

@@ -233,10 +233,11 @@ def finish(
     )
 
     def report() -> int:
+        view = RunView(store)
         if loudness < 0:
-            screen.print(totals_line(RunView(store)))
+            screen.print(totals_line(view))
         else:
-            print_run(screen, RunView(store), with_table=loudness > 0)
+            print_run(screen, view, with_table=loudness > 0)
         if (fault := store.plan.options.get("fault")) and {
             one.verdict for one in store.results()
         } == {Verdict.PASS}:
@@ -246,7 +247,7 @@ def finish(
                 " declare it",
             )
         if given.json:
-            print_json(summarise(store))
+            print_json(summarise(store, view.coverages))
         runs = run_and_report.past_runs(given.history, store.path.parent)
         return code_of(store, given.fail_on or (), runs, accepted, screen)
 

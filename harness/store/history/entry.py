@@ -212,8 +212,11 @@ _SUMMARY: TypeAdapter[_Summary] = TypeAdapter(_Summary)
 
 
 def entry_of(store: RunStore) -> RunEntry:
-    """The entry of a run folder. Raises InputError when one of its files is damaged."""
-    return _parsed(summarise(store), store.path)
+    """The entry of a run folder, without its coverage, which takes longest to count.
+
+    The entry of a finished run's summary has that. Raises InputError when a file is damaged.
+    """
+    return _parsed(summarise(store, ()), store.path)
 
 
 def read_entry(folder: Path) -> RunEntry:
