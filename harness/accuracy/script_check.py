@@ -169,6 +169,14 @@ class Judged:
         )
 
 
+def server_of(check: ScriptCheck, url: str = "") -> ScriptServer:
+    """The server of a check, or one at another `url`, asked as the check says."""
+    name = None if url else check.served_model
+    return ScriptServer(
+        url or check.url, served_model=name, timeout=check.timeout, page_size=check.page_size
+    )
+
+
 def check_script(
     check: ScriptCheck, references: dict[StepRequest, ServerReply] | None = None
 ) -> Judged:
@@ -177,18 +185,8 @@ def check_script(
     Raises InputError without a server or with a wrong script.
     """
     with ExitStack() as opened:
-
-        def server_at(url: str, name: str | None = None) -> ScriptServer:
-            return opened.enter_context(
-                closing(
-                    ScriptServer(
-                        url, served_model=name, timeout=check.timeout, page_size=check.page_size
-                    )
-                )
-            )
-
-        server = server_at(check.url, check.served_model)
-        other = check.against and server_at(check.against)
+        server = opened.enter_context(closing(server_of(check)))
+        other = check.against and opened.enter_context(closing(server_of(check, check.against)))
         judged = Judged(server.identity.model, check.script.name)
         try:
             _Runner(

@@ -288,11 +288,14 @@ class ScriptServer(ServerBackend):
             ) from None
         except BadReply as error:
             raise Refused(f"{self._root}/metrics: {error}") from None
-        return dialect_of(text).counts(text), self._cache(text)
+        dialect = dialect_of(text)
+        return dialect.counts(text), self._cache(dialect.pool(text))
 
-    def _cache(self, metrics: str) -> PagePool | None:
-        """The server's cache. Raises Refused if its pages are not those of `page_size`."""
-        said = dialect_of(metrics).pool(metrics)
+    def _cache(self, said: PagePool | None) -> PagePool | None:
+        """The server's cache, if it said it, else what `page_size` makes of it.
+
+        Raises Refused if its pages are not those of `page_size`.
+        """
         if said is None:
             return self._given_pages
         if self._page_size not in (None, said.page):

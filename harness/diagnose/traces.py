@@ -27,7 +27,7 @@ from harness.accuracy.script import (
     length_of,
     requests_of,
 )
-from harness.accuracy.script_check import ALONE, Judged, ScriptCheck, check_script
+from harness.accuracy.script_check import ALONE, Judged, ScriptCheck, check_script, server_of
 from harness.accuracy.script_server import ScriptServer
 from harness.accuracy.server_replies import ServerReply
 from harness.core.cause_codes import Code
@@ -189,14 +189,7 @@ class _Fuzz:
     def __init__(self, check: TraceCheck) -> None:
         self.check = check
         self.references = dict[StepRequest, ServerReply]()
-        with closing(
-            ScriptServer(
-                check.url,
-                served_model=check.served_model,
-                timeout=check.timeout,
-                page_size=check.page_size,
-            )
-        ) as server:
+        with closing(server_of(check)) as server:
             more = offered(server)
             pool = server.metrics().cache
             longest = server.longest()
@@ -309,7 +302,7 @@ class _Fuzz:
         requests = [
             one.alone for step in trace.steps for one in requests_of(trace, step, self.pool)
         ]
-        with closing(ScriptServer(self.check.url, served_model=self.check.served_model)) as server:
+        with closing(server_of(self.check)) as server:
             for request in list(dict.fromkeys(requests))[:4]:
                 answers = server.ask_alone([request] * TRIES)
                 widest = [
