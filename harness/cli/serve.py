@@ -6,15 +6,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from harness.core.errors import InputError
+from harness.core.files import CACHE
 from harness.run.poison_malloc import environment
-
-CACHE = Path("~/.cache/mla-harness").expanduser()
 
 
 def serve(
@@ -45,4 +43,4 @@ def serve(
     program = shutil.which(command[0])
     if program is None:
         raise InputError(f"{command[0]}: no such program")
-    os.execve(program, command, environment(byte, CACHE, os.environ))
+    os.execve(program, command, environment(byte, CACHE.expanduser(), os.environ))

@@ -21,6 +21,8 @@ _CHECKOUT = Path(__file__).resolve().parents[2] / "fixtures"
 # A checkout's own, although an installed harness may lie beside it.
 FIXTURES = _CHECKOUT if _CHECKOUT.is_dir() else _INSTALLED
 TASKS = FIXTURES / "tasks"
+CACHE = Path("~/.cache/mla-harness")
+"""What is made or fetched once for all runs of a user."""
 BASELINES = FIXTURES / "baselines"
 
 
@@ -70,6 +72,21 @@ def write_atomic(path: Path, text: str) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def made_once(path: Path, make: Callable[[Path], None]) -> Path:
+    """`path`, a file or a folder, which `make` makes if it is not there.
+
+    It is made under another name first: what has the right name is whole, also for a process beside
+    this one. What `make` raises leaves nothing behind.
+    """
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            made = Path(scratch) / path.name
+            make(made)
+            os.replace(made, path)
+    return path
 
 
 def keep_for_reader(text: str, kind: str) -> str:

