@@ -251,11 +251,7 @@ ROWS = (
     Row("flash attention, f16 cache", (*SLOTS, *quantised("f16")), short),
     Row("flash attention, q8_0 cache", (*SLOTS, *quantised("q8_0")), epochs),
     Row("flash attention, q4_0 cache", (*SLOTS, *quantised("q4_0")), epochs),
-    Row(
-        "n-gram drafts",
-        (*SLOTS, "--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "4"),
-        epochs,
-    ),
+    Row("n-gram drafts", (*SLOTS, *NGRAMS), epochs),
     Row("MTP drafts, one at a time", (*SLOTS, *MTP), one_by_one, canary="mtp"),
     Row("MTP drafts, four at once", (*SLOTS, *MTP), four_at_once, canary="mtp"),
     Row(
@@ -265,12 +261,8 @@ ROWS = (
         canary="mtp",
     ),
     Row("sparse attention", ("-np", "1", "-c", "4096"), sparse, canary="dsa"),
-    Row("slots saved and restored, f16", (*SLOTS, "--slot-save-path", "{folder}"), saved_slots),
-    Row(
-        "slots saved and restored, q8_0",
-        (*SLOTS, *quantised("q8_0"), "--slot-save-path", "{folder}"),
-        saved_slots,
-    ),
+    Row("slots saved and restored, f16", (*SLOTS, *SAVED), saved_slots),
+    Row("slots saved and restored, q8_0", (*SLOTS, *quantised("q8_0"), *SAVED), saved_slots),
     Row("cache reuse, f16", REUSE, chunks_again),
     Row("cache reuse, q8_0", (*REUSE, *quantised("q8_0")), chunks_again, known=NOT_SHIFTED),
     Row("cache reuse, q4_0", (*REUSE, *quantised("q4_0")), chunks_again, known=NOT_SHIFTED),
