@@ -99,7 +99,6 @@ class WatchedCopies:
             is_async = kwargs.get("non_blocking") is True or any(one is True for one in args)
             if torch.compiler.is_compiling() or not is_async or not is_source(source):
                 return original(*operands, **kwargs)
-            # Two frames up stands the code of vLLM that copies, below it the helper of torch.
             line = caller(sys._getframe(1))
             self.check(line)
             # A copy on an idle stream ends at once, and a race would never show. Held back, the
