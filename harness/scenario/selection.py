@@ -22,7 +22,7 @@ from harness.core.registry import LIST, nearest
 from harness.scenario import susceptibility as probe
 from harness.scenario import variant
 from harness.scenario.drawn import drawn_case
-from harness.scenario.expand import GPU, NIGHTLY, expand
+from harness.scenario.expand import GPU, MATRIX, NIGHTLY, expand
 from harness.scenario.matrix import ACCURACY
 from harness.scenario.override import KernelOverride
 from harness.scenario.schema import Scenario
@@ -44,7 +44,8 @@ def select(
     """The cases of the selectors (all without selectors) that `tags` keep, each once, in file
     order.
 
-    Without `has_gpu` a scenario for GPUs gives its first case only. Nightly cases need their id or
+    Without `has_gpu` a scenario for GPUs gives its first case only. So does one of the kernel
+    matrix, unless a selector or `-m kernel-matrix` names it. Nightly cases need their id or
     `-m nightly`. With `override`, measurements of accuracy need their id or `-m accuracy`, as a
     user's kernel may need hours for them.
 
@@ -72,7 +73,9 @@ def select(
             continue
         whole = not wanted or bool(naming)
         matched.update(naming)
-        for case in _candidates(scenario, hits, whole, seed, override, has_gpu):
+        # On one GPU all cells of the matrix take more than an hour, so they are asked for by name.
+        cells = bool(wanted) or MATRIX in tags or MATRIX not in scenario.tags
+        for case in _candidates(scenario, hits, whole, seed, override, has_gpu and cells):
             mine = [selector for selector in hits if selects_case(selector, case.id)]
             matched.update(mine)
             is_chosen = case.id in mine or (
@@ -262,8 +265,8 @@ def _candidates(
         return []
 
     def keep(place: int, name: str) -> bool:
-        # Without a GPU the first case stands for all. The others are made only if their id is
-        # named.
+        # Where a scenario is not run whole, the first case stands for all. The others are made only
+        # if their id is named.
         return not place or any(selects_case(selector, name) for selector in selectors)
 
     is_whole = has_gpu or scenario.device == "any"
