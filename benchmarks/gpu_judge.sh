@@ -25,8 +25,8 @@ for what in "${@:-speed}"; do
     right) for seed in 5 6 7; do
       LIMIT=${RIGHT_SECONDS:-60} LINES_OF_PART=6 part "right-$seed" "$python" -m harness.cli.main judge docs/examples/deepseek_decode.py --device cuda -n "$WORKERS" --seed "$seed" --out "$runs"
     done;;
-    poison) LIMIT=${TEST_SECONDS:-120} part poison "$python" -m pytest -q poison -p no:cacheprovider -x --maxfail 10 -n "$WORKERS";;
-    gpu) LIMIT=${TEST_SECONDS:-120} part gpu "$python" -m pytest -q tests/gpu -p no:cacheprovider -n 2;;
+    poison) LIMIT=${TEST_SECONDS:-120} part poison "$python" -m pytest -q poison -p no:benchmark -p no:cacheprovider -x --maxfail 10 -n "$WORKERS";;
+    gpu) LIMIT=${TEST_SECONDS:-120} part gpu "$python" -m pytest -q tests/gpu -p no:benchmark -p no:cacheprovider -n 2;;
     run) part run "$python" -m harness.cli.main run --device cuda -n "$WORKERS" --history none --out "$runs";;
     cheats) LINES_OF_PART=60 part cheats "$python" -m trust.cheats --device cuda;;
     loop) part loop "$python" -m trust.verdict_loop "${VERDICTS:-200}";;

@@ -8,11 +8,12 @@ set -u
 cd "$(dirname "$0")/.."
 out=$(realpath -m "$1"); mkdir -p "$out"
 PYTHON=${PYTHON:-python3} SITES=${SITES:-/tmp/lmdeploy-sites} WORK=${WORK:-/tmp/lmdeploy-run}
-SECONDS_IN_ALL=${SECONDS_IN_ALL:-520} START_SECONDS=${START_SECONDS:-150} ROW_SECONDS=${ROW_SECONDS:-200} GAP=${GAP:-8}
+SECONDS_IN_ALL=${SECONDS_IN_ALL:-520} START_SECONDS=${START_SECONDS:-240} ROW_SECONDS=${ROW_SECONDS:-200} GAP=${GAP:-8}
 TRACES=${TRACES:-30} SEED=${SEED:-57} QUESTIONS=${QUESTIONS:-128}
 mkdir -p "$WORK"
 # Each row: name | canary | kernels | tokens of a page | the server of its lone answers | checks | options.
-# `-` for the lone server: the row itself, which has no prefix cache. The Triton kernels take pages of 32 for wide heads.
+# `-` for the lone server: the row itself, which has no prefix cache. Two rows never ask one server at once: a prompt that is
+# scored beside a request that is prefilled ends LMDeploy's engine. The Triton kernels take pages of 32 for wide heads.
 servers=(
   "v2|mla|triton|32|-|epochs lengths abort fuzz|--eager-mode"
   "v2-cache|mla|triton|32|v2|epochs cache-reuse preempt abort fuzz|--eager-mode --enable-prefix-caching"
@@ -89,15 +90,17 @@ check() { # NAME CHECK FRONT SERVER CANARY
 
 row() { # NAME CANARY PAGE LONE PORT LONE_PORT CHECKS
   local what front=$(($5 + 500))
-  is_up "$1" "$5" || return
+  is_up "$1" "$5" || { touch "$WORK/$1.ended"; return; }
   if [ "$4" != "$1" ]; then
-    until [ -e "$WORK/$4.up" ] || [ "$(left)" -lt 30 ]; do sleep 1; done
+    until [ -e "$WORK/$4.ended" ] || [ "$(left)" -lt 30 ]; do sleep 1; done
+    [ -e "$WORK/$4.up" ] || { say "$1: left out: $4 is not up"; return; }
   fi
   say "$1: up; $(grep -c . "$WORK/$1.server.log") lines of log"
-  setsid "$PYTHON" benchmarks/lmdeploy_front.py "$front" "http://127.0.0.1:$5" "http://127.0.0.1:$6" --page "$3" --pages "${pages[$2]}" --longest "${longest[$2]}" > "$WORK/$1.front.log" 2>&1 &
+  setsid "$PYTHON" benchmarks/lmdeploy_front.py "$front" "http://127.0.0.1:$5" "http://127.0.0.1:$6" --page "$3" --pages "${pages[$2]}" --longest "${longest[$2]}" --end 0 > "$WORK/$1.front.log" 2>&1 &
   echo $! > "$WORK/$1.front.session"
   until answers "http://127.0.0.1:$front/v1/models" || [ "$(left)" -lt 15 ]; do sleep 0.3; done
   for what in $7; do check "$1" "$what" "http://127.0.0.1:$front/v1" "http://127.0.0.1:$5" "$2"; done
+  touch "$WORK/$1.ended"
   curl -s "http://127.0.0.1:$5/metrics" 2> /dev/null | grep -E '^lmdeploy:[a-z_]+(_total|_reqs|succeeded|failed)[{ ]' > "$WORK/$1.metrics.txt"
   answers "http://127.0.0.1:$5/health" || say "$1: DEAD AFTER ITS CHECKS: $(grep -E '[A-Za-z]*(Error|Exception)\b' "$WORK/$1.server.log" | tail -1 | cut -c1-240)"
 }

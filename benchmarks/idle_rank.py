@@ -1,13 +1,13 @@
-"""On two GPUs: two data-parallel ranks of vLLM, one idle while the other has requests, under
+"""On two or more GPUs: data-parallel ranks of vLLM, one idle while the others have requests, under
 poison.
 
-    python benchmarks/idle_rank.py OUT [--canary moe|mtp] [--runner v1|v2] [--graph
+    python benchmarks/idle_rank.py OUT [--ranks 2] [--canary moe|mtp] [--runner v1|v2] [--graph
     none|full_decode_only]
         [--poison SITE,SITE:PATTERN|none] [--questions 24] [--start-seconds 420] [-- more options of
         vllm serve]
 
-The header X-data-parallel-rank sends each question to one rank. While one rank has requests, the
-other runs dummy steps, and its cached prompts and rows of earlier batches must stay. Each phase
+The header X-data-parallel-rank sends each question to one rank. While some ranks have requests, an
+idle one runs dummy steps, and its cached prompts and rows of earlier batches must stay. Each phase
 prints right answers, answers that changed since the rank gave them first, tokens of each rank, hits
 of its prefix cache, and accepted drafts with canary mtp. The table before shows what the start
 waited for. Exit code 1 if an answer is wrong or a draft is refused, 2 without a server.
@@ -65,8 +65,9 @@ class Rank(ServerBackend):
 class Asked:
     """The questions, and what each rank answered first."""
 
-    def __init__(self, url: str, task: Task, max_tokens: int) -> None:
+    def __init__(self, url: str, task: Task, max_tokens: int, num_ranks: int) -> None:
         self.url, self.task, self.max_tokens = url, task, max_tokens
+        self.num_ranks = num_ranks
         self.first: dict[tuple[int, int], str] = {}
         self.wrong = self.rows = 0
 
@@ -123,7 +124,7 @@ class Asked:
         grown = self.counters()
         grown.subtract(before)
         cells = [name]
-        for rank in (0, 1):
+        for rank in range(self.num_ranks):
             right, changed, asked = found.get(rank, (0, 0, 0))
             cells.append(f"{right} of {asked}, {changed} changed" if asked else "idle")
             counts = (
@@ -184,7 +185,7 @@ def server_command(args: argparse.Namespace, port: int) -> tuple[list[str], dict
     words = [
         *serve_words(params),
         "--data-parallel-size",
-        "2",
+        str(args.ranks),
         "--api-server-count",
         "1",
         "--port",
@@ -220,6 +221,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path)
+    parser.add_argument("--ranks", type=int, default=2, help="data-parallel ranks, a GPU each")
     parser.add_argument("--canary", choices=list(ASKED), default="moe")
     parser.add_argument("--runner", default="v1")
     parser.add_argument("--graph", default="none")
@@ -291,19 +293,28 @@ def take_phases(url: str, args: argparse.Namespace, what: dict[str, Any]) -> int
     """Ask, and print a row a phase."""
     with tempfile.TemporaryDirectory() as scratch:
         task = load_task(what["task"], Path(scratch), limit=args.questions)
-    asked, everything = Asked(url, task, what["max_tokens"]), list(range(args.questions))
-    print("| phase | rank 0 | | rank 1 | | |\n| --- | --- | --- | --- | --- | --- |")
-    asked.phase("rank 1 alone", (1, everything, 8, 0.0))
-    asked.phase("rank 0 alone", (0, everything, 8, 0.0))
-    asked.phase("rank 1 again, from its cache", (1, everything, 8, 0.0))
+    everything = list(range(args.questions))
+    asked = Asked(url, task, what["max_tokens"], args.ranks)
+    last = args.ranks - 1
+    others = range(last)
+    names = "rank 0" if last == 1 else f"ranks 0 to {last - 1}"
+    head = [cell for rank in range(args.ranks) for cell in (f"rank {rank}", "")]
+    print(f"| phase | {' | '.join(head)} | |\n|{' --- |' * (2 * args.ranks + 2)}")
+    asked.phase(f"rank {last} alone", (last, everything, 8, 0.0))
+    asked.phase(f"{names} alone", *((rank, everything, 8, 0.0) for rank in others))
+    asked.phase(f"rank {last} again, from its cache", (last, everything, 8, 0.0))
     asked.phase(
-        "rank 0 one at a time, rank 1 in bursts", (0, everything, 1, 0.0), (1, everything, 4, 0.3)
+        f"{names} one at a time, rank {last} in bursts",
+        *((rank, everything, 1, 0.0) for rank in others),
+        (last, everything, 4, 0.3),
     )
     asked.phase(
-        "rank 1 one at a time, rank 0 in bursts", (1, everything, 1, 0.0), (0, everything, 4, 0.3)
+        f"rank {last} one at a time, {names} in bursts",
+        (last, everything, 1, 0.0),
+        *((rank, everything, 4, 0.3) for rank in others),
     )
-    asked.phase("rank 0 again, from its cache", (0, everything, 8, 0.0))
-    asked.phase("rank 1 again, from its cache", (1, everything, 8, 0.0))
+    for rank in (0, last):
+        asked.phase(f"rank {rank} again, from its cache", (rank, everything, 8, 0.0))
     print(f"wrong answers and refused drafts: {asked.wrong}", flush=True)
     return int(asked.wrong > 0)
 

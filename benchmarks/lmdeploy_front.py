@@ -1,10 +1,13 @@
 """A front before LMDeploy that speaks vLLM's completions and counters, for `serve-check`.
 
-    python benchmarks/lmdeploy_front.py PORT SERVER ALONE --page 64 --pages 40 --longest 1024
+    python benchmarks/lmdeploy_front.py PORT SERVER ALONE --page 64 --pages 40 --end 0
 
 LMDeploy takes token ids, and says ids and log probabilities, at /generate alone. It counts under
 names of its own and knows no `cache_salt`. So requests that are asked alone go to ALONE, a server
 with the same options and no prefix cache; it may be SERVER itself. Text prompts pass unchanged.
+
+`ignore_eos` forbids the end tokens in LMDeploy's answers, where vLLM takes them and goes on. The
+scores of a prompt are the model's own. So `--end` names the tokens that are left out of them.
 """
 
 from __future__ import annotations
@@ -116,15 +119,23 @@ class Answering(BaseHTTPRequestHandler):
                 return self._stream(where, body)
             return self._generate(where, body)
 
+    def _forbidden(self, body: dict[str, Any]) -> set[int]:
+        """The tokens that no answer of this request can hold."""
+        return set(self.server.given.end) if body.get("ignore_eos") else set()
+
     def _generate(self, where: str, body: dict[str, Any]) -> None:
-        reply = self.server.client.post(f"{where}/generate", json=asked(body))
+        reply = self.server.client.post(
+            f"{where}/generate", json=asked(body, self._forbidden(body))
+        )
         if reply.status_code != 200:
             return self._send(reply.status_code, reply.text)
-        return self._send(200, json.dumps(completion(reply.json(), body)))
+        found = completion(reply.json(), body, self._forbidden(body))
+        return self._send(200, json.dumps(found))
 
     def _stream(self, where: str, body: dict[str, Any]) -> None:
         """Pass each part on; the stream to the server ends when the client closes this one."""
-        with self.server.client.stream("POST", f"{where}/generate", json=asked(body)) as reply:
+        asks = asked(body, self._forbidden(body))
+        with self.server.client.stream("POST", f"{where}/generate", json=asks) as reply:
             if reply.status_code != 200:
                 return self._send(reply.status_code, reply.read().decode())
             self.send_response(200)
@@ -135,7 +146,7 @@ class Answering(BaseHTTPRequestHandler):
             try:
                 for line in reply.iter_lines():
                     if line.startswith("data: {"):
-                        part = json.dumps(completion(json.loads(line[6:]), body))
+                        part = json.dumps(completion(json.loads(line[6:]), body, set()))
                         self.wfile.write(f"data: {part}\n\n".encode())
                         self.wfile.flush()
                 self.wfile.write(b"data: [DONE]\n\n")
@@ -153,12 +164,13 @@ class Answering(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-def asked(body: dict[str, Any]) -> dict[str, Any]:
+def asked(body: dict[str, Any], forbidden: set[int]) -> dict[str, Any]:
     """A request of completions as one of /generate; greedy."""
     more: dict[str, Any] = {"max_tokens": body["max_tokens"], "top_logprobs_num": body["logprobs"]}
     if body.get("prompt_logprobs"):
-        # All of the prompt is scored, and nothing is generated.
-        more = {"max_tokens": 0, "logprob_start_len": 0, "top_logprobs_num": 1}
+        # All of the prompt is scored, and nothing is generated. One of the best is allowed.
+        num_best = 1 + len(forbidden)
+        more = {"max_tokens": 0, "logprob_start_len": 0, "top_logprobs_num": num_best}
     return more | {
         "input_ids": body["prompt"],
         "temperature": 0.0,
@@ -170,8 +182,11 @@ def asked(body: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def completion(reply: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
-    """A reply of /generate as one of completions; an error as it is."""
+def completion(reply: dict[str, Any], body: dict[str, Any], forbidden: set[int]) -> dict[str, Any]:
+    """A reply of /generate as one of completions; an error as it is.
+
+    Tokens that are forbidden are left out of the best at each place of the prompt.
+    """
     if "error" in reply:
         return reply
     meta = reply["meta_info"]
@@ -189,7 +204,11 @@ def completion(reply: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
         own = meta.get("input_token_logprobs") or []
         best = meta.get("input_top_logprobs") or []
         rows = [
-            {str(token): {"logprob": value} for value, token in [*others, mine]}
+            {
+                str(token): {"logprob": value}
+                for value, token in [*others, mine]
+                if token not in forbidden or token == mine[1]
+            }
             for mine, others in zip(own, best, strict=True)
         ]
         # Nothing comes before the first token, so it has no score.
@@ -205,6 +224,7 @@ def main() -> None:
     parser.add_argument("--page", type=int, default=64, help="tokens of a page of its cache")
     parser.add_argument("--pages", type=int, default=40, help="pages of its cache")
     parser.add_argument("--longest", type=int, default=1024, help="tokens of prompt and answer")
+    parser.add_argument("--end", type=int, nargs="*", default=[], help="ids of its end tokens")
     Front(parser.parse_args()).serve_forever()
 
 

@@ -164,6 +164,7 @@ NO_HISTORY = "none"
 
 
 def _folder_of_runs(name: str | None) -> str | None:
+    # A folder that does not exist yet is no error: the first run of a machine has no history.
     if name and name != NO_HISTORY and Path(name).is_file():
         raise InputError(
             f"--history {name}: a file; name a folder of runs, such as reports/runs, or"

@@ -177,12 +177,16 @@ class Op:
         Raises ValueError for an unknown letter.
         """
 
+        # The order of a class body is the order of its attributes, so it is also the order in which
+        # a kernel gets its arguments.
         def of_kind(kind: type[Any]) -> dict[str, Any]:
             return {name: value for name, value in vars(cls).items() if isinstance(value, kind)}
 
         cls.arguments = of_kind(Arg)
         cls.keyword_arguments = of_kind(Keyword)
         cls.outputs = tuple(replace(out, name=name) for name, out in of_kind(Out).items())
+        # A wrong letter would be a wrong sentence in docs/ops.md and a check that never looks, so
+        # the import ends here.
         known = {**LETTERS, **cls.letters}
         shapes = {name: argument.shape for name, argument in cls.arguments.items()}
         shapes |= {output.name: output.shape for output in cls.outputs}

@@ -117,6 +117,7 @@ class KernelSpec:
 
         Loads no kernel code.
         """
+        # The reasons from the cheapest to find to the dearest: `requires` may import an engine.
         if self.unusable:
             return WhyNot(self.unusable, Code.BROKEN_TABLES)
         if device not in self.devices:
@@ -161,6 +162,7 @@ class KernelSpec:
             if getattr(params, word) is not None and word not in self.takes
         ]:
             return self.lacks(missing[0])
+        # Without declared sizes the kernel is called with all of them, and its own refusal counts.
         if self.shapes is None or self.shapes is ANY:
             return None
         problem = misfit(self.shapes, sizes_of(self.op, params))
@@ -183,6 +185,7 @@ class KernelSpec:
         }
         if params.cache_type not in (None, *self.kv) and "kv" not in fixed:
             changes["kv"] = self.kv[0]
+        # A resized case can break a rule between parameters, which only the parameters know.
         try:
             found = type(params).model_validate(params.model_dump() | changes)
         except ValueError:
@@ -220,6 +223,7 @@ def _kernel(op: str, short_name: str, row: dict[str, Any]) -> KernelSpec:
     name = f"{op}/{short_name}"
     package = f"harness.ops.{op}.kernels"
     if row["impl"].startswith("triton:"):
+        # On a CPU the interpreter runs it, which is slow, and wrong for some types.
         gpu_first = ("cuda", "cpu")
         return kernel_of(name, row, package, devices=gpu_first, requires=TRITON, shapes=ANY)
     return kernel_of(name, row, package, devices=("cpu", "cuda"), checks="values", shapes=ANY)

@@ -89,6 +89,7 @@ class CacheParams(Params):
 
     kv: KvType = "bf16"
     num_blocks: Annotated[int, Field(ge=4, le=1_000_000)] = 24
+    # Which block is handed out next decides whose old bits a new request finds in it.
     free_list: Literal["fifo", "lifo"] = "fifo"
     prefix_caching: bool = Field(
         default=False, description="prompts share the full pages of a prefix seen before"
@@ -103,6 +104,7 @@ class BatchParams(Params):
     context_chunk: Count = Field(
         default=128, description="context tokens gathered at once for prefill"
     )
+    # A mend that upstream made: it hides unwritten rows, and costs a fill each step.
     zero_fill_output: bool = Field(
         default=False, description="decode output is zeroed first, as in vllm-project/vllm#37442"
     )
@@ -113,6 +115,8 @@ class BatchParams(Params):
         default="skip",
         description="padded tokens are not stored, or stored in a block of their own",
     )
+    # Engines differ here: some give a padded request no key, others a slot of block 0 that padding
+    # writes.
     pad_keys: Literal[0, 1] = Field(
         default=0, description="keys of padded requests; 1 is a slot of the null block"
     )
@@ -122,6 +126,7 @@ class BatchParams(Params):
             "rows that a scale of activations covers; batch: padded ones too, all kept finite"
         ),
     )
+    # An idle rank runs them to meet the others in a collective, with whatever its buffers hold.
     dummy_steps: bool = Field(
         default=False, description="a dummy batch between live steps, as on an idle DP rank"
     )
@@ -136,9 +141,11 @@ class GraphParams(Params):
         description="persistent: filled before each replay; lazy: planned inside the capture",
     )
     capture_sizes: tuple[Count, ...] = (1, 2, 4, 8)
+    # The largest graph is captured first as a rule, so that the smaller ones fit into its pool.
     capture_order: Literal["falling", "rising"] = Field(
         default="falling", description="the order of the sizes"
     )
+    # A second graph of the same pool may reuse the memory of the first one's outputs.
     drafter: bool = Field(
         default=False, description="a second graph in the same pool runs before logits are consumed"
     )
@@ -233,13 +240,16 @@ class WorkloadParams(Params):
             " request 0; `_` is nothing"
         ),
     )
+    # Two prefixes with one hash must not share pages. By chance that never happens in a test.
     num_hashes: Count | None = Field(
         default=None, description="different hashes of prefixes; a small number makes collisions"
     )
+    # A case that means to judge a preemption and has none would be green for nothing.
     happens: tuple[Event, ...] = Field(
         default=(),
         description="events that must happen in the engine, or the case is skipped and is no pass",
     )
+    # Another seed draws other prompts, and the decisions of another schedule are right too.
     steps: tuple[str, ...] = Field(
         default=(),
         description=(

@@ -92,6 +92,7 @@ def _judge(evidence: Evidence, oracle: str, sentence: str, other: str = "") -> J
     `other` names the first of two bit patterns. Without it, the finding names the worst element of
     the pair.
     """
+    # Both load torch, which lists and help must not wait for.
     from harness.evidence.compare import compare, compare_bits
     from harness.evidence.thresholds import bound
 
@@ -107,6 +108,8 @@ def _judge(evidence: Evidence, oracle: str, sentence: str, other: str = "") -> J
         if divergence is None:
             return comparison.looked_at, found
         if divergence.is_beyond_rounding:
+            # A near tie may be decided either way. Any other decision is an error, even where all
+            # values that were compared agree.
             found.append(divergence_finding(oracle, pair.name, pair.describe, divergence, pattern))
         else:
             notes.append(f"{pair.name}: {divergence}; compared up to there")
@@ -131,6 +134,7 @@ def _judge(evidence: Evidence, oracle: str, sentence: str, other: str = "") -> J
     judgement = Judgement.of(
         look(pair, pattern) for pair, pattern in evidence.all(Pair) if pair.oracle == oracle
     )
+    # One example is enough: a drift of decisions has a note for each pair.
     judgement.notes = notes[:1]
     return judgement
 

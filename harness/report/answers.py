@@ -63,6 +63,7 @@ def shares_by_position(found: StoredAnswers) -> list[tuple[str, float, str]]:
     questions: pages that are recycled late in an epoch, for example.
     """
     count = len(found.run.header.questions)
+    # By place and not by time: servers answer at different speeds, and runs are to be compared.
     parts: list[list[bool]] = [[] for _ in range(NUM_PLACES)]
     for result in found.results:
         parts[min(result.position * NUM_PLACES // max(count, 1), NUM_PLACES - 1)].append(
@@ -97,6 +98,7 @@ def shares_by_length(found: StoredAnswers) -> list[tuple[str, float, str]]:
 
 def _shares(parts: Sequence[tuple[str, Sequence[bool]]], what: str) -> list[tuple[str, float, str]]:
     """A row for each part with enough answers; none if that leaves fewer than two."""
+    # A share of a few answers would look like a fall.
     rows = [
         (
             label,
@@ -158,6 +160,7 @@ def questions_of(found: StoredAnswers) -> dict[int, AnsweredQuestion]:
     """The questions by number that a page has room for, those that flipped or changed first."""
     asked: dict[int, AnsweredQuestion] = {}
     size = 0
+    # The sort is stable, so both halves keep the order of the task.
     for number, name in sorted(_numbered(found), key=lambda pair: not _is_unlike(found, pair[1])):
         question = _question(found, name)
         size += question.size
@@ -197,6 +200,7 @@ def _question(found: StoredAnswers, name: str) -> AnsweredQuestion:
 def _epoch(
     result: QuestionResult, first: QuestionResult, answers: tuple[str, ...]
 ) -> AnsweredEpoch:
+    # A server may leave out the log probability of single tokens.
     known = [value for value in result.logprobs if value is not None]
     return AnsweredEpoch(
         epoch=result.epoch,
@@ -214,6 +218,7 @@ def _epoch(
 def _parting(first: QuestionResult, result: QuestionResult) -> Parting:
     character = _first_difference(first.answer, result.answer)
     token = _first_difference(first.tokens, result.tokens)
+    # One answer is the beginning of the other: there is no token to set beside the end.
     if token is None or token >= min(len(first.tokens), len(result.tokens)):
         return Parting(character)
     return Parting(

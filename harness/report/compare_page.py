@@ -94,6 +94,7 @@ def render(found: Sequence[RunComparison], views: dict[str, RunView], folder: Pa
     """
     if not found:
         raise ValueError("no comparison")
+    # All comparisons have the same first run.
     runs = _shown([found[0].before, *(one.after for one in found)], views, folder)
     num_new = sum(len(one.new_failures) + sum(map(len, one.lost.values())) for one in found)
     compared = [
@@ -134,6 +135,7 @@ def _shown(entries: Sequence[RunEntry], views: dict[str, RunView], folder: Path)
 
 def _labels(entries: Sequence[RunEntry], views: Sequence[RunView | None]) -> list[str]:
     """The first of these that tells all runs apart: release, server or model, commit, run id."""
+    # A label must tell what a reader changed between the runs, so the release comes first.
     kinds: list[Callable[[RunEntry, RunView | None], str]] = [
         lambda entry, view: ", ".join(
             f"{name} {version}" for name, version in engine_versions(_environment(view)).items()
@@ -193,6 +195,7 @@ def _measured(runs: Sequence[ShownRun]) -> list[Measured]:
     for run in runs:
         for record in run.view.accuracy if run.view else ():
             found.setdefault(_subject(record), []).append((run, record))
+    # A measurement of one run alone has nothing to be compared with.
     shared = [(title, own) for title, own in found.items() if len(own) > 1]
     return [
         Measured(title, _drawings(own), [_row(run, record, own[0][1]) for run, record in own])
@@ -204,6 +207,7 @@ def _subject(record: AccuracyRecord) -> str:
     """What is measured alike in two runs: a task for `epochs`, whatever model answers; else a
     case.
     """
+    # Two servers are two models, and the reader compares them by the task.
     subject = record.task if record.scenario == EPOCHS else record.case
     return f"{subject}, with fault {record.fault}" if record.fault else subject
 
@@ -276,6 +280,7 @@ _COUNTED = {
 def _row(run: ShownRun, record: AccuracyRecord, first: AccuracyRecord) -> MeasuredRow:
     asked = [epoch for epoch in record.epochs if epoch.num_questions] or list(record.epochs)
     lowest = min(asked, key=lambda epoch: epoch.accuracy)
+    # The same sentence in each epoch would hide the second kind of fault.
     unusable = list(dict.fromkeys(filter(None, map(describe_faulty, asked))))
     return MeasuredRow(
         run,
@@ -304,6 +309,7 @@ def _against(first: AccuracyRecord, record: AccuracyRecord, run: ShownRun) -> Fl
         dict(zip(one.grid.questions, one.grid.rows[0], strict=True)) if one.grid.rows else {}
         for one in (first, record)
     )
+    # A dot in the grid is a question that was not asked in that epoch.
     shared = [name for name in after if "." not in (after[name], before.get(name, "."))]
     if not shared:
         return None

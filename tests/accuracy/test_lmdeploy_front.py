@@ -14,17 +14,20 @@ from harness.accuracy.script import StepRequest
 from harness.accuracy.script_check import ScriptCheck, check_script
 from harness.accuracy.script_server import ScriptServer
 from harness.run.scripts import load_script
-from tests.servers.lmdeploy_server import Engine
+from tests.servers.lmdeploy_server import Engine, next_token
 
 PROMPT = tuple(range(1, 14))
+END = next_token(list(PROMPT))
+"""What the model prefers behind the prompt, so that `ignore_eos` matters."""
 
 
 @pytest.fixture
 def front() -> Iterator[Front]:
     """A front before an engine with a prefix cache and one without."""
-    engines = [Engine(0, has_cache=has_cache) for has_cache in (True, False)]
+    engines = [Engine(0, has_cache=has_cache, end=END) for has_cache in (True, False)]
     urls = [f"http://127.0.0.1:{engine.server_port}" for engine in engines]
     given = {"port": 0, "server": urls[0], "alone": urls[1], "page": 4, "pages": 40}
+    given["end"] = [END]
     served = Front(argparse.Namespace(**given, longest=200))
     for server in (*engines, served):
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -67,6 +70,24 @@ def test_a_request_alone_goes_to_the_server_without_a_prefix_cache(server: Scrip
     assert before.counts["prefix_cache_hits"] == 12
     assert reply.ids is not None
     assert scores == [(0.0, token) for token in reply.ids]
+
+
+def test_the_end_is_no_better_token_where_an_answer_cannot_hold_it(
+    front: Front, server: ScriptServer
+) -> None:
+    ((reply, scores),) = server.ask_alone([StepRequest("p", PROMPT, 3, "own")])
+    assert reply.ids is not None and END not in reply.ids
+    assert scores == [(0.0, token) for token in reply.ids]
+
+
+def test_the_end_is_a_better_token_if_the_front_does_not_know_it(
+    front: Front, server: ScriptServer
+) -> None:
+    front.given.end = []
+    ((_, scores),) = server.ask_alone([StepRequest("p", PROMPT, 3, "own")])
+    assert scores is not None
+    (margin, preferred), *_ = scores
+    assert margin > 1 and preferred == END
 
 
 def test_a_script_passes_with_hits(front: Front) -> None:

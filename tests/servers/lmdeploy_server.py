@@ -1,6 +1,7 @@
 """A server with LMDeploy's endpoints and counters, for its front: `python -m lmdeploy_server PORT`.
 
-A token is a hash of the tokens before it, the next one its neighbour.
+A token is a hash of the tokens before it, the next one its neighbour. `ignore_eos` forbids the end
+token in answers; the scores of a prompt know nothing of that.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ class Engine(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 1024
 
-    def __init__(self, port: int, *, has_cache: bool) -> None:
+    def __init__(self, port: int, *, has_cache: bool, end: int | None = None) -> None:
         super().__init__(("127.0.0.1", port), Answering)
         self.has_cache = has_cache
+        self.end = end
         self.pages: set[tuple[int, ...]] = set()
         self.counts = {"cached_tokens_total": 0, "prompt_tokens_total": 0}
         self.counts["generation_tokens_total"] = 0
@@ -56,15 +58,17 @@ class Answering(BaseHTTPRequestHandler):
             return self._send(json.dumps({"choices": [{"text": f"{body['prompt']} #### 1"}]}))
         ids = body["input_ids"]
         if body["max_tokens"] == 0:
-            return self._send(json.dumps(_reply([], ids)))
+            return self._send(json.dumps(_reply([], ids, body["top_logprobs_num"])))
         self.server.look(ids)
         answer: list[int] = []
         for _ in range(body["max_tokens"]):
-            answer.append(_next(ids + answer))
+            forbidden = self.server.end if body["ignore_eos"] else None
+            best = _scored(next_token(ids + answer))[1]
+            answer.append(next(token for _, token in best if token != forbidden))
             self.server.counts["generation_tokens_total"] += 1
         if not body["stream"]:
-            return self._send(json.dumps(_reply(answer, ids)))
-        parts = [json.dumps(_reply([token], ids)) for token in answer]
+            return self._send(json.dumps(_reply(answer, ids, 1)))
+        parts = [json.dumps(_reply([token], ids, 1)) for token in answer]
         return self._send("".join(f"data: {part}\n\n" for part in [*parts, _END]))
 
     def _send(self, text: str) -> None:
@@ -77,7 +81,7 @@ class Answering(BaseHTTPRequestHandler):
 _END = json.dumps({"text": "", "output_ids": [], "meta_info": {"prompt_tokens": 1}})
 
 
-def _next(ids: list[int]) -> int:
+def next_token(ids: list[int]) -> int:
     return sum(place * token for place, token in enumerate(ids, 1)) * 31 % VOCABULARY
 
 
@@ -86,9 +90,9 @@ def _scored(token: int) -> tuple[tuple[float, int], list[tuple[float, int]]]:
     return best[0], best
 
 
-def _reply(answer: list[int], ids: list[int]) -> dict[str, Any]:
+def _reply(answer: list[int], ids: list[int], num_best: int) -> dict[str, Any]:
     own = [_scored(token) for token in answer]
-    prompt = [_scored(_next(ids[:place])) for place in range(1, len(ids))]
+    prompt = [_scored(next_token(ids[:place])) for place in range(1, len(ids))]
     mine = [
         (next((value for value, known in top if known == token), -9.0), token)
         for token, (_, top) in zip(ids[1:], prompt, strict=True)
@@ -98,7 +102,7 @@ def _reply(answer: list[int], ids: list[int]) -> dict[str, Any]:
         "output_token_logprobs": [first for first, _ in own] or None,
         "output_top_logprobs": [top for _, top in own] or None,
         "input_token_logprobs": mine if not answer else None,
-        "input_top_logprobs": [top[:1] for _, top in prompt] if not answer else None,
+        "input_top_logprobs": [top[:num_best] for _, top in prompt] if not answer else None,
     }
     return {"text": "x" * len(answer), "output_ids": answer, "meta_info": meta}
 

@@ -100,11 +100,13 @@ class ServedVllmParams(ServedParams):
                 f"backend {self.backend} does not go with canary {self.canary}: sparse backends"
                 " serve dsa alone"
             )
+        # Both would serve the model twice, for two kinds of evidence.
         if self.script and self.compare_eager:
             yield "compare_eager compares answers to questions, and a script asks none"
         tensor = self.tensor_parallel
         context = self.decode_context_parallel
         rank = self.poison_rank
+        # vLLM itself ends with an assertion deep in a layer.
         if tensor & (tensor - 1):
             yield f"tensor_parallel {tensor} is no power of two, so heads cannot be split"
         if tensor % context:
@@ -156,6 +158,7 @@ class VllmCpuParams(ServedVllmParams):
             " as vLLM runs them"
         ),
     )
+    # A question takes most of a second on two cores, so a case asks few of them.
     limit: Count | None = Field(
         default=32, description="the first questions of the task; all when null"
     )
@@ -200,6 +203,7 @@ class VllmHostParams(Params):
         default="new-blocks",
         description="the part to run; a module of mla_harness_vllm.host",
     )
+    # Without a GPU nothing is captured: the case fills the buffers that a replay would read.
     graph: Literal["none", "full"] = Field(
         default="none", description="full: the part fills what a captured graph reads"
     )
@@ -267,6 +271,7 @@ class VllmHostParams(Params):
     sidecar: Literal["none", "index", "state"] = Field(
         default="none", description="what `kv-moves` and `kv-handoff` move beside latents"
     )
+    # Half-way, because a transfer that never began leaves no bits of another request behind.
     failing: tuple[int, ...] = Field(
         default=(), description="transfers of `kv-handoff`, by number, that fail half-way"
     )

@@ -84,6 +84,7 @@ def write_nvfp4(
     spare = torch.empty(extent, dtype=torch.uint8, device=x.device).as_strided(
         cache.shape, cache.stride(), 0
     )
+    # vLLM writes keys and values by one call and in two layouts. The harness judges one side of it.
     caches = (cache, spare) if record_format == "nvfp4_linear" else (spare, cache)
     heads = x[:, None].contiguous()
     factor = _scalar(scale, x)
@@ -131,6 +132,7 @@ def read_ds_mla(cache: Tensor, block_table: Tensor, cu_seq_lens: Tensor, **_: An
     """
     ops = importlib.import_module(_OPS)
     out = torch.empty(int(cu_seq_lens[-1]), WIDTH, dtype=torch.bfloat16, device=cache.device)
+    # Releases differ in whether the op takes the lengths or finds them itself.
     asks = LENGTHS_OF_RECORDS.is_argument(ops.cp_gather_and_upconvert_fp8_kv_cache)
     lengths = {"seq_lens": cu_seq_lens.diff()} if asks else {}
     ops.cp_gather_and_upconvert_fp8_kv_cache(
@@ -183,6 +185,7 @@ def flashmla_sparse(
     """
     ops = importlib.import_module("vllm.v1.attention.ops.flashmla")
     num_tokens, num_heads, width = q.shape
+    # FlashMLA has kernels for 64 and for 128 heads alone.
     padded = q.new_zeros(1, num_tokens, 64 if num_heads <= 64 else 128, width)
     padded[0, :, :num_heads] = q
     columns = indices.shape[1]
