@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from harness.engine.model.layers import MoE, route
-from harness.engine.model.mla import Indexer, MLAAttention
+from harness.engine.model.mla import MLAAttention
 from harness.engine.model.transformer import CausalLM, DecoderLayer
 from harness.engine.schedule.sequence import Sequence
 from harness.evidence.decisions import Decisions, shortfall
@@ -38,7 +38,6 @@ class DenseReference:
     def __init__(self, model: CausalLM, tie_margin: float) -> None:
         self.model = copy.deepcopy(model).double()
         self.tie_margin = tie_margin
-        self._chooses = any(isinstance(module, (MoE, Indexer)) for module in model.modules())
         self._known: dict[tuple[Any, ...], tuple[Tensor, list[Decisions]]] = {}
 
     @torch.no_grad()
@@ -50,26 +49,53 @@ class DenseReference:
 
         And the decisions of each sequence; rounding of logits is left to the caller.
         """
-        if self._chooses:
-            return self._judge(sequences, expert_ids, selected or {})
-        key = tuple((made.request, made.num_prompt_tokens, *made.tokens) for made in sequences)
-        known = self._known.pop(key, None) or self._judge(sequences, {}, {})
+        # The last token was never an input.
+        longest = max(len(sequence.tokens) - 1 for sequence in sequences)
+        choices = self._choices(sequences, longest, expert_ids, selected or {})
+        # By what they are and not by their numbers: an epoch asks the same again.
+        key = (
+            tuple((made.num_prompt_tokens, *made.tokens) for made in sequences),
+            tuple(chosen.numpy().tobytes() for chosen in choices),
+        )
+        known = self._known.pop(key, None) or self._judge(sequences, longest, choices)
         self._known[key] = known
         if len(self._known) > MOST_KNOWN:
             del self._known[next(iter(self._known))]
         # Copies, because the caller sets the margins of tokens on them.
-        return known[0].clone(), [replace(made) for made in known[1]]
+        return known[0].clone(), [
+            replace(made, request=sequence.request)
+            for made, sequence in zip(known[1], sequences, strict=True)
+        ]
+
+    def _choices(
+        self, sequences: list[Sequence], longest: int, expert_ids: Choices, selected: Choices
+    ) -> list[Tensor]:
+        """The engine's choices [B, T, k] int64 in each attention and MLP that chooses, in order."""
+        chosen = []
+        moe_layer = sparse_layer = 0
+        for layer in self.model.layers:
+            assert isinstance(layer, DecoderLayer)
+            indexer = getattr(layer.self_attn, "indexer", None)
+            if indexer is not None:
+                chosen.append(
+                    _choices_tensor(sequences, selected, sparse_layer, indexer.topk, longest)
+                )
+                sparse_layer += 1
+            if isinstance(layer.mlp, MoE):
+                k = layer.mlp.num_experts_per_tok
+                chosen.append(_choices_tensor(sequences, expert_ids, moe_layer, k, longest))
+                moe_layer += 1
+        return chosen
 
     def _judge(
-        self, sequences: list[Sequence], expert_ids: Choices, selected: Choices
+        self, sequences: list[Sequence], longest: int, choices: list[Tensor]
     ) -> tuple[Tensor, list[Decisions]]:
-        # The last token was never an input. Padding on the right changes nothing in a causal model.
+        # Padding on the right changes nothing in a causal model.
         inputs = [sequence.tokens[:-1] for sequence in sequences]
-        longest = max(len(tokens) for tokens in inputs)
         tokens = torch.tensor([row + [0] * (longest - len(row)) for row in inputs])
         positions = torch.arange(longest)
         x = self.model.embed_tokens(tokens)
-        moe_layer = sparse_layer = 0
+        of_layers = iter(choices)
         decided: list[tuple[str, Tensor, Tensor]] = []
         for number, layer in enumerate(self.model.layers):
             assert isinstance(layer, DecoderLayer)
@@ -80,24 +106,18 @@ class DenseReference:
             elif attention.indexer is None:
                 x = x + attention(normed, positions)
             else:
-                seen = _choices_tensor(
-                    sequences, selected, sparse_layer, attention.indexer.topk, longest
-                )
+                seen = next(of_layers)
                 # A spoiled list may point past the end.
                 seen = torch.where(seen < longest, seen, -1)
                 visible, below = visible_tokens(attention, normed, seen, self.tie_margin)
                 decided.append((f"the token selection of layer {number}", seen, below))
                 x = x + attention(normed, positions, visible)
-                sparse_layer += 1
             normed = layer.post_attention_layernorm(x)
             if isinstance(layer.mlp, MoE):
-                taken = _choices_tensor(
-                    sequences, expert_ids, moe_layer, layer.mlp.num_experts_per_tok, longest
-                )
+                taken = next(of_layers)
                 mixed, below = self.experts(layer.mlp, normed, taken)
                 decided.append((f"the router of layer {number}", taken, below))
                 x = x + mixed
-                moe_layer += 1
             else:
                 x = x + layer.mlp(normed)
         rows = [
@@ -187,10 +207,14 @@ def _choices_tensor(
     """The engine's choices in one layer as [B, T, k] int64; -1 where it made none."""
     chosen = torch.full((len(sequences), longest, k), -1, dtype=torch.int64)
     for row, sequence in enumerate(sequences):
-        for position, choice in choices.get(sequence.request, {}).items():
-            # A rejected draft may lie past the end.
-            if position < longest:
-                chosen[row, position] = choice[layer]
+        # A rejected draft may lie past the end.
+        made = {
+            position: choice[layer]
+            for position, choice in choices.get(sequence.request, {}).items()
+            if position < longest
+        }
+        if made:
+            chosen[row, list(made)] = torch.stack(list(made.values())).to(chosen)
     return chosen
 
 

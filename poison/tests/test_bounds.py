@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_poison import bounds as memory
 from torch_poison.bounds import check_indices
 from torch_poison.errors import IllegalAddress
@@ -61,3 +64,21 @@ def test_a_check_keeps_its_name_however_many_sizes_a_session_has_seen() -> None:
         verdicts.note(bad if size == 99 else good, size, "block_table")
     found = verdicts.take_first()
     assert found is not None and str(found).startswith("block_table: index outside")
+
+
+def test_a_check_on_a_cpu_is_seen_by_no_dispatch_mode_but_for_its_result() -> None:
+    class Seen(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+            self.ops: list[str] = []
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self.ops.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    indices = torch.tensor([0, 3, 2], dtype=torch.int32)
+    with Seen() as seen:
+        check_indices(indices, 4, "slots")
+    assert seen.ops == ["aten._to_copy.default"]

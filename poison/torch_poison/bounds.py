@@ -7,6 +7,7 @@ import contextlib
 import torch
 from torch import Tensor
 
+from torch_poison.allocations import only_writes
 from torch_poison.errors import IllegalAddress
 
 # More than the names that an engine checks. A fixed size lets memory be pinned once, before
@@ -25,17 +26,23 @@ def check_indices(indices: Tensor, size: int, what: str) -> Tensor:
     because a fault would end the process, and `raise_bad_indices` raises the error.
     """
     wide = indices.to(torch.int64)
-    bad = (wide < 0) | (wide >= size)
     if wide.is_cuda:
-        _verdicts.note(bad, size, what)
+        _verdicts.note((wide < 0) | (wide >= size), size, what)
         # An empty dimension has no valid index; 0 keeps the clamp legal, and the verdict is kept
         # above.
         return wide.clamp(0, max(size - 1, 0))
+    _raise_first_bad(wide, size, what)
+    return wide
+
+
+# A part of most kernels and launches: it costs a mode more than all else in it.
+@only_writes
+def _raise_first_bad(wide: Tensor, size: int, what: str) -> None:
+    bad = (wide < 0) | (wide >= size)
     if bool(bad.any()):
         first = tuple(int(i) for i in bad.nonzero()[0])
         message = f"{what}: index {int(wide[first])} at {list(first)} is outside [0, {size})"
         raise IllegalAddress(message, tensor=what)
-    return wide
 
 
 def raise_bad_indices() -> None:

@@ -86,3 +86,15 @@ def test_experts_that_do_not_exist_or_repeat_are_never_followed() -> None:
     own = reference.judged(sequences, {})[0]
     for ids in ([0, 4], [-1, 0], [2, 2]):
         assert distance(own, reference.judged(sequences, choices(sequences, ids))[0]) < 1e-9
+
+
+def test_a_reference_is_remembered_for_other_numbers_of_requests_and_for_no_other_experts() -> None:
+    model, sequences = made(num_experts=4)
+    reference = DenseReference(model, 1e9)
+    first, _ = reference.judged(sequences, choices(sequences, [0, 1]))
+    assert distance(first, reference.judged(sequences, choices(sequences, [2, 3]))[0]) > 0.1
+    for sequence in sequences:
+        sequence.request += 2
+    again, decisions = reference.judged(sequences, choices(sequences, [0, 1]))
+    assert torch.equal(first, again)
+    assert [made.request for made in decisions] == [2, 3]

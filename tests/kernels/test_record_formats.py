@@ -17,6 +17,7 @@ from harness.ops.mla_decode_sparse.kernels.gather import mla_decode_sparse
 from harness.ops.parts import record_views as torch_records
 from harness.ops.parts.record_formats import (
     RECORDS,
+    _e2m1_codes,
     decode,
     encode,
     places,
@@ -108,6 +109,16 @@ def test_a_record_of_the_indexer_is_128_codes_and_one_float() -> None:
     record = encode(row, "indexer_planar")[0]
     assert record[:128].tolist() == [0x7E] * 128
     assert record[128:].view(torch.float32).item() == pytest.approx(0.25 / 448)
+
+
+def test_nvfp4_codes_halfway_are_the_smaller_and_those_of_the_scale_0_are_0() -> None:
+    halfway = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0], dtype=torch.float64)
+    group = torch.cat((halfway, -halfway)).view(1, 1, 16)
+    low, high = _e2m1_codes(group)[0].split(4)
+    assert low.tolist() == [0x10, 0x32, 0x54, 0x76]
+    assert high.tolist() == [0x98, 0xBA, 0xDC, 0xFE]
+    without_scale = torch.tensor([torch.inf, torch.nan]).repeat(8).double().view(1, 1, 16)
+    assert not _e2m1_codes(without_scale).any()
 
 
 def test_nvfp4_codes_lie_two_a_byte_the_first_in_the_low_half() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,17 @@ def test_a_saved_model_gives_the_same_logits(
     loaded = checkpoint.load(checkpoint.save(model, tmp_path / "new"), dtype)
     assert loaded.config == moe_config
     assert torch.equal(loaded(TOKENS), model(TOKENS))
+
+
+def test_a_model_is_loaded_without_the_compiler_of_torch() -> None:
+    # Its import takes a second, in each worker that asks a canary.
+    program = (
+        "import sys, torch; from harness.core.files import FIXTURES;"
+        "from harness.engine.model import checkpoint;"
+        "checkpoint.load(FIXTURES / 'canary-mla', torch.float32);"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 @torch.no_grad()

@@ -28,12 +28,19 @@ def recurrent(
     the last state (a new tensor).
     """
     out = []
+    # Rows and columns of each token, made for all at once: a step of the loop is a few small ops.
+    decays = g.exp().unsqueeze(-1)
+    q_rows = q.unsqueeze(-2)
+    k_rows = k.unsqueeze(-2)
+    v_rows = v.unsqueeze(-2)
+    k_columns = k.unsqueeze(-1)
+    steps = beta[..., None, None]
     for t in range(q.shape[1]):
-        state = state * g[:, t].exp().unsqueeze(-1)
-        error = v[:, t] - torch.einsum("bhk,bhkv->bhv", k[:, t], state)
-        state = state + k[:, t].unsqueeze(-1) * (beta[:, t].unsqueeze(-1) * error).unsqueeze(-2)
-        out.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state))
-    return torch.stack(out, dim=1), state
+        state = state * decays[:, t]
+        error = v_rows[:, t] - k_rows[:, t] @ state
+        state = state + k_columns[:, t] * (steps[:, t] * error)
+        out.append(q_rows[:, t] @ state)
+    return torch.stack(out, dim=1).squeeze(-2), state
 
 
 def chunked(

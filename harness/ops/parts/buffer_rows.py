@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch_poison.allocations import only_writes
 
 from harness.memory.bounds import check_indices
 
 
+@only_writes
 def row_lengths(seq_lens: Tensor, num_tokens: int) -> Tensor:
     """The keys [B * S] that each query token sees, of requests of lengths seq_lens [B] with S
     tokens each.

@@ -212,11 +212,14 @@ def _rounded(values: Tensor) -> Tensor:
 
 def _e2m1_codes(scaled: Tensor) -> Tensor:
     """Bytes [T, C] of the nearest codes of [T, G, 16], two a byte, the first in the low half."""
-    sizes = scaled.nan_to_num(0.0).flatten(1)
+    values = scaled.flatten(1)
+    # A group with the scale 0 has codes of 0.
+    sizes = values.nan_to_num(0.0, posinf=0.0, neginf=0.0).abs()
+    rising = magnitudes("e2m1")
+    # Halfway between two magnitudes the smaller one is taken.
+    halfway = (rising[1:] + rising[:-1]) / 2
     # The sign is the highest of the 4 bits.
-    codes = (sizes.abs()[..., None] - magnitudes("e2m1")).abs().argmin(dim=-1) | (
-        sizes < 0
-    ).long() << 3
+    codes = torch.bucketize(sizes, halfway) | (values < 0).long() << 3
     return (codes[:, 0::2] | codes[:, 1::2] << 4).to(torch.uint8)
 
 

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch_poison.allocations import only_writes
 
 from harness.core.seams import seam
 from harness.kernels.checks import check_rising, check_shapes
@@ -48,13 +49,21 @@ def context_attention(
         if keys.start >= keys.stop:
             mark_empty_rows(lse, rows, empty_row_lse(empty_lse))
             continue
-        queries = q[rows].float().transpose(0, 1) * scale
-        scores = queries @ k[keys].float().permute(1, 2, 0)
-        rows_lse = scores.logsumexp(dim=-1)
-        weights = (scores - rows_lse[..., None]).exp()
-        out[rows] = (weights @ v[keys].float().transpose(0, 1)).transpose(0, 1).to(out.dtype)
-        lse[:, rows] = rows_lse
+        _attend(q[rows], k[keys], v[keys], scale, out[rows], lse[:, rows])
     return out, lse
+
+
+@only_writes
+def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, out: Tensor, lse: Tensor) -> None:
+    """Write out [S, H, V] and lse [H, S] of one request's queries q [S, H, Dq] over its keys
+    k [C, H, Dq] and values v [C, H, V]; lse is float32, the others bfloat16 or float32.
+    """
+    queries = q.float().transpose(0, 1) * scale
+    scores = queries @ k.float().permute(1, 2, 0)
+    rows_lse = scores.logsumexp(dim=-1)
+    weights = (scores - rows_lse[..., None]).exp()
+    out.copy_((weights @ v.float().transpose(0, 1)).transpose(0, 1))
+    lse.copy_(rows_lse)
 
 
 context_attention_plus_inf = partial(context_attention, empty_lse=float("inf"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch_poison.allocations import only_writes
 
 from harness.core.seams import seam
 from harness.kernels.checks import check_shapes
@@ -31,6 +32,23 @@ def index_logits(
     tables = ("block_table", block_table, "BM"), ("seq_lens", seq_lens, "B")
     check_shapes(("q", q, "BSXI"), ("weights", weights, "BSX"), *tables)
     num_requests, num_tokens = q.shape[:2]
+    shape = num_requests * num_tokens, block_table.shape[1] * kv_cache.shape[1]
+    logits = torch.empty(shape, dtype=torch.float32, device=q.device)
+    _store_scores(logits, q, weights, kv_cache, block_table, seq_lens)
+    return logits
+
+
+@only_writes
+def _store_scores(
+    logits: Tensor,
+    q: Tensor,
+    weights: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+) -> None:
+    """Write the scores into `logits` [B * S, M * P] float32, up to each row's last key."""
+    num_requests, num_tokens = q.shape[:2]
     page_size = kv_cache.shape[1]
     num_columns = block_table.shape[1]
     counts = (seq_lens.clamp(min=0) + page_size - 1) // page_size
@@ -46,12 +64,11 @@ def index_logits(
     keys = load_keys(kv_cache, blocks).flatten(1, 2)
     products = q.float() @ keys.unsqueeze(1).transpose(-1, -2)
     scores = (products.relu_() * weights.unsqueeze(-1)).sum(2).flatten(0, 1)
-    logits = torch.empty(scores.shape, dtype=torch.float32, device=q.device)
     written = (
         torch.arange(keys.shape[1], device=q.device) < row_lengths(seq_lens, num_tokens)[:, None]
     )
     # Keys past the length are uninitialised memory. Their scores are computed and dropped.
-    return logits.copy_(torch.where(written, scores, logits))
+    logits.copy_(torch.where(written, scores, logits))
 
 
 @seam("sparse.plan-of-empty-batch")

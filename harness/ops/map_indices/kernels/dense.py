@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch_poison.allocations import only_writes
 
 from harness.core.seams import seam
 from harness.kernels.checks import check_range
@@ -30,6 +31,15 @@ def map_indices(
     check_range("tokens of requests", len(requests), len(positions))
     if out is None:
         out = torch.empty(positions.shape, dtype=torch.int32, device=positions.device)
+    _store_slots(out, positions, block_table, requests, page_size)
+    return out
+
+
+@only_writes
+def _store_slots(
+    out: Tensor, positions: Tensor, block_table: Tensor, requests: Tensor, page_size: int
+) -> None:
+    """Write the slots of positions [T, K] int32 into `out` [T or more, K] int32."""
     rows = rows_to_map(positions, requests)
     # By address: a wrong number of rows reads and writes what lies behind the tensors, as in a
     # kernel.
@@ -39,7 +49,6 @@ def map_indices(
     table = block_table[check_indices(requests[:rows], len(block_table), "requests")]
     blocks = table.gather(1, check_indices(columns, block_table.shape[1], "block_table column"))
     target.copy_(torch.where(is_position, blocks * page_size + given % page_size, -1))
-    return out
 
 
 @seam("sparse.conversion-of-whole-batch")

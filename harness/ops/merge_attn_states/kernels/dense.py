@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch_poison.allocations import only_writes
 
 from harness.core.seams import seam
 from harness.kernels.checks import check_range, check_shapes
@@ -39,17 +40,24 @@ def merge_attn_states(
     out = torch.empty(prefix_out.shape, dtype=prefix_out.dtype, device=prefix_out.device)
     lse = torch.empty(prefix_lse.shape, dtype=torch.float32, device=prefix_lse.device)
     # Only these rows: the prefix of the others was never written (vllm-project/vllm#36540).
-    out[:merged], lse[:, :merged] = _merge(
-        prefix_out[:merged], prefix_lse[:, :merged], suffix_out[:merged], suffix_lse[:, :merged]
-    )
+    prefix = prefix_out[:merged], prefix_lse[:, :merged]
+    suffix = suffix_out[:merged], suffix_lse[:, :merged]
+    _merge(*prefix, *suffix, out[:merged], lse[:, :merged])
     out[merged:] = suffix_out[merged:]
     lse[:, merged:] = suffix_lse[:, merged:]
     return out, lse
 
 
+@only_writes
 def _merge(
-    prefix_out: Tensor, prefix_lse: Tensor, suffix_out: Tensor, suffix_lse: Tensor
-) -> tuple[Tensor, Tensor]:
+    prefix_out: Tensor,
+    prefix_lse: Tensor,
+    suffix_out: Tensor,
+    suffix_lse: Tensor,
+    out: Tensor,
+    lse: Tensor,
+) -> None:
+    """Write out [T, H, V] and lse [H, T] of tokens whose prefix and suffix are both read."""
     prefix_empty = has_no_keys(prefix_lse)
     suffix_empty = has_no_keys(suffix_lse)
     prefix_lse = prefix_lse.masked_fill(prefix_empty, float("-inf"))
@@ -66,8 +74,9 @@ def _merge(
         blend, prefix_out, suffix_out, _by_row(prefix_empty), _by_row(suffix_empty)
     )
     blend = blend.masked_fill(_by_row(prefix_empty & suffix_empty), 0.0)
+    out.copy_(blend)
     # Of two empty sides the shift is 0 and the total too, so the lse is -inf by itself.
-    return blend.to(prefix_out.dtype), shift + total.log()
+    lse.copy_(shift + total.log())
 
 
 @seam("merge.prefix-strides-for-suffix")

@@ -210,6 +210,7 @@ class _Call:
         is_scaled = self.kv_cache.dtype == torch.float8_e4m3fn
         return self.kv_scale if is_scaled and self.kv_scale is not None else 1.0
 
+    @only_writes
     def key_limits(self) -> Tensor:
         """[B, S] int64: how many keys each query token sees."""
         num_query_tokens = self.q.shape[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch_poison.allocations import only_writes
 
 from harness.core.ops import latent_rank
 from harness.core.seams import seam
@@ -39,6 +40,22 @@ def mla_decode_sparse(
         cache_scale = kv_scale
     out = torch.empty(num_tokens, num_heads, rank, dtype=q.dtype, device=q.device)
     lse = torch.empty(num_tokens, num_heads, dtype=torch.float32, device=q.device)
+    _attend(q, kv_cache, indices, scale, cache_scale, out, lse)
+    return out, lse
+
+
+@only_writes
+def _attend(
+    q: Tensor,
+    kv_cache: Tensor,
+    indices: Tensor,
+    scale: float,
+    cache_scale: float | Tensor,
+    out: Tensor,
+    lse: Tensor,
+) -> None:
+    """Write out [T, H, R] and lse [T, H] of the tokens that have slots."""
+    rank = out.shape[-1]
     chosen = indices >= 0
     keys = load_chosen(kv_cache, indices, chosen)
     scores = torch.bmm(q.float() * (scale * cache_scale), keys.transpose(1, 2))
@@ -52,7 +69,6 @@ def mla_decode_sparse(
     has_keys = chosen.any(dim=1)
     out.copy_(torch.where(has_keys[:, None, None], rows.to(out.dtype), out))
     lse.copy_(torch.where(has_keys[:, None], largest.squeeze(-1) + total.log(), lse))
-    return out, lse
 
 
 @seam("sparse.invalid-index-clamped")

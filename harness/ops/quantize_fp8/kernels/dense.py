@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch_poison.allocations import only_writes
 
 from harness.kernels.checks import check_range
 from harness.ops.parts.block_codes import E4M3_MAX
@@ -42,6 +43,7 @@ def quantize_fp8_per_token(
     return _quantize(x, x.float().abs().amax(dim=1, keepdim=True))
 
 
+@only_writes
 def live_magnitudes(x: Tensor, num_live: int | Tensor | None) -> Tensor:
     """abs(x) [T, K] float32 of x [T, K], 0 in rows at or past num_live, an int or [1] int32.
 
@@ -63,7 +65,15 @@ def _check_count(x: Tensor, num_live: int | Tensor | None) -> None:
 def _quantize(x: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
     x8 = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
     scale = torch.empty(amax.shape, dtype=torch.float32, device=x.device)
+    _store_quantized(x8, scale, x, amax)
+    return x8, scale
+
+
+@only_writes
+def _store_quantized(x8: Tensor, scale: Tensor, x: Tensor, amax: Tensor) -> None:
+    """Write x8 [T, K] float8_e4m3fn and the scale [1] or [T, 1] float32 of x [T, K] and its largest
+    magnitudes, of the scale's shape.
+    """
     scale.copy_(torch.where(amax == 0, 1.0, amax / E4M3_MAX))
     # Rows of padding may be larger than the maximum. The clamp saturates them, and keeps a NaN.
     x8.copy_((x.float() / scale).clamp(-E4M3_MAX, E4M3_MAX))
-    return x8, scale

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch_poison.allocations import only_writes
 
 from harness.core.seams import seam
 from harness.kernels.checks import check_range
@@ -28,16 +29,23 @@ def route_experts_live(
     logits is float32 -> ids [T, k] int32, weights [T, k] float32.
     """
     check_range("num_experts_per_tok", num_experts_per_tok, 1, logits.shape[1])
-    top, chosen = top_experts(logits.float().softmax(dim=-1), num_experts_per_tok)
+    shape = len(logits), num_experts_per_tok
     # The expert kernel reads ids as int32.
-    ids = torch.empty(chosen.shape, dtype=torch.int32, device=logits.device)
-    weights = torch.empty(top.shape, dtype=torch.float32, device=logits.device)
+    ids = torch.empty(shape, dtype=torch.int32, device=logits.device)
+    weights = torch.empty(shape, dtype=torch.float32, device=logits.device)
+    _store_top(ids, weights, logits, num_live)
+    return ids, weights
+
+
+@only_writes
+def _store_top(ids: Tensor, weights: Tensor, logits: Tensor, num_live: int | Tensor | None) -> None:
+    """Write ids [T, k] int32 and weights [T, k] float32 of the live rows of logits [T, X]."""
+    top, chosen = top_experts(logits.float().softmax(dim=-1), ids.shape[1])
     live = torch.arange(len(ids), device=logits.device)[:, None] < (
         len(ids) if num_live is None else num_live
     )
     ids.copy_(torch.where(live, chosen.to(ids.dtype), ids))
     weights.copy_(torch.where(live, top / top.sum(dim=-1, keepdim=True), weights))
-    return ids, weights
 
 
 @seam("router.duplicates-from-nan-rows")

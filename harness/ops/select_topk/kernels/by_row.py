@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch_poison.allocations import only_writes
 
 from harness.core.seams import seam
 from harness.kernels.checks import check_range
@@ -26,8 +27,16 @@ def select_topk(
     check_indices(lengths, logits.shape[1] + 1, "seq_lens")
     if out is None:
         out = torch.empty(len(logits), topk, dtype=torch.int32, device=logits.device)
-    store_rows(out, take_topk(logits, lengths, out), lengths)
+    _store_chosen(out, logits, lengths)
     return out
+
+
+@only_writes
+def _store_chosen(out: Tensor, logits: Tensor, lengths: Tensor) -> None:
+    """Write the chosen positions of logits [T, L] float32 into `out` [T, K] int32, for rows of
+    `lengths` [T] int32.
+    """
+    store_rows(out, take_topk(logits, lengths, out), lengths)
 
 
 @seam("sparse.topk-from-unwritten", "sparse.ties-by-arrival")
