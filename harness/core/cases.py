@@ -212,6 +212,11 @@ class Job(Record):
     """The folder in which a long case stores its progress for `--resume`."""
 
     @property
+    def devices(self) -> frozenset[str]:
+        """Where it runs: the device of its worker, and that of the cell of its kernels."""
+        return frozenset({self.device, self.cell.device} if self.cell else {self.device})
+
+    @property
     def foreign_code(self) -> tuple[str, ...]:
         """The files of people that a worker imports for it: plug-ins, and modules of installed
         packages.

@@ -28,8 +28,8 @@ GPU = "gpu"
 """The tag of cases that need a GPU."""
 NIGHTLY = "nightly"
 """The tag of long cases, which a plain run leaves out."""
-MATRIX = "kernel-matrix"
-"""The tag of scenarios with thousands of cells for GPUs, of which a plain run takes the first."""
+MATRICES = frozenset({"kernel-matrix", "matrix-conditions", "matrix-reject"})
+"""Tags of scenarios with thousands of cells for GPUs, of which a plain run takes the first."""
 NATURAL = "natural"
 """The pattern of :mod:`torch_poison.patterns` that fills nothing.
 

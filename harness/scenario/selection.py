@@ -22,7 +22,7 @@ from harness.core.registry import LIST, nearest
 from harness.scenario import susceptibility as probe
 from harness.scenario import variant
 from harness.scenario.drawn import drawn_case
-from harness.scenario.expand import GPU, MATRIX, NIGHTLY, expand
+from harness.scenario.expand import GPU, MATRICES, NIGHTLY, expand
 from harness.scenario.matrix import ACCURACY
 from harness.scenario.override import KernelOverride
 from harness.scenario.schema import Scenario
@@ -45,9 +45,9 @@ def select(
     order.
 
     Without `has_gpu` a scenario for GPUs gives its first case only. So does one of the kernel
-    matrix, unless a selector or `-m kernel-matrix` names it. Nightly cases need their id or
-    `-m nightly`. With `override`, measurements of accuracy need their id or `-m accuracy`, as a
-    user's kernel may need hours for them.
+    matrix, unless a selector or its tag, such as `-m kernel-matrix`, names it. Nightly cases need
+    their id or `-m nightly`. With `override`, measurements of accuracy need their id or
+    `-m accuracy`, as a user's kernel may need hours for them.
 
     Raises InputError for a selector or tag that names nothing, and if no case is left.
     """
@@ -74,7 +74,8 @@ def select(
         whole = not wanted or bool(naming)
         matched.update(naming)
         # On one GPU all cells of the matrix take more than an hour, so they are asked for by name.
-        cells = bool(wanted) or MATRIX in tags or MATRIX not in scenario.tags
+        matrix = MATRICES.intersection(scenario.tags)
+        cells = bool(wanted) or not matrix or not matrix.isdisjoint(tags)
         for case in _candidates(scenario, hits, whole, seed, override, has_gpu and cells):
             mine = [selector for selector in hits if selects_case(selector, case.id)]
             matched.update(mine)

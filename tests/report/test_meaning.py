@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.cases import Case, Job, PoisonPlan
+from harness.core.cases import Case, CellOf, Job, PoisonPlan
 from harness.core.conditions.table import SPACES, key_of
 from harness.core.engine_params import EngineParams
 from harness.core.records import CaseResult, Verdict
@@ -58,10 +58,11 @@ def run_of(
     *,
     machine: Mapping[str, Any] = MACHINE,
     device: str = "cpu",
+    cell: CellOf | None = None,
     **options: Any,
 ) -> RunView:
     """A finished run of these cases, each with its verdict and reason."""
-    jobs = [Job(key=case.id, case=case, device=device) for case in cases]
+    jobs = [Job(key=case.id, case=case, device=device, cell=cell) for case in cases]
     store = RunStore.create(root, jobs, command="mla-harness run", options=options)
     store.note_environment(dict(machine))
     store.note_source(Source(commit="abcdef0123", branch="topic"))
@@ -124,6 +125,14 @@ def test_many_kernels_are_counted_and_the_gpu_is_named(tmp_path: Path, approved:
     }
     lines = said(run_of(tmp_path, cases, machine=machine, device="cuda"))
     approved(f"{lines['judged']}\n{lines['on']}")
+    assert "any GPU" not in lines["not covered"]
+
+
+def test_a_kernel_that_is_judged_in_a_cell_on_a_gpu_is_said_to_run_there(tmp_path: Path) -> None:
+    machine = MACHINE | {"gpus": [{"name": "H100"}]}
+    cell = CellOf(server="/socket", device="cuda")
+    lines = said(run_of(tmp_path, {kernel_case("d[n=1]"): GOOD}, machine=machine, cell=cell))
+    assert lines["on"].startswith("GPU (H100), CPU (a CPU)")
     assert "any GPU" not in lines["not covered"]
 
 
