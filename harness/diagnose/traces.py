@@ -53,6 +53,9 @@ same each time.
 As often a trace that fails, and its requests alone, are taken again as they are.
 """
 
+MOST_IN_VAIN = 3
+"""So many traces in a row without an answer to compare are no chance: the server answers no more."""
+
 
 class TraceCheck(ScriptCheck):
     """A server, and the number and seed of its traces. Without a number it takes the `script`."""
@@ -216,12 +219,17 @@ class _Fuzz:
         it with every such prompt, and the later traces would not be tried.
         """
         only_text: tuple[Script, Judged] | None = None
+        in_vain = 0
         for number in range(self.check.fuzz):
             if number and number % 10 == 0:
-                say({"words": f"{number} of {self.check.fuzz} traces pass"})
+                say({"words": f"{number - in_vain} of {self.check.fuzz} traces pass"})
             trace = self.draws.next(number)
             judged = self._judged(trace)
             self.draws.note(trace, judged)
+            in_vain = 0 if judged.num_tokens or judged.findings else in_vain + 1
+            if in_vain == MOST_IN_VAIN:
+                self._add(judged)
+                return self._ended(trace, judged)
             if judged.findings and not judged.is_wrong_in_tokens:
                 judged.findings, told = [], judged.findings
                 only_text = only_text or (trace, replace(judged, findings=told))
@@ -246,6 +254,18 @@ class _Fuzz:
         trace, judged = only_text
         self.total.findings = judged.findings
         return self._shrunk(trace, judged)
+
+    def _ended(self, trace: Script, judged: Judged) -> Script | None:
+        """The trace behind which no request is answered; None if none was from the start on."""
+        why = judged.not_shown[0] if judged.not_shown else "no token was compared"
+        words = f"{MOST_IN_VAIN} traces in a row had no answer to compare: {why}"
+        if not self.total.num_tokens:
+            self.total.not_shown.insert(0, words)
+            return None
+        # What the server answered before is judged. That it ended is a finding of its own.
+        gone = Finding(oracle="sequences", where="", message=words, cause=Code.DIED)
+        self.total.findings.append(gone)
+        return trace
 
     def _judged(self, trace: Script, known: dict[StepRequest, ServerReply] | None = None) -> Judged:
         known = self.references if known is None else known

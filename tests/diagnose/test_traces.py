@@ -238,6 +238,16 @@ def test_a_trace_that_fails_says_how_often_and_what_its_requests_answer_alone(
     assert ("nats: 8.900, 0.000" in notes or "; 8.900, 0.000" in notes) == (bug == "alternates")
 
 
+@pytest.mark.parametrize(("server", "verdict"), [("refuses", "skip"), ("refuses-later", "fail")])
+def test_traces_end_where_a_server_answers_no_more(
+    start_server: Callable[..., str], server: str, verdict: str
+) -> None:
+    found = found_by(start_server(START, server), fuzz=40)
+    told = [*found["not_shown"], *found["findings"]]
+    assert found["verdict"] == verdict
+    assert any("3 traces in a row had no answer to compare" in one for one in told)
+
+
 def test_fuzz_stands_alone() -> None:
     assert (
         exit_code_of(["serve-check", "http://127.0.0.1:9/v1", "--fuzz", "3", "--script", "abort"])

@@ -70,6 +70,8 @@ BUGS = {
     "prompt-in-text": (
         "the text of an answer begins with the prompt's, if that ends inside a character"
     ),
+    "refuses": "",
+    "refuses-later": "",
 }
 GIVEN = set(sys.argv[1:])
 WEIGHTS = next((word[8:] for word in GIVEN if word.startswith("weights=")), "own")
@@ -412,6 +414,9 @@ class Served(Handler):
         self.reply(200, {"success": True})
 
     def complete(self, body: dict[str, object]) -> None:
+        if "refuses" in GIVEN or ("refuses-later" in GIVEN and next(NUMBERS) > 60):
+            self.reply(503, {"message": "the engine has ended"})
+            return
         assert isinstance(body["prompt"], list) and body["temperature"] == 0.0
         assert body["ignore_eos"] != ("response_format" in body)
         if body["model"] not in ("hashing", *ADAPTERS):
