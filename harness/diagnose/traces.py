@@ -54,7 +54,7 @@ As often a trace that fails, and its requests alone, are taken again as they are
 """
 
 MOST_IN_VAIN = 3
-"""So many traces in a row without an answer to compare are no chance: the server answers no more."""
+"""So many traces in a row without an answer to compare: the server answers no more."""
 
 
 class TraceCheck(ScriptCheck):
