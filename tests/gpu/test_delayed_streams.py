@@ -61,7 +61,8 @@ def test_only_a_pinned_input_that_changes_under_its_copy_is_found(
     for name in copies.METHODS:
         monkeypatch.setattr(torch.Tensor, name, getattr(torch.Tensor, name))
     monkeypatch.setattr(copies, "COPIES", [])
-    copies.install("7")
+    # With this seed four of the first 60 copies are held back; with most seeds none is for long.
+    copies.install("9")
     pinned, target, copied = (
         torch.zeros(64).pin_memory(),
         torch.zeros(64, device="cuda"),

@@ -101,13 +101,13 @@ class WatchedCopies:
                 return original(*operands, **kwargs)
             line = caller(sys._getframe(1))
             self.check(line)
+            # From pinned memory, or the driver would copy at once and the order of events would be
+            # gone. It is pinned before the stream is held, as new pinned memory waits for the GPU.
+            content = operands[place] = self._pin(source.detach().clone())
             # A copy on an idle stream ends at once, and a race would never show. Held back, the
             # copy is still queued when the host prepares the next step.
             if self._random.random() < DELAYED:
                 self._hold(self._random.randint(*CYCLES))
-            # From pinned memory, or the driver would copy at once and the order of events would be
-            # gone.
-            content = operands[place] = self._pin(source.detach().clone())
             result = original(*operands, **kwargs)
             self._flights.append(Flight(source, content, self._record(), line))
             FILLED.copies += 1
