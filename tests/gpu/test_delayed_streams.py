@@ -61,7 +61,7 @@ def test_only_a_pinned_input_that_changes_under_its_copy_is_found(
     for name in copies.METHODS:
         monkeypatch.setattr(torch.Tensor, name, getattr(torch.Tensor, name))
     monkeypatch.setattr(copies, "COPIES", [])
-    # With this seed four of the first 60 copies are held back; with most seeds none is for long.
+    # With this seed four of the 60 copies are held back.
     copies.install("9")
     pinned, target, copied = (
         torch.zeros(64).pin_memory(),
