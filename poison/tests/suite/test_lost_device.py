@@ -5,6 +5,7 @@ the poison.
 from __future__ import annotations
 
 import pytest
+import torch
 
 pytest_plugins = ["pytester"]
 
@@ -92,6 +93,9 @@ def test_a_fault_that_shows_after_the_test_is_the_fault_of_that_test(
 
 
 @pytest.mark.nightly
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="a sweep asks for the properties of a real GPU"
+)
 def test_a_sweep_that_fails_is_said_and_the_tests_go_on(suite: pytest.Pytester) -> None:
     suite.makepyfile("def test_right():\n    pass\n")
     done = suite.runpytest_subprocess("--poison", "nan")
