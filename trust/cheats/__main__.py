@@ -71,6 +71,8 @@ def main(names: list[str], device: str) -> int:
     print("| --- | --- | --- | --- | --- |")
     with Judge(device=device, seed=7) as judge:
         for name in names or known:
+            # A right kernel takes minutes, as all calls are made. The table is on stdout.
+            print(f"judging {name} ...", file=sys.stderr, flush=True)
             started = time.monotonic()
             verdict, evidence = judged(judge, name)
             seconds = time.monotonic() - started
