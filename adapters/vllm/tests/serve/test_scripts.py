@@ -87,14 +87,21 @@ def test_a_sound_server_passes_all_scripts_one_after_the_other(serve: Callable[.
     ("name", "bug", "where"),
     [
         ("cache-reuse", "hash-without-past", "step 2 (the same page after another past)"),
-        ("cache-reuse", "found-after-eviction", "step "),
+        pytest.param("cache-reuse", "found-after-eviction", "step ", marks=pytest.mark.nightly),
         ("preempt", "kept-after-preemption", "step 1 (answers outgrow the pool)"),
         ("abort", "abort-keeps-slot", "step "),
-        ("lengths", "prompt-as-decode", "asked alone"),
+        pytest.param("lengths", "prompt-as-decode", "asked alone", marks=pytest.mark.nightly),
         ("sleep", "garbage-on-wake", "step 4 (after sleep)"),
-        ("sleep", "hashes-survive-sleep", "step 4 (after sleep)"),
-        ("cache-reuse", "loses-last-token", "step 4 (cold prefills of one prefix together)"),
-        ("lengths", "drifts", "step 2 (together)"),
+        pytest.param(
+            "sleep", "hashes-survive-sleep", "step 4 (after sleep)", marks=pytest.mark.nightly
+        ),
+        pytest.param(
+            "cache-reuse",
+            "loses-last-token",
+            "step 4 (cold prefills of one prefix together)",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param("lengths", "drifts", "step 2 (together)", marks=pytest.mark.nightly),
     ],
 )
 def test_a_bug_is_caught_by_its_script(
