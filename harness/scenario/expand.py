@@ -29,7 +29,7 @@ GPU = "gpu"
 NIGHTLY = "nightly"
 """The tag of long cases, which a plain run leaves out."""
 MATRICES = frozenset({"kernel-matrix", "matrix-conditions", "matrix-reject"})
-"""Tags of scenarios with thousands of cells for GPUs, of which a plain run takes the first."""
+"""Tags of scenarios with thousands of cells for GPUs. A plain run takes the first cell."""
 NATURAL = "natural"
 """The pattern of :mod:`torch_poison.patterns` that fills nothing.
 
