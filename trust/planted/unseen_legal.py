@@ -211,7 +211,9 @@ def the_latest_of_equals(logits: Tensor, seq_lens: Tensor, *, topk: int) -> Tens
     tokens = len(logits) // max(len(seq_lens), 1)
     lengths = (seq_lens[:, None] - tokens + 1 + torch.arange(tokens)).flatten()[:, None]
     places = torch.arange(logits.shape[1])
-    scores = logits.masked_fill(places >= lengths, float("-inf")).flip(1)
+    # A logit of -inf in the row comes before what is past it, as positions past a row are no choice.
+    live = logits.clamp(min=torch.finfo(logits.dtype).min)
+    scores = live.masked_fill(places >= lengths, float("-inf")).flip(1)
     order = scores.sort(dim=1, descending=True, stable=True).indices
     order = (logits.shape[1] - 1 - order)[:, :topk]
     found = torch.full((len(logits), topk), -1, dtype=torch.int32)

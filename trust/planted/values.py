@@ -193,3 +193,17 @@ def fp8_slots_62_and_63_stored_as_one(
         behind[0] = False
         rows = rows - behind.long()
     right("write_kv", kv_c[rows], k_pe[rows], kv_cache, slot_mapping, kv_scale=kv_scale)
+
+
+@planted("select_topk")
+def padding_among_masked_scores(logits: Tensor, seq_lens: Tensor, *, topk: int) -> Tensor:
+    """Masks what is past a row with -inf, so a row whose own scores are -inf takes it too."""
+    tokens = len(logits) // max(len(seq_lens), 1)
+    lengths = (seq_lens[:, None] - tokens + 1 + torch.arange(tokens)).flatten()[:, None]
+    width = logits.shape[1]
+    scores = logits.masked_fill(torch.arange(width) >= lengths, float("-inf")).flip(1)
+    # Of equals the latest: with -inf in the row that is the last column, past the row.
+    order = width - 1 - scores.sort(dim=1, descending=True, stable=True).indices[:, :topk]
+    found = torch.full((len(logits), topk), -1, dtype=torch.int32)
+    found[:, : order.shape[1]] = order.to(torch.int32)
+    return found.masked_fill(torch.arange(topk) >= lengths.clamp(min=0), -1)

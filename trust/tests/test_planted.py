@@ -59,6 +59,12 @@ def test_an_error_of_a_public_kernel_is_red_and_blamed_rightly(one: Planted) -> 
     assert blame_word(one, blame_of(job, result)) in ("right", "rightly none"), result.reason
 
 
+def test_a_right_top_k_may_choose_any_of_equals_also_where_all_scores_are_masked() -> None:
+    """Its wrong twin in `values.py` differs by rows of -inf alone, and is red there."""
+    one = next(one for one in all_planted("unseen_legal") if one.name == "the-latest-of-equals")
+    assert not list(failures(cases_of(one, ["reject-topk", "limits-topk", "select-topk"])))
+
+
 def test_a_blame_says_when_the_rows_are_wrong_whatever_the_memory_holds() -> None:
     """The scale of padding stands beside a live row, and other live rows have each other's."""
     one = next(one for one in all_planted("public") if one.name == "scales-viewed-for-transposed")
