@@ -212,9 +212,9 @@ class Job(Record):
     """The folder in which a long case stores its progress for `--resume`."""
 
     @property
-    def devices(self) -> frozenset[str]:
-        """Where it runs: the device of its worker, and that of the cell of its kernels."""
-        return frozenset({self.device, self.cell.device} if self.cell else {self.device})
+    def kernel_device(self) -> str:
+        """Where its kernels run: in its cell, if it has one; its worker judges on `device`."""
+        return self.cell.device if self.cell else self.device
 
     @property
     def foreign_code(self) -> tuple[str, ...]:

@@ -158,7 +158,7 @@ def facts(job: Job, result: CaseResult, environment: dict[str, Any]) -> tuple[tu
     """What was poisoned and judged, and on which machine, as names and texts."""
     poison = job.case.poison
     named = {
-        "system": f"{job.case.system} on {job.device}",
+        "system": f"{job.case.system} on {job.kernel_device}",
         "poison": ", ".join(poison.patterns) + (", strict" if poison.strict else ""),
         "filled": ", ".join(f"{site} {count:,} bytes" for site, count in result.filled.items()),
         "sites to fill": "" if result.filled else ", ".join(job.poisoned_sites) or "none",

@@ -122,7 +122,7 @@ def where(view: RunView, jobs: Iterable[Job]) -> list[str]:
     if jobs and all(job.case.kind.is_asked for job in jobs):
         return list(dict.fromkeys(f"{one.engine}, {one.dtype}" for one in view.accuracy))
     environment = view.plan.environment
-    devices = frozenset[str]().union(*(job.devices for job in jobs))
+    devices = {device for job in jobs for device in (job.device, job.kernel_device)}
     gpus = ", ".join(dict.fromkeys(gpu["name"] for gpu in environment.get("gpus") or ()))
     # A served case starts a process that takes the GPU, so its own job is one of the CPU.
     has_gpu = "cuda" in devices or any(job.case.kind.needs_gpu for job in jobs)
@@ -236,7 +236,7 @@ def _not_covered(view: RunView, jobs: Sequence[Job]) -> str:
     """What the green says nothing about: devices, engines, combinations, and what no judge sees."""
     parts = []
     served = any(job.case.kind.needs_gpu or job.case.kind.is_asked for job in jobs)
-    if not served and all("cuda" not in job.devices for job in jobs):
+    if not served and all(job.kernel_device != "cuda" for job in jobs):
         parts.append("any GPU")
     planned = dict.fromkeys(job.case.system for job in view.plan.jobs)
     left = [name for name in planned if all(job.case.system != name for job in jobs)]

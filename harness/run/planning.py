@@ -81,7 +81,8 @@ class Wanted:
     def reproduction(self) -> dict[str, Any]:
         """The options that decide a case's outcome, for `run.json` and the commands in reports."""
         return {
-            "device": self.device,
+            # What a command needs to repeat it. A judge's own device is not asked for.
+            "device": self.cell.device if self.cell else self.device,
             "kernel": list(self.kernels),
             "plugins": [str(path) for path in self.plugins],
             "fault": self.fault,

@@ -125,7 +125,7 @@ def _case(result: CaseResult, job: Job, blame: Blame | None) -> dict[str, Any]:
     )
     facts = {
         "seed": job.case.seed,
-        "device": job.device,
+        "device": job.kernel_device,
         "blamed": list(blame.sites) if blame else [],
     }
     return result.model_dump(mode="json", include={**shown, **known}) | facts

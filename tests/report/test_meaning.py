@@ -15,6 +15,7 @@ from harness.core.engine_params import EngineParams
 from harness.core.records import CaseResult, Verdict
 from harness.ops.mla_decode.params import MlaDecodeParams
 from harness.report import markdown, page
+from harness.report.case_view import facts
 from harness.report.console import console_for
 from harness.report.meaning import meaning
 from harness.report.run_view import RunView
@@ -131,8 +132,12 @@ def test_many_kernels_are_counted_and_the_gpu_is_named(tmp_path: Path, approved:
 def test_a_kernel_that_is_judged_in_a_cell_on_a_gpu_is_said_to_run_there(tmp_path: Path) -> None:
     machine = MACHINE | {"gpus": [{"name": "H100"}]}
     cell = CellOf(server="/socket", device="cuda")
-    lines = said(run_of(tmp_path, {kernel_case("d[n=1]"): GOOD}, machine=machine, cell=cell))
+    view = run_of(tmp_path, {kernel_case("d[n=1]"): GOOD}, machine=machine, cell=cell)
+    lines = said(view)
     assert lines["on"].startswith("GPU (H100), CPU (a CPU)")
+    (job,) = view.jobs.values()
+    (result,) = view.results
+    assert dict(facts(job, result, machine))["system"] == "kernel on cuda"
     assert "any GPU" not in lines["not covered"]
 
 

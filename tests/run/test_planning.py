@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from harness.core.cases import Case
+from harness.core.cases import Case, CellOf
 from harness.run.planning import JobPlanner, Wanted
 from harness.run.pool import JobPool
 
@@ -28,6 +28,11 @@ def seconds(kernel: str) -> float:
 def test_a_kernel_that_compiles_at_its_first_call_gets_the_time_for_it() -> None:
     assert seconds("tiled") == 20.0
     assert seconds("flashinfer-fa2") == 20.0 + 120.0
+
+
+def test_a_kernel_that_was_judged_on_a_gpu_is_repeated_on_one() -> None:
+    wanted = Wanted(device="cpu", cell=CellOf(server="/socket", device="cuda"))
+    assert wanted.reproduction()["device"] == "cuda"
 
 
 def test_a_kernel_that_is_not_registered_has_the_limit_of_the_run() -> None:
