@@ -124,17 +124,16 @@ class Answering(BaseHTTPRequestHandler):
         return set(self.server.given.end) if body.get("ignore_eos") else set()
 
     def _generate(self, where: str, body: dict[str, Any]) -> None:
-        reply = self.server.client.post(
-            f"{where}/generate", json=asked(body, self._forbidden(body))
-        )
+        forbidden = self._forbidden(body)
+        reply = self.server.client.post(f"{where}/generate", json=asked(body, forbidden))
         if reply.status_code != 200:
             return self._send(reply.status_code, reply.text)
-        found = completion(reply.json(), body, self._forbidden(body))
-        return self._send(200, json.dumps(found))
+        return self._send(200, json.dumps(completion(reply.json(), body, forbidden)))
 
     def _stream(self, where: str, body: dict[str, Any]) -> None:
         """Pass each part on; the stream to the server ends when the client closes this one."""
-        asks = asked(body, self._forbidden(body))
+        forbidden = self._forbidden(body)
+        asks = asked(body, forbidden)
         with self.server.client.stream("POST", f"{where}/generate", json=asks) as reply:
             if reply.status_code != 200:
                 return self._send(reply.status_code, reply.read().decode())
@@ -146,7 +145,7 @@ class Answering(BaseHTTPRequestHandler):
             try:
                 for line in reply.iter_lines():
                     if line.startswith("data: {"):
-                        part = json.dumps(completion(json.loads(line[6:]), body, set()))
+                        part = json.dumps(completion(json.loads(line[6:]), body, forbidden))
                         self.wfile.write(f"data: {part}\n\n".encode())
                         self.wfile.flush()
                 self.wfile.write(b"data: [DONE]\n\n")

@@ -263,8 +263,7 @@ class _Fuzz:
             self.total.not_shown.insert(0, words)
             return None
         # What the server answered before is judged. That it ended is a finding of its own.
-        gone = Finding(oracle="sequences", where="", message=words, cause=Code.DIED)
-        self.total.findings.append(gone)
+        self.total.findings.append(_death(words))
         return trace
 
     def _judged(self, trace: Script, known: dict[StepRequest, ServerReply] | None = None) -> Judged:
@@ -272,8 +271,7 @@ class _Fuzz:
         try:
             return check_script(self.check.but(script=trace), known)
         except InputError as error:
-            gone = Finding(oracle="sequences", where="", message=str(error), cause=Code.DIED)
-            return Judged(self.total.model, trace.name, findings=[gone])
+            return Judged(self.total.model, trace.name, findings=[_death(str(error))])
 
     def _add(self, judged: Judged) -> None:
         total = self.total
@@ -353,6 +351,10 @@ def trace_script(
         "timeout": check.timeout,
     }
     return templates().get_template("trace.py.j2").render(asked, steps=steps)
+
+
+def _death(message: str) -> Finding:
+    return Finding(oracle="sequences", where="", message=message, cause=Code.DIED)
 
 
 def _has_died(judged: Judged) -> bool:

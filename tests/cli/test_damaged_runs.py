@@ -7,7 +7,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from _pytest.mark import ParameterSet
 
 from tests.cli.damaged_runs import DAMAGES, FILES, READERS, prepare, read
 
@@ -23,19 +22,22 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _pairs() -> list[ParameterSet]:
-    """Each command with each damage. One command takes all of them by day, as all read a file by
-    the same code; the others take those that their own code could meet.
+def _marks(name: str, damage: str) -> tuple[pytest.MarkDecorator, ...]:
+    """One command takes all damages by day, as all read a file by the same code; the others take
+    those that their own code could meet.
     """
-    found = []
-    for name, reader in READERS.items():
-        for damage in DAMAGES:
-            by_day = reader.is_quick and (name == "report" or damage in UNLIKE)
-            found.append(pytest.param(name, damage, marks=() if by_day else pytest.mark.nightly))
-    return found
+    is_by_day = READERS[name].is_quick and (name == "report" or damage in UNLIKE)
+    return () if is_by_day else (pytest.mark.nightly,)
 
 
-@pytest.mark.parametrize(("name", "damage"), _pairs())
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        pytest.param(name, damage, marks=_marks(name, damage))
+        for name in READERS
+        for damage in DAMAGES
+    ],
+)
 def test_a_damaged_file_is_refused_or_left_out_aloud(
     name: str, damage: str, prepared: Path, tmp_path: Path
 ) -> None:

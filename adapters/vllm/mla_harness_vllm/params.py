@@ -100,7 +100,6 @@ class ServedVllmParams(ServedParams):
                 f"backend {self.backend} does not go with canary {self.canary}: sparse backends"
                 " serve dsa alone"
             )
-        # Both would serve the model twice, for two kinds of evidence.
         if self.script and self.compare_eager:
             yield "compare_eager compares answers to questions, and a script asks none"
         tensor = self.tensor_parallel
@@ -158,7 +157,7 @@ class VllmCpuParams(ServedVllmParams):
             " as vLLM runs them"
         ),
     )
-    # A question takes most of a second on two cores, so a case asks few of them.
+    # A processor answers slowly, so a case asks few questions.
     limit: Count | None = Field(
         default=32, description="the first questions of the task; all when null"
     )
