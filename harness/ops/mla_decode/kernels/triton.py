@@ -51,6 +51,19 @@ def tiling_of(num_rows: int, compute: torch.dtype) -> Tiling:
     return Tiling(rows=64, slots=32, warps=8, stages=5)
 
 
+def widths_of(rank: int, rope_dim: int) -> dict[str, int]:
+    """The columns of the latent and of the rope, and those of a tile with half of each.
+
+    A dot needs at least 16 columns, and a range of Triton is a power of two.
+    """
+    return {
+        "R": rank,
+        "E": rope_dim,
+        "BLOCK_R": max(16, rank // 2),
+        "BLOCK_E": max(16, triton.next_power_of_2(rope_dim) // 2),
+    }
+
+
 def mla_decode(
     q: Tensor,
     kv_cache: Tensor,
@@ -185,10 +198,7 @@ def _launch_splits(
         cache.stride(0),
         cache.stride(1),
         call.block_table.stride(0),
-        R=rank,
-        E=rope_dim,
-        # A dot needs at least 16 columns.
-        BLOCK_E=max(16, triton.next_power_of_2(rope_dim) // 2),
+        **widths_of(rank, rope_dim),
         BLOCK_ROWS=tiling.rows,
         BLOCK_SLOTS=tiling.slots,
         PAGE=PAGE_SIZE,

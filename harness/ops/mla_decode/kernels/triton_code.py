@@ -104,9 +104,11 @@ def _power_of_two_below(largest):
 @triton.jit
 def _store_partial(
     partial_out, partial_lse, partial_row, in_row, acc_a, acc_b, top, total, value_scale,
-    R: tl.constexpr, NARROW: tl.constexpr,
+    R: tl.constexpr, HALF: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
-    """Divide the halves of the values [rows, R / 2] by their weights, and store them with the lse.
+    """Divide the halves of the values [rows, HALF] by their weights, and store them with the lse.
+
+    Of each half the first R / 2 columns are values, and the others pad it to the width of a dot.
 
     The lse has base 2 here, as the exponents of the loop do; the combine step converts it.
     """
@@ -119,15 +121,14 @@ def _store_partial(
     out_row = partial_out + partial_row[:, None] * R
     if NARROW:
         # The halves are even and odd columns, see `_cache_columns`.
-        tl.store(
-            out_row + tl.arange(0, R)[None, :],
-            tl.interleave(acc_a * factor, acc_b * factor),
-            mask=in_row[:, None],
-        )
+        column = tl.arange(0, 2 * HALF)[None, :]
+        both = tl.interleave(acc_a * factor, acc_b * factor)
+        tl.store(out_row + column, both, mask=in_row[:, None] & (column < R))
     else:
-        index = tl.arange(0, R // 2)[None, :]
-        tl.store(out_row + index, acc_a * factor, mask=in_row[:, None])
-        tl.store(out_row + R // 2 + index, acc_b * factor, mask=in_row[:, None])
+        index = tl.arange(0, HALF)[None, :]
+        mask = in_row[:, None] & (index < R // 2)
+        tl.store(out_row + index, acc_a * factor, mask=mask)
+        tl.store(out_row + R // 2 + index, acc_b * factor, mask=mask)
 
 
 # Counts that differ from case to case would each be compiled for 1, for multiples of 16, and for
@@ -140,8 +141,8 @@ def decode_split(
     q, kv_cache, block_table, seq_lens, kv_scale, work, partial_out, partial_lse,
     score_scale, value_scale, num_requests, max_splits, query_len, num_heads, stride_page,
     stride_slot, stride_table,
-    R: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_SLOTS: tl.constexpr,
+    R: tl.constexpr, E: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_SLOTS: tl.constexpr,
     PAGE: tl.constexpr, COMPUTE: tl.constexpr, NARROW_CACHE: tl.constexpr, FIT_QUERY: tl.constexpr,
     STAGES: tl.constexpr, MASK_VALUES: tl.constexpr,
 ):  # fmt: skip
@@ -166,11 +167,12 @@ def decode_split(
             row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
             num_rows = query_len * num_heads
             in_row = (row < num_rows)[:, None]
-            index = tl.arange(0, R // 2)
+            index = tl.arange(0, BLOCK_R)
+            in_latent = (index < R // 2)[None, :]
             rope_index = tl.arange(0, BLOCK_E)
             in_rope = (rope_index < E // 2)[None, :]
             q_row = q + (request * num_rows + row)[:, None] * (R + E)
-            q_a, q_b, largest = _query_columns(q_row, in_row, BLOCK_ROWS, R, R // 2, NARROW_CACHE)
+            q_a, q_b, largest = _query_columns(q_row, in_row, BLOCK_ROWS, R, BLOCK_R, NARROW_CACHE)
             q_c, q_d, largest_rope = _query_columns(
                 q_row + R, in_row, BLOCK_ROWS, E, BLOCK_E, NARROW_CACHE
             )
@@ -193,8 +195,8 @@ def decode_split(
             visible = seq_len - query_len + 1 + row // num_heads
             top = tl.full((BLOCK_ROWS,), float("-inf"), tl.float32)
             total = tl.zeros((BLOCK_ROWS,), tl.float32)
-            acc_a = tl.zeros((BLOCK_ROWS, R // 2), tl.float32)
-            acc_b = tl.zeros((BLOCK_ROWS, R // 2), tl.float32)
+            acc_a = tl.zeros((BLOCK_ROWS, BLOCK_R), tl.float32)
+            acc_b = tl.zeros((BLOCK_ROWS, BLOCK_R), tl.float32)
             table_row = block_table + request * stride_table
             offset = tl.arange(0, BLOCK_SLOTS)
             used = tl.minimum(end * PAGE, seq_len)
@@ -211,7 +213,9 @@ def decode_split(
                 position = start + offset
                 # The masks of these loads select slots past the length away, before any arithmetic.
                 live = (position < stop)[:, None]
-                a, b = _cache_columns(slot, index, live, R, COMPUTE, NARROW_CACHE)
+                # A mask by column would slow the copies of each size that needs no padding.
+                in_tile = live if BLOCK_R == R // 2 else live & in_latent
+                a, b = _cache_columns(slot, index, in_tile, R, COMPUTE, NARROW_CACHE)
                 rope = slot + (R // 2 if NARROW_CACHE else R)
                 c, d = _cache_columns(rope, rope_index, live & in_rope, E, COMPUTE, NARROW_CACHE)
                 score = tl.dot(q_a, tl.trans(a), input_precision="ieee")
@@ -234,7 +238,7 @@ def decode_split(
                 top = new_top
             _store_partial(
                 partial_out, partial_lse, item * num_rows + row, row < num_rows,
-                acc_a, acc_b, top, total, value_scale, R, NARROW_CACHE,
+                acc_a, acc_b, top, total, value_scale, R, BLOCK_R, NARROW_CACHE,
             )  # fmt: skip
 
 
