@@ -166,14 +166,13 @@ def server_command(args: argparse.Namespace, port: int) -> tuple[list[str], dict
     """The command of the server and its environment: all memory sizes fixed, all warm-ups that have
     an option off.
     """
-    more = {name: value for name, value in ASKED[args.canary].items() if name != "task"}
     params = VllmParams.model_validate(
         {
             "canary": args.canary,
             "runner": args.runner,
             "graph": args.graph,
             "backend": args.backend,
-            **more,
+            **ASKED[args.canary],
         }
         | {
             "prefix_caching": True,

@@ -13,6 +13,8 @@ from harness.api import FIXTURES, Params
 Count = Annotated[int, Field(ge=1, le=4096)]
 LONGEST = {"dsa": 8192}
 """Canary -> the most tokens of a request, if they are more than 1,024."""
+TASKS = {"mtp": ("drafts",), "dsa": ("recall", "recall_long")}
+"""Canary -> the tasks that it has learned, if it knows no other."""
 RECORDED_QUESTIONS = 32
 """The most questions of a run that records the first NaN."""
 
@@ -75,6 +77,9 @@ class ServedParams(Params):
                 f"speculative {self.speculative} needs canary mtp: no drafter knows the answers of"
                 f" {self.canary}"
             )
+        learned = TASKS.get(self.canary, (self.task,))
+        if self.task not in learned:
+            yield f"canary {self.canary} has learned {' and '.join(learned)}, not {self.task}"
 
     def gives(self) -> frozenset[str]:
         return super().gives() | ({"module"} if self.has_module else set())

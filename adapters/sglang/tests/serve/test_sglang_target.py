@@ -220,13 +220,14 @@ def test_sites_that_a_case_lacks_or_its_backend_needs_finite_are_left_out() -> N
 
 
 def test_the_canary_of_sparse_attention_takes_the_backend_that_sglang_chooses() -> None:
-    options = engine_options(SglangParams(canary="dsa", backend="default", page_size=64), "none")
+    sparse = SglangParams(canary="dsa", task="recall", backend="default", page_size=64)
+    options = engine_options(sparse, "none")
     assert not [name for name in options if "attention_backend" in name]
     assert (
         json.loads(options["json_model_override_args"]) == {"index_topk": 2048}
         and options["context_length"] == 8192
     )
-    for wrong in ({"canary": "dsa"}, {"backend": "default", "page_size": 64}):
+    for wrong in ({"canary": "dsa", "task": "recall"}, {"backend": "default", "page_size": 64}):
         with pytest.raises(ValueError, match="canary dsa needs backend default"):
             SglangParams.model_validate(wrong)
 

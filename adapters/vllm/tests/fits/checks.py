@@ -30,6 +30,7 @@ from harness.core.files import FIXTURES
 from harness.core.kernels import KernelSpec
 from mla_harness_adapters.patches import Patch, PatchRefused, edited_text
 from mla_harness_adapters.releases import Releases, release_of
+from mla_harness_adapters.served_params import TASKS
 from mla_harness_vllm import objects
 from mla_harness_vllm.faults import PATCHES
 from mla_harness_vllm.objects import RELIED, Relied
@@ -193,7 +194,8 @@ def _values_of_options() -> dict[str, set[str]]:
         chosen = dict(zip(fields, values[:-1], strict=True))
         if (chosen["canary"] == "dsa") != ("SPARSE" in chosen["backend"]):
             continue  # No parameters: a sparse backend serves canary-dsa alone.
-        params = VllmParams(**chosen, tensor_parallel=values[-1])
+        task = TASKS.get(chosen["canary"], ("gsm_symbolic",))[0]
+        params = VllmParams(**chosen, task=task, tensor_parallel=values[-1])
         given = {"model": "", "max_num_seqs": 1, **llm_options(params, params.graph)}
         for option, value in _flat(given):
             words = seen.setdefault(option, set())

@@ -129,11 +129,13 @@ def test_memory_and_graphs_are_stated_to_vllm() -> None:
 
 
 def test_the_canary_of_sparse_attention_has_its_own_backends_lengths_and_cache() -> None:
-    params = VllmParams(canary="dsa", backend="FLASHMLA_SPARSE", kv="fp8_e4m3", index_topk=2048)
+    params = VllmParams(
+        canary="dsa", task="recall", backend="FLASHMLA_SPARSE", kv="fp8_e4m3", index_topk=2048
+    )
     options = llm_options(params, "none")
     assert (options["kv_cache_dtype"], options["max_model_len"]) == ("fp8_ds_mla", 8192)
     assert options["hf_overrides"] == {"index_topk": 2048}
-    for wrong in ({"canary": "dsa"}, {"backend": "FLASHMLA_SPARSE"}):
+    for wrong in ({"canary": "dsa", "task": "recall"}, {"backend": "FLASHMLA_SPARSE"}):
         with pytest.raises(ValueError, match="sparse backends serve dsa alone"):
             VllmParams.model_validate(wrong)
 
@@ -147,16 +149,23 @@ def test_every_draft_of_a_module_that_knows_the_answers_is_accepted(tmp_path: Pa
     result = run(tmp_path, drafting())
     assert (result.verdict, result.reason) == (Verdict.PASS, "")
     assert result.looked_at == {"answers": 8, "acceptance": 2, "crash": 1}
-    options = llm_options(VllmParams(canary="mtp", speculative="mtp"), "none")
+    options = llm_options(VllmParams(canary="mtp", task="drafts", speculative="mtp"), "none")
     assert options["speculative_config"] == {"method": "mtp", "num_speculative_tokens": 3}
-    eagle = llm_options(VllmParams(canary="mtp", speculative="eagle"), "none")["speculative_config"]
-    assert eagle == {
+    by_eagle = VllmParams(canary="mtp", task="drafts", speculative="eagle")
+    assert llm_options(by_eagle, "none")["speculative_config"] == {
         "method": "eagle",
         "num_speculative_tokens": 3,
         "model": str(FIXTURES / "canary-eagle"),
     }
     with pytest.raises(ValueError, match="no drafter knows the answers of mla"):
         VllmParams(speculative="mtp")
+
+
+def test_a_canary_is_asked_what_it_has_learned() -> None:
+    with pytest.raises(ValueError, match="canary mtp has learned drafts, not gsm_symbolic"):
+        VllmParams(canary="mtp")
+    with pytest.raises(ValueError, match="dsa has learned recall and recall_long, not drafts"):
+        VllmParams(canary="dsa", task="drafts")
 
 
 def test_a_refused_draft_is_a_finding_though_each_answer_is_right(
@@ -499,7 +508,8 @@ def test_the_command_of_a_case_with_a_script_is_the_server_that_it_asks() -> Non
     command = serve_command(script_case("sleep", speculative="ngram"))
     assert "vllm serve " in command and "--enable-sleep-mode" in command and "ngram" in command
     # vLLM's server has no --no-disable-log-stats.
-    assert "log-stats" not in serve_command(script_case("lengths", canary="mtp", speculative="mtp"))
+    drafting = {"canary": "mtp", "task": "drafts", "speculative": "mtp"}
+    assert "log-stats" not in serve_command(script_case("lengths", **drafting))
     with pytest.raises(ValueError, match="a script asks none"):
         script_case("sleep", graph="full", compare_eager=True)
 
