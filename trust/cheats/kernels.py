@@ -156,14 +156,14 @@ def less_precise(q, kv_cache, block_table, seq_lens, *, scale, kv_scale=None, me
 def by_torch(q, kv_cache, block_table, seq_lens, *, scale, kv_scale=None, metadata=None):
     """Calls the attention of torch for each request: a library is no cheat."""
     batch, num_tokens, num_heads, _ = q.shape
-    out = torch.empty(batch, num_tokens, num_heads, 512, dtype=q.dtype)
-    lse = torch.empty(batch, num_heads, num_tokens, dtype=torch.float32)
+    out = q.new_empty(batch, num_tokens, num_heads, 512)
+    lse = q.new_empty(batch, num_heads, num_tokens, dtype=torch.float32)
     for b, length in enumerate(seq_lens.tolist()):
         if length == 0:
             continue
         keys = kv_cache[block_table[b, : -(-length // 64)].long()].flatten(0, 1)[:length].float()
-        last = length - num_tokens + torch.arange(num_tokens)[:, None]
-        mask = torch.arange(length) <= last
+        last = length - num_tokens + torch.arange(num_tokens, device=q.device)[:, None]
+        mask = torch.arange(length, device=q.device) <= last
         query = q[b].float().transpose(0, 1)
         many = keys.expand(num_heads, -1, -1)
         found = torch.nn.functional.scaled_dot_product_attention(
