@@ -6,6 +6,7 @@ The real one is served by `.ci/real_engine`.
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,7 @@ import pytest
 import torch
 from torch_poison.patterns import Poison
 
+import mla_harness_vllm
 from harness.core.cases import Case, PoisonPlan
 from harness.core.cause_codes import Code
 from harness.evidence.observed import Observed, finite, reference
@@ -23,6 +25,7 @@ from mla_harness_adapters.plan import ServePoison
 from mla_harness_vllm.cpu import allocations, build, kernels, rotary
 from mla_harness_vllm.cpu.target import VllmCpuTarget
 from mla_harness_vllm.params import VllmCpuParams
+from mla_harness_vllm.serve import plugin
 from mla_harness_vllm.serve.writes import FILLED
 from mla_harness_vllm.target import agreement
 
@@ -90,7 +93,10 @@ def test_the_process_gets_vllms_cpu_platform_and_the_rotary_of_the_case(
     assert environ["VLLM_TARGET_DEVICE"] == "cpu" and environ[rotary.VARIABLE] == variable
 
 
-def test_the_workaround_takes_vllms_torch_code_for_its_op(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def rotary_of_vllm(monkeypatch: pytest.MonkeyPatch) -> type:
+    """The class of vLLM that both the op and the torch code belong to."""
+
     class RotaryEmbedding:
         def forward_native(self) -> str:
             return "torch"
@@ -101,10 +107,27 @@ def test_the_workaround_takes_vllms_torch_code_for_its_op(monkeypatch: pytest.Mo
     base = ModuleType("base")
     base.RotaryEmbedding = RotaryEmbedding  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm.model_executor.layers.rotary_embedding.base", base)
+    return RotaryEmbedding
+
+
+def test_the_workaround_takes_vllms_torch_code_for_its_op(rotary_of_vllm: type) -> None:
     rotary.install("")
-    assert RotaryEmbedding().forward_cpu() == "op"
+    assert rotary_of_vllm().forward_cpu() == "op"
     rotary.install(rotary.NATIVE)
-    assert RotaryEmbedding().forward_cpu() == "torch"
+    assert rotary_of_vllm().forward_cpu() == "torch"
+
+
+def test_a_server_that_a_user_starts_gets_the_workaround_by_its_variable_alone(
+    rotary_of_vllm: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("MLA_HARNESS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(plugin, "INSTALLED", {})
+    mla_harness_vllm.activate()
+    assert rotary_of_vllm().forward_cpu() == "op"
+    monkeypatch.setenv(rotary.VARIABLE, rotary.NATIVE)
+    mla_harness_vllm.activate()
+    assert rotary_of_vllm().forward_cpu() == "torch"
 
 
 def test_what_torch_allocates_from_the_first_step_on_is_filled() -> None:
