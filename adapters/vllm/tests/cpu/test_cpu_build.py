@@ -48,6 +48,7 @@ def cpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment whose vLLM is the CPU build."""
     monkeypatch.syspath_prepend(str(FAKE))
     monkeypatch.setattr(build, "version", lambda name: "0.32.0")
+    monkeypatch.setattr(type(build.ENGINE), "version", lambda self: "0.32.0")
 
 
 def test_without_vllm_the_reason_names_the_command_that_installs_its_cpu_build(
@@ -81,6 +82,20 @@ def test_amx_is_asked_of_the_processor_and_no_gpu_is_needed(
     assert VllmCpuTarget.why_not(case()) is None
     why = VllmCpuTarget.why_not(case(backend="AMX_MLA"))
     assert why is not None and why.cause == Code.NO_DEVICE and "AMX" in str(why)
+
+
+@pytest.mark.usefixtures("cpu_build")
+@pytest.mark.parametrize(
+    ("release", "words"),
+    [("0.27.1", "has no MLA for a CPU"), ("0.28.0", "exists with CUDA alone"), ("0.29.0", "")],
+)
+def test_a_release_that_serves_no_mla_on_a_cpu_is_skipped_before_it_is_started(
+    release: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lm_eval")
+    monkeypatch.setattr(type(build.ENGINE), "version", lambda self: release)
+    why = VllmCpuTarget.why_not(case())
+    assert (why is None) if not words else (why is not None and words in str(why))
 
 
 @pytest.mark.parametrize(("value", "variable"), [("native", "native"), ("released", "")])
