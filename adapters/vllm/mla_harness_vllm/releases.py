@@ -30,7 +30,17 @@ def _lacks_humming(params: VllmParams) -> bool:
     return params.quantization != "none" and find_spec("humming") is None
 
 
+def _is_on_cpu(params: VllmParams) -> bool:
+    return params.backend in ("CPU_MLA", "AMX_MLA")
+
+
 NOT_SERVED = (
+    NotServed(_is_on_cpu, "has no MLA for a CPU, which begins with 0.29", Releases(last="0.28")),
+    NotServed(
+        _is_on_cpu,
+        "has CPU_MLA, but imports for it a function that exists with CUDA alone; 0.29 serves it",
+        Releases("0.28", "0.29"),
+    ),
     NotServed(
         _is_triton_in_full_graphs, "refuses full graphs with TRITON_MLA", Releases(last="0.22")
     ),

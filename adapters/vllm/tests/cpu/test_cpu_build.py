@@ -6,6 +6,7 @@ The real one is served by `.ci/real_engine`.
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,7 @@ import pytest
 import torch
 from torch_poison.patterns import Poison
 
+import mla_harness_vllm
 from harness.core.cases import Case, PoisonPlan
 from harness.core.cause_codes import Code
 from harness.evidence.observed import Observed, finite, reference
@@ -23,6 +25,7 @@ from mla_harness_adapters.plan import ServePoison
 from mla_harness_vllm.cpu import allocations, build, kernels, rotary
 from mla_harness_vllm.cpu.target import VllmCpuTarget
 from mla_harness_vllm.params import VllmCpuParams
+from mla_harness_vllm.serve import plugin
 from mla_harness_vllm.serve.writes import FILLED
 from mla_harness_vllm.target import agreement
 
@@ -45,6 +48,7 @@ def cpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment whose vLLM is the CPU build."""
     monkeypatch.syspath_prepend(str(FAKE))
     monkeypatch.setattr(build, "version", lambda name: "0.32.0")
+    monkeypatch.setattr(type(build.ENGINE), "version", lambda self: "0.32.0")
 
 
 def test_without_vllm_the_reason_names_the_command_that_installs_its_cpu_build(
@@ -80,6 +84,20 @@ def test_amx_is_asked_of_the_processor_and_no_gpu_is_needed(
     assert why is not None and why.cause == Code.NO_DEVICE and "AMX" in str(why)
 
 
+@pytest.mark.usefixtures("cpu_build")
+@pytest.mark.parametrize(
+    ("release", "words"),
+    [("0.27.1", "has no MLA for a CPU"), ("0.28.0", "exists with CUDA alone"), ("0.29.0", "")],
+)
+def test_a_release_that_serves_no_mla_on_a_cpu_is_skipped_before_it_is_started(
+    release: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lm_eval")
+    monkeypatch.setattr(type(build.ENGINE), "version", lambda self: release)
+    why = VllmCpuTarget.why_not(case())
+    assert (why is None) if not words else (why is not None and words in str(why))
+
+
 @pytest.mark.parametrize(("value", "variable"), [("native", "native"), ("released", "")])
 def test_the_process_gets_vllms_cpu_platform_and_the_rotary_of_the_case(
     tmp_path: Path, value: str, variable: str
@@ -90,7 +108,10 @@ def test_the_process_gets_vllms_cpu_platform_and_the_rotary_of_the_case(
     assert environ["VLLM_TARGET_DEVICE"] == "cpu" and environ[rotary.VARIABLE] == variable
 
 
-def test_the_workaround_takes_vllms_torch_code_for_its_op(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def rotary_of_vllm(monkeypatch: pytest.MonkeyPatch) -> type:
+    """The class of vLLM that both the op and the torch code belong to."""
+
     class RotaryEmbedding:
         def forward_native(self) -> str:
             return "torch"
@@ -101,10 +122,27 @@ def test_the_workaround_takes_vllms_torch_code_for_its_op(monkeypatch: pytest.Mo
     base = ModuleType("base")
     base.RotaryEmbedding = RotaryEmbedding  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm.model_executor.layers.rotary_embedding.base", base)
+    return RotaryEmbedding
+
+
+def test_the_workaround_takes_vllms_torch_code_for_its_op(rotary_of_vllm: type) -> None:
     rotary.install("")
-    assert RotaryEmbedding().forward_cpu() == "op"
+    assert rotary_of_vllm().forward_cpu() == "op"
     rotary.install(rotary.NATIVE)
-    assert RotaryEmbedding().forward_cpu() == "torch"
+    assert rotary_of_vllm().forward_cpu() == "torch"
+
+
+def test_a_server_that_a_user_starts_gets_the_workaround_by_its_variable_alone(
+    rotary_of_vllm: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("MLA_HARNESS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(plugin, "INSTALLED", {})
+    mla_harness_vllm.activate()
+    assert rotary_of_vllm().forward_cpu() == "op"
+    monkeypatch.setenv(rotary.VARIABLE, rotary.NATIVE)
+    mla_harness_vllm.activate()
+    assert rotary_of_vllm().forward_cpu() == "torch"
 
 
 def test_what_torch_allocates_from_the_first_step_on_is_filled() -> None:
