@@ -166,7 +166,7 @@ class DenseReference:
         ids = torch.where((below <= self.tie_margin)[:, None], taken, ids)
         # The softmax over the chosen logits is that over all of them, renormalised.
         chosen = router_logits.gather(1, ids.long()).softmax(-1)
-        out: Tensor = moe.combine(flat, ids, chosen).view_as(x)
+        out: Tensor = moe.combine(flat, ids, chosen, gathers=False).view_as(x)
         return out, below.view(x.shape[:2])
 
 

@@ -80,11 +80,11 @@ def without_interception() -> AbstractContextManager[bool]:
 class BoundKernel:
     """A kernel with the poison of the run. A call is one launch.
 
-    Which allocations become outputs is known only when the kernel returns. So the first call with
-    new shapes runs twice, the second time with the right sites for outputs and scratch. Later calls
-    start with these sites, see `keeping_output_sites`. A call that allocates in another order,
-    because of its data or of a fault, runs twice again. Kernels of ops without outputs write their
-    arguments and run once.
+    Which allocations become outputs is known only when the kernel returns, so it is guessed: those
+    of the last call with these shapes, see `keeping_output_sites`, else of the last call with any
+    shapes, else the first allocations in the order of the outputs. A call that allocates in another
+    order runs again, with the right sites for outputs and scratch. Kernels of ops without outputs
+    write their arguments and run once.
     """
 
     def __init__(self, spec: KernelSpec, poison: Poison | None) -> None:
@@ -93,6 +93,7 @@ class BoundKernel:
         self._outputs = OPS.get(spec.op).outputs
         self._poison = poison
         self._own_sites: OutputSites = {}
+        self._in_order = dict(enumerate(output.site for output in self._outputs))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return launch(self._run, *args, **kwargs)
@@ -111,26 +112,33 @@ class BoundKernel:
                 return self._call(args, kwargs)
         # What a kernel allocates depends on shapes and options, so each of these is learned by
         # itself.
-        key = (self.spec.name, *(_shape_key(value) for value in (*args, *kwargs.values())))
+        any_shapes = (self.spec.name,)
+        key = (*any_shapes, *(_shape_key(value) for value in (*args, *kwargs.values())))
         shared = _output_sites.get()
         known = self._own_sites if shared is None else shared
-        expected = known.get(key, {})
-        result, sites = self._call_poisoned(expected, args, kwargs)
-        # The guess was wrong, so outputs held the poison of scratch: the run is repeated with the
-        # right one.
-        if sites != expected:
-            known[key] = sites
-            result, _ = self._call_poisoned(sites, args, kwargs)
+        guess = known.get(key, known.get(any_shapes, self._in_order))
+        result, sites, is_right = self._call_poisoned(guess, args, kwargs)
+        known[key] = known[any_shapes] = sites
+        # The guess was wrong, so outputs held the poison of scratch, or scratch that of outputs:
+        # the run is repeated with the right one.
+        if not is_right:
+            result, *_ = self._call_poisoned(sites, args, kwargs)
         return result
 
     def _call_poisoned(
         self, sites: dict[int, str], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, dict[int, str]]:
-        """The result of a call with allocations filled by `sites`, and the sites that are right."""
+    ) -> tuple[Any, dict[int, str], bool]:
+        """The result of a call with allocations filled by `sites`, the sites that are right, and
+        whether all allocations were filled by these.
+        """
         assert self._poison is not None
         with AllocationPoison(self._poison, sites) as mode:
             result = self._call(args, kwargs)
-        return result, self._sites_of_outputs(mode.allocations, result)
+        allocations = mode.allocations
+        right = self._sites_of_outputs(allocations, result)
+        # A guess may name more allocations than there were: nothing was filled by these.
+        filled = {ordinal: site for ordinal, site in sites.items() if ordinal < len(allocations)}
+        return result, right, filled == right
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the kernel's own code.

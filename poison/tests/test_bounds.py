@@ -25,6 +25,12 @@ def test_an_index_outside_the_tensor_is_an_illegal_address_and_named(
         check_indices(indices, 4, "block_table")
 
 
+@pytest.mark.parametrize("indices", [[0, 5, -1], [0, -1, 5]])
+def test_the_first_bad_index_is_named_whichever_end_it_is_past(indices: list[int]) -> None:
+    with pytest.raises(IllegalAddress, match=rf"slots: index {indices[1]} at \[1\] is outside"):
+        check_indices(torch.tensor(indices), 4, "slots")
+
+
 def test_indices_in_range_come_back_wide_and_unchanged() -> None:
     indices = torch.tensor([0, 3, 2], dtype=torch.int32)
     assert torch.equal(check_indices(indices, 4, "slots"), torch.tensor([0, 3, 2]))

@@ -38,11 +38,15 @@ def check_indices(indices: Tensor, size: int, what: str) -> Tensor:
 # A part of most kernels and launches: it costs a mode more than all else in it.
 @only_writes
 def _raise_first_bad(wide: Tensor, size: int, what: str) -> None:
-    bad = (wide < 0) | (wide >= size)
-    if bool(bad.any()):
-        first = tuple(int(i) for i in bad.nonzero()[0])
-        message = f"{what}: index {int(wide[first])} at {list(first)} is outside [0, {size})"
-        raise IllegalAddress(message, tensor=what)
+    if not wide.numel():
+        return
+    # Least and largest take a third of the time of a mask, and nearly all indices are good.
+    least, largest = torch.aminmax(wide)
+    if int(least) >= 0 and int(largest) < size:
+        return
+    first = tuple(int(i) for i in ((wide < 0) | (wide >= size)).nonzero()[0])
+    message = f"{what}: index {int(wide[first])} at {list(first)} is outside [0, {size})"
+    raise IllegalAddress(message, tensor=what)
 
 
 def raise_bad_indices() -> None:

@@ -4,9 +4,11 @@ tied.
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from harness.core.engine_params import EngineParams
+from harness.engine.model.layers import Experts
 from harness.engine.model.transformer import CausalLM
 from harness.engine.schedule.config import model_config
 from harness.engine.schedule.sequence import Sequence
@@ -71,6 +73,20 @@ def test_experts_that_are_not_tied_are_the_reference_own() -> None:
         distance(own, DenseReference(model, 0.0).judged(sequences, choices(sequences, [0, 1]))[0])
         < 1e-9
     )
+
+
+def test_the_reference_gathers_no_weights_for_each_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, sequences = made(num_experts=4)
+    expected = dense(model.double(), sequences)
+
+    def gather(*args: object) -> None:
+        raise AssertionError("most of the time of a reference with experts")
+
+    monkeypatch.setattr(Experts, "forward", gather)
+    found = DenseReference(model, 0.0).judged(sequences, {})[0]
+    assert distance(found, expected) < 1e-9
 
 
 def test_tied_experts_are_the_engines() -> None:

@@ -85,20 +85,50 @@ def test_tensors_of_a_plan_are_poisoned_as_sched_meta() -> None:
     assert bool((bits_view(plan.splits) == site_bits("sched_meta")).all())
 
 
-def test_a_kernel_that_is_called_with_known_shapes_runs_once() -> None:
+def test_a_kernel_that_allocates_its_outputs_first_and_in_order_runs_once() -> None:
+    calls: list[int] = []
+
+    def count(q: torch.Tensor, *rest: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        calls.append(1)
+        out, lse = torch.empty(5), torch.empty(4)
+        count.scratch = torch.empty(3)  # type: ignore[attr-defined]
+        return out, lse
+
+    bound = BoundKernel(spec("mla_decode", count), Poison("nan", ALL))
+    out, lse = bound(torch.ones(2))
+    assert len(calls) == 1
+    assert bool((bits_view(out) == site_bits("output")).all())
+    assert bool((bits_view(lse) == site_bits("lse")).all())
+    scratch = count.scratch  # type: ignore[attr-defined]
+    assert bool((bits_view(scratch) == site_bits("workspace")).all())
+
+
+def test_a_kernel_that_allocates_nothing_by_itself_runs_once() -> None:
     calls: list[int] = []
 
     def count(x: torch.Tensor, *, num_live: int | None = None) -> torch.Tensor:
         calls.append(1)
-        return torch.empty_like(x)
+        return x + 1
+
+    BoundKernel(spec("quantize_fp8", count), Poison("nan", ALL))(torch.ones(2))
+    assert len(calls) == 1
+
+
+def test_a_kernel_that_allocates_scratch_first_runs_again_until_that_is_known() -> None:
+    calls: list[int] = []
+
+    def count(x: torch.Tensor, *, num_live: int | None = None) -> torch.Tensor:
+        calls.append(1)
+        # With four rows the scratch comes last.
+        scratch = [torch.empty(1) for _ in range(len(x) < 4)]
+        out = torch.empty_like(x)
+        return out if scratch else [out, torch.empty(1)][0]
 
     bound = BoundKernel(spec("quantize_fp8", count), Poison("nan", ALL))
-    bound(torch.ones(2))
-    assert len(calls) == 2
-    bound(torch.zeros(2))
-    assert len(calls) == 3
-    bound(torch.zeros(3))
-    assert len(calls) == 5
+    for rows, so_far in ((2, 2), (2, 3), (3, 4), (4, 6), (2, 7)):
+        out = bound(torch.ones(rows))
+        assert bool((bits_view(out) == site_bits("output")).all())
+        assert len(calls) == so_far, f"after a call with {rows} rows"
 
 
 def test_a_kernel_without_outputs_runs_once_and_its_arguments_are_its_own() -> None:

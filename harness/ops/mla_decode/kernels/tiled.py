@@ -296,14 +296,13 @@ def _attend(call: _Call, plan: SplitPlan, partial_out: Tensor, partial_lse: Tens
     seq_lens = call.seq_lens[request]
     state = _State.empty(items.shape[0], rows, rank, work.device)
     counts = (end - begin).tolist()
+    slots = torch.arange(call.page_size, device=work.device)
     for offset in range(max(counts, default=0)):
         # A slice is a view; an index would copy the state of every piece for each page.
         active = slice(None) if offset < min(counts) else (begin + offset < end).nonzero().flatten()
         page = begin[active] + offset
         tile = _load_tile(call, request[active], page)
-        positions = page[:, None] * call.page_size + torch.arange(
-            call.page_size, device=work.device
-        )
+        positions = page[:, None] * call.page_size + slots
         scores = torch.bmm(queries[active], tile.transpose(1, 2))
         seen = limits[active][..., None]
         scores.masked_fill_(positions[:, None, :] >= seen, _MINUS_INF)
