@@ -131,7 +131,7 @@ class PagedMLA:
         Chunks of context are merged one by one. The first merge gets the number of tokens with
         context. In later merges a row without context left has an lse of -inf and an unwritten
         output (vllm-project/vllm#36540, vllm-project/vllm#49294). A kernel may promise no lse for
-        such rows: then each merge gets the number, and rows of prompts with context are marked here.
+        such rows: then each merge gets the number, and other rows without keys are marked here.
         """
         attention = self.attention
         cache = memory.latents(self.layer)

@@ -54,6 +54,15 @@ def test_a_wrong_count_is_caught_beside_a_kernel_that_marks_no_row() -> None:
     assert "finite" in oracles and word(wrong, oracles, sites) == "right"
 
 
+def test_drafts_in_another_order_are_caught_where_a_later_prompt_comes_first_in_the_batch() -> None:
+    wrong = EDITS["drafts-copied-in-the-order-of-the-batch"]
+    firsts, others = cases()
+    chosen = [case for case in (*firsts, *others) if case.scenario == "drafter-prefixes"]
+    oracles, case, sites = tried(wrong, chosen, to_the_end=False)
+    assert (oracles, case) == ("acceptance, reference", "drafter-prefixes[beside=other-order]")
+    assert word(wrong, oracles, sites) == "none, rightly"
+
+
 def test_an_edit_that_decides_as_before_in_random_schedules_is_equivalent() -> None:
     """A block has one prefix as long as it has its tokens, so the pool need not look."""
     same = EDITS["block-with-two-prefixes"]
