@@ -130,7 +130,8 @@ class PagedMLA:
 
         Chunks of context are merged one by one. The first merge gets the number of tokens with
         context. In later merges a row without context left has an lse of -inf and an unwritten
-        output (vllm-project/vllm#36540, vllm-project/vllm#49294).
+        output (vllm-project/vllm#36540, vllm-project/vllm#49294). A kernel may promise no lse for
+        such rows: then each merge gets the number, and other rows without keys are marked here.
         """
         attention = self.attention
         cache = memory.latents(self.layer)
@@ -147,6 +148,7 @@ class PagedMLA:
             [0, *(end for _, end in spans)], dtype=torch.int32, device=q.device
         )
         with_context: int | None = tokens_with_context(requests)
+        marks_empty_rows = self.kernels.context_attention.spec.empty_lse != "undefined"
         chunks = context_chunks(requests, self.context_chunk)
         for part in (part for chunk in chunks for part in split_among_ranks(chunk, self.num_ranks)):
             # A rank without a token of this chunk still joins the merge, as a collective needs it.
@@ -159,14 +161,16 @@ class PagedMLA:
                 chunk_out, chunk_lse = self.kernels.context_attention(
                     q, k, v, query_start_loc, chunk_start_loc, scale=attention.softmax_scale
                 )
+                if not marks_empty_rows:
+                    chunk_lse = with_empty_rows_marked(chunk_lse, requests, spans, part)
             else:
                 chunk_out, chunk_lse = rank_without_kv(out, lse)
             out, lse = self.kernels.merge_attn_states(
                 chunk_out, chunk_lse, out, lse, num_tokens_with_context=with_context
             )
-            # Only the first chunk has rows that no context reaches; the count would skip live rows
-            # of a later one.
-            with_context = None
+            # Later merges go by the lse of rows without keys alone, where the kernel promises one.
+            if marks_empty_rows:
+                with_context = None
         return out
 
 
@@ -218,6 +222,27 @@ def tokens_with_context(requests: tuple[PrefillRequest, ...]) -> int:
     """
     num_with_context = sum(request.context_len > 0 for request in requests)
     return requests[num_with_context - 1].end - requests[0].start if num_with_context else 0
+
+
+def with_empty_rows_marked(
+    lse: Tensor,
+    requests: tuple[PrefillRequest, ...],
+    spans: list[tuple[int, int]],
+    part: list[range],
+) -> Tensor:
+    """lse [H, T] float32 of one part of a chunk, with -inf in the rows of prompts whose context has
+    no token in it: a kernel whose `empty_lse` is undefined may have left anything there.
+
+    `spans` are the rows of each request. Rows of prompts without any context stay as they are, as
+    the merge gets their number.
+    """
+    empty = [
+        row
+        for request, span, held in zip(requests, spans, part, strict=True)
+        if request.context_len and not held
+        for row in range(*span)
+    ]
+    return lse.index_fill(1, torch.tensor(empty, dtype=torch.int64, device=lse.device), -torch.inf)
 
 
 @seam("batch.decode-prefill-border")

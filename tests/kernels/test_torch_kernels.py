@@ -88,7 +88,7 @@ def test_decode_is_right_for_any_lengths(
     assert not judge("mla_decode", kernel=kernel, kv=kv, seq_lens=lengths, **SMALL)
 
 
-@pytest.mark.parametrize("kernel", ["torch", "torch-plus-inf"])
+@pytest.mark.parametrize("kernel", ["torch", "torch-plus-inf", "torch-unmarked"])
 @pytest.mark.parametrize("context_lens", [[70, 17, 0], [0, 0, 200], [0, 1, 0]])
 def test_context_attention_is_right_and_declares_its_empty_rows(
     judge: Judge, kernel: str, context_lens: list[int]

@@ -138,6 +138,12 @@ WRONG = (
         "range(end - item.num_rows, end)",
         "[end - 1] * item.num_rows",
     ),
+    Edit(
+        "drafts-copied-in-the-order-of-the-batch",
+        ENGINE + "runner:ModelRunner.run",
+        "in_order(self.draft_logits, ordered, step.scheduled)",
+        "self.draft_logits.clone()",
+    ),
 )
 
 RIGHT = (

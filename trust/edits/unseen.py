@@ -100,6 +100,8 @@ UNSEEN_WRONG = (
         ENGINE + "runner:ModelRunner.run",
         "self.draft_logits = in_order(self.draft_logits, ordered, step.scheduled)",
         "pass",
+        # The same function copies the drafts out of the graph's pool.
+        memory=True,
     ),
     Edit(
         "adapter-switched-for-others",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.core.cases import Case
-from trust.edits.__main__ import changes_no_schedule, function_of, made, summary, tried, word
+from trust.edits.__main__ import cases, changes_no_schedule, function_of, made, summary, tried, word
 from trust.edits.edit import Edit
 from trust.edits.engine import RIGHT, WRONG
 from trust.edits.unseen import UNSEEN_RIGHT, UNSEEN_WRONG
@@ -44,6 +44,23 @@ def test_a_wrong_edit_is_caught_without_memory_to_blame_and_a_right_one_passes()
     assert "reference" in oracles and case == "case"
     assert word(wrong, oracles, sites) == "none, rightly"
     assert tried(EDITS["largest-by-max"], [SMALL], to_the_end=True) == ("", "", "")
+
+
+def test_a_wrong_count_is_caught_beside_a_kernel_that_marks_no_row() -> None:
+    """A kernel that gives rows without keys an lse of -inf hides the count."""
+    wrong = EDITS["all-prompts-have-context"]
+    chosen = [case for case in cases()[0] if case.scenario == "unmarked-context"]
+    oracles, _, sites = tried(wrong, chosen, to_the_end=False)
+    assert "finite" in oracles and word(wrong, oracles, sites) == "right"
+
+
+def test_drafts_in_another_order_are_caught_where_a_later_prompt_comes_first_in_the_batch() -> None:
+    wrong = EDITS["drafts-copied-in-the-order-of-the-batch"]
+    firsts, others = cases()
+    chosen = [case for case in (*firsts, *others) if case.scenario == "drafter-prefixes"]
+    oracles, case, sites = tried(wrong, chosen, to_the_end=False)
+    assert (oracles, case) == ("acceptance, reference", "drafter-prefixes[beside=other-order]")
+    assert word(wrong, oracles, sites) == "none, rightly"
 
 
 def test_an_edit_that_decides_as_before_in_random_schedules_is_equivalent() -> None:

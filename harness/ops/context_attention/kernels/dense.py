@@ -24,14 +24,14 @@ def context_attention(
     chunk_start_loc: Tensor,
     *,
     scale: float,
-    empty_lse: float = float("-inf"),
+    empty_lse: float | None = float("-inf"),
 ) -> tuple[Tensor, Tensor]:
     """Full attention of each request's new tokens over its context tokens in this chunk.
 
     q: [T, H, Dq], k: [C, H, Dq], v: [C, H, V], query_start_loc and chunk_start_loc: [B + 1] int32
     offsets into the T and C rows -> out [T, H, V] in q's dtype, lse [H, T] float32 (natural
-    logarithm), `empty_lse` in rows without keys in the chunk. Not written: out of such rows, and
-    both outputs of tokens past query_start_loc[-1].
+    logarithm), `empty_lse` in rows without keys in the chunk. Not written: out of such rows, their
+    lse if `empty_lse` is None, and both outputs of tokens past query_start_loc[-1].
     """
     starts = ("query_start_loc", query_start_loc, "B"), ("chunk_start_loc", chunk_start_loc, "B")
     check_shapes(("q", q, "THE"), ("k", k, "CHE"), ("v", v, "CHV"), *starts)
@@ -47,7 +47,8 @@ def context_attention(
         rows = slice(query_starts[request], query_starts[request + 1])
         keys = slice(chunk_starts[request], chunk_starts[request + 1])
         if keys.start >= keys.stop:
-            mark_empty_rows(lse, rows, empty_row_lse(empty_lse))
+            if empty_lse is not None:
+                mark_empty_rows(lse, rows, empty_row_lse(empty_lse))
             continue
         _attend(q[rows], k[keys], v[keys], scale, out[rows], lse[:, rows])
     return out, lse
@@ -68,6 +69,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, out: Tensor, lse: Ten
 
 context_attention_plus_inf = partial(context_attention, empty_lse=float("inf"))
 """Kernel `torch-plus-inf`: FlashAttention-2's convention for rows without keys."""
+context_attention_unmarked = partial(context_attention, empty_lse=None)
+"""Kernel `torch-unmarked`: rows without keys are left as they are, lse included."""
 
 
 def context_attention_ragged(
