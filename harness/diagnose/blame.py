@@ -131,6 +131,16 @@ def _sites_to_blame(
             f"{sites[0]} is the only poisoned site, and without it the case is clean",
         )
     alone = tuple(site for site in sites if (site,) in failed)
+    absent = [site for site in sites if site not in result.filled]
+    if alone == sites and result.filled and absent:
+        # Poison of a site that the case does not have changes nothing: that call is the one without
+        # poison, and ended otherwise.
+        return (
+            (),
+            Code.NOT_REPEATED,
+            "differs from call to call with the same inputs: it fails with any one site poisoned,"
+            f" also {absent[0]}, which this case does not have",
+        )
     if alone:
         how = (
             f"`{oracle}` fires when only {_words(alone, 'or')} is poisoned, and not without poison"

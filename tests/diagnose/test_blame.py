@@ -99,6 +99,22 @@ def test_a_trial_that_ends_otherwise_when_it_is_repeated_blames_no_memory(failin
     approved(found.how)
 
 
+def test_a_site_that_the_case_does_not_have_is_not_blamed_where_each_site_fails_alone():
+    """So a kernel ends whose error comes and goes by itself, as by the choice of its autotuner."""
+    first = job()
+    result = result_of(first, lambda sites: finite())
+    trials = [result_of(trial, lambda sites: ()) for trial in plan_trials(first, result)]
+    while found := plan_trials(first, result, trials):
+        trials += [result_of(trial, lambda sites: finite()) for trial in found]
+    assert conclude(first, result, trials).sites == SITES
+    filled = result.model_copy(update={"filled": {"output": 64, "kv.tail": 32}})
+    blamed = conclude(first, filled, trials)
+    assert (blamed.sites, blamed.cause) == ((), Code.NOT_REPEATED)
+    assert "also router.ids, which this case does not have" in blamed.how
+    everywhere = filled.model_copy(update={"filled": dict.fromkeys(SITES, 1)})
+    assert conclude(first, everywhere, trials).sites == SITES
+
+
 def test_two_sites_that_each_fail_alone_are_both_blamed():
     found, _ = blame(lambda sites: finite() if sites & {"output", "kv.tail"} else ())
     assert (found.sites, found.cause) == (("output", "kv.tail"), Code.ALONE)
