@@ -77,6 +77,9 @@ def _cache_columns(
     The two dots need a tile in different orders. Shared memory gives 16-bit words in either, but
     not bytes. So float8 is copied as pairs, and each dot takes the pairs apart in registers.
     """
+    # Only a tile that is padded to the width of a dot needs a mask by column, which slows copies.
+    if index.shape[0] != WIDTH // 2:
+        mask = mask & (index < WIDTH // 2)[None, :]
     if NARROW:
         pairs = tl.load(slot + index[None, :], mask=mask, other=0)
         if _INTERPRETED:
@@ -168,9 +171,7 @@ def decode_split(
             num_rows = query_len * num_heads
             in_row = (row < num_rows)[:, None]
             index = tl.arange(0, BLOCK_R)
-            in_latent = (index < R // 2)[None, :]
             rope_index = tl.arange(0, BLOCK_E)
-            in_rope = (rope_index < E // 2)[None, :]
             q_row = q + (request * num_rows + row)[:, None] * (R + E)
             q_a, q_b, largest = _query_columns(q_row, in_row, BLOCK_ROWS, R, BLOCK_R, NARROW_CACHE)
             q_c, q_d, largest_rope = _query_columns(
@@ -213,11 +214,9 @@ def decode_split(
                 position = start + offset
                 # The masks of these loads select slots past the length away, before any arithmetic.
                 live = (position < stop)[:, None]
-                # A mask by column would slow the copies of each size that needs no padding.
-                in_tile = live if BLOCK_R == R // 2 else live & in_latent
-                a, b = _cache_columns(slot, index, in_tile, R, COMPUTE, NARROW_CACHE)
+                a, b = _cache_columns(slot, index, live, R, COMPUTE, NARROW_CACHE)
                 rope = slot + (R // 2 if NARROW_CACHE else R)
-                c, d = _cache_columns(rope, rope_index, live & in_rope, E, COMPUTE, NARROW_CACHE)
+                c, d = _cache_columns(rope, rope_index, live, E, COMPUTE, NARROW_CACHE)
                 score = tl.dot(q_a, tl.trans(a), input_precision="ieee")
                 score = tl.dot(q_c, tl.trans(c), score, input_precision="ieee")
                 other = tl.dot(q_b, tl.trans(b), input_precision="ieee")
