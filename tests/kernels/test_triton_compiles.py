@@ -45,18 +45,9 @@ def test_the_decode_compiles_for_hopper(
     # Nothing comes out of a cache that an earlier test filled.
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     tiling = launches.tiling_of(16, compute)
-    constants = {
-        **launches.widths_of(rank, rope_dim),
-        "BLOCK_ROWS": tiling.rows,
-        "BLOCK_SLOTS": tiling.slots,
-        "STAGES": tiling.stages,
-        "PAGE": 64,
-        "COMPUTE": launches._TRITON_TYPES[compute],
-        "NARROW_CACHE": compute == torch.float16,
-        "FIT_QUERY": compute == torch.float16,
-        "MASK_VALUES": True,
-        "kv_scale": None,
-    }
+    narrow_cache = compute == torch.float16
+    constants = launches.constants_of(rank, rope_dim, compute, tiling, narrow_cache=narrow_cache)
+    constants["kv_scale"] = None
     query, cache = POINTERS[compute]
     types = {"q": query, "kv_cache": cache, "score_scale": "fp32", "value_scale": "fp32"}
     types |= dict.fromkeys(("block_table", "seq_lens", "work"), "*i32")

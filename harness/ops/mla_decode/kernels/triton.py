@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -51,16 +52,32 @@ def tiling_of(num_rows: int, compute: torch.dtype) -> Tiling:
     return Tiling(rows=64, slots=32, warps=8, stages=5)
 
 
-def widths_of(rank: int, rope_dim: int) -> dict[str, int]:
-    """The columns of the latent and of the rope, and those of a tile with half of each.
-
-    A dot needs at least 16 columns, and a range of Triton is a power of two.
+def constants_of(
+    rank: int,
+    rope_dim: int,
+    compute: torch.dtype,
+    tiling: Tiling,
+    *,
+    narrow_cache: bool,
+    mask_values: bool = True,
+) -> dict[str, Any]:
+    """What the split program is compiled for: the columns of the latent and of the rope, and of
+    tiles with half of each, the tiling, the type of the products, and how the cache is read.
     """
     return {
         "R": rank,
         "E": rope_dim,
+        # A dot needs at least 16 columns, and a range of Triton is a power of two.
         "BLOCK_R": max(16, rank // 2),
         "BLOCK_E": max(16, triton.next_power_of_2(rope_dim) // 2),
+        "BLOCK_ROWS": tiling.rows,
+        "BLOCK_SLOTS": tiling.slots,
+        "PAGE": PAGE_SIZE,
+        "COMPUTE": _TRITON_TYPES[compute],
+        "NARROW_CACHE": narrow_cache,
+        "FIT_QUERY": compute == torch.float16,
+        "STAGES": tiling.stages,
+        "MASK_VALUES": mask_values,
     }
 
 
@@ -198,15 +215,9 @@ def _launch_splits(
         cache.stride(0),
         cache.stride(1),
         call.block_table.stride(0),
-        **widths_of(rank, rope_dim),
-        BLOCK_ROWS=tiling.rows,
-        BLOCK_SLOTS=tiling.slots,
-        PAGE=PAGE_SIZE,
-        COMPUTE=_TRITON_TYPES[compute],
-        NARROW_CACHE=narrow,
-        FIT_QUERY=compute == torch.float16,
-        STAGES=tiling.stages,
-        MASK_VALUES=mask_values,
+        **constants_of(
+            rank, rope_dim, compute, tiling, narrow_cache=narrow, mask_values=mask_values
+        ),
         num_warps=tiling.warps,
     )
 
