@@ -106,6 +106,28 @@ TREES = Renamed((f"{_CACHE}.registry", f"{_CACHE}.hiradix_cache"), "since 0.5.13
 """The module that makes the radix cache."""
 TREE_FACTORY = Has("default_radix_cache_factory", "since 0.5.13")
 
+# Kernels.
+_KERNELS = "sglang.kernels.ops"
+DECODE_ATTENTION = Renamed(
+    (
+        f"{_KERNELS}.attention.decode_attention",
+        "sglang.srt.layers.attention.triton_ops.decode_attention",
+    ),
+    "since 0.5.16",
+)
+MERGE_STATE = Renamed(
+    (f"{_KERNELS}.attention.merge_state", "sglang.srt.layers.attention.triton_ops.merge_state"),
+    "since 0.5.16",
+)
+FP8_KERNELS = Renamed(
+    (f"{_KERNELS}.quantization.fp8_kernel", "sglang.srt.layers.quantization.fp8_kernel"),
+    "since 0.5.16",
+)
+FLASHMLA = Renamed(
+    (f"{_KERNELS}.attention.flash_mla_interface", "sgl_kernel.flash_mla"), "since 0.5.23"
+)
+"""FlashMLA is a package of its own, and this module calls it."""
+
 # Context parallelism.
 DECODE_RANKS = Renamed(
     ("sglang.srt.layers.dcp.layout",),

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch_poison.patterns import Poison
 
 from harness.api import Count
+from mla_harness_sglang.free_list import free_pages, slots_of
 from mla_harness_sglang.releases import (
     CHECKPOINT,
     CHUNK_MARKS,
@@ -77,13 +78,7 @@ def free_slots(alloc: Any) -> Tensor:
     """The slots that the allocator will give away, in the order of its list; one that is in it
     twice is twice here.
     """
-    # Since 0.5.20 pages that were freed are kept in another place until they are sorted.
-    released = alloc.release_pages
-    pages = (
-        alloc.get_all_free_pages() if released is None else torch.cat([alloc.free_pages, released])
-    )
-    slots: Tensor = pages[:, None] * alloc.page_size + torch.arange(alloc.page_size)
-    return slots.flatten()
+    return slots_of(free_pages(alloc), alloc.page_size)
 
 
 def count_once(free: Tensor, where: str) -> Count:

@@ -18,6 +18,7 @@ from torch_poison.cuda_sweep import CudaSweep
 from torch_poison.patterns import bits_view, sentinel_bits
 
 from mla_harness_adapters.plan import Plan, ServePoison
+from mla_harness_sglang.free_list import free_pages, slots_of
 from mla_harness_sglang.releases import GRAPH_RUNNER
 from mla_harness_sglang.serve.plan import COUNTS, FREED, STEPS, SWEEPS
 
@@ -98,9 +99,7 @@ class ForwardPoison:
                 COUNTS[site] += fill(runner, batch)
 
     def _free_slots(self, runner: SglangRunner, batch: ForwardBatch) -> int:
-        allocator = runner.token_to_kv_pool_allocator
-        # Pages that were freed and not sorted yet are free as well.
-        pages = torch.cat([allocator.free_pages, allocator.release_pages]).long()
+        pages = free_pages(runner.token_to_kv_pool_allocator)
         return self._fill(runner, slots_of(pages, runner.token_to_kv_pool.page_size), "kv.free")
 
     def _null_page(self, runner: SglangRunner, batch: ForwardBatch) -> int:
@@ -168,8 +167,3 @@ class ForwardPoison:
         # The other pattern is the largest finite value: it passes checks for NaN and moves every
         # sum.
         return int(bits_view(torch.tensor([torch.finfo(dtype).max]).to(dtype)).item())
-
-
-def slots_of(pages: torch.Tensor, page_size: int) -> torch.Tensor:
-    """The slots of pages [N] int64, as [N * page_size] int64."""
-    return (pages[:, None] * page_size + torch.arange(page_size, device=pages.device)).flatten()

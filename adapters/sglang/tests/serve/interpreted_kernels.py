@@ -26,8 +26,20 @@ from harness.core.catalog import KERNELS  # noqa: E402
 from harness.judge.run_case import run_case  # noqa: E402
 from harness.scenario.expand import expand  # noqa: E402
 from harness.scenario.load import load_scenarios  # noqa: E402
+from mla_harness_adapters.releases import Renamed  # noqa: E402
+from mla_harness_sglang.releases import DECODE_ATTENTION, MERGE_STATE  # noqa: E402
 
-OPS = "sglang.srt.layers.attention.triton_ops."
+
+SCORES = "sglang.kernels.ops.attention.score_mod"
+"""What a decode kernel of 0.5.16 and later imports and calls. It imports nothing of SGLang."""
+
+
+def _file(folder: str, name: str) -> Path:
+    return Path(folder, *name.split(".")).with_suffix(".py")
+
+
+def _is_there(folder: str, name: str) -> bool:
+    return _file(folder, name).is_file() or _file(folder, name).with_suffix("").is_dir()
 
 
 class _Empty(ModuleType):
@@ -42,8 +54,17 @@ class _Empty(ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds every module of SGLang that the release in a folder has, as an empty one."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        return importlib.util.spec_from_loader(name, self) if name.startswith("sglang") else None
+        if name.partition(".")[0] != "sglang" or not _is_there(self._folder, name):
+            return None
+        if name == SCORES:
+            return importlib.util.spec_from_file_location(name, _file(self._folder, name))
+        return importlib.util.spec_from_loader(name, self)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _Empty(spec.name)
@@ -52,11 +73,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-def load(folder: str, name: str) -> Any:
+def load(folder: str, place: Renamed) -> Any:
     """The module of the release; whatever it imports of SGLang is empty."""
-    spec = importlib.util.spec_from_file_location(
-        name, Path(folder, *name.split(".")).with_suffix(".py")
-    )
+    name = next(name for name in place.names if _is_there(folder, name))
+    spec = importlib.util.spec_from_file_location(name, _file(folder, name))
     assert spec and spec.loader
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -72,7 +92,7 @@ def decode(folder: str, identity: str, products: str) -> Any:
         for case in expand(scenario)
         if case.id == identity
     )
-    load(folder, OPS + "decode_attention")
+    load(folder, DECODE_ATTENTION)
     spec = KERNELS.get("mla_decode/sglang-triton")
     for name, value in {"devices": ("cpu",), "requires": "", "fp8_products": products}.items():
         object.__setattr__(spec, name, value)
@@ -83,7 +103,7 @@ def error_of_small_queries(folder: str) -> None:
     """The relative error of the output by the size of the query, with the same scores, for an fp8
     cache.
     """
-    kernel = load(folder, OPS + "decode_attention").decode_attention_fwd
+    kernel = load(folder, DECODE_ATTENTION).decode_attention_fwd
     torch.manual_seed(0)
     keys = torch.randn(64, 1, 576).to(torch.float8_e4m3fn)
     unit, slots = torch.randn(1, 16, 576), torch.arange(64)
@@ -121,7 +141,7 @@ def error_of_small_queries(folder: str) -> None:
 
 def merge(folder: str) -> None:
     """Print whether NaN of an empty side reaches the result."""
-    kernel = load(folder, OPS + "merge_state").merge_state_triton
+    kernel = load(folder, MERGE_STATE).merge_state_triton
     for empty in (float("-inf"), float("inf")):
         prefix, suffix = torch.full((2, 2, 128), float("nan")), torch.randn(2, 2, 128)
         out, _ = kernel(prefix, torch.full((2, 2), empty), suffix, torch.randn(2, 2), None, None)
@@ -129,8 +149,8 @@ def merge(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.meta_path.append(_Finder())
     place, what, *more = sys.argv[1:]
+    sys.meta_path.append(_Finder(place))
     if what == "decode":
         found = decode(place, *more)
         print(found.verdict.value, *(finding.message for finding in found.findings))

@@ -18,6 +18,8 @@ from harness.core.catalog import FAULTS
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenario, shipped_directory
 from mla_harness_adapters.patches import edited_text
+from mla_harness_adapters.releases import Renamed
+from mla_harness_sglang import releases
 from mla_harness_sglang.faults import PATCHES
 from mla_harness_sglang.options import engine_options
 from mla_harness_sglang.params import SglangParams
@@ -92,6 +94,24 @@ def test_a_release_has_each_argument_that_it_is_started_with(
     for one in expand(load_scenario(shipped_directory() / "sglang" / "sglang-survey.yaml")):
         params = one.params_as(SglangParams)
         assert not set(engine_options(params, params.graph)) - fields
+
+
+@pytest.mark.parametrize(
+    "place",
+    [releases.DECODE_ATTENTION, releases.MERGE_STATE, releases.FP8_KERNELS],
+    ids=lambda place: place.names[0].rpartition(".")[2],
+)
+@pytest.mark.parametrize("release", RELEASES or [None])
+def test_a_release_has_the_module_of_each_triton_kernel(
+    release: str | None, place: Renamed
+) -> None:
+    if release is None:
+        pytest.skip("MLA_HARNESS_SGLANG_SITES names no folder with a release")
+    files = [
+        (ROOT / f"sglang-{release}").joinpath(*name.split(".")).with_suffix(".py")
+        for name in place.names
+    ]
+    assert [file for file in files if file.is_file()]
 
 
 @pytest.mark.parametrize("release", RELEASES or [None])

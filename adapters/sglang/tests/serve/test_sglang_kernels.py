@@ -23,7 +23,7 @@ from harness.judge.targets.kernel import KernelTarget
 from harness.kernels.plugins import check_signature
 from harness.ops.align_experts import reference as align_experts_reference
 from harness.ops.mla_decode import reference as mla_decode_reference
-from mla_harness_sglang import kernels
+from mla_harness_sglang import kernels, releases
 from mla_harness_sglang.tables import KERNELS
 
 
@@ -81,7 +81,7 @@ def test_the_decode_gets_slots_of_each_query_token_and_its_splits_are_merged(
 
     module(
         monkeypatch,
-        "sglang.srt.layers.attention.triton_ops.decode_attention",
+        releases.DECODE_ATTENTION.names[0],
         decode_attention_fwd=decode,
     )
     q, cache = torch.randn(1, 2, 4, 576), torch.randn(3, 32, 576)
@@ -129,7 +129,7 @@ def test_a_quantizer_sees_live_rows_only(monkeypatch: pytest.MonkeyPatch) -> Non
         scale = x.abs().max().float() / 448
         return (x / scale).to(torch.float8_e4m3fn), scale
 
-    module(monkeypatch, "sglang.srt.layers.quantization.fp8_kernel", scaled_fp8_quant=quantize)
+    module(monkeypatch, releases.FP8_KERNELS.names[0], scaled_fp8_quant=quantize)
     x = torch.tensor([[448.0], [float("nan")]])
     assert kernels.quantize_fp8(x, num_live=1)[1].tolist() == [1.0]
 
@@ -223,7 +223,7 @@ def test_quantizers_of_rows_and_blocks_keep_padding_apart(
 
     module(
         monkeypatch,
-        kernels.FP8_KERNELS,
+        releases.FP8_KERNELS.names[0],
         sglang_per_token_quant_fp8=rows,
         sglang_per_token_group_quant_fp8=blocks,
     )

@@ -1,0 +1,125 @@
+#!/usr/bin/env bash
+# An SGLang release on one machine with GPUs: what its pages say, run again.   benchmarks/gpu_sglang.sh OUT PART...
+# Parts, which may run at the same time on GPUs of their own (CUDA_VISIBLE_DEVICES):
+#   served       its served canaries as released and with each bug injected; GROUP=memory|padded chooses half of them
+#   drafts, sparse, ranks (two GPUs), survey     the nightly scenarios
+#   kernels      every cell of the kernel matrix with a kernel of SGLang
+#   reproductions    the plain scripts of its findings
+#   traces       drawn traces against servers; a failing one is taken by every server, three times
+#   kit          SGLang's own attention suite, plainly and under poison
+#   checkpoints  random checkpoints beside transformers
+# Each part ends after PART_SECONDS. Lines go to OUT/PART.txt, logs and runs to OUT/PART. PYTHONPATH names SGLang.
+set -u
+cd "$(dirname "$0")/.."
+out=$(realpath -m "$1"); shift; mkdir -p "$out"
+PYTHON=${PYTHON:-python3} PART_SECONDS=${PART_SECONDS:-480} DEVICE=${DEVICE:-cuda} JOBS=${JOBS:-6}
+adapters=$(printf ":%s" "$PWD"/adapters/*/)
+export PYTHONPATH="$PWD:$PWD/poison$adapters${PYTHONPATH:+:$PYTHONPATH}" HF_HUB_OFFLINE=1 COLUMNS=300
+export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
+left() { echo $((PART_SECONDS - SECONDS)); }
+harness() { timeout -k 10 "$(left)" "$PYTHON" -m harness.cli.main "$@"; }
+cases() { # SELECTOR-OR-OPTION...: run them, and say each verdict
+  local started=$SECONDS
+  harness run "$@" --device "$DEVICE" -n "$JOBS" --per-gpu "$JOBS" -v --history none --out "$work/runs" > "$work/log" 2>&1
+  echo "run $*: exit code $?, $((SECONDS - started)) s"
+  grep -aE '^ *(PASS|FAIL|CRASH|SKIP|KNOWN|ERROR|pass|fail|crash|skip|known|error) |(pass|fail|skip|crash|known).* in [0-9.]+ s|refused|^mla-harness' "$work/log" | cut -c1-260 | head -60
+}
+
+# Each server leads a session of its own, whose number is written down, so that its processes end with it.
+end_servers() {
+  local signal session
+  for signal in TERM KILL; do
+    for session in "$work"/*.session; do [ -e "$session" ] && pkill -"$signal" -s "$(cat "$session")"; done
+    sleep 2
+  done
+}
+start_server() { # NAME PORT OPTIONS: true once it answers
+  local started=$SECONDS
+  # shellcheck disable=SC2086
+  SGLANG_ENABLE_JIT_DEEPGEMM=false setsid "$PYTHON" -m sglang.launch_server --model-path fixtures/canary-mla --port "$2" --dtype bfloat16 \
+    --context-length 1024 --chunked-prefill-size 128 --max-running-requests 16 --max-total-tokens 2560 --mem-fraction-static 0.15 \
+    --page-size 64 --sampling-backend pytorch --grammar-backend none --disable-flashinfer-autotune --enable-metrics --random-seed 0 $3 \
+    > "$work/$1.server.log" 2>&1 &
+  local pid=$!
+  echo "$pid" > "$work/$1.session"
+  while kill -0 "$pid" 2> /dev/null && [ "$(left)" -gt 10 ]; do
+    "$PYTHON" -c 'import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=2)' "http://127.0.0.1:$2/health" 2> /dev/null \
+      && { echo "$1: up after $((SECONDS - started)) s"; return 0; }
+    sleep 1
+  done
+  echo "$1: not up after $((SECONDS - started)) s: $(grep -E '[A-Za-z]*(Error|Exception)\b' "$work/$1.server.log" | tail -1 | cut -c1-240)"; return 1
+}
+check() { # NAME PORT LABEL OPTIONS...: one serve-check, and its lines
+  local name=$1 port=$2 label=$3 started=$SECONDS; shift 3
+  [ "$(left)" -gt 20 ] || { echo "$name $label: left out for time"; return; }
+  harness serve-check "http://127.0.0.1:$port/v1" "$@" --tolerance 0.6 --out "$work/runs-$name" > "$work/$name.$label.log" 2>&1
+  echo "$name $label: exit code $?, $((SECONDS - started)) s"
+  grep -aE '^(script|counters|largest|different|not shown|[0-9]+ traces|trace|taken|request|mla-harness)' "$work/$name.$label.log" | cut -c1-300 | sed 's/^/      /'
+}
+traces() {
+  local eager="--cuda-graph-backend-decode disabled --cuda-graph-backend-prefill disabled" row name port options trace time script drawing=""
+  local servers=(
+    "flashmla-graphs|24101|--attention-backend flashmla"
+    "flashmla-eager|24102|--attention-backend flashmla $eager"
+    "flashmla-eager-no-cache|24103|--attention-backend flashmla --disable-radix-cache $eager"
+    "triton-eager|24104|--attention-backend triton $eager"
+  )
+  trap end_servers EXIT
+  for row in "${servers[@]}"; do
+    IFS='|' read -r name port options <<< "$row"
+    start_server "$name" "$port" "$options" || continue
+    touch "$work/$name.up"
+    (check "$name" "$port" fuzz --fuzz "${TRACES:-40}" --seed "${SEED:-2}" --shrink-seconds 40
+     find "$work/runs-$name" -name trace.yaml -exec cp {} "$work/$name.yaml" \; 2> /dev/null) > "$work/$name.txt" &
+    drawing="$drawing $!"
+  done
+  # shellcheck disable=SC2086
+  wait $drawing; cat "$work"/*.txt
+  for trace in "$work"/*.yaml; do [ -e "$trace" ] || continue
+    for row in "${servers[@]}"; do IFS='|' read -r name port options <<< "$row"
+      [ -e "$work/$name.up" ] && for time in 1 2 3; do check "$name" "$port" "trace-of-$(basename "$trace" .yaml)-$time" --script "$trace"; done
+    done
+  done
+  for row in "${servers[@]}"; do IFS='|' read -r name port options <<< "$row"
+    [ -e "$work/$name.up" ] && for script in cache-reuse lengths; do check "$name" "$port" "$script" --script "$script"; done
+  done
+}
+kit() {
+  local mode options
+  for mode in plain poison; do
+    options=(); [ $mode = poison ] && options=(-p torch_poison.pytest_plugin --poison nan)
+    PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 timeout -k 10 "$(left)" "$PYTHON" -m pytest benchmarks/sglang_attention_kit.py -p no:cacheprovider -W default -v -rfEs "${options[@]}" > "$work/$mode.log" 2>&1
+    echo "kit $mode: exit code $?: $(tail -n 1 "$work/$mode.log" | cut -c1-200)"
+    grep -aE '^(FAILED|ERROR|SKIPPED)|passes on uninitialised memory|holds uninitialised memory' "$work/$mode.log" | cut -c1-300 | sort | uniq -c | sort -rn | head -30
+  done
+}
+reproductions() {
+  local script
+  for script in sglang-skipped-rows merge-empty-side; do
+    timeout -k 5 100 "$PYTHON" "docs/upstream/$script/script.py" > "$work/$script.log" 2>&1
+    echo "$script: exit code $?"; tail -n 8 "$work/$script.log" | cut -c1-240 | sed 's/^/      /'
+  done
+}
+checkpoints() {
+  harness canary random deepseek_v2 --quick --out "$work/made/deepseek_v2" 2>&1 | tail -2
+  timeout -k 10 "$(left)" "$PYTHON" benchmarks/random_checkpoints.py "$work/made" "$work/said" --engine sglang --only deepseek_v2 --jobs 6 --seconds "$(($(left) - 10))" 2>&1 | grep -aE 'median|FAILED' | cut -c1-240
+}
+for what in "$@"; do
+  SECONDS=0 work=$out/$what${GROUP:+-$GROUP}; mkdir -p "$work"
+  {
+    case $what-${GROUP:-} in
+      served-padded) cases sglang-padded-lengths sglang-padded-rows sglang-radix-cache --with-faults;;
+      served-*) cases sglang-free-memory sglang-flashmla-plans --with-faults;;
+      drafts-*) cases sglang-drafts --with-faults -m nightly;;
+      sparse-*) cases sglang-sparse-recall -m nightly;;
+      ranks-*) JOBS=1 cases sglang-ranks -m nightly;;
+      kernels-*) cases 'kernel-matrix-*[kernel=sglang*]' -m kernel-matrix --timeout 200;;
+      survey-*) harness survey sglang --per-gpu "$JOBS" -n "$JOBS" --seconds 60 --out "$work/runs" 2>&1 | tail -40 | cut -c1-220;;
+      traces-*|kit-*|reproductions-*|checkpoints-*) "$what";;
+      *) echo "unknown part $what";;
+    esac
+    echo "== $what${GROUP:+ $GROUP}: $SECONDS s"
+  } > "$out/$what${GROUP:+-$GROUP}.txt" 2>&1
+  cat "$out/$what${GROUP:+-$GROUP}.txt"
+done
+exit 0
