@@ -26,7 +26,19 @@ def _has_kv_canary(params: SglangParams) -> bool:
     return params.kv_canary != "none"
 
 
-NOT_SERVED = (NotServed(_has_kv_canary, "has no kv_canary", Releases(last="0.5.13")),)
+def _drafts_with_a_module(params: SglangParams) -> bool:
+    return params.canary == "mtp"
+
+
+NOT_SERVED = (
+    NotServed(_has_kv_canary, "has no kv_canary", Releases(last="0.5.13")),
+    NotServed(
+        _drafts_with_a_module,
+        "joins embedding and hidden state of a drafter by a kernel for more than 256 columns;"
+        " canary-mtp has 256",
+        Releases("0.5.15"),
+    ),
+)
 """Cases that some releases do not serve."""
 
 

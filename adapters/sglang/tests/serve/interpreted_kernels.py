@@ -29,7 +29,6 @@ from harness.scenario.load import load_scenarios  # noqa: E402
 from mla_harness_adapters.releases import Renamed  # noqa: E402
 from mla_harness_sglang.releases import DECODE_ATTENTION, MERGE_STATE  # noqa: E402
 
-
 SCORES = "sglang.kernels.ops.attention.score_mod"
 """What a decode kernel of 0.5.16 and later imports and calls. It imports nothing of SGLang."""
 

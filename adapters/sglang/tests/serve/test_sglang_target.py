@@ -310,6 +310,15 @@ def test_a_check_of_owners_is_skipped_where_the_release_has_none(
     assert (why is None) is is_served and (is_served or "has no kv_canary" in str(why))
 
 
+@pytest.mark.parametrize(("version", "is_served"), [("0.5.14", True), ("0.5.15", False)])
+def test_the_drafter_of_256_columns_is_skipped_where_its_kernel_takes_more(
+    version: str, is_served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mla_harness_adapters.base.installed_version", lambda engine: version)
+    why = SglangTarget.why_not(case(canary="mtp", task="drafts", speculative="mtp"))
+    assert (why is None) is is_served and (is_served or "canary-mtp has 256" in str(why))
+
+
 def test_a_refusal_of_an_earlier_run_in_the_folder_is_not_told_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: engine_forks
 ) -> None:
