@@ -4,6 +4,7 @@ version of each.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -40,6 +41,7 @@ from harness.report.console import table
 from harness.report.progress import Waiting
 from harness.report.wording import printable
 from harness.run.child import Child, ChildDied
+from harness.run.children import Children
 from harness.run.planning import load
 from harness.run.releases import folder_of
 from harness.run.requests import CommandLine
@@ -222,7 +224,7 @@ def _ask_all(
 
     An interruption ends every child.
     """
-    children: list[Child] = []
+    children = Children()
     pool = ThreadPoolExecutor(parallel)
     try:
         asked = [
@@ -232,15 +234,14 @@ def _ask_all(
             yield asked.index(one), one.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        for child in children:
-            child.close()
+        children.end()
 
 
 def _ask(
     interpreter: str,
     site: Path | None,
     command: list[str],
-    children: list[Child],
+    children: Children,
     shares_gpus: bool,
 ) -> Column:
     """Run one command in one interpreter, and read the run directory that it leaves."""
@@ -255,25 +256,27 @@ def _ask(
             # The locks of GPUs are files there: versions that run side by side must not wait for
             # each other's.
             environ["TMPDIR"] = scratch
-        child = Child(
-            "harness.cli.bisect_child", name="the command", python=interpreter, environ=environ
+        start = functools.partial(
+            Child,
+            "harness.cli.bisect_child",
+            name="the command",
+            python=interpreter,
+            environ=environ,
         )
-        # Before it is asked: an interruption must end it too.
-        children.append(child)
-        child.send(CommandLine(arguments=(*command, "--out", scratch)))
-        try:
-            ended = f"exit code {(child.answer().result or {})['code']}"
-        except ChildDied as died:
-            ended = died.death.cause
-        column.seconds = time.monotonic() - started
-        for summary in Path(scratch).glob("*/summary.json"):
-            store = RunStore.open(summary.parent)
-            column.summary = read_json(summary)
-            column.faults = [fault.model_dump(mode="json") for fault in store.faults()]
-            column.skipped_faults = store.skipped_faults()
-        if not column.summary:
-            column.trouble = f"{ended}: {child.last_line()}"
-        child.close()
+        with children.running(start) as child:
+            child.send(CommandLine(arguments=(*command, "--out", scratch)))
+            try:
+                ended = f"exit code {(child.answer().result or {})['code']}"
+            except ChildDied as died:
+                ended = died.death.cause
+            column.seconds = time.monotonic() - started
+            for summary in Path(scratch).glob("*/summary.json"):
+                store = RunStore.open(summary.parent)
+                column.summary = read_json(summary)
+                column.faults = [fault.model_dump(mode="json") for fault in store.faults()]
+                column.skipped_faults = store.skipped_faults()
+            if not column.summary:
+                column.trouble = f"{ended}: {child.last_line()}"
     return column
 
 

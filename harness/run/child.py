@@ -339,7 +339,7 @@ class Child:
                 self.wait(END_SECONDS)
             # Before the kill, or every code would be that of our own signal.
             code = self._process.poll()
-            self._kill()
+            self.kill()
             how, cause = self._words(code)
             killed = self._is_late or self._is_garbled
             log = shortened(self.log(MAX_STACK_BYTES))
@@ -418,14 +418,15 @@ class Child:
             with contextlib.suppress(BrokenPipeError):
                 cast(IO[bytes], self._process.stdin).close()
             self.wait(END_SECONDS)
-        self._kill()
+        self.kill()
         os.close(self._stream)
         self._log.close()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """End the process and its group. What it said stays to be read."""
         # Only once: after the group's last member is gone, another program may get its id.
         if not self._is_killed:
             self._is_killed = True

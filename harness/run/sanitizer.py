@@ -9,6 +9,7 @@ that child goes to the result of the case.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -24,6 +25,7 @@ from harness.core.errors import InputError
 from harness.core.findings import Finding
 from harness.core.records import CaseResult, Verdict
 from harness.run.child import Child, ChildDied
+from harness.run.children import Children
 from harness.run.runner import WorkerPool
 
 TOOLS = ("initcheck", "memcheck", "racecheck", "synccheck")
@@ -58,11 +60,11 @@ def check(tool: str, jobs: list[Job]) -> None:
         )
 
 
-def run(jobs: Sequence[Job], tool: str, alive: set[Child]) -> list[CaseResult]:
+def run(jobs: Sequence[Job], tool: str, children: Children) -> list[CaseResult]:
     """Execute `jobs` in one child under compute-sanitizer; all or none of them capture a graph.
 
-    The report becomes the log of a case, its errors become a finding. `alive` has the child while
-    it runs.
+    The report becomes the log of a case, its errors become a finding. `children` may end the child.
+    Raises ChildrenEndedError if they were ended before it began.
     """
     program = find()
     assert program is not None
@@ -83,15 +85,14 @@ def run(jobs: Sequence[Job], tool: str, alive: set[Child]) -> list[CaseResult]:
             "20",
             *options,
         )
-        with Child(
-            "harness.judge.run_case", name="the process", prefix=prefix, environ=environ
-        ) as child:
-            alive.add(child)
+        start = functools.partial(
+            Child, "harness.judge.run_case", name="the process", prefix=prefix, environ=environ
+        )
+        with children.running(start) as child:
             child.send(JobBatch(jobs=tuple(_watched(job, tool) for job in jobs)))
             results = [_result(job, child) for job in jobs]
             # compute-sanitizer ends its report when the watched process is gone.
             child.wait(SLOWDOWN * jobs[0].timeout_seconds)
-            alive.discard(child)
         text = report.read_text(encoding="utf-8", errors="replace") if report.exists() else ""
     return [with_report(result, tool, text) for result in results]
 
@@ -157,12 +158,10 @@ class SanitizedPool(WorkerPool):
         super().__init__(1)
         self.tool = tool
         self._watchers = watchers
-        self._alive: set[Child] = set()
-        self._is_stopping = False
+        self._children = Children()
 
     def close(self) -> None:
-        for child in tuple(self._alive):
-            child.close()
+        self._children.end()
         super().close()
 
     def _run(
@@ -185,20 +184,19 @@ class SanitizedPool(WorkerPool):
             for start in range(0, len(kind), size)
         ]
         executor = ThreadPoolExecutor(self._watchers)
-        self._is_stopping = False
+        self._children = children = Children()
         try:
-            for done in as_completed([executor.submit(self._watch, batch) for batch in batches]):
+            watches = [executor.submit(self._watch, batch, children) for batch in batches]
+            for done in as_completed(watches):
                 yield from done.result()
         finally:
             # After an early stop no child may begin, and those that run are ended.
-            self._is_stopping = True
             executor.shutdown(wait=False, cancel_futures=True)
-            for child in tuple(self._alive):
-                child.close()
+            children.end()
 
-    def _watch(self, batch: list[Job]) -> list[CaseResult]:
+    def _watch(self, batch: list[Job], children: Children) -> list[CaseResult]:
         """The results of a batch; of each case by itself, if something is wrong."""
-        results = run(batch, self.tool, self._alive)
+        results = run(batch, self.tool, children)
         is_reported = any(
             finding.cause == Code.SANITIZER for one in results for finding in one.findings
         )
@@ -209,6 +207,6 @@ class SanitizedPool(WorkerPool):
         return [
             one
             for job in batch
-            if not self._is_stopping
-            for one in run([job], self.tool, self._alive)
+            if not children.are_ended
+            for one in run([job], self.tool, children)
         ]

@@ -13,6 +13,7 @@ from harness.core.cause_codes import Code
 from harness.core.errors import InputError
 from harness.core.records import CaseResult, Verdict
 from harness.run import sanitizer
+from harness.run.children import Children
 from harness.scenario.load import load_scenarios, shipped_directory
 from harness.scenario.selection import select
 from tests.transcripts import Approved
@@ -116,14 +117,14 @@ def watched() -> Job:
 def test_the_watched_process_answers_and_the_report_is_read_when_it_is_gone(
     fake_tool: None, tmp_path: Path
 ) -> None:
-    (judged,) = sanitizer.run([watched()], "initcheck", set())
+    (judged,) = sanitizer.run([watched()], "initcheck", Children())
     assert (judged.verdict, judged.log) == (Verdict.FAIL, REPORT)
     assert judged.looked_at and judged.findings[-1].oracle == "sanitizer"
     assert (tmp_path / "seen").read_text() == "--tool initcheck\n"
 
 
 def test_memcheck_counts_no_failed_call_of_the_cuda_api(fake_tool: None, tmp_path: Path) -> None:
-    sanitizer.run([watched()], "memcheck", set())
+    sanitizer.run([watched()], "memcheck", Children())
     assert "--report-api-errors no" in (tmp_path / "seen.all").read_text()
 
 
@@ -136,7 +137,7 @@ def test_a_watched_process_without_an_answer_is_a_crash(
 ) -> None:
     (tmp_path / "compute-sanitizer").write_text(f"#!/bin/sh\n{does}\n")
     (judged,) = sanitizer.run(
-        [watched().model_copy(update={"timeout_seconds": seconds})], "memcheck", set()
+        [watched().model_copy(update={"timeout_seconds": seconds})], "memcheck", Children()
     )
     assert judged.verdict is Verdict.CRASH
     assert words in judged.reason

@@ -18,7 +18,7 @@ from torch import Tensor
 from harness.api import Refused
 from mla_harness_adapters import base
 from mla_harness_adapters.kernel_rows import row_lengths
-from mla_harness_sglang import releases
+from mla_harness_sglang.releases import DECODE_ATTENTION, FLASHMLA, FP8_KERNELS, MERGE_STATE
 from mla_harness_sglang.tables import ENGINE
 
 RANK = 512
@@ -57,7 +57,7 @@ def triton_decode(
     kernel takes one query token a row, so each of S tokens becomes a request that ends at this
     token. It returns no log-sum-exp: the one here is merged from its splits.
     """
-    decode = releases.DECODE_ATTENTION.module().decode_attention_fwd
+    decode = DECODE_ATTENTION.module().decode_attention_fwd
     num_requests, num_tokens, num_heads, width = q.shape
     if num_tokens > 1:
         seq_lens = row_lengths(seq_lens, num_tokens)
@@ -139,7 +139,7 @@ def flashmla_decode(
 
     block_table [B, M] int32 has the pages of each request, seq_lens [B] int32 its tokens.
     """
-    ops = releases.FLASHMLA.module()
+    ops = FLASHMLA.module()
     plan, num_splits = ops.get_mla_metadata(
         seq_lens, q.shape[1] * q.shape[2], 1, is_fp8_kvcache=False
     )
@@ -223,7 +223,7 @@ def merge_state_triton(
     *states: Tensor, num_tokens_with_context: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """The Triton kernel. Same shapes."""
-    merge = releases.MERGE_STATE.module().merge_state_triton
+    merge = MERGE_STATE.module().merge_state_triton
     return _merged(merge, *states, count=num_tokens_with_context)
 
 
@@ -270,7 +270,7 @@ def quantize_fp8(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Te
     """`scaled_fp8_quant` with one scale: the first num_live rows of x [T, K] bf16 -> x8 [T, K]
     e4m3, scale [1].
     """
-    quantize = releases.FP8_KERNELS.module().scaled_fp8_quant
+    quantize = FP8_KERNELS.module().scaled_fp8_quant
     x8 = torch.empty_like(x, dtype=torch.float8_e4m3fn)
     live = x if num_live is None else x[: int(num_live)]
     x8[: len(live)], scale = quantize(live.contiguous())
@@ -279,7 +279,7 @@ def quantize_fp8(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Te
 
 def quantize_rows(x: Tensor, *, num_live: int | Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`sglang_per_token_quant_fp8` of all rows of x [T, K] bf16: x8 [T, K] e4m3, scale [T, 1]."""
-    x8, scale = releases.FP8_KERNELS.module().sglang_per_token_quant_fp8(x.contiguous())
+    x8, scale = FP8_KERNELS.module().sglang_per_token_quant_fp8(x.contiguous())
     return x8, scale
 
 
@@ -289,9 +289,7 @@ def quantize_row_blocks(
     """`sglang_per_token_group_quant_fp8` of all rows of x [T, K] bf16: x8 [T, K] e4m3, scale [T, K
     / 128].
     """
-    x8, scale = releases.FP8_KERNELS.module().sglang_per_token_group_quant_fp8(
-        x.contiguous(), SCALED_BLOCK
-    )
+    x8, scale = FP8_KERNELS.module().sglang_per_token_group_quant_fp8(x.contiguous(), SCALED_BLOCK)
     return x8, scale
 
 
