@@ -20,7 +20,9 @@ def mine(
         if length == 0:
             continue
         pages = block_table[b, : -(-length // page)].long()
-        keys = kv_cache[pages].flatten(0, 1).float() * (kv_scale or 1.0)
+        keys = kv_cache[pages].flatten(0, 1).float()
+        if kv_cache.dtype == torch.float8_e4m3fn:
+            keys = keys * kv_scale
         slots = torch.arange(len(keys))
         last = length - num_tokens + torch.arange(num_tokens)
         scores = torch.einsum("shd,nd->hsn", q[b].float(), keys) * scale
