@@ -23,15 +23,8 @@ servers=(
 export HF_HUB_OFFLINE=1 VLLM_USE_FLASHINFER_SAMPLER=0 VLLM_NO_USAGE_STATS=1
 left() { echo $((SECONDS_IN_ALL - SECONDS)); }
 
-# Each server leads a session of its own, whose number is written down, so that its workers end with it.
-end_servers() {
-  local signal session
-  for signal in TERM KILL; do
-    for session in "$out"/*.session; do [ -e "$session" ] && pkill -"$signal" -s "$(cat "$session")"; done
-    sleep 2
-  done
-}
-trap end_servers EXIT
+. benchmarks/servers.sh
+trap 'end_servers "$out"' EXIT
 
 start_server() { # NAME PORT ENVIRONMENT OPTIONS: true if it answers
   local started=$SECONDS
@@ -42,8 +35,7 @@ start_server() { # NAME PORT ENVIRONMENT OPTIONS: true if it answers
   local pid=$!
   echo "$pid" > "$out/$1.session"
   while kill -0 "$pid" 2> /dev/null && [ "$(left)" -gt 10 ] && [ $((SECONDS - started)) -lt 240 ]; do
-    "$PYTHON" - "$2" <<< 'import sys, urllib.request as u
-u.urlopen(f"http://127.0.0.1:{sys.argv[1]}/health", timeout=2)' 2> /dev/null && { echo "$1: up after $((SECONDS - started)) s"; return 0; }
+    answers "http://127.0.0.1:$2/health" && { echo "$1: up after $((SECONDS - started)) s"; return 0; }
     sleep 1
   done
   echo "$1: not up after $((SECONDS - started)) s: $(grep -E 'Error|error' "$out/$1.server.log" | tail -1 | cut -c1-200)"; return 1
@@ -81,7 +73,7 @@ for row in "${servers[@]}"; do
 done
 for job in "${jobs[@]}"; do wait "$job"; done
 cat "$out"/*."$action".txt
-end_servers
+end_servers "$out"
 (cd "$out" && tar czf "/tmp/all.$$.tar.gz" . && rm -rf ./* && mv "/tmp/all.$$.tar.gz" all.tar.gz)
 cp "$KEPT"/*.yaml "$out" 2> /dev/null
 exit 0

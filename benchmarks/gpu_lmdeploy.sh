@@ -39,18 +39,8 @@ left() { echo $((SECONDS_IN_ALL - SECONDS)); }
 say() { echo "$(printf '%3d' "$SECONDS") $*" | tee -a "$out/summary.txt"; }
 pack() { tar czf "$WORK.tgz" --exclude='*.html' -C "$WORK" . && [ "$(stat -c %s "$WORK.tgz")" -lt 16000000 ] && cp "$WORK.tgz" "$out/lmdeploy.tgz"; }
 
-# Each server leads a session of its own, whose number is written down, so that its engine's process ends with it.
-end_servers() {
-  local signal session
-  for signal in TERM KILL; do
-    for session in "$WORK"/*.session; do [ -e "$session" ] && pkill -"$signal" -s "$(cat "$session")"; done
-    sleep 1
-  done
-  rm -f "$WORK"/*.session
-}
-trap end_servers EXIT
-
-answers() { "$PYTHON" -c 'import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=2)' "$1" 2> /dev/null; }
+. benchmarks/servers.sh
+trap 'end_servers "$WORK"' EXIT
 
 start_server() { # NAME CANARY KERNELS PAGE OPTIONS PORT
   local path=$SITES/lmdeploy kernel
@@ -121,7 +111,7 @@ for given in "${servers[@]}"; do
 done
 for job in "${jobs[@]}"; do wait "$job"; done
 kill "$packing" 2> /dev/null
-end_servers
+end_servers "$WORK"
 pack
 say "done"
 exit 0

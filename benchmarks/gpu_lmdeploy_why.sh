@@ -23,7 +23,7 @@ end_server() { # NAME
 end_all() { for session in "$WORK"/*.session; do [ -e "$session" ] && end_server "$(basename "$session" .session)"; done; }
 trap end_all EXIT
 
-answers() { "$PYTHON" -c 'import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=2)' "$1" 2> /dev/null; }
+. benchmarks/servers.sh
 
 start() { # NAME PORT CANARY PATH PAGE PAGES LONGEST OPTIONS
   # shellcheck disable=SC2086

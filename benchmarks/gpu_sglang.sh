@@ -4,7 +4,7 @@
 #   served       its served canaries as released and with each bug injected; GROUP=memory|padded chooses half of them
 #   drafts, sparse, ranks (two GPUs), survey     the nightly scenarios
 #   kernels      every cell of the kernel matrix with a kernel of SGLang
-#   reproductions    the plain scripts of its findings
+#   reproductions    the plain script of finding 12
 #   traces       drawn traces against servers; a failing one is taken by every server, three times
 #   kit          SGLang's own attention suite, plainly and under poison
 #   checkpoints  random checkpoints beside transformers
@@ -25,14 +25,7 @@ cases() { # SELECTOR-OR-OPTION...: run them, and say each verdict
   grep -aE '^ *(PASS|FAIL|CRASH|SKIP|KNOWN|ERROR|pass|fail|crash|skip|known|error) |(pass|fail|skip|crash|known).* in [0-9.]+ s|refused|^mla-harness' "$work/log" | cut -c1-260 | head -60
 }
 
-# Each server leads a session of its own, whose number is written down, so that its processes end with it.
-end_servers() {
-  local signal session
-  for signal in TERM KILL; do
-    for session in "$work"/*.session; do [ -e "$session" ] && pkill -"$signal" -s "$(cat "$session")"; done
-    sleep 2
-  done
-}
+. benchmarks/servers.sh
 start_server() { # NAME PORT OPTIONS: true once it answers
   local started=$SECONDS
   # shellcheck disable=SC2086
@@ -43,8 +36,7 @@ start_server() { # NAME PORT OPTIONS: true once it answers
   local pid=$!
   echo "$pid" > "$work/$1.session"
   while kill -0 "$pid" 2> /dev/null && [ "$(left)" -gt 10 ]; do
-    "$PYTHON" -c 'import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=2)' "http://127.0.0.1:$2/health" 2> /dev/null \
-      && { echo "$1: up after $((SECONDS - started)) s"; return 0; }
+    answers "http://127.0.0.1:$2/health" && { echo "$1: up after $((SECONDS - started)) s"; return 0; }
     sleep 1
   done
   echo "$1: not up after $((SECONDS - started)) s: $(grep -E '[A-Za-z]*(Error|Exception)\b' "$work/$1.server.log" | tail -1 | cut -c1-240)"; return 1
@@ -64,7 +56,8 @@ traces() {
     "flashmla-eager-no-cache|24103|--attention-backend flashmla --disable-radix-cache $eager"
     "triton-eager|24104|--attention-backend triton $eager"
   )
-  trap end_servers EXIT
+  # The folder of this part: a later part has another.
+  trap "end_servers '$work'" EXIT
   for row in "${servers[@]}"; do
     IFS='|' read -r name port options <<< "$row"
     start_server "$name" "$port" "$options" || continue
@@ -83,6 +76,7 @@ traces() {
   for row in "${servers[@]}"; do IFS='|' read -r name port options <<< "$row"
     [ -e "$work/$name.up" ] && for script in cache-reuse lengths; do check "$name" "$port" "$script" --script "$script"; done
   done
+  end_servers "$work"
 }
 kit() {
   local mode options
@@ -94,11 +88,8 @@ kit() {
   done
 }
 reproductions() {
-  local script
-  for script in sglang-skipped-rows merge-empty-side; do
-    timeout -k 5 100 "$PYTHON" "docs/upstream/$script/script.py" > "$work/$script.log" 2>&1
-    echo "$script: exit code $?"; tail -n 8 "$work/$script.log" | cut -c1-240 | sed 's/^/      /'
-  done
+  timeout -k 5 100 "$PYTHON" docs/upstream/sglang-skipped-rows/script.py > "$work/sglang-skipped-rows.log" 2>&1
+  echo "sglang-skipped-rows: exit code $?"; tail -n 8 "$work/sglang-skipped-rows.log" | cut -c1-240 | sed 's/^/      /'
 }
 checkpoints() {
   harness canary random deepseek_v2 --quick --out "$work/made/deepseek_v2" 2>&1 | tail -2
