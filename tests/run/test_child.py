@@ -16,9 +16,9 @@ import pytest
 
 from harness.core.cause_codes import Code
 from harness.core.errors import HarnessError, InputError, NoRoomError
-from harness.core.params import Record
 from harness.run import child as child_module
 from harness.run.child import Child, ChildDied, ask
+from tests.run.stub_child import Do
 from tests.transcripts import Approved
 from tests.waiting import (
     HANG_SECONDS,
@@ -33,13 +33,6 @@ STUB = {"PYTHONPATH": str(HERE)}
 WRAPPER = ("sh", "-c", '"$@"; exit $?', "sh")
 """A program that runs another one and waits for it, as compute-sanitizer does."""
 Start = Callable[..., Child]
-
-
-class Do(Record):
-    """A request to `stub_child.py`."""
-
-    what: str
-    text: str = ""
 
 
 @pytest.fixture

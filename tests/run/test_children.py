@@ -9,19 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.core.params import Record
 from harness.run.child import Child, ChildDied
 from harness.run.children import Children, ChildrenEndedError
+from tests.run.stub_child import Do
 from tests.waiting import HANG_SECONDS, wait_until, wait_until_gone
 
 STUB = {"PYTHONPATH": str(Path(__file__).parent)}
-
-
-class Do(Record):
-    """A request to `stub_child.py`."""
-
-    what: str
-    text: str = ""
 
 
 def stub() -> Child:

@@ -26,14 +26,14 @@ def _has_kv_canary(params: SglangParams) -> bool:
     return params.kv_canary != "none"
 
 
-def _drafts_with_a_module(params: SglangParams) -> bool:
+def _has_canary_mtp(params: SglangParams) -> bool:
     return params.canary == "mtp"
 
 
 NOT_SERVED = (
     NotServed(_has_kv_canary, "has no kv_canary", Releases(last="0.5.13")),
     NotServed(
-        _drafts_with_a_module,
+        _has_canary_mtp,
         "joins embedding and hidden state of a drafter by a kernel for more than 256 columns;"
         " canary-mtp has 256",
         Releases("0.5.15"),
