@@ -23,6 +23,7 @@ from harness.cli.shared_options import LOCAL, NO_HISTORY, command_line
 from harness.core.cases import Job
 from harness.core.cause_codes import Code
 from harness.core.errors import INTERRUPTED, GoneError, HarnessError, InputError, NoRoomError
+from harness.core.fault_outcomes import MISSED
 from harness.core.records import BAD, CaseResult, Verdict
 from harness.core.stored import DAMAGED
 from harness.diagnose.run_jobs import diagnose, judge_faults, run_jobs
@@ -102,10 +103,11 @@ class EachCase(LiveProgress):
 
     def on_result(self, result: CaseResult, *, announce: bool = True) -> None:
         if result.verdict not in BAD:
-            reason = one_line(result.reason, 200)
-            self._console.print(
-                verdict_text(result.verdict.value), result.key, f"{result.seconds:.1f} s", reason
-            )
+            word, reason = result.verdict.value, one_line(result.reason, 200)
+            if result.fault and result.verdict is Verdict.PASS:
+                # A case that passes with an injected bug does not see it.
+                word, reason = MISSED, "passes with the bug"
+            self._console.print(verdict_text(word), result.key, f"{result.seconds:.1f} s", reason)
         super().on_result(result, announce=announce)
         for line in printable(result.log).strip().splitlines():
             self._console.print("  | " + line, style="dim", soft_wrap=True)

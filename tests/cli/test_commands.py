@@ -139,6 +139,21 @@ def test_selftest_fails_when_a_fault_is_not_caught_as_declared(
     approved(lines_with(out, "faults caught: 0"))
 
 
+def test_a_verbose_run_says_that_a_case_which_passes_with_a_bug_misses_it(
+    cli: Cli, scenarios: Path
+) -> None:
+    file = scenarios / "merge.yaml"
+    text = file.read_text()
+    file.write_text(text.replace("on: {num_with_context: 7}", "on: {num_with_context: 12}"))
+    words = ("run", "merge", "--with-faults", "--scenarios", scenarios, "-n", 1, "-v")
+    code, out, _ = cli(*words)
+    missed = lines_with(out, "MISSED merge[num_with_context=12]!merge.ignore-context-count")
+    assert code == 1 and "passes with the bug" in missed
+    file.write_text(text)
+    code, out, _ = cli(*words)
+    assert code == 0 and "MISSED" not in out
+
+
 BLAMES = "blames: [context.output, context.lse]"
 
 
