@@ -71,7 +71,8 @@ def document(stores: list[RunStore]) -> str:
         ),
         (
             f"{score(every).statement}. Seeds: {', '.join(map(_seed, stores))}. "
-            f"{sum(store.plan.seconds for store in stores):.0f} s."
+            f"{sum(store.plan.seconds for store in stores):.0f} s, processes:"
+            f" {', '.join(str((store.plan.trials or {}).get('workers', '')) for store in stores)}."
         ),
         *shown,
         "## Not killed",
