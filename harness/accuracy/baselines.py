@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, field_validator
 from harness.accuracy.acceptance import MARGIN, read_drafts
 from harness.accuracy.answer_log import MEASURED_VERSION, AccuracyRun, Measured
 from harness.core.errors import InputError
-from harness.core.files import BASELINES, write_atomic
+from harness.core.files import BASELINES, load_yaml, write_atomic
 from harness.core.stored import check_version, read_text
 
 _HASHES_A_LINE = 8
@@ -88,7 +88,7 @@ def read_baseline(path: Path) -> Baseline:
     """Read one file. Raises InputError with the file's name when it is no baseline."""
     text = read_text(path)
     try:
-        loaded = yaml.safe_load(text)
+        loaded = load_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
     check_version(loaded, path, MEASURED_VERSION)

@@ -34,13 +34,16 @@ def rows_beside(module: str) -> dict[str, dict[str, Any]]:
 
 def read_rows(table: Path) -> Any:
     """The rows of a table in YAML, which is a file of this package."""
+    return load_yaml(table.read_text(encoding="utf-8"))
+
+
+def load_yaml(text: str) -> Any:
+    """The value of a text in YAML, which is loaded safely. Raises yaml.YAMLError."""
     # `mla-harness --help` reads no table.
     import yaml
 
     # libyaml is ten times as fast.
-    return yaml.load(
-        table.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    )
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def with_tuples(row: dict[str, Any]) -> dict[str, Any]:
