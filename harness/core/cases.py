@@ -61,6 +61,10 @@ class KnownFailure(Record):
         return SpecifierSet(self.versions).contains(Version(version).base_version, prereleases=True)
 
 
+MARK = "@"
+"""In an id, behind the case of a scenario and before the values that differ from it."""
+
+
 class Case(Record):
     """One point of a scenario's matrix.
 
@@ -104,6 +108,11 @@ class Case(Record):
     @property
     def kind(self) -> SystemSpec:
         return SYSTEMS.get(self.system)
+
+    @property
+    def is_varied(self) -> bool:
+        """Whether parameters or poison are others than those that its scenario says."""
+        return MARK in self.id
 
     def params_as(self, model: type[ParamsT]) -> ParamsT:
         """The parameters as `model`. Raises TypeError if they are of another model."""

@@ -247,7 +247,7 @@ class WorkloadParams(Params):
     # A case that means to judge a preemption and has none would be green for nothing.
     happens: tuple[Event, ...] = Field(
         default=(),
-        description="events that must happen in the engine, or the case is skipped and is no pass",
+        description="events that must happen, or the case fails; with other values it is skipped",
     )
     # Another seed draws other prompts, and the decisions of another schedule are right too.
     steps: tuple[str, ...] = Field(

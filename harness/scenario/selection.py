@@ -15,7 +15,7 @@ import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from harness.core.cases import Case
+from harness.core.cases import MARK, Case
 from harness.core.catalog import FAULTS, KERNELS, SYSTEMS
 from harness.core.errors import InputError, UnknownNameError
 from harness.core.registry import LIST, nearest
@@ -233,7 +233,7 @@ def _variant(
         if drawn := drawn_case(scenario, selector, override):
             return drawn
     base, changes = variant.split(selector)
-    if variant.MARK not in selector:
+    if MARK not in selector:
         return None
     case = next(iter(select(scenarios, [base], seed=seed, override=override)))
     if case.id != base:
@@ -275,7 +275,7 @@ def _candidates(
 
 
 def _is_with_values(selector: str) -> bool:
-    return variant.MARK in selector
+    return MARK in selector
 
 
 def _tag_filter(

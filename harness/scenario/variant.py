@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from harness.core.cases import Case, PoisonPlan
+from harness.core.cases import MARK, Case, PoisonPlan
 from harness.core.catalog import SITES
 from harness.core.errors import InputError
 from harness.core.params import Params
@@ -22,7 +22,6 @@ from harness.scenario.known_names import unknown_names
 from harness.scenario.point_case import usable
 from harness.scenario.schema import PATTERNS, SCHEMA, Given
 
-MARK = "@"
 POISON_KEYS = ("patterns", "sites", "strict")
 """Keys that may be changed besides the parameters."""
 

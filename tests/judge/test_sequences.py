@@ -9,6 +9,7 @@ import pytest
 from harness.core.cases import Job
 from harness.core.engine_params import EngineParams
 from harness.core.records import Verdict
+from harness.engine.schedule import scheduler
 from harness.judge.run_case import run_case
 from harness.scenario.expand import expand
 from harness.scenario.load import load_scenarios, shipped_directory
@@ -53,6 +54,21 @@ def test_every_event_happens_in_a_scenario():
 def test_a_case_without_its_event_is_skipped_and_no_pass():
     result = run("preempted-phases[phase=decode]", num_blocks=20)
     assert (result.verdict, result.reason) == (Verdict.SKIP, "never happened: preempt.decode")
+
+
+def test_an_engine_without_the_event_of_a_written_case_fails(monkeypatch):
+    # No prompt finds a page. The answers are right, and only slower.
+    monkeypatch.setattr(scheduler, "pages_with_drafts", lambda shared: [])
+    (scenario,) = load_scenarios(shipped_directory(), only="drafter-prefixes")
+    case = expand(scenario)[0]
+    result = run_case(Job(key="job", case=case))
+    (finding,) = result.findings
+    assert (result.verdict, finding.oracle, finding.cause) == (
+        Verdict.FAIL,
+        "policy",
+        "never_happened",
+    )
+    assert finding.message.startswith("never happened: hit")
 
 
 @pytest.mark.parametrize(
