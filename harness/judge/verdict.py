@@ -65,20 +65,8 @@ def verdict(job: Job) -> Outcome:
         outcome.cause = Code.NEVER_CALLED
         outcome.reason = f"never called: {', '.join(never)}"
         return outcome
-    if (
-        outcome.verdict is Verdict.PASS
-        and job.sites is None
-        and (wanted := job.case.params.must_happen)
-    ):
-        # An event may rightly stay out in another engine than ours, with other values than the
-        # scenario's, or with a kernel that rounds otherwise.
-        case = evidence.case
-        may_stay_out = (
-            case.system != "engine"
-            or case.is_varied
-            or any(spec.is_plugin for spec in case.known_kernels())
-        )
-        _note_events(outcome, wanted, may_stay_out=may_stay_out)
+    if outcome.verdict is Verdict.PASS:
+        _note_events(outcome, job)
     if outcome.verdict is Verdict.CRASH and job.device == "cuda":
         # The driver's log lists errors of many processes, so the message names its case.
         outcome.findings = [
@@ -109,29 +97,39 @@ def _run_all(target: Target, job: Job, evidence: Evidence) -> Refused | MissingP
     return next((run.refusal for run in evidence.runs if run.refusal), None)
 
 
-def _note_events(outcome: Outcome, wanted: Sequence[str], *, may_stay_out: bool) -> None:
+def _note_events(outcome: Outcome, job: Job) -> None:
     """Note the least that a run had of each event that must happen.
 
-    Without one of them, nothing is proved: the case is skipped if it `may_stay_out`. Else the
-    engine does something else than what the case was written for, such as to find no prefix.
+    Without one of them, nothing is proved. A case as it is written fails then: the engine does
+    something else than what the case is for, such as to find no prefix. Any other case is skipped.
     """
+    # An event may rightly stay out in another engine than ours, with other values than the
+    # scenario's, or with a kernel that rounds otherwise.
+    is_certain = (
+        job.case.system == "engine"
+        and not job.case.is_varied
+        and not any(spec.is_plugin for spec in job.case.known_kernels())
+    )
+    wanted = job.case.params.must_happen
+    # A trial of blame asks whether the failure is there too: no skip is one.
+    if not wanted or (job.sites is not None and not is_certain):
+        return
     happened_in = [run.first(Happened) for run in outcome.runs]
     counts = {
         event: min(found.counts.get(event, 0) if found else 0 for found in happened_in)
         for event in wanted
     }
     if missing := [event for event, count in counts.items() if not count]:
-        reason = f"never happened: {', '.join(missing)}"
-        if may_stay_out:
-            outcome.verdict, outcome.cause, outcome.reason = (
-                Verdict.SKIP,
-                Code.NEVER_HAPPENED,
-                reason,
-            )
-            return
-        message = f"{reason}, for which this case is made; another engine may choose so"
-        outcome.verdict, outcome.reason = Verdict.FAIL, message
-        outcome.findings = [Finding(oracle="policy", message=message, cause=Code.NEVER_HAPPENED)]
+        outcome.reason = f"never happened: {', '.join(missing)}"
+        if is_certain:
+            outcome.verdict = Verdict.FAIL
+            outcome.reason += ", for which this case is made; another engine may choose so"
+            outcome.findings = [
+                Finding(oracle="policy", message=outcome.reason, cause=Code.NEVER_HAPPENED)
+            ]
+        else:
+            outcome.verdict = Verdict.SKIP
+            outcome.cause = Code.NEVER_HAPPENED
         return
     happened = "happened: " + ", ".join(f"{event} {count}" for event, count in counts.items())
     outcome.reason = "; ".join(filter(None, (outcome.reason, happened)))

@@ -69,6 +69,8 @@ def test_an_engine_without_the_event_of_a_written_case_fails(monkeypatch):
         "never_happened",
     )
     assert finding.message.startswith("never happened: hit")
+    # Without poison too, so no memory is blamed.
+    assert run_case(Job(key="trial", case=case, sites=())).verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize(
