@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,7 @@ from harness.report.console import table
 from harness.report.progress import Waiting
 from harness.report.wording import printable
 from harness.run.child import Child, ChildDied
-from harness.run.children import Children
+from harness.run.children import Children, as_they_end
 from harness.run.planning import load
 from harness.run.releases import folder_of
 from harness.run.requests import CommandLine
@@ -230,7 +230,7 @@ def _ask_all(
         asked = [
             pool.submit(_ask, *subject, command, children, parallel > 1) for subject in subjects
         ]
-        for one in as_completed(asked):
+        for one in as_they_end(asked):
             yield asked.index(one), one.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

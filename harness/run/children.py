@@ -4,10 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import TypeVar
 
 from harness.core.errors import HarnessError
 from harness.run.child import Child
+
+ResultT = TypeVar("ResultT")
+TICK_SECONDS = 0.2
+
+
+def as_they_end(futures: Iterable[Future[ResultT]]) -> Iterator[Future[ResultT]]:
+    """The futures as they end.
+
+    A Ctrl-C that comes just before the main thread waits does not end a wait without a limit: it
+    would be seen only when a future ends. So the thread wakes now and then.
+    """
+    left = set(futures)
+    while left:
+        ended, left = wait(left, timeout=TICK_SECONDS, return_when=FIRST_COMPLETED)
+        yield from ended
 
 
 class ChildrenEndedError(HarnessError):

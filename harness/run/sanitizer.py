@@ -16,7 +16,7 @@ import shutil
 import tempfile
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from harness.core.cases import Job, JobBatch
@@ -25,7 +25,7 @@ from harness.core.errors import InputError
 from harness.core.findings import Finding
 from harness.core.records import CaseResult, Verdict
 from harness.run.child import Child, ChildDied
-from harness.run.children import Children
+from harness.run.children import Children, as_they_end
 from harness.run.runner import WorkerPool
 
 TOOLS = ("initcheck", "memcheck", "racecheck", "synccheck")
@@ -187,7 +187,7 @@ class SanitizedPool(WorkerPool):
         self._children = children = Children()
         try:
             watches = [executor.submit(self._watch, batch, children) for batch in batches]
-            for done in as_completed(watches):
+            for done in as_they_end(watches):
                 yield from done.result()
         finally:
             # After an early stop no child may begin, and those that run are ended.

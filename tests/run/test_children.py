@@ -4,13 +4,15 @@ then.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import signal
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from harness.run.child import Child, ChildDied
-from harness.run.children import Children, ChildrenEndedError
+from harness.run.children import Children, ChildrenEndedError, as_they_end
 from tests.run.stub_child import Do
 from tests.waiting import HANG_SECONDS, wait_until, wait_until_gone
 
@@ -62,3 +64,18 @@ def test_a_child_that_has_answered_is_closed_and_not_ended_again() -> None:
         assert child.receive().progress == {"done": 1}
     children.end()
     assert children.are_ended
+
+
+def test_an_interruption_that_does_not_wake_the_main_thread_is_seen() -> None:
+    ended: Future[str] = Future()
+    ended.set_result("ended")
+    # Another thread takes the signal. The main one is as little woken as by one that comes just
+    # before it waits, which no test can time.
+    other = threading.Timer(0.5, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT))
+    seen = []
+    with pytest.raises(KeyboardInterrupt):
+        other.start()
+        for one in as_they_end([Future[str](), ended]):
+            seen.append(one.result())
+    assert seen == ["ended"]
+    other.join()
