@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.loop import Judge, KernelVerdict
+from harness.loop import Judge
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "docs" / "examples" / "deepseek_decode.py"
@@ -82,18 +82,16 @@ class Cold:
     passes: bool
     judged: int
     skipped: int
-    covered: str
 
 
-def judged_so_far(runs: Path) -> list[str]:
-    """The verdicts in the files of a run, in their order, but skips."""
-    verdicts = []
-    for file in runs.glob("*/results.jsonl"):
-        for line in file.read_text(encoding="utf-8").splitlines():
-            # The last line may be half written.
-            verdict = line.partition('"verdict": "')[2].partition('"')[0]
-            verdicts += [verdict] if verdict and verdict != "skip" else []
-    return verdicts
+def has_judged(runs: Path) -> bool:
+    """Whether a result that is no skip stands in the file of a run."""
+    # As text: each look at a whole record would take time from what is timed.
+    return any(
+        f'"verdict": "{verdict}"' in file.read_text(encoding="utf-8")
+        for file in runs.glob("*/results.jsonl")
+        for verdict in ("pass", "fail", "crash")
+    )
 
 
 def cold(where: str, device: str, folder: Path) -> Cold:
@@ -111,21 +109,14 @@ def cold(where: str, device: str, folder: Path) -> Cold:
     first = None
     while first is None and process.poll() is None:
         time.sleep(0.02)
-        if judged_so_far(runs):
+        if has_judged(runs):
             first = time.monotonic() - started
     said, _ = process.communicate()
     whole = time.monotonic() - started
     assert process.returncode in (0, 1), f"{where}: exit code {process.returncode}"
-    summary = json.loads(said)
-    totals = summary["totals"]
+    totals = json.loads(said)["totals"]
     judged = totals["pass"] + totals["fail"] + totals["crash"]
-    covered = "; ".join(one.get("statement", "") for one in summary["coverage"])
-    return Cold(first, whole, process.returncode == 0, judged, totals["skip"], covered)
-
-
-def warm(judge: Judge, where: str, op: str) -> tuple[KernelVerdict, KernelVerdict]:
-    """The verdict after one call and the whole one, by a `Judge` that knows the op."""
-    return judge.judge(where, op, seconds=0), judge.judge(where, op)
+    return Cold(first, whole, process.returncode == 0, judged, totals["skip"])
 
 
 def row(name: str, timed: Timed, judge: Judge, device: str) -> str:
@@ -135,7 +126,8 @@ def row(name: str, timed: Timed, judge: Judge, device: str) -> str:
         found = cold(where, device, Path(path))
         # The cases of an op are drawn once: here.
         judge.judge(where, timed.op, seconds=0)
-        first, whole = warm(judge, where, timed.op)
+        first = judge.judge(where, timed.op, seconds=0)
+        whole = judge.judge(where, timed.op)
     assert (whole.verdict == "pass") == found.passes, f"{name}: warm it is {whole.verdict}"
     causes = ", ".join(f"{one.oracle}: {one.cause}" for one in whole.causes)
     cells = [
@@ -147,7 +139,7 @@ def row(name: str, timed: Timed, judge: Judge, device: str) -> str:
         f"{whole.verdict} {causes}".strip(),
         found.judged,
         found.skipped,
-        found.covered or whole.covered,
+        whole.covered,
     ]
     return f"| {' | '.join(map(str, cells))} |"
 
