@@ -146,6 +146,11 @@ class Case(Record):
     def known_kernels(self) -> list[KernelSpec]:
         return [KERNELS.get(name) for name in self.kernels().values() if name in KERNELS]
 
+    @property
+    def has_plugin(self) -> bool:
+        """Whether a kernel of a user is called, which may round otherwise than ours."""
+        return any(spec.is_plugin for spec in self.known_kernels())
+
     def compile_seconds(self) -> dict[str, float]:
         """The kernels that compile on their first call, and for how long they may."""
         return {

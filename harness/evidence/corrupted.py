@@ -85,7 +85,7 @@ def rejects(evidence: Evidence) -> Judgement:
         if cause not in _RIGHT or not judgement.cause:
             judgement.cause = cause
     judgement.looked_at = len(calls)
-    if num_undefined and any(spec.is_plugin for spec in evidence.case.known_kernels()):
+    if num_undefined and evidence.case.has_plugin:
         judgement.notes.append(ADVICE)
     if len(calls) > 1:
         judgement.notes.insert(0, ", ".join(f"{count} {cause}" for cause, count in counts.items()))

@@ -103,16 +103,14 @@ def _note_events(outcome: Outcome, job: Job) -> None:
     Without one of them, nothing is proved. A case as it is written fails then: the engine does
     something else than what the case is for, such as to find no prefix. Any other case is skipped.
     """
+    case = job.case
+    if not (wanted := case.params.must_happen):
+        return
     # An event may rightly stay out in another engine than ours, with other values than the
     # scenario's, or with a kernel that rounds otherwise.
-    is_certain = (
-        job.case.system == "engine"
-        and not job.case.is_varied
-        and not any(spec.is_plugin for spec in job.case.known_kernels())
-    )
-    wanted = job.case.params.must_happen
+    is_certain = case.system == "engine" and not case.is_varied and not case.has_plugin
     # A trial of blame asks whether the failure is there too: no skip is one.
-    if not wanted or (job.sites is not None and not is_certain):
+    if job.sites is not None and not is_certain:
         return
     happened_in = [run.first(Happened) for run in outcome.runs]
     counts = {
@@ -189,8 +187,7 @@ def _judged(evidence: Evidence, asked: dict[str, Judgement]) -> Outcome:
     if blind := [name for name, count in outcome.looked_at.items() if not count]:
         # A drawn case is known to show something with our own kernels. A plug-in rounds otherwise,
         # so batches differ.
-        has_plugin = any(spec.is_plugin for spec in evidence.case.known_kernels())
-        is_only_less = has_plugin and len(blind) < len(evidence.case.oracles)
+        is_only_less = evidence.case.has_plugin and len(blind) < len(evidence.case.oracles)
         outcome.verdict = Verdict.SKIP if is_only_less else Verdict.ERROR
         outcome.cause = Code.BLIND
         outcome.reason = f"{', '.join(blind)} judged no element, so this case proves nothing"

@@ -9,10 +9,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TypeVar
 
 from harness.core.errors import HarnessError
-from harness.run.child import Child
+from harness.run.child import TICK_SECONDS, Child
 
 ResultT = TypeVar("ResultT")
-TICK_SECONDS = 0.2
 
 
 def as_they_end(futures: Iterable[Future[ResultT]]) -> Iterator[Future[ResultT]]:
