@@ -209,7 +209,13 @@ def _planned(
     if given.shard is not None:
         jobs, controls, note = cut(given.shard, jobs, controls)
     return run_and_report.planned(
-        given.root, wanted, jobs, controls=controls, sanitizer=tool, shard=note
+        given.root,
+        wanted,
+        jobs,
+        controls=controls,
+        sanitizer=tool,
+        shard=note,
+        num_long=planner.num_long,
     )
 
 

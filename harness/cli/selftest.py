@@ -68,12 +68,13 @@ def _planned(
             root, wanted, planner.control_jobs(num_draws), is_selftest=True
         )
     faults = planner.faults()
-    cases = [] if no_clean else select(known, wanted.selectors, tags=wanted.tags, seed=wanted.seed)
+    found = [] if no_clean else select(known, wanted.selectors, tags=wanted.tags, seed=wanted.seed)
     if no_clean and not faults:
         raise InputError("--faults-only: the selected scenarios declare no fault; select others")
     controls = [Control(use=use, job=job) for use, job in faults]
+    jobs = planner.jobs_of(planner.in_short(found))
     return run_and_report.planned(
-        root, wanted, planner.jobs_of(cases), controls=controls, is_selftest=True
+        root, wanted, jobs, controls=controls, is_selftest=True, num_long=planner.num_long
     )
 
 

@@ -241,6 +241,8 @@ def _not_covered(view: RunView, jobs: Sequence[Job]) -> str:
     planned = dict.fromkeys(job.case.system for job in view.plan.jobs)
     left = [name for name in planned if all(job.case.system != name for job in jobs)]
     parts += [_subject(name, view.plan.jobs) for name in left]
+    if view.plan.num_long:
+        parts.append(f"{num(view.plan.num_long, 'long case')}, which `-m long` runs")
     if view.coverages:
         parts.append("the other combinations, which `mla-harness coverage` lists")
     return "; ".join([*parts, NEVER_SEEN])

@@ -20,7 +20,7 @@ from harness.core.shapes import Shapes
 from harness.run.environment import DEVICES
 from harness.run.plugin_files import PluginFiles
 from harness.scenario.drawn import control_cases
-from harness.scenario.expand import GPU, fault_cases, on_device
+from harness.scenario.expand import GPU, LONG, fault_cases, on_device
 from harness.scenario.load import SUFFIXES, load_scenarios
 from harness.scenario.override import KernelOverride
 from harness.scenario.schema import FaultUse, Scenario
@@ -78,6 +78,12 @@ class Wanted:
             tuple(selector for selector in self.selectors if selector != files[0]),
         )
 
+    @property
+    def is_of_everything(self) -> bool:
+        """Whether nothing is asked for by name: no scenario, case, kernel, fault or tag."""
+        names = [*self.selectors, *self.kernels, *self.plugins, self.fault]
+        return not any(names) and all(tag.startswith("not ") for tag in self.tags)
+
     def reproduction(self) -> dict[str, Any]:
         """The options that decide a case's outcome, for `run.json` and the commands in reports."""
         return {
@@ -102,6 +108,8 @@ class JobPlanner:
         self._pool = pool
         self._plugins = PluginFiles(wanted.plugins, pool, wanted.cell)
         self._on_gpu: set[str] | None = None
+        self.num_long = 0
+        """How many long cases a run of everything leaves out."""
 
     def scenarios(self) -> list[Scenario]:
         return load(self.wanted)
@@ -116,6 +124,14 @@ class JobPlanner:
             self._changed(cases_of(names, lambda override: self._select(scenarios, override)))
         )
         return self.jobs_of(cases, fault=self.wanted.fault)
+
+    def in_short(self, cases: list[Case]) -> list[Case]:
+        """`cases` without the long ones, if everything is asked for and nothing by name."""
+        if not self.wanted.is_of_everything:
+            return cases
+        short = [case for case in cases if LONG not in case.tags]
+        self.num_long = len(cases) - len(short)
+        return short
 
     def _changed(self, cases: list[Case]) -> list[Case]:
         """The cases with the values of `changes`.
@@ -223,7 +239,7 @@ class JobPlanner:
                 s.name for s in scenarios if any(use.name == wanted.fault for use in s.faults)
             )
         has_gpu = wanted.device != "cpu" and not self._pool.start().why_not("cuda")
-        return select(
+        cases = select(
             scenarios,
             selectors,
             tags=wanted.tags,
@@ -231,6 +247,7 @@ class JobPlanner:
             override=override,
             has_gpu=has_gpu,
         )
+        return self.in_short(cases)
 
     def _device_of(self, case: Case) -> str:
         """The device of a case.

@@ -27,7 +27,10 @@ from harness.scenario.schema import FaultUse, Scenario
 GPU = "gpu"
 """The tag of cases that need a GPU."""
 NIGHTLY = "nightly"
-"""The tag of long cases, which a plain run leaves out."""
+"""The tag of cases that take minutes, which need their id or `-m nightly`."""
+LONG = "long"
+"""The tag of cases that a run of everything leaves out, because others show as much in less
+time."""
 MATRICES = frozenset({"kernel-matrix", "matrix-conditions", "matrix-reject"})
 """Tags of scenarios with thousands of cells for GPUs. A plain run takes the first cell."""
 NATURAL = "natural"
@@ -100,6 +103,10 @@ def _case(scenario: Scenario, point: MatrixPoint, seed: int) -> Case:
     settings = scenario.poison
     patterns = point.patterns or settings.patterns
     sites = point.sites or settings.sites
+    has_tag = {
+        GPU: scenario.device == "cuda",
+        LONG: any(is_selected(point.labels, one) for one in scenario.long),
+    }
     known = [
         use.model_dump(exclude={"on"})
         for use in scenario.known
@@ -116,7 +123,7 @@ def _case(scenario: Scenario, point: MatrixPoint, seed: int) -> Case:
         system=scenario.kind.name,
         op=scenario.op,
         seed=seed,
-        tags=(GPU,) if scenario.device == "cuda" else (),
+        tags=tuple(tag for tag, has_it in has_tag.items() if has_it),
         known=tuple(map(KnownFailure.model_validate, known)),
     )
 

@@ -260,7 +260,7 @@ def _axis(scenario: Scenario, axis: str) -> list[tuple[str, Given]]:
 
 def _check_system(scenario: Scenario) -> Iterator[Problem]:
     if scenario.fuzz is not None:
-        for key in ("system", "op", "params", "matrix", "exclude", "accuracy"):
+        for key in ("system", "op", "params", "matrix", "exclude", "long", "accuracy"):
             if getattr(scenario, key):
                 name = "except" if key == "exclude" else key
                 yield Problem(
@@ -434,22 +434,28 @@ def _check_points(scenario: Scenario) -> Iterator[Problem]:
     for given in {id(given): given for _, given in found}.values():
         yield from _check_params(scenario, given, ("matrix",), is_whole=True)
     for index, use in enumerate(scenario.faults):
-        if ACCURACY not in use.on and not any(is_selected(labels, use.on) for labels, _ in found):
+        if ACCURACY in use.on:
+            continue
+        tried = next((labels for labels, _ in found if is_selected(labels, use.on)), None)
+        at: Location = ("faults", index, "on")
+        if tried is None:
+            yield Problem(at, f"no case is left on which to try {use.name!r}; name another point")
+        elif any(is_selected(tried, point) for point in scenario.long):
             yield Problem(
-                ("faults", index, "on"),
-                f"no case is left on which to try {use.name!r}; name another point",
+                at, f"{use.name!r} is tried on a long case, so a selftest needs it; name another"
             )
 
 
 def _check_selectors(scenario: Scenario) -> Iterator[Problem]:
     selectors: list[tuple[Location, dict[str, Any]]] = [
         *((("except", index), selector) for index, selector in enumerate(scenario.exclude)),
+        *((("long", index), selector) for index, selector in enumerate(scenario.long)),
         *((("faults", index, "on"), use.on) for index, use in enumerate(scenario.faults)),
         *((("known", index, "on"), use.on) for index, use in enumerate(scenario.known)),
     ]
     for at, selector in selectors:
-        if not selector and at[0] == "except":
-            yield Problem(at, "an empty exception leaves out every case; name an axis")
+        if not selector and at[0] in ("except", "long"):
+            yield Problem(at, "an empty point leaves out every case; name an axis")
         for axis, wanted in selector.items():
             if axis == ACCURACY and at[0] == "faults" and scenario.accuracy is not None:
                 yield from _check_task(scenario.accuracy, selector, at)

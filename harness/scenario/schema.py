@@ -306,6 +306,12 @@ class Scenario(Record):
     exclude: tuple[Point, ...] = Field(
         default=(), alias="except", description="points of the matrix to leave out"
     )
+    long: tuple[Point, ...] = Field(
+        default=(),
+        description=(
+            "points that a run without a selector leaves out, because others show as much: tag `long`"
+        ),
+    )
     poison: PoisonSettings = Field(default=PoisonSettings(), description="what fills which memory")
     oracles: tuple[OracleName, ...] = Field(
         default=DEFAULT_ORACLES,

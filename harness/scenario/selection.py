@@ -22,7 +22,7 @@ from harness.core.registry import LIST, nearest
 from harness.scenario import susceptibility as probe
 from harness.scenario import variant
 from harness.scenario.drawn import drawn_case
-from harness.scenario.expand import GPU, MATRICES, NIGHTLY, expand
+from harness.scenario.expand import GPU, LONG, MATRICES, NIGHTLY, expand
 from harness.scenario.matrix import ACCURACY
 from harness.scenario.override import KernelOverride
 from harness.scenario.schema import Scenario
@@ -352,7 +352,7 @@ def _option_for(name: str, scenarios: Sequence[Scenario]) -> str:
 
 def _tags(scenarios: Sequence[Scenario]) -> list[str]:
     """All tags that a case can have, in order."""
-    own = {*SYSTEMS.names(), GPU, NIGHTLY}
+    own = {*SYSTEMS.names(), GPU, NIGHTLY, LONG}
     return sorted(own | {tag for s in scenarios for tag in (*s.tags, *filter(None, (s.op,)))})
 
 

@@ -113,6 +113,8 @@ class RunPlan(Record):
     sanitizer: str | None = None
     """The tool of compute-sanitizer that watches the case."""
     shard: ShardNote | None = None
+    num_long: int = 0
+    """How many long cases a run of everything left out."""
     trials: dict[str, Any] | None = None
     """The request of a run of mutants, which has no jobs of its own."""
     environment: dict[str, Any] = Field(default={})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 from harness.core.cases import Case, CellOf
 from harness.run.planning import JobPlanner, Wanted
 from harness.run.pool import JobPool
+
+LONG_CASE = Case(id="a[x=1]", scenario="a", system="engine", params={}, tags=("engine", "long"))
+SHORT_CASE = Case(id="a[x=0]", scenario="a", system="engine", params={}, tags=("engine",))
 
 
 def seconds(kernel: str) -> float:
@@ -46,3 +50,30 @@ def test_a_case_that_serves_an_engine_leaves_the_gpu_to_the_process_that_it_star
     """A worker with a job on CUDA locks its GPU, so such cases would run one after another."""
     case = Case(id="a", scenario="a", system="vllm", params={})
     assert JobPlanner(Wanted(device=device), cast("JobPool", None)).job_of(case).device == "cpu"
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [Wanted(), Wanted(tags=("not gpu",)), Wanted(seed=3)],
+)
+def test_a_run_of_everything_leaves_out_long_cases_and_counts_them(wanted: Wanted) -> None:
+    planner = JobPlanner(wanted, cast("JobPool", None))
+    assert planner.in_short([LONG_CASE, SHORT_CASE]) == [SHORT_CASE]
+    assert planner.num_long == 1
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        Wanted(selectors=("a",)),
+        Wanted(tags=("long",)),
+        Wanted(tags=("not gpu", "engine")),
+        Wanted(kernels=("mine",)),
+        Wanted(plugins=(Path("mine.py"),)),
+        Wanted(fault="kv.skip-zero-new-blocks"),
+    ],
+)
+def test_what_is_asked_for_by_name_has_its_long_cases(wanted: Wanted) -> None:
+    planner = JobPlanner(wanted, cast("JobPool", None))
+    assert planner.in_short([LONG_CASE, SHORT_CASE]) == [LONG_CASE, SHORT_CASE]
+    assert planner.num_long == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness.core.catalog import SITES
 from harness.ops.merge_attn_states.params import MergeAttnStatesParams
-from harness.scenario.expand import expand, fault_cases
+from harness.scenario.expand import LONG, expand, fault_cases
 from harness.scenario.load import load_scenario
 from harness.scenario.override import KernelOverride
 from harness.scenario.point_case import seed_of
@@ -90,3 +90,12 @@ def test_fault_is_tried_on_the_point_it_names_or_the_first(tmp_path: Path) -> No
         ("merge.ignore-context-count", "x[num_tokens=9]"),
         ("merge.empty-lse-finite", "x[num_tokens=12]"),
     ]
+
+
+def test_points_that_others_cover_are_tagged_long(tmp_path: Path) -> None:
+    text = (
+        "system: engine\nmatrix: {graph: [none, full], kv: [bf16, fp8_e4m3]}\n"
+        "long: [{graph: full, kv: [fp8_e4m3]}]\n"
+    )
+    cases = expand(scenario_of(tmp_path, text))
+    assert [case.id for case in cases if LONG in case.tags] == ["x[graph=full,kv=fp8_e4m3]"]
