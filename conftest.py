@@ -1,3 +1,3 @@
-"""Has `pytest --poison` in this checkout, installed or not, and approved transcripts."""
+"""Has `pytest --poison` in this checkout, installed or not, approved transcripts, and nightly parameters."""
 
-pytest_plugins = ["torch_poison.pytest_plugin", "tests.transcripts"]
+pytest_plugins = ["torch_poison.pytest_plugin", "tests.transcripts", "tests.nightly"]

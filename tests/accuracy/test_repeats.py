@@ -38,6 +38,7 @@ def test_an_unreachable_server_is_one_line_whatever_lies_where_the_user_stands(
     approved(lines_with(told, "http://127.0.0.1:9/v1: no server"))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("kind", "key", "says"),
     [

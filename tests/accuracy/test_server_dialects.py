@@ -94,6 +94,7 @@ def test_a_token_is_scored_by_what_is_generated_and_not_by_the_best() -> None:
         score_of_next(7, ServerReply(error="gone"))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["lengths", "abort", "cache-reuse"])
 def test_a_server_with_slots_passes_the_scripts_that_it_can_show(
     start_server: Serve, name: str
@@ -103,6 +104,7 @@ def test_a_server_with_slots_passes_the_scripts_that_it_can_show(
     assert found.num_tokens > 100
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("name", "bug", "where"),
     [
@@ -146,6 +148,7 @@ def test_an_endless_pool_is_filled_by_no_step() -> None:
     assert PagePool(16).num_pages == ENDLESS
 
 
+@pytest.mark.nightly
 def test_drawn_traces_find_a_bug_of_a_server_with_slots(start_server: Serve) -> None:
     def verdict(*words: str) -> str:
         url = start_server(START, "llamacpp", *words)

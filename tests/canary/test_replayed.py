@@ -163,6 +163,7 @@ def test_replayed_decisions_leave_rounding_alone(v32: Engine) -> None:
     assert far["replayed"] < far["own"] / 1.5
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("name", "change", "blame"),
     [

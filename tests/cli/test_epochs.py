@@ -231,6 +231,7 @@ def _listens(process: Path, port: str) -> bool:
         return False
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -275,6 +276,7 @@ def test_bad_input_is_one_line_exit_2_and_leaves_no_run(
     assert not (tmp_path / "reports").exists()
 
 
+@pytest.mark.nightly
 def test_a_baseline_is_shown_before_it_is_written_and_not_lowered(
     cli: Cli, serve: Serve, data: Path, tmp_path: Path, approved: Approved
 ) -> None:
@@ -340,6 +342,7 @@ def test_a_canary_on_questions_it_never_saw_says_why_its_accuracy_is_near_zero(
     approved(lines_with(out, "canary-mla is a", "2 of 2", "which knows only"))
 
 
+@pytest.mark.nightly
 def test_run_and_epochs_do_not_continue_each_others_runs(
     cli: Cli, serve: Serve, data: Path, scenarios: Path
 ) -> None:

@@ -168,6 +168,7 @@ def merge(prefix_out, prefix_lse, suffix_out, suffix_lse, *, num_tokens_with_con
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "scenario",
     [

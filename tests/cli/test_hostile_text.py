@@ -139,6 +139,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, int, list[str]
     return outline((store.path / "report.html").read_text())
 
 
+@pytest.mark.first(6)
 @pytest.mark.parametrize("name", TEXTS)
 def test_it_is_text_in_every_report(name: str, tmp_path: Path, plain, capfd) -> None:  # type: ignore[no-untyped-def]
     store = stored(tmp_path, TEXTS[name])

@@ -50,6 +50,7 @@ def causes_of(folder: Path) -> set[str]:
     return {one["cause"] for line in results for one in json.loads(line)["findings"]}
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "name",
     [

@@ -18,6 +18,7 @@ def test_there_are_a_hundred_and_twenty_of_five_kinds() -> None:
     }
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("one", every(), ids=lambda one: f"{one.kind}: {one.name}")
 def test_it_is_refused_in_one_line(one, tmp_path) -> None:
     code, lines = answer(one, tmp_path)

@@ -164,6 +164,7 @@ def test_cases_that_share_a_process_begin_with_the_state_of_a_new_one(
     assert len(pids()) == 3
 
 
+@pytest.mark.nightly
 def test_what_an_import_leaves_behind_is_restored_and_said_for_its_kernels_alone(
     cli: Cli, scenarios: Path, tmp_path: Path, pids: Callable[[], list[str]], approved: Approved
 ) -> None:

@@ -45,6 +45,7 @@ def test_a_good_kernel_is_judged_by_every_scenario_of_its_op_and_passes(
     assert summary["totals"]["pass"] == 2
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize(
     ("body", "verdict"),
     [

@@ -43,6 +43,7 @@ def solution(text: str, **changes: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("skipped", "code"), [("0", 0), ("1", 1)])
 def test_a_solution_is_judged_by_its_definition(
     cli: Cli, tmp_path: Path, skipped: str, code: int

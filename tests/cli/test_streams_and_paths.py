@@ -55,6 +55,7 @@ def test_an_output_that_cannot_be_written_is_one_line(words: str, tmp_path: Path
     )
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "words",
     [

@@ -134,6 +134,7 @@ def test_text_before_an_answer_is_told_from_an_answer_of_another_schema(
     assert request.text_before(text, num_tokens) == before
 
 
+@pytest.mark.nightly
 def test_a_prompt_in_the_text_of_an_answer_is_told_once_and_the_traces_go_on(
     start_server: Callable[..., str],
 ) -> None:
@@ -196,6 +197,7 @@ def test_the_server_is_asked_for_its_adapters_and_schemas(
     assert (found["script"], "schemas" in " ".join(found["notes"])) == ("fuzz,seed=0", False)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("bug", "shown"),
     [
@@ -226,6 +228,7 @@ def test_a_draw_keeps_to_the_length_of_the_model(start_server: Callable[..., str
     assert (found["verdict"], found["not_shown"]) == ("pass", [])
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("bug", "failed", "answers"),
     [("drifts", "3 of 3", "1 diff"), ("alternates", "3 of 3", "2 diff")],

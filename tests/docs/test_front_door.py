@@ -71,6 +71,7 @@ def real_engine(monkeypatch: pytest.MonkeyPatch) -> str:
     return front_door.REAL_ENGINE
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("tests", "code", "last"),
     [
@@ -104,6 +105,7 @@ def test_both_commands_run_in_clones_of_their_own_and_the_closing_line_comes_las
     assert engine.endswith(f"exit code 0: {real_engine}") and closing == last
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("ended", "code", "says"),
     [

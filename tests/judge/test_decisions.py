@@ -81,6 +81,7 @@ def three_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "mla_decode", in_three)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("number", range(8))
 def test_sound_variants_pass_the_case_in_which_a_tie_was_decided_differently(number: int) -> None:
     found = run_case(Job(key="case", case=case({"decode_kernel": f"sound-{number}"})))

@@ -59,6 +59,7 @@ def keeps(patch: Patch, name: str, part: Any) -> None:
     patch.setattr(batch, "fill_static", stale)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("load", "plant"),
     [

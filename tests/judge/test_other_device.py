@@ -68,6 +68,7 @@ def covering(cases: list[Case]) -> list[Case]:
 FEW = covering(CASES)
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize(
     "case",
     [
@@ -103,6 +104,7 @@ def of_each_op() -> dict[str, Case]:
     return found
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in of_each_op().values()])
 def test_a_call_of_each_op_passes_on_another_device(
     case: Case, monkeypatch: pytest.MonkeyPatch

@@ -28,6 +28,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "data" / "sequences.md"
 TABLE = PAGE.with_suffix("") / "sequences.csv"
 
 
+@pytest.mark.first(8)
 @pytest.mark.parametrize("name", BUGS)
 def test_each_planted_bug_is_caught_by_the_case_that_it_names(name):
     with plant(BUGS[name]):

@@ -32,6 +32,7 @@ MARKED = [
 ]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("style", MARKED)
 def test_a_right_kernel_of_a_style_passes(cli: Cli, style: str, tmp_path: Path) -> None:
     words = (*CALLS[style], "--seed", 2, "--out", tmp_path)
@@ -39,6 +40,7 @@ def test_a_right_kernel_of_a_style_passes(cli: Cli, style: str, tmp_path: Path) 
     assert code == 0, out + error
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("style", MARKED)
 def test_a_kernel_of_a_style_that_skips_a_key_fails(cli: Cli, style: str, tmp_path: Path) -> None:
     words = (*CALLS[style], "--seed", 2, "--out", tmp_path)
@@ -46,6 +48,7 @@ def test_a_kernel_of_a_style_that_skips_a_key_fails(cli: Cli, style: str, tmp_pa
     assert code == 1 and "FAIL" in out, out + error
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("word", "code"), [("right", 0), ("wrong", 1)])
 def test_a_ragged_prefill_is_judged(cli: Cli, word: str, code: int, tmp_path: Path) -> None:
     words = ("context-kernel", "--seed", 2, "--out", tmp_path)
@@ -53,6 +56,7 @@ def test_a_ragged_prefill_is_judged(cli: Cli, word: str, code: int, tmp_path: Pa
     assert found == code, out + error
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("name", "code"), [("right", 0), ("wrong", 1), ("half_split", 1), ("no_norm", 1)]
 )

@@ -31,6 +31,7 @@ POINTERS = {
 """Query and cache by the type of the products; a cache of float8 is read as pairs of bytes."""
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("compute", POINTERS)
 @pytest.mark.parametrize(
     ("rank", "rope_dim"), [(min(SHAPES.kv_lora_rank), 8), (max(SHAPES.kv_lora_rank), 64)]

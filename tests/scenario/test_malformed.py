@@ -29,6 +29,7 @@ def test_malformed_scenarios_are_refused_with_place_reason_and_mending(approved:
         approved(told.removeprefix(f"{path}:"), path.name)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     "name", ["unknown-key.yaml", "alias-bomb.yaml", "kernel-unknown.yaml", "empty.yaml"]
 )

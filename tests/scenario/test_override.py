@@ -35,6 +35,7 @@ def test_kernel_is_judged_by_kernel_and_engine_scenarios_alike() -> None:
         assert case.id.startswith(f"{case.scenario}[kernel=mine")
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("parameter", ENGINE_KERNELS)
 def test_of_the_engine_a_kernel_is_judged_by_the_cases_that_call_it(parameter: str) -> None:
     op = ENGINE_KERNELS[parameter]

@@ -139,6 +139,7 @@ def test_the_command_counts_by_pairs_and_triples_and_lists_what_is_missed(cli: C
     assert {one["status"] for one in found} <= {"killed", "not reached", "equivalent"}
 
 
+@pytest.mark.nightly
 def test_errors_of_a_kernel_of_a_file_are_tried_in_the_calls_of_judge(
     cli: Cli, tmp_path: Path
 ) -> None:

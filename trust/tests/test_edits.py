@@ -63,6 +63,7 @@ def test_drafts_in_another_order_are_caught_where_a_later_prompt_comes_first_in_
     assert word(wrong, oracles, sites) == "none, rightly"
 
 
+@pytest.mark.nightly
 def test_an_edit_that_decides_as_before_in_random_schedules_is_equivalent() -> None:
     """A block has one prefix as long as it has its tokens, so the pool need not look."""
     same = EDITS["block-with-two-prefixes"]

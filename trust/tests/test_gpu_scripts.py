@@ -10,6 +10,8 @@ import sys
 import tarfile
 from pathlib import Path
 
+import pytest
+
 from tests.transcripts import Approved, lines_with
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +33,7 @@ def ran(tmp_path: Path, script: str, *words: str, **settings: str) -> str:
     return done.stdout
 
 
+@pytest.mark.nightly
 def test_the_table_of_seeds_has_a_row_for_each_repetition_of_all_calls(tmp_path: Path) -> None:
     case = "context-ranks"
     first = ran(tmp_path, "gpu_seeds.sh", "alone", SELECTED=case)
@@ -44,6 +47,7 @@ def test_the_table_of_seeds_has_a_row_for_each_repetition_of_all_calls(tmp_path:
         assert any(name.endswith("faults.jsonl") for name in packed.getnames())
 
 
+@pytest.mark.nightly
 def test_the_run_of_the_engine_names_what_is_bad_and_what_is_left(
     tmp_path: Path, approved: Approved
 ) -> None:

@@ -193,6 +193,7 @@ def test_the_same_command_gives_the_same_table_twice(cli: Cli, tmp_path: Path) -
     assert len(tables_of[0]) == 25
 
 
+@pytest.mark.nightly
 def test_an_interrupted_run_tries_the_mutants_that_are_left(cli: Cli, tmp_path: Path) -> None:
     command = ("mutants", "write-kv-kernel", "--changes", "4", "--seed", "4", "-n", "1")
     assert cli(*command, "--out", str(tmp_path))[0] == 0

@@ -47,12 +47,14 @@ def _first_of_each_op(file: str) -> list[object]:
     return found
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("one", [*_first_of_each_op("sizes"), *_first_of_each_op("values")])
 def test_an_error_at_the_sizes_or_values_of_models_is_red_and_blamed_rightly(one: Planted) -> None:
     job, result = next(failures(cases_of(one, CAUGHT_BY)))
     assert blame_word(one, blame_of(job, result)) in ("right", "rightly none"), result.reason
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("one", _first_of_each_op("public"))
 def test_an_error_of_a_public_kernel_is_red_and_blamed_rightly(one: Planted) -> None:
     job, result = next(failures(cases_of(one)))

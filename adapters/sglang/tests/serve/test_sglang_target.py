@@ -90,6 +90,7 @@ def test_a_fault_in_the_scheduler_process_is_found(tmp_path: Path) -> None:
 PLACES = [f"answer {number}: 2 of 3 accepted" for number in range(4)]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("how", "verdict", "words"),
     [
@@ -136,6 +137,7 @@ def forks(imported: engine_forks, monkeypatch: pytest.MonkeyPatch) -> engine_for
     return imported
 
 
+@pytest.mark.nightly
 def test_processes_that_are_forks_answer_like_spawned_ones(
     tmp_path: Path, forks: engine_forks
 ) -> None:
@@ -146,6 +148,7 @@ def test_processes_that_are_forks_answer_like_spawned_ones(
     assert forks.server({}, 1.0) is not None
 
 
+@pytest.mark.nightly
 def test_the_first_nan_is_recorded_in_the_scheduler(tmp_path: Path) -> None:
     subject = case(("graph.pad_rows",), graph="full")
     poison = Poison("nan", frozenset({"graph.pad_rows"}))
@@ -155,6 +158,7 @@ def test_the_first_nan_is_recorded_in_the_scheduler(tmp_path: Path) -> None:
     assert not clean.writer and not clean.missing_report
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize(
     ("how", "verdict", "words"),
     [
@@ -319,6 +323,7 @@ def test_the_drafter_of_256_columns_is_skipped_where_its_kernel_takes_more(
     assert (why is None) is is_served and (is_served or "canary-mtp has 256" in str(why))
 
 
+@pytest.mark.nightly
 def test_a_refusal_of_an_earlier_run_in_the_folder_is_not_told_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: engine_forks
 ) -> None:

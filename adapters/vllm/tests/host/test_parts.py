@@ -91,6 +91,7 @@ def test_good_code_passes_in_one_child_and_something_was_looked_at(fake_vllm: No
     assert len(processes) == 1
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", BUG_OF)
 def test_a_release_that_has_the_bug_fails_by_the_oracle_of_its_fault(
     name: str, fake_vllm: None, monkeypatch: pytest.MonkeyPatch
@@ -135,6 +136,7 @@ def test_a_fault_that_the_release_has_itself_is_skipped(fake_vllm: None) -> None
     assert "has this bug as released" in result.reason
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("lacks", "reason"),
     [

@@ -359,6 +359,7 @@ def test_what_workers_filled_is_added_up_and_kept_by_rank(tmp_path: Path) -> Non
     assert [(one["rank"], one["counts"]["blocks"]) for one in stored["ranks"]] == [(0, 0), (1, 3)]
 
 
+@pytest.mark.nightly
 def test_delayed_copies_of_which_none_was_watched_prove_nothing(tmp_path: Path) -> None:
     result = run(tmp_path, case(streams="delayed").model_copy(update={"oracles": ("answers",)}))
     assert (result.verdict, result.cause) == (
@@ -387,6 +388,7 @@ def test_a_gpu_that_others_hold_is_a_crash_and_no_refusal(
     assert OPTION_ERRORS.of_log(KernelError("ValueError: Free memory on device cuda:0")) is None
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("process", ["fork", "spawn"])
 def test_a_fork_and_a_new_process_give_the_same_answers(process: str, tmp_path: Path) -> None:
     result = run(
@@ -395,6 +397,7 @@ def test_a_fork_and_a_new_process_give_the_same_answers(process: str, tmp_path: 
     assert result.accuracy is not None and result.verdict is Verdict.PASS
 
 
+@pytest.mark.nightly
 def test_a_release_that_cannot_be_forked_is_imported_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -479,6 +482,7 @@ def test_a_reload_is_compared_with_a_second_server_that_has_the_weights(
     assert {finding.oracle for finding in result.findings} == {"sequences"}
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("behaviour", "verdict", "says"),
     [
