@@ -35,6 +35,7 @@ def merge(shards: Sequence[RunStore], root: Path, *, command: str) -> RunStore:
         [jobs[key] for key in whole.keys],
         command=command,
         options=first.options,
+        num_long=first.num_long,
         controls=[controls[key] for key in whole.controls],
         kernels=tuple(
             {spec.name: spec for shard in ordered for spec in shard.plan.kernels}.values()

@@ -42,6 +42,7 @@ def shard(
         command="x",
         options={"seed": seed},
         shard=ShardNote(index=index, count=count, keys=keys),
+        num_long=4,
         source=source or Source(),
     )
     store.note_environment({"torch": "2.13.0", "cpu": f"machine {index}"})
@@ -60,6 +61,7 @@ def test_two_shards_become_the_run_of_the_whole_plan_in_its_order(tmp_path: Path
     assert merged.blames()["c"].sites == ("output",)
     assert merged.plan.environment == {"torch": "2.13.0", "cpu": "machine 1 / machine 2"}
     assert merged.plan.shard is None
+    assert merged.plan.num_long == 4
 
 
 def test_the_gpus_of_all_machines_are_one_list_and_the_report_names_them(tmp_path: Path) -> None:
