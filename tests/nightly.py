@@ -1,7 +1,8 @@
-"""`@pytest.mark.first(N)`: of a test's parameters `tox` runs the first N, the nightly all others.
+"""`@pytest.mark.first(N)`: of a test's parameters `tox` runs N, the nightly all others.
 
-For parameters that differ in what they show but hardly in what can break them. The order is the
-file's, so that the choice is the same in each process.
+For parameters that differ in what they show but hardly in what can break them. They are
+the first that are not nightly by a mark of their own; the order is the file's, so that the choice
+is the same in each process.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     seen: Counter[str] = Counter()
     for item in items:
         mark = item.get_closest_marker("first")
-        if mark is None:
+        if mark is None or item.get_closest_marker("nightly"):
             continue
         function = item.nodeid.partition("[")[0]
         seen[function] += 1
