@@ -81,8 +81,12 @@ class Wanted:
     @property
     def is_of_everything(self) -> bool:
         """Whether nothing is asked for by name: no scenario, case, kernel, fault or tag."""
+        # A file among the selectors has become `scenarios`.
+        is_of_a_file = self.scenarios is not None and self.scenarios.suffix in SUFFIXES
         names = [*self.selectors, *self.kernels, *self.plugins, self.fault]
-        return not any(names) and all(tag.startswith("not ") for tag in self.tags)
+        return (
+            not any(names) and not is_of_a_file and all(tag.startswith("not ") for tag in self.tags)
+        )
 
     def reproduction(self) -> dict[str, Any]:
         """The options that decide a case's outcome, for `run.json` and the commands in reports."""

@@ -66,6 +66,7 @@ def test_a_run_of_everything_leaves_out_long_cases_and_counts_them(wanted: Wante
     "wanted",
     [
         Wanted(selectors=("a",)),
+        Wanted(selectors=("own.yaml",)),
         Wanted(tags=("long",)),
         Wanted(tags=("not gpu", "engine")),
         Wanted(kernels=("mine",)),
