@@ -17,6 +17,7 @@ from harness.scenario.matrix import (
     MatrixPoint,
     accuracy_points,
     case_id,
+    is_long,
     is_selected,
     points,
 )
@@ -105,7 +106,7 @@ def _case(scenario: Scenario, point: MatrixPoint, seed: int) -> Case:
     sites = point.sites or settings.sites
     has_tag = {
         GPU: scenario.device == "cuda",
-        LONG: any(is_selected(point.labels, one) for one in scenario.long),
+        LONG: is_long(scenario, point.labels),
     }
     known = [
         use.model_dump(exclude={"on"})

@@ -78,6 +78,11 @@ def is_selected(labels: Labels, selector: Mapping[str, Any]) -> bool:
     return all(labels.get(axis) in as_labels(wanted) for axis, wanted in selector.items())
 
 
+def is_long(scenario: Scenario, labels: Labels) -> bool:
+    """Whether a run without a selector leaves a point out."""
+    return any(is_selected(labels, one) for one in scenario.long)
+
+
 def case_id(scenario: str, labels: dict[str, str]) -> str:
     """The stable id of a case, such as `merge-kernel[empty_lse=-inf]`; the bare name without a
     matrix.
@@ -440,7 +445,7 @@ def _check_points(scenario: Scenario) -> Iterator[Problem]:
         at: Location = ("faults", index, "on")
         if tried is None:
             yield Problem(at, f"no case is left on which to try {use.name!r}; name another point")
-        elif any(is_selected(tried, point) for point in scenario.long):
+        elif is_long(scenario, tried):
             yield Problem(
                 at, f"{use.name!r} is tried on a long case, so a selftest needs it; name another"
             )

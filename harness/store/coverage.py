@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from harness.core.cases import Job
 from harness.core.catalog import KERNELS
 from harness.core.conditions.model import Combination, Shown, words
-from harness.core.conditions.table import SPACES, key_of, space_for
+from harness.core.conditions.table import SPACES, space_at, space_for
 from harness.core.records import CaseResult, Verdict
 
 STRENGTHS = {1: "classes", 2: "pairs", 3: "triples"}
@@ -78,9 +78,10 @@ def coverages(results: Iterable[CaseResult], jobs: Mapping[str, Job]) -> Iterato
     others: dict[tuple[str, str], dict[Verdict, tuple[str, set[str]]]] = {}
     for result in results:
         for key, found in result.shown.items():
-            op = key.partition(":")[0]
-            if not found or op not in SPACES or key != key_of(SPACES[op]):
+            space_of_points = space_at(key)
+            if not found or space_of_points is None:
                 continue
+            op = space_of_points.op
             kernel = jobs[result.key].case.kernels().get("kernel", op)
             seen = points.setdefault(op, {}).setdefault(kernel, set())
             if result.verdict is not Verdict.PASS:

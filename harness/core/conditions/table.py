@@ -54,6 +54,15 @@ def shown_by(
     return {key_of(SPACES[op]): SPACES[op].shown(arguments)}
 
 
+def space_at(key: str) -> Space | None:
+    """The space whose points a result keeps under a name of :func:`key_of`.
+
+    None if other classes coded them.
+    """
+    space = SPACES.get(key.partition(":")[0])
+    return space if space is not None and key == key_of(space) else None
+
+
 def key_of(space: Space) -> str:
     """The name under which a result keeps the points of a space."""
     return f"{space.op}:{space.mark}"
