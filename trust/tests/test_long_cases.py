@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.core.cases import Case
-from harness.scenario.matrix import case_id, is_selected
-from trust.arrays.long_cases import Timed, as_yaml, left_out, points
+from harness.scenario.matrix import is_selected
+from trust.arrays.long_cases import Timed, as_yaml, covering_points, left_out
 
 AXES = {"kv": ["bf16", "fp8", "fp32"], "graph": ["none", "full"], "pages": ["1", "2"]}
 EVERY = [
@@ -25,7 +25,7 @@ def timed(name: str, seconds: float, *pairs: int, system: str = "engine", tag: s
     params = {"task": "gsm_symbolic"} if system == "accuracy" else {}
     op = "mla_decode" if system == "kernel" else None
     case = Case(id=name, scenario=scenario, system=system, op=op, params=params, tags=(tag,))
-    return Timed(case, seconds, {("engine", (0, str(one)), (1, "0")) for one in pairs})
+    return Timed(case, seconds, {("engine", ("tokens", str(one)), ("heads", "1")) for one in pairs})
 
 
 def ids(found: list[Timed]) -> list[str]:
@@ -34,8 +34,8 @@ def ids(found: list[Timed]) -> list[str]:
 
 @given(st.sets(st.integers(0, len(EVERY) - 1), min_size=1, max_size=len(EVERY) - 1))
 def test_the_points_hold_the_cases_and_no_other(chosen: set[int]) -> None:
-    every = [case_id("a", labels) for labels in EVERY]
-    written = yaml.safe_load(as_yaml(points([every[one] for one in sorted(chosen)], every)))["long"]
+    found = covering_points([EVERY[one] for one in sorted(chosen)], EVERY)
+    written = yaml.safe_load(as_yaml(found))["long"]
     held = {
         place
         for place, labels in enumerate(EVERY)
