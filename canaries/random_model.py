@@ -74,9 +74,9 @@ _COMMON = {
     "pad_token_id": 1,
     "tie_word_embeddings": False,
 }
-_EACH_LAYER = {"moe_layer_freq": 1}
-"""SGLang reads it; transformers does not write it."""
-_ROUTING = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"} | _EACH_LAYER
+_EACH_LAYER = {"moe_layer_freq": 1, "scoring_func": "softmax"}
+"""SGLang reads them, and published checkpoints have them; transformers does not write them."""
+_ROUTING = {"topk_method": "noaux_tc"} | _EACH_LAYER | {"scoring_func": "sigmoid"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,8 @@ from torch_poison.patterns import Poison
 
 from harness.api import Landed, Moved, Refused, Run, in_orders, owner_records, read_rows, unsent
 from mla_harness_adapters.moving_device import Device, DeviceEvent
-from mla_harness_adapters.releases import accepted
 from mla_harness_sglang.host.scheduling import allocator_of, publish
+from mla_harness_sglang.host.tree import tree_of
 from mla_harness_sglang.params import SglangHostParams
 from mla_harness_sglang.releases import (
     HOST_MEMORY,
@@ -46,8 +46,6 @@ from mla_harness_sglang.releases import (
     SPARSE_POOL,
     STATES_ON_HOST,
     STATES_WITH_INDEX,
-    TREE_FACTORY,
-    TREES,
 )
 
 CACHE = "sglang.srt.mem_cache"
@@ -198,7 +196,9 @@ class HiCacheServer:
         cache = CacheInitParams(
             False, self._rows, self._alloc, PAGE, enable_mamba_extra_buffer=self._has_states
         )
-        self._tree = tree_of(cache, arguments, has_states=self._has_states)
+        self._tree = tree_of(
+            arguments, cache, is_hierarchical=True, is_sparse=True, has_states=self._has_states
+        )
         self._pool.register_layer_transfer_counter(self._tree.cache_controller.layer_done_counter)
         for title, _, _, memory in self._memory():
             # Every word says that nothing was written here, until a request's layer writes its
@@ -321,22 +321,6 @@ def _as_rows(group: str, layer: int, memory: Tensor) -> tuple[str, str, int, Ten
     # One row more: SGLang's pools keep number 0 for writes of padding.
     rows = memory.view((NUM_STATES if group == "state" else NUM_PAGES) + 1, -1).view(torch.uint8)
     return f"{group} of layer {layer}", group, layer, rows
-
-
-def tree_of(cache: Any, arguments: Any, *, has_states: bool) -> Any:
-    registry = TREES.module()
-    if not TREE_FACTORY.of(registry):
-        return registry.HiRadixCache(params=cache, server_args=arguments)
-    context = registry.TreeCacheBuildContext
-    given = {
-        "server_args": arguments,
-        "params": cache,
-        "is_hybrid_ssm": has_states,
-        "tp_worker": mock.Mock(),
-    }
-    return registry.default_radix_cache_factory(
-        context(**accepted(ARGUMENTS["context"] | given, context))
-    )
 
 
 def prompt(number: int, num_pages: int) -> list[int]:

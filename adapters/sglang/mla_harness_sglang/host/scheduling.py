@@ -15,7 +15,6 @@ from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.mem_cache import allocator, common
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool, ReqToTokenPool
-from sglang.srt.mem_cache.radix_cache import RadixCache
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -24,6 +23,7 @@ from torch_poison.patterns import Poison
 
 from harness.api import Count
 from mla_harness_sglang.free_list import free_pages, slots_of
+from mla_harness_sglang.host.tree import tree_of
 from mla_harness_sglang.releases import (
     CHECKPOINT,
     CHUNK_MARKS,
@@ -101,13 +101,14 @@ class Server:
         )
         self.rows = ReqToTokenPool(num_rows, MAX_LENGTH, "cpu", False)
         self.alloc = allocator_of(page_size, num_slots, self.pool)
-        self.tree = RadixCache(
+        self.tree = tree_of(
+            self.arguments,
             CacheInitParams(
                 disable=False,
                 req_to_token_pool=self.rows,
                 token_to_kv_pool_allocator=self.alloc,
                 page_size=page_size,
-            )
+            ),
         )
 
     @property

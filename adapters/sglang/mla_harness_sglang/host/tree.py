@@ -1,0 +1,47 @@
+"""The radix cache that a server of the installed release gets from SGLang."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+from unittest import mock
+
+from mla_harness_adapters.releases import accepted
+from mla_harness_sglang.releases import TREE_FACTORY, TREES
+
+
+def tree_of(
+    server_arguments: Any,
+    cache: Any,
+    *,
+    is_hierarchical: bool = False,
+    is_sparse: bool = False,
+    has_states: bool = False,
+) -> Any:
+    """Ask SGLang's factory, as its scheduler does. Releases without one make the tree themselves.
+
+    `cache` is a `CacheInitParams`. A hierarchical tree backs pages up to the host. `is_sparse` and
+    `has_states` say of the model that it has an indexer, and recurrent layers.
+    """
+    trees = TREES.module()
+    if not TREE_FACTORY.of(trees):
+        if is_hierarchical:
+            return trees.HiRadixCache(params=cache, server_args=server_arguments)
+        return importlib.import_module("sglang.srt.mem_cache.radix_cache").RadixCache(cache)
+    context = trees.TreeCacheBuildContext
+    said = {
+        "server_args": server_arguments,
+        "params": cache,
+        "is_hybrid_swa": False,
+        "is_hybrid_ssm": has_states,
+        "enable_hierarchical_cache": is_hierarchical,
+        "disable_radix_cache": False,
+        "effective_chunked_prefill_size": None,
+        "tp_worker": mock.Mock(),
+        "model_config": None,
+        "tp_size": 1,
+        "tp_rank": 0,
+        "tp_group": None,
+        "is_dsa": is_sparse,
+    }
+    return trees.default_radix_cache_factory(context(**accepted(said, context)))
