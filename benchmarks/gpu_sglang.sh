@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # An SGLang release on one machine with GPUs: what its pages say, run again.   benchmarks/gpu_sglang.sh OUT PART...
 # Parts, which may run at the same time on GPUs of their own (CUDA_VISIBLE_DEVICES):
-#   served       its served canaries as released and with each bug injected; GROUP=memory|padded chooses half of them
+#   served       its served canaries as released and with each bug injected; GROUP=memory|padded chooses half of them, radix one
 #   drafts, sparse, ranks (two GPUs), survey     the nightly scenarios
 #   kernels      every cell of the kernel matrix with a kernel of SGLang
 #   reproductions    the plain script of finding 12
-#   traces       drawn traces against servers; a failing one is taken by every server, three times
+#   traces       two scripts and drawn traces against servers; a failing one is taken by every server, three times
+#                SERVERS="triton-eager flashmla-graphs" chooses some of them
 #   kit          SGLang's own attention suite, plainly and under poison
 #   checkpoints  random checkpoints beside transformers
 # Each part ends after PART_SECONDS. Lines go to OUT/PART.txt, logs and runs to OUT/PART. PYTHONPATH names SGLang.
@@ -60,9 +61,11 @@ traces() {
   trap "end_servers '$work'" EXIT
   for row in "${servers[@]}"; do
     IFS='|' read -r name port options <<< "$row"
+    case " ${SERVERS:-$name} " in *" $name "*) ;; *) continue;; esac
     start_server "$name" "$port" "$options" || continue
     touch "$work/$name.up"
-    (check "$name" "$port" fuzz --fuzz "${TRACES:-40}" --seed "${SEED:-2}" --shrink-seconds 40
+    (for script in cache-reuse lengths; do check "$name" "$port" "$script" --script "$script"; done
+     check "$name" "$port" fuzz --fuzz "${TRACES:-40}" --seed "${SEED:-2}" --shrink-seconds 40
      find "$work/runs-$name" -name trace.yaml -exec cp {} "$work/$name.yaml" \; 2> /dev/null) > "$work/$name.txt" &
     drawing="$drawing $!"
   done
@@ -72,9 +75,6 @@ traces() {
     for row in "${servers[@]}"; do IFS='|' read -r name port options <<< "$row"
       [ -e "$work/$name.up" ] && for time in 1 2 3; do check "$name" "$port" "trace-of-$(basename "$trace" .yaml)-$time" --script "$trace"; done
     done
-  done
-  for row in "${servers[@]}"; do IFS='|' read -r name port options <<< "$row"
-    [ -e "$work/$name.up" ] && for script in cache-reuse lengths; do check "$name" "$port" "$script" --script "$script"; done
   done
   end_servers "$work"
 }
@@ -100,6 +100,7 @@ for what in "$@"; do
   {
     case $what-${GROUP:-} in
       served-padded) cases sglang-padded-lengths sglang-padded-rows sglang-radix-cache --with-faults;;
+      served-radix) cases sglang-radix-cache --with-faults;;
       served-*) cases sglang-free-memory sglang-flashmla-plans --with-faults;;
       drafts-*) cases sglang-drafts --with-faults -m nightly;;
       sparse-*) cases sglang-sparse-recall -m nightly;;
